@@ -1,0 +1,73 @@
+//! Host <-> guest agent: ports, and the greeting that makes a sandbox ready.
+//!
+//! The agent connects to [`HELLO_PORT`] on the host and both sides write one JSON object per line:
+//! agent [`Hello`], host [`Identity`], agent [`Ready`]. After that the connection stays open; when it breaks
+//! (the VM was restored elsewhere) the agent greets again. Everything else is the envd protocol on [`ENVD_PORT`].
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// vsock port on the host where the agent greets.
+pub const HELLO_PORT: u32 = 1024;
+/// vsock port in the guest that speaks the envd protocol (HTTP/1.1).
+pub const ENVD_PORT: u32 = 49_983;
+/// vsock port in the guest that joins a stream to a TCP port: the host writes `<port>\n` (decimal), the agent
+/// answers [`TCP_OK`] and then only passes bytes, or answers `ERR <reason>\n` and closes.
+pub const TCP_PORT: u32 = 49_984;
+/// Answer on [`TCP_PORT`] once the connection to the guest's TCP port stands.
+pub const TCP_OK: &str = "OK\n";
+/// Version of envd whose protocol the agent speaks; clients switch features on by it.
+pub const ENVD_VERSION: &str = "0.6.13";
+/// Longest line of the greeting in bytes.
+pub const MAX_GREETING: usize = 64 * 1024;
+/// Context id every guest has.
+pub const GUEST_CID: u32 = 3;
+
+/// Agent to host: I am up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Version of the agent.
+    pub version: String,
+    /// Kernel release of the guest.
+    pub kernel: String,
+    /// Guest clock (CLOCK_BOOTTIME, microseconds) when the agent's `main` began.
+    pub init_us: u64,
+    /// Guest clock (CLOCK_BOOTTIME, microseconds) when it sent this.
+    pub hello_us: u64,
+}
+
+/// Host to agent: this is who you are. Applied completely before [`Ready`] is sent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Sandbox id; also the host name unless `hostname` is given.
+    pub id: String,
+    /// Host name inside the guest.
+    #[serde(default)]
+    pub hostname: Option<String>,
+    /// Wall clock of the host, nanoseconds since the epoch.
+    pub time_ns: u64,
+    /// 32 or more random bytes from the host, base64, mixed into the guest's pool.
+    pub entropy: String,
+    /// Environment for every process.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Token that clients must send as `X-Access-Token`; none means open.
+    #[serde(default)]
+    pub access_token: Option<String>,
+    /// User for processes that name none.
+    #[serde(default)]
+    pub default_user: Option<String>,
+    /// Directory for processes that name none.
+    #[serde(default)]
+    pub default_workdir: Option<String>,
+}
+
+/// Agent to host: the identity is in force and requests are served.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// Guest clock (CLOCK_BOOTTIME, microseconds) when it sent this.
+    pub ready_us: u64,
+    /// What could not be applied; the host must then not hand the sandbox out.
+    #[serde(default)]
+    pub error: Option<String>,
+}

@@ -1,0 +1,183 @@
+//! Typed messages with descriptors over a `SOCK_SEQPACKET` Unix socket.
+
+use nix::cmsg_space;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg,
+    sendmsg, socketpair,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// Longest message in bytes.
+pub const MAX_MESSAGE: usize = 64 * 1024;
+/// Most descriptors beside one message.
+pub const MAX_FDS: usize = 32;
+
+/// What can go wrong on a [`Channel`].
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// The other side closed its end.
+    #[error("the control socket was closed by the other side")]
+    Closed,
+    /// A socket call failed.
+    #[error("control socket: {0}")]
+    Io(#[from] Errno),
+    /// The message was longer than [`MAX_MESSAGE`] or had more than [`MAX_FDS`] descriptors.
+    #[error("control message too large: {0}")]
+    TooLarge(String),
+    /// The message was not of the expected shape.
+    #[error("control message not understood: {0}")]
+    Malformed(#[from] serde_json::Error),
+}
+
+/// One end of a control socket.
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+}
+
+impl Channel {
+    /// Wraps a connected `SOCK_SEQPACKET` socket.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket }
+    }
+
+    /// Two connected ends, both close-on-exec.
+    pub fn pair() -> Result<(Self, OwnedFd), ChannelError> {
+        let (ours, theirs) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )?;
+        Ok((Self::new(ours), theirs))
+    }
+
+    /// Sends one message; the descriptors stay the caller's.
+    pub fn send<T: Serialize>(
+        &self,
+        message: &T,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ChannelError> {
+        let bytes = serde_json::to_vec(message)?;
+        if bytes.len() > MAX_MESSAGE || fds.len() > MAX_FDS {
+            return Err(ChannelError::TooLarge(format!(
+                "{} bytes, {} descriptors",
+                bytes.len(),
+                fds.len()
+            )));
+        }
+        let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let control: &[ControlMessage] = if raw.is_empty() {
+            &[]
+        } else {
+            &[ControlMessage::ScmRights(&raw)]
+        };
+        let data = [IoSlice::new(&bytes)];
+        loop {
+            match sendmsg::<()>(
+                self.socket.as_raw_fd(),
+                &data,
+                control,
+                MsgFlags::MSG_NOSIGNAL,
+                None,
+            ) {
+                Ok(_) => return Ok(()),
+                Err(Errno::EINTR) => continue,
+                Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(ChannelError::Closed),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Waits for one message and takes its descriptors.
+    pub fn recv<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), ChannelError> {
+        let mut buffer = vec![0u8; MAX_MESSAGE];
+        let mut space = cmsg_space!([RawFd; MAX_FDS]);
+        let (len, fds, truncated) = loop {
+            let mut data = [IoSliceMut::new(&mut buffer)];
+            match recvmsg::<()>(
+                self.socket.as_raw_fd(),
+                &mut data,
+                Some(&mut space),
+                MsgFlags::MSG_CMSG_CLOEXEC,
+            ) {
+                Ok(message) => {
+                    let mut fds = Vec::new();
+                    for part in message.cmsgs()? {
+                        if let ControlMessageOwned::ScmRights(raw) = part {
+                            // SAFETY: the kernel has just installed these descriptors for us; nobody else owns them.
+                            fds.extend(
+                                raw.into_iter()
+                                    .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
+                            );
+                        }
+                    }
+                    let cut = message
+                        .flags
+                        .intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+                    break (message.bytes, fds, cut);
+                }
+                Err(Errno::EINTR) => continue,
+                Err(Errno::ECONNRESET) => return Err(ChannelError::Closed),
+                Err(e) => return Err(e.into()),
+            }
+        };
+        if len == 0 {
+            return Err(ChannelError::Closed);
+        }
+        if truncated {
+            return Err(ChannelError::TooLarge("the packet was cut".into()));
+        }
+        Ok((serde_json::from_slice(&buffer[..len])?, fds))
+    }
+}
+
+impl AsRawFd for Channel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::Request;
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_message_arrives_with_its_descriptors() {
+        let (near, far) = Channel::pair().unwrap();
+        let far = Channel::new(far);
+        let (mut left, right) = UnixStream::pair().unwrap();
+        near.send(&Request::Connect { port: 7 }, &[right.as_fd()])
+            .unwrap();
+        drop(right);
+        let (request, mut fds) = far.recv::<Request>().unwrap();
+        assert_eq!(request, Request::Connect { port: 7 });
+        let mut stream = UnixStream::from(fds.remove(0));
+        assert!(fds.is_empty());
+        left.write_all(b"hi").unwrap();
+        let mut got = [0; 2];
+        stream.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"hi");
+    }
+
+    #[test]
+    fn a_closed_peer_is_told_apart_from_garbage() {
+        let (near, far) = Channel::pair().unwrap();
+        let far = Channel::new(far);
+        near.send(&"not a request", &[]).unwrap();
+        assert!(matches!(
+            far.recv::<Request>(),
+            Err(ChannelError::Malformed(_))
+        ));
+        drop(near);
+        assert!(matches!(far.recv::<Request>(), Err(ChannelError::Closed)));
+    }
+}

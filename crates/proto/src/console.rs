@@ -1,0 +1,141 @@
+//! The last console output of a guest, in memory shared between `jiffy-vmm` (writes) and the host (reads).
+//!
+//! It outlives the VMM, so that the last words of a guest can be told even when its VMM was killed. Layout: one
+//! page whose first 8 bytes count all bytes ever written, then [`CAPACITY`] bytes of ring. The reader treats the
+//! content as hostile: bytes, never structure.
+
+use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of console output that are kept.
+pub const CAPACITY: usize = 64 * 1024;
+const HEADER: usize = 4096;
+const LENGTH: NonZeroUsize = match NonZeroUsize::new(HEADER + CAPACITY) {
+    Some(n) => n,
+    None => unreachable!(),
+};
+
+/// A mapped console ring.
+#[derive(Debug)]
+pub struct ConsoleRing {
+    fd: OwnedFd,
+    map: NonNull<libc::c_void>,
+}
+
+// SAFETY: the mapping is valid for the life of the value and only reached through atomics and raw byte copies.
+unsafe impl Send for ConsoleRing {}
+// SAFETY: as above; concurrent readers may see bytes in the middle of being replaced, which they must expect anyway.
+unsafe impl Sync for ConsoleRing {}
+
+impl ConsoleRing {
+    /// A new, empty ring in an anonymous file.
+    pub fn create() -> Result<Self, Errno> {
+        let fd = memfd_create(c"jiffy-console", MFdFlags::MFD_CLOEXEC)?;
+        nix::unistd::ftruncate(&fd, LENGTH.get() as i64)?;
+        Self::open(fd)
+    }
+
+    /// Maps a ring that another process created. Fails on files of another size.
+    pub fn open(fd: OwnedFd) -> Result<Self, Errno> {
+        let size = nix::sys::stat::fstat(&fd)?.st_size;
+        if size != LENGTH.get() as i64 {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: a fresh shared mapping of a file of exactly this length, which no safe code aliases.
+        let map = unsafe {
+            mmap(
+                None,
+                LENGTH,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED,
+                &fd,
+                0,
+            )?
+        };
+        Ok(Self { fd, map })
+    }
+
+    /// The file, to hand to the other side.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn total(&self) -> &AtomicU64 {
+        // SAFETY: the first 8 bytes of a page-aligned live mapping; both sides use them only atomically.
+        unsafe { AtomicU64::from_ptr(self.map.as_ptr().cast()) }
+    }
+
+    fn byte(&self, position: u64) -> *mut u8 {
+        let offset = HEADER + (position % CAPACITY as u64) as usize;
+        // SAFETY: offset is below the length of the mapping by construction.
+        unsafe { self.map.as_ptr().cast::<u8>().add(offset) }
+    }
+
+    /// Appends output. One writer only.
+    pub fn write(&self, bytes: &[u8]) {
+        let mut total = self.total().load(Ordering::Relaxed);
+        for &b in bytes {
+            // SAFETY: `byte` points into the mapping; volatile because the other process reads it.
+            unsafe { self.byte(total).write_volatile(b) };
+            total = total.wrapping_add(1);
+        }
+        self.total().store(total, Ordering::Release);
+    }
+
+    /// All that is still kept, oldest first.
+    pub fn tail(&self) -> Vec<u8> {
+        self.since(0).0
+    }
+
+    /// Output after byte number `position` as far as it is kept, and the position to ask from next.
+    pub fn since(&self, position: u64) -> (Vec<u8>, u64) {
+        let total = self.total().load(Ordering::Acquire);
+        let start = position
+            .max(total.saturating_sub(CAPACITY as u64))
+            .min(total);
+        let bytes = (start..total)
+            // SAFETY: `byte` points into the mapping; volatile because the other process writes it.
+            .map(|at| unsafe { self.byte(at).read_volatile() })
+            .collect();
+        (bytes, total)
+    }
+}
+
+impl Drop for ConsoleRing {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `open`, unmapped once.
+        unsafe {
+            let _ = munmap(self.map, LENGTH.get());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reader_sees_the_newest_bytes_in_order() {
+        let writer = ConsoleRing::create().unwrap();
+        let reader = ConsoleRing::open(writer.fd().try_clone_to_owned().unwrap()).unwrap();
+        writer.write(b"hello ");
+        writer.write(b"world");
+        assert_eq!(reader.tail(), b"hello world");
+        let (_, position) = reader.since(0);
+        let long: Vec<u8> = (0..CAPACITY + 10).map(|i| (i % 251) as u8).collect();
+        writer.write(&long);
+        assert_eq!(reader.tail(), long[10..]);
+        assert_eq!(reader.since(position).0.len(), CAPACITY);
+    }
+
+    #[test]
+    fn a_file_of_another_size_is_refused() {
+        let fd = memfd_create(c"x", MFdFlags::MFD_CLOEXEC).unwrap();
+        assert_eq!(ConsoleRing::open(fd).err(), Some(Errno::EINVAL));
+    }
+}

@@ -1,0 +1,189 @@
+//! Host <-> `jiffy-vmm`. Every message is one JSON object in one `SOCK_SEQPACKET` packet; descriptors
+//! travel beside it as `SCM_RIGHTS` and are named by their position ([`FdIndex`]).
+
+use serde::{Deserialize, Serialize};
+
+/// Position of a descriptor among those sent with the same message, from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FdIndex(pub u8);
+
+/// The descriptor on which a `jiffy-vmm` process finds its control socket.
+pub const CONTROL_FD: i32 = 3;
+
+/// Host to VMM.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Request {
+    /// Builds and boots the VM. Accepted once; answered by [`Event::Started`] or [`Event::Stopped`].
+    Start(Box<VmConfig>),
+    /// Hands over one end of a connected Unix stream socket (the only descriptor) that becomes a vsock
+    /// connection to `port` in the guest. Refused connections are closed without a byte.
+    Connect {
+        /// vsock port in the guest.
+        port: u32,
+    },
+    /// Asks the guest to give back memory until it holds at most `target_mib` less than its full size.
+    Balloon {
+        /// Size of the balloon in MiB: how much the guest is to give back.
+        target_mib: u32,
+    },
+    /// Asks for [`Event::Stats`].
+    Stats,
+    /// Ends the VM at once, without asking the guest.
+    Stop,
+}
+
+/// VMM to host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The vCPUs run.
+    Started(StartTimes),
+    /// The guest opened a connection to `port` on the host; the only descriptor is its stream.
+    GuestConnect {
+        /// Port the guest asked for; one of [`VsockConfig::host_ports`].
+        port: u32,
+    },
+    /// A device broke its contract and was taken out of service; the VM goes on without it.
+    DeviceFailed {
+        /// Device name as in `/sys` of the host log: `blk0`, `vsock`, `net`, `rng`, `balloon`.
+        device: String,
+        /// What the guest did.
+        reason: String,
+    },
+    /// Answer to [`Request::Stats`].
+    Stats(VmStats),
+    /// Last message: why the VM ended.
+    Stopped(StopCause),
+}
+
+/// Microseconds since the `jiffy-vmm` process began its `main`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartTimes {
+    /// The configuration had arrived.
+    pub config_us: u64,
+    /// KVM objects existed and the kernel was in guest memory.
+    pub loaded_us: u64,
+    /// The vCPU threads were let go.
+    pub running_us: u64,
+}
+
+/// Counters since start.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmStats {
+    /// Exits to the VMM that were MMIO accesses.
+    pub mmio_exits: u64,
+    /// Exits to the VMM that were port accesses.
+    pub pio_exits: u64,
+    /// MiB the balloon holds now.
+    pub balloon_mib: u32,
+}
+
+/// Why a VM ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "cause", rename_all = "snake_case")]
+pub enum StopCause {
+    /// The guest shut down or rebooted in an orderly way or after a panic (`panic=-1` reboots): the console tells.
+    GuestReset,
+    /// [`Request::Stop`], or the controller went away and the VM was not to outlive it.
+    Requested,
+    /// The configuration was refused.
+    BadConfig {
+        /// What was wrong with it.
+        reason: String,
+    },
+    /// KVM or the host refused something.
+    HostError {
+        /// What, on what.
+        reason: String,
+    },
+    /// The guest did something no virtual machine can go on from.
+    GuestFault {
+        /// What it did.
+        reason: String,
+    },
+}
+
+/// One microVM. Sizes are checked by the VMM, not trusted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmConfig {
+    /// 1 to 8.
+    pub vcpus: u8,
+    /// 128 to 65,536 MiB.
+    pub memory_mib: u32,
+    /// Uncompressed 64-bit ELF kernel.
+    pub kernel: FdIndex,
+    /// Initial RAM file system (cpio), if any.
+    pub initrd: Option<FdIndex>,
+    /// Kernel command line without the `virtio_mmio.device=` words, which the VMM adds.
+    pub cmdline: String,
+    /// In guest order: `/dev/vda`, `/dev/vdb`, ...
+    pub disks: Vec<DiskConfig>,
+    /// Host-guest sockets.
+    pub vsock: Option<VsockConfig>,
+    /// Network card.
+    pub net: Option<NetConfig>,
+    /// Entropy device.
+    pub rng: bool,
+    /// Memory balloon with free-page reporting.
+    pub balloon: bool,
+    /// [`crate::console::ConsoleRing`] that takes the serial console's output.
+    pub console: FdIndex,
+    /// Go on when the control socket closes. A controller can come back through `control_listener`.
+    pub outlive_controller: bool,
+    /// Listening `SOCK_SEQPACKET` socket on which later controllers arrive.
+    pub control_listener: Option<FdIndex>,
+}
+
+/// Limits of [`VmConfig`].
+pub mod limits {
+    /// Most vCPUs of one VM.
+    pub const MAX_VCPUS: u8 = 8;
+    /// Least guest memory in MiB.
+    pub const MIN_MEMORY_MIB: u32 = 128;
+    /// Most guest memory in MiB.
+    pub const MAX_MEMORY_MIB: u32 = 65_536;
+    /// Most disks of one VM.
+    pub const MAX_DISKS: usize = 8;
+    /// Longest kernel command line in bytes, including what the VMM adds.
+    pub const MAX_CMDLINE: usize = 2_048;
+}
+
+/// One virtio-blk device. Sizes of descriptors must be multiples of 512 bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum DiskConfig {
+    /// The file as it is, never written.
+    ReadOnly {
+        /// Image.
+        image: FdIndex,
+    },
+    /// `base` as it is, with the guest's writes kept in `overlay` (a sparse file; grown to the disk's size).
+    Overlay {
+        /// Image below; its size is the size of the disk.
+        base: FdIndex,
+        /// Where written blocks go; empty or from an earlier VM it must not be.
+        overlay: FdIndex,
+    },
+}
+
+/// virtio-vsock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VsockConfig {
+    /// Context id of the guest, 3 or more.
+    pub guest_cid: u32,
+    /// Ports on the host that the guest may connect to; others are refused.
+    pub host_ports: Vec<u32>,
+}
+
+/// virtio-net over a tap device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetConfig {
+    /// Opened and named tap descriptor with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`.
+    pub tap: FdIndex,
+    /// Address the guest sees.
+    pub mac: [u8; 6],
+    /// Largest frame payload in bytes.
+    pub mtu: u16,
+}

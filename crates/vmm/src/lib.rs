@@ -1,0 +1,8 @@
+//! `jiffy-vmm`: one process is one microVM. The binary is [`run`]; the rest is a library so that every device
+//! can be tested and fuzzed without KVM.
+
+pub mod poll;
+pub mod virtio;
+
+/// Guest memory as every device sees it.
+pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;

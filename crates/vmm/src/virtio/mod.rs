@@ -1,0 +1,11 @@
+//! virtio 1.2 devices and what they share. A device never trusts a ring: addresses, lengths and chains are
+//! bounded and checked at use, and a broken one ends in [`DeviceError`], never in a panic.
+
+pub mod balloon;
+pub mod blk;
+pub mod device;
+pub mod net;
+pub mod rng;
+pub mod vsock;
+
+pub use device::{Activation, DeviceError, Interrupt, VirtioDevice};
