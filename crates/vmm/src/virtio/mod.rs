@@ -6,6 +6,8 @@ pub mod blk;
 pub mod device;
 pub mod net;
 pub mod rng;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod vsock;
 
 pub use device::{Activation, DeviceError, Interrupt, VirtioDevice};
