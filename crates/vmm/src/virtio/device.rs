@@ -1,8 +1,11 @@
 //! The contract between the virtio-mmio transport and a device.
 
+pub mod chain;
+
 use crate::GuestMemory;
 use crate::poll::SlotPoller;
 use nix::sys::epoll::EpollFlags;
+use std::any::Any;
 use virtio_queue::Queue;
 
 /// How a device failed. The device is then marked `DEVICE_NEEDS_RESET` and serves no queue until the guest resets it.
@@ -40,7 +43,7 @@ pub struct Activation {
 
 /// One virtio device. All calls come with the device's lock held, from a vCPU thread (configuration) or the event
 /// loop (everything else); none may block for long.
-pub trait VirtioDevice: Send {
+pub trait VirtioDevice: Any + Send {
     /// Device id (virtio 1.2 section 5).
     fn device_id(&self) -> u32;
     /// Name in logs and failures: `blk0`, `vsock`, `net`, `rng`, `balloon`.
