@@ -112,6 +112,8 @@ pub struct VmConfig {
     pub vcpus: u8,
     /// 128 to 65,536 MiB.
     pub memory_mib: u32,
+    /// `/dev/kvm`, opened for reading and writing.
+    pub kvm: FdIndex,
     /// Uncompressed 64-bit ELF kernel.
     pub kernel: FdIndex,
     /// Initial RAM file system (cpio), if any.

@@ -4,6 +4,7 @@
 pub mod balloon;
 pub mod blk;
 pub mod device;
+pub mod mmio;
 pub mod net;
 pub mod rng;
 #[cfg(any(test, feature = "testing"))]

@@ -1,0 +1,115 @@
+//! Processors and interrupt pins as the guest learns them (Intel MultiProcessor Specification 1.4, chapter 4).
+
+use super::params::EBDA_START;
+use crate::GuestMemory;
+use crate::error::VmmError;
+use crate::machine::ioapic::PINS;
+use crate::memory::{IOAPIC_START, LAPIC_START};
+use vm_memory::{Bytes, GuestAddress};
+
+const SPEC_REVISION: u8 = 4;
+const FLOATING_POINTER_LENGTH: usize = 16;
+const HEADER_LENGTH: usize = 44;
+const APIC_VERSION: u8 = 0x14;
+const IOAPIC_VERSION: u8 = 0x11;
+const CPU_ENABLED: u8 = 1;
+const CPU_BOOT: u8 = 2;
+const CPU_SIGNATURE: u32 = 0x600;
+const CPU_FEATURES_APIC_FPU: u32 = 0x201;
+const ISA_BUS: u8 = 0;
+
+/// Writes the floating pointer and the table behind it at the end of conventional memory.
+pub(super) fn write(memory: &GuestMemory, vcpus: u8) -> Result<(), VmmError> {
+    let table_start = EBDA_START + 16;
+    let mut bytes = floating_pointer(table_start)?;
+    bytes.extend(table(vcpus));
+    memory
+        .write_slice(&bytes, GuestAddress(EBDA_START))
+        .map_err(|e| VmmError::host("placing the MP table", e))
+}
+
+/// Makes the sum over all bytes zero by setting the one at `at`.
+fn seal(bytes: &mut [u8], at: usize) {
+    let sum = bytes.iter().fold(0u8, |sum, &b| sum.wrapping_add(b));
+    bytes[at] = bytes[at].wrapping_sub(sum);
+}
+
+fn floating_pointer(table: u64) -> Result<Vec<u8>, VmmError> {
+    let address = u32::try_from(table).map_err(|e| VmmError::host("MP table address", e))?;
+    let mut p = vec![0u8; FLOATING_POINTER_LENGTH];
+    p[..4].copy_from_slice(b"_MP_");
+    p[4..8].copy_from_slice(&address.to_le_bytes());
+    p[8] = 1;
+    p[9] = SPEC_REVISION;
+    seal(&mut p, 10);
+    Ok(p)
+}
+
+fn table(vcpus: u8) -> Vec<u8> {
+    let ioapic_id = vcpus;
+    let mut entries: Vec<u8> = Vec::new();
+    let mut count = 0u16;
+    for id in 0..vcpus {
+        let flags = CPU_ENABLED | if id == 0 { CPU_BOOT } else { 0 };
+        entries.extend([0, id, APIC_VERSION, flags]);
+        entries.extend(CPU_SIGNATURE.to_le_bytes());
+        entries.extend(CPU_FEATURES_APIC_FPU.to_le_bytes());
+        entries.extend([0; 8]);
+        count += 1;
+    }
+    entries.extend([1, ISA_BUS]);
+    entries.extend(b"ISA   ");
+    entries.extend([2, ioapic_id, IOAPIC_VERSION, 1]);
+    entries.extend(low32(IOAPIC_START));
+    count += 2;
+    // Every pin carries the ISA interrupt of its own number, edge-triggered as ISA interrupts are.
+    for pin in 0..PINS {
+        entries.extend([3, 0, 0, 0, ISA_BUS, pin, ioapic_id, pin]);
+        count += 1;
+    }
+    // Local interrupts: LINT0 external, LINT1 NMI on every processor.
+    entries.extend([4, 3, 0, 0, ISA_BUS, 0, 0, 0]);
+    entries.extend([4, 1, 0, 0, ISA_BUS, 0, 0xff, 1]);
+    count += 2;
+
+    let mut table = vec![0u8; HEADER_LENGTH];
+    table[..4].copy_from_slice(b"PCMP");
+    let length = u16::try_from(HEADER_LENGTH + entries.len()).unwrap_or(u16::MAX);
+    table[4..6].copy_from_slice(&length.to_le_bytes());
+    table[6] = SPEC_REVISION;
+    table[8..16].copy_from_slice(b"JIFFY   ");
+    table[16..28].copy_from_slice(b"MICROVM     ");
+    table[34..36].copy_from_slice(&count.to_le_bytes());
+    table[36..40].copy_from_slice(&low32(LAPIC_START));
+    table.extend(entries);
+    seal(&mut table, 7);
+    table
+}
+
+fn low32(address: u64) -> [u8; 4] {
+    let b = address.to_le_bytes();
+    [b[0], b[1], b[2], b[3]]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum(bytes: &[u8]) -> u8 {
+        bytes.iter().fold(0u8, |s, &b| s.wrapping_add(b))
+    }
+
+    #[test]
+    fn checksums_close_and_the_table_fits_its_area() {
+        for vcpus in [1, 2, 8] {
+            let table = table(vcpus);
+            assert_eq!(sum(&table), 0);
+            assert!(FLOATING_POINTER_LENGTH + table.len() <= 0x400);
+            assert_eq!(
+                usize::from(u16::from_le_bytes([table[4], table[5]])),
+                table.len()
+            );
+        }
+        assert_eq!(sum(&floating_pointer(EBDA_START + 16).unwrap()), 0);
+    }
+}

@@ -1,0 +1,120 @@
+//! Who answers at which address. Reached from all vCPU threads; each device has its own lock.
+
+use super::ioapic::{IoApic, KvmRoutes};
+use super::legacy::{LegacyPorts, PortEffect};
+use crate::error::VmmError;
+use crate::memory::{IOAPIC_START, MMIO_START, MMIO_STRIDE};
+use crate::virtio::mmio::MmioDevice;
+use jiffy_proto::vm::VmStats;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A virtio device shared by vCPU threads and the event loop.
+pub type SharedDevice = Arc<Mutex<MmioDevice>>;
+
+/// Takes a lock; no code path panics while holding one, so a poisoned lock is as good as any.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What an access asks of the machine.
+#[derive(Debug, PartialEq, Eq)]
+pub enum BusEffect {
+    /// Nothing.
+    None,
+    /// A reset.
+    Reset,
+}
+
+/// The address spaces of the machine.
+pub struct Bus {
+    devices: Vec<SharedDevice>,
+    ioapic: Mutex<IoApic<KvmRoutes>>,
+    ports: Mutex<LegacyPorts>,
+    mmio_exits: AtomicU64,
+    pio_exits: AtomicU64,
+    /// Called when a device may have failed in a vCPU's access, so that the event loop can look.
+    on_failure: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Bus {
+    /// Device `i` answers at `MMIO_START + i * MMIO_STRIDE`.
+    pub fn new(
+        devices: Vec<SharedDevice>,
+        ioapic: IoApic<KvmRoutes>,
+        ports: LegacyPorts,
+        on_failure: Box<dyn Fn() + Send + Sync>,
+    ) -> Self {
+        Self {
+            devices,
+            ioapic: Mutex::new(ioapic),
+            ports: Mutex::new(ports),
+            mmio_exits: AtomicU64::new(0),
+            pio_exits: AtomicU64::new(0),
+            on_failure,
+        }
+    }
+
+    fn device(&self, address: u64) -> Option<(&SharedDevice, u64)> {
+        let offset = address.checked_sub(MMIO_START)?;
+        let index = usize::try_from(offset / MMIO_STRIDE).ok()?;
+        Some((self.devices.get(index)?, offset % MMIO_STRIDE))
+    }
+
+    fn ioapic_offset(address: u64) -> Option<u64> {
+        address.checked_sub(IOAPIC_START).filter(|&o| o < 0x1000)
+    }
+
+    /// Memory read by the guest; nobody there reads as ones.
+    pub fn mmio_read(&self, address: u64, data: &mut [u8]) {
+        self.mmio_exits.fetch_add(1, Ordering::Relaxed);
+        if let Some((device, offset)) = self.device(address) {
+            lock(device).read(offset, data);
+        } else if let Some(offset) = Self::ioapic_offset(address) {
+            lock(&self.ioapic).read(offset, data);
+        } else {
+            data.fill(0xff);
+        }
+    }
+
+    /// Memory write by the guest; nobody there swallows it.
+    pub fn mmio_write(&self, address: u64, data: &[u8]) -> Result<(), VmmError> {
+        self.mmio_exits.fetch_add(1, Ordering::Relaxed);
+        if let Some((device, offset)) = self.device(address) {
+            let mut device = lock(device);
+            device.write(offset, data);
+            if device.has_failure() {
+                (self.on_failure)();
+            }
+        } else if let Some(offset) = Self::ioapic_offset(address) {
+            lock(&self.ioapic)
+                .write(offset, data)
+                .map_err(|e| VmmError::host("routing an interrupt", e))?;
+        }
+        Ok(())
+    }
+
+    /// Port read.
+    pub fn port_read(&self, port: u16, data: &mut [u8]) {
+        self.pio_exits.fetch_add(1, Ordering::Relaxed);
+        lock(&self.ports).read(port, data);
+    }
+
+    /// Port write.
+    pub fn port_write(&self, port: u16, data: &[u8]) -> BusEffect {
+        self.pio_exits.fetch_add(1, Ordering::Relaxed);
+        match lock(&self.ports).write(port, data) {
+            PortEffect::None => BusEffect::None,
+            PortEffect::Reset => BusEffect::Reset,
+        }
+    }
+
+    /// Exit counters; `balloon_mib` is the caller's to fill.
+    pub fn stats(&self) -> VmStats {
+        VmStats {
+            mmio_exits: self.mmio_exits.load(Ordering::Relaxed),
+            pio_exits: self.pio_exits.load(Ordering::Relaxed),
+            balloon_mib: 0,
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! virtio devices of a machine: creation, and their interrupts, kicks and event-loop slots.
+
+use super::bus::SharedDevice;
+use super::fds::Descriptors;
+use crate::GuestMemory;
+use crate::error::VmmError;
+use crate::memory::{MMIO_START, MMIO_STRIDE};
+use crate::poll::Poller;
+use crate::virtio::VirtioDevice;
+use crate::virtio::balloon::Balloon;
+use crate::virtio::blk::{Backend, Block};
+use crate::virtio::mmio::{IrqLine, MmioDevice, QUEUE_NOTIFY};
+use crate::virtio::net::Net;
+use crate::virtio::rng::Rng;
+use crate::virtio::vsock::{GuestConnect, Vsock};
+use jiffy_proto::vm::{DiskConfig, VmConfig};
+use kvm_ioctls::{IoEventAddress, VmFd};
+use nix::sys::epoll::EpollFlags;
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// First interrupt pin of a virtio device; the ones below belong to the PC.
+const FIRST_PIN: u32 = 5;
+/// Event-loop slots per device.
+pub const SLOT_STRIDE: u32 = 2;
+const FIRST_SLOT: u32 = 16;
+
+/// Who an event-loop slot belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slot {
+    /// Not a device.
+    Other(u32),
+    /// The guest kicked a queue (the token) of this device.
+    Queue(usize),
+    /// A host descriptor of this device is ready.
+    Host(usize),
+}
+
+impl Slot {
+    /// Decodes a slot number.
+    pub fn of(slot: u32) -> Self {
+        match slot.checked_sub(FIRST_SLOT) {
+            None => Self::Other(slot),
+            Some(at) => {
+                let device = usize::try_from(at / SLOT_STRIDE).unwrap_or(usize::MAX);
+                if at % SLOT_STRIDE == 0 {
+                    Self::Queue(device)
+                } else {
+                    Self::Host(device)
+                }
+            }
+        }
+    }
+}
+
+/// Creates every device that `config` asks for, in the order in which the guest will find them.
+pub(super) fn create(
+    config: &VmConfig,
+    fds: &mut Descriptors,
+    guest_connect: Box<dyn GuestConnect>,
+) -> Result<Vec<Box<dyn VirtioDevice>>, VmmError> {
+    let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
+    for (number, disk) in config.disks.iter().enumerate() {
+        devices.push(Box::new(block(number, disk, fds)?));
+    }
+    if let Some(vsock) = &config.vsock {
+        devices.push(Box::new(Vsock::new(vsock.clone(), guest_connect)));
+    }
+    if let Some(net) = &config.net {
+        let tap = File::from(fds.take(net.tap, "tap")?);
+        let device =
+            Net::new(tap, net.mac, net.mtu).map_err(|e| VmmError::host("tap device", e))?;
+        devices.push(Box::new(device));
+    }
+    if config.rng {
+        let device = Rng::new().map_err(|e| VmmError::host("rng device", e))?;
+        devices.push(Box::new(device));
+    }
+    if config.balloon {
+        devices.push(Box::new(Balloon::new()));
+    }
+    Ok(devices)
+}
+
+fn block(number: usize, disk: &DiskConfig, fds: &mut Descriptors) -> Result<Block, VmmError> {
+    let backend = match disk {
+        DiskConfig::ReadOnly { image } => {
+            Backend::ReadOnly(File::from(fds.take(*image, "disk image")?))
+        }
+        DiskConfig::Overlay { base, overlay } => Backend::Overlay {
+            base: File::from(fds.take(*base, "base disk")?),
+            overlay: File::from(fds.take(*overlay, "overlay disk")?),
+        },
+    };
+    Block::new(format!("blk{number}"), backend)
+        .map_err(|e| VmmError::Config(format!("disk {number}: {e}")))
+}
+
+/// Gives device number `index` its page, interrupt and kicks.
+pub(super) fn attach(
+    vm: &VmFd,
+    index: usize,
+    device: Box<dyn VirtioDevice>,
+    memory: &GuestMemory,
+    poller: &Poller,
+    kicks: &mut Vec<EventFd>,
+) -> Result<SharedDevice, VmmError> {
+    let number = u32::try_from(index).map_err(|e| VmmError::host("device number", e))?;
+    let irq = event()?;
+    vm.register_irqfd(&irq, FIRST_PIN + number)
+        .map_err(|e| VmmError::host("irqfd", e))?;
+    let base_slot = FIRST_SLOT + number * SLOT_STRIDE;
+    let host_events = poller.slot(base_slot + 1);
+    let queue_events = poller.slot(base_slot);
+    let device = MmioDevice::new(
+        device,
+        memory.clone(),
+        Arc::new(IrqLine::new(irq)),
+        host_events,
+    );
+    let notify = IoEventAddress::Mmio(MMIO_START + u64::from(number) * MMIO_STRIDE + QUEUE_NOTIFY);
+    for queue in 0..device.queue_count() {
+        let queue = u32::try_from(queue).map_err(|e| VmmError::host("queue number", e))?;
+        let kick = event()?;
+        vm.register_ioevent(&kick, &notify, queue)
+            .map_err(|e| VmmError::host("ioeventfd", e))?;
+        queue_events
+            // Edge-triggered: the counter never needs to be read back.
+            .add(
+                borrow(&kick),
+                queue,
+                EpollFlags::EPOLLIN | EpollFlags::EPOLLET,
+            )
+            .map_err(|e| VmmError::host("epoll", e))?;
+        kicks.push(kick);
+    }
+    Ok(Arc::new(Mutex::new(device)))
+}
+
+/// What the kernel command line must say about `count` devices.
+pub(super) fn cmdline(count: usize) -> String {
+    let mut words = String::new();
+    for (base, pin) in (MMIO_START..)
+        .step_by(usize::try_from(MMIO_STRIDE).unwrap_or(usize::MAX))
+        .zip(FIRST_PIN..)
+        .take(count)
+    {
+        words.push_str(&format!(" virtio_mmio.device=4K@{base:#x}:{pin}"));
+    }
+    words
+}
+
+/// A non-blocking, close-on-exec eventfd.
+pub(crate) fn event() -> Result<EventFd, VmmError> {
+    EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(|e| VmmError::host("eventfd", e))
+}
+
+/// Borrows an eventfd for the time of a call.
+pub(crate) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor belongs to `event`, which lives as long as the borrow.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_names_each_device_with_its_own_page_and_pin() {
+        assert_eq!(
+            cmdline(2),
+            " virtio_mmio.device=4K@0xd0000000:5 virtio_mmio.device=4K@0xd0001000:6"
+        );
+    }
+
+    #[test]
+    fn slots_decode_to_the_device_they_were_made_for() {
+        assert_eq!(Slot::of(3), Slot::Other(3));
+        assert_eq!(Slot::of(FIRST_SLOT), Slot::Queue(0));
+        assert_eq!(Slot::of(FIRST_SLOT + 3), Slot::Host(1));
+    }
+}

@@ -1,0 +1,29 @@
+//! The descriptors that came with a configuration, each taken at most once.
+
+use crate::error::VmmError;
+use jiffy_proto::vm::FdIndex;
+use std::os::fd::OwnedFd;
+
+/// Descriptors by position.
+#[derive(Debug)]
+pub struct Descriptors(Vec<Option<OwnedFd>>);
+
+impl Descriptors {
+    /// In the order in which they were sent.
+    pub fn new(fds: Vec<OwnedFd>) -> Self {
+        Self(fds.into_iter().map(Some).collect())
+    }
+
+    /// Takes one; `what` names it in the error.
+    pub fn take(&mut self, index: FdIndex, what: &str) -> Result<OwnedFd, VmmError> {
+        self.0
+            .get_mut(usize::from(index.0))
+            .and_then(Option::take)
+            .ok_or_else(|| {
+                VmmError::Config(format!(
+                    "descriptor {} for the {what} was not sent, or was named twice",
+                    index.0
+                ))
+            })
+    }
+}

@@ -1,0 +1,231 @@
+//! The I/O APIC in user space (Intel 82093AA): 24 pins whose redirection entries become MSI routes of KVM.
+//!
+//! All our interrupts are edges on irqfds, so nothing here is on the path of an interrupt: the guest programs a pin
+//! once, and from then on the kernel delivers without us.
+
+use kvm_bindings::{
+    KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry, kvm_irq_routing_entry__bindgen_ty_1,
+    kvm_irq_routing_msi,
+};
+use kvm_ioctls::VmFd;
+
+/// Number of pins.
+pub const PINS: u8 = 24;
+
+const REG_SELECT: u64 = 0x00;
+const REG_WINDOW: u64 = 0x10;
+const INDEX_ID: u8 = 0x00;
+const INDEX_VERSION: u8 = 0x01;
+const INDEX_ARBITRATION: u8 = 0x02;
+const INDEX_TABLE: u8 = 0x10;
+const VERSION: u32 = 0x11 | ((PINS as u32 - 1) << 16);
+const MASKED: u64 = 1 << 16;
+const READ_ONLY: u64 = 1 << 12 | 1 << 14;
+
+/// Where the I/O APIC sends its routes: KVM, or a test.
+pub trait Routes: Send {
+    /// Replaces all routes. Pins that are not listed deliver nothing.
+    fn set(&mut self, routes: &[Route]) -> Result<(), String>;
+}
+
+/// One pin's message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    /// Pin, which is also the GSI.
+    pub pin: u8,
+    /// Low half of the message address.
+    pub address: u32,
+    /// Message data.
+    pub data: u32,
+}
+
+/// The device.
+pub struct IoApic<R> {
+    routes: R,
+    select: u8,
+    id: u32,
+    table: [u64; PINS as usize],
+}
+
+impl<R: Routes> IoApic<R> {
+    /// All pins masked, as after reset.
+    pub fn new(routes: R) -> Self {
+        Self {
+            routes,
+            select: 0,
+            id: 0,
+            table: [MASKED; PINS as usize],
+        }
+    }
+
+    /// 32-bit read of a register.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        let value = match offset {
+            REG_SELECT => u32::from(self.select),
+            REG_WINDOW => self.register(),
+            _ => 0,
+        };
+        for (to, from) in data.iter_mut().zip(value.to_le_bytes()) {
+            *to = from;
+        }
+    }
+
+    /// 32-bit write of a register.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), String> {
+        let mut bytes = [0u8; 4];
+        for (to, from) in bytes.iter_mut().zip(data) {
+            *to = *from;
+        }
+        let value = u32::from_le_bytes(bytes);
+        match offset {
+            REG_SELECT => self.select = bytes[0],
+            REG_WINDOW => return self.set_register(value),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn register(&self) -> u32 {
+        match self.select {
+            INDEX_ID | INDEX_ARBITRATION => self.id,
+            INDEX_VERSION => VERSION,
+            index => self.entry(index).map_or(0, |(pin, high)| {
+                let halves = self.table[pin].to_le_bytes();
+                let at = if high { 4 } else { 0 };
+                u32::from_le_bytes([halves[at], halves[at + 1], halves[at + 2], halves[at + 3]])
+            }),
+        }
+    }
+
+    fn entry(&self, index: u8) -> Option<(usize, bool)> {
+        let at = index.checked_sub(INDEX_TABLE)?;
+        let pin = usize::from(at / 2);
+        (pin < self.table.len()).then_some((pin, at % 2 == 1))
+    }
+
+    fn set_register(&mut self, value: u32) -> Result<(), String> {
+        if self.select == INDEX_ID {
+            self.id = value & 0x0f00_0000;
+            return Ok(());
+        }
+        let Some((pin, high)) = self.entry(self.select) else {
+            return Ok(());
+        };
+        let old = self.table[pin];
+        let new = if high {
+            (old & u64::from(u32::MAX)) | (u64::from(value) << 32)
+        } else {
+            (old & !u64::from(u32::MAX)) | (u64::from(value) & !READ_ONLY)
+        };
+        self.table[pin] = new;
+        if old & MASKED != 0 && new & MASKED != 0 {
+            return Ok(());
+        }
+        let routes: Vec<Route> = (0..PINS)
+            .zip(self.table)
+            .filter(|(_, entry)| entry & MASKED == 0)
+            .map(|(pin, entry)| route(pin, entry))
+            .collect();
+        self.routes.set(&routes)
+    }
+}
+
+/// Redirection entry to MSI message (Intel SDM volume 3, 11.11): always as an edge, which is all our devices send.
+fn route(pin: u8, entry: u64) -> Route {
+    let [vector, mode, ..] = entry.to_le_bytes();
+    let destination = entry.to_le_bytes()[7];
+    let delivery = u32::from(mode & 0x7);
+    let logical = u32::from(mode >> 3 & 1);
+    Route {
+        pin,
+        address: 0xfee0_0000 | u32::from(destination) << 12 | logical << 2,
+        data: u32::from(vector) | delivery << 8,
+    }
+}
+
+/// Routes in KVM.
+pub struct KvmRoutes(pub std::sync::Arc<VmFd>);
+
+impl Routes for KvmRoutes {
+    fn set(&mut self, routes: &[Route]) -> Result<(), String> {
+        let entries: Vec<kvm_irq_routing_entry> = routes
+            .iter()
+            .map(|route| kvm_irq_routing_entry {
+                gsi: u32::from(route.pin),
+                type_: KVM_IRQ_ROUTING_MSI,
+                u: kvm_irq_routing_entry__bindgen_ty_1 {
+                    msi: kvm_irq_routing_msi {
+                        address_lo: route.address,
+                        address_hi: 0,
+                        data: route.data,
+                        ..Default::default()
+                    },
+                },
+                ..Default::default()
+            })
+            .collect();
+        let table = KvmIrqRouting::from_entries(&entries).map_err(|e| format!("{e:?}"))?;
+        self.0.set_gsi_routing(&table).map_err(|e| e.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Recorder(Arc<Mutex<Vec<Route>>>);
+
+    impl Routes for Recorder {
+        fn set(&mut self, routes: &[Route]) -> Result<(), String> {
+            *self.0.lock().unwrap() = routes.to_vec();
+            Ok(())
+        }
+    }
+
+    fn write(apic: &mut IoApic<Recorder>, index: u8, value: u32) {
+        apic.write(REG_SELECT, &[index, 0, 0, 0]).unwrap();
+        apic.write(REG_WINDOW, &value.to_le_bytes()).unwrap();
+    }
+
+    fn read(apic: &mut IoApic<Recorder>, index: u8) -> u32 {
+        apic.write(REG_SELECT, &[index, 0, 0, 0]).unwrap();
+        let mut data = [0; 4];
+        apic.read(REG_WINDOW, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    #[test]
+    fn an_unmasked_pin_becomes_a_message_and_a_masked_one_none() {
+        let seen = Recorder::default();
+        let mut apic = IoApic::new(seen.clone());
+        write(&mut apic, 0x10 + 2 * 5 + 1, 0x0300_0000);
+        write(&mut apic, 0x10 + 2 * 5, 0x0000_0831);
+        assert_eq!(
+            *seen.0.lock().unwrap(),
+            [Route {
+                pin: 5,
+                address: 0xfee0_3004,
+                data: 0x31
+            }]
+        );
+        write(&mut apic, 0x10 + 2 * 5, 0x0001_0031);
+        assert!(seen.0.lock().unwrap().is_empty());
+        assert_eq!(read(&mut apic, 0x10 + 2 * 5), 0x0001_0031);
+    }
+
+    #[test]
+    fn every_index_and_offset_a_guest_can_name_is_harmless() {
+        let mut apic = IoApic::new(Recorder::default());
+        assert_eq!(read(&mut apic, INDEX_VERSION), 0x0017_0011);
+        for index in 0..=255 {
+            write(&mut apic, index, u32::MAX);
+            read(&mut apic, index);
+        }
+        for offset in [1, 4, 0x14, 0xfff] {
+            apic.write(offset, &[1]).unwrap();
+            apic.read(offset, &mut [0; 8]);
+        }
+    }
+}

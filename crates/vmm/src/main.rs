@@ -1,0 +1,3 @@
+//! The `jiffy-vmm` process.
+
+fn main() {}

@@ -1,0 +1,122 @@
+//! Where guest memory lies, in guest-physical addresses and in the process.
+//!
+//! ```text
+//! 0 ............ 3 GiB   RAM (as much as there is)
+//! 0xd000_0000 .. +4 KiB  virtio-mmio devices, one page each
+//! 0xfec0_0000            I/O APIC
+//! 0xfee0_0000            local APIC
+//! 4 GiB ...              RAM beyond the first 3 GiB
+//! ```
+
+use crate::GuestMemory;
+use crate::error::VmmError;
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous};
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+use vm_memory::{GuestAddress, GuestRegionMmap, MmapRegion};
+
+/// Guest RAM below this address; the rest goes above 4 GiB.
+pub const LOW_RAM_END: u64 = 3 << 30;
+/// First byte of RAM above the hole.
+pub const HIGH_RAM_START: u64 = 4 << 30;
+/// First virtio-mmio page.
+pub const MMIO_START: u64 = 0xd000_0000;
+/// Bytes of each virtio-mmio device.
+pub const MMIO_STRIDE: u64 = 0x1000;
+/// I/O APIC registers (Intel 82093AA).
+pub const IOAPIC_START: u64 = 0xfec0_0000;
+/// Local APIC registers.
+pub const LAPIC_START: u64 = 0xfee0_0000;
+/// Three pages KVM needs for itself on some processors.
+pub const KVM_TSS_START: u64 = 0xfffb_d000;
+/// One page KVM needs for itself on some processors.
+pub const KVM_IDENTITY_MAP_START: u64 = 0xfffb_c000;
+
+const HUGE_PAGE: usize = 2 << 20;
+
+/// RAM ranges (start, length in bytes) of a guest with `mib` MiB.
+pub fn layout(mib: u32) -> Vec<(u64, u64)> {
+    let total = u64::from(mib) << 20;
+    let low = total.min(LOW_RAM_END);
+    let mut ranges = vec![(0, low)];
+    if total > low {
+        ranges.push((HIGH_RAM_START, total - low));
+    }
+    ranges
+}
+
+/// Maps fresh, zeroed memory of `mib` MiB, aligned and advised so that the host backs it with huge pages.
+pub fn allocate(mib: u32) -> Result<GuestMemory, VmmError> {
+    let mut regions = Vec::new();
+    for (start, length) in layout(mib) {
+        let length = usize::try_from(length)
+            .map_err(|_| VmmError::host("memory", "too large for this host"))?;
+        let pointer = reserve(length)?;
+        // SAFETY: `pointer` starts a private anonymous mapping of `length` bytes that nothing else knows and that
+        // stays mapped until the process ends.
+        let mapping = unsafe {
+            MmapRegion::build_raw(
+                pointer.as_ptr().cast(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            )
+        }
+        .map_err(|e| VmmError::host("guest memory", e))?;
+        let region = GuestRegionMmap::new(mapping, GuestAddress(start))
+            .ok_or_else(|| VmmError::host("guest memory", "address overflow"))?;
+        regions.push(region);
+    }
+    GuestMemory::from_regions(regions).map_err(|e| VmmError::host("guest memory", e))
+}
+
+fn reserve(length: usize) -> Result<NonNull<libc::c_void>, VmmError> {
+    let padded = NonZeroUsize::new(length + HUGE_PAGE)
+        .ok_or_else(|| VmmError::host("guest memory", "no memory asked for"))?;
+    // SAFETY: a new anonymous mapping at an address the kernel chooses.
+    let raw = unsafe {
+        mmap_anonymous(
+            None,
+            padded,
+            ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+            MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE,
+        )
+    }
+    .map_err(|e| VmmError::host("mmap of guest memory", e))?;
+    let skip = raw.as_ptr().align_offset(HUGE_PAGE);
+    // SAFETY: `skip` is below HUGE_PAGE, so the result and `length` bytes after it lie in the padded mapping.
+    let aligned = unsafe { raw.byte_add(skip) };
+    // SAFETY: advice on a range inside our own mapping.
+    if let Err(e) = unsafe { madvise(aligned, length, MmapAdvise::MADV_HUGEPAGE) } {
+        // Only costs speed: kernels without huge pages answer EINVAL.
+        if e != nix::errno::Errno::EINVAL {
+            return Err(VmmError::host("madvise of guest memory", e));
+        }
+    }
+    Ok(aligned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::{Bytes, GuestMemoryBackend};
+
+    #[test]
+    fn memory_beyond_three_gib_goes_above_the_device_hole() {
+        assert_eq!(layout(512), [(0, 512 << 20)]);
+        assert_eq!(layout(3072), [(0, 3 << 30)]);
+        assert_eq!(layout(65_536), [(0, 3 << 30), (4 << 30, 61 << 30)]);
+    }
+
+    #[test]
+    fn allocated_memory_is_zero_writable_and_huge_page_aligned() {
+        let memory = allocate(128).unwrap();
+        assert_eq!(memory.read_obj::<u64>(GuestAddress(0x1000)).unwrap(), 0);
+        memory
+            .write_obj(7u8, GuestAddress((128 << 20) - 1))
+            .unwrap();
+        assert!(memory.write_obj(7u8, GuestAddress(128 << 20)).is_err());
+        let host = memory.get_host_address(GuestAddress(0)).unwrap();
+        assert_eq!(host.align_offset(HUGE_PAGE), 0);
+    }
+}

@@ -1,0 +1,344 @@
+//! Life of the process: take the configuration, build the machine, serve until it ends.
+
+use crate::error::VmmError;
+use crate::machine::bus::{SharedDevice, lock};
+use crate::machine::vcpu::{self, VcpuEnd};
+use crate::machine::{Descriptors, Machine, Slot, build};
+use crate::poll::Ready;
+use crate::seccomp;
+use crate::virtio::balloon::Balloon;
+use crate::virtio::vsock::{GuestConnect, Vsock};
+use jiffy_proto::channel::{Channel, ChannelError};
+use jiffy_proto::vm::{CONTROL_FD, Event, Request, StartTimes, StopCause, VmConfig};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::epoll::{EpollFlags, EpollTimeout};
+use nix::sys::socket::{SockFlag, accept4};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Instant;
+
+const SLOT_CONTROL: u32 = 0;
+const SLOT_LISTENER: u32 = 1;
+const SLOT_VCPU_END: u32 = 2;
+const SLOT_ATTENTION: u32 = 3;
+
+/// The whole program.
+pub fn run() -> ExitCode {
+    let began = Instant::now();
+    // SAFETY: fcntl with F_GETFD reads nothing but the descriptor table.
+    if unsafe { libc::fcntl(CONTROL_FD, libc::F_GETFD) } < 0 {
+        eprintln!(
+            "jiffy-vmm: no control socket on descriptor {CONTROL_FD}; it is started by `jiffy`, not by hand"
+        );
+        return ExitCode::from(2);
+    }
+    // SAFETY: the descriptor is open (checked above) and nothing else in this process uses it.
+    let control = Channel::new(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) });
+    let (config, fds) = match control.recv::<Request>() {
+        Ok((Request::Start(config), fds)) => (config, fds),
+        Ok((other, _)) => {
+            let reason = format!("the first request must be start, not {other:?}");
+            return finish(&control, &StopCause::BadConfig { reason });
+        }
+        Err(ChannelError::Closed) => return ExitCode::SUCCESS,
+        Err(e) => {
+            let reason = e.to_string();
+            return finish(&control, &StopCause::BadConfig { reason });
+        }
+    };
+    let config_us = micros(began);
+    let link = Link::new(control);
+    let cause = match start(&config, fds, &link, began, config_us) {
+        Ok(mut vm) => vm.serve(),
+        Err(e) => e.into(),
+    };
+    link.send(&Event::Stopped(cause), &[]);
+    ExitCode::SUCCESS
+}
+
+fn finish(control: &Channel, cause: &StopCause) -> ExitCode {
+    let _ = control.send(&Event::Stopped(cause.clone()), &[]);
+    ExitCode::FAILURE
+}
+
+fn micros(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+/// The way to the controller, if there is one now.
+#[derive(Clone)]
+struct Link(Arc<Mutex<Option<Channel>>>);
+
+impl Link {
+    fn new(channel: Channel) -> Self {
+        Self(Arc::new(Mutex::new(Some(channel))))
+    }
+
+    /// Whether the controller took the message. It is not waited for: what it cannot take now is lost.
+    fn send(&self, event: &Event, fds: &[BorrowedFd<'_>]) -> bool {
+        lock(&self.0)
+            .as_ref()
+            .is_some_and(|channel| channel.send(event, fds).is_ok())
+    }
+}
+
+impl GuestConnect for Link {
+    fn guest_connect(&mut self, port: u32, stream: UnixStream) -> bool {
+        self.send(&Event::GuestConnect { port }, &[stream.as_fd()])
+    }
+}
+
+struct Vm {
+    machine: Machine,
+    link: Link,
+    listener: Option<OwnedFd>,
+    outlive_controller: bool,
+    ends: Receiver<VcpuEnd>,
+    cause: Option<StopCause>,
+}
+
+fn start(
+    config: &VmConfig,
+    fds: Vec<OwnedFd>,
+    link: &Link,
+    began: Instant,
+    config_us: u64,
+) -> Result<Vm, VmmError> {
+    let mut fds = Descriptors::new(fds);
+    let mut machine = build(config, &mut fds, Box::new(link.clone()))?;
+    let listener = config
+        .control_listener
+        .map(|fd| fds.take(fd, "control listener"))
+        .transpose()?;
+    drop(fds);
+    let loaded_us = micros(began);
+
+    let (end, ends) = channel();
+    let gate = Arc::new(Barrier::new(machine.vcpus.len() + 1));
+    let vcpus = std::mem::take(&mut machine.vcpus);
+    let vcpu_ended = crate::machine::event()?;
+    let slot = machine.poller.slot(SLOT_VCPU_END);
+    watch(&slot, crate::machine::borrow(&vcpu_ended))?;
+    for (id, vcpu) in vcpus.into_iter().enumerate() {
+        let bus = machine.bus.clone();
+        let gate = gate.clone();
+        let end: Sender<VcpuEnd> = end.clone();
+        let ended = vcpu_ended
+            .try_clone()
+            .map_err(|e| VmmError::host("eventfd", e))?;
+        std::thread::Builder::new()
+            .name(format!("vcpu{id}"))
+            .stack_size(256 * 1024)
+            .spawn(move || {
+                let result = match seccomp::confine_vcpu() {
+                    Ok(()) => {
+                        gate.wait();
+                        vcpu::run(vcpu, &bus)
+                    }
+                    Err(e) => {
+                        gate.wait();
+                        VcpuEnd::Failed(e)
+                    }
+                };
+                let _ = end.send(result);
+                let _ = ended.write(1);
+            })
+            .map_err(|e| VmmError::host("starting a vCPU thread", e))?;
+    }
+    // The eventfd must outlive this function even when all threads are gone.
+    std::mem::forget(vcpu_ended);
+
+    let vm = Vm {
+        machine,
+        link: link.clone(),
+        listener,
+        outlive_controller: config.outlive_controller,
+        ends,
+        cause: None,
+    };
+    vm.watch_all()?;
+    seccomp::confine_main()?;
+    gate.wait();
+    link.send(
+        &Event::Started(StartTimes {
+            config_us,
+            loaded_us,
+            running_us: micros(began),
+        }),
+        &[],
+    );
+    Ok(vm)
+}
+
+fn watch(slot: &crate::poll::SlotPoller, fd: BorrowedFd<'_>) -> Result<(), VmmError> {
+    slot.add(fd, 0, EpollFlags::EPOLLIN)
+        .map_err(|e| VmmError::host("epoll", e))
+}
+
+fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map(drop)
+}
+
+impl Vm {
+    fn watch_all(&self) -> Result<(), VmmError> {
+        let poller = &self.machine.poller;
+        if let Some(channel) = lock(&self.link.0).as_ref() {
+            set_nonblocking(channel.as_fd()).map_err(|e| VmmError::host("control socket", e))?;
+            watch(&poller.slot(SLOT_CONTROL), channel.as_fd())?;
+        }
+        if let Some(listener) = &self.listener {
+            watch(&poller.slot(SLOT_LISTENER), listener.as_fd())?;
+        }
+        let attention = crate::machine::borrow(&self.machine.attention);
+        watch(&poller.slot(SLOT_ATTENTION), attention)
+    }
+
+    /// Serves until the VM ends, and says why it did.
+    fn serve(&mut self) -> StopCause {
+        let poller = self.machine.poller.clone();
+        loop {
+            if let Err(e) = poller.wait(EpollTimeout::NONE, |ready| self.handle(ready)) {
+                return VmmError::host("epoll", e).into();
+            }
+            if let Some(cause) = self.cause.take() {
+                return cause;
+            }
+        }
+    }
+
+    fn handle(&mut self, ready: Ready) {
+        match Slot::of(ready.slot) {
+            Slot::Queue(device) => self.on_device(device, |d| {
+                lock(d).queue_event(usize::try_from(ready.token).unwrap_or(usize::MAX));
+            }),
+            Slot::Host(device) => {
+                self.on_device(device, |d| lock(d).host_event(ready.token, ready.flags));
+            }
+            Slot::Other(SLOT_CONTROL) => self.on_control(),
+            Slot::Other(SLOT_LISTENER) => self.on_listener(),
+            Slot::Other(SLOT_VCPU_END) => self.on_vcpu_end(),
+            Slot::Other(SLOT_ATTENTION) => {
+                let _ = self.machine.attention.read();
+                self.machine
+                    .devices
+                    .clone()
+                    .iter()
+                    .for_each(|d| self.report(d));
+            }
+            Slot::Other(_) => {}
+        }
+    }
+
+    fn on_device(&mut self, index: usize, work: impl FnOnce(&SharedDevice)) {
+        if let Some(device) = self.machine.devices.get(index).cloned() {
+            work(&device);
+            self.report(&device);
+        }
+    }
+
+    fn report(&self, device: &SharedDevice) {
+        let mut device = lock(device);
+        if let Some(reason) = device.take_failure() {
+            let device = device.name().to_owned();
+            self.link.send(&Event::DeviceFailed { device, reason }, &[]);
+        }
+    }
+
+    fn on_vcpu_end(&mut self) {
+        if let Ok(end) = self.ends.try_recv() {
+            self.cause = Some(match end {
+                VcpuEnd::Reset => StopCause::GuestReset,
+                VcpuEnd::Failed(e) => e.into(),
+            });
+        }
+    }
+
+    fn on_control(&mut self) {
+        let received = match lock(&self.link.0).as_ref() {
+            Some(channel) => channel.recv::<Request>(),
+            None => return,
+        };
+        match received {
+            Ok((request, fds)) => self.on_request(request, fds),
+            Err(ChannelError::Io(Errno::EAGAIN)) => {}
+            // A controller that cannot speak the protocol is as good as gone.
+            Err(_) => self.on_controller_gone(),
+        }
+    }
+
+    fn on_controller_gone(&mut self) {
+        if !self.outlive_controller {
+            self.cause = Some(StopCause::Requested);
+        }
+        // Dropping the channel closes the socket, which also takes it out of the event loop.
+        lock(&self.link.0).take();
+    }
+
+    fn on_listener(&mut self) {
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let Ok(raw) = accept4(listener.as_raw_fd(), flags) else {
+            return;
+        };
+        // SAFETY: accept4 has just made this descriptor for us.
+        let socket = unsafe { OwnedFd::from_raw_fd(raw) };
+        // The newest controller wins: an older one is a daemon that was replaced.
+        let slot = self.machine.poller.slot(SLOT_CONTROL);
+        if watch(&slot, socket.as_fd()).is_ok() {
+            *lock(&self.link.0) = Some(Channel::new(socket));
+        }
+    }
+
+    fn on_request(&mut self, request: Request, fds: Vec<OwnedFd>) {
+        match request {
+            Request::Start(_) => {
+                let reason = "start was sent twice".to_owned();
+                self.cause = Some(StopCause::BadConfig { reason });
+            }
+            Request::Connect { port } => {
+                if let Some(stream) = fds.into_iter().next() {
+                    self.with_device(|vsock: &mut Vsock| vsock.connect(port, stream));
+                }
+            }
+            Request::Balloon { target_mib } => {
+                self.with_device(|balloon: &mut Balloon| {
+                    balloon.set_target(target_mib);
+                    Ok(())
+                });
+            }
+            Request::Stats => {
+                let mut stats = self.machine.bus.stats();
+                let actual = |b: &Balloon| b.actual_mib();
+                stats.balloon_mib = self
+                    .machine
+                    .devices
+                    .iter()
+                    .find_map(|d| lock(d).peek(actual))
+                    .unwrap_or(0);
+                self.link.send(&Event::Stats(stats), &[]);
+            }
+            Request::Stop => self.cause = Some(StopCause::Requested),
+        }
+    }
+
+    fn with_device<T: crate::virtio::VirtioDevice>(
+        &mut self,
+        work: impl FnOnce(&mut T) -> Result<(), crate::virtio::DeviceError>,
+    ) {
+        let mut work = Some(work);
+        for device in self.machine.devices.clone() {
+            if lock(&device).peek(|_: &T| ()).is_some() {
+                if let Some(work) = work.take() {
+                    lock(&device).with(work);
+                }
+                self.report(&device);
+            }
+        }
+    }
+}

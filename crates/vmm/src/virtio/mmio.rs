@@ -1,0 +1,526 @@
+//! The virtio-mmio transport (virtio 1.2 section 4.2, version 2 only).
+
+use super::device::{Activation, DeviceError, Interrupt, VirtioDevice};
+use crate::GuestMemory;
+use crate::poll::SlotPoller;
+use nix::sys::epoll::EpollFlags;
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use virtio_bindings::virtio_config::{
+    VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK,
+    VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,
+    VIRTIO_F_VERSION_1,
+};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_queue::{Queue, QueueT};
+use vmm_sys_util::eventfd::EventFd;
+
+const MAGIC: u32 = 0x7472_6976;
+const VERSION: u32 = 2;
+/// "JIFF": tells our guest kernel that queue interrupts are edges which need neither the status register nor an
+/// acknowledgement, which saves two exits on every interrupt.
+const VENDOR_QUIET: u32 = 0x4646_494a;
+const VENDOR_PLAIN: u32 = 0;
+
+/// Offset of the register that kicks a queue; also the address of its ioeventfd.
+pub const QUEUE_NOTIFY: u64 = 0x50;
+const CONFIG_SPACE: u64 = 0x100;
+const INTERRUPT_QUEUE: u32 = 1;
+const INTERRUPT_CONFIG: u32 = 2;
+const STATUS_KNOWN: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE
+    | VIRTIO_CONFIG_S_DRIVER
+    | VIRTIO_CONFIG_S_DRIVER_OK
+    | VIRTIO_CONFIG_S_FEATURES_OK
+    | VIRTIO_CONFIG_S_FAILED;
+
+/// Interrupt line of one device: status bits and an irqfd.
+pub struct IrqLine {
+    status: AtomicU32,
+    generation: AtomicU32,
+    fd: EventFd,
+}
+
+impl IrqLine {
+    /// A line that fires `fd`.
+    pub fn new(fd: EventFd) -> Self {
+        Self {
+            status: AtomicU32::new(0),
+            generation: AtomicU32::new(0),
+            fd,
+        }
+    }
+
+    fn raise(&self, bit: u32) {
+        self.status.fetch_or(bit, Ordering::SeqCst);
+        // An eventfd write only fails when the counter is full, and then the interrupt is pending already.
+        let _ = self.fd.write(1);
+    }
+}
+
+impl Interrupt for IrqLine {
+    fn queue(&self) {
+        self.raise(INTERRUPT_QUEUE);
+    }
+
+    fn config(&self) {
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        self.raise(INTERRUPT_CONFIG);
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct QueueSetup {
+    size: u16,
+    ready: bool,
+    descriptors: u64,
+    available: u64,
+    used: u64,
+}
+
+/// A device behind its register page.
+pub struct MmioDevice {
+    device: Box<dyn VirtioDevice>,
+    memory: GuestMemory,
+    irq: Arc<IrqLine>,
+    poller: SlotPoller,
+    status: u32,
+    feature_page: u32,
+    driver_feature_page: u32,
+    driver_features: u64,
+    queue_select: u32,
+    queues: Vec<QueueSetup>,
+    active: bool,
+    failure: Option<String>,
+}
+
+impl MmioDevice {
+    /// A device in reset.
+    pub fn new(
+        device: Box<dyn VirtioDevice>,
+        memory: GuestMemory,
+        irq: Arc<IrqLine>,
+        poller: SlotPoller,
+    ) -> Self {
+        let queues = vec![QueueSetup::default(); device.queue_sizes().len()];
+        Self {
+            device,
+            memory,
+            irq,
+            poller,
+            status: 0,
+            feature_page: 0,
+            driver_feature_page: 0,
+            driver_features: 0,
+            queue_select: 0,
+            queues,
+            active: false,
+            failure: None,
+        }
+    }
+
+    /// Name of the device.
+    pub fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    /// Number of queues.
+    pub fn queue_count(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Whether a failure waits to be taken.
+    pub fn has_failure(&self) -> bool {
+        self.failure.is_some()
+    }
+
+    /// Takes the reason of a failure that nobody was told of yet.
+    pub fn take_failure(&mut self) -> Option<String> {
+        self.failure.take()
+    }
+
+    fn features(&self) -> u64 {
+        self.device.features()
+            | 1 << VIRTIO_F_VERSION_1
+            | 1 << VIRTIO_RING_F_EVENT_IDX
+            | 1 << VIRTIO_RING_F_INDIRECT_DESC
+    }
+
+    /// Register or configuration read from the guest.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if let Some(offset) = offset.checked_sub(CONFIG_SPACE) {
+            return self.device.read_config(offset, data);
+        }
+        if data.len() == 4 {
+            data.copy_from_slice(&self.register(offset).to_le_bytes());
+        }
+    }
+
+    fn register(&self, offset: u64) -> u32 {
+        match offset {
+            0x00 => MAGIC,
+            0x04 => VERSION,
+            0x08 => self.device.device_id(),
+            0x0c if self.device.quiet_interrupts() => VENDOR_QUIET,
+            0x0c => VENDOR_PLAIN,
+            0x10 => half(self.features(), self.feature_page),
+            0x34 => self
+                .selected()
+                .and_then(|at| self.device.queue_sizes().get(at))
+                .map_or(0, |&size| u32::from(size)),
+            0x44 => self
+                .selected()
+                .map_or(0, |at| u32::from(self.queues[at].ready)),
+            0x60 => self.irq.status.load(Ordering::SeqCst),
+            0x70 => self.status,
+            0xfc => self.irq.generation.load(Ordering::SeqCst),
+            _ => 0,
+        }
+    }
+
+    fn selected(&self) -> Option<usize> {
+        usize::try_from(self.queue_select)
+            .ok()
+            .filter(|&at| at < self.queues.len())
+    }
+
+    /// Register or configuration write from the guest.
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        if let Some(offset) = offset.checked_sub(CONFIG_SPACE) {
+            if self.status & VIRTIO_CONFIG_S_DRIVER != 0 {
+                self.device.write_config(offset, data);
+            }
+            return;
+        }
+        let Ok(bytes) = <[u8; 4]>::try_from(data) else {
+            return;
+        };
+        let value = u32::from_le_bytes(bytes);
+        match offset {
+            0x14 => self.feature_page = value,
+            0x20 => self.set_driver_features(value),
+            0x24 => self.driver_feature_page = value,
+            0x30 => self.queue_select = value,
+            0x64 => {
+                self.irq.status.fetch_and(!value, Ordering::SeqCst);
+            }
+            0x70 => self.set_status(value),
+            _ => self.set_up_queue(offset, value),
+        }
+    }
+
+    fn set_driver_features(&mut self, value: u32) {
+        if self.status & VIRTIO_CONFIG_S_FEATURES_OK != 0 {
+            return;
+        }
+        match self.driver_feature_page {
+            0 => set_low(&mut self.driver_features, value),
+            1 => set_high(&mut self.driver_features, value),
+            _ => {}
+        }
+    }
+
+    fn set_up_queue(&mut self, offset: u64, value: u32) {
+        let Some(at) = self.selected() else { return };
+        if self.active {
+            return;
+        }
+        let queue = &mut self.queues[at];
+        match offset {
+            0x38 => queue.size = u16::try_from(value).unwrap_or(0),
+            0x44 => queue.ready = value == 1,
+            0x80 => set_low(&mut queue.descriptors, value),
+            0x84 => set_high(&mut queue.descriptors, value),
+            0x90 => set_low(&mut queue.available, value),
+            0x94 => set_high(&mut queue.available, value),
+            0xa0 => set_low(&mut queue.used, value),
+            0xa4 => set_high(&mut queue.used, value),
+            _ => {}
+        }
+    }
+
+    fn set_status(&mut self, value: u32) {
+        if value == 0 {
+            return self.reset();
+        }
+        let kept = self.status & VIRTIO_CONFIG_S_NEEDS_RESET;
+        // Bits are only ever added between resets; features the device did not offer are not accepted.
+        let mut status = (self.status | value) & STATUS_KNOWN;
+        if self.driver_features & !self.features() != 0 {
+            status &= !VIRTIO_CONFIG_S_FEATURES_OK;
+        }
+        self.status = status | kept;
+        let wanted = VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK;
+        if !self.active && self.status & wanted == wanted && kept == 0 {
+            self.active = true;
+            if let Err(e) = self.activate() {
+                self.fail(&e);
+            }
+        }
+    }
+
+    fn activate(&mut self) -> Result<(), DeviceError> {
+        let mut queues = Vec::with_capacity(self.queues.len());
+        for (setup, &max) in self.queues.iter().zip(self.device.queue_sizes()) {
+            queues.push(build_queue(
+                *setup,
+                max,
+                self.driver_features,
+                &self.memory,
+            )?);
+        }
+        self.device.activate(Activation {
+            memory: self.memory.clone(),
+            queues,
+            interrupt: self.irq.clone(),
+            features: self.driver_features,
+            poller: self.poller.clone(),
+        })
+    }
+
+    fn reset(&mut self) {
+        self.device.reset();
+        self.status = 0;
+        self.feature_page = 0;
+        self.driver_feature_page = 0;
+        self.driver_features = 0;
+        self.queue_select = 0;
+        self.queues.fill(QueueSetup::default());
+        self.active = false;
+        self.irq.status.store(0, Ordering::SeqCst);
+    }
+
+    fn fail(&mut self, error: &DeviceError) {
+        self.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
+        self.failure = Some(error.to_string());
+        self.irq.config();
+    }
+
+    fn serve(&mut self, work: impl FnOnce(&mut dyn VirtioDevice) -> Result<(), DeviceError>) {
+        if !self.active || self.status & VIRTIO_CONFIG_S_NEEDS_RESET != 0 {
+            return;
+        }
+        if let Err(e) = work(self.device.as_mut()) {
+            self.fail(&e);
+        }
+    }
+
+    /// The guest kicked a queue.
+    pub fn queue_event(&mut self, index: usize) {
+        self.serve(|device| device.queue_event(index));
+    }
+
+    /// Runs `work` on the device if it is a `T` in service; its driver may not be up, or it may have failed.
+    pub fn with<T: VirtioDevice>(&mut self, work: impl FnOnce(&mut T) -> Result<(), DeviceError>) {
+        self.serve(|device| {
+            let any: &mut dyn Any = device;
+            any.downcast_mut().map_or(Ok(()), work)
+        });
+    }
+
+    /// Looks at the device if it is a `T`, in service or not.
+    pub fn peek<T: VirtioDevice, R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
+        let any: &dyn Any = self.device.as_ref();
+        any.downcast_ref().map(look)
+    }
+
+    /// A descriptor of the device is ready.
+    pub fn host_event(&mut self, token: u32, flags: EpollFlags) {
+        self.serve(|device| device.host_event(token, flags));
+    }
+}
+
+fn build_queue(
+    setup: QueueSetup,
+    max: u16,
+    features: u64,
+    memory: &GuestMemory,
+) -> Result<Queue, DeviceError> {
+    let mut queue = Queue::new(max).map_err(|e| DeviceError::Host(e.to_string()))?;
+    queue.set_event_idx(features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0);
+    if !setup.ready {
+        return Ok(queue);
+    }
+    let halves = |v: u64| (Some(half(v, 0)), Some(half(v, 1)));
+    queue.set_size(setup.size);
+    let (low, high) = halves(setup.descriptors);
+    queue.set_desc_table_address(low, high);
+    let (low, high) = halves(setup.available);
+    queue.set_avail_ring_address(low, high);
+    let (low, high) = halves(setup.used);
+    queue.set_used_ring_address(low, high);
+    queue.set_ready(true);
+    if queue.size() != setup.size || !queue.is_valid(memory) {
+        return Err(DeviceError::Guest(format!(
+            "queue of size {} at {:#x}/{:#x}/{:#x} is not a valid virtqueue",
+            setup.size, setup.descriptors, setup.available, setup.used
+        )));
+    }
+    Ok(queue)
+}
+
+fn half(value: u64, page: u32) -> u32 {
+    let b = value.to_le_bytes();
+    match page {
+        0 => u32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+        1 => u32::from_le_bytes([b[4], b[5], b[6], b[7]]),
+        _ => 0,
+    }
+}
+
+fn set_low(value: &mut u64, low: u32) {
+    *value = (*value & !u64::from(u32::MAX)) | u64::from(low);
+}
+
+fn set_high(value: &mut u64, high: u32) {
+    *value = (*value & u64::from(u32::MAX)) | u64::from(high) << 32;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::poll::Poller;
+    use vm_memory::GuestAddress;
+    use vmm_sys_util::eventfd::EFD_NONBLOCK;
+
+    #[derive(Default)]
+    struct Dummy {
+        active: bool,
+        fail: bool,
+    }
+
+    impl VirtioDevice for Dummy {
+        fn device_id(&self) -> u32 {
+            4
+        }
+        fn name(&self) -> &str {
+            "dummy"
+        }
+        fn features(&self) -> u64 {
+            1 << 40
+        }
+        fn queue_sizes(&self) -> &[u16] {
+            &[16]
+        }
+        fn read_config(&self, _offset: u64, data: &mut [u8]) {
+            data.fill(0xab);
+        }
+        fn activate(&mut self, _activation: Activation) -> Result<(), DeviceError> {
+            self.active = true;
+            Ok(())
+        }
+        fn reset(&mut self) {
+            self.active = false;
+        }
+        fn queue_event(&mut self, _index: usize) -> Result<(), DeviceError> {
+            if self.fail {
+                return Err(DeviceError::Guest("broken ring".into()));
+            }
+            Ok(())
+        }
+    }
+
+    fn transport(device: Dummy) -> MmioDevice {
+        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
+        let irq = Arc::new(IrqLine::new(EventFd::new(EFD_NONBLOCK).unwrap()));
+        MmioDevice::new(
+            Box::new(device),
+            memory,
+            irq,
+            Poller::new().unwrap().slot(0),
+        )
+    }
+
+    fn get(device: &MmioDevice, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        device.read(offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    fn set(device: &mut MmioDevice, offset: u64, value: u32) {
+        device.write(offset, &value.to_le_bytes());
+    }
+
+    fn bring_up(device: &mut MmioDevice, used: u32) {
+        set(device, 0x70, 1);
+        set(device, 0x70, 3);
+        set(device, 0x24, 1);
+        set(device, 0x20, 1);
+        set(device, 0x70, 11);
+        set(device, 0x38, 16);
+        set(device, 0x80, 0x1000);
+        set(device, 0x90, 0x2000);
+        set(device, 0xa0, used);
+        set(device, 0x44, 1);
+        set(device, 0x70, 15);
+    }
+
+    #[test]
+    fn a_well_behaved_driver_comes_up_and_resets() {
+        let mut device = transport(Dummy::default());
+        assert_eq!(get(&device, 0), MAGIC);
+        assert_eq!(get(&device, 0x0c), VENDOR_QUIET);
+        bring_up(&mut device, 0x3000);
+        assert_eq!(get(&device, 0x70), 15);
+        device.queue_event(0);
+        assert_eq!(device.take_failure(), None);
+        set(&mut device, 0x70, 0);
+        assert_eq!(get(&device, 0x70), 0);
+        assert_eq!(get(&device, 0x44), 0);
+    }
+
+    #[test]
+    fn features_that_were_not_offered_are_not_accepted() {
+        let mut device = transport(Dummy::default());
+        set(&mut device, 0x70, 3);
+        set(&mut device, 0x20, u32::MAX);
+        set(&mut device, 0x70, 11);
+        assert_eq!(get(&device, 0x70) & VIRTIO_CONFIG_S_FEATURES_OK, 0);
+    }
+
+    #[test]
+    fn a_ring_outside_memory_fails_the_device_and_not_the_process() {
+        let mut device = transport(Dummy::default());
+        bring_up(&mut device, 0xffff_f000);
+        assert_ne!(get(&device, 0x70) & VIRTIO_CONFIG_S_NEEDS_RESET, 0);
+        assert!(
+            device
+                .take_failure()
+                .unwrap()
+                .contains("not a valid virtqueue")
+        );
+    }
+
+    #[test]
+    fn a_failed_device_serves_nothing_until_it_is_reset() {
+        let mut device = transport(Dummy {
+            fail: true,
+            ..Dummy::default()
+        });
+        bring_up(&mut device, 0x3000);
+        device.queue_event(0);
+        assert!(device.take_failure().unwrap().contains("broken ring"));
+        device.queue_event(0);
+        assert_eq!(device.take_failure(), None);
+        set(&mut device, 0x70, 0);
+        bring_up(&mut device, 0x3000);
+        assert_eq!(get(&device, 0x70), 15);
+    }
+
+    #[test]
+    fn every_register_tolerates_every_access() {
+        let mut device = transport(Dummy::default());
+        for offset in (0..0x200).chain([u64::MAX >> 12]) {
+            for length in [1, 2, 4, 8] {
+                let mut data = [0xff; 8];
+                device.write(offset, &data[..length]);
+                device.read(offset, &mut data[..length]);
+            }
+            for queue in [0, 1, u32::MAX] {
+                set(&mut device, 0x30, queue);
+                set(&mut device, offset, u32::MAX);
+            }
+        }
+    }
+}
