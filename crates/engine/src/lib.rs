@@ -1,1 +1,9 @@
-//! (docs follow)
+//! What the host and an isolation engine say to each other about a sandbox. Types only, no I/O.
+
+mod boot;
+mod end;
+mod size;
+
+pub use boot::{BootMode, BootReport};
+pub use end::SandboxEnd;
+pub use size::{SandboxSize, SizeError};

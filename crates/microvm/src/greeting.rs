@@ -1,0 +1,124 @@
+//! The host's side of the greeting (see `jiffy_proto::agent`). What the guest says is hostile: bounded in size, parsed strictly.
+
+use jiffy_proto::agent::{Hello, Identity, MAX_GREETING, Ready};
+use serde_json::Error as JsonError;
+use std::io;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+
+/// How a greeting failed.
+#[derive(Debug, thiserror::Error)]
+pub enum GreetingError {
+    /// The connection broke.
+    #[error("the connection to the guest agent broke: {0}")]
+    Io(#[from] io::Error),
+    /// The agent closed it or wrote more than a line may have.
+    #[error("the guest agent said nothing that ends in a line")]
+    NoLine,
+    /// The agent's words were not the protocol's.
+    #[error("the guest agent said something that is not a greeting: {0}")]
+    Malformed(#[from] JsonError),
+    /// The agent could not take its identity.
+    #[error("the guest agent could not take its identity: {0}")]
+    Refused(String),
+}
+
+/// An agent that waits to be told who it is.
+pub(crate) struct Greeting {
+    stream: BufReader<UnixStream>,
+    pub hello: Hello,
+}
+
+impl Greeting {
+    /// Hears the agent's first line.
+    pub async fn hear(stream: UnixStream) -> Result<Self, GreetingError> {
+        let mut stream = BufReader::new(stream);
+        let hello = serde_json::from_slice(&line(&mut stream).await?)?;
+        Ok(Self { stream, hello })
+    }
+
+    /// Tells the agent who it is and waits until that is in force. The stream must be kept: when it closes, the agent greets anew.
+    pub async fn answer(
+        mut self,
+        identity: &Identity,
+    ) -> Result<(UnixStream, Ready), GreetingError> {
+        let mut words = serde_json::to_vec(identity)?;
+        words.push(b'\n');
+        self.stream.write_all(&words).await?;
+        let ready: Ready = serde_json::from_slice(&line(&mut self.stream).await?)?;
+        match &ready.error {
+            Some(error) => Err(GreetingError::Refused(error.clone())),
+            None => Ok((self.stream.into_inner(), ready)),
+        }
+    }
+}
+
+async fn line(stream: &mut BufReader<UnixStream>) -> Result<Vec<u8>, GreetingError> {
+    let mut bytes = Vec::new();
+    stream
+        .take(MAX_GREETING as u64)
+        .read_until(b'\n', &mut bytes)
+        .await?;
+    if bytes.pop() == Some(b'\n') {
+        Ok(bytes)
+    } else {
+        Err(GreetingError::NoLine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn greet(words: &'static [u8]) -> Result<(UnixStream, Ready), GreetingError> {
+        let (host, mut guest) = UnixStream::pair().unwrap();
+        let agent = tokio::spawn(async move {
+            guest.write_all(words).await.unwrap();
+            let mut heard = String::new();
+            BufReader::new(guest).read_line(&mut heard).await.unwrap();
+            heard
+        });
+        let identity = Identity {
+            id: "abc".into(),
+            ..Identity::default()
+        };
+        let result = match Greeting::hear(host).await {
+            Ok(greeting) => greeting.answer(&identity).await,
+            Err(e) => Err(e),
+        };
+        let heard = agent.await.unwrap();
+        if result.is_ok() {
+            assert!(heard.contains("\"id\":\"abc\""));
+        }
+        result
+    }
+
+    const HELLO: &str = r#"{"version":"1","kernel":"6","init_us":1,"hello_us":2}"#;
+
+    #[tokio::test]
+    async fn an_agent_that_took_its_identity_is_ready() {
+        let words = format!("{HELLO}\n{{\"ready_us\":3}}\n").leak();
+        assert_eq!(greet(words.as_bytes()).await.unwrap().1.ready_us, 3);
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_could_not_is_not() {
+        let words = format!("{HELLO}\n{{\"ready_us\":3,\"error\":\"no entropy\"}}\n").leak();
+        let error = greet(words.as_bytes()).await.unwrap_err();
+        assert!(matches!(error, GreetingError::Refused(e) if e == "no entropy"));
+    }
+
+    #[tokio::test]
+    async fn endless_or_broken_words_are_refused() {
+        assert!(matches!(
+            greet(b"not json\n").await,
+            Err(GreetingError::Malformed(_))
+        ));
+        let flood: &[u8] = vec![b'x'; MAX_GREETING + 1].leak();
+        assert!(matches!(greet(flood).await, Err(GreetingError::NoLine)));
+        assert!(matches!(
+            greet(b"").await,
+            Err(GreetingError::NoLine) | Err(GreetingError::Io(_))
+        ));
+    }
+}

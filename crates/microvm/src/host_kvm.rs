@@ -1,0 +1,73 @@
+//! What `/dev/kvm` is on this host.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// How KVM runs guests here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KvmKind {
+    /// With the processor's virtualization (VT-x, AMD-V).
+    Hardware,
+    /// Without it: guests run deprivileged on shadow page tables.
+    Software,
+}
+
+/// Why KVM cannot be used, with what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum KvmError {
+    /// No device.
+    #[error(
+        "/dev/kvm does not exist: this host offers no KVM; enable virtualization in the firmware, load the kvm_intel or kvm_amd module, or ask for nested virtualization where this is itself a virtual machine"
+    )]
+    Missing,
+    /// No right to use it.
+    #[error(
+        "/dev/kvm may not be opened by this user: add it to the `kvm` group (`usermod -aG kvm USER`, then log in again) or run as root"
+    )]
+    Denied,
+    /// Something else.
+    #[error("/dev/kvm cannot be used: {0}")]
+    Broken(io::Error),
+}
+
+const KVM_GET_API_VERSION: libc::c_ulong = 0xae00;
+const KVM_API_VERSION: i32 = 12;
+
+/// Opens the device for a VMM.
+pub fn open() -> Result<File, KvmError> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => KvmError::Missing,
+            io::ErrorKind::PermissionDenied => KvmError::Denied,
+            _ => KvmError::Broken(e),
+        })?;
+    // SAFETY: this request takes no argument and only returns a number.
+    let version = unsafe { libc::ioctl(file.as_raw_fd(), KVM_GET_API_VERSION, 0) };
+    if version == KVM_API_VERSION {
+        Ok(file)
+    } else {
+        Err(KvmError::Broken(io::Error::other(format!(
+            "API version {version} instead of {KVM_API_VERSION}"
+        ))))
+    }
+}
+
+/// Tells which kind it is from the vendor module and the processor's flags.
+pub fn kind() -> KvmKind {
+    let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has = |flag: &str| {
+        flags
+            .lines()
+            .find(|l| l.starts_with("flags"))
+            .is_some_and(|l| l.split_whitespace().any(|f| f == flag))
+    };
+    if has("vmx") || has("svm") {
+        KvmKind::Hardware
+    } else {
+        KvmKind::Software
+    }
+}

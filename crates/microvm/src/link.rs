@@ -1,0 +1,45 @@
+//! The control socket of a `jiffy-vmm` process, asynchronously.
+
+use jiffy_proto::channel::{Channel, ChannelError};
+use jiffy_proto::vm::{Event, Request};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Our end of the socket.
+#[derive(Debug)]
+pub(crate) struct Link(AsyncFd<Channel>);
+
+impl Link {
+    /// Takes over a channel; must be called inside a tokio runtime.
+    pub fn new(channel: Channel) -> Result<Self, ChannelError> {
+        fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        // SAFETY: a Channel owns its descriptor, returns the same one always, and closes it only when dropped.
+        let fd = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) }
+            .map_err(|e| e.into_parts().1)
+            .map_err(errno)?;
+        Ok(Self(fd))
+    }
+
+    /// Sends at once; the messages are small and few, a full socket means that the VMM hangs.
+    pub fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
+        self.0.get_ref().send(request, fds)
+    }
+
+    /// Waits for the next message. Safe to cancel.
+    pub async fn recv(&self) -> Result<(Event, Vec<OwnedFd>), ChannelError> {
+        loop {
+            let mut ready = self.0.readable().await.map_err(errno)?;
+            match self.0.get_ref().recv::<Event>() {
+                Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+                other => return other,
+            }
+        }
+    }
+}
+
+fn errno(error: std::io::Error) -> ChannelError {
+    ChannelError::Io(Errno::from_raw(error.raw_os_error().unwrap_or(0)))
+}

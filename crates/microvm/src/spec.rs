@@ -1,0 +1,85 @@
+//! What a microVM is made of.
+
+use jiffy_engine::SandboxSize;
+use jiffy_proto::agent::Identity;
+use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, VmConfig, VsockConfig};
+use jiffy_proto::{agent, vm};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+
+/// Quiet boot; panics reboot at once so that they are noticed; huge pages as our guests profit from them.
+const CMDLINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 reboot=k noreplace-smp \
+    transparent_hugepage=always thp_anon=64K:always rdinit=/init";
+
+/// Everything a cold boot needs. Files are opened by the caller; the VMM gets descriptors only.
+#[derive(Debug)]
+pub struct BootSpec {
+    /// The `jiffy-vmm` program.
+    pub vmm: PathBuf,
+    /// Uncompressed guest kernel.
+    pub kernel: File,
+    /// Initial RAM file system with the agent as `/init`.
+    pub initrd: File,
+    /// Read-only root file system.
+    pub rootfs: File,
+    /// Formatted blank disk below the writable one, shared by all sandboxes of that size.
+    pub blank_disk: File,
+    /// Empty file for this sandbox's writes.
+    pub overlay: File,
+    /// Resources.
+    pub size: SandboxSize,
+    /// What the agent is told to be.
+    pub identity: Identity,
+    /// Words added to the kernel command line.
+    pub extra_cmdline: String,
+}
+
+/// A configuration together with the descriptors it names.
+pub(crate) struct Wire<'a> {
+    pub config: VmConfig,
+    pub fds: Vec<BorrowedFd<'a>>,
+}
+
+impl BootSpec {
+    /// Puts the specification into the VMM's terms.
+    pub(crate) fn wire<'a>(&'a self, kvm: &'a File, console: BorrowedFd<'a>) -> Wire<'a> {
+        let mut fds: Vec<BorrowedFd<'a>> = Vec::new();
+        let mut add = |fd: BorrowedFd<'a>| {
+            fds.push(fd);
+            // At most a handful are ever added.
+            FdIndex((fds.len() - 1) as u8)
+        };
+        let config = VmConfig {
+            vcpus: self.size.vcpus,
+            memory_mib: self.size.memory_mib,
+            kvm: add(kvm.as_fd()),
+            kernel: add(self.kernel.as_fd()),
+            initrd: Some(add(self.initrd.as_fd())),
+            cmdline: format!("{CMDLINE} {}", self.extra_cmdline)
+                .trim_end()
+                .to_owned(),
+            disks: vec![
+                DiskConfig::ReadOnly {
+                    image: add(self.rootfs.as_fd()),
+                },
+                DiskConfig::Overlay {
+                    base: add(self.blank_disk.as_fd()),
+                    overlay: add(self.overlay.as_fd()),
+                },
+            ],
+            vsock: Some(VsockConfig {
+                guest_cid: agent::GUEST_CID,
+                host_ports: vec![agent::HELLO_PORT],
+            }),
+            net: None::<NetConfig>,
+            rng: true,
+            balloon: true,
+            console: add(console),
+            outlive_controller: false,
+            control_listener: None,
+        };
+        debug_assert!(config.disks.len() <= vm::limits::MAX_DISKS);
+        Wire { config, fds }
+    }
+}

@@ -1,0 +1,474 @@
+//! A running microVM.
+
+use crate::greeting::{Greeting, GreetingError};
+use crate::host_kvm::{self, KvmError};
+use crate::link::Link;
+use crate::spec::BootSpec;
+use command_fds::{CommandFdExt, FdMapping};
+use jiffy_engine::{BootMode, BootReport, SandboxEnd};
+use jiffy_proto::agent::{HELLO_PORT, Identity, Ready};
+use jiffy_proto::channel::{Channel, ChannelError};
+use jiffy_proto::console::ConsoleRing;
+use jiffy_proto::vm::{CONTROL_FD, Event, Request, StartTimes, StopCause};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::process::{Child, Command};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+/// Time a guest has from its first instruction to the agent's word.
+const BOOT_LIMIT: Duration = Duration::from_secs(30);
+/// Time a VMM has to leave by itself before it is killed.
+const STOP_LIMIT: Duration = Duration::from_millis(500);
+
+/// Why a microVM did not come up.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// The host has no usable KVM.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The VMM program could not be started.
+    #[error(
+        "cannot start the VMM program {path}: {source}; build it with `make build`, or name it in JIFFY_VMM"
+    )]
+    Spawn {
+        /// Which program.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A host resource is missing.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The control socket failed.
+    #[error(transparent)]
+    Control(#[from] ChannelError),
+    /// The VM ended before the agent answered.
+    #[error("{end}")]
+    Ended {
+        /// Why.
+        end: SandboxEnd,
+        /// The guest's last output.
+        console: String,
+    },
+    /// The agent misbehaved.
+    #[error("{source}")]
+    Greeting {
+        /// How.
+        source: GreetingError,
+        /// The guest's last output.
+        console: String,
+    },
+    /// The agent did not answer in time.
+    #[error("the guest agent did not answer within {} s", BOOT_LIMIT.as_secs())]
+    Timeout {
+        /// The guest's last output.
+        console: String,
+    },
+}
+
+impl BootError {
+    /// The guest's last output where there was a guest.
+    pub fn console(&self) -> Option<&str> {
+        match self {
+            Self::Ended { console, .. }
+            | Self::Greeting { console, .. }
+            | Self::Timeout { console } => Some(console),
+            _ => None,
+        }
+    }
+}
+
+/// Why a stream to the guest could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// No socket pair.
+    #[error("cannot make a socket pair: {0}")]
+    Host(#[from] io::Error),
+    /// The VMM is gone.
+    #[error("the sandbox is gone: {0}")]
+    Gone(#[from] ChannelError),
+}
+
+/// A guest whose agent has answered. Dropping it ends the guest.
+#[derive(Debug)]
+pub struct MicroVm {
+    link: Arc<Link>,
+    console: Arc<ConsoleRing>,
+    end: watch::Receiver<Option<SandboxEnd>>,
+    driver: JoinHandle<()>,
+    kill: mpsc::Sender<()>,
+    report: BootReport,
+    pid: u32,
+}
+
+impl MicroVm {
+    /// Starts a VMM, boots the guest, and returns when its agent has taken its identity.
+    pub async fn boot(spec: BootSpec) -> Result<Self, BootError> {
+        let asked = Instant::now();
+        let kvm = host_kvm::open()?;
+        let console = ConsoleRing::create().map_err(|e| BootError::Host {
+            what: "console ring",
+            source: e.into(),
+        })?;
+        let (channel, theirs) = Channel::pair()?;
+        let child = spawn(&spec.vmm, theirs)?;
+        let pid = child.id().unwrap_or(0);
+        let wire = spec.wire(&kvm, console.fd());
+        channel.send(&Request::Start(Box::new(wire.config)), &wire.fds)?;
+        drop(wire.fds);
+
+        let link = Arc::new(Link::new(channel)?);
+        let console = Arc::new(console);
+        let (kill, killed) = mpsc::channel(1);
+        let (tell_end, end) = watch::channel(None);
+        let (tell_step, steps) = mpsc::channel(4);
+        let driver = Driver {
+            link: link.clone(),
+            child,
+            console: console.clone(),
+            identity: spec.identity,
+            steps: Some(tell_step),
+            killed,
+            cause: None,
+        };
+        let mut vm = Self {
+            link,
+            console,
+            end,
+            driver: tokio::spawn(driver.run(tell_end)),
+            kill,
+            report: BootReport {
+                mode: BootMode::Cold,
+                vmm_us: 0,
+                kernel_us: 0,
+                init_us: 0,
+                agent_us: 0,
+                total_us: 0,
+            },
+            pid,
+        };
+        match tokio::time::timeout(BOOT_LIMIT, vm.come_up(asked, steps)).await {
+            Ok(Ok(report)) => {
+                vm.report = report;
+                Ok(vm)
+            }
+            Ok(Err(e)) => Err(e),
+            Err(_) => Err(BootError::Timeout {
+                console: vm.console_tail(),
+            }),
+        }
+    }
+
+    async fn come_up(
+        &mut self,
+        asked: Instant,
+        mut steps: mpsc::Receiver<Step>,
+    ) -> Result<BootReport, BootError> {
+        let mut running = asked;
+        let mut hello = None;
+        loop {
+            match steps.recv().await {
+                Some(Step::Running(_)) => running = Instant::now(),
+                Some(Step::Hello { init_us }) => hello = Some((Instant::now(), init_us)),
+                Some(Step::Ready(Ok(_))) => {
+                    let (heard, init_us) = hello.unwrap_or((Instant::now(), 0));
+                    let to_hello = micros(heard - running);
+                    let init_us = init_us.min(to_hello);
+                    let vmm_us = micros(running - asked);
+                    let agent_us = micros(heard.elapsed());
+                    return Ok(BootReport {
+                        mode: BootMode::Cold,
+                        vmm_us,
+                        kernel_us: to_hello - init_us,
+                        init_us,
+                        agent_us,
+                        total_us: vmm_us + to_hello + agent_us,
+                    });
+                }
+                Some(Step::Ready(Err(source))) => {
+                    return Err(BootError::Greeting {
+                        source,
+                        console: self.console_tail(),
+                    });
+                }
+                None => {
+                    let end = self.ended().await;
+                    return Err(BootError::Ended {
+                        end,
+                        console: self.console_tail(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// How it came up.
+    pub fn report(&self) -> BootReport {
+        self.report
+    }
+
+    /// Process id of the VMM.
+    pub fn vmm_pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Opens a stream to vsock `port` in the guest. A refused connection reads as closed.
+    pub fn connect(&self, port: u32) -> Result<UnixStream, ConnectError> {
+        let (ours, theirs) = UnixStream::pair()?;
+        self.link
+            .send(&Request::Connect { port }, &[theirs.as_fd()])?;
+        Ok(ours)
+    }
+
+    /// Asks the guest to give back `target_mib` MiB of its memory.
+    pub fn set_balloon(&self, target_mib: u32) -> Result<(), ChannelError> {
+        self.link.send(&Request::Balloon { target_mib }, &[])
+    }
+
+    /// Waits until the sandbox is gone and says why.
+    pub async fn ended(&self) -> SandboxEnd {
+        let mut end = self.end.clone();
+        let result = end.wait_for(Option::is_some).await;
+        match result.as_deref() {
+            Ok(Some(end)) => end.clone(),
+            _ => SandboxEnd::Requested,
+        }
+    }
+
+    /// Why the sandbox is gone, if it is.
+    pub fn end(&self) -> Option<SandboxEnd> {
+        self.end.borrow().clone()
+    }
+
+    /// Ends the sandbox now and returns when nothing of it is left.
+    pub async fn stop(mut self) {
+        let _ = self.link.send(&Request::Stop, &[]);
+        if tokio::time::timeout(STOP_LIMIT, &mut self.driver)
+            .await
+            .is_err()
+        {
+            let _ = self.kill.try_send(());
+            let _ = (&mut self.driver).await;
+        }
+    }
+
+    /// The guest's last console output, cleaned for a terminal.
+    pub fn console_tail(&self) -> String {
+        printable(&self.console.tail())
+    }
+}
+
+impl Drop for MicroVm {
+    fn drop(&mut self) {
+        // The driver owns the child process, which is killed with it.
+        self.driver.abort();
+    }
+}
+
+fn spawn(vmm: &std::path::Path, control: OwnedFd) -> Result<Child, BootError> {
+    let failed = |source| BootError::Spawn {
+        path: vmm.to_owned(),
+        source,
+    };
+    let mut command = std::process::Command::new(vmm);
+    command
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::inherit())
+        .fd_mappings(vec![FdMapping {
+            parent_fd: control,
+            child_fd: CONTROL_FD,
+        }])
+        .map_err(|e| failed(io::Error::other(e)))?;
+    // Signals of the terminal are for the command in the guest, not for the VMM.
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    Command::from(command)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(failed)
+}
+
+enum Step {
+    Running(#[allow(dead_code)] StartTimes),
+    Hello { init_us: u64 },
+    Ready(Result<Ready, GreetingError>),
+}
+
+/// Listens to the VMM until it is gone.
+struct Driver {
+    link: Arc<Link>,
+    child: Child,
+    console: Arc<ConsoleRing>,
+    identity: Identity,
+    steps: Option<mpsc::Sender<Step>>,
+    killed: mpsc::Receiver<()>,
+    cause: Option<StopCause>,
+}
+
+impl Driver {
+    async fn run(mut self, tell_end: watch::Sender<Option<SandboxEnd>>) {
+        let mut greeting: Option<JoinHandle<Option<tokio::net::UnixStream>>> = None;
+        loop {
+            tokio::select! {
+                event = self.link.recv() => match event {
+                    Ok((Event::GuestConnect { port: HELLO_PORT }, fds)) => {
+                        greeting = self.greet(fds);
+                    }
+                    Ok((event, _)) => self.on_event(event).await,
+                    Err(_) => break,
+                },
+                _ = self.killed.recv() => {
+                    let _ = self.child.start_kill();
+                }
+            }
+        }
+        let status = self.child.wait().await;
+        if let Some(greeting) = greeting {
+            greeting.abort();
+        }
+        let end = judge(self.cause.take(), status, &self.console.tail());
+        tracing::debug!(?end, "sandbox ended");
+        // The end is known before the steps close, so that whoever waits for a step finds it.
+        tell_end.send_replace(Some(end));
+    }
+
+    /// Greets in a task of its own, so that the VMM is listened to meanwhile.
+    fn greet(&mut self, fds: Vec<OwnedFd>) -> Option<JoinHandle<Option<tokio::net::UnixStream>>> {
+        let stream = UnixStream::from(fds.into_iter().next()?);
+        stream.set_nonblocking(true).ok()?;
+        let stream = tokio::net::UnixStream::from_std(stream).ok()?;
+        let identity = self.identity.clone();
+        let steps = self.steps.take();
+        Some(tokio::spawn(async move {
+            let result = match Greeting::hear(stream).await {
+                Ok(greeting) => {
+                    let hello = &greeting.hello;
+                    let init_us = hello.hello_us.saturating_sub(hello.init_us);
+                    if let Some(steps) = &steps {
+                        let _ = steps.send(Step::Hello { init_us }).await;
+                    }
+                    greeting.answer(&identity).await
+                }
+                Err(e) => Err(e),
+            };
+            let (stream, ready) = match result {
+                Ok((stream, ready)) => (Some(stream), Ok(ready)),
+                Err(e) => (None, Err(e)),
+            };
+            if let Some(steps) = steps {
+                let _ = steps.send(Step::Ready(ready)).await;
+            }
+            // Held open until the VM ends: its closing would tell the agent to greet again.
+            let kept = stream?;
+            std::future::pending::<()>().await;
+            Some(kept)
+        }))
+    }
+
+    async fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Started(times) => {
+                if let Some(steps) = &self.steps {
+                    let _ = steps.send(Step::Running(times)).await;
+                }
+            }
+            Event::Stopped(cause) => self.cause = Some(cause),
+            Event::DeviceFailed { device, reason } => {
+                tracing::warn!(device, reason, "a device of the guest failed");
+            }
+            Event::GuestConnect { .. } | Event::Stats(_) => {}
+        }
+    }
+}
+
+/// Why the sandbox ended: what the VMM said, how its process ended, and the guest's last words.
+fn judge(cause: Option<StopCause>, status: io::Result<ExitStatus>, console: &[u8]) -> SandboxEnd {
+    match cause {
+        Some(StopCause::Requested) => SandboxEnd::Requested,
+        Some(StopCause::GuestReset) => last_words(&printable(console)),
+        Some(StopCause::GuestFault { reason }) => SandboxEnd::GuestFault { reason },
+        Some(StopCause::BadConfig { reason } | StopCause::HostError { reason }) => {
+            SandboxEnd::HostError { reason }
+        }
+        None => SandboxEnd::VmmDied {
+            status: match status {
+                Ok(status) => status.to_string(),
+                Err(e) => e.to_string(),
+            },
+        },
+    }
+}
+
+fn last_words(console: &str) -> SandboxEnd {
+    const PANIC: &str = "Kernel panic - not syncing: ";
+    let Some(at) = console.rfind(PANIC) else {
+        return SandboxEnd::GuestReset;
+    };
+    let message = console[at + PANIC.len()..]
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_owned();
+    let memory = [
+        "Out of memory",
+        "out of memory",
+        "System is deadlocked on memory",
+    ];
+    if memory.iter().any(|words| message.contains(words)) {
+        SandboxEnd::GuestOutOfMemory { message }
+    } else {
+        SandboxEnd::GuestPanic { message }
+    }
+}
+
+/// Text for a terminal: no control characters but line ends and tabs.
+fn printable(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes)
+        .chars()
+        .filter(|c| !c.is_control() || matches!(c, '\n' | '\t'))
+        .collect()
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_told_in_the_kernels_own_words() {
+        let console =
+            "foo\n[    1.2] Kernel panic - not syncing: sysrq triggered crash\n[    1.3] CPU: 0\n";
+        let message = "sysrq triggered crash".to_owned();
+        assert_eq!(last_words(console), SandboxEnd::GuestPanic { message });
+        let oom = "Kernel panic - not syncing: System is deadlocked on memory\n";
+        assert!(matches!(
+            last_words(oom),
+            SandboxEnd::GuestOutOfMemory { .. }
+        ));
+        assert_eq!(
+            last_words("reboot: Restarting system\n"),
+            SandboxEnd::GuestReset
+        );
+    }
+
+    #[test]
+    fn console_output_cannot_drive_the_terminal() {
+        assert_eq!(printable(b"a\x1b[2Jb\r\n\x07c"), "a[2Jb\nc");
+    }
+}
