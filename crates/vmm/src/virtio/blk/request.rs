@@ -1,0 +1,152 @@
+//! One block request: header, data and status byte (virtio 1.2 section 5.2.6).
+
+use super::disk::{Disk, SECTOR};
+use super::{ID_BYTES, MAX_DISCARD_SECTORS, MAX_DISCARD_SEGMENTS};
+use crate::virtio::DeviceError;
+use crate::virtio::device::chain::{Buffers, Chain};
+use std::io;
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
+    VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
+    VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+};
+
+/// Bytes of `struct virtio_blk_req` before the data.
+const HEADER: usize = 16;
+/// Bytes of `struct virtio_blk_discard_write_zeroes`.
+const SEGMENT: usize = 16;
+/// Most data of one request; Linux sends at most this by default.
+pub const MAX_DATA: usize = 4 << 20;
+
+/// Why a request was answered with an error status; the device lives on.
+#[derive(Debug)]
+enum Refusal {
+    Unsupported,
+    Io,
+}
+
+impl From<io::Error> for Refusal {
+    fn from(_: io::Error) -> Self {
+        Self::Io
+    }
+}
+
+/// What serves requests.
+pub struct Server<'d> {
+    /// The disk.
+    pub disk: &'d mut Disk,
+    /// What `GET_ID` answers.
+    pub id: [u8; ID_BYTES],
+    /// Whether a flush reaches the host's storage.
+    pub flush_to_host: bool,
+}
+
+impl Server<'_> {
+    /// Serves one request and writes its status; returns how many bytes of the writable buffers it wrote.
+    pub fn serve(&mut self, chain: Chain<'_>) -> Result<u32, DeviceError> {
+        let Chain {
+            mut readable,
+            mut writable,
+            ..
+        } = chain;
+        let mut header = [0; HEADER];
+        let taken = readable
+            .take(HEADER)
+            .ok_or_else(|| DeviceError::Guest("request without a whole header (5.2.6)".into()))?;
+        taken.copy_to(&mut header);
+        let data = writable
+            .len()
+            .checked_sub(1)
+            .and_then(|data| writable.take(data))
+            .ok_or_else(|| DeviceError::Guest("request without a status byte (5.2.6)".into()))?;
+        let bytes = data.len();
+        let (status, written) = match self.execute(&header, readable, data) {
+            Ok(()) => (VIRTIO_BLK_S_OK, bytes + 1),
+            Err(Refusal::Unsupported) => (VIRTIO_BLK_S_UNSUPP, 1),
+            Err(Refusal::Io) => (VIRTIO_BLK_S_IOERR, 1),
+        };
+        writable.copy_from(&[u8::try_from(status).unwrap_or(u8::MAX)]);
+        u32::try_from(written)
+            .map_err(|_| DeviceError::Guest("request longer than 4 GiB (2.7.5.2)".into()))
+    }
+
+    fn execute(
+        &mut self,
+        header: &[u8; HEADER],
+        input: Buffers<'_>,
+        output: Buffers<'_>,
+    ) -> Result<(), Refusal> {
+        let [kind @ .., _, _, _, _] = header.first_chunk::<8>().ok_or(Refusal::Io)?;
+        let sector = header.last_chunk::<8>().ok_or(Refusal::Io)?;
+        let offset = u64::from_le_bytes(*sector).checked_mul(SECTOR);
+        match u32::from_le_bytes(*kind) {
+            VIRTIO_BLK_T_IN => {
+                data_only(&output, &input)?;
+                Ok(self.disk.read(offset.ok_or(Refusal::Io)?, output)?)
+            }
+            VIRTIO_BLK_T_OUT => {
+                data_only(&input, &output)?;
+                Ok(self.disk.write(offset.ok_or(Refusal::Io)?, &input)?)
+            }
+            VIRTIO_BLK_T_FLUSH => {
+                if self.flush_to_host {
+                    self.disk.sync()?;
+                }
+                Ok(())
+            }
+            VIRTIO_BLK_T_GET_ID => {
+                if output.len() < ID_BYTES {
+                    return Err(Refusal::Io);
+                }
+                output.copy_from(&self.id);
+                Ok(())
+            }
+            kind @ (VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES) => {
+                self.zero(&input, kind == VIRTIO_BLK_T_DISCARD)
+            }
+            _ => Err(Refusal::Unsupported),
+        }
+    }
+
+    fn zero(&mut self, input: &Buffers<'_>, discard: bool) -> Result<(), Refusal> {
+        if self.disk.read_only() {
+            return Err(Refusal::Unsupported);
+        }
+        let mut table = [0; SEGMENT * MAX_DISCARD_SEGMENTS];
+        if input.is_empty() || input.len() > table.len() || !input.len().is_multiple_of(SEGMENT) {
+            return Err(Refusal::Io);
+        }
+        let bytes = input.copy_to(&mut table);
+        let (segments, _) = table[..bytes].as_chunks::<SEGMENT>();
+        for segment in segments {
+            let (start, rest) = segment.split_first_chunk::<8>().ok_or(Refusal::Io)?;
+            let (count, rest) = rest.split_first_chunk::<4>().ok_or(Refusal::Io)?;
+            let flags = rest.first_chunk::<4>().ok_or(Refusal::Io)?;
+            let known = if discard {
+                0
+            } else {
+                VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP
+            };
+            if u32::from_le_bytes(*flags) & !known != 0 {
+                return Err(Refusal::Unsupported);
+            }
+            let sectors = u32::from_le_bytes(*count);
+            let offset = u64::from_le_bytes(*start).checked_mul(SECTOR);
+            if sectors > MAX_DISCARD_SECTORS {
+                return Err(Refusal::Io);
+            }
+            let bytes = u64::from(sectors) * SECTOR;
+            self.disk.zero(offset.ok_or(Refusal::Io)?, bytes, discard)?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks that data comes in whole sectors, not too many, and only in the direction of the request.
+fn data_only(wanted: &Buffers<'_>, other: &Buffers<'_>) -> Result<(), Refusal> {
+    let whole = wanted.len().is_multiple_of(512);
+    if !whole || wanted.len() > MAX_DATA || !other.is_empty() {
+        return Err(Refusal::Io);
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! What is read is what was written.
+
+use super::*;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+#[test]
+fn a_read_only_disk_reads_its_file_and_refuses_writes() {
+    let content = pattern(8192);
+    let mut driver = Driver::new(Backend::ReadOnly(file(&content)));
+    assert_eq!(driver.read(0, 8192), content);
+    assert_eq!(driver.read(3, 1024), content[1536..2560]);
+    assert_eq!(driver.write(0, &[1; 512]), IOERR);
+    assert_eq!(driver.zero(DISCARD, &[(0, 8, 0)]), UNSUPP);
+    assert_eq!(driver.zero(WRITE_ZEROES, &[(0, 8, 0)]), UNSUPP);
+    assert_eq!(driver.request(FLUSH, 0, &[]), (OK, 1));
+    assert_eq!(driver.read(0, 8192), content);
+    assert!(driver.block.owned_blocks().is_empty());
+    assert_ne!(driver.block.features() & 1 << VIRTIO_BLK_F_RO, 0);
+}
+
+#[test]
+fn writes_stay_in_the_overlay_and_own_their_blocks() {
+    let content = pattern(128 * 4096);
+    let base = file(&content);
+    let seen = base.try_clone().unwrap();
+    let mut driver = Driver::new(Backend::Overlay {
+        base,
+        overlay: file(b""),
+    });
+    assert_eq!(driver.write(8 * 65, &[0x55; 8192]), OK);
+    assert_eq!(driver.block.owned_blocks(), [0, 0b110]);
+    let mut expected = content.clone();
+    expected[65 * 4096..67 * 4096].fill(0x55);
+    assert_eq!(driver.read(0, expected.len()), expected);
+    let mut base = vec![0; content.len()];
+    seen.read_exact_at(&mut base, 0).unwrap();
+    assert_eq!(base, content);
+}
+
+#[test]
+fn a_partial_write_keeps_the_rest_of_its_block() {
+    let content = pattern(5 * 4096);
+    for (sector, sectors) in [(1, 1), (0, 1), (7, 1), (7, 2), (7, 10), (8, 9), (39, 1)] {
+        let (mut driver, overlay) = Driver::overlay(&content);
+        let data = vec![0xee; sectors * 512];
+        assert_eq!(driver.write(u64::try_from(sector).unwrap(), &data), OK);
+        let mut expected = content.clone();
+        expected[sector * 512..][..data.len()].fill(0xee);
+        assert_eq!(driver.read(0, content.len()), expected);
+        for block in 0..5 {
+            let owned = driver.block.owned_blocks()[0] >> block & 1 == 1;
+            let touched = block * 8 < sector + sectors && sector < block * 8 + 8;
+            assert_eq!(owned, touched);
+            if owned {
+                let mut bytes = [0; 4096];
+                let at = u64::try_from(block * 4096).unwrap();
+                overlay.read_exact_at(&mut bytes, at).unwrap();
+                assert_eq!(bytes[..], expected[block * 4096..][..4096]);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_overlay_is_as_long_as_the_disk_and_sparse() {
+    let (mut driver, overlay) = Driver::overlay(&pattern(1 << 20));
+    assert_eq!(driver.write(8, &[1; 4096]), OK);
+    let metadata = overlay.metadata().unwrap();
+    assert_eq!(metadata.size(), 1 << 20);
+    assert!(metadata.blocks() * 512 <= 64 << 10, "{}", metadata.blocks());
+}
+
+#[test]
+fn a_disk_that_ends_inside_a_block_is_served_to_its_last_sector() {
+    let content = pattern(4096 + 3 * 512);
+    let (mut driver, _) = Driver::overlay(&content);
+    assert_eq!(driver.write(9, &[0x77; 512]), OK);
+    let mut expected = content;
+    expected[9 * 512..10 * 512].fill(0x77);
+    assert_eq!(driver.read(0, expected.len()), expected);
+    assert_eq!(driver.zero(WRITE_ZEROES, &[(8, 3, 1)]), OK);
+    expected[4096..].fill(0);
+    assert_eq!(driver.read(0, expected.len()), expected);
+}
+
+#[test]
+fn zeroed_ranges_read_as_zeroes_and_their_neighbours_do_not() {
+    let content = pattern(16 * 4096);
+    for kind in [DISCARD, WRITE_ZEROES] {
+        for (sector, sectors) in [
+            (0, 8),
+            (8, 24),
+            (9, 30),
+            (1, 2),
+            (7, 2),
+            (15, 10),
+            (127, 1),
+            (0, 128),
+        ] {
+            let (mut driver, _) = Driver::overlay(&content);
+            driver.write(16, &pattern(4096 * 3));
+            let mut expected = driver.read(0, content.len());
+            let count = u32::try_from(sectors).unwrap();
+            let start = u64::try_from(sector).unwrap();
+            assert_eq!(driver.zero(kind, &[(start, count, 0)]), OK);
+            let (from, to) = if kind == DISCARD {
+                (usize::div_ceil(sector, 8) * 8, (sector + sectors) / 8 * 8)
+            } else {
+                (sector, sector + sectors)
+            };
+            if from < to {
+                expected[from * 512..to * 512].fill(0);
+            }
+            assert!(
+                driver.read(0, content.len()) == expected,
+                "{kind} {sector} {sectors}"
+            );
+        }
+    }
+}
+
+#[test]
+fn discarded_blocks_are_given_back_to_the_host() {
+    let (mut driver, overlay) = Driver::overlay(&pattern(1 << 20));
+    assert_eq!(driver.write(0, &pattern(1 << 20)), OK);
+    let full = overlay.metadata().unwrap().blocks();
+    assert_eq!(driver.zero(DISCARD, &[(0, 1024, 0), (1024, 1024, 0)]), OK);
+    let empty = overlay.metadata().unwrap().blocks();
+    assert!(empty < full / 2, "{full} {empty}");
+    assert_eq!(driver.read(0, 1 << 20), vec![0; 1 << 20]);
+}
+
+#[test]
+fn what_was_written_survives_a_reset_of_the_device() {
+    let (mut driver, _) = Driver::overlay(&pattern(8192));
+    assert_eq!(driver.write(3, &[0x42; 512]), OK);
+    driver.block.reset();
+    driver.block.queue_event(0).unwrap();
+    driver.ring = Ring::new(&driver.around.memory, 0x1000, 16);
+    let activation = driver.around.activation(vec![driver.ring.queue(false)], 0);
+    driver.block.activate(activation).unwrap();
+    assert_eq!(driver.read(3, 512), [0x42; 512]);
+    driver.block.queue_event(9).unwrap();
+}
+
+#[test]
+fn any_mix_of_requests_agrees_with_a_plain_array() {
+    let sectors = 523;
+    let mut model = pattern(sectors * 512);
+    let (mut driver, _) = Driver::overlay(&model);
+    let mut state = 0x2545_f491_4f6c_dd1du64;
+    let mut next = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state >> 33).unwrap() % below
+    };
+    for round in 0..2000 {
+        let start = next(sectors);
+        let count = 1 + next((sectors - start).min(40));
+        let (from, to) = (start * 512, (start + count) * 512);
+        let sector = u64::try_from(start).unwrap();
+        match next(4) {
+            0 => assert!(driver.read(sector, to - from) == model[from..to]),
+            1 | 2 => {
+                let byte = u8::try_from(round % 256).unwrap();
+                model[from..to].fill(byte);
+                assert_eq!(driver.write(sector, &model[from..to]), OK);
+            }
+            _ => {
+                let count = u32::try_from(count).unwrap();
+                assert_eq!(driver.zero(WRITE_ZEROES, &[(sector, count, 1)]), OK);
+                model[from..to].fill(0);
+            }
+        }
+    }
+    assert!(driver.read(0, model.len()) == model);
+}
