@@ -1,1 +1,257 @@
-//! (docs follow)
+//! virtio-balloon (virtio 1.2 section 5.5): the guest gives memory back, on request (inflate) or as it frees it
+//! (free page reporting). Pages given back are dropped with `MADV_DONTNEED`: in private guest memory they cost the
+//! host nothing until they are touched again, and then hold zeroes or what the snapshot below holds.
+
+use super::device::chain::{Again, Buffers, check_queue, drain};
+use super::{Activation, DeviceError, Interrupt, VirtioDevice};
+use crate::GuestMemory;
+use nix::sys::epoll::EpollFlags;
+use std::ops::Range;
+use std::sync::Arc;
+use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
+use virtio_queue::Queue;
+use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileSlice};
+
+/// Feature bits, virtio 1.2 section 5.5.3.
+const F_DEFLATE_ON_OOM: u64 = 1 << 2;
+const F_REPORTING: u64 = 1 << 5;
+
+const INFLATE: usize = 0;
+const DEFLATE: usize = 1;
+/// The specification numbers this queue 4. Linux counts only the queues whose features were negotiated, and so does
+/// every device it meets: without statistics and free page hints it is 2.
+const REPORTING: usize = 2;
+const QUEUE_SIZES: [u16; 3] = [128, 128, 128];
+
+/// Balloon pages are 4 KiB whatever the guest's page size is.
+const PAGE_SHIFT: u32 = 12;
+const PAGES_PER_MIB: u32 = 1 << (20 - PAGE_SHIFT);
+/// Most page numbers in one request; Linux sends at most 256.
+const MAX_PFNS: usize = 4096;
+/// Most bytes of page numbers before the event loop gets its turn.
+const BUDGET: usize = 16 << 10;
+
+struct Active {
+    memory: GuestMemory,
+    queues: Vec<Queue>,
+    interrupt: Arc<dyn Interrupt>,
+}
+
+/// The memory balloon.
+pub struct Balloon {
+    target_pages: u32,
+    actual_pages: u32,
+    active: Option<Active>,
+    again: Again,
+}
+
+impl Balloon {
+    /// An empty balloon; fails only if the host is out of descriptors.
+    pub fn new() -> Result<Self, DeviceError> {
+        Ok(Self {
+            target_pages: 0,
+            actual_pages: 0,
+            active: None,
+            again: Again::new()?,
+        })
+    }
+
+    /// Asks the guest to give back `mib` MiB in all; 0 lets it have everything again.
+    pub fn set_target(&mut self, mib: u32) {
+        let pages = mib.saturating_mul(PAGES_PER_MIB);
+        if pages != self.target_pages {
+            self.target_pages = pages;
+            if let Some(active) = &self.active {
+                active.interrupt.config();
+            }
+        }
+    }
+
+    /// MiB that the guest says the balloon holds.
+    pub fn actual_mib(&self) -> u32 {
+        self.actual_pages / PAGES_PER_MIB
+    }
+
+    /// `struct virtio_balloon_config` up to where unoffered features begin: `num_pages`, `actual`.
+    fn config(&self) -> [u8; 8] {
+        let mut config = [0; 8];
+        config[..4].copy_from_slice(&self.target_pages.to_le_bytes());
+        config[4..].copy_from_slice(&self.actual_pages.to_le_bytes());
+        config
+    }
+}
+
+/// The page numbers of an inflate or deflate request as ascending runs without overlap.
+fn runs(buffers: &Buffers<'_>) -> Result<Vec<Range<u64>>, DeviceError> {
+    if buffers.is_empty() || !buffers.len().is_multiple_of(4) || buffers.len() > MAX_PFNS * 4 {
+        return Err(DeviceError::Guest(format!(
+            "{} bytes of page numbers",
+            buffers.len()
+        )));
+    }
+    let mut bytes = vec![0; buffers.len()];
+    buffers.copy_to(&mut bytes);
+    let (numbers, _) = bytes.as_chunks();
+    let mut pfns: Vec<u32> = numbers.iter().map(|&n| u32::from_le_bytes(n)).collect();
+    pfns.sort_unstable();
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for pfn in pfns.into_iter().map(u64::from) {
+        match runs.last_mut() {
+            Some(run) if pfn <= run.end => run.end = run.end.max(pfn + 1),
+            _ => runs.push(pfn..pfn + 1),
+        }
+    }
+    Ok(runs)
+}
+
+/// Drops the whole host pages inside `slice`.
+fn drop_pages(slice: &VolatileSlice<'_>) -> Result<(), DeviceError> {
+    let page = 1 << PAGE_SHIFT;
+    let guard = slice.ptr_guard_mut();
+    let skip = guard.as_ptr().align_offset(page);
+    let Some(bytes) = slice.len().checked_sub(skip).map(|n| n / page * page) else {
+        return Ok(());
+    };
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: `skip..skip + bytes` lies inside the slice, which is guest memory mapped for as long as it is
+    // borrowed. Guest memory is only ever reached through volatile accesses and system calls, so its content may
+    // change under them at any time.
+    let result =
+        unsafe { libc::madvise(guard.as_ptr().add(skip).cast(), bytes, libc::MADV_DONTNEED) };
+    if result != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(DeviceError::Host(format!("madvise: {error}")));
+    }
+    Ok(())
+}
+
+fn inflate(memory: &GuestMemory, buffers: &Buffers<'_>) -> Result<(), DeviceError> {
+    for run in runs(buffers)? {
+        let pages = usize::try_from(run.end - run.start).unwrap_or(usize::MAX);
+        let start = GuestAddress(run.start << PAGE_SHIFT);
+        let slices = memory.get_slices(start, pages.saturating_mul(1 << PAGE_SHIFT));
+        let slices: Result<Vec<_>, _> = slices.collect();
+        let slices = slices.map_err(|e| DeviceError::Guest(format!("page outside memory: {e}")))?;
+        for slice in &slices {
+            drop_pages(slice)?;
+        }
+    }
+    Ok(())
+}
+
+fn only(wanted: &Buffers<'_>, other: &Buffers<'_>) -> Result<(), DeviceError> {
+    if !other.is_empty() || wanted.is_empty() {
+        return Err(DeviceError::Guest("buffers of the wrong direction".into()));
+    }
+    Ok(())
+}
+
+impl VirtioDevice for Balloon {
+    fn device_id(&self) -> u32 {
+        VIRTIO_ID_BALLOON
+    }
+
+    fn name(&self) -> &str {
+        "balloon"
+    }
+
+    fn features(&self) -> u64 {
+        F_DEFLATE_ON_OOM | F_REPORTING
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn quiet_interrupts(&self) -> bool {
+        false
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let config = self.config();
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (to, from) in data.iter_mut().zip(config.iter().skip(offset)) {
+            *to = *from;
+        }
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        let mut config = self.config();
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (to, from) in config.iter_mut().skip(offset).zip(data) {
+            *to = *from;
+        }
+        let [_, _, _, _, actual @ ..] = config;
+        self.actual_pages = u32::from_le_bytes(actual);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        for queue in &activation.queues {
+            check_queue(queue, &activation.memory)?;
+        }
+        self.again.start(activation.poller)?;
+        self.active = Some(Active {
+            memory: activation.memory,
+            queues: activation.queues,
+            interrupt: activation.interrupt,
+        });
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+        self.actual_pages = 0;
+        self.again.stop();
+    }
+
+    fn queue_event(&mut self, index: usize) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let (memory, interrupt) = (&active.memory, active.interrupt.as_ref());
+        let Some(queue) = active.queues.get_mut(index) else {
+            return Ok(());
+        };
+        let left = match index {
+            INFLATE => drain(queue, memory, interrupt, BUDGET, |chain| {
+                only(&chain.readable, &chain.writable)?;
+                inflate(memory, &chain.readable)?;
+                Ok(0)
+            }),
+            // The pages come back by being touched.
+            DEFLATE => drain(queue, memory, interrupt, BUDGET, |chain| {
+                only(&chain.readable, &chain.writable)?;
+                Ok(0)
+            }),
+            // Each buffer is itself the free memory; work is bounded by the number of buffers.
+            REPORTING => drain(queue, memory, interrupt, usize::MAX, |chain| {
+                only(&chain.writable, &chain.readable)?;
+                for slice in chain.writable.slices() {
+                    drop_pages(slice)?;
+                }
+                Ok(0)
+            }),
+            _ => Ok(false),
+        }?;
+        if left {
+            self.again.schedule(index)?;
+        }
+        Ok(())
+    }
+
+    fn host_event(&mut self, token: u32, _flags: EpollFlags) -> Result<(), DeviceError> {
+        if token == Again::TOKEN {
+            let queues = self.again.take();
+            for index in (0..QUEUE_SIZES.len()).filter(|i| queues >> i & 1 == 1) {
+                self.queue_event(index)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "balloon_tests.rs"]
+mod tests;
