@@ -1,1 +1,327 @@
-//! (docs follow)
+//! virtio-net (virtio 1.2 section 5.1): a network card whose other end is a tap device.
+
+mod header;
+mod rx;
+mod tap;
+
+use super::device::chain::{Again, Chain, check_queue, drain};
+use super::{Activation, DeviceError, Interrupt, VirtioDevice};
+use crate::GuestMemory;
+use crate::poll::SlotPoller;
+use header::HEADER;
+use nix::sys::epoll::EpollFlags;
+use rx::{Receiver, Receiving};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use tap::{Offloads, Tap};
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
+    VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF,
+    VIRTIO_NET_F_MTU,
+};
+use virtio_queue::Queue;
+
+const RX: usize = 0;
+const TX: usize = 1;
+const QUEUE_SIZES: [u16; 2] = [256, 256];
+/// Largest frame with its header: 64 KiB of IP, 14 bytes of Ethernet and 12 of header (5.1.6.3.1).
+const MAX_FRAME: usize = 65_562;
+/// Most bytes sent before the event loop gets its turn.
+const TX_BUDGET: usize = 2 << 20;
+/// What the event loop reports the tap as.
+const TAP: u32 = 0;
+const MIN_MTU: u16 = 68;
+
+/// A network card that cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum NetError {
+    /// The descriptor is no usable tap.
+    #[error("tap: {0}")]
+    Tap(#[from] std::io::Error),
+    /// No IP goes through so small a card.
+    #[error("mtu {0}: less than 68")]
+    Mtu(u16),
+    /// The host has no descriptor left.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// What a card did since it was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames given to the guest.
+    pub rx_frames: u64,
+    /// Frames that no buffers of the guest could hold.
+    pub rx_dropped: u64,
+    /// Frames given to the tap.
+    pub tx_frames: u64,
+    /// Frames that asked for an offload that was not negotiated, or that the tap did not take.
+    pub tx_dropped: u64,
+    /// Reads and writes that the tap refused for another reason than being empty or full.
+    pub tap_errors: u64,
+}
+
+#[derive(Debug, Default)]
+struct Sender {
+    frames: u64,
+    dropped: u64,
+    errors: u64,
+}
+
+struct Active {
+    memory: GuestMemory,
+    queues: Vec<Queue>,
+    interrupt: Arc<dyn Interrupt>,
+    features: u64,
+    poller: SlotPoller,
+}
+
+/// A network card.
+pub struct Net {
+    tap: Tap,
+    mac: [u8; 6],
+    mtu: u16,
+    active: Option<Active>,
+    again: Again,
+    rx: Receiver,
+    tx: Sender,
+}
+
+impl Net {
+    /// A card over a tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`; `mac` and `mtu` (at least 68) are what the
+    /// guest sees.
+    pub fn new(tap: File, mac: [u8; 6], mtu: u16) -> Result<Self, NetError> {
+        Self::over(Tap::new(tap)?, mac, mtu)
+    }
+
+    /// A card over a datagram socket that stands for a tap: every datagram is a frame with its 12-byte header.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn over_datagrams(socket: File, mac: [u8; 6], mtu: u16) -> Result<Self, NetError> {
+        Self::over(Tap::datagrams(socket)?, mac, mtu)
+    }
+
+    fn over(tap: Tap, mac: [u8; 6], mtu: u16) -> Result<Self, NetError> {
+        if mtu < MIN_MTU {
+            return Err(NetError::Mtu(mtu));
+        }
+        Ok(Self {
+            tap,
+            mac,
+            mtu,
+            active: None,
+            again: Again::new()?,
+            rx: Receiver::new(),
+            tx: Sender::default(),
+        })
+    }
+
+    /// What the card did.
+    pub fn counters(&self) -> Counters {
+        Counters {
+            rx_frames: self.rx.frames,
+            rx_dropped: self.rx.dropped,
+            tx_frames: self.tx.frames,
+            tx_dropped: self.tx.dropped,
+            tap_errors: self.rx.errors + self.tx.errors,
+        }
+    }
+
+    fn receive(&mut self) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let Some(queue) = active.queues.get_mut(RX) else {
+            return Ok(());
+        };
+        let to = Receiving {
+            queue,
+            memory: &active.memory,
+            interrupt: active.interrupt.as_ref(),
+            mergeable: active.features >> VIRTIO_NET_F_MRG_RXBUF & 1 == 1,
+        };
+        if self.rx.run(&self.tap, to)? {
+            self.again.schedule(RX)?;
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let Some(queue) = active.queues.get_mut(TX) else {
+            return Ok(());
+        };
+        let (tx, tap, features) = (&mut self.tx, &self.tap, active.features);
+        let left = drain(
+            queue,
+            &active.memory,
+            active.interrupt.as_ref(),
+            TX_BUDGET,
+            |chain| {
+                tx.send(tap, chain, features)?;
+                Ok(0)
+            },
+        )?;
+        if left {
+            self.again.schedule(TX)?;
+        }
+        Ok(())
+    }
+}
+
+impl Sender {
+    fn send(&mut self, tap: &Tap, chain: Chain<'_>, features: u64) -> Result<(), DeviceError> {
+        let mut frame = chain.readable;
+        if !chain.writable.is_empty() || frame.len() > MAX_FRAME {
+            return Err(DeviceError::Guest(format!(
+                "frame of {} bytes to send, {} bytes writable (5.1.6.2)",
+                frame.len(),
+                chain.writable.len()
+            )));
+        }
+        let mut header = [0; HEADER];
+        frame
+            .take(HEADER)
+            .ok_or_else(|| DeviceError::Guest("frame without a whole header (5.1.6)".into()))?
+            .copy_to(&mut header);
+        let Some(mut header) = header::cleaned(header, features) else {
+            self.dropped += 1;
+            return Ok(());
+        };
+        let mut iovecs = vec![libc::iovec {
+            iov_base: header.as_mut_ptr().cast(),
+            iov_len: HEADER,
+        }];
+        iovecs.extend(frame.iovecs());
+        match tap.write(&iovecs) {
+            Ok(()) => self.frames += 1,
+            Err(e) => {
+                self.dropped += 1;
+                self.errors += u64::from(e.kind() != std::io::ErrorKind::WouldBlock);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl VirtioDevice for Net {
+    fn device_id(&self) -> u32 {
+        VIRTIO_ID_NET
+    }
+
+    fn name(&self) -> &str {
+        "net"
+    }
+
+    fn features(&self) -> u64 {
+        [
+            VIRTIO_NET_F_CSUM,
+            VIRTIO_NET_F_GUEST_CSUM,
+            VIRTIO_NET_F_MTU,
+            VIRTIO_NET_F_MAC,
+            VIRTIO_NET_F_GUEST_TSO4,
+            VIRTIO_NET_F_GUEST_TSO6,
+            VIRTIO_NET_F_HOST_TSO4,
+            VIRTIO_NET_F_HOST_TSO6,
+            VIRTIO_NET_F_MRG_RXBUF,
+        ]
+        .iter()
+        .fold(0, |features, bit| features | 1 << bit)
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    /// `struct virtio_net_config` (5.1.4): the address at 0, the MTU at 10; nothing else was offered.
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let mut config = [0; 12];
+        config[..6].copy_from_slice(&self.mac);
+        config[10..].copy_from_slice(&self.mtu.to_le_bytes());
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (to, from) in data.iter_mut().zip(config.iter().skip(offset)) {
+            *to = *from;
+        }
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        let Activation {
+            memory,
+            queues,
+            interrupt,
+            features,
+            poller,
+        } = activation;
+        for queue in &queues {
+            check_queue(queue, &memory)?;
+        }
+        let has = |bit: u32| features >> bit & 1 == 1;
+        self.tap
+            .set_offloads(Offloads {
+                csum: has(VIRTIO_NET_F_GUEST_CSUM),
+                tso4: has(VIRTIO_NET_F_GUEST_TSO4),
+                tso6: has(VIRTIO_NET_F_GUEST_TSO6),
+            })
+            .map_err(|e| DeviceError::Host(format!("tap offloads: {e}")))?;
+        self.again.start(poller.clone())?;
+        let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+        if let Err(e) = poller.add(self.tap.as_fd(), TAP, edges) {
+            self.again.stop();
+            return Err(DeviceError::Host(format!("tap: epoll: {e}")));
+        }
+        self.active = Some(Active {
+            memory,
+            queues,
+            interrupt,
+            features,
+            poller,
+        });
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        if let Some(active) = self.active.take() {
+            // It was added by `activate` and nobody else removes it, so this cannot fail in a way that matters.
+            let _ = active.poller.remove(self.tap.as_fd());
+        }
+        self.again.stop();
+        self.rx.reset();
+    }
+
+    fn queue_event(&mut self, index: usize) -> Result<(), DeviceError> {
+        match index {
+            RX => self.receive(),
+            TX => self.transmit(),
+            _ => Ok(()),
+        }
+    }
+
+    fn host_event(&mut self, token: u32, _flags: EpollFlags) -> Result<(), DeviceError> {
+        match token {
+            TAP => {
+                self.rx.readable = true;
+                self.receive()
+            }
+            Again::TOKEN => {
+                let queues = self.again.take();
+                for index in [RX, TX].into_iter().filter(|i| queues >> i & 1 == 1) {
+                    self.queue_event(index)?;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.reset();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! The host's end of the card.
+
+use super::header::HEADER;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+/// Linux `if_tun.h`: offloads that a tap may be told its reader can take.
+const TUN_F_CSUM: libc::c_ulong = 1;
+const TUN_F_TSO4: libc::c_ulong = 2;
+const TUN_F_TSO6: libc::c_ulong = 4;
+
+/// What the driver takes off the host's hands when receiving.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Offloads {
+    /// Frames without a complete checksum.
+    pub csum: bool,
+    /// TCP over IPv4 in segments of up to 64 KiB; needs `csum`.
+    pub tso4: bool,
+    /// TCP over IPv6 likewise.
+    pub tso6: bool,
+}
+
+mod ioctls {
+    nix::ioctl_read_bad!(
+        get_iff,
+        nix::request_code_read!(b'T', 210, size_of::<libc::c_uint>()),
+        libc::ifreq
+    );
+    nix::ioctl_write_ptr_bad!(
+        set_vnet_hdr_sz,
+        nix::request_code_write!(b'T', 216, size_of::<libc::c_int>()),
+        libc::c_int
+    );
+}
+/// `TUNSETOFFLOAD`, which takes its argument by value.
+const SET_OFFLOAD: libc::c_ulong = nix::request_code_write!(b'T', 208, size_of::<libc::c_uint>());
+
+/// A tap device, or for tests a datagram socket that stands for one.
+#[derive(Debug)]
+pub struct Tap {
+    file: File,
+    is_tap: bool,
+}
+
+impl Tap {
+    /// Takes a tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR` and makes it non-blocking.
+    pub fn new(file: File) -> io::Result<Self> {
+        nonblocking(&file)?;
+        // SAFETY: an all-zero `ifreq` is valid: it is plain integers and a union of them.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        // SAFETY: TUNGETIFF writes one `ifreq`, which `request` is.
+        unsafe { ioctls::get_iff(file.as_raw_fd(), &mut request) }?;
+        // SAFETY: TUNGETIFF answered with flags, and every bit pattern is a value of that field.
+        let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
+        let wanted = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        if flags & wanted != wanted {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "tap was not opened with IFF_TAP | IFF_NO_PI | IFF_VNET_HDR",
+            ));
+        }
+        let size = libc::c_int::try_from(HEADER).unwrap_or(0);
+        // SAFETY: TUNSETVNETHDRSZ reads one int, which `size` is.
+        unsafe { ioctls::set_vnet_hdr_sz(file.as_raw_fd(), &size) }?;
+        Ok(Self { file, is_tap: true })
+    }
+
+    /// Takes a socket on which every datagram is a frame with its header.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn datagrams(file: File) -> io::Result<Self> {
+        nonblocking(&file)?;
+        Ok(Self {
+            file,
+            is_tap: false,
+        })
+    }
+
+    /// Tells the host kernel what the driver can receive.
+    pub fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
+        if !self.is_tap {
+            return Ok(());
+        }
+        let Offloads { csum, tso4, tso6 } = offloads;
+        let flag = |on: bool, flag| if on { flag } else { 0 };
+        let flags = flag(csum, TUN_F_CSUM)
+            | flag(csum && tso4, TUN_F_TSO4)
+            | flag(csum && tso6, TUN_F_TSO6);
+        // SAFETY: TUNSETOFFLOAD takes its argument by value and touches no memory of ours.
+        let result = unsafe { libc::ioctl(self.file.as_raw_fd(), SET_OFFLOAD, flags) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Reads one frame with its header.
+    pub fn read(&self, frame: &mut [u8]) -> io::Result<usize> {
+        Ok(nix::unistd::read(&self.file, frame)?)
+    }
+
+    /// Writes one frame with its header.
+    pub fn write(&self, iovecs: &[libc::iovec]) -> io::Result<()> {
+        let count = libc::c_int::try_from(iovecs.len()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: `iovecs` holds `count` vectors (the kernel refuses more than 1024). Each names guest memory that
+        // stays mapped while borrowed, or a buffer of the caller; it is only read.
+        let written = unsafe { libc::writev(self.file.as_raw_fd(), iovecs.as_ptr(), count) };
+        if written < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn nonblocking(file: &File) -> io::Result<()> {
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL)?);
+    fcntl(file, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+    Ok(())
+}

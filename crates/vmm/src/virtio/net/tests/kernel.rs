@@ -1,0 +1,126 @@
+//! The card over a real tap, in a network namespace of the test's own that ends with its thread.
+
+use super::*;
+use std::os::fd::{AsRawFd, FromRawFd};
+
+/// `_IOW('T', 202, int)` of Linux `if_tun.h`.
+const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+
+fn request(name: &str, flags: libc::c_int) -> libc::ifreq {
+    // SAFETY: an all-zero `ifreq` is valid: it is plain integers and a union of them.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::try_from(from).unwrap();
+    }
+    request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).unwrap();
+    request
+}
+
+fn tap(flags: libc::c_int) -> std::io::Result<File> {
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")?;
+    let request = request("jiffytest", flags);
+    // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is.
+    if unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &request) } < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(file)
+}
+
+/// A raw socket on the interface, which is brought up without IPv6 so that nothing but the test sends.
+fn raw_socket() -> File {
+    let _ = std::fs::write("/proc/sys/net/ipv6/conf/jiffytest/disable_ipv6", "1");
+    // SAFETY: no memory is passed; the descriptor is owned by nobody else.
+    let socket = unsafe {
+        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0x0300);
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        File::from_raw_fd(fd)
+    };
+    let mut up = request("jiffytest", libc::IFF_UP);
+    // SAFETY: both requests read or write one `ifreq`, which `up` is; the union's value was written by the kernel.
+    let index = unsafe {
+        assert_eq!(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &up), 0);
+        assert_eq!(
+            libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFINDEX, &mut up),
+            0
+        );
+        up.ifr_ifru.ifru_ifindex
+    };
+    // SAFETY: an all-zero `sockaddr_ll` is valid: it is plain integers.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
+    address.sll_protocol = 0x0300;
+    address.sll_ifindex = index;
+    let size = libc::socklen_t::try_from(size_of::<libc::sockaddr_ll>()).unwrap();
+    // SAFETY: bind reads `size` bytes of `address`, which is as long.
+    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) };
+    assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
+    socket
+}
+
+fn ethernet(payload: u8) -> Vec<u8> {
+    let mut frame = vec![0xff; 6];
+    frame.extend(MAC);
+    frame.extend([0x88, 0xb5]);
+    frame.extend([payload; 60]);
+    frame
+}
+
+fn talk() {
+    let tap_flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    let plain = tap(libc::IFF_TAP | libc::IFF_NO_PI).unwrap();
+    assert!(matches!(Net::new(plain, MAC, 1500), Err(NetError::Tap(_))));
+    let tap = tap(tap_flags).unwrap();
+    let mut socket = raw_socket();
+    let net = Net::new(tap, MAC, 1500).unwrap();
+    let mut driver = Driver::new(0);
+    driver.net = net;
+    driver.activate(driver.net.features());
+    driver.offer(0, 2048);
+
+    socket.write_all(&ethernet(0x11)).unwrap();
+    for ready in driver.around.ready(2000) {
+        driver.net.host_event(ready.token, ready.flags).unwrap();
+    }
+    assert_eq!(driver.rx.used(), [(0, 86)]);
+    assert_eq!(driver.bytes(BUFFERS + 12, 74), ethernet(0x11));
+    assert_eq!(
+        driver.bytes(BUFFERS, 12),
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]
+    );
+
+    driver.send([0; HEADER], &ethernet(0x22)).unwrap();
+    assert_eq!(driver.net.counters().tx_frames, 1);
+    let mut frame = [0; 100];
+    // The socket sees its own frame first.
+    let mut seen = Vec::new();
+    while seen.last() != Some(&0x22) {
+        let count = socket.read(&mut frame).unwrap();
+        seen = frame[..count].to_vec();
+    }
+    assert_eq!(seen, ethernet(0x22));
+
+    // Frames that the kernel refuses are dropped, whatever they are.
+    driver.send([0; HEADER], &[]).unwrap();
+    let mut nonsense = [0xff; HEADER];
+    (nonsense[0], nonsense[1]) = (1, 1);
+    driver.send(nonsense, &ethernet(0x33)).unwrap();
+    assert_eq!(driver.net.counters().tx_dropped, 2);
+}
+
+#[test]
+fn frames_pass_both_ways_through_a_real_tap() {
+    std::thread::spawn(|| {
+        // SAFETY: no memory is passed; only this thread, which ends with the test, gets another namespace.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
+            let error = std::io::Error::last_os_error();
+            eprintln!("not tested: no network namespace: {error}");
+            return;
+        }
+        talk();
+    })
+    .join()
+    .unwrap();
+}
