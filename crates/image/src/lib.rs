@@ -1,1 +1,36 @@
-//! (docs follow)
+//! What a microVM needs on disk: guest kernel, templates, blank disks and the initial ramdisk.
+//!
+//! Everything lives under one data directory ([`Home`]) and follows the same rules: a file is made under a lock, written
+//! next to its place, flushed, and renamed into it, so that it is either absent or whole; and it is handed out as an open
+//! file whose content has been verified, so that what runs is what was checked.
+
+mod apt;
+mod builder;
+mod command;
+mod cpio;
+mod disk;
+mod erofs;
+mod file;
+mod home;
+mod initrd;
+mod kernel;
+mod lock;
+mod manifest;
+mod progress;
+mod recipe;
+mod rootfs;
+mod template;
+mod verified;
+
+pub use builder::BuildError;
+pub use command::CommandError;
+pub use disk::{Disk, DiskError, MAX_DISK_MIB, MIN_DISK_MIB};
+pub use file::FileError;
+pub use home::{Home, HomeError};
+pub use initrd::{Initrd, InitrdError};
+pub use kernel::{Kernel, KernelError};
+pub use manifest::{Defaults, ImageSum, MANIFEST_FORMAT, Manifest};
+pub use progress::{Phase, Progress};
+pub use recipe::{Recipe, RecipeError};
+pub use template::{Template, TemplateError, Templates};
+pub use verified::{VerifiedFile, VerifyError};

@@ -1,0 +1,276 @@
+//! Where Debian packages come from: the host's own mirror and proxy, if it is a Debian host, else the public archive.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// One-line sources (sources.list(5)) of a Debian release for use during a build.
+pub(crate) fn build_sources(suite: &str) -> Vec<String> {
+    let found: Vec<String> = source_files(Path::new("/etc/apt"))
+        .iter()
+        .filter_map(|path| {
+            let text = fs::read_to_string(path).ok()?;
+            Some(if path.extension().is_some_and(|e| e == "sources") {
+                stanzas(&text)
+            } else {
+                lines(&text)
+            })
+        })
+        .flatten()
+        .filter(|source| source.is_debian() && source.suites.iter().any(|s| is_suite_of(s, suite)))
+        .flat_map(|source| source.for_release(suite))
+        .collect();
+    if found
+        .iter()
+        .any(|line| line.split(' ').nth(2) == Some(suite))
+    {
+        found
+    } else {
+        public_sources(suite)
+    }
+}
+
+/// The public archive with updates and security fixes: what a sandbox uses.
+pub(crate) fn public_sources(suite: &str) -> Vec<String> {
+    vec![
+        format!("deb http://deb.debian.org/debian {suite} main"),
+        format!("deb http://deb.debian.org/debian {suite}-updates main"),
+        format!("deb http://deb.debian.org/debian-security {suite}-security main"),
+    ]
+}
+
+/// How the host's apt reaches its mirrors, as apt.conf(5) lines: a machine behind a proxy has it configured there.
+pub(crate) fn host_options() -> Vec<String> {
+    let dump = Command::new("apt-config")
+        .arg("dump")
+        .stdin(Stdio::null())
+        .output();
+    let dump = dump
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default();
+    dump.lines()
+        .filter(|line| is_transport_option(line))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn is_transport_option(line: &str) -> bool {
+    let Some((key, value)) = line.split_once(' ') else {
+        return false;
+    };
+    let key = key.to_ascii_lowercase();
+    let wanted = [
+        "acquire::retries",
+        "acquire::check-valid-until",
+        "acquire::check-date",
+    ]
+    .contains(&key.as_str())
+        || ["acquire::http::", "acquire::https::"]
+            .iter()
+            .any(|prefix| {
+                key.strip_prefix(prefix).is_some_and(|rest| {
+                    ["proxy", "timeout", "cainfo", "verify"]
+                        .iter()
+                        .any(|k| rest.starts_with(k))
+                })
+            });
+    wanted && value != "\"\";"
+}
+
+/// `sources.list` and the files beside it.
+fn source_files(apt: &Path) -> Vec<PathBuf> {
+    let mut files = vec![apt.join("sources.list")];
+    if let Ok(entries) = fs::read_dir(apt.join("sources.list.d")) {
+        let mut parts: Vec<PathBuf> = entries
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .collect();
+        parts.retain(|path| {
+            path.extension()
+                .is_some_and(|e| e == "list" || e == "sources")
+        });
+        parts.sort();
+        files.append(&mut parts);
+    }
+    files
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Source {
+    uris: Vec<String>,
+    suites: Vec<String>,
+    components: Vec<String>,
+    signed_by: Option<String>,
+}
+
+impl Source {
+    /// Whether this is Debian's own archive or a mirror of it: a stranger's packages have no place in a template.
+    fn is_debian(&self) -> bool {
+        let signed = self
+            .signed_by
+            .as_deref()
+            .is_none_or(|key| key.contains("debian-archive"));
+        signed
+            && self.components.iter().any(|c| c == "main")
+            && self.uris.iter().any(|uri| is_archive(uri))
+    }
+
+    fn for_release(&self, suite: &str) -> Vec<String> {
+        let suites: Vec<&String> = self
+            .suites
+            .iter()
+            .filter(|s| is_suite_of(s, suite))
+            .collect();
+        let uris = self.uris.iter().filter(|uri| is_archive(uri));
+        uris.flat_map(|uri| suites.iter().map(move |s| format!("deb {uri} {s} main")))
+            .collect()
+    }
+}
+
+fn is_archive(uri: &str) -> bool {
+    let path = uri.trim_end_matches('/');
+    (uri.starts_with("http://") || uri.starts_with("https://"))
+        && (path.ends_with("/debian") || path.ends_with("/debian-security"))
+}
+
+fn is_suite_of(candidate: &str, suite: &str) -> bool {
+    let rest = candidate.strip_prefix(suite);
+    rest.is_some_and(|rest| ["", "-updates", "-security"].contains(&rest))
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// One-line format: `deb [option=value ...] uri suite component...`.
+fn lines(text: &str) -> Vec<Source> {
+    let entries = text
+        .lines()
+        .filter_map(|line| line.split('#').next()?.trim().strip_prefix("deb "));
+    entries
+        .filter_map(|entry| {
+            let entry = entry.trim();
+            let (options, rest) = match entry.strip_prefix('[') {
+                Some(inner) => inner.split_once(']')?,
+                None => ("", entry),
+            };
+            let signed_by = options
+                .split_whitespace()
+                .find_map(|o| o.strip_prefix("signed-by="))
+                .map(str::to_owned);
+            let mut words = words(rest).into_iter();
+            let (uri, suite) = (words.next()?, words.next()?);
+            Some(Source {
+                uris: vec![uri],
+                suites: vec![suite],
+                components: words.collect(),
+                signed_by,
+            })
+        })
+        .collect()
+}
+
+/// deb822 format: stanzas of `Field: value`, continued by indented lines.
+fn stanzas(text: &str) -> Vec<Source> {
+    let without_comments: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let stanzas = without_comments.split(|line| line.trim().is_empty());
+    stanzas.filter_map(stanza).collect()
+}
+
+fn stanza(lines: &[&str]) -> Option<Source> {
+    let mut source = Source::default();
+    let mut wanted = false;
+    for line in lines {
+        let Some((field, value)) = line.split_once(':') else {
+            continue;
+        };
+        match field.to_ascii_lowercase().as_str() {
+            "types" => wanted = value.split_whitespace().any(|kind| kind == "deb"),
+            "uris" => source.uris = words(value),
+            "suites" => source.suites = words(value),
+            "components" => source.components = words(value),
+            "signed-by" => source.signed_by = Some(value.trim().to_owned()),
+            "enabled" if value.trim().eq_ignore_ascii_case("no") => return None,
+            _ => {}
+        }
+    }
+    wanted.then_some(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIXED: &str = "\
+# Debian mirror
+Types: deb deb-src
+URIs: http://mirror.example/debian
+Suites: bookworm bookworm-updates bookworm-backports
+Components: main contrib
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb
+URIs: https://packages.example/debian
+Suites: bookworm
+Components: main
+Signed-By: /etc/apt/keyrings/example.gpg
+
+Enabled: no
+Types: deb
+URIs: http://mirror.example/debian-security
+Suites: bookworm-security
+Components: main
+";
+
+    fn usable(sources: Vec<Source>) -> Vec<String> {
+        sources
+            .iter()
+            .filter(|s| s.is_debian())
+            .flat_map(|s| s.for_release("bookworm"))
+            .collect()
+    }
+
+    #[test]
+    fn only_debians_own_archive_is_taken_from_stanzas() {
+        let expected = [
+            "deb http://mirror.example/debian bookworm main",
+            "deb http://mirror.example/debian bookworm-updates main",
+        ];
+        assert_eq!(usable(stanzas(MIXED)), expected);
+    }
+
+    #[test]
+    fn only_debians_own_archive_is_taken_from_lines() {
+        let text = "\
+deb http://mirror.example/debian/ bookworm main non-free # comment
+deb-src http://mirror.example/debian/ bookworm main
+deb [arch=amd64 signed-by=/usr/share/keyrings/cloud.gpg] https://cloud.example/debian bookworm main
+deb cdrom:[Debian] bookworm main
+deb https://tools.example/apt bookworm main
+deb http://mirror.example/debian trixie main
+";
+        assert_eq!(
+            usable(lines(text)),
+            ["deb http://mirror.example/debian/ bookworm main"]
+        );
+    }
+
+    #[test]
+    fn the_hosts_way_through_a_proxy_is_kept_and_nothing_else() {
+        assert!(is_transport_option(
+            r#"Acquire::http::Proxy "http://proxy.example:3128";"#
+        ));
+        assert!(is_transport_option(
+            r#"Acquire::http::Proxy::deb.debian.org "DIRECT";"#
+        ));
+        assert!(is_transport_option(
+            r#"Acquire::Check-Valid-Until "false";"#
+        ));
+        assert!(!is_transport_option(r#"Acquire::http::Proxy "";"#));
+        assert!(!is_transport_option(
+            r#"Acquire::AllowInsecureRepositories "1";"#
+        ));
+        assert!(!is_transport_option(
+            r#"DPkg::Post-Invoke:: "rm -f /var/cache/apt/archives/*.deb";"#
+        ));
+    }
+}

@@ -1,0 +1,163 @@
+use super::*;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub(crate) fn home() -> (tempfile::TempDir, Home) {
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::at(dir.path().join("home")).unwrap();
+    (dir, home)
+}
+
+/// A recipe whose root filesystem is a single file, instead of packages.
+pub(crate) struct Fake {
+    recipe: Recipe,
+    builds: AtomicU32,
+}
+
+impl Fake {
+    pub(crate) fn new(name: &str) -> Self {
+        Self::with_package(name, "git")
+    }
+
+    fn with_package(name: &str, package: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let defaults = "[defaults]\nuser = \"user\"\nworkdir = \"/\"\ndisk_mib = 64\n";
+        let text = format!(
+            "name = \"{name}\"\nsuite = \"bookworm\"\npackages = [\"{package}\"]\n{defaults}"
+        );
+        fs::write(dir.path().join("recipe.toml"), text).unwrap();
+        Self {
+            recipe: Recipe::from_directory(dir.path()).unwrap(),
+            builds: AtomicU32::new(0),
+        }
+    }
+
+    pub(crate) fn build(&self, home: &Home) -> Result<Template, BuildError> {
+        self.build_with(home, &mut |_| Ok(()))
+    }
+
+    fn build_with(
+        &self,
+        home: &Home,
+        interrupt: &mut dyn FnMut(&Path) -> Result<(), BuildError>,
+    ) -> Result<Template, BuildError> {
+        let make_root: MakeRoot<'_> = &mut |site, _| {
+            self.builds.fetch_add(1, Ordering::Relaxed);
+            let root = site.work.join("root");
+            fs::create_dir(&root).unwrap();
+            fs::write(
+                root.join("file"),
+                format!("{:?}", self.recipe.spec.packages),
+            )
+            .unwrap();
+            interrupt(site.work)?;
+            Ok(root)
+        };
+        build_with(
+            &Templates::new(home),
+            home,
+            &self.recipe,
+            make_root,
+            &mut |_| (),
+        )
+    }
+}
+
+fn names(path: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(path)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_template_is_built_once_and_again_only_when_its_recipe_changes() {
+    let (_dir, home) = home();
+    let git = Fake::with_package("one", "git");
+    let first = git.build(&home).unwrap();
+    git.build(&home).unwrap();
+    assert_eq!(git.builds.load(Ordering::Relaxed), 1);
+    assert_eq!(first.manifest.recipe_sha256, git.recipe.hash());
+    assert_eq!(first.manifest.image.size, first.image.size);
+
+    let curl = Fake::with_package("one", "curl");
+    let second = curl.build(&home).unwrap();
+    assert_ne!(second.image.sha256, first.image.sha256);
+    assert_eq!(names(&home.templates()), ["one"]);
+    assert_eq!(
+        names(&second.directory),
+        ["rootfs.erofs", "rootfs.erofs.stamp", "template.json"]
+    );
+}
+
+#[test]
+fn eight_builders_at_once_do_one_build() {
+    let (_dir, home) = home();
+    let fake = Fake::new("one");
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| fake.build(&home).unwrap());
+        }
+    });
+    assert_eq!(fake.builds.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_failed_build_leaves_nothing_behind_and_the_old_template_in_place() {
+    let (_dir, home) = home();
+    let old = Fake::with_package("one", "git").build(&home).unwrap();
+    let failed =
+        Fake::with_package("one", "curl").build_with(&home, &mut |_| Err(BuildError::NotRoot));
+    assert!(matches!(failed, Err(BuildError::NotRoot)));
+    assert_eq!(names(&home.templates()), ["one"]);
+    assert_eq!(
+        Templates::new(&home).get("one").unwrap().image.sha256,
+        old.image.sha256
+    );
+}
+
+#[test]
+fn what_a_killed_build_left_is_cleared_by_the_next() {
+    let (_dir, home) = home();
+    let left = home.templates().join(".new-one/root/usr");
+    fs::create_dir_all(&left).unwrap();
+    Fake::new("one").build(&home).unwrap();
+    assert_eq!(names(&home.templates()), ["one"]);
+}
+
+#[test]
+fn a_corrupted_template_is_refused_instead_of_rebuilt_unasked() {
+    let (_dir, home) = home();
+    let fake = Fake::new("one");
+    let image = fake.build(&home).unwrap().image;
+    fs::File::options()
+        .write(true)
+        .open(&image.path)
+        .unwrap()
+        .set_len(0)
+        .unwrap();
+    assert!(matches!(
+        fake.build(&home),
+        Err(BuildError::Template(TemplateError::Verify(_)))
+    ));
+}
+
+#[test]
+fn the_same_recipe_makes_the_same_image_on_another_host() {
+    let ((_a, one), (_b, other)) = (home(), home());
+    let fake = Fake::new("one");
+    fake.build_with(&one, &mut settled).unwrap();
+    fake.build_with(&other, &mut settled).unwrap();
+    let sum = |home| Templates::new(home).get("one").unwrap().image.sha256;
+    assert_eq!(sum(&one), sum(&other));
+}
+
+/// Gives everything one time, as a real root filesystem has.
+fn settled(work: &Path) -> Result<(), BuildError> {
+    let time = UNIX_EPOCH + std::time::Duration::from_secs(EPOCH);
+    for path in [work.join("root/file"), work.join("root")] {
+        fs::File::open(path).unwrap().set_modified(time).unwrap();
+    }
+    Ok(())
+}

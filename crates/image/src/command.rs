@@ -1,0 +1,209 @@
+//! The programs of the host that build images.
+
+use crate::lock::Lock;
+use std::collections::VecDeque;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+
+/// Why a program of the host did not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    #[error("{program} is not installed: run `apt-get install {package}`")]
+    Missing {
+        program: &'static str,
+        package: &'static str,
+    },
+    #[error("cannot run {program}")]
+    Run {
+        program: &'static str,
+        source: io::Error,
+    },
+    /// With the last lines of output.
+    #[error("{program} failed ({status}):\n{tail}")]
+    Failed {
+        program: &'static str,
+        status: ExitStatus,
+        tail: String,
+    },
+}
+
+/// A program of the host and the Debian package it comes from.
+pub(crate) struct Tool {
+    program: &'static str,
+    package: &'static str,
+    command: Command,
+}
+
+/// Lines of output kept for the error message.
+const TAIL: usize = 20;
+
+impl Tool {
+    pub(crate) fn new(program: &'static str, package: &'static str) -> Self {
+        let mut command = Command::new(program);
+        // An ordinary user's PATH lacks the directories where the file system tools are.
+        let mut path = env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
+        path.push(":/usr/sbin:/sbin");
+        command
+            .env("PATH", path)
+            .env("LC_ALL", "C.UTF-8")
+            .stdin(Stdio::null());
+        Self {
+            program,
+            package,
+            command,
+        }
+    }
+
+    pub(crate) fn arg(&mut self, arg: impl AsRef<OsStr>) -> &mut Self {
+        self.command.arg(arg);
+        self
+    }
+
+    pub(crate) fn args<A: AsRef<OsStr>>(&mut self, args: impl IntoIterator<Item = A>) -> &mut Self {
+        self.command.args(args);
+        self
+    }
+
+    pub(crate) fn env(&mut self, name: &str, value: impl AsRef<OsStr>) -> &mut Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Runs the program to its end; `on_line` sees each line of output as it comes.
+    ///
+    /// Should this process die, the program is told to stop. It keeps `lock` until it really has: until then it may still be
+    /// writing, and nobody else can start on the same thing.
+    pub(crate) fn run(
+        mut self,
+        lock: Option<&Lock>,
+        on_line: &mut dyn FnMut(&str),
+    ) -> Result<(), CommandError> {
+        let program = self.program;
+        let failed = |source| CommandError::Run { program, source };
+        let (output, input) = io::pipe().map_err(failed)?;
+        self.command
+            .stdout(input.try_clone().map_err(failed)?)
+            .stderr(input);
+        let lock = lock.map(|lock| lock.as_fd().as_raw_fd());
+        // SAFETY: between fork and exec only prctl and fcntl are called, which are async-signal-safe; the descriptor stays
+        // open because the caller's borrow of the lock outlives the spawn.
+        unsafe {
+            self.command.pre_exec(move || {
+                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                match lock {
+                    Some(fd) if libc::fcntl(fd, libc::F_SETFD, 0) < 0 => {
+                        Err(io::Error::last_os_error())
+                    }
+                    _ => Ok(()),
+                }
+            });
+        }
+        let mut child = self.command.spawn().map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => CommandError::Missing {
+                program,
+                package: self.package,
+            },
+            _ => CommandError::Run { program, source },
+        })?;
+        // The command holds the writing end too: without this the output would never end.
+        drop(self.command);
+        let tail = read_lines(output, on_line).map_err(failed);
+        let status = child.wait().map_err(failed)?;
+        let tail = tail?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(CommandError::Failed {
+                program,
+                status,
+                tail: Vec::from(tail).join("\n"),
+            }),
+        }
+    }
+}
+
+/// Passes lines on (a carriage return ends one too, as progress bars use it) and returns the last of them.
+fn read_lines(output: impl Read, on_line: &mut dyn FnMut(&str)) -> io::Result<VecDeque<String>> {
+    let mut tail = VecDeque::new();
+    for chunk in BufReader::new(output).split(b'\n') {
+        let chunk = chunk?;
+        for line in String::from_utf8_lossy(&chunk)
+            .split('\r')
+            .map(str::trim_end)
+            .filter(|line| !line.is_empty())
+        {
+            on_line(line);
+            if tail.len() == TAIL {
+                tail.pop_front();
+            }
+            tail.push_back(line.to_owned());
+        }
+    }
+    Ok(tail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_program_is_named_with_its_package() {
+        let error = Tool::new("mkfs.nonexistent", "nonexistent-utils")
+            .run(None, &mut |_| ())
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "mkfs.nonexistent is not installed: run `apt-get install nonexistent-utils`"
+        );
+    }
+
+    #[test]
+    fn a_failure_shows_the_last_lines() {
+        let mut shell = Tool::new("sh", "dash");
+        shell.args([
+            "-c",
+            "for i in $(seq 50); do echo line $i; done; echo oops >&2; exit 3",
+        ]);
+        let mut lines = 0;
+        let message = shell
+            .run(None, &mut |_| lines += 1)
+            .unwrap_err()
+            .to_string();
+        assert_eq!(lines, 51);
+        assert!(
+            message.starts_with("sh failed (exit status: 3):\nline 32\n"),
+            "{message}"
+        );
+        assert!(message.ends_with("oops"));
+    }
+
+    #[test]
+    fn the_program_keeps_the_lock_after_its_parent_has_let_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let lock = Lock::take(&path, || ()).unwrap();
+        let (gate, hold) = io::pipe().unwrap();
+        let mut shell = Tool::new("sh", "dash");
+        shell.args(["-c", "read -r line || :"]);
+        shell.command.stdin(gate);
+        std::thread::scope(|scope| {
+            let child = scope.spawn(|| {
+                let mut shell = shell;
+                shell.args(["sh"]);
+                shell.run(Some(&lock), &mut |_| ())
+            });
+            // Released once the program has ended, which it does when its input closes.
+            drop(hold);
+            child.join().unwrap().unwrap();
+        });
+        drop(lock);
+        let mut waited = false;
+        Lock::take(&path, || waited = true).unwrap();
+        assert!(!waited);
+    }
+}

@@ -1,0 +1,123 @@
+//! Files that appear whole or not at all, and errors that name the file.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// A file operation that failed: what, on which path, why.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {}", path.display())]
+pub struct FileError {
+    /// What was tried, as a verb ("read", "create").
+    pub action: &'static str,
+    pub path: PathBuf,
+    pub source: io::Error,
+}
+
+/// Names the operation and the path in an I/O error.
+pub(crate) trait OnPath<T> {
+    fn on(self, action: &'static str, path: &Path) -> Result<T, FileError>;
+}
+
+impl<T> OnPath<T> for io::Result<T> {
+    fn on(self, action: &'static str, path: &Path) -> Result<T, FileError> {
+        self.map_err(|source| FileError {
+            action,
+            path: path.to_owned(),
+            source,
+        })
+    }
+}
+
+/// Prefix of everything that is still being made; what carries it and is not under a held lock is garbage.
+pub(crate) const UNFINISHED: &str = ".new-";
+
+/// Creates `dir/name` by `fill`, atomically: a crash leaves either no such file or the whole of it.
+///
+/// The caller holds the lock that guards `dir`; remains of interrupted attempts are swept first.
+pub(crate) fn create<E: From<FileError>>(
+    dir: &Path,
+    name: &str,
+    fill: impl FnOnce(&mut tempfile::NamedTempFile) -> Result<(), E>,
+) -> Result<PathBuf, E> {
+    sweep(dir)?;
+    replace(dir, name, UNFINISHED, fill)
+}
+
+/// As [`create`], for what is small and written without a lock: the last writer wins, and nothing is swept.
+pub(crate) fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, FileError> {
+    replace(dir, name, ".write-", |file| {
+        file.write_all(bytes).on("write", &dir.join(name))
+    })
+}
+
+fn replace<E: From<FileError>>(
+    dir: &Path,
+    name: &str,
+    prefix: &str,
+    fill: impl FnOnce(&mut tempfile::NamedTempFile) -> Result<(), E>,
+) -> Result<PathBuf, E> {
+    let path = dir.join(name);
+    let mut file = tempfile::Builder::new()
+        .prefix(prefix)
+        .tempfile_in(dir)
+        .on("create a file in", dir)?;
+    fill(&mut file)?;
+    file.as_file()
+        .set_permissions(Permissions::from_mode(0o400))
+        .on("protect", &path)?;
+    file.as_file().sync_all().on("flush", &path)?;
+    file.persist(&path)
+        .map_err(|e| e.error)
+        .on("create", &path)?;
+    sync_dir(dir)?;
+    Ok(path)
+}
+
+/// Makes the names in `dir` durable.
+pub(crate) fn sync_dir(dir: &Path) -> Result<(), FileError> {
+    File::open(dir).and_then(|d| d.sync_all()).on("flush", dir)
+}
+
+/// Removes what interrupted attempts left in `dir`.
+fn sweep(dir: &Path) -> Result<(), FileError> {
+    for entry in fs::read_dir(dir).on("list", dir)? {
+        let path = entry.on("list", dir)?.path();
+        let unfinished = path
+            .file_name()
+            .is_some_and(|n| n.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()));
+        if unfinished && path.is_file() {
+            fs::remove_file(&path).on("remove", &path)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_attempt_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let failed = create(dir.path(), "x", |file| {
+            file.write_all(b"half").unwrap();
+            Err(io::Error::other("disk full")).on("write", Path::new("x"))
+        });
+        assert!(failed.is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn remains_of_a_killed_attempt_are_swept_by_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(".new-killed"), b"half").unwrap();
+        let path = create::<FileError>(dir.path(), "x", |file| {
+            file.write_all(b"whole").on("write", Path::new("x"))
+        })
+        .unwrap();
+        assert_eq!(fs::read(path).unwrap(), b"whole");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

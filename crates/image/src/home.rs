@@ -1,0 +1,204 @@
+//! The data directory.
+
+use crate::file::{FileError, OnPath};
+use crate::lock::Lock;
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Jiffy's data directory, readable by its owner only.
+///
+/// ```text
+/// <home>/
+///   kernel/vmlinux-<sha12>          guest kernel, unpacked and verified once
+///   templates/<name>/rootfs.erofs   root filesystem, read-only, shared by all sandboxes of the template
+///   templates/<name>/template.json  manifest: checksum, recipe hash, defaults
+///   disks/ext4-<MiB>.img            blank disk, sparse, read-only base of copy-on-write disks
+///   initrd/<sha12>.cpio             initial ramdisk, one per agent binary
+///   cache/apt/                      Debian packages, kept between template builds
+///   run/                            unlinked files of running sandboxes
+///   locks/                          one file per thing that is built by one process at a time
+/// ```
+///
+/// A file `<x>.stamp` beside `<x>` records the verified checksum and identity of `<x>`. A name starting with `.new-` is
+/// unfinished work and safe to remove when nothing is being built.
+#[derive(Clone, Debug)]
+pub struct Home {
+    root: PathBuf,
+}
+
+/// Why the data directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    #[error(
+        "no place for the data directory: set JIFFY_HOME (neither XDG_DATA_HOME nor HOME is set)"
+    )]
+    NoPlace,
+    #[error("data directory {} is not an absolute path: set JIFFY_HOME to one that is", path.display())]
+    Relative { path: PathBuf },
+    #[error("data directory {} belongs to uid {owner}, not to uid {uid}: set JIFFY_HOME to a directory of your own", path.display())]
+    Foreign { path: PathBuf, owner: u32, uid: u32 },
+    #[error("the data directory is unusable (set JIFFY_HOME to choose another)")]
+    File(#[from] FileError),
+}
+
+const DIRECTORIES: [&str; 7] = [
+    "kernel",
+    "templates",
+    "disks",
+    "initrd",
+    "cache",
+    "run",
+    "locks",
+];
+
+impl Home {
+    /// The data directory of this user: `$JIFFY_HOME`, else `/var/lib/jiffy` for root, else `$XDG_DATA_HOME/jiffy`, else
+    /// `~/.local/share/jiffy`. Created if absent.
+    pub fn locate() -> Result<Self, HomeError> {
+        Self::at(place(
+            |name| env::var_os(name).filter(|v| !v.is_empty()),
+            uid(),
+        )?)
+    }
+
+    /// The data directory at `root` (absolute). Created if absent, and closed to everybody but its owner.
+    pub fn at(root: impl Into<PathBuf>) -> Result<Self, HomeError> {
+        let root = root.into();
+        if !root.is_absolute() {
+            return Err(HomeError::Relative { path: root });
+        }
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&root)
+            .on("create", &root)?;
+        let metadata = fs::metadata(&root).on("examine", &root)?;
+        let (owner, uid) = (metadata.uid(), uid());
+        if owner != uid {
+            return Err(HomeError::Foreign {
+                path: root,
+                owner,
+                uid,
+            });
+        }
+        if metadata.mode() & 0o077 != 0 {
+            fs::set_permissions(&root, Permissions::from_mode(0o700)).on("protect", &root)?;
+        }
+        for name in DIRECTORIES {
+            let path = root.join(name);
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&path)
+                .on("create", &path)?;
+        }
+        Ok(Self { root })
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn kernel(&self) -> PathBuf {
+        self.root.join("kernel")
+    }
+
+    pub(crate) fn templates(&self) -> PathBuf {
+        self.root.join("templates")
+    }
+
+    pub(crate) fn disks(&self) -> PathBuf {
+        self.root.join("disks")
+    }
+
+    pub(crate) fn initrd(&self) -> PathBuf {
+        self.root.join("initrd")
+    }
+
+    pub(crate) fn cache(&self) -> PathBuf {
+        self.root.join("cache")
+    }
+
+    /// Where running sandboxes keep unlinked files and sockets.
+    pub fn run(&self) -> PathBuf {
+        self.root.join("run")
+    }
+
+    /// Takes the lock `name`; `wait` is called once when another process or thread holds it.
+    pub(crate) fn lock(&self, name: &str, wait: impl FnOnce()) -> Result<Lock, FileError> {
+        Lock::take(&self.root.join("locks").join(name), wait)
+    }
+}
+
+fn uid() -> u32 {
+    nix::unistd::Uid::effective().as_raw()
+}
+
+fn place(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> Result<PathBuf, HomeError> {
+    if let Some(home) = var("JIFFY_HOME") {
+        return Ok(home.into());
+    }
+    if uid == 0 {
+        return Ok("/var/lib/jiffy".into());
+    }
+    let data = var("XDG_DATA_HOME")
+        .map(PathBuf::from)
+        .filter(|p| p.is_absolute());
+    let data = data.or_else(|| var("HOME").map(|home| Path::new(&home).join(".local/share")));
+    data.map(|data| data.join("jiffy"))
+        .ok_or(HomeError::NoPlace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place_of(uid: u32, vars: &[(&str, &str)]) -> Result<PathBuf, HomeError> {
+        place(
+            |name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()),
+            uid,
+        )
+    }
+
+    #[test]
+    fn the_explicit_choice_wins_then_the_system_place_then_the_users() {
+        assert_eq!(
+            place_of(0, &[("JIFFY_HOME", "/srv/j"), ("HOME", "/root")]).unwrap(),
+            Path::new("/srv/j")
+        );
+        assert_eq!(
+            place_of(0, &[("HOME", "/root")]).unwrap(),
+            Path::new("/var/lib/jiffy")
+        );
+        assert_eq!(
+            place_of(1, &[("XDG_DATA_HOME", "/d"), ("HOME", "/h")]).unwrap(),
+            Path::new("/d/jiffy")
+        );
+        assert_eq!(
+            place_of(1, &[("HOME", "/h")]).unwrap(),
+            Path::new("/h/.local/share/jiffy")
+        );
+        assert!(matches!(place_of(1, &[]), Err(HomeError::NoPlace)));
+    }
+
+    #[test]
+    fn nobody_else_can_look_inside() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("home");
+        fs::create_dir(&root).unwrap();
+        fs::set_permissions(&root, Permissions::from_mode(0o755)).unwrap();
+        let home = Home::at(&root).unwrap();
+        for path in [home.path().to_owned(), home.templates(), home.run()] {
+            assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700);
+        }
+    }
+
+    #[test]
+    fn a_relative_directory_is_refused() {
+        assert!(matches!(Home::at("jiffy"), Err(HomeError::Relative { .. })));
+    }
+}

@@ -1,0 +1,144 @@
+//! The initial ramdisk: the guest agent, and just enough around it to start.
+
+use crate::cpio::Archive;
+use crate::file::{FileError, OnPath, create};
+use crate::home::Home;
+use crate::verified::{Check, VerifiedFile, VerifyError, sum_of};
+use std::io::Write;
+
+/// An initial ramdisk with the guest agent as `/init`.
+#[derive(Clone, Copy, Debug)]
+pub struct Initrd<'a> {
+    agent: &'a [u8],
+}
+
+/// Why there is no initial ramdisk.
+#[derive(Debug, thiserror::Error)]
+pub enum InitrdError {
+    #[error("the guest agent is not an ELF program: build it with `make build`")]
+    NotAProgram,
+    #[error("the guest agent is {size} bytes, more than an initial ramdisk can hold (4 GiB)")]
+    TooLarge { size: usize },
+    #[error(transparent)]
+    Verify(#[from] VerifyError),
+    #[error("cannot make the initial ramdisk")]
+    File(#[from] FileError),
+}
+
+/// Part of a cached ramdisk's name: changes with the archive's layout.
+const LAYOUT: u32 = 1;
+
+impl<'a> Initrd<'a> {
+    /// A ramdisk for an agent binary, which must be static: there are no libraries beside it.
+    pub fn new(agent: &'a [u8]) -> Result<Self, InitrdError> {
+        if !agent.starts_with(b"\x7fELF") {
+            return Err(InitrdError::NotAProgram);
+        }
+        if u32::try_from(agent.len()).is_err() {
+            return Err(InitrdError::TooLarge { size: agent.len() });
+        }
+        Ok(Self { agent })
+    }
+
+    /// The archive. The kernel opens `/dev/console` before `/init` can mount anything, hence the node.
+    pub fn archive(&self) -> Vec<u8> {
+        let mut archive = Archive::default();
+        for name in ["dev", "proc", "sys", "run", "mnt"] {
+            archive.directory(name, 0o755);
+        }
+        archive.character_device("dev/console", 0o600, (5, 1));
+        archive.character_device("dev/null", 0o666, (1, 3));
+        archive.file("init", 0o755, self.agent);
+        archive.finish()
+    }
+
+    /// Opens the archive as a file, made once per agent binary.
+    pub fn file(&self, home: &Home) -> Result<VerifiedFile, InitrdError> {
+        let name = format!("{}-{LAYOUT}.cpio", &sum_of(self.agent)[..12]);
+        let path = home.initrd().join(&name);
+        let check = Check {
+            what: "initial ramdisk",
+            sha256: None,
+            size: None,
+            sparse: false,
+            remedy: "remove it together with its .stamp file and run again",
+        };
+        if let Some(verified) = check.open(&path)? {
+            return Ok(verified);
+        }
+        let _lock = home.lock("initrd", || ())?;
+        if let Some(verified) = check.open(&path)? {
+            return Ok(verified);
+        }
+        create(&home.initrd(), &name, |file| {
+            file.write_all(&self.archive()).on("write", &path)
+        })?;
+        Ok(check.record(&path)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn cpio_reads_the_archive_back() {
+        if Command::new("cpio").arg("--version").output().is_err() {
+            println!("SKIPPED cpio_reads_the_archive_back: cpio is not installed");
+            return;
+        }
+        let agent = b"\x7fELF and the rest".as_slice();
+        let mut command = Command::new("cpio");
+        command
+            .args(["-itv", "--quiet", "--numeric-uid-gid"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(&Initrd::new(agent).unwrap().archive())
+            .unwrap();
+        let listing = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+        let line = |name: &str| {
+            listing
+                .lines()
+                .find(|line| line.ends_with(&format!(" {name}")))
+                .unwrap()
+        };
+        assert!(line("init").starts_with("-rwxr-xr-x"));
+        assert!(line("init").contains(" 17 "));
+        assert!(line("dev/console").starts_with("crw-------"));
+        assert!(line("dev/console").contains("5,   1"));
+        assert!(line("proc").starts_with("drwxr-xr-x"));
+        assert_eq!(listing.lines().count(), 8);
+    }
+
+    #[test]
+    fn every_agent_has_its_own_cached_ramdisk() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path().join("home")).unwrap();
+        let one = Initrd::new(b"\x7fELF one").unwrap();
+        let file = one.file(&home).unwrap();
+        assert_eq!(std::fs::read(&file.path).unwrap(), one.archive());
+        assert_eq!(one.file(&home).unwrap().path, file.path);
+        assert_ne!(
+            Initrd::new(b"\x7fELF two")
+                .unwrap()
+                .file(&home)
+                .unwrap()
+                .path,
+            file.path
+        );
+    }
+
+    #[test]
+    fn what_cannot_run_is_refused() {
+        assert!(matches!(
+            Initrd::new(b"#!/bin/sh"),
+            Err(InitrdError::NotAProgram)
+        ));
+    }
+}

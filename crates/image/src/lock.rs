@@ -1,0 +1,39 @@
+//! One builder at a time: advisory locks between threads and processes.
+
+use crate::file::{FileError, OnPath};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+/// An exclusive lock, held until dropped (and by every child process that inherited its descriptor).
+///
+/// The lock file stays: removing it would let two holders lock two different files of one name.
+#[derive(Debug)]
+pub(crate) struct Lock(File);
+
+impl Lock {
+    /// Takes the lock at `path`; calls `wait` once if somebody else holds it.
+    pub(crate) fn take(path: &Path, wait: impl FnOnce()) -> Result<Self, FileError> {
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path)
+            .on("open the lock", path)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                wait();
+                file.lock().on("lock", path)?;
+            }
+            Err(TryLockError::Error(e)) => return Err(e).on("lock", path),
+        }
+        Ok(Self(file))
+    }
+}
+
+impl AsFd for Lock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,42 @@
+//! What is known about a template without opening its image.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Version of `template.json`; a manifest of another version is refused.
+pub const MANIFEST_FORMAT: u32 = 1;
+
+/// `template.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`MANIFEST_FORMAT`].
+    pub format: u32,
+    pub name: String,
+    /// Seconds since the epoch.
+    pub created: u64,
+    /// SHA-256 of everything that went into the build except the packages themselves.
+    pub recipe_sha256: String,
+    pub image: ImageSum,
+    pub defaults: Defaults,
+}
+
+/// Identity of a root filesystem image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageSum {
+    /// Lower-case hexadecimal.
+    pub sha256: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// What a sandbox of the template gets unless its creator says otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Defaults {
+    pub user: String,
+    pub workdir: String,
+    /// MiB.
+    pub disk_mib: u64,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+}

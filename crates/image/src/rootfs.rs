@@ -1,0 +1,189 @@
+//! Root filesystems made of Debian packages.
+
+use crate::apt;
+use crate::command::{CommandError, Tool};
+use crate::file::{FileError, OnPath};
+use crate::lock::Lock;
+use crate::recipe::Recipe;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Time of everything a build makes (packages keep the times of their files: compiled Python modules record them).
+pub(crate) const EPOCH: u64 = 1_735_689_600;
+
+/// Where one build takes place.
+pub(crate) struct Site<'a> {
+    /// A directory of the build's own.
+    pub work: &'a Path,
+    /// Packages downloaded by earlier builds of the same template.
+    pub cache: &'a Path,
+    pub lock: &'a Lock,
+}
+
+/// Puts back the packages of earlier builds: hard links, because the cache is on the same file system.
+const RESTORE_CACHE: &str = r#"mkdir -p "$1/var/cache/apt/archives/partial"
+for deb in "$JIFFY_CACHE"/*.deb; do [ ! -e "$deb" ] || ln "$deb" "$1/var/cache/apt/archives/"; done"#;
+
+/// Keeps the packages of this build, and only those.
+const KEEP_CACHE: &str = r#"rm -rf "$JIFFY_CACHE.new" && mkdir -p "$JIFFY_CACHE.new"
+ln "$1"/var/cache/apt/archives/*.deb "$JIFFY_CACHE.new/"
+rm -rf "$JIFFY_CACHE" && mv "$JIFFY_CACHE.new" "$JIFFY_CACHE""#;
+
+/// Removes the host's traces, and leaves identity to the sandbox: each gets its own when it starts.
+const FINISH: &str = r#"set -eu
+rm -f "$1/etc/apt/apt.conf.d/99mmdebstrap" "$1"/etc/*- "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old
+for empty in hostname machine-id resolv.conf; do : >"$1/etc/$empty"; chmod 0644 "$1/etc/$empty"; done
+printf '127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n' >"$1/etc/hosts"
+printf '%s\n' "$JIFFY_SOURCES" >"$1/etc/apt/sources.list""#;
+
+/// Installs the recipe's packages into `<work>/root` and returns that path. `on_progress`: output line, percent done.
+pub(crate) fn bootstrap(
+    recipe: &Recipe,
+    site: &Site<'_>,
+    on_progress: &mut dyn FnMut(&str, u8),
+) -> Result<PathBuf, RootfsError> {
+    let spec = &recipe.spec;
+    let root = site.work.join("root");
+    let marker = site.work.join("started");
+    fs::write(&marker, "").on("create", &marker)?;
+
+    let mut mmdebstrap = Tool::new("mmdebstrap", "mmdebstrap");
+    mmdebstrap.env("SOURCE_DATE_EPOCH", EPOCH.to_string());
+    mmdebstrap
+        .env("JIFFY_CACHE", site.cache)
+        .env("JIFFY_SOURCES", apt::public_sources(&spec.suite).join("\n"));
+    mmdebstrap.args([
+        "--mode=root",
+        "--variant=minbase",
+        "--format=directory",
+        "--verbose",
+        "--skip=essential/unlink",
+    ]);
+    mmdebstrap.arg(format!("--include={}", spec.packages.join(",")));
+    // The data directory is closed to apt's download user; what is downloaded is checked against signed indexes anyway.
+    mmdebstrap.arg(r#"--aptopt=APT::Sandbox::User "root""#);
+    mmdebstrap.args(
+        apt::host_options()
+            .iter()
+            .map(|option| format!("--aptopt={option}")),
+    );
+    mmdebstrap.args(
+        spec.exclude
+            .iter()
+            .map(|path| format!("--dpkgopt=path-exclude={path}")),
+    );
+    mmdebstrap.args(
+        spec.include
+            .iter()
+            .map(|path| format!("--dpkgopt=path-include={path}")),
+    );
+    // A build that is cut short is thrown away: flushing every file would only cost time.
+    mmdebstrap.arg("--dpkgopt=force-unsafe-io");
+    mmdebstrap
+        .arg(format!("--setup-hook={RESTORE_CACHE}"))
+        .arg(format!("--customize-hook={KEEP_CACHE}"));
+    if let Some(script) = &recipe.customize {
+        let path = site.work.join("customize");
+        fs::write(&path, script).on("write", &path)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o700)).on("protect", &path)?;
+        mmdebstrap.arg(format!("--customize-hook={}", path.display()));
+    }
+    mmdebstrap.arg(format!("--customize-hook={FINISH}"));
+    mmdebstrap
+        .arg(&spec.suite)
+        .arg(&root)
+        .args(apt::build_sources(&spec.suite));
+
+    let mut meter = Meter::default();
+    mmdebstrap.run(Some(site.lock), &mut |line| {
+        on_progress(line, meter.percent(line))
+    })?;
+    settle_times(&root, &marker, site.lock)?;
+    Ok(root)
+}
+
+/// Gives what the build itself made one fixed time: equal packages then make an equal image.
+fn settle_times(root: &Path, marker: &Path, lock: &Lock) -> Result<(), RootfsError> {
+    let mut find = Tool::new("find", "findutils");
+    find.arg(root).args(["-xdev", "-newer"]).arg(marker).args([
+        "-exec",
+        "touch",
+        "--no-dereference",
+    ]);
+    find.arg(format!("--date=@{EPOCH}")).args(["{}", "+"]);
+    Ok(find.run(Some(lock), &mut |_| ())?)
+}
+
+/// Why there is no root filesystem.
+#[derive(Debug, thiserror::Error)]
+pub enum RootfsError {
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Reads from apt's and dpkg's output how far an installation has come. There are two rounds (the essential packages, then
+/// the others); each announces its number of packages, and unpacks and sets up every one of them.
+#[derive(Default)]
+struct Meter {
+    round: u32,
+    packages: u32,
+    steps: u32,
+    percent: u8,
+}
+
+impl Meter {
+    fn percent(&mut self, line: &str) -> u8 {
+        if let Some(packages) = newly_installed(line) {
+            self.round += 1;
+            (self.packages, self.steps) = (packages, 0);
+        } else if line.starts_with("Unpacking ") || line.starts_with("Setting up ") {
+            self.steps += 1;
+        }
+        let done = |share: u32| {
+            (share * self.steps)
+                .checked_div(2 * self.packages)
+                .unwrap_or(0)
+                .min(share)
+        };
+        let percent = match self.round {
+            0 => 0,
+            1 => 5 + done(45),
+            _ => 50 + done(50),
+        };
+        self.percent = self.percent.max(u8::try_from(percent).unwrap_or(100));
+        self.percent
+    }
+}
+
+/// `0 upgraded, 69 newly installed, 0 to remove and 0 not upgraded.`
+fn newly_installed(line: &str) -> Option<u32> {
+    let (before, _) = line.split_once(" newly installed")?;
+    before.rsplit(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_rises_through_both_rounds_and_never_falls() {
+        let mut meter = Meter::default();
+        let install = [
+            "Unpacking a (1) ...",
+            "Unpacking b (1) ...",
+            "Setting up a (1) ...",
+            "Setting up b (1) ...",
+        ];
+        let round = "0 upgraded, 2 newly installed, 0 to remove and 0 not upgraded.";
+        let output = ["I: running apt-get update...", round]
+            .into_iter()
+            .chain(install)
+            .chain([round])
+            .chain(install);
+        let percents: Vec<u8> = output.map(|line| meter.percent(line)).collect();
+        assert_eq!(percents, [0, 5, 16, 27, 38, 50, 50, 62, 75, 87, 100]);
+    }
+}

@@ -1,0 +1,399 @@
+//! Files whose content is checked once in full and then recognised cheaply.
+//!
+//! After a full check a stamp beside the file records the checksum together with what changes whenever the content does:
+//! size, inode and timestamps. As long as they match, the file is what was checked; if not, it is checked in full again.
+
+use crate::file::{FileError, OnPath, write};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::io::{self, Seek};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+/// An open file whose content is what it should be.
+#[derive(Debug)]
+pub struct VerifiedFile {
+    /// Opened for reading. The very file that was checked, whatever happens to its name.
+    pub file: File,
+    pub path: PathBuf,
+    /// Checksum of the content, lower-case hexadecimal. For blank disks: of their non-zero blocks.
+    pub sha256: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Why a file is not handed out.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    #[error("{what} {} is corrupted: expected sha256 {expected}, found {found}; {remedy}", path.display())]
+    Corrupted {
+        what: &'static str,
+        path: PathBuf,
+        expected: String,
+        found: String,
+        remedy: String,
+    },
+    #[error("{what} {} is corrupted: expected {expected} bytes, found {found}; {remedy}", path.display())]
+    Size {
+        what: &'static str,
+        path: PathBuf,
+        expected: u64,
+        found: u64,
+        remedy: String,
+    },
+    #[error("{what} {} changed while it was being verified; make sure nothing writes to it and run again", path.display())]
+    Unstable { what: &'static str, path: PathBuf },
+    #[error("the {what} is unusable")]
+    File {
+        what: &'static str,
+        source: FileError,
+    },
+}
+
+/// What a file should be, and how to tell the user if it is not.
+pub(crate) struct Check<'a> {
+    /// The thing's name in messages: "kernel image".
+    pub what: &'static str,
+    /// The checksum it must have; `None`: the one recorded when it was made.
+    pub sha256: Option<&'a str>,
+    /// The size it must have, bytes.
+    pub size: Option<u64>,
+    /// Hash only non-zero blocks, skipping holes: what makes large sparse files affordable.
+    pub sparse: bool,
+    /// What the user can do about a corrupted file.
+    pub remedy: &'a str,
+}
+
+/// What is recorded about a verified file.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Stamp {
+    sha256: String,
+    size: u64,
+    device: u64,
+    inode: u64,
+    /// Nanoseconds since the epoch, as [`Stamp::changed_ns`].
+    modified_ns: i128,
+    /// Change time: unlike the modification time, nobody can set it back.
+    changed_ns: i128,
+}
+
+impl Stamp {
+    fn of(metadata: &fs::Metadata, sha256: String) -> Self {
+        let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
+        Self {
+            sha256,
+            size: metadata.len(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            modified_ns: ns(metadata.mtime(), metadata.mtime_nsec()),
+            changed_ns: ns(metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    fn load(path: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(path).ok()?).ok()
+    }
+}
+
+fn stamp_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".stamp");
+    name.into()
+}
+
+impl Check<'_> {
+    /// Opens `path` verified. `Ok(None)`: no such file, or one whose checksum nobody knows (a stamp never written).
+    pub(crate) fn open(&self, path: &Path) -> Result<Option<VerifiedFile>, VerifyError> {
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e).on("open", path).map_err(|e| self.failed(e)),
+        };
+        let metadata = file
+            .metadata()
+            .on("examine", path)
+            .map_err(|e| self.failed(e))?;
+        if let Some(expected) = self.size.filter(|s| *s != metadata.len()) {
+            let (path, found, remedy) = (path.to_owned(), metadata.len(), self.remedy.to_owned());
+            return Err(VerifyError::Size {
+                what: self.what,
+                path,
+                expected,
+                found,
+                remedy,
+            });
+        }
+        let stamp = Stamp::load(&stamp_path(path));
+        let Some(expected) = self
+            .sha256
+            .map(str::to_owned)
+            .or_else(|| stamp.as_ref().map(|s| s.sha256.clone()))
+        else {
+            return Ok(None);
+        };
+        if stamp == Some(Stamp::of(&metadata, expected.clone())) {
+            return Ok(Some(VerifiedFile {
+                file,
+                path: path.to_owned(),
+                sha256: expected,
+                size: metadata.len(),
+            }));
+        }
+        self.full(file, path, Some(expected)).map(Some)
+    }
+
+    /// Records a file just made, whose checksum becomes the one it must have from now on.
+    pub(crate) fn record(&self, path: &Path) -> Result<VerifiedFile, VerifyError> {
+        let file = File::open(path)
+            .on("open", path)
+            .map_err(|e| self.failed(e))?;
+        self.full(file, path, self.sha256.map(str::to_owned))
+    }
+
+    fn full(
+        &self,
+        file: File,
+        path: &Path,
+        expected: Option<String>,
+    ) -> Result<VerifiedFile, VerifyError> {
+        let before = file
+            .metadata()
+            .on("examine", path)
+            .map_err(|e| self.failed(e))?;
+        outlive_tick(&before);
+        let found = if self.sparse {
+            sparse_sum(&file)
+        } else {
+            sum(&file)
+        };
+        let found = found.on("read", path).map_err(|e| self.failed(e))?;
+        if let Some(expected) = expected.filter(|e| *e != found) {
+            let (path, remedy) = (path.to_owned(), self.remedy.to_owned());
+            return Err(VerifyError::Corrupted {
+                what: self.what,
+                path,
+                expected,
+                found,
+                remedy,
+            });
+        }
+        let after = file
+            .metadata()
+            .on("examine", path)
+            .map_err(|e| self.failed(e))?;
+        let stamp = Stamp::of(&after, found);
+        if stamp != Stamp::of(&before, stamp.sha256.clone()) {
+            return Err(VerifyError::Unstable {
+                what: self.what,
+                path: path.to_owned(),
+            });
+        }
+        self.write_stamp(path, &stamp).map_err(|e| self.failed(e))?;
+        Ok(VerifiedFile {
+            file,
+            path: path.to_owned(),
+            sha256: stamp.sha256,
+            size: stamp.size,
+        })
+    }
+
+    fn write_stamp(&self, path: &Path, stamp: &Stamp) -> Result<(), FileError> {
+        let path = stamp_path(path);
+        let text = serde_json::to_vec(stamp)
+            .map_err(io::Error::other)
+            .on("write", &path)?;
+        let directory = path.parent().unwrap_or(Path::new("."));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        write(directory, &name, &text).map(drop)
+    }
+
+    fn failed(&self, source: FileError) -> VerifyError {
+        VerifyError::File {
+            what: self.what,
+            source,
+        }
+    }
+}
+
+/// Waits until the clock has left the tick in which the file last changed: a later change within the same tick would carry
+/// the same timestamps, and the stamp would vouch for content nobody has checked.
+fn outlive_tick(metadata: &fs::Metadata) {
+    const TICK: Duration = Duration::from_millis(20);
+    let age = metadata
+        .modified()
+        .ok()
+        .and_then(|m| SystemTime::now().duration_since(m).ok());
+    let changed =
+        SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(metadata.ctime()).unwrap_or(0));
+    let changed = changed + Duration::from_nanos(u64::try_from(metadata.ctime_nsec()).unwrap_or(0));
+    let age = age.unwrap_or_default().min(
+        SystemTime::now()
+            .duration_since(changed)
+            .unwrap_or_default(),
+    );
+    thread::sleep(TICK.saturating_sub(age));
+}
+
+/// Lower-case hexadecimal SHA-256 of bytes.
+pub(crate) fn sum_of(bytes: &[u8]) -> String {
+    hex(Sha256::new_with_prefix(bytes))
+}
+
+pub(crate) fn hex(hasher: Sha256) -> String {
+    hasher
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// Checksum of the whole content. Reads by position: whoever gets the file finds it at its start.
+pub(crate) fn sum(file: &File) -> io::Result<String> {
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut offset = 0;
+    loop {
+        match file.read_at(&mut buffer, offset)? {
+            0 => return Ok(hex(hasher)),
+            n => {
+                hasher.update(&buffer[..n]);
+                offset += n as u64;
+            }
+        }
+    }
+}
+
+/// Checksum of size and non-zero 4 KiB blocks with their offsets: independent of where the file has holes.
+fn sparse_sum(file: &File) -> io::Result<String> {
+    const BLOCK: usize = 4096;
+    let size = file.metadata()?.len();
+    let mut hasher = Sha256::new_with_prefix(size.to_le_bytes());
+    let mut buffer = vec![0; 256 * BLOCK];
+    let mut offset = 0;
+    // Only seeking finds holes, so put the position back afterwards.
+    while let Some(data) = next_data(file, offset)? {
+        offset = data - data % BLOCK as u64;
+        let n = file.read_at(&mut buffer, offset)?;
+        for (i, block) in buffer[..n].chunks(BLOCK).enumerate() {
+            if block.iter().any(|byte| *byte != 0) {
+                hasher.update((offset + (i * BLOCK) as u64).to_le_bytes());
+                hasher.update(block);
+            }
+        }
+        if n == 0 {
+            break;
+        }
+        offset += n as u64;
+    }
+    (&mut &*file).rewind()?;
+    Ok(hex(hasher))
+}
+
+/// Offset of the first data at or after `offset`; `None` when only a hole follows.
+fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
+    use nix::unistd::{Whence, lseek};
+    let offset = i64::try_from(offset).map_err(io::Error::other)?;
+    match lseek(file, offset, Whence::SeekData) {
+        Ok(data) => u64::try_from(data).map(Some).map_err(io::Error::other),
+        Err(nix::Error::ENXIO) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHECK: Check<'static> = Check {
+        what: "test image",
+        sha256: None,
+        size: None,
+        sparse: false,
+        remedy: "remove it and run again",
+    };
+
+    fn flip(path: &Path, offset: u64) {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
+    }
+
+    #[test]
+    fn a_flipped_byte_is_refused_by_name_even_right_after_recording() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        for _ in 0..5 {
+            fs::write(&path, vec![7; 5000]).unwrap();
+            CHECK.record(&path).unwrap();
+            assert!(CHECK.open(&path).unwrap().is_some());
+            flip(&path, 4321);
+            let error = CHECK.open(&path).unwrap_err();
+            assert!(matches!(error, VerifyError::Corrupted { .. }));
+            let message = error.to_string();
+            assert!(message.starts_with(&format!(
+                "test image {} is corrupted: expected sha256",
+                path.display()
+            )));
+            assert!(message.ends_with("; remove it and run again"));
+        }
+    }
+
+    #[test]
+    fn a_truncated_file_is_refused_by_its_size() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        fs::write(&path, b"short").unwrap();
+        let error = Check {
+            size: Some(9),
+            ..CHECK
+        }
+        .open(&path)
+        .unwrap_err();
+        assert!(error.to_string().contains("expected 9 bytes, found 5"));
+    }
+
+    #[test]
+    fn an_untouched_copy_is_verified_again_and_accepted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        fs::write(&path, b"content").unwrap();
+        CHECK.record(&path).unwrap();
+        fs::copy(&path, dir.path().join("copy")).unwrap();
+        fs::rename(dir.path().join("copy"), &path).unwrap();
+        assert_eq!(
+            CHECK.open(&path).unwrap().unwrap().sha256,
+            sum_of(b"content")
+        );
+    }
+
+    #[test]
+    fn an_unrecorded_file_is_not_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        assert!(CHECK.open(&path).unwrap().is_none());
+        fs::write(&path, b"content").unwrap();
+        assert!(CHECK.open(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_sum_of_a_sparse_file_does_not_depend_on_its_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |name: &str, punched: bool| {
+            let file = File::create_new(dir.path().join(name)).unwrap();
+            file.set_len(64 << 20).unwrap();
+            file.write_all_at(b"head", 0).unwrap();
+            file.write_all_at(b"middle", 33 << 20).unwrap();
+            if !punched {
+                file.write_all_at(&[0; 8192], 16 << 20).unwrap();
+            }
+            File::open(dir.path().join(name)).unwrap()
+        };
+        let (holes, zeroes) = (make("holes", true), make("zeroes", false));
+        assert_eq!(sparse_sum(&holes).unwrap(), sparse_sum(&zeroes).unwrap());
+        assert_ne!(sparse_sum(&holes).unwrap(), sum(&holes).unwrap());
+    }
+}
