@@ -1,0 +1,83 @@
+# The one door: `make` lists what can be done here. Each target does what it needs first, and says what it does.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 600
+
+# The Rust to use, if the one pinned in rust-toolchain.toml is not installed but a newer one is.
+TOOLCHAIN := $(shell scripts/toolchain 2>/dev/null)
+ifneq ($(TOOLCHAIN),)
+export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
+endif
+
+export TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
+RELEASE := $(TARGET_DIR)/release
+AGENT_TARGET := x86_64-unknown-linux-gnu
+say = printf '\n== %s\n'
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: setup
+setup: ## install what is missing to build and run (Debian packages; checks Rust)
+	@scripts/setup
+
+.PHONY: build
+build: ## build jiffy, jiffy-vmm and the guest's jiffy-agent
+	@$(say) "building the guest agent (static: it runs before any library is there)"
+	@RUSTFLAGS="-C target-feature=+crt-static" cargo build --release -p jiffy-agent --target $(AGENT_TARGET)
+	@$(say) "building jiffy and jiffy-vmm"
+	@cargo build --release -p jiffy -p jiffy-vmm
+	@install -m 0755 $(TARGET_DIR)/$(AGENT_TARGET)/release/jiffy-agent $(RELEASE)/jiffy-agent
+	@ls -l $(RELEASE)/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-agent | awk '{ printf "   %7.1f MB  %s\n", $$5 / 1e6, $$NF }'
+
+.PHONY: template
+template: build ## build the base template (a minute or two; once, until its recipe changes)
+	@$(say) "building the base template"
+	@$(RELEASE)/jiffy template build base
+
+.PHONY: run
+run: setup template ## build everything and show sandboxes at work
+	@scripts/demo
+
+.PHONY: test
+test: setup template ## run all tests; ends with totals
+	@scripts/test
+
+.PHONY: fuzz
+fuzz: ## fuzz each target for FUZZ_SECONDS (600)
+	@scripts/fuzz $(FUZZ_SECONDS)
+
+.PHONY: fuzz-brief
+fuzz-brief: ## fuzz each target for 20 s
+	@scripts/fuzz 20
+
+.PHONY: lint
+lint: ## check formatting and lints; warnings are errors
+	@scripts/lint
+
+.PHONY: kernel
+kernel: ## build the guest kernel from source (long)
+	@kernel/build
+
+.PHONY: bench
+bench: setup template ## measure
+	@if [ -x bench/run ]; then bench/run; else echo "make bench: there is no bench/run here yet."; exit 1; fi
+
+.PHONY: install
+install: ## install into PREFIX (/usr/local); run `make build` first
+	@for program in jiffy jiffy-vmm jiffy-agent; do \
+	    [ -x $(RELEASE)/$$program ] || { echo "make install: $(RELEASE)/$$program is missing: run \`make build\` first."; exit 1; }; \
+	done
+	install -D -m 0755 $(RELEASE)/jiffy $(DESTDIR)$(PREFIX)/bin/jiffy
+	install -D -m 0755 -t $(DESTDIR)$(PREFIX)/lib/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-agent
+
+.PHONY: clean
+clean: ## remove build results (not the data directory with templates)
+	@cargo clean
+	@rm -rf crates/*/fuzz/target
