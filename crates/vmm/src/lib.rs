@@ -1,4 +1,4 @@
-//! `jiffy-vmm`: one process is one microVM. The binary is `process::run`; the rest is a library so that every
+//! `jiffy-vmm`: one process is one microVM. The binary is [`process::run`]; the rest is a library so that every
 //! device can be tested and fuzzed without KVM.
 
 pub mod boot;
@@ -6,6 +6,7 @@ pub mod error;
 pub mod machine;
 pub mod memory;
 pub mod poll;
+pub mod process;
 pub mod seccomp;
 pub mod virtio;
 

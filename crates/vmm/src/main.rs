@@ -1,3 +1,5 @@
-//! The `jiffy-vmm` process.
+//! The `jiffy-vmm` process. It is started by Jiffy with its control socket on descriptor 3, not by hand.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    jiffy_vmm::process::run()
+}

@@ -7,13 +7,14 @@ use crate::machine::{Descriptors, Machine, Slot, build};
 use crate::poll::Ready;
 use crate::seccomp;
 use crate::virtio::balloon::Balloon;
-use crate::virtio::vsock::{GuestConnect, Vsock};
+use crate::virtio::vsock::{ConnectError, GuestConnect, Vsock};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::vm::{CONTROL_FD, Event, Request, StartTimes, StopCause, VmConfig};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
 use nix::sys::socket::{SockFlag, accept4};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -87,8 +88,12 @@ impl Link {
 }
 
 impl GuestConnect for Link {
-    fn guest_connect(&mut self, port: u32, stream: UnixStream) -> bool {
-        self.send(&Event::GuestConnect { port }, &[stream.as_fd()])
+    fn guest_connect(&mut self, port: u32, stream: UnixStream) -> io::Result<()> {
+        if self.send(&Event::GuestConnect { port }, &[stream.as_fd()]) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::NotConnected.into())
+        }
     }
 }
 
@@ -303,7 +308,11 @@ impl Vm {
             }
             Request::Connect { port } => {
                 if let Some(stream) = fds.into_iter().next() {
-                    self.with_device(|vsock: &mut Vsock| vsock.connect(port, stream));
+                    self.with_device(|vsock: &mut Vsock| match vsock.connect(port, stream) {
+                        Err(ConnectError::Device(e)) => Err(e),
+                        // The closed stream tells whoever holds its other end.
+                        Ok(()) | Err(_) => Ok(()),
+                    });
                 }
             }
             Request::Balloon { target_mib } => {

@@ -79,7 +79,8 @@ pub(super) fn create(
         devices.push(Box::new(device));
     }
     if config.balloon {
-        devices.push(Box::new(Balloon::new()));
+        let device = Balloon::new().map_err(|e| VmmError::host("balloon device", e))?;
+        devices.push(Box::new(device));
     }
     Ok(devices)
 }

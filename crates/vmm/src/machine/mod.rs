@@ -1,10 +1,15 @@
-//! The machine: KVM objects, memory, devices and vCPUs put together from a [`VmConfig`] and descriptors.
+//! The machine: KVM objects, memory, devices and vCPUs put together from a configuration and descriptors.
 
 pub mod bus;
 pub mod ioapic;
 pub mod legacy;
 pub mod vcpu;
 
+mod build;
+mod devices;
 mod fds;
 
+pub use build::{Machine, build};
+pub use devices::Slot;
+pub(crate) use devices::{borrow, event};
 pub use fds::Descriptors;
