@@ -1,0 +1,64 @@
+//! Bytes from the guest that the host has not taken yet.
+
+use super::credit::BUF_ALLOC;
+use super::socket::send_bytes;
+use crate::virtio::device::chain::Buffers;
+use nix::errno::Errno;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+/// At most [`BUF_ALLOC`] bytes, because no guest gets more credit; holds no memory while empty.
+#[derive(Debug, Default)]
+pub struct Backlog(VecDeque<u8>);
+
+impl Backlog {
+    /// Whether the host has taken everything.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Bytes of memory it holds.
+    #[cfg(test)]
+    pub fn capacity(&self) -> usize {
+        self.0.capacity()
+    }
+
+    /// Forgets everything; how much it was.
+    pub fn clear(&mut self) -> u32 {
+        let bytes = std::mem::take(&mut self.0).len();
+        u32::try_from(bytes).unwrap_or(u32::MAX)
+    }
+
+    /// Copies guest memory to the end.
+    pub fn push(&mut self, data: &Buffers<'_>) {
+        let needed = self.0.len() + data.len();
+        if needed > self.0.capacity() {
+            // Double, but not beyond the limit: a slow host costs BUF_ALLOC, not twice that.
+            let limit = usize::try_from(BUF_ALLOC).unwrap_or(usize::MAX);
+            let grown = (2 * self.0.capacity()).clamp(needed, limit.max(needed));
+            self.0.reserve_exact(grown - self.0.len());
+        }
+        let mut bytes = vec![0; data.len()];
+        let copied = data.copy_to(&mut bytes);
+        self.0.extend(&bytes[..copied]);
+    }
+
+    /// Sends what the stream takes; how many bytes that was.
+    pub fn flush(&mut self, stream: &OwnedFd) -> Result<u32, Errno> {
+        let mut total = 0;
+        while !self.0.is_empty() {
+            let (first, second) = self.0.as_slices();
+            let sent = match send_bytes(stream, first, second) {
+                Ok(sent) => sent,
+                Err(Errno::EAGAIN) => break,
+                Err(e) => return Err(e),
+            };
+            self.0.drain(..sent);
+            total += u32::try_from(sent).unwrap_or(u32::MAX);
+        }
+        if self.0.is_empty() {
+            self.0 = VecDeque::new();
+        }
+        Ok(total)
+    }
+}

@@ -1,0 +1,373 @@
+//! The device: rings, interrupts and the timer.
+
+use super::header::{HEADER_LEN, Header};
+use super::muxer::Muxer;
+use super::{ConnectError, GuestConnect, VsockConfig};
+use crate::GuestMemory;
+use crate::poll::SlotPoller;
+use crate::virtio::device::chain::{check_queue, next_chain};
+use crate::virtio::{Activation, DeviceError, Interrupt, VirtioDevice};
+use nix::sys::epoll::EpollFlags;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vmm_sys_util::timerfd::TimerFd;
+
+/// Device id (virtio 1.2 section 5).
+const DEVICE_ID: u32 = 19;
+/// Receive, transmit, event. A Linux guest fills the receive queue with 4 KiB buffers, and 128 of them hold more
+/// than the credit it gives to a connection. It posts 8 event buffers.
+const QUEUE_SIZES: [u16; 3] = [128, 128, 8];
+const RX: usize = 0;
+const TX: usize = 1;
+const EVENT: usize = 2;
+/// Most packets in each direction before the event loop gets its turn.
+const MAX_BATCH: usize = 512;
+/// Token of the timer.
+const TIMER: u32 = 0;
+/// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (section 5.10.6.7), a le32.
+const TRANSPORT_RESET: [u8; 4] = [0; 4];
+
+/// The virtio-vsock device.
+pub struct Vsock {
+    config: VsockConfig,
+    listener: Box<dyn GuestConnect>,
+    active: Option<Active>,
+}
+
+struct Active {
+    memory: GuestMemory,
+    interrupt: Arc<dyn Interrupt>,
+    rx: Queue,
+    tx: Queue,
+    event: Queue,
+    timer: Timer,
+    muxer: Muxer,
+    /// A transport reset that waits for an event buffer.
+    reset_due: bool,
+    /// Transmit packets were left for later, in fairness to everything else.
+    tx_left: bool,
+}
+
+impl Vsock {
+    /// A device whose guest may connect to `config.host_ports`; `listener` gets the streams.
+    pub fn new(config: VsockConfig, listener: Box<dyn GuestConnect>) -> Self {
+        Self {
+            config,
+            listener,
+            active: None,
+        }
+    }
+
+    /// Connections, those being set up and torn down included.
+    pub fn connections(&self) -> usize {
+        self.active.as_ref().map_or(0, |a| a.muxer.len())
+    }
+
+    /// Joins `stream`, a connected Unix stream socket, to `port` in the guest. If the guest refuses, does not answer
+    /// within five seconds or has no driver, the stream is closed without a byte.
+    pub fn connect(&mut self, port: u32, stream: OwnedFd) -> Result<(), ConnectError> {
+        let active = self.active.as_mut().ok_or(ConnectError::NotActive)?;
+        active.muxer.connect(port, stream)?;
+        Ok(self.run(false)?)
+    }
+
+    /// Drops every connection and tells the guest that it has a new transport (section 5.10.6.7), as after a
+    /// restore. The guest is told as soon as it has an event buffer.
+    pub fn transport_reset(&mut self) -> Result<(), DeviceError> {
+        if let Some(active) = &mut self.active {
+            active.muxer.clear();
+            active.reset_due = true;
+        }
+        self.run(false)
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_patience(&mut self, patience: super::connection::Patience) {
+        if let Some(active) = &mut self.active {
+            active.muxer.patience = patience;
+        }
+    }
+
+    /// Serves the rings and interrupts at most once. A device that failed lets go of everything.
+    fn run(&mut self, transmit: bool) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let outcome = active.run(transmit, self.listener.as_mut());
+        if outcome.is_err() {
+            self.active = None;
+        }
+        outcome
+    }
+}
+
+impl VirtioDevice for Vsock {
+    fn device_id(&self) -> u32 {
+        DEVICE_ID
+    }
+
+    fn name(&self) -> &str {
+        "vsock"
+    }
+
+    fn features(&self) -> u64 {
+        // No socket type named means streams only (section 5.10.3).
+        0
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let config = u64::from(self.config.guest_cid).to_le_bytes();
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let known = config.get(start..).unwrap_or_default();
+        for (to, from) in data.iter_mut().zip(known) {
+            *to = *from;
+        }
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.reset();
+        self.active = Some(Active::new(&self.config, activation)?);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+    }
+
+    fn queue_event(&mut self, index: usize) -> Result<(), DeviceError> {
+        self.run(index == TX)
+    }
+
+    fn host_event(&mut self, token: u32, flags: EpollFlags) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let mut transmit = false;
+        if token == TIMER {
+            active.timer.rang()?;
+            active.muxer.expire();
+            transmit = active.tx_left;
+        } else {
+            active.muxer.stream_event(token, flags);
+        }
+        self.run(transmit)
+    }
+}
+
+fn ring(error: virtio_queue::Error) -> DeviceError {
+    DeviceError::Guest(format!("ring: {error}"))
+}
+
+fn guest(what: &str) -> DeviceError {
+    DeviceError::Guest(what.into())
+}
+
+impl Active {
+    fn new(config: &VsockConfig, activation: Activation) -> Result<Self, DeviceError> {
+        let Activation {
+            memory,
+            queues,
+            interrupt,
+            poller,
+            ..
+        } = activation;
+        let Ok([mut rx, tx, event]) = <[Queue; 3]>::try_from(queues) else {
+            return Err(guest("vsock has three queues"));
+        };
+        for queue in [&rx, &tx, &event] {
+            if !queue.ready() {
+                return Err(guest("a queue was not set up"));
+            }
+            check_queue(queue, &memory)?;
+        }
+        rx.disable_notification(&memory).map_err(ring)?;
+        Ok(Self {
+            memory,
+            interrupt,
+            rx,
+            tx,
+            event,
+            timer: Timer::new(poller.clone())?,
+            muxer: Muxer::new(config.guest_cid, config.host_ports.clone(), poller),
+            reset_due: false,
+            tx_left: false,
+        })
+    }
+
+    fn run(&mut self, transmit: bool, listener: &mut dyn GuestConnect) -> Result<(), DeviceError> {
+        let mut used = [false; 3];
+        if transmit {
+            used[TX] = self.drain_tx(listener)?;
+        }
+        let (used_rx, rx_left) = self.fill_rx()?;
+        used[RX] = used_rx;
+        used[EVENT] = self.send_reset()?;
+
+        let mut interrupt = false;
+        for (queue, used) in [&mut self.rx, &mut self.tx, &mut self.event]
+            .into_iter()
+            .zip(used)
+        {
+            interrupt |= used && queue.needs_notification(&self.memory).map_err(ring)?;
+        }
+        if interrupt {
+            self.interrupt.queue();
+        }
+        let at = if rx_left || self.tx_left {
+            Some(Instant::now())
+        } else {
+            self.muxer.wake_at()
+        };
+        self.timer.ring_by(at)
+    }
+
+    /// Takes packets from the guest; whether there were any.
+    fn drain_tx(&mut self, listener: &mut dyn GuestConnect) -> Result<bool, DeviceError> {
+        let mut count = 0;
+        self.tx_left = false;
+        loop {
+            if count == MAX_BATCH {
+                self.tx_left = true;
+                return Ok(true);
+            }
+            let Some(mut chain) = next_chain(&mut self.tx, &self.memory)? else {
+                if self.tx.enable_notification(&self.memory).map_err(ring)? {
+                    continue;
+                }
+                return Ok(count > 0);
+            };
+            count += 1;
+            let mut header = [0; HEADER_LEN];
+            let Some(front) = chain.readable.take(HEADER_LEN) else {
+                return Err(guest("vsock packet shorter than its header (5.10.6)"));
+            };
+            front.copy_to(&mut header);
+            let header = Header::from_bytes(&header);
+            self.muxer
+                .receive(&header, &mut chain.readable, &mut *listener);
+            self.tx
+                .add_used(&self.memory, chain.head, 0)
+                .map_err(ring)?;
+        }
+    }
+
+    /// Gives packets to the guest; whether there were any, and whether some were left although there is room.
+    fn fill_rx(&mut self) -> Result<(bool, bool), DeviceError> {
+        let mut count = 0;
+        while self.muxer.has_packet() {
+            if count == MAX_BATCH {
+                self.muxer.park();
+                return Ok((true, true));
+            }
+            let Some(mut chain) = next_chain(&mut self.rx, &self.memory)? else {
+                // Kicks for receive buffers are wanted only now that they are missing.
+                if self.rx.enable_notification(&self.memory).map_err(ring)? {
+                    continue;
+                }
+                self.muxer.park();
+                return Ok((count > 0, false));
+            };
+            let front = chain.writable.take(HEADER_LEN);
+            let (Some(front), false) = (front, chain.writable.is_empty()) else {
+                return Err(guest("vsock receive buffer without room for data (5.10.6)"));
+            };
+            let Some(header) = self.muxer.next_packet(&chain.writable) else {
+                self.rx.go_to_previous_position();
+                break;
+            };
+            front.copy_from(&header.to_bytes());
+            let len = u32::try_from(HEADER_LEN).map_or(header.len, |h| h + header.len);
+            self.rx
+                .add_used(&self.memory, chain.head, len)
+                .map_err(ring)?;
+            count += 1;
+        }
+        self.rx.disable_notification(&self.memory).map_err(ring)?;
+        Ok((count > 0, false))
+    }
+
+    /// Tells the guest of a transport reset if one is due; whether that could be done.
+    fn send_reset(&mut self) -> Result<bool, DeviceError> {
+        if !self.reset_due {
+            return Ok(false);
+        }
+        let chain = loop {
+            if let Some(chain) = next_chain(&mut self.event, &self.memory)? {
+                break chain;
+            }
+            if !self.event.enable_notification(&self.memory).map_err(ring)? {
+                return Ok(false);
+            }
+        };
+        if chain.writable.copy_from(&TRANSPORT_RESET) != TRANSPORT_RESET.len() {
+            return Err(guest("vsock event buffer too short (5.10.6.7)"));
+        }
+        self.event
+            .add_used(&self.memory, chain.head, 4)
+            .map_err(ring)?;
+        self.reset_due = false;
+        Ok(true)
+    }
+}
+
+/// The one timer of the device, in the event loop.
+struct Timer {
+    timer: TimerFd,
+    poller: SlotPoller,
+    set_for: Option<Instant>,
+}
+
+impl Timer {
+    fn new(poller: SlotPoller) -> Result<Self, DeviceError> {
+        let timer = TimerFd::new().map_err(|e| DeviceError::Host(format!("timerfd: {e}")))?;
+        let this = Self {
+            timer,
+            poller,
+            set_for: None,
+        };
+        this.poller
+            .add(this.fd(), TIMER, EpollFlags::EPOLLIN)
+            .map_err(|e| DeviceError::Host(format!("epoll: {e}")))?;
+        Ok(this)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor belongs to `self.timer` and is open as long as that is.
+        unsafe { BorrowedFd::borrow_raw(self.timer.as_raw_fd()) }
+    }
+
+    /// Makes sure that the timer rings at `at` or before.
+    fn ring_by(&mut self, at: Option<Instant>) -> Result<(), DeviceError> {
+        let Some(at) = at.filter(|at| self.set_for.is_none_or(|set| *at < set)) else {
+            return Ok(());
+        };
+        let wait = at.saturating_duration_since(Instant::now());
+        // Zero would stop the timer.
+        self.timer
+            .reset(wait.max(Duration::from_nanos(1)), None)
+            .map_err(|e| DeviceError::Host(format!("timerfd: {e}")))?;
+        self.set_for = Some(at);
+        Ok(())
+    }
+
+    /// It rang: quiet until set again. Setting it is also what takes its readiness away.
+    fn rang(&mut self) -> Result<(), DeviceError> {
+        self.set_for = None;
+        self.timer
+            .clear()
+            .map_err(|e| DeviceError::Host(format!("timerfd: {e}")))
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // Added in `new`, removed nowhere else.
+        let _ = self.poller.remove(self.fd());
+    }
+}

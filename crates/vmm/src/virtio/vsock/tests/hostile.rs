@@ -1,0 +1,310 @@
+//! A guest that keeps to no rule harms only itself.
+
+use super::super::credit::BUF_ALLOC;
+use super::super::header::{HEADER_LEN, Header, Op};
+use super::guest::{MEMORY, TX_AREA};
+use super::{Guest, Link, Pattern};
+use crate::virtio::testing::{INDIRECT, NEXT, WRITE, readable, writable};
+use crate::virtio::{DeviceError, VirtioDevice};
+use std::io::Read;
+use vm_memory::{Bytes, GuestAddress};
+
+fn fails(guest: &mut Guest, ring: usize) {
+    let outcome = guest.device.queue_event(ring);
+    assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
+    assert_eq!(guest.device.connections(), 0);
+}
+
+#[test]
+fn a_guest_that_sends_more_than_its_credit_is_reset() {
+    let mut guest = Guest::ready();
+    let (mut link, mut stream) = guest.opened(50, 4096);
+    let most = usize::try_from(BUF_ALLOC).unwrap();
+    let header = link.data(most + 1);
+    guest.send(header, &vec![0; most + 1]);
+    assert_eq!(guest.op(), Op::Rst as u16);
+    assert_eq!(guest.device.connections(), 0);
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn data_that_is_not_there_is_not_sent() {
+    let mut guest = Guest::ready();
+    for len in [11, 1 << 20, u32::MAX] {
+        let (mut link, mut stream) = guest.opened(50, 4096);
+        let header = Header {
+            len,
+            ..link.data(10)
+        };
+        guest.send(header, b"0123456789");
+        assert_eq!(guest.op(), Op::Rst as u16);
+        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+    }
+}
+
+#[test]
+fn bytes_beyond_the_stated_length_are_ignored() {
+    let mut guest = Guest::ready();
+    let (mut link, mut stream) = guest.opened(50, 4096);
+    let header = link.data(3);
+    guest.send(header, b"abcdef");
+    let header = link.data(0);
+    guest.send(header, b"ghi");
+    guest.send(link.shutdown(3), &[]);
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"abc");
+}
+
+#[test]
+fn packets_from_or_to_somebody_else_are_ignored() {
+    let mut guest = Guest::ready();
+    let (link, _stream) = guest.opened(50, 4096);
+    let header = link.header(Op::Rst);
+    for (src_cid, dst_cid) in [
+        (4, 2),
+        (2, 2),
+        (3, 3),
+        (3, 1),
+        (3 | 1 << 32, 2),
+        (3, 2 | 1 << 32),
+    ] {
+        let header = Header {
+            src_cid,
+            dst_cid,
+            ..header
+        };
+        guest.send(header, &[]);
+        guest.send(
+            Header {
+                op: Op::Request as u16,
+                src_port: 51,
+                ..header
+            },
+            &[],
+        );
+    }
+    guest.silent();
+    assert_eq!(guest.device.connections(), 1);
+}
+
+#[test]
+fn socket_types_other_than_streams_are_refused() {
+    let mut guest = Guest::ready();
+    for (kind, op, answer) in [(2, 1, true), (0, 5, true), (77, 77, true), (2, 3, false)] {
+        let header = Header {
+            kind,
+            op,
+            ..Link::new(50, 1024, 4096).header(Op::Request)
+        };
+        guest.send(header, &[]);
+        if answer {
+            let reset = guest.next().0;
+            assert_eq!((reset.op, reset.kind), (Op::Rst as u16, kind));
+        }
+        guest.silent();
+    }
+}
+
+#[test]
+fn unknown_operations_are_ignored_or_reset() {
+    let mut guest = Guest::ready();
+    let (link, _stream) = guest.opened(50, 4096);
+    for op in [0, 8, u16::MAX] {
+        let known = Header {
+            op,
+            ..link.header(Op::Rw)
+        };
+        guest.send(known, &[]);
+        guest.silent();
+        let unknown = Header {
+            src_port: 51,
+            ..known
+        };
+        guest.send(unknown, &[]);
+        assert_eq!(guest.op(), Op::Rst as u16);
+    }
+    assert_eq!(guest.device.connections(), 1);
+}
+
+#[test]
+fn packets_for_no_connection_are_reset_but_a_reset_is_not() {
+    let mut guest = Guest::ready();
+    for op in [
+        Op::Response,
+        Op::Shutdown,
+        Op::Rw,
+        Op::CreditUpdate,
+        Op::CreditRequest,
+    ] {
+        guest.send(Link::new(50, 1024, 4096).header(op), &[]);
+        assert_eq!(guest.op(), Op::Rst as u16);
+    }
+    guest.send(Link::new(50, 1024, 4096).header(Op::Rst), &[]);
+    guest.silent();
+}
+
+#[test]
+fn data_after_the_end_of_data_is_reset() {
+    let mut guest = Guest::ready();
+    let (mut link, _stream) = guest.opened(50, 4096);
+    guest.send(link.shutdown(2), &[]);
+    let header = link.data(1);
+    guest.send(header, &[1]);
+    assert_eq!(guest.op(), Op::Rst as u16);
+    assert_eq!(guest.device.connections(), 0);
+}
+
+#[test]
+fn a_flood_that_is_never_listened_to_has_a_bounded_echo() {
+    let mut guest = Guest::new(true);
+    let header = Link::new(50, 9, 4096).header(Op::Request);
+    for _ in 0..200 {
+        for _ in 0..100 {
+            guest.queue_packet(header, &[], &[]);
+        }
+        guest.kick(1).unwrap();
+    }
+    guest.fill();
+    let mut count = 0;
+    while !guest.inbox.is_empty() || guest.turn(0) > 0 {
+        count += guest.inbox.drain(..).count();
+    }
+    assert_eq!(count, 2048);
+    // And it is over: connections work.
+    guest.opened(50, 4096);
+}
+
+#[test]
+fn a_flood_does_not_keep_the_event_loop_for_itself() {
+    let mut guest = Guest::ready();
+    let (_, mut stream) = guest.opened(50, 4096);
+    // The ring claims a full queue again and again; one call ends all the same.
+    let bytes = Link::new(50, 9, 4096).header(Op::Rst).to_bytes();
+    let memory = guest.around.memory.clone();
+    memory.write_slice(&bytes, GuestAddress(TX_AREA)).unwrap();
+    for i in 0..128 {
+        guest.rings[1].set_descriptor(i, TX_AREA, 44, 0, 0);
+        guest.rings[1].publish(i);
+    }
+    guest.device.queue_event(1).unwrap();
+    guest.settle();
+    stream.set_nonblocking(true).unwrap();
+    assert!(stream.read(&mut [0; 1]).is_err());
+    assert_eq!(guest.device.connections(), 1);
+}
+
+#[test]
+fn broken_transmit_chains_fail_the_device_and_nothing_else() {
+    type Break = fn(&mut Guest);
+    let cases: [Break; 9] = [
+        |g| _ = g.rings[1].add(&[readable(TX_AREA, 43)]),
+        |g| _ = g.rings[1].add(&[writable(TX_AREA, 44)]),
+        |g| _ = g.rings[1].add(&[readable(MEMORY as u64 - 40, 44)]),
+        |g| _ = g.rings[1].add(&[readable(TX_AREA, 44), readable(u64::MAX - 3, 10)]),
+        |g| _ = g.rings[1].add(&[readable(TX_AREA, 44), readable(TX_AREA, u32::MAX)]),
+        |g| {
+            // A loop.
+            g.rings[1].set_descriptor(0, TX_AREA, 44, NEXT, 0);
+            g.rings[1].publish(0);
+        },
+        |g| {
+            // A table outside memory.
+            g.rings[1].set_descriptor(0, 1 << 40, 32, INDIRECT, 0);
+            g.rings[1].publish(0);
+        },
+        |g| g.rings[1].publish(500),
+        |g| g.rings[1].set_avail_idx(200),
+    ];
+    for break_it in cases {
+        let mut guest = Guest::ready();
+        let (_link, _stream) = guest.opened(50, 4096);
+        guest.rings[1] = crate::virtio::testing::Ring::new(&guest.around.memory, 0x5_0000, 128);
+        guest.device.reset();
+        guest.activate();
+        guest.fill();
+        break_it(&mut guest);
+        fails(&mut guest, 1);
+    }
+}
+
+#[test]
+fn broken_receive_chains_fail_the_device_and_nothing_else() {
+    type Break = fn(&mut Guest);
+    let cases: [Break; 5] = [
+        |g| _ = g.rings[0].add(&[writable(TX_AREA, 44)]),
+        |g| _ = g.rings[0].add(&[readable(TX_AREA, 4096)]),
+        |g| _ = g.rings[0].add(&[writable(MEMORY as u64 - 40, 4096)]),
+        |g| g.rings[0].publish(500),
+        |g| {
+            g.rings[0].set_descriptor(0, TX_AREA, 4096, WRITE | NEXT, 0);
+            g.rings[0].publish(0);
+        },
+    ];
+    for break_it in cases {
+        let mut guest = Guest::new(true);
+        break_it(&mut guest);
+        let header = Link::new(50, 1024, 4096).header(Op::Request);
+        guest.queue_packet(header, &[], &[]);
+        fails(&mut guest, 1);
+    }
+}
+
+#[test]
+fn empty_descriptors_are_passed_over() {
+    let mut guest = Guest::ready();
+    let header = Link::new(50, 9, 4096).header(Op::Request).to_bytes();
+    let memory = guest.around.memory.clone();
+    memory.write_slice(&header, GuestAddress(TX_AREA)).unwrap();
+    guest.rings[1].add(&[
+        readable(TX_AREA, 0),
+        readable(TX_AREA, 40),
+        readable(0, 0),
+        readable(TX_AREA + 40, 4),
+        readable(u64::MAX, 0),
+    ]);
+    guest.kick(1).unwrap();
+    assert_eq!(guest.op(), Op::Rst as u16);
+}
+
+#[test]
+fn queues_outside_memory_are_refused_at_activation() {
+    let mut guest = Guest::new(true);
+    for broken in 0..3 {
+        let mut queues: Vec<_> = guest.rings.iter().map(|r| r.queue(true)).collect();
+        virtio_queue::QueueT::set_used_ring_address(&mut queues[broken], Some(0xffff_0000), None);
+        let activation = guest.around.activation(queues, 0);
+        assert!(guest.device.activate(activation).is_err());
+    }
+    let queues = guest.rings[..2].iter().map(|r| r.queue(true)).collect();
+    let activation = guest.around.activation(queues, 0);
+    assert!(guest.device.activate(activation).is_err());
+}
+
+#[test]
+fn packets_of_random_bytes_do_not_break_anything() {
+    let mut guest = Guest::ready();
+    let (mut pattern, mut streams) = (Pattern(99), Vec::new());
+    for _ in 0..20_000 {
+        let mut header = Link::new(pattern.below(4).try_into().unwrap(), 1024, 0)
+            .header(Op::from_number(1 + u16::try_from(pattern.below(7)).unwrap()).unwrap());
+        header.flags = u32::try_from(pattern.below(4)).unwrap();
+        header.buf_alloc = u32::try_from(pattern.number() & 0xffff_ffff).unwrap();
+        header.fwd_cnt = u32::try_from(pattern.below(1000)).unwrap();
+        header.len = u32::try_from(pattern.below(600)).unwrap();
+        let data = pattern.bytes(pattern.clone().below(500));
+        guest.queue_packet(
+            header,
+            &data,
+            &[pattern.below(HEADER_LEN), pattern.below(90)],
+        );
+        guest.kick(1).unwrap();
+        guest.inbox.clear();
+        streams.extend(guest.host.try_iter().map(|(_, stream)| stream));
+        if streams.len() > 6 {
+            let gone = pattern.below(streams.len());
+            streams.swap_remove(gone);
+        }
+        guest.settle();
+    }
+}
