@@ -28,6 +28,8 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_sched_yield,
     libc::SYS_shutdown,
     libc::SYS_sigaltstack,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
     libc::SYS_write,
 ];
 

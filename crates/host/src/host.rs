@@ -1,0 +1,174 @@
+//! A host: its data directory, its programs, and how a sandbox is made from them.
+
+use crate::identity::{IdentityError, identity, new_id};
+use crate::programs::{ProgramError, Programs};
+use jiffy_engine::{SandboxSize, SizeError};
+use jiffy_image::{
+    BuildError, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel, KernelError,
+    Progress, Recipe, RecipeError, Template, TemplateError, Templates,
+};
+use jiffy_microvm::{BootError, BootSpec, MicroVm};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::{fs, io};
+
+/// Why a host cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The data directory.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// The programs.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+}
+
+/// Why a sandbox could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// Size out of bounds.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// No template of that name, or a broken one.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The template is a stock one and could not be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The recipe of a stock template is broken.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// The guest kernel.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The guest agent.
+    #[error("cannot read the guest agent {path}: {source}")]
+    Agent {
+        /// Its path.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The initial RAM file system.
+    #[error(transparent)]
+    Initrd(#[from] InitrdError),
+    /// The disks.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// Clock or entropy.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The guest did not come up.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+}
+
+/// What is wanted of a new sandbox.
+#[derive(Debug, Clone, Default)]
+pub struct SandboxSpec {
+    /// Resources.
+    pub size: SandboxSize,
+    /// Environment of every process in it.
+    pub env: BTreeMap<String, String>,
+    /// Words added to the guest's kernel command line.
+    pub extra_cmdline: String,
+}
+
+/// One host.
+#[derive(Debug, Clone)]
+pub struct Host {
+    home: Home,
+    programs: Programs,
+}
+
+/// All files a sandbox of one template starts from, opened and verified. Makes any number of sandboxes.
+#[derive(Debug)]
+pub struct Prepared {
+    home: Home,
+    programs: Programs,
+    kernel: File,
+    initrd: File,
+    template: Template,
+}
+
+impl Host {
+    /// The host this program runs on.
+    pub fn open() -> Result<Self, HostError> {
+        Ok(Self {
+            home: Home::locate()?,
+            programs: Programs::find()?,
+        })
+    }
+
+    /// Its data directory.
+    pub fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// Its templates.
+    pub fn templates(&self) -> Templates {
+        Templates::new(&self.home)
+    }
+
+    /// Opens template `name` with kernel and agent. A stock template that is missing or outdated is built first.
+    pub fn prepare(
+        &self,
+        name: &str,
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Prepared, CreateError> {
+        let template = match Recipe::built_in(name) {
+            Ok(recipe) => self.templates().build_if_needed(&recipe, on_progress)?,
+            Err(RecipeError::Unknown { .. }) => self.templates().get(name)?,
+            Err(e) => return Err(e.into()),
+        };
+        let kernel = Kernel::choose()?.open(&self.home)?.file;
+        let agent = fs::read(&self.programs.agent).map_err(|source| CreateError::Agent {
+            path: self.programs.agent.display().to_string(),
+            source,
+        })?;
+        let initrd = Initrd::new(&agent)?.file(&self.home)?.file;
+        Ok(Prepared {
+            home: self.home.clone(),
+            programs: self.programs.clone(),
+            kernel,
+            initrd,
+            template,
+        })
+    }
+}
+
+impl Prepared {
+    /// The template.
+    pub fn template(&self) -> &Template {
+        &self.template
+    }
+
+    /// Boots a fresh sandbox and returns when its agent has answered.
+    pub async fn boot(&self, spec: &SandboxSpec) -> Result<MicroVm, CreateError> {
+        spec.size.check()?;
+        let defaults = &self.template.manifest.defaults;
+        let mut env = defaults.env.clone();
+        env.extend(spec.env.clone());
+        let id = new_id()?;
+        let workdir = Some(defaults.workdir.clone()).filter(|d| !d.is_empty());
+        let clone = |file: &File| {
+            file.try_clone().map_err(|source| BootError::Host {
+                what: "duplicating a descriptor",
+                source,
+            })
+        };
+        let disk = Disk::new(spec.size.disk_mib)?;
+        let spec = BootSpec {
+            vmm: self.programs.vmm.clone(),
+            kernel: clone(&self.kernel)?,
+            initrd: clone(&self.initrd)?,
+            rootfs: clone(&self.template.image.file)?,
+            blank_disk: disk.blank_ext4(&self.home)?.file,
+            overlay: Disk::overlay_file(&self.home)?,
+            size: spec.size,
+            identity: identity(&id, env, defaults.user.clone(), workdir)?,
+            extra_cmdline: spec.extra_cmdline.clone(),
+        };
+        Ok(MicroVm::boot(spec).await?)
+    }
+}
