@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Writes the directory `root` as an EROFS image.
 ///
-/// - not compressed: see `templates/README.md` for the figures;
+/// - not compressed: 1.6 times the size of lz4, half the time of a read (figures in `templates/README.md`);
 /// - no inlined tails: every file starts on a page of its own, so equal files are equal pages, wherever they lie;
 /// - files keep their times, because compiled Python modules are valid only for sources of the recorded time.
 pub(crate) fn write(
