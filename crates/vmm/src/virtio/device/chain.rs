@@ -179,6 +179,7 @@ pub fn drain<'m>(
     let mut chains = queue.size();
     let mut bytes = byte_budget;
     let mut used = false;
+    let mut progress = true;
     let outcome = loop {
         if let Err(e) = queue.disable_notification(memory) {
             break Err(ring(e));
@@ -193,6 +194,7 @@ pub fn drain<'m>(
                 Err(e) => break Err(e),
             };
             chains -= 1;
+            progress = true;
             bytes = bytes.saturating_sub(chain.readable.len() + chain.writable.len());
             let head = chain.head;
             match serve(chain) {
@@ -208,7 +210,10 @@ pub fn drain<'m>(
         match served {
             Ok(false) => match queue.enable_notification(memory) {
                 Ok(false) => break Ok(false),
-                Ok(true) => {}
+                // An index that is ahead after asking for kicks and is not when looked at again would hold the event
+                // loop for ever: a driver can lay the used ring over it, or write it from another CPU.
+                Ok(true) if !progress => break Err(guest("available index goes back (2.7.6)")),
+                Ok(true) => progress = false,
                 Err(e) => break Err(ring(e)),
             },
             left_or_failed => break left_or_failed,

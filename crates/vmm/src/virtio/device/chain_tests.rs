@@ -218,3 +218,17 @@ fn what_was_served_before_a_broken_chain_is_reported() {
     assert_eq!(ring.used().len(), 1);
     assert_eq!(interrupt.queue_count(), 1);
 }
+
+#[test]
+fn a_used_ring_laid_over_the_available_index_does_not_hold_the_device() {
+    let memory = memory(0x10000);
+    let interrupt = CountingInterrupt::default();
+    let (ring, _) = ring(&memory);
+    let mut queue = ring.queue(false);
+    // The flags that ask for kicks are the available index.
+    queue.set_avail_ring_address(Some(0x2002), None);
+    queue.set_used_ring_address(Some(0x2004), None);
+    queue.set_next_avail(1);
+    let outcome = drain(&mut queue, &memory, &interrupt, usize::MAX, |_| Ok(0));
+    assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
+}

@@ -145,6 +145,7 @@ impl Receiving<'_> {
         };
         let mut chains: Vec<Chain<'_>> = Vec::new();
         let mut room = 0;
+        let mut asked = false;
         while room < frame.len() {
             if chains.len() == limit {
                 self.queue.set_next_avail(first);
@@ -152,12 +153,17 @@ impl Receiving<'_> {
             }
             let Some(chain) = next_chain(self.queue, self.memory)? else {
                 // Asked for here, behind the last chain seen: the driver kicks for what comes after that one.
-                if self.queue.enable_notification(self.memory).map_err(ring)? {
+                let more = self.queue.enable_notification(self.memory).map_err(ring)?;
+                if more && !std::mem::replace(&mut asked, true) {
                     continue;
+                }
+                if more {
+                    return Err(ring("available index goes back (2.7.6)"));
                 }
                 self.queue.set_next_avail(first);
                 return Ok(Delivery::Starved);
             };
+            asked = false;
             if !chain.readable.is_empty() || chain.writable.is_empty() {
                 return Err(DeviceError::Guest(
                     "receive buffer that is not writable (5.1.6.3)".into(),
