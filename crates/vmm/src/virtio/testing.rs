@@ -106,6 +106,11 @@ impl Ring {
         (18 * u64::from(size) + 6).next_multiple_of(4)
     }
 
+    /// Descriptors.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
     /// Guest address of the descriptor table.
     pub fn desc_addr(&self) -> u64 {
         self.base

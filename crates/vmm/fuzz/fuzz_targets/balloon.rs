@@ -1,0 +1,13 @@
+#![no_main]
+
+use jiffy_vmm::virtio::balloon::Balloon;
+use jiffy_vmm_fuzz::{Input, run};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let mut balloon = Balloon::new().unwrap();
+    run(&mut balloon, &mut Input::new(data), |balloon, input| {
+        balloon.set_target(input.u32());
+        balloon.actual_mib();
+    });
+});

@@ -1,0 +1,28 @@
+#![no_main]
+
+use jiffy_vmm::virtio::net::Net;
+use jiffy_vmm_fuzz::{Input, run};
+use libfuzzer_sys::fuzz_target;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+
+static FRAME: [u8; 70_000] = [0x5a; 70_000];
+
+fuzz_target!(|data: &[u8]| {
+    let (card, wire) = UnixDatagram::pair().unwrap();
+    wire.set_nonblocking(true).unwrap();
+    let card = File::from(OwnedFd::from(card));
+    let mut net = Net::over_datagrams(card, [2, 0, 0, 0, 0, 1], 1500).unwrap();
+    let mut taken = [0; 256];
+    run(&mut net, &mut Input::new(data), |net, input| {
+        let kind = input.u8();
+        if kind & 1 == 0 {
+            let len = usize::from(input.u16()) + usize::from(kind & 2) * 2000;
+            let _ = wire.send(&FRAME[..len]);
+        } else {
+            while wire.recv(&mut taken).is_ok() {}
+        }
+        net.counters();
+    });
+});

@@ -1,0 +1,10 @@
+#![no_main]
+
+use jiffy_vmm::virtio::rng::Rng;
+use jiffy_vmm_fuzz::{Input, run};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let mut rng = Rng::new().unwrap();
+    run(&mut rng, &mut Input::new(data), |_, _| {});
+});

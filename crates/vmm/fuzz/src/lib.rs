@@ -1,0 +1,260 @@
+//! The hostile driver that all targets share: it reads its plan from the fuzzer's input and carries it out on a
+//! device, over the same trait that the transport uses.
+
+use jiffy_vmm::GuestMemory;
+use jiffy_vmm::virtio::VirtioDevice;
+use jiffy_vmm::virtio::testing::{Buffer, INDIRECT, NEXT, Ring, Surroundings, WRITE, memory_with};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+/// Two adjacent regions, and one behind a hole, so that buffers can cross, fall between and run out.
+const REGIONS: [(u64, usize); 3] = [(0, 0x1_0000), (0x1_0000, 0x1_0000), (0x3_0000, 0x1_0000)];
+/// Most steps of one plan.
+const STEPS: usize = 64;
+/// Offsets at which configuration spaces have been known to break.
+const OFFSETS: [u64; 8] = [0, 4, 8, 60, 0xff, 1 << 32, u64::MAX - 3, u64::MAX];
+
+/// The fuzzer's input, read from the front; zeroes follow its end.
+pub struct Input<'i>(&'i [u8]);
+
+impl<'i> Input<'i> {
+    /// The input as the fuzzer gave it.
+    pub fn new(data: &'i [u8]) -> Self {
+        Self(data)
+    }
+
+    /// The next `N` bytes.
+    pub fn array<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        let count = N.min(self.0.len());
+        bytes[..count].copy_from_slice(&self.0[..count]);
+        self.0 = &self.0[count..];
+        bytes
+    }
+
+    /// The next byte.
+    pub fn u8(&mut self) -> u8 {
+        u8::from_le_bytes(self.array())
+    }
+
+    /// The next two bytes.
+    pub fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.array())
+    }
+
+    /// The next four bytes.
+    pub fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.array())
+    }
+
+    /// The next eight bytes.
+    pub fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.array())
+    }
+
+    /// A guest address: mostly in memory, sometimes in the hole, behind the end or at the end of the world.
+    pub fn addr(&mut self) -> u64 {
+        match self.u8() {
+            0xff => u64::MAX - u64::from(self.u8()),
+            0xfe => self.u64(),
+            high => u64::from(high % 5) << 16 | u64::from(self.u16()),
+        }
+    }
+
+    /// A buffer: mostly short, sometimes as long as a descriptor can say.
+    fn buffer(&mut self) -> Buffer {
+        let addr = self.addr();
+        let kind = self.u8();
+        let len = match kind >> 1 & 7 {
+            0 => 1,
+            1 => 16,
+            2 => u32::from(self.u8()) * 512,
+            3 => u32::MAX - u32::from(self.u8()),
+            4 => self.u32(),
+            _ => u32::from(self.u16()),
+        };
+        Buffer {
+            addr,
+            len,
+            writable: kind & 1 == 1,
+        }
+    }
+}
+
+/// How the driver set up one queue: honestly, or with addresses and a size out of the input.
+enum Layout {
+    Honest,
+    Raw {
+        size: u16,
+        at: [u64; 3],
+        ready: bool,
+    },
+}
+
+struct Driver {
+    around: Surroundings,
+    rings: Vec<Ring>,
+    layouts: Vec<Layout>,
+    event_idx: bool,
+    features: u64,
+}
+
+fn split(addr: u64) -> (Option<u32>, Option<u32>) {
+    (Some(addr as u32), Some((addr >> 32) as u32))
+}
+
+impl Driver {
+    fn new(device: &impl VirtioDevice, memory: GuestMemory, input: &mut Input<'_>) -> Self {
+        let flags = input.u8();
+        let mut rings = Vec::new();
+        let mut layouts = Vec::new();
+        for (index, &max) in device.queue_sizes().iter().enumerate() {
+            // Small rings, so that wrapping around them is reached.
+            let size = max.min(1 << (input.u8() % 5));
+            rings.push(Ring::new(&memory, 0x1000 * (index as u64 + 1), size));
+            layouts.push(if flags >> index & 1 == 0 {
+                Layout::Honest
+            } else {
+                Layout::Raw {
+                    size: 1 << (input.u8() % 16),
+                    at: [input.addr() & !15, input.addr() & !1, input.addr() & !3],
+                    ready: input.u8() & 1 == 0,
+                }
+            });
+        }
+        Self {
+            around: Surroundings::new(memory),
+            rings,
+            layouts,
+            event_idx: flags & 0x80 == 0,
+            features: input.u64() & device.features(),
+        }
+    }
+
+    fn queues(&self, device: &impl VirtioDevice) -> Vec<Queue> {
+        let sizes = device.queue_sizes();
+        let mut queues = Vec::new();
+        for ((layout, ring), &max) in self.layouts.iter().zip(&self.rings).zip(sizes) {
+            let mut queue = ring.queue(self.event_idx);
+            if let Layout::Raw { size, at, ready } = layout {
+                queue = Queue::new(max).unwrap();
+                queue.set_size(*size);
+                let (low, high) = split(at[0]);
+                queue.set_desc_table_address(low, high);
+                let (low, high) = split(at[1]);
+                queue.set_avail_ring_address(low, high);
+                let (low, high) = split(at[2]);
+                queue.set_used_ring_address(low, high);
+                queue.set_event_idx(self.event_idx);
+                queue.set_ready(*ready);
+            }
+            queues.push(queue);
+        }
+        queues
+    }
+
+    fn activate(&self, device: &mut impl VirtioDevice) {
+        let queues = self.queues(device);
+        let _ = device.activate(self.around.activation(queues, self.features));
+    }
+
+    /// One step with the rings; `false` if the step is none of these.
+    fn touch_rings(&mut self, kind: u8, input: &mut Input<'_>) -> bool {
+        let index = usize::from(input.u8()) % self.rings.len();
+        let ring = &mut self.rings[index];
+        match kind {
+            0 | 1 => {
+                let count = 1 + usize::from(input.u8() % 4);
+                let mut buffers: Vec<Buffer> = (0..count).map(|_| input.buffer()).collect();
+                if kind == 0 {
+                    // In the order that the specification demands, so that devices get to see the data.
+                    buffers.sort_by_key(|b| b.writable);
+                }
+                buffers.truncate(usize::from(ring.size()));
+                ring.add(&buffers);
+            }
+            2 => {
+                let table = u64::from(input.u16() & !15);
+                let count = 1 + usize::from(input.u8() % 16);
+                let mut buffers: Vec<Buffer> = (0..count).map(|_| input.buffer()).collect();
+                buffers.sort_by_key(|b| b.writable);
+                // The table may end at the end of the last region it starts in, so keep it inside.
+                ring.add_indirect(table.min(0xff00), &buffers);
+            }
+            3 => {
+                let buffer = input.buffer();
+                let flags = input.u16() & (NEXT | WRITE | INDIRECT);
+                let at = input.u16() % ring.size();
+                ring.set_descriptor(at, buffer.addr, buffer.len, flags, input.u16() % 20);
+            }
+            4 => ring.publish(input.u16() % 20),
+            5 => ring.set_avail_idx(input.u16()),
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// Runs one plan against `device`. `special` does what only this kind of device knows about.
+pub fn run<D: VirtioDevice>(
+    device: &mut D,
+    input: &mut Input<'_>,
+    mut special: impl FnMut(&mut D, &mut Input<'_>),
+) {
+    let memory = memory_with(&REGIONS);
+    let mut driver = Driver::new(device, memory.clone(), input);
+    driver.activate(device);
+    for _ in 0..STEPS {
+        if input.0.is_empty() {
+            break;
+        }
+        let kind = input.u8() % 16;
+        if driver.touch_rings(kind, input) {
+            continue;
+        }
+        match kind {
+            6 | 7 => {
+                // What an earlier failure forbids must still be harmless.
+                let _ = device.queue_event(usize::from(input.u8() % 5));
+            }
+            8 => {
+                device.reset();
+                if input.u8() & 1 == 0 {
+                    driver.activate(device);
+                }
+            }
+            9 => {
+                let mut data = [0; 16];
+                let at = OFFSETS[usize::from(input.u8() % 8)];
+                let len = usize::from(input.u8() % 17);
+                device.read_config(at, &mut data[..len]);
+            }
+            10 => {
+                let at = OFFSETS[usize::from(input.u8() % 8)];
+                let len = usize::from(input.u8() % 17);
+                device.write_config(at, &input.array::<16>()[..len]);
+            }
+            11 => {
+                for ready in driver.around.ready(0) {
+                    let _ = device.host_event(ready.token, ready.flags);
+                }
+            }
+            12 => {
+                let flags = nix_flags(input.u32());
+                let _ = device.host_event(input.u32(), flags);
+            }
+            13 | 14 => {
+                // Content: headers, tables, page numbers.
+                let addr = GuestAddress(input.addr());
+                let bytes = input.array::<32>();
+                let _ = memory.write(&bytes[..usize::from(input.u8() % 33)], addr);
+            }
+            _ => special(device, input),
+        }
+    }
+    device.reset();
+}
+
+fn nix_flags(bits: u32) -> nix::sys::epoll::EpollFlags {
+    nix::sys::epoll::EpollFlags::from_bits_retain(bits as i32)
+}
