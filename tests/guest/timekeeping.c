@@ -103,7 +103,8 @@ static double rates(double seconds)
 {
 	struct timespec pause = { (time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9) };
 	struct sample a = take(), middle, b;
-	double first, second, reference;
+	/* A clock that counts jiffies (no TSC to trust) is only that exact. */
+	double first, second, reference, tolerance = 0.01 + 0.02 / seconds;
 
 	nanosleep(&pause, NULL);
 	middle = take();
@@ -117,7 +118,7 @@ static double rates(double seconds)
 	/* The time-stamp counter keeps one rate, asleep or busy. */
 	first = (double)(middle.tsc - a.tsc) / (middle.mono - a.mono);
 	second = (double)(b.tsc - middle.tsc) / (b.mono - middle.mono);
-	CHECK(first / second > 0.99 && first / second < 1.01,
+	CHECK(first / second > 1 - tolerance && first / second < 1 + tolerance,
 	      "TSC at %.1f MHz while asleep, at %.1f MHz while busy", first * 1e3, second * 1e3);
 	return second * 1e3;
 }
@@ -180,7 +181,7 @@ int main(int argc, char **argv)
 		pthread_create(&thread[i], NULL, reader, (void *)i);
 	for (int i = 0; i < threads; i++)
 		pthread_join(thread[i], NULL);
-	mhz = rates(seconds * 0.1);
+	mhz = rates(seconds * 0.1 > 0.2 ? seconds * 0.1 : 0.2);
 	processor_time();
 	late = sleeps(now() + seconds * 0.3);
 	return ok("%ld readings on %d CPUs, TSC %.0f MHz, sleeps %.0f us late (median)",
