@@ -229,20 +229,16 @@ impl Active {
 
     /// Takes packets from the guest; whether there were any.
     fn drain_tx(&mut self, listener: &mut dyn GuestConnect) -> Result<bool, DeviceError> {
-        let mut count = 0;
+        let mut used = false;
         self.tx_left = false;
-        loop {
-            if count == MAX_BATCH {
-                self.tx_left = true;
-                return Ok(true);
-            }
+        // Turns are counted rather than packets: a guest that keeps moving its index gets no more time than others.
+        for _ in 0..MAX_BATCH {
             let Some(mut chain) = next_chain(&mut self.tx, &self.memory)? else {
                 if self.tx.enable_notification(&self.memory).map_err(ring)? {
                     continue;
                 }
-                return Ok(count > 0);
+                return Ok(used);
             };
-            count += 1;
             let mut header = [0; HEADER_LEN];
             let Some(front) = chain.readable.take(HEADER_LEN) else {
                 return Err(guest("vsock packet shorter than its header (5.10.6)"));
@@ -254,16 +250,19 @@ impl Active {
             self.tx
                 .add_used(&self.memory, chain.head, 0)
                 .map_err(ring)?;
+            used = true;
         }
+        self.tx_left = true;
+        Ok(used)
     }
 
     /// Gives packets to the guest; whether there were any, and whether some were left although there is room.
     fn fill_rx(&mut self) -> Result<(bool, bool), DeviceError> {
-        let mut count = 0;
-        while self.muxer.has_packet() {
-            if count == MAX_BATCH {
-                self.muxer.park();
-                return Ok((true, true));
+        let mut used = false;
+        for _ in 0..MAX_BATCH {
+            if !self.muxer.has_packet() {
+                self.rx.disable_notification(&self.memory).map_err(ring)?;
+                return Ok((used, false));
             }
             let Some(mut chain) = next_chain(&mut self.rx, &self.memory)? else {
                 // Kicks for receive buffers are wanted only now that they are missing.
@@ -271,25 +270,26 @@ impl Active {
                     continue;
                 }
                 self.muxer.park();
-                return Ok((count > 0, false));
+                return Ok((used, false));
             };
             let front = chain.writable.take(HEADER_LEN);
             let (Some(front), false) = (front, chain.writable.is_empty()) else {
                 return Err(guest("vsock receive buffer without room for data (5.10.6)"));
             };
             let Some(header) = self.muxer.next_packet(&chain.writable) else {
+                // Whoever seemed to have something had not: the buffer is for the next time.
                 self.rx.go_to_previous_position();
-                break;
+                continue;
             };
             front.copy_from(&header.to_bytes());
             let len = u32::try_from(HEADER_LEN).map_or(header.len, |h| h + header.len);
             self.rx
                 .add_used(&self.memory, chain.head, len)
                 .map_err(ring)?;
-            count += 1;
+            used = true;
         }
-        self.rx.disable_notification(&self.memory).map_err(ring)?;
-        Ok((count > 0, false))
+        self.muxer.park();
+        Ok((used, self.muxer.has_packet()))
     }
 
     /// Tells the guest of a transport reset if one is due; whether that could be done.
@@ -297,13 +297,12 @@ impl Active {
         if !self.reset_due {
             return Ok(false);
         }
-        let chain = loop {
-            if let Some(chain) = next_chain(&mut self.event, &self.memory)? {
-                break chain;
-            }
-            if !self.event.enable_notification(&self.memory).map_err(ring)? {
-                return Ok(false);
-            }
+        let mut chain = next_chain(&mut self.event, &self.memory)?;
+        if chain.is_none() && self.event.enable_notification(&self.memory).map_err(ring)? {
+            chain = next_chain(&mut self.event, &self.memory)?;
+        }
+        let Some(chain) = chain else {
+            return Ok(false);
         };
         if chain.writable.copy_from(&TRANSPORT_RESET) != TRANSPORT_RESET.len() {
             return Err(guest("vsock event buffer too short (5.10.6.7)"));
