@@ -1,7 +1,9 @@
 #![no_main]
 
+use jiffy_vmm::virtio::VirtioDevice;
 use jiffy_vmm::virtio::blk::{Backend, Block};
-use jiffy_vmm_fuzz::{Input, run};
+use jiffy_vmm::virtio::testing::{readable, writable};
+use jiffy_vmm_fuzz::{Driver, Input, run_with};
 use libfuzzer_sys::fuzz_target;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
@@ -16,6 +18,27 @@ static BASE: LazyLock<File> = LazyLock::new(|| {
 });
 const SIZE: u64 = 16 * 4096 + 512;
 
+/// A request that is nearly right.
+fn request(driver: &mut Driver, input: &mut Input<'_>) {
+    let kind = [0, 1, 1, 4, 8, 11, 13, 13][usize::from(input.u8() % 8)];
+    let sector = u64::from(input.u8() % 140);
+    let mut header = [0; 16];
+    header[0] = kind;
+    header[8..].copy_from_slice(&sector.to_le_bytes());
+    driver.write(0x8000, &header);
+    let sectors = u32::from(input.u8() % 40);
+    let segment = u64::from(sectors) | u64::from(input.u8() & 3) << 32;
+    driver.write(0x9000, &sector.to_le_bytes());
+    driver.write(0x9008, &segment.to_le_bytes());
+    let data = match kind {
+        0 => writable(0x9000, sectors * 512),
+        1 => readable(0x9000, sectors * 512),
+        8 => writable(0x9000, 20),
+        _ => readable(0x9000, 16),
+    };
+    driver.add(0, &[readable(0x8000, 16), data, writable(0x8800, 1)]);
+}
+
 fuzz_target!(|data: &[u8]| {
     let mut input = Input::new(data);
     let kind = input.u8();
@@ -29,7 +52,10 @@ fuzz_target!(|data: &[u8]| {
     let mut block = Block::new("blk0", backend)
         .unwrap()
         .flush_to_host(kind & 2 == 0);
-    run(&mut block, &mut input, |_, _| {});
+    run_with(&mut block, &mut input, |block, driver, input| {
+        request(driver, input);
+        let _ = block.queue_event(0);
+    });
     assert_eq!(BASE.metadata().unwrap().blocks(), 0, "the base was written");
     // No bit beyond the disk is ever owned.
     if let [word] = block.owned_blocks() {

@@ -91,7 +91,8 @@ enum Layout {
     },
 }
 
-struct Driver {
+/// The driver that carries out the plan.
+pub struct Driver {
     around: Surroundings,
     rings: Vec<Ring>,
     layouts: Vec<Layout>,
@@ -158,6 +159,19 @@ impl Driver {
         let _ = device.activate(self.around.activation(queues, self.features));
     }
 
+    /// Writes to guest memory, where there is any.
+    pub fn write(&self, addr: u64, bytes: &[u8]) {
+        let _ = self.around.memory.write(bytes, GuestAddress(addr));
+    }
+
+    /// Makes a chain available in queue `index`, as an honest driver would.
+    pub fn add(&mut self, index: usize, buffers: &[Buffer]) {
+        let ring = &mut self.rings[index];
+        if buffers.len() <= usize::from(ring.size()) {
+            ring.add(buffers);
+        }
+    }
+
     /// One step with the rings; `false` if the step is none of these.
     fn touch_rings(&mut self, kind: u8, input: &mut Input<'_>) -> bool {
         let index = usize::from(input.u8()) % self.rings.len();
@@ -200,6 +214,15 @@ pub fn run<D: VirtioDevice>(
     device: &mut D,
     input: &mut Input<'_>,
     mut special: impl FnMut(&mut D, &mut Input<'_>),
+) {
+    run_with(device, input, |device, _, input| special(device, input));
+}
+
+/// The same, for devices whose requests are too particular to be met by chance.
+pub fn run_with<D: VirtioDevice>(
+    device: &mut D,
+    input: &mut Input<'_>,
+    mut special: impl FnMut(&mut D, &mut Driver, &mut Input<'_>),
 ) {
     let memory = memory_with(&REGIONS);
     let mut driver = Driver::new(device, memory.clone(), input);
@@ -249,7 +272,7 @@ pub fn run<D: VirtioDevice>(
                 let bytes = input.array::<32>();
                 let _ = memory.write(&bytes[..usize::from(input.u8() % 33)], addr);
             }
-            _ => special(device, input),
+            _ => special(device, &mut driver, input),
         }
     }
     device.reset();
