@@ -63,7 +63,7 @@ pub struct Header {
     pub dst_port: u32,
     /// Bytes of data that follow.
     pub len: u32,
-    /// Socket type: [`STREAM`]. `type` on the wire.
+    /// Socket type, 1 for streams. `type` on the wire.
     pub kind: u16,
     /// [`Op`], unchecked.
     pub op: u16,

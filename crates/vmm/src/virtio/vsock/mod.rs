@@ -2,8 +2,9 @@
 //!
 //! Every connection joins a pair of ports to one Unix stream. Bytes go from the stream straight into the guest's
 //! receive buffers and from its transmit buffers straight into the stream; only what a slow host does not take at
-//! once is kept, never more than the credit that the guest was given ([`credit::BUF_ALLOC`]). What the guest sent
-//! before it closed still reaches the host, for as long as the host keeps its end open.
+//! once is kept, never more than the credit that the guest was given (256 KiB, `credit::BUF_ALLOC`). What the guest sent
+//! before it closed still reaches the host, for as long as the host keeps its end open. A guest can therefore make
+//! the process keep at most [`MAX_CONNECTIONS`] times that much, and only of what the host does not read.
 //!
 //! ```text
 //! queues <-> device (rings, interrupts, timer) <-> muxer (who is next, who is who) <-> connection <-> Unix stream
