@@ -2,7 +2,7 @@
 
 use crate::error::VmmError;
 use crate::machine::bus::{SharedDevice, lock};
-use crate::machine::vcpu::{self, VcpuEnd};
+use crate::machine::vcpu::{VcpuEnd, Vcpus};
 use crate::machine::{Descriptors, Machine, Slot, build};
 use crate::poll::Ready;
 use crate::seccomp;
@@ -18,8 +18,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 const SLOT_CONTROL: u32 = 0;
@@ -102,7 +101,7 @@ struct Vm {
     link: Link,
     listener: Option<OwnedFd>,
     outlive_controller: bool,
-    ends: Receiver<VcpuEnd>,
+    vcpus: Vcpus,
     cause: Option<StopCause>,
 }
 
@@ -122,52 +121,19 @@ fn start(
     drop(fds);
     let loaded_us = micros(began);
 
-    let (end, ends) = channel();
-    let gate = Arc::new(Barrier::new(machine.vcpus.len() + 1));
     let vcpus = std::mem::take(&mut machine.vcpus);
-    let vcpu_ended = crate::machine::event()?;
-    let slot = machine.poller.slot(SLOT_VCPU_END);
-    watch(&slot, crate::machine::borrow(&vcpu_ended))?;
-    for (id, vcpu) in vcpus.into_iter().enumerate() {
-        let bus = machine.bus.clone();
-        let gate = gate.clone();
-        let end: Sender<VcpuEnd> = end.clone();
-        let ended = vcpu_ended
-            .try_clone()
-            .map_err(|e| VmmError::host("eventfd", e))?;
-        std::thread::Builder::new()
-            .name(format!("vcpu{id}"))
-            .stack_size(256 * 1024)
-            .spawn(move || {
-                let result = match seccomp::confine_vcpu() {
-                    Ok(()) => {
-                        gate.wait();
-                        vcpu::run(vcpu, &bus)
-                    }
-                    Err(e) => {
-                        gate.wait();
-                        VcpuEnd::Failed(e)
-                    }
-                };
-                let _ = end.send(result);
-                let _ = ended.write(1);
-            })
-            .map_err(|e| VmmError::host("starting a vCPU thread", e))?;
-    }
-    // The eventfd must outlive this function even when all threads are gone.
-    std::mem::forget(vcpu_ended);
-
+    let vcpus = Vcpus::start(vcpus, &machine.bus, crate::machine::event()?)?;
     let vm = Vm {
         machine,
         link: link.clone(),
         listener,
         outlive_controller: config.outlive_controller,
-        ends,
+        vcpus,
         cause: None,
     };
     vm.watch_all()?;
     seccomp::confine_main()?;
-    gate.wait();
+    vm.vcpus.resume();
     link.send(
         &Event::Started(StartTimes {
             config_us,
@@ -198,6 +164,8 @@ impl Vm {
         if let Some(listener) = &self.listener {
             watch(&poller.slot(SLOT_LISTENER), listener.as_fd())?;
         }
+        let ended = crate::machine::borrow(&self.vcpus.ended);
+        watch(&poller.slot(SLOT_VCPU_END), ended)?;
         let attention = crate::machine::borrow(&self.machine.attention);
         watch(&poller.slot(SLOT_ATTENTION), attention)
     }
@@ -254,7 +222,7 @@ impl Vm {
     }
 
     fn on_vcpu_end(&mut self) {
-        if let Ok(end) = self.ends.try_recv() {
+        if let Some(end) = self.vcpus.take_end() {
             self.cause = Some(match end {
                 VcpuEnd::Reset => StopCause::GuestReset,
                 VcpuEnd::Failed(e) => e.into(),

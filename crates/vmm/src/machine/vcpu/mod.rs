@@ -1,15 +1,18 @@
-//! One vCPU: its first state, and the thread that runs it.
+//! vCPUs: the state they start with, the threads that run them, and their state as a value.
 
-use super::bus::{Bus, BusEffect};
+mod run;
+mod threads;
+
+pub use run::VcpuEnd;
+pub use threads::Vcpus;
+
 use crate::boot::{BOOT_GDT, BOOT_STACK, PML4_START, ZERO_PAGE_START};
 use crate::error::VmmError;
 use kvm_bindings::{
     CpuId, KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_fpu, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
     kvm_regs, kvm_segment,
 };
-use kvm_ioctls::{VcpuExit, VcpuFd};
-use nix::errno::Errno;
-use std::sync::Arc;
+use kvm_ioctls::VcpuFd;
 
 const CR0_BOOT: u64 = 0x8005_0033; // PE MP ET NE WP AM PG
 const CR4_PAE: u64 = 0x20;
@@ -127,67 +130,6 @@ fn set_boot_registers(vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioctls::Error
         rflags: 2,
         ..Default::default()
     })
-}
-
-/// Why a vCPU thread ended.
-#[derive(Debug)]
-pub enum VcpuEnd {
-    /// The guest asked for a reset.
-    Reset,
-    /// Something went wrong.
-    Failed(VmmError),
-}
-
-/// Runs the vCPU until the guest resets or something breaks.
-pub fn run(mut vcpu: VcpuFd, bus: &Arc<Bus>) -> VcpuEnd {
-    loop {
-        match step(&mut vcpu, bus) {
-            Ok(None) => {}
-            Ok(Some(end)) => return end,
-            Err(e) => return VcpuEnd::Failed(e),
-        }
-    }
-}
-
-fn step(vcpu: &mut VcpuFd, bus: &Bus) -> Result<Option<VcpuEnd>, VmmError> {
-    let exit = match vcpu.run() {
-        Ok(exit) => exit,
-        Err(e) if e.errno() == libc::EINTR || e.errno() == libc::EAGAIN => return Ok(None),
-        Err(e) => {
-            return Err(VmmError::host("KVM_RUN", Errno::from_raw(e.errno())));
-        }
-    };
-    match exit {
-        VcpuExit::MmioRead(address, data) => bus.mmio_read(address, data),
-        VcpuExit::MmioWrite(address, data) => bus.mmio_write(address, data)?,
-        VcpuExit::IoIn(port, data) => bus.port_read(port, data),
-        VcpuExit::IoOut(port, data) => {
-            if bus.port_write(port, data) == BusEffect::Reset {
-                return Ok(Some(VcpuEnd::Reset));
-            }
-        }
-        // The guest's triple fault is how a kernel without other means reboots.
-        VcpuExit::Shutdown | VcpuExit::SystemEvent(..) => return Ok(Some(VcpuEnd::Reset)),
-        VcpuExit::Intr | VcpuExit::IoapicEoi(_) | VcpuExit::IrqWindowOpen => {}
-        VcpuExit::Hlt => {
-            return Err(VmmError::Guest("halted with interrupts off".to_owned()));
-        }
-        VcpuExit::FailEntry(reason, cpu) => {
-            return Err(VmmError::host(
-                "KVM_RUN",
-                format!("entry failed on CPU {cpu}, reason {reason:#x}"),
-            ));
-        }
-        VcpuExit::InternalError => {
-            return Err(VmmError::Guest(
-                "the guest reached a state that KVM cannot run (internal error)".to_owned(),
-            ));
-        }
-        other => {
-            return Err(VmmError::Guest(format!("unexpected exit {other:?}")));
-        }
-    }
-    Ok(None)
 }
 
 #[cfg(test)]
