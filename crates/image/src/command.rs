@@ -8,6 +8,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
+use std::ptr;
 
 /// Why a program of the host did not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,7 @@ pub(crate) struct Tool {
     program: &'static str,
     package: &'static str,
     command: Command,
+    private_mounts: bool,
 }
 
 /// Lines of output kept for the error message.
@@ -55,6 +57,7 @@ impl Tool {
             program,
             package,
             command,
+            private_mounts: false,
         }
     }
 
@@ -70,6 +73,12 @@ impl Tool {
 
     pub(crate) fn env(&mut self, name: &str, value: impl AsRef<OsStr>) -> &mut Self {
         self.command.env(name, value);
+        self
+    }
+
+    /// What the program mounts is seen by nobody else, and is gone with it, even if it is killed. Needs root.
+    pub(crate) fn private_mounts(&mut self) -> &mut Self {
+        self.private_mounts = true;
         self
     }
 
@@ -89,12 +98,16 @@ impl Tool {
             .stdout(input.try_clone().map_err(failed)?)
             .stderr(input);
         let lock = lock.map(|lock| lock.as_fd().as_raw_fd());
-        // SAFETY: between fork and exec only prctl and fcntl are called, which are async-signal-safe; the descriptor stays
-        // open because the caller's borrow of the lock outlives the spawn.
+        let private_mounts = self.private_mounts;
+        // SAFETY: between fork and exec only system calls are made, which is async-signal-safe; the descriptor stays open
+        // because the caller's borrow of the lock outlives the spawn.
         unsafe {
             self.command.pre_exec(move || {
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) < 0 {
                     return Err(io::Error::last_os_error());
+                }
+                if private_mounts {
+                    detach_mounts()?;
                 }
                 match lock {
                     Some(fd) if libc::fcntl(fd, libc::F_SETFD, 0) < 0 => {
@@ -127,6 +140,27 @@ impl Tool {
     }
 }
 
+/// Gives the calling process mounts of its own.
+fn detach_mounts() -> io::Result<()> {
+    let none = ptr::null();
+    // SAFETY: both calls take no pointers but null and a static string; they change only this process.
+    let done = unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(
+                none,
+                c"/".as_ptr(),
+                none,
+                libc::MS_REC | libc::MS_PRIVATE,
+                ptr::null(),
+            ) == 0
+    };
+    if done {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Passes lines on (a carriage return ends one too, as progress bars use it) and returns the last of them.
 fn read_lines(output: impl Read, on_line: &mut dyn FnMut(&str)) -> io::Result<VecDeque<String>> {
     let mut tail = VecDeque::new();
@@ -150,6 +184,7 @@ fn read_lines(output: impl Read, on_line: &mut dyn FnMut(&str)) -> io::Result<Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::skipped;
 
     #[test]
     fn a_missing_program_is_named_with_its_package() {
@@ -180,6 +215,32 @@ mod tests {
             "{message}"
         );
         assert!(message.ends_with("oops"));
+    }
+
+    #[test]
+    fn private_mounts_are_gone_with_the_program() {
+        if !nix::unistd::Uid::effective().is_root() {
+            skipped(
+                "command::tests::private_mounts_are_gone_with_the_program",
+                "needs root",
+            );
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let mut shell = Tool::new("sh", "dash");
+        shell
+            .private_mounts()
+            .arg("-c")
+            .arg(r#"mount -t tmpfs none "$1" && touch "$1/inside" && ls "$1""#);
+        shell.arg("sh").arg(dir.path());
+        let mut output = String::new();
+        shell.run(None, &mut |line| output += line).unwrap();
+        assert_eq!(output, "inside");
+        assert!(
+            !std::fs::read_to_string("/proc/self/mountinfo")
+                .unwrap()
+                .contains(dir.path().to_str().unwrap())
+        );
     }
 
     #[test]

@@ -80,12 +80,16 @@ impl<'a> Initrd<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::skipped;
     use std::process::{Command, Stdio};
 
     #[test]
     fn cpio_reads_the_archive_back() {
         if Command::new("cpio").arg("--version").output().is_err() {
-            println!("SKIPPED cpio_reads_the_archive_back: cpio is not installed");
+            skipped(
+                "initrd::tests::cpio_reads_the_archive_back",
+                "cpio is not installed",
+            );
             return;
         }
         let agent = b"\x7fELF and the rest".as_slice();

@@ -34,3 +34,18 @@ pub use progress::{Phase, Progress};
 pub use recipe::{Recipe, RecipeError};
 pub use template::{Template, TemplateError, Templates};
 pub use verified::{VerifiedFile, VerifyError};
+
+/// Says that a test could not run here: on its output, and in the list that `scripts/test` counts.
+#[cfg(test)]
+fn skipped(test: &str, reason: &str) {
+    use std::io::Write;
+    println!("SKIPPED {test}: {reason}");
+    if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
+        let mut log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(log)
+            .unwrap();
+        writeln!(log, "{test}: {reason}").unwrap();
+    }
+}

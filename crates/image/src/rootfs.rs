@@ -49,6 +49,7 @@ pub(crate) fn bootstrap(
     fs::write(&marker, "").on("create", &marker)?;
 
     let mut mmdebstrap = Tool::new("mmdebstrap", "mmdebstrap");
+    mmdebstrap.private_mounts();
     mmdebstrap.env("SOURCE_DATE_EPOCH", EPOCH.to_string());
     mmdebstrap
         .env("JIFFY_CACHE", site.cache)
