@@ -355,7 +355,8 @@ fn a_transport_reset_drops_everything_and_the_guest_is_told_once() {
         .unwrap();
     assert_eq!(event, [0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
     guest.rings[2].add(&[writable(0x4_0000, 4)]);
-    guest.kick(2).unwrap();
+    guest.device.queue_event(2).unwrap();
+    guest.interrupted();
     assert_eq!(guest.events, 1);
     guest.device.transport_reset().unwrap();
     guest.interrupted();
