@@ -1,1 +1,31 @@
-fn main() {}
+//! The `jiffy-agent` command: pid 1 of a guest, or a plain server for tests and other engines.
+
+#![no_main]
+
+use jiffy_agent::{boot, standalone, sys};
+use std::ffi::{CStr, c_char, c_int};
+
+/// Entry point without Rust's runtime, which gives up when descriptors 0 to 2 are closed and there is no
+/// `/dev/null`: both are so when the kernel starts `/init` from an archive that holds nothing else.
+///
+/// # Safety
+/// Called once by the C runtime with its argument vector.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
+    let began_us = sys::boot_us();
+    // SAFETY: no other thread exists; ignoring a signal has no preconditions.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    sys::tune_allocator();
+    // SAFETY: no pointers.
+    if unsafe { libc::getpid() } == 1 && argc <= 1 {
+        return boot::run(began_us);
+    }
+    let arguments: Vec<String> = (1..usize::try_from(argc).unwrap_or(0))
+        .map(|i| {
+            // SAFETY: argv has argc valid C strings.
+            let argument = unsafe { CStr::from_ptr(*argv.add(i)) };
+            argument.to_string_lossy().into_owned()
+        })
+        .collect();
+    standalone::run(&arguments)
+}

@@ -71,3 +71,12 @@ pub struct Ready {
     #[serde(default)]
     pub error: Option<String>,
 }
+/// Paths on [`ENVD_PORT`] that only the host may call; a gateway must not let clients reach them.
+pub const HOST_ONLY_PATHS: [&str; 6] = [
+    "/init",
+    "/freeze",
+    "/unfreeze",
+    "/fsfreeze",
+    "/fsthaw",
+    "/collapse",
+];

@@ -1,0 +1,70 @@
+//! Words for us on the kernel's command line.
+
+use std::net::Ipv4Addr;
+
+/// `jiffy.net=<ip>/<prefix>,<gateway>` and `jiffy.dns=<ip>[,<ip>...]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetConfig {
+    /// Our address on `eth0`.
+    pub address: Ipv4Addr,
+    /// Length of the network part, 0 to 32.
+    pub prefix: u8,
+    /// Where everything else goes.
+    pub gateway: Ipv4Addr,
+    /// Name servers; public ones unless told.
+    pub dns: Vec<Ipv4Addr>,
+}
+
+impl NetConfig {
+    /// Reads the words; `None` without a well-formed `jiffy.net`.
+    pub fn parse(cmdline: &str) -> Option<Self> {
+        let word = |name: &str| {
+            cmdline
+                .split_whitespace()
+                .find_map(|w| w.strip_prefix(name))
+        };
+        let (network, gateway) = word("jiffy.net=")?.split_once(',')?;
+        let (address, prefix) = network.split_once('/')?;
+        let dns = word("jiffy.dns=").map_or_else(
+            || vec![Ipv4Addr::new(1, 1, 1, 1), Ipv4Addr::new(8, 8, 8, 8)],
+            |list| list.split(',').filter_map(|ip| ip.parse().ok()).collect(),
+        );
+        Some(Self {
+            address: address.parse().ok()?,
+            prefix: prefix.parse().ok().filter(|p| *p <= 32)?,
+            gateway: gateway.parse().ok()?,
+            dns,
+        })
+    }
+
+    /// The network part as an address.
+    pub fn netmask(&self) -> Ipv4Addr {
+        Ipv4Addr::from(
+            u32::MAX
+                .checked_shl(32 - u32::from(self.prefix))
+                .unwrap_or(0),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_network_word_is_read_or_ignored() {
+        let net = NetConfig::parse("quiet jiffy.net=10.0.0.2/30,10.0.0.1 panic=-1").unwrap();
+        assert_eq!(net.address, Ipv4Addr::new(10, 0, 0, 2));
+        assert_eq!(net.netmask(), Ipv4Addr::new(255, 255, 255, 252));
+        assert_eq!(net.gateway, Ipv4Addr::new(10, 0, 0, 1));
+        assert_eq!(net.dns.len(), 2);
+        for bad in [
+            "",
+            "jiffy.net=",
+            "jiffy.net=10.0.0.2/33,10.0.0.1",
+            "jiffy.net=x/24,y",
+        ] {
+            assert_eq!(NetConfig::parse(bad), None);
+        }
+    }
+}

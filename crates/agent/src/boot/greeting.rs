@@ -1,0 +1,99 @@
+//! The greeting: see `jiffy_proto::agent`. Done again whenever the connection breaks, which is how a clone learns
+//! that it is one.
+
+use super::identity;
+use crate::state::Agent;
+use crate::{sys, vsock};
+use jiffy_proto::agent::{HELLO_PORT, Hello, Identity, MAX_GREETING, Ready};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::sleep;
+
+const FIRST_RETRY: Duration = Duration::from_millis(10);
+const LAST_RETRY: Duration = Duration::from_secs(1);
+
+/// Greets for ever. `early` is a connection already begun.
+pub async fn run(agent: Rc<Agent>, began_us: u64, mut early: Option<OwnedFd>) {
+    let mut applier = identity::Applier::default();
+    let mut pause = FIRST_RETRY;
+    loop {
+        let socket = match early.take() {
+            Some(socket) => Ok(socket),
+            None => vsock::begin_connect(HELLO_PORT),
+        };
+        let greeted = match socket {
+            Ok(socket) => greet(&agent, &mut applier, began_us, socket).await,
+            Err(e) => Err(e),
+        };
+        if greeted.is_ok() {
+            pause = FIRST_RETRY;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LAST_RETRY);
+    }
+}
+
+/// Greets once and then waits for the connection to break. `Ok` if the greeting was completed.
+async fn greet(
+    agent: &Rc<Agent>,
+    applier: &mut identity::Applier,
+    began_us: u64,
+    socket: OwnedFd,
+) -> io::Result<()> {
+    let mut stream = vsock::finish(socket).await?;
+    send(
+        &mut stream,
+        &Hello {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: sys::kernel_release(),
+            init_us: began_us,
+            hello_us: sys::boot_us(),
+        },
+    )
+    .await?;
+    let line = read_line(&mut stream).await?;
+    let error = match serde_json::from_slice::<Identity>(&line) {
+        Ok(identity) => applier.apply(agent, identity).err(),
+        Err(e) => Some(format!("identity not understood: {e}")),
+    };
+    if let Some(error) = &error {
+        eprintln!("jiffy-agent: {error}");
+    }
+    send(
+        &mut stream,
+        &Ready {
+            ready_us: sys::boot_us(),
+            error,
+        },
+    )
+    .await?;
+    let mut rest = [0; 64];
+    while stream.read(&mut rest).await.is_ok_and(|n| n > 0) {}
+    Ok(())
+}
+
+async fn send(stream: &mut UnixStream, message: &impl serde::Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    stream.write_all(&line).await
+}
+
+async fn read_line(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let mut line = Vec::with_capacity(1024);
+    loop {
+        if stream.read_buf(&mut line).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if let Some(end) = line.iter().position(|b| *b == b'\n') {
+            line.truncate(end);
+            return Ok(line);
+        }
+        if line.len() > MAX_GREETING {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+}

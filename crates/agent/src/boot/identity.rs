@@ -1,0 +1,147 @@
+//! Becoming the sandbox the host says we are.
+//!
+//! Every step must succeed before the host is told that we are ready: a clone that kept its parent's random
+//! numbers or token is worse than none.
+
+use super::clone;
+use crate::settings::Settings;
+use crate::state::Agent;
+use crate::sys;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiffy_proto::agent::Identity;
+use std::fmt::Write;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Least bytes of entropy that make the clones of one snapshot differ.
+const MIN_ENTROPY: usize = 32;
+/// First line of an `/etc/hosts` that is ours to rewrite.
+const HOSTS_MARK: &str = "# written by jiffy-agent\n";
+
+/// Applies identities, and knows whether one was applied before.
+#[derive(Debug, Default)]
+pub struct Applier {
+    last_id: Option<String>,
+}
+
+impl Applier {
+    /// Makes an identity take effect, completely or with an error.
+    pub fn apply(&mut self, agent: &Agent, identity: Identity) -> Result<(), String> {
+        // Time and randomness first: the later steps draw on both.
+        set_clock(identity.time_ns).map_err(|e| format!("cannot set the clock: {e}"))?;
+        mix_entropy(&identity.entropy)?;
+        let hostname = identity.hostname.as_deref().unwrap_or(&identity.id);
+        set_hostname(hostname).map_err(|e| format!("cannot set the host name: {e}"))?;
+        let replaced = self.last_id.as_ref().is_some_and(|id| *id != identity.id);
+        if self.last_id.as_ref() != Some(&identity.id) {
+            new_machine_id().map_err(|e| format!("cannot write /etc/machine-id: {e}"))?;
+        }
+        if replaced {
+            clone::new_boot_id().map_err(|e| format!("cannot replace the boot id: {e}"))?;
+        }
+        if let Some(user) = &identity.default_user {
+            agent.user(Some(user))?;
+        }
+        *agent.settings.borrow_mut() = Settings {
+            env: identity.env,
+            access_token: identity.access_token,
+            default_user: identity.default_user,
+            default_workdir: identity.default_workdir,
+        };
+        self.last_id = Some(identity.id);
+        Ok(())
+    }
+}
+
+/// Steps the wall clock; the monotonic clock goes on.
+pub fn set_clock(time_ns: u64) -> io::Result<()> {
+    let time = libc::timespec {
+        tv_sec: (time_ns / 1_000_000_000).cast_signed(),
+        tv_nsec: (time_ns % 1_000_000_000).cast_signed(),
+    };
+    // SAFETY: `time` is a valid timespec.
+    sys::check(unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &time) }).map(drop)
+}
+
+/// Credits the host's bytes to the kernel's pool and reseeds its generator at once.
+fn mix_entropy(encoded: &str) -> Result<(), String> {
+    #[repr(C)]
+    struct PoolInfo {
+        bits: libc::c_int,
+        bytes: libc::c_int,
+        data: [u8; 512],
+    }
+    /// `_IOW('R', 0x03, int[2])`, linux/random.h.
+    const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
+    /// `_IO('R', 0x07)`, linux/random.h.
+    const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
+
+    let bytes = STANDARD
+        .decode(encoded)
+        .map_err(|e| format!("entropy is not base64: {e}"))?;
+    if bytes.len() < MIN_ENTROPY {
+        return Err(format!(
+            "{} bytes of entropy are less than {MIN_ENTROPY}",
+            bytes.len()
+        ));
+    }
+    let take = bytes.len().min(512);
+    let mut info = PoolInfo {
+        bits: (take * 8) as libc::c_int,
+        bytes: take as libc::c_int,
+        data: [0; 512],
+    };
+    info.data[..take].copy_from_slice(&bytes[..take]);
+    let failed = |e: io::Error| format!("cannot reseed the random number generator: {e}");
+    let pool = std::fs::File::options()
+        .write(true)
+        .open("/dev/urandom")
+        .map_err(failed)?;
+    // SAFETY: `info` has the layout of rand_pool_info with `bytes` bytes behind it; the second call has no argument.
+    unsafe {
+        sys::check(libc::ioctl(
+            pool.as_raw_fd(),
+            RNDADDENTROPY,
+            &raw const info,
+        ))
+        .map_err(failed)?;
+        sys::check(libc::ioctl(pool.as_raw_fd(), RNDRESEEDCRNG)).map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn set_hostname(name: &str) -> io::Result<()> {
+    // SAFETY: the pointer and length describe `name`.
+    sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })?;
+    let hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    if hosts.is_empty() || hosts.starts_with(HOSTS_MARK) {
+        let text = format!(
+            "{HOSTS_MARK}127.0.0.1 localhost\n127.0.1.1 {name}\n::1 localhost ip6-localhost ip6-loopback\n"
+        );
+        // A root without /etc resolves nothing anyway.
+        let _ = std::fs::write("/etc/hosts", text);
+    }
+    Ok(())
+}
+
+/// 128 random bits in hexadecimal.
+pub fn random_id() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    sys::random(&mut bytes)?;
+    Ok(bytes.iter().fold(String::new(), |mut text, b| {
+        let _ = write!(text, "{b:02x}");
+        text
+    }))
+}
+
+fn new_machine_id() -> io::Result<()> {
+    let id = random_id()? + "\n";
+    match std::fs::write("/etc/machine-id", &id) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir_all("/etc")?;
+            std::fs::write("/etc/machine-id", id)
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,118 @@
+//! `lo` and `eth0`, with ioctls: no netlink library, a handful of system calls.
+
+use super::cmdline::NetConfig;
+use crate::sys;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Brings `lo` up, and `eth0` if there is one and the command line says how. A guest without network is a
+/// guest: failures go to the console.
+pub fn bring_up() {
+    let cmdline = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let config = NetConfig::parse(&cmdline);
+    // SAFETY: no pointers.
+    let socket = sys::owned(unsafe {
+        libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0)
+    });
+    let outcome = socket.and_then(|socket| {
+        up(&socket, b"lo")?;
+        match &config {
+            Some(config) => configure(&socket, config),
+            None => Ok(()),
+        }
+    });
+    if let Err(e) = outcome {
+        eprintln!("jiffy-agent: cannot configure the network: {e}");
+    }
+    if let Some(config) = config {
+        name_servers(&config.dns);
+    }
+}
+
+fn name_servers(servers: &[Ipv4Addr]) {
+    let present = std::fs::metadata("/etc/resolv.conf").is_ok_and(|m| m.len() > 0);
+    if present || servers.is_empty() {
+        return;
+    }
+    let text: String = servers
+        .iter()
+        .map(|s| format!("nameserver {s}\n"))
+        .collect();
+    // A dangling link, as of systemd-resolved, is replaced.
+    if std::fs::write("/etc/resolv.conf", &text).is_err() {
+        let _ = std::fs::remove_file("/etc/resolv.conf");
+        let _ = std::fs::write("/etc/resolv.conf", &text);
+    }
+}
+
+fn request(name: &[u8]) -> libc::ifreq {
+    // SAFETY: ifreq is plain data, all zero is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name) {
+        *to = from.cast_signed();
+    }
+    request
+}
+
+fn address(ip: Ipv4Addr) -> libc::sockaddr {
+    // SAFETY: sockaddr_in is plain data of the size of sockaddr; all zero is valid.
+    unsafe {
+        let mut address: libc::sockaddr_in = std::mem::zeroed();
+        address.sin_family = libc::AF_INET as libc::sa_family_t;
+        address.sin_addr.s_addr = u32::from(ip).to_be();
+        std::mem::transmute(address)
+    }
+}
+
+fn ioctl(socket: &OwnedFd, call: libc::c_ulong, request: &mut libc::ifreq) -> io::Result<()> {
+    // SAFETY: all calls used here take an ifreq.
+    sys::check(unsafe { libc::ioctl(socket.as_raw_fd(), call as _, &raw mut *request) }).map(drop)
+}
+
+fn up(socket: &OwnedFd, name: &[u8]) -> io::Result<()> {
+    let mut flags = request(name);
+    flags.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    ioctl(socket, libc::SIOCSIFFLAGS, &mut flags)
+}
+
+fn configure(socket: &OwnedFd, config: &NetConfig) -> io::Result<()> {
+    let mut own = request(b"eth0");
+    own.ifr_ifru.ifru_addr = address(config.address);
+    match ioctl(socket, libc::SIOCSIFADDR, &mut own) {
+        Err(e) if e.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
+        other => other?,
+    }
+    let mut mask = request(b"eth0");
+    mask.ifr_ifru.ifru_addr = address(config.netmask());
+    ioctl(socket, libc::SIOCSIFNETMASK, &mut mask)?;
+    up(socket, b"eth0")?;
+    let mask = u32::from(config.netmask());
+    let any = Ipv4Addr::UNSPECIFIED;
+    if u32::from(config.address) & mask != u32::from(config.gateway) & mask {
+        // The gateway is on the wire but not in our network.
+        route(socket, config.gateway, Ipv4Addr::BROADCAST, None)?;
+    }
+    route(socket, any, any, Some(config.gateway))
+}
+
+fn route(socket: &OwnedFd, to: Ipv4Addr, mask: Ipv4Addr, via: Option<Ipv4Addr>) -> io::Result<()> {
+    // SAFETY: rtentry is plain data, all zero is valid.
+    let mut entry: libc::rtentry = unsafe { std::mem::zeroed() };
+    let mut device = *b"eth0\0";
+    entry.rt_dst = address(to);
+    entry.rt_genmask = address(mask);
+    entry.rt_flags = libc::RTF_UP;
+    entry.rt_dev = device.as_mut_ptr().cast();
+    if let Some(via) = via {
+        entry.rt_gateway = address(via);
+        entry.rt_flags |= libc::RTF_GATEWAY;
+    }
+    // SAFETY: SIOCADDRT takes an rtentry; `device` outlives the call.
+    let result =
+        sys::check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCADDRT, &raw mut entry) });
+    match result {
+        Err(e) if e.raw_os_error() != Some(libc::EEXIST) => Err(e),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,206 @@
+//! The guest's file systems.
+//!
+//! `/dev/vda` holds the template (erofs, never written), `/dev/vdb` what this sandbox writes (ext4; a tmpfs
+//! without it); an overlay of both becomes the root and the initial archive disappears under it.
+
+use super::mount::{PLAIN, directory, mount, raw};
+use crate::sys;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::time::{Duration, Instant};
+
+/// How long a disk may take to appear.
+const DISK_WAIT: Duration = Duration::from_secs(2);
+
+/// Builds the root and moves into it.
+pub fn enter() -> Result<(), String> {
+    for path in ["/dev", "/lower", "/upper", "/root-new"] {
+        directory(path, 0o755);
+    }
+    mount_devices()?;
+    open_console();
+    mount_template()?;
+    mount_writable()?;
+    mount(
+        c"overlay",
+        c"/root-new",
+        c"overlay",
+        libc::MS_NOATIME,
+        c"lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work",
+    )?;
+    switch()?;
+    system()
+}
+
+fn mount_devices() -> Result<(), String> {
+    match raw(
+        c"devtmpfs",
+        c"/dev",
+        c"devtmpfs",
+        libc::MS_NOSUID,
+        c"mode=0755",
+    ) {
+        // The kernel may have done it.
+        Err(e) if e.raw_os_error() != Some(libc::EBUSY) => {
+            Err(format!("cannot mount devtmpfs on /dev: {e}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The kernel could not open the console for us if the archive has no node for it.
+fn open_console() {
+    // SAFETY: a valid path; the descriptors 0 to 2 belong to nobody else yet.
+    unsafe {
+        let console = libc::open(c"/dev/console".as_ptr(), libc::O_RDWR | libc::O_NOCTTY);
+        let source = if console >= 0 {
+            console
+        } else {
+            libc::open(c"/dev/null".as_ptr(), libc::O_RDWR)
+        };
+        if source < 0 {
+            return;
+        }
+        for fd in 0..=2 {
+            if fd != source {
+                libc::dup2(source, fd);
+            }
+        }
+        if source > 2 {
+            libc::close(source);
+        }
+    }
+}
+
+fn mount_template() -> Result<(), String> {
+    let flags = libc::MS_RDONLY | libc::MS_NOATIME;
+    let began = Instant::now();
+    loop {
+        let error = match raw(c"/dev/vda", c"/lower", c"erofs", flags, c"") {
+            Ok(()) => return Ok(()),
+            Err(e) => e,
+        };
+        match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENXIO | libc::ENODEV | libc::ENOTBLK)
+                if began.elapsed() < DISK_WAIT =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // Not erofs: other engines' images are ext4.
+            Some(libc::EINVAL) => return mount(c"/dev/vda", c"/lower", c"ext4", flags, c""),
+            _ => return Err(format!("cannot mount /dev/vda (erofs) on /lower: {error}")),
+        }
+    }
+}
+
+fn mount_writable() -> Result<(), String> {
+    if std::path::Path::new("/dev/vdb").exists() {
+        mount(c"/dev/vdb", c"/upper", c"ext4", libc::MS_NOATIME, c"")?;
+    } else {
+        mount(
+            c"tmpfs",
+            c"/upper",
+            c"tmpfs",
+            libc::MS_NOATIME,
+            c"mode=0755",
+        )?;
+    }
+    directory("/upper/data", 0o755);
+    directory("/upper/work", 0o755);
+    Ok(())
+}
+
+fn switch() -> Result<(), String> {
+    let failed = |what: &str| format!("cannot {what}: {}", io::Error::last_os_error());
+    directory("/root-new/dev", 0o755);
+    // SAFETY: all arguments are valid C strings or null where the call allows it.
+    unsafe {
+        let moved = |from: &std::ffi::CStr, to: &std::ffi::CStr| {
+            libc::mount(
+                from.as_ptr(),
+                to.as_ptr(),
+                std::ptr::null(),
+                libc::MS_MOVE,
+                std::ptr::null(),
+            ) == 0
+        };
+        if !moved(c"/dev", c"/root-new/dev") {
+            return Err(failed("mount /dev in the new root"));
+        }
+        // Gives the archive's memory back as far as we do not run from it.
+        libc::unlink(c"/init".as_ptr());
+        if libc::chdir(c"/root-new".as_ptr()) != 0
+            || !moved(c".", c"/")
+            || libc::chroot(c".".as_ptr()) != 0
+            || libc::chdir(c"/".as_ptr()) != 0
+        {
+            return Err(failed("mount the new root"));
+        }
+    }
+    Ok(())
+}
+
+/// What programs expect under `/proc`, `/sys`, `/dev`, `/run` and `/tmp`.
+fn system() -> Result<(), String> {
+    for path in [
+        "/proc",
+        "/sys",
+        "/run",
+        "/dev/pts",
+        "/dev/shm",
+        "/dev/mqueue",
+    ] {
+        directory(path, 0o755);
+    }
+    mount(c"proc", c"/proc", c"proc", PLAIN, c"")?;
+    mount(c"sysfs", c"/sys", c"sysfs", PLAIN, c"")?;
+    mount(
+        c"devpts",
+        c"/dev/pts",
+        c"devpts",
+        libc::MS_NOSUID | libc::MS_NOEXEC,
+        c"mode=620,ptmxmode=666,gid=5",
+    )?;
+    let no_devices = libc::MS_NOSUID | libc::MS_NODEV;
+    mount(c"tmpfs", c"/dev/shm", c"tmpfs", no_devices, c"mode=1777")?;
+    mount(
+        c"tmpfs",
+        c"/run",
+        c"tmpfs",
+        no_devices,
+        c"mode=755,size=25%",
+    )?;
+    directory("/run/lock", 0o1777);
+    // Kernels without them are fine.
+    let _ = raw(c"mqueue", c"/dev/mqueue", c"mqueue", PLAIN, c"");
+    mount(
+        c"cgroup2",
+        c"/sys/fs/cgroup",
+        c"cgroup2",
+        PLAIN,
+        c"nsdelegate",
+    )?;
+    for (link, target) in [
+        ("/dev/fd", "/proc/self/fd"),
+        ("/dev/stdin", "/proc/self/fd/0"),
+        ("/dev/stdout", "/proc/self/fd/1"),
+        ("/dev/stderr", "/proc/self/fd/2"),
+    ] {
+        let _ = symlink(target, link);
+    }
+    temporary();
+    super::net::bring_up();
+    Ok(())
+}
+
+/// `/tmp` stays on the disk: unpacking a large archive there must not compete with programs for memory.
+fn temporary() {
+    directory("/tmp", 0o1777);
+    if let Ok(path) = sys::cstring(b"/tmp")
+        && let Ok(found) = std::fs::metadata("/tmp")
+        && std::os::unix::fs::MetadataExt::mode(&found) & 0o7777 != 0o1777
+    {
+        // SAFETY: a valid path.
+        unsafe { libc::chmod(path.as_ptr(), 0o1777) };
+    }
+}

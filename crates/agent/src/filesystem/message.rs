@@ -1,0 +1,103 @@
+//! Messages of `filesystem.Filesystem` as JSON.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// `Stat`, `MakeDir`, `Remove`.
+#[derive(Debug, Default, Deserialize)]
+pub struct PathRequest {
+    /// Which path.
+    #[serde(default)]
+    pub path: String,
+}
+
+/// `ListDir`.
+#[derive(Debug, Default, Deserialize)]
+pub struct ListRequest {
+    /// Which directory.
+    #[serde(default)]
+    pub path: String,
+    /// How many levels; 0 counts as 1.
+    #[serde(default)]
+    pub depth: u32,
+}
+
+/// `Move`.
+#[derive(Debug, Default, Deserialize)]
+pub struct MoveRequest {
+    /// From here.
+    #[serde(default)]
+    pub source: String,
+    /// To there.
+    #[serde(default)]
+    pub destination: String,
+}
+
+/// `WatchDir`, `CreateWatcher`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct WatchRequest {
+    /// Which directory.
+    pub path: String,
+    /// And all below.
+    pub recursive: bool,
+    /// Send the entry with each event.
+    #[serde(alias = "include_entry")]
+    pub include_entry: bool,
+}
+
+/// `GetWatcherEvents`, `RemoveWatcher`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct WatcherRequest {
+    /// From `CreateWatcher`.
+    #[serde(alias = "watcher_id")]
+    pub watcher_id: String,
+}
+
+/// A file, directory or link.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EntryInfo {
+    /// Last part of the path.
+    pub name: String,
+    /// What it is; for a link what it leads to.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// Absolute path.
+    pub path: String,
+    /// Bytes.
+    pub size: String,
+    /// Permission bits.
+    pub mode: u32,
+    /// As `ls -l` shows them.
+    pub permissions: String,
+    /// User name.
+    pub owner: String,
+    /// Group name.
+    pub group: String,
+    /// RFC 3339.
+    pub modified_time: String,
+    /// Where a link leads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub symlink_target: Option<String>,
+    /// Extended attributes `user.e2b.*`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
+    /// It is a link.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_symlink: bool,
+}
+
+/// Something happened in a watched directory.
+#[derive(Debug, Clone, Serialize)]
+pub struct Event {
+    /// Path relative to the watched directory.
+    pub name: String,
+    /// `EVENT_TYPE_*`.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// The entry, if asked for and still there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entry: Option<EntryInfo>,
+}

@@ -1,0 +1,102 @@
+//! A client's own metadata on files: extended attributes `user.e2b.<key>`.
+
+use crate::rest::upload::metadata_headers;
+use crate::sys;
+use hyper::HeaderMap;
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::io;
+use std::path::Path;
+
+const PREFIX: &str = "user.e2b.";
+/// Longest name of an extended attribute.
+const MAX_NAME: usize = 255;
+/// Most that is read of all names, and of one value.
+const MAX_READ: usize = 64 * 1024;
+
+/// Reads `X-Metadata-<key>` headers. Keys are lower case.
+pub fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>, String> {
+    metadata_headers(headers)
+        .map(|(key, value)| {
+            if key.is_empty() || PREFIX.len() + key.len() > MAX_NAME {
+                return Err(format!("metadata key '{key}' is empty or too long"));
+            }
+            let value = std::str::from_utf8(value)
+                .map_err(|_| format!("metadata value of '{key}' is not text"))?;
+            Ok((key.to_owned(), value.to_owned()))
+        })
+        .collect()
+}
+
+/// Makes exactly this metadata the file's.
+pub fn replace(path: &Path, metadata: &BTreeMap<String, String>) -> io::Result<()> {
+    let target = sys::cpath(path)?;
+    for key in keys(&target).iter().filter(|k| !metadata.contains_key(*k)) {
+        let name = sys::cstring(format!("{PREFIX}{key}").as_bytes())?;
+        // SAFETY: both are valid C strings. One that is gone already is what we want.
+        unsafe { libc::removexattr(target.as_ptr(), name.as_ptr()) };
+    }
+    for (key, value) in metadata {
+        let name = sys::cstring(format!("{PREFIX}{key}").as_bytes())?;
+        // SAFETY: valid C strings, and pointer and length of `value`.
+        sys::check(unsafe {
+            libc::setxattr(
+                target.as_ptr(),
+                name.as_ptr(),
+                value.as_ptr().cast(),
+                value.len(),
+                0,
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// The metadata of a file; none where the file system keeps none.
+pub fn read(path: &Path) -> BTreeMap<String, String> {
+    let Ok(target) = sys::cpath(path) else {
+        return BTreeMap::new();
+    };
+    keys(&target)
+        .into_iter()
+        .filter_map(|key| {
+            let name = sys::cstring(format!("{PREFIX}{key}").as_bytes()).ok()?;
+            // SAFETY: valid C strings, and pointer and length of the buffer.
+            let value = fill(|buffer| unsafe {
+                libc::getxattr(
+                    target.as_ptr(),
+                    name.as_ptr(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                )
+            })?;
+            Some((key, String::from_utf8_lossy(&value).into_owned()))
+        })
+        .collect()
+}
+
+fn keys(target: &CString) -> Vec<String> {
+    // SAFETY: a valid C string, and pointer and length of the buffer.
+    let Some(names) = fill(|buffer| unsafe {
+        libc::listxattr(target.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len())
+    }) else {
+        return Vec::new();
+    };
+    names
+        .split(|b| *b == 0)
+        .filter_map(|name| std::str::from_utf8(name).ok()?.strip_prefix(PREFIX))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Asks for the size first: nearly all files have no attributes and need no buffer.
+fn fill(mut call: impl FnMut(&mut [u8]) -> isize) -> Option<Vec<u8>> {
+    let size = usize::try_from(call(&mut [])).ok()?.min(MAX_READ);
+    if size == 0 {
+        return Some(Vec::new());
+    }
+    let mut buffer = vec![0; size];
+    let n = usize::try_from(call(&mut buffer)).ok()?;
+    buffer.truncate(n);
+    Some(buffer)
+}

@@ -1,0 +1,68 @@
+//! Joins a stream from the host to a TCP port of the guest: see `jiffy_proto::agent::TCP_PORT`.
+
+use jiffy_proto::agent::TCP_OK;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+
+/// Most digits of a port.
+const LONGEST: usize = 5;
+const BUFFER: usize = 16 * 1024;
+
+/// Serves one stream.
+pub async fn serve(mut stream: UnixStream) {
+    // Either side closing is an ordinary end.
+    let _ = join(&mut stream).await;
+}
+
+async fn join(stream: &mut UnixStream) -> io::Result<()> {
+    let opening = timeout(Duration::from_secs(10), read_port(stream)).await;
+    let mut tcp = match opening {
+        Err(_) => return Ok(()),
+        Ok(Err(reason)) => return refuse(stream, &reason).await,
+        Ok(Ok(port)) => match connect(port).await {
+            Ok(tcp) => tcp,
+            Err(e) => return refuse(stream, &format!("cannot connect to port {port}: {e}")).await,
+        },
+    };
+    tcp.set_nodelay(true)?;
+    stream.write_all(TCP_OK.as_bytes()).await?;
+    copy_bidirectional_with_sizes(stream, &mut tcp, BUFFER, BUFFER).await?;
+    Ok(())
+}
+
+async fn refuse(stream: &mut UnixStream, reason: &str) -> io::Result<()> {
+    stream.write_all(format!("ERR {reason}\n").as_bytes()).await
+}
+
+/// Reads byte by byte: what follows the line belongs to the TCP connection.
+async fn read_port(stream: &mut UnixStream) -> Result<u16, String> {
+    let mut line = String::new();
+    loop {
+        let byte = stream.read_u8().await.map_err(|e| e.to_string())?;
+        match byte {
+            b'\n' => {
+                return line
+                    .parse()
+                    .ok()
+                    .filter(|port| *port != 0)
+                    .ok_or_else(|| format!("'{line}' is no port"));
+            }
+            b'0'..=b'9' if line.len() < LONGEST => line.push(char::from(byte)),
+            _ => return Err("expected a port number and a newline".to_owned()),
+        }
+    }
+}
+
+/// Most servers listen on IPv4; some only on `::1`.
+async fn connect(port: u16) -> io::Result<TcpStream> {
+    match TcpStream::connect((IpAddr::V4(Ipv4Addr::LOCALHOST), port)).await {
+        Ok(tcp) => Ok(tcp),
+        Err(first) => TcpStream::connect((IpAddr::V6(Ipv6Addr::LOCALHOST), port))
+            .await
+            .map_err(|_| first),
+    }
+}

@@ -1,0 +1,82 @@
+//! Finding the program as the user who will run it.
+
+use crate::rpc::{Code, RpcError};
+use crate::users::User;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The program is not there; a shell would say 127.
+pub fn not_found(cmd: &str) -> RpcError {
+    RpcError::new(Code::NotFound, format!("{cmd}: command not found")).reason("command_not_found")
+}
+
+/// The program cannot be executed; a shell would say 126.
+pub fn not_executable(cmd: &str, why: &str) -> RpcError {
+    RpcError::new(Code::PermissionDenied, format!("{cmd}: {why}")).reason("command_not_executable")
+}
+
+/// The absolute path of a command.
+pub fn find(cmd: &str, path: &str, cwd: &Path, user: &User) -> Result<PathBuf, RpcError> {
+    if cmd.is_empty() {
+        return Err(RpcError::new(Code::InvalidArgument, "the command is empty"));
+    }
+    if cmd.contains('/') {
+        return match executable(&cwd.join(cmd), user) {
+            Ok(found) => Ok(found),
+            Err(Unfit::Missing) if cmd == "/bin/bash" => replace_bash(path, cwd, user),
+            Err(Unfit::Missing) => Err(not_found(cmd)),
+            Err(Unfit::Directory) => Err(not_executable(cmd, "is a directory")),
+            Err(Unfit::Forbidden) => Err(not_executable(cmd, "not executable")),
+        };
+    }
+    let mut forbidden = false;
+    for directory in path.split(':') {
+        match executable(&cwd.join(directory).join(cmd), user) {
+            Ok(found) => return Ok(found),
+            Err(Unfit::Forbidden) => forbidden = true,
+            Err(Unfit::Missing | Unfit::Directory) => {}
+        }
+    }
+    Err(if forbidden {
+        not_executable(cmd, "not executable")
+    } else {
+        not_found(cmd)
+    })
+}
+
+/// Clients run every command line through `/bin/bash`; images without it have a shell that will do.
+fn replace_bash(path: &str, cwd: &Path, user: &User) -> Result<PathBuf, RpcError> {
+    find("bash", path, cwd, user)
+        .or_else(|_| find("/bin/sh", path, cwd, user))
+        .map_err(|_| not_found("/bin/bash"))
+}
+
+enum Unfit {
+    Missing,
+    Directory,
+    Forbidden,
+}
+
+fn executable(path: &Path, user: &User) -> Result<PathBuf, Unfit> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Err(Unfit::Directory),
+        Ok(found) if may_execute(&found, user) => Ok(path.to_path_buf()),
+        Ok(_) => Err(Unfit::Forbidden),
+        Err(e) if e.raw_os_error() == Some(libc::EACCES) => Err(Unfit::Forbidden),
+        Err(_) => Err(Unfit::Missing),
+    }
+}
+
+fn may_execute(file: &Metadata, user: &User) -> bool {
+    let mode = file.mode();
+    if user.uid == 0 {
+        mode & 0o111 != 0
+    } else if file.uid() == user.uid {
+        mode & 0o100 != 0
+    } else if user.groups.contains(&file.gid()) {
+        mode & 0o010 != 0
+    } else {
+        mode & 0o001 != 0
+    }
+}

@@ -1,0 +1,93 @@
+//! How a process ended.
+
+use crate::rpc::frame;
+use bytes::Bytes;
+use serde::Serialize;
+
+/// From `waitid`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// It returned this code.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+}
+
+impl Exit {
+    /// Whether this is what the kernel's out-of-memory killer leaves behind, directly or through a shell.
+    pub fn looks_killed(self) -> bool {
+        matches!(self, Self::Signal(libc::SIGKILL) | Self::Code(137))
+    }
+
+    /// The final frames of a stream: the `end` event and the end of the stream.
+    pub fn frames(self, out_of_memory: bool) -> Bytes {
+        let (code, exited, mut status) = match self {
+            Self::Code(code) => (code, true, format!("exit status {code}")),
+            Self::Signal(signal) => (128 + signal, false, format!("signal: {}", describe(signal))),
+        };
+        if out_of_memory {
+            status.push_str(" (out of memory)");
+        }
+        let event = Wrapper {
+            event: EndEvent {
+                end: End {
+                    exit_code: code,
+                    exited,
+                    error: (code != 0).then_some(&status),
+                    status: &status,
+                    oom_killed: out_of_memory,
+                },
+            },
+        };
+        let mut bytes = Vec::from(frame::message(&event));
+        bytes.extend_from_slice(&frame::end(None));
+        Bytes::from(bytes)
+    }
+}
+
+#[derive(Serialize)]
+struct Wrapper<T> {
+    event: T,
+}
+
+#[derive(Serialize)]
+struct EndEvent<'a> {
+    end: End<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct End<'a> {
+    exit_code: i32,
+    exited: bool,
+    status: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    oom_killed: bool,
+}
+
+/// What Go, and with it clients that match on the text, calls a signal.
+fn describe(signal: i32) -> String {
+    let text = match signal {
+        libc::SIGHUP => "hangup",
+        libc::SIGINT => "interrupt",
+        libc::SIGQUIT => "quit",
+        libc::SIGILL => "illegal instruction",
+        libc::SIGTRAP => "trace/breakpoint trap",
+        libc::SIGABRT => "aborted",
+        libc::SIGBUS => "bus error",
+        libc::SIGFPE => "floating point exception",
+        libc::SIGKILL => "killed",
+        libc::SIGUSR1 => "user defined signal 1",
+        libc::SIGSEGV => "segmentation fault",
+        libc::SIGUSR2 => "user defined signal 2",
+        libc::SIGPIPE => "broken pipe",
+        libc::SIGALRM => "alarm clock",
+        libc::SIGTERM => "terminated",
+        libc::SIGXCPU => "CPU time limit exceeded",
+        libc::SIGXFSZ => "file size limit exceeded",
+        _ => return format!("signal {signal}"),
+    };
+    text.to_owned()
+}

@@ -1,0 +1,111 @@
+//! Where a process reads from.
+
+use super::message::Input;
+use crate::rpc::{Code, RpcError};
+use crate::sys;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Mutex;
+
+/// The writing end of a process's input.
+pub enum Sink {
+    /// A pipe.
+    Pipe(AsyncFd<OwnedFd>),
+    /// Our side of a terminal.
+    Pty(Rc<AsyncFd<OwnedFd>>),
+    /// It has none, or it was closed.
+    Closed,
+}
+
+/// Input of one process; writers take turns.
+pub struct ProcessInput {
+    sink: Mutex<Sink>,
+}
+
+fn closed(what: &str) -> RpcError {
+    RpcError::new(Code::FailedPrecondition, what)
+}
+
+impl ProcessInput {
+    /// Wraps a sink.
+    pub fn new(sink: Sink) -> Self {
+        Self {
+            sink: Mutex::new(sink),
+        }
+    }
+
+    /// Writes all of it, waiting while the process does not read.
+    pub async fn write(&self, input: &Input) -> Result<(), RpcError> {
+        let sink = self.sink.lock().await;
+        let (fd, bytes) = match (&*sink, input) {
+            (Sink::Pipe(fd), Input { stdin: Some(b), .. }) => (fd, b),
+            (Sink::Pty(fd), Input { pty: Some(b), .. }) => (&**fd, b),
+            (
+                _,
+                Input {
+                    stdin: None,
+                    pty: None,
+                },
+            ) => return Ok(()),
+            (Sink::Pipe(_), _) => return Err(closed("the process has no terminal")),
+            (Sink::Pty(_), _) => {
+                return Err(closed("the process reads from a terminal, not from stdin"));
+            }
+            (Sink::Closed, _) => return Err(closed("stdin of the process is closed")),
+        };
+        write_all(fd, bytes)
+            .await
+            .map_err(|e| match e.raw_os_error() {
+                Some(libc::EPIPE | libc::EIO) => {
+                    closed("the process does not read its input any more")
+                }
+                _ => RpcError::io("cannot write to the process", &e),
+            })
+    }
+
+    /// Lets the process see the end of its input.
+    pub async fn close(&self) -> Result<(), RpcError> {
+        let mut sink = self.sink.lock().await;
+        if matches!(*sink, Sink::Pty(_)) {
+            return Err(closed("a terminal cannot be closed, send it Ctrl-D"));
+        }
+        *sink = Sink::Closed;
+        Ok(())
+    }
+
+    /// Gives up the descriptor after the process ended.
+    pub fn release(&self) {
+        // A writer that still waits gets EPIPE, or gives up with its client.
+        if let Ok(mut sink) = self.sink.try_lock() {
+            *sink = Sink::Closed;
+        }
+    }
+
+    /// Our side of the terminal, if it has one.
+    pub async fn terminal(&self) -> Option<Rc<AsyncFd<OwnedFd>>> {
+        match &*self.sink.lock().await {
+            Sink::Pty(fd) => Some(Rc::clone(fd)),
+            _ => None,
+        }
+    }
+}
+
+async fn write_all(fd: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        // Most input fits at once: try before asking whether it would.
+        match sys::write(fd.as_raw_fd(), bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                let mut ready = fd.writable().await?;
+                if let Ok(result) = ready.try_io(|fd| sys::write(fd.as_raw_fd(), bytes)) {
+                    bytes = &bytes[result?..];
+                }
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,18 @@
+//! `process.Process`: start, watch, feed and signal processes.
+
+pub mod child;
+pub mod command;
+pub mod exit;
+pub mod hub;
+pub mod input;
+pub mod limits;
+pub mod message;
+pub mod oom;
+pub mod pty;
+pub mod pump;
+pub mod reaper;
+pub mod service;
+pub mod signal;
+pub mod start;
+pub mod stream;
+pub mod table;

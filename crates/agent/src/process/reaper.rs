@@ -1,0 +1,59 @@
+//! Collects children that ended: ours, and as pid 1 everybody's orphans.
+
+use super::exit::Exit;
+use crate::state::Agent;
+use crate::sys;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use tokio::io::Interest;
+
+/// Learns of ended children through a descriptor. Create it before any thread: it blocks SIGCHLD.
+pub fn signals() -> io::Result<OwnedFd> {
+    // SAFETY: `set` is a valid signal set for each call.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        sys::check(libc::sigprocmask(
+            libc::SIG_BLOCK,
+            &set,
+            std::ptr::null_mut(),
+        ))?;
+        sys::owned(libc::signalfd(
+            -1,
+            &set,
+            libc::SFD_NONBLOCK | libc::SFD_CLOEXEC,
+        ))
+    }
+}
+
+/// Reaps for ever.
+pub async fn run(agent: Rc<Agent>, signals: OwnedFd) -> io::Result<()> {
+    let signals = sys::register(signals, Interest::READABLE)?;
+    let mut info = [0; size_of::<libc::signalfd_siginfo>()];
+    loop {
+        reap(&agent);
+        let mut ready = signals.readable().await?;
+        // Any number of ended children is one pending signal: read it before looking, not after.
+        let _ = ready.try_io(|fd| sys::read(fd.as_raw_fd(), &mut info));
+    }
+}
+
+fn reap(agent: &Agent) {
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is a valid int to write to.
+        let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
+        if pid <= 0 {
+            return;
+        }
+        let exit = if libc::WIFSIGNALED(status) {
+            Exit::Signal(libc::WTERMSIG(status))
+        } else {
+            Exit::Code(libc::WEXITSTATUS(status))
+        };
+        agent.processes.reaped(pid.unsigned_abs(), exit);
+    }
+}

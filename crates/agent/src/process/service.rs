@@ -1,0 +1,117 @@
+//! Methods of `process.Process`.
+
+use super::hub::Subscription;
+use super::message::{
+    InputRequest, ProcessInfo, SelectRequest, SignalRequest, StartRequest, StreamInputRequest,
+    UpdateRequest,
+};
+use super::stream::EventStream;
+use super::{pty, signal, start};
+use crate::body::Reply;
+use crate::rpc::request::{self, CallInfo, Frames};
+use crate::rpc::{Code, RpcError};
+use crate::state::Agent;
+use bytes::Bytes;
+use hyper::body::Incoming;
+use serde_json::json;
+use std::rc::Rc;
+
+/// `Start`.
+pub async fn start(agent: &Rc<Agent>, call: CallInfo, body: Incoming) -> Result<Reply, RpcError> {
+    let request: StartRequest = request::single(body).await?;
+    let subscription = start::start(agent, request, &call)?;
+    Ok(Reply::Stream(Box::new(EventStream::new(
+        subscription,
+        call.keepalive,
+        None,
+    ))))
+}
+
+/// `Connect`.
+pub async fn connect(agent: &Rc<Agent>, call: CallInfo, body: Incoming) -> Result<Reply, RpcError> {
+    let request: SelectRequest = request::single(body).await?;
+    let process = agent.processes.running_or_ended(&request.process)?;
+    let first = start::start_event(process.pid);
+    if let Some(end) = process.end.get() {
+        return Ok(Reply::whole(Bytes::from([&first[..], end].concat())));
+    }
+    Ok(Reply::Stream(Box::new(EventStream::new(
+        Subscription::new(&process, first),
+        call.keepalive,
+        call.timeout,
+    ))))
+}
+
+/// `List`.
+pub fn list(agent: &Agent) -> serde_json::Value {
+    let processes = agent.processes.list();
+    let processes: Vec<_> = processes
+        .iter()
+        .map(|process| ProcessInfo {
+            config: &process.config,
+            pid: process.pid,
+            tag: process.tag.as_deref(),
+        })
+        .collect();
+    json!({ "processes": processes })
+}
+
+/// `SendSignal`.
+pub fn send_signal(agent: &Agent, request: &SignalRequest) -> Result<(), RpcError> {
+    let signal = signal::number(&request.signal)?;
+    let process = agent.processes.running(&request.process)?;
+    process.signal(signal).map_err(|e| match e.raw_os_error() {
+        Some(libc::ESRCH) => {
+            RpcError::new(Code::NotFound, format!("process {} not found", process.pid))
+        }
+        _ => RpcError::io("cannot send the signal", &e),
+    })
+}
+
+/// `SendInput`.
+pub async fn send_input(agent: &Agent, request: InputRequest) -> Result<(), RpcError> {
+    let process = agent.processes.running(&request.process)?;
+    process.input.write(&request.input).await
+}
+
+/// `CloseStdin`.
+pub async fn close_stdin(agent: &Agent, request: SelectRequest) -> Result<(), RpcError> {
+    let process = agent.processes.running(&request.process)?;
+    process.input.close().await
+}
+
+/// `Update`.
+pub async fn update(agent: &Agent, request: UpdateRequest) -> Result<(), RpcError> {
+    let process = agent.processes.running(&request.process)?;
+    let Some(size) = request.pty.and_then(|pty| pty.size) else {
+        return Ok(());
+    };
+    let terminal =
+        process.input.terminal().await.ok_or_else(|| {
+            RpcError::new(Code::FailedPrecondition, "the process has no terminal")
+        })?;
+    pty::resize(terminal.get_ref(), size)
+        .map_err(|e| RpcError::io("cannot resize the terminal", &e))
+}
+
+/// `StreamInput`. The process's pace is the client's: the next frame is read when the last was written.
+pub async fn stream_input(agent: &Agent, body: Incoming) -> Result<(), RpcError> {
+    let mut frames = Frames::new(body);
+    let mut target = None;
+    while let Some(message) = frames.next().await? {
+        let request: StreamInputRequest = request::parse(&message)?;
+        if let Some(start) = request.start {
+            target = Some(agent.processes.running(&start.process)?);
+        }
+        if let Some(data) = request.data {
+            let process = target.as_ref().ok_or_else(|| {
+                RpcError::new(
+                    Code::InvalidArgument,
+                    "the first message must name the process",
+                )
+            })?;
+            process.input.write(&data.input).await?;
+        }
+    }
+    Ok(())
+}

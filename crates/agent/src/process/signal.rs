@@ -1,0 +1,32 @@
+//! Signal names on the wire.
+
+use crate::rpc::{Code, RpcError};
+use serde_json::Value;
+
+/// The number behind `SIGNAL_SIGTERM`, `SIGTERM` or `15`. Beyond the protocol's KILL and TERM the usual job
+/// control signals are taken too.
+pub fn number(value: &Value) -> Result<i32, RpcError> {
+    let known = match value {
+        Value::Number(n) => n
+            .as_i64()
+            .and_then(|n| i32::try_from(n).ok())
+            .filter(|n| (1..=31).contains(n)),
+        Value::String(name) => match name.trim_start_matches("SIGNAL_") {
+            "SIGKILL" => Some(libc::SIGKILL),
+            "SIGTERM" => Some(libc::SIGTERM),
+            "SIGINT" => Some(libc::SIGINT),
+            "SIGHUP" => Some(libc::SIGHUP),
+            "SIGQUIT" => Some(libc::SIGQUIT),
+            "SIGUSR1" => Some(libc::SIGUSR1),
+            "SIGUSR2" => Some(libc::SIGUSR2),
+            "SIGSTOP" => Some(libc::SIGSTOP),
+            "SIGCONT" => Some(libc::SIGCONT),
+            "SIGTSTP" => Some(libc::SIGTSTP),
+            "SIGWINCH" => Some(libc::SIGWINCH),
+            "SIGALRM" => Some(libc::SIGALRM),
+            _ => None,
+        },
+        _ => None,
+    };
+    known.ok_or_else(|| RpcError::new(Code::InvalidArgument, format!("unknown signal {value}")))
+}

@@ -1,0 +1,70 @@
+//! The response stream of `Start` and `Connect`.
+
+use super::hub::Subscription;
+use super::table::Process;
+use crate::body::Source;
+use crate::rpc::{Code, RpcError, frame};
+use bytes::Bytes;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep, sleep};
+
+/// A reader of a process's events.
+pub struct EventStream {
+    subscription: Subscription<Process>,
+    interval: Duration,
+    idle: Option<Pin<Box<Sleep>>>,
+    deadline: Option<Pin<Box<Sleep>>>,
+    ended: bool,
+}
+
+impl EventStream {
+    /// Streams what the subscription yields, with a sign of life every `interval` and an end after `timeout`.
+    pub fn new(
+        subscription: Subscription<Process>,
+        interval: Duration,
+        timeout: Option<Duration>,
+    ) -> Self {
+        Self {
+            subscription,
+            interval,
+            idle: None,
+            deadline: timeout.map(|t| Box::pin(sleep(t))),
+            ended: false,
+        }
+    }
+}
+
+impl Source for EventStream {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(frame) = self.subscription.poll_next(cx) {
+            if let Some(idle) = &mut self.idle {
+                idle.as_mut().reset(Instant::now() + self.interval);
+            }
+            return Poll::Ready(frame.map(Ok));
+        }
+        if let Some(deadline) = &mut self.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            self.ended = true;
+            let error = RpcError::new(Code::DeadlineExceeded, "the stream ran into its timeout");
+            return Poll::Ready(Some(Ok(frame::end(Some(&error)))));
+        }
+        let interval = self.interval;
+        let idle = self.idle.get_or_insert_with(|| Box::pin(sleep(interval)));
+        if idle.as_mut().poll(cx).is_ready() {
+            idle.as_mut().reset(Instant::now() + interval);
+            // Registers the new time.
+            let _ = idle.as_mut().poll(cx);
+            return Poll::Ready(Some(Ok(Bytes::from_static(
+                b"\0\0\0\0\x1a{\"event\":{\"keepalive\":{}}}",
+            ))));
+        }
+        Poll::Pending
+    }
+}

@@ -1,0 +1,164 @@
+//! The processes that clients know.
+
+use super::child::ChildStack;
+use super::exit::Exit;
+use super::hub::Hub;
+use super::input::ProcessInput;
+use super::message::{ProcessConfig, Selector};
+use super::oom::OomWatch;
+use crate::rpc::{Code, RpcError};
+use crate::sys;
+use bytes::Bytes;
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::task::Waker;
+
+/// How many ended processes can still be connected to.
+const RETAINED: usize = 64;
+
+/// A process started through us.
+pub struct Process {
+    /// Process id, also of its process group and session.
+    pub pid: u32,
+    /// As it was started.
+    pub config: ProcessConfig,
+    /// Its tag.
+    pub tag: Option<String>,
+    /// Its output.
+    pub hub: Hub,
+    /// Its input.
+    pub input: ProcessInput,
+    /// Set when it was reaped.
+    pub exit: Cell<Option<(Exit, bool)>>,
+    /// Its final frames, once all output was read.
+    pub end: OnceCell<Bytes>,
+    /// The task that reads its output, to be woken at exit.
+    pub pump: RefCell<Option<Waker>>,
+    /// We killed it ourselves.
+    pub killed: Cell<bool>,
+}
+
+impl AsRef<Hub> for Process {
+    fn as_ref(&self) -> &Hub {
+        &self.hub
+    }
+}
+
+impl Process {
+    /// Sends a signal to the process and all in its group.
+    pub fn signal(&self, signal: i32) -> io::Result<()> {
+        if self.exit.get().is_some() {
+            // The number may already belong to another process.
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        if signal == libc::SIGKILL {
+            self.killed.set(true);
+        }
+        // SAFETY: no pointers.
+        sys::check(unsafe { libc::kill(-self.pid.cast_signed(), signal) })?;
+        Ok(())
+    }
+}
+
+/// All processes, and what is needed to start more.
+pub struct ProcessTable {
+    running: RefCell<HashMap<u32, Rc<Process>>>,
+    ended: RefCell<VecDeque<Rc<Process>>>,
+    /// Where children run until they execute their program.
+    pub stack: RefCell<ChildStack>,
+    /// Buffer into which output is read, one read at a time.
+    pub scratch: RefCell<Box<[u8]>>,
+    /// `/dev/null`.
+    pub null: OwnedFd,
+    oom: OomWatch,
+}
+
+impl ProcessTable {
+    /// An empty table.
+    pub fn new() -> io::Result<Self> {
+        let null = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/null")?;
+        Ok(Self {
+            running: RefCell::default(),
+            ended: RefCell::default(),
+            stack: RefCell::new(ChildStack::new()?),
+            scratch: RefCell::new(vec![0; super::pump::PIPE_CHUNK].into()),
+            null: null.into(),
+            oom: OomWatch::new(),
+        })
+    }
+
+    /// Takes in a new process.
+    pub fn insert(&self, process: &Rc<Process>) {
+        self.ended.borrow_mut().retain(|p| p.pid != process.pid);
+        self.running
+            .borrow_mut()
+            .insert(process.pid, Rc::clone(process));
+    }
+
+    /// The kernel said that a child ended.
+    pub fn reaped(&self, pid: u32, exit: Exit) {
+        let process = self.running.borrow_mut().remove(&pid);
+        // Ask for every kill, so that one nobody waits for is not taken for a later one.
+        let oom = exit.looks_killed() && self.oom.happened();
+        let Some(process) = process else {
+            return;
+        };
+        process.exit.set(Some((exit, oom && !process.killed.get())));
+        let mut ended = self.ended.borrow_mut();
+        ended.push_back(Rc::clone(&process));
+        if ended.len() > RETAINED {
+            ended.pop_front();
+        }
+        drop(ended);
+        if let Some(waker) = process.pump.borrow_mut().take() {
+            waker.wake();
+        }
+    }
+
+    /// All that run, by pid.
+    pub fn list(&self) -> Vec<Rc<Process>> {
+        let mut all: Vec<_> = self.running.borrow().values().cloned().collect();
+        all.sort_by_key(|p| p.pid);
+        all
+    }
+
+    /// A running process.
+    pub fn running(&self, selector: &Selector) -> Result<Rc<Process>, RpcError> {
+        let running = self.running.borrow();
+        find(running.values(), selector)
+    }
+
+    /// A running process, or one that ended a moment ago.
+    pub fn running_or_ended(&self, selector: &Selector) -> Result<Rc<Process>, RpcError> {
+        self.running(selector)
+            .or_else(|_| find(self.ended.borrow().iter().rev(), selector))
+    }
+}
+
+fn find<'a>(
+    mut among: impl Iterator<Item = &'a Rc<Process>>,
+    selector: &Selector,
+) -> Result<Rc<Process>, RpcError> {
+    let (found, name) = match selector {
+        Selector { pid: Some(pid), .. } => (among.find(|p| p.pid == *pid), pid.to_string()),
+        Selector { tag: Some(tag), .. } => (
+            among.find(|p| p.tag.as_ref() == Some(tag)),
+            format!("tagged '{tag}'"),
+        ),
+        _ => {
+            return Err(RpcError::new(
+                Code::InvalidArgument,
+                "name a process by pid or tag",
+            ));
+        }
+    };
+    found
+        .cloned()
+        .ok_or_else(|| RpcError::new(Code::NotFound, format!("process {name} not found")))
+}

@@ -1,0 +1,64 @@
+//! Errors as `{"code": <status>, "message": <text>}`.
+
+use crate::body::Reply;
+use crate::rpc::RpcError;
+use hyper::{Response, StatusCode};
+use std::io;
+
+/// A failed call.
+#[derive(Debug, Clone)]
+pub struct RestError {
+    /// HTTP status.
+    pub status: StatusCode,
+    /// What failed, on what.
+    pub message: String,
+}
+
+impl RestError {
+    /// An error with a status and a message.
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+        }
+    }
+
+    /// The request makes no sense.
+    pub fn bad(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// A failed system call on something, with the status that fits its errno.
+    pub fn io(what: &str, error: &io::Error) -> Self {
+        let status = match error.raw_os_error() {
+            Some(libc::ENOENT) => StatusCode::NOT_FOUND,
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => StatusCode::FORBIDDEN,
+            Some(libc::ENOSPC | libc::EDQUOT) => StatusCode::INSUFFICIENT_STORAGE,
+            Some(
+                libc::EISDIR | libc::ENOTDIR | libc::EINVAL | libc::ENAMETOOLONG | libc::ELOOP,
+            ) => StatusCode::BAD_REQUEST,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self::new(status, format!("{what}: {error}"))
+    }
+
+    /// As a response.
+    pub fn response(&self) -> Response<Reply> {
+        let mut response = crate::server::json(&serde_json::json!({
+            "code": self.status.as_u16(),
+            "message": self.message,
+        }));
+        *response.status_mut() = self.status;
+        response
+    }
+}
+
+impl From<RpcError> for RestError {
+    fn from(e: RpcError) -> Self {
+        let status = match e.code {
+            crate::rpc::Code::ResourceExhausted => StatusCode::PAYLOAD_TOO_LARGE,
+            code => code.status(),
+        };
+        Self::new(status, e.message)
+    }
+}

@@ -1,0 +1,104 @@
+//! `/metrics`: how much the guest uses.
+
+use crate::state::Agent;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Processor time since boot, in ticks.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuSample {
+    busy: u64,
+    total: u64,
+}
+
+/// Sizes in bytes.
+#[derive(Debug, Serialize)]
+pub struct Metrics {
+    ts: u64,
+    cpu_count: usize,
+    cpu_used_pct: f64,
+    mem_total: u64,
+    mem_used: u64,
+    mem_cache: u64,
+    mem_total_mib: u64,
+    mem_used_mib: u64,
+    disk_used: u64,
+    disk_total: u64,
+}
+
+/// The present values; processor use is since the last call.
+pub fn now(agent: &Agent) -> Metrics {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let sample = sample(&stat);
+    let before = agent
+        .cpu
+        .replace(Some(sample))
+        .unwrap_or(CpuSample { busy: 0, total: 0 });
+    let total = sample.total.saturating_sub(before.total).max(1);
+    let busy = sample.busy.saturating_sub(before.busy);
+    let memory = memory();
+    let kib = |name: &str| memory.get(name).copied().unwrap_or(0) * 1024;
+    let mem_total = kib("MemTotal");
+    let mem_used = mem_total.saturating_sub(kib("MemAvailable"));
+    let (disk_used, disk_total) = disk();
+    Metrics {
+        ts: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |d| d.as_secs()),
+        cpu_count: stat
+            .lines()
+            .filter(|l| l.starts_with("cpu") && !l.starts_with("cpu "))
+            .count(),
+        cpu_used_pct: (busy as f64 / total as f64 * 10_000.0).round() / 100.0,
+        mem_total,
+        mem_used,
+        mem_cache: kib("Cached"),
+        mem_total_mib: mem_total >> 20,
+        mem_used_mib: mem_used >> 20,
+        disk_used,
+        disk_total,
+    }
+}
+
+fn sample(stat: &str) -> CpuSample {
+    let ticks: Vec<u64> = stat
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1)
+        .take(8)
+        .map(|t| t.parse().unwrap_or(0))
+        .collect();
+    let total: u64 = ticks.iter().sum();
+    // The fourth and fifth are idle and waiting for disks.
+    let idle: u64 = ticks.iter().skip(3).take(2).sum();
+    CpuSample {
+        busy: total - idle,
+        total,
+    }
+}
+
+fn memory() -> HashMap<String, u64> {
+    std::fs::read_to_string("/proc/meminfo")
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| {
+            let (name, rest) = line.split_once(':')?;
+            let value = rest.split_whitespace().next()?.parse().ok()?;
+            Some((name.to_owned(), value))
+        })
+        .collect()
+}
+
+fn disk() -> (u64, u64) {
+    // SAFETY: statvfs is plain numbers, all zero is valid.
+    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a valid path and a writable statvfs.
+    if unsafe { libc::statvfs(c"/".as_ptr(), &mut found) } != 0 {
+        return (0, 0);
+    }
+    let used = found.f_blocks.saturating_sub(found.f_bfree);
+    (used * found.f_frsize, found.f_blocks * found.f_frsize)
+}

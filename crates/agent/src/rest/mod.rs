@@ -1,0 +1,49 @@
+//! Plain HTTP beside the Connect services.
+
+pub mod compose;
+pub mod download;
+pub mod error;
+pub mod metrics;
+pub mod range;
+pub mod settings;
+pub mod signature;
+pub mod target;
+pub mod upload;
+
+use crate::body::Reply;
+use crate::server::json;
+use crate::state::Agent;
+use error::RestError;
+use hyper::body::Incoming;
+use hyper::{Method, Request, Response, StatusCode};
+use std::rc::Rc;
+
+/// Answers a request that is no RPC.
+pub async fn answer(agent: &Rc<Agent>, request: Request<Incoming>) -> Response<Reply> {
+    let result = match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, "/health") => Ok(no_content()),
+        (&Method::GET | &Method::HEAD, "/files") => download::answer(agent, &request),
+        (&Method::POST, "/files") => upload::answer(agent, request).await,
+        (&Method::POST, "/files/compose") => compose::answer(agent, request).await,
+        (&Method::GET, "/metrics") => Ok(json(&metrics::now(agent))),
+        (&Method::GET, "/envs") => Ok(json(&agent.settings.borrow().env)),
+        (&Method::POST, "/init") => settings::answer(agent, request).await,
+        (_, "/health" | "/files" | "/files/compose" | "/metrics" | "/envs" | "/init") => {
+            Err(RestError::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "this path does not take this method",
+            ))
+        }
+        (_, path) => Err(RestError::new(
+            StatusCode::NOT_FOUND,
+            format!("there is nothing at {path}"),
+        )),
+    };
+    result.unwrap_or_else(|e| e.response())
+}
+
+fn no_content() -> Response<Reply> {
+    let mut response = Response::new(Reply::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response
+}

@@ -1,0 +1,55 @@
+//! `POST /init`: the host changes settings of a running sandbox. A gateway must not let clients reach it, see
+//! `jiffy_proto::agent::HOST_ONLY_PATHS`.
+
+use super::error::RestError;
+use crate::body::Reply;
+use crate::boot::identity::set_clock;
+use crate::rpc::request::{self, collect};
+use crate::state::Agent;
+use hyper::body::Incoming;
+use hyper::{Request, Response};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Init {
+    env_vars: Option<BTreeMap<String, String>>,
+    access_token: Option<String>,
+    timestamp: Option<String>,
+    default_user: Option<String>,
+    default_workdir: Option<String>,
+}
+
+/// Applies what the request names and leaves the rest.
+pub async fn answer(
+    agent: &Agent,
+    request: Request<Incoming>,
+) -> Result<Response<Reply>, RestError> {
+    let body = collect(request.into_body(), 1024 * 1024).await?;
+    let init: Init = request::parse(&body)?;
+    if let Some(timestamp) = &init.timestamp {
+        let time = crate::filesystem::entry::parse_time(timestamp)
+            .ok_or_else(|| RestError::bad(format!("'{timestamp}' is no RFC 3339 time")))?;
+        set_clock(time).map_err(|e| RestError::io("cannot set the clock", &e))?;
+    }
+    let given = |text: Option<String>| text.filter(|t| !t.is_empty());
+    let user = given(init.default_user);
+    if let Some(user) = &user {
+        agent.user(Some(user)).map_err(RestError::bad)?;
+    }
+    let mut settings = agent.settings.borrow_mut();
+    if let Some(env) = init.env_vars {
+        settings.env.extend(env);
+    }
+    if let Some(token) = given(init.access_token) {
+        settings.access_token = Some(token);
+    }
+    if user.is_some() {
+        settings.default_user = user;
+    }
+    if let Some(workdir) = given(init.default_workdir) {
+        settings.default_workdir = Some(workdir);
+    }
+    Ok(super::no_content())
+}

@@ -1,0 +1,116 @@
+//! Which file a `/files` request is about, and whether it may.
+
+use super::error::RestError;
+use super::signature::{self, Claim};
+use crate::server::token_fits;
+use crate::state::Agent;
+use crate::users::User;
+use hyper::{HeaderMap, StatusCode, Uri};
+
+/// A decoded query.
+#[derive(Debug, Default)]
+pub struct Query {
+    /// `path`.
+    pub path: Option<String>,
+    username: Option<String>,
+    signature: Option<String>,
+    expiry: Option<String>,
+}
+
+impl Query {
+    /// Decodes the parameters we know.
+    pub fn of(uri: &Uri) -> Self {
+        let mut query = Self::default();
+        for pair in uri.query().unwrap_or_default().split('&') {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let slot = match name {
+                "path" => &mut query.path,
+                "username" => &mut query.username,
+                "signature" => &mut query.signature,
+                "signature_expiration" => &mut query.expiry,
+                _ => continue,
+            };
+            *slot = Some(decode(value)).filter(|v| !v.is_empty());
+        }
+        query
+    }
+
+    /// Checks token or signature and finds the user.
+    pub fn admit(
+        &self,
+        agent: &Agent,
+        headers: &HeaderMap,
+        operation: &str,
+    ) -> Result<User, RestError> {
+        if !token_fits(agent, headers) {
+            self.check_signature(agent, operation)
+                .map_err(|e| RestError::new(StatusCode::UNAUTHORIZED, e))?;
+        }
+        agent
+            .user(self.username.as_deref())
+            .map_err(|e| RestError::new(StatusCode::UNAUTHORIZED, e))
+    }
+
+    fn check_signature(&self, agent: &Agent, operation: &str) -> Result<(), String> {
+        let Some(signature) = &self.signature else {
+            return Err("missing or wrong X-Access-Token, and no signature".to_owned());
+        };
+        let expiry = match &self.expiry {
+            Some(text) => Some(
+                text.parse()
+                    .map_err(|_| "signature_expiration is no number")?,
+            ),
+            None => None,
+        };
+        let settings = agent.settings.borrow();
+        let claim = Claim {
+            path: self.path.as_deref().unwrap_or_default(),
+            operation,
+            user: self.username.as_deref().unwrap_or_default(),
+            expiry,
+        };
+        let token = settings.access_token.as_deref().unwrap_or_default();
+        // Unescaped plus signs arrive as spaces.
+        signature::verify(claim, token, &signature.replace(' ', "+")).map_err(str::to_owned)
+    }
+}
+
+/// Percent and plus decoding.
+pub fn decode(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = |b: u8| char::from(b).to_digit(16);
+        match bytes[at] {
+            b'+' => out.push(b' '),
+            b'%' if at + 2 < bytes.len() => match (hex(bytes[at + 1]), hex(bytes[at + 2])) {
+                (Some(high), Some(low)) => {
+                    out.push((high * 16 + low) as u8);
+                    at += 2;
+                }
+                _ => out.push(b'%'),
+            },
+            b => out.push(b),
+        }
+        at += 1;
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_decoded() {
+        assert_eq!(decode("%2Ftmp%2Fa+b%C3%A4%"), "/tmp/a bä%");
+        let uri: Uri = "/files?path=%2Fx&username=&signature=v1_a%2Bb"
+            .parse()
+            .unwrap();
+        let query = Query::of(&uri);
+        assert_eq!(query.path.as_deref(), Some("/x"));
+        assert_eq!(query.username, None);
+        assert_eq!(query.signature.as_deref(), Some("v1_a+b"));
+    }
+}

@@ -1,0 +1,116 @@
+//! Errors as Connect clients expect them.
+
+use crate::body::Reply;
+use hyper::{Response, StatusCode, header};
+use serde::Serialize;
+
+/// Connect error code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    /// The request makes no sense.
+    InvalidArgument,
+    /// No or a wrong token; unknown user.
+    Unauthenticated,
+    /// Known, and not allowed.
+    PermissionDenied,
+    /// No such process, path, command, watcher.
+    NotFound,
+    /// The directory exists.
+    AlreadyExists,
+    /// Too large, too many, no space.
+    ResourceExhausted,
+    /// Not in this state.
+    FailedPrecondition,
+    /// No such method.
+    Unimplemented,
+    /// The process's time was up.
+    DeadlineExceeded,
+    /// Our or the kernel's fault.
+    Internal,
+}
+
+impl Code {
+    /// HTTP status of unary errors.
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::InvalidArgument | Self::FailedPrecondition => StatusCode::BAD_REQUEST,
+            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Self::PermissionDenied => StatusCode::FORBIDDEN,
+            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::AlreadyExists => StatusCode::CONFLICT,
+            Self::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+            Self::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+            Self::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+/// A failed call.
+#[derive(Debug, Clone, Serialize)]
+pub struct RpcError {
+    /// What kind.
+    pub code: Code,
+    /// What failed, on what.
+    pub message: String,
+    /// Extension, for programs: `command_not_found` or `command_not_executable`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
+}
+
+impl RpcError {
+    /// An error with a code and a message.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            reason: None,
+        }
+    }
+
+    /// The same with the machine-readable extension.
+    pub fn reason(mut self, reason: &'static str) -> Self {
+        self.reason = Some(reason);
+        self
+    }
+
+    /// A failed system call on something, with the code that fits its errno.
+    pub fn io(what: &str, error: &std::io::Error) -> Self {
+        let code = match error.raw_os_error() {
+            Some(libc::ENOENT) => Code::NotFound,
+            Some(libc::EEXIST) => Code::AlreadyExists,
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => Code::PermissionDenied,
+            Some(
+                libc::ENOTDIR | libc::EISDIR | libc::EINVAL | libc::ENAMETOOLONG | libc::ELOOP,
+            ) => Code::InvalidArgument,
+            Some(
+                libc::ENOSPC
+                | libc::EDQUOT
+                | libc::EMFILE
+                | libc::ENFILE
+                | libc::EAGAIN
+                | libc::ENOMEM,
+            ) => Code::ResourceExhausted,
+            _ => Code::Internal,
+        };
+        Self::new(code, format!("{what}: {error}"))
+    }
+
+    /// As the answer to a unary call.
+    pub fn response(&self) -> Response<Reply> {
+        let mut response =
+            Response::new(Reply::whole(serde_json::to_vec(self).unwrap_or_default()));
+        *response.status_mut() = self.code.status();
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            header::HeaderValue::from_static("application/json"),
+        );
+        if self.code == Code::ResourceExhausted {
+            // Clients send a 429 again by themselves; ours are not about rates.
+            headers.insert("should-retry", header::HeaderValue::from_static("false"));
+        }
+        response
+    }
+}

@@ -1,0 +1,116 @@
+//! Frames of streaming calls: one flag byte, four bytes big-endian length, JSON.
+
+use super::error::{Code, RpcError};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{Buf, Bytes, BytesMut};
+use serde::Serialize;
+
+/// Flag of the last frame of a response.
+pub const END_STREAM: u8 = 2;
+/// Longest message we take, in bytes.
+pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
+
+fn begin(flags: u8, capacity: usize) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(capacity + 5);
+    frame.extend_from_slice(&[flags, 0, 0, 0, 0]);
+    frame
+}
+
+fn finish(mut frame: Vec<u8>) -> Bytes {
+    let length = u32::try_from(frame.len() - 5).unwrap_or(u32::MAX);
+    frame[1..5].copy_from_slice(&length.to_be_bytes());
+    Bytes::from(frame)
+}
+
+/// A message.
+pub fn message(value: &impl Serialize) -> Bytes {
+    let mut frame = begin(0, 64);
+    // Our own messages have string keys and no failing serializers.
+    let _ = serde_json::to_writer(&mut frame, value);
+    finish(frame)
+}
+
+/// `{"event":{"data":{"<field>":"<base64>"}}}`, written without going through a JSON tree.
+pub fn data_event(field: &str, bytes: &[u8]) -> Bytes {
+    let mut frame = begin(0, bytes.len().div_ceil(3) * 4 + 48);
+    frame.extend_from_slice(b"{\"event\":{\"data\":{\"");
+    frame.extend_from_slice(field.as_bytes());
+    frame.extend_from_slice(b"\":\"");
+    let at = frame.len();
+    frame.resize(at + bytes.len().div_ceil(3) * 4, 0);
+    let written = STANDARD
+        .encode_slice(bytes, &mut frame[at..])
+        .unwrap_or_default();
+    frame.truncate(at + written);
+    frame.extend_from_slice(b"\"}}}");
+    finish(frame)
+}
+
+/// The last frame of a response.
+pub fn end(error: Option<&RpcError>) -> Bytes {
+    match error {
+        None => Bytes::from_static(b"\x02\0\0\0\x02{}"),
+        Some(error) => {
+            let mut frame = begin(END_STREAM, 64);
+            let _ = serde_json::to_writer(&mut frame, &serde_json::json!({ "error": error }));
+            finish(frame)
+        }
+    }
+}
+
+/// Takes the next whole message off the buffer; `None` when more bytes are needed.
+pub fn take(buffer: &mut BytesMut) -> Result<Option<Bytes>, RpcError> {
+    if buffer.len() < 5 {
+        return Ok(None);
+    }
+    let length = u32::from_be_bytes([buffer[1], buffer[2], buffer[3], buffer[4]]) as usize;
+    if buffer[0] & 1 != 0 {
+        return Err(RpcError::new(
+            Code::Unimplemented,
+            "compressed frames are not supported; send them as they are",
+        ));
+    }
+    if buffer[0] != 0 {
+        return Err(RpcError::new(
+            Code::InvalidArgument,
+            format!("frame with unknown flags {:#04x}", buffer[0]),
+        ));
+    }
+    if length > MAX_MESSAGE {
+        return Err(RpcError::new(
+            Code::ResourceExhausted,
+            format!("a frame of {length} bytes is longer than the limit of {MAX_MESSAGE}"),
+        ));
+    }
+    if buffer.len() < 5 + length {
+        return Ok(None);
+    }
+    buffer.advance(5);
+    Ok(Some(buffer.split_to(length).freeze()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_survive_any_split() {
+        let frame = data_event("stdout", b"hello");
+        for cut in 0..frame.len() {
+            let mut buffer = BytesMut::from(&frame[..cut]);
+            assert!(take(&mut buffer).unwrap().is_none());
+            buffer.extend_from_slice(&frame[cut..]);
+            let message = take(&mut buffer).unwrap().unwrap();
+            assert_eq!(&message[..], br#"{"event":{"data":{"stdout":"aGVsbG8="}}}"#);
+            assert!(buffer.is_empty());
+        }
+    }
+
+    #[test]
+    fn bad_frames_are_refused_before_their_bytes_arrive() {
+        for header in [[0, 0xff, 0, 0, 0], [1, 0, 0, 0, 1], [9, 0, 0, 0, 1]] {
+            assert!(take(&mut BytesMut::from(&header[..])).is_err());
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Connect protocol, JSON codec: <https://connectrpc.com/docs/protocol>.
+
+pub mod error;
+pub mod frame;
+pub mod json;
+pub mod request;
+
+pub use error::{Code, RpcError};

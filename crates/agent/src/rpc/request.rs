@@ -1,0 +1,165 @@
+//! Reading requests, with limits.
+
+use super::error::{Code, RpcError};
+use super::frame::{self, MAX_MESSAGE};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::{HeaderMap, header};
+use serde::de::DeserializeOwned;
+use std::time::Duration;
+
+/// How much of a refused body is still read, so that the client gets to see the refusal.
+const MAX_DISCARD: usize = 64 * 1024 * 1024;
+
+/// Reads a unary message.
+pub async fn unary<T: DeserializeOwned>(body: Incoming) -> Result<T, RpcError> {
+    parse(&collect(body, MAX_MESSAGE).await?)
+}
+
+/// Reads a body of at most `limit` bytes.
+pub async fn collect(mut body: Incoming, limit: usize) -> Result<Bytes, RpcError> {
+    let mut all = BytesMut::new();
+    let mut seen = 0;
+    while let Some(piece) = next(&mut body).await? {
+        seen += piece.len();
+        if seen <= limit {
+            all.extend_from_slice(&piece);
+        } else if seen > limit + MAX_DISCARD {
+            break;
+        }
+    }
+    if seen > limit {
+        return Err(RpcError::new(
+            Code::ResourceExhausted,
+            format!("the request is longer than the limit of {limit} bytes"),
+        ));
+    }
+    Ok(all.freeze())
+}
+
+/// The next bytes of a body.
+pub async fn next(body: &mut Incoming) -> Result<Option<Bytes>, RpcError> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| {
+            RpcError::new(Code::InvalidArgument, format!("the request broke off: {e}"))
+        })?;
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads JSON; an empty body is an empty message.
+pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RpcError> {
+    let bytes = if bytes.is_empty() { b"{}" } else { bytes };
+    serde_json::from_slice(bytes)
+        .map_err(|e| RpcError::new(Code::InvalidArgument, format!("malformed JSON: {e}")))
+}
+
+/// Reads the one message of a server-streaming request.
+pub async fn single<T: DeserializeOwned>(body: Incoming) -> Result<T, RpcError> {
+    let mut frames = Frames::new(body);
+    match frames.next().await? {
+        Some(message) => parse(&message),
+        None => Err(RpcError::new(
+            Code::InvalidArgument,
+            "the request has no message",
+        )),
+    }
+}
+
+/// The messages of a client stream.
+pub struct Frames {
+    body: Incoming,
+    buffer: BytesMut,
+}
+
+impl Frames {
+    /// Messages in this body.
+    pub fn new(body: Incoming) -> Self {
+        Self {
+            body,
+            buffer: BytesMut::new(),
+        }
+    }
+
+    /// The next message, or `None` at a clean end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, RpcError> {
+        loop {
+            if let Some(message) = frame::take(&mut self.buffer)? {
+                return Ok(Some(message));
+            }
+            match next(&mut self.body).await? {
+                Some(piece) => self.buffer.extend_from_slice(&piece),
+                None if self.buffer.is_empty() => return Ok(None),
+                None => {
+                    return Err(RpcError::new(
+                        Code::InvalidArgument,
+                        "the request ends inside a frame",
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// What the headers of a call say.
+#[derive(Debug, Clone, Default)]
+pub struct CallInfo {
+    /// User name from Basic authentication.
+    pub user: Option<String>,
+    /// Life time of the process or stream.
+    pub timeout: Option<Duration>,
+    /// How often an idle stream shows life.
+    pub keepalive: Duration,
+}
+
+impl CallInfo {
+    /// Reads `Authorization`, `connect-timeout-ms` and `Keepalive-Ping-Interval`.
+    pub fn of(headers: &HeaderMap) -> Result<Self, RpcError> {
+        let number = |name: &str| -> Result<Option<u64>, RpcError> {
+            let Some(value) = headers.get(name) else {
+                return Ok(None);
+            };
+            value
+                .to_str()
+                .ok()
+                .and_then(|v| v.trim().parse().ok())
+                .map(Some)
+                .ok_or_else(|| {
+                    RpcError::new(Code::InvalidArgument, format!("header {name} is no number"))
+                })
+        };
+        let timeout = number("connect-timeout-ms")?
+            .filter(|ms| *ms > 0)
+            .map(Duration::from_millis);
+        let keepalive = number("keepalive-ping-interval")?.filter(|s| *s > 0);
+        Ok(Self {
+            user: basic_user(headers)?,
+            timeout,
+            keepalive: Duration::from_secs(keepalive.unwrap_or(90).min(86_400)),
+        })
+    }
+}
+
+fn basic_user(headers: &HeaderMap) -> Result<Option<String>, RpcError> {
+    let Some(value) = headers.get(header::AUTHORIZATION) else {
+        return Ok(None);
+    };
+    let value = value.to_str().unwrap_or_default();
+    // Other schemes belong to whoever stands in front of us.
+    let Some(encoded) = value.strip_prefix("Basic ") else {
+        return Ok(None);
+    };
+    let name = STANDARD
+        .decode(encoded.trim())
+        .ok()
+        .and_then(|bytes| String::from_utf8(bytes).ok())
+        .and_then(|text| Some(text.split_once(':')?.0.to_owned()))
+        .ok_or_else(|| RpcError::new(Code::Unauthenticated, "malformed Basic authorization"))?;
+    Ok(Some(name).filter(|n| !n.is_empty()))
+}

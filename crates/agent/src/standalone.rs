@@ -1,0 +1,93 @@
+//! The agent as an ordinary process, for tests and engines without a virtual machine: no mounts, no greeting.
+
+use crate::process::reaper;
+use crate::settings::Settings;
+use crate::state::Agent;
+use crate::{forward, runtime, server, sys};
+use std::io;
+use std::rc::Rc;
+use tokio::net::UnixListener;
+
+const USAGE: &str = "usage: jiffy-agent --listen-unix PATH [--listen-tcp-unix PATH] [--token TOKEN]
+Serves the envd protocol on a Unix socket; started as pid 1 without arguments it boots a guest.";
+
+#[derive(Default)]
+struct Options {
+    listen: Option<String>,
+    listen_tcp: Option<String>,
+    token: Option<String>,
+}
+
+fn parse(arguments: &[String]) -> Result<Options, String> {
+    let mut options = Options::default();
+    let mut rest = arguments.iter();
+    while let Some(flag) = rest.next() {
+        let slot = match flag.as_str() {
+            "--listen-unix" => &mut options.listen,
+            "--listen-tcp-unix" => &mut options.listen_tcp,
+            "--token" => &mut options.token,
+            other => return Err(format!("unknown argument '{other}'")),
+        };
+        *slot = Some(rest.next().ok_or(format!("{flag} needs a value"))?.clone());
+    }
+    if options.listen.is_none() {
+        return Err("--listen-unix is required".to_owned());
+    }
+    Ok(options)
+}
+
+/// Runs until it is killed. Returns the exit code.
+pub fn run(arguments: &[String]) -> i32 {
+    let options = match parse(arguments) {
+        Ok(options) => options,
+        Err(e) => {
+            eprintln!("jiffy-agent: {e}\n{USAGE}");
+            return 2;
+        }
+    };
+    match runtime::block_on(serve(options)) {
+        Ok(()) => 0,
+        Err(e) => {
+            eprintln!("jiffy-agent: {e}");
+            1
+        }
+    }
+}
+
+async fn serve(options: Options) -> io::Result<()> {
+    sys::raise_open_files();
+    // Whoever started us may ignore signals; what we start must not inherit that.
+    for signal in (1..=31).filter(|s| *s != libc::SIGPIPE) {
+        // SAFETY: restoring a default disposition has no preconditions; KILL and STOP are refused.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let signals = reaper::signals()?;
+    let agent = Agent::new(Settings {
+        access_token: options.token,
+        ..Settings::default()
+    })?;
+    if let Some(path) = options.listen_tcp {
+        let listener = bind(&path)?;
+        tokio::task::spawn_local(async move {
+            loop {
+                if let Ok((stream, _)) = listener.accept().await {
+                    tokio::task::spawn_local(forward::serve(stream));
+                }
+            }
+        });
+    }
+    let listener = bind(&options.listen.unwrap_or_default())?;
+    let reaping = Rc::clone(&agent);
+    tokio::task::spawn_local(async move { reaper::run(reaping, signals).await });
+    loop {
+        if let Ok((stream, _)) = listener.accept().await {
+            tokio::task::spawn_local(server::serve(Rc::clone(&agent), stream));
+        }
+    }
+}
+
+fn bind(path: &str) -> io::Result<UnixListener> {
+    let _ = std::fs::remove_file(path);
+    UnixListener::bind(path)
+        .map_err(|e| io::Error::new(e.kind(), format!("cannot listen on {path}: {e}")))
+}

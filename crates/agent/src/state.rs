@@ -1,0 +1,49 @@
+//! What all requests share. The agent is single-threaded: plain `Rc` and `RefCell`, never held across an await.
+
+use crate::filesystem::watcher::Watchers;
+use crate::process::table::ProcessTable;
+use crate::rest::metrics::CpuSample;
+use crate::settings::Settings;
+use crate::users::{User, Users};
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+
+/// The agent's state.
+pub struct Agent {
+    /// Told by the host.
+    pub settings: RefCell<Settings>,
+    /// Processes that were started through us.
+    pub processes: ProcessTable,
+    /// Watchers that clients poll.
+    pub watchers: Watchers,
+    /// Processor time at the last `/metrics`.
+    pub cpu: RefCell<Option<CpuSample>>,
+}
+
+impl Agent {
+    /// An agent with nothing running.
+    pub fn new(settings: Settings) -> io::Result<Rc<Self>> {
+        Ok(Rc::new(Self {
+            settings: RefCell::new(settings),
+            processes: ProcessTable::new()?,
+            watchers: Watchers::default(),
+            cpu: RefCell::new(None),
+        }))
+    }
+
+    /// The named user, or the default one: as configured, else `user` when it exists, else root.
+    pub fn user(&self, name: Option<&str>) -> Result<User, String> {
+        let users = Users::load();
+        let configured = self.settings.borrow().default_user.clone();
+        match name.or(configured.as_deref()) {
+            Some(name) => users
+                .find(name)
+                .ok_or_else(|| format!("unknown user '{name}'")),
+            None => Ok(users
+                .find("user")
+                .or_else(|| users.find("root"))
+                .unwrap_or_else(User::root)),
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Small wrappers around system calls that neither std nor tokio offers.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Turns `-1` into the current `errno`.
+pub fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// A path or argument as the kernel wants it; fails on an inner NUL.
+pub fn cstring(bytes: &[u8]) -> io::Result<CString> {
+    CString::new(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// [`cstring`] of a path.
+pub fn cpath(path: &Path) -> io::Result<CString> {
+    cstring(path.as_os_str().as_bytes())
+}
+
+/// Takes ownership of a descriptor the kernel has just returned.
+pub fn owned(result: libc::c_int) -> io::Result<OwnedFd> {
+    let fd = check(result)?;
+    // SAFETY: the caller passes the result of a call that creates a descriptor; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes reads and writes on this descriptor return `EAGAIN` instead of waiting.
+pub fn set_nonblocking(fd: RawFd) -> io::Result<()> {
+    // SAFETY: F_GETFL and F_SETFL take no pointers.
+    unsafe {
+        let flags = check(libc::fcntl(fd, libc::F_GETFL))?;
+        check(libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK))?;
+    }
+    Ok(())
+}
+
+/// A close-on-exec pipe: read end, write end.
+pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [0; 2];
+    // SAFETY: `ends` has room for the two descriptors.
+    check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
+    // SAFETY: both were just created for us.
+    unsafe { Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))) }
+}
+
+/// Reads what is there; `Ok(0)` is the end.
+pub fn read(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the pointer and length describe `buffer`.
+    let n = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Writes as much as fits.
+pub fn write(fd: RawFd, buffer: &[u8]) -> io::Result<usize> {
+    // SAFETY: the pointer and length describe `buffer`.
+    let n = unsafe { libc::write(fd, buffer.as_ptr().cast(), buffer.len()) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Changes the owner of a path, following symbolic links.
+pub fn chown(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
+    std::os::unix::fs::chown(path, Some(uid), Some(gid))
+}
+
+/// Microseconds on `CLOCK_BOOTTIME`.
+pub fn boot_us() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a valid timespec to write to.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut time) };
+    time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_nsec.unsigned_abs() / 1_000
+}
+
+/// `uname -r`.
+pub fn kernel_release() -> String {
+    // SAFETY: utsname is plain bytes; the kernel fills it.
+    let mut name: libc::utsname = unsafe { std::mem::zeroed() };
+    // SAFETY: `name` is a valid utsname to write to.
+    unsafe { libc::uname(&mut name) };
+    let bytes: Vec<u8> = name
+        .release
+        .iter()
+        .take_while(|c| **c != 0)
+        .map(|c| c.to_ne_bytes()[0])
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Fills a buffer from the kernel's pool.
+pub fn random(buffer: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < buffer.len() {
+        let rest = &mut buffer[done..];
+        // SAFETY: the pointer and length describe `rest`.
+        let n = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        done += usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+    }
+    Ok(())
+}
+
+/// Raises the limit of open files: soft 65,536 and hard 1,048,576, for the agent and all that it starts.
+pub fn raise_open_files() {
+    let limit = libc::rlimit {
+        rlim_cur: 65_536,
+        rlim_max: 1_048_576,
+    };
+    // SAFETY: `limit` is a valid rlimit; failure (no privilege) leaves the old limit.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+}
+
+/// Hands a descriptor to the runtime. It must be in non-blocking mode.
+pub fn register<T: AsFd + AsRawFd>(inner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    // SAFETY: what borrows out a descriptor keeps it open, and the same, while it lives.
+    unsafe { AsyncFd::register_with_interest(inner, interest) }.map_err(|e| e.into_parts().1)
+}
+
+/// Makes a descriptor non-blocking and hands it to the runtime, for reading and writing.
+pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    set_nonblocking(fd.as_raw_fd())?;
+    register(fd, Interest::READABLE | Interest::WRITABLE)
+}
+
+/// Keeps freed memory for the next request: a page given back to the kernel costs a page fault to get again.
+pub fn tune_allocator() {
+    // SAFETY: mallopt only sets parameters of the allocator.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 512 * 1024);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 512 * 1024);
+    }
+}

@@ -1,0 +1,162 @@
+//! `/etc/passwd` and `/etc/group`, read directly: a static binary cannot use the name service switch.
+
+use std::path::{Path, PathBuf};
+
+/// Who a process runs as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Login name.
+    pub name: String,
+    /// User id.
+    pub uid: u32,
+    /// Primary group.
+    pub gid: u32,
+    /// All groups, the primary one first.
+    pub groups: Vec<u32>,
+    /// Home directory.
+    pub home: String,
+}
+
+impl User {
+    /// The superuser of an image that has no `/etc/passwd`.
+    pub fn root() -> Self {
+        Self {
+            name: "root".into(),
+            uid: 0,
+            gid: 0,
+            groups: vec![0],
+            home: "/root".into(),
+        }
+    }
+
+    /// Makes a client's path absolute: `~`, or relative to the home directory (or `base` if given).
+    pub fn resolve(&self, path: &str, base: Option<&str>) -> PathBuf {
+        let home = Path::new(&self.home);
+        if path == "~" || path.is_empty() && base.is_none() {
+            return home.to_path_buf();
+        }
+        match path.strip_prefix("~/") {
+            Some(rest) => home.join(rest),
+            None => base.map_or(home, Path::new).join(path),
+        }
+    }
+}
+
+/// A reading of the user database.
+pub struct Users {
+    passwd: String,
+    group: String,
+}
+
+impl Users {
+    /// Reads the files; missing ones count as empty.
+    pub fn load() -> Self {
+        let read =
+            |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
+        Self {
+            passwd: read("/etc/passwd"),
+            group: read("/etc/group"),
+        }
+    }
+
+    /// Looks a user up by name or, like `docker exec`, by number. `root` always exists.
+    pub fn find(&self, name: &str) -> Option<User> {
+        for line in self.passwd.lines() {
+            let mut fields = line.split(':');
+            let (Some(login), Some(_), Some(uid), Some(gid)) =
+                (fields.next(), fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            if login != name && uid != name {
+                continue;
+            }
+            let (Ok(uid), Ok(gid)) = (uid.parse(), gid.parse()) else {
+                continue;
+            };
+            let home = fields.nth(1).filter(|h| !h.is_empty()).unwrap_or("/");
+            return Some(User {
+                name: login.to_owned(),
+                uid,
+                gid,
+                groups: self.groups_of(login, gid),
+                home: home.to_owned(),
+            });
+        }
+        (name == "root" || name == "0").then(User::root)
+    }
+
+    /// Name of a user id, or the number.
+    pub fn user_name(&self, uid: u32) -> String {
+        name_of(&self.passwd, uid)
+    }
+
+    /// Name of a group id, or the number.
+    pub fn group_name(&self, gid: u32) -> String {
+        name_of(&self.group, gid)
+    }
+
+    fn groups_of(&self, login: &str, primary: u32) -> Vec<u32> {
+        let mut groups = vec![primary];
+        for line in self.group.lines() {
+            let mut fields = line.split(':');
+            let (Some(gid), Some(members)) = (fields.nth(2), fields.next()) else {
+                continue;
+            };
+            if let Ok(gid) = gid.parse()
+                && members.split(',').any(|m| m == login)
+                && !groups.contains(&gid)
+            {
+                groups.push(gid);
+            }
+        }
+        groups
+    }
+}
+
+fn name_of(database: &str, id: u32) -> String {
+    for line in database.lines() {
+        let mut fields = line.split(':');
+        if let (Some(name), Some(found)) = (fields.next(), fields.nth(1))
+            && found.parse() == Ok(id)
+        {
+            return name.to_owned();
+        }
+    }
+    id.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn users() -> Users {
+        Users {
+            passwd:
+                "root:x:0:0:root:/root:/bin/sh\nbroken\nuser:x:1000:1000::/home/user:/bin/bash\n"
+                    .into(),
+            group: "root:x:0:\nsudo:x:27:user,other\nuser:x:1000:\n".into(),
+        }
+    }
+
+    #[test]
+    fn a_user_has_home_and_all_groups() {
+        let user = users().find("user").unwrap();
+        assert_eq!((user.uid, user.home.as_str()), (1000, "/home/user"));
+        assert_eq!(user.groups, [1000, 27]);
+        assert_eq!(users().find("1000").unwrap().name, "user");
+        assert_eq!(users().find("nobody"), None);
+        assert_eq!(users().group_name(27), "sudo");
+        assert_eq!(users().user_name(4), "4");
+    }
+
+    #[test]
+    fn paths_are_relative_to_home() {
+        let user = users().find("user").unwrap();
+        assert_eq!(user.resolve("a/b", None), Path::new("/home/user/a/b"));
+        assert_eq!(user.resolve("~", None), Path::new("/home/user"));
+        assert_eq!(user.resolve("~/x", Some("/w")), Path::new("/home/user/x"));
+        assert_eq!(user.resolve("x", Some("/w")), Path::new("/w/x"));
+        assert_eq!(user.resolve("/etc", None), Path::new("/etc"));
+    }
+}

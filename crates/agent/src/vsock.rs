@@ -1,0 +1,109 @@
+//! vsock sockets for tokio.
+//!
+//! Once a socket is connected only `read`, `write` and `shutdown` are used on it, which do not care about its
+//! address family: connections are carried in tokio's `UnixStream`.
+
+use crate::sys;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, OwnedFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
+
+/// Context id of the host.
+pub const HOST_CID: u32 = libc::VMADDR_CID_HOST;
+
+const LENGTH: libc::socklen_t = size_of::<libc::sockaddr_vm>() as libc::socklen_t;
+
+fn address(cid: u32, port: u32) -> libc::sockaddr_vm {
+    // SAFETY: sockaddr_vm is plain numbers, all zero is valid.
+    let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
+    address.svm_family = libc::AF_VSOCK as libc::sa_family_t;
+    address.svm_cid = cid;
+    address.svm_port = port;
+    address
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    sys::owned(unsafe {
+        libc::socket(
+            libc::AF_VSOCK,
+            libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            0,
+        )
+    })
+}
+
+/// Begins to connect to a port of the host; [`finish`] waits for the outcome.
+pub fn begin_connect(port: u32) -> io::Result<OwnedFd> {
+    let socket = socket()?;
+    let to = address(HOST_CID, port);
+    // SAFETY: `to` is a sockaddr_vm of the length given.
+    let result =
+        sys::check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const to).cast(), LENGTH) });
+    match result {
+        Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => Err(e),
+        _ => Ok(socket),
+    }
+}
+
+/// Waits until a connection begun with [`begin_connect`] stands.
+pub async fn finish(socket: OwnedFd) -> io::Result<UnixStream> {
+    let stream = UnixStream::from_std(std::os::unix::net::UnixStream::from(socket))?;
+    stream.writable().await?;
+    match stream.take_error()? {
+        Some(e) => Err(e),
+        None => Ok(stream),
+    }
+}
+
+/// A listening vsock port that takes connections from the host only.
+pub struct VsockListener {
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl VsockListener {
+    /// Listens on a port.
+    pub fn bind(port: u32) -> io::Result<Self> {
+        let socket = socket()?;
+        let at = address(libc::VMADDR_CID_ANY, port);
+        // SAFETY: `at` is a sockaddr_vm of the length given.
+        sys::check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), LENGTH) })?;
+        // SAFETY: no pointers.
+        sys::check(unsafe { libc::listen(socket.as_raw_fd(), 1024) })?;
+        Ok(Self {
+            socket: sys::register(socket, Interest::READABLE)?,
+        })
+    }
+
+    /// The next connection. Those from inside the guest (vsock loopback) are closed at once: with them any
+    /// process could act as the host.
+    pub async fn accept(&self) -> io::Result<UnixStream> {
+        loop {
+            let mut ready = self.socket.readable().await?;
+            let accepted = ready.try_io(|socket| {
+                let mut peer = address(0, 0);
+                let mut length = LENGTH;
+                // SAFETY: `peer` and `length` describe a writable sockaddr_vm.
+                let fd = sys::owned(unsafe {
+                    libc::accept4(
+                        socket.as_raw_fd(),
+                        (&raw mut peer).cast(),
+                        &mut length,
+                        libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+                    )
+                })?;
+                Ok((fd, peer.svm_cid))
+            });
+            match accepted {
+                Ok(Ok((fd, HOST_CID))) => {
+                    return UnixStream::from_std(std::os::unix::net::UnixStream::from(fd));
+                }
+                Ok(Ok(_)) | Err(_) => continue,
+                Ok(Err(e)) => return Err(e),
+            }
+        }
+    }
+}
