@@ -56,6 +56,9 @@ pub fn run(arguments: &[String]) -> i32 {
 
 async fn serve(options: Options) -> io::Result<()> {
     sys::raise_open_files();
+    // Descriptors that whoever started us left open are not for what we start.
+    // SAFETY: no pointers; nothing is closed now.
+    unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
     // Whoever started us may ignore signals; what we start must not inherit that.
     for signal in (1..=31).filter(|s| *s != libc::SIGPIPE) {
         // SAFETY: restoring a default disposition has no preconditions; KILL and STOP are refused.
