@@ -61,13 +61,13 @@ pub fn build(
         devices.push(attach(&vm, index, device, &memory, &poller, &mut kicks)?);
     }
 
-    let mut kernel = File::from(fds.take(config.kernel, "kernel")?);
-    let mut initrd = config
+    let kernel = File::from(fds.take(config.kernel, "kernel")?);
+    let initrd = config
         .initrd
         .map(|fd| fds.take(fd, "initrd").map(File::from))
         .transpose()?;
     let line = format!("{}{}", config.cmdline, cmdline(devices.len()));
-    let entry = boot::load(&memory, &mut kernel, initrd.as_mut(), &line, config.vcpus)?;
+    let entry = boot::load(&memory, &kernel, initrd.as_ref(), &line, config.vcpus)?;
 
     let supported = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
