@@ -2,20 +2,11 @@
 
 mod common;
 
-use common::{TestAgent, wait_for};
-use flate2::Compression;
-use flate2::read::{GzDecoder, GzEncoder};
+use common::{TestAgent, gzip, wait_for};
+use flate2::read::GzDecoder;
 use jiffy_agent_client::{ClientError, Code, EntryKind};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-
-fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    GzEncoder::new(bytes, Compression::fast())
-        .read_to_end(&mut out)
-        .unwrap();
-    out
-}
 
 #[tokio::test]
 async fn a_file_comes_back_as_it_went_and_belongs_to_the_user() {

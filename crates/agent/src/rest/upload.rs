@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Most files of one request.
@@ -208,15 +208,18 @@ impl Target {
             .custom_flags(libc::O_NONBLOCK)
             .open(&path)
             .map_err(|e| failed(&e))?;
-        if !file.metadata().is_ok_and(|m| m.is_file()) {
+        let found = file.metadata().map_err(|e| failed(&e))?;
+        if !found.is_file() {
             return Err(RestError::bad(format!(
                 "'{}' is not a regular file",
                 path.display()
             )));
         }
         let target = Self { path, file };
+        let owned = (found.uid(), found.gid()) == (user.uid, user.gid);
         // Without privilege the file is ours already.
-        if let Err(e) = sys::chown(&target.path, user.uid, user.gid)
+        if !owned
+            && let Err(e) = sys::chown(&target.path, user.uid, user.gid)
             && e.raw_os_error() != Some(libc::EPERM)
         {
             return Err(target.failed(&e));

@@ -1,6 +1,12 @@
 //! An agent of its own for each test.
 #![allow(dead_code, reason = "each test file uses its part")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests, where a panic is the answer"
+)]
 
+use flate2::Compression;
+use flate2::read::GzEncoder;
 use jiffy_agent_client::{AgentClient, ExitStatus, ProcessSpec};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -169,4 +175,12 @@ pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
 pub fn alive(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap().starts_with('Z'))
+}
+
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    GzEncoder::new(bytes, Compression::fast())
+        .read_to_end(&mut out)
+        .unwrap();
+    out
 }
