@@ -59,6 +59,26 @@ fn too_long_a_message_is_refused_and_not_retried() {
 }
 
 #[test]
+fn a_refusal_is_seen_even_when_much_was_sent() {
+    let agent = TestAgent::with(&["--token", "secret"]);
+    let long = vec![b'x'; 3 * 1024 * 1024];
+    for (head, status) in [
+        ("POST /process.Process/List", "401"),
+        ("POST /files?path=/tmp/x", "401"),
+        ("POST /nope", "401"),
+    ] {
+        let answer = agent.raw(head, &[], &long).0;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{answer}"
+        );
+    }
+    let token = "X-Access-Token: secret";
+    let answer = agent.raw("POST /files?path=/tmp", &[token], &long).0;
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+}
+
+#[test]
 fn unknown_methods_paths_and_types_are_refused() {
     let agent = TestAgent::new();
     let (head, body) = agent.rpc("/process.Process/Nope", "{}");
