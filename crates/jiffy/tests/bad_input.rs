@@ -155,44 +155,63 @@ fn a_damaged_kernel_is_refused_by_name() {
     );
 }
 
+/// Runs a Python program as root in a guest of `memory`.
+fn as_root(memory: &str, program: &str) -> support::Done {
+    call(&[
+        "run", "-u", "root", "--memory", memory, "--", "python3", "-c", program,
+    ])
+}
+
 #[test]
 fn a_guest_kernel_panic_is_told_with_its_last_words() {
     if !guests("a_guest_kernel_panic_is_told_with_its_last_words") {
         return;
     }
-    let done = call(&[
-        "run",
-        "-u",
-        "root",
-        "--",
-        "sh",
-        "-c",
-        "echo c > /proc/sysrq-trigger; sleep 60",
-    ]);
+    // Process 1 meets an invalid instruction wherever it goes: the kernel cannot go on without it.
+    let program = r#"
+code = next(l for l in open('/proc/1/maps') if 'r-xp' in l)
+start, end = (int(x, 16) for x in code.split()[0].split('-'))
+with open('/proc/1/mem', 'r+b', 0) as memory:
+    memory.seek(start)
+    memory.write(b'\x0f\x0b' * ((end - start) // 2))"#;
+    let done = as_root("512MiB", program);
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(
-        done.stderr.contains("guest kernel panicked") && done.stderr.contains("sysrq"),
+        done.stderr
+            .contains("the guest kernel panicked: Attempted to kill init!"),
+        "{done:?}"
+    );
+    assert!(
+        done.stderr.contains("| ") && done.stderr.contains("invalid_op"),
         "{done:?}"
     );
 }
+
+const EAT_MEMORY: &str = "x = []\nwhile True: x.append(bytearray(1 << 20))";
 
 #[test]
 fn a_process_that_eats_all_memory_is_reported_as_such() {
     if !guests("a_process_that_eats_all_memory_is_reported_as_such") {
         return;
     }
-    let done = call(&[
-        "run",
-        "--memory",
-        "192MiB",
-        "--",
-        "python3",
-        "-c",
-        "x = bytearray(1 << 30)",
-    ]);
+    let done = as_root("192MiB", EAT_MEMORY);
     assert_eq!(done.code, Some(137), "{done:?}");
     assert!(
-        done.stderr.contains("out of memory") && done.stderr.contains("--memory"),
+        done.stderr.contains("ran out of memory (192 MiB)") && done.stderr.contains("--memory"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn a_guest_that_is_out_of_memory_as_a_whole_is_reported_as_such() {
+    if !guests("a_guest_that_is_out_of_memory_as_a_whole_is_reported_as_such") {
+        return;
+    }
+    let program = format!("open('/proc/sys/vm/panic_on_oom', 'w').write('2')\n{EAT_MEMORY}");
+    let done = as_root("192MiB", &program);
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(
+        done.stderr.contains("the guest ran out of memory") && done.stderr.contains("--memory"),
         "{done:?}"
     );
 }
@@ -202,15 +221,10 @@ fn a_guest_that_reboots_is_told_as_such() {
     if !guests("a_guest_that_reboots_is_told_as_such") {
         return;
     }
-    let done = call(&[
-        "run",
-        "-u",
-        "root",
-        "--",
-        "sh",
-        "-c",
-        "echo b > /proc/sysrq-trigger; sleep 60",
-    ]);
+    let done = as_root(
+        "512MiB",
+        "import ctypes; ctypes.CDLL(None).reboot(0x01234567)",
+    );
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(done.stderr.contains("guest shut itself down"), "{done:?}");
 }

@@ -33,7 +33,8 @@ pub fn input() -> mpsc::Receiver<Vec<u8>> {
 /// One of our outputs.
 pub struct Output {
     chunks: mpsc::Sender<Vec<u8>>,
-    done: oneshot::Receiver<io::Result<()>>,
+    /// How the thread ended; taken by the first who asks.
+    done: Option<oneshot::Receiver<io::Result<()>>>,
 }
 
 impl Output {
@@ -62,7 +63,10 @@ impl Output {
             let _ = tell.send(result);
             drop(waiting);
         });
-        Self { chunks, done }
+        Self {
+            chunks,
+            done: Some(done),
+        }
     }
 
     /// Queues a chunk; fails when nobody reads any more.
@@ -70,16 +74,22 @@ impl Output {
         if self.chunks.send(chunk).await.is_ok() {
             return Ok(());
         }
-        match (&mut self.done).await {
-            Ok(Err(e)) => Err(e),
-            _ => Err(io::ErrorKind::BrokenPipe.into()),
+        match self.done.take() {
+            Some(done) => done
+                .await
+                .unwrap_or(Ok(()))
+                .and(Err(io::ErrorKind::BrokenPipe.into())),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
         }
     }
 
     /// Waits until everything is written.
     pub async fn finish(self) -> io::Result<()> {
         drop(self.chunks);
-        self.done.await.unwrap_or(Ok(()))
+        match self.done {
+            Some(done) => done.await.unwrap_or(Ok(())),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        }
     }
 }
 
@@ -111,5 +121,6 @@ mod tests {
             }
         };
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        assert!(output.finish().await.is_err());
     }
 }

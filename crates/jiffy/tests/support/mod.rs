@@ -4,7 +4,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,10 @@ pub const LIMIT: Duration = Duration::from_secs(180);
 /// Directory with `jiffy-vmm` and `jiffy-agent`.
 pub fn programs() -> PathBuf {
     let directory = std::env::var_os("JIFFY_BIN_DIR").map_or_else(
-        || PathBuf::from(env!("CARGO_BIN_EXE_jiffy")).join("../../release"),
+        || {
+            let target = Path::new(env!("CARGO_BIN_EXE_jiffy")).ancestors().nth(2);
+            target.unwrap().join("release")
+        },
         PathBuf::from,
     );
     assert!(
