@@ -8,6 +8,12 @@ use serde::{Deserialize, Serialize};
 pub enum BootMode {
     /// Booted from its kernel.
     Cold,
+    /// Restored from a snapshot: its template's, its own or a relative's.
+    Snapshot,
+    /// Restored before it was asked for.
+    WarmPool,
+    /// Restored from a snapshot taken of a live sandbox for this.
+    Fork,
 }
 
 /// Phases of a boot in microseconds; they add up to `total_us`.

@@ -2,8 +2,14 @@
 
 mod host;
 mod identity;
+mod journal;
 mod programs;
+mod record;
+mod sandboxes;
 
 pub use host::{CreateError, Host, HostError, Prepared, SandboxSpec};
 pub use identity::{IdentityError, new_id};
+pub use journal::{Change, Journal, JournalError, JournalledSnapshot};
 pub use programs::{ProgramError, Programs};
+pub use record::{Operation, Purpose, SandboxRecord, SnapshotRecord, State};
+pub use sandboxes::{Child, CreateSpec, ForkReport, OperationError, Options, Sandboxes, Source};

@@ -1,0 +1,173 @@
+//! What is known about a sandbox or a snapshot, as the journal keeps it.
+
+use jiffy_engine::{BootMode, SandboxSize};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Where a sandbox is in its life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum State {
+    /// Being made; its agent has not answered yet.
+    Creating,
+    /// Its agent has answered.
+    Running,
+    /// Asleep in a snapshot; holds no memory.
+    Paused,
+    /// Lost its guest. Its snapshots are good, and a rollback to one of them mends it.
+    Broken {
+        /// Why.
+        cause: String,
+    },
+    /// Ended on request. The record stays until it is removed.
+    Killed,
+}
+
+/// What may be asked of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Streams to its guest.
+    Connect,
+    /// A snapshot that it survives.
+    Snapshot,
+    /// Children.
+    Fork,
+    /// Back to a snapshot.
+    Rollback,
+    /// Sleep.
+    Pause,
+    /// Wake.
+    Resume,
+}
+
+impl State {
+    /// One word for it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Creating => "creating",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Broken { .. } => "broken",
+            Self::Killed => "killed",
+        }
+    }
+
+    /// Whether `operation` makes sense now.
+    pub fn allows(&self, operation: Operation) -> bool {
+        use Operation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
+        match operation {
+            Connect | Pause => *self == Self::Running,
+            Snapshot | Fork => matches!(self, Self::Running | Self::Paused),
+            Rollback => matches!(self, Self::Running | Self::Paused | Self::Broken { .. }),
+            Resume => *self == Self::Paused,
+        }
+    }
+}
+
+/// A sandbox.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SandboxRecord {
+    /// Letters and digits.
+    pub id: String,
+    /// Where it is in its life.
+    #[serde(flatten)]
+    pub state: State,
+    /// Template it descends from.
+    pub template: String,
+    /// Resources.
+    #[serde(flatten)]
+    pub size: SandboxSize,
+    /// Environment beside the template's.
+    pub env: BTreeMap<String, String>,
+    /// Latest snapshot it descends from; none if it was booted and never snapshotted.
+    pub snapshot: Option<String>,
+    /// Sandbox it was forked from.
+    pub forked_from: Option<String>,
+    /// Where its guest came from.
+    pub boot_mode: Option<BootMode>,
+    /// From asking for it to its agent's word, in milliseconds.
+    pub boot_ms: Option<f64>,
+    /// Milliseconds since 1970.
+    pub created_ms: u64,
+    /// When its state changed last, in milliseconds since 1970.
+    pub changed_ms: u64,
+}
+
+/// What a snapshot was taken for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// A template, booted; creates start from it.
+    Template,
+    /// Somebody asked for it: it stays until it is removed.
+    Asked,
+    /// A fork; goes when nothing descends from it.
+    Fork,
+    /// A pause; goes when nothing descends from it.
+    Pause,
+}
+
+/// A snapshot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SnapshotRecord {
+    /// Letters and digits.
+    pub id: String,
+    /// What somebody called it.
+    pub name: Option<String>,
+    /// What it was taken for.
+    pub purpose: Purpose,
+    /// Sandbox it was taken of; empty for a template's.
+    pub sandbox: String,
+    /// Template it descends from.
+    pub template: String,
+    /// What it depends on besides its parents.
+    pub fingerprint: String,
+    /// Resources a guest made from it has.
+    #[serde(flatten)]
+    pub size: SandboxSize,
+    /// Snapshot below it.
+    pub parent: Option<String>,
+    /// Stays though nothing descends from it.
+    pub kept: bool,
+    /// How long the guest stood still, in milliseconds.
+    pub stopped_ms: f64,
+    /// From the request to its completion, in milliseconds.
+    pub total_ms: f64,
+    /// Milliseconds since 1970.
+    pub created_ms: u64,
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sandbox_is_only_asked_for_what_its_state_can_give() {
+        use Operation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
+        let all = [Connect, Snapshot, Fork, Rollback, Pause, Resume];
+        let broken = State::Broken {
+            cause: String::new(),
+        };
+        let table: [(State, &[Operation]); 5] = [
+            (State::Creating, &[]),
+            (State::Running, &[Connect, Snapshot, Fork, Rollback, Pause]),
+            (State::Paused, &[Snapshot, Fork, Rollback, Resume]),
+            (broken, &[Rollback]),
+            (State::Killed, &[]),
+        ];
+        for (state, allowed) in table {
+            for operation in all {
+                let expected = allowed.contains(&operation);
+                assert_eq!(state.allows(operation), expected, "{state:?} {operation:?}");
+            }
+        }
+    }
+}

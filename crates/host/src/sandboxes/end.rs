@@ -1,0 +1,111 @@
+//! `kill`, `promote` and the removal of records.
+
+use super::entry::lock;
+use super::{OperationError, Sandboxes, detached};
+use crate::journal::Change;
+use crate::record::{SandboxRecord, SnapshotRecord, State};
+use jiffy_engine::{Engine, Guest};
+use std::collections::HashSet;
+
+impl<E: Engine> Sandboxes<E> {
+    /// Ends a sandbox. Needs nothing of its guest, of its VMM or of an operation under way; killing twice is no error.
+    pub async fn kill(&self, id: &str) -> Result<SandboxRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.entry(id)?);
+        detached(async move {
+            // Before its turn: an operation that waits for this guest fails at once.
+            if let Some(guest) = entry.guest() {
+                guest.stop().await;
+            }
+            let _turn = entry.turn.lock().await;
+            // An operation that was under way may have made another guest.
+            if let Some(guest) = entry.replace_guest(None) {
+                guest.stop().await;
+            }
+            let record = entry.record_in(State::Killed);
+            this.commit(&entry, record.clone(), &[])?;
+            this.collect()?;
+            Ok(record)
+        })
+        .await
+    }
+
+    /// Kills a sandbox and forgets it. Snapshots that were asked for stay.
+    pub async fn remove(&self, id: &str) -> Result<SandboxRecord, OperationError> {
+        let record = self.kill(id).await?;
+        self.0
+            .journal
+            .commit(&[Change::NoSandbox(record.id.clone())])?;
+        lock(&self.0.entries).remove(&record.id);
+        Ok(record)
+    }
+
+    /// Removes a snapshot that nothing runs from and nothing descends from.
+    pub fn remove_snapshot(&self, id: &str) -> Result<SnapshotRecord, OperationError> {
+        let (record, pin) = self.pin(id)?;
+        drop(pin);
+        if let Some(user) = self.user_of(&record.id) {
+            return Err(OperationError::InUse {
+                id: record.id,
+                user,
+            });
+        }
+        let mut dropped = record.clone();
+        dropped.kept = false;
+        self.0
+            .journal
+            .commit(&[Change::Snapshot(dropped.clone())])?;
+        self.0.pool.drop_shelf(&dropped.fingerprint);
+        lock(&self.0.snapshots).insert(dropped.id.clone(), dropped);
+        self.collect()?;
+        Ok(record)
+    }
+
+    fn user_of(&self, id: &str) -> Option<String> {
+        let child = lock(&self.0.snapshots)
+            .values()
+            .find(|s| s.parent.as_deref() == Some(id))
+            .map(|s| format!("snapshot {}", s.id));
+        child.or_else(|| {
+            self.list()
+                .into_iter()
+                .find(|r| r.state != State::Killed && r.snapshot.as_deref() == Some(id))
+                .map(|r| format!("sandbox {}", r.id))
+        })
+    }
+
+    /// Keeps one child of a fork and removes its siblings with everything that was forked from them. Returns those removed.
+    pub async fn promote(&self, id: &str) -> Result<Vec<SandboxRecord>, OperationError> {
+        let chosen = self.get(id)?;
+        let Some(parent) = &chosen.forked_from else {
+            return Ok(Vec::new());
+        };
+        let all = self.list();
+        let mut doomed: HashSet<String> = all
+            .iter()
+            .filter(|r| r.forked_from.as_ref() == Some(parent) && r.id != chosen.id)
+            .map(|r| r.id.clone())
+            .collect();
+        loop {
+            let before = doomed.len();
+            let further = all
+                .iter()
+                .filter(|r| r.forked_from.as_ref().is_some_and(|p| doomed.contains(p)))
+                .map(|r| r.id.clone())
+                .collect::<Vec<_>>();
+            doomed.extend(further);
+            if doomed.len() == before {
+                break;
+            }
+        }
+        let mut removed = Vec::new();
+        for id in doomed {
+            match self.remove(&id).await {
+                Ok(record) => removed.push(record),
+                // Somebody else was faster.
+                Err(OperationError::Unknown { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(removed)
+    }
+}

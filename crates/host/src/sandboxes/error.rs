@@ -1,0 +1,127 @@
+//! Why an operation on sandboxes failed.
+
+use crate::identity::IdentityError;
+use crate::journal::JournalError;
+use jiffy_engine::{EngineError, SizeError};
+
+/// Why an operation on sandboxes failed. Unless it says otherwise, everything is as it was before.
+#[derive(Debug, thiserror::Error)]
+pub enum OperationError {
+    /// No such sandbox or snapshot.
+    #[error("there is no {what} `{id}`; `{list}` shows those there are")]
+    Unknown {
+        /// Sandbox or snapshot.
+        what: &'static str,
+        /// What was asked for.
+        id: String,
+        /// Command that lists them.
+        list: &'static str,
+    },
+    /// A short id that could be several.
+    #[error("`{id}` could be {}: give more of the id", candidates.join(" or "))]
+    Ambiguous {
+        /// What was asked for.
+        id: String,
+        /// What it could be.
+        candidates: Vec<String>,
+    },
+    /// The sandbox cannot do that now.
+    #[error("cannot {operation} sandbox {id}: it is {state}{}", hint(state))]
+    State {
+        /// Verb.
+        operation: &'static str,
+        /// Sandbox.
+        id: String,
+        /// Its state.
+        state: String,
+    },
+    /// The snapshot is of something else.
+    #[error(
+        "cannot roll back sandbox {id} to snapshot {snapshot}: that one is of template `{theirs}`, this sandbox of `{ours}`; create a sandbox from the snapshot instead"
+    )]
+    Stranger {
+        /// Sandbox.
+        id: String,
+        /// Snapshot.
+        snapshot: String,
+        /// Template and size of the sandbox.
+        ours: String,
+        /// Template and size of the snapshot.
+        theirs: String,
+    },
+    /// The snapshot is needed.
+    #[error("cannot remove snapshot {id}: {user} needs it")]
+    InUse {
+        /// Snapshot.
+        id: String,
+        /// What needs it.
+        user: String,
+    },
+    /// More or fewer children than a fork has.
+    #[error("cannot fork {count} children: choose 1 to {most}")]
+    Count {
+        /// What was asked for.
+        count: usize,
+        /// Most there can be.
+        most: usize,
+    },
+    /// Size out of bounds.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// A size where the snapshot decides.
+    #[error("a sandbox made from a snapshot has the snapshot's size: leave the size out")]
+    FixedSize,
+    /// Clock or entropy.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The engine.
+    #[error("cannot {operation}: {source}")]
+    Engine {
+        /// What was being done, on what.
+        operation: String,
+        /// Why not.
+        source: EngineError,
+    },
+    /// The journal.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// A stream to the guest.
+    #[error("cannot connect to port {port} of sandbox {id}: {source}")]
+    Connect {
+        /// Sandbox.
+        id: String,
+        /// Port.
+        port: u32,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The operation was aborted from inside.
+    #[error("the operation was lost: {0}; the log of the daemon says more")]
+    Lost(String),
+}
+
+impl OperationError {
+    /// Makes an engine's refusal of `operation` into an error.
+    pub(crate) fn engine(operation: impl Into<String>) -> impl FnOnce(EngineError) -> Self {
+        let operation = operation.into();
+        move |source| Self::Engine { operation, source }
+    }
+
+    /// Whether it is the caller's mistake rather than the host's.
+    pub fn is_refusal(&self) -> bool {
+        !matches!(
+            self,
+            Self::Identity(_) | Self::Engine { .. } | Self::Journal(_) | Self::Lost(_)
+        )
+    }
+}
+
+fn hint(state: &str) -> &'static str {
+    match state {
+        "paused" => "; resume it first",
+        "running" => "",
+        "creating" => "; try again when it is up",
+        "killed" => " for good",
+        _ => "; roll it back to a snapshot, or kill it",
+    }
+}

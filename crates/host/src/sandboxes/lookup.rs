@@ -1,0 +1,133 @@
+//! Finding sandboxes and snapshots by id, and holding on to snapshots.
+
+use super::entry::{Entry, lock};
+use super::{Inner, OperationError, Sandboxes};
+use crate::record::SnapshotRecord;
+use jiffy_engine::Engine;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// As long as it lives, the snapshot is not collected.
+pub(crate) struct Pin<E: Engine> {
+    inner: Arc<Inner<E>>,
+    id: String,
+}
+
+impl<E: Engine> Drop for Pin<E> {
+    fn drop(&mut self) {
+        let mut pins = lock(&self.inner.pins);
+        if let Some(count) = pins.get_mut(&self.id) {
+            *count -= 1;
+            if *count == 0 {
+                pins.remove(&self.id);
+            }
+        }
+    }
+}
+
+/// The one key that is `id` or begins with it.
+fn choose<'a>(
+    keys: impl Iterator<Item = &'a String>,
+    id: &str,
+    what: &'static str,
+    list: &'static str,
+) -> Result<String, OperationError> {
+    let mut candidates: Vec<String> = Vec::new();
+    for key in keys {
+        if key == id {
+            return Ok(key.clone());
+        }
+        if key.starts_with(id) {
+            candidates.push(key.clone());
+        }
+    }
+    match candidates.len() {
+        1 if !id.is_empty() => Ok(candidates.remove(0)),
+        0 | 1 => Err(OperationError::Unknown {
+            what,
+            id: id.to_owned(),
+            list,
+        }),
+        _ => Err(OperationError::Ambiguous {
+            id: id.to_owned(),
+            candidates,
+        }),
+    }
+}
+
+impl<E: Engine> Sandboxes<E> {
+    pub(super) fn entry(&self, id: &str) -> Result<Arc<Entry<E::Guest>>, OperationError> {
+        let entries = lock(&self.0.entries);
+        let id = choose(entries.keys(), id, "sandbox", "jiffy ls --all")?;
+        entries.get(&id).cloned().ok_or(OperationError::Unknown {
+            what: "sandbox",
+            id,
+            list: "jiffy ls --all",
+        })
+    }
+
+    /// A snapshot by its id, the beginning of it, or its name, held on to.
+    pub(super) fn pin(&self, id: &str) -> Result<(SnapshotRecord, Pin<E>), OperationError> {
+        const LIST: &str = "jiffy snapshots";
+        let snapshots = lock(&self.0.snapshots);
+        let named: Vec<_> = snapshots
+            .values()
+            .filter(|s| s.name.as_deref() == Some(id))
+            .collect();
+        let record = match named.as_slice() {
+            [one] => (*one).clone(),
+            [] => {
+                let id = choose(snapshots.keys(), id, "snapshot", LIST)?;
+                let unknown = OperationError::Unknown {
+                    what: "snapshot",
+                    id: id.clone(),
+                    list: LIST,
+                };
+                snapshots.get(&id).cloned().ok_or(unknown)?
+            }
+            several => {
+                return Err(OperationError::Ambiguous {
+                    id: id.to_owned(),
+                    candidates: several.iter().map(|s| s.id.clone()).collect(),
+                });
+            }
+        };
+        // Under the lock of the snapshots, so that it cannot be collected in between.
+        *lock(&self.0.pins).entry(record.id.clone()).or_insert(0) += 1;
+        let pin = Pin {
+            inner: self.0.clone(),
+            id: record.id.clone(),
+        };
+        Ok((record, pin))
+    }
+
+    /// `id` and everything below it.
+    pub(super) fn lineage(&self, id: Option<&str>) -> HashSet<String> {
+        let snapshots = lock(&self.0.snapshots);
+        let mut lineage = HashSet::new();
+        let mut next = id.map(str::to_owned);
+        while let Some(id) = next {
+            next = snapshots.get(&id).and_then(|s| s.parent.clone());
+            if !lineage.insert(id) {
+                break;
+            }
+        }
+        lineage
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_id_finds_one_and_only_one() {
+        let keys = ["abc".to_owned(), "abd".to_owned(), "x".to_owned()];
+        let find = |id| choose(keys.iter(), id, "sandbox", "ls");
+        assert_eq!(find("abc").unwrap(), "abc");
+        assert_eq!(find("x").unwrap(), "x");
+        assert!(matches!(find("ab"), Err(OperationError::Ambiguous { .. })));
+        assert!(matches!(find("q"), Err(OperationError::Unknown { .. })));
+        assert!(find("").is_err());
+    }
+}

@@ -1,0 +1,47 @@
+//! `rollback`: the same sandbox, as it was.
+
+use super::{OperationError, Sandboxes, detached};
+use crate::record::{Operation, SandboxRecord};
+use jiffy_engine::{BootMode, Engine};
+use std::time::Instant;
+
+impl<E: Engine> Sandboxes<E> {
+    /// Puts a sandbox back to a snapshot of its own lineage or of a relative with the same template and size. It keeps its id; what
+    /// it was before runs until the restored guest has answered, and is then gone.
+    pub async fn rollback(
+        &self,
+        id: &str,
+        snapshot: &str,
+    ) -> Result<SandboxRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.entry(id)?);
+        let (snapshot, pin) = self.pin(snapshot)?;
+        detached(async move {
+            let _pin = pin;
+            let _turn = entry.turn.lock().await;
+            let asked = Instant::now();
+            let record = entry.allow(Operation::Rollback, "roll back")?;
+            if (&snapshot.template, snapshot.size) != (&record.template, record.size) {
+                return Err(OperationError::Stranger {
+                    id: record.id,
+                    snapshot: snapshot.id,
+                    ours: describe(&record.template, record.size),
+                    theirs: describe(&snapshot.template, snapshot.size),
+                });
+            }
+            let origin = this
+                .from_snapshot(&record.template, &snapshot.id, BootMode::Snapshot)
+                .await?;
+            let record = this.install(&entry, asked, origin).await?;
+            this.collect()?;
+            Ok(record)
+        })
+        .await
+    }
+}
+
+fn describe(template: &str, size: jiffy_engine::SandboxSize) -> String {
+    format!(
+        "{template} with {} vCPUs, {} MiB memory, {} MiB disk",
+        size.vcpus, size.memory_mib, size.disk_mib
+    )
+}

@@ -1,0 +1,135 @@
+//! `snapshot`: a sandbox at one instant, while it runs on.
+
+use super::entry::{Entry, lock};
+use super::{OperationError, Sandboxes, detached};
+use crate::identity::new_id;
+use crate::journal::Change;
+use crate::record::{Operation, Purpose, SandboxRecord, SnapshotRecord, State, now_ms};
+use jiffy_engine::{AfterSnapshot, Engine};
+
+impl<E: Engine> Sandboxes<E> {
+    /// Takes a snapshot of a sandbox, which runs on. One of a paused sandbox is what it sleeps in.
+    pub async fn snapshot(
+        &self,
+        id: &str,
+        name: Option<String>,
+    ) -> Result<SnapshotRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.entry(id)?);
+        detached(async move {
+            let _turn = entry.turn.lock().await;
+            this.snapshot_for(&entry, Purpose::Asked, name, "snapshot")
+                .await
+        })
+        .await
+    }
+
+    /// Takes a snapshot of a running sandbox or finds that of a paused one. Needs the turn.
+    pub(super) async fn snapshot_for(
+        &self,
+        entry: &Entry<E::Guest>,
+        purpose: Purpose,
+        name: Option<String>,
+        verb: &'static str,
+    ) -> Result<SnapshotRecord, OperationError> {
+        let operation = match purpose {
+            Purpose::Fork => Operation::Fork,
+            _ => Operation::Snapshot,
+        };
+        let sandbox = entry.allow(operation, verb)?;
+        if sandbox.state == State::Paused {
+            return self.snapshot_of_sleeper(&sandbox, purpose, name);
+        }
+        let guest = entry.running(operation, verb)?;
+        let record = self.draft(&sandbox, purpose, name)?;
+        let snapshot = self
+            .take(&guest, record, AfterSnapshot::Resume, |snapshot| {
+                vec![Change::Sandbox(descended(&sandbox, snapshot))]
+            })
+            .await?;
+        entry.set_record(descended(&sandbox, &snapshot));
+        Ok(snapshot)
+    }
+
+    fn snapshot_of_sleeper(
+        &self,
+        sandbox: &SandboxRecord,
+        purpose: Purpose,
+        name: Option<String>,
+    ) -> Result<SnapshotRecord, OperationError> {
+        let (mut snapshot, _pin) = self.pin(sandbox.snapshot.as_deref().unwrap_or_default())?;
+        if purpose == Purpose::Asked {
+            snapshot.name = name.or(snapshot.name);
+            snapshot.purpose = Purpose::Asked;
+            snapshot.kept = true;
+            self.0
+                .journal
+                .commit(&[Change::Snapshot(snapshot.clone())])?;
+            lock(&self.0.snapshots).insert(snapshot.id.clone(), snapshot.clone());
+        }
+        Ok(snapshot)
+    }
+
+    /// A snapshot of `sandbox` to be.
+    pub(super) fn draft(
+        &self,
+        sandbox: &SandboxRecord,
+        purpose: Purpose,
+        name: Option<String>,
+    ) -> Result<SnapshotRecord, OperationError> {
+        Ok(SnapshotRecord {
+            id: new_id()?,
+            name,
+            purpose,
+            sandbox: sandbox.id.clone(),
+            template: sandbox.template.clone(),
+            fingerprint: String::new(),
+            size: sandbox.size,
+            parent: sandbox.snapshot.clone(),
+            kept: purpose == Purpose::Asked,
+            stopped_ms: 0.0,
+            total_ms: 0.0,
+            created_ms: now_ms(),
+        })
+    }
+
+    /// Has the engine write `draft`; `with` is committed together with its completion.
+    pub(super) async fn take(
+        &self,
+        guest: &E::Guest,
+        draft: SnapshotRecord,
+        then: AfterSnapshot,
+        with: impl FnOnce(&SnapshotRecord) -> Vec<Change>,
+    ) -> Result<SnapshotRecord, OperationError> {
+        self.0.journal.commit(&[Change::Intent(draft.clone())])?;
+        let (id, parent) = (&draft.id, draft.parent.as_deref());
+        let times = match self.0.engine.snapshot(guest, id, parent, then).await {
+            Ok(times) => times,
+            Err(e) => {
+                self.0.journal.commit(&[Change::NoSnapshot(id.clone())])?;
+                let what = match draft.sandbox.as_str() {
+                    "" => format!("snapshot template `{}`", draft.template),
+                    sandbox => format!("snapshot sandbox {sandbox}"),
+                };
+                return Err(OperationError::engine(what)(e));
+            }
+        };
+        let snapshot = SnapshotRecord {
+            stopped_ms: times.stopped_us as f64 / 1000.0,
+            total_ms: times.total_us as f64 / 1000.0,
+            ..draft
+        };
+        let mut changes = vec![Change::Snapshot(snapshot.clone())];
+        changes.extend(with(&snapshot));
+        self.0.journal.commit(&changes)?;
+        lock(&self.0.snapshots).insert(snapshot.id.clone(), snapshot.clone());
+        Ok(snapshot)
+    }
+}
+
+/// The sandbox after `snapshot` was taken of it.
+fn descended(sandbox: &SandboxRecord, snapshot: &SnapshotRecord) -> SandboxRecord {
+    SandboxRecord {
+        snapshot: Some(snapshot.id.clone()),
+        ..sandbox.clone()
+    }
+}
