@@ -69,7 +69,10 @@ mod tests {
     fn ids_are_fresh_and_fit_a_host_name() {
         let ids: Vec<String> = (0..100).map(|_| new_id().unwrap()).collect();
         for (i, id) in ids.iter().enumerate() {
-            assert!(id.len() == 20 && id.bytes().all(|b| ALPHABET.contains(&b)), "{id}");
+            assert!(
+                id.len() == 20 && id.bytes().all(|b| ALPHABET.contains(&b)),
+                "{id}"
+            );
             assert!(!ids[..i].contains(id));
         }
     }

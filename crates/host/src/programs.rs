@@ -32,7 +32,11 @@ impl Programs {
 }
 
 fn find(name: &'static str, variable: &'static str) -> Result<PathBuf, ProgramError> {
-    let failed = |why: String| ProgramError { name, why, variable };
+    let failed = |why: String| ProgramError {
+        name,
+        why,
+        variable,
+    };
     if let Some(path) = env::var_os(variable).filter(|v| !v.is_empty()) {
         let path = PathBuf::from(path);
         return usable(&path)
