@@ -1,1 +1,23 @@
-//! Client of the guest agent.
+//! Client of the guest agent, from the host's side.
+//!
+//! * [`AgentClient`]: commands and files over the envd protocol, on whatever connections a connector opens.
+//! * [`greeting`]: the host's half of the first words of a guest.
+//!
+//! A guest is hostile: everything it sends is bounded and checked.
+
+pub mod body;
+pub mod client;
+pub mod error;
+pub mod files;
+pub mod frame;
+pub mod greeting;
+pub mod pool;
+pub mod process;
+pub mod stdin;
+
+pub use client::AgentClient;
+pub use error::{ClientError, Code};
+pub use files::{EntryInfo, EntryKind};
+pub use greeting::{GreetError, greet};
+pub use process::{ExitStatus, Limits, Process, ProcessEvent, ProcessInfo, ProcessSpec, PtySize};
+pub use stdin::StdinStream;

@@ -6,7 +6,7 @@ use crate::rpc::{Code, RpcError, frame};
 use crate::settings::same_secret;
 use crate::state::Agent;
 use crate::{filesystem, process, rest};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, header};
@@ -17,9 +17,9 @@ use tokio::net::UnixStream;
 
 /// Serves one connection until it closes.
 pub async fn serve(agent: Rc<Agent>, stream: UnixStream) {
-    let service = service_fn(|request| {
+    let service = service_fn(|request: Request<Incoming>| {
         let agent = Rc::clone(&agent);
-        async move { Ok::<_, Infallible>(answer(&agent, request).await) }
+        async move { Ok::<_, Infallible>(answer_whole(&agent, request).await) }
     });
     // A connection that breaks is the client's business.
     let _ = http1::Builder::new()
@@ -29,7 +29,16 @@ pub async fn serve(agent: Rc<Agent>, stream: UnixStream) {
         .await;
 }
 
-async fn answer(agent: &Rc<Agent>, request: Request<Incoming>) -> Response<Reply> {
+async fn answer_whole(agent: &Rc<Agent>, request: Request<Incoming>) -> Response<Reply> {
+    let (head, mut body) = request.into_parts();
+    let response = answer(agent, Request::from_parts(head, &mut body)).await;
+    if matches!(response.body(), Reply::Whole(_)) && !body.is_end_stream() {
+        request::discard(&mut body).await;
+    }
+    response
+}
+
+async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<Reply> {
     if !has_access(agent, &request) {
         return RpcError::new(Code::Unauthenticated, "missing or wrong X-Access-Token").response();
     }
@@ -47,7 +56,7 @@ async fn answer(agent: &Rc<Agent>, request: Request<Incoming>) -> Response<Reply
 
 /// With a token in force everything needs it but the probe, the files (which take a signature instead and check
 /// for themselves) and what only the host can reach.
-fn has_access(agent: &Agent, request: &Request<Incoming>) -> bool {
+fn has_access(agent: &Agent, request: &Request<&mut Incoming>) -> bool {
     match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/health" | "/files")
         | (&Method::POST, "/files" | "/init") => true,
@@ -72,7 +81,7 @@ enum Kind {
 }
 
 /// Checks method and content type of a call.
-fn admit(request: &Request<Incoming>, kind: Kind) -> Result<(), Box<Response<Reply>>> {
+fn admit(request: &Request<&mut Incoming>, kind: Kind) -> Result<(), Box<Response<Reply>>> {
     let refuse = |status| {
         let mut response = Response::new(Reply::empty());
         *response.status_mut() = status;
@@ -136,7 +145,7 @@ struct Nothing {}
 async fn process_call(
     agent: &Rc<Agent>,
     method: &str,
-    request: Request<Incoming>,
+    request: Request<&mut Incoming>,
 ) -> Response<Reply> {
     use process::service;
     let kind = match method {
@@ -191,7 +200,7 @@ async fn process_call(
 async fn filesystem_call(
     agent: &Rc<Agent>,
     method: &str,
-    request: Request<Incoming>,
+    request: Request<&mut Incoming>,
 ) -> Response<Reply> {
     use filesystem::service;
     let kind = match method {

@@ -6,7 +6,12 @@ use crate::state::Agent;
 use crate::{forward, runtime, server, sys};
 use std::io;
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::net::UnixListener;
+use tokio::time::sleep;
+
+/// Before trying again when there are no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 const USAGE: &str = "usage: jiffy-agent --listen-unix PATH [--listen-tcp-unix PATH] [--token TOKEN]
 Serves the envd protocol on a Unix socket; started as pid 1 without arguments it boots a guest.";
@@ -56,10 +61,23 @@ pub fn run(arguments: &[String]) -> i32 {
 
 async fn serve(options: Options) -> io::Result<()> {
     sys::raise_open_files();
+    // Descriptors that whoever started us left open are not for what we start.
+    // SAFETY: no pointers; nothing is closed now.
+    unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
     // Whoever started us may ignore signals; what we start must not inherit that.
-    for signal in (1..=31).filter(|s| *s != libc::SIGPIPE) {
-        // SAFETY: restoring a default disposition has no preconditions; KILL and STOP are refused.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    let default = [0_u64; 4];
+    for signal in (1..=64).filter(|s| *s != libc::SIGPIPE) {
+        // SAFETY: `default` is a kernel sigaction of all zeros; KILL and STOP are refused. Raw, because libc keeps
+        // its hands on two signals of its own.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                std::ptr::null_mut::<u64>(),
+                8,
+            )
+        };
     }
     let signals = reaper::signals()?;
     let agent = Agent::new(Settings {
@@ -70,8 +88,11 @@ async fn serve(options: Options) -> io::Result<()> {
         let listener = bind(&path)?;
         tokio::task::spawn_local(async move {
             loop {
-                if let Ok((stream, _)) = listener.accept().await {
-                    tokio::task::spawn_local(forward::serve(stream));
+                match listener.accept().await {
+                    Ok((stream, _)) => {
+                        tokio::task::spawn_local(forward::serve(stream));
+                    }
+                    Err(_) => sleep(ACCEPT_PAUSE).await,
                 }
             }
         });
@@ -80,8 +101,11 @@ async fn serve(options: Options) -> io::Result<()> {
     let reaping = Rc::clone(&agent);
     tokio::task::spawn_local(async move { reaper::run(reaping, signals).await });
     loop {
-        if let Ok((stream, _)) = listener.accept().await {
-            tokio::task::spawn_local(server::serve(Rc::clone(&agent), stream));
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::task::spawn_local(server::serve(Rc::clone(&agent), stream));
+            }
+            Err(_) => sleep(ACCEPT_PAUSE).await,
         }
     }
 }

@@ -110,14 +110,22 @@ pub fn random(buffer: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Raises the limit of open files: soft 65,536 and hard 1,048,576, for the agent and all that it starts.
+/// Raises the limit of open files: soft 65,536 and hard 1,048,576, for the agent and all that it starts. Without
+/// the privilege to raise the hard limit, up to that one.
 pub fn raise_open_files() {
-    let limit = libc::rlimit {
+    let mut limit = libc::rlimit {
         rlim_cur: 65_536,
         rlim_max: 1_048_576,
     };
-    // SAFETY: `limit` is a valid rlimit; failure (no privilege) leaves the old limit.
-    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    // SAFETY: `limit` is a valid rlimit for each call; what fails leaves the old limit.
+    unsafe {
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0
+            && libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0
+        {
+            limit.rlim_cur = limit.rlim_max.min(65_536);
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
 }
 
 /// Hands a descriptor to the runtime. It must be in non-blocking mode.

@@ -110,6 +110,15 @@ impl Host {
         Templates::new(&self.home)
     }
 
+    /// Whether `name` is a template that is there or can be built. A quick look, before anything long is begun.
+    pub fn knows(&self, name: &str) -> Result<(), CreateError> {
+        match Recipe::built_in(name) {
+            Ok(_) => Ok(()),
+            Err(RecipeError::Unknown { .. }) => Ok(self.templates().get(name).map(drop)?),
+            Err(e) => Err(e.into()),
+        }
+    }
+
     /// Opens template `name` with kernel and agent. A stock template that is missing or outdated is built first.
     pub fn prepare(
         &self,

@@ -4,8 +4,6 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiffy_proto::agent::Identity;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Letters of an id: no `-`, which separates port and id in host names, and nothing that reads as another letter.
@@ -17,16 +15,16 @@ const ENTROPY: usize = 64;
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// The host gives no random bytes.
-    #[error("cannot read random bytes from /dev/urandom: {0}")]
-    Entropy(#[from] io::Error),
+    #[error("the host gives no random bytes: {0}")]
+    Entropy(#[from] getrandom::Error),
     /// The host's clock is absurd.
     #[error("the host's clock is before 1970: set it")]
     Clock,
 }
 
-fn random<const N: usize>() -> io::Result<[u8; N]> {
+fn random<const N: usize>() -> Result<[u8; N], getrandom::Error> {
     let mut bytes = [0; N];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    getrandom::fill(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -1,1 +1,54 @@
-fn main() {}
+//! The `jiffy` command: parse, call, print.
+
+mod bench;
+mod cli;
+mod doctor;
+mod progress;
+mod run;
+mod template;
+mod units;
+
+use clap::Parser;
+use cli::{Cli, Command};
+use jiffy_agent_client::AgentClient;
+use jiffy_microvm::{Connector, MicroVm};
+use jiffy_proto::agent::ENVD_PORT;
+use std::io;
+use std::process::ExitCode;
+use tokio::net::UnixStream;
+
+/// Exit code when Jiffy itself failed, as `docker run` has it.
+const FAILED: u8 = 125;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let (result, failed) = match &cli.command {
+        Command::Run(args) => (run::run(args), FAILED),
+        Command::Doctor(args) => (doctor::run(args), 1),
+        Command::Template(command) => (template::run(command), 1),
+        Command::Bench(args) => (bench::run(args), 1),
+    };
+    result.unwrap_or_else(|e| {
+        eprintln!("jiffy: {e:#}");
+        ExitCode::from(failed)
+    })
+}
+
+/// The event loop of one command.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?)
+}
+
+/// A client of the agent in `vm`.
+fn agent(vm: &MicroVm) -> AgentClient {
+    let connector = vm.connector();
+    AgentClient::new(move || std::future::ready(stream(&connector)))
+}
+
+fn stream(connector: &Connector) -> io::Result<UnixStream> {
+    let stream = connector.connect(ENVD_PORT).map_err(io::Error::other)?;
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}

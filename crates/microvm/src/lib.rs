@@ -1,6 +1,6 @@
 //! Isolation engine `microvm`: spawns and drives one `jiffy-vmm` process per sandbox.
 //!
-//! [`MicroVm::boot`] returns when the guest agent of that very sandbox has answered; [`MicroVm::connect`] opens streams to
+//! [`MicroVm::boot`] returns when the guest agent of that very sandbox has answered; [`Connector::connect`] opens streams to
 //! the guest. Dropping a [`MicroVm`], or the death of this process, ends the guest: nothing is left behind, because the
 //! VMM holds nothing but descriptors and its control socket is ours.
 
@@ -12,4 +12,4 @@ mod vm;
 
 pub use greeting::GreetingError;
 pub use spec::BootSpec;
-pub use vm::{BootError, ConnectError, MicroVm};
+pub use vm::{BootError, ConnectError, Connector, MicroVm};

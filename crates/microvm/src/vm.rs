@@ -100,6 +100,19 @@ pub enum ConnectError {
     Gone(#[from] ChannelError),
 }
 
+/// Opens streams to one guest.
+#[derive(Debug, Clone)]
+pub struct Connector(Arc<Link>);
+
+impl Connector {
+    /// Opens a stream to vsock `port` in the guest. A refused connection reads as closed.
+    pub fn connect(&self, port: u32) -> Result<UnixStream, ConnectError> {
+        let (ours, theirs) = UnixStream::pair()?;
+        self.0.send(&Request::Connect { port }, &[theirs.as_fd()])?;
+        Ok(ours)
+    }
+}
+
 /// A guest whose agent has answered. Dropping it ends the guest.
 #[derive(Debug)]
 pub struct MicroVm {
@@ -223,12 +236,9 @@ impl MicroVm {
         self.pid
     }
 
-    /// Opens a stream to vsock `port` in the guest. A refused connection reads as closed.
-    pub fn connect(&self, port: u32) -> Result<UnixStream, ConnectError> {
-        let (ours, theirs) = UnixStream::pair()?;
-        self.link
-            .send(&Request::Connect { port }, &[theirs.as_fd()])?;
-        Ok(ours)
+    /// Something that opens streams to the guest and can be kept beside the sandbox.
+    pub fn connector(&self) -> Connector {
+        Connector(self.link.clone())
     }
 
     /// Asks the guest to give back `target_mib` MiB of its memory.

@@ -30,7 +30,9 @@ pub async fn run(agent: Rc<Agent>, began_us: u64, mut early: Option<OwnedFd>) {
             Err(e) => Err(e),
         };
         if greeted.is_ok() {
+            // The connection stood and broke: most likely we were restored and the host waits for us.
             pause = FIRST_RETRY;
+            continue;
         }
         sleep(pause).await;
         pause = (pause * 2).min(LAST_RETRY);

@@ -7,6 +7,7 @@ use super::mount::{PLAIN, directory, mount, raw};
 use crate::sys;
 use std::io;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long a disk may take to appear.
@@ -75,26 +76,21 @@ fn open_console() {
 fn mount_template() -> Result<(), String> {
     let flags = libc::MS_RDONLY | libc::MS_NOATIME;
     let began = Instant::now();
-    loop {
-        let error = match raw(c"/dev/vda", c"/lower", c"erofs", flags, c"") {
-            Ok(()) => return Ok(()),
-            Err(e) => e,
-        };
-        match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ENXIO | libc::ENODEV | libc::ENOTBLK)
-                if began.elapsed() < DISK_WAIT =>
-            {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            // Not erofs: other engines' images are ext4.
-            Some(libc::EINVAL) => return mount(c"/dev/vda", c"/lower", c"ext4", flags, c""),
-            _ => return Err(format!("cannot mount /dev/vda (erofs) on /lower: {error}")),
+    while !Path::new("/dev/vda").exists() && began.elapsed() < DISK_WAIT {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    match raw(c"/dev/vda", c"/lower", c"erofs", flags, c"") {
+        Ok(()) => Ok(()),
+        // Not erofs: other engines' images are ext4.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            mount(c"/dev/vda", c"/lower", c"ext4", flags, c"")
         }
+        Err(e) => Err(format!("cannot mount /dev/vda (erofs) on /lower: {e}")),
     }
 }
 
 fn mount_writable() -> Result<(), String> {
-    if std::path::Path::new("/dev/vdb").exists() {
+    if Path::new("/dev/vdb").exists() {
         mount(c"/dev/vdb", c"/upper", c"ext4", libc::MS_NOATIME, c"")?;
     } else {
         mount(

@@ -20,7 +20,7 @@ pub async fn unary(
     agent: &Agent,
     method: &str,
     call: CallInfo,
-    body: Incoming,
+    body: &mut Incoming,
 ) -> Result<Value, RpcError> {
     let user = find_user(agent, &call)?;
     match method {
@@ -77,7 +77,11 @@ pub async fn unary(
 }
 
 /// `WatchDir`.
-pub async fn watch_dir(agent: &Agent, call: CallInfo, body: Incoming) -> Result<Reply, RpcError> {
+pub async fn watch_dir(
+    agent: &Agent,
+    call: CallInfo,
+    body: &mut Incoming,
+) -> Result<Reply, RpcError> {
     let user = find_user(agent, &call)?;
     let request: WatchRequest = request::single(body).await?;
     let watch = watch(&request, &user)?;

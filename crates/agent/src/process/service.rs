@@ -17,7 +17,11 @@ use serde_json::json;
 use std::rc::Rc;
 
 /// `Start`.
-pub async fn start(agent: &Rc<Agent>, call: CallInfo, body: Incoming) -> Result<Reply, RpcError> {
+pub async fn start(
+    agent: &Rc<Agent>,
+    call: CallInfo,
+    body: &mut Incoming,
+) -> Result<Reply, RpcError> {
     let request: StartRequest = request::single(body).await?;
     let subscription = start::start(agent, request, &call)?;
     Ok(Reply::Stream(Box::new(EventStream::new(
@@ -28,7 +32,11 @@ pub async fn start(agent: &Rc<Agent>, call: CallInfo, body: Incoming) -> Result<
 }
 
 /// `Connect`.
-pub async fn connect(agent: &Rc<Agent>, call: CallInfo, body: Incoming) -> Result<Reply, RpcError> {
+pub async fn connect(
+    agent: &Rc<Agent>,
+    call: CallInfo,
+    body: &mut Incoming,
+) -> Result<Reply, RpcError> {
     let request: SelectRequest = request::single(body).await?;
     let process = agent.processes.running_or_ended(&request.process)?;
     let first = start::start_event(process.pid);
@@ -95,7 +103,7 @@ pub async fn update(agent: &Agent, request: UpdateRequest) -> Result<(), RpcErro
 }
 
 /// `StreamInput`. The process's pace is the client's: the next frame is read when the last was written.
-pub async fn stream_input(agent: &Agent, body: Incoming) -> Result<(), RpcError> {
+pub async fn stream_input(agent: &Agent, body: &mut Incoming) -> Result<(), RpcError> {
     let mut frames = Frames::new(body);
     let mut target = None;
     while let Some(message) = frames.next().await? {

@@ -23,7 +23,7 @@ struct Compose {
 /// Appends the sources in order to a new file, which then replaces the destination; removes the sources.
 pub async fn answer(
     agent: &Agent,
-    request: Request<Incoming>,
+    request: Request<&mut Incoming>,
 ) -> Result<Response<Reply>, RestError> {
     let user = Query::of(request.uri()).admit(agent, request.headers(), "write")?;
     let body = collect(request.into_body(), 1024 * 1024).await?;

@@ -19,7 +19,10 @@ use std::task::{Context, Poll};
 const CHUNK: usize = 64 * 1024;
 
 /// Sends a file, or part of it.
-pub fn answer(agent: &Agent, request: &Request<Incoming>) -> Result<Response<Reply>, RestError> {
+pub fn answer(
+    agent: &Agent,
+    request: &Request<&mut Incoming>,
+) -> Result<Response<Reply>, RestError> {
     let query = Query::of(request.uri());
     let user = query.admit(agent, request.headers(), "read")?;
     let asked = query.path.as_deref().unwrap_or_default();

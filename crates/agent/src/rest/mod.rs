@@ -19,7 +19,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use std::rc::Rc;
 
 /// Answers a request that is no RPC.
-pub async fn answer(agent: &Rc<Agent>, request: Request<Incoming>) -> Response<Reply> {
+pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<Reply> {
     let result = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/health") => Ok(no_content()),
         (&Method::GET | &Method::HEAD, "/files") => download::answer(agent, &request),

@@ -24,7 +24,7 @@ struct Init {
 /// Applies what the request names and leaves the rest.
 pub async fn answer(
     agent: &Agent,
-    request: Request<Incoming>,
+    request: Request<&mut Incoming>,
 ) -> Result<Response<Reply>, RestError> {
     let body = collect(request.into_body(), 1024 * 1024).await?;
     let init: Init = request::parse(&body)?;

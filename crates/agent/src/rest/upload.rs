@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Most files of one request.
@@ -36,7 +36,7 @@ struct Written {
 /// Writes what the request carries.
 pub async fn answer(
     agent: &Agent,
-    request: Request<Incoming>,
+    request: Request<&mut Incoming>,
 ) -> Result<Response<Reply>, RestError> {
     let query = Query::of(request.uri());
     let user = query.admit(agent, request.headers(), "write")?;
@@ -87,19 +87,19 @@ struct Upload {
 }
 
 impl Upload {
-    async fn plain(&self, mut body: Incoming) -> Result<Vec<Written>, RestError> {
+    async fn plain(&self, body: &mut Incoming) -> Result<Vec<Written>, RestError> {
         let Some(path) = &self.path else {
             return Err(RestError::bad("the query names no path"));
         };
         let mut target = Target::create(self.user.resolve(path, None), &self.user)?;
         if self.gzip {
             let mut decoder = MultiGzDecoder::new(&mut target);
-            while let Some(piece) = request::next(&mut body).await? {
+            while let Some(piece) = request::next(body).await? {
                 decoder.write_all(&piece).map_err(gzip_error)?;
             }
             decoder.try_finish().map_err(gzip_error)?;
         } else {
-            while let Some(piece) = request::next(&mut body).await? {
+            while let Some(piece) = request::next(body).await? {
                 target.write_all(&piece).map_err(|e| target.failed(&e))?;
             }
         }
@@ -146,7 +146,7 @@ impl Upload {
     /// A compressed multipart body is rare: its decoded form waits in a file without a name.
     async fn zipped_multipart(
         &self,
-        mut body: Incoming,
+        body: &mut Incoming,
         boundary: String,
     ) -> Result<Vec<Written>, RestError> {
         let unnamed = || -> io::Result<File> {
@@ -159,7 +159,7 @@ impl Upload {
         let failed = |e: io::Error| RestError::io("cannot keep the upload", &e);
         let mut spool = unnamed().map_err(failed)?;
         let mut decoder = MultiGzDecoder::new(&mut spool);
-        while let Some(piece) = request::next(&mut body).await? {
+        while let Some(piece) = request::next(body).await? {
             decoder.write_all(&piece).map_err(gzip_error)?;
         }
         decoder.try_finish().map_err(gzip_error)?;
@@ -208,15 +208,18 @@ impl Target {
             .custom_flags(libc::O_NONBLOCK)
             .open(&path)
             .map_err(|e| failed(&e))?;
-        if !file.metadata().is_ok_and(|m| m.is_file()) {
+        let found = file.metadata().map_err(|e| failed(&e))?;
+        if !found.is_file() {
             return Err(RestError::bad(format!(
                 "'{}' is not a regular file",
                 path.display()
             )));
         }
         let target = Self { path, file };
+        let owned = (found.uid(), found.gid()) == (user.uid, user.gid);
         // Without privilege the file is ours already.
-        if let Err(e) = sys::chown(&target.path, user.uid, user.gid)
+        if !owned
+            && let Err(e) = sys::chown(&target.path, user.uid, user.gid)
             && e.raw_os_error() != Some(libc::EPERM)
         {
             return Err(target.failed(&e));

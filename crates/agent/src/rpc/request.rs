@@ -15,15 +15,15 @@ use std::time::Duration;
 const MAX_DISCARD: usize = 64 * 1024 * 1024;
 
 /// Reads a unary message.
-pub async fn unary<T: DeserializeOwned>(body: Incoming) -> Result<T, RpcError> {
+pub async fn unary<T: DeserializeOwned>(body: &mut Incoming) -> Result<T, RpcError> {
     parse(&collect(body, MAX_MESSAGE).await?)
 }
 
 /// Reads a body of at most `limit` bytes.
-pub async fn collect(mut body: Incoming, limit: usize) -> Result<Bytes, RpcError> {
+pub async fn collect(body: &mut Incoming, limit: usize) -> Result<Bytes, RpcError> {
     let mut all = BytesMut::new();
     let mut seen = 0;
-    while let Some(piece) = next(&mut body).await? {
+    while let Some(piece) = next(body).await? {
         seen += piece.len();
         if seen <= limit {
             all.extend_from_slice(&piece);
@@ -38,6 +38,21 @@ pub async fn collect(mut body: Incoming, limit: usize) -> Result<Bytes, RpcError
         ));
     }
     Ok(all.freeze())
+}
+
+/// Reads what is left of a refused request: closing a connection with unread bytes in it can cost the client the
+/// answer. Gives up when there is much, or it is slow to come.
+pub async fn discard(body: &mut Incoming) {
+    let all = async {
+        let mut seen = 0;
+        while let Ok(Some(piece)) = next(body).await {
+            seen += piece.len();
+            if seen > MAX_DISCARD {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(2), all).await;
 }
 
 /// The next bytes of a body.
@@ -61,7 +76,7 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RpcError> {
 }
 
 /// Reads the one message of a server-streaming request.
-pub async fn single<T: DeserializeOwned>(body: Incoming) -> Result<T, RpcError> {
+pub async fn single<T: DeserializeOwned>(body: &mut Incoming) -> Result<T, RpcError> {
     let mut frames = Frames::new(body);
     match frames.next().await? {
         Some(message) => parse(&message),
@@ -73,14 +88,14 @@ pub async fn single<T: DeserializeOwned>(body: Incoming) -> Result<T, RpcError> 
 }
 
 /// The messages of a client stream.
-pub struct Frames {
-    body: Incoming,
+pub struct Frames<'a> {
+    body: &'a mut Incoming,
     buffer: BytesMut,
 }
 
-impl Frames {
+impl<'a> Frames<'a> {
     /// Messages in this body.
-    pub fn new(body: Incoming) -> Self {
+    pub fn new(body: &'a mut Incoming) -> Self {
         Self {
             body,
             buffer: BytesMut::new(),
@@ -93,7 +108,7 @@ impl Frames {
             if let Some(message) = frame::take(&mut self.buffer)? {
                 return Ok(Some(message));
             }
-            match next(&mut self.body).await? {
+            match next(self.body).await? {
                 Some(piece) => self.buffer.extend_from_slice(&piece),
                 None if self.buffer.is_empty() => return Ok(None),
                 None => {

@@ -1,5 +1,6 @@
 //! Direct boot of an ELF kernel in 64-bit mode: what has to lie in guest memory before the first instruction.
 
+mod file;
 mod mptable;
 mod paging;
 mod params;
@@ -9,27 +10,32 @@ pub use params::ZERO_PAGE_START;
 
 use crate::GuestMemory;
 use crate::error::VmmError;
+use file::MappedFile;
 use linux_loader::loader::{Elf, KernelLoader};
 use std::fs::File;
-use std::io::Read;
+use std::io::Cursor;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
 
 /// Top of the boot stack; the kernel leaves it at once.
 pub const BOOT_STACK: u64 = 0x8ff0;
 /// Where kernels are linked to at the lowest; 1 MiB and above is free of firmware tables.
 const HIGH_MEMORY: u64 = 0x10_0000;
+/// Largest kernel image.
+const MAX_KERNEL: u64 = 256 << 20;
 /// Largest initial RAM file system.
 const MAX_INITRD: u64 = 256 << 20;
 
 /// Loads everything and returns the address of the kernel's 64-bit entry.
 pub fn load(
     memory: &GuestMemory,
-    kernel: &mut File,
-    initrd: Option<&mut File>,
+    kernel: &File,
+    initrd: Option<&File>,
     cmdline: &str,
     vcpus: u8,
 ) -> Result<u64, VmmError> {
-    let loaded = Elf::load(memory, None, kernel, Some(GuestAddress(HIGH_MEMORY)))
+    let kernel = MappedFile::new(kernel, MAX_KERNEL, "kernel")?;
+    let mut image = Cursor::new(kernel.bytes());
+    let loaded = Elf::load(memory, None, &mut image, Some(GuestAddress(HIGH_MEMORY)))
         .map_err(|e| VmmError::Config(format!("kernel image is not a bootable ELF: {e}")))?;
     let initrd = initrd
         .map(|file| load_initrd(memory, file, loaded.kernel_end))
@@ -41,20 +47,9 @@ pub fn load(
 }
 
 /// Puts the initial RAM file system at the end of low memory; returns (address, length).
-fn load_initrd(
-    memory: &GuestMemory,
-    file: &mut File,
-    kernel_end: u64,
-) -> Result<(u64, u64), VmmError> {
-    let length = file
-        .metadata()
-        .map_err(|e| VmmError::host("size of the initrd", e))?
-        .len();
-    if length == 0 || length > MAX_INITRD {
-        return Err(VmmError::Config(format!(
-            "initrd of {length} bytes: must be 1 to {MAX_INITRD}"
-        )));
-    }
+fn load_initrd(memory: &GuestMemory, file: &File, kernel_end: u64) -> Result<(u64, u64), VmmError> {
+    let content = MappedFile::new(file, MAX_INITRD, "initrd")?;
+    let length = u64::try_from(content.bytes().len()).unwrap_or(u64::MAX);
     let low_end = memory
         .find_region(GuestAddress(0))
         .map(vm_memory::GuestMemoryRegion::len)
@@ -66,12 +61,48 @@ fn load_initrd(
         .ok_or_else(|| {
             VmmError::Config("guest memory too small for kernel and initrd".to_owned())
         })?;
-    let mut content = Vec::new();
-    file.take(length)
-        .read_to_end(&mut content)
-        .map_err(|e| VmmError::host("reading the initrd", e))?;
     memory
-        .write_slice(&content, GuestAddress(start))
+        .write_slice(content.bytes(), GuestAddress(start))
         .map_err(|e| VmmError::host("placing the initrd", e))?;
     Ok((start, length))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Seek, SeekFrom, Write};
+
+    fn file(content: &[u8]) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(content).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_shared_file_offset_does_not_matter() {
+        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap();
+        let mut initrd = file(&[7; 5000]);
+        for position in [0, 5000] {
+            initrd.seek(SeekFrom::Start(position)).unwrap();
+            let (start, length) = load_initrd(&memory, &initrd, 1 << 20).unwrap();
+            assert_eq!((start, length), ((4 << 20) - 8192, 5000));
+            assert_eq!(
+                memory.read_obj::<u8>(GuestAddress(start + 4999)).unwrap(),
+                7
+            );
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_or_is_no_kernel_is_refused() {
+        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        let refused = |r: Result<u64, VmmError>| matches!(r, Err(VmmError::Config(_)));
+        assert!(refused(load(&memory, &file(b"not an ELF"), None, "", 1)));
+        assert!(refused(load(&memory, &file(b""), None, "", 1)));
+        let large = file(&vec![0; 2 << 20]);
+        assert!(matches!(
+            load_initrd(&memory, &large, 0),
+            Err(VmmError::Config(_))
+        ));
+    }
 }

@@ -161,16 +161,16 @@ pub fn build(
     let kvm = fds.take(config.kvm, "/dev/kvm")?;
     let frame = Frame::new(kvm, memory, &devices, fds, guest_connect)?;
 
-    let mut kernel = File::from(fds.take(config.kernel, "kernel")?);
-    let mut initrd = config
+    let kernel = File::from(fds.take(config.kernel, "kernel")?);
+    let initrd = config
         .initrd
         .map(|fd| fds.take(fd, "initrd").map(File::from))
         .transpose()?;
     let line = format!("{}{}", config.cmdline, cmdline(frame.devices.len()));
     let entry = boot::load(
         &frame.memory,
-        &mut kernel,
-        initrd.as_mut(),
+        &kernel,
+        initrd.as_ref(),
         &line,
         config.vcpus,
     )?;

@@ -19,7 +19,8 @@ use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, VsockConfig};
 use kvm_ioctls::{IoEventAddress, VmFd};
 use nix::sys::epoll::EpollFlags;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -29,6 +30,8 @@ const FIRST_PIN: u32 = 5;
 /// Event-loop slots per device.
 pub const SLOT_STRIDE: u32 = 2;
 const FIRST_SLOT: u32 = 16;
+/// Longest index file: that of a disk of 1 TiB.
+const MAX_INDEX: u64 = 65 << 20;
 
 /// Who an event-loop slot belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,18 +146,27 @@ pub(super) fn index(
     what: &'static str,
     unit: u32,
 ) -> Result<LayerIndex, VmmError> {
-    let mut bytes = Vec::new();
-    let mut file = File::from(fds.take(file, what)?);
-    // The offset is shared with whoever sent the descriptor.
-    file.seek(SeekFrom::Start(0))
-        .and_then(|_| file.read_to_end(&mut bytes))
-        .map_err(|e| VmmError::host(what, e))?;
+    let file = File::from(fds.take(file, what)?);
+    let bytes = read_all(&file, MAX_INDEX).map_err(|e| VmmError::host(what, e))?;
     let refuse = |e: &dyn std::fmt::Display| VmmError::Config(format!("{what}: {e}"));
     let index = LayerIndex::decode_any(&bytes).map_err(|e| refuse(&e))?;
     if index.unit != unit {
         return Err(refuse(&"its unit is of another size"));
     }
     Ok(index)
+}
+
+/// All of a small file. Its offset is shared with whoever sent the descriptor, and so is not used.
+pub(super) fn read_all(file: &File, limit: u64) -> io::Result<Vec<u8>> {
+    let length = file.metadata()?.len();
+    if length > limit {
+        return Err(io::Error::other(format!(
+            "{length} bytes are more than {limit}"
+        )));
+    }
+    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
 }
 
 /// Gives device number `index` its page, interrupt and kicks.

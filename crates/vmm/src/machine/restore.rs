@@ -2,7 +2,7 @@
 
 use super::build::{Frame, console, supported_cpuid};
 use super::bus::lock;
-use super::devices::{DeviceSet, index};
+use super::devices::{DeviceSet, index, read_all};
 use super::fds::Descriptors;
 use super::legacy::LegacyPorts;
 use super::{Machine, cpu};
@@ -19,7 +19,6 @@ use jiffy_proto::vm::limits;
 use kvm_bindings::kvm_clock_data;
 use kvm_ioctls::{VcpuFd, VmFd};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 
 /// Builds the machine. Opens nothing: all descriptors come from `fds`.
 pub fn restore(
@@ -27,7 +26,7 @@ pub fn restore(
     fds: &mut Descriptors,
     guest_connect: Box<dyn GuestConnect>,
 ) -> Result<Machine, VmmError> {
-    let state = read_state(File::from(fds.take(config.state, "snapshot state")?))?;
+    let state = read_state(&File::from(fds.take(config.state, "snapshot state")?))?;
     check(&state.shape)?;
     let memory = memory::allocate(state.shape.memory_mib)?;
     let linear = Linear::new(&memory)?;
@@ -81,13 +80,9 @@ pub fn restore(
     Ok(machine)
 }
 
-fn read_state(mut file: File) -> Result<MachineState, VmmError> {
-    let failed = |e| VmmError::host("reading the snapshot's state", e);
-    let mut bytes = Vec::new();
-    file.seek(SeekFrom::Start(0)).map_err(failed)?;
-    file.take(MAX_STATE)
-        .read_to_end(&mut bytes)
-        .map_err(failed)?;
+fn read_state(file: &File) -> Result<MachineState, VmmError> {
+    let bytes = read_all(file, MAX_STATE)
+        .map_err(|e| VmmError::host("reading the snapshot's state", e))?;
     MachineState::decode(&bytes)
 }
 

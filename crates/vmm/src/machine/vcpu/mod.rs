@@ -39,6 +39,7 @@ pub fn cpuid(supported: &CpuId, id: u8, vcpus: u8) -> CpuId {
                 entry.ecx |= CPUID_HYPERVISOR | CPUID_TSC_DEADLINE;
             }
             0xb | 0x1f => entry.edx = u32::from(id),
+            0x8000_001e => entry.eax = u32::from(id),
             _ => {}
         }
     }

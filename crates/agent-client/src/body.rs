@@ -1,0 +1,60 @@
+//! Bodies of requests: all at once, or as they come.
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc;
+
+/// A request body.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// All of it.
+    Whole(Option<Bytes>),
+    /// As the sender sends, at the agent's pace.
+    Channel(mpsc::Receiver<Bytes>),
+}
+
+impl Outgoing {
+    /// These bytes.
+    pub fn whole(bytes: impl Into<Bytes>) -> Self {
+        Self::Whole(Some(bytes.into()))
+    }
+
+    /// A body and the end to feed it; the sender waits while two pieces are under way.
+    pub fn channel() -> (mpsc::Sender<Bytes>, Self) {
+        let (sender, receiver) = mpsc::channel(2);
+        (sender, Self::Channel(receiver))
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
+            Self::Channel(pieces) => pieces
+                .poll_recv(cx)
+                .map(|piece| piece.map(|b| Ok(Frame::data(b)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64))
+            }
+            Self::Channel(_) => SizeHint::new(),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Calls to one agent.
+
+use crate::body::Outgoing;
+use crate::error::{ClientError, WireError};
+use crate::frame;
+use crate::pool::{Answer, Pool};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use hyper::{Method, Request, header};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::net::UnixStream;
+
+/// Longest answer to a unary call in bytes.
+const MAX_ANSWER: usize = 64 * 1024 * 1024;
+
+/// A client of one agent. Cheap to clone; clones share connections.
+#[derive(Clone)]
+pub struct AgentClient {
+    pool: Arc<Pool>,
+    token: Option<String>,
+}
+
+/// A request besides its body.
+pub(crate) struct Call<'a> {
+    /// HTTP method.
+    pub method: Method,
+    /// Path and query.
+    pub path: &'a str,
+    /// Content type of the body.
+    pub content: &'static str,
+    /// User to act as.
+    pub user: Option<&'a str>,
+    /// Further headers.
+    pub headers: &'a [(&'static str, String)],
+}
+
+impl AgentClient {
+    /// A client that opens connections to the agent's `ENVD_PORT` with `connector`.
+    pub fn new<F, Fut>(connector: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = io::Result<UnixStream>> + Send + 'static,
+    {
+        Self {
+            pool: Pool::new(Box::new(move || Box::pin(connector()))),
+            token: None,
+        }
+    }
+
+    /// A client of an agent that listens on a Unix socket.
+    pub fn unix(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        Self::new(move || UnixStream::connect(path.clone()))
+    }
+
+    /// The same with the sandbox's access token.
+    pub fn with_token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// Whether the agent answers.
+    pub async fn health(&self) -> Result<(), ClientError> {
+        let answer = self
+            .send(
+                Call {
+                    method: Method::GET,
+                    path: "/health",
+                    content: "",
+                    user: None,
+                    headers: &[],
+                },
+                Outgoing::Whole(None),
+            )
+            .await?;
+        self.expect_success(answer).await?.collect(1024).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn send(&self, call: Call<'_>, body: Outgoing) -> Result<Answer, ClientError> {
+        let mut request = Request::builder()
+            .method(call.method)
+            .uri(call.path)
+            .header(header::HOST, "agent");
+        if !call.content.is_empty() {
+            request = request.header(header::CONTENT_TYPE, call.content);
+        }
+        if let Some(token) = &self.token {
+            request = request.header("x-access-token", token);
+        }
+        if let Some(user) = call.user {
+            let basic = STANDARD.encode(format!("{user}:"));
+            request = request.header(header::AUTHORIZATION, format!("Basic {basic}"));
+        }
+        for (name, value) in call.headers {
+            request = request.header(*name, value);
+        }
+        let request = request
+            .body(body)
+            .map_err(|e| ClientError::Protocol(format!("cannot make the request: {e}")))?;
+        self.pool.send(request).await
+    }
+
+    /// Turns any other status than 2xx into the error the answer carries.
+    pub(crate) async fn expect_success(&self, answer: Answer) -> Result<Answer, ClientError> {
+        let status = answer.status;
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let body = answer.collect(64 * 1024).await?;
+        Err(match serde_json::from_slice::<WireError>(&body) {
+            Ok(wire) => wire.into(),
+            Err(_) => ClientError::Status {
+                status: status.as_u16(),
+                message: format!("the agent answered with status {status}"),
+            },
+        })
+    }
+
+    /// A unary call.
+    pub(crate) async fn unary<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        user: Option<&str>,
+        message: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let call = Call {
+            method: Method::POST,
+            path,
+            content: "application/json",
+            user,
+            headers: &[],
+        };
+        let answer = self.send(call, Outgoing::whole(encode(message)?)).await?;
+        let body = self
+            .expect_success(answer)
+            .await?
+            .collect(MAX_ANSWER)
+            .await?;
+        serde_json::from_slice(&body)
+            .map_err(|e| ClientError::Protocol(format!("answer of {path}: {e}")))
+    }
+
+    /// A call with a stream of frames in at least one direction.
+    pub(crate) async fn stream(
+        &self,
+        path: &str,
+        user: Option<&str>,
+        headers: &[(&'static str, String)],
+        body: Outgoing,
+    ) -> Result<frame::Frames, ClientError> {
+        let call = Call {
+            method: Method::POST,
+            path,
+            content: "application/connect+json",
+            user,
+            headers,
+        };
+        let answer = self.send(call, body).await?;
+        Ok(frame::Frames::new(self.expect_success(answer).await?))
+    }
+}
+
+/// JSON of a message.
+pub(crate) fn encode(message: &impl Serialize) -> Result<Bytes, ClientError> {
+    serde_json::to_vec(message)
+        .map(Bytes::from)
+        .map_err(|e| ClientError::Protocol(format!("cannot encode the request: {e}")))
+}

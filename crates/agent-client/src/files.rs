@@ -1,0 +1,266 @@
+//! Files in a sandbox.
+
+use crate::body::Outgoing;
+use crate::client::{AgentClient, Call};
+use crate::error::ClientError;
+use crate::pool::Answer;
+use bytes::Bytes;
+use hyper::Method;
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// What an entry is; for a link, what it leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum EntryKind {
+    /// Regular file.
+    #[serde(rename = "FILE_TYPE_FILE")]
+    File,
+    /// Directory.
+    #[serde(rename = "FILE_TYPE_DIRECTORY")]
+    Directory,
+    /// Link that leads nowhere.
+    #[serde(rename = "FILE_TYPE_SYMLINK")]
+    Symlink,
+    /// Socket, pipe, device.
+    #[serde(other)]
+    Other,
+}
+
+/// A file, directory or link.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EntryInfo {
+    /// Last part of the path.
+    pub name: String,
+    /// What it is.
+    #[serde(rename = "type")]
+    pub kind: EntryKind,
+    /// Absolute path.
+    pub path: String,
+    /// Bytes, as decimal digits.
+    pub size: String,
+    /// Permission bits.
+    pub mode: u32,
+    /// As `ls -l` shows them.
+    pub permissions: String,
+    /// User name.
+    pub owner: String,
+    /// Group name.
+    pub group: String,
+    /// RFC 3339.
+    pub modified_time: String,
+    /// Where a link leads.
+    #[serde(default)]
+    pub symlink_target: Option<String>,
+    /// The client's own metadata.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
+    /// It is a link.
+    #[serde(default)]
+    pub is_symlink: bool,
+}
+
+#[derive(Deserialize)]
+struct OneEntry {
+    entry: EntryInfo,
+}
+
+fn files_path(path: &str, user: Option<&str>) -> String {
+    let mut uri = String::from("/files?path=");
+    escape(&mut uri, path);
+    if let Some(user) = user {
+        uri.push_str("&username=");
+        escape(&mut uri, user);
+    }
+    uri
+}
+
+fn escape(into: &mut String, text: &str) {
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            into.push(char::from(byte));
+        } else {
+            // Writing to a String does not fail.
+            let _ = write!(into, "%{byte:02X}");
+        }
+    }
+}
+
+/// A file that is being read.
+pub struct FileReader {
+    answer: Answer,
+}
+
+impl FileReader {
+    /// The next bytes; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
+        self.answer.next().await
+    }
+}
+
+/// A file that is being written.
+pub struct FileWriter {
+    pieces: mpsc::Sender<Bytes>,
+    call: JoinHandle<Result<(), ClientError>>,
+}
+
+impl FileWriter {
+    /// Sends bytes, at the agent's pace.
+    pub async fn write(&mut self, bytes: impl Into<Bytes>) -> Result<(), ClientError> {
+        if self.pieces.send(bytes.into()).await.is_ok() {
+            return Ok(());
+        }
+        let outcome = outcome(&mut self.call).await;
+        Err(outcome.err().unwrap_or_else(|| {
+            ClientError::Protocol("the agent ended the upload early".to_owned())
+        }))
+    }
+
+    /// Waits until the file is complete.
+    pub async fn finish(self) -> Result<(), ClientError> {
+        let Self { pieces, mut call } = self;
+        drop(pieces);
+        outcome(&mut call).await
+    }
+}
+
+async fn outcome(call: &mut JoinHandle<Result<(), ClientError>>) -> Result<(), ClientError> {
+    match call.await {
+        Ok(result) => result,
+        Err(e) => Err(ClientError::Protocol(format!(
+            "the upload was aborted: {e}"
+        ))),
+    }
+}
+
+impl AgentClient {
+    /// Reads a file as it comes. `user` decides what relative paths are relative to.
+    pub async fn read_stream(
+        &self,
+        path: &str,
+        user: Option<&str>,
+    ) -> Result<FileReader, ClientError> {
+        let call = Call {
+            method: Method::GET,
+            path: &files_path(path, user),
+            content: "",
+            user: None,
+            headers: &[],
+        };
+        let answer = self.send(call, Outgoing::Whole(None)).await?;
+        let answer = self.expect_success(answer).await?;
+        Ok(FileReader { answer })
+    }
+
+    /// Reads a file of at most `limit` bytes.
+    pub async fn read(
+        &self,
+        path: &str,
+        user: Option<&str>,
+        limit: usize,
+    ) -> Result<Bytes, ClientError> {
+        self.read_stream(path, user)
+            .await?
+            .answer
+            .collect(limit)
+            .await
+    }
+
+    /// Writes a file, creating the directories above it.
+    pub async fn write(
+        &self,
+        path: &str,
+        user: Option<&str>,
+        content: impl Into<Bytes>,
+    ) -> Result<(), ClientError> {
+        self.upload(files_path(path, user), Outgoing::whole(content))
+            .await
+    }
+
+    /// Writes a file as its content comes.
+    pub fn write_stream(&self, path: &str, user: Option<&str>) -> FileWriter {
+        let (pieces, body) = Outgoing::channel();
+        let (client, uri) = (self.clone(), files_path(path, user));
+        let call = tokio::spawn(async move { client.upload(uri, body).await });
+        FileWriter { pieces, call }
+    }
+
+    async fn upload(&self, uri: String, body: Outgoing) -> Result<(), ClientError> {
+        let call = Call {
+            method: Method::POST,
+            path: &uri,
+            content: "application/octet-stream",
+            user: None,
+            headers: &[],
+        };
+        let answer = self.send(call, body).await?;
+        self.expect_success(answer)
+            .await?
+            .collect(64 * 1024)
+            .await?;
+        Ok(())
+    }
+
+    /// Describes what is at a path.
+    pub async fn stat(&self, path: &str, user: Option<&str>) -> Result<EntryInfo, ClientError> {
+        let request = json!({ "path": path });
+        let found: OneEntry = self
+            .unary("/filesystem.Filesystem/Stat", user, &request)
+            .await?;
+        Ok(found.entry)
+    }
+
+    /// What is in a directory, down to `depth` levels.
+    pub async fn list_dir(
+        &self,
+        path: &str,
+        user: Option<&str>,
+        depth: u32,
+    ) -> Result<Vec<EntryInfo>, ClientError> {
+        #[derive(Deserialize)]
+        struct List {
+            #[serde(default)]
+            entries: Vec<EntryInfo>,
+        }
+        let request = json!({ "path": path, "depth": depth });
+        let list: List = self
+            .unary("/filesystem.Filesystem/ListDir", user, &request)
+            .await?;
+        Ok(list.entries)
+    }
+
+    /// Creates a directory and those above it. One that exists is [`crate::Code::AlreadyExists`].
+    pub async fn make_dir(&self, path: &str, user: Option<&str>) -> Result<EntryInfo, ClientError> {
+        let request = json!({ "path": path });
+        let made: OneEntry = self
+            .unary("/filesystem.Filesystem/MakeDir", user, &request)
+            .await?;
+        Ok(made.entry)
+    }
+
+    /// Removes a file, or a directory with all in it. Nothing being there is no error.
+    pub async fn remove(&self, path: &str, user: Option<&str>) -> Result<(), ClientError> {
+        let request = json!({ "path": path });
+        self.unary::<serde::de::IgnoredAny>("/filesystem.Filesystem/Remove", user, &request)
+            .await
+            .map(drop)
+    }
+
+    /// Moves a file or directory.
+    pub async fn rename(
+        &self,
+        from: &str,
+        to: &str,
+        user: Option<&str>,
+    ) -> Result<EntryInfo, ClientError> {
+        let request = json!({ "source": from, "destination": to });
+        let moved: OneEntry = self
+            .unary("/filesystem.Filesystem/Move", user, &request)
+            .await?;
+        Ok(moved.entry)
+    }
+}

@@ -1,0 +1,107 @@
+//! Connect frames, from the client's side.
+
+use crate::client::encode;
+use crate::error::{ClientError, WireError};
+use crate::pool::Answer;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{Buf, Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
+
+/// Longest frame taken from an agent in bytes.
+const MAX_FRAME: usize = 4 * 1024 * 1024;
+
+/// A message in its frame.
+pub(crate) fn message(value: &impl Serialize) -> Result<Bytes, ClientError> {
+    Ok(wrap(&encode(value)?))
+}
+
+fn wrap(payload: &[u8]) -> Bytes {
+    let mut frame = Vec::with_capacity(payload.len() + 5);
+    frame.push(0);
+    frame.extend_from_slice(
+        &u32::try_from(payload.len())
+            .unwrap_or(u32::MAX)
+            .to_be_bytes(),
+    );
+    frame.extend_from_slice(payload);
+    frame.into()
+}
+
+/// `{"data":{"input":{"<field>":"<base64>"}}}` in its frame.
+pub(crate) fn input(field: &str, bytes: &[u8]) -> Bytes {
+    let mut payload = format!("{{\"data\":{{\"input\":{{\"{field}\":\"");
+    STANDARD.encode_string(bytes, &mut payload);
+    payload.push_str("\"}}}");
+    wrap(payload.as_bytes())
+}
+
+/// The frames of an answer.
+pub(crate) struct Frames {
+    answer: Answer,
+    buffer: BytesMut,
+    ended: bool,
+}
+
+#[derive(Deserialize)]
+struct End {
+    #[serde(default)]
+    error: Option<WireError>,
+}
+
+impl Frames {
+    /// Frames in this answer.
+    pub fn new(answer: Answer) -> Self {
+        Self {
+            answer,
+            buffer: BytesMut::new(),
+            ended: false,
+        }
+    }
+
+    /// The next message; `None` after a good end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
+        while !self.ended {
+            let Some((flags, payload)) = self.take()? else {
+                match self.answer.next().await? {
+                    Some(piece) => self.buffer.extend_from_slice(&piece),
+                    None => {
+                        return Err(ClientError::Protocol(
+                            "the stream ended without an end frame".to_owned(),
+                        ));
+                    }
+                }
+                continue;
+            };
+            if flags & 2 == 0 {
+                return Ok(Some(payload));
+            }
+            self.ended = true;
+            // Frees the connection.
+            while self.answer.next().await?.is_some() {}
+            let end: End = serde_json::from_slice(&payload)
+                .map_err(|e| ClientError::Protocol(format!("end frame: {e}")))?;
+            if let Some(error) = end.error {
+                return Err(error.into());
+            }
+        }
+        Ok(None)
+    }
+
+    fn take(&mut self) -> Result<Option<(u8, Bytes)>, ClientError> {
+        let Some(&[flags, a, b, c, d]) = self.buffer.first_chunk::<5>() else {
+            return Ok(None);
+        };
+        let length = u32::from_be_bytes([a, b, c, d]) as usize;
+        if length > MAX_FRAME || flags & !2 != 0 {
+            return Err(ClientError::Protocol(format!(
+                "frame with flags {flags:#x} and {length} bytes"
+            )));
+        }
+        if self.buffer.len() < 5 + length {
+            return Ok(None);
+        }
+        self.buffer.advance(5);
+        Ok(Some((flags, self.buffer.split_to(length).freeze())))
+    }
+}

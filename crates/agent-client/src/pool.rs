@@ -1,0 +1,144 @@
+//! Connections to one agent, used again when an answer was read to its end.
+
+use crate::body::Outgoing;
+use crate::error::ClientError;
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::net::UnixStream;
+
+/// Most connections that wait for their next use.
+const MAX_IDLE: usize = 16;
+
+type Connecting = Pin<Box<dyn Future<Output = io::Result<UnixStream>> + Send>>;
+type Connector = Box<dyn Fn() -> Connecting + Send + Sync>;
+
+/// Opens and keeps connections.
+pub(crate) struct Pool {
+    connector: Connector,
+    idle: Mutex<Vec<SendRequest<Outgoing>>>,
+}
+
+impl Pool {
+    /// A pool over a way to open connections.
+    pub fn new(connector: Connector) -> Arc<Self> {
+        Arc::new(Self {
+            connector,
+            idle: Mutex::default(),
+        })
+    }
+
+    async fn idle(&self) -> Option<SendRequest<Outgoing>> {
+        loop {
+            let mut sender = self
+                .idle
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .pop()?;
+            // One that the agent closed meanwhile says so here.
+            if sender.ready().await.is_ok() {
+                return Some(sender);
+            }
+        }
+    }
+
+    async fn open(&self) -> Result<SendRequest<Outgoing>, ClientError> {
+        let stream = (self.connector)().await?;
+        let (sender, connection) = http1::Builder::new()
+            .max_buf_size(256 * 1024)
+            .handshake(TokioIo::new(stream))
+            .await?;
+        tokio::spawn(async move {
+            // Whoever waits for an answer learns of the failure there.
+            let _ = connection.await;
+        });
+        Ok(sender)
+    }
+
+    /// Sends a request and waits for the head of its answer.
+    pub async fn send(
+        self: &Arc<Self>,
+        mut request: Request<Outgoing>,
+    ) -> Result<Answer, ClientError> {
+        loop {
+            let reused = self.idle().await;
+            let fresh = reused.is_none();
+            let mut sender = match reused {
+                Some(sender) => sender,
+                None => self.open().await?,
+            };
+            match sender.try_send_request(request).await {
+                Ok(response) => {
+                    let (head, body) = response.into_parts();
+                    return Ok(Answer {
+                        status: head.status,
+                        body,
+                        sender: Some(sender),
+                        pool: Arc::clone(self),
+                    });
+                }
+                Err(mut failed) => match failed.take_message() {
+                    // The old connection closed before anything was sent: another one will do.
+                    Some(message) if !fresh => request = message,
+                    _ => return Err(failed.into_error().into()),
+                },
+            }
+        }
+    }
+}
+
+/// An answer that is being read.
+pub(crate) struct Answer {
+    /// HTTP status.
+    pub status: StatusCode,
+    body: Incoming,
+    sender: Option<SendRequest<Outgoing>>,
+    pool: Arc<Pool>,
+}
+
+impl Answer {
+    /// The next bytes; `None` at the end, after which the connection is free again.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
+        while let Some(frame) = self.body.frame().await {
+            if let Ok(data) = frame?.into_data() {
+                return Ok(Some(data));
+            }
+        }
+        if let Some(sender) = self.sender.take() {
+            let mut idle = self
+                .pool
+                .idle
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < MAX_IDLE {
+                idle.push(sender);
+            }
+        }
+        Ok(None)
+    }
+
+    /// All of it, at most `limit` bytes.
+    pub async fn collect(mut self, limit: usize) -> Result<Bytes, ClientError> {
+        let Some(first) = self.next().await? else {
+            return Ok(Bytes::new());
+        };
+        if first.len() > limit {
+            return Err(ClientError::TooLarge { limit });
+        }
+        let mut all: Option<Vec<u8>> = None;
+        while let Some(piece) = self.next().await? {
+            let all = all.get_or_insert_with(|| first.to_vec());
+            if all.len() + piece.len() > limit {
+                return Err(ClientError::TooLarge { limit });
+            }
+            all.extend_from_slice(&piece);
+        }
+        Ok(all.map_or(first, Bytes::from))
+    }
+}

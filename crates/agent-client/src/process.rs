@@ -1,0 +1,385 @@
+//! Processes in a sandbox.
+
+use crate::body::Outgoing;
+use crate::client::AgentClient;
+use crate::error::ClientError;
+use crate::frame::{self, Frames};
+use crate::stdin::StdinStream;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Columns and rows of a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PtySize {
+    /// Columns.
+    pub cols: u16,
+    /// Rows.
+    pub rows: u16,
+}
+
+/// Resource limits; absent ones are the sandbox's defaults.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// Open files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nofile: Option<u64>,
+    /// Processes of the user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nproc: Option<u64>,
+    /// Processor time in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_s: Option<u64>,
+    /// Address space in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub as_bytes: Option<u64>,
+    /// Size of core files in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub core: Option<u64>,
+}
+
+/// What to run.
+#[derive(Debug, Clone, Default)]
+pub struct ProcessSpec {
+    /// Program: a path, or a name looked up in the sandbox's `PATH`.
+    pub cmd: String,
+    /// Arguments after the name.
+    pub args: Vec<String>,
+    /// Environment on top of the sandbox's.
+    pub envs: BTreeMap<String, String>,
+    /// Working directory; the user's home by default.
+    pub cwd: Option<String>,
+    /// User; the sandbox's default user by default.
+    pub user: Option<String>,
+    /// Run in a terminal of this size.
+    pub pty: Option<PtySize>,
+    /// Give it a stdin to write to.
+    pub stdin: bool,
+    /// Name to find it by.
+    pub tag: Option<String>,
+    /// Kill it after this long.
+    pub timeout: Option<Duration>,
+    /// Resource limits.
+    pub limits: Option<Limits>,
+}
+
+impl ProcessSpec {
+    /// A command with arguments.
+    pub fn new<A: Into<String>>(cmd: impl Into<String>, args: impl IntoIterator<Item = A>) -> Self {
+        Self {
+            cmd: cmd.into(),
+            args: args.into_iter().map(Into::into).collect(),
+            ..Self::default()
+        }
+    }
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ExitStatus {
+    /// Exit code; 128 + number if a signal ended it.
+    pub exit_code: i32,
+    /// It ended by itself.
+    pub exited: bool,
+    /// In words: `exit status 3`, `signal: killed`.
+    pub status: String,
+    /// The same if it was not a success.
+    pub error: Option<String>,
+    /// The guest had no memory left and killed it.
+    pub oom_killed: bool,
+}
+
+/// What a process does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProcessEvent {
+    /// It runs.
+    Started {
+        /// Process id in the sandbox.
+        pid: u32,
+    },
+    /// It wrote to stdout.
+    Stdout(Bytes),
+    /// It wrote to stderr.
+    Stderr(Bytes),
+    /// It wrote to its terminal.
+    Pty(Bytes),
+    /// It ended.
+    End(ExitStatus),
+    /// Nothing happened for a while.
+    KeepAlive,
+}
+
+/// A process the agent knows.
+#[derive(Debug, Clone, Deserialize)]
+pub struct ProcessInfo {
+    /// Process id in the sandbox.
+    pub pid: u32,
+    /// Its tag.
+    #[serde(default)]
+    pub tag: Option<String>,
+    /// As it was started.
+    pub config: ProcessConfig,
+}
+
+/// How a process was started.
+#[derive(Debug, Clone, Deserialize)]
+pub struct ProcessConfig {
+    /// Program.
+    pub cmd: String,
+    /// Arguments.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// Environment it was given.
+    #[serde(default)]
+    pub envs: BTreeMap<String, String>,
+    /// Working directory it was given.
+    #[serde(default)]
+    pub cwd: Option<String>,
+}
+
+/// A process whose events are followed. Dropping it does not end the process.
+pub struct Process {
+    client: AgentClient,
+    frames: Frames,
+    pid: u32,
+    pty: bool,
+}
+
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow)]
+    event: WireEvent<'a>,
+}
+
+#[derive(Deserialize)]
+struct WireEvent<'a> {
+    start: Option<WireStart>,
+    #[serde(borrow)]
+    data: Option<WireData<'a>>,
+    end: Option<ExitStatus>,
+}
+
+#[derive(Deserialize)]
+struct WireStart {
+    pid: u32,
+}
+
+#[derive(Deserialize)]
+struct WireData<'a> {
+    #[serde(borrow)]
+    stdout: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    stderr: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    pty: Option<Cow<'a, str>>,
+}
+
+fn parse(message: &[u8]) -> Result<ProcessEvent, ClientError> {
+    let broken = |e: String| ClientError::Protocol(format!("process event: {e}"));
+    let Envelope { event } = serde_json::from_slice(message).map_err(|e| broken(e.to_string()))?;
+    let decode = |text: Cow<'_, str>| {
+        STANDARD
+            .decode(text.as_bytes())
+            .map(Bytes::from)
+            .map_err(|e| broken(e.to_string()))
+    };
+    if let Some(start) = event.start {
+        return Ok(ProcessEvent::Started { pid: start.pid });
+    }
+    if let Some(end) = event.end {
+        return Ok(ProcessEvent::End(end));
+    }
+    match event.data {
+        Some(WireData {
+            stdout: Some(b), ..
+        }) => decode(b).map(ProcessEvent::Stdout),
+        Some(WireData {
+            stderr: Some(b), ..
+        }) => decode(b).map(ProcessEvent::Stderr),
+        Some(WireData { pty: Some(b), .. }) => decode(b).map(ProcessEvent::Pty),
+        // Kinds that newer agents may send.
+        _ => Ok(ProcessEvent::KeepAlive),
+    }
+}
+
+impl AgentClient {
+    /// Starts a process; returns when it runs.
+    pub async fn start(&self, spec: &ProcessSpec) -> Result<Process, ClientError> {
+        let mut process = json!({ "cmd": spec.cmd, "args": spec.args, "envs": spec.envs });
+        if let Some(cwd) = &spec.cwd {
+            process["cwd"] = json!(cwd);
+        }
+        if let Some(limits) = &spec.limits {
+            process["limits"] = json!(limits);
+        }
+        let mut request = json!({ "process": process, "stdin": spec.stdin });
+        if let Some(size) = spec.pty {
+            request["pty"] = json!({ "size": size });
+        }
+        if let Some(tag) = &spec.tag {
+            request["tag"] = json!(tag);
+        }
+        let timeout: Vec<_> = spec
+            .timeout
+            .iter()
+            .map(|t| ("connect-timeout-ms", t.as_millis().max(1).to_string()))
+            .collect();
+        let frames = self
+            .stream(
+                "/process.Process/Start",
+                spec.user.as_deref(),
+                &timeout,
+                Outgoing::whole(frame::message(&request)?),
+            )
+            .await?;
+        self.opened(frames, spec.pty.is_some()).await
+    }
+
+    /// Follows a process that runs already, or learns how it ended. Earlier output is not repeated.
+    pub async fn connect(&self, pid: u32) -> Result<Process, ClientError> {
+        let request = json!({ "process": { "pid": pid } });
+        let frames = self
+            .stream(
+                "/process.Process/Connect",
+                None,
+                &[],
+                Outgoing::whole(frame::message(&request)?),
+            )
+            .await?;
+        self.opened(frames, false).await
+    }
+
+    async fn opened(&self, mut frames: Frames, pty: bool) -> Result<Process, ClientError> {
+        let first = frames.next().await?.map(|m| parse(&m)).transpose()?;
+        match first {
+            Some(ProcessEvent::Started { pid }) => Ok(Process {
+                client: self.clone(),
+                frames,
+                pid,
+                pty,
+            }),
+            other => Err(ClientError::Protocol(format!(
+                "the first event is not `start`: {other:?}"
+            ))),
+        }
+    }
+
+    /// All processes started through the agent that still run.
+    pub async fn list(&self) -> Result<Vec<ProcessInfo>, ClientError> {
+        #[derive(Deserialize)]
+        struct List {
+            #[serde(default)]
+            processes: Vec<ProcessInfo>,
+        }
+        let list: List = self
+            .unary("/process.Process/List", None, &json!({}))
+            .await?;
+        Ok(list.processes)
+    }
+
+    /// Sends a signal, by number, to a process and its group.
+    pub async fn signal(&self, pid: u32, signal: i32) -> Result<(), ClientError> {
+        let request = json!({ "process": { "pid": pid }, "signal": signal });
+        self.nothing("/process.Process/SendSignal", &request).await
+    }
+
+    /// Writes to a process's stdin. For much data [`Process::stdin_stream`] is faster.
+    pub async fn send_stdin(&self, pid: u32, bytes: &[u8]) -> Result<(), ClientError> {
+        self.send_input(pid, "stdin", bytes).await
+    }
+
+    /// Types into a process's terminal.
+    pub async fn send_pty(&self, pid: u32, bytes: &[u8]) -> Result<(), ClientError> {
+        self.send_input(pid, "pty", bytes).await
+    }
+
+    async fn send_input(&self, pid: u32, field: &str, bytes: &[u8]) -> Result<(), ClientError> {
+        for piece in bytes.chunks(crate::stdin::CHUNK) {
+            let input = json!({ field: STANDARD.encode(piece) });
+            let request = json!({ "process": { "pid": pid }, "input": input });
+            self.nothing("/process.Process/SendInput", &request).await?;
+        }
+        Ok(())
+    }
+
+    /// Closes a process's stdin.
+    pub async fn close_stdin(&self, pid: u32) -> Result<(), ClientError> {
+        let request = json!({ "process": { "pid": pid } });
+        self.nothing("/process.Process/CloseStdin", &request).await
+    }
+
+    /// Resizes a process's terminal.
+    pub async fn resize(&self, pid: u32, size: PtySize) -> Result<(), ClientError> {
+        let request = json!({ "process": { "pid": pid }, "pty": { "size": size } });
+        self.nothing("/process.Process/Update", &request).await
+    }
+
+    pub(crate) async fn nothing(
+        &self,
+        path: &str,
+        message: &impl Serialize,
+    ) -> Result<(), ClientError> {
+        self.unary::<serde::de::IgnoredAny>(path, None, message)
+            .await
+            .map(drop)
+    }
+}
+
+impl Process {
+    /// Process id in the sandbox.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The client, to send input and signals while events are awaited.
+    pub fn client(&self) -> &AgentClient {
+        &self.client
+    }
+
+    /// The next event; `None` after [`ProcessEvent::End`]. A process that ran into its timeout ends with
+    /// [`crate::Code::DeadlineExceeded`].
+    pub async fn next_event(&mut self) -> Result<Option<ProcessEvent>, ClientError> {
+        let message = self.frames.next().await?;
+        message.map(|m| parse(&m)).transpose()
+    }
+
+    /// Waits for the end and collects what it writes (terminal output counts as stdout). Bounded by `limit` bytes
+    /// for each of stdout and stderr.
+    pub async fn output(
+        mut self,
+        limit: usize,
+    ) -> Result<(ExitStatus, Vec<u8>, Vec<u8>), ClientError> {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let mut status = None;
+        while let Some(event) = self.next_event().await? {
+            let (into, bytes) = match event {
+                ProcessEvent::Stdout(b) | ProcessEvent::Pty(b) => (&mut stdout, b),
+                ProcessEvent::Stderr(b) => (&mut stderr, b),
+                ProcessEvent::End(end) => {
+                    status = Some(end);
+                    continue;
+                }
+                ProcessEvent::Started { .. } | ProcessEvent::KeepAlive => continue,
+            };
+            if into.len() + bytes.len() > limit {
+                return Err(ClientError::TooLarge { limit });
+            }
+            into.extend_from_slice(&bytes);
+        }
+        let status = status
+            .ok_or_else(|| ClientError::Protocol("the stream has no `end` event".to_owned()))?;
+        Ok((status, stdout, stderr))
+    }
+
+    /// A stream into its stdin or terminal that goes at the process's pace.
+    pub async fn stdin_stream(&self) -> Result<StdinStream, ClientError> {
+        StdinStream::open(&self.client, self.pid, self.pty).await
+    }
+}

@@ -1,0 +1,76 @@
+//! Feeding a process much input.
+
+use crate::body::Outgoing;
+use crate::client::AgentClient;
+use crate::error::ClientError;
+use crate::frame;
+use bytes::Bytes;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// Bytes of one message: large enough to be fast, and without base64 padding.
+pub(crate) const CHUNK: usize = 48 * 1024;
+
+/// An open stream into a process. At most a few hundred KiB are under way; then `write` waits for the process.
+pub struct StdinStream {
+    pieces: Option<mpsc::Sender<Bytes>>,
+    call: JoinHandle<Result<(), ClientError>>,
+    field: &'static str,
+}
+
+impl StdinStream {
+    /// Opens a stream into a process's stdin, or its terminal.
+    pub async fn open(client: &AgentClient, pid: u32, pty: bool) -> Result<Self, ClientError> {
+        let (pieces, body) = Outgoing::channel();
+        let first = frame::message(&json!({ "start": { "process": { "pid": pid } } }))?;
+        // The channel is empty and its other end in our hands.
+        let _ = pieces.send(first).await;
+        let client = client.clone();
+        let call = tokio::spawn(async move {
+            let mut frames = client
+                .stream("/process.Process/StreamInput", None, &[], body)
+                .await?;
+            while frames.next().await?.is_some() {}
+            Ok(())
+        });
+        Ok(Self {
+            pieces: Some(pieces),
+            call,
+            field: if pty { "pty" } else { "stdin" },
+        })
+    }
+
+    /// Writes all bytes. If the agent ended the stream (the process is gone, or closed its stdin) this says why.
+    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), ClientError> {
+        for piece in bytes.chunks(CHUNK) {
+            let Some(pieces) = &self.pieces else {
+                return Err(closed());
+            };
+            if pieces.send(frame::input(self.field, piece)).await.is_err() {
+                self.pieces = None;
+                return Err(self.outcome().await.err().unwrap_or_else(closed));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the process was given everything. Its stdin stays open: see [`AgentClient::close_stdin`].
+    pub async fn finish(mut self) -> Result<(), ClientError> {
+        self.pieces = None;
+        self.outcome().await
+    }
+
+    async fn outcome(&mut self) -> Result<(), ClientError> {
+        match (&mut self.call).await {
+            Ok(result) => result,
+            Err(e) => Err(ClientError::Protocol(format!(
+                "the stream was aborted: {e}"
+            ))),
+        }
+    }
+}
+
+fn closed() -> ClientError {
+    ClientError::Protocol("the stream into the process is closed".to_owned())
+}

@@ -1,0 +1,186 @@
+//! An agent of its own for each test.
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests, where a panic is the answer"
+)]
+
+use flate2::Compression;
+use flate2::read::GzEncoder;
+use jiffy_agent_client::{AgentClient, ExitStatus, ProcessSpec};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+pub const LIMIT: usize = 64 * 1024 * 1024;
+
+pub struct TestAgent {
+    child: Child,
+    pub directory: TempDir,
+    pub client: AgentClient,
+}
+
+impl TestAgent {
+    pub fn new() -> Self {
+        Self::with(&[])
+    }
+
+    pub fn with(arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        // Test users must reach it.
+        std::fs::set_permissions(
+            directory.path(),
+            std::os::unix::fs::PermissionsExt::from_mode(0o755),
+        )
+        .unwrap();
+        let socket = directory.path().join("agent.sock");
+        let child = Command::new(env!("CARGO_BIN_EXE_jiffy-agent"))
+            .arg("--listen-unix")
+            .arg(&socket)
+            .arg("--listen-tcp-unix")
+            .arg(directory.path().join("tcp.sock"))
+            .args(arguments)
+            .spawn()
+            .unwrap();
+        wait_for("the agent's socket", || {
+            UnixStream::connect(&socket).is_ok()
+        });
+        Self {
+            child,
+            client: AgentClient::unix(&socket),
+            directory,
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("agent.sock")
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        self.directory.path().join(name).display().to_string()
+    }
+
+    pub async fn shell(&self, line: &str) -> (ExitStatus, Vec<u8>, Vec<u8>) {
+        let spec = ProcessSpec::new("/bin/sh", ["-c", line]);
+        let process = self.client.start(&spec).await.unwrap();
+        process.output(LIMIT).await.unwrap()
+    }
+
+    /// A raw request; the answer's head and body with chunks joined.
+    pub fn raw(&self, head: &str, headers: &[&str], body: &[u8]) -> (String, Vec<u8>) {
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let mut request = format!(
+            "{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n",
+            body.len()
+        );
+        for header in headers {
+            request.push_str(header);
+            request.push_str("\r\n");
+        }
+        request.push_str("\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        stream.write_all(body).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let split = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap();
+        let head = String::from_utf8(answer[..split].to_vec()).unwrap();
+        let body = answer[split + 4..].to_vec();
+        let body = if head.contains("transfer-encoding: chunked") {
+            join_chunks(&body)
+        } else {
+            body
+        };
+        (head, body)
+    }
+
+    pub fn rpc(&self, path: &str, json: &str) -> (String, String) {
+        let (head, body) = self.raw(
+            &format!("POST {path}"),
+            &["Content-Type: application/json"],
+            json.as_bytes(),
+        );
+        (head, String::from_utf8(body).unwrap())
+    }
+
+    pub fn stream(&self, path: &str, headers: &[&str], message: &[u8]) -> Vec<String> {
+        let mut headers = headers.to_vec();
+        headers.push("Content-Type: application/connect+json");
+        let (head, body) = self.raw(&format!("POST {path}"), &headers, &frame(message));
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        frames(&body)
+    }
+}
+
+impl Drop for TestAgent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn frame(message: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0];
+    frame.extend_from_slice(&(message.len() as u32).to_be_bytes());
+    frame.extend_from_slice(message);
+    frame
+}
+
+/// Messages with their flag in front: `0{...}`, `2{...}`.
+pub fn frames(mut bytes: &[u8]) -> Vec<String> {
+    let mut found = Vec::new();
+    while !bytes.is_empty() {
+        let length = u32::from_be_bytes(bytes[1..5].try_into().unwrap()) as usize;
+        let text = std::str::from_utf8(&bytes[5..5 + length]).unwrap();
+        found.push(format!("{}{text}", bytes[0]));
+        bytes = &bytes[5 + length..];
+    }
+    found
+}
+
+fn join_chunks(mut bytes: &[u8]) -> Vec<u8> {
+    let mut joined = Vec::new();
+    loop {
+        let line = bytes.windows(2).position(|w| w == b"\r\n").unwrap();
+        let size = std::str::from_utf8(&bytes[..line]).unwrap();
+        let size = usize::from_str_radix(size, 16).unwrap();
+        if size == 0 {
+            return joined;
+        }
+        joined.extend_from_slice(&bytes[line + 2..line + 2 + size]);
+        bytes = &bytes[line + size + 4..];
+    }
+}
+
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "no sign of {what}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub fn alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap().starts_with('Z'))
+}
+
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    GzEncoder::new(bytes, Compression::fast())
+        .read_to_end(&mut out)
+        .unwrap();
+    out
+}

@@ -1,0 +1,297 @@
+//! What clients can rely on of access, errors and limits.
+
+mod common;
+
+use common::TestAgent;
+
+const START: &str = "/process.Process/Start";
+const LIST: &str = "/process.Process/List";
+const STREAM: &str = "Content-Type: application/connect+json";
+
+#[test]
+fn malformed_messages_are_refused_with_a_code() {
+    let agent = TestAgent::new();
+    let (head, body) = agent.rpc("/filesystem.Filesystem/Stat", "{nope");
+    assert!(head.starts_with("HTTP/1.1 400"), "{head}");
+    assert!(body.contains(r#""code":"invalid_argument""#), "{body}");
+    let frames = agent.stream(START, &[], b"{nope");
+    assert!(
+        frames[0].starts_with(r#"2{"error":{"code":"invalid_argument""#),
+        "{frames:?}"
+    );
+    let frames = agent.stream(START, &["connect-timeout-ms: soon"], b"{}");
+    assert!(
+        frames[0].starts_with(r#"2{"error":{"code":"invalid_argument""#),
+        "{frames:?}"
+    );
+    for (bad, code) in [
+        (&b"\0\0\0"[..], "invalid_argument"),
+        (&b"\0\0\0\0\x09{}"[..], "invalid_argument"),
+        (&b""[..], "invalid_argument"),
+        (&b"\x01\0\0\0\x02{}"[..], "unimplemented"),
+        (&b"\0\xff\xff\xff\xff"[..], "resource_exhausted"),
+    ] {
+        let (_, body) = agent.raw(&format!("POST {START}"), &[STREAM], bad);
+        let frames = common::frames(&body);
+        assert!(
+            frames[0].starts_with(&format!(r#"2{{"error":{{"code":"{code}""#)),
+            "{frames:?}"
+        );
+    }
+}
+
+#[test]
+fn too_long_a_message_is_refused_and_not_retried() {
+    let agent = TestAgent::new();
+    let long = vec![b' '; 5 * 1024 * 1024];
+    let (head, body) = agent.raw(
+        &format!("POST {LIST}"),
+        &["Content-Type: application/json"],
+        &long,
+    );
+    assert!(head.starts_with("HTTP/1.1 429"), "{head}");
+    assert!(head.contains("should-retry: false"), "{head}");
+    assert!(
+        String::from_utf8(body)
+            .unwrap()
+            .contains("resource_exhausted")
+    );
+}
+
+#[test]
+fn a_refusal_is_seen_even_when_much_was_sent() {
+    let agent = TestAgent::with(&["--token", "secret"]);
+    let long = vec![b'x'; 3 * 1024 * 1024];
+    for (head, status) in [
+        ("POST /process.Process/List", "401"),
+        ("POST /files?path=/tmp/x", "401"),
+        ("POST /nope", "401"),
+    ] {
+        let answer = agent.raw(head, &[], &long).0;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{answer}"
+        );
+    }
+    let token = "X-Access-Token: secret";
+    let answer = agent.raw("POST /files?path=/tmp", &[token], &long).0;
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+}
+
+#[test]
+fn unknown_methods_paths_and_types_are_refused() {
+    let agent = TestAgent::new();
+    let (head, body) = agent.rpc("/process.Process/Nope", "{}");
+    assert!(head.starts_with("HTTP/1.1 501") && body.contains("unimplemented"));
+    let (head, body) = agent.raw("GET /nope", &[], b"");
+    assert!(head.starts_with("HTTP/1.1 404"), "{head}");
+    assert!(String::from_utf8(body).unwrap().contains(r#""code":404"#));
+    assert!(
+        agent
+            .raw(&format!("GET {LIST}"), &[], b"")
+            .0
+            .starts_with("HTTP/1.1 405")
+    );
+    let (head, _) = agent.raw(
+        &format!("POST {LIST}"),
+        &["Content-Type: application/proto"],
+        b"",
+    );
+    assert!(head.starts_with("HTTP/1.1 415"), "{head}");
+    assert!(
+        agent
+            .raw("GET /health", &[], b"")
+            .0
+            .starts_with("HTTP/1.1 204")
+    );
+}
+
+#[test]
+fn unknown_processes_and_watchers_are_not_found() {
+    let agent = TestAgent::new();
+    for (path, body) in [
+        (
+            "/process.Process/SendSignal",
+            r#"{"process":{"pid":999999},"signal":"SIGNAL_SIGKILL"}"#,
+        ),
+        (
+            "/process.Process/SendInput",
+            r#"{"process":{"tag":"x"},"input":{"stdin":"aGk="}}"#,
+        ),
+        (
+            "/process.Process/CloseStdin",
+            r#"{"process":{"pid":"999999"}}"#,
+        ),
+        ("/process.Process/Update", r#"{"process":{"pid":999999}}"#),
+        (
+            "/filesystem.Filesystem/GetWatcherEvents",
+            r#"{"watcherId":"x"}"#,
+        ),
+        (
+            "/filesystem.Filesystem/RemoveWatcher",
+            r#"{"watcherId":"x"}"#,
+        ),
+        ("/filesystem.Filesystem/Stat", r#"{"path":"/no/such"}"#),
+    ] {
+        let (head, answer) = agent.rpc(path, body);
+        assert!(head.starts_with("HTTP/1.1 404"), "{path}: {head}");
+        assert!(
+            answer.starts_with(r#"{"code":"not_found""#),
+            "{path}: {answer}"
+        );
+    }
+    let (head, _) = agent.rpc(
+        "/process.Process/SendSignal",
+        r#"{"process":{},"signal":"SIGNAL_SIGKILL"}"#,
+    );
+    assert!(head.starts_with("HTTP/1.1 400"));
+    let (head, _) = agent.rpc(
+        "/process.Process/SendSignal",
+        r#"{"process":{"pid":1},"signal":"SIGNAL_X"}"#,
+    );
+    assert!(head.starts_with("HTTP/1.1 400"));
+}
+
+#[test]
+fn with_a_token_everything_but_the_probe_needs_it() {
+    let agent = TestAgent::with(&["--token", "secret"]);
+    let json = "Content-Type: application/json";
+    for (head, ok) in [
+        ("GET /health", true),
+        ("GET /metrics", false),
+        ("GET /envs", false),
+    ] {
+        assert_eq!(
+            agent.raw(head, &[], b"").0.starts_with("HTTP/1.1 20"),
+            ok,
+            "{head}"
+        );
+    }
+    let list = format!("POST {LIST}");
+    let (head, body) = agent.raw(&list, &[json], b"{}");
+    assert!(head.starts_with("HTTP/1.1 401"), "{head}");
+    assert!(String::from_utf8(body).unwrap().contains("unauthenticated"));
+    assert!(
+        agent
+            .raw(&list, &[json, "X-Access-Token: secreT"], b"{}")
+            .0
+            .starts_with("HTTP/1.1 401")
+    );
+    assert!(
+        agent
+            .raw(&list, &[json, "X-Access-Token: secret"], b"{}")
+            .0
+            .starts_with("HTTP/1.1 200")
+    );
+    assert!(
+        agent
+            .raw("GET /files?path=/etc/passwd", &[], b"")
+            .0
+            .starts_with("HTTP/1.1 401")
+    );
+}
+
+#[test]
+fn a_signature_stands_for_the_token_until_it_expires() {
+    use jiffy_agent::rest::signature::{Claim, sign};
+    let agent = TestAgent::with(&["--token", "secret"]);
+    std::fs::write(agent.path("f"), "content").unwrap();
+    let path = agent.path("f");
+    let url = |operation, expiry: Option<u64>, for_path: &str| {
+        let signature = sign(
+            Claim {
+                path: for_path,
+                operation,
+                user: "root",
+                expiry,
+            },
+            "secret",
+        )
+        .replace('+', "%2B");
+        let expiry = expiry.map_or(String::new(), |e| format!("&signature_expiration={e}"));
+        format!("/files?path={path}&username=root&signature={signature}{expiry}")
+    };
+    let get = |url: String| agent.raw(&format!("GET {url}"), &[], b"").0;
+    assert!(get(url("read", None, &path)).starts_with("HTTP/1.1 200"));
+    assert!(get(url("read", Some(99_999_999_999), &path)).starts_with("HTTP/1.1 200"));
+    assert!(get(url("read", Some(1_000_000_000), &path)).starts_with("HTTP/1.1 401"));
+    assert!(get(url("write", None, &path)).starts_with("HTTP/1.1 401"));
+    assert!(get(url("read", None, "/etc/shadow")).starts_with("HTTP/1.1 401"));
+    let post = format!("POST {}", url("write", None, &path));
+    assert!(agent.raw(&post, &[], b"new").0.starts_with("HTTP/1.1 200"));
+    assert_eq!(std::fs::read(&path).unwrap(), b"new");
+}
+
+#[test]
+fn the_host_can_change_environment_and_token() {
+    let agent = TestAgent::new();
+    let init = br#"{"envVars":{"A":"1"},"accessToken":"t"}"#;
+    assert!(
+        agent
+            .raw("POST /init", &[], init)
+            .0
+            .starts_with("HTTP/1.1 204")
+    );
+    assert!(
+        agent
+            .raw("GET /envs", &[], b"")
+            .0
+            .starts_with("HTTP/1.1 401")
+    );
+    let (_, body) = agent.raw("GET /envs", &["X-Access-Token: t"], b"");
+    assert_eq!(body, br#"{"A":"1"}"#);
+}
+
+#[test]
+fn metrics_are_plausible() {
+    let agent = TestAgent::new();
+    let (_, body) = agent.raw("GET /metrics", &[], b"");
+    let metrics: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert!(metrics["cpu_count"].as_u64().unwrap() >= 1);
+    assert!(metrics["mem_used"].as_u64() < metrics["mem_total"].as_u64());
+    assert!(metrics["disk_used"].as_u64() <= metrics["disk_total"].as_u64());
+    assert!((0.0..=100.0).contains(&metrics["cpu_used_pct"].as_f64().unwrap()));
+}
+
+#[test]
+fn a_forwarded_stream_reaches_the_port_or_says_why_not() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::os::unix::net::UnixStream;
+    let agent = TestAgent::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let echo = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        stream.write_all(&bytes).unwrap();
+    });
+    let open = |line: String| {
+        let stream = UnixStream::connect(agent.path("tcp.sock")).unwrap();
+        (&stream).write_all(line.as_bytes()).unwrap();
+        BufReader::new(stream)
+    };
+    let mut stream = open(format!("{port}\n"));
+    let mut line = String::new();
+    stream.read_line(&mut line).unwrap();
+    assert_eq!(line, "OK\n");
+    stream.get_ref().write_all(b"ping").unwrap();
+    stream
+        .get_ref()
+        .shutdown(std::net::Shutdown::Write)
+        .unwrap();
+    let mut back = Vec::new();
+    stream.read_to_end(&mut back).unwrap();
+    assert_eq!(back, b"ping");
+    echo.join().unwrap();
+    for bad in [
+        format!("{port}\n"),
+        "0\n".into(),
+        "99999\n".into(),
+        "GET / HTTP/1.1\n".into(),
+    ] {
+        let mut answer = String::new();
+        open(bad).read_line(&mut answer).unwrap();
+        assert!(answer.starts_with("ERR "), "{answer}");
+    }
+}

@@ -1,0 +1,65 @@
+//! The machine that was measured.
+
+use jiffy_microvm::host_kvm::{self, KvmKind};
+use serde::Serialize;
+use std::fs;
+use std::process::Command;
+
+/// What a reader needs to know of it.
+#[derive(Debug, Serialize)]
+pub struct Machine {
+    cpus: usize,
+    cpu: String,
+    memory_mib: u64,
+    kernel: String,
+    kvm: &'static str,
+    /// Load average over one minute when the report was written: how busy others kept it.
+    load: String,
+}
+
+impl Machine {
+    /// Looks at this machine.
+    pub fn look() -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let after = |text: &str, key: &str| {
+            text.lines()
+                .find_map(|l| l.strip_prefix(key))
+                .map(|l| l.trim_start_matches([' ', '\t', ':']).trim().to_owned())
+                .unwrap_or_default()
+        };
+        let memory = after(&read("/proc/meminfo"), "MemTotal");
+        let kib: u64 = memory.trim_end_matches(" kB").parse().unwrap_or(0);
+        Self {
+            cpus: std::thread::available_parallelism().map_or(0, usize::from),
+            cpu: after(&read("/proc/cpuinfo"), "model name"),
+            memory_mib: kib / 1024,
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            kvm: match host_kvm::kind() {
+                KvmKind::Hardware => "hardware",
+                KvmKind::Software => "software (no VT-x)",
+            },
+            load: read("/proc/loadavg")
+                .split(' ')
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
+        }
+    }
+}
+
+/// The commit of the working tree, with a `+` when it has changes; `unknown` outside of one.
+pub fn commit() -> String {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok()?;
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else {
+        return "unknown".to_owned();
+    };
+    let clean =
+        git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|s| s.is_empty());
+    if clean { commit } else { format!("{commit}+") }
+}

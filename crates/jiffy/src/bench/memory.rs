@@ -1,0 +1,57 @@
+//! Memory of a VMM process, its guest's told apart from its own.
+
+use anyhow::Context;
+use std::fs;
+
+/// In KiB.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct VmmMemory {
+    /// Private memory of the VMM itself.
+    pub own: u64,
+    /// Host memory behind the guest's.
+    pub guest: u64,
+}
+
+/// Reads `/proc/PID/smaps`. Guest memory is recognised by its size: one mapping of at least `guest_mib` MiB.
+pub fn of_process(pid: u32, guest_mib: u32) -> anyhow::Result<VmmMemory> {
+    let path = format!("/proc/{pid}/smaps");
+    let smaps = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    Ok(parse(&smaps, guest_mib))
+}
+
+fn parse(smaps: &str, guest_mib: u32) -> VmmMemory {
+    let mut memory = VmmMemory::default();
+    let mut is_guest = false;
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let (Some(key), Some(value)) = (words.next(), words.next()) else {
+            continue;
+        };
+        let kib: u64 = value.parse().unwrap_or(0);
+        match key {
+            "Size:" => is_guest = kib >= u64::from(guest_mib) * 1024,
+            "Rss:" if is_guest => memory.guest += kib,
+            "Private_Clean:" | "Private_Dirty:" if !is_guest => memory.own += kib,
+            _ => {}
+        }
+    }
+    memory
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_memory_is_told_apart_by_its_size() {
+        let smaps = "7f00-7f10 rw-p 00000000 00:00 0\nSize: 526336 kB\nRss: 40960 kB\nPrivate_Dirty: 40960 kB\n\
+            5600-5601 r-xp 0 08:01 1 /x\nSize: 1000 kB\nRss: 900 kB\nPrivate_Clean: 300 kB\nPrivate_Dirty: 20 kB\n";
+        assert_eq!(
+            parse(smaps, 512),
+            VmmMemory {
+                own: 320,
+                guest: 40_960
+            }
+        );
+    }
+}

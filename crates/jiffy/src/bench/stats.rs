@@ -1,0 +1,106 @@
+//! Samples and their order statistics.
+
+use serde::Serialize;
+
+/// One measured quantity.
+#[derive(Debug, Serialize)]
+pub struct Series {
+    /// What it is.
+    pub name: String,
+    /// `ms` or `MiB`.
+    pub unit: &'static str,
+    /// Figure to be below, if there is one.
+    pub goal: Option<f64>,
+    /// Smallest.
+    pub min: f64,
+    /// Mean.
+    pub avg: f64,
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// Largest.
+    pub max: f64,
+    /// All of them, in the order in which they were taken.
+    pub samples: Vec<f64>,
+}
+
+impl Series {
+    /// Sums samples up; there must be at least one.
+    pub fn new(
+        name: impl Into<String>,
+        unit: &'static str,
+        goal: Option<f64>,
+        samples: Vec<f64>,
+    ) -> Self {
+        let mut sorted = samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        let at = |q: f64| {
+            let last = sorted.len().saturating_sub(1);
+            // Nearest rank: always a sample that was really taken.
+            let rank = (q * sorted.len() as f64).ceil() as usize;
+            sorted
+                .get(rank.saturating_sub(1).min(last))
+                .copied()
+                .unwrap_or(f64::NAN)
+        };
+        Self {
+            name: name.into(),
+            unit,
+            goal,
+            min: at(0.0),
+            avg: samples.iter().sum::<f64>() / samples.len() as f64,
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            max: at(1.0),
+            samples,
+        }
+    }
+}
+
+/// A table of all of them.
+pub fn print(series: &[Series]) {
+    println!(
+        "  {:<34} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  goal",
+        "", "min", "avg", "p50", "p90", "p99", "max"
+    );
+    for s in series {
+        let goal = match s.goal {
+            Some(goal) if s.p50 < goal => format!("< {goal}: met"),
+            Some(goal) => format!("< {goal}: missed by {:.1}x", s.p50 / goal),
+            None => String::new(),
+        };
+        println!(
+            "  {:<34} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2}  {goal}",
+            format!("{} ({}, n={})", s.name, s.unit, s.samples.len()),
+            s.min,
+            s.avg,
+            s.p50,
+            s.p90,
+            s.p99,
+            s.max
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_samples_that_were_taken() {
+        let samples: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        let s = Series::new("x", "ms", None, samples);
+        assert_eq!(
+            (s.min, s.p50, s.p90, s.p99, s.max),
+            (1.0, 50.0, 90.0, 99.0, 100.0)
+        );
+        assert_eq!(s.avg, 50.5);
+        assert_eq!(s.samples[0], 100.0);
+        let one = Series::new("x", "ms", None, vec![7.0]);
+        assert_eq!((one.min, one.p50, one.p99, one.max), (7.0, 7.0, 7.0, 7.0));
+    }
+}

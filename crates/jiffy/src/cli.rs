@@ -1,0 +1,184 @@
+//! What can be typed.
+
+use crate::units;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Sandboxes for AI agents: a command in its own microVM, with its own kernel, gone when it ends.
+#[derive(Debug, Parser)]
+#[command(
+    name = "jiffy",
+    version,
+    about,
+    propagate_version = true,
+    max_term_width = 110
+)]
+#[command(after_help = "Examples:
+  jiffy run -- python3 -c 'print(6 * 7)'      run a command in a fresh guest
+  echo hello | jiffy run -i -- tr a-z A-Z     with standard input
+  jiffy run -t -- bash                        with a terminal
+  jiffy doctor                                check this host")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command in a fresh guest, stream its output, exit as it did, and destroy the guest
+    Run(RunArgs),
+    /// Check whether this host can run sandboxes, and say how to mend what is missing
+    Doctor(DoctorArgs),
+    /// List, build and remove templates
+    #[command(subcommand)]
+    Template(TemplateCommand),
+    /// Measure this host
+    Bench(BenchArgs),
+}
+
+/// `jiffy run`.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit code:
+  that of the command; 128+N when signal N ended it; 127 command not found; 126 not executable;
+  124 at --timeout; 125 when Jiffy itself failed (the reason is on standard error).
+
+Examples:
+  jiffy run -- python3 -c 'import platform; print(platform.release())'
+  jiffy run --cpus 4 --memory 2GiB --disk 10GiB -- make -j4
+  jiffy run -e TOKEN=abc -w /tmp -u root -- env
+  yes | jiffy run -i -- head -c 1000000 | wc -c
+  jiffy run --timeout 10s --json -- python3 script.py")]
+pub struct RunArgs {
+    /// Template to start from
+    #[arg(long, default_value = "base", value_name = "NAME")]
+    pub template: String,
+    /// Virtual CPUs, 1 to 8
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub cpus: u8,
+    /// Memory, 128MiB to 64GiB
+    #[arg(long, default_value = "512MiB", value_parser = units::memory_mib, value_name = "SIZE")]
+    pub memory: u32,
+    /// Writable disk, 64MiB or more
+    #[arg(long, default_value = "1GiB", value_parser = units::mebibytes, value_name = "SIZE")]
+    pub disk: u64,
+    /// Set an environment variable; without =VALUE, take it from here
+    #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
+    pub env: Vec<String>,
+    /// Working directory of the command (default: the user's home)
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// User to run as (default: the template's)
+    #[arg(short, long, value_name = "USER")]
+    pub user: Option<String>,
+    /// Kill the command after this long and exit with 124
+    #[arg(long, value_parser = units::duration, value_name = "TIME")]
+    pub timeout: Option<Duration>,
+    /// Give the command our standard input
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give the command a terminal (and our standard input)
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Capture the output and print one JSON object with it, the exit code and all times
+    #[arg(long, conflicts_with = "tty")]
+    pub json: bool,
+    /// Command and arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    pub command: Vec<String>,
+}
+
+/// `jiffy bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    pub task: BenchTask,
+    /// Samples
+    #[arg(short, default_value_t = 20, value_name = "N")]
+    pub number: usize,
+    /// Rounds to run first and throw away
+    #[arg(short, default_value_t = 2, value_name = "N")]
+    pub warm_up: usize,
+    /// Print JSON with every sample instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Also write the JSON to a file
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// What `jiffy bench` can measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchTask {
+    /// Cold boot to the agent's answer, split by phase
+    Boot,
+    /// `true` in a running guest
+    Exec,
+    /// `jiffy run -- true` end to end
+    Run,
+    /// Memory of the VMM and of a fresh guest
+    Memory,
+}
+
+/// `jiffy doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Do not boot a guest
+    #[arg(long)]
+    pub no_boot: bool,
+}
+
+/// `jiffy template`.
+#[derive(Debug, Subcommand)]
+pub enum TemplateCommand {
+    /// List the templates on this host
+    Ls {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Build a template from a recipe, unless it is there already
+    Build {
+        /// A stock template's name, or a directory with a recipe.toml (a path: `./mine`)
+        #[arg(default_value = "base")]
+        name: String,
+    },
+    /// Remove a template
+    Rm {
+        /// Which one
+        name: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn arguments_of_the_command_are_left_alone() {
+        let cli =
+            Cli::try_parse_from(["jiffy", "run", "-i", "--", "ls", "-la", "--timeout"]).unwrap();
+        let Command::Run(run) = cli.command else {
+            panic!()
+        };
+        assert_eq!(run.command, ["ls", "-la", "--timeout"]);
+        assert!(run.interactive && !run.tty);
+    }
+}

@@ -1,0 +1,105 @@
+//! `jiffy doctor`: can this host run sandboxes, and if not, what mends it.
+
+mod checks;
+mod guest;
+
+use crate::cli::DoctorArgs;
+use serde::Serialize;
+use std::process::ExitCode;
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Works, but could be better.
+    Note,
+    /// Sandboxes will not run.
+    Fail,
+}
+
+/// One line of the report.
+#[derive(Debug, Serialize)]
+pub struct Finding {
+    /// What was looked at.
+    pub what: &'static str,
+    /// How it came out.
+    pub status: Status,
+    /// What was found.
+    pub found: String,
+    /// What to do, unless it is as it should be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    fn ok(what: &'static str, found: impl Into<String>) -> Self {
+        Self {
+            what,
+            status: Status::Ok,
+            found: found.into(),
+            remedy: None,
+        }
+    }
+
+    fn note(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
+            what,
+            status: Status::Note,
+            found: found.into(),
+            remedy: Some(remedy.into()),
+        }
+    }
+
+    fn fail(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
+            status: Status::Fail,
+            ..Self::note(what, found, remedy)
+        }
+    }
+
+    fn print(&self) {
+        let mark = match self.status {
+            Status::Ok => "ok  ",
+            Status::Note => "note",
+            Status::Fail => "FAIL",
+        };
+        println!("{mark}  {:<14} {}", self.what, self.found);
+        if let Some(remedy) = &self.remedy {
+            println!("      {:<14} -> {remedy}", "");
+        }
+    }
+}
+
+/// Runs all checks. Success means that sandboxes run here.
+pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    let mut findings = Vec::new();
+    let mut tell = |finding: Finding| {
+        if !args.json {
+            finding.print();
+        }
+        findings.push(finding);
+    };
+    checks::all(&mut tell);
+    let fit = |findings: &[Finding]| findings.iter().all(|f| f.status != Status::Fail);
+    if !args.no_boot {
+        if fit(&findings) {
+            let finding = guest::boot();
+            if !args.json {
+                finding.print();
+            }
+            findings.push(finding);
+        } else if !args.json {
+            println!("--    guest          not booted: mend the above first");
+        }
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&findings)?);
+    }
+    Ok(if fit(&findings) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

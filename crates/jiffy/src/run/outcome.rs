@@ -1,0 +1,186 @@
+//! What came of a run, and how it is told.
+
+use crate::cli::RunArgs;
+use jiffy_engine::{BootMode, BootReport, SandboxEnd};
+use jiffy_microvm::BootError;
+use serde::Serialize;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Console lines shown with a failure.
+const LAST_LINES: usize = 12;
+/// Most captured output of each stream, in bytes.
+const MOST_CAPTURED: usize = 64 << 20;
+
+/// Output kept for `--json`.
+#[derive(Debug, Default)]
+pub struct Captured {
+    bytes: Vec<u8>,
+    truncated: bool,
+}
+
+impl Captured {
+    /// Adds a chunk as far as there is room.
+    pub fn push(&mut self, chunk: &[u8]) {
+        let room = MOST_CAPTURED - self.bytes.len();
+        self.truncated |= chunk.len() > room;
+        self.bytes
+            .extend_from_slice(&chunk[..chunk.len().min(room)]);
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+}
+
+/// What came of a run.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Our exit code.
+    pub code: u8,
+    /// Said on standard error, if there is something to say beyond the command's own words.
+    pub message: Option<String>,
+    /// How the guest came up.
+    pub boot: Option<BootReport>,
+    /// From asking for the process to its end, in microseconds.
+    pub exec_us: u64,
+    /// Captured output.
+    pub stdout: Captured,
+    /// Captured output.
+    pub stderr: Captured,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    exit_code: u8,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<&'a str>,
+    stdout: String,
+    stderr: String,
+    stdout_truncated: bool,
+    stderr_truncated: bool,
+    boot_mode: Option<BootMode>,
+    boot_ms: Option<f64>,
+    boot_phases_ms: Option<Phases>,
+    exec_ms: f64,
+    total_ms: f64,
+}
+
+#[derive(Serialize)]
+struct Phases {
+    vmm: f64,
+    kernel: f64,
+    init: f64,
+    agent: f64,
+}
+
+fn ms(us: u64) -> f64 {
+    us as f64 / 1000.0
+}
+
+impl Outcome {
+    /// Ended by signal `number` before there was a command.
+    pub fn interrupted(number: i32) -> Self {
+        Self {
+            code: signalled(number),
+            ..Self::default()
+        }
+    }
+
+    /// Ended by us, with a reason.
+    pub fn failed(code: u8, message: String) -> Self {
+        Self {
+            code,
+            message: Some(message),
+            ..Self::default()
+        }
+    }
+
+    /// Tells and returns the exit code.
+    pub fn report(&self, args: &RunArgs, began: Instant) -> anyhow::Result<ExitCode> {
+        if args.json {
+            let total_us = u64::try_from(began.elapsed().as_micros())?;
+            println!("{}", serde_json::to_string_pretty(&self.json(total_us))?);
+        } else if let Some(message) = &self.message {
+            eprintln!("jiffy: {message}");
+        }
+        Ok(ExitCode::from(self.code))
+    }
+
+    fn json(&self, total_us: u64) -> Json<'_> {
+        Json {
+            exit_code: self.code,
+            message: self.message.as_deref(),
+            stdout: self.stdout.text(),
+            stderr: self.stderr.text(),
+            stdout_truncated: self.stdout.truncated,
+            stderr_truncated: self.stderr.truncated,
+            boot_mode: self.boot.map(|b| b.mode),
+            boot_ms: self.boot.map(|b| ms(b.total_us)),
+            boot_phases_ms: self.boot.map(|b| Phases {
+                vmm: ms(b.vmm_us),
+                kernel: ms(b.kernel_us),
+                init: ms(b.init_us),
+                agent: ms(b.agent_us),
+            }),
+            exec_ms: ms(self.exec_us),
+            total_ms: ms(total_us),
+        }
+    }
+}
+
+/// 128 + N, as shells have it.
+pub fn signalled(number: i32) -> u8 {
+    u8::try_from(128 + number).unwrap_or(u8::MAX)
+}
+
+/// A guest that did not come up, with its last words.
+pub fn boot_failure(error: BootError) -> anyhow::Error {
+    let words = error.console().map(last_lines).unwrap_or_default();
+    anyhow::Error::msg(format!("{error}{words}"))
+}
+
+/// A guest that is gone, with its last words.
+pub fn end(end: &SandboxEnd, console: &str) -> String {
+    format!("{end}{}", last_lines(console))
+}
+
+/// The console's last lines under a heading; nothing if there are none.
+fn last_lines(console: &str) -> String {
+    let lines: Vec<&str> = console.lines().filter(|l| !l.trim().is_empty()).collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    let shown = &lines[lines.len().saturating_sub(LAST_LINES)..];
+    let mut text = String::from("\n  the guest's last console output:");
+    for line in shown {
+        text.push_str("\n  | ");
+        text.push_str(line);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_console_lines_are_shown() {
+        let console: String = (0..40).map(|i| format!("line {i}\n\n")).collect();
+        let text = last_lines(&console);
+        assert!(
+            text.ends_with("| line 39") && !text.contains("line 27\n") && text.contains("line 28")
+        );
+        assert_eq!(last_lines("\n \n"), "");
+    }
+
+    #[test]
+    fn captured_output_is_bounded() {
+        let mut captured = Captured::default();
+        captured.push(&vec![b'x'; MOST_CAPTURED - 1]);
+        assert!(!captured.truncated);
+        captured.push(b"yz");
+        assert!(captured.truncated);
+        assert_eq!(captured.bytes.len(), MOST_CAPTURED);
+    }
+}

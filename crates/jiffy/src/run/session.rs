@@ -1,0 +1,303 @@
+//! One command in a booted guest: streams, signals, time limit.
+
+use super::outcome::{self, Outcome, signalled};
+use super::streams::{self, Output};
+use super::{Signals, terminal};
+use crate::cli::RunArgs;
+use anyhow::Context;
+use jiffy_agent_client::{
+    AgentClient, ClientError, ExitStatus, Process, ProcessEvent, ProcessSpec, PtySize, StdinStream,
+};
+use jiffy_microvm::MicroVm;
+use std::collections::BTreeMap;
+use std::io;
+use std::time::Instant;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+const TIMED_OUT: u8 = 124;
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+const FAILED: u8 = 125;
+
+/// Runs the command of `args` and says what came of it. The guest is the caller's to end.
+pub async fn run(
+    args: &RunArgs,
+    vm: &MicroVm,
+    env: BTreeMap<String, String>,
+    signals: Signals,
+) -> anyhow::Result<Outcome> {
+    let began = Instant::now();
+    let process = match crate::agent(vm).start(&spec(args, env)).await {
+        Ok(process) => process,
+        Err(e) => return refused(vm, e).await,
+    };
+    let raw = if args.tty {
+        Some(terminal::RawMode::enter().context("cannot switch the terminal to raw mode")?)
+    } else {
+        None
+    };
+    let mut session = Session {
+        args,
+        vm,
+        process,
+        stdout: Sink::new(args.json, Output::stdout),
+        stderr: Sink::new(args.json, Output::stderr),
+        interrupts: 0,
+    };
+    let mut outcome = session.follow(signals).await?;
+    let (stdout, stderr) = (session.stdout.finish().await, session.stderr.finish().await);
+    drop(raw);
+    if outcome.message.is_none() {
+        for result in [&stdout, &stderr] {
+            if let Err(e) = result {
+                outcome = unwritable(e);
+            }
+        }
+    }
+    outcome.stdout = stdout.unwrap_or_default();
+    outcome.stderr = stderr.unwrap_or_default();
+    outcome.exec_us = u64::try_from(began.elapsed().as_micros())?;
+    Ok(outcome)
+}
+
+fn spec(args: &RunArgs, env: BTreeMap<String, String>) -> ProcessSpec {
+    let mut envs = env;
+    let mut spec = ProcessSpec::new(&args.command[0], &args.command[1..]);
+    spec.cwd = args.workdir.clone();
+    spec.user = args.user.clone();
+    spec.stdin = args.interactive || args.tty;
+    if args.tty {
+        let size = terminal::size();
+        spec.pty = Some(PtySize {
+            cols: size.cols,
+            rows: size.rows,
+        });
+        let term = std::env::var("TERM").unwrap_or_else(|_| "xterm-256color".to_owned());
+        envs.entry("TERM".to_owned()).or_insert(term);
+    }
+    spec.envs = envs;
+    spec
+}
+
+/// The process did not start: was it the command, or are we to blame?
+async fn refused(vm: &MicroVm, error: ClientError) -> anyhow::Result<Outcome> {
+    let code = match &error {
+        ClientError::CommandNotFound(_) => NOT_FOUND,
+        ClientError::CommandNotExecutable(_) => NOT_EXECUTABLE,
+        _ => FAILED,
+    };
+    if let Some(end) = vm.end() {
+        return Ok(Outcome::failed(
+            FAILED,
+            outcome::end(&end, &vm.console_tail()),
+        ));
+    }
+    Ok(Outcome::failed(code, error.to_string()))
+}
+
+/// Where output goes: through to our own, or kept for the report.
+enum Sink {
+    Through(Output),
+    Keep(outcome::Captured),
+}
+
+impl Sink {
+    fn new(keep: bool, through: impl FnOnce() -> Output) -> Self {
+        if keep {
+            Self::Keep(outcome::Captured::default())
+        } else {
+            Self::Through(through())
+        }
+    }
+
+    async fn write(&mut self, chunk: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Through(output) => output.write(chunk.to_vec()).await,
+            Self::Keep(captured) => {
+                captured.push(chunk);
+                Ok(())
+            }
+        }
+    }
+
+    async fn finish(self) -> io::Result<outcome::Captured> {
+        match self {
+            Self::Through(output) => output.finish().await.map(|()| Default::default()),
+            Self::Keep(captured) => Ok(captured),
+        }
+    }
+}
+
+struct Session<'a> {
+    args: &'a RunArgs,
+    vm: &'a MicroVm,
+    process: Process,
+    stdout: Sink,
+    stderr: Sink,
+    interrupts: u32,
+}
+
+enum Happening {
+    Event(Result<Option<ProcessEvent>, ClientError>),
+    Signal(i32),
+    Resized,
+    TimedOut,
+}
+
+impl Session<'_> {
+    async fn follow(&mut self, mut signals: Signals) -> anyhow::Result<Outcome> {
+        let mut resized: Signal = signal(SignalKind::window_change())?;
+        let with_input = self.args.interactive || self.args.tty;
+        let client = self.process.client().clone();
+        let chunks = with_input.then(streams::input);
+        let input = pump(client, self.process.pid(), self.args.tty, chunks);
+        tokio::pin!(input);
+        let mut fed = false;
+        let deadline = self
+            .args
+            .timeout
+            .map(|limit| tokio::time::Instant::now() + limit);
+        loop {
+            let happening = tokio::select! {
+                event = self.process.next_event() => Happening::Event(event),
+                number = signals.next() => Happening::Signal(number),
+                _ = resized.recv(), if self.args.tty => Happening::Resized,
+                () = until(deadline) => Happening::TimedOut,
+                () = &mut input, if !fed => {
+                    fed = true;
+                    continue;
+                }
+            };
+            if let Some(outcome) = self.on(happening).await {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    async fn on(&mut self, happening: Happening) -> Option<Outcome> {
+        match happening {
+            Happening::Event(Ok(Some(event))) => self.on_event(event).await,
+            Happening::Event(end) => Some(self.lost(end.err()).await),
+            Happening::Signal(number) => self.on_signal(number).await,
+            Happening::Resized => {
+                let size = terminal::size();
+                let size = PtySize {
+                    cols: size.cols,
+                    rows: size.rows,
+                };
+                // A process that has just ended has no terminal any more.
+                let _ = self.process.client().resize(self.process.pid(), size).await;
+                None
+            }
+            Happening::TimedOut => Some(self.timed_out()),
+        }
+    }
+
+    async fn on_event(&mut self, event: ProcessEvent) -> Option<Outcome> {
+        let written = match event {
+            ProcessEvent::Stdout(chunk) | ProcessEvent::Pty(chunk) => {
+                self.stdout.write(&chunk).await
+            }
+            ProcessEvent::Stderr(chunk) => self.stderr.write(&chunk).await,
+            ProcessEvent::End(status) => return Some(self.ended(&status)),
+            ProcessEvent::Started { .. } | ProcessEvent::KeepAlive => Ok(()),
+        };
+        written.err().map(|e| unwritable(&e))
+    }
+
+    async fn signal(&self, number: i32) -> Result<(), ClientError> {
+        self.process
+            .client()
+            .signal(self.process.pid(), number)
+            .await
+    }
+
+    /// The first signal is for the command; a second interrupt, or one that cannot be delivered, ends everything.
+    async fn on_signal(&mut self, number: i32) -> Option<Outcome> {
+        self.interrupts += 1;
+        if self.interrupts > 1 || self.signal(number).await.is_err() {
+            return Some(Outcome::interrupted(number));
+        }
+        None
+    }
+
+    fn timed_out(&self) -> Outcome {
+        let limit = self.args.timeout.unwrap_or_default();
+        Outcome::failed(
+            TIMED_OUT,
+            format!("timed out after {} s and was killed", limit.as_secs_f64()),
+        )
+    }
+
+    fn ended(&self, status: &ExitStatus) -> Outcome {
+        let code = u8::try_from(status.exit_code).unwrap_or(u8::MAX);
+        if status.oom_killed {
+            let mib = self.args.memory;
+            return Outcome::failed(
+                code,
+                format!(
+                    "the command was killed: the guest ran out of memory ({mib} MiB); give it more with --memory"
+                ),
+            );
+        }
+        Outcome {
+            code,
+            ..Outcome::default()
+        }
+    }
+
+    /// The connection broke. If the whole guest is gone, that is the news.
+    async fn lost(&self, error: Option<ClientError>) -> Outcome {
+        let patience = std::time::Duration::from_secs(2);
+        if let Ok(end) = tokio::time::timeout(patience, self.vm.ended()).await {
+            return Outcome::failed(FAILED, outcome::end(&end, &self.vm.console_tail()));
+        }
+        let why = error.map_or_else(
+            || "the agent closed the stream before the command ended".to_owned(),
+            |e| e.to_string(),
+        );
+        Outcome::failed(
+            FAILED,
+            format!("lost the connection to the guest agent: {why}"),
+        )
+    }
+}
+
+/// Our own output cannot be written: a reader that went away ends us as a signal would.
+fn unwritable(error: &io::Error) -> Outcome {
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        return Outcome {
+            code: signalled(libc::SIGPIPE),
+            ..Outcome::default()
+        };
+    }
+    Outcome::failed(
+        FAILED,
+        format!("cannot write the command's output: {error}"),
+    )
+}
+
+async fn until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Passes our input on until it ends or the process takes no more.
+async fn pump(client: AgentClient, pid: u32, pty: bool, chunks: Option<mpsc::Receiver<Vec<u8>>>) {
+    let Some(mut chunks) = chunks else { return };
+    let Ok(mut stdin) = StdinStream::open(&client, pid, pty).await else {
+        return;
+    };
+    while let Some(chunk) = chunks.recv().await {
+        if stdin.write(&chunk).await.is_err() {
+            return;
+        }
+    }
+    // Only when everything has arrived may the end follow. A terminal has no end: its program decides.
+    if stdin.finish().await.is_ok() && !pty {
+        let _ = client.close_stdin(pid).await;
+    }
+}

@@ -1,0 +1,126 @@
+//! Our standard streams, each on a thread of its own, so that a slow reader of ours stops only its own stream.
+
+use std::io::{self, Read, Write};
+use std::thread;
+use tokio::sync::{mpsc, oneshot};
+
+/// Chunks that wait between a thread and the event loop.
+const DEPTH: usize = 8;
+const CHUNK: usize = 32 * 1024;
+
+/// Standard input, chunk by chunk; closes at its end.
+pub fn input() -> mpsc::Receiver<Vec<u8>> {
+    let (tell, chunks) = mpsc::channel(DEPTH);
+    thread::spawn(move || {
+        let mut stdin = io::stdin().lock();
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            match stdin.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => {
+                    if tell.blocking_send(buffer[..n].to_vec()).is_err() {
+                        break;
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+    });
+    chunks
+}
+
+/// One of our outputs.
+pub struct Output {
+    chunks: mpsc::Sender<Vec<u8>>,
+    /// How the thread ended; taken by the first who asks.
+    done: Option<oneshot::Receiver<io::Result<()>>>,
+}
+
+impl Output {
+    /// Standard output.
+    pub fn stdout() -> Self {
+        Self::new(io::stdout())
+    }
+
+    /// Standard error.
+    pub fn stderr() -> Self {
+        Self::new(io::stderr())
+    }
+
+    fn new(mut to: impl Write + Send + 'static) -> Self {
+        let (chunks, mut waiting) = mpsc::channel::<Vec<u8>>(DEPTH);
+        let (tell, done) = oneshot::channel();
+        thread::spawn(move || {
+            let mut result = Ok(());
+            while let Some(chunk) = waiting.blocking_recv() {
+                result = to.write_all(&chunk).and_then(|()| to.flush());
+                if result.is_err() {
+                    break;
+                }
+            }
+            // Tells before the queue closes, so that a failed send finds the reason.
+            let _ = tell.send(result);
+            drop(waiting);
+        });
+        Self {
+            chunks,
+            done: Some(done),
+        }
+    }
+
+    /// Queues a chunk; fails when nobody reads any more.
+    pub async fn write(&mut self, chunk: Vec<u8>) -> io::Result<()> {
+        if self.chunks.send(chunk).await.is_ok() {
+            return Ok(());
+        }
+        match self.done.take() {
+            Some(done) => done
+                .await
+                .unwrap_or(Ok(()))
+                .and(Err(io::ErrorKind::BrokenPipe.into())),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    /// Waits until everything is written.
+    pub async fn finish(self) -> io::Result<()> {
+        drop(self.chunks);
+        match self.done {
+            Some(done) => done.await.unwrap_or(Ok(())),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn everything_is_written_in_order() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut output = Output::new(writer);
+        for i in 0..100u8 {
+            output.write(vec![i]).await.unwrap();
+        }
+        output.finish().await.unwrap();
+        let mut read = Vec::new();
+        reader.read_to_end(&mut read).unwrap();
+        assert_eq!(read, (0..100).collect::<Vec<u8>>());
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_went_away_is_noticed() {
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut output = Output::new(writer);
+        let error = loop {
+            if let Err(e) = output.write(vec![0; 10]).await {
+                break e;
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        assert!(output.finish().await.is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! Sizes and durations as people write them.
+
+use std::time::Duration;
+
+/// Parses a size into MiB: `512MiB`, `512M`, `1GiB`, `1.5G`, or a bare number of MiB.
+pub fn mebibytes(text: &str) -> Result<u64, String> {
+    let (number, unit) = split(text);
+    let factor: f64 = match unit.to_ascii_lowercase().as_str() {
+        "" | "m" | "mb" | "mib" => 1.0,
+        "g" | "gb" | "gib" => 1024.0,
+        "t" | "tb" | "tib" => 1024.0 * 1024.0,
+        _ => {
+            return Err(format!(
+                "`{text}`: the unit must be MiB, GiB or TiB, as in 512MiB"
+            ));
+        }
+    };
+    let number: f64 = number
+        .parse()
+        .map_err(|_| format!("`{text}` is not a size; write it as 512MiB or 1.5GiB"))?;
+    let mib = number * factor;
+    if !(1.0..=1e9).contains(&mib) {
+        return Err(format!("`{text}` is out of range"));
+    }
+    // In range by the check above; fractions of a MiB are dropped on purpose.
+    Ok(mib as u64)
+}
+
+/// Parses a size into MiB that fits memory.
+pub fn memory_mib(text: &str) -> Result<u32, String> {
+    u32::try_from(mebibytes(text)?).map_err(|_| format!("`{text}` is out of range"))
+}
+
+/// Parses a duration: `60s`, `500ms`, `5m`, `2h`, `1d`, or a bare number of seconds.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = split(text);
+    let factor = match unit {
+        "" | "s" => 1.0,
+        "ms" => 0.001,
+        "m" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        _ => {
+            return Err(format!(
+                "`{text}`: the unit must be ms, s, m, h or d, as in 60s"
+            ));
+        }
+    };
+    number
+        .parse::<f64>()
+        .ok()
+        .and_then(|n| Duration::try_from_secs_f64(n * factor).ok())
+        .filter(|d| !d.is_zero())
+        .ok_or_else(|| format!("`{text}` is not a duration; write it as 60s or 5m"))
+}
+
+fn split(text: &str) -> (&str, &str) {
+    let at = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    (number, unit.trim())
+}
+
+/// Microseconds as milliseconds with two decimals.
+pub fn millis(us: u64) -> String {
+    format!("{:.2}", us as f64 / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, mib) in [
+            ("512MiB", 512),
+            ("512", 512),
+            ("1GiB", 1024),
+            ("1.5G", 1536),
+            ("2 TiB", 2 << 20),
+        ] {
+            assert_eq!(mebibytes(text), Ok(mib), "{text}");
+        }
+        for text in ["", "x", "5 parsecs", "-1", "0", "1e400", "999999TiB"] {
+            assert!(mebibytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_are_read_as_people_write_them() {
+        for (text, ms) in [
+            ("60s", 60_000),
+            ("5", 5_000),
+            ("250ms", 250),
+            ("2m", 120_000),
+            ("1.5h", 5_400_000),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "soon", "0", "0s", "5y", "1e999s"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Whatever is wrong is told: what, on what, and what to do. Jiffy's own failures are exit code 125.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::process::{Command, Stdio};
+use support::{call, finish, guests, jiffy, programs, skip, vmm_of};
+
+#[test]
+fn an_unknown_template_is_named_with_those_there_are() {
+    let done = call(&["run", "--template", "nosuch", "--", "true"]);
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(
+        done.stderr.contains("nosuch") && done.stderr.contains("base"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn sizes_out_of_bounds_are_refused_with_the_bounds() {
+    for (flag, value, word) in [
+        ("--memory", "64MiB", "128"),
+        ("--memory", "100GiB", "65536"),
+        ("--cpus", "9", "1 to 8"),
+        ("--cpus", "0", "1 to 8"),
+        ("--disk", "10MiB", "64"),
+    ] {
+        let done = call(&["run", flag, value, "--", "true"]);
+        assert_eq!(done.code, Some(125), "{flag} {value}: {done:?}");
+        assert!(done.stderr.contains(word), "{flag} {value}: {done:?}");
+    }
+}
+
+#[test]
+fn nonsense_on_the_command_line_is_a_usage_error() {
+    for args in [
+        &["run"][..],
+        &["run", "--memory", "lots", "--", "true"],
+        &["run", "--timeout", "soon", "--", "true"],
+        &["fly"],
+    ] {
+        let done = call(args);
+        assert_eq!(done.code, Some(2), "{done:?}");
+        assert!(
+            done.stderr.contains("Usage") || done.stderr.contains("--help"),
+            "{done:?}"
+        );
+    }
+}
+
+/// Runs a shell script as root in mount namespace of its own, where it may hide things.
+fn unshared(script: &str) -> Option<support::Done> {
+    let programs = programs();
+    let command = |script: &str| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "--propagation", "private", "sh", "-c", script])
+            .env("JIFFY", env!("CARGO_BIN_EXE_jiffy"))
+            .env("JIFFY_VMM", programs.join("jiffy-vmm"))
+            .env("JIFFY_AGENT", programs.join("jiffy-agent"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    };
+    let allowed = command("true").status().is_ok_and(|s| s.success());
+    allowed.then(|| finish(command(script).spawn().unwrap()))
+}
+
+#[test]
+fn a_host_without_kvm_says_so_and_what_to_do() {
+    let Some(done) = unshared("mount -t tmpfs none /dev && exec \"$JIFFY\" run -- true") else {
+        return skip(
+            "a_host_without_kvm_says_so_and_what_to_do",
+            "mount namespaces are not allowed here",
+        );
+    };
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(
+        done.stderr.contains("/dev/kvm") && done.stderr.contains("does not exist"),
+        "{done:?}"
+    );
+    let done =
+        unshared("mount -t tmpfs none /dev && touch /dev/kvm && exec \"$JIFFY\" run -- true")
+            .unwrap();
+    assert!(
+        done.code == Some(125) && done.stderr.contains("/dev/kvm cannot be used"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn a_user_without_rights_on_kvm_is_told_of_the_group() {
+    let script = "mount -t tmpfs none /dev && mknod /dev/kvm c 10 232 && chmod 600 /dev/kvm && mknod -m 666 /dev/null c 1 3 && mknod -m 444 /dev/urandom c 1 9 && \
+        mkdir -m 777 /dev/shm /dev/home && cp \"$JIFFY\" \"$JIFFY_VMM\" \"$JIFFY_AGENT\" /dev/shm && \
+        exec setpriv --reuid 65534 --clear-groups env JIFFY_HOME=/dev/home JIFFY_VMM= JIFFY_AGENT= /dev/shm/jiffy doctor";
+    let Some(done) = unshared(script) else {
+        return skip(
+            "a_user_without_rights_on_kvm_is_told_of_the_group",
+            "mount namespaces are not allowed here",
+        );
+    };
+    assert_eq!(done.code, Some(1), "{done:?}");
+    assert!(
+        done.stdout.contains("`kvm` group") || done.stdout.contains("usermod -aG kvm"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn a_damaged_image_is_refused_by_name() {
+    if !guests("a_damaged_image_is_refused_by_name") {
+        return;
+    }
+    // A bind mount over the image stands for damage on disk: other size, other bytes.
+    let script = r#"home=${JIFFY_HOME:-/var/lib/jiffy}
+        img=$home/templates/base/rootfs.erofs
+        tmp=$(mktemp) && head -c 1000000 "$img" > "$tmp" && mount --bind "$tmp" "$img" && rm "$tmp"
+        "$JIFFY" run -- true; a=$?; umount "$img"
+        tmp=$(mktemp) && cp "$img" "$tmp" && printf X | dd of="$tmp" bs=1 seek=123456 conv=notrunc 2>/dev/null && mount --bind "$tmp" "$img"
+        rm "$tmp"; "$JIFFY" run -- true; echo "codes $a $?""#;
+    let Some(done) = unshared(script) else {
+        return skip(
+            "a_damaged_image_is_refused_by_name",
+            "mount namespaces are not allowed here",
+        );
+    };
+    assert!(done.stdout.contains("codes 125 125"), "{done:?}");
+    assert!(
+        done.stderr.matches("rootfs.erofs is corrupted").count() == 2,
+        "{done:?}"
+    );
+    assert!(done.stderr.contains("sha256"), "{done:?}");
+}
+
+#[test]
+fn a_damaged_kernel_is_refused_by_name() {
+    let script = r#"home=$(mktemp -d); export JIFFY_HOME=$home; trap 'rm -rf "$home"' EXIT
+        ln -s "${REAL_HOME:-/var/lib/jiffy}/templates" "$home/templates"
+        "$JIFFY" run -- true; rm -rf /tmp/none; k=$(ls "$home"/kernel/vmlinux-* | grep -v stamp | head -1)
+        printf X | dd of="$k" bs=1 seek=5000 conv=notrunc 2>/dev/null; "$JIFFY" run -- true; echo "code $?""#;
+    if !guests("a_damaged_kernel_is_refused_by_name") {
+        return;
+    }
+    let Some(done) = unshared(script) else {
+        return skip(
+            "a_damaged_kernel_is_refused_by_name",
+            "mount namespaces are not allowed here",
+        );
+    };
+    assert!(done.stdout.contains("code 125"), "{done:?}");
+    assert!(
+        done.stderr.contains("kernel image") && done.stderr.contains("corrupted"),
+        "{done:?}"
+    );
+}
+
+/// Runs a Python program as root in a guest of `memory`.
+fn as_root(memory: &str, program: &str) -> support::Done {
+    call(&[
+        "run", "-u", "root", "--memory", memory, "--", "python3", "-c", program,
+    ])
+}
+
+#[test]
+fn a_guest_kernel_panic_is_told_with_its_last_words() {
+    if !guests("a_guest_kernel_panic_is_told_with_its_last_words") {
+        return;
+    }
+    // Process 1 meets an invalid instruction wherever it goes: the kernel cannot go on without it.
+    let program = r#"
+code = next(l for l in open('/proc/1/maps') if 'r-xp' in l)
+start, end = (int(x, 16) for x in code.split()[0].split('-'))
+with open('/proc/1/mem', 'r+b', 0) as memory:
+    memory.seek(start)
+    memory.write(b'\x0f\x0b' * ((end - start) // 2))"#;
+    let done = as_root("512MiB", program);
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(
+        done.stderr
+            .contains("the guest kernel panicked: Attempted to kill init!"),
+        "{done:?}"
+    );
+    assert!(
+        done.stderr.contains("| ") && done.stderr.contains("invalid_op"),
+        "{done:?}"
+    );
+}
+
+const EAT_MEMORY: &str = "x = []\nwhile True: x.append(bytearray(1 << 20))";
+
+#[test]
+fn a_process_that_eats_all_memory_is_reported_as_such() {
+    if !guests("a_process_that_eats_all_memory_is_reported_as_such") {
+        return;
+    }
+    let done = as_root("192MiB", EAT_MEMORY);
+    assert_eq!(done.code, Some(137), "{done:?}");
+    assert!(
+        done.stderr.contains("ran out of memory (192 MiB)") && done.stderr.contains("--memory"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn a_guest_that_is_out_of_memory_as_a_whole_is_reported_as_such() {
+    if !guests("a_guest_that_is_out_of_memory_as_a_whole_is_reported_as_such") {
+        return;
+    }
+    let program = format!("open('/proc/sys/vm/panic_on_oom', 'w').write('2')\n{EAT_MEMORY}");
+    let done = as_root("192MiB", &program);
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(
+        done.stderr.contains("the guest ran out of memory") && done.stderr.contains("--memory"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn a_guest_that_reboots_is_told_as_such() {
+    if !guests("a_guest_that_reboots_is_told_as_such") {
+        return;
+    }
+    let done = as_root(
+        "512MiB",
+        "import ctypes; ctypes.CDLL(None).reboot(0x01234567)",
+    );
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(done.stderr.contains("guest shut itself down"), "{done:?}");
+}
+
+#[test]
+fn a_vmm_killed_from_outside_is_a_clear_error() {
+    if !guests("a_vmm_killed_from_outside_is_a_clear_error") {
+        return;
+    }
+    let mut child = jiffy(&["run", "--", "sh", "-c", "echo up; sleep 600"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let vmm = vmm_of(&child);
+    let mut stdout = child.stdout.take().unwrap();
+    support::read_until(&mut stdout, "up\n");
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(vmm.try_into().unwrap()),
+        nix::sys::signal::SIGKILL,
+    )
+    .unwrap();
+    let done = finish(child);
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(
+        done.stderr.contains("VMM process") && done.stderr.contains("killed"),
+        "{done:?}"
+    );
+}

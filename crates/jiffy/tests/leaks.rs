@@ -1,0 +1,136 @@
+//! Whatever happens to a sandbox, the host is afterwards as it was before.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Stdio;
+use support::{alive, call, finish, guests, jiffy, read_until, vmm_of, wait_for};
+
+/// Everything with a name that a sandbox could leave on the host.
+fn named_things() -> BTreeSet<String> {
+    let mut things = BTreeSet::new();
+    let home = std::env::var_os("JIFFY_HOME")
+        .map_or_else(|| PathBuf::from("/var/lib/jiffy"), PathBuf::from);
+    let mut folders = vec![home];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            things.insert(format!("file {}", entry.path().display()));
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                folders.push(entry.path());
+            }
+        }
+    }
+    let lines = |path: &str, what: &str, keep: &dyn Fn(&str) -> bool| -> Vec<String> {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines()
+            .filter(|l| keep(l))
+            .map(|l| format!("{what} {l}"))
+            .collect()
+    };
+    things.extend(lines("/proc/self/mounts", "mount", &|l| {
+        l.contains("jiffy")
+    }));
+    things.extend(lines("/proc/net/unix", "socket", &|l| l.contains("jiffy")));
+    things.extend(lines("/proc/self/cgroup", "cgroup", &|l| {
+        l.contains("jiffy")
+    }));
+    for entry in std::fs::read_dir("/sys/class/net")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        things.insert(format!("interface {}", entry.file_name().display()));
+    }
+    for root in [
+        "/sys/fs/cgroup",
+        "/sys/fs/cgroup/memory",
+        "/sys/fs/cgroup/unified",
+    ] {
+        for entry in std::fs::read_dir(root).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().contains("jiffy") {
+                things.insert(format!("cgroup {}", entry.path().display()));
+            }
+        }
+    }
+    things
+}
+
+fn vmm_processes() -> usize {
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter(|e| {
+            std::fs::read_to_string(e.path().join("comm")).is_ok_and(|c| c.trim() == "jiffy-vmm")
+        })
+        .count()
+}
+
+#[test]
+fn nothing_is_left_behind_however_a_sandbox_ends() {
+    if !guests("nothing_is_left_behind_however_a_sandbox_ends") {
+        return;
+    }
+    // The first run makes the caches; what it leaves is not the sandbox's.
+    assert_eq!(call(&["run", "--", "true"]).code, Some(0));
+    let before = named_things();
+
+    assert_eq!(call(&["run", "--", "sh", "-c", "exit 4"]).code, Some(4));
+    assert_eq!(
+        call(&["run", "--timeout", "200ms", "--", "sleep", "60"]).code,
+        Some(124)
+    );
+
+    for victim in ["vmm", "jiffy"] {
+        let mut child = jiffy(&[
+            "run",
+            "-i",
+            "--",
+            "sh",
+            "-c",
+            "dd if=/dev/zero of=/tmp/x bs=1M count=8 2>/dev/null; echo up; cat",
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+        let vmm = vmm_of(&child);
+        let mut stdout = child.stdout.take().unwrap();
+        read_until(&mut stdout, "up\n");
+        let doomed = if victim == "vmm" { vmm } else { child.id() };
+        kill(Pid::from_raw(doomed.try_into().unwrap()), Signal::SIGKILL).unwrap();
+        let done = finish(child);
+        assert_eq!(
+            done.code,
+            if victim == "vmm" { Some(125) } else { None },
+            "{done:?}"
+        );
+        // A VMM whose controller was killed leaves by itself.
+        wait_for("the VMM to go", || (!alive(vmm)).then_some(()));
+    }
+    assert_eq!(named_things(), before);
+}
+
+#[test]
+fn a_killed_launcher_takes_its_guest_along_even_during_boot() {
+    if !guests("a_killed_launcher_takes_its_guest_along_even_during_boot") {
+        return;
+    }
+    for delay_ms in [0, 20, 60, 150] {
+        let mut child = jiffy(&["run", "--", "sleep", "60"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let vmm = vmm_of(&child);
+        std::thread::sleep(std::time::Duration::from_millis(delay_ms));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        wait_for("the VMM to go", || (!alive(vmm)).then_some(()));
+    }
+    assert!(vmm_processes() < 1000);
+}

@@ -1,0 +1,177 @@
+//! Guests under load give right results, alone and many at once.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use support::{call, call_with, finish, guests, jiffy, skip};
+
+/// These tests want the whole machine: one at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The torture programs, built, as a tar archive.
+fn torture_archive() -> Vec<u8> {
+    let out = tempfile::tempdir().unwrap();
+    let status = Command::new("make")
+        .arg("-s")
+        .arg("-C")
+        .arg(repository().join("tests/guest"))
+        .arg(format!("OUT={}", out.path().display()))
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let tar = Command::new("tar")
+        .arg("-C")
+        .arg(out.path())
+        .args(["-c", "."])
+        .output()
+        .unwrap();
+    assert!(tar.status.success());
+    tar.stdout
+}
+
+#[test]
+fn twenty_guests_at_once_work() {
+    if !guests("twenty_guests_at_once_work") {
+        return;
+    }
+    let _alone = alone();
+    let children: Vec<_> = (0..20)
+        .map(|i| {
+            let script =
+                format!("sum=0; for n in $(seq 1000); do sum=$((sum+n*{i})); done; echo $sum");
+            jiffy(&[
+                "run", "--cpus", "1", "--memory", "256MiB", "--", "bash", "-c", &script,
+            ])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+        })
+        .collect();
+    for (i, child) in children.into_iter().enumerate() {
+        let done = finish(child);
+        assert_eq!(
+            (done.code, done.stdout.trim()),
+            (Some(0), (500_500 * i).to_string().as_str()),
+            "{}",
+            done.stderr
+        );
+    }
+}
+
+#[test]
+fn the_torture_programs_find_nothing_wrong_in_a_guest() {
+    if !guests("the_torture_programs_find_nothing_wrong_in_a_guest") {
+        return;
+    }
+    let _alone = alone();
+    let script = "mkdir /tmp/t && cd /tmp/t && tar x && for p in $(find . -type f -perm -1 ! -name init | sort); do $p 4 || echo \"$p: exit $?\"; done";
+    let done = call_with(
+        &[
+            "run", "-i", "-u", "root", "--cpus", "2", "--memory", "1GiB", "--", "sh", "-c", script,
+        ],
+        &torture_archive(),
+    );
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let ok = done.stdout.lines().filter(|l| l.starts_with("ok ")).count();
+    assert!(
+        ok >= 8 && !done.stdout.contains("FAIL") && !done.stdout.contains(": exit"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn a_minute_of_load_on_two_cpus_computes_right() {
+    if !guests("a_minute_of_load_on_two_cpus_computes_right") {
+        return;
+    }
+    let _alone = alone();
+    let program = r#"
+import hashlib, multiprocessing as mp, os, time, tempfile
+def work(seed):
+    end = time.monotonic() + 60; rounds = 0
+    data = bytes((i * seed) & 255 for i in range(1 << 16))
+    want = hashlib.sha256(data * 16).hexdigest()
+    while time.monotonic() < end:
+        assert hashlib.sha256(data * 16).hexdigest() == want
+        with tempfile.NamedTemporaryFile() as f:
+            f.write(data * 16); f.flush(); os.fsync(f.fileno()); f.seek(0)
+            assert hashlib.sha256(f.read()).hexdigest() == want
+        assert sum(range(10000)) == 49995000
+        rounds += 1
+    return rounds
+with mp.Pool(4) as pool:
+    rounds = pool.map(work, [3, 5, 7, 11])
+print('rounds', min(rounds) > 0)
+"#;
+    let done = call(&["run", "--cpus", "2", "--", "python3", "-c", program]);
+    assert_eq!(
+        (done.code, done.stdout.trim()),
+        (Some(0), "rounds True"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn two_thousand_processes_come_and_go() {
+    if !guests("two_thousand_processes_come_and_go") {
+        return;
+    }
+    let _alone = alone();
+    let script = "n=0; for i in $(seq 2000); do /bin/true && n=$((n+1)); done; echo $n; ps -e -o stat= | grep -c Z";
+    let done = call(&["run", "--cpus", "2", "--", "bash", "-c", script]);
+    assert_eq!(done.stdout, "2000\n0\n", "{done:?}");
+}
+
+#[test]
+fn a_parallel_compile_gives_the_right_program() {
+    const NAME: &str = "a_parallel_compile_gives_the_right_program";
+    if !guests(NAME) {
+        return;
+    }
+    let _alone = alone();
+    let recipe = repository().join("tests/templates/compiler");
+    let built = call(&["template", "build", recipe.to_str().unwrap()]);
+    if built.code != Some(0) && !nix::unistd::geteuid().is_root() {
+        return skip(NAME, "building its template needs root");
+    }
+    assert_eq!(built.code, Some(0), "{built:?}");
+    let script = r#"set -e; mkdir p && cd p
+        for i in $(seq 40); do
+            printf 'int f%d(int x){int s=0;for(int i=0;i<=x;i++)s+=i*%d;return s;}\n' $i $i > f$i.c
+        done
+        { echo '#include <stdio.h>'; for i in $(seq 40); do echo "int f$i(int);"; done; echo 'int main(void){long s=0;'
+          for i in $(seq 40); do echo "s+=f$i(100);"; done; echo 'printf("%ld\n",s);return 0;}'; } > main.c
+        printf 'O=$(patsubst %%.c,%%.o,$(wildcard *.c))\nprog: $(O)\n\tcc -o $@ $^\n%%.o: %%.c\n\tcc -O2 -c -o $@ $<\n' > Makefile
+        make -s -j4 && ./prog"#;
+    let done = call(&[
+        "run",
+        "--template",
+        "compiler",
+        "--memory",
+        "1GiB",
+        "--",
+        "bash",
+        "-c",
+        script,
+    ]);
+    // 5050 * (1 + ... + 40)
+    assert_eq!(
+        (done.code, done.stdout.trim()),
+        (Some(0), "4141000"),
+        "{done:?}"
+    );
+}

@@ -1,0 +1,200 @@
+//! Interrupts, broken pipes and terminals behave as with a local command.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use nix::pty::{OpenptyResult, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Stdio};
+use support::{alive, finish, guests, jiffy, read_until, vmm_of, wait_for};
+
+fn send(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+}
+
+fn begin(args: &[&str]) -> (Child, std::process::ChildStdout) {
+    let mut child = jiffy(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stdout = child.stdout.take().unwrap();
+    (child, stdout)
+}
+
+#[test]
+fn the_first_interrupt_is_the_commands_to_handle() {
+    if !guests("the_first_interrupt_is_the_commands_to_handle") {
+        return;
+    }
+    let script = "trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.05; done";
+    let (child, mut stdout) = begin(&["run", "--", "sh", "-c", script]);
+    read_until(&mut stdout, "ready\n");
+    send(&child, Signal::SIGINT);
+    read_until(&mut stdout, "caught\n");
+    assert_eq!(finish(child).code, Some(5));
+}
+
+#[test]
+fn an_unhandled_interrupt_ends_the_command_with_130() {
+    if !guests("an_unhandled_interrupt_ends_the_command_with_130") {
+        return;
+    }
+    let (child, mut stdout) = begin(&["run", "--", "sh", "-c", "echo ready; exec sleep 600"]);
+    read_until(&mut stdout, "ready\n");
+    send(&child, Signal::SIGINT);
+    assert_eq!(finish(child).code, Some(130));
+}
+
+#[test]
+fn the_second_interrupt_ends_everything() {
+    if !guests("the_second_interrupt_ends_everything") {
+        return;
+    }
+    let (child, mut stdout) = begin(&[
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo again' INT; echo ready; while :; do sleep 0.05; done",
+    ]);
+    let vmm = vmm_of(&child);
+    read_until(&mut stdout, "ready\n");
+    send(&child, Signal::SIGINT);
+    read_until(&mut stdout, "again\n");
+    send(&child, Signal::SIGINT);
+    assert_eq!(finish(child).code, Some(130));
+    assert!(!alive(vmm));
+}
+
+#[test]
+fn a_termination_request_reaches_the_command() {
+    if !guests("a_termination_request_reaches_the_command") {
+        return;
+    }
+    let (child, mut stdout) = begin(&[
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05; done",
+    ]);
+    read_until(&mut stdout, "ready\n");
+    send(&child, Signal::SIGTERM);
+    read_until(&mut stdout, "bye\n");
+    assert_eq!(finish(child).code, Some(0));
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_sandbox() {
+    if !guests("a_reader_that_goes_away_ends_the_sandbox") {
+        return;
+    }
+    let (mut child, mut stdout) = begin(&["run", "--", "yes"]);
+    let vmm = vmm_of(&child);
+    read_until(&mut stdout, "y\n");
+    drop(stdout);
+    let status = child.wait().unwrap();
+    assert_eq!(
+        status.code().or(status.signal().map(|s| 128 + s)),
+        Some(141),
+        "{status:?}"
+    );
+    assert!(!alive(vmm));
+}
+
+/// `jiffy run -t` on a pseudo terminal; returns the child and the terminal's other side.
+fn on_terminal(args: &[&str]) -> (Child, File) {
+    let OpenptyResult { master, slave } = openpty(
+        Some(&nix::pty::Winsize {
+            ws_row: 33,
+            ws_col: 101,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        }),
+        None,
+    )
+    .unwrap();
+    let child = jiffy(args)
+        .stdin(Stdio::from(slave.try_clone().unwrap()))
+        .stdout(Stdio::from(slave.try_clone().unwrap()))
+        .stderr(Stdio::from(slave))
+        .spawn()
+        .unwrap();
+    (child, File::from(master))
+}
+
+fn resize(master: &File, rows: u16, cols: u16) {
+    let size = libc::winsize {
+        ws_row: rows,
+        ws_col: cols,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: TIOCSWINSZ reads the winsize it is given.
+    let result = unsafe {
+        libc::ioctl(
+            std::os::fd::AsRawFd::as_raw_fd(master),
+            libc::TIOCSWINSZ,
+            &size,
+        )
+    };
+    assert_eq!(result, 0);
+}
+
+#[test]
+fn a_shell_on_a_terminal_is_usable() {
+    if !guests("a_shell_on_a_terminal_is_usable") {
+        return;
+    }
+    let (mut child, mut terminal) =
+        on_terminal(&["run", "-t", "--", "bash", "--norc", "--noprofile"]);
+    read_until(&mut terminal, "$ ");
+    terminal.write_all(b"tty; stty size; echo $TERM\n").unwrap();
+    let seen = read_until(&mut terminal, "33 101");
+    assert!(seen.contains("/dev/pts/"), "{seen}");
+    // Ctrl-C interrupts what runs, not the shell.
+    read_until(&mut terminal, "$ ");
+    terminal.write_all(b"sleep 600\n").unwrap();
+    read_until(&mut terminal, "sleep 600");
+    wait_for("the interrupt to be taken", || {
+        terminal.write_all(b"\x03").unwrap();
+        let seen = read_until(&mut terminal, "^C");
+        Some(seen)
+    });
+    read_until(&mut terminal, "$ ");
+    // A new size reaches the program.
+    resize(&terminal, 44, 122);
+    send(&child, Signal::SIGWINCH);
+    terminal
+        .write_all(b"until stty size | grep '44 122'; do sleep 0.05; done; exit 9\n")
+        .unwrap();
+    read_until(&mut terminal, "44 122\r\n");
+    let mut rest = Vec::new();
+    let code = wait_for("the end", || {
+        let mut byte = [0; 256];
+        if let Ok(n) = terminal.read(&mut byte) {
+            rest.extend_from_slice(&byte[..n]);
+        }
+        child.try_wait().unwrap()
+    });
+    assert_eq!(code.code(), Some(9), "{}", String::from_utf8_lossy(&rest));
+}
+
+#[test]
+fn the_terminal_is_as_before_after_the_command() {
+    if !guests("the_terminal_is_as_before_after_the_command") {
+        return;
+    }
+    let (mut child, terminal) = on_terminal(&["run", "-t", "--", "true"]);
+    let before = nix::sys::termios::tcgetattr(&terminal).unwrap();
+    let code = wait_for("the end", || child.try_wait().unwrap());
+    assert_eq!(code.code(), Some(0));
+    let after = nix::sys::termios::tcgetattr(&terminal).unwrap();
+    assert_eq!(before.local_flags, after.local_flags);
+    assert_eq!(before.input_flags, after.input_flags);
+}

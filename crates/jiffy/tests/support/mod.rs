@@ -1,0 +1,209 @@
+//! How the tests call `jiffy`, and how they say that they cannot run here.
+// Each test program uses its own part of this, and a test may panic.
+#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest time any single call may take; the slowest hosts need a fraction of it.
+pub const LIMIT: Duration = Duration::from_secs(180);
+
+/// Directory with `jiffy-vmm` and `jiffy-agent`.
+pub fn programs() -> PathBuf {
+    let directory = std::env::var_os("JIFFY_BIN_DIR").map_or_else(
+        || {
+            let target = Path::new(env!("CARGO_BIN_EXE_jiffy")).ancestors().nth(2);
+            target.unwrap().join("release")
+        },
+        PathBuf::from,
+    );
+    assert!(
+        directory.join("jiffy-agent").exists(),
+        "{} has no jiffy-agent: run `make build` first",
+        directory.display()
+    );
+    directory
+}
+
+/// A `jiffy` command that finds the other programs.
+pub fn jiffy(args: &[&str]) -> Command {
+    let programs = programs();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_jiffy"));
+    command
+        .args(args)
+        .env("JIFFY_VMM", programs.join("jiffy-vmm"))
+        .env("JIFFY_AGENT", programs.join("jiffy-agent"))
+        .stdin(Stdio::null());
+    command
+}
+
+/// Whether guests can run here; if not, the test is counted as skipped, with the reason.
+pub fn guests(test: &str) -> bool {
+    match jiffy_microvm::host_kvm::open() {
+        Ok(_) => true,
+        Err(e) => {
+            skip(test, &e.to_string());
+            false
+        }
+    }
+}
+
+/// Counts `test` as skipped.
+pub fn skip(test: &str, reason: &str) {
+    eprintln!("SKIPPED {test}: {reason}");
+    if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
+        let mut log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(log)
+            .unwrap();
+        writeln!(log, "{test}: {reason}").unwrap();
+    }
+}
+
+/// What a finished call left.
+#[derive(Debug)]
+pub struct Done {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Done {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+/// Runs `jiffy` with `args` to its end.
+pub fn call(args: &[&str]) -> Done {
+    finish(
+        jiffy(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    )
+}
+
+/// Runs `jiffy` with `args` and `input` on standard input.
+pub fn call_with(args: &[&str], input: &[u8]) -> Done {
+    let mut child = jiffy(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.to_vec();
+    // A command that ends early closes the pipe: that is for the test to judge.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let done = finish(child);
+    writer.join().unwrap();
+    done
+}
+
+/// Waits for a child with piped outputs, at most [`LIMIT`].
+pub fn finish(mut child: Child) -> Done {
+    let drain = |stream: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            if let Some(mut stream) = stream {
+                let _ = stream.read_to_end(&mut text);
+            }
+            text
+        })
+    };
+    let stdout = drain(child.stdout.take().map(|s| Box::new(s) as _));
+    let stderr = drain(child.stderr.take().map(|s| Box::new(s) as _));
+    let end = Instant::now() + LIMIT;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("still running after {LIMIT:?}: {:?}", stderr.join());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    Output {
+        status,
+        stdout: stdout.join().unwrap(),
+        stderr: stderr.join().unwrap(),
+    }
+    .into()
+}
+
+/// Waits until `ready` gives something, at most [`LIMIT`].
+pub fn wait_for<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(value) = ready() {
+            return value;
+        }
+        assert!(Instant::now() < end, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Process ids of the direct children of `pid`.
+pub fn children(pid: u32) -> Vec<u32> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    threads
+        .flatten()
+        .filter_map(|t| std::fs::read_to_string(t.path().join("children")).ok())
+        .flat_map(|text| {
+            text.split_whitespace()
+                .map(|p| p.parse().unwrap())
+                .collect::<Vec<u32>>()
+        })
+        .collect()
+}
+
+/// The VMM process of a running `jiffy`.
+pub fn vmm_of(jiffy: &Child) -> u32 {
+    wait_for("the VMM process", || {
+        children(jiffy.id()).into_iter().find(|pid| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm"))
+                .is_ok_and(|c| c.trim() == "jiffy-vmm")
+        })
+    })
+}
+
+/// Whether a process still exists (zombies count as gone: they hold nothing).
+pub fn alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        !stat
+            .rsplit(')')
+            .next()
+            .unwrap_or("")
+            .trim()
+            .starts_with('Z')
+    })
+}
+
+/// Reads lines from a stream until one contains `needle`.
+pub fn read_until(stream: &mut impl Read, needle: &str) -> String {
+    let mut text = Vec::new();
+    let mut byte = [0];
+    while !String::from_utf8_lossy(&text).contains(needle) {
+        assert_eq!(
+            stream.read(&mut byte).unwrap(),
+            1,
+            "ended before {needle:?}: {}",
+            String::from_utf8_lossy(&text)
+        );
+        text.push(byte[0]);
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}

@@ -1,0 +1,6 @@
+//! Snapshots of a real guest that checks itself: see `tests/guest/snapshot_init.c`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod continues;
+mod guest;
+mod vm;
