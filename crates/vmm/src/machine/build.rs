@@ -167,13 +167,7 @@ pub fn build(
         .map(|fd| fds.take(fd, "initrd").map(File::from))
         .transpose()?;
     let line = format!("{}{}", config.cmdline, cmdline(frame.devices.len()));
-    let entry = boot::load(
-        &frame.memory,
-        &kernel,
-        initrd.as_ref(),
-        &line,
-        config.vcpus,
-    )?;
+    let entry = boot::load(&frame.memory, &kernel, initrd.as_ref(), &line, config.vcpus)?;
 
     let supported = supported_cpuid(&frame.kvm)?;
     let vcpus = create_vcpus(&frame.vm, &supported, config.vcpus, entry)?;

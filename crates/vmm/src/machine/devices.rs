@@ -20,8 +20,8 @@ use kvm_ioctls::{IoEventAddress, VmFd};
 use nix::sys::epoll::EpollFlags;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 

@@ -81,8 +81,8 @@ pub fn restore(
 }
 
 fn read_state(file: &File) -> Result<MachineState, VmmError> {
-    let bytes = read_all(file, MAX_STATE)
-        .map_err(|e| VmmError::host("reading the snapshot's state", e))?;
+    let bytes =
+        read_all(file, MAX_STATE).map_err(|e| VmmError::host("reading the snapshot's state", e))?;
     MachineState::decode(&bytes)
 }
 

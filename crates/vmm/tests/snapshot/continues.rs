@@ -17,17 +17,26 @@ fn goes_on(test: &str, vcpus: u8) {
     for source in [MemorySource::Map, COPY] {
         let mut restored = Vm::restore(snapshot.share(), &base, source);
         let after = restored.status();
-        assert!(after[1] >= before[1] && after[4] > before[4], "{before:?} {after:?}");
+        assert!(
+            after[1] >= before[1] && after[4] > before[4],
+            "{before:?} {after:?}"
+        );
         restored.verify();
     }
 }
 
 #[test]
 fn a_guest_with_one_vcpu_goes_on_in_the_middle_of_its_computation() {
-    goes_on("a_guest_with_one_vcpu_goes_on_in_the_middle_of_its_computation", 1);
+    goes_on(
+        "a_guest_with_one_vcpu_goes_on_in_the_middle_of_its_computation",
+        1,
+    );
 }
 
 #[test]
 fn a_guest_with_two_vcpus_goes_on_in_the_middle_of_its_computation() {
-    goes_on("a_guest_with_two_vcpus_goes_on_in_the_middle_of_its_computation", 2);
+    goes_on(
+        "a_guest_with_two_vcpus_goes_on_in_the_middle_of_its_computation",
+        2,
+    );
 }

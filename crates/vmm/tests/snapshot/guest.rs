@@ -33,13 +33,18 @@ pub fn guest(test: &str) -> Option<&'static Guest> {
     match guest {
         Ok(guest) => Some(guest),
         Err(reason) => {
-            eprintln!("skipped {test}: {reason}");
-            if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
-                let mut log = File::options().create(true).append(true).open(log).unwrap();
-                writeln!(log, "{test}: {reason}").unwrap();
-            }
+            skip(test, reason);
             None
         }
+    }
+}
+
+/// Names a test that cannot run, and why, in the log of skipped tests.
+pub fn skip(test: &str, reason: &str) {
+    eprintln!("skipped {test}: {reason}");
+    if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
+        let log = File::options().create(true).append(true).open(log);
+        writeln!(log.unwrap(), "{test}: {reason}").unwrap();
     }
 }
 

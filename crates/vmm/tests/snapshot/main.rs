@@ -2,5 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod continues;
+mod failing;
 mod guest;
+mod live;
 mod vm;

@@ -79,7 +79,11 @@ pub struct Vm {
     base: File,
     /// Held: its closing tells the guest to greet again.
     greeting: Option<UnixStream>,
-    pub paused: bool,
+}
+
+enum Source<'a> {
+    Plain(MemorySource),
+    WorkingSet(&'a File),
 }
 
 struct Fds<'a>(Vec<BorrowedFd<'a>>);
@@ -177,7 +181,6 @@ impl Vm {
             overlay,
             base,
             greeting: None,
-            paused: false,
         };
         vm.greet();
         vm
@@ -189,8 +192,19 @@ impl Vm {
         vm
     }
 
+    /// Restores with the chunks of `set`, an index, read at once.
+    pub fn restore_with(snapshot: Snapshot, base: &File, set: &File) -> Self {
+        let mut vm = Self::start(snapshot, base, Source::WorkingSet(set));
+        vm.greet();
+        vm
+    }
+
     /// As `restore`, without waiting for the guest.
     pub fn start_from(snapshot: Snapshot, base: &File, source: MemorySource) -> Self {
+        Self::start(snapshot, base, Source::Plain(source))
+    }
+
+    fn start(snapshot: Snapshot, base: &File, source: Source<'_>) -> Self {
         let (channel, child) = spawn();
         let console = ConsoleRing::create().unwrap();
         let (kvm, overlay) = (kvm(), file());
@@ -200,7 +214,12 @@ impl Vm {
             kvm: fds.add(&kvm),
             state: fds.add(snapshot.state.as_ref().unwrap()),
             memory: fds.layers(&snapshot.memory),
-            source,
+            source: match source {
+                Source::Plain(source) => source,
+                Source::WorkingSet(set) => MemorySource::Copy {
+                    working_set: Some(fds.add(set)),
+                },
+            },
             disks: vec![DiskConfig::Layered {
                 base: fds.add(&base),
                 layers: fds.layers(&snapshot.disk),
@@ -228,7 +247,6 @@ impl Vm {
             overlay,
             base,
             greeting: None,
-            paused: false,
         }
     }
 
@@ -249,7 +267,12 @@ impl Vm {
         };
         // SAFETY: one pollfd, for the time of the call.
         let ready = unsafe { libc::poll(&raw mut poll, 1, 30_000) };
-        assert_eq!(ready, 1, "no event within 30 s; console: {}", self.console());
+        assert_eq!(
+            ready,
+            1,
+            "no event within 30 s; console: {}",
+            self.console()
+        );
         self.channel.recv().unwrap()
     }
 
@@ -306,8 +329,11 @@ impl Vm {
         let request = Request::Connect { port: COMMAND_PORT };
         self.channel.send(&request, &[theirs.as_fd()]).unwrap();
         drop(theirs);
-        ours.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        (&ours).write_all(format!("{command}\n").as_bytes()).unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        (&ours)
+            .write_all(format!("{command}\n").as_bytes())
+            .unwrap();
         let mut line = String::new();
         let result = BufReader::new(ours).read_line(&mut line);
         assert!(
@@ -327,7 +353,11 @@ impl Vm {
     /// Fails unless everything the guest knows of is as it must be, and goes on.
     pub fn verify(&mut self) {
         let answer = self.ask("verify");
-        assert!(answer.starts_with("verified"), "{answer}; console: {}", self.console());
+        assert!(
+            answer.starts_with("verified"),
+            "{answer}; console: {}",
+            self.console()
+        );
         let before = self.status();
         assert_eq!(before[0], 0, "{}", self.console());
         let limit = Instant::now() + Duration::from_secs(20);
@@ -340,13 +370,30 @@ impl Vm {
         }
     }
 
+    /// The chunks that are present, as an index, and their number.
+    pub fn working_set(&mut self) -> (File, u64) {
+        let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
+        let set = file();
+        let mut fds = Fds(Vec::new());
+        let request = Request::WorkingSet {
+            index: fds.add(&set),
+            pagemap: fds.add(&pagemap),
+        };
+        self.channel.send(&request, &fds.0).unwrap();
+        drop(fds);
+        let chunks = self.wait(|event| match event {
+            Event::WorkingSet { chunks } => Ok(chunks.unwrap()),
+            other => Err(other),
+        });
+        (set, chunks)
+    }
+
     pub fn send(&self, request: &Request) {
         self.channel.send(request, &[]).unwrap();
     }
 
     pub fn pause(&mut self) -> u64 {
         self.send(&Request::Pause);
-        self.paused = true;
         self.wait(|event| match event {
             Event::Paused { stopped_us } => Ok(stopped_us),
             other => Err(other),
@@ -359,7 +406,6 @@ impl Vm {
             Event::Resumed => Ok(()),
             other => Err(other),
         });
-        self.paused = false;
     }
 
     pub fn ask_snapshot(&self, target: &Target, then: AfterSnapshot) {
