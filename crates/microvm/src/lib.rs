@@ -11,5 +11,5 @@ mod spec;
 mod vm;
 
 pub use greeting::GreetingError;
-pub use spec::BootSpec;
+pub use spec::{BootSpec, NetSpec};
 pub use vm::{BootError, ConnectError, Connector, MicroVm};

@@ -13,6 +13,7 @@ use jiffy_proto::vm::{CONTROL_FD, Event, Request, StartTimes, StopCause};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
@@ -261,8 +262,8 @@ impl MicroVm {
         self.end.borrow().clone()
     }
 
-    /// Ends the sandbox now and returns when nothing of it is left.
-    pub async fn stop(mut self) {
+    /// Ends the sandbox now and returns when nothing of it is left; says why it ended, which may have been before it was asked to.
+    pub async fn stop(mut self) -> SandboxEnd {
         let _ = self.link.send(&Request::Stop, &[]);
         if tokio::time::timeout(STOP_LIMIT, &mut self.driver)
             .await
@@ -271,6 +272,7 @@ impl MicroVm {
             let _ = self.kill.try_send(());
             let _ = (&mut self.driver).await;
         }
+        self.ended().await
     }
 
     /// The guest's last console output, cleaned for a terminal.
@@ -405,6 +407,14 @@ impl Driver {
 
 /// Why the sandbox ended: what the VMM said, how its process ended, and the guest's last words.
 fn judge(cause: Option<StopCause>, status: io::Result<ExitStatus>, console: &[u8]) -> SandboxEnd {
+    // Whatever a VMM said before: one that made a call its filter forbids was broken, or no longer ours.
+    if let Ok(status) = &status
+        && status.signal() == Some(libc::SIGSYS)
+    {
+        return SandboxEnd::VmmDied {
+            status: status.to_string(),
+        };
+    }
     match cause {
         Some(StopCause::Requested) => SandboxEnd::Requested,
         Some(StopCause::GuestReset) => last_words(&printable(console)),
@@ -475,6 +485,20 @@ mod tests {
             last_words("reboot: Restarting system\n"),
             SandboxEnd::GuestReset
         );
+    }
+
+    #[test]
+    fn a_vmm_that_its_filter_killed_is_not_believed() {
+        let end = |signal| {
+            judge(
+                Some(StopCause::Requested),
+                Ok(ExitStatus::from_raw(signal)),
+                b"",
+            )
+        };
+        assert!(matches!(end(libc::SIGSYS), SandboxEnd::VmmDied { .. }));
+        // One that was slow to leave and was killed for it did nothing wrong.
+        assert_eq!(end(libc::SIGKILL), SandboxEnd::Requested);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use jiffy_proto::vm::{CONTROL_FD, Event, Request, StartTimes, StopCause, VmConfi
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{SockFlag, accept4};
 use snapshot::Copying;
 use std::io;
@@ -41,6 +42,7 @@ pub fn run() -> ExitCode {
         );
         return ExitCode::from(2);
     }
+    raise_descriptor_limit();
     // SAFETY: the descriptor is open (checked above) and nothing else in this process uses it.
     let control = Channel::new(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) });
     let (origin, fds) = match control.recv::<Request>() {
@@ -64,6 +66,17 @@ pub fn run() -> ExitCode {
     };
     link.send(&Event::Stopped(cause), &[]);
     ExitCode::SUCCESS
+}
+
+/// Every vsock connection is a descriptor here: takes all that the hard limit allows. Without it a shell's 1024 would have to
+/// do for the machine's own and [`MAX_CONNECTIONS`](crate::virtio::vsock::MAX_CONNECTIONS).
+fn raise_descriptor_limit() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+    {
+        // Fewer connections are the only consequence of a refusal.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
 }
 
 fn finish(control: &Channel, cause: &StopCause) -> ExitCode {
