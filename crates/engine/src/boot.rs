@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub enum BootMode {
     /// Booted from its kernel.
     Cold,
+    /// Restored from a snapshot; then `kernel_us` is the time from the first instruction to the agent's greeting.
+    Snapshot,
 }
 
 /// Phases of a boot in microseconds; they add up to `total_us`.

@@ -4,9 +4,12 @@
 //! the guest. Dropping a [`MicroVm`], or the death of this process, ends the guest: nothing is left behind, because the
 //! VMM holds nothing but descriptors and its control socket is ours.
 
+mod driver;
 mod greeting;
 pub mod host_kvm;
 mod link;
+mod restore;
+mod saving;
 mod spec;
 mod vm;
 

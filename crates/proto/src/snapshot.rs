@@ -61,6 +61,8 @@ pub struct SnapshotReport {
     pub zero: u64,
     /// What the processor of this host offers; a VM is only restored where it is the same.
     pub cpu: String,
+    /// Number of vCPUs.
+    pub vcpus: u8,
 }
 
 /// Parts of the time for which a guest stood still, in microseconds.

@@ -24,5 +24,5 @@ pub use error::SnapshotError;
 pub use lineage::Lineage;
 pub use manifest::{DiskSizes, FORMAT, Manifest, MemorySizes, Versions};
 pub use seal::Seal;
-pub use snapshot::{Hold, Layer, Snapshot};
+pub use snapshot::{Hold, Layer, Snapshot, read_index};
 pub use store::Store;

@@ -5,7 +5,8 @@ use crate::{SnapshotError, seal};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Longest manifest.
@@ -171,6 +172,14 @@ impl Snapshot {
     pub fn verify(&self) -> Result<bool, SnapshotError> {
         seal::verify(self)
     }
+}
+
+/// Reads an index that was just written, from its beginning.
+pub fn read_index(file: &File) -> io::Result<LayerIndex> {
+    let length = file.metadata()?.len().min(MAX_INDEX);
+    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    file.read_exact_at(&mut bytes, 0)?;
+    LayerIndex::decode_any(&bytes).map_err(io::Error::other)
 }
 
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {

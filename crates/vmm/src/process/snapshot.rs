@@ -109,6 +109,7 @@ impl Vm {
         self.pause();
         let mut report = SnapshotReport {
             cpu: self.machine.shape.cpu.clone(),
+            vcpus: self.machine.shape.vcpus,
             ..SnapshotReport::default()
         };
         report.phases.pause_us = micros(stopped);
