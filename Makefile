@@ -17,7 +17,6 @@ endif
 export TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
 RELEASE := $(TARGET_DIR)/release
 AGENT_TARGET := x86_64-unknown-linux-gnu
-say = printf '\n== %s\n'
 
 .PHONY: help
 help: ## list the targets
@@ -29,17 +28,15 @@ setup: ## install what is missing to build and run (Debian packages; checks Rust
 
 .PHONY: build
 build: ## build jiffy, jiffy-vmm and the guest's jiffy-agent
-	@$(say) "building the guest agent (static: it runs before any library is there)"
-	@RUSTFLAGS="-C target-feature=+crt-static" cargo build --release -p jiffy-agent --target $(AGENT_TARGET)
-	@$(say) "building jiffy and jiffy-vmm"
-	@cargo build --release -p jiffy -p jiffy-vmm
+	@RUSTFLAGS="-C target-feature=+crt-static" scripts/step "building the guest agent (static: it runs before any library is there)" \
+	    cargo build --release -p jiffy-agent --target $(AGENT_TARGET)
+	@scripts/step "building jiffy and jiffy-vmm" cargo build --release -p jiffy -p jiffy-vmm
 	@install -m 0755 $(TARGET_DIR)/$(AGENT_TARGET)/release/jiffy-agent $(RELEASE)/jiffy-agent
 	@ls -l $(RELEASE)/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-agent | awk '{ printf "   %7.1f MB  %s\n", $$5 / 1e6, $$NF }'
 
 .PHONY: template
 template: build ## build the base template (a minute or two; once, until its recipe changes)
-	@$(say) "building the base template"
-	@$(RELEASE)/jiffy template build base
+	@scripts/step "building the base template, unless it is there" $(RELEASE)/jiffy template build base
 
 .PHONY: run
 run: setup template ## build everything and show sandboxes at work

@@ -1,7 +1,6 @@
 //! Client of the guest agent, from the host's side.
 //!
-//! * [`AgentClient`]: commands and files over the envd protocol, on whatever connections a connector opens.
-//! * [`greeting`]: the host's half of the first words of a guest.
+//! [`AgentClient`] runs commands and moves files over the envd protocol, on whatever connections a connector opens.
 //!
 //! A guest is hostile: everything it sends is bounded and checked.
 
@@ -10,7 +9,6 @@ pub mod client;
 pub mod error;
 pub mod files;
 pub mod frame;
-pub mod greeting;
 pub mod pool;
 pub mod process;
 pub mod stdin;
@@ -18,6 +16,5 @@ pub mod stdin;
 pub use client::AgentClient;
 pub use error::{ClientError, Code};
 pub use files::{EntryInfo, EntryKind};
-pub use greeting::{GreetError, greet};
 pub use process::{ExitStatus, Limits, Process, ProcessEvent, ProcessInfo, ProcessSpec, PtySize};
 pub use stdin::StdinStream;

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 pub enum BootMode {
     /// Booted from its kernel.
     Cold,
-    /// Restored from a snapshot: its template's, its own or a relative's.
+    /// Restored from a snapshot: its template's, its own or a relative's. Then `kernel_us` is the time from the first instruction to
+    /// the agent's greeting.
     Snapshot,
     /// Restored before it was asked for.
     WarmPool,

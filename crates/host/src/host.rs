@@ -7,7 +7,7 @@ use jiffy_image::{
     BuildError, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel, KernelError,
     Progress, Recipe, RecipeError, Template, TemplateError, Templates,
 };
-use jiffy_microvm::{BootError, BootSpec, MicroVm};
+use jiffy_microvm::{BootError, BootSpec, MicroVm, NetSpec};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::{fs, io};
@@ -100,6 +100,11 @@ impl Host {
         })
     }
 
+    /// A host with another data directory or other programs.
+    pub fn new(home: Home, programs: Programs) -> Self {
+        Self { home, programs }
+    }
+
     /// Its data directory.
     pub fn home(&self) -> &Home {
         &self.home
@@ -152,8 +157,17 @@ impl Prepared {
         &self.template
     }
 
-    /// Boots a fresh sandbox and returns when its agent has answered.
+    /// Boots a fresh sandbox without network and returns when its agent has answered.
     pub async fn boot(&self, spec: &SandboxSpec) -> Result<MicroVm, CreateError> {
+        self.boot_with(spec, None).await
+    }
+
+    /// The same with a network card. Its guest gets an address by a `jiffy.net=` word in `extra_cmdline`.
+    pub async fn boot_with(
+        &self,
+        spec: &SandboxSpec,
+        net: Option<NetSpec>,
+    ) -> Result<MicroVm, CreateError> {
         spec.size.check()?;
         let defaults = &self.template.manifest.defaults;
         let mut env = defaults.env.clone();
@@ -175,6 +189,7 @@ impl Prepared {
             blank_disk: disk.blank_ext4(&self.home)?.file,
             overlay: Disk::overlay_file(&self.home)?,
             size: spec.size,
+            net,
             identity: identity(&id, env, defaults.user.clone(), workdir)?,
             extra_cmdline: spec.extra_cmdline.clone(),
         };

@@ -158,7 +158,7 @@ fn environment_directory_and_user_are_as_asked() {
         "--",
         "sh",
         "-c",
-        "pwd; id -un; sudo -n id -un; echo $HOME",
+        "pwd; id -un; sudo -n id -un 2>&1; echo $HOME",
     ]);
     assert_eq!(
         done.stdout, "/home/user\nuser\nroot\n/home/user\n",

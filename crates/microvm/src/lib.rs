@@ -4,12 +4,15 @@
 //! the guest. Dropping a [`MicroVm`], or the death of this process, ends the guest: nothing is left behind, because the
 //! VMM holds nothing but descriptors and its control socket is ours.
 
+mod driver;
 mod greeting;
 pub mod host_kvm;
 mod link;
+mod restore;
+mod saving;
 mod spec;
 mod vm;
 
 pub use greeting::GreetingError;
-pub use spec::BootSpec;
+pub use spec::{BootSpec, NetSpec};
 pub use vm::{BootError, ConnectError, Connector, MicroVm};

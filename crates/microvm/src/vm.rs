@@ -1,24 +1,28 @@
 //! A running microVM.
 
-use crate::greeting::{Greeting, GreetingError};
+use crate::driver::{Driver, Step, printable};
+use crate::greeting::GreetingError;
 use crate::host_kvm::{self, KvmError};
 use crate::link::Link;
+use crate::saving::Saving;
 use crate::spec::BootSpec;
 use command_fds::{CommandFdExt, FdMapping};
 use jiffy_engine::{BootMode, BootReport, SandboxEnd};
-use jiffy_proto::agent::{HELLO_PORT, Identity, Ready};
+use jiffy_proto::agent::Identity;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::console::ConsoleRing;
-use jiffy_proto::vm::{CONTROL_FD, Event, Request, StartTimes, StopCause};
+use jiffy_proto::vm::{CONTROL_FD, Request};
+use jiffy_snapshot::SnapshotError;
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 
 /// Time a guest has from its first instruction to the agent's word.
@@ -50,6 +54,9 @@ pub enum BootError {
         /// Why it failed.
         source: io::Error,
     },
+    /// The snapshot cannot be used.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// The control socket failed.
     #[error(transparent)]
     Control(#[from] ChannelError),
@@ -116,13 +123,28 @@ impl Connector {
 /// A guest whose agent has answered. Dropping it ends the guest.
 #[derive(Debug)]
 pub struct MicroVm {
-    link: Arc<Link>,
+    pub(crate) link: Arc<Link>,
     console: Arc<ConsoleRing>,
     end: watch::Receiver<Option<SandboxEnd>>,
     driver: JoinHandle<()>,
     kill: mpsc::Sender<()>,
     report: BootReport,
     pid: u32,
+    pub(crate) saving: Mutex<Saving>,
+}
+
+/// What differs between the ways to start a VMM.
+pub(crate) struct Launch<'a> {
+    pub vmm: &'a std::path::Path,
+    pub identity: Identity,
+    pub mode: BootMode,
+}
+
+pub(crate) fn ring() -> Result<ConsoleRing, BootError> {
+    ConsoleRing::create().map_err(|e| BootError::Host {
+        what: "console ring",
+        source: e.into(),
+    })
 }
 
 impl MicroVm {
@@ -130,39 +152,63 @@ impl MicroVm {
     pub async fn boot(spec: BootSpec) -> Result<Self, BootError> {
         let asked = Instant::now();
         let kvm = host_kvm::open()?;
-        let console = ConsoleRing::create().map_err(|e| BootError::Host {
-            what: "console ring",
-            source: e.into(),
-        })?;
-        let (channel, theirs) = Channel::pair()?;
-        let child = spawn(&spec.vmm, theirs)?;
-        let pid = child.id().unwrap_or(0);
-        let wire = spec.wire(&kvm, console.fd());
-        channel.send(&Request::Start(Box::new(wire.config)), &wire.fds)?;
+        let console = ring()?;
+        let host = |source| BootError::Host {
+            what: "duplicating a descriptor",
+            source,
+        };
+        let shared = console.fd().try_clone_to_owned().map_err(host)?;
+        let wire = spec.wire(&kvm, shared.as_fd());
+        let request = Request::Start(Box::new(wire.config));
+        let launch = Launch {
+            vmm: &spec.vmm,
+            identity: spec.identity.clone(),
+            mode: BootMode::Cold,
+        };
+        let overlay = spec.overlay.try_clone().map_err(host)?;
+        let (mut vm, steps) = Self::launch(launch, &request, &wire.fds, console, overlay)?;
         drop(wire.fds);
+        vm.come_up_in_time(asked, steps).await?;
+        Ok(vm)
+    }
 
+    /// Starts a VMM and tells it what to be.
+    pub(crate) fn launch(
+        launch: Launch<'_>,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+        console: ConsoleRing,
+        overlay: File,
+    ) -> Result<(Self, mpsc::Receiver<Step>), BootError> {
+        let (channel, theirs) = Channel::pair()?;
+        let child = spawn(launch.vmm, theirs)?;
+        let pid = child.id().unwrap_or(0);
+        channel.send(request, fds)?;
         let link = Arc::new(Link::new(channel)?);
         let console = Arc::new(console);
         let (kill, killed) = mpsc::channel(1);
         let (tell_end, end) = watch::channel(None);
         let (tell_step, steps) = mpsc::channel(4);
+        let (reply, replies) = mpsc::unbounded_channel();
         let driver = Driver {
             link: link.clone(),
             child,
             console: console.clone(),
-            identity: spec.identity,
+            identity: launch.identity,
             steps: Some(tell_step),
             killed,
             cause: None,
+            replies: reply,
+            restored: launch.mode != BootMode::Cold,
         };
-        let mut vm = Self {
+        let vm = Self {
             link,
             console,
             end,
             driver: tokio::spawn(driver.run(tell_end)),
             kill,
             report: BootReport {
-                mode: BootMode::Cold,
+                mode: launch.mode,
                 vmm_us: 0,
                 kernel_us: 0,
                 init_us: 0,
@@ -170,15 +216,23 @@ impl MicroVm {
                 total_us: 0,
             },
             pid,
+            saving: Mutex::new(Saving::new(replies, overlay)),
         };
-        match tokio::time::timeout(BOOT_LIMIT, vm.come_up(asked, steps)).await {
-            Ok(Ok(report)) => {
-                vm.report = report;
-                Ok(vm)
+        Ok((vm, steps))
+    }
+
+    pub(crate) async fn come_up_in_time(
+        &mut self,
+        asked: Instant,
+        steps: mpsc::Receiver<Step>,
+    ) -> Result<(), BootError> {
+        match tokio::time::timeout(BOOT_LIMIT, self.come_up(asked, steps)).await {
+            Ok(report) => {
+                self.report = report?;
+                Ok(())
             }
-            Ok(Err(e)) => Err(e),
             Err(_) => Err(BootError::Timeout {
-                console: vm.console_tail(),
+                console: self.console_tail(),
             }),
         }
     }
@@ -192,8 +246,16 @@ impl MicroVm {
         let mut hello = None;
         loop {
             match steps.recv().await {
-                Some(Step::Running(_)) => running = Instant::now(),
-                Some(Step::Hello { init_us }) => hello = Some((Instant::now(), init_us)),
+                Some(Step::Running) => running = Instant::now(),
+                Some(Step::Hello { hello: said }) => {
+                    // Of a restored guest its clock tells when it was booted, once.
+                    let init_us = match self.report.mode {
+                        BootMode::Cold => said.hello_us.saturating_sub(said.init_us),
+                        BootMode::Snapshot => 0,
+                    };
+                    hello = Some((Instant::now(), init_us));
+                    self.saving.get_mut().hello = Some(said);
+                }
                 Some(Step::Ready(Ok(_))) => {
                     let (heard, init_us) = hello.unwrap_or((Instant::now(), 0));
                     let to_hello = micros(heard - running);
@@ -201,7 +263,7 @@ impl MicroVm {
                     let vmm_us = micros(running - asked);
                     let agent_us = micros(heard.elapsed());
                     return Ok(BootReport {
-                        mode: BootMode::Cold,
+                        mode: self.report.mode,
                         vmm_us,
                         kernel_us: to_hello - init_us,
                         init_us,
@@ -261,8 +323,8 @@ impl MicroVm {
         self.end.borrow().clone()
     }
 
-    /// Ends the sandbox now and returns when nothing of it is left.
-    pub async fn stop(mut self) {
+    /// Ends the sandbox now and returns when nothing of it is left; says why it ended, which may have been before it was asked to.
+    pub async fn stop(mut self) -> SandboxEnd {
         let _ = self.link.send(&Request::Stop, &[]);
         if tokio::time::timeout(STOP_LIMIT, &mut self.driver)
             .await
@@ -271,6 +333,7 @@ impl MicroVm {
             let _ = self.kill.try_send(());
             let _ = (&mut self.driver).await;
         }
+        self.ended().await
     }
 
     /// The guest's last console output, cleaned for a terminal.
@@ -310,175 +373,6 @@ fn spawn(vmm: &std::path::Path, control: OwnedFd) -> Result<Child, BootError> {
         .map_err(failed)
 }
 
-enum Step {
-    Running(#[allow(dead_code)] StartTimes),
-    Hello { init_us: u64 },
-    Ready(Result<Ready, GreetingError>),
-}
-
-/// Listens to the VMM until it is gone.
-struct Driver {
-    link: Arc<Link>,
-    child: Child,
-    console: Arc<ConsoleRing>,
-    identity: Identity,
-    steps: Option<mpsc::Sender<Step>>,
-    killed: mpsc::Receiver<()>,
-    cause: Option<StopCause>,
-}
-
-impl Driver {
-    async fn run(mut self, tell_end: watch::Sender<Option<SandboxEnd>>) {
-        let mut greeting: Option<JoinHandle<Option<tokio::net::UnixStream>>> = None;
-        loop {
-            tokio::select! {
-                event = self.link.recv() => match event {
-                    Ok((Event::GuestConnect { port: HELLO_PORT }, fds)) => {
-                        greeting = self.greet(fds);
-                    }
-                    Ok((event, _)) => self.on_event(event).await,
-                    Err(_) => break,
-                },
-                _ = self.killed.recv() => {
-                    let _ = self.child.start_kill();
-                }
-            }
-        }
-        let status = self.child.wait().await;
-        if let Some(greeting) = greeting {
-            greeting.abort();
-        }
-        let end = judge(self.cause.take(), status, &self.console.tail());
-        tracing::debug!(?end, "sandbox ended");
-        // The end is known before the steps close, so that whoever waits for a step finds it.
-        tell_end.send_replace(Some(end));
-    }
-
-    /// Greets in a task of its own, so that the VMM is listened to meanwhile.
-    fn greet(&mut self, fds: Vec<OwnedFd>) -> Option<JoinHandle<Option<tokio::net::UnixStream>>> {
-        let stream = UnixStream::from(fds.into_iter().next()?);
-        stream.set_nonblocking(true).ok()?;
-        let stream = tokio::net::UnixStream::from_std(stream).ok()?;
-        let identity = self.identity.clone();
-        let steps = self.steps.take();
-        Some(tokio::spawn(async move {
-            let result = match Greeting::hear(stream).await {
-                Ok(greeting) => {
-                    let hello = &greeting.hello;
-                    let init_us = hello.hello_us.saturating_sub(hello.init_us);
-                    if let Some(steps) = &steps {
-                        let _ = steps.send(Step::Hello { init_us }).await;
-                    }
-                    greeting.answer(&identity).await
-                }
-                Err(e) => Err(e),
-            };
-            let (stream, ready) = match result {
-                Ok((stream, ready)) => (Some(stream), Ok(ready)),
-                Err(e) => (None, Err(e)),
-            };
-            if let Some(steps) = steps {
-                let _ = steps.send(Step::Ready(ready)).await;
-            }
-            // Held open until the VM ends: its closing would tell the agent to greet again.
-            let kept = stream?;
-            std::future::pending::<()>().await;
-            Some(kept)
-        }))
-    }
-
-    async fn on_event(&mut self, event: Event) {
-        match event {
-            Event::Started(times) => {
-                if let Some(steps) = &self.steps {
-                    let _ = steps.send(Step::Running(times)).await;
-                }
-            }
-            Event::Stopped(cause) => self.cause = Some(cause),
-            Event::DeviceFailed { device, reason } => {
-                tracing::warn!(device, reason, "a device of the guest failed");
-            }
-            Event::GuestConnect { .. } | Event::Stats(_) => {}
-        }
-    }
-}
-
-/// Why the sandbox ended: what the VMM said, how its process ended, and the guest's last words.
-fn judge(cause: Option<StopCause>, status: io::Result<ExitStatus>, console: &[u8]) -> SandboxEnd {
-    match cause {
-        Some(StopCause::Requested) => SandboxEnd::Requested,
-        Some(StopCause::GuestReset) => last_words(&printable(console)),
-        Some(StopCause::GuestFault { reason }) => SandboxEnd::GuestFault { reason },
-        Some(StopCause::BadConfig { reason } | StopCause::HostError { reason }) => {
-            SandboxEnd::HostError { reason }
-        }
-        None => SandboxEnd::VmmDied {
-            status: match status {
-                Ok(status) => status.to_string(),
-                Err(e) => e.to_string(),
-            },
-        },
-    }
-}
-
-fn last_words(console: &str) -> SandboxEnd {
-    const PANIC: &str = "Kernel panic - not syncing: ";
-    let Some(at) = console.rfind(PANIC) else {
-        return SandboxEnd::GuestReset;
-    };
-    let message = console[at + PANIC.len()..]
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .to_owned();
-    let memory = [
-        "Out of memory",
-        "out of memory",
-        "System is deadlocked on memory",
-    ];
-    if memory.iter().any(|words| message.contains(words)) {
-        SandboxEnd::GuestOutOfMemory { message }
-    } else {
-        SandboxEnd::GuestPanic { message }
-    }
-}
-
-/// Text for a terminal: no control characters but line ends and tabs.
-fn printable(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes)
-        .chars()
-        .filter(|c| !c.is_control() || matches!(c, '\n' | '\t'))
-        .collect()
-}
-
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_panic_is_told_in_the_kernels_own_words() {
-        let console =
-            "foo\n[    1.2] Kernel panic - not syncing: sysrq triggered crash\n[    1.3] CPU: 0\n";
-        let message = "sysrq triggered crash".to_owned();
-        assert_eq!(last_words(console), SandboxEnd::GuestPanic { message });
-        let oom = "Kernel panic - not syncing: System is deadlocked on memory\n";
-        assert!(matches!(
-            last_words(oom),
-            SandboxEnd::GuestOutOfMemory { .. }
-        ));
-        assert_eq!(
-            last_words("reboot: Restarting system\n"),
-            SandboxEnd::GuestReset
-        );
-    }
-
-    #[test]
-    fn console_output_cannot_drive_the_terminal() {
-        assert_eq!(printable(b"a\x1b[2Jb\r\n\x07c"), "a[2Jb\nc");
-    }
 }

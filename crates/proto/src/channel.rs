@@ -13,8 +13,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Longest message in bytes.
 pub const MAX_MESSAGE: usize = 64 * 1024;
-/// Most descriptors beside one message.
-pub const MAX_FDS: usize = 32;
+/// Most descriptors beside one message; the kernel takes no more (`SCM_MAX_FD`).
+pub const MAX_FDS: usize = 253;
 
 /// What can go wrong on a [`Channel`].
 #[derive(Debug, thiserror::Error)]

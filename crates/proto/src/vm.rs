@@ -1,6 +1,7 @@
 //! Host <-> `jiffy-vmm`. Every message is one JSON object in one `SOCK_SEQPACKET` packet; descriptors
 //! travel beside it as `SCM_RIGHTS` and are named by their position ([`FdIndex`]).
 
+use crate::snapshot::{LayerFiles, RestoreConfig, SnapshotConfig, SnapshotReport};
 use serde::{Deserialize, Serialize};
 
 /// Position of a descriptor among those sent with the same message, from 0.
@@ -17,6 +18,22 @@ pub const CONTROL_FD: i32 = 3;
 pub enum Request {
     /// Builds and boots the VM. Accepted once; answered by [`Event::Started`] or [`Event::Stopped`].
     Start(Box<VmConfig>),
+    /// Makes the VM from a snapshot instead; answered likewise.
+    Restore(Box<RestoreConfig>),
+    /// Stops the vCPUs; answered by [`Event::Paused`].
+    Pause,
+    /// Lets them go on; answered by [`Event::Resumed`].
+    Resume,
+    /// Takes a snapshot; answered by [`Event::Snapshotted`] or [`Event::SnapshotFailed`].
+    Snapshot(SnapshotConfig),
+    /// Writes an index of the memory chunks that are present now, which is what a VM restored with
+    /// [`crate::snapshot::MemorySource::Map`] has touched; answered by [`Event::WorkingSet`].
+    WorkingSet {
+        /// Takes the index.
+        index: FdIndex,
+        /// `/proc/PID/pagemap` of the VMM.
+        pagemap: FdIndex,
+    },
     /// Hands over one end of a connected Unix stream socket (the only descriptor) that becomes a vsock
     /// connection to `port` in the guest. Refused connections are closed without a byte.
     Connect {
@@ -54,6 +71,25 @@ pub enum Event {
     },
     /// Answer to [`Request::Stats`].
     Stats(VmStats),
+    /// The guest stands still.
+    Paused {
+        /// Time from the request to the last vCPU out of the guest, in microseconds.
+        stopped_us: u64,
+    },
+    /// The guest goes on.
+    Resumed,
+    /// The snapshot is complete.
+    Snapshotted(SnapshotReport),
+    /// There is no snapshot; the VM is as it was before.
+    SnapshotFailed {
+        /// What failed, on what.
+        reason: String,
+    },
+    /// Answer to [`Request::WorkingSet`].
+    WorkingSet {
+        /// Number of chunks, or none if this host cannot tell.
+        chunks: Option<u64>,
+    },
     /// Last message: why the VM ended.
     Stopped(StopCause),
 }
@@ -166,6 +202,15 @@ pub enum DiskConfig {
         /// Image below; its size is the size of the disk.
         base: FdIndex,
         /// Where written blocks go; empty or from an earlier VM it must not be.
+        overlay: FdIndex,
+    },
+    /// As `Overlay`, with layers of snapshots in between.
+    Layered {
+        /// Image below; its size is the size of the disk.
+        base: FdIndex,
+        /// Oldest first; never written.
+        layers: Vec<LayerFiles>,
+        /// Where written blocks go; empty.
         overlay: FdIndex,
     },
 }

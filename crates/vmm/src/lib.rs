@@ -1,6 +1,17 @@
 //! `jiffy-vmm`: one process is one microVM. The binary is [`process::run`]; the rest is a library so that every
 //! device can be tested and fuzzed without KVM.
 
+/// Fails to compile when a state struct changes its size. It is part of the snapshot format: whoever changes such a struct
+/// raises the version of its section in `snapshot/state.rs`, keeps the old one readable or says in CHANGELOG.md that old
+/// snapshots are refused, adds a golden snapshot, and only then writes the new size down.
+#[macro_export]
+macro_rules! frozen_layout {
+    ($state:ty, $bytes:expr) => {
+        // The compiler's message names both sizes.
+        const _: [(); $bytes] = [(); std::mem::size_of::<$state>()];
+    };
+}
+
 pub mod boot;
 pub mod error;
 pub mod machine;
@@ -8,6 +19,7 @@ pub mod memory;
 pub mod poll;
 pub mod process;
 pub mod seccomp;
+pub mod snapshot;
 pub mod virtio;
 
 /// Guest memory as every device sees it.

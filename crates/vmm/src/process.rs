@@ -1,19 +1,24 @@
 //! Life of the process: take the configuration, build the machine, serve until it ends.
 
+mod snapshot;
+
 use crate::error::VmmError;
 use crate::machine::bus::{SharedDevice, lock};
 use crate::machine::vcpu::{VcpuEnd, Vcpus};
-use crate::machine::{Descriptors, Machine, Slot, build};
+use crate::machine::{Descriptors, Machine, Slot, build, restore};
 use crate::poll::Ready;
 use crate::seccomp;
 use crate::virtio::balloon::Balloon;
 use crate::virtio::vsock::{ConnectError, GuestConnect, Vsock};
 use jiffy_proto::channel::{Channel, ChannelError};
+use jiffy_proto::snapshot::RestoreConfig;
 use jiffy_proto::vm::{CONTROL_FD, Event, Request, StartTimes, StopCause, VmConfig};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{SockFlag, accept4};
+use snapshot::Copying;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -25,6 +30,7 @@ const SLOT_CONTROL: u32 = 0;
 const SLOT_LISTENER: u32 = 1;
 const SLOT_VCPU_END: u32 = 2;
 const SLOT_ATTENTION: u32 = 3;
+const SLOT_COPIED: u32 = 4;
 
 /// The whole program.
 pub fn run() -> ExitCode {
@@ -36,12 +42,14 @@ pub fn run() -> ExitCode {
         );
         return ExitCode::from(2);
     }
+    raise_descriptor_limit();
     // SAFETY: the descriptor is open (checked above) and nothing else in this process uses it.
     let control = Channel::new(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) });
-    let (config, fds) = match control.recv::<Request>() {
-        Ok((Request::Start(config), fds)) => (config, fds),
+    let (origin, fds) = match control.recv::<Request>() {
+        Ok((Request::Start(config), fds)) => (Origin::Boot(config), fds),
+        Ok((Request::Restore(config), fds)) => (Origin::Snapshot(config), fds),
         Ok((other, _)) => {
-            let reason = format!("the first request must be start, not {other:?}");
+            let reason = format!("the first request must be start or restore, not {other:?}");
             return finish(&control, &StopCause::BadConfig { reason });
         }
         Err(ChannelError::Closed) => return ExitCode::SUCCESS,
@@ -52,12 +60,23 @@ pub fn run() -> ExitCode {
     };
     let config_us = micros(began);
     let link = Link::new(control);
-    let cause = match start(&config, fds, &link, began, config_us) {
+    let cause = match start(&origin, fds, &link, began, config_us) {
         Ok(mut vm) => vm.serve(),
         Err(e) => e.into(),
     };
     link.send(&Event::Stopped(cause), &[]);
     ExitCode::SUCCESS
+}
+
+/// Every vsock connection is a descriptor here: takes all that the hard limit allows. Without it a shell's 1024 would have to
+/// do for the machine's own and [`MAX_CONNECTIONS`](crate::virtio::vsock::MAX_CONNECTIONS).
+fn raise_descriptor_limit() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+    {
+        // Fewer connections are the only consequence of a refusal.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
 }
 
 fn finish(control: &Channel, cause: &StopCause) -> ExitCode {
@@ -96,26 +115,45 @@ impl GuestConnect for Link {
     }
 }
 
+/// What the VM is made from.
+enum Origin {
+    Boot(Box<VmConfig>),
+    Snapshot(Box<RestoreConfig>),
+}
+
 struct Vm {
     machine: Machine,
     link: Link,
     listener: Option<OwnedFd>,
     outlive_controller: bool,
     vcpus: Vcpus,
+    running: bool,
+    copying: Option<Copying>,
+    /// Disks (by device number) that could not be put back together after a snapshot that failed.
+    unsettled: Vec<usize>,
     cause: Option<StopCause>,
 }
 
 fn start(
-    config: &VmConfig,
+    origin: &Origin,
     fds: Vec<OwnedFd>,
     link: &Link,
     began: Instant,
     config_us: u64,
 ) -> Result<Vm, VmmError> {
     let mut fds = Descriptors::new(fds);
-    let mut machine = build(config, &mut fds, Box::new(link.clone()))?;
-    let listener = config
-        .control_listener
+    let guest_connect = Box::new(link.clone());
+    let (mut machine, outlive_controller, listener, paused) = match origin {
+        Origin::Boot(c) => {
+            let machine = build(c, &mut fds, guest_connect)?;
+            (machine, c.outlive_controller, c.control_listener, false)
+        }
+        Origin::Snapshot(c) => {
+            let machine = restore(c, &mut fds, guest_connect)?;
+            (machine, c.outlive_controller, c.control_listener, c.paused)
+        }
+    };
+    let listener = listener
         .map(|fd| fds.take(fd, "control listener"))
         .transpose()?;
     drop(fds);
@@ -127,13 +165,18 @@ fn start(
         machine,
         link: link.clone(),
         listener,
-        outlive_controller: config.outlive_controller,
+        outlive_controller,
         vcpus,
+        running: !paused,
+        copying: None,
+        unsettled: Vec::new(),
         cause: None,
     };
     vm.watch_all()?;
     seccomp::confine_main()?;
-    vm.vcpus.resume();
+    if vm.running {
+        vm.vcpus.resume();
+    }
     link.send(
         &Event::Started(StartTimes {
             config_us,
@@ -194,6 +237,7 @@ impl Vm {
             Slot::Other(SLOT_CONTROL) => self.on_control(),
             Slot::Other(SLOT_LISTENER) => self.on_listener(),
             Slot::Other(SLOT_VCPU_END) => self.on_vcpu_end(),
+            Slot::Other(SLOT_COPIED) => self.on_copied(),
             Slot::Other(SLOT_ATTENTION) => {
                 let _ = self.machine.attention.read();
                 self.machine
@@ -243,6 +287,20 @@ impl Vm {
         }
     }
 
+    fn pause(&mut self) {
+        if self.running {
+            self.vcpus.pause();
+            self.running = false;
+        }
+    }
+
+    fn resume(&mut self) {
+        if !self.running {
+            self.vcpus.resume();
+            self.running = true;
+        }
+    }
+
     fn on_controller_gone(&mut self) {
         if !self.outlive_controller {
             self.cause = Some(StopCause::Requested);
@@ -270,8 +328,8 @@ impl Vm {
 
     fn on_request(&mut self, request: Request, fds: Vec<OwnedFd>) {
         match request {
-            Request::Start(_) => {
-                let reason = "start was sent twice".to_owned();
+            Request::Start(_) | Request::Restore(_) => {
+                let reason = "the VM has started already".to_owned();
                 self.cause = Some(StopCause::BadConfig { reason });
             }
             Request::Connect { port } => {
@@ -299,6 +357,21 @@ impl Vm {
                     .find_map(|d| lock(d).peek(actual))
                     .unwrap_or(0);
                 self.link.send(&Event::Stats(stats), &[]);
+            }
+            Request::Pause => {
+                let began = Instant::now();
+                self.pause();
+                let stopped_us = micros(began);
+                self.link.send(&Event::Paused { stopped_us }, &[]);
+            }
+            Request::Resume => {
+                self.resume();
+                self.link.send(&Event::Resumed, &[]);
+            }
+            Request::Snapshot(config) => self.on_snapshot(&config, fds),
+            Request::WorkingSet { index, pagemap } => {
+                let chunks = self.working_set(index, pagemap, fds).ok();
+                self.link.send(&Event::WorkingSet { chunks }, &[]);
             }
             Request::Stop => self.cause = Some(StopCause::Requested),
         }

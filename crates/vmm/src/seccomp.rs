@@ -2,7 +2,10 @@
 //! makes an unlisted call is no longer ours.
 
 use crate::error::VmmError;
-use seccompiler::{SeccompAction, SeccompFilter, SeccompRule, TargetArch, apply_filter};
+use seccompiler::{
+    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch, apply_filter,
+};
 use std::collections::BTreeMap;
 
 /// Memory, locks and the end of a thread: both kinds need them.
@@ -37,11 +40,14 @@ const COMMON: &[libc::c_long] = &[
 const MAIN: &[libc::c_long] = &[
     libc::SYS_accept4,
     libc::SYS_clock_gettime,
+    libc::SYS_close_range,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_wait,
     libc::SYS_fallocate,
     libc::SYS_fdatasync,
     libc::SYS_ftruncate,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
     libc::SYS_lseek,
     libc::SYS_pread64,
     libc::SYS_preadv,
@@ -55,23 +61,42 @@ const MAIN: &[libc::c_long] = &[
     libc::SYS_sendmsg,
     libc::SYS_sendto,
     libc::SYS_socketpair,
+    libc::SYS_waitid,
     libc::SYS_writev,
 ];
 
+/// Calls of the event loop that are allowed with one first argument only: a process that writes a snapshot is forked (and no
+/// thread or process of another kind), it ends with this one, and vCPU threads of this process are kicked.
+fn main_with_argument() -> [(libc::c_long, u64); 3] {
+    let number = |n: libc::c_int| u64::try_from(n).unwrap_or(u64::MAX);
+    let pid = u64::from(std::process::id());
+    [
+        (libc::SYS_clone, number(libc::CLONE_PIDFD | libc::SIGCHLD)),
+        (libc::SYS_prctl, number(libc::PR_SET_PDEATHSIG)),
+        (libc::SYS_tgkill, pid),
+    ]
+}
+
 /// Confines the calling vCPU thread.
 pub fn confine_vcpu() -> Result<(), VmmError> {
-    confine(COMMON)
+    confine(COMMON, &[])
 }
 
 /// Confines the event loop's thread.
 pub fn confine_main() -> Result<(), VmmError> {
-    confine(&[COMMON, MAIN].concat())
+    confine(&[COMMON, MAIN].concat(), &main_with_argument())
 }
 
-fn confine(calls: &[libc::c_long]) -> Result<(), VmmError> {
+fn confine(calls: &[libc::c_long], with_argument: &[(libc::c_long, u64)]) -> Result<(), VmmError> {
     let failed = |e: &dyn std::fmt::Display| VmmError::host("seccomp filter", e);
-    let rules: BTreeMap<i64, Vec<SeccompRule>> =
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         calls.iter().map(|&call| (call, Vec::new())).collect();
+    for &(call, first) in with_argument {
+        let equal = SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, first)
+            .map_err(|e| failed(&e))?;
+        let rule = SeccompRule::new(vec![equal]).map_err(|e| failed(&e))?;
+        rules.insert(call, vec![rule]);
+    }
     let filter = SeccompFilter::new(
         rules,
         SeccompAction::KillProcess,

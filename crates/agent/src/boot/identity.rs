@@ -16,8 +16,10 @@ use std::os::fd::AsRawFd;
 
 /// Least bytes of entropy that make the clones of one snapshot differ.
 const MIN_ENTROPY: usize = 32;
-/// First line of an `/etc/hosts` that is ours to rewrite.
-const HOSTS_MARK: &str = "# written by jiffy-agent\n";
+/// Ends the one line of `/etc/hosts` that is ours to rewrite.
+const HOSTS_MARK: &str = "# jiffy: this sandbox";
+/// What `/etc/hosts` holds where the image brings none.
+const HOSTS_DEFAULT: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 
 /// Applies identities, and knows whether one was applied before.
 #[derive(Debug, Default)]
@@ -114,15 +116,26 @@ fn mix_entropy(encoded: &str) -> Result<(), String> {
 fn set_hostname(name: &str) -> io::Result<()> {
     // SAFETY: the pointer and length describe `name`.
     sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })?;
-    let hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
-    if hosts.is_empty() || hosts.starts_with(HOSTS_MARK) {
-        let text = format!(
-            "{HOSTS_MARK}127.0.0.1 localhost\n127.0.1.1 {name}\n::1 localhost ip6-localhost ip6-loopback\n"
-        );
-        // A root without /etc resolves nothing anyway.
-        let _ = std::fs::write("/etc/hosts", text);
-    }
+    let before = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    // A root without /etc resolves nothing anyway.
+    let _ = std::fs::write("/etc/hosts", hosts(&before, name));
     Ok(())
+}
+
+/// `before` with our name in it, in place of an earlier one.
+fn hosts(before: &str, name: &str) -> String {
+    let kept = if before.is_empty() {
+        HOSTS_DEFAULT
+    } else {
+        before
+    };
+    let mut text: String = kept
+        .lines()
+        .filter(|line| !line.ends_with(HOSTS_MARK))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    let _ = writeln!(text, "127.0.1.1 {name} {HOSTS_MARK}");
+    text
 }
 
 /// 128 random bits in hexadecimal.
@@ -143,5 +156,19 @@ fn new_machine_id() -> io::Result<()> {
             std::fs::write("/etc/machine-id", id)
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_name_is_in_etc_hosts_once_and_all_else_stays() {
+        let first = hosts("10.0.0.1 db", "abc");
+        assert_eq!(first, format!("10.0.0.1 db\n127.0.1.1 abc {HOSTS_MARK}\n"));
+        let second = hosts(&first, "xyz");
+        assert_eq!(second, format!("10.0.0.1 db\n127.0.1.1 xyz {HOSTS_MARK}\n"));
+        assert!(hosts("", "abc").starts_with("127.0.0.1 localhost\n"));
     }
 }

@@ -1,9 +1,10 @@
 //! From a configuration to a machine that is ready to run.
 
 use super::bus::{Bus, SharedDevice};
-use super::devices::{attach, cmdline, create, event};
+use super::cpu;
+use super::devices::{DeviceSet, attach, cmdline, create, event};
 use super::fds::Descriptors;
-use super::ioapic::{IoApic, KvmRoutes, PINS};
+use super::ioapic::{IoApic, IoApicState, KvmRoutes, PINS};
 use super::legacy::{COM1_IRQ, LegacyPorts};
 use super::vcpu;
 use crate::GuestMemory;
@@ -11,9 +12,11 @@ use crate::boot;
 use crate::error::VmmError;
 use crate::memory::{self, KVM_IDENTITY_MAP_START, KVM_TSS_START};
 use crate::poll::Poller;
+use crate::snapshot::layers::Layers;
+use crate::snapshot::state::Shape;
 use crate::virtio::vsock::GuestConnect;
 use jiffy_proto::console::ConsoleRing;
-use jiffy_proto::vm::{VmConfig, limits};
+use jiffy_proto::vm::{FdIndex, VmConfig, limits};
 use kvm_bindings::{
     CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap,
     kvm_userspace_memory_region,
@@ -37,9 +40,107 @@ pub struct Machine {
     pub poller: Poller,
     /// Fires when a device failed in the middle of a vCPU's access.
     pub attention: EventFd,
+    /// Guest memory.
+    pub memory: GuestMemory,
+    /// What lies below it.
+    pub layers: Layers,
+    /// What saving its state needs to know.
+    pub shape: Shape,
+    /// Registers that are part of a vCPU's state.
+    pub msrs: Arc<Vec<u32>>,
+    /// KVM's handle.
+    pub vm: Arc<VmFd>,
     /// Kick descriptors; they live as long as the machine.
     _kicks: Vec<EventFd>,
-    _vm: Arc<VmFd>,
+}
+
+/// A machine half built: everything but what its vCPUs and legacy devices hold.
+pub(super) struct Frame {
+    pub kvm: Kvm,
+    pub vm: VmFd,
+    pub memory: GuestMemory,
+    pub poller: Poller,
+    pub devices: Vec<SharedDevice>,
+    kicks: Vec<EventFd>,
+}
+
+impl Frame {
+    /// KVM objects over `memory`, and the devices.
+    pub fn new(
+        kvm: OwnedFd,
+        memory: GuestMemory,
+        devices: &DeviceSet<'_>,
+        fds: &mut Descriptors,
+        guest_connect: Box<dyn GuestConnect>,
+    ) -> Result<Self, VmmError> {
+        let (kvm, vm) = create_vm(kvm)?;
+        give_memory(&vm, &memory)?;
+        let poller = Poller::new().map_err(|e| VmmError::host("epoll", e))?;
+        let mut kicks = Vec::new();
+        let mut attached = Vec::new();
+        for (index, device) in create(devices, fds, guest_connect)?.into_iter().enumerate() {
+            attached.push(attach(&vm, index, device, &memory, &poller, &mut kicks)?);
+        }
+        Ok(Self {
+            kvm,
+            vm,
+            memory,
+            poller,
+            devices: attached,
+            kicks,
+        })
+    }
+
+    /// The console's interrupt.
+    pub fn serial_irq(&self) -> Result<EventFd, VmmError> {
+        let irq = event()?;
+        self.vm
+            .register_irqfd(&irq, COM1_IRQ)
+            .map_err(|e| VmmError::host("irqfd", e))?;
+        Ok(irq)
+    }
+
+    /// Puts the rest in.
+    pub fn finish(
+        self,
+        vcpus: Vec<VcpuFd>,
+        ports: LegacyPorts,
+        ioapic: Option<&IoApicState>,
+        shape: Shape,
+        layers: Layers,
+    ) -> Result<Machine, VmmError> {
+        let attention = event()?;
+        let wake = attention
+            .try_clone()
+            .map_err(|e| VmmError::host("eventfd", e))?;
+        let vm = Arc::new(self.vm);
+        let mut pins = IoApic::new(KvmRoutes(vm.clone()));
+        if let Some(state) = ioapic {
+            pins.restore(state)
+                .map_err(|e| VmmError::host("routing interrupts", e))?;
+        }
+        let bus = Arc::new(Bus::new(
+            self.devices.clone(),
+            pins,
+            ports,
+            Box::new(move || {
+                let _ = wake.write(1);
+            }),
+        ));
+        Ok(Machine {
+            bus,
+            devices: self.devices,
+            vcpus,
+            poller: self.poller,
+            attention,
+            memory: self.memory,
+            layers,
+            shape,
+            msrs: Arc::new(vcpu::msr_list(&self.kvm)?),
+            vm,
+            _kicks: self.kicks,
+        })
+    }
 }
 
 /// Builds the machine. Opens nothing: all descriptors come from `fds`.
@@ -49,57 +150,44 @@ pub fn build(
     guest_connect: Box<dyn GuestConnect>,
 ) -> Result<Machine, VmmError> {
     check(config)?;
-    let (kvm, vm) = create_vm(fds.take(config.kvm, "/dev/kvm")?)?;
     let memory = memory::allocate(config.memory_mib)?;
-    give_memory(&vm, &memory)?;
-
-    let poller = Poller::new().map_err(|e| VmmError::host("epoll", e))?;
-    let attention = event()?;
-    let mut kicks = Vec::new();
-    let mut devices = Vec::new();
-    for (index, device) in create(config, fds, guest_connect)?.into_iter().enumerate() {
-        devices.push(attach(&vm, index, device, &memory, &poller, &mut kicks)?);
-    }
+    let devices = DeviceSet {
+        disks: &config.disks,
+        vsock: config.vsock.as_ref(),
+        net: config.net.as_ref(),
+        rng: config.rng,
+        balloon: config.balloon,
+    };
+    let kvm = fds.take(config.kvm, "/dev/kvm")?;
+    let frame = Frame::new(kvm, memory, &devices, fds, guest_connect)?;
 
     let kernel = File::from(fds.take(config.kernel, "kernel")?);
     let initrd = config
         .initrd
         .map(|fd| fds.take(fd, "initrd").map(File::from))
         .transpose()?;
-    let line = format!("{}{}", config.cmdline, cmdline(devices.len()));
-    let entry = boot::load(&memory, &kernel, initrd.as_ref(), &line, config.vcpus)?;
+    let line = format!("{}{}", config.cmdline, cmdline(frame.devices.len()));
+    let entry = boot::load(&frame.memory, &kernel, initrd.as_ref(), &line, config.vcpus)?;
 
-    let supported = kvm
-        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(|e| VmmError::host("reading the CPU's features from KVM", e))?;
-    let vcpus = create_vcpus(&vm, &supported, config.vcpus, entry)?;
+    let supported = supported_cpuid(&frame.kvm)?;
+    let vcpus = create_vcpus(&frame.vm, &supported, config.vcpus, entry)?;
+    let ports = LegacyPorts::new(console(fds, config.console)?, frame.serial_irq()?);
+    let shape = Shape {
+        vcpus: config.vcpus,
+        memory_mib: config.memory_mib,
+        cpu: cpu::features(&supported),
+    };
+    frame.finish(vcpus, ports, None, shape, Layers::default())
+}
 
-    let console = ConsoleRing::open(fds.take(config.console, "console")?)
-        .map_err(|e| VmmError::Config(format!("console ring: {e}")))?;
-    let serial_irq = event()?;
-    vm.register_irqfd(&serial_irq, COM1_IRQ)
-        .map_err(|e| VmmError::host("irqfd", e))?;
-    let vm = Arc::new(vm);
-    let wake = attention
-        .try_clone()
-        .map_err(|e| VmmError::host("eventfd", e))?;
-    let bus = Arc::new(Bus::new(
-        devices.clone(),
-        IoApic::new(KvmRoutes(vm.clone())),
-        LegacyPorts::new(console, serial_irq),
-        Box::new(move || {
-            let _ = wake.write(1);
-        }),
-    ));
-    Ok(Machine {
-        bus,
-        devices,
-        vcpus,
-        poller,
-        attention,
-        _kicks: kicks,
-        _vm: vm,
-    })
+pub(super) fn supported_cpuid(kvm: &Kvm) -> Result<CpuId, VmmError> {
+    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(|e| VmmError::host("reading the CPU's features from KVM", e))
+}
+
+pub(super) fn console(fds: &mut Descriptors, fd: FdIndex) -> Result<ConsoleRing, VmmError> {
+    ConsoleRing::open(fds.take(fd, "console")?)
+        .map_err(|e| VmmError::Config(format!("console ring: {e}")))
 }
 
 fn check(config: &VmConfig) -> Result<(), VmmError> {

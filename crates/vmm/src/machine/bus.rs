@@ -1,7 +1,7 @@
 //! Who answers at which address. Reached from all vCPU threads; each device has its own lock.
 
-use super::ioapic::{IoApic, KvmRoutes};
-use super::legacy::{LegacyPorts, PortEffect};
+use super::ioapic::{IoApic, IoApicState, KvmRoutes};
+use super::legacy::{LegacyPorts, PortEffect, SerialSaved};
 use crate::error::VmmError;
 use crate::memory::{IOAPIC_START, MMIO_START, MMIO_STRIDE};
 use crate::virtio::mmio::MmioDevice;
@@ -107,6 +107,11 @@ impl Bus {
             PortEffect::None => BusEffect::None,
             PortEffect::Reset => BusEffect::Reset,
         }
+    }
+
+    /// State of interrupt pins and console port; no vCPU may be running.
+    pub fn save(&self) -> (IoApicState, SerialSaved) {
+        (lock(&self.ioapic).save(), lock(&self.ports).save())
     }
 
     /// Exit counters; `balloon_mib` is the caller's to fill.

@@ -13,11 +13,15 @@ use crate::virtio::mmio::{IrqLine, MmioDevice, QUEUE_NOTIFY};
 use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
 use crate::virtio::vsock::{GuestConnect, Vsock};
-use jiffy_proto::vm::{DiskConfig, VmConfig};
+use jiffy_proto::layer::{DISK_BLOCK, LayerIndex};
+use jiffy_proto::snapshot::MAX_LAYERS;
+use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, VsockConfig};
 use kvm_ioctls::{IoEventAddress, VmFd};
 use nix::sys::epoll::EpollFlags;
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -26,6 +30,8 @@ const FIRST_PIN: u32 = 5;
 /// Event-loop slots per device.
 pub const SLOT_STRIDE: u32 = 2;
 const FIRST_SLOT: u32 = 16;
+/// Longest index file: that of a disk of 1 TiB.
+const MAX_INDEX: u64 = 65 << 20;
 
 /// Who an event-loop slot belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,9 +61,18 @@ impl Slot {
     }
 }
 
+/// Which devices a machine has.
+pub(super) struct DeviceSet<'a> {
+    pub disks: &'a [DiskConfig],
+    pub vsock: Option<&'a VsockConfig>,
+    pub net: Option<&'a NetConfig>,
+    pub rng: bool,
+    pub balloon: bool,
+}
+
 /// Creates every device that `config` asks for, in the order in which the guest will find them.
 pub(super) fn create(
-    config: &VmConfig,
+    config: &DeviceSet<'_>,
     fds: &mut Descriptors,
     guest_connect: Box<dyn GuestConnect>,
 ) -> Result<Vec<Box<dyn VirtioDevice>>, VmmError> {
@@ -65,10 +80,10 @@ pub(super) fn create(
     for (number, disk) in config.disks.iter().enumerate() {
         devices.push(Box::new(block(number, disk, fds)?));
     }
-    if let Some(vsock) = &config.vsock {
+    if let Some(vsock) = config.vsock {
         devices.push(Box::new(Vsock::new(vsock.clone(), guest_connect)));
     }
-    if let Some(net) = &config.net {
+    if let Some(net) = config.net {
         let tap = File::from(fds.take(net.tap, "tap")?);
         let device =
             Net::new(tap, net.mac, net.mtu).map_err(|e| VmmError::host("tap device", e))?;
@@ -94,9 +109,64 @@ fn block(number: usize, disk: &DiskConfig, fds: &mut Descriptors) -> Result<Bloc
             base: File::from(fds.take(*base, "base disk")?),
             overlay: File::from(fds.take(*overlay, "overlay disk")?),
         },
+        DiskConfig::Layered {
+            base,
+            layers,
+            overlay,
+        } => {
+            if layers.len() > MAX_LAYERS {
+                return Err(VmmError::Config(format!(
+                    "{} disk layers: at most {MAX_LAYERS}",
+                    layers.len()
+                )));
+            }
+            let layers = layers.iter().map(|layer| {
+                let file = File::from(fds.take(layer.file, "disk layer")?);
+                Ok((
+                    file,
+                    index(fds, layer.index, "disk layer index", DISK_BLOCK)?,
+                ))
+            });
+            let layers = layers.collect::<Result<_, VmmError>>()?;
+            Backend::Layered {
+                base: File::from(fds.take(*base, "base disk")?),
+                layers,
+                overlay: File::from(fds.take(*overlay, "overlay disk")?),
+            }
+        }
     };
     Block::new(format!("blk{number}"), backend)
         .map_err(|e| VmmError::Config(format!("disk {number}: {e}")))
+}
+
+/// Reads the index of a layer from its file.
+pub(super) fn index(
+    fds: &mut Descriptors,
+    file: FdIndex,
+    what: &'static str,
+    unit: u32,
+) -> Result<LayerIndex, VmmError> {
+    let file = File::from(fds.take(file, what)?);
+    let bytes = read_all(&file, MAX_INDEX).map_err(|e| VmmError::host(what, e))?;
+    let refuse = |e: &dyn std::fmt::Display| VmmError::Config(format!("{what}: {e}"));
+    let index = LayerIndex::decode_any(&bytes).map_err(|e| refuse(&e))?;
+    if index.unit != unit {
+        return Err(refuse(&"its unit is of another size"));
+    }
+    Ok(index)
+}
+
+/// All of a small file. Its offset is shared with whoever sent the descriptor, and so is not used.
+pub(super) fn read_all(file: &File, limit: u64) -> io::Result<Vec<u8>> {
+    let length = file.metadata()?.len();
+    if length > limit {
+        return Err(io::Error::other(format!(
+            "{length} bytes are more than {limit}"
+        )));
+    }
+    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
 }
 
 /// Gives device number `index` its page, interrupt and kicks.

@@ -39,6 +39,16 @@ pub struct Route {
     pub data: u32,
 }
 
+/// Registers of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct IoApicState {
+    select: u8,
+    id: u32,
+    table: [u64; PINS as usize],
+}
+
+crate::frozen_layout!(IoApicState, 200);
+
 /// The device.
 pub struct IoApic<R> {
     routes: R,
@@ -56,6 +66,23 @@ impl<R: Routes> IoApic<R> {
             id: 0,
             table: [MASKED; PINS as usize],
         }
+    }
+
+    /// Reads all registers.
+    pub fn save(&self) -> IoApicState {
+        IoApicState {
+            select: self.select,
+            id: self.id,
+            table: self.table,
+        }
+    }
+
+    /// Sets all registers, and the routes that follow from them.
+    pub fn restore(&mut self, state: &IoApicState) -> Result<(), String> {
+        self.select = state.select;
+        self.id = state.id;
+        self.table = state.table;
+        self.set_routes()
     }
 
     /// 32-bit read of a register.
@@ -121,6 +148,10 @@ impl<R: Routes> IoApic<R> {
         if old & MASKED != 0 && new & MASKED != 0 {
             return Ok(());
         }
+        self.set_routes()
+    }
+
+    fn set_routes(&mut self) -> Result<(), String> {
         let routes: Vec<Route> = (0..PINS)
             .zip(self.table)
             .filter(|(_, entry)| entry & MASKED == 0)

@@ -3,7 +3,7 @@
 use jiffy_proto::console::ConsoleRing;
 use std::io::{self, Write};
 use vm_superio::serial::NoEvents;
-use vm_superio::{Serial, Trigger};
+use vm_superio::{Serial, SerialState, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
 /// First port of COM1.
@@ -47,6 +47,15 @@ pub enum PortEffect {
     Reset,
 }
 
+/// Registers of the console port, in the order of `vm_superio`'s state, and input not yet read.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SerialSaved {
+    registers: [u8; 9],
+    input: Vec<u8>,
+}
+
+crate::frozen_layout!(SerialSaved, 40);
+
 /// All port devices.
 pub struct LegacyPorts {
     serial: Serial<SerialIrq, NoEvents, Output>,
@@ -58,6 +67,49 @@ impl LegacyPorts {
         Self {
             serial: Serial::new(SerialIrq(irq), Output(console)),
         }
+    }
+
+    /// Reads the registers.
+    pub fn save(&self) -> SerialSaved {
+        let state = self.serial.state();
+        SerialSaved {
+            registers: [
+                state.baud_divisor_low,
+                state.baud_divisor_high,
+                state.interrupt_enable,
+                state.interrupt_identification,
+                state.line_control,
+                state.line_status,
+                state.modem_control,
+                state.modem_status,
+                state.scratch,
+            ],
+            input: state.in_buffer,
+        }
+    }
+
+    /// Ports that go on where others stopped. An interrupt that the guest waits for is raised at once.
+    pub fn restore(
+        saved: &SerialSaved,
+        console: ConsoleRing,
+        irq: EventFd,
+    ) -> Result<Self, String> {
+        let r = saved.registers;
+        let state = SerialState {
+            baud_divisor_low: r[0],
+            baud_divisor_high: r[1],
+            interrupt_enable: r[2],
+            interrupt_identification: r[3],
+            line_control: r[4],
+            line_status: r[5],
+            modem_control: r[6],
+            modem_status: r[7],
+            scratch: r[8],
+            in_buffer: saved.input.clone(),
+        };
+        let serial = Serial::from_state(&state, SerialIrq(irq), NoEvents, Output(console))
+            .map_err(|e| format!("serial port: {e:?}"))?;
+        Ok(Self { serial })
     }
 
     /// Port read. Nobody there reads as ones.

@@ -6,10 +6,14 @@ pub mod legacy;
 pub mod vcpu;
 
 mod build;
+mod cpu;
 mod devices;
 mod fds;
+mod restore;
+mod save;
 
 pub use build::{Machine, build};
 pub use devices::Slot;
 pub(crate) use devices::{borrow, event};
 pub use fds::Descriptors;
+pub use restore::restore;

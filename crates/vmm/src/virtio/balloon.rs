@@ -2,6 +2,7 @@
 //! (free page reporting). Pages given back are dropped with `MADV_DONTNEED`: in private guest memory they cost the
 //! host nothing until they are touched again, and then hold zeroes or what the snapshot below holds.
 
+use super::device::RingState;
 use super::device::chain::{Again, Buffers, check_queue, drain};
 use super::{Activation, DeviceError, Interrupt, VirtioDevice};
 use crate::GuestMemory;
@@ -197,6 +198,25 @@ impl VirtioDevice for Balloon {
             queues: activation.queues,
             interrupt: activation.interrupt,
         });
+        Ok(())
+    }
+
+    fn rings(&self) -> Vec<RingState> {
+        let active = self.active.iter();
+        active
+            .flat_map(|a| a.queues.iter().map(RingState::of))
+            .collect()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        self.config().to_vec()
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<(), DeviceError> {
+        let [t0, t1, t2, t3, actual @ ..] = <[u8; 8]>::try_from(saved)
+            .map_err(|_| DeviceError::Host("balloon state of another size".into()))?;
+        self.target_pages = u32::from_le_bytes([t0, t1, t2, t3]);
+        self.actual_pages = u32::from_le_bytes(actual);
         Ok(())
     }
 

@@ -2,16 +2,21 @@
 //! memory and the page cache.
 
 mod disk;
+mod overlay;
 mod request;
 
 pub use disk::Backend;
 
+use super::device::RingState;
 use super::device::chain::{Again, check_queue, drain};
 use super::{Activation, DeviceError, Interrupt, VirtioDevice};
 use crate::GuestMemory;
 use disk::{BLOCK, Disk, SECTOR};
+use jiffy_proto::layer::LayerIndex;
 use nix::sys::epoll::EpollFlags;
 use request::Server;
+use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
@@ -96,6 +101,21 @@ impl Block {
         self.disk.owned_blocks()
     }
 
+    /// Whether the guest can write, and so whether the disk has an overlay to freeze.
+    pub fn writable(&self) -> bool {
+        !self.disk.read_only()
+    }
+
+    /// Makes what the guest wrote a layer and lets it write to `overlay`, an empty file. Returns the layer's index.
+    pub fn freeze(&mut self, overlay: File) -> io::Result<LayerIndex> {
+        self.disk.freeze(overlay)
+    }
+
+    /// Undoes the last [`Self::freeze`].
+    pub fn thaw(&mut self) -> io::Result<()> {
+        self.disk.thaw()
+    }
+
     /// Size of the disk in bytes.
     pub fn bytes(&self) -> u64 {
         self.disk.bytes()
@@ -176,6 +196,13 @@ impl VirtioDevice for Block {
             interrupt: activation.interrupt,
         });
         Ok(())
+    }
+
+    fn rings(&self) -> Vec<RingState> {
+        self.active
+            .iter()
+            .map(|a| RingState::of(&a.queue))
+            .collect()
     }
 
     fn reset(&mut self) {

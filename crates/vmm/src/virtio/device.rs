@@ -6,7 +6,32 @@ use crate::GuestMemory;
 use crate::poll::SlotPoller;
 use nix::sys::epoll::EpollFlags;
 use std::any::Any;
-use virtio_queue::Queue;
+use virtio_queue::{Queue, QueueT};
+
+/// How far a device got in a queue; where the queue lies is the transport's to know.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct RingState {
+    /// Next entry of the available ring.
+    pub next_available: u16,
+    /// Next entry of the used ring.
+    pub next_used: u16,
+}
+
+impl RingState {
+    /// Of a queue in use.
+    pub fn of(queue: &Queue) -> Self {
+        Self {
+            next_available: queue.next_avail(),
+            next_used: queue.next_used(),
+        }
+    }
+
+    /// Makes a queue go on from here.
+    pub fn apply(self, queue: &mut Queue) {
+        queue.set_next_avail(self.next_available);
+        queue.set_next_used(self.next_used);
+    }
+}
 
 /// How a device failed. The device is then marked `DEVICE_NEEDS_RESET` and serves no queue until the guest resets it.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +87,20 @@ pub trait VirtioDevice: Any + Send {
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
     /// The driver is ready. Called at most once between resets.
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
+    /// How far it got in each queue, in device order; empty while no driver is there.
+    fn rings(&self) -> Vec<RingState>;
+    /// What else a restored device must know. Empty for most.
+    fn save(&self) -> Vec<u8> {
+        Vec::new()
+    }
+    /// Takes what `save` gave; called before `activate`.
+    fn restore(&mut self, _saved: &[u8]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    /// Everything is restored; the guest has not run yet. What cannot go on (connections) is ended here.
+    fn restored(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
     /// Forgets the driver: queues, memory, registered descriptors. Host resources given at creation stay.
     fn reset(&mut self);
     /// The guest kicked queue `index` (below the number of queues). Does a bounded amount of work.

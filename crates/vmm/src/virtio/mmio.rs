@@ -1,6 +1,10 @@
 //! The virtio-mmio transport (virtio 1.2 section 4.2, version 2 only).
 
-use super::device::{Activation, DeviceError, Interrupt, VirtioDevice};
+mod state;
+
+pub use state::TransportState;
+
+use super::device::{Activation, DeviceError, Interrupt, RingState, VirtioDevice};
 use crate::GuestMemory;
 use crate::poll::SlotPoller;
 use nix::sys::epoll::EpollFlags;
@@ -69,7 +73,8 @@ impl Interrupt for IrqLine {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+/// What the driver said about a queue.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct QueueSetup {
     size: u16,
     ready: bool,
@@ -254,13 +259,14 @@ impl MmioDevice {
         let wanted = VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK;
         if !self.active && self.status & wanted == wanted && kept == 0 {
             self.active = true;
-            if let Err(e) = self.activate() {
+            if let Err(e) = self.activate(&[]) {
                 self.fail(&e);
             }
         }
     }
 
-    fn activate(&mut self) -> Result<(), DeviceError> {
+    /// Hands the queues to the device, which goes on from `rings`, or begins where there is none.
+    fn activate(&mut self, rings: &[RingState]) -> Result<(), DeviceError> {
         let mut queues = Vec::with_capacity(self.queues.len());
         for (setup, &max) in self.queues.iter().zip(self.device.queue_sizes()) {
             queues.push(build_queue(
@@ -269,6 +275,9 @@ impl MmioDevice {
                 self.driver_features,
                 &self.memory,
             )?);
+        }
+        for (queue, ring) in queues.iter_mut().zip(rings) {
+            ring.apply(queue);
         }
         self.device.activate(Activation {
             memory: self.memory.clone(),
@@ -325,6 +334,12 @@ impl MmioDevice {
         any.downcast_ref().map(look)
     }
 
+    /// Changes the device if it is a `T`, in service or not.
+    pub fn poke<T: VirtioDevice, R>(&mut self, change: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let any: &mut dyn Any = self.device.as_mut();
+        any.downcast_mut().map(change)
+    }
+
     /// A descriptor of the device is ready.
     pub fn host_event(&mut self, token: u32, flags: EpollFlags) {
         self.serve(|device| device.host_event(token, flags));
@@ -378,149 +393,4 @@ fn set_high(value: &mut u64, high: u32) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::poll::Poller;
-    use vm_memory::GuestAddress;
-    use vmm_sys_util::eventfd::EFD_NONBLOCK;
-
-    #[derive(Default)]
-    struct Dummy {
-        active: bool,
-        fail: bool,
-    }
-
-    impl VirtioDevice for Dummy {
-        fn device_id(&self) -> u32 {
-            4
-        }
-        fn name(&self) -> &str {
-            "dummy"
-        }
-        fn features(&self) -> u64 {
-            1 << 40
-        }
-        fn queue_sizes(&self) -> &[u16] {
-            &[16]
-        }
-        fn read_config(&self, _offset: u64, data: &mut [u8]) {
-            data.fill(0xab);
-        }
-        fn activate(&mut self, _activation: Activation) -> Result<(), DeviceError> {
-            self.active = true;
-            Ok(())
-        }
-        fn reset(&mut self) {
-            self.active = false;
-        }
-        fn queue_event(&mut self, _index: usize) -> Result<(), DeviceError> {
-            if self.fail {
-                return Err(DeviceError::Guest("broken ring".into()));
-            }
-            Ok(())
-        }
-    }
-
-    fn transport(device: Dummy) -> MmioDevice {
-        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
-        let irq = Arc::new(IrqLine::new(EventFd::new(EFD_NONBLOCK).unwrap()));
-        MmioDevice::new(
-            Box::new(device),
-            memory,
-            irq,
-            Poller::new().unwrap().slot(0),
-        )
-    }
-
-    fn get(device: &MmioDevice, offset: u64) -> u32 {
-        let mut data = [0; 4];
-        device.read(offset, &mut data);
-        u32::from_le_bytes(data)
-    }
-
-    fn set(device: &mut MmioDevice, offset: u64, value: u32) {
-        device.write(offset, &value.to_le_bytes());
-    }
-
-    fn bring_up(device: &mut MmioDevice, used: u32) {
-        set(device, 0x70, 1);
-        set(device, 0x70, 3);
-        set(device, 0x24, 1);
-        set(device, 0x20, 1);
-        set(device, 0x70, 11);
-        set(device, 0x38, 16);
-        set(device, 0x80, 0x1000);
-        set(device, 0x90, 0x2000);
-        set(device, 0xa0, used);
-        set(device, 0x44, 1);
-        set(device, 0x70, 15);
-    }
-
-    #[test]
-    fn a_well_behaved_driver_comes_up_and_resets() {
-        let mut device = transport(Dummy::default());
-        assert_eq!(get(&device, 0), MAGIC);
-        assert_eq!(get(&device, 0x0c), VENDOR_QUIET);
-        bring_up(&mut device, 0x3000);
-        assert_eq!(get(&device, 0x70), 15);
-        device.queue_event(0);
-        assert_eq!(device.take_failure(), None);
-        set(&mut device, 0x70, 0);
-        assert_eq!(get(&device, 0x70), 0);
-        assert_eq!(get(&device, 0x44), 0);
-    }
-
-    #[test]
-    fn features_that_were_not_offered_are_not_accepted() {
-        let mut device = transport(Dummy::default());
-        set(&mut device, 0x70, 3);
-        set(&mut device, 0x20, u32::MAX);
-        set(&mut device, 0x70, 11);
-        assert_eq!(get(&device, 0x70) & VIRTIO_CONFIG_S_FEATURES_OK, 0);
-    }
-
-    #[test]
-    fn a_ring_outside_memory_fails_the_device_and_not_the_process() {
-        let mut device = transport(Dummy::default());
-        bring_up(&mut device, 0xffff_f000);
-        assert_ne!(get(&device, 0x70) & VIRTIO_CONFIG_S_NEEDS_RESET, 0);
-        assert!(
-            device
-                .take_failure()
-                .unwrap()
-                .contains("not a valid virtqueue")
-        );
-    }
-
-    #[test]
-    fn a_failed_device_serves_nothing_until_it_is_reset() {
-        let mut device = transport(Dummy {
-            fail: true,
-            ..Dummy::default()
-        });
-        bring_up(&mut device, 0x3000);
-        device.queue_event(0);
-        assert!(device.take_failure().unwrap().contains("broken ring"));
-        device.queue_event(0);
-        assert_eq!(device.take_failure(), None);
-        set(&mut device, 0x70, 0);
-        bring_up(&mut device, 0x3000);
-        assert_eq!(get(&device, 0x70), 15);
-    }
-
-    #[test]
-    fn every_register_tolerates_every_access() {
-        let mut device = transport(Dummy::default());
-        for offset in (0..0x200).chain([u64::MAX >> 12]) {
-            for length in [1, 2, 4, 8] {
-                let mut data = [0xff; 8];
-                device.write(offset, &data[..length]);
-                device.read(offset, &mut data[..length]);
-            }
-            for queue in [0, 1, u32::MAX] {
-                set(&mut device, 0x30, queue);
-                set(&mut device, offset, u32::MAX);
-            }
-        }
-    }
-}
+mod tests;

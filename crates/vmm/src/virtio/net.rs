@@ -4,6 +4,7 @@ mod header;
 mod rx;
 mod tap;
 
+use super::device::RingState;
 use super::device::chain::{Again, Chain, check_queue, drain};
 use super::{Activation, DeviceError, Interrupt, VirtioDevice};
 use crate::GuestMemory;
@@ -280,6 +281,13 @@ impl VirtioDevice for Net {
             poller,
         });
         Ok(())
+    }
+
+    fn rings(&self) -> Vec<RingState> {
+        let active = self.active.iter();
+        active
+            .flat_map(|a| a.queues.iter().map(RingState::of))
+            .collect()
     }
 
     fn reset(&mut self) {

@@ -1,5 +1,6 @@
 //! virtio-rng (virtio 1.2 section 5.4): host entropy, straight into guest buffers.
 
+use super::device::RingState;
 use super::device::chain::{Again, Buffers, check_queue, drain};
 use super::{Activation, DeviceError, Interrupt, VirtioDevice};
 use crate::GuestMemory;
@@ -96,6 +97,13 @@ impl VirtioDevice for Rng {
             interrupt: activation.interrupt,
         });
         Ok(())
+    }
+
+    fn rings(&self) -> Vec<RingState> {
+        self.active
+            .iter()
+            .map(|a| RingState::of(&a.queue))
+            .collect()
     }
 
     fn reset(&mut self) {

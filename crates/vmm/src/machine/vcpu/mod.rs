@@ -1,9 +1,11 @@
 //! vCPUs: the state they start with, the threads that run them, and their state as a value.
 
 mod run;
+mod state;
 mod threads;
 
 pub use run::VcpuEnd;
+pub use state::{VcpuState, msr_list};
 pub use threads::Vcpus;
 
 use crate::boot::{BOOT_GDT, BOOT_STACK, PML4_START, ZERO_PAGE_START};

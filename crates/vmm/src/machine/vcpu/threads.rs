@@ -1,6 +1,7 @@
 //! The threads that run vCPUs, and how the event loop stops them, reads them and lets them go on.
 
 use super::run::{Step, VcpuEnd, step};
+use super::state::VcpuState;
 use crate::error::VmmError;
 use crate::machine::bus::Bus;
 use crate::seccomp;
@@ -36,6 +37,7 @@ extern "C" fn on_kick(_signal: libc::c_int) {
 enum Command {
     Run,
     Pause(Sender<()>),
+    Save(Arc<Vec<u32>>, Sender<Result<VcpuState, VmmError>>),
 }
 
 struct Thread {
@@ -115,6 +117,20 @@ impl Vcpus {
         }
     }
 
+    /// Reads the state of all of them; they must be paused.
+    pub fn save(&self, msrs: &Arc<Vec<u32>>) -> Result<Vec<VcpuState>, VmmError> {
+        let gone = || VmmError::Guest("a vCPU had ended already".to_owned());
+        self.threads
+            .iter()
+            .map(|thread| {
+                let (tell, state) = channel();
+                let command = Command::Save(msrs.clone(), tell);
+                thread.commands.send(command).map_err(|_| gone())?;
+                state.recv().map_err(|_| gone())?
+            })
+            .collect()
+    }
+
     /// Why a vCPU ended, if one did.
     pub fn take_end(&self) -> Option<VcpuEnd> {
         self.ends.try_recv().ok()
@@ -150,6 +166,9 @@ impl Worker {
                 Command::Pause(tell) => {
                     let _ = tell.send(());
                 }
+                Command::Save(msrs, tell) => {
+                    let _ = tell.send(VcpuState::save(&self.vcpu, &msrs));
+                }
                 Command::Run => match self.run() {
                     Ok(paused) => {
                         let _ = paused.send(());
@@ -171,6 +190,8 @@ impl Worker {
                     self.vcpu.set_kvm_immediate_exit(0);
                     while let Ok(command) = self.inbox.try_recv() {
                         if let Command::Pause(tell) = command {
+                            // Keeps the guest's watchdogs quiet about the time to come; guests without the clock do not mind.
+                            let _ = self.vcpu.kvmclock_ctrl();
                             return Ok(tell);
                         }
                     }

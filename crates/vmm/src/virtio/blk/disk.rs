@@ -1,6 +1,8 @@
-//! Where a disk's bytes live: a file as it is, or a base file under a copy-on-write overlay.
+//! Where a disk's bytes live: a file as it is, or a base file under frozen layers and a copy-on-write overlay.
 
+use super::overlay::Overlay;
 use crate::virtio::device::chain::Buffers;
+use jiffy_proto::layer::{DISK_BLOCK, LayerIndex};
 use nix::fcntl::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -27,38 +29,23 @@ pub enum Backend {
         /// Where written blocks go.
         overlay: File,
     },
-}
-
-/// Invariant: a block is read from the overlay exactly if its bit in `owned` is set, and the bit is set only after
-/// every byte of the block is in the overlay.
-#[derive(Debug)]
-struct Overlay {
-    file: File,
-    owned: Vec<u64>,
-}
-
-impl Overlay {
-    fn owns(&self, block: u64) -> bool {
-        let word = usize::try_from(block / 64).unwrap_or(usize::MAX);
-        self.owned
-            .get(word)
-            .is_some_and(|bits| bits >> (block % 64) & 1 == 1)
-    }
-
-    fn own(&mut self, blocks: std::ops::Range<u64>) {
-        for block in blocks {
-            let word = usize::try_from(block / 64).unwrap_or(usize::MAX);
-            if let Some(bits) = self.owned.get_mut(word) {
-                *bits |= 1 << (block % 64);
-            }
-        }
-    }
+    /// As `Overlay`, with frozen layers in between, oldest first.
+    Layered {
+        /// Image below; its size is the size of the disk.
+        base: File,
+        /// Files and what they hold; never written.
+        layers: Vec<(File, LayerIndex)>,
+        /// Where written blocks go.
+        overlay: File,
+    },
 }
 
 /// A disk of a fixed size.
 #[derive(Debug)]
 pub struct Disk {
     base: File,
+    /// Oldest first.
+    layers: Vec<Overlay>,
     overlay: Option<Overlay>,
     bytes: u64,
 }
@@ -66,31 +53,31 @@ pub struct Disk {
 impl Disk {
     /// Opens the backend; its size must be a multiple of 512 bytes and not 0.
     pub fn new(backend: Backend) -> io::Result<Self> {
-        let (mut base, overlay) = match backend {
-            Backend::ReadOnly(file) => (file, None),
-            Backend::Overlay { base, overlay } => (base, Some(overlay)),
+        let (mut base, layers, overlay) = match backend {
+            Backend::ReadOnly(file) => (file, Vec::new(), None),
+            Backend::Overlay { base, overlay } => (base, Vec::new(), Some(overlay)),
+            Backend::Layered {
+                base,
+                layers,
+                overlay,
+            } => (base, layers, Some(overlay)),
         };
         let bytes = base.seek(SeekFrom::End(0))?;
         if bytes == 0 || !bytes.is_multiple_of(SECTOR) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{bytes} bytes are no whole number of sectors"),
-            ));
+            return Err(invalid(format!(
+                "{bytes} bytes are no whole number of sectors"
+            )));
         }
-        let overlay = match overlay {
-            Some(file) => {
-                file.set_len(bytes)?;
-                let words = usize::try_from(bytes.div_ceil(BLOCK * 64))
-                    .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
-                Some(Overlay {
-                    file,
-                    owned: vec![0; words],
-                })
-            }
-            None => None,
-        };
+        let layers = layers
+            .into_iter()
+            .map(|(file, index)| Overlay::frozen(file, index, bytes))
+            .collect::<io::Result<_>>()?;
+        let overlay = overlay
+            .map(|file| Overlay::create(file, bytes))
+            .transpose()?;
         Ok(Self {
             base,
+            layers,
             overlay,
             bytes,
         })
@@ -108,7 +95,40 @@ impl Disk {
 
     /// Which 4 KiB blocks the overlay holds: block `n` is bit `n % 64` of word `n / 64`. Empty without overlay.
     pub fn owned_blocks(&self) -> &[u64] {
-        self.overlay.as_ref().map_or(&[], |o| &o.owned)
+        self.overlay.as_ref().map_or(&[], |o| o.owned.words())
+    }
+
+    /// Makes what was written so far a layer that is never written again, and lets the guest write to `overlay`, an empty
+    /// file. Returns the index of the new layer.
+    pub fn freeze(&mut self, overlay: File) -> io::Result<LayerIndex> {
+        let new = Overlay::create(overlay, self.bytes)?;
+        let Some(old) = self.overlay.replace(new) else {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        };
+        let index = LayerIndex {
+            stored: old.owned.clone(),
+            ..LayerIndex::empty(DISK_BLOCK, self.bytes)
+        };
+        self.layers.push(old);
+        Ok(index)
+    }
+
+    /// Undoes the last [`Self::freeze`]: what was written since goes to the file that was frozen, which is written on.
+    pub fn thaw(&mut self) -> io::Result<()> {
+        let (Some(top), Some(frozen)) = (&self.overlay, self.layers.last_mut()) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        frozen.take_over(top, self.bytes)?;
+        self.overlay = self.layers.pop();
+        Ok(())
+    }
+
+    /// The number of the layer below the overlay that holds `block`, from 1; 0 is the base.
+    fn below(&self, block: u64) -> usize {
+        self.layers
+            .iter()
+            .rposition(|layer| layer.owns(block))
+            .map_or(0, |at| at + 1)
     }
 
     /// The end of `offset..offset + bytes`, if that lies inside the disk.
@@ -117,7 +137,7 @@ impl Disk {
             .ok()
             .and_then(|n| offset.checked_add(n))
             .filter(|&end| end <= self.bytes)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "beyond the disk"))
+            .ok_or_else(|| invalid("beyond the disk"))
     }
 
     /// Fills `to` from the disk.
@@ -126,10 +146,15 @@ impl Disk {
         let Some(overlay) = &self.overlay else {
             return transfer(libc::preadv, &self.base, offset, to.iovecs().collect());
         };
+        // The overlay counts as one more than the layers below it.
+        let source = |block| match overlay.owns(block) {
+            true => self.layers.len() + 1,
+            false => self.below(block),
+        };
         while offset < end {
             let mut block = offset / BLOCK;
-            let owned = overlay.owns(block);
-            while block * BLOCK < end && overlay.owns(block) == owned {
+            let from = source(block);
+            while block * BLOCK < end && source(block) == from {
                 block += 1;
             }
             let stop = end.min(block * BLOCK);
@@ -137,7 +162,10 @@ impl Disk {
                 .ok()
                 .and_then(|n| to.take(n))
                 .ok_or(io::ErrorKind::InvalidInput)?;
-            let file = if owned { &overlay.file } else { &self.base };
+            let file = match from.checked_sub(1) {
+                None => &self.base,
+                Some(at) => self.layers.get(at).map_or(&overlay.file, |l| &l.file),
+            };
             transfer(libc::preadv, file, offset, run.iovecs().collect())?;
             offset = stop;
         }
@@ -151,7 +179,7 @@ impl Disk {
     }
 
     /// Writes `bytes` bytes, which the caller has checked to lie inside the disk. What a first or last block that
-    /// the overlay does not own yet misses is read from the base and written around the data, in one call.
+    /// the overlay does not own yet misses is read from below and written around the data, in one call.
     fn write_iovecs(
         &mut self,
         offset: u64,
@@ -159,7 +187,7 @@ impl Disk {
         data: impl Iterator<Item = libc::iovec>,
     ) -> io::Result<()> {
         let end = self.end(offset, bytes)?;
-        let Some(overlay) = &mut self.overlay else {
+        let Some(overlay) = &self.overlay else {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         };
         if bytes == 0 {
@@ -169,12 +197,12 @@ impl Disk {
         let mut head = Vec::new();
         let start = blocks.start * BLOCK;
         if start < offset && !overlay.owns(blocks.start) {
-            head = below(&self.base, start, offset)?;
+            head = self.read_below(start, offset)?;
         }
         let mut tail = Vec::new();
         let stop = self.bytes.min(blocks.end * BLOCK);
         if end < stop && !overlay.owns(blocks.end - 1) {
-            tail = below(&self.base, end, stop)?;
+            tail = self.read_below(end, stop)?;
         }
         let from = if head.is_empty() { offset } else { start };
         let mut iovecs = Vec::new();
@@ -182,8 +210,22 @@ impl Disk {
         iovecs.extend(data);
         iovecs.extend(iovec(&mut tail));
         transfer(libc::pwritev, &overlay.file, from, iovecs)?;
-        overlay.own(blocks);
+        if let Some(overlay) = &mut self.overlay {
+            overlay.own(blocks);
+        }
         Ok(())
+    }
+
+    /// The bytes `start..end` of one block, as they are below the overlay.
+    fn read_below(&self, start: u64, end: u64) -> io::Result<Vec<u8>> {
+        let file = match self.below(start / BLOCK).checked_sub(1) {
+            Some(at) => self.layers.get(at).map_or(&self.base, |l| &l.file),
+            None => &self.base,
+        };
+        let bytes = usize::try_from(end - start).map_err(invalid)?;
+        let mut data = vec![0; bytes];
+        file.read_exact_at(&mut data, start)?;
+        Ok(data)
     }
 
     /// Makes `bytes` bytes at `offset` read as zeroes and gives their whole blocks back to the host. With
@@ -216,8 +258,7 @@ impl Disk {
 
     /// Zeroes less than two blocks by writing.
     fn write_zeroes(&mut self, start: u64, end: u64) -> io::Result<()> {
-        let bytes = usize::try_from(end.saturating_sub(start))
-            .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+        let bytes = usize::try_from(end.saturating_sub(start)).map_err(invalid)?;
         let mut zeroes = vec![0; bytes];
         let data = iovec(&mut zeroes);
         self.write_iovecs(start, bytes, data.into_iter())
@@ -229,12 +270,8 @@ impl Disk {
     }
 }
 
-/// The base's bytes `start..end`, which lie inside one block of the disk.
-fn below(base: &File, start: u64, end: u64) -> io::Result<Vec<u8>> {
-    let bytes = usize::try_from(end - start).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let mut data = vec![0; bytes];
-    base.read_exact_at(&mut data, start)?;
-    Ok(data)
+pub(super) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error)
 }
 
 fn iovec(data: &mut [u8]) -> Option<libc::iovec> {
@@ -246,7 +283,7 @@ fn iovec(data: &mut [u8]) -> Option<libc::iovec> {
 
 fn punch(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    let signed = |n| i64::try_from(n).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e));
+    let signed = |n| i64::try_from(n).map_err(invalid);
     fallocate(file, flags, signed(offset)?, signed(bytes)?)?;
     Ok(())
 }

@@ -5,6 +5,7 @@ use super::muxer::Muxer;
 use super::{ConnectError, GuestConnect, VsockConfig};
 use crate::GuestMemory;
 use crate::poll::SlotPoller;
+use crate::virtio::device::RingState;
 use crate::virtio::device::chain::{check_queue, next_chain};
 use crate::virtio::{Activation, DeviceError, Interrupt, VirtioDevice};
 use nix::sys::epoll::EpollFlags;
@@ -134,6 +135,18 @@ impl VirtioDevice for Vsock {
         self.reset();
         self.active = Some(Active::new(&self.config, activation)?);
         Ok(())
+    }
+
+    fn rings(&self) -> Vec<RingState> {
+        let active = self.active.iter();
+        active
+            .flat_map(|a| [&a.rx, &a.tx, &a.event].map(RingState::of))
+            .collect()
+    }
+
+    /// Connections do not outlive the machine they were made in.
+    fn restored(&mut self) -> Result<(), DeviceError> {
+        self.transport_reset()
     }
 
     fn reset(&mut self) {

@@ -1,0 +1,101 @@
+//! What is inside a guest: the kernel's features, the agent's size, the template's programs.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use support::{call, guests};
+
+fn python(program: &str) -> support::Done {
+    call(&["run", "-u", "root", "--", "python3", "-c", program])
+}
+
+#[test]
+fn the_guest_kernel_has_what_agents_need() {
+    if !guests("the_guest_kernel_has_what_agents_need") {
+        return;
+    }
+    let program = r#"
+import ctypes, os, socket, subprocess, sys, tempfile
+libc = ctypes.CDLL(None, use_errno=True)
+missing = []
+def need(what, there):
+    if not there: missing.append(what)
+filesystems = open('/proc/filesystems').read().split()
+for fs in 'ext4 erofs overlay fuse tmpfs proc sysfs devtmpfs devpts cgroup2'.split():
+    need('file system ' + fs, fs in filesystems)
+controllers = open('/sys/fs/cgroup/cgroup.controllers').read().split()
+for c in 'cpu memory pids io cpuset'.split():
+    need('cgroup controller ' + c, c in controllers)
+for ns in 'cgroup ipc mnt net pid user uts'.split():
+    need('namespace ' + ns, os.path.exists('/proc/self/ns/' + ns))
+need('unshare', subprocess.run(['unshare', '--user', '--map-root-user', '--net', '--pid', '--fork', '--mount', 'true']).returncode == 0)
+for family, kind in [('AF_UNIX', socket.SOCK_STREAM), ('AF_INET', socket.SOCK_STREAM), ('AF_INET6', socket.SOCK_STREAM), ('AF_PACKET', socket.SOCK_RAW), ('AF_VSOCK', socket.SOCK_STREAM), ('AF_NETLINK', socket.SOCK_RAW)]:
+    try: socket.socket(getattr(socket, family), kind).close()
+    except OSError as e: missing.append(f'{family}: {e}')
+try: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12).close() # NETLINK_NETFILTER
+except OSError as e: missing.append(f'nftables: {e}')
+need('seccomp filter', open('/proc/self/status').read().find('Seccomp_filters') >= 0)
+need('inotify', libc.inotify_init1(0) >= 0)
+need('userfaultfd or memfd', libc.memfd_create(b'x', 0) >= 0)
+# Pages of 2 MiB are off by the kernel's own rule in guests below 512 MiB of usable memory; those of 64 KiB are on everywhere.
+need('transparent huge pages', '[always]' in open('/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled').read())
+need('no modules', not os.path.exists('/proc/modules'))
+need('kvmclock', open('/sys/devices/system/clocksource/clocksource0/current_clocksource').read().strip() == 'kvm-clock')
+need('hardware random generator', 'virtio' in open('/sys/class/misc/hw_random/rng_current').read())
+with tempfile.NamedTemporaryFile() as f:
+    try: os.setxattr(f.name, 'user.x', b'y')
+    except OSError as e: missing.append(f'xattr: {e}')
+print('missing:', missing)
+"#;
+    let done = python(program);
+    assert_eq!(
+        (done.code, done.stdout.trim()),
+        (Some(0), "missing: []"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn the_agent_is_small() {
+    if !guests("the_agent_is_small") {
+        return;
+    }
+    let done =
+        python("print([l.split()[1] for l in open('/proc/1/status') if l.startswith('VmRSS')][0])");
+    let kib: u64 = done
+        .stdout
+        .trim()
+        .parse()
+        .unwrap_or_else(|e| panic!("{e}: {done:?}"));
+    assert!(kib < 3 * 1024, "{kib} KiB resident");
+}
+
+#[test]
+fn the_base_template_has_its_programs() {
+    if !guests("the_base_template_has_its_programs") {
+        return;
+    }
+    let script = "set -e; bash --version | head -1; ps --version; git --version; curl --version | head -1; \
+        python3 -m pip --version; test -s /etc/ssl/certs/ca-certificates.crt; sudo -n true; \
+        python3 -m venv /tmp/v && /tmp/v/bin/python -c 'print(42)'; cd /tmp && git init -q r && cd r && \
+        git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x && git log --oneline | wc -l";
+    let done = call(&["run", "--", "bash", "-c", script]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(done.stdout.ends_with("42\n1\n"), "{done:?}");
+}
+
+#[test]
+fn orphans_are_reaped_and_background_processes_do_not_hold_the_run() {
+    if !guests("orphans_are_reaped_and_background_processes_do_not_hold_the_run") {
+        return;
+    }
+    let script = "for i in 1 2 3 4 5; do (true & exec true) & done; wait; sh -c 'sleep 0.2 &'; sleep 0.6; ps -e -o stat= | grep -c Z; sleep 300 & echo done";
+    let began = std::time::Instant::now();
+    let done = call(&["run", "--", "bash", "-c", script]);
+    assert_eq!(
+        (done.code, done.stdout.as_str()),
+        (Some(0), "0\ndone\n"),
+        "{done:?}"
+    );
+    assert!(began.elapsed().as_secs() < 100, "{:?}", began.elapsed());
+}

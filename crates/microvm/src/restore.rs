@@ -1,0 +1,156 @@
+//! A microVM made from a snapshot.
+
+use crate::driver::Step;
+use crate::host_kvm;
+use crate::saving::add;
+use crate::vm::{BootError, Launch, MicroVm, ring};
+use jiffy_engine::BootMode;
+use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};
+use jiffy_proto::console::ConsoleRing;
+use jiffy_proto::snapshot::{LayerFiles, MemorySource, RestoreConfig};
+use jiffy_proto::vm::{DiskConfig, FdIndex, Request, VsockConfig};
+use jiffy_snapshot::{Layer, Lineage, SnapshotError};
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::time::Instant;
+use tokio::sync::mpsc;
+
+/// Where a restored VM's memory comes from.
+#[derive(Debug)]
+pub enum MemoryPolicy {
+    /// Mapped: pages come as they are touched, and siblings share them until they write.
+    Map,
+    /// Everything the snapshot holds is read at once.
+    CopyAll,
+    /// What [`MicroVm::working_set`] wrote down is read at once, the rest mapped.
+    CopyWorkingSet(File),
+}
+
+/// Everything a restore needs.
+#[derive(Debug)]
+pub struct RestoreSpec {
+    /// The `jiffy-vmm` program.
+    pub vmm: PathBuf,
+    /// The snapshot and all below it.
+    pub lineage: Lineage,
+    /// Read-only root file system it was booted with.
+    pub rootfs: File,
+    /// Blank disk it was booted with.
+    pub blank_disk: File,
+    /// Empty file for this sandbox's writes; one of [`jiffy_snapshot::Store::overlay`] makes snapshots cheap.
+    pub overlay: File,
+    /// What the agent is told to be.
+    pub identity: Identity,
+    /// Where memory comes from.
+    pub memory: MemoryPolicy,
+}
+
+/// Open files of a lineage.
+struct Files {
+    state: File,
+    memory: Vec<Layer>,
+    disk: Vec<Layer>,
+}
+
+impl RestoreSpec {
+    fn wire<'a>(
+        &'a self,
+        kvm: &'a File,
+        files: &'a Files,
+        console: BorrowedFd<'a>,
+    ) -> (RestoreConfig, Vec<BorrowedFd<'a>>) {
+        let mut fds = vec![console];
+        let config = RestoreConfig {
+            console: FdIndex(0),
+            kvm: add(&mut fds, kvm),
+            state: add(&mut fds, &files.state),
+            memory: layers(&mut fds, &files.memory),
+            source: match &self.memory {
+                MemoryPolicy::Map => MemorySource::Map,
+                MemoryPolicy::CopyAll => MemorySource::Copy { working_set: None },
+                MemoryPolicy::CopyWorkingSet(set) => MemorySource::Copy {
+                    working_set: Some(add(&mut fds, set)),
+                },
+            },
+            disks: vec![
+                DiskConfig::ReadOnly {
+                    image: add(&mut fds, &self.rootfs),
+                },
+                DiskConfig::Layered {
+                    base: add(&mut fds, &self.blank_disk),
+                    layers: layers(&mut fds, &files.disk),
+                    overlay: add(&mut fds, &self.overlay),
+                },
+            ],
+            vsock: Some(VsockConfig {
+                guest_cid: GUEST_CID,
+                host_ports: vec![HELLO_PORT],
+            }),
+            net: None,
+            outlive_controller: false,
+            control_listener: None,
+            paused: false,
+        };
+        (config, fds)
+    }
+}
+
+fn layers<'a>(fds: &mut Vec<BorrowedFd<'a>>, list: &'a [Layer]) -> Vec<LayerFiles> {
+    list.iter()
+        .map(|layer| LayerFiles {
+            file: add(fds, &layer.file),
+            index: add(fds, &layer.index),
+        })
+        .collect()
+}
+
+impl MicroVm {
+    /// Starts a VMM, restores the guest, and returns when its agent has greeted anew and taken its identity.
+    pub async fn restore(spec: RestoreSpec) -> Result<Self, BootError> {
+        let asked = Instant::now();
+        let newest = spec
+            .lineage
+            .newest()
+            .ok_or_else(|| SnapshotError::Missing(String::new()))?;
+        let hold = newest.hold()?;
+        let parent = (newest.id().to_owned(), hold);
+        let files = Files {
+            state: newest.state()?,
+            memory: spec.lineage.memory()?,
+            disk: spec.lineage.disk(0)?,
+        };
+        let kvm = host_kvm::open()?;
+        let (mut vm, steps) = Self::launch_restored(&spec, &files, &kvm, ring()?)?;
+        vm.saving.get_mut().parent = Some(parent);
+        vm.come_up_in_time(asked, steps).await?;
+        Ok(vm)
+    }
+
+    fn launch_restored(
+        spec: &RestoreSpec,
+        files: &Files,
+        kvm: &File,
+        console: ConsoleRing,
+    ) -> Result<(Self, mpsc::Receiver<Step>), BootError> {
+        let overlay = spec.overlay.try_clone().map_err(|source| BootError::Host {
+            what: "duplicating a descriptor",
+            source,
+        })?;
+        let ours = console
+            .fd()
+            .try_clone_to_owned()
+            .map_err(|source| BootError::Host {
+                what: "duplicating a descriptor",
+                source,
+            })?;
+        let (config, fds) = spec.wire(kvm, files, std::os::fd::AsFd::as_fd(&ours));
+        let launch = Launch {
+            vmm: &spec.vmm,
+            identity: spec.identity.clone(),
+            mode: BootMode::Snapshot,
+        };
+        let request = Request::Restore(Box::new(config));
+        Self::launch(launch, &request, &fds, console, overlay)
+    }
+}

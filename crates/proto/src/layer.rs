@@ -1,0 +1,298 @@
+//! The index beside a layer file: which units of memory or disk the layer holds, and which it makes zero.
+//!
+//! A layer file is sparse and as long as what it is a layer of; each unit lies at its own offset. Its index is a small file:
+//! magic (8 bytes), version (u32), bytes per unit (u32), number of units (u64), then two bit maps, `stored` and `zero`, unit
+//! `n` at bit `n % 64` of little-endian word `n / 64`. A unit in neither map is what the layers below say.
+
+/// Unit of memory layers in bytes.
+pub const MEMORY_CHUNK: u32 = 64 << 10;
+/// Unit of disk layers in bytes.
+pub const DISK_BLOCK: u32 = 4 << 10;
+/// Largest number of units that is accepted: 1 TiB of disk blocks.
+pub const MAX_UNITS: u64 = 1 << 28;
+
+const MAGIC: [u8; 8] = *b"JIFFYIDX";
+const VERSION: u32 = 1;
+const HEADER: usize = 24;
+
+/// What is wrong with an index.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IndexError {
+    /// Not an index.
+    #[error("not a layer index")]
+    Magic,
+    /// From another time.
+    #[error("layer index of version {0}, and this program reads version {VERSION}")]
+    Version(u32),
+    /// Sizes that do not fit each other.
+    #[error("layer index is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// A set of unit numbers below a fixed count.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitSet {
+    units: u64,
+    words: Vec<u64>,
+}
+
+impl UnitSet {
+    /// No unit of `units`.
+    pub fn empty(units: u64) -> Self {
+        let words = usize::try_from(units.min(MAX_UNITS).div_ceil(64)).unwrap_or(0);
+        Self {
+            units: units.min(MAX_UNITS),
+            words: vec![0; words],
+        }
+    }
+
+    /// Every unit of `units`.
+    pub fn full(units: u64) -> Self {
+        let mut set = Self::empty(units);
+        set.insert_range(0..set.units);
+        set
+    }
+
+    /// From words as [`Self::words`] gives them; bits beyond `units` are dropped.
+    pub fn from_words(units: u64, words: &[u64]) -> Self {
+        let mut set = Self::empty(units);
+        for (to, from) in set.words.iter_mut().zip(words) {
+            *to = *from;
+        }
+        let rest = set.units % 64;
+        if rest != 0
+            && let Some(last) = set.words.last_mut()
+        {
+            *last &= (1 << rest) - 1;
+        }
+        set
+    }
+
+    /// Number of units there are, in the set or not.
+    pub fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// The bits.
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// Whether `unit` is in the set.
+    pub fn contains(&self, unit: u64) -> bool {
+        usize::try_from(unit / 64)
+            .ok()
+            .and_then(|at| self.words.get(at))
+            .is_some_and(|word| word >> (unit % 64) & 1 == 1)
+    }
+
+    /// Adds `unit`; beyond the end it does nothing. Allocates nothing.
+    pub fn insert(&mut self, unit: u64) {
+        if unit < self.units
+            && let Ok(at) = usize::try_from(unit / 64)
+            && let Some(word) = self.words.get_mut(at)
+        {
+            *word |= 1 << (unit % 64);
+        }
+    }
+
+    /// Takes `unit` out.
+    pub fn remove(&mut self, unit: u64) {
+        if let Ok(at) = usize::try_from(unit / 64)
+            && let Some(word) = self.words.get_mut(at)
+        {
+            *word &= !(1 << (unit % 64));
+        }
+    }
+
+    /// Adds all units of `range` that exist.
+    pub fn insert_range(&mut self, range: std::ops::Range<u64>) {
+        for unit in range.start..range.end.min(self.units) {
+            self.insert(unit);
+        }
+    }
+
+    /// How many units are in the set.
+    pub fn count(&self) -> u64 {
+        self.words.iter().map(|w| u64::from(w.count_ones())).sum()
+    }
+
+    /// The units in the set, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u64> {
+        (0u64..).zip(&self.words).flat_map(|(at, &word)| {
+            let mut rest = word;
+            std::iter::from_fn(move || {
+                let bit = u64::from(rest.trailing_zeros());
+                (rest != 0).then(|| {
+                    rest &= rest - 1;
+                    at * 64 + bit
+                })
+            })
+        })
+    }
+}
+
+/// An index in memory. No unit is both stored and zero.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerIndex {
+    /// Bytes per unit.
+    pub unit: u32,
+    /// Units that the layer file holds.
+    pub stored: UnitSet,
+    /// Units that read as zeroes whatever lies below.
+    pub zero: UnitSet,
+}
+
+impl LayerIndex {
+    /// A layer without content over `bytes` bytes.
+    pub fn empty(unit: u32, bytes: u64) -> Self {
+        let units = bytes.div_ceil(u64::from(unit));
+        Self {
+            unit,
+            stored: UnitSet::empty(units),
+            zero: UnitSet::empty(units),
+        }
+    }
+
+    /// Number of units of what it is a layer of.
+    pub fn units(&self) -> u64 {
+        self.stored.units
+    }
+
+    /// Whether the layer says what `unit` holds.
+    pub fn decides(&self, unit: u64) -> bool {
+        self.stored.contains(unit) || self.zero.contains(unit)
+    }
+
+    /// Bytes of an encoded index over `units` units.
+    pub fn encoded_len(units: u64) -> usize {
+        let words = usize::try_from(units.div_ceil(64)).unwrap_or(usize::MAX / 32);
+        HEADER + words * 16
+    }
+
+    /// As it is written to a file.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(Self::encoded_len(self.units()));
+        bytes.extend(Self::header(self.unit, self.units()));
+        for word in self.stored.words.iter().chain(&self.zero.words) {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The first bytes of an encoded index; the two maps follow.
+    pub fn header(unit: u32, units: u64) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(&MAGIC);
+        header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        header[12..16].copy_from_slice(&unit.to_le_bytes());
+        header[16..].copy_from_slice(&units.to_le_bytes());
+        header
+    }
+
+    /// Reads what [`Self::encode`] wrote, and checks that it is an index of units of `unit` bytes over `bytes` bytes.
+    pub fn decode(data: &[u8], unit: u32, bytes: u64) -> Result<Self, IndexError> {
+        let index = Self::decode_any(data)?;
+        if index.unit != unit {
+            return Err(IndexError::Damaged("its unit is of another size"));
+        }
+        if index.units() != bytes.div_ceil(u64::from(unit)) {
+            return Err(IndexError::Damaged("it is of something of another size"));
+        }
+        Ok(index)
+    }
+
+    /// Reads an index of anything.
+    pub fn decode_any(data: &[u8]) -> Result<Self, IndexError> {
+        let (magic, rest) = data.split_first_chunk().ok_or(IndexError::Magic)?;
+        if *magic != MAGIC {
+            return Err(IndexError::Magic);
+        }
+        const SHORT: IndexError = IndexError::Damaged("it is cut short");
+        let (version, rest) = rest.split_first_chunk().ok_or(SHORT)?;
+        let version = u32::from_le_bytes(*version);
+        if version != VERSION {
+            return Err(IndexError::Version(version));
+        }
+        let (unit, rest) = rest.split_first_chunk().ok_or(SHORT)?;
+        let (units, rest) = rest.split_first_chunk().ok_or(SHORT)?;
+        let unit = u32::from_le_bytes(*unit);
+        let units = u64::from_le_bytes(*units);
+        if unit == 0 || units > MAX_UNITS {
+            return Err(IndexError::Damaged("its sizes make no sense"));
+        }
+        if data.len() != Self::encoded_len(units) {
+            return Err(IndexError::Damaged("its length is wrong"));
+        }
+        let words: Vec<u64> = rest
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&word| u64::from_le_bytes(word))
+            .collect();
+        let (stored, zero) = words.split_at(words.len() / 2);
+        let both = stored.iter().zip(zero).any(|(a, b)| a & b != 0);
+        let index = Self {
+            unit,
+            stored: UnitSet::from_words(units, stored),
+            zero: UnitSet::from_words(units, zero),
+        };
+        if both || index.stored.words != stored || index.zero.words != zero {
+            return Err(IndexError::Damaged("its maps contradict each other"));
+        }
+        Ok(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> LayerIndex {
+        let mut index = LayerIndex::empty(MEMORY_CHUNK, 100 * u64::from(MEMORY_CHUNK) - 1);
+        index.stored.insert(0);
+        index.stored.insert(64);
+        index.zero.insert(99);
+        index.zero.insert(100);
+        index
+    }
+
+    #[test]
+    fn an_index_reads_back_as_it_was_written() {
+        let index = sample();
+        assert_eq!(index.units(), 100);
+        let bytes = index.encode();
+        assert_eq!(bytes.len(), LayerIndex::encoded_len(100));
+        let size = 100 * u64::from(MEMORY_CHUNK);
+        let read = LayerIndex::decode(&bytes, MEMORY_CHUNK, size).unwrap();
+        assert_eq!(read, index);
+        assert_eq!(read.stored.iter().collect::<Vec<_>>(), [0, 64]);
+        assert_eq!((read.stored.count(), read.zero.count()), (2, 1));
+        assert!(LayerIndex::decode(&bytes, MEMORY_CHUNK, size + 1).is_err());
+        assert!(LayerIndex::decode(&bytes, DISK_BLOCK, size).is_err());
+    }
+
+    #[test]
+    fn a_damaged_index_is_refused_wherever_it_is_damaged() {
+        let bytes = sample().encode();
+        for length in 0..bytes.len() {
+            assert!(LayerIndex::decode_any(&bytes[..length]).is_err());
+        }
+        for at in 0..24 {
+            let mut bad = bytes.clone();
+            bad[at] ^= 0x80;
+            let size = 100 * u64::from(MEMORY_CHUNK);
+            assert!(
+                LayerIndex::decode(&bad, MEMORY_CHUNK, size).is_err(),
+                "{at}"
+            );
+        }
+        let mut beyond = bytes.clone();
+        *beyond.last_mut().unwrap() = 0x80;
+        assert!(LayerIndex::decode_any(&beyond).is_err());
+        let mut both = bytes;
+        both[24] |= 1;
+        both[24 + 16] |= 1;
+        assert!(LayerIndex::decode_any(&both).is_err());
+    }
+}

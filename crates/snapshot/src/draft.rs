@@ -1,0 +1,165 @@
+//! A snapshot that is being written. It has no name until it is complete; dropped before that, nothing of it is left.
+
+use crate::SnapshotError;
+use crate::manifest::Manifest;
+use crate::snapshot::{
+    MANIFEST, MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index, disk_layer,
+};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+
+/// When a finished snapshot survives a crash of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// When the kernel gets round to writing it: a snapshot that only serves this run of the host, like a fork's.
+    PageCache,
+    /// Before it gets its name: every file and the directories are synced.
+    Storage,
+}
+
+/// Files of a snapshot to be, opened for reading and writing.
+#[derive(Debug)]
+pub struct Draft {
+    root: PathBuf,
+    dir: PathBuf,
+    /// Takes the state.
+    pub state: File,
+    /// Takes chunks of memory.
+    pub memory: File,
+    /// Takes their index.
+    pub memory_index: File,
+    /// Take the indexes of the disks' layers.
+    pub disk_indexes: Vec<File>,
+    finished: bool,
+}
+
+impl Draft {
+    pub(crate) fn create(root: &Path, dir: PathBuf, disks: usize) -> Result<Self, SnapshotError> {
+        fs::create_dir(&dir).map_err(SnapshotError::io(&dir))?;
+        let made = Self::files(root, &dir, disks);
+        if made.is_err() {
+            let _ = fs::remove_dir_all(&dir);
+        }
+        made
+    }
+
+    fn files(root: &Path, dir: &Path, disks: usize) -> Result<Self, SnapshotError> {
+        let new = |name: &str| {
+            let path = dir.join(name);
+            File::options()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .open(&path)
+                .map_err(SnapshotError::io(&path))
+        };
+        Ok(Self {
+            state: new(STATE)?,
+            memory: new(MEMORY_LAYER)?,
+            memory_index: new(MEMORY_INDEX)?,
+            disk_indexes: (0..disks)
+                .map(|n| new(&disk_index(n)))
+                .collect::<Result<_, _>>()?,
+            root: root.to_owned(),
+            dir: dir.to_owned(),
+            finished: false,
+        })
+    }
+
+    /// Gives the snapshot its name. `overlays` are the disks' frozen overlays; those made by [`crate::Store::overlay`] are taken as
+    /// they are, others are copied.
+    pub fn finish(
+        mut self,
+        manifest: &Manifest,
+        overlays: &[File],
+        durability: Durability,
+    ) -> Result<Snapshot, SnapshotError> {
+        crate::manifest::check_id(&manifest.id)?;
+        for (number, overlay) in overlays.iter().enumerate() {
+            let path = self.dir.join(disk_layer(number));
+            take(overlay, &path).map_err(SnapshotError::io(&path))?;
+        }
+        let path = self.dir.join(MANIFEST);
+        let text =
+            serde_json::to_vec_pretty(manifest).map_err(|e| SnapshotError::damaged(&path, e))?;
+        let mut file = File::create(&path).map_err(SnapshotError::io(&path))?;
+        file.write_all(&text).map_err(SnapshotError::io(&path))?;
+        if durability == Durability::Storage {
+            sync(&self.dir).map_err(SnapshotError::io(&self.dir))?;
+        }
+        let place = self.root.join(&manifest.id);
+        // A directory is never renamed over one with something in it.
+        fs::rename(&self.dir, &place).map_err(|e| match e.kind() {
+            io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists => {
+                SnapshotError::Exists(manifest.id.clone())
+            }
+            _ => SnapshotError::io(&place)(e),
+        })?;
+        self.finished = true;
+        if durability == Durability::Storage {
+            let synced = File::open(&self.root).and_then(|root| root.sync_all());
+            synced.map_err(SnapshotError::io(&self.root))?;
+        }
+        Snapshot::open(&self.root, &manifest.id)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+fn sync(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        File::open(entry?.path())?.sync_all()?;
+    }
+    File::open(dir)?.sync_all()
+}
+
+/// Gives a nameless file a name, or copies it where that cannot be done.
+fn take(file: &File, path: &Path) -> io::Result<()> {
+    let link = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let cwd = nix::fcntl::AT_FDCWD;
+    let flags = nix::fcntl::AtFlags::AT_SYMLINK_FOLLOW;
+    match nix::unistd::linkat(cwd, Path::new(&link), cwd, path, flags) {
+        Ok(()) => Ok(()),
+        Err(_) => {
+            let mut from = File::open(&link)?;
+            let mut to = File::create(path)?;
+            let length = from.metadata()?.len();
+            copy_data(&mut from, &mut to, length)
+        }
+    }
+}
+
+/// Copies what is no hole.
+fn copy_data(from: &mut File, to: &mut File, length: u64) -> io::Result<()> {
+    use nix::unistd::{Whence, lseek};
+    use std::os::unix::fs::FileExt;
+    to.set_len(length)?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = 0i64;
+    loop {
+        let start = match lseek(&*from, at, Whence::SeekData) {
+            Ok(start) => start,
+            Err(nix::errno::Errno::ENXIO) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        };
+        let end = lseek(&*from, start, Whence::SeekHole)?;
+        at = start;
+        while at < end {
+            let part = buffer
+                .len()
+                .min(usize::try_from(end - at).unwrap_or(usize::MAX));
+            let offset = u64::try_from(at).map_err(io::Error::other)?;
+            from.read_exact_at(&mut buffer[..part], offset)?;
+            to.write_all_at(&buffer[..part], offset)?;
+            at += i64::try_from(part).map_err(io::Error::other)?;
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Snapshots on disk. A snapshot is a directory that is never changed once it has its name:
+//!
+//! | File | Content |
+//! |---|---|
+//! | `manifest.json` | what it is, whose child, made by what and on what ([`Manifest`]) |
+//! | `state.bin` | vCPUs and devices, for `jiffy-vmm` alone |
+//! | `memory.layer`, `memory.index` | 64 KiB chunks of memory that differ from the parent ([`jiffy_proto::layer`]) |
+//! | `disk0.layer`, `disk0.index`, ... | blocks that the guest wrote since the parent |
+//! | `seal.json` | BLAKE3 hash of every chunk, added later ([`Snapshot::seal`]) |
+//!
+//! A [`Store`] is a directory of snapshots. A snapshot is written to a [`Draft`], which has no name until it is complete;
+//! whoever runs from one holds it ([`Snapshot::hold`]); what lies below it is its [`Lineage`].
+
+mod draft;
+mod error;
+mod lineage;
+mod manifest;
+mod seal;
+mod snapshot;
+mod store;
+
+pub use draft::{Draft, Durability};
+pub use error::SnapshotError;
+pub use lineage::Lineage;
+pub use manifest::{DiskSizes, FORMAT, Manifest, MemorySizes, Versions};
+pub use seal::Seal;
+pub use snapshot::{Hold, Layer, Snapshot, read_index};
+pub use store::Store;

@@ -1,0 +1,69 @@
+//! A snapshot and everything below it.
+
+use crate::{Layer, Snapshot, SnapshotError};
+use jiffy_proto::snapshot::MAX_LAYERS;
+use std::path::Path;
+
+/// Snapshots from the oldest ancestor to the one asked for.
+#[derive(Debug, Clone)]
+pub struct Lineage(Vec<Snapshot>);
+
+impl Lineage {
+    pub(crate) fn open(root: &Path, id: &str) -> Result<Self, SnapshotError> {
+        let mut row = vec![Snapshot::open(root, id)?];
+        let problem = |problem: String| SnapshotError::Lineage {
+            id: id.to_owned(),
+            problem,
+        };
+        while let Some(parent) = row.last().and_then(|s| s.manifest().parent.clone()) {
+            let child = row.last().map_or(id, Snapshot::id).to_owned();
+            if row.iter().any(|s| s.id() == parent) {
+                return Err(problem(format!("goes in a circle at {parent}")));
+            }
+            if row.len() >= MAX_LAYERS {
+                return Err(problem(format!(
+                    "is longer than {MAX_LAYERS} snapshots: take a new one from a sandbox that was booted anew"
+                )));
+            }
+            let below = match Snapshot::open(root, &parent) {
+                Err(SnapshotError::Missing(parent)) => {
+                    return Err(SnapshotError::Orphan { child, parent });
+                }
+                other => other?,
+            };
+            let (upper, lower) = (row.last().map(Snapshot::manifest), below.manifest());
+            let sizes = |m: &crate::Manifest| {
+                let disks: Vec<u64> = m.disks.iter().map(|d| d.bytes).collect();
+                (m.memory.bytes, disks)
+            };
+            if upper.map(sizes) != Some(sizes(lower)) {
+                return Err(problem(format!(
+                    "changes its sizes between {parent} and {child}"
+                )));
+            }
+            row.push(below);
+        }
+        row.reverse();
+        Ok(Self(row))
+    }
+
+    /// The snapshots, oldest first.
+    pub fn snapshots(&self) -> &[Snapshot] {
+        &self.0
+    }
+
+    /// The one it was opened for.
+    pub fn newest(&self) -> Option<&Snapshot> {
+        self.0.last()
+    }
+
+    /// Memory layers, oldest first.
+    pub fn memory(&self) -> Result<Vec<Layer>, SnapshotError> {
+        self.0.iter().map(Snapshot::memory).collect()
+    }
+
+    /// Layers of writable disk `number`, oldest first.
+    pub fn disk(&self, number: usize) -> Result<Vec<Layer>, SnapshotError> {
+        self.0.iter().map(|s| s.disk(number)).collect()
+    }
+}

@@ -1,0 +1,196 @@
+//! One snapshot, checked when it is opened.
+
+use crate::manifest::{Manifest, check_id};
+use crate::{SnapshotError, seal};
+use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
+use nix::fcntl::{Flock, FlockArg};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Longest manifest.
+const MAX_MANIFEST: u64 = 1 << 20;
+/// Longest index: that of a disk of 1 TiB.
+const MAX_INDEX: u64 = 65 << 20;
+
+pub(crate) const MANIFEST: &str = "manifest.json";
+pub(crate) const STATE: &str = "state.bin";
+pub(crate) const MEMORY_LAYER: &str = "memory.layer";
+pub(crate) const MEMORY_INDEX: &str = "memory.index";
+
+/// A complete snapshot.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    path: PathBuf,
+    manifest: Manifest,
+}
+
+/// A layer file and its index, opened for reading.
+#[derive(Debug)]
+pub struct Layer {
+    /// The chunks.
+    pub file: File,
+    /// Which there are.
+    pub index: File,
+}
+
+/// As long as it lives, the snapshot is not removed.
+#[derive(Debug)]
+pub struct Hold(#[allow(dead_code)] Flock<File>);
+
+pub(crate) fn disk_layer(number: usize) -> String {
+    format!("disk{number}.layer")
+}
+
+pub(crate) fn disk_index(number: usize) -> String {
+    format!("disk{number}.index")
+}
+
+impl Snapshot {
+    /// Opens snapshot `id` in the directory `root` and checks that its files are what its manifest says.
+    pub(crate) fn open(root: &Path, id: &str) -> Result<Self, SnapshotError> {
+        check_id(id)?;
+        let path = root.join(id);
+        if !path.is_dir() {
+            return Err(SnapshotError::Missing(id.to_owned()));
+        }
+        let file = path.join(MANIFEST);
+        let manifest = Manifest::parse(&read(&file, MAX_MANIFEST)?, id, &file)?;
+        let snapshot = Self { path, manifest };
+        snapshot.check()?;
+        Ok(snapshot)
+    }
+
+    fn check(&self) -> Result<(), SnapshotError> {
+        let memory = self.manifest.memory;
+        let index = self.check_layer(MEMORY_LAYER, MEMORY_INDEX, MEMORY_CHUNK, memory.bytes)?;
+        let agree = |name: &str, index: &LayerIndex, stored: u64, zero: u64| {
+            if (index.stored.count(), index.zero.count()) == (stored, zero) {
+                return Ok(());
+            }
+            let reason = "its numbers are not the manifest's";
+            Err(SnapshotError::damaged(&self.path.join(name), reason))
+        };
+        agree(MEMORY_INDEX, &index, memory.stored, memory.zero)?;
+        for (number, disk) in self.manifest.disks.iter().enumerate() {
+            let name = disk_index(number);
+            let layer = disk_layer(number);
+            let index = self.check_layer(&layer, &name, DISK_BLOCK, disk.bytes)?;
+            agree(&name, &index, disk.stored, 0)?;
+        }
+        let state = self.path.join(STATE);
+        let length = fs::metadata(&state)
+            .map_err(SnapshotError::io(&state))?
+            .len();
+        if length == 0 {
+            return Err(SnapshotError::damaged(&state, "it is empty"));
+        }
+        Ok(())
+    }
+
+    fn check_layer(
+        &self,
+        layer: &str,
+        index: &str,
+        unit: u32,
+        bytes: u64,
+    ) -> Result<LayerIndex, SnapshotError> {
+        let path = self.path.join(layer);
+        let length = fs::metadata(&path).map_err(SnapshotError::io(&path))?.len();
+        // A mapping beyond the end of its file would kill whoever runs from it.
+        if length != bytes {
+            let reason = format!("{length} bytes instead of {bytes}");
+            return Err(SnapshotError::damaged(&path, reason));
+        }
+        let path = self.path.join(index);
+        let data = read(&path, MAX_INDEX)?;
+        LayerIndex::decode(&data, unit, bytes).map_err(SnapshotError::index(&path))
+    }
+
+    /// What it says about itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &str {
+        &self.manifest.id
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn file(&self, name: &str) -> Result<File, SnapshotError> {
+        let path = self.path.join(name);
+        File::open(&path).map_err(SnapshotError::io(&path))
+    }
+
+    /// State of vCPUs and devices.
+    pub fn state(&self) -> Result<File, SnapshotError> {
+        self.file(STATE)
+    }
+
+    /// Memory.
+    pub fn memory(&self) -> Result<Layer, SnapshotError> {
+        Ok(Layer {
+            file: self.file(MEMORY_LAYER)?,
+            index: self.file(MEMORY_INDEX)?,
+        })
+    }
+
+    /// Writable disk `number`.
+    pub fn disk(&self, number: usize) -> Result<Layer, SnapshotError> {
+        Ok(Layer {
+            file: self.file(&disk_layer(number))?,
+            index: self.file(&disk_index(number))?,
+        })
+    }
+
+    /// Keeps it from being removed. Fails if that has begun.
+    pub fn hold(&self) -> Result<Hold, SnapshotError> {
+        let missing = || SnapshotError::Missing(self.id().to_owned());
+        let file = self.file(MANIFEST).map_err(|_| missing())?;
+        let lock = Flock::lock(file, FlockArg::LockSharedNonblock).map_err(|_| missing())?;
+        // It may have been removed between opening and locking.
+        if self.path.join(MANIFEST).exists() {
+            Ok(Hold(lock))
+        } else {
+            Err(missing())
+        }
+    }
+
+    /// Writes down the hash of every chunk, so that damage can be found by [`Self::verify`]. Reads all of it; a second call
+    /// does nothing.
+    pub fn seal(&self) -> Result<(), SnapshotError> {
+        seal::write(self)
+    }
+
+    /// Whether everything is as it was when it was sealed; `false` if it never was.
+    pub fn verify(&self) -> Result<bool, SnapshotError> {
+        seal::verify(self)
+    }
+}
+
+/// Reads an index that was just written, from its beginning.
+pub fn read_index(file: &File) -> io::Result<LayerIndex> {
+    let length = file.metadata()?.len().min(MAX_INDEX);
+    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    file.read_exact_at(&mut bytes, 0)?;
+    LayerIndex::decode_any(&bytes).map_err(io::Error::other)
+}
+
+pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
+    let file = File::open(path).map_err(SnapshotError::io(path))?;
+    let mut bytes = Vec::new();
+    file.take(limit + 1)
+        .read_to_end(&mut bytes)
+        .map_err(SnapshotError::io(path))?;
+    if u64::try_from(bytes.len()).is_ok_and(|n| n <= limit) {
+        Ok(bytes)
+    } else {
+        Err(SnapshotError::damaged(path, "it is too long"))
+    }
+}

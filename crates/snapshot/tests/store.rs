@@ -1,0 +1,303 @@
+//! What the store promises to whoever keeps snapshots in it.
+
+use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
+use jiffy_snapshot::{
+    DiskSizes, Durability, FORMAT, Manifest, MemorySizes, Snapshot, SnapshotError, Store, Versions,
+};
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use tempfile::TempDir;
+
+const MEMORY: u64 = 4 * MEMORY_CHUNK as u64;
+const DISK: u64 = 16 * DISK_BLOCK as u64;
+
+fn store() -> (TempDir, Store) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("snapshots")).unwrap();
+    (dir, store)
+}
+
+fn manifest(id: &str, parent: Option<&str>) -> Manifest {
+    Manifest {
+        format: FORMAT,
+        id: id.to_owned(),
+        parent: parent.map(str::to_owned),
+        template: "base".to_owned(),
+        created_ms: 1_700_000_000_000,
+        versions: Versions {
+            vmm: "0.1.0".to_owned(),
+            kernel: "6.12".to_owned(),
+            agent: "0.1.0".to_owned(),
+        },
+        cpu: "cpu".to_owned(),
+        vcpus: 1,
+        memory: MemorySizes {
+            bytes: MEMORY,
+            stored: 1,
+            zero: 1,
+        },
+        disks: vec![DiskSizes {
+            bytes: DISK,
+            stored: 1,
+        }],
+    }
+}
+
+fn put(store: &Store, id: &str, parent: Option<&str>) -> Result<Snapshot, SnapshotError> {
+    let draft = store.draft(1)?;
+    draft.state.write_all_at(b"state", 0).unwrap();
+    draft.memory.set_len(MEMORY).unwrap();
+    draft.memory.write_all_at(&[7; 65536], 65536).unwrap();
+    let mut index = LayerIndex::empty(MEMORY_CHUNK, MEMORY);
+    index.stored.insert(1);
+    index.zero.insert(3);
+    draft.memory_index.write_all_at(&index.encode(), 0).unwrap();
+    let overlay = store.overlay()?;
+    overlay.set_len(DISK).unwrap();
+    overlay.write_all_at(&[9; 4096], 2 * 4096).unwrap();
+    let mut index = LayerIndex::empty(DISK_BLOCK, DISK);
+    index.stored.insert(2);
+    draft.disk_indexes[0]
+        .write_all_at(&index.encode(), 0)
+        .unwrap();
+    draft.finish(&manifest(id, parent), &[overlay], Durability::Storage)
+}
+
+fn names(store: &Store) -> Vec<String> {
+    let entries = fs::read_dir(store.root()).unwrap();
+    entries
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+#[test]
+fn a_snapshot_reads_back_and_its_overlay_was_not_copied() {
+    let (_dir, store) = store();
+    let snapshot = put(&store, "a1", None).unwrap();
+    assert_eq!(store.get("a1").unwrap().manifest(), snapshot.manifest());
+    assert_eq!(names(&store), ["a1"]);
+    let mut block = [0; 4096];
+    let disk = snapshot.disk(0).unwrap();
+    disk.file.read_exact_at(&mut block, 2 * 4096).unwrap();
+    assert_eq!(block, [9; 4096]);
+    assert!(matches!(
+        put(&store, "a1", None),
+        Err(SnapshotError::Exists(_))
+    ));
+    assert_eq!(names(&store), ["a1"]);
+}
+
+#[test]
+fn a_draft_that_is_given_up_or_killed_leaves_nothing() {
+    let (_dir, store) = store();
+    drop(store.draft(1).unwrap());
+    assert!(names(&store).is_empty());
+    std::mem::forget(store.draft(1).unwrap());
+    assert!(store.ids().unwrap().is_empty());
+    assert_eq!(store.sweep().unwrap(), 1);
+    assert!(names(&store).is_empty());
+}
+
+#[test]
+fn an_overlay_of_another_file_system_is_copied_without_its_holes() {
+    let (_dir, store) = store();
+    let draft = store.draft(1).unwrap();
+    draft.state.write_all_at(b"state", 0).unwrap();
+    draft.memory.set_len(MEMORY).unwrap();
+    let index = LayerIndex::empty(MEMORY_CHUNK, MEMORY);
+    draft.memory_index.write_all_at(&index.encode(), 0).unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("gone");
+    let overlay = fs::File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .unwrap();
+    fs::remove_file(&path).unwrap();
+    overlay.set_len(DISK).unwrap();
+    overlay.write_all_at(&[9; 4096], 8 * 4096).unwrap();
+    let mut index = LayerIndex::empty(DISK_BLOCK, DISK);
+    index.stored.insert(8);
+    draft.disk_indexes[0]
+        .write_all_at(&index.encode(), 0)
+        .unwrap();
+    let mut manifest = manifest("b", None);
+    (manifest.memory.stored, manifest.memory.zero) = (0, 0);
+    let snapshot = draft
+        .finish(&manifest, &[overlay], Durability::PageCache)
+        .unwrap();
+    let file = snapshot.disk(0).unwrap().file;
+    let mut block = [0; 4096];
+    file.read_exact_at(&mut block, 8 * 4096).unwrap();
+    assert_eq!(block, [9; 4096]);
+}
+
+#[test]
+fn a_lineage_goes_from_the_oldest_ancestor_to_the_snapshot() {
+    let (_dir, store) = store();
+    put(&store, "a", None).unwrap();
+    put(&store, "b", Some("a")).unwrap();
+    put(&store, "c", Some("b")).unwrap();
+    let lineage = store.lineage("c").unwrap();
+    let ids: Vec<&str> = lineage.snapshots().iter().map(Snapshot::id).collect();
+    assert_eq!(ids, ["a", "b", "c"]);
+    assert_eq!(lineage.memory().unwrap().len(), 3);
+    assert_eq!(lineage.disk(0).unwrap().len(), 3);
+}
+
+#[test]
+fn a_lineage_that_is_broken_or_a_circle_is_refused() {
+    let (_dir, store) = store();
+    put(&store, "a", Some("c")).unwrap();
+    put(&store, "b", Some("a")).unwrap();
+    assert!(
+        matches!(store.lineage("b"), Err(SnapshotError::Orphan { parent, .. }) if parent == "c")
+    );
+    put(&store, "c", Some("b")).unwrap();
+    let error = store.lineage("b").unwrap_err().to_string();
+    assert!(error.contains("circle"), "{error}");
+}
+
+#[test]
+fn only_what_nothing_needs_is_removed() {
+    let (_dir, store) = store();
+    let a = put(&store, "a", None).unwrap();
+    put(&store, "b", Some("a")).unwrap();
+    assert!(
+        matches!(store.remove("a"), Err(SnapshotError::HasChild { child, .. }) if child == "b")
+    );
+    let hold = store.get("b").unwrap().hold().unwrap();
+    let second = store.get("b").unwrap().hold().unwrap();
+    drop(hold);
+    assert!(matches!(store.remove("b"), Err(SnapshotError::InUse(_))));
+    drop(second);
+    store.remove("b").unwrap();
+    store.remove("a").unwrap();
+    assert!(matches!(a.hold(), Err(SnapshotError::Missing(_))));
+    assert!(matches!(store.remove("a"), Err(SnapshotError::Missing(_))));
+    assert!(names(&store).is_empty());
+}
+
+#[test]
+fn every_damage_is_refused_and_names_its_file() {
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 9] = [
+        ("manifest.json", |d| {
+            fs::write(d.join("manifest.json"), b"{").unwrap()
+        }),
+        ("manifest.json", |d| {
+            fs::write(d.join("manifest.json"), vec![b' '; 2 << 20]).unwrap()
+        }),
+        ("manifest.json", |d| {
+            edit(d, "\"id\": \"a\"", "\"id\": \"b\"")
+        }),
+        ("manifest.json", |d| {
+            edit(d, "\"parent\": null", "\"parent\": \"../a\"")
+        }),
+        ("memory.layer", |d| {
+            fs::write(d.join("memory.layer"), b"short").unwrap()
+        }),
+        ("memory.index", |d| {
+            fs::write(d.join("memory.index"), b"JIFFYIDX").unwrap()
+        }),
+        ("memory.index", |d| {
+            edit(d, "\"stored\": 1", "\"stored\": 2")
+        }),
+        ("disk0.index", |d| {
+            fs::remove_file(d.join("disk0.index")).unwrap()
+        }),
+        ("state.bin", |d| {
+            fs::write(d.join("state.bin"), b"").unwrap()
+        }),
+    ];
+    for (file, damage) in damages {
+        let (_dir, store) = store();
+        let snapshot = put(&store, "a", None).unwrap();
+        damage(snapshot.path());
+        let error = store.get("a").unwrap_err().to_string();
+        assert!(error.contains(file), "{file}: {error}");
+        store.remove("a").unwrap();
+    }
+}
+
+fn edit(dir: &Path, from: &str, to: &str) {
+    let path = dir.join("manifest.json");
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{text}");
+    fs::write(&path, text.replacen(from, to, 1)).unwrap();
+}
+
+#[test]
+fn another_format_or_processor_is_refused_with_what_to_do() {
+    let (_dir, store) = store();
+    let snapshot = put(&store, "a", None).unwrap();
+    assert!(snapshot.manifest().check_cpu("cpu").is_ok());
+    let error = snapshot
+        .manifest()
+        .check_cpu("other")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("restore it on a host of that kind"),
+        "{error}"
+    );
+    edit(snapshot.path(), "\"format\": 1", "\"format\": 2");
+    let error = store.get("a").unwrap_err().to_string();
+    assert!(
+        error.contains("format 2") && error.contains("build its template anew"),
+        "{error}"
+    );
+}
+
+#[test]
+fn names_that_are_paths_are_no_ids() {
+    let (_dir, store) = store();
+    for id in ["", "..", "a/b", "A", "a-b", ".draft", &"a".repeat(65)] {
+        assert!(matches!(store.get(id), Err(SnapshotError::Id(_))), "{id}");
+        assert!(
+            matches!(store.remove(id), Err(SnapshotError::Id(_))),
+            "{id}"
+        );
+    }
+}
+
+#[test]
+fn a_changed_chunk_of_a_sealed_snapshot_is_found() {
+    let (_dir, store) = store();
+    let snapshot = put(&store, "a", None).unwrap();
+    assert!(!snapshot.verify().unwrap());
+    snapshot.seal().unwrap();
+    snapshot.seal().unwrap();
+    assert!(snapshot.verify().unwrap());
+    let layer = fs::File::options()
+        .write(true)
+        .open(snapshot.path().join("memory.layer"));
+    layer.unwrap().write_all_at(b"x", 65536 + 5).unwrap();
+    assert!(matches!(
+        snapshot.verify(),
+        Err(SnapshotError::Changed { path, chunk: 1 }) if path.ends_with("memory.layer")
+    ));
+}
+
+/// Snapshots of every format that was ever released must load, or be refused by a release that says so.
+#[test]
+fn golden_snapshots_keep_loading() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/format1");
+    let store = Store::open(&data).unwrap();
+    let lineage = store.lineage("child").unwrap();
+    let ids: Vec<&str> = lineage.snapshots().iter().map(Snapshot::id).collect();
+    assert_eq!(ids, ["root", "child"]);
+    assert!(lineage.newest().unwrap().verify().unwrap());
+}
+
+/// Makes the golden snapshots of the present format; to be run once for each format.
+#[test]
+#[ignore = "writes test data"]
+fn make_golden_snapshots() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/format{FORMAT}"));
+    let store = Store::open(&data).unwrap();
+    put(&store, "root", None).unwrap().seal().unwrap();
+    put(&store, "child", Some("root")).unwrap().seal().unwrap();
+}

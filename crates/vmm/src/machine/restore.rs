@@ -1,0 +1,139 @@
+//! From a snapshot to a machine that is ready to run on.
+
+use super::build::{Frame, console, supported_cpuid};
+use super::bus::lock;
+use super::devices::{DeviceSet, index, read_all};
+use super::fds::Descriptors;
+use super::legacy::LegacyPorts;
+use super::{Machine, cpu};
+use crate::error::VmmError;
+use crate::memory;
+use crate::snapshot::layers::{Layer, Layers};
+use crate::snapshot::linear::Linear;
+use crate::snapshot::place::{MAX_MAPPINGS, place, plan};
+use crate::snapshot::state::{MAX_STATE, MachineState, Shape};
+use crate::virtio::vsock::GuestConnect;
+use jiffy_proto::layer::{MEMORY_CHUNK, UnitSet};
+use jiffy_proto::snapshot::{MemorySource, RestoreConfig};
+use jiffy_proto::vm::limits;
+use kvm_bindings::kvm_clock_data;
+use kvm_ioctls::{VcpuFd, VmFd};
+use std::fs::File;
+
+/// Builds the machine. Opens nothing: all descriptors come from `fds`.
+pub fn restore(
+    config: &RestoreConfig,
+    fds: &mut Descriptors,
+    guest_connect: Box<dyn GuestConnect>,
+) -> Result<Machine, VmmError> {
+    let state = read_state(&File::from(fds.take(config.state, "snapshot state")?))?;
+    check(&state.shape)?;
+    let memory = memory::allocate(state.shape.memory_mib)?;
+    let linear = Linear::new(&memory)?;
+    let layers = config.memory.iter().map(|layer| {
+        let file = File::from(fds.take(layer.file, "memory layer")?);
+        let index = index(fds, layer.index, "memory layer index", MEMORY_CHUNK)?;
+        Ok(Layer { file, index })
+    });
+    let layers = layers.collect::<Result<Vec<_>, VmmError>>()?;
+    let layers = Layers::new(layers, linear.bytes())?;
+    let eager = match config.source {
+        MemorySource::Map => None,
+        MemorySource::Copy { working_set: None } => Some(UnitSet::full(linear.chunks())),
+        MemorySource::Copy {
+            working_set: Some(file),
+        } => Some(index(fds, file, "working set", MEMORY_CHUNK)?.stored),
+    };
+    let plan = plan(layers.runs(linear.chunks()), eager.as_ref(), MAX_MAPPINGS);
+    place(&plan, &layers, &linear)?;
+
+    let has = |name: &str| state.devices.iter().any(|d| d.name() == name);
+    let devices = DeviceSet {
+        disks: &config.disks,
+        vsock: config.vsock.as_ref(),
+        net: config.net.as_ref(),
+        rng: has("rng"),
+        balloon: has("balloon"),
+    };
+    let kvm = fds.take(config.kvm, "/dev/kvm")?;
+    let frame = Frame::new(kvm, memory, &devices, fds, guest_connect)?;
+    check_cpu(&state.shape, &cpu::features(&supported_cpuid(&frame.kvm)?))?;
+    let vcpus = create_vcpus(&frame.vm, &state)?;
+    let clock = kvm_clock_data {
+        clock: state.clock.ns,
+        ..Default::default()
+    };
+    frame
+        .vm
+        .set_clock(&clock)
+        .map_err(|e| VmmError::host("KVM_SET_CLOCK", e))?;
+
+    let ring = console(fds, config.console)?;
+    let irq = frame.serial_irq()?;
+    let late = irq.try_clone().map_err(|e| VmmError::host("eventfd", e))?;
+    let ports = LegacyPorts::restore(&state.serial, ring, irq).map_err(VmmError::Config)?;
+    let shape = state.shape.clone();
+    let machine = frame.finish(vcpus, ports, Some(&state.ioapic), shape, layers)?;
+    // Interrupts have somewhere to go only now.
+    let _ = late.write(1);
+    restore_devices(&machine, &state)?;
+    Ok(machine)
+}
+
+fn read_state(file: &File) -> Result<MachineState, VmmError> {
+    let bytes =
+        read_all(file, MAX_STATE).map_err(|e| VmmError::host("reading the snapshot's state", e))?;
+    MachineState::decode(&bytes)
+}
+
+fn check(shape: &Shape) -> Result<(), VmmError> {
+    let memory = limits::MIN_MEMORY_MIB..=limits::MAX_MEMORY_MIB;
+    if (1..=limits::MAX_VCPUS).contains(&shape.vcpus) && memory.contains(&shape.memory_mib) {
+        return Ok(());
+    }
+    Err(VmmError::Config(format!(
+        "snapshot state is damaged: {} vCPUs and {} MiB",
+        shape.vcpus, shape.memory_mib
+    )))
+}
+
+fn check_cpu(shape: &Shape, here: &str) -> Result<(), VmmError> {
+    if shape.cpu == here {
+        return Ok(());
+    }
+    Err(VmmError::Config(format!(
+        "the snapshot was taken on a host whose processor offers other features (saved {}, here {here}): restore it on a host \
+         of the same kind, or build the template anew on this one",
+        shape.cpu
+    )))
+}
+
+fn create_vcpus(vm: &VmFd, state: &MachineState) -> Result<Vec<VcpuFd>, VmmError> {
+    let vcpus = (0u64..).zip(&state.vcpus).map(|(id, _)| {
+        vm.create_vcpu(id)
+            .map_err(|e| VmmError::host("KVM_CREATE_VCPU", e))
+    });
+    let vcpus = vcpus.collect::<Result<Vec<_>, _>>()?;
+    for (vcpu, state) in vcpus.iter().zip(&state.vcpus) {
+        state.restore(vcpu)?;
+    }
+    Ok(vcpus)
+}
+
+fn restore_devices(machine: &Machine, state: &MachineState) -> Result<(), VmmError> {
+    if machine.devices.len() != state.devices.len() {
+        return Err(VmmError::Config(format!(
+            "the snapshot has {} devices and the configuration {}",
+            state.devices.len(),
+            machine.devices.len()
+        )));
+    }
+    for (device, state) in machine.devices.iter().zip(&state.devices) {
+        let mut device = lock(device);
+        device
+            .restore(state)
+            .map_err(|e| VmmError::Config(e.to_string()))?;
+        device.wake();
+    }
+    Ok(())
+}

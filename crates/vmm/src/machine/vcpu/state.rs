@@ -1,0 +1,138 @@
+//! The state of a vCPU as a value: everything that makes a restored guest continue as if nothing had happened.
+
+use crate::error::VmmError;
+use kvm_bindings::{
+    CpuId, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
+    kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+};
+use kvm_ioctls::{Kvm, VcpuFd};
+use serde::{Deserialize, Serialize};
+
+/// State of one vCPU.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct VcpuState {
+    cpuid: Vec<kvm_cpuid_entry2>,
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+    xsave: kvm_xsave,
+    xcrs: kvm_xcrs,
+    debugregs: kvm_debugregs,
+    lapic: kvm_lapic_state,
+    mp_state: kvm_mp_state,
+    events: kvm_vcpu_events,
+    msrs: Vec<kvm_msr_entry>,
+}
+
+crate::frozen_layout!(VcpuState, 6216);
+
+/// Control register of software-virtualized guests (see kernel/README.md): KVM does not list it, and it must be written last.
+const MSR_PVM_CONTROL: u32 = 0x4b56_4d10;
+/// Needs the time stamp counter to be there already.
+const MSR_TSC_DEADLINE: u32 = 0x6e0;
+const MSR_FS_BASE: u32 = 0xc000_0100;
+const MSR_GS_BASE: u32 = 0xc000_0101;
+
+/// Registers to be saved on this host, in the order in which they must be written back.
+pub fn msr_list(kvm: &Kvm) -> Result<Vec<u32>, VmmError> {
+    let listed = kvm
+        .get_msr_index_list()
+        .map_err(|e| VmmError::host("KVM_GET_MSR_INDEX_LIST", e))?;
+    let last = [MSR_TSC_DEADLINE, MSR_PVM_CONTROL];
+    let mut list: Vec<u32> = listed
+        .as_slice()
+        .iter()
+        .copied()
+        .filter(|msr| !last.contains(msr))
+        .collect();
+    list.extend([MSR_FS_BASE, MSR_GS_BASE]);
+    list.extend(last);
+    Ok(list)
+}
+
+fn failed(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> VmmError {
+    move |e| VmmError::host(what, e)
+}
+
+impl VcpuState {
+    /// Reads the state of a vCPU that is outside the guest and has no exit unfinished.
+    pub fn save(vcpu: &VcpuFd, msrs: &[u32]) -> Result<Self, VmmError> {
+        let cpuid = vcpu
+            .get_cpuid2(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+            .map_err(failed("KVM_GET_CPUID2"))?;
+        Ok(Self {
+            cpuid: cpuid.as_slice().to_vec(),
+            // Reading this first makes KVM settle what is pending, as its documentation asks.
+            mp_state: vcpu.get_mp_state().map_err(failed("KVM_GET_MP_STATE"))?,
+            regs: vcpu.get_regs().map_err(failed("KVM_GET_REGS"))?,
+            sregs: vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?,
+            xsave: vcpu.get_xsave().map_err(failed("KVM_GET_XSAVE"))?,
+            xcrs: vcpu.get_xcrs().map_err(failed("KVM_GET_XCRS"))?,
+            debugregs: vcpu.get_debug_regs().map_err(failed("KVM_GET_DEBUGREGS"))?,
+            lapic: vcpu.get_lapic().map_err(failed("KVM_GET_LAPIC"))?,
+            events: vcpu
+                .get_vcpu_events()
+                .map_err(failed("KVM_GET_VCPU_EVENTS"))?,
+            msrs: save_msrs(vcpu, msrs)?,
+        })
+    }
+
+    /// Gives the state to a fresh vCPU.
+    pub fn restore(&self, vcpu: &VcpuFd) -> Result<(), VmmError> {
+        let cpuid = CpuId::from_entries(&self.cpuid)
+            .map_err(|e| VmmError::host("restoring CPUID", format!("{e:?}")))?;
+        vcpu.set_cpuid2(&cpuid).map_err(failed("KVM_SET_CPUID2"))?;
+        vcpu.set_mp_state(self.mp_state)
+            .map_err(failed("KVM_SET_MP_STATE"))?;
+        vcpu.set_sregs(&self.sregs)
+            .map_err(failed("KVM_SET_SREGS"))?;
+        vcpu.set_regs(&self.regs).map_err(failed("KVM_SET_REGS"))?;
+        vcpu.set_xcrs(&self.xcrs).map_err(failed("KVM_SET_XCRS"))?;
+        // SAFETY: the buffer is the fixed-size one; no dynamically enabled feature needs a larger one here.
+        unsafe { vcpu.set_xsave(&self.xsave) }.map_err(failed("KVM_SET_XSAVE"))?;
+        vcpu.set_debug_regs(&self.debugregs)
+            .map_err(failed("KVM_SET_DEBUGREGS"))?;
+        vcpu.set_lapic(&self.lapic)
+            .map_err(failed("KVM_SET_LAPIC"))?;
+        for msr in &self.msrs {
+            set_msr(vcpu, msr)?;
+        }
+        vcpu.set_vcpu_events(&self.events)
+            .map_err(failed("KVM_SET_VCPU_EVENTS"))
+    }
+}
+
+fn save_msrs(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<kvm_msr_entry>, VmmError> {
+    let entry = |&index: &u32| kvm_msr_entry {
+        index,
+        ..Default::default()
+    };
+    let mut entries: Vec<kvm_msr_entry> = list.iter().map(entry).collect();
+    let mut saved = Vec::with_capacity(entries.len());
+    // KVM stops at the first register it cannot read: that one is left out, and reading goes on behind it.
+    while !entries.is_empty() {
+        let mut batch = Msrs::from_entries(&entries)
+            .map_err(|e| VmmError::host("KVM_GET_MSRS", format!("{e:?}")))?;
+        let count = vcpu.get_msrs(&mut batch).map_err(failed("KVM_GET_MSRS"))?;
+        saved.extend(batch.as_slice().iter().take(count).copied());
+        entries.drain(..(count + 1).min(entries.len()));
+    }
+    Ok(saved)
+}
+
+fn set_msr(vcpu: &VcpuFd, msr: &kvm_msr_entry) -> Result<(), VmmError> {
+    let batch = Msrs::from_entries(std::slice::from_ref(msr))
+        .map_err(|e| VmmError::host("KVM_SET_MSRS", format!("{e:?}")))?;
+    let count = vcpu.set_msrs(&batch).map_err(failed("KVM_SET_MSRS"))?;
+    // A register that reads as zero and cannot be written never had a value worth keeping.
+    if count == 1 || msr.data == 0 {
+        Ok(())
+    } else {
+        Err(VmmError::host(
+            "KVM_SET_MSRS",
+            format!(
+                "this host refuses register {:#x} = {:#x}",
+                msr.index, msr.data
+            ),
+        ))
+    }
+}

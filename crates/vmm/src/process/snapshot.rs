@@ -1,0 +1,345 @@
+//! Snapshots, as the event loop takes them: stop, read, fork, go on.
+
+use super::{SLOT_COPIED, Vm, micros, watch};
+use crate::error::VmmError;
+use crate::machine::Descriptors;
+use crate::machine::bus::lock;
+use crate::snapshot::child::Child;
+use crate::snapshot::layers::Layer;
+use crate::snapshot::linear::Linear;
+use crate::snapshot::scan::{Pages, scan};
+use crate::snapshot::writer::Writer;
+use crate::virtio::blk::Block;
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
+use jiffy_proto::snapshot::{
+    AfterSnapshot, FreezePhases, MAX_LAYERS, SnapshotConfig, SnapshotReport,
+};
+use jiffy_proto::vm::{Event, FdIndex, StopCause};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+/// A snapshot whose memory is being written while the guest runs on.
+pub(super) struct Copying {
+    child: Child,
+    files: MemoryFiles,
+    report: SnapshotReport,
+    began: Instant,
+    disks: Vec<usize>,
+    /// What failed beside the child.
+    failure: Option<VmmError>,
+}
+
+struct MemoryFiles {
+    layer: File,
+    index: File,
+}
+
+/// Where the rest goes, and an overlay for each disk.
+struct Files {
+    memory: MemoryFiles,
+    state: File,
+    pagemap: Option<File>,
+    disks: Vec<(File, File)>,
+}
+
+/// A machine that was stopped and read.
+struct Frozen {
+    state: Vec<u8>,
+    candidates: UnitSet,
+    /// Disks by device number, and where their layer's index goes.
+    disks: Vec<(usize, LayerIndex, File)>,
+}
+
+impl Frozen {
+    /// Writes everything but memory.
+    fn write(&self, state: &File) -> Result<(), VmmError> {
+        let failed = |e: io::Error| VmmError::host("writing the snapshot's state", e);
+        state.write_all_at(&self.state, 0).map_err(failed)?;
+        for (_, index, file) in &self.disks {
+            file.write_all_at(&index.encode(), 0).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn devices(&self) -> Vec<usize> {
+        self.disks.iter().map(|(device, ..)| *device).collect()
+    }
+}
+
+impl Vm {
+    pub(super) fn on_snapshot(&mut self, config: &SnapshotConfig, fds: Vec<OwnedFd>) {
+        let was_running = self.running;
+        match self.snapshot(config, fds) {
+            Ok(None) => {}
+            Ok(Some(report)) => {
+                self.link.send(&Event::Snapshotted(report), &[]);
+                if config.then == AfterSnapshot::Stop {
+                    self.cause = Some(StopCause::Requested);
+                }
+            }
+            Err(e) => {
+                if was_running {
+                    self.resume();
+                }
+                self.report_failure(&e);
+            }
+        }
+    }
+
+    fn report_failure(&self, error: &VmmError) {
+        let reason = error.to_string();
+        self.link.send(&Event::SnapshotFailed { reason }, &[]);
+    }
+
+    /// `None` when memory is still being written.
+    fn snapshot(
+        &mut self,
+        config: &SnapshotConfig,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Option<SnapshotReport>, VmmError> {
+        let began = Instant::now();
+        let files = self.take_files(config, &mut Descriptors::new(fds))?;
+        self.thaw(Vec::new())?;
+        let linear = Linear::new(&self.machine.memory)?;
+
+        let stopped = Instant::now();
+        self.pause();
+        let mut report = SnapshotReport {
+            cpu: self.machine.shape.cpu.clone(),
+            vcpus: self.machine.shape.vcpus,
+            ..SnapshotReport::default()
+        };
+        report.phases.pause_us = micros(stopped);
+        let frozen = self.freeze(
+            files.disks,
+            files.pagemap.as_ref(),
+            &linear,
+            &mut report.phases,
+        )?;
+        report.candidates = frozen.candidates.count();
+
+        let copying = Instant::now();
+        let mut writer = Writer::new(
+            &linear,
+            &self.machine.layers,
+            &frozen.candidates,
+            &files.memory.layer,
+            &files.memory.index,
+        );
+        if config.then == AfterSnapshot::Resume {
+            let mut keep = vec![
+                files.memory.layer.as_raw_fd(),
+                files.memory.index.as_raw_fd(),
+            ];
+            keep.extend(self.machine.layers.descriptors());
+            let child = Child::start(&mut writer, &keep);
+            let child = child.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
+            report.phases.copy_us = micros(copying);
+            self.resume();
+            report.stopped_us = micros(stopped);
+            let slot = self.machine.poller.slot(SLOT_COPIED);
+            let watched = watch(&slot, child.pidfd.as_fd());
+            let failure = frozen.write(&files.state).and(watched).err();
+            self.copying = Some(Copying {
+                child,
+                files: files.memory,
+                report,
+                began,
+                disks: frozen.devices(),
+                failure,
+            });
+            return Ok(None);
+        }
+        let written = writer
+            .write()
+            .map_err(|e| VmmError::host("writing memory", e));
+        let index = writer.index();
+        let written = written.and_then(|()| frozen.write(&files.state));
+        written.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
+        report.phases.copy_us = micros(copying);
+        report.stopped_us = micros(stopped);
+        Ok(Some(self.complete(report, began, files.memory, index)))
+    }
+
+    fn take_files(
+        &self,
+        config: &SnapshotConfig,
+        fds: &mut Descriptors,
+    ) -> Result<Files, VmmError> {
+        if self.copying.is_some() {
+            return Err(VmmError::Config(
+                "another snapshot of this sandbox is still being written".to_owned(),
+            ));
+        }
+        if self.machine.layers.len() >= MAX_LAYERS {
+            return Err(VmmError::Config(format!(
+                "this sandbox descends from {MAX_LAYERS} snapshots already: merge them first"
+            )));
+        }
+        let disks = self.writable_disks().len();
+        if config.disks.len() != disks {
+            return Err(VmmError::Config(format!(
+                "{} overlays for {disks} writable disks",
+                config.disks.len()
+            )));
+        }
+        let mut take = |fd: FdIndex, what: &str| fds.take(fd, what).map(File::from);
+        Ok(Files {
+            memory: MemoryFiles {
+                layer: take(config.memory, "memory layer")?,
+                index: take(config.index, "memory index")?,
+            },
+            state: take(config.state, "snapshot state")?,
+            pagemap: config.pagemap.map(|fd| take(fd, "pagemap")).transpose()?,
+            disks: config
+                .disks
+                .iter()
+                .map(|disk| {
+                    let overlay = take(disk.overlay, "overlay")?;
+                    Ok((overlay, take(disk.index, "disk index")?))
+                })
+                .collect::<Result<_, VmmError>>()?,
+        })
+    }
+
+    fn writable_disks(&self) -> Vec<usize> {
+        let devices = self.machine.devices.iter().enumerate();
+        devices
+            .filter(|(_, device)| lock(device).peek(Block::writable) == Some(true))
+            .map(|(at, _)| at)
+            .collect()
+    }
+
+    /// Reads the stopped machine. On failure the disks are as before.
+    fn freeze(
+        &mut self,
+        disks: Vec<(File, File)>,
+        pagemap: Option<&File>,
+        linear: &Linear,
+        phases: &mut FreezePhases,
+    ) -> Result<Frozen, VmmError> {
+        let reading = Instant::now();
+        let state = self.machine.save(&self.vcpus)?.encode()?;
+        phases.state_us = micros(reading);
+        let scanning = Instant::now();
+        let candidates = match pagemap {
+            Some(file) => scan(file, linear, Pages::Private)
+                .map_err(|e| VmmError::host("looking for written pages", e))?,
+            None => UnitSet::full(linear.chunks()),
+        };
+        phases.scan_us = micros(scanning);
+        let mut frozen = Frozen {
+            state,
+            candidates,
+            disks: Vec::new(),
+        };
+        for (at, (overlay, index_file)) in self.writable_disks().into_iter().zip(disks) {
+            let Some(device) = self.machine.devices.get(at) else {
+                continue;
+            };
+            let result = lock(device).poke(|block: &mut Block| block.freeze(overlay));
+            match result {
+                Some(Ok(index)) => frozen.disks.push((at, index, index_file)),
+                Some(Err(e)) => {
+                    self.thaw(frozen.devices())?;
+                    return Err(VmmError::host("preparing a disk's new overlay", e));
+                }
+                None => {}
+            }
+        }
+        Ok(frozen)
+    }
+
+    /// Undoes freezing of `disks`, and of those where that failed before.
+    fn thaw(&mut self, disks: Vec<usize>) -> Result<(), VmmError> {
+        self.unsettled.extend(disks);
+        while let Some(&at) = self.unsettled.last() {
+            if let Some(device) = self.machine.devices.get(at) {
+                lock(device)
+                    .poke(Block::thaw)
+                    .unwrap_or(Ok(()))
+                    .map_err(|e| {
+                        VmmError::host("joining a disk's overlays after a failed snapshot", e)
+                    })?;
+            }
+            self.unsettled.pop();
+        }
+        Ok(())
+    }
+
+    /// The child that wrote memory is done.
+    pub(super) fn on_copied(&mut self) {
+        let Some(copying) = self.copying.take() else {
+            return;
+        };
+        // Closing the descriptor also takes it out of the event loop.
+        let written = copying.child.finish();
+        let written = match copying.failure {
+            Some(e) => Err(e),
+            None => written,
+        };
+        let index = written.and_then(|()| self.read_index(&copying.files.index));
+        match index {
+            Ok(index) => {
+                let report = self.complete(copying.report, copying.began, copying.files, index);
+                self.link.send(&Event::Snapshotted(report), &[]);
+            }
+            Err(e) => {
+                // What cannot be joined now is tried again before the next snapshot; the disks work as they are.
+                let _ = self.thaw(copying.disks);
+                self.report_failure(&e);
+            }
+        }
+    }
+
+    fn read_index(&self, file: &File) -> Result<LayerIndex, VmmError> {
+        let failed = |e: io::Error| VmmError::host("reading the memory index", e);
+        let linear = Linear::new(&self.machine.memory)?;
+        let mut bytes = vec![0; LayerIndex::encoded_len(linear.chunks())];
+        file.read_exact_at(&mut bytes, 0).map_err(failed)?;
+        LayerIndex::decode(&bytes, MEMORY_CHUNK, linear.bytes())
+            .map_err(|e| VmmError::host("reading the memory index", e))
+    }
+
+    /// The snapshot is what lies below the VM from now on.
+    fn complete(
+        &mut self,
+        mut report: SnapshotReport,
+        began: Instant,
+        files: MemoryFiles,
+        index: LayerIndex,
+    ) -> SnapshotReport {
+        report.stored = index.stored.count();
+        report.zero = index.zero.count();
+        report.total_us = micros(began);
+        self.machine.layers.push(Layer {
+            file: files.layer,
+            index,
+        });
+        report
+    }
+
+    /// Writes which chunks are present; returns how many.
+    pub(super) fn working_set(
+        &self,
+        index: FdIndex,
+        pagemap: FdIndex,
+        fds: Vec<OwnedFd>,
+    ) -> Result<u64, VmmError> {
+        let mut fds = Descriptors::new(fds);
+        let file = File::from(fds.take(index, "working set")?);
+        let pagemap = File::from(fds.take(pagemap, "pagemap")?);
+        let linear = Linear::new(&self.machine.memory)?;
+        let failed = |e: &dyn std::fmt::Display| VmmError::host("recording the working set", e);
+        let set = LayerIndex {
+            stored: scan(&pagemap, &linear, Pages::Present).map_err(|e| failed(&e))?,
+            ..LayerIndex::empty(MEMORY_CHUNK, linear.bytes())
+        };
+        file.write_all_at(&set.encode(), 0)
+            .map_err(|e| failed(&e))?;
+        Ok(set.stored.count())
+    }
+}

@@ -1,0 +1,130 @@
+//! A snapshot that fails costs nothing but the snapshot.
+
+use super::guest::{guest, skip};
+use super::vm::{Target, Vm, file};
+use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
+use jiffy_proto::vm::{Event, StopCause};
+use std::fs::{self, File};
+use std::io::Write;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A file on a disk of 8 MiB, and nothing else of that disk.
+fn small_disk() -> Option<File> {
+    let place = tempfile::tempdir().unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"])
+        .arg(place.path())
+        .output();
+    if !mounted.is_ok_and(|output| output.status.success()) {
+        return None;
+    }
+    let open = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(place.path().join("f"));
+    let umount = Command::new("umount").arg("-l").arg(place.path()).status();
+    assert!(umount.unwrap().success());
+    Some(open.unwrap())
+}
+
+#[test]
+fn a_full_disk_fails_the_snapshot_and_the_guest_runs_on() {
+    let test = "a_full_disk_fails_the_snapshot_and_the_guest_runs_on";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 2, 256, "");
+    assert_eq!(vm.ask("dirty 32"), "ok");
+    assert_eq!(vm.ask("mark one"), "ok");
+    for then in [
+        AfterSnapshot::Resume,
+        AfterSnapshot::Stay,
+        AfterSnapshot::Stop,
+    ] {
+        let Some(memory) = small_disk() else {
+            return skip(test, "a small file system cannot be mounted");
+        };
+        let target = Target {
+            memory,
+            ..Target::new()
+        };
+        let error = vm.snapshot_to(target, then).err().unwrap();
+        assert!(error.contains("ENOSPC"), "{error}");
+        vm.verify();
+    }
+    // Nothing of the disk was lost on the way, also not in the next snapshot.
+    assert_eq!(vm.ask("marks"), "one one");
+    let snapshot = vm.snapshot(AfterSnapshot::Resume);
+    let mut restored = Vm::restore(snapshot, &vm.base(), MemorySource::Map);
+    assert_eq!(restored.ask("marks"), "one one");
+    restored.verify();
+    vm.verify();
+}
+
+#[test]
+fn a_vmm_killed_in_the_middle_of_a_snapshot_leaves_no_process() {
+    let test = "a_vmm_killed_in_the_middle_of_a_snapshot_leaves_no_process";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 1, 512, "");
+    assert_eq!(vm.ask("dirty 256"), "ok");
+    vm.ask_snapshot(&Target::new(), AfterSnapshot::Resume);
+    let pid = vm.child.id();
+    let limit = Instant::now() + Duration::from_secs(10);
+    let writer = loop {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        if let Some(child) = children.split_whitespace().next() {
+            break child.to_owned();
+        }
+        assert!(Instant::now() < limit, "no process writes memory");
+    };
+    vm.child.kill().unwrap();
+    vm.child.wait().unwrap();
+    // It may be a zombie until its new parent looks at it.
+    let alive = || {
+        let stat = fs::read_to_string(format!("/proc/{writer}/stat")).unwrap_or_default();
+        !stat.is_empty() && !stat.contains(") Z ")
+    };
+    while alive() {
+        assert!(Instant::now() < limit, "process {writer} is still there");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_second_snapshot_in_the_middle_of_one_is_refused_and_harms_neither() {
+    let test = "a_second_snapshot_in_the_middle_of_one_is_refused_and_harms_neither";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 1, 512, "");
+    assert_eq!(vm.ask("dirty 256"), "ok");
+    vm.ask_snapshot(&Target::new(), AfterSnapshot::Resume);
+    vm.ask_snapshot(&Target::new(), AfterSnapshot::Resume);
+    let error = vm.outcome().unwrap_err();
+    assert!(error.contains("still being written"), "{error}");
+    vm.outcome().unwrap();
+    vm.verify();
+}
+
+#[test]
+fn a_damaged_state_is_refused_in_words() {
+    let test = "a_damaged_state_is_refused_in_words";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 1, 256, "");
+    let snapshot = vm.snapshot(AfterSnapshot::Stop);
+    let base = vm.base();
+    let refuse = |state: &[u8], words: &str| {
+        let mut bad = snapshot.share();
+        let mut file = file();
+        file.write_all(state).unwrap();
+        bad.state = Some(file);
+        let vm = Vm::start_from(bad, &base, MemorySource::Map);
+        match vm.event().0 {
+            Event::Stopped(StopCause::BadConfig { reason }) => {
+                assert!(reason.contains(words), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    refuse(b"", "damaged");
+    refuse(b"JIFFYVMS\xff\0\0\0", "of format 255");
+    refuse(b"JIFFYVMS\x01\0\0\0\xff\xff\xff", "damaged");
+}

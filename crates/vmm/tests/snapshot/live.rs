@@ -1,0 +1,143 @@
+//! Snapshots of a guest that runs on.
+
+use super::guest::guest;
+use super::vm::{Snapshot, Vm};
+use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::thread;
+use std::time::Duration;
+
+fn restore(snapshot: &Snapshot, base: &File) -> Vm {
+    Vm::restore(snapshot.share(), base, MemorySource::Map)
+}
+
+#[test]
+fn a_live_snapshot_does_not_disturb_its_guest_and_both_verify() {
+    let test = "a_live_snapshot_does_not_disturb_its_guest_and_both_verify";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 2, 256, "");
+    assert_eq!(vm.ask("dirty 64"), "ok");
+    assert_eq!(vm.ask("mark before"), "ok");
+    let snapshot = vm.snapshot(AfterSnapshot::Resume);
+    let report = &snapshot.report;
+    assert!(report.stored * 64 >= 64 * 1024, "{report:?}");
+    assert!(report.stopped_us <= report.total_us, "{report:?}");
+    assert_eq!(vm.ask("mark after"), "ok");
+    let greetings = vm.status()[4];
+    let mut restored = restore(&snapshot, &vm.base());
+    assert_eq!(restored.ask("marks"), "before before");
+    assert_eq!(vm.ask("marks"), "after after");
+    restored.verify();
+    vm.verify();
+    assert_eq!(vm.status()[4], greetings, "the parent's connections broke");
+}
+
+#[test]
+fn every_snapshot_of_a_busy_writer_restores_to_a_state_that_verifies() {
+    let test = "every_snapshot_of_a_busy_writer_restores_to_a_state_that_verifies";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 2, 256, "");
+    let mut moment = 7u64;
+    for round in 0..10 {
+        moment = moment
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(round);
+        thread::sleep(Duration::from_micros(moment >> 50));
+        let snapshot = vm.snapshot(AfterSnapshot::Resume);
+        restore(&snapshot, &vm.base()).verify();
+    }
+    vm.verify();
+}
+
+#[test]
+fn twenty_generations_of_snapshots_keep_everything() {
+    let test = "twenty_generations_of_snapshots_keep_everything";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 2, 256, "");
+    for generation in 0..20 {
+        assert_eq!(vm.ask(&format!("mark generation{generation}")), "ok");
+        let snapshot = vm.snapshot(AfterSnapshot::Stop);
+        let base = vm.base();
+        vm = restore(&snapshot, &base);
+        let mark = format!("generation{generation} generation{generation}");
+        assert_eq!(vm.ask("marks"), mark);
+        vm.verify();
+        if generation > 0 {
+            // What a generation changed, not what there is.
+            assert!(snapshot.report.stored < 700, "{:?}", snapshot.report);
+        }
+    }
+}
+
+#[test]
+fn siblings_do_not_see_each_others_writes() {
+    let test = "siblings_do_not_see_each_others_writes";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 1, 256, "");
+    assert_eq!(vm.ask("mark parent"), "ok");
+    let snapshot = vm.snapshot(AfterSnapshot::Stay);
+    let base = vm.base();
+    vm.resume();
+    let mut siblings: Vec<Vm> = (0..4).map(|_| restore(&snapshot, &base)).collect();
+    for (number, sibling) in siblings.iter_mut().enumerate() {
+        assert_eq!(sibling.ask("marks"), "parent parent");
+        assert_eq!(sibling.ask(&format!("mark child{number}")), "ok");
+    }
+    for (number, sibling) in siblings.iter_mut().enumerate() {
+        assert_eq!(sibling.ask("marks"), format!("child{number} child{number}"));
+        sibling.verify();
+    }
+    assert_eq!(vm.ask("marks"), "parent parent");
+    vm.verify();
+}
+
+#[test]
+fn memory_that_became_zero_takes_no_space() {
+    let test = "memory_that_became_zero_takes_no_space";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 1, 256, "quiet_guest init_on_free=1");
+    assert_eq!(vm.ask("dirty 96"), "ok");
+    let full = vm.snapshot(AfterSnapshot::Resume);
+    assert_eq!(vm.ask("dirty 0"), "ok");
+    let freed = vm.snapshot(AfterSnapshot::Resume);
+    assert!(freed.report.zero > 1200, "{:?}", freed.report);
+    let (layer, _) = freed.memory.last().unwrap();
+    let stored = layer.metadata().unwrap().blocks() * 512;
+    assert!(stored <= freed.report.stored * 65536, "{stored}");
+    assert!(full.report.stored > 1500, "{:?}", full.report);
+    restore(&freed, &vm.base()).ask("verify");
+}
+
+#[test]
+fn a_paused_guest_stands_still_and_goes_on() {
+    let test = "a_paused_guest_stands_still_and_goes_on";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 2, 256, "");
+    for _ in 0..20 {
+        vm.pause();
+        vm.resume();
+    }
+    let stopped = vm.pause();
+    assert!(stopped < 1_000_000, "{stopped} us");
+    vm.resume();
+    vm.verify();
+}
+
+#[test]
+fn a_guest_restored_from_its_working_set_verifies() {
+    let test = "a_guest_restored_from_its_working_set_verifies";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 2, 256, "");
+    assert_eq!(vm.ask("dirty 64"), "ok");
+    let snapshot = vm.snapshot(AfterSnapshot::Stop);
+    let mut first = restore(&snapshot, &vm.base());
+    first.status();
+    let (set, chunks) = first.working_set();
+    assert!(chunks < 2000, "{chunks} chunks touched");
+    let mut second = Vm::restore_with(snapshot.share(), &vm.base(), &set);
+    second.verify();
+    // What was read into memory and not changed is not stored again.
+    let next = second.snapshot(AfterSnapshot::Stop);
+    assert!(next.report.stored < 700, "{:?}", next.report);
+}

@@ -1,0 +1,8 @@
+//! Snapshots of a real guest that checks itself: see `tests/guest/snapshot_init.c`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod continues;
+mod failing;
+mod guest;
+mod live;
+mod vm;

@@ -1,0 +1,461 @@
+//! A `jiffy-vmm` process, driven as the host drives it.
+
+use super::guest::Guest;
+use jiffy_proto::agent::HELLO_PORT;
+use jiffy_proto::channel::Channel;
+use jiffy_proto::console::ConsoleRing;
+use jiffy_proto::snapshot::{
+    AfterSnapshot, DiskFreeze, LayerFiles, MemorySource, RestoreConfig, SnapshotConfig,
+    SnapshotReport,
+};
+use jiffy_proto::vm::{CONTROL_FD, DiskConfig, Event, FdIndex, Request, VmConfig, VsockConfig};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+pub const DISK: u64 = 64 << 20;
+const COMMAND_PORT: u32 = 5000;
+
+pub fn file() -> File {
+    tempfile::tempfile().unwrap()
+}
+
+/// A snapshot: open files, oldest layer first.
+#[derive(Default)]
+pub struct Snapshot {
+    pub state: Option<File>,
+    pub memory: Vec<(File, File)>,
+    pub disk: Vec<(File, File)>,
+    pub report: SnapshotReport,
+}
+
+impl Snapshot {
+    pub fn share(&self) -> Self {
+        let copy = |list: &[(File, File)]| {
+            let copy = |f: &File| f.try_clone().unwrap();
+            list.iter().map(|(a, b)| (copy(a), copy(b))).collect()
+        };
+        Self {
+            state: self.state.as_ref().map(|f| f.try_clone().unwrap()),
+            memory: copy(&self.memory),
+            disk: copy(&self.disk),
+            report: self.report.clone(),
+        }
+    }
+}
+
+/// What a snapshot is written to.
+pub struct Target {
+    pub state: File,
+    pub memory: File,
+    pub index: File,
+    pub overlay: File,
+    pub disk_index: File,
+}
+
+impl Target {
+    pub fn new() -> Self {
+        Self {
+            state: file(),
+            memory: file(),
+            index: file(),
+            overlay: file(),
+            disk_index: file(),
+        }
+    }
+}
+
+pub struct Vm {
+    channel: Channel,
+    pub child: Child,
+    console: ConsoleRing,
+    /// What it was restored from, and where it writes now.
+    origin: Snapshot,
+    overlay: File,
+    base: File,
+    /// Held: its closing tells the guest to greet again.
+    greeting: Option<UnixStream>,
+}
+
+enum Source<'a> {
+    Plain(MemorySource),
+    WorkingSet(&'a File),
+}
+
+struct Fds<'a>(Vec<BorrowedFd<'a>>);
+
+impl<'a> Fds<'a> {
+    fn add(&mut self, fd: &'a impl AsFd) -> FdIndex {
+        self.0.push(fd.as_fd());
+        FdIndex(u8::try_from(self.0.len() - 1).unwrap())
+    }
+
+    fn layers(&mut self, list: &'a [(File, File)]) -> Vec<LayerFiles> {
+        list.iter()
+            .map(|(file, index)| LayerFiles {
+                file: self.add(file),
+                index: self.add(index),
+            })
+            .collect()
+    }
+}
+
+fn kvm() -> File {
+    let device = File::options().read(true).write(true).open("/dev/kvm");
+    device.unwrap()
+}
+
+fn spawn() -> (Channel, Child) {
+    let (channel, theirs) = Channel::pair().unwrap();
+    let raw = theirs.as_raw_fd();
+    let program = option_env!("CARGO_BIN_EXE_jiffy-vmm").unwrap();
+    let mut command = Command::new(program);
+    // SAFETY: only system calls between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            if raw == CONTROL_FD {
+                libc::fcntl(raw, libc::F_SETFD, 0);
+            } else {
+                libc::dup2(raw, CONTROL_FD);
+            }
+            Ok(())
+        })
+    };
+    let child = command.spawn().unwrap();
+    (channel, child)
+}
+
+fn vsock() -> VsockConfig {
+    VsockConfig {
+        guest_cid: 3,
+        host_ports: vec![HELLO_PORT],
+    }
+}
+
+impl Vm {
+    pub fn boot(guest: &Guest, vcpus: u8, memory_mib: u32, words: &str) -> Self {
+        let (channel, child) = spawn();
+        let console = ConsoleRing::create().unwrap();
+        let (kvm, base, overlay) = (kvm(), file(), file());
+        base.set_len(DISK).unwrap();
+        let kernel = File::open(&guest.kernel).unwrap();
+        let initrd = File::open(&guest.initrd).unwrap();
+        let mut fds = Fds(Vec::new());
+        let config = VmConfig {
+            vcpus,
+            memory_mib,
+            kvm: fds.add(&kvm),
+            kernel: fds.add(&kernel),
+            initrd: Some(fds.add(&initrd)),
+            cmdline: format!(
+                "console=ttyS0 quiet loglevel=3 panic=-1 reboot=k noreplace-smp transparent_hugepage=always rdinit=/init {words}"
+            ),
+            disks: vec![DiskConfig::Overlay {
+                base: fds.add(&base),
+                overlay: fds.add(&overlay),
+            }],
+            vsock: Some(vsock()),
+            net: None,
+            rng: true,
+            balloon: true,
+            console: {
+                fds.0.push(console.fd());
+                FdIndex(u8::try_from(fds.0.len() - 1).unwrap())
+            },
+            outlive_controller: false,
+            control_listener: None,
+        };
+        channel
+            .send(&Request::Start(Box::new(config)), &fds.0)
+            .unwrap();
+        drop(fds);
+        let mut vm = Self {
+            channel,
+            child,
+            console,
+            origin: Snapshot::default(),
+            overlay,
+            base,
+            greeting: None,
+        };
+        vm.greet();
+        vm
+    }
+
+    pub fn restore(snapshot: Snapshot, base: &File, source: MemorySource) -> Self {
+        let mut vm = Self::start_from(snapshot, base, source);
+        vm.greet();
+        vm
+    }
+
+    /// Restores with the chunks of `set`, an index, read at once.
+    pub fn restore_with(snapshot: Snapshot, base: &File, set: &File) -> Self {
+        let mut vm = Self::start(snapshot, base, Source::WorkingSet(set));
+        vm.greet();
+        vm
+    }
+
+    /// As `restore`, without waiting for the guest.
+    pub fn start_from(snapshot: Snapshot, base: &File, source: MemorySource) -> Self {
+        Self::start(snapshot, base, Source::Plain(source))
+    }
+
+    fn start(snapshot: Snapshot, base: &File, source: Source<'_>) -> Self {
+        let (channel, child) = spawn();
+        let console = ConsoleRing::create().unwrap();
+        let (kvm, overlay) = (kvm(), file());
+        let base = base.try_clone().unwrap();
+        let mut fds = Fds(Vec::new());
+        let config = RestoreConfig {
+            kvm: fds.add(&kvm),
+            state: fds.add(snapshot.state.as_ref().unwrap()),
+            memory: fds.layers(&snapshot.memory),
+            source: match source {
+                Source::Plain(source) => source,
+                Source::WorkingSet(set) => MemorySource::Copy {
+                    working_set: Some(fds.add(set)),
+                },
+            },
+            disks: vec![DiskConfig::Layered {
+                base: fds.add(&base),
+                layers: fds.layers(&snapshot.disk),
+                overlay: fds.add(&overlay),
+            }],
+            vsock: Some(vsock()),
+            net: None,
+            console: {
+                fds.0.push(console.fd());
+                FdIndex(u8::try_from(fds.0.len() - 1).unwrap())
+            },
+            outlive_controller: false,
+            control_listener: None,
+            paused: false,
+        };
+        channel
+            .send(&Request::Restore(Box::new(config)), &fds.0)
+            .unwrap();
+        drop(fds);
+        Self {
+            channel,
+            child,
+            console,
+            origin: snapshot,
+            overlay,
+            base,
+            greeting: None,
+        }
+    }
+
+    pub fn base(&self) -> File {
+        self.base.try_clone().unwrap()
+    }
+
+    pub fn console(&self) -> String {
+        String::from_utf8_lossy(&self.console.tail()).into_owned()
+    }
+
+    /// The next event within a limit.
+    pub fn event(&self) -> (Event, Vec<OwnedFd>) {
+        let mut poll = libc::pollfd {
+            fd: self.channel.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one pollfd, for the time of the call.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 30_000) };
+        assert_eq!(
+            ready,
+            1,
+            "no event within 30 s; console: {}",
+            self.console()
+        );
+        self.channel.recv().unwrap()
+    }
+
+    /// Waits for an event that `pick` takes; a stop or a device failure is none that anybody waits for.
+    pub fn wait<T>(&mut self, mut pick: impl FnMut(Event) -> Result<T, Event>) -> T {
+        loop {
+            let (event, fds) = self.event();
+            if let Event::GuestConnect { port: HELLO_PORT } = event {
+                let stream = UnixStream::from(fds.into_iter().next().unwrap());
+                self.answer(stream);
+                continue;
+            }
+            match pick(event) {
+                Ok(value) => return value,
+                Err(Event::Started(_)) => {}
+                Err(other) => panic!("{other:?}; console: {}", self.console()),
+            }
+        }
+    }
+
+    fn greet(&mut self) {
+        while self.greeting.is_none() {
+            match self.event() {
+                (Event::GuestConnect { port: HELLO_PORT }, fds) => {
+                    self.answer(UnixStream::from(fds.into_iter().next().unwrap()));
+                }
+                (Event::Started(_), _) => {}
+                (other, _) => panic!("{other:?}; console: {}", self.console()),
+            }
+        }
+    }
+
+    fn answer(&mut self, stream: UnixStream) {
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let mut line = String::new();
+        // A connection that a snapshot cut is followed by another.
+        if reader.read_line(&mut line).is_err() || line.is_empty() {
+            return;
+        }
+        (&stream).write_all(b"{}\n").unwrap();
+        line.clear();
+        if reader.read_line(&mut line).is_err() || line.is_empty() {
+            return;
+        }
+        self.greeting = Some(stream);
+    }
+
+    /// Sends a command to the guest and returns its answer.
+    pub fn ask(&mut self, command: &str) -> String {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let request = Request::Connect { port: COMMAND_PORT };
+        self.channel.send(&request, &[theirs.as_fd()]).unwrap();
+        drop(theirs);
+        ours.set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        (&ours)
+            .write_all(format!("{command}\n").as_bytes())
+            .unwrap();
+        let mut line = String::new();
+        let result = BufReader::new(ours).read_line(&mut line);
+        assert!(
+            result.is_ok() && !line.is_empty(),
+            "{command}: {result:?}; console: {}",
+            self.console()
+        );
+        line.trim_end().to_owned()
+    }
+
+    /// (failures, sequence, loops of two computers, greetings)
+    pub fn status(&mut self) -> Vec<u64> {
+        let words = self.ask("status");
+        words.split(' ').map(|w| w.parse().unwrap()).collect()
+    }
+
+    /// Fails unless everything the guest knows of is as it must be, and goes on.
+    pub fn verify(&mut self) {
+        let answer = self.ask("verify");
+        assert!(
+            answer.starts_with("verified"),
+            "{answer}; console: {}",
+            self.console()
+        );
+        let before = self.status();
+        assert_eq!(before[0], 0, "{}", self.console());
+        let limit = Instant::now() + Duration::from_secs(20);
+        loop {
+            let now = self.status();
+            if now[1] > before[1] && now[2] > before[2] {
+                break;
+            }
+            assert!(Instant::now() < limit, "the guest stands still: {now:?}");
+        }
+    }
+
+    /// The chunks that are present, as an index, and their number.
+    pub fn working_set(&mut self) -> (File, u64) {
+        let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
+        let set = file();
+        let mut fds = Fds(Vec::new());
+        let request = Request::WorkingSet {
+            index: fds.add(&set),
+            pagemap: fds.add(&pagemap),
+        };
+        self.channel.send(&request, &fds.0).unwrap();
+        drop(fds);
+        let chunks = self.wait(|event| match event {
+            Event::WorkingSet { chunks } => Ok(chunks.unwrap()),
+            other => Err(other),
+        });
+        (set, chunks)
+    }
+
+    pub fn send(&self, request: &Request) {
+        self.channel.send(request, &[]).unwrap();
+    }
+
+    pub fn pause(&mut self) -> u64 {
+        self.send(&Request::Pause);
+        self.wait(|event| match event {
+            Event::Paused { stopped_us } => Ok(stopped_us),
+            other => Err(other),
+        })
+    }
+
+    pub fn resume(&mut self) {
+        self.send(&Request::Resume);
+        self.wait(|event| match event {
+            Event::Resumed => Ok(()),
+            other => Err(other),
+        });
+    }
+
+    pub fn ask_snapshot(&self, target: &Target, then: AfterSnapshot) {
+        let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
+        let mut fds = Fds(Vec::new());
+        let config = SnapshotConfig {
+            state: fds.add(&target.state),
+            memory: fds.add(&target.memory),
+            index: fds.add(&target.index),
+            pagemap: Some(fds.add(&pagemap)),
+            disks: vec![DiskFreeze {
+                overlay: fds.add(&target.overlay),
+                index: fds.add(&target.disk_index),
+            }],
+            then,
+        };
+        self.channel
+            .send(&Request::Snapshot(config), &fds.0)
+            .unwrap();
+    }
+
+    pub fn outcome(&mut self) -> Result<SnapshotReport, String> {
+        self.wait(|event| match event {
+            Event::Snapshotted(report) => Ok(Ok(report)),
+            Event::SnapshotFailed { reason } => Ok(Err(reason)),
+            other => Err(other),
+        })
+    }
+
+    pub fn snapshot_to(&mut self, target: Target, then: AfterSnapshot) -> Result<Snapshot, String> {
+        self.ask_snapshot(&target, then);
+        let report = self.outcome()?;
+        let mut snapshot = self.origin.share();
+        snapshot.state = Some(target.state);
+        snapshot.memory.push((target.memory, target.index));
+        let frozen = std::mem::replace(&mut self.overlay, target.overlay);
+        snapshot.disk.push((frozen, target.disk_index));
+        snapshot.report = report;
+        self.origin = snapshot.share();
+        Ok(snapshot)
+    }
+
+    pub fn snapshot(&mut self, then: AfterSnapshot) -> Snapshot {
+        self.snapshot_to(Target::new(), then).unwrap()
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
