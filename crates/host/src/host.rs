@@ -7,7 +7,9 @@ use jiffy_image::{
     BuildError, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel, KernelError,
     Progress, Recipe, RecipeError, Template, TemplateError, Templates,
 };
-use jiffy_microvm::{BootError, BootSpec, MicroVm, NetSpec};
+use jiffy_microvm::{BootError, BootSpec, MemoryPolicy, MicroVm, NetSpec, RestoreSpec};
+use jiffy_proto::agent::Identity;
+use jiffy_snapshot::Lineage;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::{fs, io};
@@ -89,6 +91,7 @@ pub struct Prepared {
     kernel: File,
     initrd: File,
     template: Template,
+    version: String,
 }
 
 impl Host {
@@ -108,6 +111,11 @@ impl Host {
     /// Its data directory.
     pub fn home(&self) -> &Home {
         &self.home
+    }
+
+    /// Its programs.
+    pub fn programs(&self) -> &Programs {
+        &self.programs
     }
 
     /// Its templates.
@@ -135,17 +143,18 @@ impl Host {
             Err(RecipeError::Unknown { .. }) => self.templates().get(name)?,
             Err(e) => return Err(e.into()),
         };
-        let kernel = Kernel::choose()?.open(&self.home)?.file;
+        let kernel = Kernel::choose()?.open(&self.home)?;
         let agent = fs::read(&self.programs.agent).map_err(|source| CreateError::Agent {
             path: self.programs.agent.display().to_string(),
             source,
         })?;
-        let initrd = Initrd::new(&agent)?.file(&self.home)?.file;
+        let initrd = Initrd::new(&agent)?.file(&self.home)?;
         Ok(Prepared {
             home: self.home.clone(),
             programs: self.programs.clone(),
-            kernel,
-            initrd,
+            version: format!("kernel {} agent {}", kernel.sha256, initrd.sha256),
+            kernel: kernel.file,
+            initrd: initrd.file,
             template,
         })
     }
@@ -155,6 +164,51 @@ impl Prepared {
     /// The template.
     pub fn template(&self) -> &Template {
         &self.template
+    }
+
+    /// Checksums of kernel and initial ramdisk.
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// What a boot of this template needs.
+    pub(crate) fn boot_spec(
+        &self,
+        size: SandboxSize,
+        overlay: File,
+        identity: Identity,
+    ) -> Result<BootSpec, CreateError> {
+        size.check()?;
+        Ok(BootSpec {
+            vmm: self.programs.vmm.clone(),
+            kernel: duplicate(&self.kernel)?,
+            initrd: duplicate(&self.initrd)?,
+            rootfs: duplicate(&self.template.image.file)?,
+            blank_disk: Disk::new(size.disk_mib)?.blank_ext4(&self.home)?.file,
+            overlay,
+            size,
+            net: None,
+            identity,
+            extra_cmdline: String::new(),
+        })
+    }
+
+    /// What a restore of a snapshot with a disk of `disk_mib` MiB needs; whoever uses it tells the guest who it is.
+    pub(crate) fn restore_spec(
+        &self,
+        lineage: Lineage,
+        disk_mib: u64,
+        overlay: File,
+    ) -> Result<RestoreSpec, CreateError> {
+        Ok(RestoreSpec {
+            vmm: self.programs.vmm.clone(),
+            lineage,
+            rootfs: duplicate(&self.template.image.file)?,
+            blank_disk: Disk::new(disk_mib)?.blank_ext4(&self.home)?.file,
+            overlay,
+            identity: Identity::default(),
+            memory: MemoryPolicy::Map,
+        })
     }
 
     /// Boots a fresh sandbox without network and returns when its agent has answered.
@@ -168,31 +222,25 @@ impl Prepared {
         spec: &SandboxSpec,
         net: Option<NetSpec>,
     ) -> Result<MicroVm, CreateError> {
-        spec.size.check()?;
         let defaults = &self.template.manifest.defaults;
         let mut env = defaults.env.clone();
         env.extend(spec.env.clone());
         let id = new_id()?;
         let workdir = Some(defaults.workdir.clone()).filter(|d| !d.is_empty());
-        let clone = |file: &File| {
-            file.try_clone().map_err(|source| BootError::Host {
-                what: "duplicating a descriptor",
-                source,
-            })
-        };
-        let disk = Disk::new(spec.size.disk_mib)?;
+        let identity = identity(&id, env, defaults.user.clone(), workdir)?;
+        let overlay = Disk::overlay_file(&self.home)?;
         let spec = BootSpec {
-            vmm: self.programs.vmm.clone(),
-            kernel: clone(&self.kernel)?,
-            initrd: clone(&self.initrd)?,
-            rootfs: clone(&self.template.image.file)?,
-            blank_disk: disk.blank_ext4(&self.home)?.file,
-            overlay: Disk::overlay_file(&self.home)?,
-            size: spec.size,
             net,
-            identity: identity(&id, env, defaults.user.clone(), workdir)?,
             extra_cmdline: spec.extra_cmdline.clone(),
+            ..self.boot_spec(spec.size, overlay, identity)?
         };
         Ok(MicroVm::boot(spec).await?)
     }
+}
+
+fn duplicate(file: &File) -> Result<File, BootError> {
+    file.try_clone().map_err(|source| BootError::Host {
+        what: "duplicating a descriptor",
+        source,
+    })
 }

@@ -28,7 +28,8 @@ pub(crate) struct Driver {
     pub link: Arc<Link>,
     pub child: Child,
     pub console: Arc<ConsoleRing>,
-    pub identity: Identity,
+    /// Who the guest is, once that is known.
+    pub identity: watch::Receiver<Option<Identity>>,
     pub steps: Option<mpsc::Sender<Step>>,
     pub killed: mpsc::Receiver<()>,
     pub cause: Option<StopCause>,
@@ -45,7 +46,11 @@ impl Driver {
             tokio::select! {
                 event = self.link.recv() => match event {
                     Ok((Event::GuestConnect { port: HELLO_PORT }, fds)) => {
-                        greeting = self.greet(fds);
+                        let next = self.greet(fds);
+                        // The agent gave up the connection before.
+                        if let Some(old) = std::mem::replace(&mut greeting, next) {
+                            old.abort();
+                        }
                     }
                     Ok((event, _)) => self.on_event(event).await,
                     Err(_) => break,
@@ -70,7 +75,7 @@ impl Driver {
         let stream = UnixStream::from(fds.into_iter().next()?);
         stream.set_nonblocking(true).ok()?;
         let stream = tokio::net::UnixStream::from_std(stream).ok()?;
-        let identity = self.identity.clone();
+        let mut identity = self.identity.clone();
         let steps = self.steps.clone();
         let restored = self.restored;
         Some(tokio::spawn(async move {
@@ -80,6 +85,12 @@ impl Driver {
                     if let Some(steps) = &steps {
                         let _ = steps.send(Step::Hello { hello }).await;
                     }
+                    let identity = match identity.wait_for(Option::is_some).await {
+                        Ok(identity) => identity.clone(),
+                        Err(_) => None,
+                    };
+                    // Nobody wants this guest any more.
+                    let identity = identity?;
                     greeting.answer(&identity).await
                 }
                 // The agent greets again on another connection.

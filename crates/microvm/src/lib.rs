@@ -12,7 +12,11 @@ mod restore;
 mod saving;
 mod spec;
 mod vm;
+mod waiting;
 
 pub use greeting::GreetingError;
+pub use restore::{MemoryPolicy, RestoreSpec};
+pub use saving::{SaveError, SnapshotSpec};
 pub use spec::{BootSpec, NetSpec};
 pub use vm::{BootError, ConnectError, Connector, MicroVm};
+pub use waiting::Waiting;

@@ -109,6 +109,15 @@ impl MicroVm {
     /// Starts a VMM, restores the guest, and returns when its agent has greeted anew and taken its identity.
     pub async fn restore(spec: RestoreSpec) -> Result<Self, BootError> {
         let asked = Instant::now();
+        let (mut vm, steps) = Self::begin_restore(&spec, Some(spec.identity.clone()))?;
+        vm.come_up_in_time(asked, steps).await?;
+        Ok(vm)
+    }
+
+    pub(crate) fn begin_restore(
+        spec: &RestoreSpec,
+        identity: Option<Identity>,
+    ) -> Result<(Self, mpsc::Receiver<Step>), BootError> {
         let newest = spec
             .lineage
             .newest()
@@ -121,14 +130,14 @@ impl MicroVm {
             disk: spec.lineage.disk(0)?,
         };
         let kvm = host_kvm::open()?;
-        let (mut vm, steps) = Self::launch_restored(&spec, &files, &kvm, ring()?)?;
+        let (mut vm, steps) = Self::launch_restored(spec, identity, &files, &kvm, ring()?)?;
         vm.saving.get_mut().parent = Some(parent);
-        vm.come_up_in_time(asked, steps).await?;
-        Ok(vm)
+        Ok((vm, steps))
     }
 
     fn launch_restored(
         spec: &RestoreSpec,
+        identity: Option<Identity>,
         files: &Files,
         kvm: &File,
         console: ConsoleRing,
@@ -147,7 +156,7 @@ impl MicroVm {
         let (config, fds) = spec.wire(kvm, files, std::os::fd::AsFd::as_fd(&ours));
         let launch = Launch {
             vmm: &spec.vmm,
-            identity: spec.identity.clone(),
+            identity,
             mode: BootMode::Snapshot,
         };
         let request = Request::Restore(Box::new(config));

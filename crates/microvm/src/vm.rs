@@ -26,7 +26,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 
 /// Time a guest has from its first instruction to the agent's word.
-const BOOT_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const BOOT_LIMIT: Duration = Duration::from_secs(30);
 /// Time a VMM has to leave by itself before it is killed.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
 
@@ -131,12 +131,14 @@ pub struct MicroVm {
     report: BootReport,
     pid: u32,
     pub(crate) saving: Mutex<Saving>,
+    identity: watch::Sender<Option<Identity>>,
 }
 
 /// What differs between the ways to start a VMM.
 pub(crate) struct Launch<'a> {
     pub vmm: &'a std::path::Path,
-    pub identity: Identity,
+    /// None: it is told later.
+    pub identity: Option<Identity>,
     pub mode: BootMode,
 }
 
@@ -162,7 +164,7 @@ impl MicroVm {
         let request = Request::Start(Box::new(wire.config));
         let launch = Launch {
             vmm: &spec.vmm,
-            identity: spec.identity.clone(),
+            identity: Some(spec.identity.clone()),
             mode: BootMode::Cold,
         };
         let overlay = spec.overlay.try_clone().map_err(host)?;
@@ -190,11 +192,12 @@ impl MicroVm {
         let (tell_end, end) = watch::channel(None);
         let (tell_step, steps) = mpsc::channel(4);
         let (reply, replies) = mpsc::unbounded_channel();
+        let (identity, told) = watch::channel(launch.identity);
         let driver = Driver {
             link: link.clone(),
             child,
             console: console.clone(),
-            identity: launch.identity,
+            identity: told,
             steps: Some(tell_step),
             killed,
             cause: None,
@@ -217,6 +220,7 @@ impl MicroVm {
             },
             pid,
             saving: Mutex::new(Saving::new(replies, overlay)),
+            identity,
         };
         Ok((vm, steps))
     }
@@ -251,7 +255,7 @@ impl MicroVm {
                     // Of a restored guest its clock tells when it was booted, once.
                     let init_us = match self.report.mode {
                         BootMode::Cold => said.hello_us.saturating_sub(said.init_us),
-                        BootMode::Snapshot => 0,
+                        _ => 0,
                     };
                     hello = Some((Instant::now(), init_us));
                     self.saving.get_mut().hello = Some(said);
@@ -324,16 +328,25 @@ impl MicroVm {
     }
 
     /// Ends the sandbox now and returns when nothing of it is left; says why it ended, which may have been before it was asked to.
-    pub async fn stop(mut self) -> SandboxEnd {
+    pub async fn stop(self) -> SandboxEnd {
+        self.end_now().await
+    }
+
+    /// The same for whoever shares it; asking twice is no error.
+    pub async fn end_now(&self) -> SandboxEnd {
         let _ = self.link.send(&Request::Stop, &[]);
-        if tokio::time::timeout(STOP_LIMIT, &mut self.driver)
-            .await
-            .is_err()
-        {
-            let _ = self.kill.try_send(());
-            let _ = (&mut self.driver).await;
+        match tokio::time::timeout(STOP_LIMIT, self.ended()).await {
+            Ok(end) => end,
+            Err(_) => {
+                let _ = self.kill.try_send(());
+                self.ended().await
+            }
         }
-        self.ended().await
+    }
+
+    /// Tells the agent who it is, if nobody has.
+    pub(crate) fn tell(&self, identity: Identity) {
+        self.identity.send_replace(Some(identity));
     }
 
     /// The guest's last console output, cleaned for a terminal.
