@@ -7,7 +7,9 @@ use jiffy_image::{
     BuildError, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel, KernelError,
     Progress, Recipe, RecipeError, Template, TemplateError, Templates,
 };
-use jiffy_microvm::{BootError, BootSpec, MicroVm, NetSpec};
+use jiffy_microvm::{BootError, BootSpec, MemoryPolicy, MicroVm, NetSpec, RestoreSpec};
+use jiffy_proto::agent::Identity;
+use jiffy_snapshot::Store;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::{fs, io};
@@ -169,17 +171,6 @@ impl Prepared {
         net: Option<NetSpec>,
     ) -> Result<MicroVm, CreateError> {
         spec.size.check()?;
-        let defaults = &self.template.manifest.defaults;
-        let mut env = defaults.env.clone();
-        env.extend(spec.env.clone());
-        let id = new_id()?;
-        let workdir = Some(defaults.workdir.clone()).filter(|d| !d.is_empty());
-        let clone = |file: &File| {
-            file.try_clone().map_err(|source| BootError::Host {
-                what: "duplicating a descriptor",
-                source,
-            })
-        };
         let disk = Disk::new(spec.size.disk_mib)?;
         let spec = BootSpec {
             vmm: self.programs.vmm.clone(),
@@ -190,9 +181,47 @@ impl Prepared {
             overlay: Disk::overlay_file(&self.home)?,
             size: spec.size,
             net,
-            identity: identity(&id, env, defaults.user.clone(), workdir)?,
+            identity: self.identity(spec)?,
             extra_cmdline: spec.extra_cmdline.clone(),
         };
         Ok(MicroVm::boot(spec).await?)
     }
+
+    /// What a sandbox of this template is told to be: new with every call.
+    fn identity(&self, spec: &SandboxSpec) -> Result<Identity, CreateError> {
+        let defaults = &self.template.manifest.defaults;
+        let mut env = defaults.env.clone();
+        env.extend(spec.env.clone());
+        let workdir = Some(defaults.workdir.clone()).filter(|d| !d.is_empty());
+        Ok(identity(&new_id()?, env, defaults.user.clone(), workdir)?)
+    }
+
+    /// Makes a sandbox from a snapshot of one of this template and returns when its agent has taken a new identity. Of `spec`
+    /// the size must be the one it was booted with; memory and vCPUs are the snapshot's.
+    pub async fn restore(
+        &self,
+        spec: &SandboxSpec,
+        store: &Store,
+        id: &str,
+        memory: MemoryPolicy,
+    ) -> Result<MicroVm, CreateError> {
+        let spec = RestoreSpec {
+            vmm: self.programs.vmm.clone(),
+            lineage: store.lineage(id).map_err(BootError::from)?,
+            rootfs: clone(&self.template.image.file)?,
+            blank_disk: Disk::new(spec.size.disk_mib)?.blank_ext4(&self.home)?.file,
+            overlay: store.overlay().map_err(BootError::from)?,
+            net: None,
+            identity: self.identity(spec)?,
+            memory,
+        };
+        Ok(MicroVm::restore(spec).await?)
+    }
+}
+
+fn clone(file: &File) -> Result<File, BootError> {
+    file.try_clone().map_err(|source| BootError::Host {
+        what: "duplicating a descriptor",
+        source,
+    })
 }

@@ -14,5 +14,7 @@ mod spec;
 mod vm;
 
 pub use greeting::GreetingError;
+pub use restore::{MemoryPolicy, RestoreSpec};
+pub use saving::{SaveError, SnapshotSpec};
 pub use spec::{BootSpec, NetSpec};
 pub use vm::{BootError, ConnectError, Connector, MicroVm};
