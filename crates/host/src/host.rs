@@ -9,7 +9,7 @@ use jiffy_image::{
 };
 use jiffy_microvm::{BootError, BootSpec, MemoryPolicy, MicroVm, NetSpec, RestoreSpec};
 use jiffy_proto::agent::Identity;
-use jiffy_snapshot::Lineage;
+use jiffy_snapshot::{Lineage, Store};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::{fs, io};
@@ -206,6 +206,7 @@ impl Prepared {
             rootfs: duplicate(&self.template.image.file)?,
             blank_disk: Disk::new(disk_mib)?.blank_ext4(&self.home)?.file,
             overlay,
+            net: None,
             identity: Identity::default(),
             memory: MemoryPolicy::Map,
         })
@@ -222,19 +223,42 @@ impl Prepared {
         spec: &SandboxSpec,
         net: Option<NetSpec>,
     ) -> Result<MicroVm, CreateError> {
-        let defaults = &self.template.manifest.defaults;
-        let mut env = defaults.env.clone();
-        env.extend(spec.env.clone());
-        let id = new_id()?;
-        let workdir = Some(defaults.workdir.clone()).filter(|d| !d.is_empty());
-        let identity = identity(&id, env, defaults.user.clone(), workdir)?;
         let overlay = Disk::overlay_file(&self.home)?;
+        let identity = self.identity(spec)?;
         let spec = BootSpec {
             net,
             extra_cmdline: spec.extra_cmdline.clone(),
             ..self.boot_spec(spec.size, overlay, identity)?
         };
         Ok(MicroVm::boot(spec).await?)
+    }
+
+    /// What a sandbox of this template is told to be: new with every call.
+    fn identity(&self, spec: &SandboxSpec) -> Result<Identity, CreateError> {
+        let defaults = &self.template.manifest.defaults;
+        let mut env = defaults.env.clone();
+        env.extend(spec.env.clone());
+        let workdir = Some(defaults.workdir.clone()).filter(|d| !d.is_empty());
+        Ok(identity(&new_id()?, env, defaults.user.clone(), workdir)?)
+    }
+
+    /// Makes a sandbox from a snapshot of one of this template and returns when its agent has taken a new identity. Of `spec`
+    /// the size must be the one it was booted with; memory and vCPUs are the snapshot's.
+    pub async fn restore(
+        &self,
+        spec: &SandboxSpec,
+        store: &Store,
+        id: &str,
+        memory: MemoryPolicy,
+    ) -> Result<MicroVm, CreateError> {
+        let lineage = store.lineage(id).map_err(BootError::from)?;
+        let overlay = store.overlay().map_err(BootError::from)?;
+        let spec = RestoreSpec {
+            identity: self.identity(spec)?,
+            memory,
+            ..self.restore_spec(lineage, spec.size.disk_mib, overlay)?
+        };
+        Ok(MicroVm::restore(spec).await?)
     }
 }
 

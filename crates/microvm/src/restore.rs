@@ -3,12 +3,13 @@
 use crate::driver::Step;
 use crate::host_kvm;
 use crate::saving::add;
+use crate::spec::NetSpec;
 use crate::vm::{BootError, Launch, MicroVm, ring};
 use jiffy_engine::BootMode;
 use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::snapshot::{LayerFiles, MemorySource, RestoreConfig};
-use jiffy_proto::vm::{DiskConfig, FdIndex, Request, VsockConfig};
+use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, Request, VsockConfig};
 use jiffy_snapshot::{Layer, Lineage, SnapshotError};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -40,6 +41,8 @@ pub struct RestoreSpec {
     pub blank_disk: File,
     /// Empty file for this sandbox's writes; one of [`jiffy_snapshot::Store::overlay`] makes snapshots cheap.
     pub overlay: File,
+    /// Network card, if it had one; with the address that the guest knows.
+    pub net: Option<NetSpec>,
     /// What the agent is told to be.
     pub identity: Identity,
     /// Where memory comes from.
@@ -87,7 +90,11 @@ impl RestoreSpec {
                 guest_cid: GUEST_CID,
                 host_ports: vec![HELLO_PORT],
             }),
-            net: None,
+            net: self.net.as_ref().map(|net| NetConfig {
+                tap: add(&mut fds, &net.tap),
+                mac: net.mac,
+                mtu: net.mtu,
+            }),
             outlive_controller: false,
             control_listener: None,
             paused: false,

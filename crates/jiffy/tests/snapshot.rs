@@ -1,0 +1,197 @@
+//! Snapshots of sandboxes with their agent: what a restored sandbox is, keeps, and does not share.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use jiffy_agent_client::{AgentClient, ProcessSpec};
+use jiffy_engine::{BootMode, SandboxSize};
+use jiffy_host::{Host, Prepared, Programs, SandboxSpec};
+use jiffy_image::Home;
+use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
+use jiffy_proto::agent::ENVD_PORT;
+use jiffy_proto::snapshot::AfterSnapshot;
+use jiffy_snapshot::{Durability, SnapshotError, Store};
+use std::io;
+use support::{guests, programs};
+use tempfile::TempDir;
+
+struct Bench {
+    prepared: Prepared,
+    store: Store,
+    _dir: TempDir,
+}
+
+fn bench(test: &str) -> Option<Bench> {
+    if !guests(test) {
+        return None;
+    }
+    let directory = programs();
+    let programs = Programs {
+        vmm: directory.join("jiffy-vmm"),
+        agent: directory.join("jiffy-agent"),
+    };
+    let home = Home::locate().unwrap();
+    // Beside the data of the host, so that overlays become layers without being copied.
+    let dir = tempfile::tempdir_in(home.run()).unwrap();
+    let prepared = Host::new(home, programs)
+        .prepare("base", &mut |_| ())
+        .unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    Some(Bench {
+        prepared,
+        store,
+        _dir: dir,
+    })
+}
+
+fn spec() -> SandboxSpec {
+    SandboxSpec {
+        size: SandboxSize {
+            vcpus: 2,
+            memory_mib: 512,
+            disk_mib: 256,
+        },
+        ..SandboxSpec::default()
+    }
+}
+
+fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
+    SnapshotSpec {
+        id: id.to_owned(),
+        template: "base".to_owned(),
+        then,
+        durability: Durability::PageCache,
+    }
+}
+
+async fn sh(vm: &MicroVm, script: &str) -> String {
+    let connector = vm.connector();
+    let agent = AgentClient::new(move || {
+        let open = || {
+            let stream = connector.connect(ENVD_PORT).map_err(io::Error::other)?;
+            stream.set_nonblocking(true)?;
+            tokio::net::UnixStream::from_std(stream)
+        };
+        std::future::ready(open())
+    });
+    let process = agent
+        .start(&ProcessSpec::new("/bin/sh", ["-c", script]))
+        .await;
+    let (status, out, err) = process.unwrap().output(1 << 20).await.unwrap();
+    assert_eq!(
+        status.exit_code,
+        0,
+        "{script}: {}",
+        String::from_utf8_lossy(&err)
+    );
+    String::from_utf8(out).unwrap().trim_end().to_owned()
+}
+
+impl Bench {
+    async fn restore(&self, id: &str) -> MicroVm {
+        let spec = spec();
+        let vm = self
+            .prepared
+            .restore(&spec, &self.store, id, MemoryPolicy::Map);
+        let vm = vm.await.unwrap();
+        assert_eq!(vm.report().mode, BootMode::Snapshot);
+        vm
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restored_sandboxes_keep_everything_but_their_identity() {
+    let test = "restored_sandboxes_keep_everything_but_their_identity";
+    let Some(bench) = bench(test) else { return };
+    let vm = bench.prepared.boot(&spec()).await.unwrap();
+    sh(&vm, "echo precious > /root/file; (while :; do echo x >> /tmp/alive; sleep 0.02; done) >/dev/null 2>&1 &").await;
+    let (snapshot, report) = vm
+        .snapshot(&bench.store, &saved("one", AfterSnapshot::Resume))
+        .await
+        .unwrap();
+    assert_eq!(snapshot.manifest().parent, None);
+    assert_eq!(snapshot.manifest().vcpus, 2);
+    assert!(!snapshot.manifest().versions.agent.is_empty());
+    assert!(report.stopped_us <= report.total_us, "{report:?}");
+
+    let look = "cat /root/file; cat /proc/sys/kernel/hostname; head -c 16 /dev/urandom | od -An -tx1; cat /proc/sys/kernel/random/uuid";
+    let (a, b) = (bench.restore("one").await, bench.restore("one").await);
+    let (from_a, from_b, from_parent) =
+        (sh(&a, look).await, sh(&b, look).await, sh(&vm, look).await);
+    let lines = |s: &str| s.lines().map(str::to_owned).collect::<Vec<_>>();
+    let (from_a, from_b, from_parent) = (lines(&from_a), lines(&from_b), lines(&from_parent));
+    assert_eq!(from_a[0], "precious");
+    assert_eq!(from_b[0], "precious");
+    for line in 1..from_a.len() {
+        assert_ne!(from_a[line], from_b[line]);
+        assert_ne!(from_a[line], from_parent[line]);
+    }
+    // Its processes go on, its clock is right, and what it writes is its own.
+    let grown =
+        "a=$(wc -c < /tmp/alive); sleep 0.5; b=$(wc -c < /tmp/alive); [ $b -gt $a ] && date +%s";
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let guest: i64 = sh(&a, grown).await.parse().unwrap();
+    assert!((guest - now.unwrap().as_secs() as i64).abs() < 5);
+    sh(&a, "echo mine > /root/file").await;
+    assert_eq!(sh(&b, "cat /root/file").await, "precious");
+    assert_eq!(sh(&vm, "cat /root/file").await, "precious");
+
+    assert!(matches!(
+        bench.store.remove("one"),
+        Err(SnapshotError::InUse(_))
+    ));
+    for vm in [vm, a, b] {
+        vm.stop().await;
+    }
+    bench.store.remove("one").unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_saved_again_and_again_has_a_lineage_to_go_back_in() {
+    let test = "a_sandbox_saved_again_and_again_has_a_lineage_to_go_back_in";
+    let Some(bench) = bench(test) else { return };
+    let mut vm = bench.prepared.boot(&spec()).await.unwrap();
+    for generation in 0..6 {
+        sh(&vm, &format!("echo {generation} > /root/generation")).await;
+        let then = if generation % 2 == 0 {
+            AfterSnapshot::Resume
+        } else {
+            AfterSnapshot::Stop
+        };
+        let spec = saved(&format!("g{generation}"), then);
+        let (snapshot, _) = vm.snapshot(&bench.store, &spec).await.unwrap();
+        let parent = (generation > 0).then(|| format!("g{}", generation - 1));
+        assert_eq!(snapshot.manifest().parent, parent);
+        if then == AfterSnapshot::Stop {
+            vm.ended().await;
+            vm = bench.restore(&spec.id).await;
+        }
+    }
+    vm.stop().await;
+    for generation in [0, 3, 5] {
+        let vm = bench.restore(&format!("g{generation}")).await;
+        assert_eq!(
+            sh(&vm, "cat /root/generation").await,
+            generation.to_string()
+        );
+        vm.stop().await;
+    }
+    let lineage = bench.store.lineage("g5").unwrap();
+    lineage.snapshots()[5].seal().unwrap();
+    assert!(lineage.snapshots()[5].verify().unwrap());
+    let error = bench.store.remove("g2").unwrap_err();
+    assert!(matches!(error, SnapshotError::HasChild { child, .. } if child == "g3"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_sandbox_answers_again_after_it_is_resumed() {
+    let test = "a_paused_sandbox_answers_again_after_it_is_resumed";
+    let Some(bench) = bench(test) else { return };
+    let vm = bench.prepared.boot(&spec()).await.unwrap();
+    for _ in 0..10 {
+        vm.pause().await.unwrap();
+        vm.resume().await.unwrap();
+        assert_eq!(sh(&vm, "echo here").await, "here");
+    }
+    vm.stop().await;
+}
