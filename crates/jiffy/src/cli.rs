@@ -37,6 +37,34 @@ pub enum Command {
     Template(TemplateCommand),
     /// Measure this host
     Bench(BenchArgs),
+    /// Make a sandbox that stays until it is killed
+    Create(CreateArgs),
+    /// List the sandboxes
+    Ls(LsArgs),
+    /// Run a command in a sandbox
+    Exec(SandboxExecArgs),
+    /// Copy a file into a sandbox or out of it
+    Cp(CpArgs),
+    /// Take a snapshot of a sandbox, which runs on
+    Snapshot(SnapshotArgs),
+    /// List the snapshots
+    Snapshots(SnapshotsArgs),
+    /// Make sandboxes that begin as this one is now
+    Fork(ForkArgs),
+    /// Put a sandbox back to a snapshot; it keeps its id
+    Rollback(RollbackArgs),
+    /// Put a sandbox to sleep; it holds no memory then
+    Pause(OneArgs),
+    /// Wake a sandbox
+    Resume(OneArgs),
+    /// End sandboxes
+    Kill(ManyArgs),
+    /// Remove sandboxes (running ones are killed) or snapshots
+    Rm(ManyArgs),
+    /// Keep one child of a fork and remove its siblings
+    Promote(OneArgs),
+    /// Own the sandboxes of this host; the commands above start it in the background if it does not run
+    Serve(ServeArgs),
 }
 
 /// `jiffy run`.
@@ -64,6 +92,14 @@ pub struct RunArgs {
     /// Writable disk, 64MiB or more
     #[arg(long, default_value = "1GiB", value_parser = units::mebibytes, value_name = "SIZE")]
     pub disk: u64,
+    /// What to run in it
+    #[command(flatten)]
+    pub exec: ExecArgs,
+}
+
+/// A command in a guest.
+#[derive(Debug, Args)]
+pub struct ExecArgs {
     /// Set an environment variable; without =VALUE, take it from here
     #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
     pub env: Vec<String>,
@@ -93,6 +129,149 @@ pub struct RunArgs {
         value_name = "CMD"
     )]
     pub command: Vec<String>,
+}
+
+/// `jiffy create`.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// Template to start from
+    #[arg(long, default_value = "base", value_name = "NAME")]
+    pub template: String,
+    /// Start from this snapshot (id, the beginning of it, or name) instead
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["template", "cpus", "memory", "disk"])]
+    pub from: Option<String>,
+    /// Virtual CPUs, 1 to 8
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub cpus: u8,
+    /// Memory, 128MiB to 64GiB
+    #[arg(long, default_value = "512MiB", value_parser = units::memory_mib, value_name = "SIZE")]
+    pub memory: u32,
+    /// Writable disk, 64MiB or more
+    #[arg(long, default_value = "1GiB", value_parser = units::mebibytes, value_name = "SIZE")]
+    pub disk: u64,
+    /// Set an environment variable for all its commands; without =VALUE, take it from here
+    #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
+    pub env: Vec<String>,
+    /// Print the sandbox as JSON instead of its id
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `jiffy ls`.
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    /// Also those that were killed
+    #[arg(short, long)]
+    pub all: bool,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `jiffy exec`.
+#[derive(Debug, Args)]
+pub struct SandboxExecArgs {
+    /// Sandbox, or the beginning of its id
+    pub id: String,
+    /// What to run
+    #[command(flatten)]
+    pub exec: ExecArgs,
+}
+
+/// `jiffy cp`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  jiffy cp data.csv k3x9:/tmp/data.csv
+  jiffy cp k3x9:result.txt .
+  tar c . | jiffy cp - k3x9:/tmp/all.tar")]
+pub struct CpArgs {
+    /// PATH here, `-` for standard input, or SANDBOX:PATH
+    pub from: String,
+    /// PATH here, `-` for standard output, or SANDBOX:PATH
+    pub to: String,
+    /// User whose home relative paths begin in, and who owns what is made (default: the template's)
+    #[arg(short, long, value_name = "USER")]
+    pub user: Option<String>,
+}
+
+/// `jiffy snapshot`.
+#[derive(Debug, Args)]
+pub struct SnapshotArgs {
+    /// Sandbox, or the beginning of its id
+    pub id: String,
+    /// Name for it
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Print the snapshot as JSON instead of its id
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `jiffy snapshots`.
+#[derive(Debug, Args)]
+pub struct SnapshotsArgs {
+    /// Only those of this sandbox and its ancestors
+    pub id: Option<String>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `jiffy fork`.
+#[derive(Debug, Args)]
+pub struct ForkArgs {
+    /// Sandbox, or the beginning of its id
+    pub id: String,
+    /// How many
+    #[arg(short = 'n', long = "count", default_value_t = 1, value_name = "N")]
+    pub count: usize,
+    /// Print the outcome as JSON instead of the ids
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `jiffy rollback`.
+#[derive(Debug, Args)]
+pub struct RollbackArgs {
+    /// Sandbox, or the beginning of its id
+    pub id: String,
+    /// Snapshot: id, the beginning of it, or name
+    pub snapshot: String,
+    /// Print the sandbox as JSON instead of its id
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A command on one sandbox.
+#[derive(Debug, Args)]
+pub struct OneArgs {
+    /// Sandbox, or the beginning of its id
+    pub id: String,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A command on several.
+#[derive(Debug, Args)]
+pub struct ManyArgs {
+    /// Ids, or the beginnings of them
+    #[arg(required = true)]
+    pub ids: Vec<String>,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `jiffy serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Restored sandboxes kept ready for the next create, per template and size in use
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub warm_pool: usize,
+    /// Stop the one that runs; its running sandboxes are lost, paused ones stay
+    #[arg(long)]
+    pub stop: bool,
 }
 
 /// `jiffy bench`.
@@ -178,7 +357,7 @@ mod tests {
         let Command::Run(run) = cli.command else {
             panic!()
         };
-        assert_eq!(run.command, ["ls", "-la", "--timeout"]);
-        assert!(run.interactive && !run.tty);
+        assert_eq!(run.exec.command, ["ls", "-la", "--timeout"]);
+        assert!(run.exec.interactive && !run.exec.tty);
     }
 }

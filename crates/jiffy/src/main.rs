@@ -2,9 +2,12 @@
 
 mod bench;
 mod cli;
+mod daemon;
 mod doctor;
 mod progress;
 mod run;
+mod sandbox;
+mod serve;
 mod template;
 mod units;
 
@@ -27,6 +30,9 @@ fn main() -> ExitCode {
         Command::Doctor(args) => (doctor::run(args), 1),
         Command::Template(command) => (template::run(command), 1),
         Command::Bench(args) => (bench::run(args), 1),
+        Command::Serve(args) => (serve::run(args), 1),
+        Command::Exec(args) => (sandbox::exec::run(args), FAILED),
+        command => (sandbox::run(command), 1),
     };
     result.unwrap_or_else(|e| {
         eprintln!("jiffy: {e:#}");

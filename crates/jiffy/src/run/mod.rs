@@ -1,7 +1,8 @@
 //! `jiffy run`: a fresh guest, one command, its output and exit code, and nothing left.
 
-mod outcome;
-mod session;
+pub mod outcome;
+mod place;
+pub mod session;
 mod streams;
 mod terminal;
 
@@ -12,6 +13,7 @@ use jiffy_engine::SandboxSize;
 use jiffy_host::{CreateError, Host, Prepared, SandboxSpec};
 use jiffy_microvm::host_kvm;
 use outcome::Outcome;
+pub use place::Place;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -30,16 +32,16 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         size,
         ..SandboxSpec::default()
     };
-    let env = environment(&args.env)?;
+    let env = environment(&args.exec.env)?;
     let prepared = prepare(&args.template)?;
     let runtime = crate::runtime()?;
     let outcome = runtime.block_on(boot_and_run(args, &prepared, spec, env))?;
     // A thread may still wait for our standard input: the runtime must not wait for it in turn.
     runtime.shutdown_background();
-    outcome.report(args, began)
+    outcome.report(args.exec.json, began)
 }
 
-fn prepare(template: &str) -> anyhow::Result<Prepared> {
+pub fn prepare(template: &str) -> anyhow::Result<Prepared> {
     // Known before anything is built for minutes in vain; an unknown template is the nearer mistake, though.
     let host = Host::open()?;
     host.knows(template)?;
@@ -50,7 +52,7 @@ fn prepare(template: &str) -> anyhow::Result<Prepared> {
 }
 
 /// `KEY=VALUE` as it is, `KEY` from our own environment.
-fn environment(given: &[String]) -> anyhow::Result<BTreeMap<String, String>> {
+pub fn environment(given: &[String]) -> anyhow::Result<BTreeMap<String, String>> {
     let mut env = BTreeMap::new();
     for word in given {
         let (key, value) = match word.split_once('=') {
@@ -71,14 +73,15 @@ fn environment(given: &[String]) -> anyhow::Result<BTreeMap<String, String>> {
 }
 
 /// Signals that are the command's to handle, from the moment we begin.
-struct Signals {
+pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hang_up: Signal,
 }
 
 impl Signals {
-    fn new() -> anyhow::Result<Self> {
+    /// From now on.
+    pub fn new() -> anyhow::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
@@ -112,7 +115,13 @@ async fn boot_and_run(
         CreateError::Boot(e) => outcome::boot_failure(e),
         e => e.into(),
     })?;
-    let mut outcome = session::run(args, &vm, env, signals).await;
+    let mut outcome = session::run(
+        &args.exec,
+        &place::Local::new(&vm, args.memory),
+        env,
+        signals,
+    )
+    .await;
     if let Ok(outcome) = &mut outcome {
         outcome.boot = Some(vm.report());
     }

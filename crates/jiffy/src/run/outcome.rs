@@ -1,6 +1,5 @@
 //! What came of a run, and how it is told.
 
-use crate::cli::RunArgs;
 use jiffy_engine::{BootMode, BootReport, SandboxEnd};
 use jiffy_microvm::BootError;
 use serde::Serialize;
@@ -97,8 +96,8 @@ impl Outcome {
     }
 
     /// Tells and returns the exit code.
-    pub fn report(&self, args: &RunArgs, began: Instant) -> anyhow::Result<ExitCode> {
-        if args.json {
+    pub fn report(&self, json: bool, began: Instant) -> anyhow::Result<ExitCode> {
+        if json {
             let total_us = u64::try_from(began.elapsed().as_micros())?;
             println!("{}", serde_json::to_string_pretty(&self.json(total_us))?);
         } else if let Some(message) = &self.message {

@@ -1,17 +1,17 @@
 //! One command in a booted guest: streams, signals, time limit.
 
 use super::outcome::{self, Outcome, signalled};
+use super::place::Place;
 use super::streams::{self, Output};
 use super::{Signals, terminal};
-use crate::cli::RunArgs;
+use crate::cli::ExecArgs;
 use anyhow::Context;
 use jiffy_agent_client::{
     AgentClient, ClientError, ExitStatus, Process, ProcessEvent, ProcessSpec, PtySize, StdinStream,
 };
-use jiffy_microvm::MicroVm;
 use std::collections::BTreeMap;
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -22,15 +22,15 @@ const FAILED: u8 = 125;
 
 /// Runs the command of `args` and says what came of it. The guest is the caller's to end.
 pub async fn run(
-    args: &RunArgs,
-    vm: &MicroVm,
+    args: &ExecArgs,
+    place: &impl Place,
     env: BTreeMap<String, String>,
     signals: Signals,
 ) -> anyhow::Result<Outcome> {
     let began = Instant::now();
-    let process = match crate::agent(vm).start(&spec(args, env)).await {
+    let process = match place.agent().start(&spec(args, env)).await {
         Ok(process) => process,
-        Err(e) => return refused(vm, e).await,
+        Err(e) => return refused(place, e).await,
     };
     let raw = if args.tty {
         Some(terminal::RawMode::enter().context("cannot switch the terminal to raw mode")?)
@@ -39,7 +39,7 @@ pub async fn run(
     };
     let mut session = Session {
         args,
-        vm,
+        place,
         process,
         stdout: Sink::new(args.json, Output::stdout),
         stderr: Sink::new(args.json, Output::stderr),
@@ -61,7 +61,7 @@ pub async fn run(
     Ok(outcome)
 }
 
-fn spec(args: &RunArgs, env: BTreeMap<String, String>) -> ProcessSpec {
+fn spec(args: &ExecArgs, env: BTreeMap<String, String>) -> ProcessSpec {
     let mut envs = env;
     let mut spec = ProcessSpec::new(&args.command[0], &args.command[1..]);
     spec.cwd = args.workdir.clone();
@@ -81,17 +81,14 @@ fn spec(args: &RunArgs, env: BTreeMap<String, String>) -> ProcessSpec {
 }
 
 /// The process did not start: was it the command, or are we to blame?
-async fn refused(vm: &MicroVm, error: ClientError) -> anyhow::Result<Outcome> {
+async fn refused(place: &impl Place, error: ClientError) -> anyhow::Result<Outcome> {
     let code = match &error {
         ClientError::CommandNotFound(_) => NOT_FOUND,
         ClientError::CommandNotExecutable(_) => NOT_EXECUTABLE,
         _ => FAILED,
     };
-    if let Some(end) = vm.end() {
-        return Ok(Outcome::failed(
-            FAILED,
-            outcome::end(&end, &vm.console_tail()),
-        ));
+    if let Some(end) = place.gone(Duration::ZERO).await {
+        return Ok(Outcome::failed(FAILED, end));
     }
     Ok(Outcome::failed(code, error.to_string()))
 }
@@ -129,9 +126,9 @@ impl Sink {
     }
 }
 
-struct Session<'a> {
-    args: &'a RunArgs,
-    vm: &'a MicroVm,
+struct Session<'a, P> {
+    args: &'a ExecArgs,
+    place: &'a P,
     process: Process,
     stdout: Sink,
     stderr: Sink,
@@ -145,7 +142,7 @@ enum Happening {
     TimedOut,
 }
 
-impl Session<'_> {
+impl<P: Place> Session<'_, P> {
     async fn follow(&mut self, mut signals: Signals) -> anyhow::Result<Outcome> {
         let mut resized: Signal = signal(SignalKind::window_change())?;
         let with_input = self.args.interactive || self.args.tty;
@@ -233,7 +230,7 @@ impl Session<'_> {
     fn ended(&self, status: &ExitStatus) -> Outcome {
         let code = u8::try_from(status.exit_code).unwrap_or(u8::MAX);
         if status.oom_killed {
-            let mib = self.args.memory;
+            let mib = self.place.memory_mib();
             return Outcome::failed(
                 code,
                 format!(
@@ -249,9 +246,8 @@ impl Session<'_> {
 
     /// The connection broke. If the whole guest is gone, that is the news.
     async fn lost(&self, error: Option<ClientError>) -> Outcome {
-        let patience = std::time::Duration::from_secs(2);
-        if let Ok(end) = tokio::time::timeout(patience, self.vm.ended()).await {
-            return Outcome::failed(FAILED, outcome::end(&end, &self.vm.console_tail()));
+        if let Some(end) = self.place.gone(Duration::from_secs(2)).await {
+            return Outcome::failed(FAILED, end);
         }
         let why = error.map_or_else(
             || "the agent closed the stream before the command ended".to_owned(),

@@ -1,0 +1,132 @@
+//! `jiffy cp`: one file into a sandbox or out of it.
+
+use super::exec::Remote;
+use crate::cli::CpArgs;
+use crate::run::Place;
+use anyhow::Context;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::ExitCode;
+use tokio::fs::File;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+const CHUNK: usize = 256 * 1024;
+
+/// One end of a copy.
+#[derive(Debug, PartialEq)]
+enum End<'a> {
+    Here(&'a str),
+    There { sandbox: &'a str, path: &'a str },
+}
+
+impl<'a> End<'a> {
+    /// `SANDBOX:PATH` unless a `/` comes before the colon.
+    fn parse(text: &'a str) -> Self {
+        match text.split_once(':') {
+            Some((sandbox, path)) if !sandbox.is_empty() && !sandbox.contains('/') => {
+                Self::There { sandbox, path }
+            }
+            _ => Self::Here(text),
+        }
+    }
+}
+
+/// Copies.
+pub async fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
+    match (End::parse(&args.from), End::parse(&args.to)) {
+        (End::Here(from), End::There { sandbox, path }) => {
+            let path = with_name(path, from)?;
+            upload(args, from, sandbox, &path).await?;
+        }
+        (End::There { sandbox, path }, End::Here(to)) => download(args, sandbox, path, to).await?,
+        _ => anyhow::bail!("one of the two must be SANDBOX:PATH, as in `jiffy cp file k3x9:/tmp/`"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A path in the guest; a directory there gets the file's name.
+fn with_name(path: &str, from: &str) -> anyhow::Result<String> {
+    if !path.is_empty() && !path.ends_with('/') {
+        return Ok(path.to_owned());
+    }
+    let name = Path::new(from).file_name().and_then(|n| n.to_str());
+    let name = name
+        .filter(|n| *n != "-")
+        .context("name the file in the sandbox: SANDBOX:PATH")?;
+    Ok(format!("{path}{name}"))
+}
+
+async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow::Result<()> {
+    let mut source: Pin<Box<dyn AsyncRead + Send>> = match from {
+        "-" => Box::pin(tokio::io::stdin()),
+        from => {
+            let file = File::open(from)
+                .await
+                .with_context(|| format!("cannot read {from}"))?;
+            anyhow::ensure!(
+                file.metadata().await?.is_file(),
+                "{from} is not a file: copy directories with `tar c DIR | jiffy cp - {sandbox}:all.tar`"
+            );
+            Box::pin(file)
+        }
+    };
+    let agent = Remote::find(sandbox).await?.agent();
+    let mut writer = agent.write_stream(path, args.user.as_deref());
+    let failed = || format!("cannot write {path} in sandbox {sandbox}");
+    loop {
+        let mut chunk = vec![0; CHUNK];
+        let n = source
+            .read(&mut chunk)
+            .await
+            .with_context(|| format!("cannot read {from}"))?;
+        if n == 0 {
+            return writer.finish().await.with_context(failed);
+        }
+        chunk.truncate(n);
+        writer.write(chunk).await.with_context(failed)?;
+    }
+}
+
+async fn download(args: &CpArgs, sandbox: &str, path: &str, to: &str) -> anyhow::Result<()> {
+    let agent = Remote::find(sandbox).await?.agent();
+    let failed = || format!("cannot read {path} in sandbox {sandbox}");
+    let reader = agent.read_stream(path, args.user.as_deref()).await;
+    let mut reader = reader.with_context(failed)?;
+    let target = if Path::new(to).is_dir() {
+        Path::new(to).join(
+            Path::new(path)
+                .file_name()
+                .context("name the file: SANDBOX:PATH")?,
+        )
+    } else {
+        PathBuf::from(to)
+    };
+    let unwritable = || format!("cannot write {}", target.display());
+    let mut sink: Pin<Box<dyn AsyncWrite + Send>> = match to {
+        "-" => Box::pin(tokio::io::stdout()),
+        _ => Box::pin(File::create(&target).await.with_context(unwritable)?),
+    };
+    while let Some(chunk) = reader.next().await.with_context(failed)? {
+        sink.write_all(&chunk).await.with_context(unwritable)?;
+    }
+    sink.flush().await.with_context(unwritable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_colon_names_a_sandbox_unless_the_word_is_a_path() {
+        let there = End::There {
+            sandbox: "k3",
+            path: "/a:b",
+        };
+        assert_eq!(End::parse("k3:/a:b"), there);
+        assert_eq!(End::parse("./k3:x"), End::Here("./k3:x"));
+        assert_eq!(End::parse("file"), End::Here("file"));
+        assert_eq!(with_name("/tmp/", "a/b.txt").unwrap(), "/tmp/b.txt");
+        assert_eq!(with_name("", "b.txt").unwrap(), "b.txt");
+        assert!(with_name("", "-").is_err());
+    }
+}

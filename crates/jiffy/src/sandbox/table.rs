@@ -1,0 +1,94 @@
+//! Sandboxes and snapshots as people and programs read them.
+
+use jiffy_host::{SandboxRecord, SnapshotRecord};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Letters of an id that are shown; they are enough to name it.
+const SHORT: usize = 8;
+
+/// Prints as JSON or as `text` has it.
+pub fn show<T: Serialize>(
+    json: bool,
+    value: &T,
+    text: impl FnOnce(&T) -> String,
+) -> anyhow::Result<()> {
+    let text = if json {
+        serde_json::to_string_pretty(value)? + "\n"
+    } else {
+        text(value)
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // A reader that has seen enough.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+fn short(id: &str) -> &str {
+    &id[..id.len().min(SHORT)]
+}
+
+fn age(since_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_ms = now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
+    match now_ms.saturating_sub(since_ms) / 1000 {
+        s @ 0..=119 => format!("{s} s"),
+        s @ 120..=7199 => format!("{} min", s / 60),
+        s @ 7200..=172_799 => format!("{} h", s / 3600),
+        s => format!("{} d", s / 86_400),
+    }
+}
+
+/// A table of sandboxes.
+pub fn sandboxes(all: &Vec<SandboxRecord>) -> String {
+    let mut text = format!(
+        "{:<10} {:<9} {:<14} {:>5} {:>9} {:>9}  {:<10} SNAPSHOT\n",
+        "ID", "STATE", "TEMPLATE", "VCPUS", "MEMORY", "AGE", "PARENT"
+    );
+    for s in all {
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            text,
+            "{:<10} {:<9} {:<14} {:>5} {:>5} MiB {:>9}  {:<10} {}",
+            short(&s.id),
+            s.state.name(),
+            s.template,
+            s.size.vcpus,
+            s.size.memory_mib,
+            age(s.created_ms),
+            s.forked_from.as_deref().map_or("-", short),
+            s.snapshot.as_deref().map_or("-", short),
+        );
+    }
+    text
+}
+
+/// A table of snapshots.
+pub fn snapshots(all: &Vec<SnapshotRecord>) -> String {
+    let mut text = format!(
+        "{:<10} {:<16} {:<10} {:<14} {:<10} {:>9} {:>9}\n",
+        "ID", "NAME", "SANDBOX", "TEMPLATE", "PARENT", "STOPPED", "AGE"
+    );
+    for s in all {
+        let sandbox = if s.sandbox.is_empty() {
+            "-"
+        } else {
+            short(&s.sandbox)
+        };
+        let _ = writeln!(
+            text,
+            "{:<10} {:<16} {:<10} {:<14} {:<10} {:>6.1} ms {:>9}",
+            short(&s.id),
+            s.name.as_deref().unwrap_or("-"),
+            sandbox,
+            s.template,
+            s.parent.as_deref().map_or("-", short),
+            s.stopped_ms,
+            age(s.created_ms),
+        );
+    }
+    text
+}
