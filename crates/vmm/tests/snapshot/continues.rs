@@ -40,3 +40,19 @@ fn a_guest_with_two_vcpus_goes_on_in_the_middle_of_its_computation() {
         2,
     );
 }
+
+#[test]
+fn an_idle_guest_wakes_up_when_it_is_restored() {
+    let test = "an_idle_guest_wakes_up_when_it_is_restored";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 2, 256, "quiet_guest");
+    vm.ask("marks");
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let snapshot = vm.snapshot(AfterSnapshot::Stop);
+    let base = vm.base();
+    drop(vm);
+    for source in [MemorySource::Map, COPY] {
+        let mut restored = Vm::restore(snapshot.share(), &base, source);
+        restored.ask("marks");
+    }
+}
