@@ -89,8 +89,8 @@ async fn a_balloon_larger_than_the_guest_leaves_it_alive() {
     guest.vm.set_balloon(u32::MAX).unwrap();
     until(
         "the guest to be squeezed",
-        async || guest.resident(),
-        |now| *now < 100,
+        async || (guest.resident(), guest.meminfo("MemAvailable").await),
+        |(resident, available)| *resident < 100 && *available < 16,
     )
     .await;
     // The agent still takes connections; commands may have to wait for memory.
