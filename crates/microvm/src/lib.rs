@@ -8,6 +8,7 @@ mod greeting;
 pub mod host_kvm;
 mod link;
 mod spec;
+mod verdict;
 mod vm;
 
 pub use greeting::GreetingError;
