@@ -67,12 +67,15 @@ fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
 async fn sh(vm: &MicroVm, script: &str) -> String {
     let connector = vm.connector();
     let agent = AgentClient::new(move || {
-        let open = || {
-            let stream = connector.connect(ENVD_PORT).map_err(io::Error::other)?;
+        let connector = connector.clone();
+        async move {
+            let stream = connector
+                .connect(ENVD_PORT)
+                .await
+                .map_err(io::Error::other)?;
             stream.set_nonblocking(true)?;
             tokio::net::UnixStream::from_std(stream)
-        };
-        std::future::ready(open())
+        }
     });
     let process = agent
         .start(&ProcessSpec::new("/bin/sh", ["-c", script]))

@@ -1,0 +1,211 @@
+//! How these tests boot guests, and how they say that they cannot run here.
+// Each test program uses its own part of this, and a test may panic.
+#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+
+pub mod wire;
+
+use jiffy_agent_client::{AgentClient, ProcessSpec};
+use jiffy_engine::SandboxEnd;
+use jiffy_host::{Host, Prepared, Programs, SandboxSpec};
+use jiffy_image::Home;
+use jiffy_microvm::{Connector, MicroVm, NetSpec};
+use jiffy_proto::agent::ENVD_PORT;
+use std::fs::{self, OpenOptions};
+use std::future::Future;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tokio::net::UnixStream;
+
+/// Longest time anything here may take; the slowest hosts need a fraction of it.
+pub const LIMIT: Duration = Duration::from_secs(180);
+/// Most output of a command in a guest.
+const MAX_OUTPUT: usize = 1 << 20;
+
+/// Directory with the released `jiffy-vmm` and `jiffy-agent`.
+fn programs() -> Programs {
+    let directory = std::env::var_os("JIFFY_BIN_DIR").map_or_else(
+        || {
+            let own = std::env::current_exe().unwrap();
+            own.ancestors().nth(3).unwrap().join("release")
+        },
+        PathBuf::from,
+    );
+    let program = |name: &str| {
+        let path = directory.join(name);
+        assert!(
+            path.exists(),
+            "{} is missing: run `make build` first",
+            path.display()
+        );
+        path
+    };
+    Programs {
+        vmm: program("jiffy-vmm"),
+        agent: program("jiffy-agent"),
+    }
+}
+
+/// The template `base`, opened, if guests can run here; if not, `test` is counted as skipped, with the reason.
+pub fn base(test: &str) -> Option<Prepared> {
+    if let Err(e) = jiffy_microvm::host_kvm::open() {
+        skip(test, &e.to_string());
+        return None;
+    }
+    let host = Host::new(Home::locate().unwrap(), programs());
+    match host.prepare("base", &mut |_| ()) {
+        Ok(prepared) => Some(prepared),
+        Err(e) if !nix::unistd::geteuid().is_root() => {
+            skip(test, &format!("template base is missing: {e}"));
+            None
+        }
+        Err(e) => panic!("template base: {e}"),
+    }
+}
+
+/// Counts `test` as skipped.
+pub fn skip(test: &str, reason: &str) {
+    eprintln!("SKIPPED {test}: {reason}");
+    if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
+        let mut log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(log)
+            .unwrap();
+        writeln!(log, "{test}: {reason}").unwrap();
+    }
+}
+
+/// A size with a small disk.
+pub fn size(vcpus: u8, memory_mib: u32) -> SandboxSpec {
+    let mut spec = SandboxSpec::default();
+    spec.size.vcpus = vcpus;
+    spec.size.memory_mib = memory_mib;
+    spec
+}
+
+/// A booted guest.
+pub struct Guest {
+    pub vm: MicroVm,
+    pub agent: AgentClient,
+}
+
+impl Guest {
+    /// Boots one.
+    pub async fn boot(prepared: &Prepared, spec: &SandboxSpec) -> Self {
+        Self::with(prepared, spec, None).await
+    }
+
+    /// Boots one with a network card.
+    pub async fn with(prepared: &Prepared, spec: &SandboxSpec, net: Option<NetSpec>) -> Self {
+        match prepared.boot_with(spec, net).await {
+            Ok(vm) => Self::of(vm),
+            Err(e) => panic!("{spec:?} does not boot: {e}"),
+        }
+    }
+
+    /// One that is up.
+    pub fn of(vm: MicroVm) -> Self {
+        let connector = vm.connector();
+        let agent = AgentClient::new(move || {
+            let connector = connector.clone();
+            async move { connect(&connector).await }
+        });
+        Self { vm, agent }
+    }
+
+    /// Runs a program as root to its success and gives what it wrote.
+    pub async fn run(&self, command: &[&str]) -> String {
+        let mut spec = ProcessSpec::new(command[0], command[1..].iter().copied());
+        spec.user = Some("root".to_owned());
+        let output = async { self.agent.start(&spec).await?.output(MAX_OUTPUT).await };
+        let done = within(&format!("{command:?}"), output).await;
+        let (status, stdout, stderr) =
+            done.unwrap_or_else(|e| panic!("{command:?}: {e}; the guest: {:?}", self.vm.end()));
+        let (stdout, stderr) = (
+            String::from_utf8_lossy(&stdout).into_owned(),
+            String::from_utf8_lossy(&stderr),
+        );
+        assert_eq!(
+            status.exit_code, 0,
+            "{command:?}: {status:?}\n{stdout}\n{stderr}"
+        );
+        stdout
+    }
+
+    /// Runs a Python program to its success and gives what it printed.
+    pub async fn python(&self, program: &str) -> String {
+        self.run(&["python3", "-c", program]).await
+    }
+
+    /// A line of `/proc/meminfo` in MiB.
+    pub async fn meminfo(&self, name: &str) -> u64 {
+        kib_line(&self.run(&["cat", "/proc/meminfo"]).await, name) / 1024
+    }
+
+    /// Host memory behind the guest in MiB: what its VMM process has resident.
+    pub fn resident(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.vm.vmm_pid())).unwrap();
+        kib_line(&status, "VmRSS") / 1024
+    }
+
+    /// Ends the guest, which must have lived until now, and checks that its VMM is gone, and not by breaking its system call filter.
+    pub async fn finish(self) {
+        assert_eq!(self.vm.end(), None, "{}", self.vm.console_tail());
+        let vmm = format!("/proc/{}", self.vm.vmm_pid());
+        let end = self.vm.stop().await;
+        assert_eq!(end, SandboxEnd::Requested);
+        assert!(!Path::new(&vmm).exists(), "the VMM is still there");
+    }
+}
+
+/// A connection to the agent.
+pub async fn connect(connector: &Connector) -> io::Result<UnixStream> {
+    let stream = connector.connect(ENVD_PORT).await;
+    let stream = stream.map_err(io::Error::other)?;
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}
+
+/// A line `name: number kB`.
+fn kib_line(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+    let number = line.trim_start_matches(':').split_whitespace().next();
+    number.unwrap().parse().unwrap()
+}
+
+/// MiB that the host could give to programs now.
+pub fn host_available() -> u64 {
+    kib_line(
+        &fs::read_to_string("/proc/meminfo").unwrap(),
+        "MemAvailable",
+    ) / 1024
+}
+
+/// Waits at most [`LIMIT`].
+pub async fn within<F: Future>(what: &str, work: F) -> F::Output {
+    match tokio::time::timeout(LIMIT, work).await {
+        Ok(output) => output,
+        Err(_) => panic!("{what}: not done after {LIMIT:?}"),
+    }
+}
+
+/// Asks again and again, at most for [`LIMIT`], until `good` likes the answer.
+pub async fn until<T: std::fmt::Debug>(
+    what: &str,
+    mut ask: impl AsyncFnMut() -> T,
+    good: impl Fn(&T) -> bool,
+) -> T {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let answer = ask().await;
+        if good(&answer) {
+            return answer;
+        }
+        assert!(
+            Instant::now() < end,
+            "waited in vain for {what}: {answer:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
