@@ -138,7 +138,7 @@ pub trait Guest: Send + Sync + 'static {
     fn pid(&self) -> Option<u32>;
 
     /// Opens a stream to `port` in it. A refused connection reads as closed.
-    fn connect(&self, port: u32) -> io::Result<UnixStream>;
+    fn connect(&self, port: u32) -> impl Future<Output = io::Result<UnixStream>> + Send;
 
     /// Waits until it is gone and says why.
     fn ended(&self) -> impl Future<Output = SandboxEnd> + Send;

@@ -266,8 +266,9 @@ impl Guest for MicroVmGuest {
         Some(self.vm.vmm_pid())
     }
 
-    fn connect(&self, port: u32) -> io::Result<UnixStream> {
-        self.vm.connector().connect(port).map_err(io::Error::other)
+    async fn connect(&self, port: u32) -> io::Result<UnixStream> {
+        let stream = self.vm.connector().connect(port).await;
+        stream.map_err(io::Error::other)
     }
 
     async fn ended(&self) -> SandboxEnd {

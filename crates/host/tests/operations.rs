@@ -1,12 +1,12 @@
 //! What each operation promises, over an engine that does what it is told.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+mod fake;
 
+use fake::{Bench, base, until};
 use jiffy_engine::{BootMode, SandboxSize};
 use jiffy_host::{CreateSpec, OperationError, Source, State};
 use std::collections::BTreeMap;
-use support::{Bench, base, until};
 
 #[tokio::test]
 async fn a_template_is_booted_once_and_restored_from_then_on() {

@@ -1,11 +1,11 @@
 //! A daemon that is killed at any moment leaves the old or the new state, and nothing that belongs to nobody.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+mod fake;
 
+use fake::{Bench, FakeEngine, base, until};
 use jiffy_host::{Sandboxes, State};
 use std::sync::{Arc, Mutex};
-use support::{Bench, FakeEngine, base, until};
 
 type Work = fn(Sandboxes<FakeEngine>, String) -> futures::Boxed;
 

@@ -1,11 +1,11 @@
 //! Sandboxes that wait for their creator.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+mod fake;
 
+use fake::{Bench, base, until};
 use jiffy_engine::BootMode;
 use jiffy_host::Options;
-use support::{Bench, base, until};
 
 #[tokio::test]
 async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {

@@ -36,12 +36,15 @@ fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
 async fn run(vm: &MicroVm, cmd: &str, args: &[&str]) {
     let connector = vm.connector();
     let agent = AgentClient::new(move || {
-        let open = || {
-            let stream = connector.connect(ENVD_PORT).map_err(io::Error::other)?;
+        let connector = connector.clone();
+        async move {
+            let stream = connector
+                .connect(ENVD_PORT)
+                .await
+                .map_err(io::Error::other)?;
             stream.set_nonblocking(true)?;
             tokio::net::UnixStream::from_std(stream)
-        };
-        std::future::ready(open())
+        }
     });
     let process = agent
         .start(&ProcessSpec::new(cmd, args.iter().copied()))
@@ -123,7 +126,7 @@ async fn restores(prepared: &Prepared, store: &Store, rounds: usize) {
 }
 
 async fn live(prepared: &Prepared, store: &Store, rounds: usize) {
-    let spec = spec(2048);
+    let spec = spec(3072);
     let vm = prepared.boot(&spec).await.unwrap();
     vm.snapshot(store, &saved("big", AfterSnapshot::Stop))
         .await

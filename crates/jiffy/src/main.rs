@@ -50,11 +50,12 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 /// A client of the agent in `vm`.
 fn agent(vm: &MicroVm) -> AgentClient {
     let connector = vm.connector();
-    AgentClient::new(move || std::future::ready(stream(&connector)))
+    AgentClient::new(move || stream(connector.clone()))
 }
 
-fn stream(connector: &Connector) -> io::Result<UnixStream> {
-    let stream = connector.connect(ENVD_PORT).map_err(io::Error::other)?;
+async fn stream(connector: Connector) -> io::Result<UnixStream> {
+    let stream = connector.connect(ENVD_PORT).await;
+    let stream = stream.map_err(io::Error::other)?;
     stream.set_nonblocking(true)?;
     UnixStream::from_std(stream)
 }

@@ -67,12 +67,15 @@ fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
 async fn sh(vm: &MicroVm, script: &str) -> String {
     let connector = vm.connector();
     let agent = AgentClient::new(move || {
-        let open = || {
-            let stream = connector.connect(ENVD_PORT).map_err(io::Error::other)?;
+        let connector = connector.clone();
+        async move {
+            let stream = connector
+                .connect(ENVD_PORT)
+                .await
+                .map_err(io::Error::other)?;
             stream.set_nonblocking(true)?;
             tokio::net::UnixStream::from_std(stream)
-        };
-        std::future::ready(open())
+        }
     });
     let process = agent
         .start(&ProcessSpec::new("/bin/sh", ["-c", script]))
@@ -104,7 +107,7 @@ async fn restored_sandboxes_keep_everything_but_their_identity() {
     let test = "restored_sandboxes_keep_everything_but_their_identity";
     let Some(bench) = bench(test) else { return };
     let vm = bench.prepared.boot(&spec()).await.unwrap();
-    sh(&vm, "echo precious > /root/file; (while :; do echo x >> /tmp/alive; sleep 0.02; done) >/dev/null 2>&1 &").await;
+    sh(&vm, "echo precious > $HOME/file; (while :; do echo x >> /tmp/alive; sleep 0.02; done) >/dev/null 2>&1 &").await;
     let (snapshot, report) = vm
         .snapshot(&bench.store, &saved("one", AfterSnapshot::Resume))
         .await
@@ -114,7 +117,7 @@ async fn restored_sandboxes_keep_everything_but_their_identity() {
     assert!(!snapshot.manifest().versions.agent.is_empty());
     assert!(report.stopped_us <= report.total_us, "{report:?}");
 
-    let look = "cat /root/file; cat /proc/sys/kernel/hostname; head -c 16 /dev/urandom | od -An -tx1; cat /proc/sys/kernel/random/uuid";
+    let look = "cat $HOME/file; cat /proc/sys/kernel/hostname; head -c 16 /dev/urandom | od -An -tx1; cat /proc/sys/kernel/random/uuid";
     let (a, b) = (bench.restore("one").await, bench.restore("one").await);
     let (from_a, from_b, from_parent) =
         (sh(&a, look).await, sh(&b, look).await, sh(&vm, look).await);
@@ -132,9 +135,9 @@ async fn restored_sandboxes_keep_everything_but_their_identity() {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let guest: i64 = sh(&a, grown).await.parse().unwrap();
     assert!((guest - now.unwrap().as_secs() as i64).abs() < 5);
-    sh(&a, "echo mine > /root/file").await;
-    assert_eq!(sh(&b, "cat /root/file").await, "precious");
-    assert_eq!(sh(&vm, "cat /root/file").await, "precious");
+    sh(&a, "echo mine > $HOME/file").await;
+    assert_eq!(sh(&b, "cat $HOME/file").await, "precious");
+    assert_eq!(sh(&vm, "cat $HOME/file").await, "precious");
 
     assert!(matches!(
         bench.store.remove("one"),
@@ -152,7 +155,7 @@ async fn a_sandbox_saved_again_and_again_has_a_lineage_to_go_back_in() {
     let Some(bench) = bench(test) else { return };
     let mut vm = bench.prepared.boot(&spec()).await.unwrap();
     for generation in 0..6 {
-        sh(&vm, &format!("echo {generation} > /root/generation")).await;
+        sh(&vm, &format!("echo {generation} > $HOME/generation")).await;
         let then = if generation % 2 == 0 {
             AfterSnapshot::Resume
         } else {
@@ -171,7 +174,7 @@ async fn a_sandbox_saved_again_and_again_has_a_lineage_to_go_back_in() {
     for generation in [0, 3, 5] {
         let vm = bench.restore(&format!("g{generation}")).await;
         assert_eq!(
-            sh(&vm, "cat /root/generation").await,
+            sh(&vm, "cat $HOME/generation").await,
             generation.to_string()
         );
         vm.stop().await;

@@ -11,6 +11,7 @@ mod link;
 mod restore;
 mod saving;
 mod spec;
+mod verdict;
 mod vm;
 mod waiting;
 

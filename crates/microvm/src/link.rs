@@ -16,16 +16,32 @@ impl Link {
     /// Takes over a channel; must be called inside a tokio runtime.
     pub fn new(channel: Channel) -> Result<Self, ChannelError> {
         fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        let both = Interest::READABLE | Interest::WRITABLE;
         // SAFETY: a Channel owns its descriptor, returns the same one always, and closes it only when dropped.
-        let fd = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) }
+        let fd = unsafe { AsyncFd::register_with_interest(channel, both) }
             .map_err(|e| e.into_parts().1)
             .map_err(errno)?;
         Ok(Self(fd))
     }
 
-    /// Sends at once; the messages are small and few, a full socket means that the VMM hangs.
+    /// Sends at once or fails: for what is small and seldom, a full socket means that the VMM hangs.
     pub fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
         self.0.get_ref().send(request, fds)
+    }
+
+    /// Sends when the VMM has taken what was sent before. Safe to cancel.
+    pub async fn send_in_turn(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ChannelError> {
+        loop {
+            let mut ready = self.0.writable().await.map_err(errno)?;
+            match self.send(request, fds) {
+                Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+                other => return other,
+            }
+        }
     }
 
     /// Waits for the next message. Safe to cancel.

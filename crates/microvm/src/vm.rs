@@ -1,11 +1,12 @@
 //! A running microVM.
 
-use crate::driver::{Driver, Step, printable};
+use crate::driver::{Driver, Step};
 use crate::greeting::GreetingError;
 use crate::host_kvm::{self, KvmError};
 use crate::link::Link;
 use crate::saving::Saving;
 use crate::spec::BootSpec;
+use crate::verdict::printable;
 use command_fds::{CommandFdExt, FdMapping};
 use jiffy_engine::{BootMode, BootReport, SandboxEnd};
 use jiffy_proto::agent::Identity;
@@ -27,6 +28,8 @@ use tokio::task::JoinHandle;
 
 /// Time a guest has from its first instruction to the agent's word.
 pub(crate) const BOOT_LIMIT: Duration = Duration::from_secs(30);
+/// Time a VMM has to take a connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// Time a VMM has to leave by itself before it is killed.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
 
@@ -102,6 +105,9 @@ pub enum ConnectError {
     /// No socket pair.
     #[error("cannot make a socket pair: {0}")]
     Host(#[from] io::Error),
+    /// The VMM takes no requests.
+    #[error("the sandbox's VMM took no connection within {} s", CONNECT_LIMIT.as_secs())]
+    Busy,
     /// The VMM is gone.
     #[error("the sandbox is gone: {0}")]
     Gone(#[from] ChannelError),
@@ -112,10 +118,16 @@ pub enum ConnectError {
 pub struct Connector(Arc<Link>);
 
 impl Connector {
-    /// Opens a stream to vsock `port` in the guest. A refused connection reads as closed.
-    pub fn connect(&self, port: u32) -> Result<UnixStream, ConnectError> {
+    /// Opens a stream to vsock `port` in the guest. A refused connection reads as closed. A VMM that is busy with other
+    /// connections is waited for.
+    pub async fn connect(&self, port: u32) -> Result<UnixStream, ConnectError> {
         let (ours, theirs) = UnixStream::pair()?;
-        self.0.send(&Request::Connect { port }, &[theirs.as_fd()])?;
+        let request = Request::Connect { port };
+        let fds = [theirs.as_fd()];
+        let sent = self.0.send_in_turn(&request, &fds);
+        tokio::time::timeout(CONNECT_LIMIT, sent)
+            .await
+            .map_err(|_| ConnectError::Busy)??;
         Ok(ours)
     }
 }

@@ -1,4 +1,5 @@
 //! What the store promises to whoever keeps snapshots in it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
 use jiffy_snapshot::{

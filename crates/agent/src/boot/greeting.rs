@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::time::sleep;
 
@@ -73,9 +73,26 @@ async fn greet(
         },
     )
     .await?;
-    let mut rest = [0; 64];
-    while stream.read(&mut rest).await.is_ok_and(|n| n > 0) {}
+    broken(&stream).await;
     Ok(())
+}
+
+/// Waits until the connection breaks. A restore resets connections without ending them: the socket then has an error, and
+/// nothing to read.
+async fn broken(stream: &UnixStream) {
+    let mut rest = [0; 64];
+    loop {
+        match stream.ready(Interest::READABLE | Interest::ERROR).await {
+            Ok(ready) if !ready.is_error() => {}
+            _ => return,
+        }
+        match stream.try_read(&mut rest) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
+    }
 }
 
 async fn send(stream: &mut UnixStream, message: &impl serde::Serialize) -> io::Result<()> {

@@ -121,7 +121,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Opens a stream to `port` in a sandbox.
-    pub fn connect(
+    pub async fn connect(
         &self,
         id: &str,
         port: u32,
@@ -130,6 +130,7 @@ impl<E: Engine> Sandboxes<E> {
         let guest = entry.running(crate::record::Operation::Connect, "connect to")?;
         guest
             .connect(port)
+            .await
             .map_err(|source| OperationError::Connect {
                 id: entry.record().id,
                 port,

@@ -119,7 +119,7 @@ impl Routes {
             (&Method::GET, ["sandboxes", id]) => ok(&host.get(id)?),
             (&Method::DELETE, ["sandboxes", id]) => ok(&host.remove(id).await?),
             (&Method::POST, ["sandboxes", id, "connect", port]) => {
-                self.connect(id, port, request)?
+                self.connect(id, port, request).await?
             }
             (&Method::POST, ["sandboxes", id, operation]) => {
                 self.operate(id, operation, request).await?
@@ -171,11 +171,16 @@ impl Routes {
         })
     }
 
-    fn connect(&self, id: &str, port: &str, request: Request<Incoming>) -> Result<Answer, Refusal> {
+    async fn connect(
+        &self,
+        id: &str,
+        port: &str,
+        request: Request<Incoming>,
+    ) -> Result<Answer, Refusal> {
         let port = port
             .parse()
             .map_err(|_| Refusal::Malformed(format!("`{port}` is not a port")))?;
-        let guest = self.sandboxes.connect(id, port)?;
+        let guest = self.sandboxes.connect(id, port).await?;
         splice(request, guest).map_err(|source| OperationError::Connect {
             id: id.to_owned(),
             port,

@@ -36,8 +36,8 @@ impl Child {
         };
         match pid {
             0 => serve(writer, &keep),
-            // SAFETY: the kernel has just made this descriptor for us.
             1.. => Ok(Self {
+                // SAFETY: the kernel has just made this descriptor for us.
                 pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) },
             }),
             _ => Err(failed("forking the process that writes memory")(

@@ -112,7 +112,7 @@ fn kvm() -> File {
 fn spawn() -> (Channel, Child) {
     let (channel, theirs) = Channel::pair().unwrap();
     let raw = theirs.as_raw_fd();
-    let program = option_env!("CARGO_BIN_EXE_jiffy-vmm").unwrap();
+    let program = env!("CARGO_BIN_EXE_jiffy-vmm");
     let mut command = Command::new(program);
     // SAFETY: only system calls between fork and exec.
     unsafe {

@@ -147,3 +147,4 @@ impl Driver {
 
 mod content;
 mod contract;
+mod layers;

@@ -1,0 +1,182 @@
+//! Memory that a guest gives back to its host.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use support::{Guest, base, size, until};
+
+/// What a guest and its VMM may take more or less than was reckoned, in MiB: page tables, caches, the VMM's own memory.
+const SLACK: u64 = 24;
+
+/// Leaves `mib` MiB of written memory in use until the file is removed.
+async fn fill(guest: &Guest, mib: u64) {
+    guest.run(&["mkdir", "-p", "/fill"]).await;
+    guest
+        .run(&["mount", "-t", "tmpfs", "-o", "size=100%", "none", "/fill"])
+        .await;
+    let of = format!("count={mib}");
+    guest
+        .run(&["dd", "if=/dev/urandom", "of=/fill/data", "bs=1M", &of])
+        .await;
+}
+
+#[tokio::test]
+async fn the_balloon_takes_what_it_was_told_and_gives_it_back() {
+    let Some(prepared) = base("the_balloon_takes_what_it_was_told_and_gives_it_back") else {
+        return;
+    };
+    let guest = Guest::boot(&prepared, &size(1, 512)).await;
+    let free = guest.meminfo("MemFree").await;
+    guest.vm.set_balloon(128).unwrap();
+    let less = until(
+        "the balloon to take 128 MiB",
+        async || guest.meminfo("MemFree").await,
+        |now| *now + 128 <= free + SLACK,
+    )
+    .await;
+    println!("balloon of 128 MiB: MemFree {free} -> {less} MiB");
+    assert!(less + 128 + SLACK > free, "{free} -> {less}");
+    guest.vm.set_balloon(0).unwrap();
+    until(
+        "the balloon to give 128 MiB back",
+        async || guest.meminfo("MemFree").await,
+        |now| *now + SLACK > free,
+    )
+    .await;
+    // All of it can be used, which only real memory can.
+    fill(&guest, 400).await;
+    guest.run(&["cksum", "/fill/data"]).await;
+    guest.finish().await;
+}
+
+/// The balloon's driver must hear of a change that no queue tells. A quiet device would have to repeat that interrupt until it was
+/// noticed; the balloon is an ordinary device instead, whose interrupts are acknowledged.
+#[tokio::test]
+async fn the_balloon_alone_is_no_quiet_device() {
+    let Some(prepared) = base("the_balloon_alone_is_no_quiet_device") else {
+        return;
+    };
+    let guest = Guest::boot(&prepared, &size(1, 256)).await;
+    let script =
+        "cd /sys/bus/virtio/devices && for d in *; do echo $(cat $d/device $d/vendor); done";
+    let told = guest.run(&["sh", "-c", script]).await;
+    let mut devices: Vec<_> = told.lines().collect();
+    devices.sort_unstable();
+    let quiet = "0x4646494a";
+    assert_eq!(
+        devices,
+        [
+            &format!("0x0002 {quiet}"),
+            &format!("0x0002 {quiet}"),
+            &format!("0x0004 {quiet}"),
+            "0x0005 0x0000",
+            &format!("0x0013 {quiet}"),
+        ]
+    );
+    guest.finish().await;
+}
+
+#[tokio::test]
+async fn a_balloon_larger_than_the_guest_leaves_it_alive() {
+    let Some(prepared) = base("a_balloon_larger_than_the_guest_leaves_it_alive") else {
+        return;
+    };
+    let guest = Guest::boot(&prepared, &size(1, 256)).await;
+    guest
+        .run(&["dd", "if=/dev/vdb", "of=/dev/null", "bs=1M", "count=220"])
+        .await;
+    assert!(guest.resident() > 200, "{}", guest.resident());
+    guest.vm.set_balloon(u32::MAX).unwrap();
+    until(
+        "the guest to be squeezed",
+        async || (guest.resident(), guest.meminfo("MemAvailable").await),
+        |(resident, available)| *resident < 100 && *available < 16,
+    )
+    .await;
+    // The agent still takes connections; commands may have to wait for memory.
+    support::within("the agent", guest.agent.health())
+        .await
+        .unwrap();
+    println!(
+        "squeezed: MemAvailable {} MiB",
+        guest.meminfo("MemAvailable").await
+    );
+    guest.vm.set_balloon(0).unwrap();
+    fill(&guest, 150).await;
+    guest.finish().await;
+}
+
+#[tokio::test]
+async fn a_full_guest_frees_host_memory_for_the_balloon() {
+    let Some(prepared) = base("a_full_guest_frees_host_memory_for_the_balloon") else {
+        return;
+    };
+    let guest = Guest::boot(&prepared, &size(1, 512)).await;
+    // Page cache all over: in use as the host sees it, at hand as the guest sees it.
+    guest
+        .run(&["dd", "if=/dev/vdb", "of=/dev/null", "bs=1M", "count=500"])
+        .await;
+    let full = guest.resident();
+    assert!(full > 400, "{full} MiB resident after 500 MiB were read");
+    guest.vm.set_balloon(256).unwrap();
+    let less = until(
+        "the VMM to shrink",
+        async || guest.resident(),
+        |now| *now <= 512 - 256 + SLACK,
+    )
+    .await;
+    println!("balloon of 256 MiB in a full guest: {full} -> {less} MiB resident");
+    guest.vm.set_balloon(0).unwrap();
+    let free = until(
+        "the guest to have its memory again",
+        async || guest.meminfo("MemAvailable").await,
+        |now| *now > 256 + SLACK,
+    );
+    free.await;
+    guest.finish().await;
+}
+
+#[tokio::test]
+async fn memory_that_a_process_freed_goes_back_to_the_host() {
+    let Some(prepared) = base("memory_that_a_process_freed_goes_back_to_the_host") else {
+        return;
+    };
+    let guest = Guest::boot(&prepared, &size(1, 512)).await;
+    // What a first run of the program leaves in the page cache is not what this is about.
+    guest.python("pass").await;
+    let idle = guest.resident();
+    let spec = r#"
+import mmap, os
+m = mmap.mmap(-1, 200 << 20)
+for at in range(0, 200 << 20, 4096):
+    m[at] = 1
+print(open("/proc/self/status").read().split("VmRSS:")[1].split()[0])
+"#;
+    let peak = async {
+        let mut peak = 0;
+        loop {
+            peak = peak.max(guest.resident());
+            if peak >= idle + 150 {
+                return peak;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    };
+    let (peak, used) = tokio::join!(
+        support::within("memory to be used", peak),
+        guest.python(spec)
+    );
+    assert!(used.trim().parse::<u64>().unwrap() > 200 << 10, "{used}");
+    let began = std::time::Instant::now();
+    let after = until(
+        "the host to have its memory again",
+        async || guest.resident(),
+        |now| *now < idle + SLACK,
+    )
+    .await;
+    println!(
+        "200 MiB used and freed: {idle} -> {peak} -> {after} MiB resident, {:?} after the process",
+        began.elapsed()
+    );
+    guest.finish().await;
+}

@@ -1,0 +1,100 @@
+//! Guests are as large as they were asked to be, from the smallest to the largest.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use support::{Guest, base, host_available, size, skip};
+
+/// Boots a guest and checks that it has the processors and the memory it should.
+async fn as_large_as(prepared: &jiffy_host::Prepared, vcpus: u8, mib: u32) -> Guest {
+    let guest = Guest::boot(prepared, &size(vcpus, mib)).await;
+    let nproc = guest.run(&["nproc"]).await;
+    assert_eq!(nproc.trim(), vcpus.to_string());
+    let total = guest.meminfo("MemTotal").await;
+    let mib = u64::from(mib);
+    println!(
+        "{vcpus} vCPUs, {mib} MiB: MemTotal {total} MiB, {} MiB resident, up in {} ms",
+        guest.resident(),
+        guest.vm.report().total_us / 1000
+    );
+    // The kernel keeps its own image and 1/64 of the memory for page descriptors.
+    assert!(
+        total <= mib && total + mib / 50 + 40 >= mib,
+        "{total} of {mib}"
+    );
+    guest
+}
+
+#[tokio::test]
+async fn a_guest_has_as_many_processors_as_it_was_given() {
+    let Some(prepared) = base("a_guest_has_as_many_processors_as_it_was_given") else {
+        return;
+    };
+    for vcpus in [1, 3, 8] {
+        let guest = as_large_as(&prepared, vcpus, 512).await;
+        // Each of them computes.
+        let program = format!(
+            r#"
+import os
+def on(cpu):
+    os.sched_setaffinity(0, [cpu])
+    return sum(range(100000)) == 4999950000
+print(all(on(cpu) for cpu in range({vcpus})))
+"#
+        );
+        assert_eq!(guest.python(&program).await, "True\n");
+        guest.finish().await;
+    }
+}
+
+#[tokio::test]
+async fn the_smallest_guest_works() {
+    let Some(prepared) = base("the_smallest_guest_works") else {
+        return;
+    };
+    let guest = as_large_as(&prepared, 1, 128).await;
+    assert_eq!(guest.python("print(6 * 7)").await, "42\n");
+    guest.finish().await;
+}
+
+#[tokio::test]
+async fn memory_beyond_the_hole_below_4_gib_is_real() {
+    const NAME: &str = "memory_beyond_the_hole_below_4_gib_is_real";
+    let Some(prepared) = base(NAME) else { return };
+    let available = host_available();
+    if available < 8 << 10 {
+        return skip(NAME, &format!("{available} MiB available, 8192 wanted"));
+    }
+    let guest = as_large_as(&prepared, 1, 4096).await;
+    // Every block says where it is: memory that is there twice, or not at all, gives itself away.
+    let program = r#"
+import mmap, struct
+BLOCK, TOTAL = 2 << 20, 3584 << 20
+m = mmap.mmap(-1, TOTAL)
+for at in range(0, TOTAL, BLOCK):
+    m[at:at + BLOCK] = struct.pack("<Q", at ^ 0x5a5a5a5a5a5a5a5a) * (BLOCK // 8)
+for at in range(0, TOTAL, BLOCK):
+    assert m[at:at + BLOCK] == struct.pack("<Q", at ^ 0x5a5a5a5a5a5a5a5a) * (BLOCK // 8), at
+print("ok")
+"#;
+    assert_eq!(guest.python(program).await, "ok\n");
+    assert!(guest.resident() > 3584);
+    guest.finish().await;
+}
+
+#[tokio::test]
+async fn the_largest_guest_boots_without_the_host_having_its_memory() {
+    const NAME: &str = "the_largest_guest_boots_without_the_host_having_its_memory";
+    let Some(prepared) = base(NAME) else { return };
+    let available = host_available();
+    if available < 4 << 10 {
+        return skip(NAME, &format!("{available} MiB available, 4096 wanted"));
+    }
+    let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap();
+    if overcommit.trim() == "2" {
+        return skip(NAME, "the host promises no more memory than it has");
+    }
+    let guest = as_large_as(&prepared, 2, 65_536).await;
+    assert!(guest.resident() < 3 << 10, "{}", guest.resident());
+    guest.finish().await;
+}

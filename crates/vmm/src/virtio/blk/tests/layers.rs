@@ -1,0 +1,120 @@
+//! Disks of several layers: each block comes from the newest layer that holds it, and frozen ones are never written.
+
+use super::*;
+use jiffy_proto::layer::LayerIndex;
+use std::os::unix::fs::FileExt;
+
+const BYTES: usize = 16 * 4096;
+
+fn block(at: u64) -> u64 {
+    at * 8
+}
+
+fn whole(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; BYTES];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// A layered disk over `base` and the layers.
+fn layered(base: &File, layers: &[(File, LayerIndex)], overlay: File) -> Driver {
+    let layers = layers
+        .iter()
+        .map(|(file, index)| (file.try_clone().unwrap(), index.clone()))
+        .collect();
+    Driver::new(Backend::Layered {
+        base: base.try_clone().unwrap(),
+        layers,
+        overlay,
+    })
+}
+
+/// A base and two frozen layers: block 1 in the first, 1 and 2 (partly written by the guest) in the second.
+fn three() -> (File, Vec<(File, LayerIndex)>) {
+    let base = file(&pattern(BYTES));
+    let overlay = file(b"");
+    let first = overlay.try_clone().unwrap();
+    let mut driver = Driver::new(Backend::Overlay {
+        base: base.try_clone().unwrap(),
+        overlay,
+    });
+    assert_eq!(driver.write(block(1), &[1; 4096]), OK);
+    let second = file(b"");
+    let index = driver.block.freeze(second.try_clone().unwrap()).unwrap();
+    assert_eq!(index.stored.iter().collect::<Vec<_>>(), [1]);
+    let mut layers = vec![(first, index)];
+    assert_eq!(driver.write(block(1) + 1, &[2; 512]), OK);
+    assert_eq!(driver.write(block(2), &[2; 512]), OK);
+    let index = driver.block.freeze(file(b"")).unwrap();
+    assert_eq!(index.stored.iter().collect::<Vec<_>>(), [1, 2]);
+    layers.push((second, index));
+    (base, layers)
+}
+
+fn expected() -> Vec<u8> {
+    let mut bytes = pattern(BYTES);
+    bytes[4096..8192].fill(1);
+    bytes[4096 + 512..4096 + 1024].fill(2);
+    bytes[8192..8192 + 512].fill(2);
+    bytes
+}
+
+#[test]
+fn the_newest_layer_that_holds_a_block_is_read() {
+    let (base, layers) = three();
+    let mut driver = layered(&base, &layers, file(b""));
+    assert_eq!(driver.read(0, BYTES), expected());
+}
+
+#[test]
+fn siblings_over_the_same_layers_do_not_see_each_other() {
+    let (base, layers) = three();
+    let frozen: Vec<Vec<u8>> = layers.iter().map(|(file, _)| whole(file)).collect();
+    let mut drivers: Vec<Driver> = (0..3).map(|_| layered(&base, &layers, file(b""))).collect();
+    for (number, driver) in (10u8..).zip(&mut drivers) {
+        assert_eq!(driver.write(block(1) + 3, &[number; 512]), OK);
+        assert_eq!(driver.zero(WRITE_ZEROES, &[(block(2), 8, 0)]), OK);
+    }
+    for (number, driver) in (10u8..).zip(&mut drivers) {
+        let mut now = expected();
+        now[4096 + 1536..4096 + 2048].fill(number);
+        now[8192..12288].fill(0);
+        assert_eq!(driver.read(0, BYTES), now);
+    }
+    let after: Vec<Vec<u8>> = layers.iter().map(|(file, _)| whole(file)).collect();
+    assert_eq!(after, frozen);
+    assert_eq!(whole(&base), pattern(BYTES));
+}
+
+#[test]
+fn an_undone_freeze_keeps_what_was_written_before_and_after() {
+    let (mut driver, overlay) = Driver::overlay(&pattern(BYTES));
+    assert_eq!(driver.write(block(1), &[1; 4096]), OK);
+    driver.block.freeze(file(b"")).unwrap();
+    assert_eq!(driver.write(block(1), &[2; 512]), OK);
+    assert_eq!(driver.write(block(5), &[3; 4096]), OK);
+    let before = driver.read(0, BYTES);
+    driver.block.thaw().unwrap();
+    assert_eq!(driver.read(0, BYTES), before);
+    assert_eq!(driver.block.owned_blocks(), [0b10_0010]);
+    assert_eq!(driver.write(block(6), &[4; 4096]), OK);
+    assert_eq!(whole(&overlay)[6 * 4096..7 * 4096], [4; 4096]);
+}
+
+#[test]
+fn a_layer_of_another_disk_is_refused() {
+    let refused = |base: File, layers: Vec<(File, LayerIndex)>| {
+        let overlay = file(b"");
+        let backend = Backend::Layered {
+            base,
+            layers,
+            overlay,
+        };
+        assert!(Block::new("blk0", backend).is_err());
+    };
+    let (base, layers) = three();
+    layers[0].0.set_len(4096).unwrap();
+    refused(base, layers);
+    let (_, layers) = three();
+    refused(file(&pattern(BYTES / 2)), layers);
+}
