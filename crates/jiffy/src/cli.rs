@@ -283,6 +283,9 @@ pub struct BenchArgs {
     /// Samples
     #[arg(short, default_value_t = 20, value_name = "N")]
     pub number: usize,
+    /// How many at a time
+    #[arg(short, default_value_t = 1, value_name = "N")]
+    pub concurrency: usize,
     /// Rounds to run first and throw away
     #[arg(short, default_value_t = 2, value_name = "N")]
     pub warm_up: usize,
@@ -305,6 +308,20 @@ pub enum BenchTask {
     Run,
     /// Memory of the VMM and of a fresh guest
     Memory,
+    /// Create from the template, -c at a time
+    Create,
+    /// Snapshot a running sandbox, and create from the snapshot
+    Snapshot,
+    /// Snapshots against the amount written since the last (-n for each size)
+    Dirty,
+    /// Rollback, -c at a time
+    Rollback,
+    /// Fork 1, 10 and 20
+    Clone,
+    /// Pause and resume
+    Pause,
+    /// Memory of -n idle sandboxes
+    Density,
 }
 
 /// `jiffy doctor`.

@@ -2,6 +2,7 @@
 
 mod machine;
 mod memory;
+mod operations;
 mod stats;
 mod tasks;
 
@@ -43,12 +44,20 @@ struct Measured {
 pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(args.number > 0, "-n 0: at least one sample is needed");
     let runtime = crate::runtime()?;
-    let (n, w) = (args.number, args.warm_up);
+    let (n, w, c) = (args.number, args.warm_up, args.concurrency);
+    anyhow::ensure!(c > 0, "-c 0: at least one at a time");
     let measured = match args.task {
         BenchTask::Boot => runtime.block_on(tasks::boot(n, w))?,
         BenchTask::Exec => runtime.block_on(tasks::exec(n, w))?,
         BenchTask::Run => tasks::run(n, w)?,
         BenchTask::Memory => runtime.block_on(tasks::memory(n))?,
+        BenchTask::Create => runtime.block_on(operations::create(n, w, c))?,
+        BenchTask::Snapshot => runtime.block_on(operations::snapshot(n, w))?,
+        BenchTask::Dirty => runtime.block_on(operations::dirty(n))?,
+        BenchTask::Rollback => runtime.block_on(operations::rollback(n, w, c))?,
+        BenchTask::Clone => runtime.block_on(operations::clone(n, w))?,
+        BenchTask::Pause => runtime.block_on(operations::pause(n, w))?,
+        BenchTask::Density => runtime.block_on(operations::density(n))?,
     };
     let report = Report {
         task: measured.name,

@@ -11,6 +11,8 @@ pub struct Series {
     pub unit: &'static str,
     /// Figure to be below, if there is one.
     pub goal: Option<f64>,
+    /// What another project publishes for the same on its own host, if it does (see docs/performance.md for whose).
+    pub reference: Option<f64>,
     /// Smallest.
     pub min: f64,
     /// Mean.
@@ -50,6 +52,7 @@ impl Series {
             name: name.into(),
             unit,
             goal,
+            reference: None,
             min: at(0.0),
             avg: samples.iter().sum::<f64>() / samples.len() as f64,
             p50: at(0.5),
@@ -58,6 +61,14 @@ impl Series {
             max: at(1.0),
             samples,
         }
+    }
+}
+
+impl Series {
+    /// The same beside a reference figure.
+    pub fn against(mut self, reference: Option<f64>) -> Self {
+        self.reference = reference;
+        self
     }
 }
 
@@ -73,8 +84,12 @@ pub fn print(series: &[Series]) {
             Some(goal) => format!("< {goal}: missed by {:.1}x", s.p50 / goal),
             None => String::new(),
         };
+        let reference = match s.reference {
+            Some(r) => format!("  reference {r}: {:.2}x", s.p50 / r),
+            None => String::new(),
+        };
         println!(
-            "  {:<34} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2}  {goal}",
+            "  {:<34} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2}  {goal}{reference}",
             format!("{} ({}, n={})", s.name, s.unit, s.samples.len()),
             s.min,
             s.avg,
