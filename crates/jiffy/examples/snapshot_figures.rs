@@ -1,4 +1,5 @@
 //! Measures snapshots and restores of a real sandbox; prints one line per figure. Wants `JIFFY_VMM` and `JIFFY_AGENT`.
+//! Snapshots go to a directory in `SNAPSHOT_DIR`, by default beside the host's data.
 //!
 //! `snapshot_figures restore|live|pause [ROUNDS]`
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -221,7 +222,7 @@ async fn main() {
     let what = std::env::args().nth(1).unwrap_or_default();
     let rounds = std::env::args().nth(2).map_or(10, |n| n.parse().unwrap());
     let host = Host::open().unwrap();
-    let run = host.home().run();
+    let run = std::env::var_os("SNAPSHOT_DIR").map_or_else(|| host.home().run(), Into::into);
     let prepared = host.prepare("base", &mut |_| ()).unwrap();
     let dir = tempfile::tempdir_in(run).unwrap();
     let store = Store::open(dir.path()).unwrap();

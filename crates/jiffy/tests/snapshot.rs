@@ -198,3 +198,25 @@ async fn a_paused_sandbox_answers_again_after_it_is_resumed() {
     }
     vm.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_a_restore_cut_do_not_pile_up_in_the_agent() {
+    let test = "connections_that_a_restore_cut_do_not_pile_up_in_the_agent";
+    let Some(bench) = bench(test) else { return };
+    let mut vm = bench.prepared.boot(&spec()).await.unwrap();
+    let mut open = Vec::new();
+    for generation in 0..5 {
+        open.push(sh(&vm, "sudo ls /proc/1/fd | wc -l").await);
+        let spec = saved(&format!("g{generation}"), AfterSnapshot::Stop);
+        // Held open by the host's side until the VM is gone.
+        let connector = vm.connector();
+        let held = connector.connect(ENVD_PORT).await.unwrap();
+        assert_eq!(sh(&vm, "echo here").await, "here");
+        vm.snapshot(&bench.store, &spec).await.unwrap();
+        vm.ended().await;
+        drop(held);
+        vm = bench.restore(&spec.id).await;
+    }
+    assert_eq!(open[1], open[4], "{open:?}");
+    vm.stop().await;
+}

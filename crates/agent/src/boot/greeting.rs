@@ -11,13 +11,19 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
+use tokio::sync::watch;
 use tokio::time::sleep;
 
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
-/// Greets for ever. `early` is a connection already begun.
-pub async fn run(agent: Rc<Agent>, began_us: u64, mut early: Option<OwnedFd>) {
+/// Greets for ever. `early` is a connection already begun; `broken` is told when one that stood breaks.
+pub async fn run(
+    agent: Rc<Agent>,
+    began_us: u64,
+    mut early: Option<OwnedFd>,
+    broken: watch::Sender<()>,
+) {
     let mut applier = identity::Applier::default();
     let mut pause = FIRST_RETRY;
     loop {
@@ -31,6 +37,7 @@ pub async fn run(agent: Rc<Agent>, began_us: u64, mut early: Option<OwnedFd>) {
         };
         if greeted.is_ok() {
             // The connection stood and broke: most likely we were restored and the host waits for us.
+            broken.send_replace(());
             pause = FIRST_RETRY;
             continue;
         }
@@ -73,13 +80,13 @@ async fn greet(
         },
     )
     .await?;
-    broken(&stream).await;
+    until_broken(&stream).await;
     Ok(())
 }
 
 /// Waits until the connection breaks. A restore resets connections without ending them: the socket then has an error, and
 /// nothing to read.
-async fn broken(stream: &UnixStream) {
+async fn until_broken(stream: &UnixStream) {
     let mut rest = [0; 64];
     loop {
         match stream.ready(Interest::READABLE | Interest::ERROR).await {

@@ -18,6 +18,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::sleep;
 
 /// What pid 1 does. Does not return while the guest lives.
@@ -60,12 +61,16 @@ async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
     let envd = VsockListener::bind(ENVD_PORT)?;
     let tcp = VsockListener::bind(TCP_PORT)?;
 
+    // A restore resets every connection, of which most readers would never hear: they are ended together.
+    let (broken, unbroken) = watch::channel(());
     let serving = Rc::clone(&agent);
+    let reset = unbroken.clone();
     tokio::task::spawn_local(async move {
         loop {
             match envd.accept().await {
                 Ok(stream) => {
-                    tokio::task::spawn_local(server::serve(Rc::clone(&serving), stream));
+                    let work = server::serve(Rc::clone(&serving), stream);
+                    tokio::task::spawn_local(until_reset(reset.clone(), work));
                 }
                 Err(_) => sleep(Duration::from_millis(50)).await,
             }
@@ -75,12 +80,22 @@ async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
         loop {
             match tcp.accept().await {
                 Ok(stream) => {
-                    tokio::task::spawn_local(forward::serve(stream));
+                    let work = forward::serve(stream);
+                    tokio::task::spawn_local(until_reset(unbroken.clone(), work));
                 }
                 Err(_) => sleep(Duration::from_millis(50)).await,
             }
         }
     });
-    tokio::task::spawn_local(greeting::run(Rc::clone(&agent), began_us, early));
+    tokio::task::spawn_local(greeting::run(Rc::clone(&agent), began_us, early, broken));
     reaper::run(agent, signals).await
+}
+
+/// Does `work` until it is done or all connections are reset.
+async fn until_reset(mut reset: watch::Receiver<()>, work: impl Future<Output = ()>) {
+    reset.mark_unchanged();
+    tokio::select! {
+        () = work => {}
+        _ = reset.changed() => {}
+    }
 }
