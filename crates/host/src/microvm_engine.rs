@@ -112,7 +112,7 @@ fn image_name(prepared: &Prepared) -> String {
 /// A guest on its way.
 pub enum MicroVmArrival {
     /// Restored, and waiting.
-    Restored(Waiting, Arc<Prepared>),
+    Restored(Box<Waiting>, Arc<Prepared>),
     /// To be booted when it is known who it is.
     Bootable(Box<BootSpec>, Arc<Prepared>),
 }
@@ -181,7 +181,7 @@ impl Engine for MicroVmEngine {
             .restore_spec(lineage, disk_mib, overlay)
             .map_err(chain)?;
         let waiting = MicroVm::restore_waiting(spec).await.map_err(boot_error)?;
-        Ok(MicroVmArrival::Restored(waiting, prepared))
+        Ok(MicroVmArrival::Restored(Box::new(waiting), prepared))
     }
 
     async fn snapshot(

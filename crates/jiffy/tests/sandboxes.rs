@@ -249,3 +249,29 @@ fn a_killed_daemon_takes_its_guests_along_and_keeps_what_slept() {
     place.ok(&["rollback", &awake, "kept"]);
     place.sh(&awake, "true");
 }
+
+#[test]
+fn a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_mends_it() {
+    let test = "a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_mends_it";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    place.sh(&id, "echo kept > /tmp/state");
+    place.ok(&["snapshot", &id, "--name", "kept"]);
+    for vmm in children(place.daemon()) {
+        let pid = nix::unistd::Pid::from_raw(vmm.try_into().unwrap());
+        // One of the warm pool may leave by itself meanwhile.
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+    }
+    let cause = wait_for("the end to be noticed", || {
+        let all = place.json(&["ls"]);
+        all[0]["cause"].as_str().map(str::to_owned)
+    });
+    assert!(cause.contains("was killed"), "{cause}");
+    place.ok(&["rollback", &id, "kept"]);
+    assert_eq!(place.sh(&id, "cat /tmp/state"), "kept");
+    // What waited in the pool is dead too, and nobody gets it.
+    let fresh = place.ok(&["create"]);
+    assert_eq!(place.sh(&fresh, "hostname"), fresh);
+}

@@ -55,7 +55,7 @@ impl<E: Engine> Sandboxes<E> {
                 let size = spec.size.unwrap_or_default();
                 size.check()?;
                 let new = self.enter(&template, size, spec.env, None)?;
-                let origin = self.from_template(&template, size).await;
+                let origin = self.origin_in_template(&template, size).await;
                 self.bring_up(new, asked, origin).await
             }
             Source::Snapshot(_) if spec.size.is_some() => Err(OperationError::FixedSize),
@@ -63,14 +63,14 @@ impl<E: Engine> Sandboxes<E> {
                 let (snapshot, _pin) = self.pin(&id)?;
                 let new = self.enter(&snapshot.template, snapshot.size, spec.env, None)?;
                 let origin = self
-                    .from_snapshot(&snapshot.template, &snapshot.id, BootMode::Snapshot)
+                    .origin_in_snapshot(&snapshot.template, &snapshot.id, BootMode::Snapshot)
                     .await;
                 self.bring_up(new, asked, origin).await
             }
         }
     }
 
-    pub(super) async fn from_snapshot(
+    pub(super) async fn origin_in_snapshot(
         &self,
         template: &str,
         id: &str,

@@ -58,7 +58,9 @@ impl<E: Engine> Sandboxes<E> {
         let asked = Instant::now();
         let (template, env) = (&parent.template, parent.env.clone());
         let new = self.enter(template, parent.size, env, Some(parent.id.clone()))?;
-        let origin = self.from_snapshot(template, snapshot, BootMode::Fork).await;
+        let origin = self
+            .origin_in_snapshot(template, snapshot, BootMode::Fork)
+            .await;
         self.bring_up(new, asked, origin).await
     }
 }

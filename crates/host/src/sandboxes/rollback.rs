@@ -29,7 +29,7 @@ impl<E: Engine> Sandboxes<E> {
                 });
             }
             let origin = this
-                .from_snapshot(&record.template, &snapshot.id, BootMode::Snapshot)
+                .origin_in_snapshot(&record.template, &snapshot.id, BootMode::Snapshot)
                 .await?;
             let record = this.install(&entry, asked, origin).await?;
             this.collect()?;

@@ -40,7 +40,7 @@ impl<E: Engine> Sandboxes<E> {
             let record = entry.allow(Operation::Resume, "resume")?;
             let snapshot = record.snapshot.as_deref().unwrap_or_default();
             let origin = this
-                .from_snapshot(&record.template, snapshot, BootMode::Snapshot)
+                .origin_in_snapshot(&record.template, snapshot, BootMode::Snapshot)
                 .await?;
             this.install(&entry, asked, origin).await
         })

@@ -12,7 +12,7 @@ use jiffy_engine::{
 
 impl<E: Engine> Sandboxes<E> {
     /// A guest of `template`: from the warm pool, else from the template's snapshot, which is made first if there is none.
-    pub(super) async fn from_template(
+    pub(super) async fn origin_in_template(
         &self,
         template: &str,
         size: SandboxSize,
@@ -32,7 +32,7 @@ impl<E: Engine> Sandboxes<E> {
             Ok(snapshot) => {
                 let (_, _pin) = self.pin(&snapshot)?;
                 let origin = self
-                    .from_snapshot(template, &snapshot, BootMode::Snapshot)
+                    .origin_in_snapshot(template, &snapshot, BootMode::Snapshot)
                     .await?;
                 self.refill(&fingerprint, template, &snapshot);
                 Ok(origin)
