@@ -9,7 +9,7 @@ use jiffy_engine::{
 use jiffy_microvm::{BootError, BootSpec, MicroVm, RestoreSpec, SaveError, SnapshotSpec, Waiting};
 use jiffy_proto::agent::Identity;
 use jiffy_proto::snapshot::AfterSnapshot as Then;
-use jiffy_snapshot::{Durability, Store};
+use jiffy_snapshot::{Durability, Lineage, Store};
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -20,6 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Directory of the snapshots in the data directory.
 const SNAPSHOTS: &str = "snapshots";
+/// Layers from which on a restore merges them first: each costs every restore a little, merging costs one restore more.
+const LONG_LINEAGE: usize = 16;
 
 /// What shows that a file was replaced: inode and change time.
 type Stamp = [(u64, i64, i64); 3];
@@ -29,6 +31,8 @@ pub struct MicroVmEngine {
     host: Host,
     store: Store,
     prepared: Mutex<HashMap<String, (Stamp, Arc<Prepared>)>>,
+    /// Held by whoever merges; one at a time, since it reads and writes a lot.
+    merging: tokio::sync::Mutex<()>,
 }
 
 impl MicroVmEngine {
@@ -39,12 +43,29 @@ impl MicroVmEngine {
             host,
             store,
             prepared: Mutex::default(),
+            merging: tokio::sync::Mutex::default(),
         })
     }
 
     /// Its host.
     pub fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// The lineage of snapshot `id`; one that has become long is merged first.
+    async fn short_lineage(&self, id: &str) -> Result<Lineage, EngineError> {
+        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        if lineage.snapshots().len() <= LONG_LINEAGE {
+            return Ok(lineage);
+        }
+        let _turn = self.merging.lock().await;
+        let (store, owned) = (self.store.clone(), id.to_owned());
+        // Whoever waited for the turn may find it merged already, which costs nothing.
+        tokio::task::spawn_blocking(move || store.merge(&owned))
+            .await
+            .map_err(EngineError::failed)?
+            .map_err(EngineError::failed)?;
+        self.store.lineage(id).map_err(EngineError::failed)
     }
 
     fn stamp(&self, template: &str) -> io::Result<Stamp> {
@@ -163,7 +184,7 @@ impl Engine for MicroVmEngine {
 
     async fn restore(&self, template: &str, id: &str) -> Result<MicroVmArrival, EngineError> {
         let prepared = self.prepare(template).await?;
-        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let lineage = self.short_lineage(id).await?;
         let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
             reason: format!("there is no snapshot {id}"),
         })?;

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// Most layers, of memory or of one disk, that a VM is made from; longer lineages are merged first.
 pub const MAX_LAYERS: usize = 48;
+/// Most layers that a running VM may have come to by being snapshotted; a restore from a merged snapshot begins anew.
+pub const MAX_LIVE_LAYERS: usize = 1024;
 
 /// What a snapshot is written to. All files are opened for reading and writing, and empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

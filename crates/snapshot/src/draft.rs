@@ -68,6 +68,11 @@ impl Draft {
         })
     }
 
+    /// Where it is being written.
+    pub(crate) fn path(&self) -> &Path {
+        &self.dir
+    }
+
     /// Gives the snapshot its name. `overlays` are the disks' frozen overlays; those made by [`crate::Store::overlay`] are taken as
     /// they are, others are copied.
     pub fn finish(

@@ -15,6 +15,7 @@ mod draft;
 mod error;
 mod lineage;
 mod manifest;
+mod merge;
 mod seal;
 mod snapshot;
 mod store;

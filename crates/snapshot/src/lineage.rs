@@ -1,8 +1,10 @@
 //! A snapshot and everything below it.
 
 use crate::{Layer, Snapshot, SnapshotError};
-use jiffy_proto::snapshot::MAX_LAYERS;
 use std::path::Path;
+
+/// Longest lineage that is followed. Restores want a much shorter one: see [`crate::Store::merge`].
+const MAX_LINEAGE: usize = 4096;
 
 /// Snapshots from the oldest ancestor to the one asked for.
 #[derive(Debug, Clone)]
@@ -20,10 +22,8 @@ impl Lineage {
             if row.iter().any(|s| s.id() == parent) {
                 return Err(problem(format!("goes in a circle at {parent}")));
             }
-            if row.len() >= MAX_LAYERS {
-                return Err(problem(format!(
-                    "is longer than {MAX_LAYERS} snapshots: take a new one from a sandbox that was booted anew"
-                )));
+            if row.len() >= MAX_LINEAGE {
+                return Err(problem(format!("is longer than {MAX_LINEAGE} snapshots")));
             }
             let below = match Snapshot::open(root, &parent) {
                 Err(SnapshotError::Missing(parent)) => {

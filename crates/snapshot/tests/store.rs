@@ -302,3 +302,65 @@ fn make_golden_snapshots() {
     put(&store, "root", None).unwrap().seal().unwrap();
     put(&store, "child", Some("root")).unwrap().seal().unwrap();
 }
+
+/// A snapshot whose memory chunk `chunk` is full of `byte`, and whose chunk `zeroed` is zero.
+fn put_chunk(store: &Store, id: &str, parent: Option<&str>, (chunk, byte, zeroed): (u64, u8, u64)) {
+    let draft = store.draft(1).unwrap();
+    draft.state.write_all_at(id.as_bytes(), 0).unwrap();
+    draft.memory.set_len(MEMORY).unwrap();
+    let content = [byte; MEMORY_CHUNK as usize];
+    draft
+        .memory
+        .write_all_at(&content, chunk * u64::from(MEMORY_CHUNK))
+        .unwrap();
+    let mut index = LayerIndex::empty(MEMORY_CHUNK, MEMORY);
+    index.stored.insert(chunk);
+    index.zero.insert(zeroed);
+    draft.memory_index.write_all_at(&index.encode(), 0).unwrap();
+    let overlay = store.overlay().unwrap();
+    overlay.set_len(DISK).unwrap();
+    overlay.write_all_at(&[byte; 4096], chunk * 4096).unwrap();
+    let mut index = LayerIndex::empty(DISK_BLOCK, DISK);
+    index.stored.insert(chunk);
+    draft.disk_indexes[0]
+        .write_all_at(&index.encode(), 0)
+        .unwrap();
+    let manifest = manifest(id, parent);
+    draft
+        .finish(&manifest, &[overlay], Durability::PageCache)
+        .unwrap();
+}
+
+#[test]
+fn a_merged_snapshot_says_the_same_without_its_ancestors() {
+    let (_dir, store) = store();
+    put_chunk(&store, "a", None, (0, 1, 3));
+    put_chunk(&store, "b", Some("a"), (1, 2, 0));
+    put_chunk(&store, "c", Some("b"), (2, 3, 3));
+    put_chunk(&store, "d", Some("c"), (1, 4, 3));
+    let before = store.get("d").unwrap().memory().unwrap();
+    let merged = store.merge("d").unwrap();
+    assert_eq!(merged.manifest().parent, None);
+    assert_eq!(store.lineage("d").unwrap().snapshots().len(), 1);
+    let byte = |file: &fs::File, at: u64| {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        byte[0]
+    };
+    let memory = merged.memory().unwrap();
+    let bytes: Vec<u8> = (0..4)
+        .map(|n| byte(&memory.file, (n + 1) * u64::from(MEMORY_CHUNK) - 1))
+        .collect();
+    // Chunk 0 was written by `a` and made zero by `b`; chunk 1 was written by `b` and again by `d`.
+    assert_eq!(bytes, [0, 4, 3, 0]);
+    assert_eq!(merged.manifest().memory.stored, 2);
+    let disk = merged.disk(0).unwrap();
+    assert_eq!([0, 1, 2].map(|n| byte(&disk.file, n * 4096)), [1, 4, 3]);
+    // Who opened the old files still reads them, the ancestors are free, and nothing else is left.
+    assert_eq!(byte(&before.file, u64::from(MEMORY_CHUNK)), 4);
+    for id in ["c", "b", "a"] {
+        store.remove(id).unwrap();
+    }
+    assert_eq!(names(&store), ["d"]);
+    assert_eq!(store.merge("d").unwrap().manifest(), merged.manifest());
+}

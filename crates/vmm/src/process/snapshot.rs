@@ -12,7 +12,7 @@ use crate::snapshot::writer::Writer;
 use crate::virtio::blk::Block;
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
 use jiffy_proto::snapshot::{
-    AfterSnapshot, FreezePhases, MAX_LAYERS, SnapshotConfig, SnapshotReport,
+    AfterSnapshot, FreezePhases, MAX_LIVE_LAYERS, SnapshotConfig, SnapshotReport,
 };
 use jiffy_proto::vm::{Event, FdIndex, StopCause};
 use std::fs::File;
@@ -174,9 +174,9 @@ impl Vm {
                 "another snapshot of this sandbox is still being written".to_owned(),
             ));
         }
-        if self.machine.layers.len() >= MAX_LAYERS {
+        if self.machine.layers.len() >= MAX_LIVE_LAYERS {
             return Err(VmmError::Config(format!(
-                "this sandbox descends from {MAX_LAYERS} snapshots already: merge them first"
+                "this sandbox was snapshotted {MAX_LIVE_LAYERS} times without being paused or rolled back: pause and resume it"
             )));
         }
         let disks = self.writable_disks().len();
