@@ -110,6 +110,11 @@ pub trait Engine: Send + Sync + 'static {
     /// The snapshots that are complete on this host. Unfinished ones are removed on the way.
     fn snapshots(&self) -> Result<Vec<String>, EngineError>;
 
+    /// Whether snapshot `id` needs the files of none of its ancestors. An engine may come to this by itself, to keep restores fast.
+    fn is_independent(&self, _id: &str) -> bool {
+        false
+    }
+
     /// Removes a snapshot's files; one that is not there is no error.
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError>;
 }

@@ -237,6 +237,12 @@ impl Engine for MicroVmEngine {
         self.store.ids().map_err(EngineError::failed)
     }
 
+    fn is_independent(&self, id: &str) -> bool {
+        self.store
+            .get(id)
+            .is_ok_and(|snapshot| snapshot.manifest().parent.is_none())
+    }
+
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
         match self.store.remove(id) {
             Ok(()) | Err(jiffy_snapshot::SnapshotError::Missing(_)) => Ok(()),

@@ -21,15 +21,17 @@ impl<E: Engine> Sandboxes<E> {
         }
         let mut needed = HashSet::new();
         while let Some(id) = roots.pop() {
-            if let Some(snapshot) = snapshots.get(&id) {
-                roots.extend(
-                    snapshot
-                        .parent
-                        .clone()
-                        .filter(|parent| !needed.contains(parent)),
-                );
+            if !needed.insert(id.clone()) {
+                continue;
             }
-            needed.insert(id);
+            // What is kept is a root anyway; the rest is needed for its files only.
+            let parent = snapshots.get(&id).and_then(|s| s.parent.clone());
+            let needs = |p: &String| snapshots.get(p).is_some_and(|p| !p.kept);
+            if let Some(parent) = parent.filter(needs)
+                && !self.0.engine.is_independent(&id)
+            {
+                roots.push(parent);
+            }
         }
         let mut gone: Vec<_> = snapshots
             .values()
@@ -39,12 +41,27 @@ impl<E: Engine> Sandboxes<E> {
         if gone.is_empty() {
             return Ok(());
         }
+        // Lineages go on over the gaps.
+        let moved: Vec<_> = snapshots
+            .values()
+            .filter(|s| needed.contains(&s.id))
+            .filter(|s| s.parent.as_ref().is_some_and(|p| !needed.contains(p)))
+            .map(|s| {
+                let mut child = s.clone();
+                while let Some(parent) = child.parent.take_if(|p| !needed.contains(p)) {
+                    child.parent = snapshots.get(&parent).and_then(|p| p.parent.clone());
+                }
+                child
+            })
+            .collect();
         // The journal first: files without a record are removed at the next start, a record without files would be a lie.
         let changes: Vec<_> = gone
             .iter()
             .map(|s| Change::NoSnapshot(s.id.clone()))
+            .chain(moved.iter().cloned().map(Change::Snapshot))
             .collect();
         self.0.journal.commit(&changes)?;
+        snapshots.extend(moved.into_iter().map(|s| (s.id.clone(), s)));
         snapshots.retain(|id, _| needed.contains(id));
         // Children before their parents.
         gone.sort_by_key(|s| std::cmp::Reverse(s.created_ms));

@@ -81,7 +81,11 @@ impl Target {
         Ok(Self(Daemon::find_or_start().await?))
     }
 
-    async fn create(&self, source: Source, size: Option<SandboxSize>) -> anyhow::Result<SandboxRecord> {
+    async fn create(
+        &self,
+        source: Source,
+        size: Option<SandboxSize>,
+    ) -> anyhow::Result<SandboxRecord> {
         let spec = CreateSpec {
             source,
             size,
@@ -91,12 +95,15 @@ impl Target {
     }
 
     async fn base(&self, size: SandboxSize) -> anyhow::Result<SandboxRecord> {
-        self.create(Source::Template("base".to_owned()), Some(size)).await
+        self.create(Source::Template("base".to_owned()), Some(size))
+            .await
     }
 
     async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
         let path = format!("/sandboxes/{id}/snapshot");
-        self.0.call(Method::POST, &path, &SnapshotBody { name: None }).await
+        self.0
+            .call(Method::POST, &path, &SnapshotBody { name: None })
+            .await
     }
 
     async fn post(&self, id: &str, operation: &str) -> anyhow::Result<SandboxRecord> {
@@ -113,12 +120,18 @@ impl Target {
     }
 
     async fn remove(&self, id: &str) -> anyhow::Result<()> {
-        let _: SandboxRecord = self.0.call(Method::DELETE, &format!("/sandboxes/{id}"), &()).await?;
+        let _: SandboxRecord = self
+            .0
+            .call(Method::DELETE, &format!("/sandboxes/{id}"), &())
+            .await?;
         Ok(())
     }
 
     async fn forget(&self, snapshot: &str) -> anyhow::Result<()> {
-        let _: SnapshotRecord = self.0.call(Method::DELETE, &format!("/snapshots/{snapshot}"), &()).await?;
+        let _: SnapshotRecord = self
+            .0
+            .call(Method::DELETE, &format!("/snapshots/{snapshot}"), &())
+            .await?;
         Ok(())
     }
 
@@ -126,7 +139,12 @@ impl Target {
         let (daemon, owner) = (self.0.clone(), id.to_owned());
         let client = AgentClient::new(move || {
             let (daemon, owner) = (daemon.clone(), owner.clone());
-            async move { daemon.connect(&owner, ENVD_PORT).await.map_err(io::Error::other) }
+            async move {
+                daemon
+                    .connect(&owner, ENVD_PORT)
+                    .await
+                    .map_err(io::Error::other)
+            }
         });
         let spec = ProcessSpec::new("/bin/sh", ["-c", command]);
         let (status, _, stderr) = client.start(&spec).await?.output(1 << 16).await?;
@@ -141,7 +159,11 @@ impl Target {
 }
 
 /// Runs `number` rounds of `work`, `concurrency` at a time; returns what they measured and the wall time.
-async fn load<F, Fut>(number: usize, concurrency: usize, work: F) -> anyhow::Result<(Vec<Vec<f64>>, f64)>
+async fn load<F, Fut>(
+    number: usize,
+    concurrency: usize,
+    work: F,
+) -> anyhow::Result<(Vec<Vec<f64>>, f64)>
 where
     F: Fn() -> Fut,
     Fut: Future<Output = anyhow::Result<Vec<f64>>> + Send + 'static,
@@ -151,7 +173,12 @@ where
     let mut samples = Vec::with_capacity(number);
     for _ in 0..number {
         if under_way.len() >= concurrency {
-            samples.push(under_way.join_next().await.context("no round under way")???);
+            samples.push(
+                under_way
+                    .join_next()
+                    .await
+                    .context("no round under way")???,
+            );
         }
         under_way.spawn(work());
     }
@@ -187,10 +214,25 @@ pub async fn create(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measur
         method: "POST /sandboxes to the daemon on its socket until the answer, which comes after the agent of that sandbox has; then `true` in it over a new stream; then DELETE, not timed; C at a time",
         limits: "a public HTTP API in between; cold page cache; larger guests",
         series: vec![
-            Series::new(format!("create, c={c}"), "ms", (c == 1).then_some(goal::CREATE), column(&rows, 0))
-                .against(goal::create_reference(c)),
-            Series::new(format!("create + exec, c={c}"), "ms", (c == 1).then_some(goal::CREATE_EXEC), column(&rows, 1)),
-            Series::new(format!("wall / n, with DELETE, c={c}"), "ms", None, vec![wall / n as f64]),
+            Series::new(
+                format!("create, c={c}"),
+                "ms",
+                (c == 1).then_some(goal::CREATE),
+                column(&rows, 0),
+            )
+            .against(goal::create_reference(c)),
+            Series::new(
+                format!("create + exec, c={c}"),
+                "ms",
+                (c == 1).then_some(goal::CREATE_EXEC),
+                column(&rows, 1),
+            ),
+            Series::new(
+                format!("wall / n, with DELETE, c={c}"),
+                "ms",
+                None,
+                vec![wall / n as f64],
+            ),
         ],
     })
 }
@@ -202,12 +244,16 @@ pub async fn snapshot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     let (mut call, mut stopped, mut restored) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..warm_up + n {
         // About 8 MB in memory, as the reference has it.
-        target.exec(&sandbox.id, "head -c 8000000 /dev/urandom > /dev/shm/x").await?;
+        target
+            .exec(&sandbox.id, "head -c 8000000 /dev/urandom > /dev/shm/x")
+            .await?;
         let began = Instant::now();
         let taken = target.snapshot(&sandbox.id).await?;
         let took = ms(began.elapsed());
         let began = Instant::now();
-        let child = target.create(Source::Snapshot(taken.id.clone()), None).await?;
+        let child = target
+            .create(Source::Snapshot(taken.id.clone()), None)
+            .await?;
         let made = ms(began.elapsed());
         target.remove(&child.id).await?;
         if round >= warm_up {
@@ -224,8 +270,10 @@ pub async fn snapshot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
         method: "POST snapshot of a running sandbox (2 vCPUs, 512 MiB, 8 MB written in between) until the answer, which comes when it is complete in the page cache (not synced); how long the guest stood still; POST /sandboxes from that snapshot",
         limits: "snapshots at the same time; storage that is synced",
         series: vec![
-            Series::new("snapshot, 8 MB written", "ms", Some(goal::SNAPSHOT), call).against(Some(41.4)),
-            Series::new("guest stood still", "ms", Some(goal::STOPPED), stopped).against(Some(56.0)),
+            Series::new("snapshot, 8 MB written", "ms", Some(goal::SNAPSHOT), call)
+                .against(Some(41.4)),
+            Series::new("guest stood still", "ms", Some(goal::STOPPED), stopped)
+                .against(Some(56.0)),
             Series::new("create from it", "ms", Some(goal::CREATE), restored).against(Some(66.7)),
         ],
     })
@@ -243,14 +291,20 @@ pub async fn dirty(n: usize) -> anyhow::Result<Measured> {
         let (mut call, mut stopped, mut restored) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..n {
             let sandbox = target.base(size).await?;
-            let write = format!("mount -o remount,size=2G /dev/shm 2>/dev/null; head -c {mb}M /dev/urandom > /dev/shm/x");
-            target.exec(&sandbox.id, &format!("sudo sh -c '{write}'")).await?;
+            let write = format!(
+                "mount -o remount,size=2G /dev/shm 2>/dev/null; head -c {mb}M /dev/urandom > /dev/shm/x"
+            );
+            target
+                .exec(&sandbox.id, &format!("sudo sh -c '{write}'"))
+                .await?;
             let began = Instant::now();
             let taken = target.snapshot(&sandbox.id).await?;
             call.push(ms(began.elapsed()));
             stopped.push(taken.stopped_ms);
             let began = Instant::now();
-            let child = target.create(Source::Snapshot(taken.id.clone()), None).await?;
+            let child = target
+                .create(Source::Snapshot(taken.id.clone()), None)
+                .await?;
             restored.push(ms(began.elapsed()));
             target.remove(&child.id).await?;
             target.remove(&sandbox.id).await?;
@@ -258,8 +312,21 @@ pub async fn dirty(n: usize) -> anyhow::Result<Measured> {
         }
         let (goal, reference) = goal::dirty(mb);
         series.push(Series::new(format!("{mb} MB: snapshot"), "ms", goal, call).against(reference));
-        series.push(Series::new(format!("{mb} MB: stood still"), "ms", Some(goal::STOPPED), stopped));
-        series.push(Series::new(format!("{mb} MB: create from it"), "ms", Some(goal::CREATE), restored).against(Some(66.7)));
+        series.push(Series::new(
+            format!("{mb} MB: stood still"),
+            "ms",
+            Some(goal::STOPPED),
+            stopped,
+        ));
+        series.push(
+            Series::new(
+                format!("{mb} MB: create from it"),
+                "ms",
+                Some(goal::CREATE),
+                restored,
+            )
+            .against(Some(66.7)),
+        );
     }
     Ok(Measured {
         name: "dirty",
@@ -300,8 +367,19 @@ pub async fn rollback(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Meas
         method: "POST rollback of a running sandbox to a snapshot of it until its agent has answered; and the same with the snapshot before; C at a time",
         limits: "snapshots far back in a long lineage",
         series: vec![
-            Series::new(format!("rollback, c={c}"), "ms", (c == 1).then_some(goal::ROLLBACK), column(&rows, 0)),
-            Series::new(format!("snapshot + rollback, c={c}"), "ms", None, column(&rows, 1)).against(reference),
+            Series::new(
+                format!("rollback, c={c}"),
+                "ms",
+                (c == 1).then_some(goal::ROLLBACK),
+                column(&rows, 0),
+            ),
+            Series::new(
+                format!("snapshot + rollback, c={c}"),
+                "ms",
+                None,
+                column(&rows, 1),
+            )
+            .against(reference),
         ],
     })
 }
@@ -310,14 +388,19 @@ pub async fn rollback(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Meas
 pub async fn clone(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     let target = Target::open().await?;
     let sandbox = target.base(SandboxSize::default()).await?;
-    target.exec(&sandbox.id, "head -c 10000000 /dev/urandom > /dev/shm/x").await?;
+    target
+        .exec(&sandbox.id, "head -c 10000000 /dev/urandom > /dev/shm/x")
+        .await?;
     let mut series = Vec::new();
     for count in [1usize, 10, 20] {
         let mut walls = Vec::new();
         for round in 0..warm_up + n {
             let began = Instant::now();
             let path = format!("/sandboxes/{}/fork", sandbox.id);
-            let answer: ForkAnswer = target.0.call(Method::POST, &path, &ForkBody { count }).await?;
+            let answer: ForkAnswer = target
+                .0
+                .call(Method::POST, &path, &ForkBody { count })
+                .await?;
             let wall = ms(began.elapsed());
             ensure!(answer.failed.is_empty(), "{:?}", answer.failed);
             for child in answer.children {
@@ -396,8 +479,20 @@ pub async fn density(n: usize) -> anyhow::Result<Measured> {
         method: "fall of MemAvailable while N idle sandboxes of 2 vCPUs and 512 MiB were created, divided by N: when the last had answered, and 60 s later",
         limits: "sandboxes that work; other users of this host's memory in between",
         series: vec![
-            Series::new(format!("memory each at T=0, {n} live"), "MiB", None, vec![at_once]).against(Some(34.0)),
-            Series::new(format!("memory each at T=60 s, {n} live"), "MiB", Some(goal::DENSITY_MIB), vec![later]).against(Some(34.0)),
+            Series::new(
+                format!("memory each at T=0, {n} live"),
+                "MiB",
+                None,
+                vec![at_once],
+            )
+            .against(Some(34.0)),
+            Series::new(
+                format!("memory each at T=60 s, {n} live"),
+                "MiB",
+                Some(goal::DENSITY_MIB),
+                vec![later],
+            )
+            .against(Some(34.0)),
         ],
     })
 }

@@ -2,6 +2,8 @@
 // Each test program uses its own part of this, and a test may panic.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
+pub mod place;
+
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

@@ -1,0 +1,228 @@
+//! Sandboxes that are copied, rewound and put to sleep very often stay whole, and leave nothing behind.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::path::Path;
+use support::place::Place;
+use support::wait_for;
+
+/// Writes numbered records with checksums to memory and to a file on disk, one after the other, for ever.
+const WRITER: &str = r#"
+import hashlib, mmap, os, struct
+memory = mmap.mmap(-1, 4096 * 256)
+disk = os.open('/home/user/records', os.O_CREAT | os.O_RDWR)
+def record(n): return (lambda b: b + hashlib.sha256(b).digest())(struct.pack('<Q', n) * 100)
+n = 0
+while True:
+    r = record(n); at = n % 256 * 4096
+    memory[at:at + len(r)] = r
+    os.pwrite(disk, r, at)
+    n += 1
+    if n % 8 == 0:
+        # What is claimed is what was written before, in memory and on disk alike.
+        m = memory[at:at + len(r)]; d = os.pread(disk, len(r), at)
+        if m != r or d != r: open('/home/user/broken', 'a').write(f'{n}\n')
+        open('/home/user/claim.new', 'w').write(f'{n}\n'); os.rename('/home/user/claim.new', '/home/user/claim')
+"#;
+
+/// Checks all records on disk, that the writer lives, found nothing broken and goes on.
+const VERIFY: &str = r#"
+import hashlib, os, struct, sys, time
+assert not os.path.exists('/home/user/broken'), 'the writer found a broken record'
+claim = int(open('/home/user/claim').read())
+data = open('/home/user/records', 'rb').read()
+newest = -1
+for at in range(0, len(data), 4096):
+    r = data[at:at + 832]
+    if len(r) < 832: continue
+    n = struct.unpack('<Q', r[:8])[0]
+    good = r[:800] == struct.pack('<Q', n) * 100 and r[800:] == hashlib.sha256(r[:800]).digest()
+    # The one being written at this very moment may be half there: it is the only one.
+    if not good:
+        time.sleep(0.01)
+        r = os.pread(os.open('/home/user/records', os.O_RDONLY), 832, at); n = struct.unpack('<Q', r[:8])[0]
+        good = r[:800] == struct.pack('<Q', n) * 100 and r[800:] == hashlib.sha256(r[:800]).digest()
+    assert good, f'record at {at} is broken'
+    assert n % 256 * 4096 == at
+    newest = max(newest, n)
+assert newest >= claim - 1, f'{newest} written, {claim} claimed'
+for _ in range(1000):
+    if int(open('/home/user/claim').read()) > claim: print('verified'); sys.exit()
+    time.sleep(0.01)
+sys.exit('the writer does not go on')
+"#;
+
+fn start_writer(place: &Place, id: &str) {
+    let file = place.dir.path().join("writer.py");
+    std::fs::write(&file, WRITER).unwrap();
+    place.ok(&[
+        "cp",
+        file.to_str().unwrap(),
+        &format!("{id}:/home/user/writer.py"),
+    ]);
+    std::fs::write(&file, VERIFY).unwrap();
+    place.ok(&[
+        "cp",
+        file.to_str().unwrap(),
+        &format!("{id}:/home/user/verify.py"),
+    ]);
+    place.sh(
+        id,
+        "nohup python3 writer.py >writer.log 2>&1 & until test -e claim; do sleep 0.05; done",
+    );
+}
+
+#[test]
+fn every_one_of_200_snapshots_of_a_writer_restores_to_a_state_that_verifies() {
+    let Some(place) =
+        Place::new("every_one_of_200_snapshots_of_a_writer_restores_to_a_state_that_verifies")
+    else {
+        return;
+    };
+    let id = place.ok(&["create", "--cpus", "1"]);
+    start_writer(&place, &id);
+    let mut delay = 1u64;
+    for round in 0..200 {
+        // Anything from 0 to 30 ms: no two snapshots meet the writer at the same place.
+        delay = delay
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        std::thread::sleep(std::time::Duration::from_millis((delay >> 33) % 30));
+        let snapshot = place.ok(&["snapshot", &id]);
+        let child = place.ok(&["create", "--from", &snapshot]);
+        assert_eq!(
+            place.sh(&child, "python3 verify.py"),
+            "verified",
+            "round {round}"
+        );
+        place.ok(&["rm", &child]);
+    }
+    assert_eq!(place.sh(&id, "python3 verify.py"), "verified");
+}
+
+#[test]
+fn a_hundred_naps_keep_files_and_processes_and_few_layers() {
+    let Some(place) = Place::new("a_hundred_naps_keep_files_and_processes_and_few_layers") else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    place.sh(
+        &id,
+        "nohup sh -c 'while :; do sleep 1; done' >/dev/null 2>&1 & echo $! > pid",
+    );
+    for round in 0..100 {
+        place.sh(&id, &format!("echo {round} >> rounds"));
+        place.ok(&["pause", &id]);
+        place.ok(&["resume", &id]);
+    }
+    assert_eq!(
+        place.sh(
+            &id,
+            "wc -l < rounds; tail -1 rounds; kill -0 $(cat pid) && echo alive"
+        ),
+        "100\n99\nalive"
+    );
+    let layers = std::fs::read_dir(place.dir.path().join("snapshots"))
+        .unwrap()
+        .count();
+    assert!(layers < 40, "{layers} snapshots on disk");
+    place.ok(&["rm", &id]);
+}
+
+fn open_files(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .count()
+}
+
+fn resident_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn entries(path: &Path) -> usize {
+    std::fs::read_dir(path).unwrap().count()
+}
+
+#[test]
+fn a_hundred_rollbacks_leak_nothing() {
+    let Some(place) = Place::new("a_hundred_rollbacks_leak_nothing") else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    place.sh(&id, "echo kept > file");
+    let snapshot = place.ok(&["snapshot", &id]);
+    let rollback = || {
+        place.sh(
+            &id,
+            "echo lost > file; head -c 4000000 /dev/urandom > /dev/shm/x; echo x > new",
+        );
+        place.ok(&["rollback", &id, &snapshot]);
+        assert_eq!(place.sh(&id, "cat file; ls new 2>/dev/null; true"), "kept");
+    };
+    for _ in 0..10 {
+        rollback();
+    }
+    let daemon = place.daemon();
+    let look = || {
+        (
+            open_files(daemon),
+            support::children(daemon).len(),
+            entries(&place.dir.path().join("snapshots")),
+        )
+    };
+    let (before, memory) = (look(), resident_kib(daemon));
+    for _ in 0..90 {
+        rollback();
+    }
+    // The warm pool may be between two states.
+    wait_for("descriptors and processes to be as before", || {
+        (look() == before).then_some(())
+    });
+    let grown = resident_kib(daemon).saturating_sub(memory);
+    assert!(grown < 4096, "the daemon grew by {grown} KiB");
+}
+
+#[test]
+fn fifty_forks_of_a_busy_guest_go_their_own_ways() {
+    let Some(place) = Place::new("fifty_forks_of_a_busy_guest_go_their_own_ways") else {
+        return;
+    };
+    let id = place.ok(&["create", "--cpus", "1", "--memory", "256MiB"]);
+    start_writer(&place, &id);
+    let mut children: Vec<String> = Vec::new();
+    while children.len() < 50 {
+        let count = (50 - children.len()).min(20).to_string();
+        let forked = place.ok(&["fork", &id, "-n", &count]);
+        children.extend(forked.lines().map(str::to_owned));
+    }
+    assert_eq!(children.len(), 50);
+    for (n, child) in children.iter().enumerate() {
+        place.sh(
+            child,
+            &format!("echo {n} > mine; head -c 100000 /dev/urandom | sha256sum > sum"),
+        );
+    }
+    let mut sums = std::collections::BTreeSet::new();
+    for (n, child) in children.iter().enumerate() {
+        let seen = place.sh(child, "cat mine; hostname; cat sum; python3 verify.py");
+        let lines: Vec<&str> = seen.lines().collect();
+        assert_eq!(
+            (lines[0], lines[1], lines[3]),
+            (n.to_string().as_str(), child.as_str(), "verified")
+        );
+        assert!(
+            sums.insert(lines[2].to_owned()),
+            "two children drew the same random bytes"
+        );
+    }
+    assert_eq!(
+        place.sh(&id, "ls mine 2>/dev/null; python3 verify.py"),
+        "verified"
+    );
+    for child in &children {
+        place.ok(&["rm", child]);
+    }
+}
