@@ -195,9 +195,14 @@ fn a_process_that_eats_all_memory_is_reported_as_such() {
         return;
     }
     let done = as_root("192MiB", EAT_MEMORY);
-    assert_eq!(done.code, Some(137), "{done:?}");
+    // A kernel that needs memory itself before the killed process has given its own back gives up as a whole.
+    let words = match done.code {
+        Some(125) => "the guest ran out of memory: System is deadlocked on memory",
+        _ => "ran out of memory (192 MiB)",
+    };
+    assert!(matches!(done.code, Some(137 | 125)), "{done:?}");
     assert!(
-        done.stderr.contains("ran out of memory (192 MiB)") && done.stderr.contains("--memory"),
+        done.stderr.contains(words) && done.stderr.contains("--memory"),
         "{done:?}"
     );
 }
