@@ -59,16 +59,6 @@ fn named_things() -> BTreeSet<String> {
     things
 }
 
-fn vmm_processes() -> usize {
-    std::fs::read_dir("/proc")
-        .unwrap()
-        .flatten()
-        .filter(|e| {
-            std::fs::read_to_string(e.path().join("comm")).is_ok_and(|c| c.trim() == "jiffy-vmm")
-        })
-        .count()
-}
-
 #[test]
 fn nothing_is_left_behind_however_a_sandbox_ends() {
     if !guests("nothing_is_left_behind_however_a_sandbox_ends") {
@@ -132,5 +122,4 @@ fn a_killed_launcher_takes_its_guest_along_even_during_boot() {
         child.wait().unwrap();
         wait_for("the VMM to go", || (!alive(vmm)).then_some(()));
     }
-    assert!(vmm_processes() < 1000);
 }
