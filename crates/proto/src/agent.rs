@@ -39,12 +39,16 @@ pub struct Hello {
 /// Host to agent: this is who you are. Applied completely before [`Ready`] is sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Sandbox id; also the host name unless `hostname` is given.
+    /// Sandbox id; also the host name unless `hostname` is given. One that is not the agent's former id makes it a clone.
     pub id: String,
+    /// The sandbox was put back to an earlier moment of its life. What it was connected to has gone on since, so its TCP
+    /// connections are reset, as a clone's are; those of one that wakes where it fell asleep are kept.
+    #[serde(default)]
+    pub rewound: bool,
     /// Host name inside the guest.
     #[serde(default)]
     pub hostname: Option<String>,
-    /// Wall clock of the host, nanoseconds since the epoch.
+    /// Wall clock of the host when this was sent, nanoseconds since the epoch.
     pub time_ns: u64,
     /// 32 or more random bytes from the host, base64, mixed into the guest's pool.
     pub entropy: String,

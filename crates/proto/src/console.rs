@@ -5,6 +5,7 @@
 //! content as hostile: bytes, never structure.
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::num::NonZeroUsize;
@@ -19,6 +20,9 @@ const LENGTH: NonZeroUsize = match NonZeroUsize::new(HEADER + CAPACITY) {
     Some(n) => n,
     None => unreachable!(),
 };
+
+/// The size stays what it is.
+const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW);
 
 /// A mapped console ring.
 #[derive(Debug)]
@@ -35,15 +39,19 @@ unsafe impl Sync for ConsoleRing {}
 impl ConsoleRing {
     /// A new, empty ring in an anonymous file.
     pub fn create() -> Result<Self, Errno> {
-        let fd = memfd_create(c"jiffy-console", MFdFlags::MFD_CLOEXEC)?;
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let fd = memfd_create(c"jiffy-console", flags)?;
         nix::unistd::ftruncate(&fd, LENGTH.get() as i64)?;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS))?;
         Self::open(fd)
     }
 
-    /// Maps a ring that another process created. Fails on files of another size.
+    /// Maps a ring that another process created. Fails on files of another size, and on those that the other process could make
+    /// smaller: that would kill whoever reads.
     pub fn open(fd: OwnedFd) -> Result<Self, Errno> {
         let size = nix::sys::stat::fstat(&fd)?.st_size;
-        if size != LENGTH.get() as i64 {
+        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS)?;
+        if size != LENGTH.get() as i64 || !SealFlag::from_bits_truncate(seals).contains(SEALS) {
             return Err(Errno::EINVAL);
         }
         // SAFETY: a fresh shared mapping of a file of exactly this length, which no safe code aliases.
@@ -134,8 +142,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_size_is_refused() {
-        let fd = memfd_create(c"x", MFdFlags::MFD_CLOEXEC).unwrap();
-        assert_eq!(ConsoleRing::open(fd).err(), Some(Errno::EINVAL));
+    fn a_file_of_another_size_or_of_one_that_can_change_is_refused() {
+        let file = |length| {
+            let fd = memfd_create(c"x", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+            nix::unistd::ftruncate(&fd, length).unwrap();
+            fd
+        };
+        let refused = Some(Errno::EINVAL);
+        assert_eq!(ConsoleRing::open(file(7)).err(), refused);
+        assert_eq!(ConsoleRing::open(file(LENGTH.get() as i64)).err(), refused);
+        let ring = ConsoleRing::create().unwrap();
+        assert_eq!(nix::unistd::ftruncate(ring.fd(), 7), Err(Errno::EPERM));
     }
 }

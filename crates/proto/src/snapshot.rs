@@ -11,6 +11,8 @@ pub const MAX_LIVE_LAYERS: usize = 1024;
 /// What a snapshot is written to. All files are opened for reading and writing, and empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotConfig {
+    /// What the controller calls it.
+    pub id: String,
     /// Takes the state of vCPUs and devices.
     pub state: FdIndex,
     /// Takes the chunks of memory that differ from the layers below ([`crate::layer`]).
@@ -99,10 +101,6 @@ pub struct RestoreConfig {
     pub net: Option<NetConfig>,
     /// [`crate::console::ConsoleRing`] that takes the serial console's output.
     pub console: FdIndex,
-    /// Go on when the control socket closes.
-    pub outlive_controller: bool,
-    /// Listening `SOCK_SEQPACKET` socket on which later controllers arrive.
-    pub control_listener: Option<FdIndex>,
     /// Build everything but run no vCPU until [`crate::vm::Request::Resume`].
     #[serde(default)]
     pub paused: bool,

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct FdIndex(pub u8);
 
+/// Version of what a controller and a VMM that was started by an earlier one say to each other; a controller obeys no other.
+pub const PROTOCOL: u32 = 1;
+
 /// The descriptor on which a `jiffy-vmm` process finds its control socket.
 pub const CONTROL_FD: i32 = 3;
 
@@ -47,6 +50,24 @@ pub enum Request {
     },
     /// Asks for [`Event::Stats`].
     Stats,
+    /// From now on the VM outlives its controller, and later ones arrive at `listener`; answered by [`Event::Kept`]. Until then a
+    /// VM ends with its controller.
+    Keep {
+        /// Listening `SOCK_SEQPACKET` socket that does not block.
+        listener: FdIndex,
+        /// Becomes standard error, which is its controller's until then.
+        log: Option<FdIndex>,
+        /// The host's end of the agent's greeting: held open, so that the agent never notices that controllers change.
+        greeting: Option<FdIndex>,
+    },
+    /// A new controller asks what there is; answered by [`Event::Recalled`].
+    Recall,
+    /// Decides whether the last snapshot happened ([`Event::Recalled`]`::undecided`); answered by [`Event::Settled`]. A further
+    /// snapshot says yes without a word.
+    Settle {
+        /// Otherwise the VM lies again on what it lay on before.
+        happened: bool,
+    },
     /// Ends the VM at once, without asking the guest.
     Stop,
 }
@@ -90,6 +111,26 @@ pub enum Event {
         /// Number of chunks, or none if this host cannot tell.
         chunks: Option<u64>,
     },
+    /// Answer to [`Request::Keep`].
+    Kept,
+    /// Answer to [`Request::Recall`], once no snapshot is being written any more.
+    Recalled {
+        /// [`PROTOCOL`] of the VMM.
+        protocol: u32,
+        /// Whether the vCPUs run.
+        running: bool,
+        /// Snapshot that the VMM has completed without hearing whether it counts.
+        undecided: Option<String>,
+        /// The console ring.
+        console: FdIndex,
+        /// Overlays in use, of disks that can be written, in guest order; they may be others once it is settled.
+        overlays: Vec<FdIndex>,
+    },
+    /// Answer to [`Request::Settle`].
+    Settled {
+        /// What could not be undone.
+        failure: Option<String>,
+    },
     /// Last message: why the VM ended.
     Stopped(StopCause),
 }
@@ -114,6 +155,9 @@ pub struct VmStats {
     pub pio_exits: u64,
     /// MiB the balloon holds now.
     pub balloon_mib: u32,
+    /// Times that KVM left the guest, to the VMM or not; none if the kernel does not tell.
+    #[serde(default)]
+    pub exits: Option<u64>,
 }
 
 /// Why a VM ended.
@@ -122,7 +166,7 @@ pub struct VmStats {
 pub enum StopCause {
     /// The guest shut down or rebooted in an orderly way or after a panic (`panic=-1` reboots): the console tells.
     GuestReset,
-    /// [`Request::Stop`], or the controller went away and the VM was not to outlive it.
+    /// [`Request::Stop`], or the controller of a VM that was not to be kept went away.
     Requested,
     /// The configuration was refused.
     BadConfig {
@@ -168,10 +212,6 @@ pub struct VmConfig {
     pub balloon: bool,
     /// [`crate::console::ConsoleRing`] that takes the serial console's output.
     pub console: FdIndex,
-    /// Go on when the control socket closes. A controller can come back through `control_listener`.
-    pub outlive_controller: bool,
-    /// Listening `SOCK_SEQPACKET` socket on which later controllers arrive.
-    pub control_listener: Option<FdIndex>,
 }
 
 /// Limits of [`VmConfig`].

@@ -1,11 +1,12 @@
 //! Life of the process: take the configuration, build the machine, serve until it ends.
 
+mod keep;
 mod snapshot;
 
 use crate::error::VmmError;
 use crate::machine::bus::{SharedDevice, lock};
 use crate::machine::vcpu::{VcpuEnd, Vcpus};
-use crate::machine::{Descriptors, Machine, Slot, build, restore};
+use crate::machine::{Descriptors, ExitCounters, Machine, Slot, build, restore};
 use crate::poll::Ready;
 use crate::seccomp;
 use crate::virtio::balloon::Balloon;
@@ -17,10 +18,9 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::socket::{SockFlag, accept4};
-use snapshot::Copying;
+use snapshot::{Copying, Undecided};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -124,11 +124,20 @@ enum Origin {
 struct Vm {
     machine: Machine,
     link: Link,
+    /// What later controllers are handed.
+    console: OwnedFd,
+    /// There is none until the VM is to outlive its controller.
     listener: Option<OwnedFd>,
-    outlive_controller: bool,
+    /// Held, so that the agent's greeting stands.
+    _greeting: Option<OwnedFd>,
     vcpus: Vcpus,
+    exits: ExitCounters,
     running: bool,
     copying: Option<Copying>,
+    /// A complete snapshot of which it was not said whether it counts.
+    undecided: Option<Undecided>,
+    /// A new controller waits to be told what there is.
+    recalled: bool,
     /// Disks (by device number) that could not be put back together after a snapshot that failed.
     unsettled: Vec<usize>,
     cause: Option<StopCause>,
@@ -143,32 +152,33 @@ fn start(
 ) -> Result<Vm, VmmError> {
     let mut fds = Descriptors::new(fds);
     let guest_connect = Box::new(link.clone());
-    let (mut machine, outlive_controller, listener, paused) = match origin {
-        Origin::Boot(c) => {
-            let machine = build(c, &mut fds, guest_connect)?;
-            (machine, c.outlive_controller, c.control_listener, false)
-        }
-        Origin::Snapshot(c) => {
-            let machine = restore(c, &mut fds, guest_connect)?;
-            (machine, c.outlive_controller, c.control_listener, c.paused)
-        }
+    let (console, paused) = match origin {
+        Origin::Boot(c) => (c.console, false),
+        Origin::Snapshot(c) => (c.console, c.paused),
     };
-    let listener = listener
-        .map(|fd| fds.take(fd, "control listener"))
-        .transpose()?;
+    let console = fds.copy(console, "console")?;
+    let mut machine = match origin {
+        Origin::Boot(c) => build(c, &mut fds, guest_connect)?,
+        Origin::Snapshot(c) => restore(c, &mut fds, guest_connect)?,
+    };
     drop(fds);
     let loaded_us = micros(began);
 
     let vcpus = std::mem::take(&mut machine.vcpus);
+    let exits = ExitCounters::new(&vcpus);
     let vcpus = Vcpus::start(vcpus, &machine.bus, crate::machine::event()?)?;
     let vm = Vm {
         machine,
         link: link.clone(),
-        listener,
-        outlive_controller,
+        console,
+        listener: None,
+        _greeting: None,
         vcpus,
+        exits,
         running: !paused,
         copying: None,
+        undecided: None,
+        recalled: false,
         unsettled: Vec::new(),
         cause: None,
     };
@@ -203,9 +213,6 @@ impl Vm {
         if let Some(channel) = lock(&self.link.0).as_ref() {
             set_nonblocking(channel.as_fd()).map_err(|e| VmmError::host("control socket", e))?;
             watch(&poller.slot(SLOT_CONTROL), channel.as_fd())?;
-        }
-        if let Some(listener) = &self.listener {
-            watch(&poller.slot(SLOT_LISTENER), listener.as_fd())?;
         }
         let ended = crate::machine::borrow(&self.vcpus.ended);
         watch(&poller.slot(SLOT_VCPU_END), ended)?;
@@ -301,31 +308,6 @@ impl Vm {
         }
     }
 
-    fn on_controller_gone(&mut self) {
-        if !self.outlive_controller {
-            self.cause = Some(StopCause::Requested);
-        }
-        // Dropping the channel closes the socket, which also takes it out of the event loop.
-        lock(&self.link.0).take();
-    }
-
-    fn on_listener(&mut self) {
-        let Some(listener) = &self.listener else {
-            return;
-        };
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let Ok(raw) = accept4(listener.as_raw_fd(), flags) else {
-            return;
-        };
-        // SAFETY: accept4 has just made this descriptor for us.
-        let socket = unsafe { OwnedFd::from_raw_fd(raw) };
-        // The newest controller wins: an older one is a daemon that was replaced.
-        let slot = self.machine.poller.slot(SLOT_CONTROL);
-        if watch(&slot, socket.as_fd()).is_ok() {
-            *lock(&self.link.0) = Some(Channel::new(socket));
-        }
-    }
-
     fn on_request(&mut self, request: Request, fds: Vec<OwnedFd>) {
         match request {
             Request::Start(_) | Request::Restore(_) => {
@@ -356,6 +338,8 @@ impl Vm {
                     .iter()
                     .find_map(|d| lock(d).peek(actual))
                     .unwrap_or(0);
+                // Whoever asks can do without.
+                stats.exits = self.exits.read().ok().flatten();
                 self.link.send(&Event::Stats(stats), &[]);
             }
             Request::Pause => {
@@ -372,6 +356,16 @@ impl Vm {
             Request::WorkingSet { index, pagemap } => {
                 let chunks = self.working_set(index, pagemap, fds).ok();
                 self.link.send(&Event::WorkingSet { chunks }, &[]);
+            }
+            Request::Keep {
+                listener,
+                log,
+                greeting,
+            } => self.on_keep(listener, log, greeting, fds),
+            Request::Recall => self.on_recall(),
+            Request::Settle { happened } => {
+                let failure = self.settle(happened).err().map(|e| e.to_string());
+                self.link.send(&Event::Settled { failure }, &[]);
             }
             Request::Stop => self.cause = Some(StopCause::Requested),
         }

@@ -49,6 +49,8 @@ const MAIN: &[libc::c_long] = &[
     libc::SYS_getpid,
     libc::SYS_gettid,
     libc::SYS_lseek,
+    // Of pidfds it has only those of the processes it forked, and no way to others.
+    libc::SYS_pidfd_send_signal,
     libc::SYS_pread64,
     libc::SYS_preadv,
     libc::SYS_preadv2,
@@ -65,15 +67,24 @@ const MAIN: &[libc::c_long] = &[
     libc::SYS_writev,
 ];
 
-/// Calls of the event loop that are allowed with one first argument only: a process that writes a snapshot is forked (and no
-/// thread or process of another kind), it ends with this one, and vCPU threads of this process are kicked.
-fn main_with_argument() -> [(libc::c_long, u64); 3] {
+/// A call, one of its arguments, and the one value that may have.
+type WithArgument = (libc::c_long, u8, u64);
+
+/// Calls of the event loop that are allowed with one argument only: a process that writes a snapshot is forked (and no
+/// thread or process of another kind), it ends with this one, vCPU threads of this process are kicked, and standard error is
+/// replaced.
+fn main_with_argument() -> [WithArgument; 4] {
     let number = |n: libc::c_int| u64::try_from(n).unwrap_or(u64::MAX);
     let pid = u64::from(std::process::id());
     [
-        (libc::SYS_clone, number(libc::CLONE_PIDFD | libc::SIGCHLD)),
-        (libc::SYS_prctl, number(libc::PR_SET_PDEATHSIG)),
-        (libc::SYS_tgkill, pid),
+        (
+            libc::SYS_clone,
+            0,
+            number(libc::CLONE_PIDFD | libc::SIGCHLD),
+        ),
+        (libc::SYS_prctl, 0, number(libc::PR_SET_PDEATHSIG)),
+        (libc::SYS_tgkill, 0, pid),
+        (libc::SYS_dup3, 1, number(libc::STDERR_FILENO)),
     ]
 }
 
@@ -87,12 +98,13 @@ pub fn confine_main() -> Result<(), VmmError> {
     confine(&[COMMON, MAIN].concat(), &main_with_argument())
 }
 
-fn confine(calls: &[libc::c_long], with_argument: &[(libc::c_long, u64)]) -> Result<(), VmmError> {
+fn confine(calls: &[libc::c_long], with_argument: &[WithArgument]) -> Result<(), VmmError> {
     let failed = |e: &dyn std::fmt::Display| VmmError::host("seccomp filter", e);
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         calls.iter().map(|&call| (call, Vec::new())).collect();
-    for &(call, first) in with_argument {
-        let equal = SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, first)
+    for &(call, argument, value) in with_argument {
+        let length = SeccompCmpArgLen::Qword;
+        let equal = SeccompCondition::new(argument, length, SeccompCmpOp::Eq, value)
             .map_err(|e| failed(&e))?;
         let rule = SeccompRule::new(vec![equal]).map_err(|e| failed(&e))?;
         rules.insert(call, vec![rule]);
@@ -140,6 +152,22 @@ mod tests {
                 "{status:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_confined_thread_replaces_standard_error_and_nothing_else() {
+        let replace = |which: libc::c_int| {
+            in_child(|| {
+                confine_main().unwrap();
+                // SAFETY: the child's own descriptors.
+                unsafe { libc::dup3(1, which, 0) };
+            })
+        };
+        assert!(matches!(replace(2), WaitStatus::Exited(_, 0)));
+        assert!(matches!(
+            replace(0),
+            WaitStatus::Signaled(_, Signal::SIGSYS, _)
+        ));
     }
 
     #[test]

@@ -114,12 +114,12 @@ impl Bus {
         (lock(&self.ioapic).save(), lock(&self.ports).save())
     }
 
-    /// Exit counters; `balloon_mib` is the caller's to fill.
+    /// Exits to the VMM; the rest is the caller's to fill.
     pub fn stats(&self) -> VmStats {
         VmStats {
             mmio_exits: self.mmio_exits.load(Ordering::Relaxed),
             pio_exits: self.pio_exits.load(Ordering::Relaxed),
-            balloon_mib: 0,
+            ..VmStats::default()
         }
     }
 }

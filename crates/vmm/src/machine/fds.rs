@@ -26,4 +26,15 @@ impl Descriptors {
                 ))
             })
     }
+
+    /// A copy of one that is to be taken later.
+    pub fn copy(&self, index: FdIndex, what: &'static str) -> Result<OwnedFd, VmmError> {
+        match self.0.get(usize::from(index.0)) {
+            Some(Some(fd)) => fd.try_clone().map_err(|e| VmmError::host(what, e)),
+            _ => Err(VmmError::Config(format!(
+                "descriptor {} for the {what} was not sent",
+                index.0
+            ))),
+        }
+    }
 }

@@ -23,6 +23,7 @@ use std::time::Instant;
 
 /// A snapshot whose memory is being written while the guest runs on.
 pub(super) struct Copying {
+    id: String,
     child: Child,
     files: MemoryFiles,
     report: SnapshotReport,
@@ -30,6 +31,19 @@ pub(super) struct Copying {
     disks: Vec<usize>,
     /// What failed beside the child.
     failure: Option<VmmError>,
+}
+
+impl Copying {
+    /// Gives the snapshot up.
+    pub fn cancel(&self) {
+        self.child.cancel();
+    }
+}
+
+/// A snapshot that is complete and can still be undone.
+pub(super) struct Undecided {
+    pub id: String,
+    disks: Vec<usize>,
 }
 
 struct MemoryFiles {
@@ -102,6 +116,7 @@ impl Vm {
     ) -> Result<Option<SnapshotReport>, VmmError> {
         let began = Instant::now();
         let files = self.take_files(config, &mut Descriptors::new(fds))?;
+        self.settle(true)?;
         self.thaw(Vec::new())?;
         let linear = Linear::new(&self.machine.memory)?;
 
@@ -144,6 +159,7 @@ impl Vm {
             let watched = watch(&slot, child.pidfd.as_fd());
             let failure = frozen.write(&files.state).and(watched).err();
             self.copying = Some(Copying {
+                id: config.id.clone(),
                 child,
                 files: files.memory,
                 report,
@@ -161,6 +177,9 @@ impl Vm {
         written.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
         report.phases.copy_us = micros(copying);
         report.stopped_us = micros(stopped);
+        let id = config.id.clone();
+        let disks = frozen.devices();
+        self.undecided = Some(Undecided { id, disks });
         Ok(Some(self.complete(report, began, files.memory, index)))
     }
 
@@ -285,6 +304,8 @@ impl Vm {
         match index {
             Ok(index) => {
                 let report = self.complete(copying.report, copying.began, copying.files, index);
+                let (id, disks) = (copying.id, copying.disks);
+                self.undecided = Some(Undecided { id, disks });
                 self.link.send(&Event::Snapshotted(report), &[]);
             }
             Err(e) => {
@@ -292,6 +313,19 @@ impl Vm {
                 let _ = self.thaw(copying.disks);
                 self.report_failure(&e);
             }
+        }
+        self.answer_recall();
+    }
+
+    /// Decides whether the last snapshot happened. On failure the memory below is as before it, and the disks are put back before
+    /// the next one.
+    pub(super) fn settle(&mut self, happened: bool) -> Result<(), VmmError> {
+        match self.undecided.take() {
+            Some(snapshot) if !happened => {
+                self.machine.layers.pop();
+                self.thaw(snapshot.disks)
+            }
+            _ => Ok(()),
         }
     }
 

@@ -46,6 +46,13 @@ impl Child {
         }
     }
 
+    /// Ends it: what it writes is not wanted any more. It is done soon afterwards, and has failed.
+    pub fn cancel(&self) {
+        let fd = self.pidfd.as_raw_fd();
+        // SAFETY: an open descriptor of a child of ours, and no siginfo.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, 0, 0) };
+    }
+
     /// Takes the result of a child that is done.
     pub fn finish(self) -> Result<(), VmmError> {
         // SAFETY: an all-zero siginfo_t is valid, and the kernel fills it.

@@ -121,6 +121,12 @@ impl Layers {
     pub fn push(&mut self, layer: Layer) {
         self.0.push(layer);
     }
+
+    /// The newest snapshot did not happen. What memory differs in from the layers below is found by looking at it, so nothing
+    /// else has to be undone.
+    pub fn pop(&mut self) {
+        self.0.pop();
+    }
 }
 
 #[cfg(test)]

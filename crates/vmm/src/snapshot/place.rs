@@ -59,21 +59,59 @@ pub fn plan(runs: Vec<(usize, Range<u64>)>, eager: Option<&UnitSet>, budget: usi
     plan
 }
 
+/// Bytes of a layer and where they belong: inside guest memory, private, and not used by anybody yet.
+#[derive(Debug)]
+pub struct Piece {
+    layer: usize,
+    offset: u64,
+    bytes: u64,
+    host: *mut u8,
+}
+
+/// What restored memory is filled from. The one there is now are the files of a snapshot's layers; one that is far away would
+/// refuse to be mapped, and be read.
+pub trait ChunkSource {
+    /// Puts the piece there so that its pages come as they are touched; `false` if they have to be read.
+    fn map(&self, piece: &Piece) -> Result<bool, Errno>;
+
+    /// Puts all of the piece there now.
+    fn read(&self, piece: &Piece) -> Result<(), Errno>;
+}
+
+impl ChunkSource for Layers {
+    fn map(&self, piece: &Piece) -> Result<bool, Errno> {
+        let file = self.file(piece.layer).ok_or(Errno::ENOENT)?;
+        map(file, piece.offset, piece.bytes, piece.host).map(|()| true)
+    }
+
+    fn read(&self, piece: &Piece) -> Result<(), Errno> {
+        let file = self.file(piece.layer).ok_or(Errno::ENOENT)?;
+        read(file, piece.offset, piece.bytes, piece.host)
+    }
+}
+
 /// Carries out a plan on memory that nobody has touched yet.
-pub fn place(plan: &Plan, layers: &Layers, linear: &Linear) -> Result<(), VmmError> {
-    let missing = || VmmError::host("restoring memory", "a layer is missing");
+pub fn place(plan: &Plan, source: &impl ChunkSource, linear: &Linear) -> Result<(), VmmError> {
+    let pieces = |layer: usize, run: &Range<u64>| {
+        let pieces = linear.pieces(run.clone());
+        pieces.map(move |(first, chunks, host)| Piece {
+            layer,
+            offset: first * CHUNK,
+            bytes: chunks * CHUNK,
+            host,
+        })
+    };
+    let (mapping, reading) = ("mapping a memory layer", "reading a memory layer");
     for (layer, run) in &plan.map {
-        let file = layers.file(*layer).ok_or_else(missing)?;
-        for (first, chunks, host) in linear.pieces(run.clone()) {
-            map(file, first * CHUNK, chunks * CHUNK, host)
-                .map_err(failed("mapping a memory layer"))?;
+        for piece in pieces(*layer, run) {
+            if !source.map(&piece).map_err(failed(mapping))? {
+                source.read(&piece).map_err(failed(reading))?;
+            }
         }
     }
     for (layer, run) in &plan.copy {
-        let file = layers.file(*layer).ok_or_else(missing)?;
-        for (first, chunks, host) in linear.pieces(run.clone()) {
-            read(file, first * CHUNK, chunks * CHUNK, host)
-                .map_err(failed("reading a memory layer"))?;
+        for piece in pieces(*layer, run) {
+            source.read(&piece).map_err(failed(reading))?;
         }
     }
     Ok(())
@@ -150,6 +188,37 @@ mod tests {
         let plan = plan(vec![(0, 5..15), (1, 40..60)], Some(&eager), MAX_MAPPINGS);
         assert_eq!(plan.map, [(0, 5..10), (1, 40..50), (1, 51..60)]);
         assert_eq!(plan.copy, [(0, 10..15), (1, 50..51)]);
+    }
+
+    /// Layers that cannot be mapped.
+    struct FarAway(Layers);
+
+    impl ChunkSource for FarAway {
+        fn map(&self, _: &Piece) -> Result<bool, Errno> {
+            Ok(false)
+        }
+
+        fn read(&self, piece: &Piece) -> Result<(), Errno> {
+            self.0.read(piece)
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_mapped_is_read() {
+        let bytes = 128u64 << 20;
+        let file = TempFile::new().unwrap().into_file();
+        file.set_len(bytes).unwrap();
+        file.write_all_at(&[7; 65536], 3 * CHUNK).unwrap();
+        let mut index = LayerIndex::empty(MEMORY_CHUNK, bytes);
+        index.stored.insert(3);
+        let layers = Layers::new(vec![Layer { file, index }], bytes).unwrap();
+        let memory = memory::allocate(128).unwrap();
+        let linear = Linear::new(&memory).unwrap();
+        let plan = plan(layers.runs(linear.chunks()), None, MAX_MAPPINGS);
+        assert!(plan.copy.is_empty());
+        place(&plan, &FarAway(layers), &linear).unwrap();
+        let at = |chunk| memory.read_obj::<u8>(GuestAddress(chunk * CHUNK)).unwrap();
+        assert_eq!([3, 4].map(at), [7, 0]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use nix::sys::epoll::EpollFlags;
 use request::Server;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
@@ -104,6 +105,15 @@ impl Block {
     /// Whether the guest can write, and so whether the disk has an overlay to freeze.
     pub fn writable(&self) -> bool {
         !self.disk.read_only()
+    }
+
+    /// Another descriptor of the file that takes the guest's writes.
+    pub fn overlay(&self) -> io::Result<Option<OwnedFd>> {
+        self.disk
+            .overlay()
+            .map(AsFd::as_fd)
+            .map(|fd| fd.try_clone_to_owned())
+            .transpose()
     }
 
     /// Makes what the guest wrote a layer and lets it write to `overlay`, an empty file. Returns the layer's index.

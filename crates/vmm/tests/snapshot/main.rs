@@ -4,5 +4,6 @@
 mod continues;
 mod failing;
 mod guest;
+mod keeping;
 mod live;
 mod vm;

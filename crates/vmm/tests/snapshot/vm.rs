@@ -8,12 +8,18 @@ use jiffy_proto::snapshot::{
     AfterSnapshot, DiskFreeze, LayerFiles, MemorySource, RestoreConfig, SnapshotConfig,
     SnapshotReport,
 };
-use jiffy_proto::vm::{CONTROL_FD, DiskConfig, Event, FdIndex, Request, VmConfig, VsockConfig};
+use jiffy_proto::vm::{
+    CONTROL_FD, DiskConfig, Event, FdIndex, PROTOCOL, Request, VmConfig, VsockConfig,
+};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
+};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -76,6 +82,8 @@ pub struct Vm {
     /// What it was restored from, and where it writes now.
     origin: Snapshot,
     overlay: File,
+    /// Where it wrote before it was adopted.
+    former: Option<File>,
     base: File,
     /// Held: its closing tells the guest to greet again.
     greeting: Option<UnixStream>,
@@ -166,8 +174,6 @@ impl Vm {
                 fds.0.push(console.fd());
                 FdIndex(u8::try_from(fds.0.len() - 1).unwrap())
             },
-            outlive_controller: false,
-            control_listener: None,
         };
         channel
             .send(&Request::Start(Box::new(config)), &fds.0)
@@ -179,6 +185,7 @@ impl Vm {
             console,
             origin: Snapshot::default(),
             overlay,
+            former: None,
             base,
             greeting: None,
         };
@@ -231,8 +238,6 @@ impl Vm {
                 fds.0.push(console.fd());
                 FdIndex(u8::try_from(fds.0.len() - 1).unwrap())
             },
-            outlive_controller: false,
-            control_listener: None,
             paused: false,
         };
         channel
@@ -245,6 +250,7 @@ impl Vm {
             console,
             origin: snapshot,
             overlay,
+            former: None,
             base,
             greeting: None,
         }
@@ -303,6 +309,86 @@ impl Vm {
                 (other, _) => panic!("{other:?}; console: {}", self.console()),
             }
         }
+    }
+
+    /// Makes the VM outlive its controller. Later ones arrive at `path`.
+    pub fn keep(&mut self, path: &Path) {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+        bind(listener.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+        listen(&listener, Backlog::new(1).unwrap()).unwrap();
+        let request = Request::Keep {
+            listener: FdIndex(0),
+            log: None,
+            greeting: Some(FdIndex(1)),
+        };
+        let greeting = self.greeting.take().unwrap();
+        let fds = [listener.as_fd(), greeting.as_fd()];
+        self.channel.send(&request, &fds).unwrap();
+        self.wait(|event| match event {
+            Event::Kept => Ok(()),
+            other => Err(other),
+        });
+    }
+
+    /// Leaves the VM alone.
+    pub fn desert(&mut self) {
+        self.channel = Channel::pair().unwrap().0;
+    }
+
+    /// Comes back as another controller: whether the guest runs, and the snapshot that is undecided. Takes over what the VM has.
+    pub fn adopt(&mut self, path: &Path) -> (bool, Option<String>) {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let next = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+        connect(next.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+        self.channel = Channel::new(next);
+        self.former = Some(self.overlay.try_clone().unwrap());
+        self.recall()
+    }
+
+    fn recall(&mut self) -> (bool, Option<String>) {
+        self.send(&Request::Recall);
+        loop {
+            match self.event() {
+                (
+                    Event::Recalled {
+                        protocol: PROTOCOL,
+                        running,
+                        undecided,
+                        console: FdIndex(0),
+                        overlays,
+                    },
+                    mut fds,
+                ) => {
+                    assert_eq!(overlays, [FdIndex(1)]);
+                    self.overlay = File::from(fds.pop().unwrap());
+                    self.console = ConsoleRing::open(fds.pop().unwrap()).unwrap();
+                    return (running, undecided);
+                }
+                // What its former controller asked for.
+                (Event::SnapshotFailed { .. }, _) => {}
+                (other, _) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// The snapshot to `target` of an earlier controller is what the VM lies on now.
+    pub fn took(&mut self, target: Target) {
+        self.origin.state = Some(target.state);
+        self.origin.memory.push((target.memory, target.index));
+        let frozen = self.former.take().unwrap();
+        self.origin.disk.push((frozen, target.disk_index));
+    }
+
+    /// Says whether the last snapshot happened.
+    pub fn settle(&mut self, happened: bool) {
+        self.send(&Request::Settle { happened });
+        let failure = self.wait(|event| match event {
+            Event::Settled { failure } => Ok(failure),
+            other => Err(other),
+        });
+        assert_eq!(failure, None);
+        assert_eq!(self.recall().1, None);
     }
 
     fn answer(&mut self, stream: UnixStream) {
@@ -412,6 +498,7 @@ impl Vm {
         let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
         let mut fds = Fds(Vec::new());
         let config = SnapshotConfig {
+            id: "next".to_owned(),
             state: fds.add(&target.state),
             memory: fds.add(&target.memory),
             index: fds.add(&target.index),

@@ -93,6 +93,11 @@ impl Disk {
         self.overlay.is_none()
     }
 
+    /// The file that takes what is written.
+    pub fn overlay(&self) -> Option<&File> {
+        self.overlay.as_ref().map(|o| &o.file)
+    }
+
     /// Which 4 KiB blocks the overlay holds: block `n` is bit `n % 64` of word `n / 64`. Empty without overlay.
     pub fn owned_blocks(&self) -> &[u64] {
         self.overlay.as_ref().map_or(&[], |o| o.owned.words())
