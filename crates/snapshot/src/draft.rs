@@ -5,10 +5,16 @@ use crate::manifest::Manifest;
 use crate::snapshot::{
     MANIFEST, MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index, disk_layer,
 };
+use nix::errno::Errno;
+use nix::fcntl::posix_fallocate;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+/// Bytes kept free for the manifest.
+const MANIFEST_ROOM: i64 = 4096;
 
 /// When a finished snapshot survives a crash of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +38,7 @@ pub struct Draft {
     pub memory_index: File,
     /// Take the indexes of the disks' layers.
     pub disk_indexes: Vec<File>,
+    manifest: File,
     finished: bool,
 }
 
@@ -55,7 +62,14 @@ impl Draft {
                 .open(&path)
                 .map_err(SnapshotError::io(&path))
         };
+        let manifest = new(MANIFEST)?;
+        // So that it is known before the guest is stopped whether there is room at all. Not every file system can.
+        match posix_fallocate(&manifest, 0, MANIFEST_ROOM) {
+            Err(Errno::EOPNOTSUPP | Errno::EINVAL) | Ok(()) => {}
+            Err(e) => return Err(SnapshotError::io(&dir.join(MANIFEST))(e.into())),
+        }
         Ok(Self {
+            manifest,
             state: new(STATE)?,
             memory: new(MEMORY_LAYER)?,
             memory_index: new(MEMORY_INDEX)?,
@@ -74,14 +88,17 @@ impl Draft {
     }
 
     /// Gives the snapshot its name. `overlays` are the disks' frozen overlays; those made by [`crate::Store::overlay`] are taken as
-    /// they are, others are copied.
+    /// they are, others are copied. What failed, for want of room, say, can be tried again.
     pub fn finish(
-        mut self,
+        &mut self,
         manifest: &Manifest,
         overlays: &[File],
         durability: Durability,
     ) -> Result<Snapshot, SnapshotError> {
         crate::manifest::check_id(&manifest.id)?;
+        if self.finished {
+            return Snapshot::open(&self.root, &manifest.id);
+        }
         for (number, overlay) in overlays.iter().enumerate() {
             let path = self.dir.join(disk_layer(number));
             take(overlay, &path).map_err(SnapshotError::io(&path))?;
@@ -89,8 +106,11 @@ impl Draft {
         let path = self.dir.join(MANIFEST);
         let text =
             serde_json::to_vec_pretty(manifest).map_err(|e| SnapshotError::damaged(&path, e))?;
-        let mut file = File::create(&path).map_err(SnapshotError::io(&path))?;
-        file.write_all(&text).map_err(SnapshotError::io(&path))?;
+        // Its block is kept while it is written.
+        self.manifest
+            .write_all_at(&text, 0)
+            .and_then(|()| self.manifest.set_len(text.len() as u64))
+            .map_err(SnapshotError::io(&path))?;
         if durability == Durability::Storage {
             sync(&self.dir).map_err(SnapshotError::io(&self.dir))?;
         }
@@ -128,6 +148,14 @@ fn sync(dir: &Path) -> io::Result<()> {
 
 /// Gives a nameless file a name, or copies it where that cannot be done.
 fn take(file: &File, path: &Path) -> io::Result<()> {
+    if let Ok(there) = fs::metadata(path) {
+        let ours = file.metadata()?;
+        if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) {
+            return Ok(());
+        }
+        // Part of a copy.
+        fs::remove_file(path)?;
+    }
     let link = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let cwd = nix::fcntl::AT_FDCWD;
     let flags = nix::fcntl::AtFlags::AT_SYMLINK_FOLLOW;
@@ -145,7 +173,6 @@ fn take(file: &File, path: &Path) -> io::Result<()> {
 /// Copies what is no hole.
 fn copy_data(from: &mut File, to: &mut File, length: u64) -> io::Result<()> {
     use nix::unistd::{Whence, lseek};
-    use std::os::unix::fs::FileExt;
     to.set_len(length)?;
     let mut buffer = vec![0; 1 << 20];
     let mut at = 0i64;

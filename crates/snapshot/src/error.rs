@@ -81,16 +81,6 @@ pub enum SnapshotError {
         /// One of its children.
         child: String,
     },
-    /// Content that is not what was sealed.
-    #[error(
-        "{path} has changed since it was written (chunk {chunk}): remove the snapshot, or restore it from a copy"
-    )]
-    Changed {
-        /// Which file.
-        path: PathBuf,
-        /// Where.
-        chunk: u64,
-    },
 }
 
 impl SnapshotError {

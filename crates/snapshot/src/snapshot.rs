@@ -1,7 +1,7 @@
 //! One snapshot, checked when it is opened.
 
 use crate::manifest::{Manifest, check_id};
-use crate::{SnapshotError, seal};
+use crate::{SnapshotError, Verdict, seal};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File};
@@ -163,13 +163,13 @@ impl Snapshot {
     }
 
     /// Writes down the hash of every chunk, so that damage can be found by [`Self::verify`]. Reads all of it; a second call
-    /// does nothing.
+    /// does nothing. It may be removed meanwhile.
     pub fn seal(&self) -> Result<(), SnapshotError> {
         seal::write(self)
     }
 
-    /// Whether everything is as it was when it was sealed; `false` if it never was.
-    pub fn verify(&self) -> Result<bool, SnapshotError> {
+    /// Compares everything with what was sealed.
+    pub fn verify(&self) -> Result<Verdict, SnapshotError> {
         seal::verify(self)
     }
 }

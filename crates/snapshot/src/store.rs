@@ -6,13 +6,17 @@ use crate::{Draft, Lineage, Snapshot, SnapshotError};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 /// Names of what is no snapshot (yet, or any more) begin with a dot, which no id does.
 const DRAFT: &str = ".draft-";
 const TRASH: &str = ".trash-";
+
+/// No draft takes this long.
+const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// Snapshots by id.
 #[derive(Debug, Clone)]
@@ -102,7 +106,12 @@ impl Store {
             .join(format!("{TRASH}{id}-{}", std::process::id()));
         fs::rename(&path, &trash).map_err(SnapshotError::io(&path))?;
         drop(lock);
-        fs::remove_dir_all(&trash).map_err(SnapshotError::io(&trash))
+        let removed = match fs::remove_dir_all(&trash) {
+            // Whoever was sealing it put the seal in after the others were gone, and does so once.
+            Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => fs::remove_dir_all(&trash),
+            other => other,
+        };
+        removed.map_err(SnapshotError::io(&trash))
     }
 
     fn child_of(&self, id: &str) -> Result<Option<String>, SnapshotError> {
@@ -115,6 +124,40 @@ impl Store {
             }
         }
         Ok(None)
+    }
+
+    /// The same while others use the store: what belongs to a process that is gone, or is an hour old.
+    pub fn sweep_abandoned(&self, now: SystemTime) -> Result<usize, SnapshotError> {
+        let failed = |e| SnapshotError::io(&self.root)(e);
+        let mut swept = 0;
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let Some(pid) = maker(&name) else { continue };
+            let modified = entry.metadata().and_then(|m| m.modified());
+            let age = modified.ok().and_then(|m| now.duration_since(m).ok());
+            let old = age.is_some_and(|age| age > ABANDONED);
+            if (old || !Path::new("/proc").join(pid).exists())
+                && fs::remove_dir_all(entry.path()).is_ok()
+            {
+                swept += 1;
+            }
+        }
+        Ok(swept)
+    }
+
+    /// Disk space of everything in it, in bytes.
+    pub fn disk_bytes(&self) -> Result<u64, SnapshotError> {
+        let failed = |e| SnapshotError::io(&self.root)(e);
+        let mut bytes = 0;
+        for entry in fs::read_dir(&self.root).map_err(failed)?.flatten() {
+            // One that is removed meanwhile counts nothing.
+            for file in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
+                bytes += file.metadata().map_or(0, |m| m.blocks() * 512);
+            }
+        }
+        Ok(bytes)
     }
 
     /// Removes what killed processes left half written or half removed. Call it when no other process uses the store.
@@ -131,5 +174,42 @@ impl Store {
             }
         }
         Ok(swept)
+    }
+}
+
+/// Process that made a draft (`.draft-PID-N`) or trash (`.trash-ID-PID`); none of other names.
+fn maker(name: &str) -> Option<&str> {
+    let pid = match name.strip_prefix(DRAFT) {
+        Some(rest) => rest.split('-').next(),
+        None => name.strip_prefix(TRASH)?.rsplit('-').next(),
+    };
+    pid.filter(|pid| pid.parse::<u32>().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_dead_left_goes_and_what_the_living_write_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let own = std::process::id();
+        // Beyond the largest process id there can be (pid_max, proc(5)).
+        let (dead, living) = (4_194_305, format!(".draft-{own}-0"));
+        for name in [
+            &living,
+            &format!(".draft-{dead}-3"),
+            &format!(".trash-abc-{dead}"),
+            "abc",
+        ] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let now = SystemTime::now();
+        assert_eq!(store.sweep_abandoned(now).unwrap(), 2);
+        assert!(dir.path().join(&living).exists() && dir.path().join("abc").exists());
+        assert_eq!(store.sweep_abandoned(now + ABANDONED * 2).unwrap(), 1);
+        fs::write(dir.path().join("abc/x"), [1; 10_000]).unwrap();
+        assert!((10_000..100_000).contains(&store.disk_bytes().unwrap()));
     }
 }

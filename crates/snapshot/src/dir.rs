@@ -1,0 +1,88 @@
+//! The directory of a snapshot, held on to whatever becomes of its name.
+
+use crate::SnapshotError;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
+use nix::sys::stat::Mode;
+use nix::unistd::linkat;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// An open directory, and the name it had.
+pub(crate) struct Dir<'a> {
+    dir: File,
+    name: &'a Path,
+}
+
+impl<'a> Dir<'a> {
+    /// The directory that has this name now.
+    pub fn at(name: &'a Path) -> Result<Self, SnapshotError> {
+        let dir = File::open(name).map_err(SnapshotError::io(name))?;
+        Ok(Self { dir, name })
+    }
+
+    /// Of a file in it, for messages.
+    pub fn path(&self, file: &str) -> PathBuf {
+        self.name.join(file)
+    }
+
+    /// Whether its name still leads to it: it has neither been removed nor replaced by a merge.
+    pub fn is_still_named(&self) -> bool {
+        match (fs::metadata(self.name), self.dir.metadata()) {
+            (Ok(named), Ok(ours)) => (named.dev(), named.ino()) == (ours.dev(), ours.ino()),
+            _ => false,
+        }
+    }
+
+    /// A file in it, for reading; none if there is no such file.
+    pub fn find(&self, file: &str) -> Result<Option<File>, SnapshotError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        match openat(&self.dir, file, flags, Mode::empty()) {
+            Ok(file) => Ok(Some(file.into())),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(e) => Err(SnapshotError::io(&self.path(file))(e.into())),
+        }
+    }
+
+    /// A file that must be there.
+    pub fn open(&self, file: &str) -> Result<File, SnapshotError> {
+        let missing = || SnapshotError::io(&self.path(file))(Errno::ENOENT.into());
+        self.find(file)?.ok_or_else(missing)
+    }
+
+    /// All of a file of at most `limit` bytes.
+    pub fn read(&self, file: &str, limit: u64) -> Result<Vec<u8>, SnapshotError> {
+        let path = self.path(file);
+        let mut bytes = Vec::new();
+        let opened = self.open(file)?;
+        let read = opened.take(limit + 1).read_to_end(&mut bytes);
+        match read.map_err(SnapshotError::io(&path))? {
+            n if n as u64 <= limit => Ok(bytes),
+            _ => Err(SnapshotError::damaged(&path, "it is too long")),
+        }
+    }
+
+    /// Adds a file, which appears complete; one of that name that is there already stays as it is.
+    pub fn put_once(&self, file: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
+        let put = || -> std::io::Result<()> {
+            let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+            let mut new = File::from(openat(
+                &self.dir,
+                ".",
+                flags,
+                Mode::S_IRUSR | Mode::S_IWUSR,
+            )?);
+            new.write_all(bytes)?;
+            let link = format!("/proc/self/fd/{}", new.as_raw_fd());
+            let follow = AtFlags::AT_SYMLINK_FOLLOW;
+            match linkat(AT_FDCWD, Path::new(&link), &self.dir, file, follow) {
+                Ok(()) | Err(Errno::EEXIST) => Ok(()),
+                Err(e) => Err(e.into()),
+            }
+        };
+        put().map_err(SnapshotError::io(&self.path(file)))
+    }
+}
