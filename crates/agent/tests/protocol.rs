@@ -3,6 +3,9 @@
 mod common;
 
 use common::TestAgent;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 const START: &str = "/process.Process/Start";
 const LIST: &str = "/process.Process/List";
@@ -38,6 +41,48 @@ fn malformed_messages_are_refused_with_a_code() {
             "{frames:?}"
         );
     }
+}
+
+#[test]
+fn more_than_the_one_message_is_refused_before_anything_starts() {
+    let agent = TestAgent::new();
+    let mark = agent.path("started");
+    let message = format!(r#"{{"process":{{"cmd":"/bin/touch","args":["{mark}"]}}}}"#);
+    let twice = common::frame(message.as_bytes()).repeat(2);
+    let (_, body) = agent.raw(&format!("POST {START}"), &[STREAM], &twice);
+    let frames = common::frames(&body);
+    assert!(
+        frames[0].starts_with(r#"2{"error":{"code":"invalid_argument""#),
+        "{frames:?}"
+    );
+    assert!(!std::path::Path::new(&mark).exists());
+}
+
+#[test]
+fn a_connection_serves_on_after_a_stream_whose_request_ended_late() {
+    let agent = TestAgent::new();
+    let mut stream = UnixStream::connect(agent.socket()).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let message = common::frame(br#"{"process":{"cmd":"/bin/true"}}"#);
+    let head = format!(
+        "POST {START} HTTP/1.1\r\nHost: x\r\n{STREAM}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n",
+        message.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(&message).unwrap();
+    // Long enough for an answer that does not wait for the end of the request.
+    std::thread::sleep(Duration::from_millis(300));
+    stream.write_all(b"\r\n0\r\n\r\n").unwrap();
+    let first = common::until(&mut stream, b"0\r\n\r\n");
+    assert!(first.starts_with("HTTP/1.1 200"), "{first}");
+    assert!(first.contains(r#""exited":true"#), "{first}");
+    stream
+        .write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        .unwrap();
+    let second = common::until(&mut stream, b"\r\n\r\n");
+    assert!(second.starts_with("HTTP/1.1 204"), "{second}");
 }
 
 #[test]

@@ -1,10 +1,18 @@
-//! What only a clone needs: the kernel made its boot id once, before the snapshot.
+//! What only a clone needs: what the kernel or the image made once, before the snapshot.
 
 use super::identity::random_id;
 use super::mount::raw;
+use crate::sys;
 use std::io;
+use std::path::Path;
 
+const BOOT_ID: &str = "/run/jiffy/boot-id";
 const SHOWN: &std::ffi::CStr = c"/proc/sys/kernel/random/boot_id";
+/// Where distributions keep random bytes for the next boot.
+const SEEDS: [&str; 2] = [
+    "/var/lib/systemd/random-seed",
+    "/var/lib/urandom/random-seed",
+];
 
 /// Shows a new boot id to programs, by mounting a file over the kernel's.
 pub fn new_boot_id() -> io::Result<()> {
@@ -17,10 +25,26 @@ pub fn new_boot_id() -> io::Result<()> {
         &hex[17..20],
         &hex[20..]
     );
-    let fresh = !std::fs::exists("/run/jiffy-boot-id")?;
-    std::fs::write("/run/jiffy-boot-id", id)?;
+    let fresh = !std::fs::exists(BOOT_ID)?;
+    std::fs::write(BOOT_ID, id)?;
     if fresh {
-        raw(c"/run/jiffy-boot-id", SHOWN, c"", libc::MS_BIND, c"")?;
+        raw(c"/run/jiffy/boot-id", SHOWN, c"", libc::MS_BIND, c"")?;
+    }
+    Ok(())
+}
+
+/// Replaces the random bytes that are kept for the next boot, where there are any. Where there is no room for new ones, none is
+/// better than the parent's.
+pub fn new_random_seeds() -> io::Result<()> {
+    for seed in SEEDS.map(Path::new) {
+        if !seed.exists() {
+            continue;
+        }
+        let mut bytes = [0; 512];
+        sys::random(&mut bytes)?;
+        if std::fs::write(seed, bytes).is_err() {
+            std::fs::remove_file(seed)?;
+        }
     }
     Ok(())
 }

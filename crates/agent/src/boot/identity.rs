@@ -3,15 +3,15 @@
 //! Every step must succeed before the host is told that we are ready: a clone that kept its parent's random
 //! numbers or token is worse than none.
 
-use super::clone;
+use super::{clone, connections, environment, generation, net};
 use crate::settings::Settings;
 use crate::state::Agent;
 use crate::sys;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiffy_proto::agent::Identity;
-use std::fmt::Write;
-use std::io;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::os::fd::AsRawFd;
 
 /// Least bytes of entropy that make the clones of one snapshot differ.
@@ -41,6 +41,16 @@ impl Applier {
         }
         if replaced {
             clone::new_boot_id().map_err(|e| format!("cannot replace the boot id: {e}"))?;
+            clone::new_random_seeds().map_err(|e| format!("cannot replace a random seed: {e}"))?;
+        }
+        if self.last_id.is_some() {
+            net::forget_neighbours()
+                .map_err(|e| format!("cannot forget the neighbours of the network: {e}"))?;
+        }
+        // One that wakes where it fell asleep is the only copy, and keeps its connections.
+        if replaced || identity.rewound {
+            connections::reset()
+                .map_err(|e| format!("cannot reset the connections of the original: {e}"))?;
         }
         if let Some(user) = &identity.default_user {
             agent.user(Some(user))?;
@@ -51,6 +61,10 @@ impl Applier {
             default_user: identity.default_user,
             default_workdir: identity.default_workdir,
         };
+        environment::show(agent).map_err(|e| format!("cannot show the environment: {e}"))?;
+        // Last: whoever reads it finds everything else in force.
+        generation::renew(&identity.id)
+            .map_err(|e| format!("cannot tell programs of their new identity: {e}"))?;
         self.last_id = Some(identity.id);
         Ok(())
     }
@@ -117,8 +131,12 @@ fn set_hostname(name: &str) -> io::Result<()> {
     // SAFETY: the pointer and length describe `name`.
     sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })?;
     let before = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let after = hosts(&before, name);
     // A root without /etc resolves nothing anyway.
-    let _ = std::fs::write("/etc/hosts", hosts(&before, name));
+    if before != after {
+        // A root without /etc resolves nothing anyway.
+        let _ = write_over("/etc/hosts", &after);
+    }
     Ok(())
 }
 
@@ -150,13 +168,24 @@ pub fn random_id() -> io::Result<String> {
 
 fn new_machine_id() -> io::Result<()> {
     let id = random_id()? + "\n";
-    match std::fs::write("/etc/machine-id", &id) {
+    match write_over("/etc/machine-id", &id) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             std::fs::create_dir_all("/etc")?;
-            std::fs::write("/etc/machine-id", id)
+            write_over("/etc/machine-id", &id)
         }
         other => other,
     }
+}
+
+/// Makes `text` the content of a small file without giving up its block first: on a full disk there would be no other.
+fn write_over(path: &str, text: &str) -> io::Result<()> {
+    let mut file = std::fs::File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
 }
 
 #[cfg(test)]

@@ -2,6 +2,9 @@
 
 pub mod clone;
 pub mod cmdline;
+pub mod connections;
+pub mod environment;
+pub mod generation;
 pub mod greeting;
 pub mod identity;
 pub mod mount;

@@ -6,16 +6,35 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+/// Forgets the hardware addresses of the neighbours on `eth0`, if there is one: after a restore the same IP addresses can belong to
+/// others, and the kernel would find that out only after seconds of silence. It forgets them whenever ARP is switched.
+pub fn forget_neighbours() -> io::Result<()> {
+    let socket = socket()?;
+    let mut flags = request(b"eth0");
+    match ioctl(&socket, libc::SIOCGIFFLAGS, &mut flags) {
+        Err(e) if e.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
+        other => other?,
+    }
+    // SAFETY: SIOCGIFFLAGS has just filled this member.
+    let before = unsafe { flags.ifr_ifru.ifru_flags };
+    for now in [before ^ libc::IFF_NOARP as libc::c_short, before] {
+        flags.ifr_ifru.ifru_flags = now;
+        ioctl(&socket, libc::SIOCSIFFLAGS, &mut flags)?;
+    }
+    Ok(())
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    sys::owned(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })
+}
+
 /// Brings `lo` up, and `eth0` if there is one and the command line says how. A guest without network is a
 /// guest: failures go to the console.
 pub fn bring_up() {
     let cmdline = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let config = NetConfig::parse(&cmdline);
-    // SAFETY: no pointers.
-    let socket = sys::owned(unsafe {
-        libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0)
-    });
-    let outcome = socket.and_then(|socket| {
+    let outcome = socket().and_then(|socket| {
         up(&socket, b"lo")?;
         match &config {
             Some(config) => configure(&socket, config),

@@ -167,6 +167,7 @@ fn system() -> Result<(), String> {
         c"mode=755,size=25%",
     )?;
     directory("/run/lock", 0o1777);
+    super::generation::make_home()?;
     // Kernels without them are fine.
     let _ = raw(c"mqueue", c"/dev/mqueue", c"mqueue", PLAIN, c"");
     mount(

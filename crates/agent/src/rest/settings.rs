@@ -3,6 +3,7 @@
 
 use super::error::RestError;
 use crate::body::Reply;
+use crate::boot::environment;
 use crate::boot::identity::set_clock;
 use crate::rpc::request::{self, collect};
 use crate::state::Agent;
@@ -51,5 +52,7 @@ pub async fn answer(
     if let Some(workdir) = given(init.default_workdir) {
         settings.default_workdir = Some(workdir);
     }
+    drop(settings);
+    environment::show(agent).map_err(|e| RestError::io("cannot show the environment", &e))?;
     Ok(super::no_content())
 }

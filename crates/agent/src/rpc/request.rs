@@ -75,16 +75,23 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RpcError> {
         .map_err(|e| RpcError::new(Code::InvalidArgument, format!("malformed JSON: {e}")))
 }
 
-/// Reads the one message of a server-streaming request.
+/// Reads the one message of a server-streaming request, and its end: a connection with an unread rest of a request on it is closed after
+/// the answer, under the feet of whoever sends the next request on it.
 pub async fn single<T: DeserializeOwned>(body: &mut Incoming) -> Result<T, RpcError> {
     let mut frames = Frames::new(body);
-    match frames.next().await? {
-        Some(message) => parse(&message),
-        None => Err(RpcError::new(
+    let Some(message) = frames.next().await? else {
+        return Err(RpcError::new(
             Code::InvalidArgument,
             "the request has no message",
-        )),
+        ));
+    };
+    if frames.next().await?.is_some() {
+        return Err(RpcError::new(
+            Code::InvalidArgument,
+            "the request has more than its one message",
+        ));
     }
+    parse(&message)
 }
 
 /// The messages of a client stream.

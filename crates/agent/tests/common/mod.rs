@@ -161,6 +161,17 @@ fn join_chunks(mut bytes: &[u8]) -> Vec<u8> {
     }
 }
 
+/// What comes, up to and with `end`.
+pub fn until(stream: &mut UnixStream, end: &[u8]) -> String {
+    let mut got = Vec::new();
+    let mut byte = [0];
+    while !got.ends_with(end) {
+        stream.read_exact(&mut byte).unwrap();
+        got.push(byte[0]);
+    }
+    String::from_utf8_lossy(&got).into_owned()
+}
+
 pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
     while !condition() {

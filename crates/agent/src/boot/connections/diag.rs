@@ -1,0 +1,200 @@
+//! Finding and ending TCP sockets over netlink: `linux/sock_diag.h`, `linux/inet_diag.h`.
+
+use crate::sys;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// `SOCK_DIAG_BY_FAMILY`
+const BY_FAMILY: u16 = 20;
+/// `SOCK_DESTROY`
+const DESTROY: u16 = 21;
+const HEADER: usize = 16;
+/// Length of `struct inet_diag_sockid`: ports, addresses, interface, cookie.
+const ID: usize = 48;
+/// Where it begins in `struct inet_diag_msg`, behind the netlink header.
+const ID_AT: usize = HEADER + 4;
+/// All states of `net/tcp_states.h` that are connections: neither `TCP_CLOSE` (7) nor `TCP_LISTEN` (10). `TCP_TIME_WAIT` (6) is the
+/// kernel's alone and answers nothing but what comes.
+const CONNECTIONS: u32 = 0x1fff & !(1 | 1 << 6 | 1 << 7 | 1 << 10);
+/// The kernel fills at most 32 KiB at a time.
+const BUFFER: usize = 64 * 1024;
+
+/// A TCP socket, named as the kernel does it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Connection {
+    family: u8,
+    id: [u8; ID],
+}
+
+impl Connection {
+    fn parse(message: &[u8]) -> Option<Self> {
+        Some(Self {
+            family: *message.get(HEADER)?,
+            id: message.get(ID_AT..ID_AT + ID)?.try_into().ok()?,
+        })
+    }
+
+    fn address(&self, at: usize) -> IpAddr {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&self.id[at..at + 16]);
+        if self.family == libc::AF_INET as u8 {
+            let [a, b, c, d, ..] = bytes;
+            return Ipv4Addr::new(a, b, c, d).into();
+        }
+        // An IPv6 socket can have an IPv4 connection.
+        IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()
+    }
+
+    /// Whether it never leaves the guest.
+    pub fn is_loopback(&self) -> bool {
+        self.address(4).is_loopback() && self.address(20).is_loopback()
+    }
+
+    /// The other end.
+    pub fn remote(&self) -> SocketAddr {
+        let port = u16::from_be_bytes([self.id[2], self.id[3]]);
+        SocketAddr::new(self.address(20), port)
+    }
+}
+
+/// A netlink socket of this thread's network namespace.
+pub struct Diag(OwnedFd);
+
+impl Diag {
+    /// Opens one.
+    pub fn open() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        sys::owned(unsafe {
+            libc::socket(
+                libc::AF_NETLINK,
+                libc::SOCK_RAW | libc::SOCK_CLOEXEC,
+                libc::NETLINK_SOCK_DIAG,
+            )
+        })
+        .map(Self)
+    }
+
+    /// All TCP connections of an address family.
+    pub fn connections(&self, family: u8) -> io::Result<Vec<Connection>> {
+        let any = Connection {
+            family,
+            id: [0; ID],
+        };
+        let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
+        self.send(&request(BY_FAMILY, flags as u16, &any))?;
+        let mut found = Vec::new();
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let length = sys::read(self.0.as_raw_fd(), &mut buffer)?;
+            let mut rest = &buffer[..length];
+            if rest.is_empty() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            while let Some((kind, message, next)) = split(rest) {
+                match i32::from(kind) {
+                    libc::NLMSG_DONE => return Ok(found),
+                    libc::NLMSG_ERROR => verdict(message)?,
+                    _ => found.extend(Connection::parse(message)),
+                }
+                rest = next;
+            }
+        }
+    }
+
+    /// Ends a connection; one that has ended meanwhile is no error.
+    pub fn destroy(&self, connection: &Connection) -> io::Result<()> {
+        let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
+        self.send(&request(DESTROY, flags as u16, connection))?;
+        let mut buffer = [0; 1024];
+        let length = sys::read(self.0.as_raw_fd(), &mut buffer)?;
+        match split(&buffer[..length]) {
+            Some((kind, message, _)) if i32::from(kind) == libc::NLMSG_ERROR => {
+                match verdict(message) {
+                    Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+                    other => other,
+                }
+            }
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    fn send(&self, message: &[u8]) -> io::Result<()> {
+        sys::write(self.0.as_raw_fd(), message).map(drop)
+    }
+}
+
+/// A message with a `struct inet_diag_req_v2`.
+fn request(kind: u16, flags: u16, of: &Connection) -> Vec<u8> {
+    let mut message = Vec::with_capacity(HEADER + 8 + ID);
+    message.extend_from_slice(&((HEADER + 8 + ID) as u32).to_ne_bytes());
+    message.extend_from_slice(&kind.to_ne_bytes());
+    message.extend_from_slice(&flags.to_ne_bytes());
+    // Sequence number and port: one question at a time, and the kernel knows who asks.
+    message.extend_from_slice(&[0; 8]);
+    message.extend_from_slice(&[of.family, libc::IPPROTO_TCP as u8, 0, 0]);
+    message.extend_from_slice(&CONNECTIONS.to_ne_bytes());
+    message.extend_from_slice(&of.id);
+    message
+}
+
+/// Type and content of the first message, and what follows it.
+fn split(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
+    let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
+    let message = bytes.get(..length).filter(|_| length >= HEADER)?;
+    let next = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some((kind, message, next))
+}
+
+/// What an error message says: 0 is an acknowledgement.
+fn verdict(message: &[u8]) -> io::Result<()> {
+    let code = message
+        .get(HEADER..HEADER + 4)
+        .and_then(|b| b.try_into().ok());
+    match code.map(i32::from_ne_bytes) {
+        Some(0) => Ok(()),
+        Some(code) => Err(io::Error::from_raw_os_error(code.saturating_neg())),
+        None => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn a_connection_is_found_by_its_ends_and_is_known_as_loopback() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else {
+                continue;
+            };
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let diag = Diag::open().unwrap();
+            let family = match stream.local_addr().unwrap() {
+                SocketAddr::V4(_) => libc::AF_INET,
+                SocketAddr::V6(_) => libc::AF_INET6,
+            };
+            let all = diag.connections(family as u8).unwrap();
+            let remote = stream.peer_addr().unwrap();
+            let found: Vec<_> = all.iter().filter(|c| c.remote() == remote).collect();
+            assert!(!found.is_empty());
+            assert!(found.iter().all(|c| c.is_loopback()));
+            // A listener is no connection.
+            assert!(all.iter().all(|c| c.remote().port() != 0));
+        }
+    }
+
+    #[test]
+    fn an_ipv4_connection_of_an_ipv6_socket_is_seen_for_what_it_is() {
+        let mut id = [0; ID];
+        for (at, last) in [(4, 1), (20, 9)] {
+            id[at + 10..at + 16].copy_from_slice(&[0xff, 0xff, 127, 0, 0, last]);
+        }
+        let family = libc::AF_INET6 as u8;
+        assert!(Connection { family, id }.is_loopback());
+        id[32] = 10;
+        assert!(!Connection { family, id }.is_loopback());
+    }
+}

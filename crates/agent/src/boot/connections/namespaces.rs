@@ -1,0 +1,108 @@
+//! The network namespaces of the guest: a container in it has its own connections.
+
+use crate::sys;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+/// Does `work` in every network namespace that a process is in or that is mounted, our own first; stops at the first that says
+/// `true`, and says so.
+pub fn everywhere(work: impl Fn() -> io::Result<bool> + Sync) -> io::Result<bool> {
+    if work()? {
+        return Ok(true);
+    }
+    let mut seen = BTreeSet::from([std::fs::metadata("/proc/self/ns/net")?.ino()]);
+    let mut visit = |path: PathBuf| {
+        let known = std::fs::metadata(&path).map(|found| !seen.insert(found.ino()));
+        match known.and_then(|known| (!known).then(|| File::open(&path)).transpose()) {
+            Ok(Some(namespace)) => inside(&namespace, &work),
+            Ok(None) => Ok(false),
+            // The process has ended, or something else is mounted over it.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(false),
+            Err(e) => Err(e),
+        }
+    };
+    for entry in std::fs::read_dir("/proc")? {
+        let entry = entry?;
+        let process = entry.file_name();
+        let is_process = process.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+        if is_process && visit(entry.path().join("ns/net"))? {
+            return Ok(true);
+        }
+    }
+    for path in mounted(&std::fs::read("/proc/self/mountinfo")?) {
+        if visit(path)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Does `work` in a namespace, on a thread of its own, since a thread that went there is not used for anything else.
+fn inside(namespace: &File, work: &(impl Fn() -> io::Result<bool> + Sync)) -> io::Result<bool> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, || {
+            // SAFETY: no pointers.
+            sys::check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) })?;
+            work()
+        })?;
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("a thread in another namespace failed")))
+    })
+}
+
+/// Where network namespaces are mounted, as `ip netns` does it (proc(5), `/proc/PID/mountinfo`).
+fn mounted(mounts: &[u8]) -> Vec<PathBuf> {
+    let lines = mounts.split(|b| *b == b'\n');
+    lines.filter_map(namespace).map(unescaped).collect()
+}
+
+/// The mount point in a line, if a network namespace is mounted there.
+fn namespace(line: &[u8]) -> Option<&[u8]> {
+    let mut fields = line.split(|b| *b == b' ').skip(3);
+    let root = fields.next()?;
+    root.starts_with(b"net:[").then(|| fields.next())?
+}
+
+/// Blanks and the like are three octal digits behind a backslash.
+fn unescaped(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, after)) = rest.split_first() {
+        rest = after;
+        let code = (first == b'\\').then(|| after.get(..3)).flatten();
+        let code = code.and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[3..];
+            }
+            None => bytes.push(first),
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounted_namespaces_are_found_by_their_mount_points() {
+        let mounts = b"25 1 0:5 / /dev rw - devtmpfs devtmpfs rw\n\
+            90 80 0:4 net:[4026532201] /run/netns/a\\040b rw shared:1 - nsfs nsfs rw\n\
+            91 80 0:4 mnt:[4026532202] /run/mnt rw - nsfs nsfs rw\n";
+        assert_eq!(mounted(mounts), [PathBuf::from("/run/netns/a b")]);
+    }
+
+    #[test]
+    fn our_own_namespace_is_always_visited() {
+        assert!(everywhere(|| Ok(true)).unwrap());
+    }
+}
