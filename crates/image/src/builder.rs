@@ -160,6 +160,7 @@ fn write_template(
             size: verified.size,
         },
         defaults: recipe.spec.defaults.clone(),
+        startup: recipe.startup(),
     };
     let mut text = serde_json::to_vec_pretty(&manifest)
         .map_err(io::Error::other)

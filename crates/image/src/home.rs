@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 ///   disks/ext4-<MiB>.img            blank disk, sparse, read-only base of copy-on-write disks
 ///   initrd/<sha12>.cpio             initial ramdisk, one per agent binary
 ///   cache/apt/                      Debian packages, kept between template builds
-///   run/                            unlinked files of running sandboxes
+///   run/                            unlinked files of running sandboxes, the daemon's socket
+///   run/vmm/                        control sockets of the sandboxes that outlive their daemon
 ///   locks/                          one file per thing that is built by one process at a time
 /// ```
 ///

@@ -1,5 +1,6 @@
 //! What is known about a template without opening its image.
 
+use jiffy_engine::Startup;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -18,6 +19,9 @@ pub struct Manifest {
     pub recipe_sha256: String,
     pub image: ImageSum,
     pub defaults: Defaults,
+    /// What is started in its sandboxes, and awaited, before they are handed out.
+    #[serde(flatten)]
+    pub startup: Startup,
 }
 
 /// Identity of a root filesystem image.
@@ -37,6 +41,9 @@ pub struct Defaults {
     pub workdir: String,
     /// MiB.
     pub disk_mib: u64,
+    /// MiB; [`jiffy_engine::SandboxSize`] says if this does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u32>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
 }

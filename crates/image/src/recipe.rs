@@ -4,18 +4,22 @@ use crate::file::{FileError, OnPath};
 use crate::manifest::Defaults;
 use crate::template::is_template_name;
 use crate::verified::sum_of;
+use jiffy_engine::{Readiness, SandboxSize, StartCommand, Startup};
 use serde::Deserialize;
 use std::fs;
 use std::path::Path;
 
 /// A recipe: Debian packages, a script that finishes the root filesystem, and the defaults of the sandboxes.
 ///
-/// On disk it is a directory with `recipe.toml` and, if that says so, a script. The script runs on the host as root after all
-/// packages are installed, with the root filesystem's path as its first argument.
+/// On disk it is a directory with `recipe.toml` and, if that says so, a script and other files. The script runs on the host as
+/// root after all packages are installed, with the root filesystem's path as its first argument; it finds the other files in the
+/// directory `$JIFFY_FILES`.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     pub(crate) spec: Spec,
     pub(crate) customize: Option<String>,
+    /// Name and content.
+    pub(crate) files: Vec<(String, String)>,
     hash: String,
 }
 
@@ -36,7 +40,14 @@ pub(crate) struct Spec {
     pub include: Vec<String>,
     /// File name of the script, if there is one.
     pub customize: Option<String>,
+    /// Names of further files that the script installs.
+    #[serde(default)]
+    pub files: Vec<String>,
     pub defaults: Defaults,
+    /// What is started in every sandbox, once, before the template is snapshotted.
+    pub start: Option<StartCommand>,
+    /// What is awaited then.
+    pub ready: Option<Readiness>,
 }
 
 /// Why a recipe cannot be followed.
@@ -57,12 +68,32 @@ pub enum RecipeError {
     File(#[from] FileError),
 }
 
-/// Recipes inside this program: name, recipe.toml, script.
-const BUILT_IN: [(&str, &str, &str); 1] = [(
-    "base",
-    include_str!("../../../templates/base/recipe.toml"),
-    include_str!("../../../templates/base/customize"),
-)];
+/// A recipe inside this program: its name, and its files by theirs.
+type BuiltIn = (&'static str, &'static [(&'static str, &'static str)]);
+
+/// The content of files beside each other.
+macro_rules! files {
+    ($directory:literal: $($name:literal),*) => {
+        &[$((
+            $name,
+            include_str!(concat!("../../../templates/", $directory, "/", $name)),
+        )),*]
+    };
+}
+
+const BUILT_IN: [BuiltIn; 2] = [
+    ("base", files!("base": "recipe.toml", "customize")),
+    (
+        "code-interpreter-v1",
+        files!(
+            "code-interpreter-v1": "recipe.toml", "customize", "charts.py", "contexts.py", "identity.py",
+            "kernel.py", "node.js", "output.py", "pipe_context.py", "python_context.py", "server.py"
+        ),
+    ),
+];
+
+/// The file that makes a directory a recipe.
+const RECIPE: &str = "recipe.toml";
 
 /// Part of every recipe's hash: raise it when the builder makes something else of the same recipe.
 const BUILDER: u32 = 1;
@@ -70,31 +101,38 @@ const BUILDER: u32 = 1;
 impl Recipe {
     /// The recipe that this program carries under `name`.
     pub fn built_in(name: &str) -> Result<Self, RecipeError> {
-        let Some((_, text, script)) = BUILT_IN.iter().find(|(known, ..)| *known == name) else {
-            let known = BUILT_IN.map(|(known, ..)| known).join(", ");
+        let Some((_, files)) = BUILT_IN.iter().find(|(known, _)| *known == name) else {
+            let known = BUILT_IN.map(|(known, _)| known).join(", ");
             return Err(RecipeError::Unknown {
                 name: name.to_owned(),
                 known,
             });
         };
-        Self::parse(name, text, |_| Ok((*script).to_owned()))
+        Self::parse(name, |wanted| {
+            let found = files.iter().find(|(file, _)| *file == wanted);
+            let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
+            found
+                .map(|(_, content)| (*content).to_owned())
+                .ok_or_else(missing)
+                .on("read", Path::new(wanted))
+        })
     }
 
     /// The recipe in a directory.
     pub fn from_directory(directory: &Path) -> Result<Self, RecipeError> {
-        let read = |path: &Path| fs::read_to_string(path).on("read", path);
-        let path = directory.join("recipe.toml");
-        Self::parse(&path.display().to_string(), &read(&path)?, |script| {
-            read(&directory.join(script))
+        let path = directory.join(RECIPE);
+        Self::parse(&path.display().to_string(), |name| {
+            let path = directory.join(name);
+            fs::read_to_string(&path).on("read", &path)
         })
     }
 
     fn parse(
         origin: &str,
-        text: &str,
-        script: impl FnOnce(&str) -> Result<String, FileError>,
+        read: impl Fn(&str) -> Result<String, FileError>,
     ) -> Result<Self, RecipeError> {
-        let spec: Spec = toml::from_str(text).map_err(|source| RecipeError::Syntax {
+        let text = read(RECIPE)?;
+        let spec: Spec = toml::from_str(&text).map_err(|source| RecipeError::Syntax {
             origin: origin.to_owned(),
             source: Box::new(source),
         })?;
@@ -104,17 +142,25 @@ impl Recipe {
                 problem,
             });
         }
-        let customize = spec.customize.as_deref().map(script).transpose()?;
-        let hash = sum_of(
-            format!(
-                "{BUILDER}\0{text}\0{}",
-                customize.as_deref().unwrap_or_default()
-            )
-            .as_bytes(),
+        let customize = spec.customize.as_deref().map(&read).transpose()?;
+        let files = spec
+            .files
+            .iter()
+            .map(|name| Ok((name.clone(), read(name)?)));
+        let files = files.collect::<Result<Vec<_>, FileError>>()?;
+        let mut whole = format!(
+            "{BUILDER}\0{text}\0{}",
+            customize.as_deref().unwrap_or_default()
         );
+        for (_, content) in &files {
+            whole.push('\0');
+            whole.push_str(content);
+        }
+        let hash = sum_of(whole.as_bytes());
         Ok(Self {
             spec,
             customize,
+            files,
             hash,
         })
     }
@@ -122,6 +168,19 @@ impl Recipe {
     /// Name of the template it makes.
     pub fn name(&self) -> &str {
         &self.spec.name
+    }
+
+    /// What it has started in every sandbox.
+    pub(crate) fn startup(&self) -> Startup {
+        Startup {
+            start: self.spec.start.clone(),
+            ready: self.spec.ready.clone(),
+        }
+    }
+
+    /// What a sandbox of it gets unless its creator says otherwise.
+    pub fn defaults(&self) -> &Defaults {
+        &self.spec.defaults
     }
 
     /// SHA-256 of the recipe: a template made from an equal one need not be built again.
@@ -166,7 +225,28 @@ impl Spec {
         {
             return Some("`customize` must be a file beside recipe.toml".to_owned());
         }
-        None
+        if let Some(name) = self.files.iter().find(|name| !is_template_name(name)) {
+            return Some(format!("`{name}` must be a file beside recipe.toml"));
+        }
+        let memory_mib = self.defaults.memory_mib;
+        if let Some(memory_mib) = memory_mib {
+            let size = SandboxSize {
+                memory_mib,
+                ..SandboxSize::default()
+            };
+            if let Err(e) = size.check() {
+                return Some(e.to_string());
+            }
+        }
+        if self
+            .start
+            .as_ref()
+            .is_some_and(|s| s.command.trim().is_empty())
+        {
+            return Some("the start command is empty".to_owned());
+        }
+        let probe = self.ready.as_ref().map(Readiness::probe);
+        probe.and_then(Result::err).map(|e| format!("[ready]: {e}"))
     }
 }
 
@@ -209,6 +289,36 @@ mod tests {
         assert_eq!(hash("\"git\"", "true"), first);
         assert_ne!(hash("\"git\"", "false"), first);
         assert_ne!(hash("\"curl\"", "true"), first);
+    }
+
+    #[test]
+    fn files_startup_and_memory_are_part_of_a_recipe_and_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let recipe = |more: &str, file: &str| {
+            let text = format!(
+                "name = \"t\"\nsuite = \"bookworm\"\npackages = []\nfiles = [\"server.py\"]\n\
+                 [defaults]\nuser = \"u\"\nworkdir = \"/\"\ndisk_mib = 64\n{more}"
+            );
+            fs::write(dir.path().join("recipe.toml"), text).unwrap();
+            fs::write(dir.path().join("server.py"), file).unwrap();
+            Recipe::from_directory(dir.path())
+        };
+        let good = "memory_mib = 1024\n[start]\ncommand = \"serve\"\n[ready]\nport = 80\npath = \"/health\"\n";
+        let first = recipe(good, "1").unwrap();
+        assert_eq!(first.defaults().memory_mib, Some(1024));
+        let startup = first.startup();
+        assert_eq!(startup.start.unwrap().command, "serve");
+        assert_eq!(startup.ready.unwrap().timeout_s, 60);
+        assert_ne!(recipe(good, "2").unwrap().hash(), first.hash());
+        for bad in [
+            "memory_mib = 1\n",
+            "[start]\ncommand = \" \"\n",
+            "[start]\ncommand = \"a\"\nshell = \"zsh\"\n",
+            "[ready]\nport = 80\ncommand = \"true\"\n",
+            "[ready]\ntimeout_s = 5\n",
+        ] {
+            assert!(recipe(bad, "1").is_err(), "{bad}");
+        }
     }
 
     #[test]

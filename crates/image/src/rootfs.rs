@@ -84,6 +84,13 @@ pub(crate) fn bootstrap(
     mmdebstrap
         .arg(format!("--setup-hook={RESTORE_CACHE}"))
         .arg(format!("--customize-hook={KEEP_CACHE}"));
+    let files = site.work.join("files");
+    fs::create_dir(&files).on("create", &files)?;
+    for (name, content) in &recipe.files {
+        let path = files.join(name);
+        fs::write(&path, content).on("write", &path)?;
+    }
+    mmdebstrap.env("JIFFY_FILES", &files);
     if let Some(script) = &recipe.customize {
         let path = site.work.join("customize");
         fs::write(&path, script).on("write", &path)?;

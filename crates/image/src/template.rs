@@ -67,8 +67,8 @@ impl Templates {
             .collect()
     }
 
-    /// Opens a template, verified.
-    pub fn get(&self, name: &str) -> Result<Template, TemplateError> {
+    /// What is known about a template. Its image is not verified.
+    pub fn manifest(&self, name: &str) -> Result<Manifest, TemplateError> {
         if !is_template_name(name) {
             return Err(TemplateError::Name {
                 name: name.to_owned(),
@@ -81,7 +81,13 @@ impl Templates {
                 known: self.known()?,
             });
         }
-        let manifest = load_manifest(&directory, name)?;
+        load_manifest(&directory, name)
+    }
+
+    /// Opens a template, verified.
+    pub fn get(&self, name: &str) -> Result<Template, TemplateError> {
+        let manifest = self.manifest(name)?;
+        let directory = self.directory(name);
         match open_image(&directory, &manifest) {
             Ok(image) => Ok(Template {
                 manifest,
