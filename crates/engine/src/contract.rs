@@ -3,8 +3,12 @@
 //! A guest comes up in two steps, whatever it comes from: the engine brings it to where its agent waits to be told who it is
 //! ([`Arrival`]), and the host welcomes it with a [`Persona`] ([`Arrival::welcome`]). Only then is it a [`Guest`] that may be
 //! handed out. A warm pool is nothing but arrivals that nobody has welcomed yet, so their identity is always fresh.
+//!
+//! Arrivals and guests end with the process that made them, however that ends, unless a guest is kept ([`Guest::keep`]): then it
+//! runs on, and another process adopts it by its [`Handle`] ([`Engine::adopt`]). What was kept and is not adopted is to be ended
+//! ([`Engine::end_others`]).
 
-use crate::{BootReport, SandboxEnd, SandboxSize};
+use crate::{BootReport, SandboxEnd, SandboxSize, Startup};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -18,6 +22,25 @@ pub struct Persona {
     pub id: String,
     /// Environment of every process, beside the template's own.
     pub env: BTreeMap<String, String>,
+    /// What clients must show its agent; none: it answers anybody who reaches it.
+    #[serde(default)]
+    pub access_token: Option<String>,
+    /// It is put back to an earlier moment of its life, rather than made or woken where it fell asleep.
+    pub rewound: bool,
+}
+
+/// By what a kept guest is found again: the engine's own words, to be written down as they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Handle(pub String);
+
+/// A kept guest that is to be adopted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Orphan {
+    /// By what it is found.
+    pub handle: Handle,
+    /// Latest snapshot it descends from, be it one that was complete when its maker ended ([`Engine::snapshots`]).
+    pub snapshot: Option<String>,
 }
 
 /// What a guest does after its snapshot.
@@ -36,6 +59,37 @@ pub struct SnapshotTimes {
     pub stopped_us: u64,
     /// From the request to the last byte written (to files, not to storage).
     pub total_us: u64,
+}
+
+/// What became of a snapshot since it was sealed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifiedSnapshot {
+    /// Snapshot.
+    pub id: String,
+    /// Whether it was sealed; nothing can be said of one that was not.
+    pub sealed: bool,
+    /// What is not as it was.
+    pub damaged: Vec<DamagedPiece>,
+}
+
+/// A piece of a snapshot that is not as it was sealed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DamagedPiece {
+    /// File of the snapshot.
+    pub file: String,
+    /// Number of the piece of 64 KiB; none if the file is damaged as a whole.
+    pub chunk: Option<u64>,
+}
+
+/// What a guest takes of its host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Processor time of the process that isolates it, in microseconds since that began.
+    pub cpu_us: u64,
+    /// Memory that is its own, in bytes.
+    pub memory_bytes: u64,
+    /// What it wrote to its disk since its last snapshot, in bytes; none: cannot be told at the moment.
+    pub disk_bytes: Option<u64>,
 }
 
 /// Why an engine did not do what it was asked.
@@ -84,6 +138,22 @@ pub trait Engine: Send + Sync + 'static {
         size: SandboxSize,
     ) -> impl Future<Output = Result<String, EngineError>> + Send;
 
+    /// What runs in every sandbox of `template` before it is handed out; a snapshot of the booted template contains it.
+    fn startup(
+        &self,
+        _template: &str,
+    ) -> impl Future<Output = Result<Startup, EngineError>> + Send {
+        std::future::ready(Ok(Startup::default()))
+    }
+
+    /// Size of a sandbox of `template` whose creator names none.
+    fn default_size(
+        &self,
+        _template: &str,
+    ) -> impl Future<Output = Result<SandboxSize, EngineError>> + Send {
+        std::future::ready(Ok(SandboxSize::default()))
+    }
+
     /// Boots a template from its kernel.
     fn boot(
         &self,
@@ -107,12 +177,69 @@ pub trait Engine: Send + Sync + 'static {
         then: AfterSnapshot,
     ) -> impl Future<Output = Result<SnapshotTimes, EngineError>> + Send;
 
+    /// Learns from snapshot `id` of `template` what makes the next restores fast. Asked once, when a template's has been made; what
+    /// is not learned costs time and nothing else.
+    fn learn(
+        &self,
+        _template: &str,
+        _id: &str,
+    ) -> impl Future<Output = Result<(), EngineError>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Sees to it that what restores of snapshot `id` read first is in memory. Blocks.
+    fn keep_warm(&self, _id: &str) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// Writes down checksums of snapshot `id` and all it needs, once; it may be removed meanwhile. Blocks.
+    fn seal(&self, _id: &str) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// Compares snapshot `id` and all it needs with those checksums, oldest first. Blocks.
+    fn verify(&self, _id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
+        Err(EngineError::Unsupported {
+            what: "verify snapshots",
+        })
+    }
+
+    /// Takes over a guest that an earlier process kept. A snapshot of it that was being taken then happened if it is among
+    /// [`Engine::snapshots`]; otherwise, and if it was to end with it, it goes on as if nobody had asked. A guest that cannot be
+    /// adopted is ended, if it is the one that the handle means.
+    fn adopt(
+        &self,
+        orphan: &Orphan,
+    ) -> impl Future<Output = Result<Self::Guest, EngineError>> + Send;
+
+    /// Ends every guest that an earlier process kept and that is not among `known`; returns how many there were.
+    fn end_others(
+        &self,
+        known: &[Handle],
+    ) -> impl Future<Output = Result<usize, EngineError>> + Send;
+
     /// The snapshots that are complete on this host. Unfinished ones are removed on the way.
     fn snapshots(&self) -> Result<Vec<String>, EngineError>;
 
     /// Whether snapshot `id` needs the files of none of its ancestors. An engine may come to this by itself, to keep restores fast.
     fn is_independent(&self, _id: &str) -> bool {
         false
+    }
+
+    /// Removes what nobody finished and nobody will, wherever the engine keeps files, beside whole snapshots; returns how many things
+    /// there were. Called every minute, while others use them.
+    fn sweep(&self) -> Result<usize, EngineError> {
+        Ok(0)
+    }
+
+    /// The snapshots there are, whole ones, by a look at the disk that changes nothing.
+    fn snapshots_on_disk(&self) -> Result<Vec<String>, EngineError> {
+        Ok(Vec::new())
+    }
+
+    /// Disk space that all snapshots take, in bytes, if it can be told.
+    fn snapshot_bytes(&self) -> Option<u64> {
+        None
     }
 
     /// Removes a snapshot's files; one that is not there is no error.
@@ -134,13 +261,26 @@ pub trait Arrival: Send + 'static {
     ) -> impl Future<Output = Result<Self::Guest, EngineError>> + Send;
 }
 
-/// A running guest. Dropping it ends it.
+/// A running guest. Dropping it ends it, unless it is kept: then dropping it only lets go of it.
 pub trait Guest: Send + Sync + 'static {
+    /// From now on it outlives this process. Needed once in its life, also if it is adopted later.
+    fn keep(&self) -> impl Future<Output = Result<Handle, EngineError>> + Send;
+
     /// How it came up.
     fn report(&self) -> BootReport;
 
     /// Process that isolates it, if there is one.
     fn pid(&self) -> Option<u32>;
+
+    /// What it takes of its host, without asking it: an idle guest is not woken. None where that cannot be told.
+    fn usage(&self) -> Option<Usage> {
+        None
+    }
+
+    /// How often the processor left it for the host so far, if that is known.
+    fn exits(&self) -> impl Future<Output = Option<u64>> + Send {
+        async { None }
+    }
 
     /// Opens a stream to `port` in it. A refused connection reads as closed.
     fn connect(&self, port: u32) -> impl Future<Output = io::Result<UnixStream>> + Send;

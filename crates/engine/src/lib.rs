@@ -4,8 +4,13 @@ mod boot;
 mod contract;
 mod end;
 mod size;
+mod startup;
 
 pub use boot::{BootMode, BootReport};
-pub use contract::{AfterSnapshot, Arrival, Engine, EngineError, Guest, Persona, SnapshotTimes};
+pub use contract::{
+    AfterSnapshot, Arrival, DamagedPiece, Engine, EngineError, Guest, Handle, Orphan, Persona,
+    SnapshotTimes, Usage, VerifiedSnapshot,
+};
 pub use end::SandboxEnd;
 pub use size::{SandboxSize, SizeError};
+pub use startup::{Probe, Readiness, StartCommand, Startup};

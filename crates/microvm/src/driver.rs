@@ -2,29 +2,37 @@
 
 use crate::greeting::{Greeting, GreetingError};
 use crate::link::Link;
+use crate::process::{Kept, Process};
 use crate::verdict::judge;
 use jiffy_engine::SandboxEnd;
-use jiffy_proto::agent::{HELLO_PORT, Hello, Identity, Ready};
+use jiffy_proto::agent::{HELLO_PORT, Hello, Identity};
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{Event, StopCause};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use tokio::process::Child;
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+
+/// Time a VMM has to leave once it has closed its control socket.
+const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How far a guest is on its way up.
 pub(crate) enum Step {
     Running,
-    Hello { hello: Hello },
-    Ready(Result<Ready, GreetingError>),
+    Hello {
+        hello: Hello,
+    },
+    /// With the greeting's stream.
+    Ready(Result<Option<OwnedFd>, GreetingError>),
 }
 
 /// Listens to the VMM until it is gone.
 pub(crate) struct Driver {
     pub link: Arc<Link>,
-    pub child: Child,
+    pub process: Process,
+    pub kept: Kept,
     pub console: Arc<ConsoleRing>,
     /// Who the guest is, once that is known.
     pub identity: watch::Receiver<Option<Identity>>,
@@ -54,11 +62,22 @@ impl Driver {
                     Err(_) => break,
                 },
                 _ = self.killed.recv() => {
-                    let _ = self.child.start_kill();
+                    self.process.kill();
                 }
             }
         }
-        let status = self.child.wait().await;
+        let left = tokio::time::timeout(LEAVE_LIMIT, self.process.wait()).await;
+        let status = match left {
+            Ok(status) => status,
+            // It broke the connection and goes on: nobody can command it any more.
+            Err(_) => {
+                self.process.kill();
+                self.process.wait().await
+            }
+        };
+        if let Some(socket) = self.kept.get() {
+            let _ = std::fs::remove_file(socket);
+        }
         if let Some(greeting) = greeting {
             greeting.abort();
         }
@@ -96,7 +115,10 @@ impl Driver {
                 Err(e) => Err(e),
             };
             let (stream, ready) = match result {
-                Ok((stream, ready)) => (Some(stream), Ok(ready)),
+                Ok((stream, _)) => {
+                    let copy = stream.as_fd().try_clone_to_owned().ok();
+                    (Some(stream), Ok(copy))
+                }
                 Err(e) => (None, Err(e)),
             };
             if let Some(steps) = steps {
@@ -124,10 +146,13 @@ impl Driver {
             | Event::Resumed
             | Event::Snapshotted(_)
             | Event::SnapshotFailed { .. }
-            | Event::WorkingSet { .. } => {
+            | Event::WorkingSet { .. }
+            | Event::Stats(_)
+            | Event::Kept
+            | Event::Settled { .. } => {
                 let _ = self.replies.send(event);
             }
-            Event::GuestConnect { .. } | Event::Stats(_) => {}
+            Event::GuestConnect { .. } | Event::Recalled { .. } => {}
         }
     }
 }

@@ -3,6 +3,7 @@
 use jiffy_proto::agent::{Hello, Identity, MAX_GREETING, Ready};
 use serde_json::Error as JsonError;
 use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
@@ -18,6 +19,9 @@ pub enum GreetingError {
     /// The agent's words were not the protocol's.
     #[error("the guest agent said something that is not a greeting: {0}")]
     Malformed(#[from] JsonError),
+    /// The host's clock is absurd.
+    #[error("the host's clock is not between 1970 and 2554: set it")]
+    Clock,
     /// The agent could not take its identity.
     #[error("the guest agent could not take its identity: {0}")]
     Refused(String),
@@ -42,7 +46,13 @@ impl Greeting {
         mut self,
         identity: &Identity,
     ) -> Result<(UnixStream, Ready), GreetingError> {
-        let mut words = serde_json::to_vec(identity)?;
+        // The clock of this moment: between asking for a sandbox and telling it, it boots.
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).ok();
+        let time_ns = since_epoch.and_then(|t| u64::try_from(t.as_nanos()).ok());
+        let mut words = serde_json::to_vec(&Identity {
+            time_ns: time_ns.ok_or(GreetingError::Clock)?,
+            ..identity.clone()
+        })?;
         words.push(b'\n');
         self.stream.write_all(&words).await?;
         let ready: Ready = serde_json::from_slice(&line(&mut self.stream).await?)?;

@@ -7,10 +7,9 @@ use crate::spec::NetSpec;
 use crate::vm::{BootError, Launch, MicroVm, ring};
 use jiffy_engine::BootMode;
 use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};
-use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::snapshot::{LayerFiles, MemorySource, RestoreConfig};
 use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, Request, VsockConfig};
-use jiffy_snapshot::{Layer, Lineage, SnapshotError};
+use jiffy_snapshot::{Hold, Layer, Lineage, SnapshotError};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -95,8 +94,6 @@ impl RestoreSpec {
                 mac: net.mac,
                 mtu: net.mtu,
             }),
-            outlive_controller: false,
-            control_listener: None,
             paused: false,
         };
         (config, fds)
@@ -137,18 +134,17 @@ impl MicroVm {
             disk: spec.lineage.disk(0)?,
         };
         let kvm = host_kvm::open()?;
-        let (mut vm, steps) = Self::launch_restored(spec, identity, &files, &kvm, ring()?)?;
-        vm.saving.get_mut().parent = Some(parent);
-        Ok((vm, steps))
+        Self::launch_restored(spec, identity, parent, &files, &kvm)
     }
 
     fn launch_restored(
         spec: &RestoreSpec,
         identity: Option<Identity>,
+        parent: (String, Hold),
         files: &Files,
         kvm: &File,
-        console: ConsoleRing,
     ) -> Result<(Self, mpsc::Receiver<Step>), BootError> {
+        let console = ring()?;
         let overlay = spec.overlay.try_clone().map_err(|source| BootError::Host {
             what: "duplicating a descriptor",
             source,
@@ -165,6 +161,7 @@ impl MicroVm {
             vmm: &spec.vmm,
             identity,
             mode: BootMode::Snapshot,
+            parent: Some(parent),
         };
         let request = Request::Restore(Box::new(config));
         Self::launch(launch, &request, &fds, console, overlay)

@@ -94,8 +94,6 @@ impl BootSpec {
             rng: true,
             balloon: true,
             console: add(console),
-            outlive_controller: false,
-            control_listener: None,
         };
         debug_assert!(config.disks.len() <= vm::limits::MAX_DISKS);
         Wire { config, fds }

@@ -6,14 +6,14 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Why the sandbox ended: what the VMM said, how its process ended, and the guest's last words.
+/// Why the sandbox ended: what the VMM said, how its process ended if that is known, and the guest's last words.
 pub(crate) fn judge(
     cause: Option<StopCause>,
-    status: io::Result<ExitStatus>,
+    status: io::Result<Option<ExitStatus>>,
     console: &[u8],
 ) -> SandboxEnd {
     // Whatever a VMM said before: one that made a call its filter forbids was broken, or no longer ours.
-    if let Ok(status) = &status
+    if let Ok(Some(status)) = &status
         && status.signal() == Some(libc::SIGSYS)
     {
         return SandboxEnd::VmmDied {
@@ -29,7 +29,8 @@ pub(crate) fn judge(
         }
         None => SandboxEnd::VmmDied {
             status: match status {
-                Ok(status) => status.to_string(),
+                Ok(Some(status)) => status.to_string(),
+                Ok(None) => "how is not known".to_owned(),
                 Err(e) => e.to_string(),
             },
         },
@@ -93,7 +94,7 @@ mod tests {
         let end = |signal| {
             judge(
                 Some(StopCause::Requested),
-                Ok(ExitStatus::from_raw(signal)),
+                Ok(Some(ExitStatus::from_raw(signal))),
                 b"",
             )
         };

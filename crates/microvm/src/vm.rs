@@ -4,6 +4,7 @@ use crate::driver::{Driver, Step};
 use crate::greeting::GreetingError;
 use crate::host_kvm::{self, KvmError};
 use crate::link::Link;
+use crate::process::{Kept, Process};
 use crate::saving::Saving;
 use crate::spec::BootSpec;
 use crate::verdict::printable;
@@ -13,7 +14,7 @@ use jiffy_proto::agent::Identity;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{CONTROL_FD, Request};
-use jiffy_snapshot::SnapshotError;
+use jiffy_snapshot::{Hold, SnapshotError};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -132,7 +133,7 @@ impl Connector {
     }
 }
 
-/// A guest whose agent has answered. Dropping it ends the guest.
+/// A guest whose agent has answered. Dropping it ends the guest, unless it is kept.
 #[derive(Debug)]
 pub struct MicroVm {
     pub(crate) link: Arc<Link>,
@@ -142,8 +143,26 @@ pub struct MicroVm {
     kill: mpsc::Sender<()>,
     report: BootReport,
     pid: u32,
-    pub(crate) saving: Mutex<Saving>,
+    pub(crate) kept: Kept,
+    pub(crate) saving: Arc<Mutex<Saving>>,
     identity: watch::Sender<Option<Identity>>,
+}
+
+/// A VMM and what commands it.
+pub(crate) struct Parts {
+    pub link: Link,
+    pub process: Process,
+    pub pid: u32,
+    pub kept: Kept,
+    pub console: ConsoleRing,
+    pub overlay: File,
+    /// What it descends from.
+    pub parent: Option<(String, Hold)>,
+    /// None: it is told later.
+    pub identity: Option<Identity>,
+    pub report: BootReport,
+    /// Takes what happens on its way up; none if it is up.
+    pub steps: Option<mpsc::Sender<Step>>,
 }
 
 /// What differs between the ways to start a VMM.
@@ -152,6 +171,8 @@ pub(crate) struct Launch<'a> {
     /// None: it is told later.
     pub identity: Option<Identity>,
     pub mode: BootMode,
+    /// What it is restored from.
+    pub parent: Option<(String, Hold)>,
 }
 
 pub(crate) fn ring() -> Result<ConsoleRing, BootError> {
@@ -178,6 +199,7 @@ impl MicroVm {
             vmm: &spec.vmm,
             identity: Some(spec.identity.clone()),
             mode: BootMode::Cold,
+            parent: None,
         };
         let overlay = spec.overlay.try_clone().map_err(host)?;
         let (mut vm, steps) = Self::launch(launch, &request, &wire.fds, console, overlay)?;
@@ -197,31 +219,19 @@ impl MicroVm {
         let (channel, theirs) = Channel::pair()?;
         let child = spawn(launch.vmm, theirs)?;
         let pid = child.id().unwrap_or(0);
+        let kept = Kept::default();
+        let process = Process::child(child, kept.clone());
         channel.send(request, fds)?;
-        let link = Arc::new(Link::new(channel)?);
-        let console = Arc::new(console);
-        let (kill, killed) = mpsc::channel(1);
-        let (tell_end, end) = watch::channel(None);
         let (tell_step, steps) = mpsc::channel(4);
-        let (reply, replies) = mpsc::unbounded_channel();
-        let (identity, told) = watch::channel(launch.identity);
-        let driver = Driver {
-            link: link.clone(),
-            child,
-            console: console.clone(),
-            identity: told,
-            steps: Some(tell_step),
-            killed,
-            cause: None,
-            replies: reply,
-            restored: launch.mode != BootMode::Cold,
-        };
-        let vm = Self {
-            link,
+        let vm = Self::assemble(Parts {
+            link: Link::new(channel)?,
+            process,
+            pid,
+            kept,
             console,
-            end,
-            driver: tokio::spawn(driver.run(tell_end)),
-            kill,
+            overlay,
+            parent: launch.parent,
+            identity: launch.identity,
             report: BootReport {
                 mode: launch.mode,
                 vmm_us: 0,
@@ -230,11 +240,47 @@ impl MicroVm {
                 agent_us: 0,
                 total_us: 0,
             },
-            pid,
-            saving: Mutex::new(Saving::new(replies, overlay)),
-            identity,
-        };
+            steps: Some(tell_step),
+        });
         Ok((vm, steps))
+    }
+
+    /// Begins to listen to a VMM.
+    pub(crate) fn assemble(parts: Parts) -> Self {
+        let link = Arc::new(parts.link);
+        let console = Arc::new(parts.console);
+        let (kill, killed) = mpsc::channel(1);
+        let (tell_end, end) = watch::channel(None);
+        let (reply, replies) = mpsc::unbounded_channel();
+        let (identity, told) = watch::channel(parts.identity);
+        let driver = Driver {
+            link: link.clone(),
+            process: parts.process,
+            kept: parts.kept.clone(),
+            console: console.clone(),
+            identity: told,
+            restored: parts.steps.is_none() || parts.report.mode != BootMode::Cold,
+            steps: parts.steps,
+            killed,
+            cause: None,
+            replies: reply,
+        };
+        Self {
+            link,
+            console,
+            end,
+            driver: tokio::spawn(driver.run(tell_end)),
+            kill,
+            report: parts.report,
+            pid: parts.pid,
+            kept: parts.kept,
+            saving: Arc::new(Mutex::new(Saving::new(
+                replies,
+                parts.overlay,
+                parts.parent,
+            ))),
+            identity,
+        }
     }
 
     pub(crate) async fn come_up_in_time(
@@ -270,9 +316,10 @@ impl MicroVm {
                         _ => 0,
                     };
                     hello = Some((Instant::now(), init_us));
-                    self.saving.get_mut().hello = Some(said);
+                    self.saving.lock().await.hello = Some(said);
                 }
-                Some(Step::Ready(Ok(_))) => {
+                Some(Step::Ready(Ok(greeting))) => {
+                    self.saving.lock().await.greeting = greeting;
                     let (heard, init_us) = hello.unwrap_or((Instant::now(), 0));
                     let to_hello = micros(heard - running);
                     let init_us = init_us.min(to_hello);
@@ -369,7 +416,7 @@ impl MicroVm {
 
 impl Drop for MicroVm {
     fn drop(&mut self) {
-        // The driver owns the child process, which is killed with it.
+        // The driver owns the process, which is killed with it unless it is kept.
         self.driver.abort();
     }
 }
@@ -392,10 +439,7 @@ fn spawn(vmm: &std::path::Path, control: OwnedFd) -> Result<Child, BootError> {
         .map_err(|e| failed(io::Error::other(e)))?;
     // Signals of the terminal are for the command in the guest, not for the VMM.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    Command::from(command)
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(failed)
+    Command::from(command).spawn().map_err(failed)
 }
 
 fn micros(duration: Duration) -> u64 {

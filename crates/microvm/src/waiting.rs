@@ -35,7 +35,7 @@ impl MicroVm {
         loop {
             match steps.recv().await {
                 Some(Step::Hello { hello }) => {
-                    self.saving.get_mut().hello = Some(hello);
+                    self.saving.lock().await.hello = Some(hello);
                     return Ok(());
                 }
                 Some(Step::Running) => {}

@@ -1,0 +1,141 @@
+//! What a template starts in its guest before the guest is snapshotted or handed out.
+
+use serde::{Deserialize, Serialize};
+
+/// What runs in every sandbox of a template, and how it is known to be ready.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Startup {
+    /// What is started, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartCommand>,
+    /// What is awaited, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<Readiness>,
+}
+
+impl Startup {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.start.is_none() && self.ready.is_none()
+    }
+}
+
+/// A command that is started once and stays.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartCommand {
+    /// For `/bin/sh -c`.
+    pub command: String,
+    /// The template's default user unless named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The template's default directory unless named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
+}
+
+/// When the guest is ready: a port that accepts, a page on it that answers with 2xx, or a command that succeeds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Readiness {
+    /// TCP port on the guest's loopback.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// Path of the page; with `port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// For `/bin/sh -c`; instead of `port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// How long it may take, in seconds.
+    #[serde(default = "default_timeout_s")]
+    pub timeout_s: u32,
+}
+
+/// A [`Readiness`] taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probe<'a> {
+    /// The port accepts a connection.
+    Port(u16),
+    /// `GET` of the path answers with 2xx.
+    Page(u16, &'a str),
+    /// The command exits with 0.
+    Command(&'a str),
+}
+
+/// Longest a template may take to get ready, in seconds.
+const MAX_TIMEOUT_S: u32 = 3600;
+
+fn default_timeout_s() -> u32 {
+    60
+}
+
+impl Readiness {
+    /// What is tried, or what is wrong with it.
+    pub fn probe(&self) -> Result<Probe<'_>, String> {
+        if !(1..=MAX_TIMEOUT_S).contains(&self.timeout_s) {
+            return Err(format!(
+                "timeout_s is {}: choose 1 to {MAX_TIMEOUT_S}",
+                self.timeout_s
+            ));
+        }
+        match (self.port, self.path.as_deref(), self.command.as_deref()) {
+            (Some(0), ..) => Err("port 0 is no port".to_owned()),
+            (Some(_), Some(path), None) if !is_path(path) => Err(format!(
+                "`{path}` is not a path: start it with `/`, without spaces"
+            )),
+            (Some(port), Some(path), None) => Ok(Probe::Page(port, path)),
+            (Some(port), None, None) => Ok(Probe::Port(port)),
+            (None, None, Some(command)) if !command.trim().is_empty() => {
+                Ok(Probe::Command(command))
+            }
+            _ => Err("name either a `port`, with or without a `path`, or a `command`".to_owned()),
+        }
+    }
+}
+
+/// It becomes part of a request line.
+fn is_path(path: &str) -> bool {
+    path.starts_with('/') && path.len() <= 1024 && path.bytes().all(|b| b.is_ascii_graphic())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready(port: Option<u16>, path: Option<&str>, command: Option<&str>) -> Readiness {
+        Readiness {
+            port,
+            path: path.map(str::to_owned),
+            command: command.map(str::to_owned),
+            timeout_s: 5,
+        }
+    }
+
+    #[test]
+    fn a_readiness_is_a_port_a_page_or_a_command_and_nothing_else() {
+        assert_eq!(ready(Some(80), None, None).probe(), Ok(Probe::Port(80)));
+        let page = ready(Some(80), Some("/health"), None);
+        assert_eq!(page.probe(), Ok(Probe::Page(80, "/health")));
+        let command = ready(None, None, Some("true"));
+        assert_eq!(command.probe(), Ok(Probe::Command("true")));
+        for bad in [
+            ready(None, None, None),
+            ready(Some(0), None, None),
+            ready(None, Some("/health"), None),
+            ready(Some(80), None, Some("true")),
+            ready(None, None, Some(" ")),
+            ready(Some(80), Some("health"), None),
+            ready(Some(80), Some("/ HTTP/1.1\r\nX: y"), None),
+        ] {
+            assert!(bad.probe().is_err(), "{bad:?}");
+        }
+        for timeout_s in [0, MAX_TIMEOUT_S + 1] {
+            let bad = Readiness {
+                timeout_s,
+                ..ready(Some(80), None, None)
+            };
+            assert!(bad.probe().is_err(), "{timeout_s}");
+        }
+    }
+}
