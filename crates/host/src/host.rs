@@ -2,7 +2,7 @@
 
 use crate::identity::{IdentityError, identity, new_id};
 use crate::programs::{ProgramError, Programs};
-use jiffy_engine::{SandboxSize, SizeError};
+use jiffy_engine::{Persona, SandboxSize, SizeError};
 use jiffy_image::{
     BuildError, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel, KernelError,
     Progress, Recipe, RecipeError, Template, TemplateError, Templates,
@@ -132,6 +132,23 @@ impl Host {
         }
     }
 
+    /// Size of a sandbox of template `name` whose creator names none.
+    pub fn default_size(&self, name: &str) -> Result<SandboxSize, CreateError> {
+        let memory_mib = match Recipe::built_in(name) {
+            Ok(recipe) => recipe.defaults().memory_mib,
+            Err(RecipeError::Unknown { .. }) => {
+                let known = self.templates().manifest(name)?;
+                known.defaults.memory_mib
+            }
+            Err(e) => return Err(e.into()),
+        };
+        let standard = SandboxSize::default();
+        Ok(SandboxSize {
+            memory_mib: memory_mib.unwrap_or(standard.memory_mib),
+            ..standard
+        })
+    }
+
     /// Opens template `name` with kernel and agent. A stock template that is missing or outdated is built first.
     pub fn prepare(
         &self,
@@ -199,6 +216,7 @@ impl Prepared {
         lineage: Lineage,
         disk_mib: u64,
         overlay: File,
+        memory: MemoryPolicy,
     ) -> Result<RestoreSpec, CreateError> {
         Ok(RestoreSpec {
             vmm: self.programs.vmm.clone(),
@@ -208,7 +226,7 @@ impl Prepared {
             overlay,
             net: None,
             identity: Identity::default(),
-            memory: MemoryPolicy::Map,
+            memory,
         })
     }
 
@@ -224,7 +242,7 @@ impl Prepared {
         net: Option<NetSpec>,
     ) -> Result<MicroVm, CreateError> {
         let overlay = Disk::overlay_file(&self.home)?;
-        let identity = self.identity(spec)?;
+        let identity = self.identity(&somebody(spec)?)?;
         let spec = BootSpec {
             net,
             extra_cmdline: spec.extra_cmdline.clone(),
@@ -233,13 +251,8 @@ impl Prepared {
         Ok(MicroVm::boot(spec).await?)
     }
 
-    /// What a sandbox of this template is told to be: new with every call.
-    fn identity(&self, spec: &SandboxSpec) -> Result<Identity, CreateError> {
-        let defaults = &self.template.manifest.defaults;
-        let mut env = defaults.env.clone();
-        env.extend(spec.env.clone());
-        let workdir = Some(defaults.workdir.clone()).filter(|d| !d.is_empty());
-        Ok(identity(&new_id()?, env, defaults.user.clone(), workdir)?)
+    fn identity(&self, persona: &Persona) -> Result<Identity, CreateError> {
+        Ok(identity(persona, &self.template.manifest.defaults)?)
     }
 
     /// Makes a sandbox from a snapshot of one of this template and returns when its agent has taken a new identity. Of `spec`
@@ -251,15 +264,39 @@ impl Prepared {
         id: &str,
         memory: MemoryPolicy,
     ) -> Result<MicroVm, CreateError> {
+        let somebody = somebody(spec)?;
+        self.restore_as(&somebody, spec, store, id, memory, None)
+            .await
+    }
+
+    /// The same as somebody in particular, and with the network card that it had.
+    pub async fn restore_as(
+        &self,
+        persona: &Persona,
+        spec: &SandboxSpec,
+        store: &Store,
+        id: &str,
+        memory: MemoryPolicy,
+        net: Option<NetSpec>,
+    ) -> Result<MicroVm, CreateError> {
         let lineage = store.lineage(id).map_err(BootError::from)?;
         let overlay = store.overlay().map_err(BootError::from)?;
         let spec = RestoreSpec {
-            identity: self.identity(spec)?,
-            memory,
-            ..self.restore_spec(lineage, spec.size.disk_mib, overlay)?
+            identity: self.identity(persona)?,
+            net,
+            ..self.restore_spec(lineage, spec.size.disk_mib, overlay, memory)?
         };
         Ok(MicroVm::restore(spec).await?)
     }
+}
+
+/// Nobody there was before.
+fn somebody(spec: &SandboxSpec) -> Result<Persona, CreateError> {
+    Ok(Persona {
+        id: new_id()?,
+        env: spec.env.clone(),
+        ..Persona::default()
+    })
 }
 
 fn duplicate(file: &File) -> Result<File, BootError> {

@@ -2,9 +2,9 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use jiffy_engine::Persona;
+use jiffy_image::Defaults;
 use jiffy_proto::agent::Identity;
-use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Letters of an id: no `-`, which separates port and id in host names, and nothing that reads as another letter.
 const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
@@ -17,9 +17,6 @@ pub enum IdentityError {
     /// The host gives no random bytes.
     #[error("the host gives no random bytes: {0}")]
     Entropy(#[from] getrandom::Error),
-    /// The host's clock is absurd.
-    #[error("the host's clock is before 1970: set it")]
-    Clock,
 }
 
 fn random<const N: usize>() -> Result<[u8; N], getrandom::Error> {
@@ -37,25 +34,35 @@ pub fn new_id() -> Result<String, IdentityError> {
         .collect())
 }
 
-/// What the agent of sandbox `id` is told: clock and entropy of this very moment.
-pub(crate) fn identity(
-    id: &str,
-    env: BTreeMap<String, String>,
-    user: String,
-    workdir: Option<String>,
-) -> Result<Identity, IdentityError> {
-    let since_epoch = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_err(|_| IdentityError::Clock)?;
+/// A new secret: 40 hexadecimal digits, 160 random bits.
+pub fn new_token() -> Result<String, IdentityError> {
+    let bytes: [u8; 20] = random()?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// What the agent of a sandbox is told, with fresh entropy; the clock is added when it is told.
+pub(crate) fn identity(persona: &Persona, defaults: &Defaults) -> Result<Identity, IdentityError> {
+    let mut env = defaults.env.clone();
+    env.extend(persona.env.clone());
     Ok(Identity {
-        id: id.to_owned(),
+        id: persona.id.clone(),
+        rewound: persona.rewound,
         hostname: None,
-        time_ns: u64::try_from(since_epoch.as_nanos()).map_err(|_| IdentityError::Clock)?,
+        time_ns: 0,
         entropy: STANDARD.encode(random::<ENTROPY>()?),
         env,
-        access_token: None,
-        default_user: Some(user),
-        default_workdir: workdir,
+        access_token: persona.access_token.clone(),
+        default_user: Some(defaults.user.clone()),
+        default_workdir: Some(defaults.workdir.clone()).filter(|d| !d.is_empty()),
+    })
+}
+
+/// What the agent of a sandbox that runs on is told if it asks again: that it is who it was, with fresh entropy.
+pub(crate) fn renewed(before: Identity) -> Result<Identity, IdentityError> {
+    Ok(Identity {
+        rewound: false,
+        entropy: STANDARD.encode(random::<ENTROPY>()?),
+        ..before
     })
 }
 

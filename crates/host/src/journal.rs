@@ -2,15 +2,23 @@
 //!
 //! A change is one SQLite transaction in a write-ahead log, so whoever opens the journal finds the state before it or after it.
 //! The log is not flushed to storage at every commit: a power failure may cost the last changes, but not their order.
+//!
+//! What can still be refused is refused when the disk is full ([`Journal::commit`]); what has happened finds the room that is kept
+//! for it ([`Journal::settle`]).
 
-use crate::record::{SandboxRecord, SnapshotRecord};
+use crate::journal_room::{CHECKPOINT_PAGES, Room, RoomError};
+use crate::record::{SandboxRecord, SnapshotRecord, State};
+use jiffy_engine::Handle;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, Transaction, params};
 use serde::de::DeserializeOwned;
+use std::collections::HashMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Version of the tables; another one is refused.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 
 const TABLES: &str = "
     CREATE TABLE sandboxes (id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT;
@@ -23,6 +31,9 @@ const TABLES: &str = "
     CREATE INDEX snapshots_by_parent ON snapshots (parent);
 ";
 
+/// What version 2 has and version 1 had not: the guests of running sandboxes, by which they are found again.
+const GUESTS: &str = "CREATE TABLE guests (sandbox TEXT PRIMARY KEY, handle TEXT NOT NULL) STRICT;";
+
 /// The journal cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
@@ -33,6 +44,14 @@ pub enum JournalError {
         path: PathBuf,
         /// Why.
         source: rusqlite::Error,
+    },
+    /// The room that is kept for the journal is not whole, and the disk has none.
+    #[error("the journal {} can keep no room for itself: {source}; make some on its disk, by removing snapshots and sandboxes that nobody needs for example", path.display())]
+    Full {
+        /// Its file.
+        path: PathBuf,
+        /// What the disk says.
+        source: io::Error,
     },
     /// From another version.
     #[error("the journal {} has version {found}, and this program reads version {VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
@@ -54,9 +73,15 @@ pub enum JournalError {
 
 /// One change; all changes of one [`Journal::commit`] happen or none.
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a handful at a time, on their way to the disk"
+)]
 pub enum Change {
-    /// A sandbox is now as it says.
+    /// A sandbox is now as it says. One that does not run has no guest.
     Sandbox(SandboxRecord),
+    /// The guest of a running sandbox is this one.
+    Guest(String, Handle),
     /// There is no such sandbox any more.
     NoSandbox(String),
     /// A snapshot is about to be written.
@@ -80,7 +105,31 @@ pub struct JournalledSnapshot {
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    connection: Mutex<Connection>,
+    book: Mutex<Book>,
+}
+
+#[derive(Debug)]
+struct Book {
+    connection: Connection,
+    /// What has happened and could not be written yet; it is written together with whatever comes next.
+    owed: Vec<Change>,
+    // Closed after the connection.
+    room: Room,
+}
+
+impl Book {
+    /// Makes what is owed and all changes, or none.
+    fn write(&mut self, changes: &[Change]) -> rusqlite::Result<()> {
+        if self.owed.is_empty() && changes.is_empty() {
+            return Ok(());
+        }
+        let tx = self.connection.transaction()?;
+        let mut all = self.owed.iter().chain(changes);
+        all.try_for_each(|c| apply(&tx, c))?;
+        tx.commit()?;
+        self.owed.clear();
+        Ok(())
+    }
 }
 
 impl Journal {
@@ -94,14 +143,20 @@ impl Journal {
         connection
             .pragma_update(None, "journal_mode", "WAL")
             .and_then(|()| connection.pragma_update(None, "synchronous", "NORMAL"))
+            .and_then(|()| connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES))
+            // The log stays, with the room it has: on a full disk there would be none for another one.
+            .and_then(|()| {
+                connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
+            })
             .map_err(failed)?;
         let found: i64 = connection
             .query_row("PRAGMA user_version", [], |row| row.get(0))
             .map_err(failed)?;
         match found {
-            0 => {
+            0 | 1 => {
                 let tx = connection.transaction().map_err(failed)?;
-                tx.execute_batch(TABLES)
+                tx.execute_batch(if found == 0 { TABLES } else { "" })
+                    .and_then(|()| tx.execute_batch(GUESTS))
                     .and_then(|()| tx.pragma_update(None, "user_version", VERSION))
                     .and_then(|()| tx.commit())
                     .map_err(failed)?;
@@ -114,16 +169,38 @@ impl Journal {
                 });
             }
         }
-        Ok(Self {
+        let room = Room::of(file).map_err(|source| JournalError::Full {
             path: file.to_owned(),
-            connection: Mutex::new(connection),
+            source,
+        })?;
+        let journal = Self {
+            path: file.to_owned(),
+            book: Mutex::new(Book {
+                connection,
+                owed: Vec::new(),
+                room,
+            }),
+        };
+        if let Err(e) = journal.keep_room(&mut journal.book()) {
+            // On a full disk there must be somebody who can be asked to remove things.
+            tracing::warn!("{e}");
+        }
+        Ok(journal)
+    }
+
+    fn keep_room(&self, book: &mut Book) -> Result<(), JournalError> {
+        let kept = book.room.ensure(&book.connection);
+        kept.map_err(|e| match e {
+            RoomError::Database(source) => self.failed(source),
+            RoomError::Disk(source) => JournalError::Full {
+                path: self.path.clone(),
+                source,
+            },
         })
     }
 
-    fn connection(&self) -> MutexGuard<'_, Connection> {
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn failed(&self, source: rusqlite::Error) -> JournalError {
@@ -133,23 +210,41 @@ impl Journal {
         }
     }
 
-    /// Makes all changes or none.
+    /// Makes all changes or none. For what can still be refused: it is when the disk has no room but what is kept.
     pub fn commit(&self, changes: &[Change]) -> Result<(), JournalError> {
-        let mut connection = self.connection();
-        let write = |tx: &Transaction<'_>| changes.iter().try_for_each(|c| apply(tx, c));
-        connection
-            .transaction()
-            .and_then(|tx| {
-                write(&tx)?;
-                tx.commit()
-            })
-            .map_err(|e| self.failed(e))
+        let mut book = self.book();
+        self.keep_room(&mut book)?;
+        book.write(changes).map_err(|e| self.failed(e))
+    }
+
+    /// Takes down what has happened and cannot be refused any more, in the room that is kept where there is no other. If the disk
+    /// fails, it is taken down together with the next changes; until then it is as if the daemon had not come to it.
+    pub fn settle(&self, changes: &[Change]) {
+        let mut book = self.book();
+        if let Err(e) = book.write(changes) {
+            let e = self.failed(e);
+            tracing::error!("{e}; what has happened is written down with the next change");
+            book.owed.extend_from_slice(changes);
+        }
     }
 
     /// All sandboxes.
     pub fn sandboxes(&self) -> Result<Vec<SandboxRecord>, JournalError> {
         let rows = self.rows("SELECT record, 1 FROM sandboxes ORDER BY rowid")?;
         rows.iter().map(|(text, _)| self.parse(text)).collect()
+    }
+
+    /// The guests of running sandboxes, by sandbox.
+    pub fn guests(&self) -> Result<HashMap<String, Handle>, JournalError> {
+        let book = self.book();
+        let read = || -> rusqlite::Result<HashMap<String, Handle>> {
+            let mut statement = book
+                .connection
+                .prepare("SELECT sandbox, handle FROM guests")?;
+            let rows = statement.query_map([], |row| Ok((row.get(0)?, Handle(row.get(1)?))))?;
+            rows.collect()
+        };
+        read().map_err(|e| self.failed(e))
     }
 
     /// All snapshots, also those that were never completed.
@@ -166,7 +261,7 @@ impl Journal {
     }
 
     fn rows(&self, query: &str) -> Result<Vec<(String, bool)>, JournalError> {
-        let connection = self.connection();
+        let connection = &self.book().connection;
         let read = || -> rusqlite::Result<Vec<(String, bool)>> {
             let mut statement = connection.prepare_cached(query)?;
             let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -194,9 +289,18 @@ fn apply(tx: &Transaction<'_>, change: &Change) -> rusqlite::Result<()> {
                  ON CONFLICT (id) DO UPDATE SET record = ?2",
             )?
             .execute(params![record.id, json(serde_json::to_string(record))?])?;
+            if record.state != State::Running {
+                tx.prepare_cached("DELETE FROM guests WHERE sandbox = ?1")?
+                    .execute([&record.id])?;
+            }
+        }
+        Change::Guest(sandbox, handle) => {
+            tx.prepare_cached("INSERT OR REPLACE INTO guests (sandbox, handle) VALUES (?1, ?2)")?
+                .execute(params![sandbox, handle.0])?;
         }
         Change::NoSandbox(id) => {
             tx.execute("DELETE FROM sandboxes WHERE id = ?1", [id])?;
+            tx.execute("DELETE FROM guests WHERE sandbox = ?1", [id])?;
         }
         Change::Intent(record) | Change::Snapshot(record) => {
             let complete = matches!(change, Change::Snapshot(_));
@@ -221,7 +325,8 @@ fn apply(tx: &Transaction<'_>, change: &Change) -> rusqlite::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Purpose, State};
+    use crate::record::Purpose;
+    use crate::terms::Terms;
     use jiffy_engine::SandboxSize;
     use std::collections::BTreeMap;
 
@@ -232,6 +337,13 @@ mod tests {
             template: "base".into(),
             size: SandboxSize::default(),
             env: BTreeMap::from([("A".into(), "1".into())]),
+            terms: Terms {
+                owner: Some("k".into()),
+                ..Terms::default()
+            },
+            deadline_ms: Some(3),
+            agent_token: Some("t".into()),
+            traffic_token: None,
             snapshot: None,
             forked_from: None,
             boot_mode: None,
@@ -247,6 +359,7 @@ mod tests {
             name: None,
             purpose: Purpose::Asked,
             sandbox: "a".into(),
+            owner: None,
             template: "base".into(),
             fingerprint: String::new(),
             size: SandboxSize::default(),
@@ -288,6 +401,63 @@ mod tests {
             .map(|s| (s.record.id, s.complete))
             .collect();
         assert_eq!(complete, [("s".into(), true), ("t".into(), false)]);
+    }
+
+    #[test]
+    fn what_has_happened_is_written_with_the_next_change_if_the_disk_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("state.db");
+        let journal = Journal::open(&file).unwrap();
+        let fails = |fails: bool| {
+            let connection = &journal.book().connection;
+            connection.pragma_update(None, "query_only", fails).unwrap();
+        };
+        fails(true);
+        assert!(journal.commit(&[Change::Sandbox(sandbox("a"))]).is_err());
+        journal.settle(&[Change::Sandbox(sandbox("b"))]);
+        assert!(journal.commit(&[Change::Sandbox(sandbox("c"))]).is_err());
+        assert_eq!(journal.sandboxes().unwrap(), []);
+        fails(false);
+        journal.commit(&[Change::Sandbox(sandbox("d"))]).unwrap();
+        assert_eq!(journal.sandboxes().unwrap(), [sandbox("b"), sandbox("d")]);
+    }
+
+    #[test]
+    fn a_guest_is_known_as_long_as_its_sandbox_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::open(&dir.path().join("state.db")).unwrap();
+        let running = |id| SandboxRecord {
+            state: State::Running,
+            ..sandbox(id)
+        };
+        let guest = |id: &str, word: &str| Change::Guest(id.into(), Handle(word.into()));
+        for id in ["a", "b", "c"] {
+            let changes = [Change::Sandbox(running(id)), guest(id, "first")];
+            journal.commit(&changes).unwrap();
+        }
+        let changes = [Change::Sandbox(running("a")), guest("a", "second")];
+        journal.commit(&changes).unwrap();
+        journal.commit(&[Change::Sandbox(sandbox("b"))]).unwrap();
+        journal.commit(&[Change::NoSandbox("c".into())]).unwrap();
+        let guests = journal.guests().unwrap();
+        assert_eq!(
+            guests,
+            HashMap::from([("a".into(), Handle("second".into()))])
+        );
+    }
+
+    #[test]
+    fn a_journal_of_the_version_before_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("state.db");
+        let connection = Connection::open(&file).unwrap();
+        connection.execute_batch(TABLES).unwrap();
+        connection.pragma_update(None, "user_version", 1).unwrap();
+        drop(connection);
+        for _ in 0..2 {
+            let journal = Journal::open(&file).unwrap();
+            assert_eq!(journal.guests().unwrap(), HashMap::new());
+        }
     }
 
     #[test]

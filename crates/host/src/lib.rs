@@ -1,17 +1,37 @@
 //! Life of sandboxes on one host: from a template's name and a size to a guest whose agent has answered.
 
+mod admission;
 mod host;
 mod identity;
 mod journal;
+mod journal_room;
+mod litter;
+mod metrics;
 mod microvm_engine;
 mod programs;
 mod record;
+mod restore_policy;
 mod sandboxes;
+mod startup;
+mod terms;
+mod usage;
 
+pub use admission::{HostFigures, Limits, Pressure, Promised, ReadHost, Shortage, ThisHost};
 pub use host::{CreateError, Host, HostError, Prepared, SandboxSpec};
-pub use identity::{IdentityError, new_id};
+pub use identity::{IdentityError, new_id, new_token};
 pub use journal::{Change, Journal, JournalError, JournalledSnapshot};
+pub use litter::OLD_LOGS;
+pub use metrics::{BootTimes, Figure};
 pub use microvm_engine::{MicroVmArrival, MicroVmEngine, MicroVmGuest};
 pub use programs::{ProgramError, Programs};
 pub use record::{Operation, Purpose, SandboxRecord, SnapshotRecord, State};
-pub use sandboxes::{Child, CreateSpec, ForkReport, OperationError, Options, Sandboxes, Source};
+pub use restore_policy::{
+    HostFile, HostFingerprint, KeepError, PolicyCost, PolicyInForce, PolicyReason, RestorePolicy,
+    Spread, choose,
+};
+pub use sandboxes::{
+    Child, CreateSpec, ErrorKind, ForkReport, OperationError, Options, PoolSize, Sandboxes, Source,
+};
+pub use startup::{StartupError, start_up};
+pub use terms::{Network, OnTimeout, Terms};
+pub use usage::Sample;

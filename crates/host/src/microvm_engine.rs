@@ -1,27 +1,45 @@
 //! The engine `microvm` in the host's terms: templates, snapshots and programs of a data directory.
 
 use crate::host::{CreateError, Host, Prepared};
-use crate::identity::identity;
+use crate::identity::{identity, renewed};
+use crate::litter;
+use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
+use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootReport, Engine, EngineError, Guest, Persona, SandboxEnd,
-    SandboxSize, SnapshotTimes,
+    AfterSnapshot, Arrival, BootReport, DamagedPiece, Engine, EngineError, Guest, Handle, Orphan,
+    Persona, SandboxEnd, SandboxSize, SnapshotTimes, Startup, Usage, VerifiedSnapshot,
 };
-use jiffy_microvm::{BootError, BootSpec, MicroVm, RestoreSpec, SaveError, SnapshotSpec, Waiting};
-use jiffy_proto::agent::Identity;
+use jiffy_microvm::{
+    AdoptSpec, BootError, BootSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec,
+    VmmMark, Waiting,
+};
+use jiffy_proto::agent::{ENVD_PORT, Hello, Identity};
 use jiffy_proto::snapshot::AfterSnapshot as Then;
-use jiffy_snapshot::{Durability, Lineage, Store};
+use jiffy_snapshot::{Durability, Lineage, Store, Verdict};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
+/// Size of a page of this processor, in bytes.
+const PAGE: u64 = 4096;
 /// Directory of the snapshots in the data directory.
 const SNAPSHOTS: &str = "snapshots";
+/// Directory of the control sockets of running VMMs, in that of running things.
+const SOCKETS: &str = "vmm";
+/// Where running VMMs say what went wrong with them, beside it.
+const LOG: &str = "vmm.log";
 /// Layers from which on a restore merges them first: each costs every restore a little, merging costs one restore more.
 const LONG_LINEAGE: usize = 16;
+/// Time a guest has to run `true` while its working set is recorded.
+const LEARN_LIMIT: Duration = Duration::from_secs(10);
 
 /// What shows that a file was replaced: inode and change time.
 type Stamp = [(u64, i64, i64); 3];
@@ -30,6 +48,8 @@ type Stamp = [(u64, i64, i64); 3];
 pub struct MicroVmEngine {
     host: Host,
     store: Store,
+    policy: PolicyInForce,
+    place: Place,
     prepared: Mutex<HashMap<String, (Stamp, Arc<Prepared>)>>,
     /// Held by whoever merges; one at a time, since it reads and writes a lot.
     merging: tokio::sync::Mutex<()>,
@@ -39,9 +59,18 @@ impl MicroVmEngine {
     /// The engine of `host`.
     pub fn new(host: Host) -> Result<Self, EngineError> {
         let store = Store::open(host.home().path().join(SNAPSHOTS)).map_err(EngineError::failed)?;
+        let place = Place::open(&host.home().run()).map_err(EngineError::failed)?;
+        let policy = PolicyInForce::find(host.home().path(), &HostFingerprint::here());
+        tracing::info!(
+            "memory of restored sandboxes: {} ({})",
+            policy.policy,
+            policy.why
+        );
         Ok(Self {
             host,
             store,
+            policy,
+            place,
             prepared: Mutex::default(),
             merging: tokio::sync::Mutex::default(),
         })
@@ -66,6 +95,53 @@ impl MicroVmEngine {
             .map_err(EngineError::failed)?
             .map_err(EngineError::failed)?;
         self.store.lineage(id).map_err(EngineError::failed)
+    }
+
+    /// Where memory of a guest made from `lineage` comes from on this host.
+    fn memory(&self, lineage: &Lineage) -> MemoryPolicy {
+        match self.policy.policy {
+            RestorePolicy::Map => MemoryPolicy::Map,
+            RestorePolicy::CopyAll => MemoryPolicy::CopyAll,
+            RestorePolicy::CopyWorkingSet => match lineage.working_set() {
+                Ok(Some((_, file))) => MemoryPolicy::CopyWorkingSet(file),
+                Ok(None) => MemoryPolicy::Map,
+                Err(e) => {
+                    tracing::warn!("mapping memory instead of reading its working set: {e}");
+                    MemoryPolicy::Map
+                }
+            },
+        }
+    }
+
+    /// A guest of snapshot `id` that waits to be told who it is, its memory from where `memory` says.
+    async fn arrive(
+        &self,
+        template: &str,
+        id: &str,
+        memory: impl FnOnce(&Lineage) -> MemoryPolicy,
+    ) -> Result<MicroVmArrival, EngineError> {
+        let prepared = self.prepare(template).await?;
+        let lineage = self.short_lineage(id).await?;
+        let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
+            reason: format!("there is no snapshot {id}"),
+        })?;
+        let manifest = newest.manifest();
+        if manifest.template != image_name(&prepared) {
+            return Err(EngineError::Failed {
+                reason: format!(
+                    "snapshot {id} was taken with another image of template `{template}` than the one there is now; build that one again"
+                ),
+            });
+        }
+        let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
+        let overlay = self.store.overlay().map_err(EngineError::failed)?;
+        let memory = memory(&lineage);
+        let spec: RestoreSpec = prepared
+            .restore_spec(lineage, disk_mib, overlay, memory)
+            .map_err(chain)?;
+        let waiting = MicroVm::restore_waiting(spec).await.map_err(boot_error)?;
+        let place = self.place.clone();
+        Ok(MicroVmArrival::Restored(Box::new(waiting), prepared, place))
     }
 
     fn stamp(&self, template: &str) -> io::Result<Stamp> {
@@ -130,27 +206,84 @@ fn image_name(prepared: &Prepared) -> String {
     format!("{}@{}", manifest.name, manifest.image.sha256)
 }
 
+/// Runs `true` in the guest to its end.
+async fn run_true(vm: &MicroVm) -> Result<(), jiffy_agent_client::ClientError> {
+    let connector = vm.connector();
+    let client = AgentClient::new(move || {
+        let connector = connector.clone();
+        async move {
+            let stream = connector.connect(ENVD_PORT).await;
+            let stream = stream.map_err(io::Error::other)?;
+            stream.set_nonblocking(true)?;
+            tokio::net::UnixStream::from_std(stream)
+        }
+    });
+    let process = client.start(&ProcessSpec::new("true", [""; 0])).await?;
+    process.output(0).await.map(drop)
+}
+
 /// A guest on its way.
 pub enum MicroVmArrival {
     /// Restored, and waiting.
-    Restored(Box<Waiting>, Arc<Prepared>),
+    Restored(Box<Waiting>, Arc<Prepared>, Place),
     /// To be booted when it is known who it is.
-    Bootable(Box<BootSpec>, Arc<Prepared>),
+    Bootable(Box<BootSpec>, Arc<Prepared>, Place),
+}
+
+/// Where guests that are kept have their control sockets and their log.
+#[derive(Clone)]
+pub struct Place {
+    sockets: Arc<PathBuf>,
+    log: Arc<File>,
+}
+
+impl Place {
+    fn open(run: &Path) -> io::Result<Self> {
+        let sockets = run.join(SOCKETS);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&sockets)?;
+        let log = File::options()
+            .append(true)
+            .create(true)
+            .open(run.join(LOG))?;
+        Ok(Self {
+            sockets: Arc::new(sockets),
+            log: Arc::new(log),
+        })
+    }
+}
+
+/// A [`Handle`] in words.
+#[derive(Serialize, Deserialize)]
+struct Words {
+    mark: VmmMark,
+    /// The image it was booted with, as its snapshots remember it.
+    image: String,
+    /// Who its agent was told to be; clock and entropy are left out.
+    identity: Identity,
+    hello: Option<Hello>,
+    report: BootReport,
+}
+
+impl Words {
+    fn read(handle: &Handle) -> Result<Self, EngineError> {
+        serde_json::from_str(&handle.0).map_err(|e| {
+            EngineError::failed(format!(
+                "it was written down by another version of jiffy: {e}"
+            ))
+        })
+    }
 }
 
 /// A running guest.
 pub struct MicroVmGuest {
     vm: MicroVm,
     image: String,
-}
-
-impl MicroVmGuest {
-    fn new(vm: MicroVm, prepared: &Prepared) -> Self {
-        Self {
-            vm,
-            image: image_name(prepared),
-        }
-    }
+    /// Who it was told to be.
+    identity: Identity,
+    place: Place,
 }
 
 impl Engine for MicroVmEngine {
@@ -173,36 +306,31 @@ impl Engine for MicroVmEngine {
         ))
     }
 
+    async fn startup(&self, template: &str) -> Result<Startup, EngineError> {
+        let prepared = self.prepare(template).await?;
+        Ok(prepared.template().manifest.startup.clone())
+    }
+
+    async fn default_size(&self, template: &str) -> Result<SandboxSize, EngineError> {
+        self.host.default_size(template).map_err(chain)
+    }
+
     async fn boot(&self, template: &str, size: SandboxSize) -> Result<MicroVmArrival, EngineError> {
         let prepared = self.prepare(template).await?;
         let overlay = self.store.overlay().map_err(EngineError::failed)?;
         let spec = prepared
             .boot_spec(size, overlay, Identity::default())
             .map_err(chain)?;
-        Ok(MicroVmArrival::Bootable(Box::new(spec), prepared))
+        Ok(MicroVmArrival::Bootable(
+            Box::new(spec),
+            prepared,
+            self.place.clone(),
+        ))
     }
 
     async fn restore(&self, template: &str, id: &str) -> Result<MicroVmArrival, EngineError> {
-        let prepared = self.prepare(template).await?;
-        let lineage = self.short_lineage(id).await?;
-        let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
-            reason: format!("there is no snapshot {id}"),
-        })?;
-        let manifest = newest.manifest();
-        if manifest.template != image_name(&prepared) {
-            return Err(EngineError::Failed {
-                reason: format!(
-                    "snapshot {id} was taken with another image of template `{template}` than the one there is now; build that one again"
-                ),
-            });
-        }
-        let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
-        let overlay = self.store.overlay().map_err(EngineError::failed)?;
-        let spec: RestoreSpec = prepared
-            .restore_spec(lineage, disk_mib, overlay)
-            .map_err(chain)?;
-        let waiting = MicroVm::restore_waiting(spec).await.map_err(boot_error)?;
-        Ok(MicroVmArrival::Restored(Box::new(waiting), prepared))
+        self.arrive(template, id, |lineage| self.memory(lineage))
+            .await
     }
 
     async fn snapshot(
@@ -232,6 +360,89 @@ impl Engine for MicroVmEngine {
         })
     }
 
+    async fn learn(&self, template: &str, id: &str) -> Result<(), EngineError> {
+        // Mapped, so that what is present afterwards is what was touched.
+        let arrival = self.arrive(template, id, |_| MemoryPolicy::Map).await?;
+        let persona = Persona {
+            id: "template".to_owned(),
+            ..Persona::default()
+        };
+        let guest = arrival.welcome(&persona).await?;
+        // Every template's first use is a command; one without `true` does with the greeting.
+        let _ = tokio::time::timeout(LEARN_LIMIT, run_true(&guest.vm)).await;
+        let recorded = guest.vm.working_set(&self.store).await;
+        guest.stop().await;
+        let (set, chunks) = recorded.map_err(EngineError::failed)?;
+        let snapshot = self.store.get(id).map_err(EngineError::failed)?;
+        tracing::debug!(template, id, chunks, "working set recorded");
+        snapshot.put_working_set(&set).map_err(EngineError::failed)
+    }
+
+    fn keep_warm(&self, id: &str) -> Result<(), EngineError> {
+        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        lineage.warm().map(drop).map_err(EngineError::failed)
+    }
+
+    fn seal(&self, id: &str) -> Result<(), EngineError> {
+        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let mut sealed = lineage.snapshots().iter().map(|snapshot| snapshot.seal());
+        sealed.try_for_each(|sealed| sealed.map_err(EngineError::failed))
+    }
+
+    fn verify(&self, id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
+        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
+        let verified = lineage.snapshots().iter().map(|snapshot| {
+            let verdict = snapshot.verify().map_err(EngineError::failed)?;
+            let sealed = verdict != Verdict::Unsealed;
+            let damaged = match verdict {
+                Verdict::Damaged(damages) => damages,
+                Verdict::Unsealed | Verdict::Sound => Vec::new(),
+            };
+            Ok(VerifiedSnapshot {
+                id: snapshot.id().to_owned(),
+                sealed,
+                damaged: damaged
+                    .into_iter()
+                    .map(|d| DamagedPiece {
+                        file: d.file,
+                        chunk: d.chunk,
+                    })
+                    .collect(),
+            })
+        });
+        verified.collect()
+    }
+
+    async fn adopt(&self, orphan: &Orphan) -> Result<MicroVmGuest, EngineError> {
+        let words = Words::read(&orphan.handle)?;
+        let spec = AdoptSpec {
+            mark: words.mark,
+            directory: &self.place.sockets,
+            store: &self.store,
+            parent: orphan.snapshot.clone(),
+            identity: renewed(words.identity.clone()).map_err(EngineError::failed)?,
+            hello: words.hello,
+            report: words.report,
+        };
+        Ok(MicroVmGuest {
+            vm: MicroVm::adopt(spec).await.map_err(EngineError::failed)?,
+            image: words.image,
+            identity: words.identity,
+            place: self.place.clone(),
+        })
+    }
+
+    async fn end_others(&self, known: &[Handle]) -> Result<usize, EngineError> {
+        // One whose words are not understood cannot be adopted either.
+        let known: Vec<VmmMark> = known
+            .iter()
+            .filter_map(|handle| Words::read(handle).ok())
+            .map(|words| words.mark)
+            .collect();
+        let ended = jiffy_microvm::end_others(&self.place.sockets, &known).await;
+        ended.map_err(EngineError::failed)
+    }
+
     fn snapshots(&self) -> Result<Vec<String>, EngineError> {
         self.store.sweep().map_err(EngineError::failed)?;
         self.store.ids().map_err(EngineError::failed)
@@ -241,6 +452,24 @@ impl Engine for MicroVmEngine {
         self.store
             .get(id)
             .is_ok_and(|snapshot| snapshot.manifest().parent.is_none())
+    }
+
+    fn sweep(&self) -> Result<usize, EngineError> {
+        let now = SystemTime::now();
+        let litter = litter::sweep(self.host.home().path(), now);
+        for path in &litter {
+            tracing::info!("removed {}, which nobody uses", path.display());
+        }
+        let swept = self.store.sweep_abandoned(now);
+        Ok(swept.map_err(EngineError::failed)? + litter.len())
+    }
+
+    fn snapshots_on_disk(&self) -> Result<Vec<String>, EngineError> {
+        self.store.ids().map_err(EngineError::failed)
+    }
+
+    fn snapshot_bytes(&self) -> Option<u64> {
+        self.store.disk_bytes().ok()
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
@@ -256,7 +485,7 @@ impl Arrival for MicroVmArrival {
 
     fn waits(&self) -> bool {
         match self {
-            Self::Restored(waiting, _) => waiting.waits(),
+            Self::Restored(waiting, ..) => waiting.waits(),
             Self::Bootable(..) => true,
         }
     }
@@ -264,33 +493,78 @@ impl Arrival for MicroVmArrival {
     async fn welcome(self, persona: &Persona) -> Result<MicroVmGuest, EngineError> {
         let tell = |prepared: &Prepared| {
             let defaults = &prepared.template().manifest.defaults;
-            let mut env = defaults.env.clone();
-            env.extend(persona.env.clone());
-            let workdir = Some(defaults.workdir.clone()).filter(|d| !d.is_empty());
-            identity(&persona.id, env, defaults.user.clone(), workdir).map_err(EngineError::failed)
+            identity(persona, defaults).map_err(EngineError::failed)
         };
-        match self {
-            Self::Restored(waiting, prepared) => {
+        let (vm, identity, image, place) = match self {
+            Self::Restored(waiting, prepared, place) => {
                 let identity = tell(&prepared)?;
-                let vm = waiting.welcome(identity).await.map_err(boot_error)?;
-                Ok(MicroVmGuest::new(vm, &prepared))
+                let vm = waiting.welcome(identity.clone()).await;
+                (vm, identity, image_name(&prepared), place)
             }
-            Self::Bootable(mut spec, prepared) => {
-                spec.identity = tell(&prepared)?;
-                let vm = MicroVm::boot(*spec).await.map_err(boot_error)?;
-                Ok(MicroVmGuest::new(vm, &prepared))
+            Self::Bootable(mut spec, prepared, place) => {
+                let identity = tell(&prepared)?;
+                spec.identity = identity.clone();
+                let vm = MicroVm::boot(*spec).await;
+                (vm, identity, image_name(&prepared), place)
             }
-        }
+        };
+        Ok(MicroVmGuest {
+            vm: vm.map_err(boot_error)?,
+            image,
+            identity,
+            place,
+        })
     }
 }
 
 impl Guest for MicroVmGuest {
+    async fn keep(&self) -> Result<Handle, EngineError> {
+        let mark = self.vm.keep(&self.place.sockets, &self.place.log).await;
+        let words = Words {
+            mark: mark.map_err(EngineError::failed)?,
+            image: self.image.clone(),
+            identity: Identity {
+                time_ns: 0,
+                entropy: String::new(),
+                ..self.identity.clone()
+            },
+            hello: self.vm.hello().await,
+            report: self.vm.report(),
+        };
+        let words = serde_json::to_string(&words).map_err(EngineError::failed)?;
+        Ok(Handle(words))
+    }
+
     fn report(&self) -> BootReport {
         self.vm.report()
     }
 
     fn pid(&self) -> Option<u32> {
         Some(self.vm.vmm_pid())
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        let pid = self.vm.vmm_pid();
+        // One system call where parsing /proc/PID/stat would be three, and exact where that counts ticks.
+        let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
+        let cpu = clock.now().ok()?;
+        // Pages: all, resident, of those shared with files. What is not shared is the guest's own.
+        let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+        let mut pages = statm
+            .split(' ')
+            .skip(1)
+            .map_while(|n| n.parse::<u64>().ok());
+        let (resident, shared) = (pages.next()?, pages.next()?);
+        let cpu_us = Duration::from(cpu).as_micros();
+        Some(Usage {
+            cpu_us: u64::try_from(cpu_us).unwrap_or(u64::MAX),
+            memory_bytes: resident.saturating_sub(shared).saturating_mul(PAGE),
+            disk_bytes: self.vm.overlay_bytes(),
+        })
+    }
+
+    async fn exits(&self) -> Option<u64> {
+        self.vm.stats().await.ok()?.exits
     }
 
     async fn connect(&self, port: u32) -> io::Result<UnixStream> {

@@ -1,5 +1,6 @@
 //! What is known about a sandbox or a snapshot, as the journal keeps it.
 
+use crate::terms::Terms;
 use jiffy_engine::{BootMode, SandboxSize};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -42,6 +43,9 @@ pub enum Operation {
 }
 
 impl State {
+    /// All words that [`Self::name`] has.
+    pub const NAMES: [&str; 5] = ["creating", "running", "paused", "broken", "killed"];
+
     /// One word for it.
     pub fn name(&self) -> &'static str {
         match self {
@@ -80,6 +84,18 @@ pub struct SandboxRecord {
     pub size: SandboxSize,
     /// Environment beside the template's.
     pub env: BTreeMap<String, String>,
+    /// What its maker decided.
+    #[serde(default)]
+    pub terms: Terms,
+    /// When its time is over, in milliseconds since 1970; none: never.
+    #[serde(default)]
+    pub deadline_ms: Option<u64>,
+    /// What clients must show its agent.
+    #[serde(default)]
+    pub agent_token: Option<String>,
+    /// What clients must show to reach its ports, where that is restricted.
+    #[serde(default)]
+    pub traffic_token: Option<String>,
     /// Latest snapshot it descends from; none if it was booted and never snapshotted.
     pub snapshot: Option<String>,
     /// Sandbox it was forked from.
@@ -119,6 +135,9 @@ pub struct SnapshotRecord {
     pub purpose: Purpose,
     /// Sandbox it was taken of; empty for a template's.
     pub sandbox: String,
+    /// API key its sandbox was made with; none: the owner of this host.
+    #[serde(default)]
+    pub owner: Option<String>,
     /// Template it descends from.
     pub template: String,
     /// What it depends on besides its parents.

@@ -5,13 +5,13 @@ mod fake;
 
 use fake::{Bench, base, until};
 use jiffy_engine::{BootMode, SandboxSize};
-use jiffy_host::{CreateSpec, OperationError, Source, State};
+use jiffy_host::{CreateSpec, OperationError, Source, State, Terms};
 use std::collections::BTreeMap;
 
 #[tokio::test]
 async fn a_template_is_booted_once_and_restored_from_then_on() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let first = host.create(base()).await.unwrap();
     assert_eq!(first.boot_mode, Some(BootMode::Snapshot));
     let (a, b) = tokio::join!(host.create(base()), host.create(base()));
@@ -30,7 +30,7 @@ async fn a_template_is_booted_once_and_restored_from_then_on() {
 #[tokio::test]
 async fn many_first_creates_at_once_boot_the_template_once() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let mut work = tokio::task::JoinSet::new();
     for _ in 0..8 {
         let host = host.clone();
@@ -43,7 +43,7 @@ async fn many_first_creates_at_once_boot_the_template_once() {
 #[tokio::test]
 async fn a_create_that_fails_leaves_no_sandbox() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     for step in ["fingerprint", "boot", "welcome", "snapshot", "restore"] {
         bench.world.fail(step);
         let error = host.create(base()).await.unwrap_err();
@@ -60,7 +60,7 @@ async fn a_create_that_fails_leaves_no_sandbox() {
 #[tokio::test]
 async fn a_rebuilt_template_is_not_served_from_its_old_snapshot() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let old = host.create(base()).await.unwrap();
     *bench.world.version.lock().unwrap() += 1;
     let new = host.create(base()).await.unwrap();
@@ -74,18 +74,14 @@ async fn a_rebuilt_template_is_not_served_from_its_old_snapshot() {
 #[tokio::test]
 async fn a_snapshot_is_what_the_sandbox_was_and_the_sandbox_runs_on() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     bench.world.write(&id, "one");
     let snapshot = host.snapshot(&id, Some("first".into())).await.unwrap();
     bench.world.write(&id, "two");
     for source in [&snapshot.id, &snapshot.id[..6], "first"] {
         let source = Source::Snapshot(source.to_owned());
-        let copy = CreateSpec {
-            source,
-            size: None,
-            env: BTreeMap::new(),
-        };
+        let copy = CreateSpec { source, ..base() };
         let copy = host.create(copy).await.unwrap();
         assert_eq!(bench.world.read(&copy.id), "one");
     }
@@ -95,13 +91,13 @@ async fn a_snapshot_is_what_the_sandbox_was_and_the_sandbox_runs_on() {
 #[tokio::test]
 async fn a_failed_snapshot_leaves_the_sandbox_running_and_nothing_behind() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     let before = host.get(&id).unwrap();
     bench.world.fail("snapshot");
     assert!(host.snapshot(&id, None).await.is_err());
     assert!(host.pause(&id).await.is_err());
-    assert!(host.fork(&id, 2).await.is_err());
+    assert!(host.fork(&id, 2, None).await.is_err());
     assert_eq!(host.get(&id).unwrap(), before);
     assert_eq!(host.snapshots(None).unwrap().len(), 1);
     bench.world.mend();
@@ -111,7 +107,7 @@ async fn a_failed_snapshot_leaves_the_sandbox_running_and_nothing_behind() {
 #[tokio::test]
 async fn children_start_as_their_parent_is_and_go_their_own_ways() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let env = BTreeMap::from([("KEY".to_owned(), "v".to_owned())]);
     let id = host
         .create(CreateSpec {
@@ -122,7 +118,7 @@ async fn children_start_as_their_parent_is_and_go_their_own_ways() {
         .unwrap()
         .id;
     bench.world.write(&id, "shared");
-    let report = host.fork(&id, 5).await.unwrap();
+    let report = host.fork(&id, 5, None).await.unwrap();
     assert_eq!(report.children.len(), 5);
     for child in &report.children {
         let child = child.as_ref().unwrap();
@@ -142,14 +138,14 @@ async fn children_start_as_their_parent_is_and_go_their_own_ways() {
 #[tokio::test]
 async fn a_fork_reports_each_child_for_itself() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     bench.world.fail("welcome");
-    let report = host.fork(&id, 3).await.unwrap();
+    let report = host.fork(&id, 3, None).await.unwrap();
     assert!(report.children.iter().all(Result::is_err));
     assert_eq!(host.list().len(), 1);
     assert!(matches!(
-        host.fork(&id, 0).await,
+        host.fork(&id, 0, None).await,
         Err(OperationError::Count { .. })
     ));
 }
@@ -157,10 +153,10 @@ async fn a_fork_reports_each_child_for_itself() {
 #[tokio::test]
 async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     let children: Vec<_> = host
-        .fork(&id, 3)
+        .fork(&id, 3, None)
         .await
         .unwrap()
         .children
@@ -168,14 +164,14 @@ async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() 
         .flatten()
         .collect();
     let nephew = host
-        .fork(&children[1].id, 1)
+        .fork(&children[1].id, 1, None)
         .await
         .unwrap()
         .children
         .remove(0)
         .unwrap();
     let own = host
-        .fork(&children[0].id, 1)
+        .fork(&children[0].id, 1, None)
         .await
         .unwrap()
         .children
@@ -195,7 +191,7 @@ async fn promote_keeps_one_child_and_removes_its_siblings_with_their_children() 
 #[tokio::test]
 async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     let template = host.get(&id).unwrap().snapshot.unwrap();
     let mut snapshots = vec![(template, "fresh base".to_owned())];
@@ -230,7 +226,7 @@ async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
 #[tokio::test]
 async fn a_rollback_that_fails_leaves_the_sandbox_as_it_was() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     let snapshot = host.snapshot(&id, None).await.unwrap().id;
     bench.world.write(&id, "later");
@@ -247,7 +243,7 @@ async fn a_rollback_that_fails_leaves_the_sandbox_as_it_was() {
 #[tokio::test]
 async fn a_hundred_rollbacks_and_pauses_leave_no_more_than_one() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     let snapshot = host.snapshot(&id, None).await.unwrap().id;
     for _ in 0..100 {
@@ -267,7 +263,7 @@ async fn a_hundred_rollbacks_and_pauses_leave_no_more_than_one() {
 #[tokio::test]
 async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     for round in 0..5 {
         bench.world.write(&id, &format!("round {round}"));
@@ -282,7 +278,13 @@ async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
     }
     host.pause(&id).await.unwrap();
     // A sleeper can be forked and kept as a snapshot without being woken.
-    let child = host.fork(&id, 1).await.unwrap().children.remove(0).unwrap();
+    let child = host
+        .fork(&id, 1, None)
+        .await
+        .unwrap()
+        .children
+        .remove(0)
+        .unwrap();
     assert_eq!(bench.world.read(&child.id), "round 4");
     let snapshot = host.snapshot(&id, Some("kept".into())).await.unwrap();
     host.remove(&child.id).await.unwrap();
@@ -295,7 +297,7 @@ async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
 #[tokio::test]
 async fn a_guest_that_ends_by_itself_is_broken_with_its_cause_and_a_rollback_mends_it() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     let snapshot = host.snapshot(&id, None).await.unwrap().id;
     bench.world.panic_guest(&id);
@@ -319,7 +321,7 @@ async fn a_guest_that_ends_by_itself_is_broken_with_its_cause_and_a_rollback_men
 #[tokio::test]
 async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     bench.world.hang("snapshot");
     let hanging = tokio::spawn({
@@ -335,13 +337,70 @@ async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
         async move { host.kill(&id).await }
     });
     until("the guest to end", || bench.world.running().is_empty()).await;
+    // Its record cannot say so yet.
+    assert_eq!(host.settled(&id).await.unwrap().state, State::Killed);
     drop((hanging, killing));
+}
+
+#[tokio::test]
+async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    assert_eq!(host.settled(&id).await.unwrap().state, State::Running);
+    bench.world.hang("snapshot");
+    let pausing = tokio::spawn({
+        let (host, id) = (host.clone(), id.clone());
+        async move { host.pause(&id).await }
+    });
+    until("the snapshot to begin", || {
+        bench.file_names().iter().any(|n| n.starts_with('.'))
+    })
+    .await;
+    let mut settled = tokio::spawn({
+        let (host, id) = (host.clone(), id.clone());
+        async move { host.settled(&id).await }
+    });
+    let soon = std::time::Duration::from_millis(50);
+    assert!(tokio::time::timeout(soon, &mut settled).await.is_err());
+    let killing = tokio::spawn({
+        let (host, id) = (host.clone(), id.clone());
+        async move { host.kill(&id).await }
+    });
+    // The pause hangs for ever; nobody has to wait for it to know the end.
+    assert_eq!(settled.await.unwrap().unwrap().state, State::Killed);
+    assert!(host.settled("nobody").await.is_none());
+    drop((pausing, killing));
+}
+
+#[tokio::test]
+async fn a_sandbox_is_found_by_its_agents_token_while_it_lives() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let secure = || CreateSpec {
+        terms: Terms {
+            secure: true,
+            ..Terms::default()
+        },
+        ..base()
+    };
+    let (one, other) = (
+        host.create(secure()).await.unwrap(),
+        host.create(secure()).await.unwrap(),
+    );
+    let token = one.agent_token.unwrap();
+    assert_ne!(Some(&token), other.agent_token.as_ref());
+    let find = || host.find_by_token(|t| t == token);
+    assert_eq!(find(), Some(one.id.clone()));
+    assert_eq!(host.find_by_token(|_| false), None);
+    host.kill(&one.id).await.unwrap();
+    assert_eq!(find(), None);
 }
 
 #[tokio::test]
 async fn a_snapshot_that_is_needed_cannot_be_removed() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     let first = host.snapshot(&id, None).await.unwrap().id;
     let second = host.snapshot(&id, None).await.unwrap().id;
@@ -358,4 +417,54 @@ async fn a_snapshot_that_is_needed_cannot_be_removed() {
     host.remove_snapshot(&second).unwrap();
     host.remove_snapshot(&first).unwrap();
     assert_eq!(bench.file_names().len(), 1, "the template's");
+}
+
+#[tokio::test]
+async fn a_name_like_another_snapshots_id_does_not_stand_in_for_it() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let victim = host.create(base()).await.unwrap().id;
+    bench.world.write(&victim, "the right one");
+    let wanted = host.snapshot(&victim, None).await.unwrap().id;
+    let other = host.create(base()).await.unwrap().id;
+    host.snapshot(&other, Some(wanted.clone())).await.unwrap();
+    let spec = CreateSpec {
+        source: Source::Snapshot(wanted),
+        ..base()
+    };
+    let made = host.create(spec).await.unwrap().id;
+    assert_eq!(bench.world.read(&made), "the right one");
+}
+
+#[tokio::test]
+async fn a_released_snapshot_goes_when_nothing_needs_it_any_more() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let parent = host.create(base()).await.unwrap().id;
+    // No id has a dash, so none begins with this name.
+    let name = "some-name";
+    let snapshot = host.snapshot(&parent, Some(name.into())).await.unwrap().id;
+    host.release_snapshot(name).unwrap();
+    // The sandbox descends from it.
+    assert!(bench.file_names().contains(&snapshot));
+    assert!(host.release_snapshot(name).is_err(), "its name is free");
+    host.kill(&parent).await.unwrap();
+    assert!(!bench.file_names().contains(&snapshot));
+}
+
+#[tokio::test]
+async fn only_a_sandbox_that_is_put_back_is_told_so() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let told = |id: &str| bench.world.body(id).persona.lock().unwrap().rewound;
+    assert!(!told(&id));
+    let snapshot = host.snapshot(&id, None).await.unwrap().id;
+    let fork = host.fork(&id, 1, None).await.unwrap();
+    assert!(!told(&fork.children[0].as_ref().unwrap().id));
+    host.rollback(&id, &snapshot).await.unwrap();
+    assert!(told(&id));
+    host.pause(&id).await.unwrap();
+    host.resume(&id).await.unwrap();
+    assert!(!told(&id));
 }

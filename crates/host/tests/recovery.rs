@@ -18,7 +18,7 @@ fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes<FakeEngine>, S
     let bench = Bench::new();
     let id = Arc::new(Mutex::new(String::new()));
     bench.doomed(async {
-        let host = bench.open();
+        let host = bench.open().await;
         let sandbox = host.create(base()).await.unwrap().id;
         bench.world.write(&sandbox, "old");
         host.snapshot(&sandbox, Some("kept".into())).await.unwrap();
@@ -36,13 +36,38 @@ fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes<FakeEngine>, S
     });
     bench.world.mend();
     let id = id.lock().unwrap().clone();
-    let host = {
-        let _runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap();
-        bench.open()
-    };
+    let host = again(&bench);
     (bench, host, id)
+}
+
+/// The next daemon.
+fn again(bench: &Bench) -> Sandboxes<FakeEngine> {
+    let host = Arc::new(Mutex::new(None));
+    bench.doomed(async {
+        let opened = bench.open().await;
+        *host.lock().unwrap() = Some(opened);
+    });
+    host.lock().unwrap().take().unwrap()
+}
+
+/// The sandbox goes on as before, alone, and everything can be done with it.
+fn runs_on(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str) {
+    assert_eq!(host.get(id).unwrap().state, State::Running);
+    assert_eq!(bench.world.running(), [id]);
+    assert_eq!(bench.world.read(id), "old");
+    bench.doomed(async {
+        bench.world.write(id, "newer");
+        let snapshot = host.snapshot(id, None).await.unwrap();
+        bench.world.write(id, "newest");
+        host.pause(id).await.unwrap();
+        assert!(bench.world.running().is_empty());
+        host.resume(id).await.unwrap();
+        assert_eq!(bench.world.read(id), "newest");
+        host.rollback(id, &snapshot.id).await.unwrap();
+        assert_eq!(bench.world.read(id), "newer");
+        host.kill(id).await.unwrap();
+        assert!(bench.world.running().is_empty());
+    });
 }
 
 fn whole(bench: &Bench, host: &Sandboxes<FakeEngine>) {
@@ -66,14 +91,19 @@ fn cause(host: &Sandboxes<FakeEngine>, id: &str) -> String {
 }
 
 #[test]
-fn killed_in_a_snapshot_there_is_no_half_of_it() {
-    for step in ["snapshot", "snapshot-complete"] {
+fn killed_in_a_snapshot_there_is_no_half_of_it_and_the_sandbox_runs_on() {
+    let steps = [
+        ("snapshot", 2),
+        ("snapshot-named", 3),
+        ("snapshot-complete", 3),
+    ];
+    for (step, snapshots) in steps {
         let (bench, host, id) = killed_in(step, |host, id| {
             Box::pin(async move { drop(host.snapshot(&id, None).await) })
         });
-        assert!(cause(&host, &id).contains("daemon was stopped"));
         whole(&bench, &host);
-        assert_eq!(host.snapshots(None).unwrap().len(), 2);
+        assert_eq!(host.snapshots(None).unwrap().len(), snapshots, "{step}");
+        runs_on(&bench, &host, &id);
     }
 }
 
@@ -81,46 +111,113 @@ fn killed_in_a_snapshot_there_is_no_half_of_it() {
 fn killed_in_a_pause_it_happened_or_it_did_not() {
     let pause: Work = |host, id| Box::pin(async move { drop(host.pause(&id).await) });
     let (bench, host, id) = killed_in("snapshot", pause);
-    assert!(cause(&host, &id).contains("daemon was stopped"));
     whole(&bench, &host);
+    runs_on(&bench, &host, &id);
 
-    let (bench, host, id) = killed_in("snapshot-complete", pause);
-    assert_eq!(host.get(&id).unwrap().state, State::Paused);
-    whole(&bench, &host);
-    bench.doomed(async {
-        host.resume(&id).await.unwrap();
-        assert_eq!(bench.world.read(&id), "old");
-    });
-}
-
-#[test]
-fn killed_in_a_fork_or_create_no_child_is_there() {
-    let fork: Work = |host, id| Box::pin(async move { drop(host.fork(&id, 3).await) });
-    let create: Work = |host, _| Box::pin(async move { drop(host.create(base()).await) });
-    for work in [fork, create] {
-        let (bench, host, _) = killed_in("welcome", work);
-        assert_eq!(host.list().len(), 1);
+    for step in ["snapshot-named", "snapshot-complete"] {
+        let (bench, host, id) = killed_in(step, pause);
+        assert_eq!(host.get(&id).unwrap().state, State::Paused);
+        assert!(bench.world.running().is_empty());
         whole(&bench, &host);
+        bench.doomed(async {
+            host.resume(&id).await.unwrap();
+            assert_eq!(bench.world.read(&id), "old");
+        });
     }
 }
 
 #[test]
-fn killed_in_a_rollback_the_sandbox_can_be_rolled_back_again() {
-    let (bench, host, id) = killed_in("welcome", |host, id| {
-        Box::pin(async move { drop(host.rollback(&id, "kept").await) })
-    });
-    assert!(cause(&host, &id).contains("daemon was stopped"));
-    whole(&bench, &host);
+fn killed_in_a_fork_or_create_no_child_is_there() {
+    let fork: Work = |host, id| Box::pin(async move { drop(host.fork(&id, 3, None).await) });
+    let create: Work = |host, _| Box::pin(async move { drop(host.create(base()).await) });
+    for work in [fork, create] {
+        for step in ["welcome", "keep", "kept"] {
+            let (bench, host, id) = killed_in(step, work);
+            assert_eq!(host.list().len(), 1);
+            whole(&bench, &host);
+            runs_on(&bench, &host, &id);
+        }
+    }
+}
+
+#[test]
+fn killed_in_a_rollback_the_sandbox_is_what_it_was() {
+    for step in ["welcome", "keep", "kept"] {
+        let (bench, host, id) = killed_in(step, |host, id| {
+            Box::pin(async move { drop(host.rollback(&id, "kept").await) })
+        });
+        whole(&bench, &host);
+        runs_on(&bench, &host, &id);
+    }
+}
+
+#[test]
+fn a_guest_that_ended_while_there_was_no_daemon_is_told_as_such() {
+    let bench = Bench::new();
     bench.doomed(async {
-        host.rollback(&id, "kept").await.unwrap();
-        assert_eq!(bench.world.read(&id), "old");
+        let host = bench.open().await;
+        let (dead, lost, fine) = (
+            host.create(base()).await.unwrap().id,
+            host.create(base()).await.unwrap().id,
+            host.create(base()).await.unwrap().id,
+        );
+        for id in [&dead, &lost, &fine] {
+            host.snapshot(id, Some(format!("of {id}"))).await.unwrap();
+        }
+        host.let_go();
+        drop(host);
+        bench.world.panic_guest(&dead);
+        let host = bench.open().await;
+        assert!(cause(&host, &dead).contains("it ended"));
+        assert_eq!(bench.world.running().len(), 2);
+        drop(host);
+        // One that cannot be adopted is ended, and no guest of nobody is left.
+        bench.world.fail("adopt");
+        let host = bench.open().await;
+        assert!(cause(&host, &lost).contains("made to fail"));
+        assert!(bench.world.running().is_empty());
+        bench.world.mend();
+        for id in [&dead, &lost, &fine] {
+            host.rollback(id, &format!("of {id}")).await.unwrap();
+        }
+        assert_eq!(bench.world.running().len(), 3);
     });
+}
+
+#[tokio::test]
+async fn an_adopted_guest_that_ends_breaks_its_sandbox() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    drop(host);
+    let host = bench.open().await;
+    bench.world.panic_guest(&id);
+    until("the end to be noticed", || {
+        host.get(&id).unwrap().state != State::Running
+    })
+    .await;
+    assert!(cause(&host, &id).contains("panicked"));
+}
+
+#[tokio::test]
+async fn guests_of_which_the_journal_knows_nothing_are_ended() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    host.create(base()).await.unwrap();
+    let stopped = host.create(base()).await.unwrap().id;
+    drop(host);
+    for file in ["state.db", "state.db-wal", "state.db-shm"] {
+        let _ = std::fs::remove_file(bench.dir.path().join(file));
+    }
+    let host = bench.open().await;
+    assert!(host.get(&stopped).is_err());
+    assert!(bench.world.running().is_empty());
 }
 
 #[tokio::test]
 async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let sleeper = host.create(base()).await.unwrap().id;
     bench.world.write(&sleeper, "dream");
     host.pause(&sleeper).await.unwrap();
@@ -129,7 +226,7 @@ async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
     drop(host);
     std::fs::write(bench.files().join("orphan"), "x").unwrap();
     std::fs::write(bench.files().join(".half"), "x").unwrap();
-    let host = bench.open();
+    let host = bench.open().await;
     whole(&bench, &host);
     assert_eq!(host.get(&killed).unwrap().state, State::Killed);
     host.resume(&sleeper).await.unwrap();
@@ -139,11 +236,11 @@ async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
 #[tokio::test]
 async fn a_sleeper_whose_snapshot_is_gone_says_so() {
     let bench = Bench::new();
-    let host = bench.open();
+    let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     let snapshot = host.pause(&id).await.unwrap().snapshot.unwrap();
     drop(host);
     std::fs::remove_file(bench.files().join(snapshot)).unwrap();
-    let host = bench.open();
+    let host = bench.open().await;
     assert!(cause(&host, &id).contains("gone from the disk"));
 }

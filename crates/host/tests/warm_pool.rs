@@ -4,13 +4,21 @@
 mod fake;
 
 use fake::{Bench, base, until};
-use jiffy_engine::BootMode;
-use jiffy_host::Options;
+use jiffy_engine::{BootMode, SandboxSize};
+use jiffy_host::{Options, Purpose};
+use std::time::Duration;
+
+fn warm(warm: usize) -> Options {
+    Options {
+        warm,
+        ..Options::default()
+    }
+}
 
 #[tokio::test]
 async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
     let bench = Bench::new();
-    let host = bench.open_with(Options { warm: 2 });
+    let host = bench.open_with(warm(2)).await;
     assert_eq!(
         host.create(base()).await.unwrap().boot_mode,
         Some(BootMode::Snapshot)
@@ -44,7 +52,7 @@ async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
 #[tokio::test]
 async fn the_pool_is_emptied_when_its_template_changes_and_at_the_end() {
     let bench = Bench::new();
-    let host = bench.open_with(Options { warm: 1 });
+    let host = bench.open_with(warm(1)).await;
     host.create(base()).await.unwrap();
     until("the pool to fill", || host.warm() == 1).await;
     *bench.world.version.lock().unwrap() += 1;
@@ -56,4 +64,97 @@ async fn the_pool_is_emptied_when_its_template_changes_and_at_the_end() {
     until("the pool to fill", || host.warm() == 1).await;
     host.stop_all().await;
     assert!(bench.world.running().is_empty());
+}
+
+#[tokio::test]
+async fn what_waits_is_kept_in_memory_as_long_as_it_waits() {
+    let bench = Bench::new();
+    let host = bench
+        .open_with(Options {
+            tend: Duration::from_millis(5),
+            ..warm(1)
+        })
+        .await;
+    host.create(base()).await.unwrap();
+    until("the pool to fill", || host.warm() == 1).await;
+    let snapshot = host.snapshots(None).unwrap().remove(0);
+    let warmed = || bench.world.warmed.lock().unwrap().clone();
+    until("two rounds", || warmed().len() >= 2).await;
+    assert!(warmed().iter().all(|id| *id == snapshot.id));
+    // What nobody waits in is left to the kernel.
+    host.stop_all().await;
+    assert_eq!(host.warm(), 0);
+    let rounds = || {
+        bench.world.warmed.lock().unwrap().clear();
+        std::thread::sleep(Duration::from_millis(100));
+        warmed().len()
+    };
+    until("the last round", || rounds() == 0).await;
+}
+
+#[tokio::test]
+async fn what_a_templates_guests_touch_is_learned_once_and_its_failure_costs_nothing() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    host.create(base()).await.unwrap();
+    host.create(base()).await.unwrap();
+    let template = host.snapshots(None).unwrap().remove(0);
+    assert_eq!(template.purpose, Purpose::Template);
+    assert_eq!(*bench.world.learned.lock().unwrap(), [template.id]);
+    *bench.world.version.lock().unwrap() += 1;
+    bench.world.fail("learn");
+    host.create(base()).await.unwrap();
+    assert_eq!(bench.world.learned.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
+    let bench = Bench::new();
+    let soon = Options {
+        tend: Duration::from_millis(5),
+        ..Options::default()
+    };
+    let host = bench.open_with(soon.clone()).await;
+    let sandbox = host.create(base()).await.unwrap();
+    let asked = host.snapshot(&sandbox.id, None).await.unwrap();
+    let forked = host.fork(&sandbox.id, 1, None).await.unwrap();
+    let (fork, child) = (forked.snapshot, forked.children[0].as_ref().unwrap());
+    let mut all = host.snapshots(None).unwrap().into_iter();
+    let template = all.find(|s| s.purpose == Purpose::Template).unwrap();
+    let sealed = || bench.world.sealed.lock().unwrap().clone();
+    let both = [asked.id.clone(), template.id.clone()].into();
+    until("both to be sealed", || sealed() == both).await;
+    assert!(!sealed().contains(&fork.id));
+    drop(host);
+    bench.world.sealed.lock().unwrap().clear();
+    let host = bench.open_with(soon).await;
+    until("both to be looked at again", || sealed() == both).await;
+    // One that is removed before its turn is nobody's failure.
+    host.remove(&child.id).await.unwrap();
+    host.remove(&sandbox.id).await.unwrap();
+    host.remove_snapshot(&asked.id).unwrap();
+    assert!(!bench.file_names().contains(&asked.id));
+}
+
+#[tokio::test]
+async fn a_pool_grows_and_shrinks_as_it_is_told() {
+    let bench = Bench::new();
+    let host = bench.open_with(warm(0)).await;
+    let size = SandboxSize::default();
+    let pool = host.set_pool("base", size, 3).await.unwrap();
+    assert_eq!((pool.template.as_str(), pool.wanted), ("base", 3));
+    until("the pool to fill", || host.warm() == 3).await;
+    let first = host.create(base()).await.unwrap();
+    assert_eq!(first.boot_mode, Some(BootMode::WarmPool));
+    let pool = host.set_pool("base", size, 1).await.unwrap();
+    assert_eq!((pool.wanted, pool.waiting), (1, 1));
+    host.set_pool("base", size, 0).await.unwrap();
+    assert_eq!(host.warm(), 0);
+    until("those too many to end", || {
+        bench.world.running() == [first.id.clone()]
+    })
+    .await;
+    assert_eq!(host.pools().len(), 1);
+    bench.world.fail("boot");
+    assert!(host.set_pool("other", size, 1).await.is_err());
 }

@@ -1,7 +1,7 @@
 //! Snapshots that nobody needs any more.
 
+use super::Sandboxes;
 use super::entry::lock;
-use super::{OperationError, Sandboxes};
 use crate::journal::Change;
 use crate::record::State;
 use jiffy_engine::Engine;
@@ -9,7 +9,7 @@ use std::collections::HashSet;
 
 impl<E: Engine> Sandboxes<E> {
     /// Removes every snapshot that is not kept, that nothing is or is being made from, and that nothing needed descends from.
-    pub(super) fn collect(&self) -> Result<(), OperationError> {
+    pub(super) fn collect(&self) {
         let mut snapshots = lock(&self.0.snapshots);
         let mut roots: Vec<String> = lock(&self.0.pins).keys().cloned().collect();
         roots.extend(snapshots.values().filter(|s| s.kept).map(|s| s.id.clone()));
@@ -39,7 +39,7 @@ impl<E: Engine> Sandboxes<E> {
             .cloned()
             .collect();
         if gone.is_empty() {
-            return Ok(());
+            return;
         }
         // Lineages go on over the gaps.
         let moved: Vec<_> = snapshots
@@ -60,14 +60,13 @@ impl<E: Engine> Sandboxes<E> {
             .map(|s| Change::NoSnapshot(s.id.clone()))
             .chain(moved.iter().cloned().map(Change::Snapshot))
             .collect();
-        self.0.journal.commit(&changes)?;
+        self.0.journal.settle(&changes);
         snapshots.extend(moved.into_iter().map(|s| (s.id.clone(), s)));
         snapshots.retain(|id, _| needed.contains(id));
         // Children before their parents.
         gone.sort_by_key(|s| std::cmp::Reverse(s.created_ms));
         let mut left: Vec<String> = gone.into_iter().map(|s| s.id).collect();
         remove_files(&self.0.engine, &mut left);
-        Ok(())
     }
 }
 

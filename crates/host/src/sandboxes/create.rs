@@ -1,14 +1,18 @@
 //! `create`: a new sandbox from a template or a snapshot.
 
+use super::deadline::deadline_in;
 use super::entry::{Entry, lock};
-use super::{OperationError, Sandboxes, detached};
-use crate::identity::new_id;
+use super::{OperationError, Sandboxes};
+use crate::admission::Place;
+use crate::identity::{new_id, new_token};
+use crate::journal::Change;
 use crate::record::{SandboxRecord, State, now_ms};
+use crate::terms::Terms;
 use jiffy_engine::{Arrival, BootMode, Engine, Guest, Persona, SandboxSize};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a sandbox starts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +35,9 @@ pub struct CreateSpec {
     /// Environment of every process in it.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+    /// What its maker decides.
+    #[serde(default)]
+    pub terms: Terms,
 }
 
 /// Where a new guest comes from.
@@ -39,35 +46,55 @@ pub(super) struct Origin<A> {
     pub mode: BootMode,
     /// Snapshot it was restored from.
     pub snapshot: Option<String>,
+    /// It is put back to that snapshot, after which it had gone on.
+    pub rewound: bool,
 }
 
 impl<E: Engine> Sandboxes<E> {
     /// Makes a sandbox and returns when its agent has answered.
     pub async fn create(&self, spec: CreateSpec) -> Result<SandboxRecord, OperationError> {
         let this = self.clone();
-        detached(async move { this.create_now(spec).await }).await
+        let work = async move {
+            let result = this.create_now(spec).await;
+            if let Err(e) = &result {
+                this.0.metrics.create(None, e.kind().name(), Duration::ZERO);
+            }
+            result
+        };
+        self.perform("create", "", work).await
     }
 
     async fn create_now(&self, spec: CreateSpec) -> Result<SandboxRecord, OperationError> {
         let asked = Instant::now();
         match spec.source {
             Source::Template(template) => {
-                let size = spec.size.unwrap_or_default();
+                let size = match spec.size {
+                    Some(size) => size,
+                    None => self.default_size(&template).await?,
+                };
                 size.check()?;
-                let new = self.enter(&template, size, spec.env, None)?;
+                let place = self.admit(size)?;
+                let new = self.enter(place, &template, size, spec.env, spec.terms)?;
                 let origin = self.origin_in_template(&template, size).await;
                 self.bring_up(new, asked, origin).await
             }
             Source::Snapshot(_) if spec.size.is_some() => Err(OperationError::FixedSize),
             Source::Snapshot(id) => {
                 let (snapshot, _pin) = self.pin(&id)?;
-                let new = self.enter(&snapshot.template, snapshot.size, spec.env, None)?;
+                let place = self.admit(snapshot.size)?;
+                let (template, size) = (&snapshot.template, snapshot.size);
+                let new = self.enter(place, template, size, spec.env, spec.terms)?;
                 let origin = self
                     .origin_in_snapshot(&snapshot.template, &snapshot.id, BootMode::Snapshot)
                     .await;
                 self.bring_up(new, asked, origin).await
             }
         }
+    }
+
+    async fn default_size(&self, template: &str) -> Result<SandboxSize, OperationError> {
+        let size = self.0.engine.default_size(template).await;
+        size.map_err(OperationError::engine(format!("use template `{template}`")))
     }
 
     pub(super) async fn origin_in_snapshot(
@@ -81,31 +108,41 @@ impl<E: Engine> Sandboxes<E> {
             arrival: arrival.map_err(OperationError::engine(format!("restore snapshot {id}")))?,
             mode,
             snapshot: Some(id.to_owned()),
+            rewound: false,
         })
     }
 
     /// Enters a sandbox that is being made. The journal hears of it when it is up: until then there is none.
     pub(super) fn enter(
         &self,
+        place: Place,
         template: &str,
         size: SandboxSize,
         env: BTreeMap<String, String>,
-        forked_from: Option<String>,
+        terms: Terms,
     ) -> Result<Arc<Entry<E::Guest>>, OperationError> {
         let now = now_ms();
+        let secret = |wanted: bool| wanted.then(new_token).transpose();
         let entry = Arc::new(Entry::new(SandboxRecord {
             id: new_id()?,
             state: State::Creating,
             template: template.to_owned(),
             size,
             env,
+            deadline_ms: None,
+            agent_token: secret(terms.secure)?,
+            traffic_token: secret(terms.network.restrict_traffic)?,
+            terms,
             snapshot: None,
-            forked_from,
+            forked_from: None,
             boot_mode: None,
             boot_ms: None,
             created_ms: now,
             changed_ms: now,
         }));
+        entry.set_place(Some(place));
+        // Of a create only; the others know whom they are about.
+        tracing::Span::current().record("sandbox", entry.id());
         lock(&self.0.entries).insert(entry.record().id, entry.clone());
         Ok(entry)
     }
@@ -122,8 +159,35 @@ impl<E: Engine> Sandboxes<E> {
             Ok(origin) => self.install(&entry, asked, origin).await,
             Err(e) => Err(e),
         };
-        if result.is_err() {
-            lock(&self.0.entries).remove(&entry.record().id);
+        match &result {
+            Ok(record) => {
+                let metrics = &self.0.metrics;
+                metrics.create(record.boot_mode, "ok", asked.elapsed());
+            }
+            Err(_) => drop(lock(&self.0.entries).remove(&entry.id())),
+        }
+        result
+    }
+
+    /// Gives a sandbox that there is a guest from a snapshot, to which it is put back (`rewound`) or in which it slept; if that fails and it had none before, it needs no place. Needs the turn.
+    pub(super) async fn revive(
+        &self,
+        entry: &Arc<Entry<E::Guest>>,
+        asked: Instant,
+        template: &str,
+        snapshot: &str,
+        rewound: bool,
+    ) -> Result<SandboxRecord, OperationError> {
+        let mode = BootMode::Snapshot;
+        let result = match self.origin_in_snapshot(template, snapshot, mode).await {
+            Ok(origin) => {
+                let origin = Origin { rewound, ..origin };
+                self.install(entry, asked, origin).await
+            }
+            Err(e) => Err(e),
+        };
+        if result.is_err() && entry.guest().is_none() {
+            entry.set_place(None);
         }
         result
     }
@@ -140,29 +204,60 @@ impl<E: Engine> Sandboxes<E> {
             Persona {
                 id: record.id,
                 env: record.env,
+                access_token: record.agent_token,
+                rewound: origin.rewound,
             }
         };
         let id = &persona.id;
         let guest = origin.arrival.welcome(&persona).await;
         let guest = guest.map_err(OperationError::engine(format!("bring up sandbox {id}")))?;
         let guest = Arc::new(guest);
+        if origin.mode == BootMode::Cold {
+            let started = self.start_up(&entry.record().template, &guest).await;
+            if let Err(e) = started {
+                guest.stop().await;
+                return Err(e);
+            }
+        }
+        let handle = match guest.keep().await {
+            Ok(handle) => handle,
+            Err(e) => {
+                guest.stop().await;
+                return Err(OperationError::engine(format!("bring up sandbox {id}"))(e));
+            }
+        };
+        let before = entry.record();
+        // Time runs from the moment there is something to use. A rollback changes nothing about it.
+        let deadline = match before.state {
+            State::Running => before.deadline_ms,
+            _ => before
+                .terms
+                .timeout_s
+                .map(|s| deadline_in(Duration::from_secs(s))),
+        };
         let record = SandboxRecord {
             snapshot: origin.snapshot,
             boot_mode: Some(origin.mode),
             boot_ms: Some(asked.elapsed().as_secs_f64() * 1000.0),
+            deadline_ms: deadline,
             ..entry.record_in(State::Running)
         };
-        if let Err(e) = self
-            .0
-            .journal
-            .commit(&[crate::journal::Change::Sandbox(record.clone())])
-        {
+        let changes = [
+            Change::Sandbox(record.clone()),
+            Change::Guest(record.id.clone(), handle),
+        ];
+        if let Err(e) = self.0.journal.commit(&changes) {
             guest.stop().await;
             return Err(e.into());
         }
         let before = entry.replace_guest(Some(guest.clone()));
         entry.set_record(record.clone());
         self.watch(entry, &guest);
+        let took = asked.elapsed();
+        self.0
+            .metrics
+            .boot(origin.mode, took.as_secs_f64() * 1000.0);
+        self.0.deadlines.notify_one();
         if let Some(before) = before {
             before.stop().await;
         }

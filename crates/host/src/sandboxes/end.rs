@@ -1,7 +1,7 @@
 //! `kill`, `promote` and the removal of records.
 
-use super::entry::lock;
-use super::{OperationError, Sandboxes, detached};
+use super::entry::{Entry, lock};
+use super::{OperationError, Sandboxes};
 use crate::journal::Change;
 use crate::record::{SandboxRecord, SnapshotRecord, State};
 use jiffy_engine::{Engine, Guest};
@@ -11,22 +11,33 @@ impl<E: Engine> Sandboxes<E> {
     /// Ends a sandbox. Needs nothing of its guest, of its VMM or of an operation under way; killing twice is no error.
     pub async fn kill(&self, id: &str) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
-        detached(async move {
+        self.perform("kill", &entry.id(), async move {
+            entry.set_ending(true);
             // Before its turn: an operation that waits for this guest fails at once.
             if let Some(guest) = entry.guest() {
                 guest.stop().await;
             }
             let _turn = entry.turn.lock().await;
             // An operation that was under way may have made another guest.
-            if let Some(guest) = entry.replace_guest(None) {
-                guest.stop().await;
-            }
-            let record = entry.record_in(State::Killed);
-            this.commit(&entry, record.clone(), &[])?;
-            this.collect()?;
-            Ok(record)
+            let killed = this.kill_held(&entry).await;
+            entry.set_ending(false);
+            killed
         })
         .await
+    }
+
+    /// The same for whoever has the turn.
+    pub(super) async fn kill_held(
+        &self,
+        entry: &Entry<E::Guest>,
+    ) -> Result<SandboxRecord, OperationError> {
+        if let Some(guest) = entry.replace_guest(None) {
+            guest.stop().await;
+        }
+        let record = entry.record_in(State::Killed);
+        self.settle(entry, record.clone());
+        self.collect();
+        Ok(record)
     }
 
     /// Kills a sandbox and forgets it. Snapshots that were asked for stay.
@@ -34,7 +45,7 @@ impl<E: Engine> Sandboxes<E> {
         let record = self.kill(id).await?;
         self.0
             .journal
-            .commit(&[Change::NoSandbox(record.id.clone())])?;
+            .settle(&[Change::NoSandbox(record.id.clone())]);
         lock(&self.0.entries).remove(&record.id);
         Ok(record)
     }
@@ -51,12 +62,23 @@ impl<E: Engine> Sandboxes<E> {
         }
         let mut dropped = record.clone();
         dropped.kept = false;
-        self.0
-            .journal
-            .commit(&[Change::Snapshot(dropped.clone())])?;
+        self.0.journal.settle(&[Change::Snapshot(dropped.clone())]);
         self.0.pool.drop_shelf(&dropped.fingerprint);
         lock(&self.0.snapshots).insert(dropped.id.clone(), dropped);
-        self.collect()?;
+        self.collect();
+        Ok(record)
+    }
+
+    /// Lets go of a snapshot: nobody finds it by its name any more, and it goes when nothing runs, sleeps or descends from it.
+    pub fn release_snapshot(&self, id: &str) -> Result<SnapshotRecord, OperationError> {
+        let (record, pin) = self.pin(id)?;
+        let mut released = record.clone();
+        released.kept = false;
+        released.name = None;
+        self.0.journal.settle(&[Change::Snapshot(released.clone())]);
+        lock(&self.0.snapshots).insert(released.id.clone(), released);
+        drop(pin);
+        self.collect();
         Ok(record)
     }
 

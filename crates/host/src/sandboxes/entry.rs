@@ -1,14 +1,26 @@
 //! One sandbox in memory.
 
 use super::error::OperationError;
+use crate::admission::Place;
 use crate::record::{Operation, SandboxRecord, State, now_ms};
-use jiffy_engine::Guest;
+use crate::usage::History;
+use jiffy_engine::{Guest, SandboxSize};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
 
 /// A sandbox: its record, its guest while it has one, and whose turn it is to change them.
 pub(crate) struct Entry<G> {
     record: Mutex<SandboxRecord>,
     guest: Mutex<Option<Arc<G>>>,
+    /// What it takes of the host, from before its guest comes up until that is gone.
+    place: Mutex<Option<Place>>,
+    /// What it used.
+    pub history: Mutex<History>,
+    /// Whether its time is over and that is being acted upon.
+    expiring: AtomicBool,
+    /// Whether it is being killed.
+    ending: watch::Sender<bool>,
     /// Held by the operation that is changing the sandbox.
     pub turn: tokio::sync::Mutex<()>,
 }
@@ -22,6 +34,10 @@ impl<G: Guest> Entry<G> {
         Self {
             record: Mutex::new(record),
             guest: Mutex::default(),
+            place: Mutex::default(),
+            history: Mutex::default(),
+            expiring: AtomicBool::new(false),
+            ending: watch::Sender::default(),
             turn: tokio::sync::Mutex::default(),
         }
     }
@@ -30,8 +46,84 @@ impl<G: Guest> Entry<G> {
         lock(&self.record).clone()
     }
 
+    pub fn id(&self) -> String {
+        lock(&self.record).id.clone()
+    }
+
+    /// One word for its state.
+    pub fn state_name(&self) -> &'static str {
+        lock(&self.record).state.name()
+    }
+
+    pub fn size(&self) -> SandboxSize {
+        lock(&self.record).size
+    }
+
+    /// When its time is over, while it runs and nobody has noticed yet.
+    pub fn deadline(&self) -> Option<u64> {
+        let record = lock(&self.record);
+        let counts = record.state == State::Running && !self.expiring.load(Ordering::Acquire);
+        record.deadline_ms.filter(|_| counts)
+    }
+
+    /// Whether the caller is the one to act upon its deadline.
+    pub fn begin_expiring(&self) -> bool {
+        !self.expiring.swap(true, Ordering::AcqRel)
+    }
+
+    pub fn end_expiring(&self) {
+        self.expiring.store(false, Ordering::Release);
+    }
+
+    /// Whether it is alive, and its agent's token fits.
+    pub fn has_token(&self, fits: impl Fn(&str) -> bool) -> bool {
+        let record = lock(&self.record);
+        matches!(record.state, State::Running | State::Paused)
+            && record.agent_token.as_deref().is_some_and(fits)
+    }
+
+    /// Says whether it is being killed from now on.
+    pub fn set_ending(&self, ending: bool) {
+        self.ending.send_replace(ending);
+    }
+
+    pub fn is_ending(&self) -> bool {
+        *self.ending.borrow()
+    }
+
+    /// Waits until nothing is under way with it, or it is being killed.
+    pub async fn decided(&self) {
+        let mut ending = self.ending.subscribe();
+        tokio::select! {
+            _turn = self.turn.lock() => {}
+            _ = ending.wait_for(|ending| *ending) => {}
+        }
+    }
+
+    /// Takes over `record`. In a state without a guest it needs no place.
     pub fn set_record(&self, record: SandboxRecord) {
+        let alive = matches!(record.state, State::Creating | State::Running);
         *lock(&self.record) = record;
+        if !alive {
+            self.set_place(None);
+        }
+    }
+
+    /// Whether it has a place.
+    pub fn has_place(&self) -> bool {
+        lock(&self.place).is_some()
+    }
+
+    pub fn set_place(&self, place: Option<Place>) {
+        *lock(&self.place) = place;
+    }
+
+    /// Its guest is up; one that has no place, since it was there before we were, gets one from `count`.
+    pub fn settle(&self, count: impl FnOnce(SandboxSize) -> Place) {
+        let size = lock(&self.record).size;
+        lock(&self.place)
+            .get_or_insert_with(|| count(size))
+            .settle();
     }
 
     /// The record as it will be in `state`.

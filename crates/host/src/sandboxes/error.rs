@@ -2,7 +2,40 @@
 
 use crate::identity::IdentityError;
 use crate::journal::JournalError;
+use crate::startup::StartupError;
 use jiffy_engine::{EngineError, SizeError};
+use std::time::Duration;
+
+/// What sort an error is, and what an HTTP interface says to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// There is nothing of that name: 404.
+    Unknown,
+    /// The request makes no sense: 400.
+    Invalid,
+    /// It does not go with the present state: 409.
+    Conflict,
+    /// More than this host can ever give: 400, and not worth another try.
+    TooLarge,
+    /// The host has no room now: 503 with `Retry-After`, worth another try.
+    Busy,
+    /// The host failed: 500.
+    Failed,
+}
+
+impl ErrorKind {
+    /// One word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Invalid => "invalid",
+            Self::Conflict => "conflict",
+            Self::TooLarge => "too_large",
+            Self::Busy => "busy",
+            Self::Failed => "failed",
+        }
+    }
+}
 
 /// Why an operation on sandboxes failed. Unless it says otherwise, everything is as it was before.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +115,14 @@ pub enum OperationError {
         /// Why not.
         source: EngineError,
     },
+    /// What the template starts did not get ready.
+    #[error("cannot start template `{template}`: {source}")]
+    Startup {
+        /// Template.
+        template: String,
+        /// Why not.
+        source: StartupError,
+    },
     /// The journal.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -94,6 +135,20 @@ pub enum OperationError {
         port: u32,
         /// Why not.
         source: std::io::Error,
+    },
+    /// The host has no room for it now. Nothing was begun.
+    #[error("{what}; try again in {} s", retry_after.as_secs())]
+    Busy {
+        /// What it is short of, and what can be done.
+        what: String,
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// The host can never have room for it.
+    #[error("{what}")]
+    TooLarge {
+        /// What is too large, and what could be had.
+        what: String,
     },
     /// The operation was aborted from inside.
     #[error("the operation was lost: {0}; the log of the daemon says more")]
@@ -109,10 +164,36 @@ impl OperationError {
 
     /// Whether it is the caller's mistake rather than the host's.
     pub fn is_refusal(&self) -> bool {
-        !matches!(
-            self,
-            Self::Identity(_) | Self::Engine { .. } | Self::Journal(_) | Self::Lost(_)
-        )
+        !matches!(self.kind(), ErrorKind::Busy | ErrorKind::Failed)
+    }
+
+    /// What sort of error it is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unknown { .. } => ErrorKind::Unknown,
+            Self::Ambiguous { .. } | Self::Count { .. } | Self::Size(_) | Self::FixedSize => {
+                ErrorKind::Invalid
+            }
+            Self::State { .. }
+            | Self::Stranger { .. }
+            | Self::InUse { .. }
+            | Self::Connect { .. } => ErrorKind::Conflict,
+            Self::TooLarge { .. } => ErrorKind::TooLarge,
+            Self::Busy { .. } => ErrorKind::Busy,
+            Self::Identity(_)
+            | Self::Engine { .. }
+            | Self::Startup { .. }
+            | Self::Journal(_)
+            | Self::Lost(_) => ErrorKind::Failed,
+        }
+    }
+
+    /// After which time the same request may succeed, if waiting is all it takes.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Busy { retry_after, .. } => Some(*retry_after),
+            _ => None,
+        }
     }
 }
 

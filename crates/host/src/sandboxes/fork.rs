@@ -1,10 +1,11 @@
 //! `fork`: children of a live sandbox.
 
-use super::{OperationError, Sandboxes, detached};
+use super::{OperationError, Sandboxes};
 use crate::record::{Purpose, SandboxRecord, SnapshotRecord};
 use jiffy_engine::{BootMode, Engine};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
+use tracing::Instrument;
 
 /// Most children of one fork.
 pub(crate) const MOST: usize = 1000;
@@ -23,14 +24,20 @@ pub struct ForkReport {
 
 impl<E: Engine> Sandboxes<E> {
     /// Takes a snapshot of a sandbox and makes `count` sandboxes from it. It fails as a whole only if there is no snapshot; each
-    /// child succeeds or fails for itself.
-    pub async fn fork(&self, id: &str, count: usize) -> Result<ForkReport, OperationError> {
+    /// child succeeds or fails for itself. Children have their parent's terms, tokens of their own, and the same time from now on
+    /// that the parent was given, unless `timeout` says otherwise.
+    pub async fn fork(
+        &self,
+        id: &str,
+        count: usize,
+        timeout: Option<Duration>,
+    ) -> Result<ForkReport, OperationError> {
         if !(1..=MOST).contains(&count) {
             return Err(OperationError::Count { count, most: MOST });
         }
         let (this, entry) = (self.clone(), self.entry(id)?);
-        detached(async move {
-            let (sandbox, snapshot, _pin) = {
+        self.perform("fork", &entry.id(), async move {
+            let (mut sandbox, snapshot, _pin) = {
                 let _turn = entry.turn.lock().await;
                 let taken = this
                     .snapshot_for(&entry, Purpose::Fork, None, "fork")
@@ -39,11 +46,16 @@ impl<E: Engine> Sandboxes<E> {
                 let (snapshot, pin) = this.pin(&taken.id)?;
                 (entry.record(), snapshot, pin)
             };
+            if let Some(timeout) = timeout {
+                sandbox.terms.timeout_s = Some(timeout.as_secs());
+            }
             let mut work = JoinSet::new();
             for _ in 0..count {
                 let (this, sandbox) = (this.clone(), sandbox.clone());
                 let snapshot = snapshot.id.clone();
-                work.spawn(async move { this.child(&sandbox, &snapshot).await });
+                let child = async move { this.child(&sandbox, &snapshot).await };
+                let span = tracing::info_span!("child", sandbox = tracing::field::Empty);
+                work.spawn(child.instrument(span));
             }
             let mut children = Vec::with_capacity(count);
             while let Some(child) = work.join_next().await {
@@ -54,10 +66,28 @@ impl<E: Engine> Sandboxes<E> {
         .await
     }
 
+    /// One child, counted.
     async fn child(&self, parent: &SandboxRecord, snapshot: &str) -> Child {
+        let child = self.child_of(parent, snapshot).await;
+        if let Err(e) = &child {
+            tracing::warn!(outcome = e.kind().name(), "a child: {e}");
+            let mode = Some(BootMode::Fork);
+            let outcome = e.kind().name();
+            self.0.metrics.create(mode, outcome, Duration::ZERO);
+        }
+        child
+    }
+
+    async fn child_of(&self, parent: &SandboxRecord, snapshot: &str) -> Child {
         let asked = Instant::now();
-        let (template, env) = (&parent.template, parent.env.clone());
-        let new = self.enter(template, parent.size, env, Some(parent.id.clone()))?;
+        let template = &parent.template;
+        let terms = parent.terms.clone();
+        let place = self.admit(parent.size)?;
+        let new = self.enter(place, template, parent.size, parent.env.clone(), terms)?;
+        new.set_record(SandboxRecord {
+            forked_from: Some(parent.id.clone()),
+            ..new.record()
+        });
         let origin = self
             .origin_in_snapshot(template, snapshot, BootMode::Fork)
             .await;

@@ -58,6 +58,9 @@ fn choose<'a>(
 impl<E: Engine> Sandboxes<E> {
     pub(super) fn entry(&self, id: &str) -> Result<Arc<Entry<E::Guest>>, OperationError> {
         let entries = lock(&self.0.entries);
+        if let Some(entry) = entries.get(id) {
+            return Ok(entry.clone());
+        }
         let id = choose(entries.keys(), id, "sandbox", "jiffy ls --all")?;
         entries.get(&id).cloned().ok_or(OperationError::Unknown {
             what: "sandbox",
@@ -70,10 +73,14 @@ impl<E: Engine> Sandboxes<E> {
     pub(super) fn pin(&self, id: &str) -> Result<(SnapshotRecord, Pin<E>), OperationError> {
         const LIST: &str = "jiffy snapshots";
         let snapshots = lock(&self.0.snapshots);
-        let named: Vec<_> = snapshots
-            .values()
-            .filter(|s| s.name.as_deref() == Some(id))
-            .collect();
+        // An id first: a name that somebody made like another one's id does not stand in for it.
+        let named: Vec<_> = match snapshots.get(id) {
+            Some(exact) => vec![exact],
+            None => snapshots
+                .values()
+                .filter(|s| s.name.as_deref() == Some(id))
+                .collect(),
+        };
         let record = match named.as_slice() {
             [one] => (*one).clone(),
             [] => {

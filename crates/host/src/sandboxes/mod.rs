@@ -4,39 +4,77 @@
 //! even if whoever asked goes away. The journal is written last: what it says was true. Only `kill` does not wait for its turn
 //! before it acts, so that nothing a sandbox does can keep it alive.
 
+mod adopt;
+mod caretaker;
 mod collect;
 mod create;
+mod deadline;
 mod end;
 mod entry;
 mod error;
 mod fork;
 mod lookup;
+mod observe;
 mod pool;
 mod recover;
 mod rollback;
 mod sleep;
 mod snapshot;
+mod sweep;
 mod template;
+mod terms;
 
 pub use create::{CreateSpec, Source};
-pub use error::OperationError;
+pub use error::{ErrorKind, OperationError};
 pub use fork::{Child, ForkReport};
+pub use pool::PoolSize;
 
+use crate::admission::{
+    Admission, HostFigures, Limits, Occupant, Place, Promised, ReadHost, ThisHost,
+};
 use crate::journal::{Change, Journal, JournalError};
+use crate::metrics::Metrics;
 use crate::record::{SandboxRecord, SnapshotRecord, State};
+use caretaker::Caretaker;
 use entry::{Entry, lock};
-use jiffy_engine::{Engine, Guest};
+use jiffy_engine::{Engine, EngineError, Guest, SandboxSize};
 use pool::Pool;
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
 
 /// How a host is run.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone)]
 pub struct Options {
     /// Restored sandboxes that wait for their creator, per template and size in use.
     pub warm: usize,
+    /// Time between two looks at whether what they were restored from is still in memory.
+    pub tend: Duration,
+    /// What the host may be used for.
+    pub limits: Limits,
+    /// Time between two looks at what each sandbox uses.
+    pub sample: Duration,
+    /// Time between two looks for what belongs to nobody.
+    pub sweep: Duration,
+    /// Tells what the host has left; none: the machine this program runs on.
+    pub reader: Option<Arc<dyn ReadHost>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            warm: 0,
+            tend: Duration::from_secs(60),
+            limits: Limits::default(),
+            sample: Duration::from_secs(10),
+            sweep: Duration::from_secs(60),
+            reader: None,
+        }
+    }
 }
 
 struct Inner<E: Engine> {
@@ -48,8 +86,21 @@ struct Inner<E: Engine> {
     /// Snapshots that something is being made from.
     pins: Mutex<HashMap<String, usize>>,
     pool: Pool<E::Arrival>,
+    admission: Admission,
+    metrics: Metrics,
+    /// Further figures for the scrape.
+    sources: Mutex<Vec<observe::Source>>,
+    /// Operations that have begun and not ended.
+    under_way: watch::Sender<usize>,
+    /// Nothing is begun any more.
+    closing: AtomicBool,
+    /// What the last sweep saw.
+    snapshot_bytes: AtomicU64,
+    /// Told when a deadline may have changed.
+    deadlines: Arc<Notify>,
     /// One lock per template snapshot that is being made.
     making: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    caretaker: Caretaker,
 }
 
 /// The sandboxes of one host. Clones are the same sandboxes. Must be used inside a tokio runtime.
@@ -62,10 +113,15 @@ impl<E: Engine> Clone for Sandboxes<E> {
 }
 
 impl<E: Engine> Sandboxes<E> {
-    /// Opens the journal in `file` and puts in order what a daemon that was killed left behind.
-    pub fn open(engine: E, file: &Path, options: Options) -> Result<Self, OperationError> {
+    /// Opens the journal in `file`, puts in order what a daemon that was killed left behind, and takes over the guests that ran on.
+    pub async fn open(engine: E, file: &Path, options: Options) -> Result<Self, OperationError> {
         let journal = Journal::open(file)?;
         let recovered = recover::recover(&engine, &journal)?;
+        let (caretaker, orders) = Caretaker::new();
+        let reader = options.reader.unwrap_or_else(|| {
+            let data = file.parent().unwrap_or(Path::new("/"));
+            Arc::new(ThisHost::new(data))
+        });
         let this = Self(Arc::new(Inner {
             engine,
             journal,
@@ -85,9 +141,26 @@ impl<E: Engine> Sandboxes<E> {
             ),
             pins: Mutex::default(),
             pool: Pool::new(options.warm),
+            admission: Admission::new(options.limits, reader),
+            metrics: Metrics::new(),
+            sources: Mutex::default(),
+            under_way: watch::Sender::default(),
+            closing: AtomicBool::default(),
+            snapshot_bytes: AtomicU64::default(),
+            deadlines: Arc::default(),
             making: Mutex::default(),
+            caretaker,
         }));
-        this.collect()?;
+        this.collect();
+        this.adopt(recovered.orphans).await?;
+        this.keep_time();
+        this.keep_samples(options.sample);
+        this.keep_clean(options.sweep);
+        caretaker::begin(Arc::downgrade(&this.0), orders, options.tend);
+        // Those that a daemon left before it came to it; sealed ones stay as they are.
+        for snapshot in lock(&this.0.snapshots).values().filter(|s| s.kept) {
+            this.0.caretaker.seal(&snapshot.id);
+        }
         Ok(this)
     }
 
@@ -101,6 +174,28 @@ impl<E: Engine> Sandboxes<E> {
     /// One sandbox by its id or the beginning of it.
     pub fn get(&self, id: &str) -> Result<SandboxRecord, OperationError> {
         Ok(self.entry(id)?.record())
+    }
+
+    /// One sandbox by its whole id.
+    pub fn find(&self, id: &str) -> Option<SandboxRecord> {
+        lock(&self.0.entries).get(id).map(|e| e.record())
+    }
+
+    /// The sandbox, alive, whose agent's token fits. Looks at every one.
+    pub fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
+        let entries = lock(&self.0.entries);
+        let mut found = entries.iter().filter(|(_, e)| e.has_token(&fits));
+        found.next().map(|(id, _)| id.clone())
+    }
+
+    /// One sandbox by its exact id, as it is once what is under way with it has been decided. One that is being killed counts as killed.
+    pub async fn settled(&self, id: &str) -> Option<SandboxRecord> {
+        let entry = lock(&self.0.entries).get(id).cloned()?;
+        entry.decided().await;
+        if entry.is_ending() {
+            return Some(entry.record_in(State::Killed));
+        }
+        Some(entry.record())
     }
 
     /// All snapshots, oldest first; with `sandbox`, those that were taken of it or that it descends from.
@@ -118,6 +213,31 @@ impl<E: Engine> Sandboxes<E> {
     /// How many restored sandboxes wait in the warm pool.
     pub fn warm(&self) -> usize {
         self.0.pool.len()
+    }
+
+    /// What was promised to sandboxes and the warm pool, and what was refused.
+    pub fn promised(&self) -> Promised {
+        self.0.admission.promised()
+    }
+
+    /// What the host has left, and what all guests together may grow to, in MiB.
+    pub fn host_figures(&self) -> (HostFigures, Option<u64>) {
+        let figures = self.0.admission.figures();
+        (figures, self.0.admission.memory_limit_mib(&figures))
+    }
+
+    /// A place for a guest of `size`. Those that only wait in the warm pool give way.
+    fn admit(&self, size: SandboxSize) -> Result<Place, OperationError> {
+        loop {
+            match self.0.admission.admit(Occupant::Sandbox, size) {
+                Ok(place) => return Ok(place),
+                Err(refusal) => {
+                    if !refusal.short_of.is_of_memory() || !self.0.pool.give_way() {
+                        return Err(refusal.into());
+                    }
+                }
+            }
+        }
     }
 
     /// Opens a stream to `port` in a sandbox.
@@ -138,12 +258,24 @@ impl<E: Engine> Sandboxes<E> {
             })
     }
 
+    /// The process that isolates a running sandbox, and how often the processor left its guest for the host.
+    pub async fn process(&self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
+        let entry = self.entry(id)?;
+        let guest = entry.running(crate::record::Operation::Connect, "look at")?;
+        let none = || EngineError::Unsupported {
+            what: "name the process of a sandbox",
+        };
+        let process = guest.pid().ok_or_else(none);
+        let pid = process.map_err(OperationError::engine("look at the sandbox's process"))?;
+        Ok((pid, guest.exits().await))
+    }
+
     /// The last console output of a sandbox that has a guest.
     pub fn console_tail(&self, id: &str) -> Result<Option<String>, OperationError> {
         Ok(self.entry(id)?.guest().map(|g| g.console_tail()))
     }
 
-    /// Ends every guest, as the end of this process would. The journal says so.
+    /// Ends every guest. The journal says so.
     pub async fn stop_all(&self) {
         self.0.pool.clear();
         let entries: Vec<_> = lock(&self.0.entries).values().cloned().collect();
@@ -152,9 +284,7 @@ impl<E: Engine> Sandboxes<E> {
                 guest.stop().await;
                 let cause = recover::DAEMON_STOPPED.to_owned();
                 let record = entry.record_in(State::Broken { cause });
-                if let Err(e) = self.commit(&entry, record, &[]) {
-                    tracing::error!("{e}");
-                }
+                self.settle(&entry, record);
             }
         }
     }
@@ -173,8 +303,16 @@ impl<E: Engine> Sandboxes<E> {
         Ok(())
     }
 
+    /// The same for what has happened.
+    fn settle(&self, entry: &Entry<E::Guest>, record: SandboxRecord) {
+        self.0.journal.settle(&[Change::Sandbox(record.clone())]);
+        entry.set_record(record);
+    }
+
     /// Marks the sandbox as broken when its guest ends by itself.
     fn watch(&self, entry: &Arc<Entry<E::Guest>>, guest: &Arc<E::Guest>) {
+        entry.settle(|size| self.0.admission.count(size));
+        observe::sample(entry);
         let (entry, guest) = (Arc::downgrade(entry), guest.clone());
         let this = Arc::downgrade(&self.0);
         tokio::spawn(async move {
@@ -189,9 +327,7 @@ impl<E: Engine> Sandboxes<E> {
             entry.replace_guest(None);
             let cause = end.to_string();
             let record = entry.record_in(State::Broken { cause });
-            if let Err(e) = Self(inner).commit(&entry, record, &[]) {
-                tracing::error!("{e}");
-            }
+            Self(inner).settle(&entry, record);
         });
     }
 }

@@ -3,10 +3,12 @@
 //! Each of them stands before the greeting, so it gets its identity, entropy and clock when it is handed out, and what was
 //! handed out never comes back.
 
-use super::Sandboxes;
 use super::entry::lock;
-use jiffy_engine::{Arrival, Engine};
-use std::collections::HashMap;
+use super::{OperationError, Sandboxes, detached};
+use crate::admission::{Occupant, Place};
+use jiffy_engine::{Arrival, Engine, SandboxSize};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -15,9 +17,21 @@ const DEBOUNCE: Duration = Duration::from_millis(500);
 /// Most debounces in a row: a stream of creates must not starve the pool.
 const PATIENCE: u32 = 6;
 
+/// How many sandboxes of a template wait for their creator.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct PoolSize {
+    /// Template.
+    pub template: String,
+    /// How many there are to be, for each size in use.
+    pub wanted: usize,
+    /// How many wait now, of all sizes.
+    pub waiting: usize,
+}
+
 struct Shelf<A> {
+    template: String,
     snapshot: String,
-    waiting: Vec<A>,
+    waiting: Vec<(A, Place)>,
     /// Counts takes, so that a refill sees whether it is quiet.
     takes: u64,
     refilling: bool,
@@ -25,16 +39,53 @@ struct Shelf<A> {
 
 /// Arrivals by fingerprint.
 pub(super) struct Pool<A> {
-    wanted: usize,
+    /// For templates that nobody chose another number for.
+    usual: usize,
+    chosen: Mutex<BTreeMap<String, usize>>,
     shelves: Mutex<HashMap<String, Shelf<A>>>,
 }
 
 impl<A: Arrival> Pool<A> {
     pub fn new(wanted: usize) -> Self {
         Self {
-            wanted,
+            usual: wanted,
+            chosen: Mutex::default(),
             shelves: Mutex::default(),
         }
+    }
+
+    fn wanted(&self, template: &str) -> usize {
+        let chosen = lock(&self.chosen);
+        chosen.get(template).copied().unwrap_or(self.usual)
+    }
+
+    /// Sets the number for `template` and ends those that are too many. Fingerprints and snapshots of its shelves.
+    fn choose(&self, template: &str, wanted: usize) -> Vec<(String, String)> {
+        lock(&self.chosen).insert(template.to_owned(), wanted);
+        let mut shelves = lock(&self.shelves);
+        let of_template = shelves.iter_mut().filter(|(_, s)| s.template == template);
+        of_template
+            .map(|(fingerprint, shelf)| {
+                shelf.waiting.truncate(wanted);
+                (fingerprint.clone(), shelf.snapshot.clone())
+            })
+            .collect()
+    }
+
+    fn sizes(&self) -> Vec<PoolSize> {
+        let mut waiting: BTreeMap<String, usize> = BTreeMap::new();
+        for shelf in lock(&self.shelves).values() {
+            *waiting.entry(shelf.template.clone()).or_default() += shelf.waiting.len();
+        }
+        for template in lock(&self.chosen).keys() {
+            waiting.entry(template.clone()).or_default();
+        }
+        let sizes = waiting.into_iter().map(|(template, waiting)| PoolSize {
+            wanted: self.wanted(&template),
+            template,
+            waiting,
+        });
+        sizes.collect()
     }
 
     pub fn len(&self) -> usize {
@@ -46,12 +97,25 @@ impl<A: Arrival> Pool<A> {
         let mut shelves = lock(&self.shelves);
         let shelf = shelves.get_mut(fingerprint)?;
         shelf.takes += 1;
-        while let Some(arrival) = shelf.waiting.pop() {
+        while let Some((arrival, _place)) = shelf.waiting.pop() {
             if arrival.waits() {
                 return Some((arrival, shelf.snapshot.clone()));
             }
         }
         None
+    }
+
+    /// Snapshots that those who wait were restored from.
+    pub fn snapshots(&self) -> Vec<String> {
+        let shelves = lock(&self.shelves);
+        let in_use = shelves.values().filter(|s| !s.waiting.is_empty());
+        in_use.map(|s| s.snapshot.clone()).collect()
+    }
+
+    /// Gives up one that waits; whether there was one.
+    pub fn give_way(&self) -> bool {
+        let mut shelves = lock(&self.shelves);
+        shelves.values_mut().any(|s| s.waiting.pop().is_some())
     }
 
     pub fn drop_shelf(&self, fingerprint: &str) {
@@ -63,17 +127,19 @@ impl<A: Arrival> Pool<A> {
     }
 
     /// Whether the caller is to refill the shelf.
-    fn begin_refill(&self, fingerprint: &str, snapshot: &str) -> bool {
+    fn begin_refill(&self, fingerprint: &str, template: &str, snapshot: &str) -> bool {
+        let wanted = self.wanted(template);
         let mut shelves = lock(&self.shelves);
         let shelf = shelves
             .entry(fingerprint.to_owned())
             .or_insert_with(|| Shelf {
+                template: template.to_owned(),
                 snapshot: snapshot.to_owned(),
                 waiting: Vec::new(),
                 takes: 0,
                 refilling: false,
             });
-        let begin = self.wanted > shelf.waiting.len() && !shelf.refilling;
+        let begin = wanted > shelf.waiting.len() && !shelf.refilling;
         shelf.refilling |= begin;
         begin
     }
@@ -82,13 +148,22 @@ impl<A: Arrival> Pool<A> {
         lock(&self.shelves).get(fingerprint).map(|s| s.takes)
     }
 
-    /// Adds an arrival unless the shelf was dropped; whether there is room for more.
-    fn put(&self, fingerprint: &str, snapshot: &str, arrival: A) -> bool {
+    /// Adds an arrival with its place unless the shelf was dropped; whether there is room for more.
+    fn put(
+        &self,
+        fingerprint: &str,
+        template: &str,
+        snapshot: &str,
+        (arrival, mut place): (A, Place),
+    ) -> bool {
+        place.settle();
+        let wanted = self.wanted(template);
         let mut shelves = lock(&self.shelves);
         match shelves.get_mut(fingerprint) {
-            Some(shelf) if shelf.snapshot == snapshot => {
-                shelf.waiting.push(arrival);
-                shelf.waiting.len() < self.wanted
+            // Fewer may be wanted by now.
+            Some(shelf) if shelf.snapshot == snapshot && shelf.waiting.len() < wanted => {
+                shelf.waiting.push((arrival, place));
+                shelf.waiting.len() < wanted
             }
             _ => false,
         }
@@ -112,9 +187,38 @@ impl<A: Arrival> Pool<A> {
 }
 
 impl<E: Engine> Sandboxes<E> {
+    /// How many sandboxes wait, for each template that has a pool.
+    pub fn pools(&self) -> Vec<PoolSize> {
+        self.0.pool.sizes()
+    }
+
+    /// Has `wanted` sandboxes of `template` wait, for each size in use and for `size`. They come up in the background; those that
+    /// are too many end. The choice is not kept beyond the daemon's life.
+    pub async fn set_pool(
+        &self,
+        template: &str,
+        size: SandboxSize,
+        wanted: usize,
+    ) -> Result<PoolSize, OperationError> {
+        size.check()?;
+        let (this, template) = (self.clone(), template.to_owned());
+        detached(async move {
+            let shelves = this.0.pool.choose(&template, wanted);
+            for (fingerprint, snapshot) in shelves {
+                this.refill(&fingerprint, &template, &snapshot);
+            }
+            if wanted > 0 {
+                this.shelve(&template, size).await?;
+            }
+            let own = this.pools().into_iter().find(|p| p.template == template);
+            Ok(own.unwrap_or_default())
+        })
+        .await
+    }
+
     /// Fills the shelf in the background, once it is quiet.
     pub(super) fn refill(&self, fingerprint: &str, template: &str, snapshot: &str) {
-        if !self.0.pool.begin_refill(fingerprint, snapshot) {
+        if !self.0.pool.begin_refill(fingerprint, template, snapshot) {
             return;
         }
         let inner = std::sync::Arc::downgrade(&self.0);
@@ -126,11 +230,18 @@ impl<E: Engine> Sandboxes<E> {
             };
             this.0.pool.quiet(&fingerprint).await;
             loop {
-                let Ok((_, _pin)) = this.pin(&snapshot) else {
+                let Ok((record, _pin)) = this.pin(&snapshot) else {
+                    break;
+                };
+                // What only waits is nobody's business to refuse: the next create looks again.
+                let Ok(place) = this.0.admission.admit(Occupant::Waiting, record.size) else {
                     break;
                 };
                 let more = match this.0.engine.restore(&template, &snapshot).await {
-                    Ok(arrival) => this.0.pool.put(&fingerprint, &snapshot, arrival),
+                    Ok(arrival) => {
+                        let arrival = (arrival, place);
+                        this.0.pool.put(&fingerprint, &template, &snapshot, arrival)
+                    }
                     Err(e) => {
                         tracing::warn!(template, "the warm pool could not be filled: {e}");
                         false

@@ -4,10 +4,9 @@ use super::OperationError;
 use super::collect::remove_files;
 use crate::journal::{Change, Journal};
 use crate::record::{Purpose, SandboxRecord, SnapshotRecord, State, now_ms};
-use jiffy_engine::Engine;
+use jiffy_engine::{Engine, Orphan};
 use std::collections::HashSet;
 
-/// Guests end with the daemon.
 pub(super) const DAEMON_STOPPED: &str = "the daemon was stopped while it ran";
 const SNAPSHOT_LOST: &str = "the snapshot it slept in is gone from the disk";
 
@@ -15,6 +14,8 @@ const SNAPSHOT_LOST: &str = "the snapshot it slept in is gone from the disk";
 pub(super) struct Recovered {
     pub sandboxes: Vec<SandboxRecord>,
     pub snapshots: Vec<SnapshotRecord>,
+    /// Guests that ran on, by sandbox.
+    pub orphans: Vec<(String, Orphan)>,
 }
 
 /// Decides for everything that was under way whether it happened or not, makes journal and disk say the same, and removes what
@@ -34,16 +35,18 @@ pub(super) fn recover<E: Engine>(
     for found in journal.snapshots()? {
         let record = found.record;
         let there = on_disk.contains(&record.id);
-        // A pause whose files are complete lacked only its last word, and its guest is gone: it happened.
-        let sleeper = sandboxes
+        // One whose files are complete lacked only its last word: it happened.
+        let owner = sandboxes
             .iter_mut()
-            .find(|s| record.purpose == Purpose::Pause && s.id == record.sandbox);
-        match (found.complete, there, sleeper) {
+            .find(|s| s.id == record.sandbox && s.state == State::Running);
+        match (found.complete, there, owner) {
             (true, true, _) => snapshots.push(record),
-            (false, true, Some(sandbox)) if sandbox.state == State::Running => {
-                sandbox.state = State::Paused;
+            (false, true, Some(sandbox)) => {
                 sandbox.snapshot = Some(record.id.clone());
-                sandbox.changed_ms = now_ms();
+                if record.purpose == Purpose::Pause {
+                    sandbox.state = State::Paused;
+                    sandbox.changed_ms = now_ms();
+                }
                 changes.push(Change::Sandbox(sandbox.clone()));
                 changes.push(Change::Snapshot(record.clone()));
                 snapshots.push(record);
@@ -51,10 +54,17 @@ pub(super) fn recover<E: Engine>(
             _ => changes.push(Change::NoSnapshot(record.id)),
         }
     }
+    let mut guests = journal.guests()?;
+    let mut orphans = Vec::new();
     let known: HashSet<&String> = snapshots.iter().map(|s| &s.id).collect();
     for sandbox in &mut sandboxes {
         let there = sandbox.snapshot.as_ref().is_some_and(|s| known.contains(s));
         let cause = match sandbox.state {
+            State::Running if let Some(handle) = guests.remove(&sandbox.id) => {
+                let snapshot = sandbox.snapshot.clone();
+                orphans.push((sandbox.id.clone(), Orphan { handle, snapshot }));
+                continue;
+            }
             State::Creating | State::Running => DAEMON_STOPPED,
             State::Paused if !there => SNAPSHOT_LOST,
             _ => continue,
@@ -65,14 +75,15 @@ pub(super) fn recover<E: Engine>(
         sandbox.changed_ms = now_ms();
         changes.push(Change::Sandbox(sandbox.clone()));
     }
-    journal.commit(&changes)?;
-    let mut orphans: Vec<String> = on_disk
+    journal.settle(&changes);
+    let mut unknown: Vec<String> = on_disk
         .into_iter()
         .filter(|id| !known.contains(id))
         .collect();
-    remove_files(engine, &mut orphans);
+    remove_files(engine, &mut unknown);
     Ok(Recovered {
         sandboxes,
         snapshots,
+        orphans,
     })
 }

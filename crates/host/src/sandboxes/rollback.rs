@@ -1,8 +1,8 @@
 //! `rollback`: the same sandbox, as it was.
 
-use super::{OperationError, Sandboxes, detached};
+use super::{OperationError, Sandboxes};
 use crate::record::{Operation, SandboxRecord};
-use jiffy_engine::{BootMode, Engine};
+use jiffy_engine::Engine;
 use std::time::Instant;
 
 impl<E: Engine> Sandboxes<E> {
@@ -15,7 +15,7 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         let (snapshot, pin) = self.pin(snapshot)?;
-        detached(async move {
+        self.perform("rollback", &entry.id(), async move {
             let _pin = pin;
             let _turn = entry.turn.lock().await;
             let asked = Instant::now();
@@ -28,11 +28,15 @@ impl<E: Engine> Sandboxes<E> {
                     theirs: describe(&snapshot.template, snapshot.size),
                 });
             }
-            let origin = this
-                .origin_in_snapshot(&record.template, &snapshot.id, BootMode::Snapshot)
-                .await?;
-            let record = this.install(&entry, asked, origin).await?;
-            this.collect()?;
+            // One that has a guest keeps its place, also where there is no other.
+            if entry.has_place() {
+                this.0.admission.bears_exchange()?;
+            } else {
+                entry.set_place(Some(this.admit(record.size)?));
+            }
+            let (template, id) = (&record.template, &snapshot.id);
+            let record = this.revive(&entry, asked, template, id, true).await?;
+            this.collect();
             Ok(record)
         })
         .await

@@ -1,7 +1,7 @@
 //! `snapshot`: a sandbox at one instant, while it runs on.
 
 use super::entry::{Entry, lock};
-use super::{OperationError, Sandboxes, detached};
+use super::{OperationError, Sandboxes};
 use crate::identity::new_id;
 use crate::journal::Change;
 use crate::record::{Operation, Purpose, SandboxRecord, SnapshotRecord, State, now_ms};
@@ -15,7 +15,7 @@ impl<E: Engine> Sandboxes<E> {
         name: Option<String>,
     ) -> Result<SnapshotRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
-        detached(async move {
+        self.perform("snapshot", &entry.id(), async move {
             let _turn = entry.turn.lock().await;
             this.snapshot_for(&entry, Purpose::Asked, name, "snapshot")
                 .await
@@ -65,6 +65,7 @@ impl<E: Engine> Sandboxes<E> {
                 .journal
                 .commit(&[Change::Snapshot(snapshot.clone())])?;
             lock(&self.0.snapshots).insert(snapshot.id.clone(), snapshot.clone());
+            self.0.caretaker.seal(&snapshot.id);
         }
         Ok(snapshot)
     }
@@ -81,6 +82,7 @@ impl<E: Engine> Sandboxes<E> {
             name,
             purpose,
             sandbox: sandbox.id.clone(),
+            owner: sandbox.terms.owner.clone(),
             template: sandbox.template.clone(),
             fingerprint: String::new(),
             size: sandbox.size,
@@ -105,7 +107,7 @@ impl<E: Engine> Sandboxes<E> {
         let times = match self.0.engine.snapshot(guest, id, parent, then).await {
             Ok(times) => times,
             Err(e) => {
-                self.0.journal.commit(&[Change::NoSnapshot(id.clone())])?;
+                self.0.journal.settle(&[Change::NoSnapshot(id.clone())]);
                 let what = match draft.sandbox.as_str() {
                     "" => format!("snapshot template `{}`", draft.template),
                     sandbox => format!("snapshot sandbox {sandbox}"),
@@ -120,8 +122,11 @@ impl<E: Engine> Sandboxes<E> {
         };
         let mut changes = vec![Change::Snapshot(snapshot.clone())];
         changes.extend(with(&snapshot));
-        self.0.journal.commit(&changes)?;
+        self.0.journal.settle(&changes);
         lock(&self.0.snapshots).insert(snapshot.id.clone(), snapshot.clone());
+        if snapshot.kept {
+            self.0.caretaker.seal(&snapshot.id);
+        }
         Ok(snapshot)
     }
 }

@@ -6,9 +6,12 @@ use super::{OperationError, Sandboxes};
 use crate::identity::new_id;
 use crate::journal::Change;
 use crate::record::{Purpose, SnapshotRecord, now_ms};
+use crate::startup::start_up;
 use jiffy_engine::{
     AfterSnapshot, Arrival, BootMode, Engine, EngineError, Guest, Persona, SandboxSize,
 };
+use std::sync::Arc;
+use tokio::net::UnixStream;
 
 impl<E: Engine> Sandboxes<E> {
     /// A guest of `template`: from the warm pool, else from the template's snapshot, which is made first if there is none.
@@ -26,6 +29,7 @@ impl<E: Engine> Sandboxes<E> {
                 arrival,
                 mode: BootMode::WarmPool,
                 snapshot: Some(snapshot),
+                rewound: false,
             });
         }
         match self.template_snapshot(template, size, &fingerprint).await {
@@ -44,9 +48,24 @@ impl<E: Engine> Sandboxes<E> {
                 arrival: engine.boot(template, size).await.map_err(failed())?,
                 mode: BootMode::Cold,
                 snapshot: None,
+                rewound: false,
             }),
             Err(e) => Err(e),
         }
+    }
+
+    /// Makes sure that there is a shelf for `template` in `size`, and has it filled.
+    pub(super) async fn shelve(
+        &self,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<(), OperationError> {
+        let fingerprint = self.0.engine.fingerprint(template, size).await;
+        let fingerprint =
+            fingerprint.map_err(OperationError::engine(format!("use template `{template}`")))?;
+        let snapshot = self.template_snapshot(template, size, &fingerprint).await?;
+        self.refill(&fingerprint, template, &snapshot);
+        Ok(())
     }
 
     fn find_template_snapshot(&self, fingerprint: &str) -> Option<String> {
@@ -81,12 +100,17 @@ impl<E: Engine> Sandboxes<E> {
             ..Persona::default()
         };
         let arrival = engine.boot(template, size).await.map_err(failed())?;
-        let guest = arrival.welcome(&persona).await.map_err(failed())?;
+        let guest = Arc::new(arrival.welcome(&persona).await.map_err(failed())?);
+        if let Err(e) = self.start_up(template, &guest).await {
+            guest.stop().await;
+            return Err(e);
+        }
         let record = SnapshotRecord {
             id: new_id()?,
             name: None,
             purpose: Purpose::Template,
             sandbox: String::new(),
+            owner: None,
             template: template.to_owned(),
             fingerprint: fingerprint.to_owned(),
             size,
@@ -100,12 +124,44 @@ impl<E: Engine> Sandboxes<E> {
         let taken = taken.await;
         guest.stop().await;
         let snapshot = taken?;
-        self.retire_older(&snapshot)?;
+        self.retire_older(&snapshot);
+        if let Err(e) = engine.learn(template, &snapshot.id).await {
+            tracing::warn!(template, "what its guests touch first is not known: {e}");
+        }
         Ok(snapshot.id)
     }
 
+    /// Starts what the template starts in a guest that was booted, not restored, and waits until that is ready.
+    pub(super) async fn start_up(
+        &self,
+        template: &str,
+        guest: &Arc<E::Guest>,
+    ) -> Result<(), OperationError> {
+        let failed = || OperationError::engine(format!("boot template `{template}`"));
+        let startup = self.0.engine.startup(template).await.map_err(failed())?;
+        if startup.is_empty() {
+            return Ok(());
+        }
+        let connector = guest.clone();
+        let starting = start_up(&startup, move |port| {
+            let guest = connector.clone();
+            async move {
+                let stream = guest.connect(port).await?;
+                stream.set_nonblocking(true)?;
+                UnixStream::from_std(stream)
+            }
+        });
+        tokio::select! {
+            started = starting => started.map_err(|source| OperationError::Startup {
+                template: template.to_owned(),
+                source,
+            }),
+            end = guest.ended() => Err(failed()(EngineError::Ended { end })),
+        }
+    }
+
     /// Snapshots of the same template and size with another fingerprint serve no new sandbox.
-    fn retire_older(&self, newest: &SnapshotRecord) -> Result<(), OperationError> {
+    fn retire_older(&self, newest: &SnapshotRecord) {
         let mut older = Vec::new();
         for s in lock(&self.0.snapshots).values_mut() {
             let same = s.template == newest.template && s.size == newest.size;
@@ -115,7 +171,7 @@ impl<E: Engine> Sandboxes<E> {
                 older.push(Change::Snapshot(s.clone()));
             }
         }
-        self.0.journal.commit(&older)?;
-        self.collect()
+        self.0.journal.settle(&older);
+        self.collect();
     }
 }

@@ -2,16 +2,18 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootMode, BootReport, Engine, EngineError, Guest, Persona, SandboxEnd,
-    SandboxSize, SnapshotTimes,
+    AfterSnapshot, Arrival, BootMode, BootReport, Engine, EngineError, Guest, Handle, Orphan,
+    Persona, SandboxEnd, SandboxSize, SnapshotTimes, Usage,
 };
-use jiffy_host::{CreateSpec, Options, Sandboxes, Source};
+use jiffy_host::{CreateSpec, HostFigures, Options, ReadHost, Sandboxes, Source, Terms};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 
 /// What runs, and what is to go wrong.
@@ -23,12 +25,21 @@ pub struct World {
     pub boots: Mutex<usize>,
     pub restores: Mutex<usize>,
     pub version: Mutex<u32>,
+    pub learned: Mutex<Vec<String>>,
+    pub warmed: Mutex<Vec<String>>,
+    pub sealed: Mutex<BTreeSet<String>>,
 }
 
 /// A guest's inside.
 pub struct Body {
     pub persona: Mutex<Persona>,
     pub memory: Mutex<String>,
+    cpu_us: AtomicU64,
+    /// Latest snapshot it lies on, as it sees it.
+    pub parent: Mutex<Option<String>>,
+    /// Snapshot of it that is complete, or was to be, when its daemon died.
+    undecided: Mutex<Option<String>>,
+    kept: AtomicBool,
     end: watch::Sender<Option<SandboxEnd>>,
 }
 
@@ -93,6 +104,10 @@ impl World {
         let body = Arc::new(Body {
             persona: Mutex::default(),
             memory: Mutex::new(memory),
+            cpu_us: AtomicU64::default(),
+            parent: Mutex::default(),
+            undecided: Mutex::default(),
+            kept: AtomicBool::default(),
             end: watch::channel(None).0,
         });
         self.guests.lock().unwrap().push(body.clone());
@@ -106,7 +121,7 @@ pub struct FakeEngine {
 }
 
 pub struct FakeArrival(Arc<World>, Option<Arc<Body>>);
-pub struct FakeGuest(Arc<Body>);
+pub struct FakeGuest(Arc<Body>, Arc<World>);
 
 impl Drop for FakeArrival {
     fn drop(&mut self) {
@@ -118,7 +133,23 @@ impl Drop for FakeArrival {
 
 impl Drop for FakeGuest {
     fn drop(&mut self) {
-        self.0.end.send_replace(Some(SandboxEnd::Requested));
+        if !self.0.kept.load(Ordering::Relaxed) {
+            self.0.end.send_replace(Some(SandboxEnd::Requested));
+        }
+    }
+}
+
+impl Body {
+    fn lives(&self) -> bool {
+        self.end.borrow().is_none()
+    }
+
+    fn stop(&self) {
+        self.end.send_if_modified(|end| {
+            let first = end.is_none();
+            end.get_or_insert(SandboxEnd::Requested);
+            first
+        });
     }
 }
 
@@ -144,7 +175,36 @@ impl Engine for FakeEngine {
         self.world.step("restore").await?;
         let memory = fs::read_to_string(self.dir.join(id)).map_err(EngineError::failed)?;
         let body = self.world.new_body(memory);
+        *body.parent.lock().unwrap() = Some(id.to_owned());
         Ok(FakeArrival(self.world.clone(), Some(body)))
+    }
+
+    async fn adopt(&self, orphan: &Orphan) -> Result<FakeGuest, EngineError> {
+        let at: usize = orphan.handle.0.parse().map_err(EngineError::failed)?;
+        let body = self.world.guests.lock().unwrap()[at].clone();
+        if let Err(e) = self.world.step("adopt").await {
+            body.stop();
+            return Err(e);
+        }
+        if !body.lives() {
+            return Err(EngineError::failed("it ended"));
+        }
+        if let Some(id) = body.undecided.lock().unwrap().take()
+            && self.snapshots()?.contains(&id)
+        {
+            *body.parent.lock().unwrap() = Some(id);
+        }
+        assert_eq!(*body.parent.lock().unwrap(), orphan.snapshot);
+        Ok(FakeGuest(body, self.world.clone()))
+    }
+
+    async fn end_others(&self, known: &[Handle]) -> Result<usize, EngineError> {
+        let guests = self.world.guests.lock().unwrap().clone();
+        let others = guests.iter().enumerate().filter(|(at, body)| {
+            let handle = Handle(at.to_string());
+            body.lives() && body.kept.load(Ordering::Relaxed) && !known.contains(&handle)
+        });
+        Ok(others.map(|(_, body)| body.stop()).count())
     }
 
     async fn snapshot(
@@ -157,16 +217,39 @@ impl Engine for FakeEngine {
         if let Some(parent) = parent {
             assert!(self.dir.join(parent).exists(), "parent {parent} is gone");
         }
-        fs::write(self.dir.join(format!(".{id}")), "half").unwrap();
+        assert_eq!(guest.0.parent.lock().unwrap().as_deref(), parent);
+        fs::write(self.dir.join(format!(".{id}")), "half").map_err(EngineError::failed)?;
+        *guest.0.undecided.lock().unwrap() = Some(id.to_owned());
         self.world.step("snapshot").await?;
         let memory = guest.0.memory.lock().unwrap().clone();
-        fs::write(self.dir.join(id), memory).unwrap();
+        fs::write(self.dir.join(id), memory).map_err(EngineError::failed)?;
         fs::remove_file(self.dir.join(format!(".{id}"))).unwrap();
+        self.world.step("snapshot-named").await?;
+        *guest.0.undecided.lock().unwrap() = None;
+        *guest.0.parent.lock().unwrap() = Some(id.to_owned());
         if then == AfterSnapshot::Stop {
             guest.stop().await;
         }
         self.world.step("snapshot-complete").await?;
         Ok(SnapshotTimes::default())
+    }
+
+    async fn learn(&self, _: &str, id: &str) -> Result<(), EngineError> {
+        self.world.step("learn").await?;
+        self.world.learned.lock().unwrap().push(id.to_owned());
+        Ok(())
+    }
+
+    fn keep_warm(&self, id: &str) -> Result<(), EngineError> {
+        assert!(self.dir.join(id).exists(), "{id} is gone");
+        self.world.warmed.lock().unwrap().push(id.to_owned());
+        Ok(())
+    }
+
+    fn seal(&self, id: &str) -> Result<(), EngineError> {
+        fs::read(self.dir.join(id)).map_err(EngineError::failed)?;
+        self.world.sealed.lock().unwrap().insert(id.to_owned());
+        Ok(())
     }
 
     fn snapshots(&self) -> Result<Vec<String>, EngineError> {
@@ -180,6 +263,12 @@ impl Engine for FakeEngine {
             }
         }
         Ok(ids)
+    }
+
+    fn snapshots_on_disk(&self) -> Result<Vec<String>, EngineError> {
+        let names = fs::read_dir(&self.dir).unwrap().flatten();
+        let names = names.map(|e| e.file_name().into_string().unwrap());
+        Ok(names.filter(|n| !n.starts_with('.')).collect())
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
@@ -198,11 +287,20 @@ impl Arrival for FakeArrival {
         self.0.step("welcome").await?;
         let body = self.1.take().unwrap();
         *body.persona.lock().unwrap() = persona.clone();
-        Ok(FakeGuest(body))
+        Ok(FakeGuest(body, self.0.clone()))
     }
 }
 
 impl Guest for FakeGuest {
+    async fn keep(&self) -> Result<Handle, EngineError> {
+        self.1.step("keep").await?;
+        self.0.kept.store(true, Ordering::Relaxed);
+        self.1.step("kept").await?;
+        let guests = self.1.guests.lock().unwrap();
+        let at = guests.iter().position(|b| Arc::ptr_eq(b, &self.0)).unwrap();
+        Ok(Handle(at.to_string()))
+    }
+
     fn report(&self) -> BootReport {
         BootReport {
             mode: BootMode::Cold,
@@ -218,8 +316,28 @@ impl Guest for FakeGuest {
         None
     }
 
+    fn usage(&self) -> Option<Usage> {
+        let cpu_us = self.0.cpu_us.fetch_add(1000, Ordering::Relaxed);
+        Some(Usage {
+            cpu_us,
+            memory_bytes: 3 << 20,
+            disk_bytes: Some(8192),
+        })
+    }
+
+    /// Whoever listens says 204 to whatever it is sent, unless `answer` fails: then it hangs up.
     async fn connect(&self, _: u32) -> io::Result<UnixStream> {
-        UnixStream::pair().map(|pair| pair.0)
+        let (near, far) = UnixStream::pair()?;
+        if self.1.step("answer").await.is_ok() {
+            far.set_nonblocking(true)?;
+            let mut far = tokio::net::UnixStream::from_std(far)?;
+            tokio::spawn(async move {
+                let mut request = [0; 1024];
+                let _ = far.read(&mut request).await;
+                let _ = far.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+            });
+        }
+        Ok(near)
     }
 
     async fn ended(&self) -> SandboxEnd {
@@ -229,15 +347,21 @@ impl Guest for FakeGuest {
     }
 
     fn console_tail(&self) -> String {
-        String::new()
+        "guest is up\n".to_owned()
     }
 
     async fn stop(&self) {
-        self.0.end.send_if_modified(|end| {
-            let first = end.is_none();
-            end.get_or_insert(SandboxEnd::Requested);
-            first
-        });
+        self.0.stop();
+    }
+}
+
+/// A host that is never short of anything.
+#[derive(Debug)]
+pub struct Plenty;
+
+impl ReadHost for Plenty {
+    fn read(&self) -> HostFigures {
+        HostFigures::default()
     }
 }
 
@@ -249,7 +373,10 @@ pub struct Bench {
 
 impl Bench {
     pub fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::in_dir(tempfile::tempdir().unwrap())
+    }
+
+    pub fn in_dir(dir: tempfile::TempDir) -> Self {
         fs::create_dir(dir.path().join("snapshots")).unwrap();
         Self {
             dir,
@@ -257,16 +384,29 @@ impl Bench {
         }
     }
 
-    pub fn open(&self) -> Sandboxes<FakeEngine> {
-        self.open_with(Options::default())
+    pub async fn open(&self) -> Sandboxes<FakeEngine> {
+        self.open_with(Options::default()).await
     }
 
-    pub fn open_with(&self, options: Options) -> Sandboxes<FakeEngine> {
+    /// The first time, when there is nothing to wait for.
+    pub fn open_first(&self, options: Options) -> Sandboxes<FakeEngine> {
+        let opening = std::pin::pin!(self.open_with(options));
+        let mut nobody = std::task::Context::from_waker(std::task::Waker::noop());
+        match opening.poll(&mut nobody) {
+            std::task::Poll::Ready(host) => host,
+            std::task::Poll::Pending => panic!("there was something to wait for"),
+        }
+    }
+
+    pub async fn open_with(&self, mut options: Options) -> Sandboxes<FakeEngine> {
+        // Nothing here depends on what this machine is busy with.
+        options.reader.get_or_insert_with(|| Arc::new(Plenty));
         let engine = FakeEngine {
             world: self.world.clone(),
             dir: self.files(),
         };
-        Sandboxes::open(engine, &self.dir.path().join("state.db"), options).unwrap()
+        let journal = self.dir.path().join("state.db");
+        Sandboxes::open(engine, &journal, options).await.unwrap()
     }
 
     pub fn files(&self) -> PathBuf {
@@ -289,7 +429,8 @@ impl Bench {
             .build()
             .unwrap();
         runtime.block_on(work);
-        runtime.shutdown_background();
+        // A killed process does nothing any more when the next one starts.
+        runtime.shutdown_timeout(std::time::Duration::from_secs(10));
     }
 }
 
@@ -299,6 +440,7 @@ pub fn base() -> CreateSpec {
         source: Source::Template("base".into()),
         size: None,
         env: BTreeMap::new(),
+        terms: Terms::default(),
     }
 }
 

@@ -23,7 +23,7 @@ pub const LIMIT: Duration = Duration::from_secs(180);
 const MAX_OUTPUT: usize = 1 << 20;
 
 /// Directory with the released `jiffy-vmm` and `jiffy-agent`.
-fn programs() -> Programs {
+pub fn programs() -> Programs {
     let directory = std::env::var_os("JIFFY_BIN_DIR").map_or_else(
         || {
             let own = std::env::current_exe().unwrap();

@@ -55,7 +55,8 @@ fn tap() -> io::Result<File> {
     Ok(file)
 }
 
-fn ip(args: &[&str]) -> io::Result<()> {
+/// Calls ip(8).
+pub fn ip(args: &[&str]) -> io::Result<()> {
     let output = Command::new("ip").args(args).output()?;
     if output.status.success() {
         return Ok(());

@@ -1,0 +1,179 @@
+//! What the host has left, read from the kernel.
+
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::statvfs::statvfs;
+use std::fmt::Debug;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// How long tasks stood still for want of something, in percent of the last ten seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Pressure {
+    /// Some task waited for a processor.
+    pub cpu_some: f64,
+    /// Some task waited for memory.
+    pub memory_some: f64,
+    /// All tasks waited for memory.
+    pub memory_full: f64,
+    /// All tasks waited for disks.
+    pub io_full: f64,
+}
+
+/// What the host has left. What a kernel does not tell is none, and nothing is refused for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct HostFigures {
+    /// Memory there is, in MiB: the machine's, or the control group's limit if that is less.
+    pub memory_total_mib: Option<u64>,
+    /// Memory that can be had without swapping, in MiB.
+    pub memory_available_mib: Option<u64>,
+    /// Space for ordinary users on the data directory's disk, in MiB.
+    pub disk_free_mib: Option<u64>,
+    /// Size of that disk, in MiB.
+    pub disk_total_mib: Option<u64>,
+    /// Tasks (processes and threads) that can still be started.
+    pub tasks_free: Option<u64>,
+    /// Descriptors that this process can still open.
+    pub descriptors_free: Option<u64>,
+    /// Pressure stall information; kernels without it have none.
+    pub pressure: Option<Pressure>,
+}
+
+/// Reads figures of a host.
+pub trait ReadHost: Debug + Send + Sync + 'static {
+    /// The present figures. Called before every operation that needs memory, so it takes microseconds.
+    fn read(&self) -> HostFigures;
+}
+
+/// Reads those of the machine this program runs on.
+#[derive(Debug)]
+pub struct ThisHost {
+    data: PathBuf,
+    group: Option<PathBuf>,
+}
+
+impl ThisHost {
+    /// A reader for a host whose data directory is `data`.
+    pub fn new(data: &Path) -> Self {
+        let group = fs::read_to_string("/proc/self/cgroup").ok();
+        let group = group.and_then(|text| {
+            let path = text.lines().find_map(|l| l.strip_prefix("0::"))?;
+            Some(Path::new("/sys/fs/cgroup").join(path.trim_start_matches('/')))
+        });
+        Self {
+            data: data.to_owned(),
+            group,
+        }
+    }
+
+    /// A number of the control group; none if it has no limit.
+    fn group(&self, file: &str) -> Option<u64> {
+        number(&fs::read_to_string(self.group.as_ref()?.join(file)).ok()?)
+    }
+
+    fn tasks_free(&self) -> Option<u64> {
+        // 0.50 0.40 0.30 2/345 6789: runnable and existing tasks before the last process id.
+        let load = fs::read_to_string("/proc/loadavg").ok()?;
+        let existing = load.split_whitespace().nth(3)?.split_once('/')?.1;
+        let existing: u64 = existing.parse().ok()?;
+        let read = |file| number(&fs::read_to_string(file).ok()?);
+        let most = read("/proc/sys/kernel/pid_max")?.min(read("/proc/sys/kernel/threads-max")?);
+        let free = most.saturating_sub(existing);
+        let left = self
+            .group("pids.max")
+            .map(|most| most.saturating_sub(self.group("pids.current").unwrap_or(0)));
+        Some(left.map_or(free, |left| left.min(free)))
+    }
+}
+
+impl ReadHost for ThisHost {
+    fn read(&self) -> HostFigures {
+        let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let (mut total, mut available) = (mib(&memory, "MemTotal:"), mib(&memory, "MemAvailable:"));
+        if let Some(most) = self.group("memory.max").map(|bytes| bytes >> 20) {
+            let used = self.group("memory.current").unwrap_or(0) >> 20;
+            total = Some(total.map_or(most, |t| t.min(most)));
+            let left = most.saturating_sub(used);
+            available = Some(available.map_or(left, |a| a.min(left)));
+        }
+        let disk = statvfs(&self.data).ok();
+        let disk_mib = |blocks: u64, size: u64| blocks.saturating_mul(size) >> 20;
+        HostFigures {
+            memory_total_mib: total,
+            memory_available_mib: available,
+            disk_free_mib: disk.map(|d| disk_mib(d.blocks_available(), d.fragment_size())),
+            disk_total_mib: disk.map(|d| disk_mib(d.blocks(), d.fragment_size())),
+            tasks_free: self.tasks_free(),
+            descriptors_free: descriptors_free(),
+            pressure: pressure(),
+        }
+    }
+}
+
+fn number(text: &str) -> Option<u64> {
+    text.trim().parse().ok()
+}
+
+fn mib(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(number(line.trim_end().strip_suffix("kB")?)? >> 10)
+}
+
+fn descriptors_free() -> Option<u64> {
+    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    // Since Linux 6.2 the directory's size is how many there are; earlier they are counted.
+    let open = match fs::metadata("/proc/self/fd").ok()?.len() {
+        0 => u64::try_from(fs::read_dir("/proc/self/fd").ok()?.count()).ok()?,
+        open => open,
+    };
+    Some(soft.saturating_sub(open))
+}
+
+fn pressure() -> Option<Pressure> {
+    let read = |what: &str| fs::read_to_string(format!("/proc/pressure/{what}")).ok();
+    let (cpu, memory, io) = (read("cpu")?, read("memory")?, read("io")?);
+    Some(Pressure {
+        cpu_some: average(&cpu, "some")?,
+        memory_some: average(&memory, "some")?,
+        memory_full: average(&memory, "full")?,
+        io_full: average(&io, "full")?,
+    })
+}
+
+/// `avg10` of one line of a pressure file.
+fn average(text: &str, line: &str) -> Option<f64> {
+    let mut words = text.lines().find(|l| l.starts_with(line))?.split(' ');
+    words.find_map(|w| w.strip_prefix("avg10="))?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_the_kernel_are_understood() {
+        let memory = "MemTotal:       24684348 kB\nMemFree: 1 kB\nMemAvailable:    2048 kB\n";
+        assert_eq!(mib(memory, "MemTotal:"), Some(24_105));
+        assert_eq!(mib(memory, "MemAvailable:"), Some(2));
+        assert_eq!(mib(memory, "Swap:"), None);
+        let file = "some avg10=2.10 avg60=9.90 avg300=35.89 total=4593\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=0\n";
+        assert_eq!(average(file, "some"), Some(2.1));
+        assert_eq!(average(file, "full"), Some(0.5));
+        assert_eq!(average("", "full"), None);
+        assert_eq!(number("max\n"), None);
+    }
+
+    #[test]
+    fn this_host_tells_what_there_is() {
+        let figures = ThisHost::new(Path::new("/")).read();
+        let (total, left) = (figures.memory_total_mib, figures.memory_available_mib);
+        assert!(left.unwrap() > 0 && left <= total, "{figures:?}");
+        assert!(
+            figures.disk_free_mib <= figures.disk_total_mib,
+            "{figures:?}"
+        );
+        assert!(figures.tasks_free.unwrap() > 0, "{figures:?}");
+        let before = descriptors_free().unwrap();
+        let files: Vec<_> = (0..50).map(|_| fs::File::open("/").unwrap()).collect();
+        assert!(descriptors_free().unwrap() < before, "{}", files.len());
+    }
+}

@@ -1,0 +1,393 @@
+//! Who may have memory of this host, decided before anything is begun.
+//!
+//! Every guest has a [`Place`] from the decision that it may come up until it is gone. Two kinds of figures decide: what was promised
+//! (places, in sandboxes and in what they may grow to), which cannot be overrun however many ask at once; and what the kernel
+//! says is left, of which those still coming up are expected to take their share.
+
+mod figures;
+
+pub use figures::{HostFigures, Pressure, ReadHost, ThisHost};
+
+use crate::sandboxes::OperationError;
+use jiffy_engine::SandboxSize;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What a guest takes until its agent has answered, in MiB: one that boots touches 44, one that is restored far less.
+const BIRTH_MIB: u64 = 48;
+/// Tasks and descriptors that one sandbox takes, and how many are left to everybody else.
+const TASKS_EACH: u64 = 12;
+const DESCRIPTORS_EACH: u64 = 12;
+const SPARE: u64 = 256;
+
+/// What a host may be used for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// Most sandboxes that run at once; none: as many as the rest allows.
+    pub sandboxes: Option<usize>,
+    /// What all guests together may grow to, in multiples of the host's memory. An idle guest holds 2 to 12 MiB of the 512 it may
+    /// grow to, so counting each in full would leave a host empty. With 8, each guest can use an eighth of its memory, five times
+    /// what an idle one holds, before the host is full; if they grow at once, the reserve and memory pressure close the door.
+    pub memory_overcommit: f64,
+    /// Memory that stays available, in MiB; none: 512 or 5 % of the host's, whichever is more.
+    pub reserve_memory_mib: Option<u64>,
+    /// Disk space that stays free, in MiB; none: 1,024 or 1 % of the disk, whichever is more.
+    pub reserve_disk_mib: Option<u64>,
+    /// Pressure above which nothing is begun, in percent of ten seconds. Waiting for processors slows everybody and harms nobody,
+    /// so by default it refuses nothing.
+    pub pressure: Pressure,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            sandboxes: None,
+            memory_overcommit: 8.0,
+            reserve_memory_mib: None,
+            reserve_disk_mib: None,
+            pressure: Pressure {
+                cpu_some: 100.0,
+                memory_some: 40.0,
+                memory_full: 10.0,
+                io_full: 90.0,
+            },
+        }
+    }
+}
+
+/// What a host is short of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Shortage {
+    /// As many sandboxes run as may.
+    Sandboxes,
+    /// Guests may grow to as much as they may together.
+    Promised,
+    /// Too little memory is left.
+    Memory,
+    /// Everybody waits for memory, disks or processors.
+    Pressure,
+    /// Too little disk space is left.
+    Disk,
+    /// Too few tasks can be started.
+    Tasks,
+    /// Too few descriptors can be opened.
+    Descriptors,
+    /// The sandbox is larger than the host.
+    Size,
+}
+
+impl Shortage {
+    /// One word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sandboxes => "sandboxes",
+            Self::Promised => "promised_memory",
+            Self::Memory => "available_memory",
+            Self::Pressure => "pressure",
+            Self::Disk => "disk",
+            Self::Tasks => "tasks",
+            Self::Descriptors => "descriptors",
+            Self::Size => "size",
+        }
+    }
+
+    /// When to ask again; none: never.
+    fn retry_after(self) -> Option<Duration> {
+        match self {
+            Self::Size => None,
+            Self::Sandboxes | Self::Promised | Self::Memory => Some(Duration::from_secs(2)),
+            // Pressure is an average over ten seconds.
+            Self::Pressure | Self::Tasks | Self::Descriptors => Some(Duration::from_secs(5)),
+            Self::Disk => Some(Duration::from_secs(30)),
+        }
+    }
+
+    /// Whether giving up what is only waiting would help.
+    pub(crate) fn is_of_memory(self) -> bool {
+        matches!(self, Self::Promised | Self::Memory)
+    }
+}
+
+/// Why a guest may not come up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub short_of: Shortage,
+    what: String,
+}
+
+impl From<Refusal> for OperationError {
+    fn from(refusal: Refusal) -> Self {
+        let what = refusal.what;
+        match refusal.short_of.retry_after() {
+            Some(retry_after) => Self::Busy { what, retry_after },
+            None => Self::TooLarge { what },
+        }
+    }
+}
+
+/// Whom a place is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Occupant {
+    /// A sandbox.
+    Sandbox,
+    /// One that waits in the warm pool.
+    Waiting,
+}
+
+/// What was promised.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Promised {
+    /// Sandboxes that have a guest or are getting one.
+    pub sandboxes: usize,
+    /// Guests that wait in the warm pool or are coming up there.
+    pub waiting: usize,
+    /// Guests that are coming up.
+    pub coming_up: usize,
+    /// What all of them may grow to, in MiB.
+    pub memory_mib: u64,
+    /// How often something was refused, by what was short.
+    pub refused: BTreeMap<Shortage, u64>,
+}
+
+/// The door of a host.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    limits: Limits,
+    host: Arc<dyn ReadHost>,
+    promised: Arc<Mutex<Promised>>,
+}
+
+/// A guest's place on the host, from before it comes up until it is gone.
+#[derive(Debug)]
+pub(crate) struct Place {
+    promised: Arc<Mutex<Promised>>,
+    occupant: Occupant,
+    memory_mib: u64,
+    coming_up: bool,
+}
+
+fn lock(promised: &Mutex<Promised>) -> MutexGuard<'_, Promised> {
+    promised.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Admission {
+    pub fn new(limits: Limits, host: Arc<dyn ReadHost>) -> Self {
+        Self {
+            limits,
+            host,
+            promised: Arc::default(),
+        }
+    }
+
+    /// What was promised so far.
+    pub fn promised(&self) -> Promised {
+        lock(&self.promised).clone()
+    }
+
+    /// What the host has left.
+    pub fn figures(&self) -> HostFigures {
+        self.host.read()
+    }
+
+    /// What all guests together may grow to, in MiB, if the host tells how much memory it has.
+    pub fn memory_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
+        let total = figures.memory_total_mib?;
+        Some((total as f64 * self.limits.memory_overcommit) as u64)
+    }
+
+    /// A place for one more guest of `size`, or why there is none.
+    pub fn admit(&self, occupant: Occupant, size: SandboxSize) -> Result<Place, Refusal> {
+        let figures = self.host.read();
+        let mut promised = lock(&self.promised);
+        let decided = self
+            .fits(&figures, &promised, occupant, size)
+            .and_then(|()| self.has_left(&figures, promised.coming_up));
+        if let Err(refusal) = decided {
+            // A pool that stays empty is nothing that was refused to anybody.
+            if occupant == Occupant::Sandbox {
+                *promised.refused.entry(refusal.short_of).or_insert(0) += 1;
+            }
+            return Err(refusal);
+        }
+        Ok(self.enter(&mut promised, occupant, size, true))
+    }
+
+    /// Whether the host can bear one more guest for a moment, in the place of one that is there.
+    pub fn bears_exchange(&self) -> Result<(), Refusal> {
+        let figures = self.host.read();
+        let mut promised = lock(&self.promised);
+        let decided = self.has_left(&figures, promised.coming_up);
+        if let Err(refusal) = &decided {
+            *promised.refused.entry(refusal.short_of).or_insert(0) += 1;
+        }
+        decided
+    }
+
+    /// The place of a sandbox that is there already.
+    pub fn count(&self, size: SandboxSize) -> Place {
+        let mut promised = lock(&self.promised);
+        self.enter(&mut promised, Occupant::Sandbox, size, false)
+    }
+
+    fn enter(
+        &self,
+        promised: &mut Promised,
+        occupant: Occupant,
+        size: SandboxSize,
+        coming_up: bool,
+    ) -> Place {
+        let place = Place {
+            promised: self.promised.clone(),
+            occupant,
+            memory_mib: size.memory_mib.into(),
+            coming_up,
+        };
+        *place.counter(promised) += 1;
+        promised.memory_mib += place.memory_mib;
+        promised.coming_up += usize::from(coming_up);
+        place
+    }
+
+    /// Whether what was promised leaves room.
+    fn fits(
+        &self,
+        figures: &HostFigures,
+        promised: &Promised,
+        occupant: Occupant,
+        size: SandboxSize,
+    ) -> Result<(), Refusal> {
+        let refuse = |short_of, what| Err(Refusal { short_of, what });
+        let wanted = u64::from(size.memory_mib);
+        if let Some(total) = figures.memory_total_mib {
+            let most = total.saturating_sub(self.reserve_memory(figures));
+            if wanted > most {
+                return refuse(
+                    Shortage::Size,
+                    format!(
+                        "a sandbox with {wanted} MiB of memory is larger than this host, which can give {most} MiB: ask for less"
+                    ),
+                );
+            }
+        }
+        if let Some(most) = self.limits.sandboxes
+            && occupant == Occupant::Sandbox
+            && promised.sandboxes >= most
+        {
+            return refuse(
+                Shortage::Sandboxes,
+                format!("{most} sandboxes run on this host, and no more may: pause or kill one"),
+            );
+        }
+        if let Some(most) = self.memory_limit_mib(figures)
+            && promised.memory_mib.saturating_add(wanted) > most.max(wanted)
+        {
+            let before = promised.memory_mib;
+            return refuse(
+                Shortage::Promised,
+                format!(
+                    "the sandboxes of this host may grow to {before} MiB together, and {wanted} MiB more would pass the limit of {most} MiB: pause or kill one"
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    fn reserve_memory(&self, figures: &HostFigures) -> u64 {
+        let total = figures.memory_total_mib.unwrap_or(0);
+        let reserve = self.limits.reserve_memory_mib;
+        reserve.unwrap_or_else(|| (total / 20).max(512))
+    }
+
+    /// Whether the host has enough left of everything, beside what `coming_up` guests are about to take.
+    fn has_left(&self, figures: &HostFigures, coming_up: usize) -> Result<(), Refusal> {
+        let guests = u64::try_from(coming_up)
+            .unwrap_or(u64::MAX)
+            .saturating_add(1);
+        let reserve_disk = self.limits.reserve_disk_mib;
+        let reserve_disk =
+            reserve_disk.unwrap_or_else(|| (figures.disk_total_mib.unwrap_or(0) / 100).max(1024));
+        let checks = [
+            (
+                Shortage::Memory,
+                figures.memory_available_mib,
+                self.reserve_memory(figures)
+                    .saturating_add(guests.saturating_mul(BIRTH_MIB)),
+                "MiB of memory available",
+            ),
+            (
+                Shortage::Disk,
+                figures.disk_free_mib,
+                reserve_disk,
+                "MiB of disk space free",
+            ),
+            (
+                Shortage::Tasks,
+                figures.tasks_free,
+                guests.saturating_mul(TASKS_EACH).saturating_add(SPARE),
+                "processes and threads left",
+            ),
+            (
+                Shortage::Descriptors,
+                figures.descriptors_free,
+                guests
+                    .saturating_mul(DESCRIPTORS_EACH)
+                    .saturating_add(SPARE),
+                "file descriptors left",
+            ),
+        ];
+        for (short_of, left, needed, unit) in checks {
+            if let Some(left) = left.filter(|left| *left < needed) {
+                let what = format!("this host has {left} {unit} and needs {needed} to begin this");
+                return Err(Refusal { short_of, what });
+            }
+        }
+        let (Some(now), most) = (figures.pressure, self.limits.pressure) else {
+            return Ok(());
+        };
+        let checks = [
+            (now.memory_full, most.memory_full, "everything", "memory"),
+            (now.memory_some, most.memory_some, "something", "memory"),
+            (now.io_full, most.io_full, "everything", "disks"),
+            (now.cpu_some, most.cpu_some, "something", "processors"),
+        ];
+        match checks.into_iter().find(|(now, most, ..)| now > most) {
+            Some((now, most, who, what)) => Err(Refusal {
+                short_of: Shortage::Pressure,
+                what: format!(
+                    "this host is under pressure: {who} waited for {what} for {now:.0} % of the last ten seconds, and nothing is begun above {most:.0} %"
+                ),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Place {
+    fn counter<'a>(&self, promised: &'a mut Promised) -> &'a mut usize {
+        match self.occupant {
+            Occupant::Sandbox => &mut promised.sandboxes,
+            Occupant::Waiting => &mut promised.waiting,
+        }
+    }
+
+    /// Its guest is up: what it took shows in the host's figures.
+    pub fn settle(&mut self) {
+        if std::mem::take(&mut self.coming_up) {
+            lock(&self.promised).coming_up -= 1;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.settle();
+        let promised = self.promised.clone();
+        let mut promised = lock(&promised);
+        *self.counter(&mut promised) -= 1;
+        promised.memory_mib -= self.memory_mib;
+    }
+}
+
+#[cfg(test)]
+mod tests;

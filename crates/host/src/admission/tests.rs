@@ -1,0 +1,197 @@
+use super::*;
+
+/// A host with as much as its figures say, whatever is done.
+#[derive(Debug)]
+struct Made(HostFigures);
+
+impl ReadHost for Made {
+    fn read(&self) -> HostFigures {
+        self.0
+    }
+}
+
+fn ample() -> HostFigures {
+    HostFigures {
+        memory_total_mib: Some(16_384),
+        memory_available_mib: Some(12_000),
+        disk_free_mib: Some(100_000),
+        disk_total_mib: Some(200_000),
+        tasks_free: Some(100_000),
+        descriptors_free: Some(100_000),
+        pressure: Some(Pressure::default()),
+    }
+}
+
+fn door(limits: Limits, figures: HostFigures) -> Admission {
+    Admission::new(limits, Arc::new(Made(figures)))
+}
+
+fn size(memory_mib: u32) -> SandboxSize {
+    SandboxSize {
+        memory_mib,
+        ..SandboxSize::default()
+    }
+}
+
+fn refusal(limits: Limits, figures: HostFigures) -> Shortage {
+    let door = door(limits, figures);
+    let refusal = door.admit(Occupant::Sandbox, size(512)).unwrap_err();
+    assert_eq!(door.promised().refused, [(refusal.short_of, 1)].into());
+    assert_eq!(door.promised().memory_mib, 0);
+    refusal.short_of
+}
+
+#[test]
+fn each_shortage_is_refused_and_named() {
+    let limits = Limits::default();
+    assert!(
+        door(limits, ample())
+            .admit(Occupant::Sandbox, size(512))
+            .is_ok()
+    );
+    // 5 % of 16 GiB is more than 512 MiB.
+    let memory = |left| HostFigures {
+        memory_available_mib: Some(left),
+        ..ample()
+    };
+    assert_eq!(
+        refusal(limits, memory(819 + BIRTH_MIB - 1)),
+        Shortage::Memory
+    );
+    assert!(
+        door(limits, memory(819 + BIRTH_MIB))
+            .admit(Occupant::Sandbox, size(512))
+            .is_ok()
+    );
+    let disk = HostFigures {
+        disk_free_mib: Some(1_999),
+        ..ample()
+    };
+    assert_eq!(refusal(limits, disk), Shortage::Disk);
+    let tasks = HostFigures {
+        tasks_free: Some(100),
+        ..ample()
+    };
+    assert_eq!(refusal(limits, tasks), Shortage::Tasks);
+    let descriptors = HostFigures {
+        descriptors_free: Some(100),
+        ..ample()
+    };
+    assert_eq!(refusal(limits, descriptors), Shortage::Descriptors);
+    for pressure in [
+        Pressure {
+            memory_full: 11.0,
+            ..Pressure::default()
+        },
+        Pressure {
+            memory_some: 41.0,
+            ..Pressure::default()
+        },
+        Pressure {
+            io_full: 91.0,
+            ..Pressure::default()
+        },
+    ] {
+        let figures = HostFigures {
+            pressure: Some(pressure),
+            ..ample()
+        };
+        assert_eq!(refusal(limits, figures), Shortage::Pressure);
+    }
+    let none = Limits {
+        sandboxes: Some(0),
+        ..limits
+    };
+    assert_eq!(refusal(none, ample()), Shortage::Sandboxes);
+}
+
+#[test]
+fn a_host_that_tells_nothing_refuses_nothing_but_what_was_promised() {
+    let door = door(
+        Limits {
+            sandboxes: Some(1),
+            ..Limits::default()
+        },
+        HostFigures::default(),
+    );
+    let _place = door.admit(Occupant::Sandbox, size(512)).unwrap();
+    let refusal = door.admit(Occupant::Sandbox, size(512)).unwrap_err();
+    assert_eq!(refusal.short_of, Shortage::Sandboxes);
+}
+
+#[test]
+fn what_guests_may_grow_to_is_counted_until_they_are_gone() {
+    let limits = Limits {
+        memory_overcommit: 2.0,
+        ..Limits::default()
+    };
+    let door = door(limits, ample());
+    let places: Vec<_> = (0..8)
+        .map(|_| door.admit(Occupant::Sandbox, size(4096)).unwrap())
+        .collect();
+    let refusal = door.admit(Occupant::Sandbox, size(128)).unwrap_err();
+    assert_eq!(refusal.short_of, Shortage::Promised);
+    let error = OperationError::from(refusal);
+    assert!(matches!(error, OperationError::Busy { .. }), "{error}");
+    assert!(error.to_string().contains("32768 MiB"), "{error}");
+    drop(places);
+    let promised = door.promised();
+    assert_eq!(
+        (promised.sandboxes, promised.memory_mib, promised.coming_up),
+        (0, 0, 0)
+    );
+}
+
+#[test]
+fn what_can_never_fit_is_not_worth_another_try() {
+    let door = door(Limits::default(), ample());
+    let error = OperationError::from(door.admit(Occupant::Sandbox, size(16_000)).unwrap_err());
+    assert!(matches!(error, OperationError::TooLarge { .. }), "{error}");
+    assert!(door.admit(Occupant::Sandbox, size(15_000)).is_ok());
+}
+
+#[test]
+fn those_that_come_up_are_expected_to_take_their_share() {
+    let figures = HostFigures {
+        memory_available_mib: Some(819 + 3 * BIRTH_MIB),
+        ..ample()
+    };
+    let door = door(Limits::default(), figures);
+    let mut places: Vec<_> = (0..3)
+        .map(|_| door.admit(Occupant::Sandbox, size(512)).unwrap())
+        .collect();
+    let refusal = door.admit(Occupant::Sandbox, size(512)).unwrap_err();
+    assert_eq!(refusal.short_of, Shortage::Memory);
+    assert!(door.bears_exchange().is_err());
+    places[0].settle();
+    places[0].settle();
+    assert!(door.admit(Occupant::Sandbox, size(512)).is_ok());
+}
+
+#[test]
+fn a_thousand_at_once_never_pass_the_limit() {
+    let limits = Limits {
+        sandboxes: Some(100),
+        ..Limits::default()
+    };
+    let door = Arc::new(door(limits, ample()));
+    let threads: Vec<_> = (0..20)
+        .map(|_| {
+            let door = door.clone();
+            std::thread::spawn(move || {
+                let mut places = Vec::new();
+                for _ in 0..50 {
+                    places.extend(door.admit(Occupant::Sandbox, size(128)).ok());
+                    assert!(door.promised().sandboxes <= 100);
+                }
+                places
+            })
+        })
+        .collect();
+    let places: Vec<_> = threads
+        .into_iter()
+        .flat_map(|t| t.join().unwrap())
+        .collect();
+    assert_eq!(places.len(), 100);
+    assert_eq!(door.promised().refused[&Shortage::Sandboxes], 900);
+}

@@ -1,0 +1,418 @@
+//! How restored sandboxes of this host get their memory: measured by `jiffy doctor --measure`, kept in `<home>/host.json` with the
+//! host it was measured on, and believed only there.
+
+use jiffy_microvm::host_kvm::{self, KvmKind};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Version of the file.
+const FORMAT: u32 = 1;
+const FILE: &str = "host.json";
+const MAX_FILE: u64 = 1 << 20;
+/// What a sandbox that idles should cost at most, in MiB (SPECIFICATION.md).
+const IDLE_MIB: f64 = 12.0;
+/// A policy that takes more memory, but not more than that, is worth it if it takes at most this part of the time.
+const WORTH: f64 = 0.9;
+/// One that takes more than that must at least halve the time: memory bounds how many sandboxes a host holds.
+const WORTH_BEYOND_IDLE: f64 = 0.5;
+
+/// Where a restored guest's memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RestorePolicy {
+    /// Mapped from the snapshot, page by page.
+    Map,
+    /// What a guest touches when it wakes up is read at once, the rest mapped.
+    CopyWorkingSet,
+    /// Everything is read at once.
+    CopyAll,
+}
+
+impl RestorePolicy {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::Map, Self::CopyWorkingSet, Self::CopyAll];
+
+    /// What is used where nothing was measured. Without VT-x mapping was measured to be as fast as the others, and with it faults
+    /// cost less; it shares the page cache between siblings.
+    pub fn default_for(kvm: &KvmKind) -> Self {
+        match kvm {
+            KvmKind::Hardware | KvmKind::Software => Self::Map,
+        }
+    }
+}
+
+impl fmt::Display for RestorePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Map => "map",
+            Self::CopyWorkingSet => "working set",
+            Self::CopyAll => "read all",
+        })
+    }
+}
+
+/// What the cost of a page fault depends on. A policy measured under another one says nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostFingerprint {
+    /// Model name of the processor.
+    pub cpu: String,
+    /// `hardware` or `software`.
+    pub kvm: String,
+    /// Release of the kernel.
+    pub kernel: String,
+}
+
+impl HostFingerprint {
+    /// Of this host.
+    pub fn here() -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let cpuinfo = read("/proc/cpuinfo");
+        let model = cpuinfo.lines().find_map(|l| l.strip_prefix("model name"));
+        let model = model.map(|l| l.trim_start_matches([' ', '\t', ':']).trim());
+        Self {
+            cpu: model.unwrap_or_default().to_owned(),
+            kvm: match host_kvm::kind() {
+                KvmKind::Hardware => "hardware",
+                KvmKind::Software => "software",
+            }
+            .to_owned(),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+        }
+    }
+
+    fn kvm_kind(&self) -> KvmKind {
+        match self.kvm.as_str() {
+            "hardware" => KvmKind::Hardware,
+            _ => KvmKind::Software,
+        }
+    }
+}
+
+/// Order statistics of one figure.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spread {
+    /// Smallest.
+    pub min: f64,
+    /// Median.
+    pub median: f64,
+    /// 99th percentile.
+    pub p99: f64,
+}
+
+impl Spread {
+    /// Of samples; none of no samples. Always samples that were taken (nearest rank).
+    pub fn of(samples: &[f64]) -> Option<Self> {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().checked_sub(1)?;
+        let at =
+            |q: f64| sorted[((q * sorted.len() as f64).ceil() as usize).clamp(1, last + 1) - 1];
+        Some(Self {
+            min: sorted[0],
+            median: at(0.5),
+            p99: at(0.99),
+        })
+    }
+}
+
+/// What one policy was measured to cost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyCost {
+    /// Which.
+    pub policy: RestorePolicy,
+    /// From asking for the sandbox to its agent's word, in milliseconds.
+    pub create_ms: Spread,
+    /// And on to the exit code of `true`.
+    pub create_exec_ms: Spread,
+    /// Memory that is the sandbox's alone after that, in MiB.
+    pub own_mib: Spread,
+    /// First touch of a page that lies in the snapshot, in the guest, in microseconds.
+    pub snapshot_page_us: Spread,
+    /// First touch of a page that nobody has used yet.
+    pub fresh_page_us: Spread,
+}
+
+/// The policy to use: the one that takes the least memory, unless another one is so much faster in the median of create and exec
+/// that its memory is worth it, and not slower at the 99th percentile.
+pub fn choose(costs: &[PolicyCost]) -> Option<RestorePolicy> {
+    let mut by_memory: Vec<&PolicyCost> = costs.iter().collect();
+    by_memory.sort_by(|a, b| a.own_mib.median.total_cmp(&b.own_mib.median));
+    let mut best = *by_memory.first()?;
+    for cost in by_memory {
+        let (new, old) = (cost.create_exec_ms, best.create_exec_ms);
+        let worth = match cost.own_mib.median > IDLE_MIB {
+            true => WORTH_BEYOND_IDLE,
+            false => WORTH,
+        };
+        if new.median < old.median * worth && new.p99 <= old.p99 {
+            best = cost;
+        }
+    }
+    Some(best.policy)
+}
+
+/// `<home>/host.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostFile {
+    format: u32,
+    /// Where it was measured.
+    pub host: HostFingerprint,
+    /// What was chosen.
+    pub policy: RestorePolicy,
+    /// Milliseconds since 1970.
+    pub measured_ms: u64,
+    /// What was chosen from.
+    pub costs: Vec<PolicyCost>,
+}
+
+/// The choice could not be kept.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}: {source}", path.display())]
+pub struct KeepError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl HostFile {
+    /// What was measured on `host`; none if nothing was.
+    pub fn new(host: HostFingerprint, costs: Vec<PolicyCost>) -> Option<Self> {
+        Some(Self {
+            format: FORMAT,
+            host,
+            policy: choose(&costs)?,
+            measured_ms: crate::record::now_ms(),
+            costs,
+        })
+    }
+
+    /// Writes it into the data directory, in one step.
+    pub fn keep(&self, home: &Path) -> Result<(), KeepError> {
+        let path = home.join(FILE);
+        let new = home.join(format!(".new-{FILE}-{}", std::process::id()));
+        let put = || {
+            let mut file = File::options()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&new)?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            file.sync_all()?;
+            fs::rename(&new, &path)
+        };
+        put().map_err(|source| {
+            let _ = fs::remove_file(&new);
+            KeepError { path, source }
+        })
+    }
+}
+
+/// The policy in force and why it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PolicyInForce {
+    /// The policy.
+    pub policy: RestorePolicy,
+    /// Why.
+    pub why: PolicyReason,
+}
+
+/// Why a policy is in force.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PolicyReason {
+    /// Measured on this host.
+    Measured(Box<HostFile>),
+    /// The default: nothing was measured.
+    NeverMeasured,
+    /// The default: what was measured was another host.
+    OtherHost {
+        /// What it was.
+        there: HostFingerprint,
+    },
+    /// The default: the file cannot be used.
+    Unusable {
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl fmt::Display for PolicyReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Measured(file) => {
+                let cost = file.costs.iter().find(|c| c.policy == file.policy);
+                let median = cost.map_or(f64::NAN, |c| c.create_exec_ms.median);
+                write!(
+                    f,
+                    "measured on this host, create and exec {median:.1} ms in the median"
+                )
+            }
+            Self::NeverMeasured => f.write_str("the default; nothing was measured on this host"),
+            Self::OtherHost { there } => write!(
+                f,
+                "the default; {FILE} was measured on another host ({}, KVM in {}, Linux {})",
+                there.cpu, there.kvm, there.kernel
+            ),
+            Self::Unusable { reason } => write!(f, "the default; {FILE} cannot be used: {reason}"),
+        }
+    }
+}
+
+impl PolicyInForce {
+    /// What holds for the data directory `home` on `host`.
+    pub fn find(home: &Path, host: &HostFingerprint) -> Self {
+        let default = |why| Self {
+            policy: RestorePolicy::default_for(&host.kvm_kind()),
+            why,
+        };
+        match load(&home.join(FILE)) {
+            Ok(None) => default(PolicyReason::NeverMeasured),
+            Ok(Some(file)) if file.host == *host => Self {
+                policy: file.policy,
+                why: PolicyReason::Measured(Box::new(file)),
+            },
+            Ok(Some(file)) => default(PolicyReason::OtherHost { there: file.host }),
+            Err(reason) => default(PolicyReason::Unusable { reason }),
+        }
+    }
+}
+
+fn load(path: &Path) -> Result<Option<HostFile>, String> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e.to_string()),
+    };
+    let mut bytes = Vec::new();
+    let read = file.take(MAX_FILE).read_to_end(&mut bytes);
+    read.map_err(|e| e.to_string())?;
+    let file: HostFile = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+    if file.format == FORMAT {
+        Ok(Some(file))
+    } else {
+        Err(format!(
+            "it has format {} and this jiffy reads format {FORMAT}",
+            file.format
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cost(policy: RestorePolicy, median: f64, p99: f64, own: f64) -> PolicyCost {
+        let flat = |value| Spread {
+            min: value,
+            median: value,
+            p99: value,
+        };
+        PolicyCost {
+            policy,
+            create_ms: flat(median),
+            create_exec_ms: Spread {
+                p99,
+                ..flat(median)
+            },
+            own_mib: flat(own),
+            snapshot_page_us: flat(1.0),
+            fresh_page_us: flat(1.0),
+        }
+    }
+
+    fn here() -> HostFingerprint {
+        HostFingerprint {
+            cpu: "A processor".to_owned(),
+            kvm: "software".to_owned(),
+            kernel: "6.1".to_owned(),
+        }
+    }
+
+    #[test]
+    fn memory_is_spent_only_where_it_buys_time() {
+        use RestorePolicy::{CopyAll, CopyWorkingSet, Map};
+        let map = cost(Map, 20.0, 30.0, 4.0);
+        let chosen = |all: f64, all_p99: f64, set: f64| {
+            choose(&[
+                cost(CopyAll, all, all_p99, 40.0),
+                map.clone(),
+                cost(CopyWorkingSet, set, 30.0, 11.0),
+            ])
+        };
+        assert_eq!(chosen(20.0, 30.0, 20.0), Some(Map));
+        // A little faster is not worth ten times the memory, and much faster is not worth it if it is slow at times.
+        assert_eq!(chosen(12.0, 20.0, 19.0), Some(Map));
+        assert_eq!(chosen(9.0, 90.0, 20.0), Some(Map));
+        assert_eq!(chosen(9.0, 20.0, 20.0), Some(CopyAll));
+        assert_eq!(chosen(12.0, 20.0, 17.0), Some(CopyWorkingSet));
+        assert_eq!(chosen(9.0, 20.0, 17.0), Some(CopyWorkingSet));
+        assert_eq!(choose(&[]), None);
+    }
+
+    #[test]
+    fn what_was_measured_holds_here_and_nowhere_else() {
+        let home = tempfile::tempdir().unwrap();
+        let find = |host: &HostFingerprint| PolicyInForce::find(home.path(), host);
+        assert_eq!(find(&here()).why, PolicyReason::NeverMeasured);
+        let costs = vec![cost(RestorePolicy::CopyAll, 9.0, 9.0, 9.0)];
+        let file = HostFile::new(here(), costs).unwrap();
+        file.keep(home.path()).unwrap();
+        file.keep(home.path()).unwrap();
+        let found = find(&here());
+        assert_eq!(found.policy, RestorePolicy::CopyAll);
+        assert_eq!(found.why, PolicyReason::Measured(Box::new(file)));
+        let others = [
+            HostFingerprint {
+                cpu: "Another".to_owned(),
+                ..here()
+            },
+            HostFingerprint {
+                kvm: "hardware".to_owned(),
+                ..here()
+            },
+            HostFingerprint {
+                kernel: "6.2".to_owned(),
+                ..here()
+            },
+        ];
+        for other in others {
+            let found = find(&other);
+            assert_eq!(found.policy, RestorePolicy::Map, "{other:?}");
+            assert_eq!(found.why, PolicyReason::OtherHost { there: here() });
+        }
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_damaged_file_or_one_of_another_format_is_not_believed() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join(FILE);
+        let costs = vec![cost(RestorePolicy::CopyAll, 9.0, 9.0, 9.0)];
+        HostFile::new(here(), costs)
+            .unwrap()
+            .keep(home.path())
+            .unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        for damaged in [
+            text.replace("\"format\": 1", "\"format\": 2"),
+            text.replace("copy_all", "teleport"),
+            text[..text.len() / 2].to_owned(),
+            String::new(),
+        ] {
+            fs::write(&path, damaged).unwrap();
+            let found = PolicyInForce::find(home.path(), &here());
+            assert_eq!(found.policy, RestorePolicy::Map);
+            assert!(
+                matches!(found.why, PolicyReason::Unusable { .. }),
+                "{found:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Guests that ran on while there was no daemon.
+
+use super::entry::lock;
+use super::{OperationError, Sandboxes};
+use crate::record::State;
+use jiffy_engine::{Engine, EngineError, Orphan};
+use std::sync::Arc;
+use tokio::task::JoinSet;
+
+impl<E: Engine> Sandboxes<E> {
+    /// Takes over the guests of sandboxes that run, and ends all others that an earlier process kept.
+    pub(super) async fn adopt(&self, orphans: Vec<(String, Orphan)>) -> Result<(), OperationError> {
+        let known: Vec<_> = orphans.iter().map(|(_, o)| o.handle.clone()).collect();
+        match self.0.engine.end_others(&known).await {
+            Ok(0) => {}
+            Ok(ended) => tracing::info!(ended, "guests that belonged to no sandbox were ended"),
+            Err(e) => tracing::error!("cannot look for guests that belong to no sandbox: {e}"),
+        }
+        let mut work = JoinSet::new();
+        for (id, orphan) in orphans {
+            let this = self.clone();
+            work.spawn(async move {
+                let guest = this.0.engine.adopt(&orphan).await;
+                this.adopted(&id, guest)
+            });
+        }
+        work.join_all().await.into_iter().collect()
+    }
+
+    fn adopted(
+        &self,
+        id: &str,
+        guest: Result<E::Guest, EngineError>,
+    ) -> Result<(), OperationError> {
+        let entry = self.entry(id)?;
+        match guest {
+            Ok(guest) => {
+                let guest = Arc::new(guest);
+                entry.replace_guest(Some(guest.clone()));
+                self.watch(&entry, &guest);
+                Ok(())
+            }
+            Err(e) => {
+                let cause =
+                    format!("the daemon was stopped while it ran, and did not find it again: {e}");
+                let record = entry.record_in(State::Broken { cause });
+                self.settle(&entry, record);
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets go of every guest, so that the next daemon finds it. Returns how many run on.
+    pub fn let_go(&self) -> usize {
+        self.0.pool.clear();
+        let entries = lock(&self.0.entries);
+        entries.values().filter(|e| e.guest().is_some()).count()
+    }
+}

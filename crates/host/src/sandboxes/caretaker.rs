@@ -1,0 +1,112 @@
+//! What is done for snapshots in the background, one thing at a time: those that are kept are sealed, and what the warm pool was
+//! restored from stays in memory.
+
+use super::entry::lock;
+use super::{Inner, OperationError, Sandboxes, detached};
+use jiffy_engine::{Engine, VerifiedSnapshot};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, Weak};
+use std::time::{Duration, Instant};
+
+/// Time given to whoever waits for the snapshot before it is read again for its seal.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Of nice(2): the caretaker yields to everybody.
+const NICE: libc::c_int = 19;
+/// `IOPRIO_WHO_PROCESS`, and the class `IOPRIO_CLASS_BE` with the lowest of its levels (linux/ioprio.h).
+const IOPRIO_PROCESS: libc::c_int = 1;
+const IOPRIO_LAST: libc::c_int = (2 << 13) | 7;
+
+/// The way to the caretaker's thread, which ends with the sandboxes.
+pub(super) struct Caretaker(Mutex<Sender<String>>);
+
+/// The other end, until the thread has begun.
+pub(super) type Orders = Receiver<String>;
+
+impl Caretaker {
+    pub fn new() -> (Self, Orders) {
+        let (orders, taken) = channel();
+        (Self(Mutex::new(orders)), taken)
+    }
+
+    /// Has a snapshot sealed some time.
+    pub fn seal(&self, id: &str) {
+        // Without a caretaker there is nobody who could care.
+        let _ = lock(&self.0).send(id.to_owned());
+    }
+}
+
+/// Begins the thread. `tend` is the time between two rounds to the warm pool's snapshots.
+pub(super) fn begin<E: Engine>(inner: Weak<Inner<E>>, orders: Orders, tend: Duration) {
+    let work = move || serve(&inner, &orders, tend);
+    let thread = std::thread::Builder::new().name("caretaker".to_owned());
+    if let Err(e) = thread.spawn(work) {
+        tracing::warn!("snapshots are not sealed, the warm pool is not tended: no thread: {e}");
+    }
+}
+
+fn serve<E: Engine>(inner: &Weak<Inner<E>>, orders: &Orders, tend: Duration) {
+    yield_to_everybody();
+    let mut next = Instant::now() + tend;
+    loop {
+        match orders.recv_timeout(next.saturating_duration_since(Instant::now())) {
+            Ok(id) => {
+                std::thread::sleep(PATIENCE.min(tend));
+                let Some(inner) = inner.upgrade() else { return };
+                // One that was removed meanwhile is no failure.
+                if let Err(e) = inner.engine.seal(&id) {
+                    tracing::debug!(id, "a snapshot was not sealed: {e}");
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if Instant::now() >= next {
+            let Some(inner) = inner.upgrade() else { return };
+            tend_pool(&Sandboxes(inner));
+            next = Instant::now() + tend;
+        }
+    }
+}
+
+fn tend_pool<E: Engine>(sandboxes: &Sandboxes<E>) {
+    for id in sandboxes.0.pool.snapshots() {
+        // Held on to, or it could be removed under our hands.
+        let Ok((snapshot, _pin)) = sandboxes.pin(&id) else {
+            continue;
+        };
+        if let Err(e) = sandboxes.0.engine.keep_warm(&snapshot.id) {
+            tracing::warn!(
+                id,
+                "the warm pool's snapshot could not be kept in memory: {e}"
+            );
+        }
+    }
+}
+
+/// Of the calling thread, on Linux. Refused, it costs others a little time.
+fn yield_to_everybody() {
+    // SAFETY: system calls without pointers that concern this thread only.
+    unsafe {
+        let thread = libc::gettid();
+        libc::setpriority(libc::PRIO_PROCESS, thread.unsigned_abs(), NICE);
+        libc::syscall(libc::SYS_ioprio_set, IOPRIO_PROCESS, thread, IOPRIO_LAST);
+    }
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Compares a snapshot, and all it needs, with their seals. Reads all of it.
+    pub async fn verify_snapshot(&self, id: &str) -> Result<Vec<VerifiedSnapshot>, OperationError> {
+        let (this, (snapshot, pin)) = (self.clone(), self.pin(id)?);
+        detached(async move {
+            let _pin = pin;
+            let id = snapshot.id;
+            let what = format!("verify snapshot {id}");
+            let work = tokio::task::spawn_blocking(move || this.0.engine.verify(&id));
+            let done = work
+                .await
+                .map_err(|e| OperationError::Lost(e.to_string()))?;
+            done.map_err(OperationError::engine(what))
+        })
+        .await
+    }
+}

@@ -1,0 +1,169 @@
+//! Time limits: what happens to a sandbox when its time is over, and to the records of those that ended long ago.
+
+use super::entry::{Entry, lock};
+use super::{Inner, OperationError, Sandboxes};
+use crate::journal::Change;
+use crate::record::{SandboxRecord, State, now_ms};
+use crate::terms::OnTimeout;
+use jiffy_engine::Engine;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// Records of killed sandboxes stay this long.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+/// The longest the keeper sleeps.
+const NAP: Duration = Duration::from_secs(60);
+/// A pause at the end of its time that fails is tried again after this long.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// `timeout` from now, in milliseconds since 1970.
+pub(super) fn deadline_in(timeout: Duration) -> u64 {
+    let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+    now_ms().saturating_add(ms)
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Ends a sandbox's time `timeout` from now, or never. What happens then is in its terms.
+    pub async fn set_timeout(
+        &self,
+        id: &str,
+        timeout: Option<Duration>,
+    ) -> Result<SandboxRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.entry(id)?);
+        self.perform("set_timeout", &entry.id(), async move {
+            let _turn = entry.turn.lock().await;
+            if matches!(entry.record().state, State::Killed) {
+                return Err(entry.refuse("set the time limit of"));
+            }
+            this.limit(&entry, timeout)
+        })
+        .await
+    }
+
+    /// Gives a sandbox at least `timeout` from now; one that has more, or no limit, keeps it.
+    pub async fn extend_timeout(
+        &self,
+        id: &str,
+        timeout: Duration,
+    ) -> Result<SandboxRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.entry(id)?);
+        self.perform("extend_timeout", &entry.id(), async move {
+            let _turn = entry.turn.lock().await;
+            let record = entry.record();
+            if matches!(record.state, State::Killed) {
+                return Err(entry.refuse("extend the time of"));
+            }
+            match record.deadline_ms {
+                Some(before) if before < deadline_in(timeout) => this.limit(&entry, Some(timeout)),
+                _ => Ok(record),
+            }
+        })
+        .await
+    }
+
+    /// The same for whoever has the turn.
+    pub(super) fn limit(
+        &self,
+        entry: &Entry<E::Guest>,
+        timeout: Option<Duration>,
+    ) -> Result<SandboxRecord, OperationError> {
+        let mut record = entry.record();
+        record.terms.timeout_s = timeout.map(|t| t.as_secs());
+        record.deadline_ms = timeout.map(deadline_in);
+        self.commit(entry, record.clone(), &[])?;
+        self.0.deadlines.notify_one();
+        Ok(record)
+    }
+
+    /// Keeps time for as long as the sandboxes are there.
+    pub(super) fn keep_time(&self) {
+        let (inner, changed) = (Arc::downgrade(&self.0), self.0.deadlines.clone());
+        tokio::spawn(keep(inner, changed));
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        let entries = lock(&self.0.entries);
+        entries.values().filter_map(|e| e.deadline()).min()
+    }
+
+    fn expire_due(&self) {
+        let now = now_ms();
+        let due: Vec<_> = lock(&self.0.entries)
+            .values()
+            .filter(|e| e.deadline().is_some_and(|d| d <= now))
+            .cloned()
+            .collect();
+        for entry in due {
+            if entry.begin_expiring() {
+                let this = self.clone();
+                tokio::spawn(async move {
+                    this.expire(&entry).await;
+                    entry.end_expiring();
+                    this.0.deadlines.notify_one();
+                });
+            }
+        }
+    }
+
+    async fn expire(&self, entry: &Arc<Entry<E::Guest>>) {
+        let _turn = entry.turn.lock().await;
+        // Whoever had the turn before may have given it more time.
+        let record = entry.record();
+        let over = record.deadline_ms.is_some_and(|d| d <= now_ms());
+        if record.state != State::Running || !over {
+            return;
+        }
+        let done = match record.terms.on_timeout {
+            OnTimeout::Kill => self.kill_held(entry).await,
+            OnTimeout::Pause => self.pause_held(entry).await,
+        };
+        match done {
+            Ok(now) => tracing::info!(sandbox = now.id, "its time is over: {}", now.state.name()),
+            Err(e) => {
+                tracing::error!(sandbox = record.id, "its time is over, but: {e}");
+                let mut later = entry.record();
+                later.deadline_ms = Some(deadline_in(RETRY));
+                entry.set_record(later);
+            }
+        }
+    }
+
+    fn forget_killed(&self) {
+        let limit = now_ms().saturating_sub(u64::try_from(REMEMBERED.as_millis()).unwrap_or(0));
+        let mut entries = lock(&self.0.entries);
+        let old: Vec<String> = entries
+            .values()
+            .map(|e| e.record())
+            .filter(|r| r.state == State::Killed && r.changed_ms < limit)
+            .map(|r| r.id)
+            .collect();
+        let changes: Vec<_> = old.iter().cloned().map(Change::NoSandbox).collect();
+        // Without any it still writes what is owed.
+        self.0.journal.settle(&changes);
+        for id in &old {
+            entries.remove(id);
+        }
+    }
+}
+
+async fn keep<E: Engine>(inner: Weak<Inner<E>>, changed: Arc<Notify>) {
+    loop {
+        let nap = {
+            let Some(inner) = inner.upgrade() else {
+                return;
+            };
+            let this = Sandboxes(inner);
+            this.expire_due();
+            this.forget_killed();
+            this.next_deadline().map_or(NAP, |at| {
+                Duration::from_millis(at.saturating_sub(now_ms()))
+                    .clamp(Duration::from_millis(1), NAP)
+            })
+        };
+        tokio::select! {
+            () = tokio::time::sleep(nap) => {}
+            () = changed.notified() => {}
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! What operations are under way and how they went, and what sandboxes use.
+
+use super::entry::{Entry, lock};
+use super::{Inner, OperationError, Sandboxes, detached};
+use crate::metrics::{BootTimes, Figure, Now};
+use crate::record::{State, now_ms};
+use crate::usage::Sample;
+use jiffy_agent_client::AgentClient;
+use jiffy_engine::{Engine, Guest};
+use jiffy_proto::agent::ENVD_PORT;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tracing::Instrument;
+
+/// Sandboxes sampled before others get a turn.
+const BATCH: usize = 32;
+/// Time a guest has to say what it uses.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// How long whoever comes while the daemon leaves is asked to wait for the next.
+const NEXT_DAEMON: Duration = Duration::from_secs(2);
+
+/// More of what the scrape shows.
+pub(super) type Source = Box<dyn Fn() -> Vec<Figure> + Send + Sync>;
+
+/// An operation that is under way.
+struct UnderWay<E: Engine>(Arc<Inner<E>>);
+
+impl<E: Engine> Drop for UnderWay<E> {
+    fn drop(&mut self) {
+        self.0.under_way.send_modify(|n| *n -= 1);
+    }
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Runs an operation to its end even if nobody waits for it any more, counts it, and says in the log how it went. Its errors and
+    /// ids are logged, never what it was given: environments and tokens are nobody's business.
+    pub(super) async fn perform<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        id: &str,
+        work: impl Future<Output = Result<T, OperationError>> + Send + 'static,
+    ) -> Result<T, OperationError> {
+        let span = tracing::info_span!(
+            "operation",
+            operation = name,
+            sandbox = tracing::field::Empty
+        );
+        if !id.is_empty() {
+            span.record("sandbox", id);
+        }
+        let this = self.clone();
+        let observed = async move {
+            let began = Instant::now();
+            let _under_way = this.begin()?;
+            let result = work.await;
+            let took = began.elapsed();
+            let ms = took.as_secs_f64() * 1000.0;
+            let outcome = match &result {
+                Ok(_) => "ok",
+                Err(e) => e.kind().name(),
+            };
+            this.0.metrics.operation(name, outcome, took);
+            match &result {
+                Ok(_) => tracing::info!(outcome, ms, "done"),
+                Err(e) => tracing::warn!(outcome, ms, "{e}"),
+            }
+            result
+        };
+        detached(observed.instrument(span)).await
+    }
+
+    fn begin(&self) -> Result<UnderWay<E>, OperationError> {
+        // Counted first: whoever closes afterwards waits for it.
+        self.0.under_way.send_modify(|n| *n += 1);
+        let under_way = UnderWay(self.0.clone());
+        if self.0.closing.load(Ordering::SeqCst) {
+            return Err(OperationError::Busy {
+                what: "the daemon is about to end".to_owned(),
+                retry_after: NEXT_DAEMON,
+            });
+        }
+        Ok(under_way)
+    }
+
+    /// Begins nothing any more, and waits until what is under way has ended; whether it did within `limit`.
+    pub async fn finish(&self, limit: Duration) -> bool {
+        self.0.closing.store(true, Ordering::SeqCst);
+        let mut under_way = self.0.under_way.subscribe();
+        let idle = under_way.wait_for(|n| *n == 0);
+        let idle = tokio::time::timeout(limit, idle).await.is_ok();
+        if !idle {
+            tracing::warn!("operations take too long and are cut off");
+        }
+        idle
+    }
+
+    /// What a sandbox used from `start_ms` to `end_ms` (milliseconds since 1970), as the host saw it, oldest first.
+    pub fn metrics(
+        &self,
+        id: &str,
+        start_ms: Option<u64>,
+        end_ms: Option<u64>,
+    ) -> Result<Vec<Sample>, OperationError> {
+        Ok(lock(&self.entry(id)?.history).between(start_ms, end_ms))
+    }
+
+    /// What a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a moment.
+    pub async fn measure(&self, id: &str) -> Result<Sample, OperationError> {
+        let entry = self.entry(id)?;
+        let guest = entry.running(crate::record::Operation::Connect, "measure")?;
+        let record = entry.record();
+        let agent = AgentClient::new(move || {
+            let guest = guest.clone();
+            async move {
+                let stream = guest.connect(ENVD_PORT).await?;
+                stream.set_nonblocking(true)?;
+                tokio::net::UnixStream::from_std(stream)
+            }
+        });
+        let agent = match record.agent_token {
+            Some(token) => agent.with_token(token),
+            None => agent,
+        };
+        let failed = |problem: String| OperationError::Connect {
+            id: record.id.clone(),
+            port: ENVD_PORT,
+            source: std::io::Error::other(problem),
+        };
+        let asked = tokio::time::timeout(ANSWER_LIMIT, agent.metrics()).await;
+        let seen = asked
+            .map_err(|e| failed(e.to_string()))?
+            .map_err(|e| failed(e.to_string()))?;
+        Ok(Sample {
+            at_ms: now_ms(),
+            cpu_count: record.size.vcpus,
+            cpu_used_pct: (seen.cpu_used_pct as f32).clamp(0.0, 100.0),
+            mem_used: seen.mem_used,
+            mem_total: seen.mem_total,
+            mem_cache: seen.mem_cache,
+            disk_used: seen.disk_used,
+            disk_total: seen.disk_total,
+        })
+    }
+
+    /// How long guests took to come up, by where they came from.
+    pub fn boot_times(&self) -> Vec<BootTimes> {
+        self.0.metrics.boots()
+    }
+
+    /// How many sandboxes there are in each state that is in use.
+    pub fn states(&self) -> BTreeMap<&'static str, usize> {
+        let mut states = BTreeMap::new();
+        for entry in lock(&self.0.entries).values() {
+            *states.entry(entry.state_name()).or_insert(0) += 1;
+        }
+        states
+    }
+
+    /// Shows what `source` tells beside the figures of this host, at every scrape.
+    pub fn show_also(&self, source: impl Fn() -> Vec<Figure> + Send + Sync + 'static) {
+        lock(&self.0.sources).push(Box::new(source));
+    }
+
+    /// All figures in the text that Prometheus scrapes (`application/openmetrics-text; version=1.0.0`).
+    pub fn render_metrics(&self) -> String {
+        let mut now = Now::new();
+        let mut states: BTreeMap<&'static str, usize> =
+            State::NAMES.into_iter().map(|name| (name, 0)).collect();
+        states.extend(self.states());
+        let states = states.into_iter().map(|(name, n)| (name, n as f64));
+        now.add_each("sandboxes", "Sandboxes by state", "state", states);
+        now.add(
+            "warm_pool",
+            "Restored sandboxes that wait for their creator",
+            self.warm() as f64,
+        );
+        let promised = self.promised();
+        now.add(
+            "memory_committed_bytes",
+            "What all guests together may grow to",
+            (promised.memory_mib << 20) as f64,
+        );
+        now.count_each(
+            "admission_refusals",
+            "What was refused, by what was short",
+            "reason",
+            promised.refused.iter().map(|(why, n)| (why.name(), *n)),
+        );
+        let (figures, limit) = self.host_figures();
+        let mut mib = |name, help, value: Option<u64>| {
+            if let Some(value) = value {
+                now.add(name, help, value.saturating_mul(1 << 20) as f64);
+            }
+        };
+        mib(
+            "memory_commit_limit_bytes",
+            "What all guests together may grow to at most",
+            limit,
+        );
+        let available = figures.memory_available_mib;
+        mib(
+            "host_memory_available_bytes",
+            "Memory the host has left",
+            available,
+        );
+        mib(
+            "host_memory_bytes",
+            "Memory the host has",
+            figures.memory_total_mib,
+        );
+        mib(
+            "host_disk_free_bytes",
+            "Space left on the data directory's disk",
+            figures.disk_free_mib,
+        );
+        if let Some(p) = figures.pressure {
+            let values = [
+                ("cpu_some", p.cpu_some),
+                ("memory_some", p.memory_some),
+                ("memory_full", p.memory_full),
+                ("io_full", p.io_full),
+            ];
+            let values = values.map(|(what, percent)| (what, percent / 100.0));
+            let help = "Share of the last ten seconds that some or all tasks waited";
+            now.add_each("host_pressure_ratio", help, "what", values);
+        }
+        now.add(
+            "snapshots",
+            "Snapshots there are",
+            lock(&self.0.snapshots).len() as f64,
+        );
+        let bytes = self.0.snapshot_bytes.load(Ordering::Relaxed);
+        now.add(
+            "snapshot_bytes",
+            "Disk space of all snapshots, at most a minute ago",
+            bytes as f64,
+        );
+        for source in lock(&self.0.sources).iter() {
+            source().iter().for_each(|figure| now.figure(figure));
+        }
+        self.0.metrics.render(now)
+    }
+
+    /// Looks at every running sandbox again and again, for as long as the sandboxes are there.
+    pub(super) fn keep_samples(&self, every: Duration) {
+        let inner = Arc::downgrade(&self.0);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(every).await;
+                if sample_all(&inner).await.is_none() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+/// None when the sandboxes are gone.
+async fn sample_all<E: Engine>(inner: &Weak<Inner<E>>) -> Option<()> {
+    let entries: Vec<_> = lock(&inner.upgrade()?.entries).values().cloned().collect();
+    for batch in entries.chunks(BATCH) {
+        batch.iter().for_each(|entry| sample(entry));
+        tokio::task::yield_now().await;
+    }
+    Some(())
+}
+
+/// Adds to the history what the sandbox uses now, if it runs.
+pub(super) fn sample<G: Guest>(entry: &Entry<G>) {
+    if let Some(usage) = entry.guest().and_then(|guest| guest.usage()) {
+        lock(&entry.history).add(now_ms(), entry.size(), usage);
+    }
+}

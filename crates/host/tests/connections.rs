@@ -1,0 +1,327 @@
+//! TCP connections of a guest that is copied, put back or put to sleep.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_engine::Persona;
+use jiffy_host::{Prepared, SandboxSpec};
+use jiffy_microvm::{MemoryPolicy, MicroVm, NetSpec, SnapshotSpec};
+use jiffy_proto::snapshot::AfterSnapshot;
+use jiffy_snapshot::{Durability, Store};
+use std::io;
+use std::net::{TcpListener, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::mpsc;
+use std::time::Duration;
+use support::wire::{self, CMDLINE, HOST};
+use support::{Guest, base, size, skip};
+
+const ECHO: u16 = 7;
+const MARK: u16 = 9;
+const HOST6: &str = "fd00:4a49::1";
+const GUEST6: &str = "fd00:4a49::2";
+
+/// Holds connections, and tells over a Unix socket what becomes of a word sent over each of them: it comes back, or an error does.
+const HOLD: &str = r#"
+import ctypes, errno, os, select, socket, sys, threading
+def dial(address, family=socket.AF_INET):
+    s = socket.socket(family); s.settimeout(20); s.connect(address); return s
+def pair(address, family=socket.AF_INET):
+    l = socket.socket(family); l.bind((address, 0)); l.listen()
+    return dial(l.getsockname()[:2], family), l.accept()[0]
+def echo(s):
+    while data := s.recv(100): s.sendall(data)
+def echoed(s):
+    s.settimeout(20); s.sendall(b'word'); assert s.recv(100) == b'word'
+def crossed(ends):
+    ends[0].settimeout(20); ends[1].sendall(b'word'); assert ends[0].recv(100) == b'word'
+held = {}
+"#;
+const SERVE: &str = r#"
+def tell(name):
+    how, what = held[name]
+    try: how(what); return 'alive'
+    except OSError as e: return errno.errorcode.get(e.errno, str(e))
+l = socket.socket(socket.AF_UNIX); l.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777); l.listen()
+while True:
+    c = l.accept()[0]; c.sendall(' '.join(f'{n}={tell(n)}' for n in held).encode()); c.close()
+"#;
+
+/// Programs in the guest that hold connections: to the host over both protocols, over loopback addresses, into a named namespace,
+/// and inside one that only its process knows.
+async fn hold(guest: &Guest) {
+    let mine = format!(
+        r#"{HOLD}
+held['host'] = (echoed, dial(('{HOST}', {ECHO})))
+held['host6'] = (echoed, dial(('{HOST6}', {ECHO}), socket.AF_INET6))
+held['lo'] = (crossed, pair('127.0.0.1'))
+held['lo6'] = (crossed, pair('::1', socket.AF_INET6))
+libc = ctypes.CDLL(None, use_errno=True)
+home, box = os.open('/proc/self/ns/net', 0), os.open('/run/netns/box', 0)
+assert libc.setns(box, 0x40000000) == 0
+l = socket.socket(); l.bind(('10.99.0.2', 1)); l.listen()
+assert libc.setns(home, 0x40000000) == 0
+outer = dial(('10.99.0.2', 1)); inner = l.accept()[0]; l.close()
+held['boxed'] = (crossed, (inner, outer))
+{SERVE}"#
+    );
+    let alone = format!(
+        "{HOLD}\nheld['alone'] = (crossed, pair('10.98.0.1'))\nheld['alone-lo'] = (crossed, pair('127.0.0.1'))\n{SERVE}"
+    );
+    let script = format!(
+        "set -e
+        ip -6 addr add {GUEST6}/64 dev eth0 nodad
+        ip netns add box
+        ip link add outer type veth peer name inner netns box
+        ip addr add 10.99.0.1/24 dev outer; ip link set outer up
+        ip -n box addr add 10.99.0.2/24 dev inner; ip -n box link set inner up
+        setsid python3 -c \"$1\" /tmp/mine >/tmp/mine.log 2>&1 &
+        setsid unshare -n sh -c 'ip link set lo up; ip link add d0 type dummy; ip addr add 10.98.0.1/24 dev d0; ip link set d0 up
+            exec python3 -c \"$1\" /tmp/alone' sh \"$2\" >/tmp/alone.log 2>&1 &
+        for s in mine alone; do
+            n=0; until [ -S /tmp/$s ]; do sleep 0.1; n=$((n + 1)); [ $n -lt 300 ] || {{ cat /tmp/$s.log; exit 1; }}; done
+        done"
+    );
+    guest.run(&["sh", "-c", &script, "sh", &mine, &alone]).await;
+}
+
+/// What the programs say of their connections.
+async fn ask(guest: &Guest) -> String {
+    let program = "import socket
+for name in 'mine', 'alone':
+    s = socket.socket(socket.AF_UNIX); s.connect('/tmp/' + name)
+    while data := s.recv(1000): print(data.decode(), end=' ')";
+    let said = guest.python(program).await;
+    // Both ends of this one are reset, and the end that comes second may hear it from the first.
+    said.trim()
+        .replace("alone=ECONNRESET", "alone=ECONNABORTED")
+}
+
+const ALL_ALIVE: &str =
+    "host=alive host6=alive lo=alive lo6=alive boxed=alive alone=alive alone-lo=alive";
+const ALL_RESET: &str = "host=ECONNABORTED host6=ECONNABORTED lo=alive lo6=alive boxed=ECONNABORTED \
+     alone=ECONNABORTED alone-lo=alive";
+
+/// The host's end of a wire: an echo service, a socket that hears marks, and everything that comes out of the tap.
+struct Far {
+    mark: UdpSocket,
+    frames: mpsc::Receiver<Vec<u8>>,
+}
+
+impl Far {
+    fn start() -> Self {
+        let address = [
+            "-6",
+            "addr",
+            "add",
+            &format!("{HOST6}/64"),
+            "dev",
+            "tap0",
+            "nodad",
+        ];
+        wire::ip(&address).unwrap();
+        for host in [HOST, HOST6] {
+            let listener = TcpListener::bind((host, ECHO)).unwrap();
+            std::thread::spawn(move || {
+                for stream in listener.incoming() {
+                    std::thread::spawn(move || {
+                        let mut from = stream.unwrap();
+                        let mut to = from.try_clone().unwrap();
+                        let _ = io::copy(&mut from, &mut to);
+                    });
+                }
+            });
+        }
+        let mark = UdpSocket::bind((HOST, MARK)).unwrap();
+        mark.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        Self {
+            mark,
+            frames: sniff(),
+        }
+    }
+}
+
+/// All frames that arrive in this namespace.
+fn sniff() -> mpsc::Receiver<Vec<u8>> {
+    let all = (libc::ETH_P_ALL as u16).to_be();
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, i32::from(all)) };
+    assert!(fd >= 0, "{}", io::Error::last_os_error());
+    // SAFETY: it was just made and nobody else has it.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let (tell, frames) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut frame = vec![0; 65_536];
+        loop {
+            // SAFETY: the pointer and length describe `frame`.
+            let n = unsafe {
+                libc::recv(
+                    socket.as_raw_fd(),
+                    frame.as_mut_ptr().cast(),
+                    frame.len(),
+                    0,
+                )
+            };
+            let Ok(length) = usize::try_from(n) else {
+                return;
+            };
+            if tell.send(frame[..length].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    frames
+}
+
+/// Whether an Ethernet frame carries TCP.
+fn is_tcp(frame: &[u8]) -> bool {
+    match frame.get(12..14) {
+        Some([0x08, 0x00]) => frame.get(23) == Some(&6),
+        Some([0x86, 0xdd]) => frame.get(20) == Some(&6),
+        _ => false,
+    }
+}
+
+/// Waits until everything that the guest had sent before has arrived, and says how many TCP segments that were.
+async fn segments(guest: &Guest, far: &Far) -> usize {
+    let program = format!(
+        "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'mark', ('{HOST}', {MARK}))"
+    );
+    guest.python(&program).await;
+    far.mark.recv(&mut [0; 100]).unwrap();
+    let mut count = 0;
+    let frames = || far.frames.recv_timeout(Duration::from_secs(20)).unwrap();
+    loop {
+        let frame = frames();
+        count += usize::from(is_tcp(&frame));
+        if frame.ends_with(b"mark") {
+            return count;
+        }
+    }
+}
+
+struct Bench {
+    prepared: Prepared,
+    spec: SandboxSpec,
+    store: Store,
+    _dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(test: &str) -> Option<Self> {
+        let prepared = base(test)?;
+        let mut spec = size(2, 512);
+        spec.extra_cmdline = CMDLINE.to_owned();
+        let dir = tempfile::tempdir_in(jiffy_image::Home::locate().unwrap().run()).unwrap();
+        Some(Self {
+            prepared,
+            spec,
+            store: Store::open(dir.path()).unwrap(),
+            _dir: dir,
+        })
+    }
+
+    async fn snapshot(&self, vm: &MicroVm, id: &str, then: AfterSnapshot) {
+        let spec = SnapshotSpec {
+            id: id.to_owned(),
+            template: "base".to_owned(),
+            then,
+            durability: Durability::PageCache,
+        };
+        vm.snapshot(&self.store, &spec).await.unwrap();
+    }
+
+    async fn restore(&self, snapshot: &str, id: &str, rewound: bool, net: NetSpec) -> Guest {
+        let persona = Persona {
+            id: id.to_owned(),
+            rewound,
+            ..Persona::default()
+        };
+        let vm = self.prepared.restore_as(
+            &persona,
+            &self.spec,
+            &self.store,
+            snapshot,
+            MemoryPolicy::Map,
+            Some(net),
+        );
+        Guest::of(vm.await.unwrap())
+    }
+}
+
+fn lay(test: &str) -> Option<(NetSpec, Far)> {
+    match wire::lay(1500, Far::start) {
+        Ok(laid) => Some(laid),
+        Err(e) => {
+            skip(test, &format!("no tap in a network namespace: {e}"));
+            None
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_clone_loses_the_connections_of_its_parent_in_silence_and_the_parent_keeps_them() {
+    let test = "a_clone_loses_the_connections_of_its_parent_in_silence_and_the_parent_keeps_them";
+    let Some(bench) = Bench::new(test) else {
+        return;
+    };
+    let Some((net, _far)) = lay(test) else { return };
+    let parent = Guest::with(&bench.prepared, &bench.spec, Some(net)).await;
+    hold(&parent).await;
+    assert_eq!(ask(&parent).await, ALL_ALIVE);
+    bench
+        .snapshot(&parent.vm, "one", AfterSnapshot::Resume)
+        .await;
+
+    let (net, far) = lay(test).unwrap();
+    let clone = bench.restore("one", "clone", false, net).await;
+    // Had the kernel told the other ends, it would be the parent's connections that break.
+    assert_eq!(segments(&clone, &far).await, 0);
+    assert_eq!(ask(&clone).await, ALL_RESET);
+    // The silence is over.
+    let program = format!(
+        "import socket; s = socket.create_connection(('{HOST}', {ECHO}), 20); s.sendall(b'x'); print(s.recv(9))"
+    );
+    assert_eq!(clone.python(&program).await, "b'x'\n");
+    assert_eq!(ask(&parent).await, ALL_ALIVE);
+    clone.finish().await;
+    parent.finish().await;
+}
+
+#[tokio::test]
+async fn a_sandbox_keeps_its_connections_when_it_wakes_and_loses_them_when_it_is_put_back() {
+    let test = "a_sandbox_keeps_its_connections_when_it_wakes_and_loses_them_when_it_is_put_back";
+    let Some(bench) = Bench::new(test) else {
+        return;
+    };
+    let Some((net, _far)) = lay(test) else { return };
+    let again = || NetSpec {
+        tap: net.tap.try_clone().unwrap(),
+        ..net
+    };
+    let vm = bench
+        .prepared
+        .boot_with(&bench.spec, Some(again()))
+        .await
+        .unwrap();
+    bench.snapshot(&vm, "born", AfterSnapshot::Stop).await;
+    vm.ended().await;
+    drop(vm);
+    let guest = bench.restore("born", "sleeper", false, again()).await;
+    hold(&guest).await;
+    assert_eq!(ask(&guest).await, ALL_ALIVE);
+    bench
+        .snapshot(&guest.vm, "asleep", AfterSnapshot::Stop)
+        .await;
+    guest.vm.ended().await;
+    drop(guest);
+
+    let awake = bench.restore("asleep", "sleeper", false, again()).await;
+    assert_eq!(ask(&awake).await, ALL_ALIVE);
+    // It goes on, and then back to where it slept: its connections do not go back with it.
+    awake.vm.stop().await;
+    let rewound = bench.restore("asleep", "sleeper", true, again()).await;
+    assert_eq!(ask(&rewound).await, ALL_RESET);
+    rewound.finish().await;
+}

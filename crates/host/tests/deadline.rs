@@ -1,0 +1,168 @@
+//! Time limits and what else is agreed when a sandbox is made.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod fake;
+
+use fake::{Bench, base, until};
+use jiffy_host::{CreateSpec, Network, OnTimeout, OperationError, State, Terms};
+use std::time::Duration;
+
+fn limited(timeout_s: u64, on_timeout: OnTimeout) -> CreateSpec {
+    CreateSpec {
+        terms: Terms {
+            timeout_s: Some(timeout_s),
+            on_timeout,
+            ..Terms::default()
+        },
+        ..base()
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_time_is_over_is_killed_or_paused_as_was_agreed() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let doomed = host.create(limited(0, OnTimeout::Kill)).await.unwrap().id;
+    let tired = host.create(limited(0, OnTimeout::Pause)).await.unwrap().id;
+    let other = host.create(base()).await.unwrap().id;
+    let state = |id: &str| host.get(id).unwrap().state;
+    until("the end of their time", || {
+        state(&doomed) == State::Killed && state(&tired) == State::Paused
+    })
+    .await;
+    assert_eq!(state(&other), State::Running);
+    assert_eq!(bench.world.running(), [other]);
+}
+
+#[tokio::test]
+async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host
+        .create(limited(3600, OnTimeout::Pause))
+        .await
+        .unwrap()
+        .id;
+    let first = host.get(&id).unwrap().deadline_ms.unwrap();
+    let longer = host.set_timeout(&id, Some(Duration::from_secs(7200)));
+    assert!(longer.await.unwrap().deadline_ms.unwrap() > first + 3_500_000);
+    assert_eq!(host.set_timeout(&id, None).await.unwrap().deadline_ms, None);
+    host.set_timeout(&id, Some(Duration::from_millis(1)))
+        .await
+        .unwrap();
+    until("its sleep", || {
+        host.get(&id).unwrap().state == State::Paused
+    })
+    .await;
+    // Time does not run out on a sleeper.
+    let far = host
+        .set_timeout(&id, Some(Duration::from_secs(60)))
+        .await
+        .unwrap();
+    assert_eq!(far.state, State::Paused);
+    let (awake, woken) = host.wake(&id).await.unwrap();
+    assert!(woken && awake.deadline_ms.unwrap() >= far.deadline_ms.unwrap());
+    assert!(!host.wake(&id).await.unwrap().1);
+    host.kill(&id).await.unwrap();
+    let refused = host.set_timeout(&id, None).await;
+    assert!(matches!(refused, Err(OperationError::State { .. })));
+}
+
+#[tokio::test]
+async fn a_pause_at_the_end_of_its_time_that_fails_leaves_the_sandbox_running() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host
+        .create(limited(3600, OnTimeout::Pause))
+        .await
+        .unwrap()
+        .id;
+    bench.world.fail("snapshot");
+    let now = host.set_timeout(&id, Some(Duration::ZERO)).await.unwrap();
+    let soon = now.deadline_ms.unwrap();
+    until("the failure", || {
+        host.get(&id).unwrap().deadline_ms.unwrap() > soon
+    })
+    .await;
+    assert_eq!(host.get(&id).unwrap().state, State::Running);
+}
+
+#[tokio::test]
+async fn a_daemon_that_starts_again_keeps_the_time_of_sleepers_and_what_was_agreed() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let spec = CreateSpec {
+        terms: Terms {
+            owner: Some("key".into()),
+            metadata: [("a".into(), "1".into())].into(),
+            ..limited(60, OnTimeout::Kill).terms
+        },
+        ..base()
+    };
+    let id = host.create(spec.clone()).await.unwrap().id;
+    host.pause(&id).await.unwrap();
+    drop(host);
+    let record = bench.open().await.get(&id).unwrap();
+    assert_eq!((record.terms, record.state), (spec.terms, State::Paused));
+    assert!(record.deadline_ms.is_some());
+}
+
+#[tokio::test]
+async fn every_sandbox_has_secrets_of_its_own_where_secrets_are_wanted() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let spec = CreateSpec {
+        terms: Terms {
+            secure: true,
+            network: Network {
+                restrict_traffic: true,
+                ..Network::default()
+            },
+            ..Terms::default()
+        },
+        ..base()
+    };
+    let parent = host.create(spec).await.unwrap();
+    let token = parent.agent_token.clone().unwrap();
+    let told = bench.world.body(&parent.id).persona.lock().unwrap().clone();
+    assert_eq!(told.access_token.as_ref(), Some(&token));
+    assert!(parent.traffic_token.is_some() && parent.traffic_token != parent.agent_token);
+    let mut report = host.fork(&parent.id, 1, None).await.unwrap();
+    let child = report.children.remove(0).unwrap();
+    assert!(child.agent_token.is_some() && child.agent_token != parent.agent_token);
+    assert!(child.traffic_token.is_some() && child.traffic_token != parent.traffic_token);
+    let open = host.create(base()).await.unwrap();
+    assert_eq!((open.agent_token, open.traffic_token), (None, None));
+}
+
+#[tokio::test]
+async fn time_is_extended_and_never_shortened_by_an_extension() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let hour = Duration::from_secs(3600);
+    let made = host.create(limited(3600, OnTimeout::Kill)).await.unwrap();
+    let same = host.extend_timeout(&made.id, hour / 2).await.unwrap();
+    assert_eq!(same.deadline_ms, made.deadline_ms);
+    let more = host.extend_timeout(&made.id, hour * 2).await.unwrap();
+    assert!(more.deadline_ms > made.deadline_ms);
+    let endless = host.create(base()).await.unwrap();
+    let endless = host.extend_timeout(&endless.id, hour).await.unwrap();
+    assert_eq!(endless.deadline_ms, None);
+}
+
+#[tokio::test]
+async fn network_rules_change_while_a_sandbox_lives_and_outlive_the_daemon() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let deny = |t: &mut Terms| t.network.deny_out = vec!["0.0.0.0/0".into()];
+    host.change_terms(&id, deny).await.unwrap();
+    host.pause(&id).await.unwrap();
+    drop(host);
+    let host = bench.open().await;
+    let terms = host.get(&id).unwrap().terms;
+    assert_eq!(terms.network.deny_out, ["0.0.0.0/0"]);
+    host.kill(&id).await.unwrap();
+    let refused = host.change_terms(&id, |_| ()).await;
+    assert!(matches!(refused, Err(OperationError::State { .. })));
+}

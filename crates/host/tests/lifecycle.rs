@@ -1,0 +1,176 @@
+//! Whatever clients do, in whichever order, and however often the daemon dies under them: no sandbox is lost, wedged or left over.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod fake;
+
+use fake::{Bench, FakeEngine, base, until};
+use jiffy_host::{ErrorKind, OperationError, Sandboxes, State};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+const CALLS: usize = 1000;
+const CLIENTS: usize = 20;
+const DEATHS: usize = 5;
+
+/// A generator that needs no crate and can be repeated (xorshift, Marsaglia 2003).
+struct Dice(u64);
+
+impl Dice {
+    fn throw(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % sides as u64).unwrap()
+    }
+
+    fn pick(&mut self, among: &[String]) -> Option<String> {
+        (!among.is_empty()).then(|| among[self.throw(among.len())].clone())
+    }
+}
+
+/// One random call; the errors it may meet are refusals, since nothing in this world fails.
+async fn call(host: &Sandboxes<FakeEngine>, dice: &mut Dice) -> Result<(), OperationError> {
+    let alive = |r: &&jiffy_host::SandboxRecord| r.state != State::Killed;
+    let ids: Vec<_> = host
+        .list()
+        .iter()
+        .filter(alive)
+        .map(|r| r.id.clone())
+        .collect();
+    let Some(id) = dice.pick(&ids).filter(|_| ids.len() > 3) else {
+        return host.create(base()).await.map(drop);
+    };
+    match dice.throw(12) {
+        0 | 1 => host.create(base()).await.map(drop),
+        2 => {
+            let report = host.fork(&id, 1 + dice.throw(3), None).await?;
+            report.children.into_iter().try_for_each(|c| c.map(drop))
+        }
+        3 => host.pause(&id).await.map(drop),
+        4 => host.resume(&id).await.map(drop),
+        5 => host.wake(&id).await.map(drop),
+        6 => host.snapshot(&id, None).await.map(drop),
+        7 => {
+            let all: Vec<_> = host
+                .snapshots(Some(&id))?
+                .into_iter()
+                .map(|s| s.id)
+                .collect();
+            match dice.pick(&all) {
+                Some(snapshot) => host.rollback(&id, &snapshot).await.map(drop),
+                None => Ok(()),
+            }
+        }
+        8 => host.kill(&id).await.map(drop),
+        9 => host.remove(&id).await.map(drop),
+        10 => host
+            .set_timeout(&id, Some(Duration::from_secs(600)))
+            .await
+            .map(drop),
+        _ => host.promote(&id).await.map(drop),
+    }
+}
+
+#[test]
+fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_over() {
+    let bench = Bench::new();
+    let done = Arc::new(AtomicUsize::new(0));
+    for round in 0..=DEATHS {
+        let goal = CALLS * (round + 1) / (DEATHS + 1);
+        bench.doomed(async {
+            let host = bench.open().await;
+            let mut clients = JoinSet::new();
+            for client in 0..CLIENTS {
+                let (host, done) = (host.clone(), done.clone());
+                let seed = 0x9e37_79b9_7f4a_7c15 ^ (round * CLIENTS + client + 1) as u64;
+                clients.spawn(async move {
+                    let mut dice = Dice(seed);
+                    while done.fetch_add(1, Ordering::Relaxed) < goal || round == DEATHS {
+                        if let Err(e) = call(&host, &mut dice).await {
+                            let kind = e.kind();
+                            let refused = matches!(kind, ErrorKind::Conflict | ErrorKind::Unknown);
+                            // A guest that is killed while it is being changed.
+                            let lost = kind == ErrorKind::Failed && e.to_string().contains("end");
+                            // The death of the daemon, as seen by those that it takes along.
+                            let dead = matches!(e, OperationError::Lost(_)) && round < DEATHS;
+                            assert!(refused || lost || dead, "{kind:?}: {e}");
+                        }
+                        if round == DEATHS && done.load(Ordering::Relaxed) >= CALLS {
+                            break;
+                        }
+                    }
+                });
+            }
+            if round == DEATHS {
+                // The last clients end, or one of them is wedged.
+                let end = tokio::time::timeout(Duration::from_secs(60), clients.join_all());
+                assert!(end.await.is_ok(), "a client waits for ever");
+            } else {
+                until("enough calls", || done.load(Ordering::Relaxed) >= goal).await;
+                // Nobody is waited for: whatever is under way is cut off.
+                assert!(clients.try_join_next().is_none_or(|end| end.is_ok()));
+                clients.detach_all();
+            }
+        });
+    }
+    assert!(done.load(Ordering::Relaxed) >= CALLS);
+    bench.doomed(all_is_well(&bench));
+}
+
+async fn all_is_well(bench: &Bench) {
+    let host = bench.open().await;
+    // Neither lost nor left over: those that run have one guest each, and no guest is nobody's.
+    let running = |state: &State| *state == State::Running;
+    let ids = |host: &Sandboxes<FakeEngine>| -> HashSet<String> {
+        let all = host.list().into_iter().filter(|r| running(&r.state));
+        all.map(|r| r.id).collect()
+    };
+    let guests: HashSet<String> = bench.world.running().into_iter().collect();
+    assert_eq!(guests, ids(&host));
+    assert_eq!(host.promised().sandboxes, guests.len());
+    // Files and journal say the same.
+    let known: HashSet<String> = host
+        .snapshots(None)
+        .unwrap()
+        .into_iter()
+        .map(|s| s.id)
+        .collect();
+    assert_eq!(
+        bench.file_names().into_iter().collect::<HashSet<_>>(),
+        known
+    );
+    // Not wedged: each does what its state allows, and in the end goes.
+    assert!(!host.list().is_empty());
+    for record in host.list() {
+        let id = &record.id;
+        let limit = Duration::from_secs(10);
+        let life = async {
+            match record.state {
+                State::Running => {
+                    host.pause(id).await.unwrap();
+                    host.resume(id).await.unwrap();
+                }
+                State::Paused => drop(host.resume(id).await.unwrap()),
+                State::Broken { .. } => {
+                    if let Some(snapshot) = &record.snapshot {
+                        host.rollback(id, snapshot).await.unwrap();
+                    }
+                }
+                State::Killed => {}
+                State::Creating => panic!("{id} is still being made"),
+            }
+            host.remove(id).await.unwrap();
+        };
+        let lived = tokio::time::timeout(limit, life).await;
+        assert!(lived.is_ok(), "{id} is wedged");
+    }
+    assert!(host.list().is_empty() && bench.world.running().is_empty());
+    let promised = host.promised();
+    assert_eq!(
+        (promised.sandboxes, promised.coming_up, promised.memory_mib),
+        (0, 0, 0)
+    );
+}

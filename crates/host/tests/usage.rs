@@ -1,0 +1,142 @@
+//! What real guests use, as the host sees it without asking them, and as they say themselves.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_agent_client::{AgentClient, ProcessSpec};
+use jiffy_engine::{Arrival, Engine, Guest, Persona, SandboxSize};
+use jiffy_host::{CreateSpec, Host, MicroVmEngine, Options, Sandboxes, Source, Terms};
+use jiffy_image::Home;
+use jiffy_proto::agent::ENVD_PORT;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::BTreeMap;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::UnixStream;
+
+/// Time between two samples here.
+const EVERY: Duration = Duration::from_millis(200);
+
+fn engine(dir: &Path) -> MicroVmEngine {
+    let real = Home::locate().unwrap();
+    for name in ["templates", "kernel", "disks"] {
+        symlink(real.path().join(name), dir.join(name)).unwrap();
+    }
+    let host = Host::new(Home::at(dir).unwrap(), support::programs());
+    MicroVmEngine::new(host).unwrap()
+}
+
+/// A data directory. Sandboxes outlive whoever made them, but not this, also if the test fails.
+struct Place(tempfile::TempDir);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let sockets = std::fs::read_dir(self.0.path().join("run/vmm"));
+        for socket in sockets.into_iter().flatten().flatten() {
+            let name = socket.file_name().into_string().unwrap();
+            let pid = name.split('-').next().and_then(|pid| pid.parse().ok());
+            let _ = kill(Pid::from_raw(pid.unwrap()), Signal::SIGKILL);
+        }
+    }
+}
+
+async fn open(dir: &Path) -> Sandboxes<MicroVmEngine> {
+    let options = Options {
+        sample: EVERY,
+        ..Options::default()
+    };
+    let journal = dir.join("state.db");
+    Sandboxes::open(engine(dir), &journal, options)
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
+    let test = "the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside";
+    if support::base(test).is_none() {
+        return;
+    }
+    let place = Place(tempfile::tempdir().unwrap());
+    let host = open(place.0.path()).await;
+    let spec = CreateSpec {
+        source: Source::Template("base".into()),
+        size: None,
+        env: BTreeMap::new(),
+        terms: Terms {
+            secure: true,
+            ..Terms::default()
+        },
+    };
+    let made = host.create(spec).await.unwrap();
+    let id = made.id.clone();
+    let last = async || *host.metrics(&id, None, None).unwrap().last().unwrap();
+    let idle = support::until("samples", last, |s| s.at_ms > made.changed_ms + 1000).await;
+    assert!((1 << 20..100 << 20).contains(&idle.mem_used), "{idle:?}");
+    assert_eq!((idle.mem_total, idle.cpu_count), (512 << 20, 2));
+
+    let asked = host.measure(&id).await.unwrap();
+    assert!(
+        (256 << 20..=512 << 20).contains(&asked.mem_total),
+        "{asked:?}"
+    );
+    assert!(
+        asked.mem_used < asked.mem_total && asked.disk_total > 0,
+        "{asked:?}"
+    );
+
+    // One processor of two, 40 MB of memory, 20 MB of disk.
+    let work = "import os\nx = bytearray(b'x') * 40_000_000\nopen('/var/tmp/f', 'wb').write(x[:20_000_000])\nos.sync()\nwhile True: pass";
+    let (sandboxes, name) = (host.clone(), id.clone());
+    let agent = AgentClient::new(move || {
+        let (sandboxes, name) = (sandboxes.clone(), name.clone());
+        async move {
+            let stream = sandboxes.connect(&name, ENVD_PORT).await;
+            let stream = stream.map_err(std::io::Error::other)?;
+            stream.set_nonblocking(true)?;
+            UnixStream::from_std(stream)
+        }
+    });
+    let agent = agent.with_token(made.agent_token.unwrap());
+    let mut process = ProcessSpec::new("python3", ["-c", work]);
+    process.user = Some("root".to_owned());
+    let _running = agent.start(&process).await.unwrap();
+    let busy = |s: &jiffy_host::Sample| {
+        s.cpu_used_pct > 5.0 && s.mem_used > idle.mem_used + (30 << 20) && s.disk_used > 19_000_000
+    };
+    let seen = support::until("work to show", last, busy).await;
+    assert!(seen.cpu_used_pct <= 100.0, "{seen:?}");
+    let history = host.metrics(&id, None, None).unwrap();
+    assert!(history.is_sorted_by_key(|s| s.at_ms));
+    let text = host.render_metrics();
+    assert!(
+        text.contains("jiffy_sandboxes{state=\"running\"} 1.0"),
+        "{text}"
+    );
+    host.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_samples_cost_less_than_a_hundredth_of_ten_seconds() {
+    let test = "a_thousand_samples_cost_less_than_a_hundredth_of_ten_seconds";
+    if support::base(test).is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let engine = engine(dir.path());
+    let arrival = engine.boot("base", SandboxSize::default()).await.unwrap();
+    let guest = arrival.welcome(&Persona::default()).await.unwrap();
+    let clock = || {
+        let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
+        Duration::from(clock.now().unwrap())
+    };
+    let before = clock();
+    for _ in 0..1000 {
+        assert!(guest.usage().is_some());
+    }
+    let cost = clock() - before;
+    println!("1,000 samples cost {cost:?} of processor time");
+    assert!(cost < Duration::from_millis(100), "{cost:?}");
+}
