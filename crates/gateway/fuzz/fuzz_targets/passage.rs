@@ -1,0 +1,44 @@
+#![no_main]
+//! What guests and clients put into headers stays what it is allowed to be.
+
+use http::HeaderValue;
+use jiffy_gateway::private_path::is_host_only;
+use jiffy_gateway::set_cookie::{confined, location, named, without_own};
+use libfuzzer_sys::fuzz_target;
+
+const PREFIX: &str = "/sandboxes/abc/proxy/80";
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok(text) = std::str::from_utf8(data) {
+        // However it is wrapped, it stays the host's.
+        for path in [
+            format!("/init/{text}"),
+            format!("//INIT;{text}"),
+            format!("/%69nit?{text}"),
+        ] {
+            assert!(is_host_only(&path), "{path}");
+        }
+        let _ = is_host_only(text);
+    }
+    let Ok(value) = HeaderValue::from_bytes(data) else {
+        return;
+    };
+    if let Some(cookie) = confined(&value, Some(PREFIX)) {
+        for attribute in cookie.as_bytes().split(|b| *b == b';').skip(1) {
+            let attribute = attribute.trim_ascii().to_ascii_lowercase();
+            let name = attribute.split(|b| *b == b'=').next().unwrap().trim_ascii();
+            assert_ne!(name, b"domain");
+            if name == b"path" {
+                assert!(attribute.starts_with(format!("path={PREFIX}").as_bytes()));
+            }
+        }
+        let name = cookie.as_bytes().get(..6).unwrap_or_default();
+        assert!(!name.eq_ignore_ascii_case(b"jiffy_"));
+    }
+    if let Some(cookies) = without_own([&value].into_iter()) {
+        assert_eq!(named([&cookies].into_iter(), "jiffy_link_80").count(), 0);
+    }
+    if let Some(location) = location(&value, PREFIX, "localhost:3000") {
+        assert!(location.to_str().unwrap().contains(PREFIX));
+    }
+});

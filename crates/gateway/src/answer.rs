@@ -1,0 +1,211 @@
+//! Answers that the gateway gives itself. Clients tell by status and sentence what happened: "was not found" and "port is not open" are
+//! matched by the SDKs.
+
+use crate::body::{Body, full};
+use hyper::header::{
+    ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderMap, HeaderValue,
+    RETRY_AFTER,
+};
+use hyper::{Response, StatusCode};
+use serde::Serialize;
+use thiserror::Error;
+
+/// Why a request did not reach a guest.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Failure {
+    /// The request itself.
+    #[error("{1}")]
+    Refused(StatusCode, &'static str),
+    /// A path of the agent that clients may not call.
+    #[error("This path is for the host of the sandbox only")]
+    HostOnly,
+    /// No token, or a wrong one.
+    #[error(
+        "The sandbox is not open to the public: send its token as E2B-Traffic-Access-Token, or use a signed link"
+    )]
+    Token,
+    /// A signed link that is not valid.
+    #[error(
+        "The link is not valid for this sandbox and port, or it has expired: ask for a new one"
+    )]
+    Link,
+    /// No such sandbox.
+    #[error("The sandbox was not found")]
+    NotFound,
+    /// It does not run, and may not be woken.
+    #[error("The sandbox was not found: it is not running")]
+    NotRunning,
+    /// Nothing listens.
+    #[error("The sandbox is running but port is not open")]
+    PortClosed,
+    /// It could not be reached.
+    #[error("The sandbox cannot be reached: {0}")]
+    Unavailable(String),
+    /// Too much at once with this sandbox.
+    #[error("Too many requests to this sandbox are under way: try again later")]
+    Busy,
+    /// Too much at once with all.
+    #[error("Too many requests are under way: try again later")]
+    Overloaded,
+}
+
+/// Whom a failure is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct About<'a> {
+    /// Sandbox id.
+    pub id: &'a str,
+    /// Port in it.
+    pub port: u16,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    #[serde(rename = "sandboxId", skip_serializing_if = "Option::is_none")]
+    sandbox_id: Option<&'a str>,
+    message: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    port: Option<u16>,
+    code: u16,
+}
+
+impl Failure {
+    /// Status of the answer.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Refused(status, _) => *status,
+            Self::HostOnly | Self::Token | Self::Link => StatusCode::FORBIDDEN,
+            Self::NotFound | Self::NotRunning | Self::PortClosed | Self::Unavailable(_) => {
+                StatusCode::BAD_GATEWAY
+            }
+            Self::Busy | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// The answer as JSON, or as a page if `page`.
+    #[must_use]
+    pub fn answer(&self, about: Option<About<'_>>, page: bool) -> Response<Body> {
+        let message = self.to_string();
+        let mut answer = if page {
+            let mut answer = Response::new(full(self.page(about, &message)));
+            let headers = answer.headers_mut();
+            let html = HeaderValue::from_static("text/html; charset=utf-8");
+            headers.insert(CONTENT_TYPE, html);
+            headers.insert(
+                CONTENT_SECURITY_POLICY,
+                HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'"),
+            );
+            answer
+        } else {
+            let mut answer = Response::new(full(self.json(about, &message)));
+            let json = HeaderValue::from_static("application/json");
+            answer.headers_mut().insert(CONTENT_TYPE, json);
+            answer
+        };
+        let status = self.status();
+        *answer.status_mut() = status;
+        let headers = answer.headers_mut();
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        answer
+    }
+
+    fn json(&self, about: Option<About<'_>>, message: &str) -> String {
+        let json = Json {
+            sandbox_id: about.map(|about| about.id),
+            message,
+            port: about
+                .filter(|_| *self == Self::PortClosed)
+                .map(|about| about.port),
+            code: self.status().as_u16(),
+        };
+        serde_json::to_string(&json).unwrap_or_default()
+    }
+
+    fn page(&self, about: Option<About<'_>>, message: &str) -> String {
+        let status = self.status();
+        let message = escaped(message);
+        let about = about.map_or(String::new(), |About { id, port }| {
+            format!("<p>Sandbox <code>{}</code>, port {port}", escaped(id))
+        });
+        format!(
+            "<!doctype html><meta charset=utf-8><meta name=viewport content=\"width=device-width\"><title>{status}</title>\
+             <style>body{{font:1rem/1.5 system-ui,sans-serif;max-width:40rem;margin:15vh auto;padding:0 1rem}}</style>\
+             <h1>{status}</h1><p>{message}.{about}\n"
+        )
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+        .replace('\'', "&#39;")
+}
+
+/// Whether the client is a browser that wants a page.
+#[must_use]
+pub fn wants_page(headers: &HeaderMap) -> bool {
+    headers
+        .get(ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .is_some_and(|accept| accept.contains("text/html"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt;
+
+    const ABOUT: About<'_> = About {
+        id: "abc",
+        port: 3000,
+    };
+
+    async fn text(failure: &Failure, page: bool) -> (StatusCode, String) {
+        let answer = failure.answer(Some(ABOUT), page);
+        let status = answer.status();
+        let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(bytes.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn clients_are_told_in_the_words_they_match() {
+        assert_eq!(
+            text(&Failure::NotFound, false).await,
+            (
+                StatusCode::BAD_GATEWAY,
+                r#"{"sandboxId":"abc","message":"The sandbox was not found","code":502}"#
+                    .to_owned()
+            )
+        );
+        assert_eq!(
+            text(&Failure::PortClosed, false).await.1,
+            r#"{"sandboxId":"abc","message":"The sandbox is running but port is not open","port":3000,"code":502}"#
+        );
+        assert!(
+            text(&Failure::NotRunning, false)
+                .await
+                .1
+                .contains("was not found")
+        );
+        let other = text(
+            &Failure::Unavailable("the agent is silent".to_owned()),
+            false,
+        )
+        .await;
+        assert!(!other.1.contains("was not found") && !other.1.contains("port is not open"));
+        assert_eq!(text(&Failure::Token, false).await.0, StatusCode::FORBIDDEN);
+    }
+
+    #[tokio::test]
+    async fn a_page_shows_text_and_nothing_else() {
+        let reason = "<script>alert('x')</script>".to_owned();
+        let (status, page) = text(&Failure::Unavailable(reason), true).await;
+        assert_eq!(status, StatusCode::BAD_GATEWAY);
+        assert!(page.contains("&lt;script&gt;") && !page.contains("<script"));
+    }
+}

@@ -1,0 +1,275 @@
+//! One client's connection: HTTP/1.1 or HTTP/2, watched so that it is not held open by saying nothing.
+
+use crate::admission::Permit;
+use crate::body::{Body, Holding};
+use crate::config::Limits;
+use crate::counters::add;
+use crate::gateway::{ControlPlane, Gateway, Peer};
+use crate::listener::Tasks;
+use crate::sandboxes::Sandboxes;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::service::Service;
+use hyper::{Request, Response, Version};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, sleep_until};
+
+/// Bytes a client may send ahead on one HTTP/2 stream, and on a connection.
+const WINDOW: u32 = 256 * 1024;
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
+/// Bytes held for one HTTP/2 stream whose client reads slowly.
+const SEND_BUFFER: usize = 128 * 1024;
+/// How often an HTTP/2 client is asked whether it is there, and how long it has for the answer.
+const PING: Duration = Duration::from_secs(30);
+
+/// What happens on a connection.
+#[derive(Debug)]
+struct Activity(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    /// Requests whose answers are not complete.
+    underway: usize,
+    /// HTTP/2 has frames that belong to no request: there, bytes do not mean that a head has begun.
+    http2: bool,
+    /// Since when nothing is under way.
+    quiet: Instant,
+    /// Since when the head of a request is arriving.
+    head: Option<Instant>,
+}
+
+impl Activity {
+    /// A connection begins as if a head had begun: whoever connects is to say what for.
+    fn new() -> Self {
+        let now = Instant::now();
+        Self(Mutex::new(State {
+            underway: 0,
+            http2: false,
+            quiet: now,
+            head: Some(now),
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn heard(&self) {
+        let mut state = self.state();
+        if state.underway == 0 && !state.http2 && state.head.is_none() {
+            state.head = Some(Instant::now());
+        }
+    }
+
+    /// When it is closed if nothing else happens.
+    fn deadline(&self, limits: &Limits) -> Option<Instant> {
+        let state = self.state();
+        match state.head {
+            _ if state.underway > 0 => None,
+            Some(since) => since.checked_add(limits.head),
+            None => state.quiet.checked_add(limits.idle),
+        }
+    }
+}
+
+/// A request that is under way until this is dropped.
+struct Turn(Arc<Activity>);
+
+impl Turn {
+    fn begin(activity: &Arc<Activity>, version: Version) -> Self {
+        let mut state = activity.state();
+        state.underway += 1;
+        state.head = None;
+        state.http2 = version == Version::HTTP_2;
+        drop(state);
+        Self(Arc::clone(activity))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.underway -= 1;
+        state.quiet = Instant::now();
+    }
+}
+
+/// The stream below, telling when bytes arrive. It stays with the connection through an upgrade, and so does the permit.
+struct Watched<T> {
+    inner: T,
+    activity: Arc<Activity>,
+    _permit: Permit,
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let result = Pin::new(&mut self.inner).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.activity.heard();
+        }
+        result
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}
+
+struct Requests<S, C> {
+    gateway: Gateway<S, C>,
+    peer: Peer,
+    activity: Arc<Activity>,
+    tasks: Tasks,
+}
+
+impl<S: Sandboxes, C: ControlPlane> Service<Request<Incoming>> for Requests<S, C> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let underway = Turn::begin(&self.activity, request.version());
+        let answer = self
+            .gateway
+            .clone()
+            .handle(request, self.peer, self.tasks.clone());
+        Box::pin(async move {
+            let answer = answer.await;
+            Ok(answer.map(|body| Holding::new(body, underway).boxed_unsync()))
+        })
+    }
+}
+
+/// Serves a connection to its end.
+pub(crate) async fn serve<S, C, T>(
+    gateway: Gateway<S, C>,
+    stream: T,
+    peer: Peer,
+    permit: Permit,
+    tasks: Tasks,
+) where
+    S: Sandboxes,
+    C: ControlPlane,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let shared = Arc::clone(&gateway.shared);
+    let limits = &shared.config.limits;
+    let activity = Arc::new(Activity::new());
+    let stream = Watched {
+        inner: stream,
+        activity: Arc::clone(&activity),
+        _permit: permit,
+    };
+    let requests = Requests {
+        gateway,
+        peer,
+        activity: Arc::clone(&activity),
+        tasks: tasks.clone(),
+    };
+    let builder = builder(limits);
+    let mut connection =
+        pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), requests));
+    let mut timer = pin!(sleep_until(Instant::now()));
+    let mut armed: Option<Instant> = None;
+    let watched = poll_fn(|cx| {
+        // Errors are the client's, and end only its connection.
+        if connection.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(false);
+        }
+        loop {
+            let now = Instant::now();
+            let deadline = activity.deadline(limits);
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                return Poll::Ready(true);
+            }
+            // With something under way nobody tells when it ends: look again later.
+            let wake = deadline.or(armed.filter(|armed| *armed > now));
+            let wake = wake.or(now.checked_add(limits.idle)).unwrap_or(now);
+            if armed != Some(wake) {
+                armed = Some(wake);
+                timer.as_mut().reset(wake);
+            }
+            if timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    });
+    let mut watched = pin!(watched);
+    tokio::select! {
+        late = &mut watched => {
+            if late {
+                add(&shared.counters.connections_timed_out, 1);
+            }
+            return;
+        }
+        () = tasks.cut() => return,
+        () = tasks.stopping() => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    tokio::select! {
+        _ = connection => {}
+        () = tasks.cut() => {}
+    }
+}
+
+fn builder(limits: &Limits) -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        // A second wall behind `Activity`, which tells apart waiting for a request and waiting for its rest.
+        .header_read_timeout(limits.idle)
+        .max_headers(limits.headers)
+        .max_buf_size(limits.head_bytes.max(8 * 1024));
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING)
+        .keep_alive_timeout(PING)
+        .max_concurrent_streams(limits.streams)
+        .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(SEND_BUFFER);
+    builder
+}

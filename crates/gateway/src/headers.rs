@@ -1,0 +1,210 @@
+//! What of a message's head is passed on, in both directions.
+
+use crate::config::Config;
+use crate::gateway::Peer;
+use crate::request_id::{RequestId, X_REQUEST_ID};
+use crate::route::{How, SANDBOX_ID, SANDBOX_PORT, Target};
+use crate::sandboxes::Access;
+use crate::set_cookie;
+use hyper::header::{
+    ALT_SVC, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, FORWARDED, HOST,
+    HeaderMap, HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
+    SET_COOKIE, STRICT_TRANSPORT_SECURITY, TE, TRANSFER_ENCODING, UPGRADE,
+};
+use hyper::http::request::Parts;
+use hyper::{Uri, Version};
+
+/// Header that carries the token of sandboxes that are not open to the public.
+pub const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
+
+/// Keeps scripts, and gives them an origin that is nobody's.
+const ISOLATED: &str =
+    "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads";
+
+/// What is known about a request on its way.
+#[derive(Debug)]
+pub struct Passage<'a> {
+    /// Who asks.
+    pub peer: Peer,
+    /// Under which name.
+    pub request_id: &'a RequestId,
+    /// Whom.
+    pub target: &'a Target,
+    /// Host as the client wrote it, with port.
+    pub host: &'a str,
+    /// What the sandbox's owner said.
+    pub access: &'a Access,
+    /// What the gateway was told.
+    pub config: &'a Config,
+}
+
+/// The host of a request as it was written.
+#[must_use]
+pub fn host_written(parts: &Parts) -> String {
+    let header = || parts.headers.get(HOST).and_then(|host| host.to_str().ok());
+    parts
+        .uri
+        .authority()
+        .map(hyper::http::uri::Authority::as_str)
+        .or_else(header)
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// The protocol a client wants to change to, if this is an HTTP/1.1 upgrade. HTTP/2 is not one: that is spoken from the start.
+#[must_use]
+pub fn upgrade(version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
+    if version != Version::HTTP_11 || !lists(headers, &CONNECTION, "upgrade") {
+        return None;
+    }
+    headers
+        .get(UPGRADE)
+        .filter(|protocol| !protocol.as_bytes().eq_ignore_ascii_case(b"h2c"))
+        .cloned()
+}
+
+/// Whether a comma-separated header has this word.
+fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|listed| listed.trim().eq_ignore_ascii_case(word))
+}
+
+/// Removes what concerns one connection only (RFC 9110, 7.6.1).
+pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let listed: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in listed {
+        headers.remove(name);
+    }
+    for name in [
+        CONNECTION,
+        UPGRADE,
+        TE,
+        TRANSFER_ENCODING,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+    ] {
+        headers.remove(name);
+    }
+    for name in ["keep-alive", "proxy-connection", "http2-settings"] {
+        headers.remove(name);
+    }
+}
+
+impl Passage<'_> {
+    fn prefix(&self) -> Option<&str> {
+        match &self.target.how {
+            How::Path(prefix) => Some(prefix),
+            _ => None,
+        }
+    }
+
+    /// Turns the head of a client's request into that of the request to the guest.
+    pub fn to_guest(&self, parts: &mut Parts) {
+        let upgrade = upgrade(parts.version, &parts.headers);
+        let trailers = lists(&parts.headers, &TE, "trailers");
+        let before = self.forwarded_for(&parts.headers);
+        parts.uri = Uri::from(self.target.path.clone());
+        parts.version = Version::HTTP_11;
+        let headers = &mut parts.headers;
+        strip_hop_by_hop(headers);
+        // The gateway answers it itself, by asking the client for the body.
+        headers.remove(EXPECT);
+        headers.remove(FORWARDED);
+        for name in [
+            TRAFFIC_TOKEN,
+            "x-forwarded-prefix",
+            "x-real-ip",
+            "x-forwarded-port",
+        ] {
+            headers.remove(name);
+        }
+        match set_cookie::without_own(headers.get_all(COOKIE).iter()) {
+            Some(cookies) => drop(headers.insert(COOKIE, cookies)),
+            None => drop(headers.remove(COOKIE)),
+        }
+        let mut set = |name: &'static str, value: &str| match HeaderValue::from_str(value) {
+            Ok(value) => drop(headers.insert(HeaderName::from_static(name), value)),
+            Err(_) => drop(headers.remove(name)),
+        };
+        let port = self.target.port.to_string();
+        let masked = self.access.mask_request_host.as_ref();
+        let masked = masked.map(|host| host.replace("${PORT}", &port));
+        set("host", masked.as_deref().unwrap_or(self.host));
+        set(SANDBOX_ID, &self.target.id);
+        set(SANDBOX_PORT, &port);
+        set("x-forwarded-for", &before);
+        set("x-forwarded-host", self.host);
+        let proto = if self.peer.tls { "https" } else { "http" };
+        set("x-forwarded-proto", proto);
+        if let Some(prefix) = self.prefix() {
+            set("x-forwarded-prefix", prefix);
+        }
+        headers.insert(X_REQUEST_ID.clone(), self.request_id.value());
+        if let Some(protocol) = upgrade {
+            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            headers.insert(UPGRADE, protocol);
+        } else if trailers {
+            headers.insert(CONNECTION, HeaderValue::from_static("te"));
+            headers.insert(TE, HeaderValue::from_static("trailers"));
+        }
+    }
+
+    /// `X-Forwarded-For`: continued if a trusted proxy sent it, else only who is really there.
+    fn forwarded_for(&self, headers: &HeaderMap) -> String {
+        let mut hops: Vec<&str> = Vec::new();
+        if self.config.trusted_proxies.contains(&self.peer.ip) {
+            let values = headers.get_all("x-forwarded-for").iter();
+            hops.extend(values.filter_map(|value| value.to_str().ok()));
+        }
+        let peer = self.peer.ip.to_string();
+        hops.push(&peer);
+        hops.join(", ")
+    }
+
+    /// Turns the head of a guest's answer into that of the answer to the client. `upgraded`: it switches to this protocol.
+    pub fn to_client(&self, headers: &mut HeaderMap, upgraded: Option<HeaderValue>) {
+        let encoded = headers.contains_key(TRANSFER_ENCODING);
+        strip_hop_by_hop(headers);
+        if encoded {
+            headers.remove(CONTENT_LENGTH);
+        }
+        let cookies: Vec<HeaderValue> = headers.get_all(SET_COOKIE).iter().cloned().collect();
+        headers.remove(SET_COOKIE);
+        for cookie in &cookies {
+            if let Some(cookie) = set_cookie::confined(cookie, self.prefix()) {
+                headers.append(SET_COOKIE, cookie);
+            }
+        }
+        if let Some(prefix) = self.prefix() {
+            // Of these each would speak for the whole origin, which is not the guest's here.
+            headers.remove(ALT_SVC);
+            headers.remove(STRICT_TRANSPORT_SECURITY);
+            headers.remove("clear-site-data");
+            headers.remove("service-worker-allowed");
+            if let Some(location) = headers
+                .get(LOCATION)
+                .and_then(|location| set_cookie::location(location, prefix, self.host))
+            {
+                headers.insert(LOCATION, location);
+            }
+            if self.config.isolate_paths {
+                headers.append(CONTENT_SECURITY_POLICY, HeaderValue::from_static(ISOLATED));
+            }
+        }
+        headers.insert(X_REQUEST_ID.clone(), self.request_id.value());
+        if let Some(protocol) = upgraded {
+            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            headers.insert(UPGRADE, protocol);
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Signed links that open one port of one sandbox until a moment, for people who have no token.
+//!
+//! By path the signature stands in the query, and a cookie scoped to the port's path carries it from there on. By host name it stands in
+//! the left-most label, so that every request of the page carries it, and the page has an origin of its own.
+
+use crate::host_name;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use std::fmt;
+use subtle::ConstantTimeEq;
+use thiserror::Error;
+
+/// Query parameter: when the link ends, seconds since the epoch.
+pub const EXPIRES: &str = "jiffy_expires";
+/// Query parameter: the signature.
+pub const SIGNATURE: &str = "jiffy_signature";
+
+/// Longest label of a host name (RFC 1035).
+const LONGEST_LABEL: usize = 63;
+/// Bytes of the signature that go into a host name: 128 bits.
+const LABEL_BYTES: usize = 16;
+/// Digits of RFC 4648 base 32, lower case.
+const BASE_32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+const BASE_36: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+
+/// Makes and checks links; knows the key.
+#[derive(Clone)]
+pub struct Signer {
+    mac: Hmac<Sha256>,
+}
+
+impl fmt::Debug for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Signer")
+    }
+}
+
+/// Why a link cannot be made.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum LinkError {
+    /// The id is no sandbox id, or the port is 0.
+    #[error("'{id}' port {port} is not a port of a sandbox")]
+    NotAPort {
+        /// The id given.
+        id: String,
+        /// The port given.
+        port: u16,
+    },
+    /// Host names have at most 63 characters per label.
+    #[error(
+        "sandbox id '{id}' is too long for a signed host name ({length} of {LONGEST_LABEL} characters): use a link by path"
+    )]
+    TooLong {
+        /// The id given.
+        id: String,
+        /// Length the label would have.
+        length: usize,
+    },
+}
+
+impl Signer {
+    /// With a key of 32 random bytes that nobody else knows.
+    #[must_use]
+    pub fn new(key: &[u8; 32]) -> Self {
+        // HMAC fills keys that are shorter than its block with zeros.
+        let mut block = [0; 64];
+        block[..32].copy_from_slice(key);
+        Self {
+            mac: Hmac::new(&block.into()),
+        }
+    }
+
+    /// Path and query of a link: `/sandboxes/{id}/proxy/{port}{path}?...`; `path` begins with `/` and may have a query.
+    ///
+    /// # Errors
+    /// [`LinkError::NotAPort`].
+    pub fn path(&self, id: &str, port: u16, path: &str, expires: u64) -> Result<String, LinkError> {
+        check(id, port)?;
+        let signature = self.path_signature(id, port, expires);
+        let mark = if path.contains('?') { '&' } else { '?' };
+        Ok(format!(
+            "/sandboxes/{id}/proxy/{port}{path}{mark}{EXPIRES}={expires}&{SIGNATURE}={signature}"
+        ))
+    }
+
+    /// Left-most label of a link's host name.
+    ///
+    /// # Errors
+    /// [`LinkError`]; an id of up to 23 characters fits.
+    pub fn label(&self, id: &str, port: u16, expires: u64) -> Result<String, LinkError> {
+        check(id, port)?;
+        let label = format!(
+            "{port}-{id}-{}-{}",
+            base_36(expires),
+            self.label_signature(id, port, expires)
+        );
+        if label.len() > LONGEST_LABEL {
+            return Err(LinkError::TooLong {
+                id: id.to_owned(),
+                length: label.len(),
+            });
+        }
+        Ok(label)
+    }
+
+    /// Whether expiry and signature of a query or cookie open this port at `now` (seconds since the epoch). Gives the expiry.
+    #[must_use]
+    pub fn opens_path(
+        &self,
+        id: &str,
+        port: u16,
+        expires: &str,
+        signature: &str,
+        now: u64,
+    ) -> Option<u64> {
+        let until = canonical(expires, 10)?;
+        let same = same(signature, &self.path_signature(id, port, until));
+        (same && now < until).then_some(until)
+    }
+
+    /// Whether expiry and signature of a host name open this port at `now`.
+    #[must_use]
+    pub fn opens_label(
+        &self,
+        id: &str,
+        port: u16,
+        expires: &str,
+        signature: &str,
+        now: u64,
+    ) -> bool {
+        let Some(until) = canonical(expires, 36) else {
+            return false;
+        };
+        let same = same(signature, &self.label_signature(id, port, until));
+        same && now < until
+    }
+
+    fn path_signature(&self, id: &str, port: u16, expires: u64) -> String {
+        URL_SAFE_NO_PAD.encode(self.sign("path", id, port, expires))
+    }
+
+    fn label_signature(&self, id: &str, port: u16, expires: u64) -> String {
+        base_32(&self.sign("host", id, port, expires)[..LABEL_BYTES])
+    }
+
+    /// The kind is signed too, so that the short signature of a host name is never good for a path.
+    fn sign(&self, kind: &str, id: &str, port: u16, expires: u64) -> [u8; 32] {
+        let mut mac = self.mac.clone();
+        mac.update(format!("jiffy-link-1\n{kind}\n{id}\n{port}\n{expires}").as_bytes());
+        mac.finalize().into_bytes().into()
+    }
+}
+
+fn check(id: &str, port: u16) -> Result<(), LinkError> {
+    if host_name::is_id(id) && port != 0 {
+        Ok(())
+    } else {
+        Err(LinkError::NotAPort {
+            id: id.to_owned(),
+            port,
+        })
+    }
+}
+
+fn same(given: &str, right: &str) -> bool {
+    given.as_bytes().ct_eq(right.as_bytes()).into()
+}
+
+/// A number in its only spelling: no sign, no leading zeros, lower case.
+fn canonical(text: &str, radix: u32) -> Option<u64> {
+    let legal = |b: u8| b.is_ascii_digit() || (radix > 10 && b.is_ascii_lowercase());
+    (!text.starts_with('0') && text.bytes().all(legal))
+        .then(|| u64::from_str_radix(text, radix).ok())
+        .flatten()
+}
+
+fn base_36(mut number: u64) -> String {
+    let mut digits = Vec::new();
+    while number > 0 || digits.is_empty() {
+        digits.push(char::from(BASE_36[(number % 36) as usize]));
+        number /= 36;
+    }
+    digits.iter().rev().collect()
+}
+
+fn base_32(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    let (mut bits, mut count) = (0_u32, 0);
+    for byte in bytes {
+        bits = (bits << 8 | u32::from(*byte)) & 0xfff;
+        count += 8;
+        while count >= 5 {
+            count -= 5;
+            out.push(char::from(BASE_32[(bits >> count & 31) as usize]));
+        }
+    }
+    if count > 0 {
+        out.push(char::from(BASE_32[(bits << (5 - count) & 31) as usize]));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::host_name::{Named, named};
+
+    const NOW: u64 = 1_800_000_000;
+    const ID: &str = "i0123456789abcdefghi";
+
+    fn signer() -> Signer {
+        Signer::new(&[7; 32])
+    }
+
+    fn query(link: &str) -> (String, String) {
+        let (_, query) = link.split_once('?').unwrap();
+        let mut pairs = query.split('&').map(|pair| pair.split_once('=').unwrap().1);
+        (
+            pairs.next().unwrap().to_owned(),
+            pairs.next().unwrap().to_owned(),
+        )
+    }
+
+    fn label(signer: &Signer) -> (String, String) {
+        let label = signer.label(ID, 65535, NOW + 60).unwrap();
+        assert!(label.len() <= 63, "{label}");
+        match named(&format!("{label}.localhost"), &Config::default()) {
+            Named::Sandbox(label) => label.link.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_link_by_path_opens_its_port_until_it_expires() {
+        let link = signer().path(ID, 3000, "/a", NOW + 60).unwrap();
+        assert!(link.starts_with(&format!("/sandboxes/{ID}/proxy/3000/a?jiffy_expires=")));
+        let (expires, signature) = query(&link);
+        let opens = |id, port, expires: &str, signature: &str, now| {
+            signer().opens_path(id, port, expires, signature, now)
+        };
+        assert_eq!(opens(ID, 3000, &expires, &signature, NOW), Some(NOW + 60));
+        assert_eq!(
+            opens(ID, 3000, &expires, &signature, NOW + 59),
+            Some(NOW + 60)
+        );
+        assert_eq!(opens(ID, 3000, &expires, &signature, NOW + 60), None);
+        assert_eq!(opens(ID, 3001, &expires, &signature, NOW), None);
+        assert_eq!(
+            opens("i0123456789abcdefghj", 3000, &expires, &signature, NOW),
+            None
+        );
+        let later = (NOW + 61).to_string();
+        assert_eq!(opens(ID, 3000, &later, &signature, NOW), None);
+        assert_eq!(
+            opens(ID, 3000, &format!("0{expires}"), &signature, NOW),
+            None
+        );
+        assert_eq!(
+            opens(ID, 3000, &format!("+{expires}"), &signature, NOW),
+            None
+        );
+        assert_eq!(opens(ID, 3000, &expires, "", NOW), None);
+        assert_eq!(
+            opens(ID, 3000, &expires, &signature[..signature.len() - 1], NOW),
+            None
+        );
+        for at in 0..signature.len() {
+            let mut other = signature.clone().into_bytes();
+            other[at] = if other[at] == b'A' { b'B' } else { b'A' };
+            let other = String::from_utf8(other).unwrap();
+            assert_eq!(opens(ID, 3000, &expires, &other, NOW), None, "{at}");
+        }
+        assert!(
+            Signer::new(&[8; 32])
+                .opens_path(ID, 3000, &expires, &signature, NOW)
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn a_link_by_host_name_opens_its_port_until_it_expires() {
+        let (expires, signature) = label(&signer());
+        let opens = |id, port, now| signer().opens_label(id, port, &expires, &signature, now);
+        assert!(opens(ID, 65535, NOW + 59));
+        assert!(!opens(ID, 65535, NOW + 60));
+        assert!(!opens(ID, 65534, NOW));
+        assert!(!opens("i0123456789abcdefghj", 65535, NOW));
+        for at in 0..signature.len() {
+            let mut other = signature.clone().into_bytes();
+            other[at] = if other[at] == b'a' { b'b' } else { b'a' };
+            let other = String::from_utf8(other).unwrap();
+            assert!(
+                !signer().opens_label(ID, 65535, &expires, &other, NOW),
+                "{at}"
+            );
+        }
+        assert!(!signer().opens_label(ID, 65535, "zzzzzzz", &signature, NOW));
+    }
+
+    #[test]
+    fn signatures_of_one_kind_are_no_good_for_the_other() {
+        let (_, signature) = label(&signer());
+        let expires = (NOW + 60).to_string();
+        assert!(
+            signer()
+                .opens_path(ID, 65535, &expires, &signature, NOW)
+                .is_none()
+        );
+        let (_, signature) = query(&signer().path(ID, 65535, "/", NOW + 60).unwrap());
+        assert!(!signer().opens_label(ID, 65535, &base_36(NOW + 60), &signature, NOW));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_in_words() {
+        assert!(signer().label(&"i".repeat(23), 65535, NOW).is_ok());
+        let error = signer().label(&"i".repeat(24), 65535, NOW).unwrap_err();
+        assert!(error.to_string().contains("too long"), "{error}");
+        assert!(signer().path("a-b", 80, "/", NOW).is_err());
+        assert!(signer().path("ab", 0, "/", NOW).is_err());
+    }
+
+    #[test]
+    fn numbers_and_bytes_are_spelled_as_everywhere() {
+        assert_eq!(base_36(0), "0");
+        assert_eq!(base_36(36 * 36 + 35), "10z");
+        assert_eq!(base_32(b"foobar"), "mzxw6ytboi");
+        assert_eq!(canonical("10z", 36), Some(36 * 36 + 35));
+        assert_eq!(canonical("", 10), None);
+    }
+}

@@ -1,0 +1,146 @@
+//! Which paths of the agent are only for its host, however they are spelled.
+
+use jiffy_proto::agent::HOST_ONLY_PATHS;
+
+/// Most times a path is percent-decoded before it counts as hostile.
+const MOST_DECODINGS: usize = 4;
+
+/// Whether a path leads to one of the agent's host-only paths under any reading: percent-encoded (also twice), with repeated slashes,
+/// backslashes, dot segments, parameters, or in another case.
+#[must_use]
+pub fn is_host_only(path: &str) -> bool {
+    let mut bytes = path.as_bytes().to_vec();
+    let mut rounds = 0;
+    loop {
+        let decoded = percent_decoded(&bytes);
+        if decoded == bytes {
+            break;
+        }
+        bytes = decoded;
+        rounds += 1;
+        if rounds > MOST_DECODINGS {
+            return true;
+        }
+    }
+    // Both readings, because a server may or may not resolve dot segments.
+    let segments = segments(&bytes);
+    let resolved = resolved(&segments);
+    leads_there(&resolved) || leads_there(&segments)
+}
+
+/// Segments in lower case, without empty ones and parameters.
+fn segments(path: &[u8]) -> Vec<Vec<u8>> {
+    path.split(|b| matches!(b, b'/' | b'\\'))
+        .map(|segment| {
+            let end = segment
+                .iter()
+                .position(|b| matches!(b, b';' | b'?' | b'#' | 0))
+                .unwrap_or(segment.len());
+            segment[..end].trim_ascii().to_ascii_lowercase()
+        })
+        .filter(|segment| !segment.is_empty())
+        .collect()
+}
+
+fn resolved(segments: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let mut out: Vec<Vec<u8>> = Vec::new();
+    for segment in segments {
+        match &segment[..] {
+            b"." => {}
+            b".." => {
+                out.pop();
+            }
+            _ => out.push(segment.clone()),
+        }
+    }
+    out
+}
+
+/// Whether the first segment is that of a host-only path.
+fn leads_there(segments: &[Vec<u8>]) -> bool {
+    segments.first().is_some_and(|first| {
+        HOST_ONLY_PATHS
+            .iter()
+            .any(|path| path.trim_start_matches('/').as_bytes() == &first[..])
+    })
+}
+
+fn percent_decoded(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((&byte, after)) = rest.split_first() {
+        if byte == b'%'
+            && let [high, low, after @ ..] = after
+            && let (Some(high), Some(low)) = (digit(*high), digit(*low))
+        {
+            out.push(high * 16 + low);
+            rest = after;
+        } else {
+            out.push(byte);
+            rest = after;
+        }
+    }
+    out
+}
+
+fn digit(byte: u8) -> Option<u8> {
+    char::from(byte)
+        .to_digit(16)
+        .and_then(|digit| u8::try_from(digit).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_only_paths_are_recognised_however_they_are_spelled() {
+        for path in HOST_ONLY_PATHS {
+            assert!(is_host_only(path));
+        }
+        for path in [
+            "/init/",
+            "/init/x",
+            "//init",
+            "/INIT",
+            "/%69nit",
+            "/%2569nit",
+            "/%252569nit",
+            "/./init",
+            "/a/../init",
+            "/a/%2e%2e/init",
+            "/a/%2e%2e%2finit",
+            "/..\\init",
+            "\\init",
+            "/init;a=b",
+            "/init%00",
+            "/init%3Fx",
+            "/init%20",
+            "/init/..",
+            "init",
+            "/%25252525252525252569nit",
+        ] {
+            assert!(is_host_only(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn other_paths_pass() {
+        for path in [
+            "/",
+            "*",
+            "/health",
+            "/files",
+            "/files/init",
+            "/process.Process/Start",
+            "/initial",
+            "/in%69tial",
+            "/100%",
+            "/%zz",
+            "/metrics",
+            "/envs",
+        ] {
+            assert!(!is_host_only(path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The name of a request, the same at every hop.
+
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+
+/// Header that carries it, both ways.
+pub static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longest name that is taken from a client.
+const LONGEST: usize = 128;
+
+/// The name of a request. The control plane finds it among the request's extensions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestId(HeaderValue);
+
+impl RequestId {
+    /// What the client chose, if it is 1 to 128 letters, digits and `-_.:`; otherwise a new one of 128 random bits.
+    #[must_use]
+    pub fn of(headers: &HeaderMap) -> Self {
+        let legal = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:".contains(b);
+        let mut values = headers.get_all(&X_REQUEST_ID).iter();
+        match (values.next(), values.next()) {
+            (Some(value), None)
+                if (1..=LONGEST).contains(&value.len()) && value.as_bytes().iter().all(legal) =>
+            {
+                Self(value.clone())
+            }
+            _ => Self::new(),
+        }
+    }
+
+    fn new() -> Self {
+        let mut bytes = [0; 16];
+        // Without randomness the name is not unique, which hurts only the reader of traces.
+        if getrandom::fill(&mut bytes).is_err() {
+            return Self(HeaderValue::from_static("unnamed"));
+        }
+        let text = format!("{:032x}", u128::from_le_bytes(bytes));
+        Self(HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("unnamed")))
+    }
+
+    /// As a header.
+    #[must_use]
+    pub fn value(&self) -> HeaderValue {
+        self.0.clone()
+    }
+
+    /// As text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        self.0.to_str().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(values: &[&str]) -> RequestId {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(&X_REQUEST_ID, HeaderValue::from_str(value).unwrap());
+        }
+        RequestId::of(&headers)
+    }
+
+    #[test]
+    fn a_clients_name_is_kept() {
+        assert_eq!(of(&["req_1.a:B-9"]).as_str(), "req_1.a:B-9");
+    }
+
+    #[test]
+    fn a_missing_or_unusable_name_is_replaced() {
+        for values in [
+            &[][..],
+            &[""],
+            &["a b"],
+            &["a\"}"],
+            &["a", "b"],
+            &[&"x".repeat(129)],
+        ] {
+            let id = of(values);
+            assert_eq!(id.as_str().len(), 32, "{values:?}");
+            assert_ne!(id, of(values));
+        }
+    }
+}

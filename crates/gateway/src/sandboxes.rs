@@ -1,0 +1,57 @@
+//! What the gateway asks of whoever owns the sandboxes.
+
+use std::future::Future;
+use thiserror::Error;
+use tokio::net::UnixStream;
+
+/// Whoever owns the sandboxes.
+pub trait Sandboxes: Clone + Send + Sync + 'static {
+    /// What a client needs to reach a sandbox; none if there is no such sandbox, or it was killed. Called for every request: cheap, in memory.
+    fn find(&self, id: &str) -> Option<Access>;
+
+    /// The sandbox whose agent's access token fits. Called for links to files only: linear in the sandboxes.
+    /// Where it always finds none there are no links that name no sandbox.
+    fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
+        let _ = fits;
+        None
+    }
+
+    /// Why a sandbox that could not be reached does not run, once what is under way with it has been decided; none if it runs.
+    fn why_gone(&self, id: &str) -> impl Future<Output = Option<OpenError>> + Send {
+        let _ = id;
+        async { None }
+    }
+
+    /// A stream to TCP `port` in the guest (the agent's own port included), after waking the sandbox if it may be woken.
+    fn open(
+        &self,
+        id: &str,
+        port: u16,
+    ) -> impl Future<Output = Result<UnixStream, OpenError>> + Send;
+}
+
+/// What a client needs to reach a sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Demanded as `E2B-Traffic-Access-Token` on every port but the agent's, which checks a token of its own. None: open to all.
+    pub traffic_token: Option<String>,
+    /// Sent to the guest as `Host` instead of the client's; `${PORT}` stands for the port.
+    pub mask_request_host: Option<String>,
+}
+
+/// Why there is no stream into a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum OpenError {
+    /// It was killed, or never was.
+    #[error("no such sandbox")]
+    NotFound,
+    /// It is paused and may not be woken, or broken.
+    #[error("the sandbox is not running")]
+    NotRunning,
+    /// Nothing listens on the port.
+    #[error("the port is not open")]
+    PortClosed,
+    /// Anything else; the text is shown to clients.
+    #[error("{0}")]
+    Unavailable(String),
+}

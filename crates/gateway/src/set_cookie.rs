@@ -1,0 +1,208 @@
+//! Keeps what a guest tells browsers to itself: its cookies, and its redirects behind a path prefix.
+
+use hyper::header::HeaderValue;
+use hyper::http::uri::Authority;
+
+/// Names of cookies that are the gateway's own.
+pub const OWN: &str = "jiffy_";
+
+/// A guest's `Set-Cookie` so that it concerns nobody but this guest: without `Domain`, with `Path` behind `prefix`. None: not passed on.
+#[must_use]
+pub fn confined(value: &HeaderValue, prefix: Option<&str>) -> Option<HeaderValue> {
+    let mut out: Vec<u8> = Vec::with_capacity(value.len() + 64);
+    for (index, attribute) in value.as_bytes().split(|b| *b == b';').enumerate() {
+        let attribute = attribute.trim_ascii();
+        if index == 0 {
+            if starts_with(attribute, OWN) {
+                return None;
+            }
+            out.extend_from_slice(attribute);
+            continue;
+        }
+        let name = attribute
+            .split(|b| *b == b'=')
+            .next()
+            .unwrap_or_default()
+            .trim_ascii();
+        if name.eq_ignore_ascii_case(b"domain") {
+            continue;
+        }
+        out.extend_from_slice(b"; ");
+        match prefix {
+            Some(prefix) if name.eq_ignore_ascii_case(b"path") => {
+                let path = attribute.get(name.len()..).unwrap_or_default().trim_ascii();
+                let path = path.strip_prefix(b"=").unwrap_or_default().trim_ascii();
+                out.extend_from_slice(b"Path=");
+                out.extend_from_slice(prefix.as_bytes());
+                // Anything else would make the browser choose, and it would choose within the prefix too.
+                if path.starts_with(b"/") {
+                    let inner = path.strip_prefix(prefix.as_bytes());
+                    out.extend_from_slice(match inner {
+                        Some(inner) if inner.is_empty() || inner.starts_with(b"/") => inner,
+                        _ => path,
+                    });
+                }
+            }
+            _ => out.extend_from_slice(attribute),
+        }
+    }
+    HeaderValue::from_bytes(&out).ok()
+}
+
+fn starts_with(bytes: &[u8], prefix: &str) -> bool {
+    bytes
+        .get(..prefix.len())
+        .is_some_and(|start| start.eq_ignore_ascii_case(prefix.as_bytes()))
+}
+
+/// A client's cookies as the guest shall see them: one line, without the gateway's own. None if there are none left.
+pub fn without_own<'a>(values: impl Iterator<Item = &'a HeaderValue>) -> Option<HeaderValue> {
+    let mut out: Vec<u8> = Vec::new();
+    for value in values {
+        for pair in value.as_bytes().split(|b| *b == b';') {
+            let pair = pair.trim_ascii();
+            if pair.is_empty() || starts_with(pair, OWN) {
+                continue;
+            }
+            if !out.is_empty() {
+                out.extend_from_slice(b"; ");
+            }
+            out.extend_from_slice(pair);
+        }
+    }
+    (!out.is_empty())
+        .then(|| HeaderValue::from_bytes(&out).ok())
+        .flatten()
+}
+
+/// Values of the cookies of a name.
+pub fn named<'a>(
+    values: impl Iterator<Item = &'a HeaderValue>,
+    name: &str,
+) -> impl Iterator<Item = &'a str> {
+    values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(';'))
+        .filter_map(move |pair| {
+            let (given, value) = pair.split_once('=')?;
+            (given.trim() == name).then(|| value.trim())
+        })
+}
+
+/// A guest's `Location` so that it stays behind `prefix`: paths, and addresses under the host name the client used. None: leave it.
+#[must_use]
+pub fn location(value: &HeaderValue, prefix: &str, host: &str) -> Option<HeaderValue> {
+    let text = value.to_str().ok()?;
+    let (before, path) = if text.starts_with('/') && !text.starts_with("//") {
+        ("", text)
+    } else {
+        let (_, rest) = text
+            .split_once("://")
+            .filter(|(scheme, _)| matches!(*scheme, "http" | "https"))?;
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(end);
+        let same = authority.parse::<Authority>().ok()?.as_str().to_owned();
+        if !same.eq_ignore_ascii_case(host) {
+            return None;
+        }
+        (&text[..text.len() - path.len()], path)
+    };
+    let inside = path
+        .strip_prefix(prefix)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?', '#']));
+    if inside {
+        return None;
+    }
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    HeaderValue::from_str(&format!("{before}{prefix}{slash}{path}")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PREFIX: &str = "/sandboxes/abc/proxy/80";
+
+    fn value(text: &str) -> HeaderValue {
+        HeaderValue::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn cookies_stay_with_the_guest() {
+        for (set, prefix, expected) in [
+            ("a=b", None, Some("a=b")),
+            ("a=b; Path=/; HttpOnly", None, Some("a=b; Path=/; HttpOnly")),
+            ("a=b; domain=.example; Secure", None, Some("a=b; Secure")),
+            ("a=b;Domain = x;path=/c", None, Some("a=b; path=/c")),
+            (
+                "a=b; Path=/",
+                Some(PREFIX),
+                Some("a=b; Path=/sandboxes/abc/proxy/80/"),
+            ),
+            (
+                "a=b; path = /x; Max-Age=1",
+                Some(PREFIX),
+                Some("a=b; Path=/sandboxes/abc/proxy/80/x; Max-Age=1"),
+            ),
+            (
+                "a=b; path=/sandboxes/abc/proxy/80/x",
+                Some(PREFIX),
+                Some("a=b; Path=/sandboxes/abc/proxy/80/x"),
+            ),
+            (
+                "a=b; path=/sandboxes/abc/proxy/8080",
+                Some(PREFIX),
+                Some("a=b; Path=/sandboxes/abc/proxy/80/sandboxes/abc/proxy/8080"),
+            ),
+            (
+                "a=b; path",
+                Some(PREFIX),
+                Some("a=b; Path=/sandboxes/abc/proxy/80"),
+            ),
+            ("jiffy_link_80=forged", Some(PREFIX), None),
+            ("JIFFY_x=forged", None, None),
+        ] {
+            assert_eq!(confined(&value(set), prefix), expected.map(value), "{set}");
+        }
+    }
+
+    #[test]
+    fn the_gateways_cookies_are_not_shown_to_guests() {
+        let cookies = [value("a=1; jiffy_link_80=s"), value("b=2")];
+        assert_eq!(without_own(cookies.iter()), Some(value("a=1; b=2")));
+        assert_eq!(without_own([value("jiffy_link_80=s")].iter()), None);
+        assert_eq!(
+            named(cookies.iter(), "jiffy_link_80").collect::<Vec<_>>(),
+            ["s"]
+        );
+    }
+
+    #[test]
+    fn redirects_stay_behind_the_prefix() {
+        for (location, expected) in [
+            ("/login?a=b", Some("/sandboxes/abc/proxy/80/login?a=b")),
+            ("/", Some("/sandboxes/abc/proxy/80/")),
+            ("/sandboxes/abc/proxy/80/x", None),
+            ("x", None),
+            ("?a", None),
+            ("//other.test/x", None),
+            ("https://other.test/x", None),
+            (
+                "http://LOCALHOST:3000/x",
+                Some("http://LOCALHOST:3000/sandboxes/abc/proxy/80/x"),
+            ),
+            (
+                "http://localhost:3000",
+                Some("http://localhost:3000/sandboxes/abc/proxy/80/"),
+            ),
+            ("http://localhost:30000/x", None),
+            ("javascript://localhost:3000/x", None),
+        ] {
+            assert_eq!(
+                super::location(&value(location), PREFIX, "localhost:3000"),
+                expected.map(value),
+                "{location}"
+            );
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Streams that left HTTP behind (WebSocket and the like): bytes both ways, half-close kept.
+
+use crate::counters::{Counters, add};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use std::io;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+use tokio_util::sync::CancellationToken;
+
+const BUFFER: usize = 16 * 1024;
+
+/// Passes bytes until both sides are done, or one breaks. A side may be silent as long as it likes, until the other is done: then for
+/// `half_closed`, because a peer that is gone looks the same as one that has merely said everything.
+pub(crate) async fn join(
+    client: Upgraded,
+    guest: Upgraded,
+    counters: &Counters,
+    half_closed: Duration,
+) {
+    let (from_client, to_client) = split(TokioIo::new(client));
+    let (from_guest, to_guest) = split(TokioIo::new(guest));
+    let (client_done, guest_done) = (CancellationToken::new(), CancellationToken::new());
+    // Either side breaking is an ordinary end.
+    let _ = tokio::try_join!(
+        one_way(
+            from_client,
+            to_guest,
+            &counters.bytes_to_guests,
+            &client_done,
+            &guest_done,
+            half_closed,
+        ),
+        one_way(
+            from_guest,
+            to_client,
+            &counters.bytes_to_clients,
+            &guest_done,
+            &client_done,
+            half_closed,
+        ),
+    );
+}
+
+async fn one_way(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    counter: &AtomicU64,
+    done: &CancellationToken,
+    other_done: &CancellationToken,
+    half_closed: Duration,
+) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let alone = async {
+            other_done.cancelled().await;
+            tokio::time::sleep(half_closed).await;
+        };
+        let count = tokio::select! {
+            count = from.read(&mut buffer) => count?,
+            () = alone => return Err(io::ErrorKind::TimedOut.into()),
+        };
+        if count == 0 {
+            to.shutdown().await?;
+            done.cancel();
+            return Ok(());
+        }
+        to.write_all(buffer.get(..count).unwrap_or_default())
+            .await?;
+        to.flush().await?;
+        add(counter, count as u64);
+    }
+}

@@ -1,0 +1,121 @@
+//! TLS at the listener.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use axum::Router;
+use axum::routing::any;
+use jiffy_gateway::Tls;
+use std::path::Path;
+use std::sync::Arc;
+use support::client::{Http1, Http2, Raw, body};
+use support::guest::Guests;
+use support::{DOMAIN, ID, Setup, collected, config, within};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+fn telling() -> Guests {
+    let router = Router::new().fallback(any(|request: axum::extract::Request| async move {
+        let proto = request.headers().get("x-forwarded-proto").unwrap();
+        format!("{:?} {}", proto, request.uri())
+    }));
+    Guests::one(ID, 3000, router)
+}
+
+/// Connects as a client that trusts nothing but `trust`.
+async fn connect(
+    setup: &Setup,
+    trust: &Path,
+    name: &str,
+    alpn: &[u8],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_file(trust).unwrap())
+        .unwrap();
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![alpn.to_vec()];
+    let stream = TcpStream::connect(setup.address).await.unwrap();
+    let name = ServerName::try_from(name.to_owned()).unwrap();
+    within(TlsConnector::from(Arc::new(config)).connect(name, stream)).await
+}
+
+#[tokio::test]
+async fn a_client_that_trusts_the_generated_authority_is_served_with_either_protocol() {
+    let directory = tempfile::tempdir().unwrap();
+    let tls = Tls::generated(directory.path(), &config().domains).unwrap();
+    let trust = tls.trust().unwrap().to_owned();
+    let setup = Setup::with(config(), &telling(), Some(tls)).await;
+    let host = format!("3000-{ID}.{DOMAIN}");
+    for name in [&host[..], DOMAIN, "localhost", "127.0.0.1"] {
+        let stream = connect(&setup, &trust, name, b"http/1.1").await.unwrap();
+        let request = hyper::Request::builder()
+            .uri("/one")
+            .header("host", &host)
+            .body(body(""))
+            .unwrap();
+        let answer = Http1::over(stream).await.send(request).await;
+        assert_eq!(collected(answer.into_body()).await, "\"https\" /one");
+    }
+    let stream = connect(&setup, &trust, &host, b"h2").await.unwrap();
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    let request = hyper::Request::builder()
+        .uri(format!("https://{host}/two"))
+        .body(body(""))
+        .unwrap();
+    let answer = Http2::over(stream).await.send(request).await;
+    assert_eq!(collected(answer.into_body()).await, "\"https\" /two");
+    assert!(
+        connect(&setup, &trust, "other.example", b"h2")
+            .await
+            .is_err(),
+        "it is good for no other name"
+    );
+}
+
+#[tokio::test]
+async fn a_certificate_from_files_is_used_and_a_bad_one_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    // A domain of one label gets no wildcard: it would spoil the certificate.
+    let generated = Tls::generated(directory.path(), &["intranet".to_owned()]).unwrap();
+    let trust = generated.trust().unwrap().to_owned();
+    let certificate = directory.path().join("certificate.pem");
+    let key = directory.path().join("key.pem");
+    let tls = Tls::from_files(&certificate, &key).unwrap();
+    assert_eq!(tls.trust(), None);
+    let setup = Setup::with(config(), &telling(), Some(tls)).await;
+    for name in ["localhost", "intranet"] {
+        connect(&setup, &trust, name, b"h2").await.unwrap();
+    }
+    for (certificate, key) in [(&key, &key), (&certificate, &certificate), (&trust, &key)] {
+        let error = Tls::from_files(certificate, key).unwrap_err().to_string();
+        assert!(error.contains(".pem"), "{error}");
+    }
+    let missing = Tls::from_files(Path::new("/nowhere.pem"), &key).unwrap_err();
+    assert!(missing.to_string().contains("/nowhere.pem"));
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_speak_tls_is_counted_and_dropped() {
+    let directory = tempfile::tempdir().unwrap();
+    let tls = Tls::generated(directory.path(), &[]).unwrap();
+    let mut config = config();
+    config.limits.handshake = std::time::Duration::from_millis(200);
+    let setup = Setup::with(config, &telling(), Some(tls)).await;
+    let mut plain = Raw::new(setup.address).await;
+    plain.say("GET / HTTP/1.1\r\n\r\n").await;
+    plain.rest().await;
+    Raw::new(setup.address).await.rest().await;
+    setup
+        .counted(|t| t.handshakes_failed == 2 && t.connections_open == 0)
+        .await;
+}

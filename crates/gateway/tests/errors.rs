@@ -1,0 +1,355 @@
+//! What clients are told when a request does not reach a guest.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use axum::Router;
+use axum::routing::get;
+use hyper::Request;
+use jiffy_gateway::{Access, OpenError, Signer};
+use std::time::{SystemTime, UNIX_EPOCH};
+use support::client::{self, Http1, Raw, ask, body, to};
+use support::guest::Guests;
+use support::{ID, KEY, Setup, collected};
+
+fn hello() -> Router {
+    Router::new().fallback(get(|request: axum::extract::Request| async move {
+        format!("guest saw {}", request.uri())
+    }))
+}
+
+fn by_host(host: &str, path: &str) -> hyper::http::request::Builder {
+    Request::builder().uri(path).header("host", host)
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_not_there_was_not_found() {
+    let setup = Setup::new(&Guests::default()).await;
+    let (status, text) = ask(setup.address, client::get(49983, "/health")).await;
+    assert_eq!(status, 502);
+    assert_eq!(
+        text,
+        format!(r#"{{"sandboxId":"{ID}","message":"The sandbox was not found","code":502}}"#)
+    );
+    assert_eq!(setup.counters.totals().not_found, 1);
+}
+
+#[tokio::test]
+async fn a_paused_sandbox_was_not_found_and_a_closed_port_is_not_open() {
+    let guests = Guests::one(ID, 3000, hello());
+    let setup = Setup::new(&guests).await;
+    let (status, text) = ask(setup.address, client::get(3001, "/")).await;
+    assert_eq!(status, 502);
+    assert_eq!(
+        text,
+        format!(
+            r#"{{"sandboxId":"{ID}","message":"The sandbox is running but port is not open","port":3001,"code":502}}"#
+        )
+    );
+    guests.trouble(OpenError::NotRunning);
+    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    assert_eq!(status, 502);
+    assert!(text.contains("was not found"), "{text}");
+    guests.trouble(OpenError::Unavailable("waking it failed".to_owned()));
+    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    assert_eq!(status, 502);
+    assert!(
+        text.contains("waking it failed") && !text.contains("was not found"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_guest_that_is_silent_garbled_or_gone_is_told_as_such() {
+    for (said, expected) in [
+        (&b""[..], "closed the connection before answering"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "is not HTTP"),
+        (
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+            "nobody asked for",
+        ),
+    ] {
+        let guests = Guests::raw(ID, 3000, move |mut stream| async move {
+            use tokio::io::{AsyncReadExt, AsyncWriteExt};
+            let mut buffer = [0; 4096];
+            let _ = stream.read(&mut buffer).await;
+            let _ = stream.write_all(said).await;
+        });
+        let setup = Setup::new(&guests).await;
+        let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+        assert_eq!(status, 502, "{text}");
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_browser_is_shown_a_page() {
+    let setup = Setup::new(&Guests::default()).await;
+    let request = by_host("80-abc.localhost", "/")
+        .header("accept", "text/html,*/*")
+        .body(body(""))
+        .unwrap();
+    let answer = Http1::new(setup.address).await.send(request).await;
+    assert_eq!(answer.status(), 502);
+    assert_eq!(
+        answer.headers().get("content-type").unwrap(),
+        "text/html; charset=utf-8"
+    );
+    assert!(
+        collected(answer.into_body())
+            .await
+            .contains("was not found")
+    );
+}
+
+#[tokio::test]
+async fn what_is_only_the_hosts_is_nobody_elses() {
+    let guests = Guests::one(ID, 49983, hello());
+    guests.web(ID, 3000, hello());
+    let setup = Setup::new(&guests).await;
+    for path in [
+        "/init",
+        "/%69nit",
+        "//init",
+        "/x/../init",
+        "/INIT",
+        "/fsfreeze?x",
+        "/collapse/",
+    ] {
+        let (status, text) = ask(setup.address, client::get(49983, path)).await;
+        assert_eq!(status, 403, "{path} {text}");
+        let prefixed = format!("/sandboxes/{ID}/proxy/49983{path}");
+        let request = by_host("localhost", &prefixed).body(body("")).unwrap();
+        assert_eq!(ask(setup.address, request).await.0, 403, "{path}");
+        let host = format!("49983-{ID}.jiffy.example");
+        let request = by_host(&host, path).body(body("")).unwrap();
+        assert_eq!(ask(setup.address, request).await.0, 403, "{path}");
+    }
+    assert_eq!(guests.opened(), 0);
+    assert_eq!(
+        ask(setup.address, client::get(49983, "/health")).await.0,
+        200
+    );
+    assert_eq!(ask(setup.address, client::get(3000, "/init")).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_not_public_wants_its_token() {
+    let guests = Guests::one(ID, 3000, hello());
+    guests.web(ID, 49983, hello());
+    guests.web(ID, 49999, hello());
+    guests.add(
+        ID,
+        Access {
+            traffic_token: Some("secret".to_owned()),
+            ..Access::default()
+        },
+    );
+    let setup = Setup::new(&guests).await;
+    for port in [3000, 49999] {
+        let (status, text) = ask(setup.address, client::get(port, "/")).await;
+        assert_eq!(status, 403, "{text}");
+        assert!(
+            text.contains(r#""code":403"#) && text.contains(ID),
+            "{text}"
+        );
+        for (token, status) in [
+            ("secret", 200),
+            ("secreT", 403),
+            ("", 403),
+            ("secret1", 403),
+        ] {
+            let request = to(port, "/").header("E2B-Traffic-Access-Token", token);
+            let answer = ask(setup.address, request.body(body("")).unwrap()).await;
+            assert_eq!(answer.0, status, "{token}");
+        }
+        let twice = to(port, "/")
+            .header("E2B-Traffic-Access-Token", "secret")
+            .header("E2B-Traffic-Access-Token", "secret");
+        assert_eq!(
+            ask(setup.address, twice.body(body("")).unwrap()).await.0,
+            403
+        );
+    }
+    // The agent has a token of its own.
+    assert_eq!(
+        ask(setup.address, client::get(49983, "/health")).await.0,
+        200
+    );
+}
+
+#[tokio::test]
+async fn a_signed_link_stands_for_the_token() {
+    let guests = Guests::one(ID, 3000, hello());
+    guests.web(ID, 3001, hello());
+    guests.add(
+        ID,
+        Access {
+            traffic_token: Some("secret".to_owned()),
+            ..Access::default()
+        },
+    );
+    let setup = Setup::new(&guests).await;
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    let signer = Signer::new(&KEY);
+
+    let link = signer.path(ID, 3000, "/a?b=c", now + 100).unwrap();
+    let request = by_host("localhost", &link).body(body("")).unwrap();
+    let answer = Http1::new(setup.address).await.send(request).await;
+    assert_eq!(answer.status(), 200);
+    let cookie = answer
+        .headers()
+        .get("set-cookie")
+        .unwrap()
+        .to_str()
+        .unwrap();
+    assert!(
+        cookie.contains(&format!("; Path=/sandboxes/{ID}/proxy/3000;"))
+            && cookie.contains("HttpOnly"),
+        "{cookie}"
+    );
+    let cookie = cookie.split(';').next().unwrap().to_owned();
+    assert_eq!(
+        collected(answer.into_body()).await,
+        "guest saw /a?b=c",
+        "the guest does not learn the signature"
+    );
+    let with_cookie = |port: u16, cookie: String| {
+        let path = format!("/sandboxes/{ID}/proxy/{port}/next");
+        let request = by_host("localhost", &path).header("cookie", cookie);
+        ask(setup.address, request.body(body("")).unwrap())
+    };
+    assert_eq!(with_cookie(3000, format!("x=y; {cookie}")).await.0, 200);
+    assert_eq!(with_cookie(3000, format!("{cookie}x")).await.0, 403);
+    let moved = cookie.replace("3000", "3001");
+    assert_eq!(with_cookie(3001, moved).await.0, 403);
+
+    let expired = signer.path(ID, 3000, "/", now - 1).unwrap();
+    let tampered = link.replace("jiffy_expires=1", "jiffy_expires=2");
+    let other = link.replace("/3000/", "/3001/");
+    let twice = format!("{link}&jiffy_expires=1");
+    for link in [expired, tampered, other, twice] {
+        let request = by_host("localhost", &link).body(body("")).unwrap();
+        let (status, text) = ask(setup.address, request).await;
+        assert_eq!(status, 403, "{link} {text}");
+    }
+
+    let host = |label: String| {
+        let request = by_host(&format!("{label}.jiffy.example"), "/x");
+        ask(setup.address, request.body(body("")).unwrap())
+    };
+    let label = signer.label(ID, 3000, now + 100).unwrap();
+    assert_eq!(host(label.clone()).await, (200, "guest saw /x".to_owned()));
+    assert_eq!(host(label.replace("3000-", "3001-")).await.0, 403);
+    assert_eq!(host(signer.label(ID, 3000, now - 1).unwrap()).await.0, 403);
+    assert_eq!(host(format!("3000-{ID}")).await.0, 403);
+}
+
+#[tokio::test]
+async fn a_bad_link_is_refused_even_where_none_is_needed() {
+    let guests = Guests::one(ID, 3000, hello());
+    let setup = Setup::new(&guests).await;
+    let host = format!("3000-{ID}-zzzzzz-aaaa.jiffy.example");
+    let request = by_host(&host, "/").body(body("")).unwrap();
+    assert_eq!(ask(setup.address, request).await.0, 403);
+}
+
+#[tokio::test]
+async fn routing_mistakes_are_told_in_a_sentence() {
+    let setup = Setup::new(&Guests::default()).await;
+    let request = by_host("127.0.0.1", "/").header("e2b-sandbox-id", "abc");
+    let (status, text) = ask(setup.address, request.body(body("")).unwrap()).await;
+    assert_eq!(status, 400);
+    assert!(text.contains("needed together"), "{text}");
+    let request = by_host("rebound.evil.test", "/v2/sandboxes");
+    let (status, text) = ask(setup.address, request.body(body("")).unwrap()).await;
+    assert_eq!(status, 421);
+    assert!(text.contains(r#""code":421"#), "{text}");
+}
+
+#[tokio::test]
+async fn an_isolated_page_cannot_call_the_control_plane() {
+    let setup = Setup::new(&Guests::one(ID, 3000, hello())).await;
+    for method in ["GET", "POST", "DELETE"] {
+        let request = by_host("localhost", "/v2/sandboxes").method(method);
+        let request = request.header("origin", "null").body(body("")).unwrap();
+        assert_eq!(ask(setup.address, request).await.0, 403, "{method}");
+    }
+    let request = by_host("localhost", "/v2/sandboxes").header("origin", "http://localhost");
+    let (status, _) = ask(setup.address, request.body(body("")).unwrap()).await;
+    assert_eq!(status, 200);
+    let request = to(3000, "/").header("origin", "null");
+    let (status, _) = ask(setup.address, request.body(body("")).unwrap()).await;
+    assert_eq!(status, 200, "guests may be called by whom they like");
+}
+
+#[tokio::test]
+async fn a_smuggled_request_is_never_seen() {
+    let echo = Router::new().fallback(|body: String| async move { body });
+    let guests = Guests::one(ID, 3000, echo);
+    let setup = Setup::new(&guests).await;
+    let head = format!("Host: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n");
+    let smuggled = "GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    for request in [
+        format!(
+            "POST / HTTP/1.1\r\n{head}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"
+        ),
+        format!(
+            "POST / HTTP/1.1\r\n{head}Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n{smuggled}"
+        ),
+        format!("POST / HTTP/1.1\r\n{head}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n{smuggled}"),
+        format!(
+            "POST / HTTP/1.1\r\n{head}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n{smuggled}"
+        ),
+        format!(
+            "POST / HTTP/1.1\r\n{head}Content-Length: 0\r\nContent-Length: 44\r\n\r\n{smuggled}"
+        ),
+        format!("POST / HTTP/1.1\r\n{head}Content-Length: +5\r\n\r\nhello{smuggled}"),
+        format!("GET / HTTP/1.1\r\n{head}Host: 127.0.0.1\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\n{head}E2b-Sandbox-Id: other\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\n{head}X: a\r\n b\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\n{head}X : a\r\n\r\n"),
+        format!("GET http://evil.test/ HTTP/1.1\r\n{head}\r\n"),
+        format!("POST / HTTP/1.0\r\n{head}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"),
+    ] {
+        let mut raw = Raw::new(setup.address).await;
+        raw.say(&request).await;
+        use tokio::io::AsyncWriteExt;
+        raw.0.shutdown().await.unwrap();
+        let answer = raw.rest().await;
+        assert!(!answer.contains("smuggled"), "{request}\n{answer}");
+        assert_eq!(answer.matches("HTTP/1.").count(), 1, "{request}\n{answer}");
+        let refused = answer.starts_with("HTTP/1.1 400") || answer.starts_with("HTTP/1.0 400");
+        // With both lengths only the chunks count, the guest is sent nothing but them, and the connection ends (RFC 9112, 6.3).
+        let both = request.contains("Content-Length: 5\r\n") && request.contains("chunked");
+        let one = both && answer.contains("connection: close") && guests.opened() > 0;
+        assert!(refused || one, "{request}\n{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_killed_under_a_request_was_not_found() {
+    let guests = Guests::raw(ID, 3000, |mut stream| async move {
+        use tokio::io::AsyncReadExt;
+        let _ = stream.read(&mut [0; 4096]).await;
+    });
+    let setup = Setup::new(&guests).await;
+    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    assert_eq!(status, 502);
+    assert!(!text.contains("was not found"), "it lives: {text}");
+    let killed = guests.clone();
+    guests.program(ID, 3000, move |mut stream| {
+        let killed = killed.clone();
+        async move {
+            use tokio::io::AsyncReadExt;
+            let _ = stream.read(&mut [0; 4096]).await;
+            killed.forget(ID);
+        }
+    });
+    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    assert_eq!(status, 502);
+    assert!(text.contains("was not found"), "{text}");
+}

@@ -1,0 +1,55 @@
+//! Signed links to files lead to the sandbox that signed them, though they do not name it.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use axum::Router;
+use axum::routing::get;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use hyper::Request;
+use sha2::{Digest, Sha256};
+use support::client::{Body, ask, body};
+use support::guest::Guests;
+use support::{ID, Setup};
+
+/// A link to download `/etc/hosts`, signed with `token`.
+fn link(token: &str) -> Request<Body> {
+    let digest = Sha256::digest(format!("/etc/hosts:read::{token}"));
+    let signature = STANDARD_NO_PAD.encode(digest).replace('+', "%2B");
+    let uri = format!("/files?path=/etc/hosts&signature=v1_{signature}");
+    let request = Request::builder().uri(uri).header("host", "127.0.0.1");
+    request.body(body("")).unwrap()
+}
+
+#[tokio::test]
+async fn a_link_leads_to_the_sandbox_that_signed_it_and_nowhere_else() {
+    let agent = Router::new().fallback(get(|request: axum::extract::Request| async move {
+        format!("the agent saw {}", request.uri())
+    }));
+    let guests = Guests::one(ID, 49_983, agent);
+    let setup = Setup::new(&guests).await;
+    let token: String = ID.chars().rev().collect();
+    let (status, text) = ask(setup.address, link(&token)).await;
+    assert_eq!(status, 200);
+    assert!(
+        text.starts_with("the agent saw /files?path=/etc/hosts&signature=v1_"),
+        "{text}"
+    );
+    let opened = guests.opened();
+    let (status, text) = ask(setup.address, link("nobody's")).await;
+    assert_eq!(status, 401);
+    assert!(text.contains("\"code\":401"), "{text}");
+    assert_eq!(guests.opened(), opened);
+}
+
+#[tokio::test]
+async fn without_a_signature_files_are_the_control_planes() {
+    let setup = Setup::new(&Guests::default()).await;
+    let request = Request::builder().uri("/files?path=/a");
+    let request = request.header("host", "localhost");
+    let (status, text) = ask(setup.address, request.body(body("")).unwrap()).await;
+    assert_eq!(status, 200);
+    assert!(text.starts_with("GET /files"), "{text}");
+}

@@ -1,0 +1,135 @@
+//! Clients: one that speaks HTTP, and one that writes bytes.
+
+use super::{ID, within};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+pub fn body(text: impl Into<Bytes>) -> Body {
+    Full::new(text.into()).boxed_unsync()
+}
+
+/// A request to a port of the sandbox, by headers.
+pub fn to(port: u16, path: &str) -> hyper::http::request::Builder {
+    Request::builder()
+        .uri(path)
+        .header("host", "127.0.0.1")
+        .header("e2b-sandbox-id", ID)
+        .header("e2b-sandbox-port", port)
+}
+
+pub fn get(port: u16, path: &str) -> Request<Body> {
+    to(port, path).body(body("")).unwrap()
+}
+
+/// One HTTP/1.1 connection to the gateway.
+pub struct Http1 {
+    pub sender: http1::SendRequest<Body>,
+    pub driver: JoinHandle<()>,
+}
+
+impl Http1 {
+    pub async fn new(address: SocketAddr) -> Self {
+        Self::over(TcpStream::connect(address).await.unwrap()).await
+    }
+
+    pub async fn over<T>(stream: T) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        let driver = tokio::spawn(async move {
+            let _ = connection.with_upgrades().await;
+        });
+        Self { sender, driver }
+    }
+
+    pub async fn send(&mut self, request: Request<Body>) -> Response<Incoming> {
+        within(self.sender.ready()).await.unwrap();
+        within(self.sender.send_request(request)).await.unwrap()
+    }
+
+    /// Closes the connection at once.
+    pub fn hang_up(self) {
+        self.driver.abort();
+    }
+}
+
+/// One HTTP/2 connection to the gateway.
+pub struct Http2 {
+    pub sender: http2::SendRequest<Body>,
+}
+
+impl Http2 {
+    pub async fn over<T>(stream: T) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
+        tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        Self { sender }
+    }
+
+    pub async fn send(&mut self, request: Request<Body>) -> Response<Incoming> {
+        within(self.sender.ready()).await.unwrap();
+        within(self.sender.send_request(request)).await.unwrap()
+    }
+}
+
+/// Asks once on a connection of its own, and gives status and text.
+pub async fn ask(address: SocketAddr, request: Request<Body>) -> (u16, String) {
+    let answer = Http1::new(address).await.send(request).await;
+    (
+        answer.status().as_u16(),
+        super::collected(answer.into_body()).await,
+    )
+}
+
+/// A connection on which the test writes bytes.
+pub struct Raw(pub TcpStream);
+
+impl Raw {
+    pub async fn new(address: SocketAddr) -> Self {
+        Self(TcpStream::connect(address).await.unwrap())
+    }
+
+    pub async fn say(&mut self, text: &str) {
+        self.0.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    /// What comes until `end` has come.
+    pub async fn until(&mut self, end: &str) -> String {
+        let mut heard = Vec::new();
+        let reading = async {
+            while !heard.ends_with(end.as_bytes()) {
+                heard.push(self.0.read_u8().await.unwrap());
+            }
+        };
+        if tokio::time::timeout(super::LIMIT, reading).await.is_err() {
+            panic!("heard only {:?}", String::from_utf8_lossy(&heard));
+        }
+        String::from_utf8(heard).unwrap()
+    }
+
+    /// What comes until the gateway closes.
+    pub async fn rest(&mut self) -> String {
+        let mut heard = Vec::new();
+        // A reset is a close too.
+        let _ = within(self.0.read_to_end(&mut heard)).await;
+        String::from_utf8(heard).unwrap()
+    }
+}

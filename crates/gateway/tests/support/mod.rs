@@ -1,0 +1,120 @@
+//! A gateway on a port of its own before guests that are programs of the test.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+pub mod client;
+pub mod guest;
+
+use axum::Router;
+use axum::routing::get;
+use guest::Guests;
+use hyper::body::Incoming;
+use jiffy_gateway::gateway::ControlPlane;
+use jiffy_gateway::{Config, Counters, Gateway, Pool, Signer, Tls, serve};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// Longest that anything may take in a test.
+pub const LIMIT: Duration = Duration::from_secs(30);
+/// The sandbox of most tests.
+pub const ID: &str = "i0123456789abcdefghi";
+pub const KEY: [u8; 32] = [7; 32];
+pub const DOMAIN: &str = "jiffy.example";
+
+pub struct Setup {
+    pub address: SocketAddr,
+    pub counters: Arc<Counters>,
+    pub pool: Arc<Pool>,
+    stop: Option<oneshot::Sender<()>>,
+    served: JoinHandle<()>,
+}
+
+/// A control plane that says what it was asked.
+pub fn control_plane() -> Router {
+    Router::new()
+        .route("/health", get(|| async { "control plane" }))
+        .fallback(|request: axum::extract::Request| async move {
+            let ip = request
+                .extensions()
+                .get::<jiffy_gateway::Peer>()
+                .unwrap()
+                .ip;
+            format!("{} {} for {ip}", request.method(), request.uri())
+        })
+}
+
+pub fn config() -> Config {
+    Config {
+        domains: vec![DOMAIN.to_owned()],
+        ..Config::default()
+    }
+}
+
+impl Setup {
+    pub async fn new(guests: &Guests) -> Self {
+        Self::with(config(), guests, None).await
+    }
+
+    pub async fn with(config: Config, guests: &Guests, tls: Option<Tls>) -> Self {
+        let control = control_plane();
+        let gateway = Gateway::new(config, guests.clone(), control, Some(Signer::new(&KEY)));
+        Self::of(gateway, tls).await
+    }
+
+    async fn of<C>(gateway: Gateway<Guests, C>, tls: Option<Tls>) -> Self
+    where
+        C: ControlPlane + Sync,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let (counters, pool) = (gateway.counters(), gateway.pool());
+        let served = tokio::spawn(serve(listener, tls, gateway, async {
+            let _ = stopped.await;
+        }));
+        Self {
+            address,
+            counters,
+            pool,
+            stop: Some(stop),
+            served,
+        }
+    }
+
+    /// Asks the gateway to end.
+    pub fn stop(&mut self) {
+        let _ = self.stop.take().unwrap().send(());
+    }
+
+    /// Waits until it has ended.
+    pub async fn ended(self) {
+        within(self.served).await.unwrap();
+    }
+
+    /// Waits until the counts say so.
+    pub async fn counted(&self, right: impl Fn(jiffy_gateway::Totals) -> bool) {
+        let waiting = async {
+            while !right(self.counters.totals()) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        if timeout(LIMIT, waiting).await.is_err() {
+            panic!("{:?}", self.counters.totals());
+        }
+    }
+}
+
+/// What comes in time.
+pub async fn within<F: Future>(future: F) -> F::Output {
+    timeout(LIMIT, future).await.expect("it took too long")
+}
+
+pub async fn collected(body: Incoming) -> String {
+    use http_body_util::BodyExt;
+    let bytes = within(body.collect()).await.unwrap().to_bytes();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
