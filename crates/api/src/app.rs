@@ -1,0 +1,96 @@
+//! What the calls work on.
+
+use crate::hooks::{PreviewLinks, TemplateSource};
+use crate::idempotency::Replays;
+use crate::keys::Keys;
+use crate::quota::Quota;
+use jiffy_engine::Engine;
+use jiffy_host::Sandboxes;
+use std::sync::Arc;
+
+/// How the control plane answers.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where sandboxes are reached: `<port>-<id>.<domain>`; may carry a port. None: only by header.
+    pub domain: Option<String>,
+    /// Seconds a sandbox gets when nobody says.
+    pub default_timeout_s: u64,
+    /// Most seconds that can be asked for.
+    pub max_timeout_s: u64,
+    /// Most sandboxes of one fork.
+    pub max_fork: usize,
+    /// Most sandboxes that wait in one pool.
+    pub max_pool: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            domain: None,
+            default_timeout_s: 300,
+            max_timeout_s: 30 * 24 * 3600,
+            max_fork: 100,
+            max_pool: 1000,
+        }
+    }
+}
+
+/// What the calls work on. Clones are the same.
+pub struct App<E: Engine> {
+    pub(crate) sandboxes: Sandboxes<E>,
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) templates: Arc<dyn TemplateSource>,
+    pub(crate) config: Arc<Config>,
+    pub(crate) preview: Option<Arc<dyn PreviewLinks>>,
+    pub(crate) stop: Option<Arc<dyn Fn() + Send + Sync>>,
+    pub(crate) quota: Arc<Quota>,
+    pub(crate) replays: Arc<Replays>,
+}
+
+impl<E: Engine> Clone for App<E> {
+    fn clone(&self) -> Self {
+        Self {
+            sandboxes: self.sandboxes.clone(),
+            keys: self.keys.clone(),
+            templates: self.templates.clone(),
+            config: self.config.clone(),
+            preview: self.preview.clone(),
+            stop: self.stop.clone(),
+            quota: self.quota.clone(),
+            replays: self.replays.clone(),
+        }
+    }
+}
+
+impl<E: Engine> App<E> {
+    /// Calls on `sandboxes`, for the holders of `keys`.
+    pub fn new(
+        sandboxes: Sandboxes<E>,
+        keys: Arc<Keys>,
+        templates: Arc<dyn TemplateSource>,
+        config: Config,
+    ) -> Self {
+        Self {
+            sandboxes,
+            keys,
+            templates,
+            config: Arc::new(config),
+            preview: None,
+            stop: None,
+            quota: Arc::default(),
+            replays: Arc::default(),
+        }
+    }
+
+    /// The same with signed links to ports; without, asking for one is refused.
+    pub fn with_preview(mut self, preview: Arc<dyn PreviewLinks>) -> Self {
+        self.preview = Some(preview);
+        self
+    }
+
+    /// The same with a way to end the daemon; without, it ends by a signal only.
+    pub fn with_stop(mut self, stop: impl Fn() + Send + Sync + 'static) -> Self {
+        self.stop = Some(Arc::new(stop));
+        self
+    }
+}

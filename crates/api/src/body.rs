@@ -1,0 +1,143 @@
+//! Request bodies: JSON, bounded, refused in words.
+
+use crate::error::ApiError;
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderMap, StatusCode, header};
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+
+/// Longest request body.
+pub(crate) const MAX_BODY: usize = 1 << 20;
+
+/// A body that must be there.
+pub(crate) struct Required<T>(pub T);
+
+/// A body that may be missing, empty or `null`.
+pub(crate) struct Optional<T>(pub T);
+
+/// The bytes of a body that says, if anything, that it is JSON.
+pub(crate) struct Raw(pub Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Raw {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        let bytes = read(body).await?;
+        if !bytes.is_empty() && !says_json(&parts.headers) {
+            return Err(ApiError::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_media_type",
+                "the body must be `application/json`",
+            ));
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Required<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let Raw(bytes) = Raw::from_request(request, state).await?;
+        Ok(Self(parse(&bytes)?))
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for Optional<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let Raw(bytes) = Raw::from_request(request, state).await?;
+        let text = bytes.trim_ascii();
+        if text.is_empty() || text == b"null" {
+            return Ok(Self(T::default()));
+        }
+        Ok(Self(parse(text)?))
+    }
+}
+
+/// A JSON object as `T`.
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let text = bytes.trim_ascii();
+    if text.is_empty() {
+        return Err(ApiError::invalid("the request needs a body: a JSON object"));
+    }
+    // A sequence would do for a struct, as far as the parser is concerned.
+    if !text.starts_with(b"{") {
+        return Err(ApiError::invalid("the body must be a JSON object"));
+    }
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
+        let (path, inner) = (e.path().to_string(), e.inner().to_string());
+        match path.as_str() {
+            "." => ApiError::invalid(format!("the body is not understood: {inner}")),
+            path => ApiError::invalid(format!("`{path}` is not understood: {inner}")),
+        }
+    })?;
+    reader
+        .end()
+        .map_err(|e| ApiError::invalid(format!("the body goes on behind its end: {e}")))?;
+    Ok(value)
+}
+
+async fn read(body: Body) -> Result<Bytes, ApiError> {
+    match Limited::new(body, MAX_BODY).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(e) if e.is::<LengthLimitError>() => Err(ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "body_too_large",
+            format!("the body is longer than {MAX_BODY} bytes"),
+        )),
+        Err(e) => Err(ApiError::invalid(format!("the body cannot be read: {e}"))),
+    }
+}
+
+fn says_json(headers: &HeaderMap) -> bool {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else {
+        return true;
+    };
+    let value = value.to_str().unwrap_or_default();
+    let kind = value.split(';').next().unwrap_or_default().trim();
+    let kind = kind.to_ascii_lowercase();
+    kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
+}
+
+/// Something that is an object and not, as parsers also allow, a sequence of its fields.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Object<T>(pub T);
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let map = serde_json::Map::deserialize(deserializer)?;
+        let value = T::deserialize(serde_json::Value::Object(map));
+        value.map(Self).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(default)]
+    struct Thing {
+        inner: Object<BTreeMap<String, String>>,
+    }
+
+    #[test]
+    fn a_refusal_names_the_field() {
+        let message = |text: &str| parse::<Thing>(text.as_bytes()).unwrap_err().message;
+        assert!(message(r#"{"inner":{"a":1}}"#).contains("`inner"));
+        assert!(message("[]").contains("object"));
+        assert!(message(r#"{"inner":[]}"#).contains("`inner"));
+        assert!(message("").contains("needs a body"));
+        assert!(message("{} x").contains("behind its end"));
+        assert!(message("{").contains("not understood"));
+        assert!(parse::<Thing>(b" {} ").unwrap().inner.0.is_empty());
+    }
+}

@@ -1,0 +1,221 @@
+//! Refusals: `{code, message, error_code}` as JSON, whatever went wrong.
+
+use axum::Json;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use jiffy_engine::EngineError;
+use jiffy_host::{ErrorKind, OperationError};
+use serde::Serialize;
+
+/// Tells clients whether sending the same again makes sense.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
+
+/// Body of a refusal. Clients of one language look at the status, of another at `code`: they are always equal.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ErrorBody {
+    pub code: u16,
+    pub message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_code: Option<String>,
+}
+
+/// What really went wrong inside, for those who may know.
+#[derive(Debug, Clone)]
+pub(crate) struct Detail(pub String);
+
+/// A refusal.
+#[derive(Debug, Clone)]
+pub struct ApiError {
+    pub(crate) status: StatusCode,
+    /// One word for programs.
+    pub(crate) error_code: &'static str,
+    /// A sentence for people.
+    pub(crate) message: String,
+    /// Whether the same request may succeed later.
+    retry: Option<bool>,
+    /// After how many seconds.
+    retry_after: Option<u64>,
+}
+
+impl ApiError {
+    pub(crate) fn new(
+        status: StatusCode,
+        error_code: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            status,
+            error_code,
+            message: message.into(),
+            retry: None,
+            retry_after: None,
+        }
+    }
+
+    /// The request makes no sense.
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    /// A known option that this host does not have.
+    pub(crate) fn unsupported_option(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "unsupported_option", message)
+    }
+
+    /// A known call that this host does not serve.
+    pub(crate) fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_IMPLEMENTED, "unsupported", message).permanent()
+    }
+
+    pub(crate) fn not_found(error_code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, error_code, message)
+    }
+
+    pub(crate) fn conflict(error_code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, error_code, message)
+    }
+
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "forbidden", message)
+    }
+
+    pub(crate) fn too_many(error_code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, error_code, message)
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    }
+
+    fn is_inside(&self) -> bool {
+        self.status == StatusCode::INTERNAL_SERVER_ERROR
+    }
+
+    /// Its body. What went wrong inside names files of the host, and is only for those who run it.
+    pub(crate) fn body(&self, trusted: bool) -> ErrorBody {
+        ErrorBody {
+            code: self.status.as_u16(),
+            message: match self.is_inside() && !trusted {
+                true => "the host failed; its log says why".to_owned(),
+                false => self.message.clone(),
+            },
+            error_code: Some(self.error_code.to_owned()),
+        }
+    }
+
+    /// The same will be refused again.
+    pub(crate) fn permanent(mut self) -> Self {
+        self.retry = Some(false);
+        self
+    }
+
+    /// The same may succeed after `seconds`.
+    pub(crate) fn after(mut self, seconds: u64) -> Self {
+        self.retry = Some(true);
+        self.retry_after = Some(seconds);
+        self
+    }
+}
+
+impl From<OperationError> for ApiError {
+    fn from(error: OperationError) -> Self {
+        use OperationError as O;
+        let message = error.to_string();
+        match (&error, error.kind()) {
+            (
+                O::Engine {
+                    source: EngineError::Unsupported { .. },
+                    ..
+                },
+                _,
+            ) => Self::unsupported(message),
+            (O::Unknown { what, .. }, _) => {
+                let error_code = match *what {
+                    "snapshot" => "snapshot_not_found",
+                    _ => "sandbox_not_found",
+                };
+                Self::not_found(error_code, message)
+            }
+            (O::InUse { .. }, _) => Self::conflict("in_use", message),
+            (O::Stranger { .. }, _) => Self::conflict("wrong_snapshot", message),
+            (_, ErrorKind::Unknown) => Self::not_found("not_found", message),
+            (_, ErrorKind::Invalid) => Self::invalid(message),
+            (_, ErrorKind::Conflict) => Self::conflict("wrong_state", message),
+            (_, ErrorKind::TooLarge) => {
+                Self::new(StatusCode::BAD_REQUEST, "too_large", message).permanent()
+            }
+            (_, ErrorKind::Busy) => {
+                let wait = error.retry_after().unwrap_or_default();
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_busy", message)
+                    .after(wait.as_secs().max(1))
+            }
+            (_, ErrorKind::Failed) => Self::internal(message),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let inside = self.is_inside();
+        let mut response = (self.status, Json(self.body(false))).into_response();
+        let headers = response.headers_mut();
+        if let Some(retry) = self.retry {
+            let value = if retry { "true" } else { "false" };
+            headers.insert(SHOULD_RETRY, HeaderValue::from_static(value));
+        }
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            headers.insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        if inside {
+            tracing::error!("{}", self.message);
+            response.extensions_mut().insert(Detail(self.message));
+        }
+        response
+    }
+}
+
+/// Shows what went wrong inside to somebody who runs this host.
+pub(crate) fn reveal(response: Response) -> Response {
+    let Some(Detail(message)) = response.extensions().get().cloned() else {
+        return response;
+    };
+    let body = ErrorBody {
+        code: response.status().as_u16(),
+        message,
+        error_code: Some("internal".to_owned()),
+    };
+    (response.status(), Json(body)).into_response()
+}
+
+/// Gives refusals that are not ours (an unknown path, another method) the form of ours.
+pub(crate) async fn in_one_form(response: Response) -> Response {
+    let status = response.status();
+    let json = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|t| t.as_bytes().starts_with(b"application/json"));
+    if json || !(status.is_client_error() || status.is_server_error()) {
+        return response;
+    }
+    let (error_code, message) = match status {
+        StatusCode::METHOD_NOT_ALLOWED => (
+            "method_not_allowed",
+            "this path does not know that method; the `Allow` header names those it knows",
+        ),
+        StatusCode::NOT_FOUND => (
+            "no_such_call",
+            "there is no such call; `GET /openapi.json` describes those there are",
+        ),
+        StatusCode::BAD_REQUEST => ("invalid_request", "the path is not valid UTF-8"),
+        _ => ("refused", status.canonical_reason().unwrap_or("refused")),
+    };
+    let mut ours = ApiError::new(status, error_code, message).into_response();
+    if let Some(allow) = response.headers().get(header::ALLOW) {
+        ours.headers_mut().insert(header::ALLOW, allow.clone());
+    }
+    ours
+}

@@ -1,0 +1,119 @@
+//! What other rooms of the house give to the control plane.
+
+use jiffy_engine::SandboxSize;
+use jiffy_image::{Defaults, Manifest, Recipe, TemplateError, Templates};
+
+/// A template as the control plane shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TemplateInfo {
+    /// Its name, which is also its id.
+    pub name: String,
+    /// SHA-256 of its image in hexadecimal; none: it has not been built yet and is built when it is first used.
+    pub image_sha256: Option<String>,
+    /// What a sandbox of it gets unless its maker says otherwise.
+    pub size: SandboxSize,
+    /// When it was built, in seconds since 1970.
+    pub created: u64,
+}
+
+/// Why templates are not to be had.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateRefusal {
+    /// No such template.
+    #[error("there is no template `{0}`")]
+    Unknown(String),
+    /// The data directory.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The templates of this host. Calls are short: no image is read.
+pub trait TemplateSource: Send + Sync + 'static {
+    /// Those that are built.
+    fn list(&self) -> Result<Vec<TemplateInfo>, TemplateRefusal>;
+    /// One by name: built, or one that can be.
+    fn find(&self, name: &str) -> Result<TemplateInfo, TemplateRefusal>;
+    /// Removes one. Sandboxes that run of it go on.
+    fn remove(&self, name: &str) -> Result<(), TemplateRefusal>;
+}
+
+fn info(manifest: Manifest) -> TemplateInfo {
+    TemplateInfo {
+        name: manifest.name,
+        image_sha256: Some(manifest.image.sha256),
+        size: size(&manifest.defaults),
+        created: manifest.created,
+    }
+}
+
+fn size(defaults: &Defaults) -> SandboxSize {
+    let standard = SandboxSize::default();
+    SandboxSize {
+        memory_mib: defaults.memory_mib.unwrap_or(standard.memory_mib),
+        disk_mib: defaults.disk_mib,
+        ..standard
+    }
+}
+
+fn refusal(error: TemplateError) -> TemplateRefusal {
+    match error {
+        TemplateError::Name { name } | TemplateError::Unknown { name, .. } => {
+            TemplateRefusal::Unknown(name)
+        }
+        e => TemplateRefusal::Failed(e.to_string()),
+    }
+}
+
+impl TemplateSource for Templates {
+    fn list(&self) -> Result<Vec<TemplateInfo>, TemplateRefusal> {
+        let manifests = Templates::list(self).map_err(refusal)?;
+        Ok(manifests.into_iter().map(info).collect())
+    }
+
+    fn find(&self, name: &str) -> Result<TemplateInfo, TemplateRefusal> {
+        match (self.manifest(name).map_err(refusal), Recipe::built_in(name)) {
+            (Err(TemplateRefusal::Unknown(name)), Ok(recipe)) => Ok(TemplateInfo {
+                name,
+                image_sha256: None,
+                size: size(recipe.defaults()),
+                created: 0,
+            }),
+            (found, _) => found.map(info),
+        }
+    }
+
+    fn remove(&self, name: &str) -> Result<(), TemplateRefusal> {
+        Templates::remove(self, name).map_err(refusal)
+    }
+}
+
+/// Links to a port in a sandbox that whoever has them may follow.
+pub trait PreviewLinks: Send + Sync + 'static {
+    /// The link to `port` of `sandbox` that holds until `expires`, in seconds since 1970.
+    fn link(&self, sandbox: &str, port: u16, expires: u64) -> String;
+}
+
+impl<F: Fn(&str, u16, u64) -> String + Send + Sync + 'static> PreviewLinks for F {
+    fn link(&self, sandbox: &str, port: u16, expires: u64) -> String {
+        self(sandbox, port, expires)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_image::Home;
+
+    #[test]
+    fn a_stock_template_is_known_before_it_is_built_and_a_path_never_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let templates = Templates::new(&Home::at(dir.path().join("home")).unwrap());
+        let base = templates.find("base").unwrap();
+        assert_eq!((base.name.as_str(), base.image_sha256), ("base", None));
+        for name in ["nope", "..", "../templates", "/etc", "", "BASE", "a\0"] {
+            let found = templates.find(name);
+            assert!(matches!(found, Err(TemplateRefusal::Unknown(_))), "{name}");
+        }
+        assert!(TemplateSource::list(&templates).unwrap().is_empty());
+    }
+}

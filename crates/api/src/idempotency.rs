@@ -1,0 +1,189 @@
+//! `Idempotency-Key`: a create that is sent again is answered again, not done again.
+
+use crate::error::ApiError;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// Most answers remembered for one caller.
+const MOST: usize = 1024;
+/// How long an answer is remembered.
+const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+/// Longest answer.
+const MAX_ANSWER: usize = 4 << 20;
+
+/// An answer that can be given again.
+#[derive(Debug)]
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Answer {
+    fn response(&self) -> Response {
+        let mut response = Response::new(Body::from(self.body.clone()));
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers.clone();
+        response
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    request: [u8; 32],
+    since: Instant,
+    answer: watch::Receiver<Option<Arc<Answer>>>,
+}
+
+/// What one caller sent, oldest first in `order`.
+#[derive(Debug, Default)]
+struct Shelf {
+    slots: HashMap<String, Slot>,
+    order: VecDeque<String>,
+}
+
+/// Answers that were given, by caller and key.
+#[derive(Debug, Default)]
+pub(crate) struct Replays(Mutex<HashMap<Option<String>, Shelf>>);
+
+/// The key of a request, if it has one.
+pub(crate) fn key_of(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get("idempotency-key") else {
+        return Ok(None);
+    };
+    let good = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
+    let text = value.to_str().unwrap_or_default();
+    if (1..=255).contains(&text.len()) && text.as_bytes().iter().all(good) {
+        return Ok(Some(text.to_owned()));
+    }
+    Err(ApiError::invalid(
+        "`Idempotency-Key` must be 1 to 255 of a-z, 0-9 and `-`",
+    ))
+}
+
+/// What makes two requests the same.
+pub(crate) fn digest(call: &str, body: &[u8]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(call);
+    hash.update([0]);
+    hash.update(body);
+    hash.finalize().into()
+}
+
+impl Replays {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Option<String>, Shelf>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does `work` unless `owner` sent the same request with the same key before: then its answer is given, as soon as there is
+    /// one. Only what succeeded is remembered; what failed may be tried again. `work` goes on if whoever asked goes away.
+    pub async fn once<F>(
+        self: &Arc<Self>,
+        owner: Option<String>,
+        key: String,
+        request: [u8; 32],
+        work: F,
+    ) -> Result<Response, ApiError>
+    where
+        F: Future<Output = Response> + Send + 'static,
+    {
+        let (tell, mut answer) = {
+            let mut shelves = self.lock();
+            let shelf = shelves.entry(owner.clone()).or_default();
+            shelf.forget_old();
+            match shelf.slots.get(&key) {
+                Some(slot) if slot.request != request => {
+                    return Err(ApiError::new(
+                        StatusCode::UNPROCESSABLE_ENTITY,
+                        "idempotency_key_reused",
+                        "this `Idempotency-Key` was sent before with another request: take a new one",
+                    )
+                    .permanent());
+                }
+                Some(slot) => (None, slot.answer.clone()),
+                None => {
+                    let (tell, answer) = watch::channel(None);
+                    shelf.order.push_back(key.clone());
+                    let slot = Slot {
+                        request,
+                        since: Instant::now(),
+                        answer: answer.clone(),
+                    };
+                    shelf.slots.insert(key.clone(), slot);
+                    (Some(tell), answer)
+                }
+            }
+        };
+        if let Some(tell) = tell {
+            let this = self.clone();
+            tokio::spawn(async move {
+                let mut entry = Entry {
+                    this,
+                    owner,
+                    key,
+                    keep: false,
+                };
+                let answer = frozen(work.await).await;
+                entry.keep = answer.status.is_success();
+                drop(entry);
+                tell.send_replace(Some(Arc::new(answer)));
+            });
+        }
+        let done = answer.wait_for(Option::is_some).await;
+        let done = done.ok().and_then(|a| a.clone());
+        let lost = || ApiError::internal("the request with this `Idempotency-Key` was lost");
+        done.map(|a| a.response()).ok_or_else(lost)
+    }
+}
+
+/// Clears its slot when dropped, also by a panic, unless it is to be kept.
+struct Entry {
+    this: Arc<Replays>,
+    owner: Option<String>,
+    key: String,
+    keep: bool,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.keep {
+            return;
+        }
+        if let Some(shelf) = self.this.lock().get_mut(&self.owner) {
+            shelf.slots.remove(&self.key);
+            shelf.order.retain(|k| *k != self.key);
+        }
+    }
+}
+
+impl Shelf {
+    fn forget_old(&mut self) {
+        while let Some(oldest) = self.order.front() {
+            let old = |s: &Slot| s.since.elapsed() > REMEMBERED;
+            if self.order.len() < MOST && !self.slots.get(oldest).is_some_and(old) {
+                return;
+            }
+            self.slots.remove(oldest);
+            self.order.pop_front();
+        }
+    }
+}
+
+async fn frozen(response: Response) -> Answer {
+    let (parts, body) = response.into_parts();
+    // Answers are made of values in memory: reading one cannot fail.
+    let body = to_bytes(body, MAX_ANSWER).await.unwrap_or_default();
+    Answer {
+        status: parts.status,
+        headers: parts.headers,
+        body,
+    }
+}

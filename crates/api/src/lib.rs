@@ -1,0 +1,27 @@
+//! Control plane of one host: REST as E2B clients expect it, and what Jiffy adds in the same style.
+//!
+//! [`router`] serves [`jiffy_host::Sandboxes`] to whoever shows an API key, or to the host's owner where the listener says so
+//! ([`Caller::Owner`]). What it answers is described by the document at `/openapi.json`.
+
+mod app;
+mod body;
+mod caller;
+mod error;
+mod find;
+mod hooks;
+mod idempotency;
+mod keys;
+mod network;
+pub mod openapi;
+mod page;
+mod query;
+mod quota;
+mod routes;
+mod wire;
+
+pub use app::{App, Config};
+pub use caller::Caller;
+pub use error::ApiError;
+pub use hooks::{PreviewLinks, TemplateInfo, TemplateRefusal, TemplateSource};
+pub use keys::{Key, KeyError, Keys, Limits, NewKey, Scope, local_key};
+pub use routes::{calls, router};

@@ -1,0 +1,257 @@
+//! Network rules as clients send them, checked.
+
+use crate::body::Object;
+use crate::error::ApiError;
+use jiffy_host::Network;
+use serde::Deserialize;
+use serde_json::Value;
+use std::net::IpAddr;
+
+/// Most entries of one list.
+pub(crate) const MOST: usize = 256;
+/// Longest name.
+const MAX_NAME: usize = 253;
+
+/// `network` of a new sandbox.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct NetworkBody {
+    allow_out: Option<Vec<String>>,
+    deny_out: Option<Vec<String>>,
+    dns_servers: Option<Vec<String>>,
+    egress_proxy: Option<Value>,
+    rules: Option<Value>,
+    https_ports: Option<Value>,
+    allow_public_traffic: Option<bool>,
+    mask_request_host: Option<String>,
+}
+
+/// What replaces the rules of a sandbox that is there. What is left out is cleared.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct NetworkUpdate {
+    #[serde(flatten)]
+    lists: Lists,
+    allow_internet_access: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Lists {
+    allow_out: Option<Vec<String>>,
+    deny_out: Option<Vec<String>>,
+    dns_servers: Option<Vec<String>>,
+    egress_proxy: Option<Value>,
+    rules: Option<Value>,
+}
+
+impl NetworkUpdate {
+    /// The rules, checked; who may reach the sandbox stays as it is in `before`.
+    pub fn check(self) -> Result<impl FnOnce(&mut Network) + Send + 'static, ApiError> {
+        let Lists {
+            allow_out,
+            deny_out,
+            dns_servers,
+            egress_proxy,
+            rules,
+        } = self.lists;
+        let body = NetworkBody {
+            allow_out,
+            deny_out,
+            dns_servers,
+            egress_proxy,
+            rules,
+            ..NetworkBody::default()
+        };
+        let new = body.check(self.allow_internet_access)?;
+        Ok(move |network: &mut Network| {
+            *network = Network {
+                restrict_traffic: network.restrict_traffic,
+                mask_request_host: network.mask_request_host.take(),
+                ..new
+            };
+        })
+    }
+}
+
+impl NetworkBody {
+    /// The rules, checked.
+    pub fn check(self, allow_internet_access: Option<bool>) -> Result<Network, ApiError> {
+        let unsupported = [
+            (
+                &self.rules,
+                "`rules` cannot be kept: this host does not look into connections, so it can neither add headers nor match requests; use `allowOut` and `denyOut`",
+            ),
+            (
+                &self.egress_proxy,
+                "`egressProxy` cannot be kept: this host sends traffic through no proxy",
+            ),
+            (
+                &self.https_ports,
+                "`httpsPorts` cannot be kept: this host speaks plain HTTP to the ports of a sandbox",
+            ),
+        ];
+        for (value, why) in unsupported {
+            if value.as_ref().is_some_and(|v| !is_empty(v)) {
+                return Err(ApiError::unsupported_option(why));
+            }
+        }
+        let allow_out = list("allowOut", self.allow_out, |e| is_cidr(e) || is_name(e))?;
+        let deny_out = list("denyOut", self.deny_out, is_cidr)?;
+        let dns_servers = list("dnsServers", self.dns_servers, is_address)?;
+        if let Some(host) = &self.mask_request_host
+            && !is_host(host)
+        {
+            return Err(ApiError::invalid(
+                "`network.maskRequestHost` must be a host name, with `${PORT}` for the port",
+            ));
+        }
+        Ok(Network {
+            allow_internet_access,
+            allow_out,
+            deny_out,
+            dns_servers,
+            restrict_traffic: self.allow_public_traffic == Some(false),
+            mask_request_host: self.mask_request_host,
+        })
+    }
+}
+
+/// Whether an option that is there says nothing.
+pub(crate) fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
+/// A `network` that may be missing.
+pub(crate) fn checked(
+    network: Option<Object<NetworkBody>>,
+    allow_internet_access: Option<bool>,
+) -> Result<Network, ApiError> {
+    let body = network.unwrap_or_default().0;
+    body.check(allow_internet_access)
+}
+
+fn list(
+    name: &str,
+    entries: Option<Vec<String>>,
+    good: fn(&str) -> bool,
+) -> Result<Vec<String>, ApiError> {
+    let entries = entries.unwrap_or_default();
+    if entries.len() > MOST {
+        return Err(ApiError::invalid(format!(
+            "`{name}` has more than {MOST} entries"
+        )));
+    }
+    if let Some(bad) = entries.iter().find(|e| !good(e)) {
+        let what = match name {
+            "allowOut" => "an address, a CIDR, a name or `*.name`",
+            "denyOut" => "an address or a CIDR (names can only be allowed)",
+            _ => "an address",
+        };
+        return Err(ApiError::invalid(format!(
+            "`{name}`: `{}` is not {what}",
+            crate::find::short(bad)
+        )));
+    }
+    Ok(entries)
+}
+
+fn is_address(text: &str) -> bool {
+    text.parse::<IpAddr>().is_ok()
+}
+
+/// An address with or without the length of its prefix.
+fn is_cidr(text: &str) -> bool {
+    let Some((address, length)) = text.split_once('/') else {
+        return is_address(text);
+    };
+    let most = match address.parse() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    length.len() <= 3
+        && length.bytes().all(|b| b.is_ascii_digit())
+        && length.parse::<u8>().is_ok_and(|l| l <= most)
+}
+
+fn is_name(text: &str) -> bool {
+    let name = text.strip_prefix("*.").unwrap_or(text);
+    // What looks like an address is none, or it would have been one.
+    let numeric = name.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    !name.is_empty() && name.len() <= MAX_NAME && !numeric && name.split('.').all(is_label)
+}
+
+fn is_label(label: &str) -> bool {
+    let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+    (1..=63).contains(&label.len())
+        && label.bytes().all(good)
+        && !label.starts_with('-')
+        && !label.ends_with('-')
+}
+
+/// A value for a `Host` header.
+fn is_host(text: &str) -> bool {
+    let plain = text.replace("${PORT}", "1");
+    let (name, port) = plain.rsplit_once(':').unwrap_or((&plain, "1"));
+    !name.is_empty()
+        && name.len() <= MAX_NAME
+        && name.split('.').all(is_label)
+        && port.parse::<u16>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check(body: Value) -> Result<Network, ApiError> {
+        let body: NetworkBody = serde_json::from_value(body).unwrap();
+        body.check(None)
+    }
+
+    #[test]
+    fn rules_are_addresses_and_names_and_denials_are_addresses() {
+        let good = json!({
+            "allowOut": ["1.1.1.1", "10.0.0.0/8", "example.com", "*.example.com", "fd00::/8"],
+            "denyOut": ["0.0.0.0/0", "::1"], "dnsServers": ["8.8.8.8"],
+            "maskRequestHost": "localhost:${PORT}", "rules": {}, "httpsPorts": [],
+            "allowPublicTraffic": false,
+        });
+        let network = check(good).unwrap();
+        assert!(network.restrict_traffic && network.allow_out.len() == 5);
+        for bad in [
+            json!({"denyOut": ["example.com"]}),
+            json!({"allowOut": ["10.0.0.0/33"]}),
+            json!({"allowOut": ["1.2.3.4/+8"]}),
+            json!({"allowOut": ["300.1.1.1"]}),
+            json!({"allowOut": ["a..b"]}),
+            json!({"allowOut": ["-a.b"]}),
+            json!({"allowOut": [""]}),
+            json!({"dnsServers": ["dns.example"]}),
+            json!({"maskRequestHost": "a b"}),
+            json!({"maskRequestHost": "a\r\nX: y"}),
+            json!({"allowOut": vec!["1.1.1.1"; 257]}),
+        ] {
+            let status = check(bad.clone()).unwrap_err().status;
+            assert_eq!(status.as_u16(), 400, "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_refused_and_not_ignored() {
+        for bad in [
+            json!({"rules": {"a.example": [{"transform": {"headers": {"A": "b"}}}]}}),
+            json!({"rules": [{"name": "x"}]}),
+            json!({"egressProxy": {"address": "x"}}),
+            json!({"httpsPorts": [443]}),
+        ] {
+            assert_eq!(check(bad).unwrap_err().error_code, "unsupported_option");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! One call: what it takes and what it answers.
+
+use super::{query, schema};
+use crate::page::MOST;
+use axum::http::Method;
+use serde_json::{Value, json};
+
+/// A call.
+pub(super) struct Operation {
+    pub method: Method,
+    pub path: &'static str,
+    pub id: &'static str,
+    pub tag: &'static str,
+    pub summary: &'static str,
+    /// Beside those in the path.
+    pub parameters: Vec<Value>,
+    /// Its schema, and whether there must be one.
+    pub body: Option<(Value, bool)>,
+    /// Successes.
+    pub answers: Vec<(u16, &'static str, Option<Value>)>,
+    /// Refusals beside those that any such call may meet.
+    pub more: &'static [u16],
+    /// Whether it answers in pages.
+    pub paged: bool,
+    /// Whether it needs no key.
+    pub open: bool,
+}
+
+impl Operation {
+    pub fn new(
+        method: Method,
+        path: &'static str,
+        id: &'static str,
+        summary: &'static str,
+    ) -> Self {
+        let tags = ["sandboxes", "snapshots", "templates", "pools"];
+        let tag = path.split('/').find(|part| tags.contains(part));
+        Self {
+            method,
+            path,
+            id,
+            tag: tag.unwrap_or("host"),
+            summary,
+            parameters: Vec::new(),
+            body: None,
+            answers: Vec::new(),
+            more: &[],
+            paged: false,
+            open: false,
+        }
+    }
+
+    pub fn get(path: &'static str, id: &'static str, summary: &'static str) -> Self {
+        Self::new(Method::GET, path, id, summary)
+    }
+
+    pub fn post(path: &'static str, id: &'static str, summary: &'static str) -> Self {
+        Self::new(Method::POST, path, id, summary)
+    }
+
+    pub fn delete(path: &'static str, id: &'static str, summary: &'static str) -> Self {
+        Self::new(Method::DELETE, path, id, summary)
+    }
+
+    pub fn with(mut self, parameters: Vec<Value>) -> Self {
+        self.parameters = parameters;
+        self
+    }
+
+    pub fn takes(mut self, name: &str) -> Self {
+        self.body = Some((schema(name), true));
+        self
+    }
+
+    pub fn may_take(mut self, name: &str) -> Self {
+        self.body = Some((schema(name), false));
+        self
+    }
+
+    pub fn answers(mut self, status: u16, what: &'static str, body: Value) -> Self {
+        self.answers.push((status, what, Some(body)));
+        self
+    }
+
+    pub fn answers_nothing(mut self) -> Self {
+        self.answers.push((204, "Done", None));
+        self
+    }
+
+    pub fn accepts(mut self) -> Self {
+        self.answers.push((202, "It will", None));
+        self
+    }
+
+    pub fn refuses(mut self, more: &'static [u16]) -> Self {
+        self.more = more;
+        self
+    }
+
+    pub fn paged(mut self) -> Self {
+        let order = json!({ "type": "string", "enum": ["asc", "desc"], "default": "desc" });
+        self.parameters.extend([
+            query(
+                "limit",
+                json!({ "type": "integer", "minimum": 1, "maximum": MOST, "default": MOST }),
+            ),
+            query("nextToken", json!({ "type": "string", "maxLength": 128 })),
+            query("order", order),
+        ]);
+        self.paged = true;
+        self
+    }
+
+    pub fn open(mut self) -> Self {
+        self.open = true;
+        self
+    }
+
+    /// Statuses of refusals.
+    pub fn refusals(&self) -> Vec<u16> {
+        let mut all: Vec<u16> = self.more.to_vec();
+        if self.open {
+            return all;
+        }
+        all.extend([401, 500]);
+        if self.method != Method::GET {
+            all.push(403);
+        }
+        if self.path.contains('{') {
+            all.extend([400, 404]);
+        }
+        if !self.parameters.is_empty() {
+            all.push(400);
+        }
+        if self.body.is_some() {
+            all.extend([400, 413, 415]);
+        }
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}

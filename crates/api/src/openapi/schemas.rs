@@ -1,0 +1,420 @@
+//! What bodies are made of.
+
+use crate::network;
+use crate::routes::bounds::{
+    MAX_NAME, MAX_PAIRS, MAX_REFRESH, MAX_SNAPSHOT_NAME, MAX_VALUE, STATES,
+};
+use jiffy_engine::SandboxSize;
+use serde_json::{Value, json};
+
+/// Longest time limit that any configuration allows.
+const MAX_TIMEOUT: u64 = 30 * 24 * 3600;
+
+/// An object with these properties, of which `required` must be there.
+fn object(required: &[&str], properties: Value) -> Value {
+    json!({ "type": "object", "required": required, "properties": properties })
+}
+
+/// Two lists of properties as one.
+fn joined(mut one: Value, other: Value) -> Value {
+    if let (Some(one), Value::Object(other)) = (one.as_object_mut(), other) {
+        one.extend(other);
+    }
+    one
+}
+
+/// `schema` of one type, or null.
+fn maybe(mut schema: Value) -> Value {
+    if let Some(map) = schema.as_object_mut() {
+        let kind = map.get("type").cloned().unwrap_or_default();
+        map.insert("type".to_owned(), json!([kind, "null"]));
+    }
+    schema
+}
+
+fn text() -> Value {
+    json!({ "type": "string" })
+}
+
+fn flag() -> Value {
+    json!({ "type": "boolean" })
+}
+
+fn integer(least: i64, most: u64) -> Value {
+    json!({ "type": "integer", "minimum": least, "maximum": most })
+}
+
+fn count() -> Value {
+    json!({ "type": "integer", "minimum": 0 })
+}
+
+fn moment() -> Value {
+    json!({ "type": "string", "format": "date-time" })
+}
+
+fn timeout() -> Value {
+    let mut schema = integer(-1, MAX_TIMEOUT);
+    if let Some(map) = schema.as_object_mut() {
+        map.insert("description".to_owned(), json!("Seconds; -1: no limit"));
+    }
+    schema
+}
+
+fn pairs(names: &str) -> Value {
+    json!({
+        "type": ["object", "null"],
+        "maxProperties": MAX_PAIRS,
+        "propertyNames": { "type": "string", "pattern": names, "maxLength": MAX_NAME },
+        "additionalProperties": { "type": "string", "maxLength": MAX_VALUE, "pattern": "^[^\\u0000]*$" },
+    })
+}
+
+fn addresses(pattern: &str) -> Value {
+    json!({
+        "type": ["array", "null"], "maxItems": network::MOST,
+        "items": { "type": "string", "pattern": pattern },
+    })
+}
+
+/// Nothing but emptiness: an option this host does not have.
+fn nothing() -> Value {
+    json!({
+        "description": "Not supported: refused unless empty",
+        "anyOf": [
+            { "type": "null" },
+            { "type": "array", "maxItems": 0 },
+            { "type": "object", "maxProperties": 0 },
+        ],
+    })
+}
+
+const OCTET: &str = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])";
+
+fn v4(prefix: &str) -> String {
+    format!("({OCTET}\\.){{3}}{OCTET}{prefix}")
+}
+
+fn lists() -> Value {
+    let cidr = v4("(/(3[0-2]|[12]?[0-9]))?");
+    let name = "(\\*\\.)?([a-z]([a-z0-9-]{0,30}[a-z0-9])?\\.){0,3}[a-z]([a-z0-9-]{0,30}[a-z0-9])?";
+    // Of IPv6 the patterns know what starts no trouble; more is understood.
+    let v6 = "::1|fd00::(/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))?";
+    json!({
+        "allowOut": addresses(&format!("^({cidr}|{v6}|{name})$")),
+        "denyOut": addresses(&format!("^({cidr}|{v6})$")),
+        "dnsServers": addresses(&format!("^({}|::1)$", v4(""))),
+        "egressProxy": nothing(),
+        "rules": nothing(),
+    })
+}
+
+/// All of them, by name.
+pub(super) fn all() -> Value {
+    joined(joined(requests(), sandboxes()), others())
+}
+
+fn requests() -> Value {
+    let network = json!({
+        "httpsPorts": nothing(),
+        "allowPublicTraffic": maybe(flag()),
+        "maskRequestHost": maybe(json!({
+            "type": "string", "pattern": "^[a-z][a-z0-9]{0,30}(\\.[a-z][a-z0-9]{0,30}){0,3}(:\\$\\{PORT\\})?$",
+        })),
+    });
+    let on_timeout = json!({ "type": ["string", "null"], "enum": ["kill", "pause", null] });
+    let not_false = json!({
+        "description": "Not supported: false is refused",
+        "type": ["boolean", "null"],
+    });
+    let disk = integer(SandboxSize::MIN_DISK_MIB as i64, SandboxSize::MAX_DISK_MIB);
+    let memory = integer(
+        i64::from(SandboxSize::MIN_MEMORY_MIB),
+        u64::from(SandboxSize::MAX_MEMORY_MIB),
+    );
+    let name = format!(
+        "^[A-Za-z0-9][A-Za-z0-9._:/-]{{0,{}}}$",
+        MAX_SNAPSHOT_NAME - 1
+    );
+    json!({
+        "NewSandbox": object(&["templateID"], json!({
+            "templateID": { "type": "string", "description": "A template by name, or a snapshot" },
+            "timeout": maybe(timeout()),
+            "autoPause": maybe(flag()),
+            "autoPauseMemory": not_false,
+            "autoResume": maybe(object(&[], json!({ "enabled": maybe(flag()) }))),
+            "secure": maybe(flag()),
+            "allow_internet_access": maybe(flag()),
+            "network": maybe(object(&[], joined(lists(), network))),
+            "metadata": pairs("^(?!host-mount$)"),
+            "envVars": pairs("^[^=\\u0000]+$"),
+            "envs": pairs("^[^=\\u0000]+$"),
+            "lifecycle": maybe(object(&[], json!({
+                "onTimeout": on_timeout,
+                "autoResume": maybe(flag()),
+            }))),
+            "mcp": nothing(),
+            "iam": nothing(),
+            "volumeMounts": nothing(),
+            "cpuCount": maybe(integer(1, u64::from(SandboxSize::MAX_VCPUS))),
+            "memoryMB": maybe(memory),
+            "diskSizeMB": maybe(disk),
+        })),
+        "ConnectSandbox": maybe(object(&[], json!({
+            "timeout": maybe(timeout()),
+            "memory": not_false,
+            "autoPause": maybe(flag()),
+        }))),
+        "ResumeSandbox": maybe(object(&[], json!({
+            "timeout": maybe(timeout()),
+            "memory": not_false,
+            "autoPause": maybe(flag()),
+        }))),
+        "PauseSandbox": maybe(object(&[], json!({
+            "memory": not_false,
+            "requireHealthyGuest": maybe(flag()),
+        }))),
+        "SetTimeout": object(&["timeout"], json!({ "timeout": timeout() })),
+        "Refresh": maybe(object(&[], json!({ "duration": maybe(integer(0, MAX_REFRESH)) }))),
+        "ForkSandbox": maybe(object(&[], json!({
+            "timeout": maybe(timeout()),
+            "count": maybe(integer(1, 100)),
+        }))),
+        "RollbackSandbox": object(&["snapshotID"], json!({ "snapshotID": text() })),
+        "SnapshotSandbox": maybe(object(&[], json!({
+            "name": maybe(json!({ "type": "string", "pattern": name })),
+            "memory": not_false,
+        }))),
+        "NetworkUpdate": object(&[], joined(lists(), json!({
+            "allow_internet_access": maybe(flag()),
+        }))),
+        "SetPool": object(&["size"], json!({ "size": integer(0, 1000) })),
+    })
+}
+
+/// What Jiffy adds to a sandbox.
+fn ours() -> Value {
+    json!({
+        "forkedFrom": text(),
+        "snapshotID": text(),
+        "bootMode": { "type": "string", "enum": ["cold", "snapshot", "warm-pool", "fork"] },
+        "bootMs": { "type": "number", "minimum": 0 },
+        "jiffy": { "type": "object", "description": "The full record, for the host's owner" },
+    })
+}
+
+fn sandboxes() -> Value {
+    const LISTED: [&str; 10] = [
+        "templateID",
+        "sandboxID",
+        "clientID",
+        "startedAt",
+        "endAt",
+        "cpuCount",
+        "memoryMB",
+        "diskSizeMB",
+        "state",
+        "envdVersion",
+    ];
+    let listed = || {
+        joined(
+            ours(),
+            json!({
+                "templateID": text(),
+                "sandboxID": text(),
+                "clientID": text(),
+                "alias": text(),
+                "startedAt": moment(),
+                "endAt": moment(),
+                "cpuCount": count(),
+                "memoryMB": count(),
+                "diskSizeMB": count(),
+                "state": { "type": "string", "enum": STATES },
+                "envdVersion": text(),
+                "metadata": { "type": "object", "additionalProperties": text() },
+                "volumeMounts": { "type": "array" },
+            }),
+        )
+    };
+    let strings = json!({ "type": "array", "items": text() });
+    json!({
+        "Sandbox": object(&["templateID", "sandboxID", "clientID", "envdVersion"], joined(ours(), json!({
+            "templateID": text(),
+            "sandboxID": text(),
+            "clientID": text(),
+            "envdVersion": text(),
+            "alias": text(),
+            "envdAccessToken": text(),
+            "trafficAccessToken": maybe(text()),
+            "domain": maybe(text()),
+        }))),
+        "ListedSandbox": object(&LISTED, listed()),
+        "SandboxDetail": object(&LISTED, joined(listed(), json!({
+            "envdAccessToken": text(),
+            "domain": maybe(text()),
+            "allowInternetAccess": maybe(flag()),
+            "network": object(&["allowOut", "denyOut", "dnsServers", "allowPublicTraffic"], json!({
+                "allowOut": strings,
+                "denyOut": strings,
+                "dnsServers": strings,
+                "allowPublicTraffic": flag(),
+                "maskRequestHost": text(),
+            })),
+            "lifecycle": object(&["onTimeout", "autoResume"], json!({
+                "onTimeout": { "type": "string", "enum": ["kill", "pause"] },
+                "autoResume": flag(),
+            })),
+            "pauseMode": { "type": "string", "enum": ["full", "filesystem"] },
+        }))),
+        "Forked": object(&["snapshotID"], json!({
+            "snapshotID": text(),
+            "sandbox": super::schema("Sandbox"),
+            "error": super::schema("Error"),
+        })),
+        "Promoted": object(&["sandboxID", "removed"], json!({
+            "sandboxID": text(),
+            "removed": strings,
+            "jiffy": { "type": "array" },
+        })),
+        "RolledBack": object(&["sandboxID", "snapshotID", "operationID", "status"], json!({
+            "sandboxID": text(),
+            "snapshotID": text(),
+            "operationID": text(),
+            "status": { "type": "string", "enum": ["completed"] },
+            "bootMs": { "type": "number", "minimum": 0 },
+            "jiffy": { "type": "object" },
+        })),
+        "Snapshot": object(&["snapshotID", "names", "status", "createdAt"], json!({
+            "snapshotID": text(),
+            "names": strings,
+            "status": { "type": "string", "enum": ["ready"] },
+            "originSandboxID": text(),
+            "templateID": text(),
+            "parentSnapshotID": text(),
+            "purpose": { "type": "string", "enum": ["template", "asked", "fork", "pause"] },
+            "cpuCount": count(),
+            "memoryMB": count(),
+            "diskSizeMB": count(),
+            "createdAt": moment(),
+            "updatedAt": moment(),
+            "stoppedMs": { "type": "number", "minimum": 0 },
+            "totalMs": { "type": "number", "minimum": 0 },
+            "jiffy": { "type": "object" },
+        })),
+    })
+}
+
+fn others() -> Value {
+    let metric = [
+        "timestamp",
+        "timestampUnix",
+        "cpuCount",
+        "cpuUsedPct",
+        "memUsed",
+        "memTotal",
+        "memCache",
+        "diskUsed",
+        "diskTotal",
+    ];
+    let entry = object(
+        &["timestamp", "message", "level"],
+        json!({
+            "timestamp": moment(),
+            "message": text(),
+            "level": { "type": "string", "enum": ["debug", "info", "warn", "error"] },
+            "fields": { "type": "object", "additionalProperties": text() },
+        }),
+    );
+    let line = object(
+        &["timestamp", "line"],
+        json!({ "timestamp": moment(), "line": text() }),
+    );
+    let entries = json!({ "type": "array", "items": entry });
+    let strings = json!({ "type": "array", "items": text() });
+    json!({
+        "Error": object(&["code", "message"], json!({
+            "code": { "type": "integer", "minimum": 400, "maximum": 599 },
+            "message": text(),
+            "error_code": text(),
+        })),
+        "Health": object(&["status"], json!({ "status": { "type": "string", "enum": ["ok"] } })),
+        "Host": object(&["version", "pid", "running", "warm"], json!({
+            "version": text(),
+            "pid": count(),
+            "running": count(),
+            "warm": count(),
+            "memoryTotalMB": maybe(count()),
+            "memoryAvailableMB": maybe(count()),
+            "memoryLimitMB": maybe(count()),
+            "diskTotalMB": maybe(count()),
+            "diskFreeMB": maybe(count()),
+        })),
+        "Metric": object(&metric, json!({
+            "timestamp": moment(),
+            "timestampUnix": count(),
+            "cpuCount": count(),
+            "cpuUsedPct": { "type": "number", "minimum": 0 },
+            "memUsed": count(),
+            "memTotal": count(),
+            "memCache": count(),
+            "diskUsed": count(),
+            "diskTotal": count(),
+        })),
+        "AllMetrics": object(&["sandboxes"], json!({
+            "sandboxes": { "type": "object", "additionalProperties": super::schema("Metric") },
+        })),
+        "Logs": object(&["logs", "logEntries"], json!({
+            "logs": { "type": "array", "items": line },
+            "logEntries": entries,
+        })),
+        "LogsV2": object(&["logs"], json!({ "logs": entries })),
+        "Preview": object(&["url", "expiresAt"], json!({ "url": text(), "expiresAt": moment() })),
+        "Template": object(&[
+            "templateID", "buildID", "cpuCount", "memoryMB", "diskSizeMB", "public", "aliases",
+            "names", "createdAt", "updatedAt", "createdBy", "lastSpawnedAt", "spawnCount",
+            "buildCount", "envdVersion", "buildStatus",
+        ], json!({
+            "templateID": text(),
+            "buildID": { "type": "string", "format": "uuid" },
+            "cpuCount": count(),
+            "memoryMB": count(),
+            "diskSizeMB": count(),
+            "public": flag(),
+            "aliases": strings,
+            "names": strings,
+            "createdAt": moment(),
+            "updatedAt": moment(),
+            "createdBy": { "type": "null" },
+            "lastSpawnedAt": { "type": "null" },
+            "spawnCount": count(),
+            "buildCount": count(),
+            "envdVersion": text(),
+            "buildStatus": { "type": "string", "enum": ["ready"] },
+            "builds": { "type": "array" },
+        })),
+        "Alias": object(&["templateID", "public"], json!({ "templateID": text(), "public": flag() })),
+        "Tag": object(&["tag", "buildID", "createdAt"], json!({
+            "tag": text(),
+            "buildID": text(),
+            "createdAt": moment(),
+        })),
+        "BuildStatus": object(&["templateID", "buildID", "status", "logs", "logEntries"], json!({
+            "templateID": text(),
+            "buildID": text(),
+            "status": { "type": "string", "enum": ["waiting", "building", "ready", "error"] },
+            "logs": strings,
+            "logEntries": entries,
+        })),
+        "Team": object(&["teamID", "name", "apiKey", "isDefault"], json!({
+            "teamID": text(),
+            "name": text(),
+            "slug": text(),
+            "apiKey": text(),
+            "isDefault": flag(),
+        })),
+        "Pool": object(&["templateID", "size", "ready"], json!({
+            "templateID": text(),
+            "size": count(),
+            "ready": count(),
+        })),
+    })
+}

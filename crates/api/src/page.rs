@@ -1,0 +1,151 @@
+//! Lists in pages.
+//!
+//! A page ends at an item, and its token says which: what is added or removed in between moves nothing that was not seen yet.
+
+use crate::error::ApiError;
+use crate::query::Query;
+use axum::http::{HeaderName, HeaderValue};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+/// Token of the next page; absent on the last.
+pub(crate) const NEXT: HeaderName = HeaderName::from_static("x-next-token");
+/// Most items of a page, and how many it has when nobody says.
+pub(crate) const MOST: usize = 100;
+/// Longest token that is looked at.
+const MAX_TOKEN: usize = 128;
+
+/// Where an item stands in its list.
+pub(crate) type Place = (u64, String);
+
+/// Which page is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Page {
+    limit: usize,
+    after: Option<Place>,
+    descending: bool,
+}
+
+impl Page {
+    pub fn from_query(query: &Query) -> Result<Self, ApiError> {
+        let limit = query.number("limit", 1..=MOST as u64)?;
+        let orders = [("asc", false), ("desc", true)];
+        Ok(Self {
+            limit: limit.map_or(MOST, |l| usize::try_from(l).unwrap_or(MOST)),
+            after: query.get("nextToken").map(place).transpose()?,
+            // Newest first.
+            descending: query.word("order", &orders)?.unwrap_or(true),
+        })
+    }
+
+    /// The items of the page and the token of the next.
+    pub fn cut<T>(
+        &self,
+        items: Vec<T>,
+        place_of: impl Fn(&T) -> Place,
+    ) -> (Vec<T>, Option<HeaderValue>) {
+        let mut placed: Vec<(Place, T)> = items.into_iter().map(|i| (place_of(&i), i)).collect();
+        placed.sort_by(|a, b| a.0.cmp(&b.0));
+        if self.descending {
+            placed.reverse();
+        }
+        if let Some(after) = &self.after {
+            placed.retain(|(place, _)| match self.descending {
+                true => place < after,
+                false => place > after,
+            });
+        }
+        let more = placed.len() > self.limit;
+        placed.truncate(self.limit);
+        let last = placed.last().filter(|_| more);
+        let next = last.and_then(|((ms, id), _)| {
+            let token = URL_SAFE_NO_PAD.encode(format!("{ms}:{id}"));
+            HeaderValue::from_str(&token).ok()
+        });
+        (placed.into_iter().map(|(_, item)| item).collect(), next)
+    }
+}
+
+fn place(token: &str) -> Result<Place, ApiError> {
+    let bad = || ApiError::invalid("`nextToken` is not one that a list answered");
+    if token.len() > MAX_TOKEN {
+        return Err(bad());
+    }
+    let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| bad())?;
+    let text = String::from_utf8(bytes).map_err(|_| bad())?;
+    let (ms, id) = text.split_once(':').ok_or_else(bad)?;
+    Ok((ms.parse().map_err(|_| bad())?, id.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn page(query: &str) -> Result<Page, ApiError> {
+        Page::from_query(&Query::parse(query))
+    }
+
+    proptest! {
+        #[test]
+        fn pages_joined_are_the_list(
+            items in proptest::collection::btree_set((0u64..20, "[a-z]{1,4}"), 0..60),
+            limit in 1usize..8,
+            descending: bool,
+        ) {
+            let order = if descending { "desc" } else { "asc" };
+            let mut expected: Vec<Place> = items.iter().cloned().collect();
+            if descending {
+                expected.reverse();
+            }
+            let (mut seen, mut token) = (Vec::new(), String::new());
+            loop {
+                let query = format!("limit={limit}&order={order}&nextToken={token}");
+                let (mut part, next) = page(&query).unwrap().cut(items.iter().cloned().collect(), Clone::clone);
+                prop_assert!(part.len() <= limit);
+                seen.append(&mut part);
+                match next {
+                    Some(next) => token = next.to_str().unwrap().to_owned(),
+                    None => break,
+                }
+            }
+            prop_assert_eq!(seen, expected);
+        }
+
+        #[test]
+        fn what_was_not_seen_comes_also_when_what_was_seen_is_removed(
+            count in 2u64..30,
+            limit in 1usize..10,
+        ) {
+            let all: Vec<Place> = (0..count).map(|n| (n, format!("i{n}"))).collect();
+            let (first, next) = page(&format!("limit={limit}")).unwrap().cut(all.clone(), Clone::clone);
+            let rest: Vec<Place> = all.into_iter().filter(|i| !first.contains(i)).collect();
+            if let Some(next) = next {
+                let query = format!("limit=100&nextToken={}", next.to_str().unwrap());
+                let (mut second, _) = page(&query).unwrap().cut(rest.clone(), Clone::clone);
+                second.reverse();
+                prop_assert_eq!(second, rest);
+            }
+        }
+
+        #[test]
+        fn any_token_is_a_place_or_refused(token in ".{0,200}") {
+            let _ = place(&token);
+        }
+    }
+
+    #[test]
+    fn bounds_are_kept() {
+        for bad in [
+            "limit=0",
+            "limit=101",
+            "limit=-1",
+            "limit=x",
+            "order=up",
+            "nextToken=%2B%2B",
+        ] {
+            assert!(page(bad).is_err(), "{bad}");
+        }
+        assert_eq!(page("").unwrap().limit, 100);
+    }
+}

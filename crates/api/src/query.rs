@@ -1,0 +1,108 @@
+//! Query parameters: bounded, refused in words.
+
+use crate::error::ApiError;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use percent_encoding::percent_decode_str;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// The parameters of a request, decoded.
+pub(crate) struct Query(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Query {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        Ok(Self::parse(parts.uri.query().unwrap_or_default()))
+    }
+}
+
+impl Query {
+    pub fn parse(query: &str) -> Self {
+        let pairs = form_urlencoded::parse(query.as_bytes());
+        Self(pairs.into_owned().collect())
+    }
+
+    /// The first value of a parameter that is not empty.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let mut values = self.0.iter().filter(|(n, v)| n == name && !v.is_empty());
+        values.next().map(|(_, v)| v.as_str())
+    }
+
+    /// A whole number.
+    pub fn number(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, ApiError> {
+        let Some((_, text)) = self.0.iter().find(|(n, _)| n == name) else {
+            return Ok(None);
+        };
+        let number = text.parse().ok().filter(|n| range.contains(n));
+        number.map(Some).ok_or_else(|| {
+            ApiError::invalid(format!(
+                "`{name}` must be a whole number from {} to {}",
+                range.start(),
+                range.end()
+            ))
+        })
+    }
+
+    /// One of several words.
+    pub fn word<T: Copy>(&self, name: &str, words: &[(&str, T)]) -> Result<Option<T>, ApiError> {
+        let Some((_, text)) = self.0.iter().find(|(n, _)| n == name) else {
+            return Ok(None);
+        };
+        one_of(name, text, words).map(Some)
+    }
+
+    /// Several of several words, separated by commas or given one by one.
+    pub fn words<T: Copy>(
+        &self,
+        name: &str,
+        words: &[(&str, T)],
+    ) -> Result<Option<Vec<T>>, ApiError> {
+        let mut found = Vec::new();
+        for (_, value) in self.0.iter().filter(|(n, _)| n == name) {
+            for text in value.split(',') {
+                found.push(one_of(name, text, words)?);
+            }
+        }
+        Ok(Some(found).filter(|f| !f.is_empty()))
+    }
+
+    /// `true` or `false`.
+    pub fn flag(&self, name: &str) -> Result<bool, ApiError> {
+        let words = [("true", true), ("false", false)];
+        Ok(self.word(name, &words)?.unwrap_or(false))
+    }
+
+    /// A moment in RFC 3339, in milliseconds since 1970.
+    pub fn moment(&self, name: &str) -> Result<Option<i64>, ApiError> {
+        let Some((_, text)) = self.0.iter().find(|(n, _)| n == name) else {
+            return Ok(None);
+        };
+        // The `+` of an offset that nobody encoded arrives as a space.
+        let text = text.replace(' ', "+");
+        let moment: Result<jiff::Timestamp, _> = text.parse();
+        match moment {
+            Ok(moment) => Ok(Some(moment.as_millisecond())),
+            Err(_) => Err(ApiError::invalid(format!(
+                "`{name}` must be a moment as in RFC 3339, like 2026-01-31T12:00:00Z"
+            ))),
+        }
+    }
+
+    /// Pairs `k=v&k2=v2` inside one parameter: quoted as a query, as clients do it, after they have quoted each part by itself.
+    pub fn pairs(&self, name: &str) -> Option<BTreeMap<String, String>> {
+        let value = self.get(name)?;
+        let part = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+        let pairs = form_urlencoded::parse(value.as_bytes());
+        Some(pairs.map(|(k, v)| (part(&k), part(&v))).collect())
+    }
+}
+
+fn one_of<T: Copy>(name: &str, text: &str, words: &[(&str, T)]) -> Result<T, ApiError> {
+    let found = words.iter().find(|(word, _)| *word == text);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        ApiError::invalid(format!("`{name}` must be of {}", known.join(", ")))
+    })
+}

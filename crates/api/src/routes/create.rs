@@ -1,0 +1,236 @@
+//! `POST /sandboxes` and `POST /v2/sandboxes`.
+
+use crate::app::App;
+use crate::body::{Object, Raw, parse};
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::find::Origin;
+use crate::idempotency::{digest, key_of};
+use crate::network::{NetworkBody, checked, is_empty};
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use jiffy_engine::{Engine, SandboxSize};
+use jiffy_host::{CreateSpec, OnTimeout, Source, Terms};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Most metadata and environment variables.
+pub(crate) const MAX_PAIRS: usize = 256;
+/// Longest name of one.
+pub(crate) const MAX_NAME: usize = 256;
+/// Longest value of one.
+pub(crate) const MAX_VALUE: usize = 8192;
+/// Key by which a client of another system asks for directories of the host.
+const HOST_MOUNT: &str = "host-mount";
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NewSandbox {
+    #[serde(rename = "templateID")]
+    template_id: String,
+    timeout: Option<i64>,
+    auto_pause: Option<bool>,
+    auto_pause_memory: Option<bool>,
+    auto_resume: Option<Object<AutoResume>>,
+    secure: Option<bool>,
+    #[serde(rename = "allow_internet_access")]
+    allow_internet_access: Option<bool>,
+    network: Option<Object<NetworkBody>>,
+    metadata: Option<BTreeMap<String, String>>,
+    env_vars: Option<BTreeMap<String, String>>,
+    envs: Option<BTreeMap<String, String>>,
+    lifecycle: Option<Object<Lifecycle>>,
+    mcp: Option<Value>,
+    iam: Option<Value>,
+    volume_mounts: Option<Value>,
+    cpu_count: Option<u8>,
+    #[serde(rename = "memoryMB")]
+    memory_mb: Option<u32>,
+    #[serde(rename = "diskSizeMB")]
+    disk_size_mb: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct AutoResume {
+    enabled: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Lifecycle {
+    on_timeout: Option<WireOnTimeout>,
+    auto_resume: Option<bool>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum WireOnTimeout {
+    Kill,
+    Pause,
+}
+
+pub(super) async fn create_v2<E: Engine>(
+    state: State<App<E>>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Raw,
+) -> Result<Response, ApiError> {
+    create(state, caller, headers, body, Some(true)).await
+}
+
+pub(super) async fn create_v1<E: Engine>(
+    state: State<App<E>>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Raw,
+) -> Result<Response, ApiError> {
+    create(state, caller, headers, body, None).await
+}
+
+async fn create<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    headers: HeaderMap,
+    Raw(body): Raw,
+    secure: Option<bool>,
+) -> Result<Response, ApiError> {
+    let Some(key) = key_of(&headers)? else {
+        return make(&app, &caller, &body, secure).await;
+    };
+    let request = digest(&format!("create {secure:?}"), &body);
+    let (replays, owner) = (app.replays.clone(), caller.owner_id());
+    let work = async move { make(&app, &caller, &body, secure).await.into_response() };
+    replays.once(owner, key, request, work).await
+}
+
+/// `secure` as the version of the call decides, or as asked.
+async fn make<E: Engine>(
+    app: &App<E>,
+    caller: &Caller,
+    body: &Bytes,
+    secure: Option<bool>,
+) -> Result<Response, ApiError> {
+    let wanted: NewSandbox = parse(body)?;
+    refuse_unsupported(&wanted)?;
+    let asked_size = (wanted.cpu_count, wanted.memory_mb, wanted.disk_size_mb);
+    let (source, size, room_for) = match app.origin(caller, &wanted.template_id)? {
+        Origin::Template(info) => {
+            let size = SandboxSize {
+                vcpus: asked_size.0.unwrap_or(info.size.vcpus),
+                memory_mib: asked_size.1.unwrap_or(info.size.memory_mib),
+                disk_mib: asked_size.2.unwrap_or(info.size.disk_mib),
+            };
+            size.check().map_err(|e| ApiError::invalid(e.to_string()))?;
+            (Source::Template(info.name), Some(size), size)
+        }
+        Origin::Snapshot(_) if asked_size != (None, None, None) => {
+            return Err(ApiError::invalid(
+                "a sandbox made from a snapshot has the snapshot's size: leave `cpuCount`, `memoryMB` and `diskSizeMB` out",
+            ));
+        }
+        Origin::Snapshot(snapshot) => (Source::Snapshot(snapshot.id), None, snapshot.size),
+    };
+    let spec = CreateSpec {
+        source,
+        size,
+        env: env(wanted.env_vars.or(wanted.envs))?,
+        terms: Terms {
+            owner: caller.owner_id(),
+            metadata: metadata(wanted.metadata)?,
+            timeout_s: app.config.timeout_or_default(wanted.timeout)?,
+            on_timeout: on_timeout(wanted.auto_pause, wanted.lifecycle.as_ref()),
+            auto_resume: auto_resume(wanted.auto_resume, wanted.lifecycle.as_ref()),
+            secure: secure.unwrap_or(wanted.secure == Some(true)),
+            network: checked(wanted.network, wanted.allow_internet_access)?,
+        },
+    };
+    let _room = app.room(caller, room_for, 1, true).await?;
+    let made = app.sandboxes.create(spec).await?;
+    Ok((StatusCode::CREATED, Json(app.answer(caller, &made))).into_response())
+}
+
+fn refuse_unsupported(wanted: &NewSandbox) -> Result<(), ApiError> {
+    let asked = |value: &Option<Value>| value.as_ref().is_some_and(|v| !is_empty(v));
+    let refusals = [
+        (
+            asked(&wanted.mcp),
+            "`mcp` is not supported: start the gateway in the sandbox with a command",
+        ),
+        (
+            asked(&wanted.iam),
+            "`iam` is not supported: this host issues no identity tokens",
+        ),
+        (
+            asked(&wanted.volume_mounts),
+            "`volumeMounts` is not supported: this host has no volumes",
+        ),
+        (
+            wanted.auto_pause_memory == Some(false),
+            "`autoPauseMemory: false` is not supported: a pause keeps the memory",
+        ),
+        (
+            wanted
+                .metadata
+                .as_ref()
+                .is_some_and(|m| m.contains_key(HOST_MOUNT)),
+            "`metadata.host-mount` is not supported: directories of the host are not for sandboxes",
+        ),
+    ];
+    match refusals.iter().find(|(asked, _)| *asked) {
+        Some((_, why)) => Err(ApiError::unsupported_option(*why)),
+        None => Ok(()),
+    }
+}
+
+fn on_timeout(auto_pause: Option<bool>, lifecycle: Option<&Object<Lifecycle>>) -> OnTimeout {
+    let nested = lifecycle.and_then(|l| l.0.on_timeout);
+    match (auto_pause, nested) {
+        (Some(true), _) | (None, Some(WireOnTimeout::Pause)) => OnTimeout::Pause,
+        (Some(false), _) | (None, Some(WireOnTimeout::Kill) | None) => OnTimeout::Kill,
+    }
+}
+
+fn auto_resume(flag: Option<Object<AutoResume>>, lifecycle: Option<&Object<Lifecycle>>) -> bool {
+    let flag = flag.and_then(|a| a.0.enabled);
+    flag.or(lifecycle.and_then(|l| l.0.auto_resume))
+        .unwrap_or(false)
+}
+
+fn metadata(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, String>, ApiError> {
+    let pairs = pairs.unwrap_or_default();
+    bounded("metadata", &pairs)?;
+    Ok(pairs)
+}
+
+fn env(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, String>, ApiError> {
+    let pairs = pairs.unwrap_or_default();
+    bounded("envVars", &pairs)?;
+    let nul = |s: &String| s.contains('\0');
+    for (name, value) in &pairs {
+        if name.is_empty() || name.contains('=') || nul(name) || nul(value) {
+            return Err(ApiError::invalid(format!(
+                "`envVars`: `{}` cannot be an environment variable: names are not empty and have no `=`, and nothing has a NUL",
+                crate::find::short(name)
+            )));
+        }
+    }
+    Ok(pairs)
+}
+
+fn bounded(what: &str, pairs: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    let long = |text: &String, most: usize| text.chars().count() > most;
+    let bad = pairs.len() > MAX_PAIRS
+        || pairs
+            .iter()
+            .any(|(k, v)| long(k, MAX_NAME) || long(v, MAX_VALUE));
+    if bad {
+        return Err(ApiError::invalid(format!(
+            "`{what}` may have {MAX_PAIRS} entries with names of {MAX_NAME} and values of {MAX_VALUE} characters"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! What goes on around a guest: network, figures, console, links to its ports.
+
+use crate::app::App;
+use crate::body::Required;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::find::Wanted;
+use crate::network::NetworkUpdate;
+use crate::query::Query;
+use crate::wire::moment;
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use jiffy_engine::Engine;
+use jiffy_host::{Sample, Terms};
+use serde_json::{Map, Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Most lines of a console.
+pub(crate) const MAX_LINES: u64 = 1000;
+/// Most sandboxes of one look at figures.
+pub(crate) const MAX_SANDBOXES: usize = 100;
+/// Longest life of a link, in seconds.
+pub(crate) const MAX_LINK: u64 = 7 * 24 * 3600;
+/// Latest moment that is understood, in seconds since 1970: the year 9999.
+pub(crate) const MAX_MOMENT: u64 = 253_402_300_799;
+/// Life of a link when nobody says.
+const USUAL_LINK: u64 = 3600;
+
+/// `PUT /sandboxes/{id}/network`: replaces the rules.
+pub(super) async fn network<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Required(body): Required<NetworkUpdate>,
+) -> Result<StatusCode, ApiError> {
+    let change = body.check()?;
+    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let change = move |terms: &mut Terms| change(&mut terms.network);
+    app.sandboxes.change_terms(&record.id, change).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn metric(sample: &Sample) -> Value {
+    json!({
+        "timestamp": moment(sample.at_ms),
+        "timestampUnix": sample.at_ms / 1000,
+        "cpuCount": sample.cpu_count,
+        "cpuUsedPct": sample.cpu_used_pct,
+        "memUsed": sample.mem_used,
+        "memTotal": sample.mem_total,
+        "memCache": sample.mem_cache,
+        "diskUsed": sample.disk_used,
+        "diskTotal": sample.disk_total,
+    })
+}
+
+/// `GET /sandboxes/{id}/metrics`: oldest first, as the host sees them.
+pub(super) async fn metrics<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    query: Query,
+) -> Result<Json<Vec<Value>>, ApiError> {
+    let bound = |name| query.number(name, 0..=MAX_MOMENT);
+    let (start, end) = (bound("start")?, bound("end")?);
+    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let since = start.map(|s| s * 1000);
+    // To the end of that second.
+    let until = end.map(|s| s * 1000 + 999);
+    let samples = app.sandboxes.metrics(&record.id, since, until)?;
+    Ok(Json(samples.iter().map(metric).collect()))
+}
+
+/// `GET /sandboxes/metrics`: the latest of each.
+pub(super) async fn all_metrics<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<Value>, ApiError> {
+    let ids: Vec<&str> = query
+        .get("sandbox_ids")
+        .unwrap_or_default()
+        .split(',')
+        .collect();
+    if ids.len() > MAX_SANDBOXES {
+        return Err(ApiError::invalid(format!(
+            "`sandbox_ids` may name {MAX_SANDBOXES} sandboxes"
+        )));
+    }
+    let mut found = Map::new();
+    for id in ids {
+        let Ok(record) = app.sandbox(&caller, id, Wanted::Alive) else {
+            continue;
+        };
+        if let Some(latest) = app.sandboxes.metrics(&record.id, None, None)?.last() {
+            found.insert(record.id, metric(latest));
+        }
+    }
+    Ok(Json(json!({ "sandboxes": found })))
+}
+
+/// Lines of a console, each with the moment its sandbox last changed its state: a console knows no time.
+struct Console {
+    at: String,
+    lines: Vec<String>,
+}
+
+impl Console {
+    fn of<E: Engine>(app: &App<E>, caller: &Caller, id: &str) -> Result<Self, ApiError> {
+        let record = app.sandbox(caller, id, Wanted::Mendable)?;
+        let text = app.sandboxes.console_tail(&record.id)?.unwrap_or_default();
+        let most = usize::try_from(MAX_LINES).unwrap_or(usize::MAX);
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        let begin = lines.len().saturating_sub(most);
+        Ok(Self {
+            at: moment(record.changed_ms),
+            lines: lines[begin..].to_vec(),
+        })
+    }
+
+    fn entries(&self) -> Vec<Value> {
+        let entry = |line: &String| {
+            json!({
+                "timestamp": self.at,
+                "message": line,
+                "level": "info",
+                "fields": {},
+            })
+        };
+        self.lines.iter().map(entry).collect()
+    }
+}
+
+/// `GET /sandboxes/{id}/logs`: the last lines of its console.
+pub(super) async fn logs_v1<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    query: Query,
+) -> Result<Json<Value>, ApiError> {
+    let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
+    query.number("start", 0..=MAX_MOMENT * 1000)?;
+    let mut console = Console::of(&app, &caller, &id)?;
+    keep_last(&mut console.lines, limit);
+    let plain = |line: &String| json!({ "timestamp": console.at, "line": line });
+    let logs: Vec<Value> = console.lines.iter().map(plain).collect();
+    Ok(Json(
+        json!({ "logs": logs, "logEntries": console.entries() }),
+    ))
+}
+
+/// `GET /v2/sandboxes/{id}/logs`: the same, searched.
+pub(super) async fn logs_v2<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    query: Query,
+) -> Result<Json<Value>, ApiError> {
+    let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
+    query.number("cursor", 0..=MAX_MOMENT * 1000)?;
+    let directions = [("forward", false), ("backward", true)];
+    let backward = query.word("direction", &directions)?.unwrap_or(false);
+    let levels = [("debug", 0), ("info", 1), ("warn", 2), ("error", 3)];
+    let level = query.word("level", &levels)?.unwrap_or(0);
+    let mut console = Console::of(&app, &caller, &id)?;
+    if level > 1 {
+        // A console knows one level.
+        console.lines.clear();
+    }
+    if let Some(search) = query.get("search") {
+        console.lines.retain(|line| line.contains(search));
+    }
+    keep_last(&mut console.lines, limit);
+    if backward {
+        console.lines.reverse();
+    }
+    Ok(Json(json!({ "logs": console.entries() })))
+}
+
+fn keep_last(lines: &mut Vec<String>, limit: u64) {
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    lines.drain(..lines.len().saturating_sub(limit));
+}
+
+/// `GET /sandboxes/{id}/preview`: a link to a port that needs nothing else and holds for a while.
+pub(super) async fn preview<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    query: Query,
+) -> Result<Json<Value>, ApiError> {
+    let port = query.number("port", 1..=65_535)?;
+    let ttl = query.number("ttl", 1..=MAX_LINK)?.unwrap_or(USUAL_LINK);
+    let port = port.and_then(|p| u16::try_from(p).ok());
+    let port = port.ok_or_else(|| ApiError::invalid("`port` must be given: 1 to 65535"))?;
+    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    if caller.only_reads() {
+        return Err(ApiError::forbidden(
+            "a link lets its holder change the sandbox: a key with the scope `read` gets none",
+        ));
+    }
+    let Some(links) = &app.preview else {
+        return Err(ApiError::unsupported(
+            "this host makes no links: its daemon serves no data plane",
+        ));
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let expires = now.map_or(0, |d| d.as_secs()).saturating_add(ttl);
+    Ok(Json(json!({
+        "url": links.link(&record.id, port, expires),
+        "expiresAt": moment(expires * 1000),
+    })))
+}

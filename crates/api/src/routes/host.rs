@@ -1,0 +1,68 @@
+//! The host itself, for those who run it.
+
+use crate::app::App;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use jiffy_engine::Engine;
+use serde_json::{Value, json};
+
+/// `GET /host`: which daemon this is, and what it has left.
+pub(super) async fn host<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+) -> Result<Json<Value>, ApiError> {
+    if !caller.only_reads() {
+        caller.require_admin("looking at the host")?;
+    }
+    let (figures, limit) = app.sandboxes.host_figures();
+    let running = app.sandboxes.list();
+    let running = running
+        .iter()
+        .filter(|r| r.state == jiffy_host::State::Running);
+    Ok(Json(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "pid": std::process::id(),
+        "running": running.count(),
+        "warm": app.sandboxes.warm(),
+        "memoryTotalMB": figures.memory_total_mib,
+        "memoryAvailableMB": figures.memory_available_mib,
+        "memoryLimitMB": limit,
+        "diskTotalMB": figures.disk_total_mib,
+        "diskFreeMB": figures.disk_free_mib,
+    })))
+}
+
+/// `POST /host/stop`: ends the daemon. Only the host's owner may.
+pub(super) async fn stop<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+) -> Result<StatusCode, ApiError> {
+    if !caller.is_owner() {
+        return Err(ApiError::forbidden(
+            "only the host's owner ends the daemon: `jiffy serve --stop`",
+        ));
+    }
+    let Some(stop) = &app.stop else {
+        return Err(ApiError::unsupported("this daemon ends by a signal only"));
+    };
+    stop();
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// `POST /snapshots/{id}/verify`: reads a snapshot and all below it again.
+pub(super) async fn verify<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    caller.require_admin("verifying a snapshot")?;
+    let snapshot = app.snapshot(&caller, &id)?;
+    let found = app.sandboxes.verify_snapshot(&snapshot.id).await?;
+    let shown = serde_json::to_value(found);
+    shown
+        .map(Json)
+        .map_err(|e| ApiError::internal(e.to_string()))
+}

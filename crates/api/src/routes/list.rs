@@ -1,0 +1,126 @@
+//! Looking at sandboxes.
+
+use crate::app::App;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::find::Wanted;
+use crate::page::{NEXT, Page};
+use crate::query::Query;
+use crate::wire::sandbox::{ListedSandbox, SandboxDetail};
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use jiffy_engine::Engine;
+use jiffy_host::SandboxRecord;
+use std::collections::BTreeMap;
+
+/// States that can be asked for.
+pub(crate) const STATES: [&str; 5] = ["running", "paused", "broken", "creating", "killed"];
+
+/// Which sandboxes are wanted.
+struct Filter {
+    states: Vec<&'static str>,
+    metadata: BTreeMap<String, String>,
+    started_after: Option<i64>,
+    template: Option<String>,
+}
+
+impl Filter {
+    fn from_query(query: &Query, usual: &[&'static str]) -> Result<Self, ApiError> {
+        let words = STATES.map(|s| (s, s));
+        Ok(Self {
+            states: query.words("state", &words)?.unwrap_or(usual.to_vec()),
+            metadata: query.pairs("metadata").unwrap_or_default(),
+            started_after: query.moment("startedAfter")?,
+            template: query.get("template").map(str::to_owned),
+        })
+    }
+
+    fn wants(&self, record: &SandboxRecord) -> bool {
+        let has = |(k, v): (&String, &String)| record.terms.metadata.get(k) == Some(v);
+        let started = i64::try_from(record.created_ms).unwrap_or(i64::MAX);
+        self.states.contains(&record.state.name())
+            && self.metadata.iter().all(has)
+            && self.started_after.is_none_or(|after| started > after)
+            && self.template.as_ref().is_none_or(|t| *t == record.template)
+    }
+}
+
+fn wanted<E: Engine>(app: &App<E>, caller: &Caller, filter: &Filter) -> Vec<SandboxRecord> {
+    let mut all = app.sandboxes.list();
+    all.retain(|r| caller.sees(r.terms.owner.as_deref()) && filter.wants(r));
+    all
+}
+
+/// `GET /v2/sandboxes`: those that run or sleep, newest first, in pages.
+pub(super) async fn list_v2<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    query: Query,
+) -> Result<Response, ApiError> {
+    let filter = Filter::from_query(&query, &["running", "paused"])?;
+    let page = Page::from_query(&query)?;
+    let found = wanted(&app, &caller, &filter);
+    let (found, next) = page.cut(found, |r| (r.created_ms, r.id.clone()));
+    let shown: Vec<ListedSandbox> = found.iter().map(|r| app.listed(&caller, r)).collect();
+    let mut response = Json(shown).into_response();
+    if let Some(next) = next {
+        response.headers_mut().insert(NEXT, next);
+    }
+    Ok(response)
+}
+
+/// `GET /sandboxes`: those that run, all at once.
+pub(super) async fn list_v1<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<Vec<ListedSandbox>>, ApiError> {
+    let filter = Filter::from_query(&query, &["running"])?;
+    let found = wanted(&app, &caller, &filter);
+    Ok(Json(found.iter().map(|r| app.listed(&caller, r)).collect()))
+}
+
+/// `GET /sandboxes/{id}`.
+pub(super) async fn one<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<SandboxDetail>, ApiError> {
+    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    Ok(Json(app.detail(&caller, &record)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// As clients write it: each part quoted, the pairs quoted as a query, and that quoted again as one value.
+    fn quoted(pairs: &BTreeMap<String, String>) -> String {
+        let quote = |text: &str| {
+            percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC)
+                .to_string()
+        };
+        let parts = pairs
+            .iter()
+            .map(|(k, v)| format!("{}={}", quote(&quote(k)), quote(&quote(v))));
+        quote(&parts.collect::<Vec<_>>().join("&"))
+    }
+
+    proptest! {
+        #[test]
+        fn any_metadata_survives_being_quoted_as_clients_do_it(
+            pairs in proptest::collection::btree_map(".{0,20}", ".{0,20}", 1..5),
+        ) {
+            let query = Query::parse(&format!("metadata={}", quoted(&pairs)));
+            prop_assert_eq!(query.pairs("metadata").unwrap(), pairs);
+        }
+
+        #[test]
+        fn any_query_is_understood_or_refused(text in ".{0,200}") {
+            let query = Query::parse(&format!("state={text}&startedAfter={text}&{text}"));
+            let _ = Filter::from_query(&query, &["running"]);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! All calls.
+
+mod create;
+mod fork;
+mod guest;
+mod host;
+mod life;
+mod list;
+mod pools;
+mod rollback;
+mod snapshots;
+mod templates;
+mod time;
+
+use crate::app::App;
+use crate::caller::authenticate;
+use crate::error::in_one_form;
+use crate::openapi;
+use axum::handler::Handler;
+use axum::http::Method;
+use axum::middleware::{from_fn_with_state, map_response};
+use axum::routing::{MethodFilter, MethodRouter, on};
+use axum::{Json, Router};
+use jiffy_engine::Engine;
+use serde_json::json;
+
+/// A router that remembers what it serves.
+struct Calls<E: Engine> {
+    router: Router<App<E>>,
+    known: Vec<(Method, &'static str)>,
+}
+
+impl<E: Engine> Calls<E> {
+    fn new() -> Self {
+        Self {
+            router: Router::new(),
+            known: Vec::new(),
+        }
+    }
+
+    fn add<H, T>(mut self, method: Method, path: &'static str, handler: H) -> Self
+    where
+        H: Handler<T, App<E>>,
+        T: 'static,
+    {
+        let filter = match method {
+            Method::POST => MethodFilter::POST,
+            Method::PUT => MethodFilter::PUT,
+            Method::PATCH => MethodFilter::PATCH,
+            Method::DELETE => MethodFilter::DELETE,
+            _ => MethodFilter::GET,
+        };
+        let call: MethodRouter<App<E>> = on(filter, handler);
+        self.router = self.router.route(path, call);
+        self.known.push((method, path));
+        self
+    }
+
+    fn get<H: Handler<T, App<E>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+        self.add(Method::GET, path, handler)
+    }
+
+    fn post<H: Handler<T, App<E>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+        self.add(Method::POST, path, handler)
+    }
+
+    fn put<H: Handler<T, App<E>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+        self.add(Method::PUT, path, handler)
+    }
+
+    fn delete<H: Handler<T, App<E>>, T: 'static>(self, path: &'static str, handler: H) -> Self {
+        self.add(Method::DELETE, path, handler)
+    }
+}
+
+/// What needs no key.
+fn open<E: Engine>() -> Calls<E> {
+    Calls::new()
+        .get("/health", async || Json(json!({ "status": "ok" })))
+        .get("/openapi.json", async || Json(openapi::document()))
+}
+
+/// What needs one.
+fn closed<E: Engine>() -> Calls<E> {
+    Calls::new()
+        .post("/v2/sandboxes", create::create_v2)
+        .post("/sandboxes", create::create_v1)
+        .get("/v2/sandboxes", list::list_v2)
+        .get("/sandboxes", list::list_v1)
+        .get("/sandboxes/metrics", guest::all_metrics)
+        .get("/sandboxes/{sandboxID}", list::one)
+        .delete("/sandboxes/{sandboxID}", life::delete)
+        .post("/v2/sandboxes/{sandboxID}/connect", life::connect)
+        .post("/sandboxes/{sandboxID}/connect", life::connect)
+        .post("/sandboxes/{sandboxID}/resume", life::resume)
+        .post("/sandboxes/{sandboxID}/pause", life::pause)
+        .post("/sandboxes/{sandboxID}/timeout", time::timeout)
+        .post("/sandboxes/{sandboxID}/refreshes", time::refresh)
+        .post("/sandboxes/{sandboxID}/fork", fork::fork)
+        .post("/sandboxes/{sandboxID}/promote", fork::promote)
+        .post("/sandboxes/{sandboxID}/rollback", rollback::rollback)
+        .post("/sandboxes/{sandboxID}/snapshots", snapshots::take)
+        .put("/sandboxes/{sandboxID}/network", guest::network)
+        .get("/sandboxes/{sandboxID}/metrics", guest::metrics)
+        .get("/sandboxes/{sandboxID}/logs", guest::logs_v1)
+        .get("/v2/sandboxes/{sandboxID}/logs", guest::logs_v2)
+        .get("/sandboxes/{sandboxID}/preview", guest::preview)
+        .get("/snapshots", snapshots::list)
+        .get("/snapshots/{snapshotID}", snapshots::one)
+        .get("/templates", templates::list)
+        .get("/templates/{templateID}", templates::one)
+        .delete("/templates/{templateID}", templates::delete)
+        .get("/templates/aliases/{alias}", templates::alias)
+        .get("/templates/{templateID}/tags", templates::tags)
+        .post("/templates/tags", templates::no_tagging)
+        .delete("/templates/tags", templates::no_tagging)
+        .add(
+            Method::PATCH,
+            "/v2/templates/{templateID}",
+            templates::no_change,
+        )
+        .post("/v3/templates", templates::no_building)
+        .get(
+            "/templates/{templateID}/files/{hash}",
+            templates::no_building,
+        )
+        .post(
+            "/v2/templates/{templateID}/builds/{buildID}",
+            templates::no_building,
+        )
+        .get(
+            "/templates/{templateID}/builds/{buildID}/status",
+            templates::build_status,
+        )
+        .get("/teams", templates::teams)
+        .post("/snapshots/{snapshotID}/verify", host::verify)
+        .get("/host", host::host)
+        .post("/host/stop", host::stop)
+        .get("/pools", pools::list)
+        .put("/pools/{templateID}", pools::set)
+}
+
+/// Every call the router knows, as method and path.
+pub fn calls<E: Engine>() -> Vec<(Method, &'static str)> {
+    let (open, closed) = (open::<E>(), closed::<E>());
+    open.known.into_iter().chain(closed.known).collect()
+}
+
+/// The control plane.
+pub fn router<E: Engine>(app: App<E>) -> Router {
+    let closed = closed::<E>().router;
+    closed
+        .route_layer(from_fn_with_state(app.clone(), authenticate::<E>))
+        .merge(open::<E>().router)
+        .layer(map_response(in_one_form))
+        .with_state(app)
+}
+
+/// Bounds that the document names.
+pub(crate) mod bounds {
+    pub(crate) use super::create::{MAX_NAME, MAX_PAIRS, MAX_VALUE};
+    pub(crate) use super::guest::{MAX_LINES, MAX_LINK, MAX_MOMENT};
+    pub(crate) use super::list::STATES;
+    pub(crate) use super::snapshots::MAX_NAME as MAX_SNAPSHOT_NAME;
+    pub(crate) use super::time::MAX_REFRESH;
+}

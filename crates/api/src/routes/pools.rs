@@ -1,0 +1,52 @@
+//! Warm pools.
+
+use crate::app::App;
+use crate::body::Required;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use axum::Json;
+use axum::extract::{Path, State};
+use jiffy_engine::Engine;
+use jiffy_host::PoolSize;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+#[derive(Debug, Deserialize)]
+pub(super) struct PoolBody {
+    size: u64,
+}
+
+fn shown(pool: &PoolSize) -> Value {
+    json!({
+        "templateID": pool.template,
+        "size": pool.wanted,
+        "ready": pool.waiting,
+    })
+}
+
+/// `GET /pools`: how many sandboxes wait for their creator.
+pub(super) async fn list<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+) -> Result<Json<Vec<Value>>, ApiError> {
+    if !caller.only_reads() {
+        caller.require_admin("looking at pools")?;
+    }
+    Ok(Json(app.sandboxes.pools().iter().map(shown).collect()))
+}
+
+/// `PUT /pools/{templateID}`: how many are to wait. They come up in the background.
+pub(super) async fn set<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Required(body): Required<PoolBody>,
+) -> Result<Json<Value>, ApiError> {
+    caller.require_admin("changing a pool")?;
+    let most = app.config.max_pool;
+    let wanted = usize::try_from(body.size).ok().filter(|s| *s <= most);
+    let wanted = wanted.ok_or_else(|| ApiError::invalid(format!("`size` must be 0 to {most}")))?;
+    let info = app.template(&id)?;
+    let set = app.sandboxes.set_pool(&info.name, info.size, wanted);
+    Ok(Json(shown(&set.await?)))
+}

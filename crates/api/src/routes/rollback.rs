@@ -1,0 +1,58 @@
+//! `POST /sandboxes/{id}/rollback`.
+
+use crate::app::App;
+use crate::body::Required;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::find::Wanted;
+use axum::Json;
+use axum::extract::{Path, State};
+use jiffy_engine::Engine;
+use jiffy_host::{SandboxRecord, State as Life, new_id};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Deserialize)]
+pub(super) struct RollbackBody {
+    #[serde(rename = "snapshotID")]
+    snapshot_id: String,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct RolledBack {
+    #[serde(rename = "sandboxID")]
+    sandbox_id: String,
+    #[serde(rename = "snapshotID")]
+    snapshot_id: String,
+    #[serde(rename = "operationID")]
+    operation_id: String,
+    status: &'static str,
+    #[serde(rename = "bootMs", skip_serializing_if = "Option::is_none")]
+    boot_ms: Option<f64>,
+    /// Everything about the sandbox, for the host's owner.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    jiffy: Option<SandboxRecord>,
+}
+
+/// Puts a sandbox back to one of its snapshots, to any it descends from, or to a relative's; it keeps its id. Its connections end.
+pub(super) async fn rollback<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Required(body): Required<RollbackBody>,
+) -> Result<Json<RolledBack>, ApiError> {
+    let record = app.sandbox(&caller, &id, Wanted::Mendable)?;
+    let snapshot = app.ancestor(&caller, &record, &body.snapshot_id)?;
+    let _room = match record.state {
+        Life::Running => None,
+        _ => app.room(&caller, record.size, 1, false).await?,
+    };
+    let now = app.sandboxes.rollback(&record.id, &snapshot.id).await?;
+    Ok(Json(RolledBack {
+        sandbox_id: now.id.clone(),
+        snapshot_id: snapshot.id,
+        operation_id: new_id().map_err(|e| ApiError::internal(e.to_string()))?,
+        status: "completed",
+        boot_ms: now.boot_ms,
+        jiffy: caller.is_owner().then_some(now),
+    }))
+}

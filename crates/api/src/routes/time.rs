@@ -1,0 +1,84 @@
+//! How long sandboxes live.
+
+use crate::app::{App, Config};
+use crate::body::{Optional, Required};
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::find::Wanted;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use jiffy_engine::Engine;
+use serde::Deserialize;
+use std::time::Duration;
+
+/// Most seconds of a refresh.
+pub(crate) const MAX_REFRESH: u64 = 3600;
+
+#[derive(Debug, Deserialize)]
+pub(super) struct TimeoutBody {
+    timeout: i64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct RefreshBody {
+    duration: Option<u64>,
+}
+
+impl Config {
+    /// A time limit as sent: seconds, or -1 for none.
+    pub(crate) fn timeout(&self, seconds: i64) -> Result<Option<u64>, ApiError> {
+        if seconds == -1 {
+            return Ok(None);
+        }
+        let good = u64::try_from(seconds)
+            .ok()
+            .filter(|s| *s <= self.max_timeout_s);
+        good.map(Some).ok_or_else(|| {
+            ApiError::invalid(format!(
+                "`timeout` must be 0 to {} seconds, or -1 for no limit",
+                self.max_timeout_s
+            ))
+        })
+    }
+
+    /// The same, where nothing means the default.
+    pub(crate) fn timeout_or_default(&self, seconds: Option<i64>) -> Result<Option<u64>, ApiError> {
+        match seconds {
+            None => Ok(Some(self.default_timeout_s)),
+            Some(seconds) => self.timeout(seconds),
+        }
+    }
+}
+
+/// `POST /sandboxes/{id}/timeout`: from now, longer or shorter than before.
+pub(super) async fn timeout<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Required(body): Required<TimeoutBody>,
+) -> Result<StatusCode, ApiError> {
+    let timeout = app.config.timeout(body.timeout)?;
+    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let timeout = timeout.map(Duration::from_secs);
+    app.sandboxes.set_timeout(&record.id, timeout).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `POST /sandboxes/{id}/refreshes`: at least so long from now.
+pub(super) async fn refresh<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Optional(body): Optional<RefreshBody>,
+) -> Result<StatusCode, ApiError> {
+    let seconds = body.duration.unwrap_or(app.config.default_timeout_s);
+    if seconds > MAX_REFRESH {
+        return Err(ApiError::invalid(format!(
+            "`duration` must be 0 to {MAX_REFRESH} seconds"
+        )));
+    }
+    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let more = Duration::from_secs(seconds);
+    app.sandboxes.extend_timeout(&record.id, more).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

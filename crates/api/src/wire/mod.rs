@@ -1,0 +1,13 @@
+//! What goes over the wire.
+
+pub(crate) mod sandbox;
+pub(crate) mod snapshot;
+pub(crate) mod template;
+
+/// `ms` since 1970 as RFC 3339.
+pub(crate) fn moment(ms: u64) -> String {
+    let ms = i64::try_from(ms).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_millisecond(ms)
+        .unwrap_or(jiff::Timestamp::MAX)
+        .to_string()
+}

@@ -1,0 +1,192 @@
+//! Sandboxes as clients see them.
+
+use super::moment;
+use crate::app::App;
+use crate::caller::Caller;
+use jiffy_engine::{BootMode, Engine};
+use jiffy_host::{Network, OnTimeout, SandboxRecord, State};
+use jiffy_proto::agent::ENVD_VERSION;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Clients want the name of the machine that runs a sandbox; they do nothing with it.
+const CLIENT_ID: &str = "jiffy";
+/// When a sandbox without a time limit ends. Clients insist on a moment.
+const NEVER: &str = "2999-12-31T23:59:59Z";
+
+/// Answer to create, connect and resume, and in that to fork.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Sandbox {
+    #[serde(rename = "templateID")]
+    template_id: String,
+    #[serde(rename = "sandboxID")]
+    sandbox_id: String,
+    #[serde(rename = "clientID")]
+    client_id: &'static str,
+    envd_version: &'static str,
+    alias: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    envd_access_token: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic_access_token: Option<String>,
+    domain: Option<String>,
+    #[serde(flatten)]
+    ours: Ours,
+}
+
+/// What Jiffy adds.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Ours {
+    /// Sandbox it was forked from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forked_from: Option<String>,
+    /// Snapshot it descends from.
+    #[serde(rename = "snapshotID", skip_serializing_if = "Option::is_none")]
+    snapshot_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    boot_mode: Option<BootMode>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    boot_ms: Option<f64>,
+    /// Everything, for the host's owner.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    jiffy: Option<SandboxRecord>,
+}
+
+/// An item of a list.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ListedSandbox {
+    #[serde(rename = "templateID")]
+    template_id: String,
+    #[serde(rename = "sandboxID")]
+    sandbox_id: String,
+    #[serde(rename = "clientID")]
+    client_id: &'static str,
+    alias: String,
+    started_at: String,
+    end_at: String,
+    cpu_count: u8,
+    #[serde(rename = "memoryMB")]
+    memory_mb: u32,
+    #[serde(rename = "diskSizeMB")]
+    disk_size_mb: u64,
+    state: &'static str,
+    envd_version: &'static str,
+    metadata: BTreeMap<String, String>,
+    volume_mounts: [Value; 0],
+    #[serde(flatten)]
+    ours: Ours,
+}
+
+/// Answer to a look at one.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SandboxDetail {
+    #[serde(flatten)]
+    listed: ListedSandbox,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    envd_access_token: Option<String>,
+    domain: Option<String>,
+    allow_internet_access: Option<bool>,
+    network: Value,
+    lifecycle: Lifecycle,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pause_mode: Option<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Lifecycle {
+    on_timeout: &'static str,
+    auto_resume: bool,
+}
+
+fn ours(caller: &Caller, record: &SandboxRecord) -> Ours {
+    Ours {
+        forked_from: record.forked_from.clone(),
+        snapshot_id: record.snapshot.clone(),
+        boot_mode: record.boot_mode,
+        boot_ms: record.boot_ms,
+        jiffy: caller.is_owner().then(|| record.clone()),
+    }
+}
+
+fn end_at(record: &SandboxRecord) -> String {
+    match (&record.state, record.deadline_ms) {
+        (State::Running | State::Creating, Some(at)) => moment(at),
+        (State::Running | State::Creating, None) => NEVER.to_owned(),
+        _ => moment(record.changed_ms),
+    }
+}
+
+fn network(network: &Network) -> Value {
+    let mut shown = json!({
+        "allowOut": network.allow_out,
+        "denyOut": network.deny_out,
+        "dnsServers": network.dns_servers,
+        "allowPublicTraffic": !network.restrict_traffic,
+    });
+    if let (Some(host), Some(map)) = (&network.mask_request_host, shown.as_object_mut()) {
+        map.insert("maskRequestHost".to_owned(), json!(host));
+    }
+    shown
+}
+
+impl<E: Engine> App<E> {
+    /// A sandbox as its maker is told about it. Its secrets are not for those who may only look.
+    pub(crate) fn answer(&self, caller: &Caller, record: &SandboxRecord) -> Sandbox {
+        let secret = |token: &Option<String>| token.clone().filter(|_| !caller.only_reads());
+        Sandbox {
+            template_id: record.template.clone(),
+            sandbox_id: record.id.clone(),
+            client_id: CLIENT_ID,
+            envd_version: ENVD_VERSION,
+            alias: record.template.clone(),
+            envd_access_token: secret(&record.agent_token),
+            traffic_access_token: secret(&record.traffic_token),
+            domain: self.config.domain.clone(),
+            ours: ours(caller, record),
+        }
+    }
+
+    pub(crate) fn listed(&self, caller: &Caller, record: &SandboxRecord) -> ListedSandbox {
+        ListedSandbox {
+            template_id: record.template.clone(),
+            sandbox_id: record.id.clone(),
+            client_id: CLIENT_ID,
+            alias: record.template.clone(),
+            started_at: moment(record.created_ms),
+            end_at: end_at(record),
+            cpu_count: record.size.vcpus,
+            memory_mb: record.size.memory_mib,
+            disk_size_mb: record.size.disk_mib,
+            state: record.state.name(),
+            envd_version: ENVD_VERSION,
+            metadata: record.terms.metadata.clone(),
+            volume_mounts: [],
+            ours: ours(caller, record),
+        }
+    }
+
+    pub(crate) fn detail(&self, caller: &Caller, record: &SandboxRecord) -> SandboxDetail {
+        let terms = &record.terms;
+        SandboxDetail {
+            listed: self.listed(caller, record),
+            envd_access_token: record.agent_token.clone().filter(|_| !caller.only_reads()),
+            domain: self.config.domain.clone(),
+            allow_internet_access: terms.network.allow_internet_access,
+            network: network(&terms.network),
+            lifecycle: Lifecycle {
+                on_timeout: match terms.on_timeout {
+                    OnTimeout::Kill => "kill",
+                    OnTimeout::Pause => "pause",
+                },
+                auto_resume: terms.auto_resume,
+            },
+            pause_mode: (record.state == State::Paused).then_some("full"),
+        }
+    }
+}

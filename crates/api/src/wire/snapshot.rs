@@ -1,0 +1,59 @@
+//! Snapshots as clients see them.
+
+use super::moment;
+use crate::caller::Caller;
+use jiffy_host::{Purpose, SnapshotRecord};
+use serde::Serialize;
+
+/// A snapshot.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Snapshot {
+    #[serde(rename = "snapshotID")]
+    snapshot_id: String,
+    names: Vec<String>,
+    status: &'static str,
+    #[serde(rename = "originSandboxID", skip_serializing_if = "Option::is_none")]
+    origin_sandbox_id: Option<String>,
+    #[serde(rename = "templateID")]
+    template_id: String,
+    #[serde(rename = "parentSnapshotID", skip_serializing_if = "Option::is_none")]
+    parent_snapshot_id: Option<String>,
+    purpose: Purpose,
+    cpu_count: u8,
+    #[serde(rename = "memoryMB")]
+    memory_mb: u32,
+    #[serde(rename = "diskSizeMB")]
+    disk_size_mb: u64,
+    created_at: String,
+    updated_at: String,
+    /// How long the guest stood still.
+    stopped_ms: f64,
+    /// From the request to its completion.
+    total_ms: f64,
+    /// Everything, for the host's owner.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    jiffy: Option<SnapshotRecord>,
+}
+
+impl Snapshot {
+    pub fn new(caller: &Caller, record: &SnapshotRecord) -> Self {
+        Self {
+            snapshot_id: record.id.clone(),
+            names: record.name.iter().cloned().collect(),
+            status: "ready",
+            origin_sandbox_id: Some(record.sandbox.clone()).filter(|s| !s.is_empty()),
+            template_id: record.template.clone(),
+            parent_snapshot_id: record.parent.clone(),
+            purpose: record.purpose,
+            cpu_count: record.size.vcpus,
+            memory_mb: record.size.memory_mib,
+            disk_size_mb: record.size.disk_mib,
+            created_at: moment(record.created_ms),
+            updated_at: moment(record.created_ms),
+            stopped_ms: record.stopped_ms,
+            total_ms: record.total_ms,
+            jiffy: caller.is_owner().then(|| record.clone()),
+        }
+    }
+}

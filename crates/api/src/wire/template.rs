@@ -1,0 +1,66 @@
+//! Templates as clients see them.
+
+use super::moment;
+use crate::hooks::TemplateInfo;
+use jiffy_proto::agent::ENVD_VERSION;
+use serde_json::{Value, json};
+
+/// The build a template stands for: its image, in the form of a UUID. All zeroes for one that is still to be built.
+pub(crate) fn build_id(info: &TemplateInfo) -> String {
+    let sum = info.image_sha256.as_deref().unwrap_or_default();
+    let digits: String = sum
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(32)
+        .collect();
+    let digits = format!("{digits:0<32}");
+    [0..8, 8..12, 12..16, 16..20, 20..32]
+        .map(|part| digits.get(part).unwrap_or_default().to_owned())
+        .join("-")
+}
+
+/// A template in a list.
+pub(crate) fn listed(info: &TemplateInfo) -> Value {
+    json!({
+        "templateID": info.name,
+        "buildID": build_id(info),
+        "cpuCount": info.size.vcpus,
+        "memoryMB": info.size.memory_mib,
+        "diskSizeMB": info.size.disk_mib,
+        "public": true,
+        "aliases": [info.name],
+        "names": [info.name],
+        "createdAt": created(info),
+        "updatedAt": created(info),
+        "createdBy": null,
+        "lastSpawnedAt": null,
+        "spawnCount": 0,
+        "buildCount": 1,
+        "envdVersion": ENVD_VERSION,
+        "buildStatus": "ready",
+    })
+}
+
+/// When it was built.
+pub(crate) fn created(info: &TemplateInfo) -> String {
+    moment(info.created.saturating_mul(1000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_engine::SandboxSize;
+
+    #[test]
+    fn a_build_is_named_by_its_image() {
+        let mut info = TemplateInfo {
+            name: "x".to_owned(),
+            image_sha256: Some("0123456789abcdef".repeat(4)),
+            size: SandboxSize::default(),
+            created: 1,
+        };
+        assert_eq!(build_id(&info), "01234567-89ab-cdef-0123-456789abcdef");
+        info.image_sha256 = None;
+        assert_eq!(build_id(&info), "00000000-0000-0000-0000-000000000000");
+    }
+}

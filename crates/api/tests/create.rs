@@ -1,0 +1,270 @@
+//! Making sandboxes.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use axum::body::Body;
+use axum::http::Request;
+use jiffy_host::{OnTimeout, State};
+use serde_json::{Value, json};
+use support::{Api, Who};
+
+#[tokio::test]
+async fn a_create_is_201_and_has_every_field_that_clients_insist_on() {
+    let api = Api::new();
+    let body = json!({ "templateID": "base", "metadata": {}, "envVars": {} });
+    let made = api.post("/v2/sandboxes", body.clone()).await.expect(201);
+    for field in [
+        "templateID",
+        "sandboxID",
+        "clientID",
+        "envdVersion",
+        "envdAccessToken",
+    ] {
+        assert!(!made.text(field).is_empty());
+    }
+    assert_eq!(made.text("domain"), "sandboxes.example:3000");
+    assert!(!made.id().contains('-'), "host names split at `-`");
+    assert_eq!(made.body["bootMode"], "snapshot");
+    assert!(
+        made.body["jiffy"].is_null(),
+        "the record is its host's owner's"
+    );
+    // The first version asks for a token, the second always has one.
+    let open = api.post("/sandboxes", body).await.expect(201);
+    assert!(open.body["envdAccessToken"].is_null());
+    let secure = json!({ "templateID": "base", "secure": true });
+    let secure = api.post("/sandboxes", secure).await.expect(201);
+    assert_eq!(secure.text("envdAccessToken").len(), 40);
+    assert!(api.bench.world.running().contains(&secure.id()));
+}
+
+#[tokio::test]
+async fn what_is_agreed_is_kept_in_either_dialect() {
+    let api = Api::new();
+    let e2b = json!({
+        "templateID": "base:default", "timeout": 60, "autoPause": true, "autoResume": { "enabled": true },
+        "allow_internet_access": false, "metadata": { "a": "b c" }, "envVars": { "X": "1" },
+        "network": { "allowOut": ["example.com"], "denyOut": ["0.0.0.0/0"], "allowPublicTraffic": false },
+        "volumeMounts": [], "mcp": null, "iam": {}, "somethingNew": [1],
+    });
+    let made = api.post("/v2/sandboxes", e2b).await.expect(201);
+    let record = api.host.get(&made.id()).unwrap();
+    let terms = &record.terms;
+    assert_eq!(
+        (terms.timeout_s, terms.on_timeout),
+        (Some(60), OnTimeout::Pause)
+    );
+    assert!(terms.auto_resume && terms.secure && terms.network.restrict_traffic);
+    assert_eq!(terms.network.allow_internet_access, Some(false));
+    assert_eq!(terms.network.deny_out, ["0.0.0.0/0"]);
+    assert_eq!(
+        (&terms.metadata["a"], &record.env["X"]),
+        (&"b c".into(), &"1".into())
+    );
+    assert_eq!(
+        made.text("trafficAccessToken"),
+        record.traffic_token.unwrap()
+    );
+    let detail = api
+        .get(&format!("/sandboxes/{}", made.id()))
+        .await
+        .expect(200);
+    assert_eq!(
+        detail.body["lifecycle"],
+        json!({ "onTimeout": "pause", "autoResume": true })
+    );
+    assert_eq!(detail.body["allowInternetAccess"], false);
+    assert_eq!(detail.body["network"]["allowPublicTraffic"], false);
+    let cube = json!({
+        "templateID": "base", "timeout": -1, "envs": { "X": "2" },
+        "lifecycle": { "onTimeout": "pause", "autoResume": true },
+    });
+    let made = api.post("/sandboxes", cube).await.expect(201);
+    let record = api.host.get(&made.id()).unwrap();
+    assert_eq!((record.terms.timeout_s, record.deadline_ms), (None, None));
+    assert_eq!(
+        (record.terms.on_timeout, record.terms.auto_resume),
+        (OnTimeout::Pause, true)
+    );
+    assert_eq!(record.env["X"], "2");
+    let detail = api.get(&format!("/sandboxes/{}", made.id())).await;
+    assert_eq!(detail.text("endAt"), "2999-12-31T23:59:59Z");
+}
+
+#[tokio::test]
+async fn nobody_says_how_long_means_300_seconds() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    assert_eq!(api.host.get(&id).unwrap().terms.timeout_s, Some(300));
+}
+
+#[tokio::test]
+async fn a_sandbox_has_its_templates_size_or_the_one_asked_for() {
+    let api = Api::new();
+    let made = api
+        .post("/v2/sandboxes", json!({ "templateID": "large" }))
+        .await;
+    let detail = api
+        .get(&format!("/sandboxes/{}", made.expect(201).id()))
+        .await;
+    assert_eq!(detail.body["diskSizeMB"], 4096);
+    let asked = json!({ "templateID": "large", "cpuCount": 4, "memoryMB": 1024 });
+    let made = api.post("/v2/sandboxes", asked).await.expect(201);
+    let detail = api.get(&format!("/sandboxes/{}", made.id())).await;
+    let size = ["cpuCount", "memoryMB", "diskSizeMB"].map(|f| detail.body[f].as_u64().unwrap());
+    assert_eq!(size, [4, 1024, 4096]);
+    let snapshot = api
+        .post(&format!("/sandboxes/{}/snapshots", made.id()), Value::Null)
+        .await;
+    let id = snapshot.expect(201).text("snapshotID");
+    let sized = json!({ "templateID": id, "cpuCount": 1 });
+    api.post("/v2/sandboxes", sized).await.expect(400);
+    api.post("/v2/sandboxes", json!({ "templateID": id }))
+        .await
+        .expect(201);
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused_with_a_sentence() {
+    let api = Api::new();
+    let long = "x".repeat(9000);
+    for bad in [
+        json!({}),
+        json!({ "templateID": 5 }),
+        json!({ "templateID": null }),
+        json!({ "templateID": "base", "timeout": -2 }),
+        json!({ "templateID": "base", "timeout": 1e12 }),
+        json!({ "templateID": "base", "timeout": "5" }),
+        json!({ "templateID": "base", "cpuCount": 9 }),
+        json!({ "templateID": "base", "memoryMB": 1 }),
+        json!({ "templateID": "base", "metadata": { "a": 1 } }),
+        json!({ "templateID": "base", "metadata": { "a": long } }),
+        json!({ "templateID": "base", "metadata": { "host-mount": "[]" } }),
+        json!({ "templateID": "base", "envVars": { "A=B": "c" } }),
+        json!({ "templateID": "base", "envVars": { "": "c" } }),
+        json!({ "templateID": "base", "envVars": { "A": "\u{0}" } }),
+        json!({ "templateID": "base", "mcp": { "exa": {} } }),
+        json!({ "templateID": "base", "iam": { "tokens": {} } }),
+        json!({ "templateID": "base", "volumeMounts": [{ "name": "v", "path": "/v" }] }),
+        json!({ "templateID": "base", "autoPause": true, "autoPauseMemory": false }),
+        json!({ "templateID": "base", "network": { "denyOut": ["example.com"] } }),
+        json!({ "templateID": "base", "network": [] }),
+        json!({ "templateID": "base", "lifecycle": { "onTimeout": "sleep" } }),
+    ] {
+        for path in ["/v2/sandboxes", "/sandboxes"] {
+            let refused = api.post(path, bad.clone()).await.expect(400);
+            assert!(refused.text("message").len() > 15, "{}", refused.body);
+        }
+    }
+    assert!(api.host.list().is_empty());
+}
+
+#[tokio::test]
+async fn a_template_that_is_not_there_is_404_whatever_it_is_called() {
+    let api = Api::new();
+    for name in [
+        "nope",
+        "../../etc",
+        "/etc/passwd",
+        "",
+        "base:v2",
+        "team/base",
+        "a\u{0}b",
+        ".",
+    ] {
+        let refused = api
+            .post("/v2/sandboxes", json!({ "templateID": name }))
+            .await;
+        assert_eq!(refused.refused(404), "template_not_found", "{name}");
+    }
+    for name in ["base:latest", "base:default"] {
+        api.post("/v2/sandboxes", json!({ "templateID": name }))
+            .await
+            .expect(201);
+    }
+}
+
+#[tokio::test]
+async fn what_failed_inside_is_told_to_those_who_run_the_host() {
+    let api = Api::new();
+    let (tenant, _) = api.key(jiffy_api::Scope::Create, jiffy_api::Limits::default());
+    let body = json!({ "templateID": "damaged" });
+    let told = api.post("/v2/sandboxes", body.clone()).await.expect(500);
+    assert!(told.text("message").contains("/secret/path"));
+    let told = api
+        .call_as(&tenant, "POST", "/v2/sandboxes", body)
+        .await
+        .expect(500);
+    assert!(!told.body.to_string().contains("secret"));
+    api.bench.world.fail("welcome");
+    api.post("/v2/sandboxes", json!({ "templateID": "base" }))
+        .await
+        .expect(500);
+    assert!(api.host.list().is_empty());
+}
+
+fn keyed(api: &Api, key: &str, body: &Value) -> Request<Body> {
+    let Who::Key(admin) = &api.admin else {
+        panic!()
+    };
+    Request::post("/v2/sandboxes")
+        .header("x-api-key", admin)
+        .header("content-type", "application/json")
+        .header("idempotency-key", key)
+        .body(Body::from(body.to_string()))
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_create_that_is_sent_again_is_answered_again() {
+    let api = Api::new();
+    let body = json!({ "templateID": "base" });
+    let send = || api.send(keyed(&api, "k-1", &body));
+    // At the same time, and later.
+    let (a, b) = tokio::join!(send(), send());
+    let c = send().await.expect(201);
+    assert_eq!((a.expect(201).id(), b.expect(201).id()), (c.id(), c.id()));
+    assert_eq!(api.host.list().len(), 1);
+    let other = api.send(keyed(&api, "k-2", &body)).await.expect(201);
+    assert_ne!(other.id(), c.id());
+    let reused = api
+        .send(keyed(&api, "k-1", &json!({ "templateID": "large" })))
+        .await;
+    assert_eq!(reused.header("should-retry"), Some("false"));
+    assert_eq!(reused.refused(422), "idempotency_key_reused");
+    for bad in ["UPPER", "under_score", "", &"x".repeat(256)] {
+        api.send(keyed(&api, bad, &body)).await.expect(400);
+    }
+}
+
+#[tokio::test]
+async fn a_create_that_failed_may_be_tried_again_with_its_key() {
+    let api = Api::new();
+    let body = json!({ "templateID": "base" });
+    api.bench.world.fail("boot");
+    api.send(keyed(&api, "k", &body)).await.expect(500);
+    api.bench.world.mend();
+    api.send(keyed(&api, "k", &body)).await.expect(201);
+    assert_eq!(api.host.list().len(), 1);
+}
+
+#[tokio::test]
+async fn a_create_with_a_key_goes_on_when_its_client_goes_away() {
+    let api = Api::new();
+    let body = json!({ "templateID": "base" });
+    api.bench.world.hang("boot");
+    let gone = tokio::time::timeout(
+        std::time::Duration::from_millis(50),
+        api.send(keyed(&api, "k", &body)),
+    );
+    assert!(gone.await.is_err());
+    // Still under way for whoever asks again.
+    let again = tokio::time::timeout(
+        std::time::Duration::from_millis(50),
+        api.send(keyed(&api, "k", &body)),
+    );
+    assert!(again.await.is_err());
+    assert_eq!(*api.bench.world.boots.lock().unwrap(), 1);
+    assert!(api.host.list().iter().all(|r| r.state == State::Creating));
+}

@@ -1,0 +1,94 @@
+//! The document and the router say the same.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_api::{calls, openapi};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use support::fake::FakeEngine;
+use support::{Api, Who};
+
+#[test]
+fn every_call_is_described_and_every_description_is_a_call() {
+    let text = |(method, path): (axum::http::Method, &str)| format!("{method} {path}");
+    let served: BTreeSet<String> = calls::<FakeEngine>().into_iter().map(text).collect();
+    let described: BTreeSet<String> = openapi::described().into_iter().map(text).collect();
+    assert_eq!(served, described);
+}
+
+#[test]
+fn the_document_is_whole() {
+    let document = openapi::document();
+    let mut ids = BTreeSet::new();
+    for (path, calls) in document["paths"].as_object().unwrap() {
+        for (method, call) in calls.as_object().unwrap() {
+            let id = call["operationId"].as_str().unwrap();
+            assert!(ids.insert(id.to_owned()), "{id} twice");
+            let parameters = call["parameters"].as_array().unwrap();
+            let in_path: Vec<&Value> = parameters.iter().filter(|p| p["in"] == "path").collect();
+            assert_eq!(in_path.len(), path.matches('{').count(), "{method} {path}");
+            assert!(!call["responses"].as_object().unwrap().is_empty());
+        }
+    }
+    // Every reference leads somewhere, and everything is referred to.
+    let text = document.to_string();
+    let schemas = document["components"]["schemas"].as_object().unwrap();
+    let used: BTreeSet<&str> = text
+        .split("#/components/schemas/")
+        .skip(1)
+        .map(|rest| rest.split('"').next().unwrap())
+        .collect();
+    let known: BTreeSet<&str> = schemas.keys().map(String::as_str).collect();
+    assert_eq!(used, known);
+}
+
+#[tokio::test]
+async fn the_document_and_health_need_no_key() {
+    let api = Api::new();
+    let document = api
+        .call_as(&Who::Nobody, "GET", "/openapi.json", Value::Null)
+        .await;
+    assert_eq!(document.expect(200).body, openapi::document());
+    api.call_as(&Who::Nobody, "GET", "/health", Value::Null)
+        .await
+        .expect(200);
+}
+
+#[tokio::test]
+async fn every_other_call_needs_one() {
+    let api = Api::new();
+    for (method, path) in calls::<FakeEngine>() {
+        if matches!(path, "/health" | "/openapi.json") {
+            continue;
+        }
+        let path = path.replace(['{', '}'], "");
+        for who in [Who::Nobody, Who::Key("e2b_00".into())] {
+            let refused = api.call_as(&who, method.as_str(), &path, Value::Null).await;
+            assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
+            assert_eq!(refused.refused(401), "unauthenticated", "{method} {path}");
+        }
+    }
+}
+
+#[test]
+fn an_answer_that_is_not_as_described_is_noticed() {
+    let document = openapi::document();
+    let named = &document["components"]["schemas"];
+    let problems = |name: &str, value: Value| {
+        let schema = json!({ "$ref": format!("#/components/schemas/{name}") });
+        support::schema::problems(&schema, named, &value).len()
+    };
+    let good = json!({ "code": 404, "message": "x" });
+    assert_eq!(problems("Error", good), 0);
+    assert_eq!(problems("Error", json!({ "code": 404 })), 1);
+    assert_eq!(
+        problems("Error", json!({ "code": "404", "message": "x" })),
+        1
+    );
+    assert_eq!(problems("Error", json!({ "code": 200, "message": "x" })), 1);
+    let alias = json!({ "templateID": 1, "public": null });
+    assert_eq!(problems("Alias", alias), 2);
+    let entry = json!({ "snapshotID": "x", "error": { "code": 500 } });
+    assert_eq!(problems("Forked", entry), 1);
+}

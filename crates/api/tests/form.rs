@@ -1,0 +1,360 @@
+//! Lists, filters, and the form of whatever is refused.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use axum::body::Body;
+use axum::http::Request;
+use bytes::Bytes;
+use jiffy_api::PreviewLinks;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::sync::Arc;
+use support::{Api, Who};
+
+fn request(api: &Api, method: &str, path: &str, kind: Option<&str>, body: Body) -> Request<Body> {
+    let Who::Key(key) = &api.admin else { panic!() };
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("x-api-key", key);
+    if let Some(kind) = kind {
+        request = request.header("content-type", kind);
+    }
+    request.body(body).unwrap()
+}
+
+#[tokio::test]
+async fn whatever_is_refused_is_refused_in_one_form() {
+    let api = Api::new();
+    assert_eq!(api.get("/nope").await.refused(404), "no_such_call");
+    assert_eq!(api.get("/sandboxes/").await.refused(404), "no_such_call");
+    let other = api.put("/v2/sandboxes", json!({})).await;
+    let allowed = other.header("allow").unwrap().to_owned();
+    assert!(
+        allowed.contains("POST") && allowed.contains("GET"),
+        "{allowed}"
+    );
+    assert_eq!(other.refused(405), "method_not_allowed");
+    api.get("/sandboxes/%ff").await.expect(400);
+    let send = |kind: Option<&'static str>, body: &str| {
+        let body = Body::from(body.to_owned());
+        api.send(request(&api, "POST", "/v2/sandboxes", kind, body))
+    };
+    let good = r#"{"templateID":"base"}"#;
+    for bad in [
+        "",
+        "{",
+        "[]",
+        "null",
+        "\"x\"",
+        "{\"templateID\":\"base\"} x",
+        "\u{0}",
+    ] {
+        send(Some("application/json"), bad).await.expect(400);
+    }
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "json"] {
+        assert_eq!(
+            send(Some(kind), good).await.refused(415),
+            "unsupported_media_type"
+        );
+    }
+    for kind in [
+        Some("application/json; charset=utf-8"),
+        Some("Application/JSON"),
+        None,
+    ] {
+        send(kind, good).await.expect(201);
+    }
+}
+
+#[tokio::test]
+async fn a_body_is_a_mebibyte_at_most_also_in_pieces() {
+    let api = Api::new();
+    let piece = Bytes::from(vec![b' '; 64 << 10]);
+    let stream = |pieces: usize| {
+        let tail = Bytes::from_static(br#"{"templateID":"base"}"#);
+        let all = std::iter::repeat_n(piece.clone(), pieces).chain([tail]);
+        let all: Vec<Result<Bytes, Infallible>> = all.map(Ok).collect();
+        Body::from_stream(Pieces(all.into_iter()))
+    };
+    let send = |body| {
+        api.send(request(
+            &api,
+            "POST",
+            "/v2/sandboxes",
+            Some("application/json"),
+            body,
+        ))
+    };
+    send(stream(15)).await.expect(201);
+    assert_eq!(send(stream(16)).await.refused(413), "body_too_large");
+}
+
+struct Pieces(std::vec::IntoIter<Result<Bytes, Infallible>>);
+
+impl futures_core::Stream for Pieces {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        std::task::Poll::Ready(self.0.next())
+    }
+}
+
+#[tokio::test]
+async fn a_list_is_filtered_by_metadata_state_template_and_age() {
+    let api = Api::new();
+    let make = |template: &str, metadata: Value| {
+        api.post(
+            "/v2/sandboxes",
+            json!({ "templateID": template, "metadata": metadata }),
+        )
+    };
+    let a = make("base", json!({ "user": "x y&z", "app": "1" }))
+        .await
+        .expect(201)
+        .id();
+    let b = make("base", json!({ "user": "other", "app": "1" }))
+        .await
+        .expect(201)
+        .id();
+    let c = make("large", json!({})).await.expect(201).id();
+    api.post(&format!("/sandboxes/{b}/pause"), Value::Null)
+        .await
+        .expect(204);
+    let list = |query: &str| {
+        let path = format!("/v2/sandboxes?{query}");
+        let api = &api;
+        async move {
+            let mut ids = api.get(&path).await.expect(200).ids();
+            ids.sort();
+            ids
+        }
+    };
+    let sorted = |ids: &[&String]| {
+        let mut ids: Vec<String> = ids.iter().map(|id| (*id).clone()).collect();
+        ids.sort();
+        ids
+    };
+    assert_eq!(list("").await, sorted(&[&a, &b, &c]));
+    // `user=x%20y%26z&app=1`, quoted once more.
+    assert_eq!(
+        list("metadata=user%3Dx%2520y%2526z%26app%3D1").await,
+        sorted(&[&a])
+    );
+    assert_eq!(list("metadata=app%3D1").await, sorted(&[&a, &b]));
+    assert_eq!(list("state=running").await, sorted(&[&a, &c]));
+    assert_eq!(list("state=paused,running").await, sorted(&[&a, &b, &c]));
+    assert_eq!(
+        list("state=paused&state=running").await,
+        sorted(&[&a, &b, &c])
+    );
+    assert_eq!(list("template=large").await, sorted(&[&c]));
+    assert!(list("startedAfter=2999-01-01T00:00:00Z").await.is_empty());
+    assert_eq!(
+        list("startedAfter=2000-01-01T00:00:00%2B02:00").await.len(),
+        3
+    );
+    assert_eq!(
+        api.get("/sandboxes").await.ids().len(),
+        2,
+        "the first version shows what runs"
+    );
+    for bad in [
+        "state=sleeping",
+        "state=",
+        "startedAfter=yesterday",
+        "limit=0",
+        "limit=101",
+        "order=x",
+        "nextToken=!",
+    ] {
+        api.get(&format!("/v2/sandboxes?{bad}")).await.expect(400);
+    }
+}
+
+#[tokio::test]
+async fn sandboxes_come_in_pages_that_joined_are_the_list() {
+    let api = Api::new();
+    let mut made = Vec::new();
+    for _ in 0..7 {
+        made.push(api.sandbox().await);
+    }
+    for order in ["asc", "desc"] {
+        let all = api.get(&format!("/v2/sandboxes?order={order}")).await;
+        assert_eq!(all.header("x-next-token"), None);
+        let (mut seen, mut next) = (Vec::new(), Some(String::new()));
+        while let Some(token) = next {
+            let path = format!("/v2/sandboxes?order={order}&limit=3&nextToken={token}");
+            let page = api.get(&path).await.expect(200);
+            seen.extend(page.ids());
+            next = page.header("x-next-token").map(str::to_owned);
+        }
+        assert_eq!(seen, all.ids());
+        assert_eq!(seen.len(), made.len());
+    }
+}
+
+#[tokio::test]
+async fn network_rules_are_replaced_as_a_whole_or_not_at_all() {
+    let api = Api::new();
+    let body = json!({ "templateID": "base", "network": { "allowOut": ["a.example"], "allowPublicTraffic": false } });
+    let id = api.post("/v2/sandboxes", body).await.expect(201).id();
+    let path = format!("/sandboxes/{id}/network");
+    let update = json!({ "denyOut": ["10.0.0.0/8"], "allow_internet_access": false });
+    api.put(&path, update).await.expect(204);
+    let shown = api.get(&format!("/sandboxes/{id}")).await.expect(200);
+    let network = &shown.body["network"];
+    assert_eq!(
+        (&network["allowOut"], &network["denyOut"]),
+        (&json!([]), &json!(["10.0.0.0/8"]))
+    );
+    assert_eq!(
+        (
+            &network["allowPublicTraffic"],
+            &shown.body["allowInternetAccess"]
+        ),
+        (&json!(false), &json!(false))
+    );
+    let inject =
+        json!({ "rules": { "a.example": [{ "transform": { "headers": { "A": "b" } } }] } });
+    let refused = api.put(&path, inject).await;
+    assert!(refused.text("message").contains("`rules`"));
+    assert_eq!(refused.refused(400), "unsupported_option");
+    for bad in [
+        json!({ "denyOut": ["a.example"] }),
+        json!({ "allowOut": "x" }),
+        json!({ "rules": [{}] }),
+    ] {
+        api.put(&path, bad).await.expect(400);
+    }
+    let still = api.get(&format!("/sandboxes/{id}")).await;
+    assert_eq!(still.body["network"]["denyOut"], json!(["10.0.0.0/8"]));
+    api.put(&path, json!({})).await.expect(204);
+    let cleared = api.get(&format!("/sandboxes/{id}")).await;
+    assert_eq!(cleared.body["network"]["denyOut"], json!([]));
+    api.put(&path, Value::Null).await.expect(400);
+}
+
+#[tokio::test]
+async fn figures_are_the_hosts_samples_within_the_time_asked_for() {
+    let api = Api::sampled();
+    let id = api.sandbox().await;
+    let samples = || api.host.metrics(&id, None, None).unwrap();
+    support::fake::until("samples", || samples().len() > 3).await;
+    // A sleeper gets no more of them.
+    api.post(&format!("/sandboxes/{id}/pause"), Value::Null)
+        .await
+        .expect(204);
+    let known = samples();
+    let all = api
+        .get(&format!("/sandboxes/{id}/metrics"))
+        .await
+        .expect(200);
+    assert_eq!(all.items().len(), known.len());
+    let (first, last) = (known[0].at_ms / 1000, known[known.len() - 1].at_ms / 1000);
+    assert_eq!(all.body[0]["timestampUnix"], json!(first));
+    assert_eq!(all.body[0]["memTotal"], json!(512 << 20));
+    let within = |query: String| {
+        let path = format!("/sandboxes/{id}/metrics?{query}");
+        let api = &api;
+        async move { api.get(&path).await.expect(200).items().len() }
+    };
+    assert_eq!(
+        within(format!("start={first}&end={last}")).await,
+        known.len()
+    );
+    assert_eq!(within(format!("start={}", last + 1)).await, 0);
+    assert_eq!(within(format!("end={}", first - 1)).await, 0);
+    api.get(&format!("/sandboxes/{id}/metrics?start=-1"))
+        .await
+        .expect(400);
+    let both = api
+        .get(&format!("/sandboxes/metrics?sandbox_ids={id},nope"))
+        .await
+        .expect(200);
+    assert_eq!(both.body["sandboxes"].as_object().unwrap().len(), 1);
+    assert_eq!(both.body["sandboxes"][&id]["timestampUnix"], json!(last));
+    let many = vec!["a"; 101].join(",");
+    api.get(&format!("/sandboxes/metrics?sandbox_ids={many}"))
+        .await
+        .expect(400);
+}
+
+#[tokio::test]
+async fn logs_are_the_consoles_last_lines() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    let first = api
+        .get(&format!("/sandboxes/{id}/logs?limit=10"))
+        .await
+        .expect(200);
+    assert_eq!(first.body["logs"][0]["line"], "guest is up");
+    assert_eq!(first.body["logEntries"][0]["message"], "guest is up");
+    let second = format!("/v2/sandboxes/{id}/logs");
+    for (query, count) in [
+        ("", 1),
+        ("?limit=0", 0),
+        ("?search=up&direction=backward", 1),
+        ("?search=x", 0),
+        ("?level=error", 0),
+    ] {
+        let some = api.get(&format!("{second}{query}")).await.expect(200);
+        assert_eq!(
+            some.body["logs"].as_array().unwrap().len(),
+            count,
+            "{query}"
+        );
+    }
+    for bad in ["limit=1001", "direction=up", "level=loud", "cursor=x"] {
+        api.get(&format!("{second}?{bad}")).await.expect(400);
+    }
+    // A sleeper has none.
+    api.post(&format!("/sandboxes/{id}/pause"), Value::Null)
+        .await
+        .expect(204);
+    let none = api.get(&second).await.expect(200);
+    assert_eq!(none.body["logs"], json!([]));
+}
+
+#[tokio::test]
+async fn a_link_to_a_port_holds_as_long_as_asked() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    assert_eq!(
+        api.get(&format!("/sandboxes/{id}/preview?port=80"))
+            .await
+            .refused(501),
+        "unsupported"
+    );
+    let links: Arc<dyn PreviewLinks> = Arc::new(|id: &str, port: u16, expires: u64| {
+        format!("http://{port}-{id}.x/?until={expires}")
+    });
+    let api = Api::with(|app| app.with_preview(links));
+    let id = api.sandbox().await;
+    let link = api
+        .get(&format!("/sandboxes/{id}/preview?port=8080&ttl=60"))
+        .await
+        .expect(200);
+    assert!(
+        link.text("url")
+            .starts_with(&format!("http://8080-{id}.x/?until="))
+    );
+    let at: jiff::Timestamp = link.text("expiresAt").parse().unwrap();
+    let left = at.as_second() - jiff::Timestamp::now().as_second();
+    assert!((50..=60).contains(&left), "{left}");
+    for bad in [
+        "",
+        "?port=0",
+        "?port=65536",
+        "?port=80&ttl=0",
+        "?port=80&ttl=604801",
+    ] {
+        api.get(&format!("/sandboxes/{id}/preview{bad}"))
+            .await
+            .expect(400);
+    }
+}

@@ -1,0 +1,246 @@
+//! Who may do what, and how much.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use axum::body::Body;
+use axum::http::Request;
+use jiffy_api::{Limits, Scope};
+use serde_json::{Value, json};
+use support::{Api, Who};
+
+fn path(id: &str, call: &str) -> String {
+    format!("/sandboxes/{id}/{call}")
+}
+
+#[tokio::test]
+async fn a_key_is_shown_in_either_header_until_it_is_revoked() {
+    let api = Api::new();
+    let (who, made) = api.key(Scope::Create, Limits::default());
+    let with = |name: &str, value: String| {
+        let request = Request::get("/v2/sandboxes").header(name, value);
+        api.send(request.body(Body::empty()).unwrap())
+    };
+    with("X-API-KEY", made.secret.clone()).await.expect(200);
+    with("Authorization", format!("Bearer {}", made.secret))
+        .await
+        .expect(200);
+    with("Authorization", format!("bearer  {}", made.secret))
+        .await
+        .expect(200);
+    for bad in [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic abc",
+        &format!("Bearer {}", "x".repeat(5000)),
+    ] {
+        with("Authorization", bad.to_owned()).await.expect(401);
+    }
+    api.keys.revoke(&made.key.id).unwrap();
+    api.call_as(&who, "GET", "/v2/sandboxes", Value::Null)
+        .await
+        .expect(401);
+}
+
+#[tokio::test]
+async fn sandboxes_of_one_key_are_nothing_to_another() {
+    let api = Api::new();
+    let (a, _) = api.key(Scope::Create, Limits::default());
+    let (b, _) = api.key(Scope::Create, Limits::default());
+    let id = api.sandbox_of(&a).await;
+    assert!(
+        api.call_as(&b, "GET", "/v2/sandboxes", Value::Null)
+            .await
+            .ids()
+            .is_empty()
+    );
+    for call in ["logs", "metrics", "preview?port=1"] {
+        api.call_as(&b, "GET", &path(&id, call), Value::Null)
+            .await
+            .expect(404);
+    }
+    api.call_as(&b, "GET", &format!("/sandboxes/{id}"), Value::Null)
+        .await
+        .expect(404);
+    api.call_as(&b, "DELETE", &format!("/sandboxes/{id}"), Value::Null)
+        .await
+        .expect(404);
+    api.call_as(&b, "PUT", &path(&id, "network"), json!({}))
+        .await
+        .expect(404);
+    let bodies = [
+        ("pause", json!({})),
+        ("resume", json!({})),
+        ("connect", json!({})),
+        ("timeout", json!({ "timeout": 1 })),
+        ("refreshes", json!({})),
+        ("snapshots", json!({})),
+        ("fork", json!({})),
+        ("promote", Value::Null),
+        ("rollback", json!({ "snapshotID": "x" })),
+    ];
+    for (call, body) in bodies {
+        api.call_as(&b, "POST", &path(&id, call), body)
+            .await
+            .expect(404);
+    }
+    // Nor does the beginning of an id do.
+    api.call_as(&a, "GET", &format!("/sandboxes/{}", &id[..10]), Value::Null)
+        .await
+        .expect(404);
+    assert_eq!(
+        api.get("/v2/sandboxes").await.ids(),
+        std::slice::from_ref(&id),
+        "admins see all"
+    );
+    api.call_as(&Who::Owner, "GET", &format!("/sandboxes/{id}"), Value::Null)
+        .await
+        .expect(200);
+}
+
+#[tokio::test]
+async fn a_key_that_may_only_look_changes_nothing_and_learns_no_secret() {
+    let api = Api::new();
+    let (reader, _) = api.key(Scope::Read, Limits::default());
+    let id = api.sandbox().await;
+    let seen = api
+        .call_as(&reader, "GET", &format!("/sandboxes/{id}"), Value::Null)
+        .await;
+    assert!(seen.expect(200).body["envdAccessToken"].is_null());
+    let bodies = [
+        (
+            "POST",
+            "/v2/sandboxes".to_owned(),
+            json!({ "templateID": "base" }),
+        ),
+        ("POST", path(&id, "pause"), json!({})),
+        ("POST", path(&id, "connect"), json!({})),
+        ("DELETE", format!("/sandboxes/{id}"), Value::Null),
+        ("PUT", path(&id, "network"), json!({})),
+    ];
+    for (method, path, body) in bodies {
+        let refused = api.call_as(&reader, method, &path, body).await;
+        assert_eq!(refused.refused(403), "forbidden");
+    }
+    let link = api
+        .call_as(&reader, "GET", &path(&id, "preview?port=80"), Value::Null)
+        .await;
+    link.expect(403);
+    api.get(&format!("/sandboxes/{id}")).await.expect(200);
+}
+
+fn limits(max_sandboxes: u32) -> Limits {
+    Limits {
+        max_sandboxes: Some(max_sandboxes),
+        ..Limits::default()
+    }
+}
+
+#[tokio::test]
+async fn a_key_has_no_more_sandboxes_than_it_may() {
+    let api = Api::new();
+    let (who, _) = api.key(Scope::Create, limits(2));
+    let first = api.sandbox_of(&who).await;
+    let second = api.sandbox_of(&who).await;
+    let body = json!({ "templateID": "base" });
+    let refused = api.call_as(&who, "POST", "/v2/sandboxes", body).await;
+    assert_eq!(refused.header("should-retry"), Some("false"));
+    assert_eq!(refused.refused(429), "max_sandboxes");
+    let fork = api
+        .call_as(&who, "POST", &path(&first, "fork"), json!({}))
+        .await;
+    assert_eq!(fork.refused(429), "max_sandboxes");
+    // One that sleeps makes room, and finds none when it wakes.
+    api.call_as(&who, "POST", &path(&first, "pause"), Value::Null)
+        .await
+        .expect(204);
+    let third = api.sandbox_of(&who).await;
+    for call in ["connect", "resume"] {
+        let wake = api
+            .call_as(&who, "POST", &path(&first, call), json!({}))
+            .await;
+        assert_eq!(wake.refused(429), "max_sandboxes");
+    }
+    for id in [second, third] {
+        api.call_as(&who, "DELETE", &format!("/sandboxes/{id}"), Value::Null)
+            .await
+            .expect(204);
+    }
+    api.call_as(&who, "POST", &path(&first, "connect"), json!({}))
+        .await
+        .expect(201);
+    // Others have their own.
+    api.sandbox().await;
+}
+
+#[tokio::test]
+async fn creates_at_the_same_time_fill_a_limit_exactly() {
+    let api = Api::new();
+    let (who, _) = api.key(Scope::Create, limits(5));
+    let body = json!({ "templateID": "base" });
+    let one = || api.call_as(&who, "POST", "/v2/sandboxes", body.clone());
+    let (a, b, c, d) = tokio::join!(one(), one(), one(), one());
+    let (e, f, g, h) = tokio::join!(one(), one(), one(), one());
+    let answers = [a, b, c, d, e, f, g, h];
+    let made = answers.iter().filter(|a| a.status == 201).count();
+    assert_eq!((made, api.host.list().len()), (5, 5));
+    let (who, _) = api.key(Scope::Create, limits(3));
+    let id = api.sandbox_of(&who).await;
+    let two = json!({ "count": 2 });
+    api.call_as(&who, "POST", &path(&id, "fork"), two)
+        .await
+        .expect(201);
+}
+
+#[tokio::test]
+async fn processors_and_memory_of_a_key_are_limited_together() {
+    let api = Api::new();
+    let (who, _) = api.key(
+        Scope::Create,
+        Limits {
+            max_vcpus: Some(4),
+            max_memory_mib: Some(1024),
+            ..Limits::default()
+        },
+    );
+    let ask = |cpus: u8, memory: u32| {
+        let body = json!({ "templateID": "base", "cpuCount": cpus, "memoryMB": memory });
+        api.call_as(&who, "POST", "/v2/sandboxes", body)
+    };
+    ask(3, 512).await.expect(201);
+    assert_eq!(ask(2, 128).await.refused(429), "max_vcpus");
+    assert_eq!(ask(1, 513).await.refused(429), "max_memory");
+    ask(1, 512).await.expect(201);
+}
+
+#[tokio::test]
+async fn creates_per_minute_are_limited_and_say_when_to_come_back() {
+    let api = Api::new();
+    let (who, _) = api.key(
+        Scope::Create,
+        Limits {
+            creates_per_minute: Some(2),
+            ..Limits::default()
+        },
+    );
+    let id = api.sandbox_of(&who).await;
+    let fork = api
+        .call_as(&who, "POST", &path(&id, "fork"), json!({ "count": 3 }))
+        .await;
+    assert_eq!(
+        fork.header("should-retry"),
+        Some("false"),
+        "never that many"
+    );
+    assert_eq!(fork.refused(429), "creates_per_minute");
+    api.call_as(&who, "POST", &path(&id, "fork"), json!({}))
+        .await
+        .expect(201);
+    let body = json!({ "templateID": "base" });
+    let refused = api.call_as(&who, "POST", "/v2/sandboxes", body).await;
+    let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((55..=61).contains(&wait), "{wait}");
+    assert_eq!(refused.header("should-retry"), Some("true"));
+    assert_eq!(refused.refused(429), "creates_per_minute");
+}

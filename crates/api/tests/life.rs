@@ -1,0 +1,300 @@
+//! Waking, sleeping, time and the end.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_host::{OnTimeout, State};
+use serde_json::{Value, json};
+use support::{Api, Who};
+
+fn path(id: &str, call: &str) -> String {
+    format!("/sandboxes/{id}/{call}")
+}
+
+#[tokio::test]
+async fn a_killed_sandbox_is_gone() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    api.delete(&format!("/sandboxes/{id}")).await.expect(204);
+    let again = api.delete(&format!("/sandboxes/{id}")).await;
+    assert_eq!(again.refused(404), "sandbox_not_found");
+    api.get(&format!("/sandboxes/{id}")).await.expect(404);
+    for call in [
+        "pause",
+        "resume",
+        "connect",
+        "fork",
+        "promote",
+        "snapshots",
+        "refreshes",
+    ] {
+        api.post(&path(&id, call), json!({})).await.expect(404);
+    }
+    // The record stays for the host's owner until it is forgotten.
+    assert_eq!(api.host.get(&id).unwrap().state, State::Killed);
+    let forget = format!("/sandboxes/{id}?forget=true");
+    api.call_as(&Who::Owner, "DELETE", &forget, Value::Null)
+        .await
+        .expect(204);
+    assert!(api.host.get(&id).is_err());
+    api.delete("/sandboxes/x?forget=maybe").await.expect(400);
+}
+
+#[tokio::test]
+async fn a_sandbox_sleeps_and_wakes_under_the_same_id() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    api.bench.world.write(&id, "kept");
+    api.post(&path(&id, "pause"), Value::Null).await.expect(204);
+    let detail = api.get(&format!("/sandboxes/{id}")).await.expect(200);
+    assert_eq!(
+        (detail.text("state"), detail.text("pauseMode")),
+        ("paused".into(), "full".into())
+    );
+    let again = api.post(&path(&id, "pause"), json!({})).await;
+    assert_eq!(again.refused(409), "already_paused");
+    let woken = api
+        .post(&format!("/v2/sandboxes/{id}/connect"), json!({}))
+        .await
+        .expect(201);
+    assert_eq!(woken.id(), id);
+    assert_eq!(api.bench.world.read(&id), "kept");
+    api.post(&path(&id, "connect"), json!({ "timeout": 5 }))
+        .await
+        .expect(200);
+    // Older clients.
+    assert_eq!(
+        api.post(&path(&id, "resume"), json!({})).await.refused(409),
+        "already_running"
+    );
+    api.post(&path(&id, "pause"), json!({ "memory": true }))
+        .await
+        .expect(204);
+    let body = json!({ "timeout": 77, "autoPause": true });
+    api.post(&path(&id, "resume"), body).await.expect(201);
+    let terms = api.host.get(&id).unwrap().terms;
+    assert_eq!(
+        (terms.timeout_s, terms.on_timeout),
+        (Some(77), OnTimeout::Pause)
+    );
+}
+
+#[tokio::test]
+async fn sleeping_without_memory_is_refused_and_not_pretended() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    for call in ["pause", "connect", "resume", "snapshots"] {
+        let refused = api.post(&path(&id, call), json!({ "memory": false })).await;
+        assert_eq!(refused.header("should-retry"), Some("false"));
+        assert_eq!(refused.refused(501), "unsupported", "{call}");
+    }
+    assert_eq!(api.host.get(&id).unwrap().state, State::Running);
+}
+
+#[tokio::test]
+async fn a_guest_that_must_be_healthy_and_is_not_is_not_put_to_sleep() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    api.bench.world.fail("answer");
+    let body = json!({ "requireHealthyGuest": true });
+    let refused = api.post(&path(&id, "pause"), body.clone()).await;
+    assert_eq!(
+        refused.refused(503),
+        "sandbox_snapshot_guest_agent_unresponsive"
+    );
+    assert_eq!(api.host.get(&id).unwrap().state, State::Running);
+    api.bench.world.mend();
+    api.post(&path(&id, "pause"), body).await.expect(204);
+}
+
+#[tokio::test]
+async fn a_pause_that_fails_is_503_and_the_sandbox_runs_on() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    api.bench.world.fail("snapshot");
+    assert_eq!(
+        api.post(&path(&id, "pause"), Value::Null)
+            .await
+            .refused(503),
+        "pause_failed"
+    );
+    assert_eq!(api.host.get(&id).unwrap().state, State::Running);
+}
+
+#[tokio::test]
+async fn a_timeout_counts_from_now_and_may_shorten_and_a_connect_never_does() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    let deadline = || api.host.get(&id).unwrap().deadline_ms;
+    let first = deadline().unwrap();
+    api.post(&path(&id, "timeout"), json!({ "timeout": 3600 }))
+        .await
+        .expect(204);
+    let long = deadline().unwrap();
+    assert!(long > first + 3_000_000);
+    for body in [json!({ "timeout": 1 }), json!({}), Value::Null] {
+        api.post(&path(&id, "connect"), body).await.expect(200);
+        assert!(deadline().unwrap() >= long);
+    }
+    api.post(&path(&id, "refreshes"), json!({ "duration": 1 }))
+        .await
+        .expect(204);
+    assert!(deadline().unwrap() >= long);
+    api.post(&path(&id, "timeout"), json!({ "timeout": 60 }))
+        .await
+        .expect(204);
+    let short = deadline().unwrap();
+    assert!(short < long);
+    api.post(&path(&id, "refreshes"), json!({ "duration": 600 }))
+        .await
+        .expect(204);
+    assert!(deadline().unwrap() > short);
+    api.post(&path(&id, "connect"), json!({ "timeout": -1 }))
+        .await
+        .expect(200);
+    assert_eq!(deadline(), None);
+    // One without limit keeps that.
+    api.post(&path(&id, "connect"), json!({ "timeout": 9 }))
+        .await
+        .expect(200);
+    assert_eq!(deadline(), None);
+    for bad in [
+        json!({}),
+        json!({ "timeout": -2 }),
+        json!({ "timeout": 1.5 }),
+        json!({ "timeout": u64::MAX }),
+    ] {
+        api.post(&path(&id, "timeout"), bad).await.expect(400);
+    }
+    api.post(&path(&id, "refreshes"), json!({ "duration": 3601 }))
+        .await
+        .expect(400);
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_time_is_over_is_not_there_any_more() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    api.post(&path(&id, "timeout"), json!({ "timeout": 0 }))
+        .await
+        .expect(204);
+    support::fake::until("its end", || {
+        api.host.get(&id).is_ok_and(|r| r.state == State::Killed)
+    })
+    .await;
+    api.get(&format!("/sandboxes/{id}")).await.expect(404);
+}
+
+#[tokio::test]
+async fn a_broken_sandbox_is_hidden_until_it_is_mended() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    let taken = api
+        .post(&path(&id, "snapshots"), Value::Null)
+        .await
+        .expect(201);
+    api.bench.world.panic_guest(&id);
+    support::fake::until("its end", || {
+        matches!(api.host.get(&id).unwrap().state, State::Broken { .. })
+    })
+    .await;
+    assert_eq!(
+        api.get(&format!("/sandboxes/{id}")).await.refused(404),
+        "sandbox_broken"
+    );
+    assert!(api.get("/v2/sandboxes").await.ids().is_empty());
+    let broken = api.get("/v2/sandboxes?state=broken").await.expect(200);
+    assert_eq!(
+        (broken.ids(), &broken.body[0]["state"]),
+        (vec![id.clone()], &json!("broken"))
+    );
+    let body = json!({ "snapshotID": taken.text("snapshotID") });
+    api.post(&path(&id, "rollback"), body).await.expect(200);
+    api.get(&format!("/sandboxes/{id}")).await.expect(200);
+    // One that is not mended can still be removed.
+    api.bench.world.panic_guest(&id);
+    support::fake::until("its end", || {
+        matches!(api.host.get(&id).unwrap().state, State::Broken { .. })
+    })
+    .await;
+    api.delete(&format!("/sandboxes/{id}")).await.expect(204);
+}
+
+#[tokio::test]
+async fn a_fork_answers_an_entry_for_each_child() {
+    let api = Api::new();
+    let parent = api.sandbox().await;
+    api.bench.world.write(&parent, "inherited");
+    let forked = api
+        .post(&path(&parent, "fork"), json!({ "count": 3 }))
+        .await
+        .expect(201);
+    let children: Vec<&Value> = forked.items().iter().map(|e| &e["sandbox"]).collect();
+    assert_eq!(children.len(), 3);
+    let tokens: std::collections::BTreeSet<&str> = children
+        .iter()
+        .map(|c| c["envdAccessToken"].as_str().unwrap())
+        .collect();
+    assert_eq!(tokens.len(), 3, "tokens of their own");
+    for child in &children {
+        assert_eq!(
+            (&child["forkedFrom"], &child["bootMode"]),
+            (&json!(parent), &json!("fork"))
+        );
+        assert_eq!(
+            api.bench.world.read(child["sandboxID"].as_str().unwrap()),
+            "inherited"
+        );
+    }
+    assert_eq!(forked.body[0]["snapshotID"], forked.body[2]["snapshotID"]);
+    // One is what nobody says; the time may be its own.
+    let one = api
+        .post(&path(&parent, "fork"), json!({ "timeout": -1 }))
+        .await
+        .expect(201);
+    let id = one.body[0]["sandbox"]["sandboxID"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert_eq!(
+        (one.items().len(), api.host.get(&id).unwrap().deadline_ms),
+        (1, None)
+    );
+    api.bench.world.fail("restore");
+    let failed = api
+        .post(&path(&parent, "fork"), json!({ "count": 2 }))
+        .await
+        .expect(201);
+    let errors = failed.items().iter().filter(|e| e["error"]["code"] == 500);
+    assert_eq!(errors.count(), 2);
+    for bad in [0, 101] {
+        api.post(&path(&parent, "fork"), json!({ "count": bad }))
+            .await
+            .expect(400);
+    }
+}
+
+#[tokio::test]
+async fn a_promoted_child_is_left_alone_with_its_parent() {
+    let api = Api::new();
+    let parent = api.sandbox().await;
+    let forked = api
+        .post(&path(&parent, "fork"), json!({ "count": 3 }))
+        .await
+        .expect(201);
+    let ids: Vec<String> = forked
+        .items()
+        .iter()
+        .map(|e| e["sandbox"]["sandboxID"].as_str().unwrap().to_owned())
+        .collect();
+    let promoted = api
+        .post(&path(&ids[1], "promote"), Value::Null)
+        .await
+        .expect(200);
+    assert_eq!(promoted.body["removed"].as_array().unwrap().len(), 2);
+    let mut left = api.get("/v2/sandboxes").await.ids();
+    left.sort();
+    let mut expected = vec![parent, ids[1].clone()];
+    expected.sort();
+    assert_eq!(left, expected);
+}

@@ -1,0 +1,384 @@
+//! Snapshots, rollback, templates and pools.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_api::{Limits, Scope};
+use serde_json::{Value, json};
+use support::fake::until;
+use support::{Api, Who};
+
+fn path(id: &str, call: &str) -> String {
+    format!("/sandboxes/{id}/{call}")
+}
+
+async fn snapshot(api: &Api, id: &str, name: Value) -> String {
+    let body = json!({ "name": name });
+    let taken = api.post(&path(id, "snapshots"), body).await.expect(201);
+    taken.text("snapshotID")
+}
+
+#[tokio::test]
+async fn a_snapshot_outlives_its_sandbox_and_makes_others() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    api.bench.world.write(&id, "saved");
+    let taken = api
+        .post(&path(&id, "snapshots"), json!({ "name": "team/env:v1" }))
+        .await;
+    let taken = taken.expect(201);
+    assert_eq!(taken.body["names"], json!(["team/env:v1"]));
+    api.delete(&format!("/sandboxes/{id}")).await.expect(204);
+    for template in [taken.text("snapshotID"), "team/env:v1".into()] {
+        let made = api
+            .post("/v2/sandboxes", json!({ "templateID": template }))
+            .await
+            .expect(201);
+        assert_eq!(api.bench.world.read(&made.id()), "saved");
+        assert_eq!(made.body["snapshotID"], taken.body["snapshotID"]);
+    }
+    let listed = api
+        .get(&format!("/snapshots?sandboxID={id}"))
+        .await
+        .expect(200);
+    assert_eq!(listed.items().len(), 1);
+    assert_eq!(listed.body[0]["originSandboxID"], json!(id));
+    assert_eq!(
+        api.get("/snapshots?name=team%2Fenv%3Av1")
+            .await
+            .items()
+            .len(),
+        1
+    );
+    assert!(api.get("/snapshots?name=other").await.items().is_empty());
+    let one = format!("/snapshots/{}", taken.text("snapshotID"));
+    assert_eq!(api.get(&one).await.expect(200).text("status"), "ready");
+    api.get("/snapshots/nope").await.expect(404);
+}
+
+#[tokio::test]
+async fn names_of_snapshots_are_plain() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    for bad in ["", " ", "a b", "/a", "../x", "a\n", &"x".repeat(129)] {
+        api.post(&path(&id, "snapshots"), json!({ "name": bad }))
+            .await
+            .expect(400);
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_is_deleted_as_a_template_is_by_its_encoded_id_while_its_sandbox_lives() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    snapshot(&api, &id, json!("snap:tag")).await;
+    api.delete("/templates/snap%3Atag").await.expect(204);
+    api.delete("/templates/snap%3Atag").await.expect(404);
+    assert!(api.get("/snapshots").await.items().is_empty());
+    api.post("/v2/sandboxes", json!({ "templateID": "snap:tag" }))
+        .await
+        .expect(404);
+    api.get(&format!("/sandboxes/{id}")).await.expect(200);
+    api.delete("/templates/%ff").await.expect(400);
+}
+
+#[tokio::test]
+async fn snapshots_come_in_pages() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    let mut taken = Vec::new();
+    for _ in 0..5 {
+        taken.push(snapshot(&api, &id, Value::Null).await);
+    }
+    let (mut seen, mut next) = (Vec::new(), Some(String::new()));
+    while let Some(token) = next {
+        let page = api
+            .get(&format!("/snapshots?limit=2&order=asc&nextToken={token}"))
+            .await;
+        let page = page.expect(200);
+        seen.extend(
+            page.items()
+                .iter()
+                .map(|s| s["snapshotID"].as_str().unwrap().to_owned()),
+        );
+        next = page.header("x-next-token").map(str::to_owned);
+    }
+    taken.sort();
+    seen.sort();
+    assert_eq!(seen, taken);
+}
+
+#[tokio::test]
+async fn a_rollback_keeps_the_id_and_goes_to_any_ancestor() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    let root = api.host.get(&id).unwrap().snapshot.unwrap();
+    api.bench.world.write(&id, "one");
+    let one = snapshot(&api, &id, Value::Null).await;
+    api.bench.world.write(&id, "two");
+    let two = snapshot(&api, &id, Value::Null).await;
+    for (to, expected) in [(&one, "one"), (&two, "two"), (&root, "fresh base")] {
+        let done = api
+            .post(
+                &path(&id, "rollback"),
+                json!({ "snapshotID": to, "backend": null }),
+            )
+            .await;
+        let done = done.expect(200);
+        assert_eq!(
+            (done.id(), done.text("snapshotID")),
+            (id.clone(), to.clone())
+        );
+        assert_eq!(
+            (done.text("status"), done.text("operationID").len()),
+            ("completed".into(), 20)
+        );
+        assert_eq!(api.bench.world.read(&id), expected);
+    }
+    let nowhere = api
+        .post(&path(&id, "rollback"), json!({ "snapshotID": "nope" }))
+        .await;
+    assert_eq!(nowhere.refused(404), "snapshot_not_found");
+    api.post(&path(&id, "rollback"), json!({}))
+        .await
+        .expect(400);
+    let large = api
+        .post("/v2/sandboxes", json!({ "templateID": "large" }))
+        .await
+        .expect(201);
+    let strange = api
+        .post(&path(&large.id(), "rollback"), json!({ "snapshotID": one }))
+        .await;
+    assert_eq!(strange.refused(409), "wrong_snapshot");
+}
+
+#[tokio::test]
+async fn snapshots_of_one_key_are_nothing_to_another() {
+    let api = Api::new();
+    let (a, _) = api.key(Scope::Create, Limits::default());
+    let (b, _) = api.key(Scope::Create, Limits::default());
+    let id = api.sandbox_of(&a).await;
+    let taken = api
+        .call_as(
+            &a,
+            "POST",
+            &path(&id, "snapshots"),
+            json!({ "name": "mine" }),
+        )
+        .await;
+    let taken = taken.expect(201).text("snapshotID");
+    assert!(
+        api.call_as(&b, "GET", "/snapshots", Value::Null)
+            .await
+            .items()
+            .is_empty()
+    );
+    let own = api.sandbox_of(&b).await;
+    for snapshot in [taken.as_str(), "mine", &taken[..10]] {
+        let create = json!({ "templateID": snapshot });
+        api.call_as(&b, "POST", "/v2/sandboxes", create)
+            .await
+            .expect(404);
+        api.call_as(&b, "DELETE", &format!("/templates/{snapshot}"), Value::Null)
+            .await
+            .expect(404);
+        api.call_as(&b, "GET", &format!("/snapshots/{snapshot}"), Value::Null)
+            .await
+            .expect(404);
+        let back = json!({ "snapshotID": snapshot });
+        api.call_as(&b, "POST", &path(&own, "rollback"), back)
+            .await
+            .expect(404);
+    }
+    // A name like somebody's id gets nothing of theirs, and names are one's own.
+    let named = json!({ "name": taken });
+    api.call_as(&b, "POST", &path(&own, "snapshots"), named)
+        .await
+        .expect(201);
+    api.bench.world.write(&id, "a's");
+    let made = api
+        .call_as(&a, "POST", "/v2/sandboxes", json!({ "templateID": taken }))
+        .await;
+    assert_eq!(made.expect(201).body["snapshotID"], json!(taken));
+}
+
+#[tokio::test]
+async fn templates_are_shown_and_removed_by_those_who_manage_the_host() {
+    let api = Api::new();
+    let listed = api.get("/templates").await.expect(200);
+    assert_eq!(listed.items().len(), 2);
+    let one = api.get("/templates/base").await.expect(200);
+    assert_eq!(one.text("buildID"), "abababab-abab-abab-abab-abababababab");
+    assert_eq!(one.body["diskSizeMB"], 1024);
+    assert_eq!(
+        api.get("/templates/aliases/base")
+            .await
+            .expect(200)
+            .text("templateID"),
+        "base"
+    );
+    api.get("/templates/aliases/nope").await.expect(404);
+    assert_eq!(
+        api.get("/templates/base/tags").await.expect(200).body[0]["tag"],
+        "default"
+    );
+    let status = format!("/templates/base/builds/{}/status", one.text("buildID"));
+    assert_eq!(api.get(&status).await.expect(200).text("status"), "ready");
+    api.get("/templates/base/builds/other/status")
+        .await
+        .expect(404);
+    api.get(&format!("{status}?limit=101")).await.expect(400);
+    let (tenant, _) = api.key(Scope::Create, Limits::default());
+    api.call_as(&tenant, "DELETE", "/templates/base", Value::Null)
+        .await
+        .expect(403);
+    api.delete("/templates/base").await.expect(204);
+    api.get("/templates/base").await.expect(404);
+    assert_eq!(
+        api.get("/teams").await.expect(200).body[0]["isDefault"],
+        true
+    );
+}
+
+#[tokio::test]
+async fn what_is_not_served_says_so() {
+    let api = Api::new();
+    let put = |method, path| api.call_as(&api.admin, method, path, json!({ "name": "x" }));
+    for (method, path) in [
+        ("POST", "/v3/templates"),
+        ("POST", "/v2/templates/base/builds/b"),
+        ("PATCH", "/v2/templates/base"),
+        ("POST", "/templates/tags"),
+        ("DELETE", "/templates/tags"),
+    ] {
+        let refused = put(method, path).await;
+        assert_eq!(refused.header("should-retry"), Some("false"));
+        assert_eq!(refused.refused(501), "unsupported", "{method} {path}");
+    }
+    assert_eq!(
+        api.get("/templates/base/files/abc").await.refused(501),
+        "unsupported"
+    );
+}
+
+#[tokio::test]
+async fn pools_are_set_by_those_who_manage_the_host() {
+    let api = Api::new();
+    assert!(api.get("/pools").await.expect(200).items().is_empty());
+    let set = api
+        .put("/pools/base", json!({ "size": 2 }))
+        .await
+        .expect(200);
+    assert_eq!(
+        (&set.body["templateID"], &set.body["size"]),
+        (&json!("base"), &json!(2))
+    );
+    until("the pool to fill", || api.host.warm() == 2).await;
+    assert_eq!(api.get("/pools").await.expect(200).body[0]["ready"], 2);
+    let made = api
+        .post("/v2/sandboxes", json!({ "templateID": "base" }))
+        .await
+        .expect(201);
+    assert_eq!(made.body["bootMode"], "warm-pool");
+    api.put("/pools/base", json!({ "size": 0 }))
+        .await
+        .expect(200);
+    assert_eq!(api.host.warm(), 0);
+    api.put("/pools/nope", json!({ "size": 1 }))
+        .await
+        .expect(404);
+    for bad in [json!({}), json!({ "size": -1 }), json!({ "size": 1001 })] {
+        api.put("/pools/base", bad).await.expect(400);
+    }
+    let (tenant, _) = api.key(Scope::Create, Limits::default());
+    api.call_as(&tenant, "GET", "/pools", Value::Null)
+        .await
+        .expect(403);
+    let size = json!({ "size": 1 });
+    api.call_as(&tenant, "PUT", "/pools/base", size)
+        .await
+        .expect(403);
+}
+
+#[tokio::test]
+async fn the_hosts_owner_sees_every_snapshot_and_record() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    let taken = snapshot(&api, &id, Value::Null).await;
+    let api = &api;
+    let owner =
+        |path: String| async move { api.call_as(&Who::Owner, "GET", &path, Value::Null).await };
+    let all = owner("/snapshots?all=true".into()).await.expect(200);
+    let of = |purpose: &str| {
+        let mut found = all.items().iter().filter(|s| s["purpose"] == purpose);
+        found.next().unwrap()["jiffy"]["id"].clone()
+    };
+    assert_eq!(all.items().len(), 2);
+    assert_eq!(of("asked"), json!(taken));
+    assert_ne!(of("template"), json!(taken));
+    // Not for keys, whatever their scope.
+    assert_eq!(api.get("/snapshots?all=true").await.items().len(), 1);
+    // By the beginning of an id.
+    let one = owner(format!("/sandboxes/{}", &id[..8])).await.expect(200);
+    assert_eq!(
+        (one.id(), &one.body["jiffy"]["id"]),
+        (id.clone(), &json!(id))
+    );
+    api.get(&format!("/sandboxes/{}", &id[..8]))
+        .await
+        .expect(404);
+    api.call_as(
+        &Who::Owner,
+        "DELETE",
+        &format!("/sandboxes/{id}"),
+        Value::Null,
+    )
+    .await
+    .expect(204);
+    let killed = owner("/sandboxes?state=killed".into()).await.expect(200);
+    assert_eq!(killed.ids(), [id]);
+}
+
+#[tokio::test]
+async fn the_host_is_shown_to_those_who_run_it_and_stopped_by_its_owner() {
+    let told = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let flag = told.clone();
+    let stop = move || flag.store(true, std::sync::atomic::Ordering::SeqCst);
+    let api = Api::with(|app| app.with_stop(stop));
+    api.sandbox().await;
+    let host = api.get("/host").await.expect(200);
+    assert_eq!(
+        (&host.body["running"], &host.body["warm"]),
+        (&json!(1), &json!(0))
+    );
+    let (tenant, _) = api.key(Scope::Create, Limits::default());
+    api.call_as(&tenant, "GET", "/host", Value::Null)
+        .await
+        .expect(403);
+    api.post("/host/stop", Value::Null).await.expect(403);
+    api.call_as(&Who::Owner, "POST", "/host/stop", Value::Null)
+        .await
+        .expect(202);
+    assert!(told.load(std::sync::atomic::Ordering::SeqCst));
+    let silent = Api::new();
+    silent
+        .call_as(&Who::Owner, "POST", "/host/stop", Value::Null)
+        .await
+        .expect(501);
+}
+
+#[tokio::test]
+async fn its_owner_is_told_what_needs_a_snapshot() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    let taken = snapshot(&api, &id, Value::Null).await;
+    let path = format!("/templates/{taken}");
+    let kept = api.call_as(&Who::Owner, "DELETE", &path, Value::Null).await;
+    assert_eq!(kept.refused(409), "in_use");
+    api.delete(&format!("/sandboxes/{id}")).await.expect(204);
+    api.call_as(&Who::Owner, "DELETE", &path, Value::Null)
+        .await
+        .expect(204);
+    let verify = format!("/snapshots/{taken}/verify");
+    api.post(&verify, Value::Null).await.expect(404);
+}

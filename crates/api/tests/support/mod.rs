@@ -1,0 +1,288 @@
+//! A control plane over an engine that does what it is told. Every answer is held against the document.
+#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+
+#[path = "../../../host/tests/fake/mod.rs"]
+pub mod fake;
+pub mod schema;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, Method, Request, StatusCode};
+use fake::{Bench, FakeEngine};
+use jiffy_api::{
+    App, Caller, Config, Keys, Limits, NewKey, Scope, TemplateInfo, TemplateRefusal,
+    TemplateSource, openapi, router,
+};
+use jiffy_engine::SandboxSize;
+use jiffy_host::{Options, Sandboxes};
+use serde_json::{Value, json};
+use std::sync::{Arc, LazyLock, Mutex};
+use tower::ServiceExt;
+
+static DOCUMENT: LazyLock<Value> = LazyLock::new(openapi::document);
+
+/// Templates that exist because they are listed here.
+pub struct FakeTemplates(pub Mutex<Vec<TemplateInfo>>);
+
+impl TemplateSource for FakeTemplates {
+    fn list(&self) -> Result<Vec<TemplateInfo>, TemplateRefusal> {
+        Ok(self.0.lock().unwrap().clone())
+    }
+
+    fn find(&self, name: &str) -> Result<TemplateInfo, TemplateRefusal> {
+        if name == "damaged" {
+            return Err(TemplateRefusal::Failed("/secret/path is damaged".into()));
+        }
+        let all = self.0.lock().unwrap();
+        let found = all.iter().find(|t| t.name == name);
+        let unknown = || TemplateRefusal::Unknown(name.to_owned());
+        found.cloned().ok_or_else(unknown)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), TemplateRefusal> {
+        self.find(name)?;
+        self.0.lock().unwrap().retain(|t| t.name != name);
+        Ok(())
+    }
+}
+
+/// Who sends a request.
+#[derive(Clone)]
+pub enum Who {
+    Owner,
+    Key(String),
+    Nobody,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub body: Value,
+}
+
+impl Answer {
+    pub fn text(&self, field: &str) -> String {
+        let text = self.body[field].as_str();
+        text.unwrap_or_else(|| panic!("no {field} in {}", self.body))
+            .to_owned()
+    }
+
+    pub fn id(&self) -> String {
+        self.text("sandboxID")
+    }
+
+    /// The answer, if it has this status.
+    #[track_caller]
+    pub fn expect(self, status: u16) -> Self {
+        assert_eq!(self.status, status, "{}", self.body);
+        self
+    }
+
+    /// The word for programs in a refusal of this status.
+    #[track_caller]
+    pub fn refused(self, status: u16) -> String {
+        self.expect(status).text("error_code")
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|v| v.to_str().unwrap())
+    }
+
+    pub fn items(&self) -> &Vec<Value> {
+        self.body.as_array().unwrap()
+    }
+
+    pub fn ids(&self) -> Vec<String> {
+        let id = |item: &Value| item["sandboxID"].as_str().unwrap().to_owned();
+        self.items().iter().map(id).collect()
+    }
+}
+
+/// A control plane.
+pub struct Api {
+    pub bench: Bench,
+    pub host: Sandboxes<FakeEngine>,
+    pub keys: Arc<Keys>,
+    pub router: Router,
+    /// Of an admin.
+    pub admin: Who,
+}
+
+impl Api {
+    pub fn new() -> Self {
+        Self::with(|app| app)
+    }
+
+    pub fn with(change: impl FnOnce(App<FakeEngine>) -> App<FakeEngine>) -> Self {
+        Self::over(Options::default(), change)
+    }
+
+    /// One whose sandboxes are sampled all the time.
+    pub fn sampled() -> Self {
+        let sample = std::time::Duration::from_millis(5);
+        let options = Options {
+            sample,
+            ..Options::default()
+        };
+        Self::over(options, |app| app)
+    }
+
+    fn over(options: Options, change: impl FnOnce(App<FakeEngine>) -> App<FakeEngine>) -> Self {
+        let bench = Bench::new();
+        let host = bench.open_first(options);
+        let keys = Arc::new(Keys::open(bench.dir.path()).unwrap());
+        let admin = keys
+            .create("admin", Scope::Admin, Limits::default())
+            .unwrap();
+        let template = |name: &str, disk_mib| TemplateInfo {
+            name: name.into(),
+            image_sha256: Some("ab".repeat(32)),
+            size: SandboxSize {
+                disk_mib,
+                ..SandboxSize::default()
+            },
+            created: 1_700_000_000,
+        };
+        let templates = FakeTemplates(Mutex::new(vec![
+            template("base", 1024),
+            template("large", 4096),
+        ]));
+        let config = Config {
+            domain: Some("sandboxes.example:3000".into()),
+            ..Config::default()
+        };
+        let app = App::new(host.clone(), keys.clone(), Arc::new(templates), config);
+        Self {
+            router: router(change(app)),
+            admin: Who::Key(admin.secret),
+            bench,
+            host,
+            keys,
+        }
+    }
+
+    pub fn key(&self, scope: Scope, limits: Limits) -> (Who, NewKey) {
+        let key = self.keys.create("test", scope, limits).unwrap();
+        (Who::Key(key.secret.clone()), key)
+    }
+
+    /// Sends a request as it is.
+    pub async fn send(&self, request: Request<Body>) -> Answer {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = to_bytes(body, 16 << 20).await.unwrap();
+        let body = match bytes.is_empty() {
+            true => Value::Null,
+            false => serde_json::from_slice(&bytes)
+                .unwrap_or_else(|e| panic!("{method} {path} answered no JSON ({e}): {bytes:?}")),
+        };
+        let answer = Answer {
+            status: parts.status.as_u16(),
+            headers: parts.headers,
+            body,
+        };
+        check(&method, &path, &answer);
+        answer
+    }
+
+    pub async fn call_as(&self, who: &Who, method: &str, path: &str, body: Value) -> Answer {
+        let mut request = Request::builder().method(method).uri(path);
+        match who {
+            Who::Key(key) => request = request.header("x-api-key", key),
+            Who::Owner => request = request.extension(Caller::Owner),
+            Who::Nobody => {}
+        }
+        let body = match body {
+            Value::Null => Body::empty(),
+            body => {
+                request = request.header("content-type", "application/json");
+                Body::from(body.to_string())
+            }
+        };
+        self.send(request.body(body).unwrap()).await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.call_as(&self.admin, "GET", path, Value::Null).await
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> Answer {
+        self.call_as(&self.admin, "POST", path, body).await
+    }
+
+    pub async fn put(&self, path: &str, body: Value) -> Answer {
+        self.call_as(&self.admin, "PUT", path, body).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.call_as(&self.admin, "DELETE", path, Value::Null).await
+    }
+
+    /// The id of a new sandbox of `base`.
+    pub async fn sandbox(&self) -> String {
+        self.sandbox_of(&self.admin).await
+    }
+
+    pub async fn sandbox_of(&self, who: &Who) -> String {
+        let body = json!({ "templateID": "base" });
+        let made = self.call_as(who, "POST", "/v2/sandboxes", body).await;
+        made.expect(201).id()
+    }
+}
+
+/// Whether the document says that this can be answered.
+fn check(method: &Method, path: &str, answer: &Answer) {
+    let status = answer.status;
+    let Some((known, operation)) = described(method, path) else {
+        assert!(matches!(status, 404 | 405), "{method} {path}: {status}");
+        assert_refusal(answer);
+        return;
+    };
+    let shown = &operation["responses"][status.to_string()];
+    assert!(
+        shown.is_object(),
+        "{method} {known} answers {status}, which its description lacks: {}",
+        answer.body
+    );
+    if status >= 400 {
+        assert_refusal(answer);
+    }
+    let schema = &shown["content"]["application/json"]["schema"];
+    if schema.is_null() {
+        assert_eq!(answer.body, Value::Null, "{method} {known} {status}");
+        return;
+    }
+    let problems = schema::problems(schema, &DOCUMENT["components"]["schemas"], &answer.body);
+    assert!(
+        problems.is_empty(),
+        "{method} {known} {status}: {problems:?} in {}",
+        answer.body
+    );
+}
+
+fn assert_refusal(answer: &Answer) {
+    assert_eq!(answer.body["code"], answer.status, "{}", answer.body);
+    assert!(!answer.text("message").is_empty());
+    let kind = answer.header("content-type").unwrap();
+    assert!(kind.starts_with("application/json"), "{kind}");
+    assert_ne!(StatusCode::OK, answer.status);
+}
+
+/// The description of a call: literal paths win over those with parameters.
+fn described(method: &Method, path: &str) -> Option<(String, Value)> {
+    let parts: Vec<&str> = path.split('/').collect();
+    let fits = |pattern: &str| {
+        let pattern: Vec<&str> = pattern.split('/').collect();
+        let part = |(p, s): (&&str, &&str)| p == s || (p.starts_with('{') && !s.is_empty());
+        pattern.len() == parts.len() && pattern.iter().zip(&parts).all(part)
+    };
+    let paths = DOCUMENT["paths"].as_object().unwrap();
+    let mut found: Vec<_> = paths.iter().filter(|(p, _)| fits(p)).collect();
+    found.sort_by_key(|(p, _)| p.matches('{').count());
+    let (pattern, calls) = found.first()?;
+    let call = calls.get(method.as_str().to_lowercase())?;
+    Some(((*pattern).clone(), call.clone()))
+}

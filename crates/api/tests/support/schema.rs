@@ -1,0 +1,90 @@
+//! Values held against the schemas of the document: as much of JSON Schema as the document uses, and a panic at anything else.
+
+use serde_json::Value;
+
+/// What is wrong with `value`, by `schema` of a document whose named schemas are `named`.
+pub fn problems(schema: &Value, named: &Value, value: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    check(schema, named, value, "", &mut found);
+    found
+}
+
+fn check(schema: &Value, named: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
+    let rules = schema.as_object().unwrap();
+    for (rule, wanted) in rules {
+        let good = match rule.as_str() {
+            "$ref" => {
+                let name = wanted.as_str().unwrap().rsplit('/').next().unwrap();
+                let schema = named
+                    .get(name)
+                    .unwrap_or_else(|| panic!("no schema {name}"));
+                check(schema, named, value, at, found);
+                true
+            }
+            "type" => match wanted {
+                Value::Array(kinds) => kinds.iter().any(|k| is(k, value)),
+                kind => is(kind, value),
+            },
+            "enum" => wanted.as_array().unwrap().contains(value),
+            "minimum" => value.as_f64().is_none_or(|v| v >= wanted.as_f64().unwrap()),
+            "maximum" => value.as_f64().is_none_or(|v| v <= wanted.as_f64().unwrap()),
+            "format" => value.as_str().is_none_or(|text| has_format(wanted, text)),
+            "required" => {
+                let names = wanted.as_array().unwrap().iter();
+                let missing =
+                    |n: &&Value| value.is_object() && value.get(n.as_str().unwrap()).is_none();
+                names.filter(missing).count() == 0
+            }
+            "properties" => {
+                for (name, schema) in wanted.as_object().unwrap() {
+                    if let Some(inner) = value.get(name) {
+                        check(schema, named, inner, &format!("{at}/{name}"), found);
+                    }
+                }
+                true
+            }
+            "additionalProperties" => {
+                assert!(!rules.contains_key("properties"));
+                for (name, inner) in value.as_object().into_iter().flatten() {
+                    check(wanted, named, inner, &format!("{at}/{name}"), found);
+                }
+                true
+            }
+            "items" => {
+                for (i, inner) in value.as_array().into_iter().flatten().enumerate() {
+                    check(wanted, named, inner, &format!("{at}/{i}"), found);
+                }
+                true
+            }
+            "description" => true,
+            other => panic!("the document uses `{other}` in an answer, which is not checked here"),
+        };
+        if !good {
+            found.push(format!("{at}: {value} breaks {rule} {wanted}"));
+        }
+    }
+}
+
+fn is(kind: &Value, value: &Value) -> bool {
+    match kind.as_str().unwrap() {
+        "string" => value.is_string(),
+        "integer" => value.is_u64() || value.is_i64(),
+        "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "null" => value.is_null(),
+        other => panic!("`{other}` is no type"),
+    }
+}
+
+fn has_format(format: &Value, text: &str) -> bool {
+    match format.as_str().unwrap() {
+        "date-time" => text.parse::<jiff::Timestamp>().is_ok(),
+        "uuid" => {
+            let lengths: Vec<usize> = text.split('-').map(str::len).collect();
+            lengths == [8, 4, 4, 4, 12] && text.chars().all(|c| c == '-' || c.is_ascii_hexdigit())
+        }
+        other => panic!("`{other}` is not checked here"),
+    }
+}
