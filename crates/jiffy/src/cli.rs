@@ -2,6 +2,8 @@
 
 use crate::units;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use jiffy_host::Limits;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -35,6 +37,9 @@ pub enum Command {
     /// List, build and remove templates
     #[command(subcommand)]
     Template(TemplateCommand),
+    /// Make, list and revoke the API keys of this host
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Measure this host
     Bench(BenchArgs),
     /// Make a sandbox that stays until it is killed
@@ -65,6 +70,56 @@ pub enum Command {
     Promote(OneArgs),
     /// Own the sandboxes of this host; the commands above start it in the background if it does not run
     Serve(ServeArgs),
+    /// Start, stop and look at the daemon in the background
+    #[command(subcommand)]
+    Daemon(DaemonCommand),
+}
+
+/// `jiffy daemon`.
+#[derive(Debug, Subcommand)]
+pub enum DaemonCommand {
+    /// Start it, unless it runs
+    Start {
+        /// Options of `jiffy serve`
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "OPTION"
+        )]
+        options: Vec<String>,
+    },
+    /// Say what it does; exits with 3 if it does not run
+    Status {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Stop it; what is under way may finish, and its sandboxes run on until the next one takes them over
+    Stop {
+        /// End the running sandboxes too, also those of a daemon that is gone; paused ones and snapshots stay
+        #[arg(long)]
+        kill_sandboxes: bool,
+    },
+    /// Stop and start it, with the options it had unless others are given; its sandboxes run on
+    Restart {
+        /// Options of `jiffy serve`
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "OPTION"
+        )]
+        options: Vec<String>,
+    },
+}
+
+/// How the daemon logs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    #[default]
+    Text,
+    /// One JSON object per line
+    Json,
 }
 
 /// `jiffy run`.
@@ -83,18 +138,26 @@ pub struct RunArgs {
     /// Template to start from
     #[arg(long, default_value = "base", value_name = "NAME")]
     pub template: String,
-    /// Virtual CPUs, 1 to 8
-    #[arg(long, default_value_t = 2, value_name = "N")]
-    pub cpus: u8,
-    /// Memory, 128MiB to 64GiB
-    #[arg(long, default_value = "512MiB", value_parser = units::memory_mib, value_name = "SIZE")]
-    pub memory: u32,
-    /// Writable disk, 64MiB or more
-    #[arg(long, default_value = "1GiB", value_parser = units::mebibytes, value_name = "SIZE")]
-    pub disk: u64,
+    /// Resources
+    #[command(flatten)]
+    pub size: SizeArgs,
     /// What to run in it
     #[command(flatten)]
     pub exec: ExecArgs,
+}
+
+/// How large a sandbox is to be.
+#[derive(Debug, Args)]
+pub struct SizeArgs {
+    /// Virtual CPUs, 1 to 8
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub cpus: u8,
+    /// Memory, 128MiB to 64GiB (default: the template's, else 512MiB)
+    #[arg(long, value_parser = units::memory_mib, value_name = "SIZE")]
+    pub memory: Option<u32>,
+    /// Writable disk, 64MiB or more
+    #[arg(long, default_value = "1GiB", value_parser = units::mebibytes, value_name = "SIZE")]
+    pub disk: u64,
 }
 
 /// A command in a guest.
@@ -140,15 +203,9 @@ pub struct CreateArgs {
     /// Start from this snapshot (id, the beginning of it, or name) instead
     #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["template", "cpus", "memory", "disk"])]
     pub from: Option<String>,
-    /// Virtual CPUs, 1 to 8
-    #[arg(long, default_value_t = 2, value_name = "N")]
-    pub cpus: u8,
-    /// Memory, 128MiB to 64GiB
-    #[arg(long, default_value = "512MiB", value_parser = units::memory_mib, value_name = "SIZE")]
-    pub memory: u32,
-    /// Writable disk, 64MiB or more
-    #[arg(long, default_value = "1GiB", value_parser = units::mebibytes, value_name = "SIZE")]
-    pub disk: u64,
+    /// Resources
+    #[command(flatten)]
+    pub size: SizeArgs,
     /// Set an environment variable for all its commands; without =VALUE, take it from here
     #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
     pub env: Vec<String>,
@@ -212,6 +269,9 @@ pub struct SnapshotArgs {
 pub struct SnapshotsArgs {
     /// Only those of this sandbox and its ancestors
     pub id: Option<String>,
+    /// Compare this snapshot, and all it needs, with the checksums it was sealed with; success means that it is sound
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "id")]
+    pub verify: Option<String>,
     /// As JSON
     #[arg(long)]
     pub json: bool,
@@ -269,9 +329,64 @@ pub struct ServeArgs {
     /// Restored sandboxes kept ready for the next create, per template and size in use
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub warm_pool: usize,
-    /// Stop the one that runs; its running sandboxes are lost, paused ones stay
+    /// Answer the API and reach sandboxes' ports at this address; port 0 takes any that is free
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3000")]
+    pub listen: SocketAddr,
+    /// Listen on the data directory's socket only
+    #[arg(long, conflicts_with = "listen")]
+    pub no_listen: bool,
+    /// Domain whose names `<port>-<id>.<domain>` lead here
+    #[arg(long, value_name = "NAME")]
+    pub domain: Vec<String>,
+    /// Further host name under which clients may come
+    #[arg(long, value_name = "NAME")]
+    pub allow_host: Vec<String>,
+    /// Speak TLS, with a certificate made for the domains
+    #[arg(long)]
+    pub tls: bool,
+    /// Speak TLS, with the certificate chain in this PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Most sandboxes that run at once (default: as many as memory allows)
+    #[arg(long, value_name = "N")]
+    pub max_sandboxes: Option<usize>,
+    /// What all running sandboxes may grow to together, in multiples of this host's memory
+    #[arg(long, value_name = "FACTOR", default_value_t = Limits::default().memory_overcommit, value_parser = units::factor)]
+    pub memory_overcommit: f64,
+    /// Memory that stays available on this host (default: 512MiB or 5 %)
+    #[arg(long, value_name = "SIZE", value_parser = units::mebibytes)]
+    pub reserve_memory: Option<u64>,
+    /// Disk space that stays free (default: 1GiB or 1 %)
+    #[arg(long, value_name = "SIZE", value_parser = units::mebibytes)]
+    pub reserve_disk: Option<u64>,
+    /// How to log, to standard error; JIFFY_LOG=debug says more, JIFFY_LOG=warn less
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// File that standard error is, to be kept short
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Stop the one that runs; its sandboxes run on, and the next daemon takes them over
     #[arg(long)]
     pub stop: bool,
+    /// With --stop: end the running sandboxes too, also those of a daemon that is gone; paused ones and snapshots stay
+    #[arg(long, requires = "stop")]
+    pub kill_sandboxes: bool,
+}
+
+impl ServeArgs {
+    /// What the host may be used for.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            sandboxes: self.max_sandboxes,
+            memory_overcommit: self.memory_overcommit,
+            reserve_memory_mib: self.reserve_memory,
+            reserve_disk_mib: self.reserve_disk,
+            ..Limits::default()
+        }
+    }
 }
 
 /// `jiffy bench`.
@@ -310,15 +425,17 @@ pub enum BenchTask {
     Memory,
     /// Create from the template, -c at a time
     Create,
-    /// Snapshot a running sandbox, and create from the snapshot
+    /// Snapshot running sandboxes, -c at a time, and create from the snapshots
     Snapshot,
     /// Snapshots against the amount written since the last (-n for each size)
     Dirty,
+    /// Restore a snapshot without the daemon, -c at a time
+    Restore,
     /// Rollback, -c at a time
     Rollback,
-    /// Fork 1, 10 and 20
+    /// Fork 1, 10 and 20, of -c sandboxes at a time
     Clone,
-    /// Pause and resume
+    /// Pause and resume, -c at a time
     Pause,
     /// Memory of -n idle sandboxes
     Density,
@@ -333,6 +450,12 @@ pub struct DoctorArgs {
     /// Do not boot a guest
     #[arg(long)]
     pub no_boot: bool,
+    /// Measure what restores cost under each memory policy, and use the best one on this host from now on
+    #[arg(long, conflicts_with = "no_boot")]
+    pub measure: bool,
+    /// Restores per policy
+    #[arg(long, default_value_t = 20, value_name = "N", requires = "measure")]
+    pub rounds: usize,
 }
 
 /// `jiffy template`.
@@ -355,6 +478,77 @@ pub enum TemplateCommand {
         /// Which one
         name: String,
     },
+}
+
+/// `jiffy key`.
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Make a key and print it; it is shown this once
+    Create(KeyCreateArgs),
+    /// List the keys
+    Ls {
+        /// Also those that were revoked
+        #[arg(short, long)]
+        all: bool,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Revoke a key; its sandboxes stay
+    Revoke {
+        /// Id of the key, or its name
+        key: String,
+        /// Print the key as JSON instead of its id
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// `jiffy key create`.
+#[derive(Debug, Args)]
+pub struct KeyCreateArgs {
+    /// Name for it
+    #[arg(long, default_value = "unnamed")]
+    pub name: String,
+    /// What it is good for
+    #[arg(long, value_enum, default_value_t = KeyScope::Create)]
+    pub scope: KeyScope,
+    /// Most running sandboxes
+    #[arg(long, value_name = "N")]
+    pub max_sandboxes: Option<u32>,
+    /// Most virtual CPUs of all of them
+    #[arg(long, value_name = "N")]
+    pub max_cpus: Option<u32>,
+    /// Most memory of all of them
+    #[arg(long, value_parser = units::memory_mib, value_name = "SIZE")]
+    pub max_memory: Option<u32>,
+    /// Most new sandboxes in any 60 s
+    #[arg(long, value_name = "N")]
+    pub creates_per_minute: Option<u32>,
+    /// Print the key with everything about it as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What an API key is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KeyScope {
+    /// Everything on this host, also others' sandboxes, templates and pools
+    Admin,
+    /// Sandboxes of its own
+    Create,
+    /// Looking, without secrets
+    Read,
+}
+
+impl From<KeyScope> for jiffy_api::Scope {
+    fn from(scope: KeyScope) -> Self {
+        match scope {
+            KeyScope::Admin => Self::Admin,
+            KeyScope::Create => Self::Create,
+            KeyScope::Read => Self::Read,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use jiffy_image::Home;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,6 +20,8 @@ use tokio::net::UnixStream;
 
 /// Time a daemon has to come up.
 const START_LIMIT: Duration = Duration::from_secs(20);
+/// Time between two tries while another daemon holds the data directory.
+const RESTART_PAUSE: Duration = Duration::from_millis(50);
 /// Longest head of an answer to an upgrade.
 const MAX_HEAD: usize = 8192;
 
@@ -53,23 +55,8 @@ impl Daemon {
         if let Some(daemon) = Self::find(&home).await {
             return Ok(daemon);
         }
-        let log = log(&home);
-        let mut child = start(&log).context("cannot start the daemon (`jiffy serve`)")?;
-        let limit = Instant::now() + START_LIMIT;
-        loop {
-            if let Some(daemon) = Self::find(&home).await {
-                return Ok(daemon);
-            }
-            // One that another command started at the same moment makes ours leave: then that one is about to listen.
-            let left = child.try_wait()?.is_some_and(|s| !s.success());
-            if left || Instant::now() > limit {
-                let why = last_line(&log);
-                bail!(
-                    "the daemon did not come up: {why} (`jiffy serve` runs it in the foreground)"
-                );
-            }
-            tokio::time::sleep(Duration::from_millis(3)).await;
-        }
+        // Whoever only types commands has not asked for a port to be opened.
+        spawn_and_wait(&home, &["--no-listen".to_owned()]).await
     }
 
     /// Calls it; errors are those it tells.
@@ -130,6 +117,37 @@ impl Daemon {
     }
 }
 
+/// A new one in the background, once it listens.
+pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<Daemon> {
+    let log = log(home);
+    let before = std::fs::metadata(&log).map_or(0, |m| m.len());
+    let mut child = start(&log, options).context("cannot start the daemon (`jiffy serve`)")?;
+    let limit = Instant::now() + START_LIMIT;
+    loop {
+        if let Some(daemon) = Daemon::find(home).await {
+            return Ok(daemon);
+        }
+        match child.try_wait()? {
+            // One that another command started at the same moment makes ours leave: then that one is about to listen. But it may also
+            // have been one that was about to end.
+            Some(status) if status.success() && Instant::now() < limit => {
+                tokio::time::sleep(RESTART_PAUSE).await;
+                if Daemon::find(home).await.is_none() {
+                    child = start(&log, options)?;
+                }
+            }
+            None if Instant::now() < limit => {}
+            _ => {
+                let why = last_line(&log, before);
+                bail!(
+                    "the daemon did not come up: {why} (`jiffy serve` runs it in the foreground)"
+                );
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+}
+
 fn refusal(body: &[u8]) -> anyhow::Error {
     #[derive(serde::Deserialize)]
     struct Refusal {
@@ -141,10 +159,12 @@ fn refusal(body: &[u8]) -> anyhow::Error {
     }
 }
 
-fn start(log: &Path) -> io::Result<std::process::Child> {
-    let log = File::create(log)?;
+fn start(path: &Path, options: &[String]) -> io::Result<std::process::Child> {
+    let log = crate::serve::open_log(path)?;
     Command::new(std::env::current_exe()?)
-        .arg("serve")
+        .args(["serve", "--log-file"])
+        .arg(path)
+        .args(options)
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -154,9 +174,13 @@ fn start(log: &Path) -> io::Result<std::process::Child> {
         .spawn()
 }
 
-fn last_line(path: &Path) -> String {
+/// The last that was written after the first `before` bytes.
+fn last_line(path: &Path, before: u64) -> String {
     let mut text = String::new();
-    let _ = File::open(path).and_then(|f| f.take(64 * 1024).read_to_string(&mut text));
+    let _ = File::open(path).and_then(|mut file| {
+        file.seek(SeekFrom::Start(before))?;
+        file.take(64 * 1024).read_to_string(&mut text)
+    });
     let line = text.lines().rev().find(|l| !l.trim().is_empty());
     line.map_or_else(
         || format!("see {}", path.display()),

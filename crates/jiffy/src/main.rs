@@ -3,7 +3,9 @@
 mod bench;
 mod cli;
 mod daemon;
+mod daemon_command;
 mod doctor;
+mod key;
 mod progress;
 mod run;
 mod sandbox;
@@ -29,7 +31,9 @@ fn main() -> ExitCode {
         Command::Run(args) => (run::run(args), FAILED),
         Command::Doctor(args) => (doctor::run(args), 1),
         Command::Template(command) => (template::run(command), 1),
+        Command::Key(command) => (key::run(command), 1),
         Command::Bench(args) => (bench::run(args), 1),
+        Command::Daemon(command) => (daemon_command::run(command), 1),
         Command::Serve(args) => (serve::run(args), 1),
         Command::Exec(args) => (sandbox::exec::run(args), FAILED),
         command => (sandbox::run(command), 1),
@@ -50,11 +54,12 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 /// A client of the agent in `vm`.
 fn agent(vm: &MicroVm) -> AgentClient {
     let connector = vm.connector();
-    AgentClient::new(move || stream(connector.clone()))
+    AgentClient::new(move || stream(connector.clone(), ENVD_PORT))
 }
 
-async fn stream(connector: Connector) -> io::Result<UnixStream> {
-    let stream = connector.connect(ENVD_PORT).await;
+/// A stream to a port of a guest.
+async fn stream(connector: Connector, port: u32) -> io::Result<UnixStream> {
+    let stream = connector.connect(port).await;
     let stream = stream.map_err(io::Error::other)?;
     stream.set_nonblocking(true)?;
     UnixStream::from_std(stream)

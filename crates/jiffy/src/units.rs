@@ -31,6 +31,14 @@ pub fn memory_mib(text: &str) -> Result<u32, String> {
     u32::try_from(mebibytes(text)?).map_err(|_| format!("`{text}` is out of range"))
 }
 
+/// Parses a factor: more than 0 and at most 1,000.
+pub fn factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok();
+    factor.filter(|f| *f > 0.0 && *f <= 1000.0).ok_or_else(|| {
+        format!("`{text}` is not a factor: write a number up to 1000, as in 4 or 1.5")
+    })
+}
+
 /// Parses a duration: `60s`, `500ms`, `5m`, `2h`, `1d`, or a bare number of seconds.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);

@@ -3,9 +3,9 @@
 
 mod support;
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use support::place::Place;
-use support::{alive, children, wait_for};
+use support::wait_for;
 
 #[test]
 fn a_sandbox_stays_between_commands_and_takes_files_both_ways() {
@@ -141,46 +141,6 @@ fn a_create_is_served_from_the_warm_pool_with_an_identity_of_its_own() {
 }
 
 #[test]
-fn a_killed_daemon_takes_its_guests_along_and_keeps_what_slept() {
-    let test = "a_killed_daemon_takes_its_guests_along_and_keeps_what_slept";
-    let Some(place) = Place::new(test) else {
-        return;
-    };
-    let (awake, asleep) = (place.ok(&["create"]), place.ok(&["create"]));
-    place.sh(&asleep, "echo dream > /tmp/state");
-    place.ok(&["snapshot", &awake, "--name", "kept"]);
-    place.ok(&["pause", &asleep]);
-    let daemon = place.daemon();
-    let vmms = children(daemon);
-    assert!(!vmms.is_empty());
-    let pid = nix::unistd::Pid::from_raw(daemon.try_into().unwrap());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
-    wait_for("the daemon to go", || (!alive(daemon)).then_some(()));
-    for vmm in vmms {
-        wait_for("a VMM to go", || (!alive(vmm)).then_some(()));
-    }
-    // The next command starts another one.
-    let all = place.json(&["ls"]);
-    let state = |id: &str| {
-        let of = all.as_array().unwrap().iter().find(|s| s["id"] == id);
-        of.unwrap()["state"].as_str().unwrap().to_owned()
-    };
-    assert_eq!(
-        (state(&awake), state(&asleep)),
-        ("broken".into(), "paused".into())
-    );
-    place.ok(&["resume", &asleep]);
-    assert_eq!(place.sh(&asleep, "cat /tmp/state"), "dream");
-    let refused = place.call(&["exec", &awake, "--", "true"]);
-    assert!(
-        refused.stderr.contains("the daemon was stopped"),
-        "{refused:?}"
-    );
-    place.ok(&["rollback", &awake, "kept"]);
-    place.sh(&awake, "true");
-}
-
-#[test]
 fn a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_mends_it() {
     let test = "a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_mends_it";
     let Some(place) = Place::new(test) else {
@@ -189,7 +149,7 @@ fn a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_mends_it() {
     let id = place.ok(&["create"]);
     place.sh(&id, "echo kept > /tmp/state");
     place.ok(&["snapshot", &id, "--name", "kept"]);
-    for vmm in children(place.daemon()) {
+    for vmm in place.vmms() {
         let pid = nix::unistd::Pid::from_raw(vmm.try_into().unwrap());
         // One of the warm pool may leave by itself meanwhile.
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
@@ -204,4 +164,98 @@ fn a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_mends_it() {
     // What waited in the pool is dead too, and nobody gets it.
     let fresh = place.ok(&["create"]);
     assert_eq!(place.sh(&fresh, "hostname"), fresh);
+}
+
+#[test]
+fn a_kept_snapshot_is_sealed_by_itself_and_a_flipped_byte_of_it_is_found() {
+    let test = "a_kept_snapshot_is_sealed_by_itself_and_a_flipped_byte_of_it_is_found";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    let snapshot = place.ok(&["snapshot", &id, "--name", "precious"]);
+    let verify = || place.call(&["snapshots", "--verify", "precious", "--json"]);
+    let sound = wait_for("the seal", || {
+        let done = verify();
+        (done.code == Some(0)).then_some(done)
+    });
+    let verified: serde_json::Value = serde_json::from_str(&sound.stdout).unwrap();
+    // It and the template's it lies on.
+    assert_eq!(verified.as_array().unwrap().len(), 2, "{verified}");
+    let dir = place.dir.path().join("snapshots").join(&snapshot);
+    let index = std::fs::File::open(dir.join("memory.index")).unwrap();
+    let index = jiffy_snapshot::read_index(&index).unwrap();
+    let chunk = index.stored.iter().next().unwrap();
+    let mut options = std::fs::File::options();
+    let layer = options.read(true).write(true);
+    let layer = layer.open(dir.join("memory.layer")).unwrap();
+    let (mut byte, at) = ([0], chunk * 65536 + 4097);
+    layer.read_exact_at(&mut byte, at).unwrap();
+    layer.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+    let damaged = place.call(&["snapshots", "--verify", "precious"]);
+    assert_eq!(damaged.code, Some(1), "{damaged:?}");
+    let named = format!("memory.layer chunk {chunk} ");
+    assert!(damaged.stdout.contains(&named), "{damaged:?}");
+    place.ok(&["rm", &id]);
+    place.ok(&["rm", "precious"]);
+    assert!(!dir.exists());
+}
+
+/// Memory of the daemon's VMMs that no file lies behind, in KiB.
+fn own_memory(place: &Place) -> Vec<u64> {
+    let vmms = place.vmms().into_iter();
+    let own = vmms.filter_map(|pid| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+        let line = text.lines().find_map(|l| l.strip_prefix("Anonymous:"))?;
+        line.trim().trim_end_matches(" kB").parse().ok()
+    });
+    own.collect()
+}
+
+#[test]
+fn restores_take_the_measured_policy_on_the_host_it_was_measured_on() {
+    let test = "restores_take_the_measured_policy_on_the_host_it_was_measured_on";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let table = place.ok(&["doctor", "--measure", "--rounds", "2"]);
+    for policy in ["map", "working set", "read all"] {
+        assert!(table.contains(policy), "{table}");
+    }
+    let doctor = || place.ok(&["doctor", "--no-boot"]);
+    assert!(doctor().contains("measured on this host"), "{}", doctor());
+    let path = place.dir.path().join("host.json");
+    let change = |key: &str, value: &str| {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut file: serde_json::Value = serde_json::from_str(&text).unwrap();
+        *file.pointer_mut(key).unwrap() = value.into();
+        std::fs::write(&path, file.to_string()).unwrap();
+    };
+    let own = || {
+        let id = place.ok(&["create"]);
+        place.sh(&id, "true");
+        let own = own_memory(&place);
+        place.ok(&["rm", &id]);
+        place.ok(&["serve", "--stop"]);
+        *own.iter().min().unwrap()
+    };
+    change("/policy", "map");
+    let mapped = own();
+    let snapshots = std::fs::read_dir(place.dir.path().join("snapshots")).unwrap();
+    let set = snapshots
+        .flatten()
+        .next()
+        .unwrap()
+        .path()
+        .join("working-set.index");
+    assert!(set.exists(), "the template's working set was not recorded");
+    change("/policy", "copy_working_set");
+    let set = own();
+    change("/policy", "copy_all");
+    let all = own();
+    assert!(mapped * 2 < set && set < all, "{mapped}, {set}, {all} KiB");
+    change("/host/cpu", "Another");
+    assert!(doctor().contains("another host"), "{}", doctor());
+    let foreign = own();
+    assert!(foreign * 2 < set, "{foreign}, {set} KiB");
 }

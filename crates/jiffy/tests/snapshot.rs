@@ -10,7 +10,7 @@ use jiffy_image::Home;
 use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_proto::snapshot::AfterSnapshot;
-use jiffy_snapshot::{Durability, SnapshotError, Store};
+use jiffy_snapshot::{Durability, SnapshotError, Store, Verdict};
 use std::io;
 use support::{guests, programs};
 use tempfile::TempDir;
@@ -181,7 +181,8 @@ async fn a_sandbox_saved_again_and_again_has_a_lineage_to_go_back_in() {
     }
     let lineage = bench.store.lineage("g5").unwrap();
     lineage.snapshots()[5].seal().unwrap();
-    assert!(lineage.snapshots()[5].verify().unwrap());
+    let verdict = lineage.snapshots()[5].verify().unwrap();
+    assert_eq!(verdict, Verdict::Sound);
     let error = bench.store.remove("g2").unwrap_err();
     assert!(matches!(error, SnapshotError::HasChild { child, .. } if child == "g3"));
 }
@@ -218,5 +219,75 @@ async fn connections_that_a_restore_cut_do_not_pile_up_in_the_agent() {
         vm = bench.restore(&spec.id).await;
     }
     assert_eq!(open[1], open[4], "{open:?}");
+    vm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_nobody_waits_for_any_more_does_not_spoil_the_next() {
+    let test = "a_snapshot_that_nobody_waits_for_any_more_does_not_spoil_the_next";
+    let Some(bench) = bench(test) else { return };
+    let vm = bench.prepared.boot(&spec()).await.unwrap();
+    // Dropped when it was just asked for, and at moments after that.
+    for delay in [0, 1, 2, 4, 8, 16, 32] {
+        sh(
+            &vm,
+            &format!("echo {delay} > $HOME/round; head -c 8000000 /dev/urandom > /dev/shm/x"),
+        )
+        .await;
+        let given_up = saved(&format!("g{delay}"), AfterSnapshot::Resume);
+        let given_up = vm.snapshot(&bench.store, &given_up);
+        let _ = tokio::time::timeout(std::time::Duration::from_millis(delay), given_up).await;
+        let id = format!("after{delay}");
+        let next = saved(&id, AfterSnapshot::Resume);
+        vm.snapshot(&bench.store, &next).await.unwrap();
+        let restored = bench.restore(&id).await;
+        let sum = "cat $HOME/round; sha256sum < /dev/shm/x";
+        assert_eq!(sh(&restored, sum).await, sh(&vm, sum).await);
+        restored.stop().await;
+    }
+    vm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_could_not_get_its_name_costs_nothing_and_the_next_lies_on_it() {
+    let test = "a_snapshot_that_could_not_get_its_name_costs_nothing_and_the_next_lies_on_it";
+    let Some(bench) = bench(test) else { return };
+    let vm = bench.prepared.boot(&spec()).await.unwrap();
+    for (then, id) in [(AfterSnapshot::Resume, "one"), (AfterSnapshot::Stop, "two")] {
+        sh(&vm, &format!("echo {id} > $HOME/state")).await;
+        sh(&vm, "head -c 100000000 /dev/urandom > /dev/shm/x").await;
+        let place = bench.store.root().join(id);
+        let drafts = || {
+            let names = std::fs::read_dir(bench.store.root()).unwrap().flatten();
+            names
+                .filter(|n| n.file_name().to_string_lossy().starts_with(".draft"))
+                .count()
+        };
+        let before = drafts();
+        let spec = saved(id, then);
+        let taking = vm.snapshot(&bench.store, &spec);
+        // As soon as it is being written, its name is taken.
+        let hinder = async {
+            while drafts() == before {
+                tokio::task::yield_now().await;
+            }
+            std::fs::create_dir_all(place.join("x")).unwrap();
+        };
+        let (taken, ()) = tokio::join!(taking, hinder);
+        assert!(taken.unwrap_err().to_string().contains("exists already"));
+        // It runs on, also if it was to end; and what is in the way stays in the way.
+        assert_eq!(sh(&vm, "cat $HOME/state").await, id);
+        let next = saved(&format!("{id}next"), AfterSnapshot::Resume);
+        vm.snapshot(&bench.store, &next).await.unwrap_err();
+        std::fs::remove_dir_all(&place).unwrap();
+        let (snapshot, _) = vm.snapshot(&bench.store, &next).await.unwrap();
+        assert_eq!(snapshot.manifest().parent.as_deref(), Some(id));
+        let restored = bench.restore(&next.id).await;
+        let look = "cat $HOME/state; sha256sum < /dev/shm/x";
+        assert_eq!(sh(&restored, look).await, sh(&vm, look).await);
+        restored.stop().await;
+        // Nothing but the snapshots that have names is left of it.
+        assert_eq!(drafts(), 0);
+    }
     vm.stop().await;
 }

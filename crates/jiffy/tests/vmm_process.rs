@@ -97,14 +97,12 @@ fn config() -> VmConfig {
         rng: false,
         balloon: false,
         console: FdIndex(3),
-        outlive_controller: false,
-        control_listener: None,
     }
 }
 
 #[test]
-fn a_vmm_ends_with_its_controller_unless_told_otherwise() {
-    if !guests("a_vmm_ends_with_its_controller_unless_told_otherwise") {
+fn a_vmm_ends_with_its_controller_unless_it_is_kept() {
+    if !guests("a_vmm_ends_with_its_controller_unless_it_is_kept") {
         return;
     }
     let parts = Parts::open();
@@ -120,8 +118,8 @@ fn a_vmm_ends_with_its_controller_unless_told_otherwise() {
 }
 
 #[test]
-fn a_vmm_that_outlives_its_controller_obeys_the_next() {
-    if !guests("a_vmm_that_outlives_its_controller_obeys_the_next") {
+fn a_vmm_that_is_kept_obeys_the_next_controller() {
+    if !guests("a_vmm_that_is_kept_obeys_the_next_controller") {
         return;
     }
     let parts = Parts::open();
@@ -141,17 +139,20 @@ fn a_vmm_that_outlives_its_controller_obeys_the_next() {
     listen(&listener, Backlog::new(4).unwrap()).unwrap();
 
     let mut vmm = Vmm::start();
-    let request = VmConfig {
-        outlive_controller: true,
-        control_listener: Some(FdIndex(4)),
-        ..config()
-    };
-    let mut fds = parts.fds();
-    fds.push(listener.as_fd());
     vmm.control
-        .send(&Request::Start(Box::new(request)), &fds)
+        .send(&Request::Start(Box::new(config())), &parts.fds())
         .unwrap();
     assert!(matches!(vmm.event(), Event::Started(_)));
+    let log = tempfile::tempfile().unwrap();
+    let keep = Request::Keep {
+        listener: FdIndex(0),
+        log: Some(FdIndex(1)),
+        greeting: None,
+    };
+    vmm.control
+        .send(&keep, &[listener.as_fd(), log.as_fd()])
+        .unwrap();
+    assert_eq!(vmm.event(), Event::Kept);
 
     for _ in 0..2 {
         // A new controller takes over; the old connection is gone by then.

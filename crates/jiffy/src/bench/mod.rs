@@ -1,13 +1,20 @@
 //! `jiffy bench`: measures this host, keeps every sample, and says what was measured how.
 
+mod counters;
+mod create;
+mod family;
+mod goal;
 mod machine;
 mod memory;
-mod operations;
+mod restore;
+mod snapshots;
 mod stats;
+mod target;
 mod tasks;
 
 use crate::cli::{BenchArgs, BenchTask};
 use anyhow::Context;
+use counters::Meter;
 use serde::Serialize;
 use stats::Series;
 use std::process::ExitCode;
@@ -29,6 +36,8 @@ struct Report {
     taken_at: u64,
     /// Rounds that were run first and thrown away.
     warm_up: usize,
+    /// What could not be measured here, and why.
+    not_available: Vec<String>,
     series: Vec<Series>,
 }
 
@@ -37,7 +46,22 @@ struct Measured {
     name: &'static str,
     method: &'static str,
     limits: &'static str,
+    not_available: Vec<String>,
     series: Vec<Series>,
+}
+
+impl Measured {
+    /// Figures with what the meter counted beside; method and limits are still to be told.
+    fn new(name: &'static str, mut series: Vec<Series>, meter: &Meter) -> Self {
+        series.extend(meter.series());
+        Self {
+            name,
+            method: "",
+            limits: "",
+            not_available: meter.not_available(),
+            series,
+        }
+    }
 }
 
 /// Runs one task and prints its table or JSON.
@@ -51,13 +75,14 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         BenchTask::Exec => runtime.block_on(tasks::exec(n, w))?,
         BenchTask::Run => tasks::run(n, w)?,
         BenchTask::Memory => runtime.block_on(tasks::memory(n))?,
-        BenchTask::Create => runtime.block_on(operations::create(n, w, c))?,
-        BenchTask::Snapshot => runtime.block_on(operations::snapshot(n, w))?,
-        BenchTask::Dirty => runtime.block_on(operations::dirty(n))?,
-        BenchTask::Rollback => runtime.block_on(operations::rollback(n, w, c))?,
-        BenchTask::Clone => runtime.block_on(operations::clone(n, w))?,
-        BenchTask::Pause => runtime.block_on(operations::pause(n, w))?,
-        BenchTask::Density => runtime.block_on(operations::density(n))?,
+        BenchTask::Create => runtime.block_on(create::create(n, w, c))?,
+        BenchTask::Snapshot => runtime.block_on(snapshots::snapshot(n, w, c))?,
+        BenchTask::Dirty => runtime.block_on(snapshots::dirty(n))?,
+        BenchTask::Restore => runtime.block_on(restore::restore(n, w, c))?,
+        BenchTask::Rollback => runtime.block_on(snapshots::rollback(n, w, c))?,
+        BenchTask::Clone => runtime.block_on(family::clone(n, w, c))?,
+        BenchTask::Pause => runtime.block_on(family::pause(n, w, c))?,
+        BenchTask::Density => runtime.block_on(create::density(n))?,
     };
     let report = Report {
         task: measured.name,
@@ -68,6 +93,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         command: std::env::args().skip(1).collect(),
         taken_at: SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs(),
         warm_up: w,
+        not_available: measured.not_available,
         series: measured.series,
     };
     let json = serde_json::to_string_pretty(&report)?;
@@ -79,6 +105,9 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     } else {
         println!("{}: {}", report.task, report.method);
         stats::print(&report.series);
+        for missing in &report.not_available {
+            println!("  {missing}");
+        }
         println!("  does not show: {}", report.limits);
     }
     Ok(ExitCode::SUCCESS)

@@ -7,12 +7,14 @@ use serde::Serialize;
 pub struct Series {
     /// What it is.
     pub name: String,
-    /// `ms` or `MiB`.
+    /// `ms`, `MiB` or `count`.
     pub unit: &'static str,
     /// Figure to be below, if there is one.
     pub goal: Option<f64>,
     /// What another project publishes for the same on its own host, if it does (see docs/performance.md for whose).
     pub reference: Option<f64>,
+    /// Our average, which is what they publish, as a part of the reference.
+    pub ratio: Option<f64>,
     /// Smallest.
     pub min: f64,
     /// Mean.
@@ -53,6 +55,7 @@ impl Series {
             unit,
             goal,
             reference: None,
+            ratio: None,
             min: at(0.0),
             avg: samples.iter().sum::<f64>() / samples.len() as f64,
             p50: at(0.5),
@@ -68,6 +71,7 @@ impl Series {
     /// The same beside a reference figure.
     pub fn against(mut self, reference: Option<f64>) -> Self {
         self.reference = reference;
+        self.ratio = reference.map(|reference| self.avg / reference);
         self
     }
 }
@@ -75,7 +79,7 @@ impl Series {
 /// A table of all of them.
 pub fn print(series: &[Series]) {
     println!(
-        "  {:<34} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  goal",
+        "  {:<46} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  goal, average as part of the reference",
         "", "min", "avg", "p50", "p90", "p99", "max"
     );
     for s in series {
@@ -84,12 +88,12 @@ pub fn print(series: &[Series]) {
             Some(goal) => format!("< {goal}: missed by {:.1}x", s.p50 / goal),
             None => String::new(),
         };
-        let reference = match s.reference {
-            Some(r) => format!("  reference {r}: {:.2}x", s.p50 / r),
-            None => String::new(),
+        let reference = match s.reference.zip(s.ratio) {
+            Some((reference, ratio)) => format!("  {ratio:.2}x of {reference}"),
+            None => "  no reference".to_owned(),
         };
         println!(
-            "  {:<34} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2}  {goal}{reference}",
+            "  {:<46} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2}  {goal}{reference}",
             format!("{} ({}, n={})", s.name, s.unit, s.samples.len()),
             s.min,
             s.avg,

@@ -1,55 +1,61 @@
 //! What can be measured.
 
-use super::{Measured, Series, memory as vmm_memory};
+use super::counters::{Counters, Meter};
+use super::target::{ms, timed};
+use super::{Measured, Series, goal, memory as vmm_memory};
 use anyhow::{Context, ensure};
-use jiffy_agent_client::ProcessSpec;
+use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::BootReport;
 use jiffy_host::{Host, Prepared, SandboxSpec};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Goals on a host without VT-x, in milliseconds and MiB.
-mod goal {
-    pub const BOOT: f64 = 900.0;
-    pub const EXEC: f64 = 15.0;
-    pub const VMM_MEMORY: f64 = 5.0;
-}
-
-fn prepare() -> anyhow::Result<Prepared> {
+/// Template `base`, built if need be.
+pub fn prepare() -> anyhow::Result<Prepared> {
     let mut bar = crate::progress::Bar::new("base");
     Ok(Host::open()?.prepare("base", &mut |p| bar.update(p))?)
 }
 
-fn ms(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1000.0
+/// Runs `true` to its end.
+pub async fn run_true(client: &AgentClient) -> anyhow::Result<()> {
+    let spec = ProcessSpec::new("true", [""; 0]);
+    let (status, ..) = client.start(&spec).await?.output(0).await?;
+    ensure!(
+        status.exit_code == 0,
+        "`true` exited with {}",
+        status.exit_code
+    );
+    Ok(())
 }
 
 /// Cold boots, split by phase.
 pub async fn boot(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     let prepared = prepare()?;
+    let meter = Meter::new();
     let mut reports: Vec<BootReport> = Vec::new();
     for round in 0..warm_up + n {
         let vm = prepared.boot(&SandboxSpec::default()).await?;
         if round >= warm_up {
+            meter.add("boot", Counters::of_vm(&vm).await?);
             reports.push(vm.report());
         }
         vm.stop().await;
     }
-    let series = |name: &str, goal, of: fn(&BootReport) -> u64| {
+    let phase = |name: &str, goal, of: fn(&BootReport) -> u64| {
         let samples = reports.iter().map(|r| of(r) as f64 / 1000.0).collect();
         Series::new(name, "ms", goal, samples)
     };
+    let series = vec![
+        phase("total", Some(goal::BOOT), |r| r.total_us),
+        phase("vmm: spawn to first instruction", None, |r| r.vmm_us),
+        phase("kernel: to the agent's first", None, |r| r.kernel_us),
+        phase("init: mounts, services", None, |r| r.init_us),
+        phase("agent: identity taken", None, |r| r.agent_us),
+    ];
     Ok(Measured {
-        name: "boot",
         method: "one guest at a time, template base, 2 vCPUs, 512 MiB: from asking for the sandbox to its agent's word that it is ready",
         limits: "images are in the page cache after the warm-up; nothing else runs in the guest; concurrent boots",
-        series: vec![
-            series("total", Some(goal::BOOT), |r| r.total_us),
-            series("vmm: spawn to first instruction", None, |r| r.vmm_us),
-            series("kernel: to the agent's first", None, |r| r.kernel_us),
-            series("init: mounts, services", None, |r| r.init_us),
-            series("agent: identity taken", None, |r| r.agent_us),
-        ],
+        ..Measured::new("boot", series, &meter)
     })
 }
 
@@ -58,19 +64,14 @@ pub async fn exec(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
     let prepared = prepare()?;
     let vm = prepared.boot(&SandboxSpec::default()).await?;
     let client = crate::agent(&vm);
-    let spec = ProcessSpec::new("true", [""; 0]);
+    let meter = Meter::new();
     let mut samples = Vec::new();
     for round in 0..warm_up + n {
-        let began = Instant::now();
-        let (status, ..) = client.start(&spec).await?.output(0).await?;
-        let took = ms(began.elapsed());
-        ensure!(
-            status.exit_code == 0,
-            "`true` exited with {}",
-            status.exit_code
-        );
+        let before = Counters::of_vm(&vm).await?;
+        let ((), took) = timed(run_true(&client)).await?;
         if round >= warm_up {
             samples.push(took);
+            meter.add("exec", Counters::of_vm(&vm).await?.since(before));
         }
     }
     let mut health = Vec::new();
@@ -80,14 +81,14 @@ pub async fn exec(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
         health.push(ms(began.elapsed()));
     }
     vm.stop().await;
+    let series = vec![
+        Series::new("exec of `true`", "ms", Some(goal::EXEC), samples),
+        Series::new("request without a process", "ms", None, health),
+    ];
     Ok(Measured {
-        name: "exec",
         method: "one running guest, one request at a time over one kept connection: from sending process.Start to having read the exit code; and GET /health for comparison",
         limits: "a process with output or input; several at once; a guest under load",
-        series: vec![
-            Series::new("exec of `true`", "ms", Some(goal::EXEC), samples),
-            Series::new("request without a process", "ms", None, health),
-        ],
+        ..Measured::new("exec", series, &meter)
     })
 }
 
@@ -113,6 +114,9 @@ pub fn run(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
         name: "run",
         method: "the command `jiffy run -- true`, from before its process is created to after it has exited and nothing of its guest is left",
         limits: "the first run on a host, which unpacks the kernel and builds the template",
+        not_available: vec![
+            "KVM exits and page faults of a run: not available: the process ends with it (`boot` and `exec` have them)".to_owned(),
+        ],
         series: vec![Series::new("jiffy run -- true", "ms", None, samples)],
     })
 }
@@ -120,10 +124,12 @@ pub fn run(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
 /// Memory of a fresh guest and of its VMM.
 pub async fn memory(n: usize) -> anyhow::Result<Measured> {
     let prepared = prepare()?;
+    let meter = Meter::new();
     let spec = SandboxSpec::default();
     let (mut own, mut behind, mut used) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..n {
         let vm = prepared.boot(&spec).await?;
+        meter.add("boot", Counters::of_vm(&vm).await?);
         let client = crate::agent(&vm);
         let host = vmm_memory::of_process(vm.vmm_pid(), spec.size.memory_mib)?;
         own.push(host.own as f64 / 1024.0);
@@ -132,15 +138,15 @@ pub async fn memory(n: usize) -> anyhow::Result<Measured> {
         used.push(in_use(&String::from_utf8_lossy(&meminfo)).context("the guest's /proc/meminfo")?);
         vm.stop().await;
     }
+    let series = vec![
+        Series::new("VMM private", "MiB", Some(goal::VMM_MEMORY), own),
+        Series::new("host memory behind the guest", "MiB", None, behind),
+        Series::new("in use as the guest sees it", "MiB", None, used),
+    ];
     Ok(Measured {
-        name: "memory",
         method: "after boot, nothing run: private memory of the VMM process outside guest memory (smaps), host memory behind the guest's, and MemTotal - MemAvailable inside",
         limits: "growth after boot; what siblings share",
-        series: vec![
-            Series::new("VMM private", "MiB", Some(goal::VMM_MEMORY), own),
-            Series::new("host memory behind the guest", "MiB", None, behind),
-            Series::new("in use as the guest sees it", "MiB", None, used),
-        ],
+        ..Measured::new("memory", series, &meter)
     })
 }
 

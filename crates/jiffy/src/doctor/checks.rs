@@ -1,7 +1,7 @@
 //! What is looked at before a guest is booted.
 
 use super::Finding;
-use jiffy_host::Host;
+use jiffy_host::{Host, HostFingerprint, PolicyInForce, PolicyReason};
 use jiffy_image::Home;
 use jiffy_microvm::host_kvm::{self, KvmError, KvmKind};
 use nix::unistd::geteuid;
@@ -27,6 +27,7 @@ pub fn all(tell: &mut dyn FnMut(Finding)) {
             tell(space(home.path()));
             tell(reflink(home.path()));
             tell(template(&home));
+            tell(restores(&home));
         }
         Err(e) => tell(Finding::fail(
             "data",
@@ -197,6 +198,23 @@ fn reflink(home: &Path) -> Finding {
             "file system",
             format!("cannot write in {}: {e}", home.display()),
             "check its owner and mode, or name another directory in JIFFY_HOME",
+        ),
+    }
+}
+
+/// Where restored sandboxes get their memory from, and why from there.
+fn restores(home: &Home) -> Finding {
+    let in_force = PolicyInForce::find(home.path(), &HostFingerprint::here());
+    let found = format!(
+        "memory of restored sandboxes: {} ({})",
+        in_force.policy, in_force.why
+    );
+    match in_force.why {
+        PolicyReason::Measured(_) => Finding::ok("restores", found),
+        _ => Finding::note(
+            "restores",
+            found,
+            "works; `jiffy doctor --measure` finds what is best here",
         ),
     }
 }

@@ -2,6 +2,7 @@
 
 mod checks;
 mod guest;
+mod measure;
 
 use crate::cli::DoctorArgs;
 use serde::Serialize;
@@ -90,6 +91,13 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
                 finding.print();
             }
             findings.push(finding);
+            if args.measure && fit(&findings) {
+                let finding = measure::run(args);
+                if !args.json {
+                    finding.print();
+                }
+                findings.push(finding);
+            }
         } else if !args.json {
             println!("--    guest          not booted: mend the above first");
         }

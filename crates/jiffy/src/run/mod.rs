@@ -6,11 +6,11 @@ pub mod session;
 mod streams;
 mod terminal;
 
-use crate::cli::RunArgs;
+use crate::cli::{RunArgs, SizeArgs};
 use crate::progress::Bar;
 use anyhow::Context;
 use jiffy_engine::SandboxSize;
-use jiffy_host::{CreateError, Host, Prepared, SandboxSpec};
+use jiffy_host::{CreateError, Host, Prepared, SandboxSpec, start_up};
 use jiffy_microvm::host_kvm;
 use outcome::Outcome;
 pub use place::Place;
@@ -22,12 +22,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Runs the command and returns its exit code. Errors are Jiffy's own.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let began = Instant::now();
-    let size = SandboxSize {
-        vcpus: args.cpus,
-        memory_mib: args.memory,
-        disk_mib: args.disk,
-    };
-    size.check()?;
+    let size = size(&args.size, &args.template)?;
     let spec = SandboxSpec {
         size,
         ..SandboxSpec::default()
@@ -39,6 +34,22 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     // A thread may still wait for our standard input: the runtime must not wait for it in turn.
     runtime.shutdown_background();
     outcome.report(args.exec.json, began)
+}
+
+/// The size asked for; what is not asked for is the template's to say.
+pub fn size(args: &SizeArgs, template: &str) -> anyhow::Result<SandboxSize> {
+    let size = |memory_mib| SandboxSize {
+        vcpus: args.cpus,
+        memory_mib,
+        disk_mib: args.disk,
+    };
+    // A size out of bounds is the nearer mistake than a template that is not there.
+    let asked = args.memory.unwrap_or(SandboxSize::default().memory_mib);
+    size(asked).check()?;
+    Ok(match args.memory {
+        Some(memory_mib) => size(memory_mib),
+        None => size(Host::open()?.default_size(template)?.memory_mib),
+    })
 }
 
 pub fn prepare(template: &str) -> anyhow::Result<Prepared> {
@@ -115,9 +126,26 @@ async fn boot_and_run(
         CreateError::Boot(e) => outcome::boot_failure(e),
         e => e.into(),
     })?;
+    let startup = &prepared.template().manifest.startup;
+    if !startup.is_empty() {
+        let connector = vm.connector();
+        let starting = start_up(startup, move |port| crate::stream(connector.clone(), port));
+        let started = tokio::select! {
+            started = starting => started.map_err(anyhow::Error::from),
+            end = vm.ended() => Err(anyhow::anyhow!(outcome::end(&end, &vm.console_tail()))),
+            number = signals.next() => {
+                vm.stop().await;
+                return Ok(Outcome::interrupted(number));
+            }
+        };
+        if let Err(e) = started {
+            vm.stop().await;
+            return Err(e.context(format!("cannot start template `{}`", args.template)));
+        }
+    }
     let mut outcome = session::run(
         &args.exec,
-        &place::Local::new(&vm, args.memory),
+        &place::Local::new(&vm, spec.size.memory_mib),
         env,
         signals,
     )

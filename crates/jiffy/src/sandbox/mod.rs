@@ -2,15 +2,15 @@
 
 mod copy;
 pub mod exec;
-mod table;
+pub mod table;
 
-use crate::cli::{Command, CreateArgs, ForkArgs, ManyArgs};
+use crate::cli::{Command, CreateArgs, ForkArgs, ManyArgs, SnapshotsArgs};
 use crate::daemon::Daemon;
-use crate::run::{environment, prepare};
+use crate::run::{environment, prepare, size};
 use crate::serve::routes::{ForkAnswer, ForkBody, RollbackBody, SnapshotBody};
 use hyper::Method;
-use jiffy_engine::SandboxSize;
-use jiffy_host::{CreateSpec, SandboxRecord, SnapshotRecord, Source, State};
+use jiffy_engine::VerifiedSnapshot;
+use jiffy_host::{CreateSpec, SandboxRecord, SnapshotRecord, Source, State, Terms};
 use serde::Serialize;
 use std::process::ExitCode;
 
@@ -27,6 +27,11 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Kill(args) => return many(args, false).await,
         Command::Rm(args) => return many(args, true).await,
         Command::Cp(args) => return copy::run(args).await,
+        Command::Snapshots(SnapshotsArgs {
+            verify: Some(id),
+            json,
+            ..
+        }) => return verify(id, *json).await,
         Command::Ls(args) => {
             let daemon = Daemon::find_or_start().await?;
             let mut all: Vec<SandboxRecord> = daemon.call(Method::GET, "/sandboxes", &()).await?;
@@ -102,20 +107,17 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
             source: Source::Snapshot(snapshot.clone()),
             size: None,
             env,
+            terms: Terms::default(),
         },
         None => {
-            let size = SandboxSize {
-                vcpus: args.cpus,
-                memory_mib: args.memory,
-                disk_mib: args.disk,
-            };
-            size.check()?;
+            let size = size(&args.size, &args.template)?;
             // Here, where progress can be shown, rather than in the daemon.
             prepare(&args.template)?;
             CreateSpec {
                 source: Source::Template(args.template.clone()),
                 size: Some(size),
                 env,
+                terms: Terms::default(),
             }
         }
     };
@@ -144,6 +146,20 @@ async fn fork(args: &ForkArgs) -> anyhow::Result<ExitCode> {
         eprintln!("jiffy:   {why}");
     }
     Ok(ExitCode::FAILURE)
+}
+
+/// Compares a snapshot with its seal. Neither damage nor the want of a seal is success.
+async fn verify(id: &str, json: bool) -> anyhow::Result<ExitCode> {
+    let daemon = Daemon::find_or_start().await?;
+    let path = format!("/snapshots/{}/verify", word(id)?);
+    let verified: Vec<VerifiedSnapshot> = daemon.call(Method::POST, &path, &()).await?;
+    table::show(json, &verified, table::verified)?;
+    let sound = verified.iter().all(|s| s.sealed && s.damaged.is_empty());
+    Ok(if sound {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Kills or removes each of several; one that fails does not spare the others.

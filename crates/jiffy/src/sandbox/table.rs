@@ -1,5 +1,6 @@
 //! Sandboxes and snapshots as people and programs read them.
 
+use jiffy_engine::VerifiedSnapshot;
 use jiffy_host::{SandboxRecord, SnapshotRecord};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -31,7 +32,8 @@ fn short(id: &str) -> &str {
     &id[..id.len().min(SHORT)]
 }
 
-fn age(since_ms: u64) -> String {
+/// How long ago a moment was, in milliseconds since 1970.
+pub fn age(since_ms: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_ms = now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
     match now_ms.saturating_sub(since_ms) / 1000 {
@@ -89,6 +91,33 @@ pub fn snapshots(all: &Vec<SnapshotRecord>) -> String {
             s.stopped_ms,
             age(s.created_ms),
         );
+    }
+    text
+}
+
+/// What became of snapshots since they were sealed.
+pub fn verified(all: &Vec<VerifiedSnapshot>) -> String {
+    let mut text = String::new();
+    for s in all {
+        let id = short(&s.id);
+        let _ = match (s.sealed, s.damaged.is_empty()) {
+            (false, _) => writeln!(
+                text,
+                "{id}  not sealed yet: nothing to compare with; it is sealed in the background"
+            ),
+            (true, true) => writeln!(text, "{id}  sound"),
+            (true, false) => writeln!(
+                text,
+                "{id}  DAMAGED: remove it, or restore it from a copy of {}",
+                s.id
+            ),
+        };
+        for piece in &s.damaged {
+            let _ = match piece.chunk {
+                Some(chunk) => writeln!(text, "  {} chunk {chunk} (64 KiB)", piece.file),
+                None => writeln!(text, "  {}", piece.file),
+            };
+        }
     }
     text
 }

@@ -1,68 +1,107 @@
 //! `jiffy serve`: the daemon that owns the sandboxes of a data directory.
 //!
-//! It listens on `<data directory>/run/jiffy.sock`, which only its owner can open, and speaks HTTP/1.1 with JSON. This interface is
+//! To everybody it speaks at `--listen`: `public.rs`. It also listens on `<data directory>/run/jiffy.sock`, which only its owner can open, and speaks HTTP/1.1 with JSON. This interface is
 //! for the commands of the same version; what it does is `jiffy_host::Sandboxes`.
 
 mod connect;
+mod figures;
+mod guests;
+mod log;
+mod public;
 pub mod routes;
+pub mod status;
 
 use crate::cli::ServeArgs;
 use crate::daemon::{Daemon, socket};
-use anyhow::Context;
+use anyhow::{Context, bail};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use jiffy_host::{Host, MicroVmEngine, Options, Sandboxes};
 use jiffy_image::Home;
+pub use log::open as open_log;
 use nix::fcntl::{Flock, FlockArg};
-use routes::Routes;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use public::Public;
+use routes::{Routes, StopBody};
+use sd_notify::NotifyState;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// Time that operations under way have to finish when the daemon ends.
+const FINISH_LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs the daemon until it is told to stop.
 pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let lock = runtime.block_on(async {
         if args.stop {
-            stop().await
+            let kill_sandboxes = args.kill_sandboxes;
+            stop(StopBody { kill_sandboxes }).await?;
+            Ok(None)
         } else {
             serve(args).await
         }
-    })?;
+    });
     runtime.shutdown_timeout(Duration::from_secs(1));
+    // Only now is nothing of us left that could get in the next daemon's way.
+    lock.map(drop)?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
+/// Returns the lock of the data directory, if it was ours.
+async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
+    let began = Instant::now();
     let host = Host::open()?;
     let home = host.home().clone();
-    let Some(_lock) = lock(&home)? else {
+    let Some(lock) = lock(&home)? else {
         // Whoever started us finds the other one.
         eprintln!("jiffy: a daemon already runs on {}", home.path().display());
-        return Ok(());
+        return Ok(None);
     };
+    log::begin(args.log_format, args.log_file.as_deref())?;
+    raise_descriptor_limit();
     let options = Options {
         warm: args.warm_pool,
+        limits: args.limits(),
+        ..Options::default()
     };
-    let engine = MicroVmEngine::new(host)?;
-    let sandboxes = Sandboxes::open(engine, &home.path().join("state.db"), options)?;
+    let sandboxes = open(host, options).await?;
+    let stopping = CancellationToken::new();
+    let public = match args.no_listen {
+        true => None,
+        false => Some(Public::open(args, &home, sandboxes.clone()).await?),
+    };
+    let address = public.as_ref().map(|public| public.url().to_owned());
+    let public =
+        public.map(|public| tokio::spawn(public.serve(stopping.clone().cancelled_owned())));
     let path = socket(&home);
     let listener = listen(&path)?;
     let (tell_stop, mut stopped) = mpsc::channel(1);
-    let routes = Routes::new(sandboxes.clone(), tell_stop);
+    let routes = Routes::new(sandboxes.clone(), tell_stop, began, address);
+    let version = env!("CARGO_PKG_VERSION");
+    tracing::info!(
+        version,
+        pid = std::process::id(),
+        "listening at {}",
+        path.display()
+    );
+    // Whoever started us under systemd waits for this; nobody else hears it.
+    let _ = sd_notify::notify(&[NotifyState::Ready]);
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     // A terminal that closes is nothing to a daemon.
     let mut hang_up = signal(SignalKind::hangup())?;
-    loop {
+    let asked = loop {
         tokio::select! {
             connection = listener.accept() => match connection {
                 Ok((stream, _)) => {
@@ -77,20 +116,52 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
                     });
                 }
                 Err(e) => {
-                    eprintln!("jiffy: cannot accept a connection: {e}");
+                    tracing::error!("cannot accept a connection: {e}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             },
-            _ = interrupt.recv() => break,
-            _ = terminate.recv() => break,
-            _ = stopped.recv() => break,
+            _ = interrupt.recv() => break StopBody::default(),
+            _ = terminate.recv() => break StopBody::default(),
+            asked = stopped.recv() => break asked.unwrap_or_default(),
             _ = hang_up.recv() => {}
         }
-    }
+    };
     drop(listener);
     let _ = fs::remove_file(&path);
-    sandboxes.stop_all().await;
-    Ok(())
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    tracing::info!("ending: what is under way may finish");
+    stopping.cancel();
+    if let Some(public) = public {
+        // It has ended, in whatever way.
+        let _ = public.await;
+    }
+    sandboxes.finish(FINISH_LIMIT).await;
+    if asked.kill_sandboxes {
+        sandboxes.stop_all().await;
+    } else {
+        let running = sandboxes.let_go();
+        tracing::info!(
+            running,
+            "sandboxes run on without a daemon; the next one takes them over"
+        );
+    }
+    tracing::info!("ended");
+    Ok(Some(lock))
+}
+
+/// The sandboxes of `host`, those that ran on without a daemon among them. Needs its lock.
+async fn open(host: Host, options: Options) -> anyhow::Result<Sandboxes<MicroVmEngine>> {
+    let journal = host.home().path().join("state.db");
+    Ok(Sandboxes::open(MicroVmEngine::new(host)?, &journal, options).await?)
+}
+
+/// Each sandbox takes a few descriptors, and the usual limit of 1,024 is for programs that call select(2), which we do not.
+fn raise_descriptor_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(e) = raised {
+        tracing::warn!("cannot raise the limit of descriptors: {e}");
+    }
 }
 
 /// One daemon for one data directory: the lock goes with the process that holds it.
@@ -120,14 +191,28 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     Ok(listener)
 }
 
-async fn stop() -> anyhow::Result<()> {
+/// Ends the daemon that runs, if one does, and returns when it is gone.
+pub async fn stop(asked: StopBody) -> anyhow::Result<()> {
     let home = Home::locate()?;
     let Some(daemon) = Daemon::find(&home).await else {
-        return Ok(());
+        return match asked.kill_sandboxes {
+            true => kill_sandboxes(&home).await,
+            false => Ok(()),
+        };
     };
-    let () = daemon.call(hyper::Method::POST, "/stop", &()).await?;
+    let () = daemon.call(hyper::Method::POST, "/stop", &asked).await?;
     while lock(&home)?.is_none() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    Ok(())
+}
+
+/// Ends the sandboxes that ran on without a daemon.
+async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
+    let Some(_lock) = lock(home)? else {
+        bail!("a daemon is just coming up or going: try again");
+    };
+    let sandboxes = open(Host::open()?, Options::default()).await?;
+    sandboxes.stop_all().await;
     Ok(())
 }

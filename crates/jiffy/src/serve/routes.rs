@@ -1,18 +1,24 @@
 //! What the daemon answers to what.
 
 use super::connect::splice;
+use super::status::Status;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode, header};
 use jiffy_host::{
-    CreateSpec, MicroVmEngine, OperationError, SandboxRecord, Sandboxes, SnapshotRecord,
+    CreateSpec, ErrorKind, MicroVmEngine, OperationError, SandboxRecord, Sandboxes, SnapshotRecord,
+    new_id,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
+use std::time::Instant;
 use tokio::sync::mpsc;
+use tracing::Instrument;
 
+/// Header by which a request is found again in the log.
+const REQUEST_ID: &str = "x-request-id";
 /// Longest request body.
 const MAX_BODY: usize = 1 << 20;
 
@@ -30,11 +36,27 @@ pub struct ForkBody {
     pub count: usize,
 }
 
+/// Answer to a question for a sandbox's process.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ProcessAnswer {
+    /// Of its VMM.
+    pub pid: u32,
+    /// How often KVM left the guest so far, if the kernel tells.
+    pub exits: Option<u64>,
+}
+
 /// Body of a rollback.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RollbackBody {
     /// Snapshot.
     pub snapshot: String,
+}
+
+/// Body of a stop.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct StopBody {
+    /// Whether the running sandboxes end too.
+    pub kill_sandboxes: bool,
 }
 
 /// Answer to a fork.
@@ -66,18 +88,33 @@ type Answer = Response<Full<Bytes>>;
 #[derive(Clone)]
 pub struct Routes {
     sandboxes: Sandboxes<MicroVmEngine>,
-    stop: mpsc::Sender<()>,
+    stop: mpsc::Sender<StopBody>,
+    began: Instant,
+    listen: Option<String>,
 }
 
 impl Routes {
-    /// Calls to `sandboxes`, and to whoever listens for `stop`.
-    pub fn new(sandboxes: Sandboxes<MicroVmEngine>, stop: mpsc::Sender<()>) -> Self {
-        Self { sandboxes, stop }
+    /// Calls to `sandboxes`, and to whoever listens for `stop`, of a daemon that began at `began` and also answers at `listen`.
+    pub fn new(
+        sandboxes: Sandboxes<MicroVmEngine>,
+        stop: mpsc::Sender<StopBody>,
+        began: Instant,
+        listen: Option<String>,
+    ) -> Self {
+        Self {
+            sandboxes,
+            stop,
+            began,
+            listen,
+        }
     }
 
     /// Answers a request, whatever it is.
     pub async fn answer(self, request: Request<Incoming>) -> Result<Answer, Infallible> {
-        let answer = match self.route(request).await {
+        let id = request_id(&request);
+        let (method, path) = (request.method(), request.uri().path());
+        let span = tracing::info_span!("request", id, %method, path);
+        let answer = match self.route(request).instrument(span).await {
             Ok(answer) => answer,
             Err(refusal) => {
                 let (status, error) = match refusal {
@@ -101,14 +138,11 @@ impl Routes {
         let host = &self.sandboxes;
         let method = request.method().clone();
         Ok(match (&method, parts.as_slice()) {
-            (&Method::GET, ["host"]) => ok(&serde_json::json!({
-                "version": env!("CARGO_PKG_VERSION"),
-                "pid": std::process::id(),
-                "warm": host.warm(),
-            })),
+            (&Method::GET, ["host"]) => ok(&Status::now(host, self.began, self.listen.clone())),
             (&Method::POST, ["stop"]) => {
+                let asked: StopBody = body(request).await?;
                 // A second one finds the first still waiting.
-                let _ = self.stop.try_send(());
+                let _ = self.stop.try_send(asked);
                 ok(&())
             }
             (&Method::GET, ["sandboxes"]) => ok(&host.list()),
@@ -117,6 +151,10 @@ impl Routes {
                 ok(&host.create(spec).await?)
             }
             (&Method::GET, ["sandboxes", id]) => ok(&host.get(id)?),
+            (&Method::GET, ["sandboxes", id, "process"]) => {
+                let (pid, exits) = host.process(id).await?;
+                ok(&ProcessAnswer { pid, exits })
+            }
             (&Method::DELETE, ["sandboxes", id]) => ok(&host.remove(id).await?),
             (&Method::POST, ["sandboxes", id, "connect", port]) => {
                 self.connect(id, port, request).await?
@@ -126,6 +164,7 @@ impl Routes {
             }
             (&Method::GET, ["snapshots"]) => ok(&host.snapshots(None)?),
             (&Method::GET, ["snapshots", sandbox]) => ok(&host.snapshots(Some(sandbox))?),
+            (&Method::POST, ["snapshots", id, "verify"]) => ok(&host.verify_snapshot(id).await?),
             (&Method::DELETE, ["snapshots", id]) => ok(&host.remove_snapshot(id)?),
             _ => return Err(Refusal::NoSuchCall),
         })
@@ -145,7 +184,7 @@ impl Routes {
             }
             "fork" => {
                 let ForkBody { count } = body(request).await?;
-                let report = host.fork(id, count).await?;
+                let report = host.fork(id, count, None).await?;
                 let mut answer = ForkAnswer {
                     snapshot: report.snapshot,
                     children: Vec::new(),
@@ -201,11 +240,23 @@ impl Routes {
     }
 }
 
+/// What the client calls its request, or a name for it.
+fn request_id(request: &Request<Incoming>) -> String {
+    let given = request.headers().get(REQUEST_ID);
+    let given = given.and_then(|v| v.to_str().ok());
+    // It goes into the log: short, and nothing that could look like another line.
+    let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let given = given.filter(|id| (1..=64).contains(&id.len()) && id.chars().all(good));
+    given.map_or_else(|| new_id().unwrap_or_default(), str::to_owned)
+}
+
 fn status_of(error: &OperationError) -> StatusCode {
-    match error {
-        OperationError::Unknown { .. } => StatusCode::NOT_FOUND,
-        e if e.is_refusal() => StatusCode::CONFLICT,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    match error.kind() {
+        ErrorKind::Unknown => StatusCode::NOT_FOUND,
+        ErrorKind::Invalid | ErrorKind::TooLarge => StatusCode::BAD_REQUEST,
+        ErrorKind::Conflict => StatusCode::CONFLICT,
+        ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 

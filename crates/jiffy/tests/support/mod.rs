@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
 pub mod place;
+pub mod wire;
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};

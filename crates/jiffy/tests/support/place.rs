@@ -1,9 +1,13 @@
 //! A data directory of a test's own, with a daemon of its own.
 
-use super::{Done, finish, guests, jiffy, skip};
+use super::{Done, alive, finish, guests, jiffy, skip, wait_for};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tempfile::TempDir;
 
@@ -67,10 +71,55 @@ impl Place {
         });
         found.next().unwrap()
     }
+
+    /// Ends the daemon without a word, and returns when it is gone.
+    pub fn kill_daemon(&self) {
+        let daemon = self.daemon();
+        let pid = Pid::from_raw(daemon.try_into().unwrap());
+        kill(pid, Signal::SIGKILL).unwrap();
+        self.daemon_went();
+    }
+
+    /// Waits until nobody listens any more: the last thread of a killed process may take its time.
+    pub fn daemon_went(&self) {
+        let socket = self.dir.path().join("run/jiffy.sock");
+        wait_for("the daemon to go", || {
+            UnixStream::connect(&socket).is_err().then_some(())
+        });
+    }
+
+    /// The VMM processes that write to this place, whoever is their parent.
+    pub fn vmms(&self) -> BTreeSet<u32> {
+        let store = self.dir.path().join("snapshots");
+        let writes = |process: &Path| {
+            let files = std::fs::read_dir(process.join("fd")).ok()?;
+            let mut targets = files.filter_map(|f| std::fs::read_link(f.ok()?.path()).ok());
+            let comm = std::fs::read_to_string(process.join("comm")).ok()?;
+            let ours = comm.trim() == "jiffy-vmm" && targets.any(|t| t.starts_with(&store));
+            let pid = process.file_name()?.to_str()?.parse().ok()?;
+            (ours && alive(pid)).then_some(pid)
+        };
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        processes.filter_map(|p| writes(&p.path())).collect()
+    }
+
+    /// Control sockets of VMMs.
+    pub fn sockets(&self) -> usize {
+        let sockets = std::fs::read_dir(self.dir.path().join("run/vmm"));
+        sockets.map_or(0, Iterator::count)
+    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let _ = self.call(&["serve", "--stop"]);
+        let done = self.call(&["serve", "--stop", "--kill-sandboxes"]);
+        if std::thread::panicking() {
+            return;
+        }
+        assert_eq!(done.code, Some(0), "{done:?}");
+        wait_for("the last VMM to go", || {
+            self.vmms().is_empty().then_some(())
+        });
+        assert_eq!(self.sockets(), 0, "control sockets are left");
     }
 }

@@ -1,0 +1,156 @@
+//! What an operation costs the host beside time: exits of KVM and page faults of the VMM process it concerns.
+
+use super::Series;
+use jiffy_microvm::MicroVm;
+use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Counters of a VMM process from its beginning, or between two moments.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Counters {
+    /// Times that KVM left the guest, for whatever reason.
+    exits: Option<f64>,
+    /// Page faults served without the disk.
+    minor: f64,
+    /// Page faults that waited for the disk.
+    major: f64,
+}
+
+impl Counters {
+    /// What came to it since `before`.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            exits: self.exits.zip(before.exits).map(|(now, then)| now - then),
+            minor: self.minor - before.minor,
+            major: self.major - before.major,
+        }
+    }
+}
+
+/// Collects counters of one kind of operation after the other.
+#[derive(Default)]
+pub struct Meter {
+    rows: Mutex<Vec<(String, Vec<Counters>)>>,
+}
+
+impl Counters {
+    /// Of process `pid`, whose guest KVM left `exits` times; all of its life so far.
+    pub fn of(pid: u32, exits: Option<u64>) -> anyhow::Result<Self> {
+        let (minor, major) = faults(pid)?;
+        Ok(Self {
+            exits: exits.map(|n| n as f64),
+            minor,
+            major,
+        })
+    }
+
+    /// Of a guest of our own.
+    pub async fn of_vm(vm: &MicroVm) -> anyhow::Result<Self> {
+        Self::of(vm.vmm_pid(), vm.stats().await?.exits)
+    }
+}
+
+impl Meter {
+    /// Without anything yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn rows(&self) -> MutexGuard<'_, Vec<(String, Vec<Counters>)>> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds what one `operation` cost.
+    pub fn add(&self, operation: &str, counters: Counters) {
+        let mut rows = self.rows();
+        match rows.iter_mut().find(|(name, _)| name == operation) {
+            Some((_, list)) => list.push(counters),
+            None => rows.push((operation.to_owned(), vec![counters])),
+        }
+    }
+
+    /// Everything that was added.
+    pub fn series(&self) -> Vec<Series> {
+        let rows = self.rows();
+        rows.iter()
+            .flat_map(|(operation, list)| {
+                let exits: Vec<f64> = list.iter().filter_map(|c| c.exits).collect();
+                let all = [
+                    ("KVM exits", exits),
+                    ("page faults", list.iter().map(|c| c.minor).collect()),
+                    ("of disk", list.iter().map(|c| c.major).collect()),
+                ];
+                all.into_iter()
+                    .filter(|(_, samples)| !samples.is_empty())
+                    .map(move |(what, samples)| {
+                        Series::new(format!("{operation}: {what}"), "count", None, samples)
+                    })
+            })
+            .collect()
+    }
+
+    /// What could not be read here, and why.
+    pub fn not_available(&self) -> Vec<String> {
+        let rows = self.rows();
+        let uncounted = rows
+            .iter()
+            .filter(|(_, list)| list.iter().any(|c| c.exits.is_none()));
+        uncounted
+            .map(|(operation, _)| {
+                format!(
+                    "{operation}: KVM exits: not available: this kernel's KVM gives no statistics (KVM_GET_STATS_FD, Linux 5.14)"
+                )
+            })
+            .collect()
+    }
+}
+
+/// Minor and major faults of a process and of its children that have ended (those that write snapshots), from `/proc/PID/stat`.
+fn faults(pid: u32) -> anyhow::Result<(f64, f64)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    parse(&stat).ok_or_else(|| anyhow::anyhow!("/proc/{pid}/stat is not understood: {stat:?}"))
+}
+
+fn parse(stat: &str) -> Option<(f64, f64)> {
+    // The name in parentheses may hold anything. After it: state, ppid, pgrp, session, tty, tpgid, flags, minflt, cminflt, majflt, cmajflt.
+    let rest = stat.rsplit_once(')')?.1;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let field = |at: usize| fields.get(at)?.parse::<f64>().ok();
+    Some((field(7)? + field(8)?, field(9)? + field(10)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_found_behind_any_name() {
+        let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 1000 20 3 4 5 6 7 8 20 0 1 0 5";
+        assert_eq!(parse(stat), Some((1020.0, 7.0)));
+        assert_eq!(parse("42 (a"), None);
+        assert_eq!(parse("42 (a) S 1"), None);
+    }
+
+    #[test]
+    fn what_an_operation_cost_is_told_with_what_could_not_be_counted() {
+        let own = |exits| Counters::of(std::process::id(), exits).unwrap();
+        let before = own(Some(5));
+        let touched: Vec<u8> = std::hint::black_box(vec![1; 64 << 20]);
+        let cost = own(Some(12)).since(before);
+        assert_eq!(cost.exits, Some(7.0));
+        assert!(cost.minor > 16.0, "{cost:?}");
+        assert_eq!(touched.len(), 64 << 20);
+        let meter = Meter::new();
+        meter.add("touch", cost);
+        let names =
+            |meter: &Meter| -> Vec<String> { meter.series().into_iter().map(|s| s.name).collect() };
+        assert_eq!(
+            names(&meter),
+            ["touch: KVM exits", "touch: page faults", "touch: of disk"]
+        );
+        assert!(meter.not_available().is_empty());
+        meter.add("uncounted", own(None));
+        assert!(!names(&meter).contains(&"uncounted: KVM exits".to_owned()));
+        assert_eq!(meter.not_available().len(), 1);
+    }
+}

@@ -1,0 +1,146 @@
+//! Creates from a template, and what idle sandboxes cost.
+
+use super::counters::{Counters, Meter};
+use super::target::{Target, ms, timed};
+use super::{Measured, Series, goal, memory};
+use anyhow::Context;
+use jiffy_engine::{BootMode, SandboxSize};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// One create and the first command.
+struct Created {
+    mode: Option<BootMode>,
+    created_ms: f64,
+    used_ms: f64,
+    cost: Counters,
+}
+
+/// Create from the template, and from there to the exit code of `true`.
+pub async fn create(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
+    let target = Target::open().await?;
+    let meter = Meter::new();
+    load(warm_up, c, &target).await?;
+    let (rows, wall) = load(n, c, &target).await?;
+    let mut series = Vec::new();
+    // A create from the warm pool is another thing than one that restores.
+    for (mode, name) in [
+        (BootMode::Snapshot, "create"),
+        (BootMode::WarmPool, "create from the warm pool"),
+    ] {
+        let of_mode: Vec<&Created> = rows.iter().filter(|r| r.mode == Some(mode)).collect();
+        if of_mode.is_empty() {
+            continue;
+        }
+        let column = |of: fn(&Created) -> f64| of_mode.iter().map(|r| of(r)).collect();
+        series.extend([
+            Series::new(
+                format!("{name}, c={c}"),
+                "ms",
+                goal::alone(goal::CREATE, c),
+                column(|r| r.created_ms),
+            )
+            .against(goal::create_reference(c)),
+            Series::new(
+                format!("{name} + exec, c={c}"),
+                "ms",
+                goal::alone(goal::CREATE_EXEC, c),
+                column(|r| r.used_ms),
+            ),
+        ]);
+        of_mode.iter().for_each(|r| meter.add(name, r.cost));
+    }
+    let each = wall / n as f64;
+    series.push(Series::new(
+        format!("wall / n, with DELETE, c={c}"),
+        "ms",
+        None,
+        vec![each],
+    ));
+    Ok(Measured {
+        method: "POST /sandboxes to the daemon on its socket until the answer, which comes after the agent of that sandbox has; then `true` in it over a new stream; then DELETE, not timed; C at a time; counters are those of the VMM from its beginning to the answer",
+        limits: "a public HTTP API in between; cold page cache; larger guests",
+        ..Measured::new("create", series, &meter)
+    })
+}
+
+/// Runs `number` creates, `concurrency` at a time; returns what they measured and the wall time.
+async fn load(
+    number: usize,
+    concurrency: usize,
+    target: &Target,
+) -> anyhow::Result<(Vec<Created>, f64)> {
+    let began = Instant::now();
+    let mut under_way: JoinSet<anyhow::Result<Created>> = JoinSet::new();
+    let mut rows = Vec::with_capacity(number);
+    for _ in 0..number {
+        if under_way.len() >= concurrency {
+            let done = under_way.join_next().await;
+            rows.push(done.context("no round under way")???);
+        }
+        let target = target.clone();
+        under_way.spawn(async move {
+            let (sandbox, created_ms) = timed(target.base(SandboxSize::default())).await?;
+            let cost = target.counters(&sandbox.id).await?;
+            let ((), exec_ms) = timed(target.exec(&sandbox.id, "true")).await?;
+            target.remove(&sandbox.id).await?;
+            Ok(Created {
+                mode: sandbox.boot_mode,
+                created_ms,
+                used_ms: created_ms + exec_ms,
+                cost,
+            })
+        });
+    }
+    while let Some(done) = under_way.join_next().await {
+        rows.push(done??);
+    }
+    Ok((rows, ms(began.elapsed())))
+}
+
+/// Memory of idle sandboxes.
+pub async fn density(n: usize) -> anyhow::Result<Measured> {
+    let target = Target::open().await?;
+    let meter = Meter::new();
+    // The first brings the template's snapshot into the page cache.
+    let first = target.base(SandboxSize::default()).await?;
+    target.remove(&first.id).await?;
+    let before = memory::available_mib()?;
+    let ids = target.several(n, SandboxSize::default()).await?;
+    let each = |after: f64| (before - after) / n as f64;
+    let at_once = each(memory::available_mib()?);
+    let mut counted = Vec::with_capacity(n);
+    for id in &ids {
+        counted.push(target.counters(id).await?);
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let later = each(memory::available_mib()?);
+    for (id, before) in ids.iter().zip(counted) {
+        let after = target.counters(id).await?;
+        meter.add("a minute of idling", after.since(before));
+    }
+    for id in &ids {
+        target.remove(id).await?;
+    }
+    let series = vec![
+        Series::new(
+            format!("memory each at T=0, {n} live"),
+            "MiB",
+            None,
+            vec![at_once],
+        )
+        .against(Some(34.0)),
+        Series::new(
+            format!("memory each at T=60 s, {n} live"),
+            "MiB",
+            Some(goal::DENSITY_MIB),
+            vec![later],
+        )
+        .against(Some(34.0)),
+    ];
+    Ok(Measured {
+        method: "fall of MemAvailable while N idle sandboxes of 2 vCPUs and 512 MiB were created, divided by N: when the last had answered, and 60 s later",
+        limits: "sandboxes that work; other users of this host's memory in between",
+        ..Measured::new("density", series, &meter)
+    })
+}

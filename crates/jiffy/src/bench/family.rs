@@ -1,0 +1,120 @@
+//! Forks, and sleep.
+
+use super::counters::Meter;
+use super::target::{Target, at_once, timed};
+use super::{Measured, Series, goal};
+use jiffy_engine::SandboxSize;
+
+/// One call that leaves N more answering sandboxes, for `c` sandboxes at once.
+pub async fn clone(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
+    let target = Target::open().await?;
+    let meter = Meter::new();
+    let ids = target.several(c, SandboxSize::default()).await?;
+    for id in &ids {
+        target
+            .exec(id, "head -c 10000000 /dev/urandom > /dev/shm/x")
+            .await?;
+    }
+    let mut series = Vec::new();
+    for count in [1usize, 10, 20] {
+        let (mut calls, mut walls) = (Vec::new(), Vec::new());
+        for round in 0..warm_up + n {
+            let (forked, wall) = at_once(&ids, |id| {
+                let target = target.clone();
+                async move { timed(target.fork(&id, count)).await }
+            })
+            .await?;
+            for (children, took) in forked {
+                for child in children {
+                    if round >= warm_up {
+                        let cost = target.counters(&child.id).await?;
+                        meter.add(&format!("child of {count}"), cost);
+                    }
+                    target.remove(&child.id).await?;
+                }
+                if round >= warm_up {
+                    calls.push(took);
+                }
+            }
+            if round >= warm_up {
+                walls.push(wall);
+            }
+        }
+        let (goal, reference) = goal::clones(count);
+        let (goal, reference) = match c {
+            1 => (goal, reference),
+            _ => (None, None),
+        };
+        series.push(Series::new(format!("fork {count}"), "ms", goal, calls).against(reference));
+        if c > 1 {
+            let name = format!("wall of {c} forks of {count}");
+            series.push(Series::new(name, "ms", None, walls));
+        }
+    }
+    for id in &ids {
+        target.remove(id).await?;
+    }
+    Ok(Measured {
+        method: "one POST fork of a live sandbox with 10 MB written, until N more sandboxes have answered; C such sandboxes at once; counters of each child's VMM from its beginning to the answer",
+        limits: "the children's later work",
+        ..Measured::new("clone", series, &meter)
+    })
+}
+
+/// Sleep and waking of idle 2 GiB sandboxes, `c` at once.
+pub async fn pause(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
+    let target = Target::open().await?;
+    let meter = Meter::new();
+    let size = SandboxSize {
+        memory_mib: 2048,
+        ..SandboxSize::default()
+    };
+    let ids = target.several(c, size).await?;
+    let [mut slept, mut slept_wall, mut woke, mut woke_wall] = [const { Vec::new() }; 4];
+    let together = |operation: &'static str| {
+        let target = target.clone();
+        let ids = ids.clone();
+        async move {
+            at_once(&ids, |id| {
+                let target = target.clone();
+                async move { timed(target.post(&id, operation)).await }
+            })
+            .await
+        }
+    };
+    for round in 0..warm_up + n {
+        let (pauses, pausing) = together("pause").await?;
+        let (resumes, resuming) = together("resume").await?;
+        for id in &ids {
+            if round >= warm_up {
+                meter.add("resume", target.counters(id).await?);
+            }
+            target.exec(id, "true").await?;
+        }
+        if round >= warm_up {
+            slept.extend(pauses.iter().map(|(_, took)| took));
+            slept_wall.push(pausing);
+            woke.extend(resumes.iter().map(|(_, took)| took));
+            woke_wall.push(resuming);
+        }
+    }
+    for id in &ids {
+        target.remove(id).await?;
+    }
+    let series = vec![
+        Series::new("pause", "ms", goal::alone(goal::PAUSE, c), slept),
+        Series::new(format!("wall of {c} pauses"), "ms", None, slept_wall)
+            .against(goal::pause_reference(c)),
+        Series::new("resume", "ms", goal::alone(goal::RESUME, c), woke),
+        Series::new(format!("wall of {c} resumes"), "ms", None, woke_wall)
+            .against(goal::resume_reference(c)),
+    ];
+    let mut measured = Measured {
+        method: "C idle sandboxes of 2 vCPUs and 2 GiB at once: POST pause until they hold no memory; POST resume until their agents have answered; `true` in each in between, not timed; counters of the new VMM from its beginning to the answer",
+        limits: "storage that is synced; guests that have written much",
+        ..Measured::new("pause", series, &meter)
+    };
+    let ended = "counters of a pause: not available: the process ends with it";
+    measured.not_available.push(ended.to_owned());
+    Ok(measured)
+}

@@ -1,0 +1,84 @@
+//! Where to be on a host without VT-x, and what CubeSandbox publishes for its own (16 vCPUs, PVM): averages for creates, walls of a
+//! batch for the rest, in milliseconds and MiB.
+
+pub const BOOT: f64 = 900.0;
+pub const EXEC: f64 = 15.0;
+pub const VMM_MEMORY: f64 = 5.0;
+pub const CREATE: f64 = 25.0;
+pub const CREATE_EXEC: f64 = 40.0;
+pub const STOPPED: f64 = 10.0;
+pub const SNAPSHOT: f64 = 20.0;
+pub const ROLLBACK: f64 = 20.0;
+pub const PAUSE: f64 = 40.0;
+pub const RESUME: f64 = 15.0;
+pub const DENSITY_MIB: f64 = 12.0;
+
+/// A goal for one at a time.
+pub fn alone(goal: f64, concurrency: usize) -> Option<f64> {
+    (concurrency == 1).then_some(goal)
+}
+
+fn at(table: &[(usize, f64)], key: usize) -> Option<f64> {
+    table.iter().find(|(k, _)| *k == key).map(|(_, v)| *v)
+}
+
+/// Average of a create from a template, by concurrency.
+pub fn create_reference(concurrency: usize) -> Option<f64> {
+    at(&[(1, 66.7), (10, 170.9), (20, 364.6)], concurrency)
+}
+
+/// Wall of a batch of creates from a snapshot, by concurrency.
+pub fn restore_reference(concurrency: usize) -> Option<f64> {
+    at(&[(1, 66.7), (10, 387.9), (20, 701.3)], concurrency)
+}
+
+/// Wall of a batch of snapshots.
+pub fn snapshot_reference(concurrency: usize) -> Option<f64> {
+    at(&[(1, 41.4), (5, 58.2), (10, 114.1)], concurrency)
+}
+
+/// Wall of a batch of snapshots, each with a rollback to it.
+pub fn rollback_reference(concurrency: usize) -> Option<f64> {
+    at(&[(1, 90.0), (5, 325.5), (10, 821.4)], concurrency)
+}
+
+/// Wall of a batch of pauses.
+pub fn pause_reference(concurrency: usize) -> Option<f64> {
+    at(&[(1, 370.8), (10, 1586.0)], concurrency)
+}
+
+/// Wall of a batch of resumes.
+pub fn resume_reference(concurrency: usize) -> Option<f64> {
+    at(&[(1, 18.9), (10, 26.6)], concurrency)
+}
+
+/// By MB written: the goal and the reference for a snapshot.
+pub fn dirty(mb: u64) -> (Option<f64>, Option<f64>) {
+    let reference = match mb {
+        0 => Some(42.1),
+        10 => Some(55.3),
+        50 => Some(67.7),
+        100 => Some(85.7),
+        200 => Some(100.9),
+        500 => Some(168.6),
+        800 => Some(215.8),
+        1024 => Some(257.5),
+        _ => None,
+    };
+    let goal = match mb {
+        0 | 10 => Some(SNAPSHOT),
+        1024 => Some(250.0),
+        _ => None,
+    };
+    (goal, reference)
+}
+
+/// By number of children: the goal and the reference for a fork of one sandbox.
+pub fn clones(count: usize) -> (Option<f64>, Option<f64>) {
+    match count {
+        1 => (Some(60.0), Some(270.6)),
+        10 => (None, Some(541.6)),
+        20 => (Some(600.0), Some(789.7)),
+        _ => (None, None),
+    }
+}

@@ -1,0 +1,107 @@
+//! Restores alone: no daemon, no journal, no HTTP.
+
+use super::counters::{Counters, Meter};
+use super::target::{at_once, ms, timed};
+use super::{Measured, Series, goal, tasks};
+use anyhow::Context;
+use jiffy_agent_client::ProcessSpec;
+use jiffy_engine::BootReport;
+use jiffy_host::{Host, HostFingerprint, PolicyInForce, RestorePolicy, SandboxSpec};
+use jiffy_microvm::{MemoryPolicy, SnapshotSpec};
+use jiffy_proto::snapshot::AfterSnapshot;
+use jiffy_snapshot::{Durability, Store};
+use std::sync::Arc;
+use std::time::Instant;
+
+const ID: &str = "restored";
+
+/// From a snapshot to an agent that has taken its identity, `c` at once.
+pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
+    let prepared = Arc::new(tasks::prepare()?);
+    let host = Host::open()?;
+    let policy = PolicyInForce::find(host.home().path(), &HostFingerprint::here()).policy;
+    let dir = tempfile::tempdir_in(host.home().path().join("run"))
+        .context("cannot make a directory for the snapshot")?;
+    let store = Store::open(dir.path())?;
+    let spec = SandboxSpec::default();
+    let vm = prepared.boot(&spec).await?;
+    let write = ProcessSpec::new(
+        "/bin/sh",
+        ["-c", "head -c 8000000 /dev/urandom > /dev/shm/x"],
+    );
+    crate::agent(&vm).start(&write).await?.output(0).await?;
+    let saved = SnapshotSpec {
+        id: ID.to_owned(),
+        template: "base".to_owned(),
+        then: AfterSnapshot::Stop,
+        durability: Durability::PageCache,
+    };
+    let (snapshot, _) = vm.snapshot(&store, &saved).await?;
+    vm.ended().await;
+    let vm = prepared
+        .restore(&spec, &store, ID, MemoryPolicy::Map)
+        .await?;
+    tasks::run_true(&crate::agent(&vm)).await?;
+    snapshot.put_working_set(&vm.working_set(&store).await?.0)?;
+    vm.stop().await;
+
+    let meter = Meter::new();
+    let (mut ready, mut exec, mut walls) = (Vec::new(), Vec::new(), Vec::new());
+    let mut reports: Vec<BootReport> = Vec::new();
+    for round in 0..warm_up + n {
+        let (vms, wall) = at_once(&vec![(); c], |()| {
+            let (prepared, store, spec) = (prepared.clone(), store.clone(), spec.clone());
+            async move {
+                let memory = match policy {
+                    RestorePolicy::Map => MemoryPolicy::Map,
+                    RestorePolicy::CopyAll => MemoryPolicy::CopyAll,
+                    RestorePolicy::CopyWorkingSet => {
+                        let set = store.get(ID)?.working_set()?;
+                        MemoryPolicy::CopyWorkingSet(set.context("no working set")?.1)
+                    }
+                };
+                let restored = async { Ok(prepared.restore(&spec, &store, ID, memory).await?) };
+                timed(restored).await
+            }
+        })
+        .await?;
+        for (vm, took) in vms {
+            let cost = Counters::of_vm(&vm).await?;
+            let began = Instant::now();
+            tasks::run_true(&crate::agent(&vm)).await?;
+            if round >= warm_up {
+                ready.push(took);
+                exec.push(ms(began.elapsed()));
+                reports.push(vm.report());
+                meter.add("restore", cost);
+            }
+            vm.stop().await;
+        }
+        if round >= warm_up {
+            walls.push(wall);
+        }
+    }
+    let phase = |name: &str, of: fn(&BootReport) -> u64| {
+        let samples = reports.iter().map(|r| of(r) as f64 / 1000.0).collect();
+        Series::new(format!("of which {name}"), "ms", None, samples)
+    };
+    let series = vec![
+        Series::new(
+            format!("restore ({policy}), c={c}"),
+            "ms",
+            goal::alone(goal::CREATE, c),
+            ready,
+        ),
+        Series::new(format!("wall of {c} restores"), "ms", None, walls)
+            .against(goal::restore_reference(c)),
+        phase("VMM to the first instruction", |r| r.vmm_us),
+        phase("guest to its greeting", |r| r.kernel_us),
+        phase("identity taken", |r| r.agent_us),
+        Series::new("`true` after it", "ms", None, exec),
+    ];
+    Ok(Measured {
+        method: "no daemon: a snapshot of a booted guest (2 vCPUs, 512 MiB, 8 MB written) restored C at once, from the call to the agent's word that its new identity is in force; under the memory policy in force on this host; then `true`, one guest after the other; counters of the VMM from its beginning to that word",
+        limits: "cold page cache; long lineages; guests that have written much",
+        ..Measured::new("restore", series, &meter)
+    })
+}

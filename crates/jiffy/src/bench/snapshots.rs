@@ -1,0 +1,193 @@
+//! Snapshots, creates from them, rollbacks to them.
+
+use super::counters::Meter;
+use super::target::{Target, at_once, timed};
+use super::{Measured, Series, goal};
+use jiffy_engine::SandboxSize;
+use jiffy_host::SnapshotRecord;
+
+/// About 8 MB in memory, as the reference has it.
+const WRITE: &str = "head -c 8000000 /dev/urandom > /dev/shm/x";
+
+/// Snapshots of `c` running sandboxes at once that have hardly written, and creates from them.
+pub async fn snapshot(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
+    let target = Target::open().await?;
+    let meter = Meter::new();
+    let [
+        mut call,
+        mut stopped,
+        mut wall,
+        mut restored,
+        mut restored_wall,
+    ] = [const { Vec::new() }; 5];
+    for round in 0..warm_up + n {
+        let ids = target.several(c, SandboxSize::default()).await?;
+        let mut before = Vec::new();
+        for id in &ids {
+            target.exec(id, WRITE).await?;
+            before.push(target.counters(id).await?);
+        }
+        let (taken, taken_wall) = at_once(&ids, |id| {
+            let target = target.clone();
+            async move { timed(target.snapshot(&id)).await }
+        })
+        .await?;
+        let mut cost = Vec::new();
+        for (id, before) in ids.iter().zip(before) {
+            cost.push(target.counters(id).await?.since(before));
+        }
+        let (children, children_wall) = at_once(&taken, |(snapshot, _)| {
+            let target = target.clone();
+            async move { timed(target.restored(&snapshot.id)).await }
+        })
+        .await?;
+        for (child, _) in &children {
+            if round >= warm_up {
+                meter.add("create from it", target.counters(&child.id).await?);
+            }
+            target.remove(&child.id).await?;
+        }
+        clear(&target, &ids, taken.iter().map(|(snapshot, _)| snapshot)).await?;
+        if round >= warm_up {
+            call.extend(taken.iter().map(|(_, took)| took));
+            stopped.extend(taken.iter().map(|(snapshot, _)| snapshot.stopped_ms));
+            wall.push(taken_wall);
+            restored.extend(children.iter().map(|(_, took)| took));
+            restored_wall.push(children_wall);
+            cost.into_iter()
+                .for_each(|cost| meter.add("snapshot", cost));
+        }
+    }
+    let goal = |goal| goal::alone(goal, c);
+    let series = vec![
+        Series::new("snapshot, 8 MB written", "ms", goal(goal::SNAPSHOT), call),
+        Series::new("guest stood still", "ms", goal(goal::STOPPED), stopped).against(Some(56.0)),
+        Series::new(format!("wall of {c} snapshots"), "ms", None, wall)
+            .against(goal::snapshot_reference(c)),
+        Series::new("create from it", "ms", goal(goal::CREATE), restored),
+        Series::new(format!("wall of {c} creates"), "ms", None, restored_wall)
+            .against(goal::restore_reference(c)),
+    ];
+    Ok(Measured {
+        method: "POST snapshot of C running sandboxes at once (2 vCPUs, 512 MiB, 8 MB written before) until the answer, which comes when it is complete in the page cache (not synced); how long the guest stood still; POST /sandboxes from those snapshots, C at once; counters of the VMM during the snapshot, and of a new VMM from its beginning to the answer",
+        limits: "storage that is synced; long lineages",
+        ..Measured::new("snapshot", series, &meter)
+    })
+}
+
+/// Removes sandboxes, then the snapshots that were taken of them.
+async fn clear<'a>(
+    target: &Target,
+    ids: &[String],
+    snapshots: impl Iterator<Item = &'a SnapshotRecord>,
+) -> anyhow::Result<()> {
+    for id in ids {
+        target.remove(id).await?;
+    }
+    for snapshot in snapshots {
+        target.forget(&snapshot.id).await?;
+    }
+    Ok(())
+}
+
+/// Snapshots against the amount written since the last one.
+pub async fn dirty(n: usize) -> anyhow::Result<Measured> {
+    let target = Target::open().await?;
+    let meter = Meter::new();
+    let size = SandboxSize {
+        memory_mib: 3072,
+        ..SandboxSize::default()
+    };
+    let mut series = Vec::new();
+    for mb in [0u64, 10, 50, 100, 200, 500, 800, 1024] {
+        let (mut call, mut stopped, mut restored) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..n {
+            let sandbox = target.base(size).await?;
+            let write = format!(
+                "mount -o remount,size=2G /dev/shm 2>/dev/null; head -c {mb}M /dev/urandom > /dev/shm/x"
+            );
+            target
+                .exec(&sandbox.id, &format!("sudo sh -c '{write}'"))
+                .await?;
+            let before = target.counters(&sandbox.id).await?;
+            let (taken, took) = timed(target.snapshot(&sandbox.id)).await?;
+            let after = target.counters(&sandbox.id).await?;
+            meter.add(&format!("{mb} MB: snapshot"), after.since(before));
+            call.push(took);
+            stopped.push(taken.stopped_ms);
+            let (child, took) = timed(target.restored(&taken.id)).await?;
+            restored.push(took);
+            target.remove(&child.id).await?;
+            clear(&target, &[sandbox.id], [&taken].into_iter()).await?;
+        }
+        let (goal, reference) = goal::dirty(mb);
+        series.extend([
+            Series::new(format!("{mb} MB: snapshot"), "ms", goal, call).against(reference),
+            Series::new(
+                format!("{mb} MB: stood still"),
+                "ms",
+                Some(goal::STOPPED),
+                stopped,
+            ),
+            Series::new(
+                format!("{mb} MB: create from it"),
+                "ms",
+                Some(goal::CREATE),
+                restored,
+            )
+            .against(Some(66.7)),
+        ]);
+    }
+    Ok(Measured {
+        method: "a fresh sandbox of 3 GiB writes so many MB of random bytes to memory; then as `snapshot`",
+        limits: "storage that is synced; several at once",
+        ..Measured::new("dirty", series, &meter)
+    })
+}
+
+/// Rollback alone, and with the snapshot before it, of `c` sandboxes at once.
+pub async fn rollback(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
+    let target = Target::open().await?;
+    let meter = Meter::new();
+    let (mut alone, mut both, mut wall) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..warm_up + n {
+        let ids = target.several(c, SandboxSize::default()).await?;
+        let (done, batch) = at_once(&ids, |id| {
+            let target = target.clone();
+            async move {
+                let (taken, snapshot) = timed(target.snapshot(&id)).await?;
+                let (_, rollback) = timed(target.rollback(&id, &taken.id)).await?;
+                Ok((taken, rollback, snapshot + rollback))
+            }
+        })
+        .await?;
+        for id in &ids {
+            if round >= warm_up {
+                meter.add("rollback", target.counters(id).await?);
+            }
+            target.exec(id, "true").await?;
+        }
+        clear(&target, &ids, done.iter().map(|(taken, ..)| taken)).await?;
+        if round >= warm_up {
+            alone.extend(done.iter().map(|(_, rollback, _)| rollback));
+            both.extend(done.iter().map(|(.., both)| both));
+            wall.push(batch);
+        }
+    }
+    let series = vec![
+        Series::new(
+            format!("rollback, c={c}"),
+            "ms",
+            goal::alone(goal::ROLLBACK, c),
+            alone,
+        ),
+        Series::new(format!("snapshot + rollback, c={c}"), "ms", None, both),
+        Series::new(format!("wall of {c} of both"), "ms", None, wall)
+            .against(goal::rollback_reference(c)),
+    ];
+    Ok(Measured {
+        method: "C running sandboxes at once: POST snapshot, then POST rollback to it until its agent has answered; the rollback alone, both together, and the wall of all C; counters of the new VMM from its beginning to the answer",
+        limits: "snapshots far back in a long lineage",
+        ..Measured::new("rollback", series, &meter)
+    })
+}

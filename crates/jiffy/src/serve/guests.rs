@@ -1,0 +1,78 @@
+//! The host's sandboxes as the gateway sees them.
+
+use jiffy_engine::Engine;
+use jiffy_gateway::{Access, OpenError, tcp_handshake};
+use jiffy_host::{OperationError, Sandboxes, State};
+use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
+use tokio::net::UnixStream;
+
+/// The sandboxes of a host, each of whose ports can be reached.
+pub struct Guests<E: Engine>(Sandboxes<E>);
+
+impl<E: Engine> Guests<E> {
+    /// Those of `sandboxes`.
+    pub fn new(sandboxes: Sandboxes<E>) -> Self {
+        Self(sandboxes)
+    }
+}
+
+impl<E: Engine> Clone for Guests<E> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
+    fn find(&self, id: &str) -> Option<Access> {
+        let record = self.0.find(id)?;
+        if matches!(record.state, State::Killed | State::Creating) {
+            return None;
+        }
+        Some(Access {
+            traffic_token: record.traffic_token,
+            mask_request_host: record.terms.network.mask_request_host,
+        })
+    }
+
+    fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
+        self.0.find_by_token(fits)
+    }
+
+    async fn why_gone(&self, id: &str) -> Option<OpenError> {
+        match self.0.settled(id).await.map(|r| r.state) {
+            None | Some(State::Killed) => Some(OpenError::NotFound),
+            Some(State::Running) => None,
+            Some(_) => Some(OpenError::NotRunning),
+        }
+    }
+
+    async fn open(&self, id: &str, port: u16) -> Result<UnixStream, OpenError> {
+        let record = self.0.find(id).ok_or(OpenError::NotFound)?;
+        match record.state {
+            State::Running => {}
+            State::Paused if record.terms.auto_resume => {
+                self.0.wake(id).await.map_err(not_opened)?;
+            }
+            _ => return Err(OpenError::NotRunning),
+        }
+        let envd = u32::from(port) == ENVD_PORT;
+        let target = if envd { ENVD_PORT } else { TCP_PORT };
+        let stream = self.0.connect(id, target).await.map_err(not_opened)?;
+        let stream = stream
+            .set_nonblocking(true)
+            .and_then(|()| UnixStream::from_std(stream));
+        let mut stream = stream.map_err(|e| OpenError::Unavailable(e.to_string()))?;
+        if !envd {
+            tcp_handshake(&mut stream, port).await?;
+        }
+        Ok(stream)
+    }
+}
+
+fn not_opened(error: OperationError) -> OpenError {
+    match error {
+        OperationError::Unknown { .. } => OpenError::NotFound,
+        OperationError::State { .. } => OpenError::NotRunning,
+        other => OpenError::Unavailable(other.to_string()),
+    }
+}

@@ -1,0 +1,244 @@
+//! The public side of the daemon: control plane and gateway on one address.
+
+use super::figures;
+use super::guests::Guests;
+use crate::cli::ServeArgs;
+use anyhow::{Context, bail};
+use hyper::Request;
+use hyper::body::Incoming;
+use jiffy_api::{App, Caller, Keys, local_key};
+use jiffy_engine::Engine;
+use jiffy_gateway::{Config, ControlPlane, Gateway, Peer, Signer, Tls};
+use jiffy_host::Sandboxes;
+use jiffy_image::{Home, Templates};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+
+/// Where preview links get their signatures from.
+const SIGNING_KEY: &str = "preview-key";
+
+/// An address with what answers on it, ready to serve.
+pub struct Public<E: Engine> {
+    listener: TcpListener,
+    tls: Option<Tls>,
+    gateway: Gateway<Guests<E>, Control>,
+    url: String,
+}
+
+/// The control plane. Whoever comes over the owner's socket is the owner.
+#[derive(Clone)]
+pub struct Control(axum::Router);
+
+impl ControlPlane for Control {
+    async fn answer(
+        &mut self,
+        mut request: Request<Incoming>,
+    ) -> hyper::Response<jiffy_gateway::body::Body> {
+        if request.extensions().get::<Peer>().is_some_and(|p| p.local) {
+            request.extensions_mut().insert(Caller::Owner);
+        }
+        self.0.answer(request).await
+    }
+}
+
+impl<E: Engine> Public<E> {
+    /// Listens as `args` say, and prints where.
+    pub async fn open(
+        args: &ServeArgs,
+        home: &Home,
+        sandboxes: Sandboxes<E>,
+    ) -> anyhow::Result<Self> {
+        let address = args.listen;
+        let keys = Arc::new(Keys::open(home.path())?);
+        let announced = admit(address, home, &keys)?;
+        let tls = tls(args, home)?;
+        let listener = TcpListener::bind(address).await.with_context(|| {
+            format!("cannot listen on {address}: choose another with `--listen`")
+        })?;
+        let address = listener.local_addr()?;
+        let signer = Signer::new(&signing_key(home)?);
+        let base = Base::new(args, address, tls.is_some());
+        let app = App::new(
+            sandboxes.clone(),
+            keys,
+            Arc::new(Templates::new(home)),
+            jiffy_api::Config {
+                domain: base.domain.clone(),
+                ..jiffy_api::Config::default()
+            },
+        );
+        let links = (signer.clone(), base.clone());
+        let app = app.with_preview(Arc::new(move |id: &str, port: u16, expires: u64| {
+            links.1.link(&links.0, id, port, expires)
+        }));
+        let config = Config {
+            domains: args.domain.clone(),
+            allowed_hosts: args.allow_host.clone(),
+            ..Config::default()
+        };
+        let control = Control(jiffy_api::router(app).merge(figures::route(sandboxes.clone())));
+        let gateway = Gateway::new(
+            config,
+            Guests::new(sandboxes.clone()),
+            control,
+            Some(signer),
+        );
+        figures::show_gateway(&sandboxes, gateway.counters());
+        println!("listening on {}", base.url);
+        if let Some(trust) = tls.as_ref().and_then(Tls::trust) {
+            println!("clients trust it by the certificate in {}", trust.display());
+        }
+        if let Some(key) = announced {
+            println!(
+                "API key: {key} (kept in {})",
+                home.path().join("api-key").display()
+            );
+        }
+        // Whoever started us may wait for these lines.
+        std::io::stdout().flush()?;
+        Ok(Self {
+            listener,
+            tls,
+            gateway,
+            url: base.url,
+        })
+    }
+
+    /// Where it answers.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Serves until `shutdown`, then lets requests under way finish.
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) {
+        jiffy_gateway::serve(self.listener, self.tls, self.gateway, shutdown).await;
+    }
+}
+
+/// Whoever can reach the address must show a key. On loopback there is one for the owner, returned when it is new; beyond, one must
+/// have been made on purpose.
+fn admit(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<Option<String>> {
+    if address.ip().is_loopback() {
+        let (key, new) = local_key(home.path(), keys)?;
+        return Ok(new.then_some(key));
+    }
+    if keys.list()?.iter().all(|k| k.revoked_ms.is_some()) {
+        bail!(
+            "there is no API key, and {address} can be reached from other machines: make one with `jiffy key create NAME` first"
+        );
+    }
+    Ok(None)
+}
+
+fn tls(args: &ServeArgs, home: &Home) -> anyhow::Result<Option<Tls>> {
+    Ok(match (&args.tls_cert, &args.tls_key) {
+        (Some(certificate), Some(key)) => Some(Tls::from_files(certificate, key)?),
+        _ if args.tls => Some(Tls::generated(&home.path().join("tls"), &args.domain)?),
+        _ => None,
+    })
+}
+
+/// The key is made once: links hold across restarts.
+fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
+    let path = home.path().join(SIGNING_KEY);
+    let failed = || format!("cannot use {}", path.display());
+    let mut key = [0; 32];
+    if let Ok(mut file) = File::open(&path) {
+        file.read_exact(&mut key).with_context(failed)?;
+        return Ok(key);
+    }
+    getrandom::fill(&mut key).context("the host gives no random bytes")?;
+    let new = path.with_extension("new");
+    let mut options = File::options();
+    let mut file = options
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&new)
+        .with_context(failed)?;
+    file.write_all(&key).with_context(failed)?;
+    file.sync_all().with_context(failed)?;
+    std::fs::rename(&new, &path).with_context(failed)?;
+    Ok(key)
+}
+
+/// How clients reach us.
+#[derive(Debug, Clone)]
+struct Base {
+    scheme: &'static str,
+    url: String,
+    /// The first domain, with the port where clients must know it.
+    domain: Option<String>,
+}
+
+impl Base {
+    fn new(args: &ServeArgs, address: SocketAddr, tls: bool) -> Self {
+        let (scheme, usual) = if tls { ("https", 443) } else { ("http", 80) };
+        let port = address.port();
+        let domain = args.domain.first().map(|domain| {
+            if port == usual {
+                domain.clone()
+            } else {
+                format!("{domain}:{port}")
+            }
+        });
+        Self {
+            scheme,
+            url: format!("{scheme}://{address}"),
+            domain,
+        }
+    }
+
+    /// A link that opens `port` of a sandbox until `expires`.
+    fn link(&self, signer: &Signer, id: &str, port: u16, expires: u64) -> String {
+        if let Some(domain) = &self.domain
+            && let Ok(label) = signer.label(id, port, expires)
+        {
+            return format!("{}://{label}.{domain}/", self.scheme);
+        }
+        let path = signer.path(id, port, "/", expires);
+        // Ports and ids that the control plane found can be signed.
+        format!("{}{}", self.url, path.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn home() -> (tempfile::TempDir, Home) {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path()).unwrap();
+        (dir, home)
+    }
+
+    #[test]
+    fn nobody_listens_beyond_loopback_without_a_key() {
+        let (_dir, home) = home();
+        let keys = Keys::open(home.path()).unwrap();
+        let everywhere = "0.0.0.0:3000".parse().unwrap();
+        let refused = admit(everywhere, &home, &keys).unwrap_err().to_string();
+        assert!(refused.contains("jiffy key create"), "{refused}");
+        let local = "127.0.0.1:3000".parse().unwrap();
+        let announced = admit(local, &home, &keys).unwrap();
+        assert!(announced.is_some_and(|key| key.starts_with("e2b_")));
+        assert_eq!(admit(local, &home, &keys).unwrap(), None, "told once");
+        assert!(admit(everywhere, &home, &keys).is_ok());
+    }
+
+    #[test]
+    fn the_signing_key_stays_and_is_its_owners() {
+        let (_dir, home) = home();
+        let key = signing_key(&home).unwrap();
+        assert_ne!(key, [0; 32]);
+        assert_eq!(signing_key(&home).unwrap(), key);
+        let metadata = std::fs::metadata(home.path().join(SIGNING_KEY)).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,63 @@
+//! What the daemon tells about itself.
+
+use jiffy_host::{MicroVmEngine, Sandboxes};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Answer to `GET /host`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of the daemon.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Seconds since it began.
+    pub uptime_s: u64,
+    /// Where it answers the API; none: only at its socket.
+    pub listen: Option<String>,
+    /// What it was started with, after `jiffy serve`.
+    pub arguments: Vec<String>,
+    /// Sandboxes by state.
+    pub sandboxes: BTreeMap<String, usize>,
+    /// Restored sandboxes that wait for their creator.
+    pub warm: usize,
+    /// Snapshots there are.
+    pub snapshots: usize,
+    /// What all guests may grow to, in MiB.
+    pub memory_committed_mib: u64,
+    /// What they may grow to at most, in MiB.
+    pub memory_limit_mib: Option<u64>,
+    /// Memory the host has left, in MiB.
+    pub memory_available_mib: Option<u64>,
+    /// What was refused for want of room, by what was short.
+    pub refused: BTreeMap<String, u64>,
+}
+
+impl Status {
+    /// Of `sandboxes`, in a daemon that began at `began`.
+    pub fn now(
+        sandboxes: &Sandboxes<MicroVmEngine>,
+        began: Instant,
+        listen: Option<String>,
+    ) -> Self {
+        let promised = sandboxes.promised();
+        let (figures, limit) = sandboxes.host_figures();
+        let states = sandboxes.states().into_iter();
+        let refused = promised.refused.into_iter();
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: began.elapsed().as_secs(),
+            listen,
+            arguments: std::env::args().skip(2).collect(),
+            sandboxes: states.map(|(name, n)| (name.to_owned(), n)).collect(),
+            warm: sandboxes.warm(),
+            snapshots: sandboxes.snapshots(None).map_or(0, |all| all.len()),
+            memory_committed_mib: promised.memory_mib,
+            memory_limit_mib: limit,
+            memory_available_mib: figures.memory_available_mib,
+            refused: refused.map(|(why, n)| (why.name().to_owned(), n)).collect(),
+        }
+    }
+}

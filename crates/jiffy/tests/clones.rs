@@ -1,0 +1,332 @@
+//! What goes wrong when one memory image becomes many, and does not here: identity, randomness, time and secrets of clones.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use support::jiffy;
+use support::place::Place;
+
+/// Makes `count` children.
+fn fork(place: &Place, id: &str, count: usize) -> Vec<String> {
+    let forked = place.ok(&["fork", id, "-n", &count.to_string()]);
+    let children: Vec<String> = forked.lines().map(str::to_owned).collect();
+    assert_eq!(children.len(), count);
+    children
+}
+
+fn differ(texts: &[String]) -> bool {
+    texts.iter().collect::<BTreeSet<_>>().len() == texts.len()
+}
+
+#[test]
+fn clones_draw_different_random_bytes_from_the_first_byte_on() {
+    let test = "clones_draw_different_random_bytes_from_the_first_byte_on";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    // Asks the kernel once a millisecond and keeps the answers, so that some are from right after the copy.
+    place.sh(
+        &id,
+        "cat > draw.py <<'E'
+import os, time
+f = open('drawn', 'a')
+while True: f.write(os.getrandom(32).hex() + '\\n'); f.flush(); time.sleep(0.001)
+E
+nohup python3 draw.py >/dev/null 2>&1 & until [ -s drawn ]; do sleep 0.01; done",
+    );
+    let before: usize = place.sh(&id, "wc -l < drawn").parse().unwrap();
+    let children = fork(&place, &id, 2);
+    let look = "head -c 4096 /dev/urandom | od -An -v -tx1; cat /proc/sys/kernel/random/uuid; python3 -c 'import uuid, random; \
+        print(uuid.uuid4(), random.random())'";
+    let seen: Vec<String> = [&id, &children[0], &children[1]]
+        .iter()
+        .map(|i| place.sh(i, look))
+        .collect();
+    for other in 1..3 {
+        let same = seen[0]
+            .lines()
+            .zip(seen[other].lines())
+            .filter(|(a, b)| a == b);
+        assert_eq!(same.count(), 0, "{seen:?}");
+    }
+    let same = seen[1].lines().zip(seen[2].lines()).filter(|(a, b)| a == b);
+    assert_eq!(same.count(), 0);
+    // What the running program drew after it had its new identity differs too. It may draw a few before: the two copies run for
+    // some milliseconds until their agents have answered, and nobody has been given them yet.
+    let drawn: Vec<Vec<String>> = children
+        .iter()
+        .map(|c| {
+            place
+                .sh(c, "cat drawn")
+                .lines()
+                .map(str::to_owned)
+                .collect()
+        })
+        .collect();
+    let last = |d: &Vec<String>| d[d.len() - 20..].to_vec();
+    assert!(drawn.iter().all(|d| d.len() > before + 20));
+    assert!(last(&drawn[0]).iter().all(|d| !drawn[1].contains(d)));
+    assert!(last(&drawn[1]).iter().all(|d| !drawn[0].contains(d)));
+}
+
+#[test]
+fn clones_have_names_and_ids_and_seeds_of_their_own() {
+    let test = "clones_have_names_and_ids_and_seeds_of_their_own";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    place.sh(
+        &id,
+        "sudo mkdir -p /var/lib/systemd; head -c 512 /dev/zero | sudo tee /var/lib/systemd/random-seed >/dev/null",
+    );
+    let look = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; sudo sha256sum < /var/lib/systemd/random-seed; \
+        grep -c jiffy: /etc/hosts; getent hosts $(hostname) | wc -l";
+    let parent = place.sh(&id, look);
+    let children = fork(&place, &id, 3);
+    let mut all = vec![parent.clone()];
+    all.extend(children.iter().map(|c| place.sh(c, look)));
+    assert_eq!(place.sh(&id, look), parent, "the parent stays who it is");
+    for line in 0..4 {
+        let of_all: Vec<String> = all
+            .iter()
+            .map(|t| t.lines().nth(line).unwrap().to_owned())
+            .collect();
+        assert!(differ(&of_all), "{of_all:?}");
+    }
+    for (n, child) in children.iter().enumerate() {
+        let lines: Vec<&str> = all[n + 1].lines().collect();
+        assert_eq!((lines[0], lines[4], lines[5]), (child.as_str(), "1", "1"));
+        assert_eq!(lines[1].len(), 32);
+        assert_eq!(
+            lines[2].split('-').map(str::len).collect::<Vec<_>>(),
+            [8, 4, 4, 4, 12]
+        );
+    }
+}
+
+#[test]
+fn a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity() {
+    let test = "a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create", "--disk", "64MiB"]);
+    place.sh(
+        &id,
+        "for n in 1 2 3 4 5; do sudo sh -c \"cat /dev/zero > /fill$n\"; sync; done 2>/dev/null
+        sudo sh -c 'cat /dev/zero > /run/fill' 2>/dev/null
+        [ $(df --output=avail / | tail -1) = 0 ] && [ $(df --output=avail /run | tail -1) = 0 ] || { df / /run; exit 1; }",
+    );
+    let look = "hostname; cat /etc/machine-id; cat /run/jiffy/generation; getent hosts $(hostname) | wc -l; \
+        grep -c '^127.0.0.1 localhost' /etc/hosts";
+    let mut all = vec![place.sh(&id, look)];
+    let children = fork(&place, &id, 2);
+    all.extend(children.iter().map(|c| place.sh(c, look)));
+    for line in 0..3 {
+        let of_all: Vec<String> = all
+            .iter()
+            .map(|t| t.lines().nth(line).unwrap().to_owned())
+            .collect();
+        assert!(differ(&of_all), "{of_all:?}");
+    }
+    for text in &all {
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 5, "{all:?}");
+        assert_eq!(
+            (lines[1].len(), lines[3], lines[4]),
+            (32, "1", "1"),
+            "{all:?}"
+        );
+    }
+}
+
+#[test]
+fn programs_learn_from_the_generation_that_they_were_copied_or_put_back() {
+    let test = "programs_learn_from_the_generation_that_they_were_copied_or_put_back";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    let read = |id: &str| {
+        // As anybody, and whole whenever it is read.
+        let text = place.sh(
+            id,
+            "cat /run/jiffy/generation; stat -c %a /run/jiffy/generation",
+        );
+        let lines: Vec<&str> = text.lines().collect();
+        let (name, word) = lines[0].split_once(' ').unwrap();
+        assert_eq!((lines.len(), name, lines[1]), (2, id, "644"), "{text}");
+        assert!(
+            word.len() == 32 && word.bytes().all(|b| b.is_ascii_hexdigit()),
+            "{text}"
+        );
+        word.to_owned()
+    };
+    // What the documentation tells programs to do: a generator that is seeded again when the line changes.
+    place.sh(
+        &id,
+        "cat > serve.py <<'E'
+import os, random, time
+def generation(): return open('/run/jiffy/generation').read()
+known, rng = generation(), random.Random(1)
+while True:
+    if known != generation(): known, rng = generation(), random.Random()
+    open('new', 'w').write(f'{known.split()[0]} {rng.random()}'); os.rename('new', 'drawn'); time.sleep(0.01)
+E
+nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done",
+    );
+    let first = read(&id);
+    let snapshot = place.ok(&["snapshot", &id]);
+    assert_eq!(
+        read(&id),
+        first,
+        "a snapshot is nothing to the sandbox it is taken of"
+    );
+    let mut words = vec![first];
+    let children = fork(&place, &id, 2);
+    words.extend(children.iter().map(|c| read(c)));
+    let drawn: Vec<String> = children
+        .iter()
+        .map(|c| {
+            place.sh(
+                c,
+                "until grep -q $(hostname) drawn; do sleep 0.01; done; cut -d' ' -f2 drawn",
+            )
+        })
+        .collect();
+    assert!(differ(&drawn), "{drawn:?}");
+    words.push(read(&place.ok(&["create", "--from", &snapshot])));
+    for _ in 0..2 {
+        place.ok(&["rollback", &id, &snapshot]);
+        words.push(read(&id));
+    }
+    place.ok(&["pause", &id]);
+    place.ok(&["resume", &id]);
+    words.push(read(&id));
+    assert!(differ(&words), "{words:?}");
+}
+
+/// Nanoseconds since 1970.
+fn now() -> i128 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    i128::try_from(since.as_nanos()).unwrap()
+}
+
+/// By how many nanoseconds the guest's wall clock is wrong at least, and its monotonic clock.
+fn clocks(place: &Place, id: &str) -> (i128, i128) {
+    let program = "import sys, time
+for line in sys.stdin: print(time.time_ns(), time.monotonic_ns(), flush=True)";
+    let mut child = jiffy(&["exec", "-i", id, "--", "python3", "-c", program])
+        .env("JIFFY_HOME", place.dir.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ask = child.stdin.take().unwrap();
+    let mut answers = BufReader::new(child.stdout.take().unwrap());
+    let mut error = 0;
+    let mut monotonic = 0;
+    for round in 0..20 {
+        let before = now();
+        ask.write_all(b"\n").unwrap();
+        let mut line = String::new();
+        answers.read_line(&mut line).unwrap();
+        let after = now();
+        let (wall, since_boot) = line.trim().split_once(' ').unwrap();
+        let wall: i128 = wall.parse().unwrap();
+        monotonic = since_boot.parse().unwrap();
+        // The first answer comes after the interpreter's start; from then on they take a millisecond.
+        if round > 0 {
+            error = error.max(before - wall).max(wall - after);
+        }
+    }
+    drop(ask);
+    assert!(child.wait().unwrap().success());
+    (error, monotonic)
+}
+
+#[test]
+fn the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_way_to_wake() {
+    let test = "the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_way_to_wake";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    place.sh(
+        &id,
+        "cat > watch.py <<'E'
+import time
+last = time.monotonic_ns()
+while True:
+    now = time.monotonic_ns()
+    if now < last: open('back', 'a').write(f'{last} {now}\\n')
+    last = now
+    time.sleep(0.0005)
+E
+nohup python3 watch.py >/dev/null 2>&1 &",
+    );
+    let (_, at_snapshot) = clocks(&place, &id);
+    let snapshot = place.ok(&["snapshot", &id]);
+    let last = std::cell::Cell::new(id.clone());
+    let ways: [(&str, &dyn Fn() -> String); 4] = [
+        ("resume", &|| {
+            place.ok(&["pause", &id]);
+            // Not for luck: this is how long the guest's clock stands still.
+            std::thread::sleep(Duration::from_secs(2));
+            place.ok(&["resume", &id])
+        }),
+        ("create", &|| place.ok(&["create", "--from", &snapshot])),
+        ("fork", &|| fork(&place, &last.take(), 1).remove(0)),
+        ("rollback", &|| place.ok(&["rollback", &id, &snapshot])),
+    ];
+    for (way, wake) in ways {
+        // The error is the time that a message takes from the host to the guest: on a host that is busy with other tests some
+        // take long, but never all of them.
+        let mut errors = Vec::new();
+        while errors.last().is_none_or(|e| *e >= 5_000_000) {
+            assert!(errors.len() < 5, "{way}: wrong by {errors:?} ns");
+            let woken = wake();
+            let (error, monotonic) = clocks(&place, &woken);
+            errors.push(error);
+            assert!(
+                monotonic > at_snapshot,
+                "{way}: {monotonic} after {at_snapshot}"
+            );
+            let seen = place.sh(&woken, "cat back 2>/dev/null; pgrep -fc '[w]atch.py'");
+            assert_eq!(seen, "1", "{way}");
+            last.set(woken);
+        }
+    }
+}
+
+#[test]
+fn a_clone_with_another_environment_is_told_nothing_of_its_parents() {
+    let test = "a_clone_with_another_environment_is_told_nothing_of_its_parents";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&[
+        "create",
+        "-e",
+        "TOKEN=parents-secret",
+        "-e",
+        "SHARED=parents",
+    ]);
+    assert_eq!(
+        place.sh(&id, "echo $TOKEN $SHARED"),
+        "parents-secret parents"
+    );
+    let snapshot = place.ok(&["snapshot", &id]);
+    let clone = place.ok(&["create", "--from", &snapshot, "-e", "SHARED=clones"]);
+    assert_eq!(place.sh(&clone, "echo $TOKEN.$SHARED"), ".clones");
+    // Neither in a process of its own, nor in what new processes inherit from.
+    let look = "env; sudo cat /proc/self/environ /proc/1/environ | tr '\\0' '\\n'; sudo grep -rs parents-secret /run /etc /tmp; true";
+    assert!(!place.sh(&clone, look).contains("parents-secret"));
+    assert!(place.sh(&id, "env").contains("parents-secret"));
+}
