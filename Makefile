@@ -38,12 +38,16 @@ build: ## build jiffy, jiffy-vmm and the guest's jiffy-agent
 template: build ## build the base template (a minute or two; once, until its recipe changes)
 	@scripts/step "building the base template, unless it is there" $(RELEASE)/jiffy template build base
 
+.PHONY: interpreter
+interpreter: build ## build the code interpreter's template (two to three minutes; once, until its recipe changes)
+	@scripts/step "building the code-interpreter-v1 template, unless it is there" $(RELEASE)/jiffy template build code-interpreter-v1
+
 .PHONY: run
 run: setup template ## build everything and show sandboxes at work
 	@scripts/demo
 
 .PHONY: test
-test: setup template ## run all tests; ends with totals
+test: setup template interpreter ## run all tests; ends with totals
 	@scripts/test
 
 .PHONY: fuzz
@@ -72,6 +76,8 @@ install: ## install into PREFIX (/usr/local); run `make build` first
 	    [ -x $(RELEASE)/$$program ] || { echo "make install: $(RELEASE)/$$program is missing: run \`make build\` first."; exit 1; }; \
 	done
 	install -D -m 0755 $(RELEASE)/jiffy $(DESTDIR)$(PREFIX)/bin/jiffy
+	@install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed "s|@PREFIX@|$(PREFIX)|" packaging/jiffy.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/jiffy.service
 	install -D -m 0755 -t $(DESTDIR)$(PREFIX)/lib/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-agent
 
 .PHONY: clean

@@ -1,0 +1,353 @@
+"""The code interpreter's server as a process on this machine: protocol, bounds, interrupts, identity, and the stock client."""
+
+import base64
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+SERVER = Path(__file__).resolve().parents[2] / "templates/code-interpreter-v1/server.py"
+NODE = shutil.which("node")
+# Imports in JavaScript need the parser that Debian's Node.js brings along.
+ACORN = NODE and subprocess.run([NODE, "-e", "require('acorn')"], capture_output=True).returncode == 0
+LIMIT = 60
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    def __init__(self):
+        self.dir = tempfile.TemporaryDirectory()
+        self.home = Path(self.dir.name)
+        self.port = free_port()
+        self.become("one", {"NAME": "one", "ONLY": "1"})
+        env = {
+            **os.environ,
+            "HOME": self.dir.name,
+            "TMPDIR": self.dir.name,
+            "JIFFY_PORT": str(self.port),
+            "JIFFY_WORKDIR": self.dir.name,
+            "JIFFY_GENERATION_FILE": str(self.home / "generation"),
+            "JIFFY_ENVIRONMENT_FILE": str(self.home / "environment"),
+        }
+        self.log = open(self.home / "log", "wb")
+        self.process = subprocess.Popen([sys.executable, "-B", str(SERVER)], env=env, stdout=self.log, stderr=self.log)
+        end = time.monotonic() + LIMIT
+        while True:
+            try:
+                if self.request("GET", "/health")[0] == 200:
+                    return
+            except OSError:
+                pass
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise AssertionError((self.home / "log").read_text())
+            time.sleep(0.05)
+
+    def become(self, generation, env):
+        """What the agent does when the sandbox is told who it is."""
+        for name, text in (("environment", json.dumps(env)), ("generation", generation)):
+            (self.home / f".{name}").write_text(text)
+            (self.home / f".{name}").rename(self.home / name)
+
+    def request(self, method, path, body=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)
+        connection.request(method, path, None if body is None else json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    def open(self, **body):
+        """An execution whose answer is not read yet."""
+        stream = socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT)
+        data = json.dumps(body).encode()
+        stream.sendall(b"POST /execute HTTP/1.0\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        return stream
+
+    def execute(self, code, **more):
+        status, text = self.request("POST", "/execute", {"code": code, **more})
+        assert status == 200, text
+        lines = text.split(b"\n")
+        assert lines.pop() == b"" and b"" not in lines, "a blank line breaks the clients"
+        events = [json.loads(line) for line in lines]
+        assert all(type(e["timestamp"]) is int for e in events if e["type"] in ("stdout", "stderr"))
+        assert events[-1]["type"] == "end_of_execution"
+        return [e for e in events if e["type"] != "keepalive"]
+
+    def result(self, code, **more):
+        return next(e["text"] for e in self.execute(code, **more) if e.get("is_main_result"))
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(LIMIT)
+        self.log.close()
+        self.dir.cleanup()
+
+
+def text(events, stream="stdout"):
+    return "".join(e["text"] for e in events if e["type"] == stream)
+
+
+def read_until(stream, word):
+    data = b""
+    while word not in data:
+        piece = stream.recv(65536)
+        assert piece, data
+        data += piece
+    return data
+
+
+class Protocol(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server()
+        cls.addClassCleanup(cls.server.stop)
+        cls.languages = ["python", "bash"] + (["javascript"] if NODE else [])
+
+    def test_state_stays_and_explicit_nulls_are_as_good_as_nothing(self):
+        nothing = {"context_id": None, "language": None, "env_vars": None}
+        first = self.server.execute("s = 41", **nothing)
+        self.assertEqual([e["type"] for e in first], ["number_of_executions", "end_of_execution"])
+        second = self.server.execute("s + 1")
+        self.assertEqual(second[1], {"type": "result", "text": "42", "is_main_result": True})
+        self.assertEqual(second[0]["execution_count"], first[0]["execution_count"] + 1)
+
+    def test_text_results_lose_their_quotes(self):
+        self.assertEqual(self.server.result("'word'"), "word")
+
+    def test_every_representation_arrives(self):
+        code = "class All:\n" + "".join(
+            f"    def {name}(self): return {value!r}\n"
+            for name, value in {
+                "_repr_html_": "<b>", "_repr_markdown_": "*m*", "_repr_svg_": "<svg/>", "_repr_png_": b"png",
+                "_repr_jpeg_": b"jpeg", "_repr_pdf_": b"pdf", "_repr_latex_": "$x$", "_repr_json_": {"k": 1},
+                "_repr_javascript_": "f()", "__repr__": "All",
+            }.items()
+        ) + "All()"
+        (result,) = (e for e in self.server.execute(code) if e["type"] == "result")
+        encoded = lambda raw: base64.b64encode(raw).decode()
+        self.assertEqual(
+            {k: v.strip() if isinstance(v, str) else v for k, v in result.items()},
+            {
+                "type": "result", "text": "All", "html": "<b>", "markdown": "*m*", "svg": "<svg/>", "png": encoded(b"png"),
+                "jpeg": encoded(b"jpeg"), "pdf": encoded(b"pdf"), "latex": "$x$", "json": {"k": 1}, "javascript": "f()",
+                "is_main_result": True,
+            },
+        )
+
+    def test_errors_have_name_value_and_traceback(self):
+        (error,) = (e for e in self.server.execute("print('before')\n1/0") if e["type"] == "error")
+        self.assertEqual((error["name"], error["value"]), ("ZeroDivisionError", "division by zero"))
+        self.assertIn("ZeroDivisionError", error["traceback"])
+        (error,) = (e for e in self.server.execute("(") if e["type"] == "error")
+        for _ in range(20):
+            (error,) = (e for e in self.server.execute("kept = 1\n1/0") if e["type"] == "error")
+            self.assertEqual(error["name"], "ZeroDivisionError")
+            self.assertEqual(self.server.result("kept"), "1")
+        (error,) = (e for e in self.server.execute("(") if e["type"] == "error")
+        self.assertEqual(error["name"], "SyntaxError")
+
+    def test_tables_and_not_a_number_are_json(self):
+        table = "import pandas as pd\npd.DataFrame({'n': [1.5, float('nan')], 't': pd.to_datetime(['2024-01-02', None])})"
+        (result,) = (e for e in self.server.execute(table) if e["type"] == "result")
+        self.assertEqual(result["data"], {"n": [1.5, None], "t": ["2024-01-02T00:00:00", None]})
+
+    def test_charts_survive_the_inline_magic(self):
+        plot = "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.bar(['a', 'b'], [3, 4], label='g')\nplt.ylabel('Size (m)')\nplt.show()"
+        (result,) = (e for e in self.server.execute(plot) if e["type"] == "result")
+        self.assertFalse(result["is_main_result"])
+        chart = result["chart"]
+        self.assertEqual((chart["type"], chart["y_unit"]), ("bar", "m"))
+        self.assertEqual(chart["elements"][1], {"label": "b", "group": "g", "value": 4.0})
+
+    def test_what_is_wrong_with_a_request_is_told_by_status(self):
+        def status(method, path, body):
+            return self.server.request(method, path, body)[0]
+
+        self.assertEqual(status("POST", "/execute", {"code": "1", "context_id": "a", "language": "python"}), 400)
+        self.assertEqual(status("POST", "/execute", {"code": "1", "context_id": "nope"}), 404)
+        self.assertEqual(status("POST", "/execute", {"code": "1", "language": "cobol"}), 400)
+        self.assertEqual(status("POST", "/execute", {"code": 1}), 400)
+        self.assertEqual(status("POST", "/execute", {}), 400)
+        self.assertEqual(status("POST", "/execute", {"code": "1", "env_vars": {"A=B": "c"}}), 400)
+        self.assertEqual(status("POST", "/execute", []), 400)
+        self.assertEqual(status("POST", "/contexts", {"cwd": "/not/there"}), 400)
+        self.assertEqual(status("DELETE", "/contexts/nope", None), 404)
+        self.assertEqual(status("POST", "/contexts/nope/restart", None), 404)
+        self.assertIn(b"cobol", self.server.request("POST", "/execute", {"code": "1", "language": "cobol"})[1])
+
+    def test_contexts_are_apart_and_can_be_restarted_and_removed(self):
+        for language in self.languages:
+            _, made = self.server.request("POST", "/contexts", {"language": language, "cwd": "/tmp"})
+            made = json.loads(made)
+            self.assertEqual((made["language"], made["cwd"]), (language, "/tmp"))
+            self.assertIn(made, json.loads(self.server.request("GET", "/contexts")[1]))
+            self.server.execute({"bash": "v=1", "javascript": "var v = 1"}.get(language, "v = 1"), context_id=made["id"])
+            show = {"bash": "echo $v $PWD", "javascript": "console.log(typeof v, process.cwd())"}
+            show = show.get(language, "import os; print('v' in globals(), os.getcwd())")
+            before = text(self.server.execute(show, context_id=made["id"]))
+            self.assertIn(before, ["1 /tmp\n", "True /tmp\n", "number /tmp\n"])
+            one = f"/contexts/{made['id']}"
+            self.assertEqual(self.server.request("POST", one + "/restart")[0], 204)
+            after = text(self.server.execute(show, context_id=made["id"]))
+            self.assertIn(after, ["/tmp\n", "False /tmp\n", "undefined /tmp\n"])
+            self.assertEqual(self.server.request("DELETE", one)[0], 204)
+            self.assertEqual(self.server.request("POST", "/execute", {"code": "1", "context_id": made["id"]})[0], 404)
+
+    def test_variables_of_one_execution_are_gone_in_the_next(self):
+        show = {
+            "python": "import os; print(os.environ.get('NAME'), os.environ.get('ONCE'))",
+            "bash": "echo $NAME ${ONCE-None}",
+            "javascript": "console.log(process.env.NAME, process.env.ONCE ?? 'None')",
+        }
+        for language in self.languages:
+            name = text(self.server.execute(show[language], language=language)).split()[0]
+            with_it = self.server.execute(show[language], language=language, env_vars={"NAME": "x'$y", "ONCE": "1"})
+            self.assertEqual(text(with_it), "x'$y 1\n", language)
+            self.assertEqual(text(self.server.execute(show[language], language=language)), f"{name} None\n", language)
+
+    def test_a_new_identity_has_its_own_environment_and_random_numbers(self):
+        draw = {
+            "python": "import random, numpy; print(random.random(), numpy.random.rand())",
+            "bash": "echo $RANDOM $RANDOM $RANDOM",
+            "javascript": "console.log(Math.random())",
+        }
+        same = {"python": "random.seed(1); numpy.random.seed(1)", "bash": "RANDOM=1"}
+        show = {
+            "python": "import os; print(os.environ['NAME'], os.environ.get('ONLY', ''))",
+            "bash": "echo $NAME $ONLY",
+            "javascript": "console.log(process.env.NAME, process.env.ONLY ?? '')",
+        }
+        self.server.become("one", {"NAME": "one", "ONLY": "1"})
+        drawn = {}
+        for language in self.languages:
+            self.server.execute(draw[language], language=language)
+            shown = self.server.execute(show[language], language=language)
+            self.assertEqual(text(shown).split(), ["one", "1"], (language, shown))
+            if language in same:
+                self.server.execute(same[language], language=language)
+                drawn[language] = text(self.server.execute(draw[language], language=language))
+                self.server.execute(same[language], language=language)
+        # An environment alone is no new generation: whoever seeded, drew on.
+        self.server.become("one", {"NAME": "still one", "ONLY": "1"})
+        for language in same:
+            self.assertEqual(text(self.server.execute(draw[language], language=language)), drawn[language])
+            self.server.execute(same[language], language=language)
+        self.server.become("two", {"NAME": "two"})
+        for language in self.languages:
+            if language in same:
+                self.assertNotEqual(text(self.server.execute(draw[language], language=language)), drawn[language])
+            self.assertEqual(text(self.server.execute(show[language], language=language)).split(), ["two"])
+        self.server.become("one", {"NAME": "one", "ONLY": "1"})
+
+    def test_a_client_that_goes_away_interrupts_its_code(self):
+        endless = {
+            "python": "import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.1)",
+            "bash": "echo begun; while :; do :; done",
+            "javascript": "console.log('begun'); while (true) {}",
+        }
+        for language in self.languages:
+            stream = self.server.open(code=endless[language], language=language)
+            read_until(stream, b"begun")
+            gone = time.monotonic()
+            stream.close()
+            self.server.execute({"bash": ":"}.get(language, "1"), language=language)
+            self.assertLess(time.monotonic() - gone, 15, language)
+
+    def test_executions_of_one_context_wait_for_each_other_and_others_do_not(self):
+        stream = self.server.open(code="import time\nprint('begun', flush=True)\ntime.sleep(30)\nlate = 1")
+        read_until(stream, b"begun")
+        self.assertEqual(text(self.server.execute("echo hi", language="bash")), "hi\n")
+        waiting = self.server.open(code="print('second')")
+        waiting.settimeout(0.5)
+        with self.assertRaises(TimeoutError):
+            read_until(waiting, b"second")
+        stream.close()
+        waiting.settimeout(LIMIT)
+        read_until(waiting, b"second")
+
+    def test_a_quiet_execution_shows_signs_of_life(self):
+        stream = self.server.open(code="import time; time.sleep(7); print('late')")
+        data = read_until(stream, b"late")
+        self.assertIn(b'{"type":"keepalive"}\n', data)
+
+    def test_a_process_that_dies_is_told_and_replaced(self):
+        die = {"python": "import os; os._exit(3)", "bash": "kill -9 $$", "javascript": "process.exit(3)"}
+        for language in self.languages:
+            (error,) = (e for e in self.server.execute(die[language], language=language) if e["type"] == "error")
+            self.assertEqual(error["name"], "KernelDied")
+            self.server.execute({"bash": ":"}.get(language, "1"), language=language)
+
+    def test_a_restart_ends_what_never_ends(self):
+        made = json.loads(self.server.request("POST", "/contexts", {})[1])
+        deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('begun', flush=True)\nwhile True: pass"
+        stream = self.server.open(code=deaf, context_id=made["id"])
+        read_until(stream, b"begun")
+        self.assertEqual(self.server.request("POST", f"/contexts/{made['id']}/restart")[0], 204)
+        read_until(stream, b"KernelDied")
+        self.assertEqual(self.server.result("1 + 1", context_id=made["id"]), "2")
+        self.server.request("DELETE", f"/contexts/{made['id']}")
+
+    def test_a_flood_is_cut_off_with_a_note_and_a_stuck_reader_costs_no_memory(self):
+        events = self.server.execute("for _ in range(80): print('x' * (1 << 20))")
+        self.assertLess(len(text(events)), 66 << 20)
+        self.assertIn("output cut off", text(events))
+        stuck = self.server.open(code="yes", language="bash")
+        read_until(stuck, b"stdout")
+        before = self.memory()
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            self.assertEqual(text(self.server.execute("print(1)")), "1\n")
+        self.assertLess(self.memory() - before, 32)
+        stuck.close()
+        self.assertEqual(text(self.server.execute("echo ok", language="bash")), "ok\n")
+
+    def memory(self):
+        status = Path(f"/proc/{self.server.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) >> 10
+
+    @unittest.skipUnless(NODE, "there is no Node.js")
+    def test_javascript_imports_awaits_and_declares_again(self):
+        result = lambda code: self.server.result(code, language="javascript")
+        self.assertEqual(result("const a = 1; const { b } = await Promise.resolve({ b: 2 }); a + b"), "3")
+        self.assertEqual(result("const a = 5; a + b"), "7")
+        self.assertEqual(result("typeof require('fs').readFileSync"), "function")
+        if ACORN:
+            self.assertEqual(result("import { sep } from 'path'; sep + (await import('path')).join('x', 'y')"), "/x/y")
+        self.assertEqual(result("({ n: [1, 'two'] })"), "{ n: [ 1, 'two' ] }")
+        (error,) = (e for e in self.server.execute("throw new TypeError('no')", language="javascript") if e["type"] == "error")
+        self.assertEqual((error["name"], error["value"]), ("TypeError", "no"))
+
+    def test_the_stock_client_is_content(self):
+        client = """
+import os, sys
+from e2b_code_interpreter import Sandbox
+import e2b_code_interpreter.code_interpreter_sync as sync
+sync.JUPYTER_PORT = int(sys.argv[1])
+sandbox = Sandbox.create()
+run = sandbox.run_code("print('out'); 6 * 7")
+assert run.text == "42" and run.logs.stdout == ["out\\n"], run
+plot = sandbox.run_code("import matplotlib.pyplot as plt; plt.pie([90, 10], labels=['n', 'm']); plt.show()").results[0]
+assert plot.png and [(e.label, e.angle) for e in plot.chart.elements] == [("n", 324.0), ("m", 36.0)], plot
+context = sandbox.create_code_context(language="bash", cwd="/tmp")
+assert sandbox.run_code("pwd", context=context).logs.stdout == ["/tmp\\n"]
+sandbox.remove_code_context(context)
+"""
+        env = {**os.environ, "E2B_DEBUG": "true", "E2B_API_KEY": "e2b_00"}
+        run = subprocess.run([sys.executable, "-c", client, str(self.server.port)], env=env, capture_output=True, timeout=LIMIT)
+        self.assertEqual(run.returncode, 0, run.stderr.decode())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,154 @@
+"""What goes on in a sandbox, collected as it is told, so that tests can wait for it."""
+
+import asyncio
+
+LIMIT = 20
+
+
+class Heard:
+    """Something that grows, in whatever thread, and can be waited for."""
+
+    def __init__(self):
+        self._loop = asyncio.get_running_loop()
+        self._grown = asyncio.Event()
+
+    def grew(self):
+        self._loop.call_soon_threadsafe(self._grown.set)
+
+    async def until(self, holds, limit=LIMIT):
+        """Waits until `holds()` is true; fails with what there is instead."""
+
+        async def wait():
+            while not holds():
+                self._grown.clear()
+                # It may have grown between the look and the clearing.
+                if holds():
+                    return
+                await self._grown.wait()
+
+        try:
+            await asyncio.wait_for(wait(), limit)
+        except TimeoutError:
+            raise AssertionError(f"not within {limit} s; so far: {self}") from None
+
+
+class Command(Heard):
+    """A command in the background."""
+
+    def __init__(self, sdk):
+        super().__init__()
+        self.sdk, self.handle, self.stdout, self.stderr, self._end = sdk, None, "", "", None
+
+    def __str__(self):
+        return f"stdout {self.stdout[-500:]!r}, stderr {self.stderr[-500:]!r}"
+
+    def _on_stdout(self, text):
+        self.stdout += text
+        self.grew()
+
+    def _on_stderr(self, text):
+        self.stderr += text
+        self.grew()
+
+    async def follow(self, begin, *args, **options):
+        heard = {"on_stdout": self._on_stdout, "on_stderr": self._on_stderr}
+        if self.sdk.blocking:
+            self.handle = await asyncio.to_thread(begin, *args, **options)
+            self._end = asyncio.create_task(asyncio.to_thread(self.handle.wait, **heard))
+        else:
+            self.handle = await begin(*args, **options, **heard)
+            self._end = asyncio.create_task(self.handle.wait())
+        # Whether a test asks for the end or not, its exception is nobody's surprise.
+        self._end.add_done_callback(lambda end: end.cancelled() or end.exception())
+        return self
+
+    @property
+    def pid(self):
+        return self.handle.pid
+
+    async def said(self, text):
+        await self.until(lambda: text in self.stdout)
+
+    async def end(self, limit=LIMIT):
+        """The result; raises what the client raises."""
+        return await asyncio.wait_for(asyncio.shield(self._end), limit)
+
+
+class Terminal(Heard):
+    """A pseudo-terminal with a shell."""
+
+    def __init__(self, sdk, sandbox):
+        super().__init__()
+        self.sdk, self.sandbox, self.handle, self.output, self._end = sdk, sandbox, None, b"", None
+
+    def __str__(self):
+        return repr(self.output[-500:])
+
+    def _on_data(self, data):
+        self.output += data
+        self.grew()
+
+    async def open(self, begin, **options):
+        if self.sdk.blocking:
+            self.handle = await asyncio.to_thread(begin, **options)
+            self._end = asyncio.create_task(asyncio.to_thread(self.handle.wait, on_pty=self._on_data))
+        else:
+            self.handle = await begin(on_data=self._on_data, **options)
+            self._end = asyncio.create_task(self.handle.wait())
+        self._end.add_done_callback(lambda end: end.cancelled() or end.exception())
+        return self
+
+    @property
+    def pid(self):
+        return self.handle.pid
+
+    async def type(self, text):
+        await self.sdk(self.sandbox.pty.send_stdin, self.pid, text.encode())
+
+    async def shows(self, text):
+        await self.until(lambda: text.encode() in self.output)
+
+    async def end(self, limit=LIMIT):
+        return await asyncio.wait_for(asyncio.shield(self._end), limit)
+
+
+class Watch(Heard):
+    """Events of a directory. The blocking client has no callback: it is asked, as its users have to."""
+
+    def __init__(self, sdk):
+        super().__init__()
+        self.sdk, self.events, self._handle, self._asking = sdk, [], None, None
+
+    def __str__(self):
+        return repr(self.seen())
+
+    def seen(self):
+        return [(event.type.value, event.name) for event in self.events]
+
+    def _on_event(self, event):
+        self.events.append(event)
+        self.grew()
+
+    async def open(self, sandbox, path, **options):
+        if self.sdk.blocking:
+            self._handle = await asyncio.to_thread(sandbox.files.watch_dir, path, **options)
+            self._asking = asyncio.create_task(self._ask())
+        else:
+            self._handle = await sandbox.files.watch_dir(path, on_event=self._on_event, **options)
+        return self
+
+    async def _ask(self):
+        while True:
+            for event in await asyncio.to_thread(self._handle.get_new_events):
+                self._on_event(event)
+            await asyncio.sleep(0.02)
+
+    async def sees(self, kind, name):
+        await self.until(lambda: (kind, name) in self.seen())
+        return next(e for e in self.events if (e.type.value, e.name) == (kind, name))
+
+    async def stop(self):
+        if self._asking:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+        await self.sdk(self._handle.stop)

@@ -1,0 +1,182 @@
+"""CubeSandbox's own client, which speaks to the same API in its own way: by host name, as root, and with rollbacks."""
+
+import pytest
+from cubesandbox import ApiError, Config, FilesystemNotFoundError, PtySize, Sandbox, SandboxNotFoundError, TemplateNotFoundError
+from cubesandbox._exceptions import AuthenticationError
+
+
+@pytest.fixture
+def cube():
+    with Sandbox.create(timeout=120, metadata={"made": "by cubesandbox"}, env_vars={"MARK": "m"}) as sandbox:
+        yield sandbox
+
+
+def test_the_daemon_says_how_it_is():
+    assert Sandbox.health()["status"] == "ok"
+
+
+def test_code_runs_and_remembers(cube):
+    cube.run_code("x = 41")
+    heard = []
+    execution = cube.run_code("print('heard'); x + 1", on_stdout=lambda message: heard.append(str(message)))
+    assert execution.text == "42" and "".join(heard) == "heard\n"
+    assert cube.run_code("1 / 0").error.name == "ZeroDivisionError"
+    assert "".join(cube.run_code("echo $((6 * 7))", language="bash").logs.stdout) == "42\n"
+
+
+def test_commands_run_as_root_unless_told_otherwise(cube):
+    result = cube.commands.run("id -un; echo $MARK; echo err >&2; exit 3")
+    assert (result.stdout, result.stderr, result.exit_code) == ("root\nm\n", "err\n", 3)
+    assert cube.commands.run("id -un; pwd", user="user", cwd="/tmp", envs={"A": "b"}).stdout == "user\n/tmp\n"
+
+
+def test_files_are_written_read_listed_moved_and_removed(cube):
+    cube.files.write("/tmp/cube/a.txt", "text ünï")
+    assert cube.files.read("/tmp/cube/a.txt") == "text ünï"
+    assert cube.files.write_files([("/tmp/cube/b", b"b"), ("/tmp/cube/c", "c")]) == 2
+    assert {entry["name"] for entry in cube.files.list("/tmp/cube")} == {"a.txt", "b", "c"}
+    assert cube.files.stat("/tmp/cube/b")["type"] == "FILE_TYPE_FILE"
+    cube.files.rename("/tmp/cube/b", "/tmp/cube/d")
+    assert cube.files.exists("/tmp/cube/d") and not cube.files.exists("/tmp/cube/b")
+    cube.files.remove("/tmp/cube")
+    with pytest.raises(FilesystemNotFoundError):
+        cube.files.stat("/tmp/cube")
+    with pytest.raises(OSError):
+        cube.files.read("/tmp/cube/a.txt")
+    assert cube.files.make_dir("/tmp/cube")["type"] == "FILE_TYPE_DIRECTORY"
+
+
+def test_a_directory_is_watched(cube):
+    with cube.files.watch_dir("/tmp") as watch:
+        cube.files.write("/tmp/watched", "x")
+        event = next(iter(watch))
+    assert (event.name, event.type) == ("watched", "EVENT_TYPE_CREATE")
+
+
+def test_a_rollback_brings_back_memory_and_files_in_place(cube):
+    cube.run_code("state = 'before'")
+    cube.files.write("/root/file", "before")
+    snapshot = cube.create_snapshot()
+    cube.run_code("state = 'after'")
+    cube.files.write("/root/file", "after")
+    answer = cube.rollback(snapshot.snapshot_id)
+    assert (answer["sandboxID"], answer["snapshotID"]) == (cube.sandbox_id, snapshot.snapshot_id)
+    assert cube.run_code("state").text == "'before'"
+    assert cube.files.read("/root/file") == "before"
+    # And once more: what was done since is undone again.
+    cube.files.write("/root/file", "again")
+    cube.rollback(snapshot.snapshot_id)
+    assert cube.files.read("/root/file") == "before"
+    Sandbox.delete_snapshot(snapshot.snapshot_id)
+
+
+def test_a_rollback_to_what_is_not_there_is_refused_and_changes_nothing(cube):
+    cube.files.write("/root/file", "kept")
+    with pytest.raises((ApiError, TemplateNotFoundError, SandboxNotFoundError)) as refusal:
+        cube.rollback("no-such-snapshot")
+    assert refusal.value.status_code in (400, 404, 409)
+    assert cube.files.read("/root/file") == "kept"
+
+
+def test_clones_remember_and_clean_up_after_themselves(cube):
+    cube.run_code("state = 7")
+    clones = cube.clone(3, concurrency=3)
+    assert len({clone.sandbox_id for clone in clones} | {cube.sandbox_id}) == 4
+    for number, clone in enumerate(clones):
+        assert clone.run_code(f"state += {number}; state").text == str(7 + number)
+    assert cube.run_code("state").text == "7"
+    for clone in clones:
+        clone.kill()
+    snapshots, _ = Sandbox.list_snapshots(sandbox_id=cube.sandbox_id)
+    assert snapshots == []
+
+
+def test_snapshots_are_listed_and_make_sandboxes(cube):
+    cube.files.write("/root/file", "in the snapshot")
+    snapshot = cube.create_snapshot("cube-named")
+    listed, token = Sandbox.list_snapshots(sandbox_id=cube.sandbox_id)
+    assert [item.snapshot_id for item in listed] == [snapshot.snapshot_id] and token is None
+    with Sandbox.create(snapshot.snapshot_id, timeout=60) as copy:
+        assert copy.files.read("/root/file") == "in the snapshot"
+    Sandbox.delete_snapshot(snapshot.snapshot_id)
+    with pytest.raises(TemplateNotFoundError):
+        Sandbox.delete_snapshot(snapshot.snapshot_id)
+
+
+def test_memory_survives_a_pause(cube):
+    cube.run_code("state = 'kept'")
+    cube.pause(interval=0.05)
+    assert cube.get_info()["state"] == "paused"
+    again = Sandbox.connect(cube.sandbox_id)
+    assert again.run_code("state").text == "'kept'"
+    cube.pause(interval=0.05)
+    cube.resume()
+    assert cube.get_info()["state"] == "running"
+    assert cube.run_code("state").text == "'kept'"
+    with pytest.raises(ApiError) as refusal:
+        cube.resume()
+    assert refusal.value.status_code == 409
+    again.close()
+
+
+def test_a_sandbox_may_live_for_ever(cube):
+    cube.set_timeout(-1)
+    assert cube.get_info()["state"] == "running"
+    again = Sandbox.connect(cube.sandbox_id, timeout=-1)
+    assert again.commands.run("echo alive").stdout == "alive\n"
+    again.close()
+
+
+def test_a_lifecycle_is_understood_in_its_nested_shape():
+    with Sandbox.create(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True}) as sandbox:
+        sandbox.files.write("/dev/shm/kept", "kept")
+        sandbox.pause(interval=0.05)
+        assert sandbox.files.read("/dev/shm/kept") == "kept"
+        assert sandbox.get_info()["lifecycle"] == {"onTimeout": "pause", "autoResume": True}
+
+
+def test_a_restricted_sandbox_wants_the_token_that_its_client_sends():
+    with Sandbox.create(timeout=60, network={"allow_public_traffic": False}) as sandbox:
+        assert sandbox.traffic_access_token
+        assert sandbox.run_code("6 * 7").text == "42"
+        sandbox._data.pop("trafficAccessToken")
+        sandbox.close()
+        with pytest.raises(ApiError) as refusal:
+            sandbox.run_code("6 * 7")
+        assert refusal.value.status_code == 403
+
+
+def test_sandboxes_are_listed_in_both_ways(cube):
+    for listed in (Sandbox.list(), Sandbox.list_v2()):
+        mine = [item for item in listed if item["sandboxID"] == cube.sandbox_id]
+        assert len(mine) == 1 and mine[0]["state"] == "running"
+        assert mine[0]["metadata"] == {"made": "by cubesandbox"}
+
+
+def test_a_terminal_has_a_size_and_an_end(cube):
+    shown = []
+    handle = cube.pty.create(PtySize(rows=24, cols=80))
+    cube.pty.resize(handle.pid, PtySize(rows=33, cols=99))
+    cube.pty.send_stdin(handle.pid, b"stty size; exit\n")
+    assert handle.wait(on_data=shown.append) == 0
+    assert b"33 99\r\n" in b"".join(shown)
+
+
+def test_what_is_not_there_is_not_found():
+    with pytest.raises(TemplateNotFoundError):
+        Sandbox.create("no-such-template")
+    with pytest.raises(SandboxNotFoundError):
+        Sandbox.connect("i0000000000000000000")
+
+
+def test_a_killed_sandbox_is_gone(cube):
+    cube.kill()
+    with pytest.raises(SandboxNotFoundError):
+        cube.get_info()
+    with pytest.raises(SandboxNotFoundError):
+        cube.kill()
+
+
+def test_a_wrong_key_is_refused():
+    with pytest.raises(AuthenticationError):
+        Sandbox.create(config=Config(api_key="wrong"))

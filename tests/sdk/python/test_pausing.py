@@ -1,0 +1,147 @@
+"""Sandboxes sleep and wake: memory, processes and files are as they were."""
+
+import asyncio
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from e2b import CommandExitException, SandboxNotRunningException, SandboxState
+
+# Counts in memory, and answers where it is when a line comes: a process that lost its memory would start at 0 again.
+COUNTER = "exec python3 -uc 'n = 0\nprint(\"ready\")\nwhile True:\n  input()\n  n += 1\n  print(\"count\", n)'"
+
+
+async def test_memory_processes_and_files_survive_a_pause(sdk, create):
+    sandbox = await create()
+    counter = await sdk.start(sandbox, COUNTER, stdin=True, timeout=0)
+    await counter.said("ready")
+    await sdk(counter.handle.send_stdin, "\n")
+    await counter.said("count 1\n")
+    await sdk(sandbox.files.write, "/home/user/file", "on disk")
+    await sdk(sandbox.files.write, "/dev/shm/file", "in memory")
+
+    assert await sdk(sandbox.pause) is True
+    assert (await sdk(sandbox.get_info)).state is SandboxState.PAUSED
+    again = await sdk(sdk.Sandbox.connect, sandbox.sandbox_id, timeout=100)
+    assert (await sdk(again.get_info)).state is SandboxState.RUNNING
+
+    resumed = await sdk.attach(again, counter.pid)
+    await sdk(again.commands.send_stdin, counter.pid, "\n")
+    await resumed.said("count 2\n")
+    assert await sdk(again.files.read, "/home/user/file") == "on disk"
+    assert await sdk(again.files.read, "/dev/shm/file") == "in memory"
+
+
+async def test_the_handle_of_before_works_after_a_reconnect(sdk, create):
+    sandbox = await create()
+    await sdk(sandbox.pause)
+    await sdk(sandbox.connect)
+    assert (await sdk(sandbox.commands.run, "echo awake")).stdout == "awake\n"
+
+
+async def test_pausing_what_sleeps_says_so(sdk, create):
+    sandbox = await create()
+    assert await sdk(sandbox.pause) is True
+    assert await sdk(sandbox.pause) is False
+    assert await sdk(sdk.Sandbox.pause, sandbox.sandbox_id) is False
+
+
+async def test_a_paused_sandbox_is_not_running_and_says_so(sdk, create):
+    sandbox = await create()
+    await sdk(sandbox.pause)
+    assert await sdk(sandbox.is_running) is False
+    with pytest.raises(SandboxNotRunningException):
+        await sdk(sandbox.commands.run, "true")
+    with pytest.raises(SandboxNotRunningException):
+        await sdk(sandbox.files.write, "/tmp/x", "x")
+    assert (await sdk(sandbox.get_info)).state is SandboxState.PAUSED
+
+
+async def test_a_paused_sandbox_can_be_killed(sdk, create):
+    sandbox = await create()
+    await sdk(sandbox.pause)
+    assert await sdk(sandbox.kill) is True
+    assert await sdk(sandbox.kill) is False
+
+
+async def test_a_clock_that_slept_is_right_again(sdk, create):
+    sandbox = await create()
+    await sdk(sandbox.pause)
+    await asyncio.sleep(1.5)
+    await sdk(sandbox.connect)
+    told = float((await sdk(sandbox.commands.run, "date +%s.%N")).stdout)
+    assert abs(told - datetime.now().timestamp()) < 1
+
+
+async def test_sleep_does_not_count_as_time(sdk, create):
+    sandbox = await create(timeout=2)
+    await sdk(sandbox.pause)
+    await asyncio.sleep(2.5)
+    await sdk(sandbox.connect, timeout=100)
+    info = await sdk(sandbox.get_info)
+    assert info.state is SandboxState.RUNNING
+    assert info.end_at > datetime.now(timezone.utc) + timedelta(seconds=80)
+
+
+async def test_a_sandbox_can_be_paused_instead_of_killed_when_its_time_is_over(sdk, create, eventually):
+    sandbox = await create(timeout=1, lifecycle={"on_timeout": "pause"})
+    await sdk(sandbox.files.write, "/dev/shm/kept", "kept")
+
+    async def asleep():
+        return (await sdk(sandbox.get_info)).state is SandboxState.PAUSED
+
+    await eventually(asleep)
+    assert (await sdk(sandbox.get_info)).lifecycle["on_timeout"] == "pause"
+    with pytest.raises(SandboxNotRunningException):
+        await sdk(sandbox.commands.run, "true")
+    await sdk(sandbox.connect, timeout=100)
+    assert await sdk(sandbox.files.read, "/dev/shm/kept") == "kept"
+
+
+async def test_a_sandbox_that_may_be_woken_is_woken_by_a_request(sdk, create):
+    sandbox = await create(lifecycle={"on_timeout": "pause", "auto_resume": True})
+    await sdk(sandbox.files.write, "/dev/shm/kept", "kept")
+    await sdk(sandbox.pause)
+    assert (await sdk(sandbox.get_info)).lifecycle == {"on_timeout": "pause", "auto_resume": True}
+    assert await sdk(sandbox.files.read, "/dev/shm/kept") == "kept"
+    assert (await sdk(sandbox.get_info)).state is SandboxState.RUNNING
+
+
+async def test_a_hundred_requests_wake_a_sandbox_once(sdk, create):
+    sandbox = await create(lifecycle={"on_timeout": "pause", "auto_resume": True})
+    boot = (await sdk(sandbox.commands.run, "cat /proc/1/stat | cut -d' ' -f22; echo up > /dev/shm/up")).stdout
+    await sdk(sandbox.pause)
+    answers = await asyncio.gather(*(sdk(sandbox.files.read, "/dev/shm/up") for _ in range(40)))
+    assert set(answers) == {"up\n"}
+    assert (await sdk(sandbox.commands.run, "cat /proc/1/stat | cut -d' ' -f22")).stdout == boot
+
+
+async def test_a_sandbox_can_be_paused_many_times(sdk, create):
+    sandbox = await create()
+    for turn in range(5):
+        await sdk(sandbox.commands.run, f"echo {turn} >> /tmp/turns")
+        assert await sdk(sandbox.pause) is True
+        await sdk(sandbox.connect)
+    assert await sdk(sandbox.files.read, "/tmp/turns") == "0\n1\n2\n3\n4\n"
+
+
+async def test_a_command_under_way_at_a_pause_ends_for_its_client_and_goes_on_in_the_guest(sdk, create):
+    sandbox = await create()
+    command = await sdk.start(sandbox, "echo begun; read -r line; echo $line > /tmp/answer", stdin=True, timeout=0)
+    await command.said("begun")
+    await sdk(sandbox.pause)
+    with pytest.raises(SandboxNotRunningException):
+        await command.end()
+    await sdk(sandbox.connect)
+    again = await sdk.attach(sandbox, command.pid)
+    await sdk(sandbox.commands.send_stdin, command.pid, "after the pause\n")
+    assert (await again.end()).exit_code == 0
+    assert await sdk(sandbox.files.read, "/tmp/answer") == "after the pause\n"
+
+
+async def test_exit_codes_are_kept_through_a_pause(sdk, create):
+    sandbox = await create()
+    await sdk(sandbox.pause)
+    await sdk(sandbox.connect)
+    with pytest.raises(CommandExitException) as ended:
+        await sdk(sandbox.commands.run, "exit 9")
+    assert ended.value.exit_code == 9
