@@ -35,11 +35,11 @@ build: ## build jiffy, jiffy-vmm and the guest's jiffy-agent
 	@ls -l $(RELEASE)/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-agent | awk '{ printf "   %7.1f MB  %s\n", $$5 / 1e6, $$NF }'
 
 .PHONY: template
-template: build ## build the base template (a minute or two; once, until its recipe changes)
+template: setup build ## build the base template (a minute or two; once, until its recipe changes)
 	@scripts/step "building the base template, unless it is there" $(RELEASE)/jiffy template build base
 
 .PHONY: interpreter
-interpreter: build ## build the code interpreter's template (two to three minutes; once, until its recipe changes)
+interpreter: setup build ## build the code interpreter's template (two to three minutes; once, until its recipe changes)
 	@scripts/step "building the code-interpreter-v1 template, unless it is there" $(RELEASE)/jiffy template build code-interpreter-v1
 
 .PHONY: run
