@@ -177,11 +177,7 @@ fn what_became_of_sandboxes_without_a_daemon_is_told_and_nothing_is_left_of_them
     };
     // Without a warm pool a new process is the sandbox's.
     place.ok(&["serve", "--stop"]);
-    let mut serve = support::jiffy(&["serve", "--warm-pool", "0", "--no-listen"]);
-    serve.env("JIFFY_HOME", place.dir.path());
-    let mut serve = serve.spawn().unwrap();
-    let socket = place.dir.path().join("run/jiffy.sock");
-    wait_for("the daemon", || socket.exists().then_some(()));
+    let mut serve = place.serve(&["--warm-pool", "0"]);
     let vmm = names(&dead);
     serve.kill().unwrap();
     serve.wait().unwrap();

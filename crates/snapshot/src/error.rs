@@ -45,15 +45,6 @@ pub enum SnapshotError {
         /// Ours.
         known: u32,
     },
-    /// Another processor.
-    #[error(
-        "snapshot {id} was taken on a host whose processor offers other features: restore it on a host of that kind, or \
-         build its template anew on this one"
-    )]
-    Cpu {
-        /// Which snapshot.
-        id: String,
-    },
     /// A lineage that ends nowhere.
     #[error("snapshot {child} needs its parent {parent}, which is gone")]
     Orphan {

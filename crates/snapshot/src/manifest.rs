@@ -23,7 +23,7 @@ pub struct Manifest {
     pub created_ms: u64,
     /// Who made it.
     pub versions: Versions,
-    /// What the processor offered, as `jiffy-vmm` names it.
+    /// What the processor offered, as `jiffy-vmm` names it; that in the state is what it compares.
     pub cpu: String,
     /// Number of vCPUs.
     pub vcpus: u8,
@@ -104,15 +104,5 @@ impl Manifest {
             check_id(parent).map_err(|e| SnapshotError::damaged(path, e))?;
         }
         Ok(manifest)
-    }
-
-    /// Refuses a host whose processor is another.
-    pub fn check_cpu(&self, here: &str) -> Result<(), SnapshotError> {
-        if self.cpu == here {
-            return Ok(());
-        }
-        Err(SnapshotError::Cpu {
-            id: self.id.clone(),
-        })
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use tempfile::TempDir;
 
 /// A data directory of its own, with what takes long to build borrowed from the real one; its daemon ends with it.
@@ -19,6 +19,11 @@ pub struct Place {
 
 impl Place {
     pub fn new(test: &str) -> Option<Self> {
+        Self::beneath(&std::env::temp_dir(), test)
+    }
+
+    /// One in `directory`.
+    pub fn beneath(directory: &Path, test: &str) -> Option<Self> {
         if !guests(test) {
             return None;
         }
@@ -28,7 +33,7 @@ impl Place {
             skip(test, "template base is not built");
             return None;
         }
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir_in(directory).unwrap();
         for name in ["templates", "kernel", "disks"] {
             symlink(real.join(name), dir.path().join(name)).unwrap();
         }
@@ -57,6 +62,20 @@ impl Place {
 
     pub fn sh(&self, id: &str, script: &str) -> String {
         self.ok(&["exec", id, "--", "sh", "-c", script])
+    }
+
+    /// A daemon with options of its own, once it listens.
+    pub fn serve(&self, options: &[&str]) -> Child {
+        let mut command = jiffy(&[&["serve", "--no-listen"], options].concat());
+        command.env("JIFFY_HOME", self.dir.path());
+        command.stdout(Stdio::null());
+        let mut daemon = command.spawn().unwrap();
+        let socket = self.dir.path().join("run/jiffy.sock");
+        wait_for("the daemon", || {
+            assert_eq!(daemon.try_wait().unwrap(), None, "{options:?}");
+            UnixStream::connect(&socket).ok()
+        });
+        daemon
     }
 
     pub fn daemon(&self) -> u32 {
