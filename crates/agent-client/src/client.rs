@@ -3,16 +3,17 @@
 use crate::body::Outgoing;
 use crate::error::{ClientError, WireError};
 use crate::frame;
-use crate::pool::{Answer, Pool};
+use crate::pool::{Answer, Connections};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use hyper::{Method, Request, header};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method, Request};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 /// Longest answer to a unary call in bytes.
@@ -21,9 +22,13 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 /// A client of one agent. Cheap to clone; clones share connections.
 #[derive(Clone)]
 pub struct AgentClient {
-    pool: Arc<Pool>,
-    token: Option<String>,
+    connections: Connections,
+    /// Sent with every request: whom it is for, and what shows that we may ask.
+    headers: HeaderMap,
 }
+
+/// Header with a sandbox's access token.
+const ACCESS_TOKEN: &str = "x-access-token";
 
 /// A request besides its body.
 pub(crate) struct Call<'a> {
@@ -41,14 +46,21 @@ pub(crate) struct Call<'a> {
 
 impl AgentClient {
     /// A client that opens connections to the agent's `ENVD_PORT` with `connector`.
-    pub fn new<F, Fut>(connector: F) -> Self
+    pub fn new<F, Fut, S>(connector: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = io::Result<UnixStream>> + Send + 'static,
+        Fut: Future<Output = io::Result<S>> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_static("agent"))]);
+        Self::over(Connections::new(connector), headers)
+    }
+
+    /// A client of an agent that is reached through something else: `headers`, `Host` among them, say which one is meant.
+    pub fn over(connections: Connections, headers: HeaderMap) -> Self {
         Self {
-            pool: Pool::new(Box::new(move || Box::pin(connector()))),
-            token: None,
+            connections,
+            headers,
         }
     }
 
@@ -58,9 +70,12 @@ impl AgentClient {
         Self::new(move || UnixStream::connect(path.clone()))
     }
 
-    /// The same with the sandbox's access token.
+    /// The same with the sandbox's access token; one that cannot stand in a header opens nothing.
     pub fn with_token(mut self, token: impl Into<String>) -> Self {
-        self.token = Some(token.into());
+        if let Ok(mut token) = HeaderValue::try_from(token.into()) {
+            token.set_sensitive(true);
+            self.headers.insert(ACCESS_TOKEN, token);
+        }
         self
     }
 
@@ -83,15 +98,12 @@ impl AgentClient {
     }
 
     pub(crate) async fn send(&self, call: Call<'_>, body: Outgoing) -> Result<Answer, ClientError> {
-        let mut request = Request::builder()
-            .method(call.method)
-            .uri(call.path)
-            .header(header::HOST, "agent");
+        let mut request = Request::builder().method(call.method).uri(call.path);
+        if let Some(headers) = request.headers_mut() {
+            headers.clone_from(&self.headers);
+        }
         if !call.content.is_empty() {
             request = request.header(header::CONTENT_TYPE, call.content);
-        }
-        if let Some(token) = &self.token {
-            request = request.header("x-access-token", token);
         }
         if let Some(user) = call.user {
             let basic = STANDARD.encode(format!("{user}:"));
@@ -103,7 +115,7 @@ impl AgentClient {
         let request = request
             .body(body)
             .map_err(|e| ClientError::Protocol(format!("cannot make the request: {e}")))?;
-        self.pool.send(request).await
+        self.connections.send(request).await
     }
 
     /// Turns any other status than 2xx into the error the answer carries.

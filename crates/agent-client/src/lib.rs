@@ -14,9 +14,11 @@ pub mod pool;
 pub mod process;
 pub mod stdin;
 
+pub use body::Outgoing;
 pub use client::AgentClient;
 pub use error::{ClientError, Code};
 pub use files::{EntryInfo, EntryKind};
 pub use metrics::GuestMetrics;
+pub use pool::{Answer, Connections};
 pub use process::{ExitStatus, Limits, Process, ProcessEvent, ProcessInfo, ProcessSpec, PtySize};
 pub use stdin::StdinStream;

@@ -1,4 +1,4 @@
-//! Connections to one agent, used again when an answer was read to its end.
+//! Connections to one server, used again when an answer was read to its end.
 
 use crate::body::Outgoing;
 use crate::error::ClientError;
@@ -6,32 +6,88 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
-use hyper::{Request, StatusCode};
+use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Most connections that wait for their next use.
 const MAX_IDLE: usize = 16;
 
-type Connecting = Pin<Box<dyn Future<Output = io::Result<UnixStream>> + Send>>;
+/// A stream of bytes both ways, whatever carries it.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
 type Connector = Box<dyn Fn() -> Connecting + Send + Sync>;
 
+/// Connections over which one server is asked, kept for the next request. Clones share them.
+#[derive(Clone)]
+pub struct Connections(Arc<Pool>);
+
+impl Connections {
+    /// Connections that `connector` opens when there is none that waits.
+    pub fn new<F, Fut, S>(connector: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = io::Result<S>> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let connector = move || -> Connecting {
+            let opening = connector();
+            Box::pin(async move { Ok(Box::new(opening.await?) as Box<dyn Stream>) })
+        };
+        Self(Arc::new(Pool {
+            connector: Box::new(connector),
+            idle: Mutex::default(),
+        }))
+    }
+
+    /// Uses `stream`, which is open already, for the next request.
+    pub async fn keep(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> Result<(), ClientError> {
+        let sender = begin(Box::new(stream)).await?;
+        self.0.rest(sender);
+        Ok(())
+    }
+
+    /// Sends a request, which names its host, and waits for the head of its answer.
+    pub async fn send(&self, request: Request<Outgoing>) -> Result<Answer, ClientError> {
+        self.0.send(request).await
+    }
+}
+
+/// Speaks HTTP over a fresh stream.
+async fn begin(stream: Box<dyn Stream>) -> Result<SendRequest<Outgoing>, ClientError> {
+    let (sender, connection) = http1::Builder::new()
+        .max_buf_size(256 * 1024)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    tokio::spawn(async move {
+        // Whoever waits for an answer learns of the failure there.
+        let _ = connection.await;
+    });
+    Ok(sender)
+}
+
 /// Opens and keeps connections.
-pub(crate) struct Pool {
+struct Pool {
     connector: Connector,
     idle: Mutex<Vec<SendRequest<Outgoing>>>,
 }
 
 impl Pool {
-    /// A pool over a way to open connections.
-    pub fn new(connector: Connector) -> Arc<Self> {
-        Arc::new(Self {
-            connector,
-            idle: Mutex::default(),
-        })
+    /// Lets a connection wait for its next use.
+    fn rest(&self, sender: SendRequest<Outgoing>) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_IDLE {
+            idle.push(sender);
+        }
     }
 
     async fn idle(&self) -> Option<SendRequest<Outgoing>> {
@@ -41,7 +97,7 @@ impl Pool {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .pop()?;
-            // One that the agent closed meanwhile says so here.
+            // One that the other side closed meanwhile says so here.
             if sender.ready().await.is_ok() {
                 return Some(sender);
             }
@@ -49,23 +105,11 @@ impl Pool {
     }
 
     async fn open(&self) -> Result<SendRequest<Outgoing>, ClientError> {
-        let stream = (self.connector)().await?;
-        let (sender, connection) = http1::Builder::new()
-            .max_buf_size(256 * 1024)
-            .handshake(TokioIo::new(stream))
-            .await?;
-        tokio::spawn(async move {
-            // Whoever waits for an answer learns of the failure there.
-            let _ = connection.await;
-        });
-        Ok(sender)
+        begin((self.connector)().await?).await
     }
 
     /// Sends a request and waits for the head of its answer.
-    pub async fn send(
-        self: &Arc<Self>,
-        mut request: Request<Outgoing>,
-    ) -> Result<Answer, ClientError> {
+    async fn send(self: &Arc<Self>, mut request: Request<Outgoing>) -> Result<Answer, ClientError> {
         loop {
             let reused = self.idle().await;
             let fresh = reused.is_none();
@@ -78,6 +122,7 @@ impl Pool {
                     let (head, body) = response.into_parts();
                     return Ok(Answer {
                         status: head.status,
+                        headers: head.headers,
                         body,
                         sender: Some(sender),
                         pool: Arc::clone(self),
@@ -94,9 +139,11 @@ impl Pool {
 }
 
 /// An answer that is being read.
-pub(crate) struct Answer {
+pub struct Answer {
     /// HTTP status.
     pub status: StatusCode,
+    /// Header lines.
+    pub headers: HeaderMap,
     body: Incoming,
     sender: Option<SendRequest<Outgoing>>,
     pool: Arc<Pool>,
@@ -111,14 +158,7 @@ impl Answer {
             }
         }
         if let Some(sender) = self.sender.take() {
-            let mut idle = self
-                .pool
-                .idle
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            if idle.len() < MAX_IDLE {
-                idle.push(sender);
-            }
+            self.pool.rest(sender);
         }
         Ok(None)
     }
