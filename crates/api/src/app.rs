@@ -6,6 +6,8 @@ use crate::keys::Keys;
 use crate::quota::Quota;
 use jiffy_engine::Engine;
 use jiffy_host::Sandboxes;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// How the control plane answers.
@@ -35,6 +37,14 @@ impl Default for Config {
     }
 }
 
+/// How the daemon is to end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Ending {
+    /// Whether the running sandboxes end too; otherwise they run on until the next daemon takes them over.
+    pub kill_sandboxes: bool,
+}
+
 /// What the calls work on. Clones are the same.
 pub struct App<E: Engine> {
     pub(crate) sandboxes: Sandboxes<E>,
@@ -42,7 +52,8 @@ pub struct App<E: Engine> {
     pub(crate) templates: Arc<dyn TemplateSource>,
     pub(crate) config: Arc<Config>,
     pub(crate) preview: Option<Arc<dyn PreviewLinks>>,
-    pub(crate) stop: Option<Arc<dyn Fn() + Send + Sync>>,
+    pub(crate) stop: Option<Arc<dyn Fn(Ending) + Send + Sync>>,
+    pub(crate) about: Option<Arc<dyn Fn() -> Value + Send + Sync>>,
     pub(crate) quota: Arc<Quota>,
     pub(crate) replays: Arc<Replays>,
 }
@@ -56,6 +67,7 @@ impl<E: Engine> Clone for App<E> {
             config: self.config.clone(),
             preview: self.preview.clone(),
             stop: self.stop.clone(),
+            about: self.about.clone(),
             quota: self.quota.clone(),
             replays: self.replays.clone(),
         }
@@ -77,6 +89,7 @@ impl<E: Engine> App<E> {
             config: Arc::new(config),
             preview: None,
             stop: None,
+            about: None,
             quota: Arc::default(),
             replays: Arc::default(),
         }
@@ -89,8 +102,14 @@ impl<E: Engine> App<E> {
     }
 
     /// The same with a way to end the daemon; without, it ends by a signal only.
-    pub fn with_stop(mut self, stop: impl Fn() + Send + Sync + 'static) -> Self {
+    pub fn with_stop(mut self, stop: impl Fn(Ending) + Send + Sync + 'static) -> Self {
         self.stop = Some(Arc::new(stop));
+        self
+    }
+
+    /// The same with what the daemon tells its owner about itself.
+    pub fn with_about(mut self, about: impl Fn() -> Value + Send + Sync + 'static) -> Self {
+        self.about = Some(Arc::new(about));
         self
     }
 }

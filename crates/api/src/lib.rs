@@ -19,7 +19,7 @@ mod quota;
 mod routes;
 mod wire;
 
-pub use app::{App, Config};
+pub use app::{App, Config, Ending};
 pub use caller::Caller;
 pub use error::ApiError;
 pub use hooks::{PreviewLinks, TemplateInfo, TemplateRefusal, TemplateSource};

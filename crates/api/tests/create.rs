@@ -12,7 +12,7 @@ use support::{Api, Who};
 #[tokio::test]
 async fn a_create_is_201_and_has_every_field_that_clients_insist_on() {
     let api = Api::new();
-    let body = json!({ "templateID": "base", "metadata": {}, "envVars": {} });
+    let body = json!({ "templateID": "base", "metadata": {}, "envVars": { "SECRET": "x" } });
     let made = api.post("/v2/sandboxes", body.clone()).await.expect(201);
     for field in [
         "templateID",
@@ -26,9 +26,11 @@ async fn a_create_is_201_and_has_every_field_that_clients_insist_on() {
     assert_eq!(made.text("domain"), "sandboxes.example:3000");
     assert!(!made.id().contains('-'), "host names split at `-`");
     assert_eq!(made.body["bootMode"], "snapshot");
+    let record = &made.body["jiffy"];
+    assert_eq!(record["id"], made.id().as_str());
     assert!(
-        made.body["jiffy"].is_null(),
-        "the record is its host's owner's"
+        record["agent_token"].is_null() && record["env"] == json!({}),
+        "secrets in the record are its host's owner's: {record}"
     );
     // The first version asks for a token, the second always has one.
     let open = api.post("/sandboxes", body).await.expect(201);

@@ -343,10 +343,23 @@ async fn the_hosts_owner_sees_every_snapshot_and_record() {
 async fn the_host_is_shown_to_those_who_run_it_and_stopped_by_its_owner() {
     let told = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let flag = told.clone();
-    let stop = move || flag.store(true, std::sync::atomic::Ordering::SeqCst);
-    let api = Api::with(|app| app.with_stop(stop));
-    api.sandbox().await;
+    let stop = move |how: jiffy_api::Ending| {
+        flag.store(how.kill_sandboxes, std::sync::atomic::Ordering::SeqCst)
+    };
+    let api = Api::with(|app| app.with_stop(stop).with_about(|| json!({ "listen": null })));
+    let id = api.sandbox().await;
     let host = api.get("/host").await.expect(200);
+    assert!(host.body.get("jiffy").is_none());
+    let owner = |path: String| {
+        let api = &api;
+        async move { api.call_as(&Who::Owner, "GET", &path, Value::Null).await }
+    };
+    let all = owner("/host".into()).await.expect(200);
+    assert_eq!(all.body["jiffy"], json!({ "listen": null }));
+    api.get(&format!("/sandboxes/{id}/process"))
+        .await
+        .expect(403);
+    owner("/sandboxes/nobody/process".into()).await.expect(404);
     assert_eq!(
         (&host.body["running"], &host.body["warm"]),
         (&json!(1), &json!(0))
@@ -356,7 +369,8 @@ async fn the_host_is_shown_to_those_who_run_it_and_stopped_by_its_owner() {
         .await
         .expect(403);
     api.post("/host/stop", Value::Null).await.expect(403);
-    api.call_as(&Who::Owner, "POST", "/host/stop", Value::Null)
+    let how = json!({ "killSandboxes": true });
+    api.call_as(&Who::Owner, "POST", "/host/stop", how)
         .await
         .expect(202);
     assert!(told.load(std::sync::atomic::Ordering::SeqCst));

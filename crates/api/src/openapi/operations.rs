@@ -279,6 +279,13 @@ fn inside() -> Vec<Operation> {
         .answers(200, "The link", schema("Preview"))
         .refuses(&[403, 501]),
         Operation::get(
+            "/sandboxes/{sandboxID}/process",
+            "process",
+            "The process behind a sandbox; only for the host's owner",
+        )
+        .answers(200, "It", schema("Process"))
+        .refuses(&[403, 409, 501]),
+        Operation::get(
             "/snapshots",
             "listSnapshots",
             "Snapshots that were asked for",
@@ -385,6 +392,7 @@ fn templates() -> Vec<Operation> {
             "stopHost",
             "End the daemon; only for the host's owner",
         )
+        .may_take("StopHost")
         .accepts()
         .refuses(&[501]),
         Operation::get(

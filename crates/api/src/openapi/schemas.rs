@@ -187,6 +187,7 @@ fn requests() -> Value {
         "NetworkUpdate": object(&[], joined(lists(), json!({
             "allow_internet_access": maybe(flag()),
         }))),
+        "StopHost": object(&[], json!({ "killSandboxes": flag() })),
         "SetPool": object(&["size"], json!({ "size": integer(0, 1000) })),
     })
 }
@@ -198,7 +199,7 @@ fn ours() -> Value {
         "snapshotID": text(),
         "bootMode": { "type": "string", "enum": ["cold", "snapshot", "warm-pool", "fork"] },
         "bootMs": { "type": "number", "minimum": 0 },
-        "jiffy": { "type": "object", "description": "The full record, for the host's owner" },
+        "jiffy": { "type": "object", "description": "The whole record; with secrets for the host's owner only" },
     })
 }
 
@@ -347,7 +348,9 @@ fn others() -> Value {
             "memoryLimitMB": maybe(count()),
             "diskTotalMB": maybe(count()),
             "diskFreeMB": maybe(count()),
+            "jiffy": { "type": "object", "description": "All about the daemon, for the host's owner" },
         })),
+        "Process": object(&["pid"], json!({ "pid": count(), "exits": maybe(count()) })),
         "Metric": object(&metric, json!({
             "timestamp": moment(),
             "timestampUnix": count(),

@@ -5,7 +5,7 @@ use crate::body::Optional;
 use crate::caller::Caller;
 use crate::error::{ApiError, ErrorBody};
 use crate::find::Wanted;
-use crate::wire::sandbox::Sandbox;
+use crate::wire::sandbox::{Sandbox, whole};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -40,9 +40,8 @@ pub(super) struct Promoted {
     sandbox_id: String,
     /// Sandboxes that went.
     removed: Vec<String>,
-    /// Everything about them, for the host's owner.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    jiffy: Option<Vec<SandboxRecord>>,
+    /// Everything about them.
+    jiffy: Vec<SandboxRecord>,
 }
 
 /// `POST /sandboxes/{id}/fork`: one entry per child, each with a sandbox or an error.
@@ -101,6 +100,6 @@ pub(super) async fn promote<E: Engine>(
     Ok(Json(Promoted {
         sandbox_id: record.id,
         removed: gone.iter().map(|r| r.id.clone()).collect(),
-        jiffy: caller.is_owner().then_some(gone),
+        jiffy: gone.into_iter().map(|r| whole(&caller, r)).collect(),
     }))
 }

@@ -1,8 +1,10 @@
 //! The host itself, for those who run it.
 
-use crate::app::App;
+use crate::app::{App, Ending};
+use crate::body::Optional;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::find::Wanted;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -22,7 +24,7 @@ pub(super) async fn host<E: Engine>(
     let running = running
         .iter()
         .filter(|r| r.state == jiffy_host::State::Running);
-    Ok(Json(json!({
+    let mut shown = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
         "running": running.count(),
@@ -32,13 +34,35 @@ pub(super) async fn host<E: Engine>(
         "memoryLimitMB": limit,
         "diskTotalMB": figures.disk_total_mib,
         "diskFreeMB": figures.disk_free_mib,
-    })))
+    });
+    if let (Some(about), true, Some(map)) = (&app.about, caller.is_owner(), shown.as_object_mut()) {
+        map.insert("jiffy".to_owned(), about());
+    }
+    Ok(Json(shown))
+}
+
+/// `GET /sandboxes/{id}/process`: of its VMM, and how often KVM left the guest so far, if the kernel tells. A process id means
+/// something only to the host's owner.
+pub(super) async fn process<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    if !caller.is_owner() {
+        return Err(ApiError::forbidden(
+            "only the host's owner is told about its processes",
+        ));
+    }
+    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let (pid, exits) = app.sandboxes.process(&record.id).await?;
+    Ok(Json(json!({ "pid": pid, "exits": exits })))
 }
 
 /// `POST /host/stop`: ends the daemon. Only the host's owner may.
 pub(super) async fn stop<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
+    Optional(how): Optional<Ending>,
 ) -> Result<StatusCode, ApiError> {
     if !caller.is_owner() {
         return Err(ApiError::forbidden(
@@ -48,7 +72,7 @@ pub(super) async fn stop<E: Engine>(
     let Some(stop) = &app.stop else {
         return Err(ApiError::unsupported("this daemon ends by a signal only"));
     };
-    stop();
+    stop(how);
     Ok(StatusCode::ACCEPTED)
 }
 

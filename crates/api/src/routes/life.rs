@@ -192,12 +192,12 @@ pub(super) async fn pause<E: Engine>(
         Ok(_) => Ok(StatusCode::NO_CONTENT),
         Err(e @ OperationError::Engine { .. }) => {
             tracing::warn!("{e}");
-            Err(ApiError::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "pause_failed",
-                format!("sandbox {} could not be paused", record.id),
-            )
-            .permanent())
+            let message = match caller.is_admin() {
+                true => e.to_string(),
+                false => format!("sandbox {} could not be paused", record.id),
+            };
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            Err(ApiError::new(status, "pause_failed", message).permanent())
         }
         Err(e) => Err(e.into()),
     }

@@ -105,6 +105,7 @@ fn closed<E: Engine>() -> Calls<E> {
         .get("/sandboxes/{sandboxID}/logs", guest::logs_v1)
         .get("/v2/sandboxes/{sandboxID}/logs", guest::logs_v2)
         .get("/sandboxes/{sandboxID}/preview", guest::preview)
+        .get("/sandboxes/{sandboxID}/process", host::process)
         .get("/snapshots", snapshots::list)
         .get("/snapshots/{snapshotID}", snapshots::one)
         .get("/templates", templates::list)

@@ -5,6 +5,7 @@ use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::find::Wanted;
+use crate::wire::sandbox::whole;
 use axum::Json;
 use axum::extract::{Path, State};
 use jiffy_engine::Engine;
@@ -28,9 +29,8 @@ pub(super) struct RolledBack {
     status: &'static str,
     #[serde(rename = "bootMs", skip_serializing_if = "Option::is_none")]
     boot_ms: Option<f64>,
-    /// Everything about the sandbox, for the host's owner.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    jiffy: Option<SandboxRecord>,
+    /// Everything about the sandbox.
+    jiffy: SandboxRecord,
 }
 
 /// Puts a sandbox back to one of its snapshots, to any it descends from, or to a relative's; it keeps its id. Its connections end.
@@ -53,6 +53,6 @@ pub(super) async fn rollback<E: Engine>(
         operation_id: new_id().map_err(|e| ApiError::internal(e.to_string()))?,
         status: "completed",
         boot_ms: now.boot_ms,
-        jiffy: caller.is_owner().then_some(now),
+        jiffy: whole(&caller, now),
     }))
 }

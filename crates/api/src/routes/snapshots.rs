@@ -54,7 +54,7 @@ pub(super) async fn take<E: Engine>(
         )));
     }
     let taken = app.sandboxes.snapshot(&record.id, body.name).await?;
-    Ok((StatusCode::CREATED, Json(Snapshot::new(&caller, &taken))).into_response())
+    Ok((StatusCode::CREATED, Json(Snapshot::new(&taken))).into_response())
 }
 
 /// `GET /snapshots`: those that were asked for, newest first, in pages. The host's owner gets all with `all=true`.
@@ -77,13 +77,14 @@ pub(super) async fn list<E: Engine>(
             Some(sandbox) => app.sandboxes.snapshots(Some(&sandbox.id))?,
             None => Vec::new(),
         };
+        let id = sandbox.as_ref().map_or(id, |sandbox| &sandbox.id);
         found.retain(|s| s.sandbox == id || lineage.iter().any(|l| l.id == s.id));
     }
     if let Some(name) = query.get("name") {
         found.retain(|s| s.name.as_deref() == Some(name));
     }
     let (found, next) = page.cut(found, |s| (s.created_ms, s.id.clone()));
-    let shown: Vec<Snapshot> = found.iter().map(|s| Snapshot::new(&caller, s)).collect();
+    let shown: Vec<Snapshot> = found.iter().map(Snapshot::new).collect();
     let mut response = Json(shown).into_response();
     if let Some(next) = next {
         response.headers_mut().insert(NEXT, next);
@@ -98,5 +99,5 @@ pub(super) async fn one<E: Engine>(
     Path(id): Path<String>,
 ) -> Result<Json<Snapshot>, ApiError> {
     let found = app.snapshot(&caller, &id)?;
-    Ok(Json(Snapshot::new(&caller, &found)))
+    Ok(Json(Snapshot::new(&found)))
 }

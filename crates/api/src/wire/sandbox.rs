@@ -50,9 +50,8 @@ struct Ours {
     boot_mode: Option<BootMode>,
     #[serde(skip_serializing_if = "Option::is_none")]
     boot_ms: Option<f64>,
-    /// Everything, for the host's owner.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    jiffy: Option<SandboxRecord>,
+    /// The whole record; secrets are in it for the host's owner only.
+    jiffy: SandboxRecord,
 }
 
 /// An item of a list.
@@ -110,8 +109,18 @@ fn ours(caller: &Caller, record: &SandboxRecord) -> Ours {
         snapshot_id: record.snapshot.clone(),
         boot_mode: record.boot_mode,
         boot_ms: record.boot_ms,
-        jiffy: caller.is_owner().then(|| record.clone()),
+        jiffy: whole(caller, record.clone()),
     }
+}
+
+/// All that is known about a sandbox, as far as the caller may know it.
+pub(crate) fn whole(caller: &Caller, mut record: SandboxRecord) -> SandboxRecord {
+    if !caller.is_owner() {
+        record.env.clear();
+        record.agent_token = None;
+        record.traffic_token = None;
+    }
+    record
 }
 
 fn end_at(record: &SandboxRecord) -> String {

@@ -1,7 +1,6 @@
 //! Snapshots as clients see them.
 
 use super::moment;
-use crate::caller::Caller;
 use jiffy_host::{Purpose, SnapshotRecord};
 use serde::Serialize;
 
@@ -31,13 +30,12 @@ pub(crate) struct Snapshot {
     stopped_ms: f64,
     /// From the request to its completion.
     total_ms: f64,
-    /// Everything, for the host's owner.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    jiffy: Option<SnapshotRecord>,
+    /// The whole record.
+    jiffy: SnapshotRecord,
 }
 
 impl Snapshot {
-    pub fn new(caller: &Caller, record: &SnapshotRecord) -> Self {
+    pub fn new(record: &SnapshotRecord) -> Self {
         Self {
             snapshot_id: record.id.clone(),
             names: record.name.iter().cloned().collect(),
@@ -53,7 +51,7 @@ impl Snapshot {
             updated_at: moment(record.created_ms),
             stopped_ms: record.stopped_ms,
             total_ms: record.total_ms,
-            jiffy: caller.is_owner().then(|| record.clone()),
+            jiffy: record.clone(),
         }
     }
 }
