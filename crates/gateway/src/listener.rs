@@ -126,10 +126,12 @@ pub async fn serve<S, C>(
     tasks.finish(gateway.shared.config.limits.drain).await;
 }
 
-/// The same on a Unix socket, for those who may open it: they are not counted among an address's connections.
+/// The same on a Unix socket, for those whose user id `may`: to the control plane they are local, and they are not counted among an
+/// address's connections.
 pub async fn serve_local<S, C>(
     listener: UnixListener,
     gateway: Gateway<S, C>,
+    may: impl Fn(u32) -> bool,
     shutdown: impl Future<Output = ()>,
 ) where
     S: Sandboxes,
@@ -155,6 +157,11 @@ pub async fn serve_local<S, C>(
                 continue;
             }
         };
+        // As the kernel has it, of the moment of connecting.
+        if !stream.peer_cred().is_ok_and(|peer| may(peer.uid())) {
+            warn!("somebody who may not use the socket did");
+            continue;
+        }
         // One that is too many is closed without a word.
         if let Ok(permit) = gateway.shared.admission.enter(peer.ip) {
             let work = connection::serve(gateway.clone(), stream, peer, permit, tasks.clone());
