@@ -194,6 +194,18 @@ pub struct ExecArgs {
     pub command: Vec<String>,
 }
 
+/// Whose sandboxes a command is about.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Another host")]
+pub struct HostArgs {
+    /// Ask the daemon at this address, as in https://jiffy.example (default: $JIFFY_URL, else this host's)
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// File with the API key for it (default: the key in $JIFFY_API_KEY)
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+}
+
 /// `jiffy create`.
 #[derive(Debug, Args)]
 pub struct CreateArgs {
@@ -212,6 +224,9 @@ pub struct CreateArgs {
     /// Print the sandbox as JSON instead of its id
     #[arg(long)]
     pub json: bool,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 /// `jiffy ls`.
@@ -223,6 +238,9 @@ pub struct LsArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 /// `jiffy exec`.
@@ -233,6 +251,9 @@ pub struct SandboxExecArgs {
     /// What to run
     #[command(flatten)]
     pub exec: ExecArgs,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 /// `jiffy cp`.
@@ -249,6 +270,9 @@ pub struct CpArgs {
     /// User whose home relative paths begin in, and who owns what is made (default: the template's)
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 /// `jiffy snapshot`.
@@ -262,6 +286,9 @@ pub struct SnapshotArgs {
     /// Print the snapshot as JSON instead of its id
     #[arg(long)]
     pub json: bool,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 /// `jiffy snapshots`.
@@ -275,6 +302,9 @@ pub struct SnapshotsArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 /// `jiffy fork`.
@@ -288,6 +318,9 @@ pub struct ForkArgs {
     /// Print the outcome as JSON instead of the ids
     #[arg(long)]
     pub json: bool,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 /// `jiffy rollback`.
@@ -300,6 +333,9 @@ pub struct RollbackArgs {
     /// Print the sandbox as JSON instead of its id
     #[arg(long)]
     pub json: bool,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 /// A command on one sandbox.
@@ -310,6 +346,9 @@ pub struct OneArgs {
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 /// A command on several.
@@ -321,6 +360,9 @@ pub struct ManyArgs {
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 /// `jiffy serve`.

@@ -1,29 +1,20 @@
-//! The daemon from the commands' side: found or started, and called.
+//! The daemon of this host from the commands' side: found, or started.
 
 use anyhow::{Context, bail};
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::client::conn::http1;
-use hyper::{Method, Request};
-use hyper_util::rt::TokioIo;
 use jiffy_image::Home;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use nix::unistd::Pid;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 /// Time a daemon has to come up.
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// Time between two tries while another daemon holds the data directory.
 const RESTART_PAUSE: Duration = Duration::from_millis(50);
-/// Longest head of an answer to an upgrade.
-const MAX_HEAD: usize = 8192;
 
 /// Where the daemon of `home` listens.
 pub fn socket(home: &Home) -> PathBuf {
@@ -35,104 +26,46 @@ fn log(home: &Home) -> PathBuf {
     home.run().join("jiffy.log")
 }
 
-/// A daemon that listens.
-#[derive(Debug, Clone)]
-pub struct Daemon {
-    socket: PathBuf,
+/// A connection to the daemon of `home`, if one runs.
+pub async fn reach(home: &Home) -> Option<UnixStream> {
+    UnixStream::connect(socket(home)).await.ok()
 }
 
-impl Daemon {
-    /// The one that runs, if one does.
-    pub async fn find(home: &Home) -> Option<Self> {
-        let socket = socket(home);
-        UnixStream::connect(&socket).await.ok()?;
-        Some(Self { socket })
-    }
-
-    /// The one that runs, or a new one in the background.
-    pub async fn find_or_start() -> anyhow::Result<Self> {
-        let home = Home::locate()?;
-        if let Some(daemon) = Self::find(&home).await {
-            return Ok(daemon);
-        }
+/// The same; if none runs, one is started in the background.
+pub async fn reach_or_start(home: &Home) -> anyhow::Result<UnixStream> {
+    match reach(home).await {
+        Some(stream) => Ok(stream),
         // Whoever only types commands has not asked for a port to be opened.
-        spawn_and_wait(&home, &["--no-listen".to_owned()]).await
+        None => spawn_and_wait(home, &["--no-listen".to_owned()]).await,
     }
+}
 
-    /// Calls it; errors are those it tells.
-    pub async fn call<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &str,
-        body: &impl Serialize,
-    ) -> anyhow::Result<T> {
-        let stream = UnixStream::connect(&self.socket)
-            .await
-            .context("the daemon went away")?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(connection);
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("host", "jiffy")
-            .header("content-type", "application/json")
-            .body(Full::new(Bytes::from(serde_json::to_vec(body)?)))?;
-        let answer = sender
-            .send_request(request)
-            .await
-            .context("the daemon went away before it answered")?;
-        let status = answer.status();
-        let bytes = answer.into_body().collect().await?.to_bytes();
-        if status.is_success() {
-            return serde_json::from_slice(&bytes)
-                .context("the daemon's answer is not understood: is it another version?");
-        }
-        Err(refusal(&bytes))
-    }
-
-    /// A stream to `port` in sandbox `id`.
-    pub async fn connect(&self, id: &str, port: u32) -> io::Result<UnixStream> {
-        let mut stream = UnixStream::connect(&self.socket).await?;
-        let head = format!(
-            "POST /sandboxes/{id}/connect/{port} HTTP/1.1\r\nhost: jiffy\r\nconnection: upgrade\r\nupgrade: jiffy-stream\r\ncontent-length: 0\r\n\r\n"
-        );
-        stream.write_all(head.as_bytes()).await?;
-        let mut answer = Vec::with_capacity(256);
-        // To the last byte of the head and not one further: what follows is the guest's.
-        while !answer.ends_with(b"\r\n\r\n") {
-            if answer.len() > MAX_HEAD {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            answer.push(stream.read_u8().await?);
-        }
-        if answer.starts_with(b"HTTP/1.1 101 ") {
-            return Ok(stream);
-        }
-        let mut body = Vec::new();
-        let mut rest = stream.take(64 * 1024);
-        let rest = rest.read_to_end(&mut body);
-        // The connection may be kept open behind the refusal.
-        let _ = tokio::time::timeout(Duration::from_millis(200), rest).await;
-        Err(io::Error::other(refusal(&body).to_string()))
-    }
+/// The process that listens at the other end of `stream`, if it is a daemon of whatever version, with the arguments it was started with.
+pub fn process(stream: &UnixStream) -> Option<(Pid, Vec<String>)> {
+    let pid = stream.peer_cred().ok()?.pid()?;
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let line = String::from_utf8(line).ok()?;
+    let mut words = line.split_terminator('\0').skip(1);
+    let serves = words.next() == Some("serve");
+    serves.then(|| (Pid::from_raw(pid), words.map(str::to_owned).collect()))
 }
 
 /// A new one in the background, once it listens.
-pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<Daemon> {
+pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<UnixStream> {
     let log = log(home);
     let before = std::fs::metadata(&log).map_or(0, |m| m.len());
     let mut child = start(&log, options).context("cannot start the daemon (`jiffy serve`)")?;
     let limit = Instant::now() + START_LIMIT;
     loop {
-        if let Some(daemon) = Daemon::find(home).await {
-            return Ok(daemon);
+        if let Some(stream) = reach(home).await {
+            return Ok(stream);
         }
         match child.try_wait()? {
             // One that another command started at the same moment makes ours leave: then that one is about to listen. But it may also
             // have been one that was about to end.
             Some(status) if status.success() && Instant::now() < limit => {
                 tokio::time::sleep(RESTART_PAUSE).await;
-                if Daemon::find(home).await.is_none() {
+                if reach(home).await.is_none() {
                     child = start(&log, options)?;
                 }
             }
@@ -145,17 +78,6 @@ pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<D
             }
         }
         tokio::time::sleep(Duration::from_millis(3)).await;
-    }
-}
-
-fn refusal(body: &[u8]) -> anyhow::Error {
-    #[derive(serde::Deserialize)]
-    struct Refusal {
-        error: String,
-    }
-    match serde_json::from_slice::<Refusal>(body) {
-        Ok(refusal) => anyhow::Error::msg(refusal.error),
-        Err(_) => anyhow::Error::msg("the daemon refused without saying why"),
     }
 }
 

@@ -1,14 +1,17 @@
 //! `jiffy daemon`: the daemon in the background, from outside.
 
 use crate::cli::{Cli, DaemonCommand};
-use crate::daemon::{Daemon, spawn_and_wait};
-use crate::serve::routes::StopBody;
+use crate::client::Client;
+use crate::daemon::{process, reach, spawn_and_wait};
 use crate::serve::status::Status;
 use clap::Parser;
 use hyper::Method;
+use jiffy_api::Ending;
 use jiffy_image::Home;
+use serde::Deserialize;
 use std::fmt::Write;
 use std::process::ExitCode;
+use tokio::net::UnixStream;
 
 /// Exit code of `status` when none runs, as init scripts have it (LSB 5.0, 22.2).
 const NOT_RUNNING: u8 = 3;
@@ -23,7 +26,7 @@ pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
             DaemonCommand::Status { json } => status(*json).await,
             DaemonCommand::Stop { kill_sandboxes } => {
                 let kill_sandboxes = *kill_sandboxes;
-                crate::serve::stop(StopBody { kill_sandboxes }).await?;
+                crate::serve::stop(Ending { kill_sandboxes }).await?;
                 Ok(ExitCode::SUCCESS)
             }
             DaemonCommand::Restart { options } => restart(options).await,
@@ -34,15 +37,15 @@ pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
 async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
     check(options);
     let home = Home::locate()?;
-    if let Some(daemon) = Daemon::find(&home).await {
-        let status = ask(&daemon).await?;
+    if let Some(stream) = reach(&home).await {
+        let status = ask(&home, stream).await?;
         println!(
             "runs already: process {}, version {}",
             status.pid, status.version
         );
         return Ok(ExitCode::SUCCESS);
     }
-    let status = ask(&spawn_and_wait(&home, options).await?).await?;
+    let status = ask(&home, spawn_and_wait(&home, options).await?).await?;
     println!("process {}", status.pid);
     if let Some(url) = &status.listen {
         println!("listening on {url}");
@@ -63,11 +66,12 @@ async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
     check(options);
     let home = Home::locate()?;
     let mut options = options.to_vec();
-    if let Some(daemon) = Daemon::find(&home).await {
-        if options.is_empty() {
-            options = as_typed(ask(&daemon).await?.arguments);
+    if let Some(stream) = reach(&home).await {
+        // As the kernel has them: one of another version may not be understood.
+        if let (true, Some((_, arguments))) = (options.is_empty(), process(&stream)) {
+            options = as_typed(arguments);
         }
-        crate::serve::stop(StopBody::default()).await?;
+        crate::serve::stop(Ending::default()).await?;
     }
     start(&options).await
 }
@@ -86,12 +90,21 @@ fn as_typed(arguments: Vec<String>) -> Vec<String> {
     typed
 }
 
-async fn ask(daemon: &Daemon) -> anyhow::Result<Status> {
-    daemon.call(Method::GET, "/host", &()).await
+/// Answer to its owner's question for the daemon.
+#[derive(Deserialize)]
+struct Told {
+    jiffy: Status,
+}
+
+async fn ask(home: &Home, stream: UnixStream) -> anyhow::Result<Status> {
+    let client = Client::over(home, stream).await?;
+    let told: Told = client.call(Method::GET, "/host", &()).await?;
+    Ok(told.jiffy)
 }
 
 async fn status(json: bool) -> anyhow::Result<ExitCode> {
-    let Some(daemon) = Daemon::find(&Home::locate()?).await else {
+    let home = Home::locate()?;
+    let Some(stream) = reach(&home).await else {
         println!(
             "{}",
             if json {
@@ -102,7 +115,7 @@ async fn status(json: bool) -> anyhow::Result<ExitCode> {
         );
         return Ok(ExitCode::from(NOT_RUNNING));
     };
-    let status = ask(&daemon).await?;
+    let status = ask(&home, stream).await?;
     if json {
         let mut value = serde_json::to_value(&status)?;
         value["running"] = true.into();

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cli;
+mod client;
 mod daemon;
 mod daemon_command;
 mod doctor;

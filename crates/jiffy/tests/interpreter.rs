@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use support::place::Place;
 use support::skip;
-use support::wire::{ask, execute, result, send, stdout, tcp};
+use support::wire::{ask, execute, result, send, stdout};
 
 const TEMPLATE: &str = "code-interpreter-v1";
 const PORT: u16 = 49_999;
@@ -192,9 +192,8 @@ fn a_client_that_goes_away_interrupts_its_code() {
         ("javascript", "console.log('begun'); while (true) {}"),
     ];
     for (language, code) in endless {
-        let mut stream = tcp(&place, &id, PORT);
         let body = json!({ "code": code, "language": language });
-        send(&mut stream, "POST", "/execute", &body);
+        let mut stream = send(&place, &id, PORT, "POST", "/execute", &body);
         support::read_until(&mut stream, "begun");
         let gone = Instant::now();
         drop(stream);

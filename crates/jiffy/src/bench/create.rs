@@ -58,8 +58,8 @@ pub async fn create(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measur
         vec![each],
     ));
     Ok(Measured {
-        method: "POST /sandboxes to the daemon on its socket until the answer, which comes after the agent of that sandbox has; then `true` in it over a new stream; then DELETE, not timed; C at a time; counters are those of the VMM from its beginning to the answer",
-        limits: "a public HTTP API in between; cold page cache; larger guests",
+        method: "POST /v2/sandboxes to the daemon on its socket until the answer, which comes after the agent of that sandbox has; then `true` in it, through the gateway on the same connection; then DELETE, not timed; C at a time; counters are those of the VMM from its beginning to the answer",
+        limits: "TCP, TLS and API keys in between; cold page cache; larger guests",
         ..Measured::new("create", series, &meter)
     })
 }
@@ -82,7 +82,7 @@ async fn load(
         under_way.spawn(async move {
             let (sandbox, created_ms) = timed(target.base(SandboxSize::default())).await?;
             let cost = target.counters(&sandbox.id).await?;
-            let ((), exec_ms) = timed(target.exec(&sandbox.id, "true")).await?;
+            let ((), exec_ms) = timed(target.exec_in(&sandbox, "true")).await?;
             target.remove(&sandbox.id).await?;
             Ok(Created {
                 mode: sandbox.boot_mode,

@@ -71,20 +71,28 @@ pub async fn pause(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measure
     };
     let ids = target.several(c, size).await?;
     let [mut slept, mut slept_wall, mut woke, mut woke_wall] = [const { Vec::new() }; 4];
-    let together = |operation: &'static str| {
+    let together = |wake: bool| {
         let target = target.clone();
         let ids = ids.clone();
         async move {
             at_once(&ids, |id| {
                 let target = target.clone();
-                async move { timed(target.post(&id, operation)).await }
+                async move {
+                    timed(async {
+                        match wake {
+                            true => target.resume(&id).await,
+                            false => target.pause(&id).await,
+                        }
+                    })
+                    .await
+                }
             })
             .await
         }
     };
     for round in 0..warm_up + n {
-        let (pauses, pausing) = together("pause").await?;
-        let (resumes, resuming) = together("resume").await?;
+        let (pauses, pausing) = together(false).await?;
+        let (resumes, resuming) = together(true).await?;
         for id in &ids {
             if round >= warm_up {
                 meter.add("resume", target.counters(id).await?);

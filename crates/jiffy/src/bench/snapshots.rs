@@ -69,7 +69,7 @@ pub async fn snapshot(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Meas
             .against(goal::restore_reference(c)),
     ];
     Ok(Measured {
-        method: "POST snapshot of C running sandboxes at once (2 vCPUs, 512 MiB, 8 MB written before) until the answer, which comes when it is complete in the page cache (not synced); how long the guest stood still; POST /sandboxes from those snapshots, C at once; counters of the VMM during the snapshot, and of a new VMM from its beginning to the answer",
+        method: "POST snapshot of C running sandboxes at once (2 vCPUs, 512 MiB, 8 MB written before) until the answer, which comes when it is complete in the page cache (not synced); how long the guest stood still; POST /v2/sandboxes from those snapshots, C at once; counters of the VMM during the snapshot, and of a new VMM from its beginning to the answer",
         limits: "storage that is synced; long lineages",
         ..Measured::new("snapshot", series, &meter)
     })

@@ -1,16 +1,12 @@
 //! The daemon as what is measured, and several operations at once.
 
 use super::counters::Counters;
-use crate::daemon::Daemon;
-use crate::serve::routes::{ForkAnswer, ForkBody, ProcessAnswer, RollbackBody, SnapshotBody};
+use crate::client::{Client, NewSandbox};
 use anyhow::{Context, ensure};
-use hyper::Method;
-use jiffy_agent_client::{AgentClient, ProcessSpec};
+use jiffy_agent_client::ProcessSpec;
 use jiffy_engine::SandboxSize;
-use jiffy_host::{CreateSpec, SandboxRecord, SnapshotRecord, Source, Terms};
-use jiffy_proto::agent::ENVD_PORT;
+use jiffy_host::{SandboxRecord, SnapshotRecord};
 use std::collections::BTreeMap;
-use std::io;
 use std::time::{Duration, Instant};
 
 /// Milliseconds.
@@ -47,34 +43,19 @@ where
 
 /// Sandboxes of a daemon; those made here are removed when they have served.
 #[derive(Clone)]
-pub struct Target(Daemon);
+pub struct Target(Client);
 
 impl Target {
-    /// The daemon, and template `base` ready for it.
+    /// The daemon of this host, and template `base` ready for it.
     pub async fn open() -> anyhow::Result<Self> {
         crate::run::prepare("base")?;
-        Ok(Self(Daemon::find_or_start().await?))
+        Ok(Self(Client::local().await?))
     }
 
-    /// Makes a sandbox.
-    pub async fn create(
-        &self,
-        source: Source,
-        size: Option<SandboxSize>,
-    ) -> anyhow::Result<SandboxRecord> {
-        let spec = CreateSpec {
-            source,
-            size,
-            env: BTreeMap::new(),
-            terms: Terms::default(),
-        };
-        self.0.call(Method::POST, "/sandboxes", &spec).await
-    }
-
-    /// Makes one of template `base`.
+    /// Makes a sandbox of template `base`.
     pub async fn base(&self, size: SandboxSize) -> anyhow::Result<SandboxRecord> {
-        self.create(Source::Template("base".to_owned()), Some(size))
-            .await
+        let wanted = NewSandbox::of("base", BTreeMap::new()).of_size(size);
+        self.0.create(&wanted).await
     }
 
     /// Makes `count` of them, one after the other; their ids.
@@ -88,79 +69,67 @@ impl Target {
 
     /// Makes one of a snapshot.
     pub async fn restored(&self, snapshot: &str) -> anyhow::Result<SandboxRecord> {
-        self.create(Source::Snapshot(snapshot.to_owned()), None)
-            .await
+        let wanted = NewSandbox::of(snapshot, BTreeMap::new());
+        self.0.create(&wanted).await
     }
 
     /// Takes a snapshot.
     pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
-        let path = format!("/sandboxes/{id}/snapshot");
-        self.0
-            .call(Method::POST, &path, &SnapshotBody { name: None })
-            .await
+        self.0.take(id, None).await
     }
 
     /// Forks `count` children, all of which must answer.
     pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<SandboxRecord>> {
-        let path = format!("/sandboxes/{id}/fork");
-        let body = ForkBody { count };
-        let answer: ForkAnswer = self.0.call(Method::POST, &path, &body).await?;
-        ensure!(answer.failed.is_empty(), "{:?}", answer.failed);
-        Ok(answer.children)
+        let mut children = Vec::with_capacity(count);
+        for child in self.0.fork(id, count).await? {
+            let failed = || child.error.map_or(String::new(), |why| why.message);
+            children.push(child.sandbox.with_context(failed)?.record);
+        }
+        Ok(children)
     }
 
-    /// An operation without arguments.
-    pub async fn post(&self, id: &str, operation: &str) -> anyhow::Result<SandboxRecord> {
-        let path = format!("/sandboxes/{id}/{operation}");
-        self.0.call(Method::POST, &path, &()).await
+    /// Puts one to sleep.
+    pub async fn pause(&self, id: &str) -> anyhow::Result<()> {
+        self.0.pause(id).await
+    }
+
+    /// Wakes one.
+    pub async fn resume(&self, id: &str) -> anyhow::Result<()> {
+        self.0.resume(id).await.map(drop)
     }
 
     /// Puts a sandbox back to a snapshot.
     pub async fn rollback(&self, id: &str, snapshot: &str) -> anyhow::Result<SandboxRecord> {
-        let body = RollbackBody {
-            snapshot: snapshot.to_owned(),
-        };
-        let path = format!("/sandboxes/{id}/rollback");
-        self.0.call(Method::POST, &path, &body).await
+        self.0.rollback(id, snapshot).await
     }
 
     /// Removes a sandbox.
     pub async fn remove(&self, id: &str) -> anyhow::Result<()> {
-        let _: SandboxRecord = self
-            .0
-            .call(Method::DELETE, &format!("/sandboxes/{id}"), &())
-            .await?;
-        Ok(())
+        self.0.delete(id, true).await
     }
 
     /// Removes a snapshot.
     pub async fn forget(&self, snapshot: &str) -> anyhow::Result<()> {
-        let _: SnapshotRecord = self
-            .0
-            .call(Method::DELETE, &format!("/snapshots/{snapshot}"), &())
-            .await?;
-        Ok(())
+        self.0.remove_snapshot(snapshot).await.map(drop)
     }
 
     /// Counters of the sandbox's VMM process.
     pub async fn counters(&self, id: &str) -> anyhow::Result<Counters> {
-        let path = format!("/sandboxes/{id}/process");
-        let answer: ProcessAnswer = self.0.call(Method::GET, &path, &()).await?;
-        Counters::of(answer.pid, answer.exits)
+        let process = self.0.process(id).await?;
+        Counters::of(process.pid, process.exits)
     }
 
     /// Runs a shell command, which must succeed.
     pub async fn exec(&self, id: &str, command: &str) -> anyhow::Result<()> {
-        let (daemon, owner) = (self.0.clone(), id.to_owned());
-        let client = AgentClient::new(move || {
-            let (daemon, owner) = (daemon.clone(), owner.clone());
-            async move {
-                let stream = daemon.connect(&owner, ENVD_PORT).await;
-                stream.map_err(io::Error::other)
-            }
-        });
+        let sandbox = self.0.sandbox(id).await?.record;
+        self.exec_in(&sandbox, command).await
+    }
+
+    /// The same in a sandbox that is known.
+    pub async fn exec_in(&self, sandbox: &SandboxRecord, command: &str) -> anyhow::Result<()> {
+        let agent = self.0.agent(&sandbox.clone().into())?;
         let spec = ProcessSpec::new("/bin/sh", ["-c", command]);
-        let (status, _, stderr) = client.start(&spec).await?.output(1 << 16).await?;
+        let (status, _, stderr) = agent.start(&spec).await?.output(1 << 16).await?;
         ensure!(
             status.exit_code == 0,
             "`{command}` exited with {}: {}",

@@ -36,20 +36,29 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     outcome.report(args.exec.json, began)
 }
 
+/// The size asked for, with this memory where none is asked for.
+fn sized(args: &SizeArgs, memory_mib: u32) -> SandboxSize {
+    SandboxSize {
+        vcpus: args.cpus,
+        memory_mib: args.memory.unwrap_or(memory_mib),
+        disk_mib: args.disk,
+    }
+}
+
+/// Refuses sizes out of bounds.
+pub fn check_size(args: &SizeArgs) -> anyhow::Result<()> {
+    Ok(sized(args, SandboxSize::default().memory_mib).check()?)
+}
+
 /// The size asked for; what is not asked for is the template's to say.
 pub fn size(args: &SizeArgs, template: &str) -> anyhow::Result<SandboxSize> {
-    let size = |memory_mib| SandboxSize {
-        vcpus: args.cpus,
-        memory_mib,
-        disk_mib: args.disk,
-    };
     // A size out of bounds is the nearer mistake than a template that is not there.
-    let asked = args.memory.unwrap_or(SandboxSize::default().memory_mib);
-    size(asked).check()?;
-    Ok(match args.memory {
-        Some(memory_mib) => size(memory_mib),
-        None => size(Host::open()?.default_size(template)?.memory_mib),
-    })
+    check_size(args)?;
+    let memory_mib = match args.memory {
+        Some(memory_mib) => memory_mib,
+        None => Host::open()?.default_size(template)?.memory_mib,
+    };
+    Ok(sized(args, memory_mib))
 }
 
 pub fn prepare(template: &str) -> anyhow::Result<Prepared> {

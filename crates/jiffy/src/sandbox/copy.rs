@@ -70,7 +70,7 @@ async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow:
             Box::pin(file)
         }
     };
-    let agent = Remote::find(sandbox).await?.agent();
+    let agent = Remote::find(&args.host, sandbox).await?.agent();
     let mut writer = agent.write_stream(path, args.user.as_deref());
     let failed = || format!("cannot write {path} in sandbox {sandbox}");
     loop {
@@ -88,7 +88,7 @@ async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow:
 }
 
 async fn download(args: &CpArgs, sandbox: &str, path: &str, to: &str) -> anyhow::Result<()> {
-    let agent = Remote::find(sandbox).await?.agent();
+    let agent = Remote::find(&args.host, sandbox).await?.agent();
     let failed = || format!("cannot read {path} in sandbox {sandbox}");
     let reader = agent.read_stream(path, args.user.as_deref()).await;
     let mut reader = reader.with_context(failed)?;

@@ -1,13 +1,10 @@
-//! `jiffy exec`: a command in a sandbox of the daemon's.
+//! `jiffy exec`: a command in a sandbox of a daemon's.
 
-use super::word;
-use crate::cli::SandboxExecArgs;
-use crate::daemon::Daemon;
+use crate::cli::{HostArgs, SandboxExecArgs};
+use crate::client::{Client, Sandbox};
 use crate::run::{Place, Signals, environment, session};
-use hyper::Method;
 use jiffy_agent_client::AgentClient;
-use jiffy_host::{SandboxRecord, State};
-use jiffy_proto::agent::ENVD_PORT;
+use jiffy_host::State;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -16,57 +13,51 @@ const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// A sandbox of the daemon's.
 pub struct Remote {
-    daemon: Daemon,
-    sandbox: SandboxRecord,
+    client: Client,
+    agent: AgentClient,
+    sandbox: Sandbox,
 }
 
 impl Remote {
     /// Sandbox `id`, which must run.
-    pub async fn find(id: &str) -> anyhow::Result<Self> {
-        let path = format!("/sandboxes/{}", word(id)?);
-        let daemon = Daemon::find_or_start().await?;
-        let sandbox: SandboxRecord = daemon.call(Method::GET, &path, &()).await?;
-        match &sandbox.state {
-            State::Running => Ok(Self { daemon, sandbox }),
-            State::Paused => anyhow::bail!(
-                "sandbox {} is paused: wake it with `jiffy resume {id}`",
-                sandbox.id
-            ),
+    pub async fn find(host: &HostArgs, id: &str) -> anyhow::Result<Self> {
+        let client = Client::open(host).await?;
+        let sandbox = client.sandbox(id).await?;
+        let whole = &sandbox.record.id;
+        match &sandbox.record.state {
+            State::Running => Ok(Self {
+                agent: client.agent(&sandbox)?,
+                client,
+                sandbox,
+            }),
+            State::Paused => {
+                anyhow::bail!("sandbox {whole} is paused: wake it with `jiffy resume {id}`")
+            }
             State::Broken { cause } => anyhow::bail!(
-                "sandbox {} is broken ({cause}): `jiffy rollback` to one of its snapshots mends it",
-                sandbox.id
+                "sandbox {whole} is broken ({cause}): `jiffy rollback` to one of its snapshots mends it"
             ),
-            state => anyhow::bail!("sandbox {} is {}", sandbox.id, state.name()),
+            state => anyhow::bail!("sandbox {whole} is {}", state.name()),
         }
     }
 }
 
 impl Place for Remote {
     fn agent(&self) -> AgentClient {
-        let (daemon, id) = (self.daemon.clone(), self.sandbox.id.clone());
-        AgentClient::new(move || {
-            let (daemon, id) = (daemon.clone(), id.clone());
-            async move { daemon.connect(&id, ENVD_PORT).await }
-        })
+        self.agent.clone()
     }
 
     fn memory_mib(&self) -> u32 {
-        self.sandbox.size.memory_mib
+        self.sandbox.record.size.memory_mib
     }
 
     async fn gone(&self, patience: Duration) -> Option<String> {
-        let id = &self.sandbox.id;
+        let id = &self.sandbox.record.id;
         let limit = Instant::now() + patience;
         loop {
-            let path = format!("/sandboxes/{id}");
-            match self
-                .daemon
-                .call::<SandboxRecord>(Method::GET, &path, &())
-                .await
-            {
-                Ok(record) if record.state == State::Running => {}
-                Ok(record) => {
-                    return Some(match record.state {
+            match self.client.sandbox(id).await {
+                Ok(now) if now.record.state == State::Running => {}
+                Ok(now) => {
+                    return Some(match now.record.state {
                         State::Broken { cause } => cause,
                         state => format!("sandbox {id} is {} now", state.name()),
                     });
@@ -88,7 +79,7 @@ pub fn run(args: &SandboxExecArgs) -> anyhow::Result<ExitCode> {
     let runtime = crate::runtime()?;
     let outcome = runtime.block_on(async {
         let signals = Signals::new()?;
-        let remote = Remote::find(&args.id).await?;
+        let remote = Remote::find(&args.host, &args.id).await?;
         session::run(&args.exec, &remote, env, signals).await
     });
     // A thread may still wait for our standard input: the runtime must not wait for it in turn.

@@ -1,17 +1,16 @@
-//! The commands on sandboxes that stay: each is one call to the daemon.
+//! The commands on sandboxes that stay: each is a call or two to the control plane.
 
 mod copy;
 pub mod exec;
 pub mod table;
 
-use crate::cli::{Command, CreateArgs, ForkArgs, ManyArgs, SnapshotsArgs};
-use crate::daemon::Daemon;
-use crate::run::{environment, prepare, size};
-use crate::serve::routes::{ForkAnswer, ForkBody, RollbackBody, SnapshotBody};
-use hyper::Method;
-use jiffy_engine::VerifiedSnapshot;
-use jiffy_host::{CreateSpec, SandboxRecord, SnapshotRecord, Source, State, Terms};
+use crate::cli::{Command, CreateArgs, ForkArgs, HostArgs, ManyArgs, SnapshotsArgs};
+use crate::client::{Client, NewSandbox, is, is_elsewhere};
+use crate::run::{check_size, environment, prepare, size};
+use jiffy_host::SandboxRecord;
 use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 /// Runs one command.
@@ -20,7 +19,6 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
 }
 
 async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
-    let post = Method::POST;
     match command {
         Command::Create(args) => return create(args).await,
         Command::Fork(args) => return fork(args).await,
@@ -30,46 +28,39 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Snapshots(SnapshotsArgs {
             verify: Some(id),
             json,
+            host,
             ..
-        }) => return verify(id, *json).await,
+        }) => return verify(host, id, *json).await,
         Command::Ls(args) => {
-            let daemon = Daemon::find_or_start().await?;
-            let mut all: Vec<SandboxRecord> = daemon.call(Method::GET, "/sandboxes", &()).await?;
-            all.retain(|s| args.all || s.state != State::Killed);
+            let all = Client::open(&args.host).await?.sandboxes(args.all).await?;
             table::show(args.json, &all, table::sandboxes)?;
         }
         Command::Snapshot(args) => {
-            let daemon = Daemon::find_or_start().await?;
-            let path = format!("/sandboxes/{}/snapshot", word(&args.id)?);
-            let name = args.name.clone();
-            let taken: SnapshotRecord = daemon.call(post, &path, &SnapshotBody { name }).await?;
+            let client = Client::open(&args.host).await?;
+            let taken = client.take(&args.id, args.name.as_deref()).await?;
             table::show(args.json, &taken, |s| format!("{}\n", s.id))?;
         }
         Command::Snapshots(args) => {
-            let daemon = Daemon::find_or_start().await?;
-            let path = match &args.id {
-                Some(id) => format!("/snapshots/{}", word(id)?),
-                None => "/snapshots".to_owned(),
-            };
-            let all: Vec<SnapshotRecord> = daemon.call(Method::GET, &path, &()).await?;
+            let client = Client::open(&args.host).await?;
+            let all = client.snapshots(args.id.as_deref()).await?;
             table::show(args.json, &all, table::snapshots)?;
         }
         Command::Rollback(args) => {
-            let snapshot = args.snapshot.clone();
-            let body = RollbackBody { snapshot };
-            let now: SandboxRecord = one(&args.id, "rollback", &body).await?;
-            table::show(args.json, &now, |s| format!("{}\n", s.id))?;
+            let client = Client::open(&args.host).await?;
+            show(args.json, &client.rollback(&args.id, &args.snapshot).await?)?;
         }
         Command::Pause(args) => {
-            let now: SandboxRecord = one(&args.id, "pause", &()).await?;
-            table::show(args.json, &now, |s| format!("{}\n", s.id))?;
+            let client = Client::open(&args.host).await?;
+            client.pause(&args.id).await?;
+            show(args.json, &client.sandbox(&args.id).await?.record)?;
         }
         Command::Resume(args) => {
-            let now: SandboxRecord = one(&args.id, "resume", &()).await?;
-            table::show(args.json, &now, |s| format!("{}\n", s.id))?;
+            let client = Client::open(&args.host).await?;
+            show(args.json, &client.resume(&args.id).await?)?;
         }
         Command::Promote(args) => {
-            let gone: Vec<SandboxRecord> = one(&args.id, "promote", &()).await?;
+            let client = Client::open(&args.host).await?;
+            let gone = client.promote(&args.id).await?;
             table::show(args.json, &gone, |gone| {
                 gone.iter().map(|s| format!("removed {}\n", s.id)).collect()
             })?;
@@ -80,79 +71,84 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// An id or name as it can stand in a path.
-pub(crate) fn word(id: &str) -> anyhow::Result<&str> {
-    let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    anyhow::ensure!(
-        !id.is_empty() && id.chars().all(good),
-        "`{id}` is not an id: `jiffy ls` and `jiffy snapshots` show those there are"
-    );
-    Ok(id)
-}
-
-async fn one<T: serde::de::DeserializeOwned>(
-    id: &str,
-    operation: &str,
-    body: &impl Serialize,
-) -> anyhow::Result<T> {
-    let path = format!("/sandboxes/{}/{operation}", word(id)?);
-    let daemon = Daemon::find_or_start().await?;
-    daemon.call(Method::POST, &path, body).await
+/// Prints one sandbox.
+fn show(json: bool, sandbox: &SandboxRecord) -> anyhow::Result<()> {
+    table::show(json, sandbox, |s| format!("{}\n", s.id))
 }
 
 async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let env = environment(&args.env)?;
-    let spec = match &args.from {
-        Some(snapshot) => CreateSpec {
-            source: Source::Snapshot(snapshot.clone()),
-            size: None,
-            env,
-            terms: Terms::default(),
-        },
+    let (client, wanted) = match &args.from {
+        Some(snapshot) => {
+            let client = Client::open(&args.host).await?;
+            let snapshot = client.snapshot(snapshot).await?;
+            (client, NewSandbox::of(snapshot.id, env))
+        }
         None => {
-            let size = size(&args.size, &args.template)?;
-            // Here, where progress can be shown, rather than in the daemon.
-            prepare(&args.template)?;
-            CreateSpec {
-                source: Source::Template(args.template.clone()),
-                size: Some(size),
-                env,
-                terms: Terms::default(),
-            }
+            let wanted = of_template(args, env)?;
+            (Client::open(&args.host).await?, wanted)
         }
     };
-    let daemon = Daemon::find_or_start().await?;
-    let made: SandboxRecord = daemon.call(Method::POST, "/sandboxes", &spec).await?;
-    table::show(args.json, &made, |s| format!("{}\n", s.id))?;
+    show(args.json, &client.create(&wanted).await?)?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// What is asked for, of a template that is ready if it is this host's.
+fn of_template(args: &CreateArgs, env: BTreeMap<String, String>) -> anyhow::Result<NewSandbox> {
+    let wanted = NewSandbox::of(&args.template, env);
+    if is_elsewhere(&args.host)? {
+        check_size(&args.size)?;
+        return Ok(wanted.sized(args.size.cpus, args.size.memory, args.size.disk));
+    }
+    let size = size(&args.size, &args.template)?;
+    // Here, where progress can be shown, rather than in the daemon.
+    prepare(&args.template)?;
+    Ok(wanted.of_size(size))
+}
+
+/// What a fork made.
+#[derive(Serialize)]
+struct Family {
+    /// What all children start from.
+    snapshot: Value,
+    /// Those that answered.
+    children: Vec<SandboxRecord>,
+    /// Why the others did not.
+    failed: Vec<String>,
+}
+
 async fn fork(args: &ForkArgs) -> anyhow::Result<ExitCode> {
-    let body = ForkBody { count: args.count };
-    let answer: ForkAnswer = one(&args.id, "fork", &body).await?;
-    table::show(args.json, &answer, |answer| {
-        answer
-            .children
-            .iter()
-            .map(|s| format!("{}\n", s.id))
-            .collect()
+    let client = Client::open(&args.host).await?;
+    let forked = client.fork(&args.id, args.count).await?;
+    let mut family = Family {
+        snapshot: json!({ "id": forked.first().map(|child| &child.snapshot) }),
+        children: Vec::new(),
+        failed: Vec::new(),
+    };
+    for child in forked {
+        match (child.sandbox, child.error) {
+            (Some(sandbox), _) => family.children.push(sandbox.record),
+            (None, why) => family.failed.extend(why.map(|why| why.message)),
+        }
+    }
+    table::show(args.json, &family, |family| {
+        let ids = family.children.iter().map(|s| format!("{}\n", s.id));
+        ids.collect()
     })?;
-    if answer.failed.is_empty() {
+    if family.failed.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     let of = args.count;
-    eprintln!("jiffy: {} of {of} children failed:", answer.failed.len());
-    for why in &answer.failed {
+    eprintln!("jiffy: {} of {of} children failed:", family.failed.len());
+    for why in &family.failed {
         eprintln!("jiffy:   {why}");
     }
     Ok(ExitCode::FAILURE)
 }
 
 /// Compares a snapshot with its seal. Neither damage nor the want of a seal is success.
-async fn verify(id: &str, json: bool) -> anyhow::Result<ExitCode> {
-    let daemon = Daemon::find_or_start().await?;
-    let path = format!("/snapshots/{}/verify", word(id)?);
-    let verified: Vec<VerifiedSnapshot> = daemon.call(Method::POST, &path, &()).await?;
+async fn verify(host: &HostArgs, id: &str, json: bool) -> anyhow::Result<ExitCode> {
+    let verified = Client::open(host).await?.verify(id).await?;
     table::show(json, &verified, table::verified)?;
     let sound = verified.iter().all(|s| s.sealed && s.damaged.is_empty());
     Ok(if sound {
@@ -164,11 +160,11 @@ async fn verify(id: &str, json: bool) -> anyhow::Result<ExitCode> {
 
 /// Kills or removes each of several; one that fails does not spare the others.
 async fn many(args: &ManyArgs, remove: bool) -> anyhow::Result<ExitCode> {
-    let daemon = Daemon::find_or_start().await?;
-    let mut done: Vec<serde_json::Value> = Vec::new();
+    let client = Client::open(&args.host).await?;
+    let mut done: Vec<Value> = Vec::new();
     let mut code = ExitCode::SUCCESS;
     for id in &args.ids {
-        match end(&daemon, id, remove).await {
+        match end(&client, id, remove).await {
             Ok(record) => done.push(record),
             Err(e) => {
                 eprintln!("jiffy: {e:#}");
@@ -177,27 +173,18 @@ async fn many(args: &ManyArgs, remove: bool) -> anyhow::Result<ExitCode> {
         }
     }
     table::show(args.json, &done, |done| {
-        let id = |v: &serde_json::Value| v["id"].as_str().map(|id| format!("{id}\n"));
+        let id = |v: &Value| v["id"].as_str().map(|id| format!("{id}\n"));
         done.iter().filter_map(id).collect()
     })?;
     Ok(code)
 }
 
-async fn end(daemon: &Daemon, id: &str, remove: bool) -> anyhow::Result<serde_json::Value> {
-    let path = format!("/sandboxes/{}", word(id)?);
-    if !remove {
-        return daemon
-            .call(Method::POST, &format!("{path}/kill"), &())
-            .await;
-    }
-    let known: Result<SandboxRecord, _> = daemon.call(Method::GET, &path, &()).await;
-    match known {
-        Ok(_) => daemon.call(Method::DELETE, &path, &()).await,
+async fn end(client: &Client, id: &str, remove: bool) -> anyhow::Result<Value> {
+    match client.end(id, remove).await {
+        Ok(record) => Ok(serde_json::to_value(record)?),
         // No sandbox: then it is a snapshot, or nothing.
-        Err(e) if e.to_string().contains("there is no sandbox") => {
-            daemon
-                .call(Method::DELETE, &format!("/snapshots/{id}"), &())
-                .await
+        Err(e) if remove && is(&e, "sandbox_not_found") => {
+            Ok(serde_json::to_value(client.remove_snapshot(id).await?)?)
         }
         Err(e) => Err(e),
     }

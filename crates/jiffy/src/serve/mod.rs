@@ -1,29 +1,25 @@
 //! `jiffy serve`: the daemon that owns the sandboxes of a data directory.
 //!
-//! To everybody it speaks at `--listen`: `public.rs`. It also listens on `<data directory>/run/jiffy.sock`, which only its owner can open, and speaks HTTP/1.1 with JSON. This interface is
-//! for the commands of the same version; what it does is `jiffy_host::Sandboxes`.
+//! It answers one and the same API (`front.rs`) to everybody at `--listen`, and to its owner at `<data directory>/run/jiffy.sock`.
 
-mod connect;
 mod figures;
+mod front;
 mod guests;
 mod log;
-mod public;
-pub mod routes;
 pub mod status;
 
 use crate::cli::ServeArgs;
-use crate::daemon::{Daemon, socket};
+use crate::client::{Client, Stranger};
+use crate::daemon::{self, process, reach};
 use anyhow::{Context, bail};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use front::Front;
+use jiffy_api::Ending;
 use jiffy_host::{Host, MicroVmEngine, Options, Sandboxes};
 use jiffy_image::Home;
 pub use log::open as open_log;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use public::Public;
-use routes::{Routes, StopBody};
+use nix::sys::signal::{Signal, kill};
 use sd_notify::NotifyState;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -46,7 +42,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let lock = runtime.block_on(async {
         if args.stop {
             let kill_sandboxes = args.kill_sandboxes;
-            stop(StopBody { kill_sandboxes }).await?;
+            stop(Ending { kill_sandboxes }).await?;
             Ok(None)
         } else {
             serve(args).await
@@ -77,17 +73,15 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
     };
     let sandboxes = open(host, options).await?;
     let stopping = CancellationToken::new();
-    let public = match args.no_listen {
-        true => None,
-        false => Some(Public::open(args, &home, sandboxes.clone()).await?),
-    };
-    let address = public.as_ref().map(|public| public.url().to_owned());
-    let public =
-        public.map(|public| tokio::spawn(public.serve(stopping.clone().cancelled_owned())));
-    let path = socket(&home);
-    let listener = listen(&path)?;
     let (tell_stop, mut stopped) = mpsc::channel(1);
-    let routes = Routes::new(sandboxes.clone(), tell_stop, began, address);
+    let stop = move |how| {
+        // A second one finds the first still waiting.
+        let _ = tell_stop.try_send(how);
+    };
+    let front = Front::open(args, &home, sandboxes.clone(), began, stop).await?;
+    let path = daemon::socket(&home);
+    let front = front.serve(listen(&path)?, stopping.clone());
+    let front = tokio::spawn(front);
     let version = env!("CARGO_PKG_VERSION");
     tracing::info!(
         version,
@@ -103,38 +97,19 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
     let mut hang_up = signal(SignalKind::hangup())?;
     let asked = loop {
         tokio::select! {
-            connection = listener.accept() => match connection {
-                Ok((stream, _)) => {
-                    let routes = routes.clone();
-                    tokio::spawn(async move {
-                        let service = service_fn(move |request| routes.clone().answer(request));
-                        // A client that breaks off is its own affair.
-                        let _ = http1::Builder::new()
-                            .serve_connection(TokioIo::new(stream), service)
-                            .with_upgrades()
-                            .await;
-                    });
-                }
-                Err(e) => {
-                    tracing::error!("cannot accept a connection: {e}");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            },
-            _ = interrupt.recv() => break StopBody::default(),
-            _ = terminate.recv() => break StopBody::default(),
+            _ = interrupt.recv() => break Ending::default(),
+            _ = terminate.recv() => break Ending::default(),
             asked = stopped.recv() => break asked.unwrap_or_default(),
             _ = hang_up.recv() => {}
         }
     };
-    drop(listener);
+    // Nobody finds it any more; those who have are still answered.
     let _ = fs::remove_file(&path);
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     tracing::info!("ending: what is under way may finish");
     stopping.cancel();
-    if let Some(public) = public {
-        // It has ended, in whatever way.
-        let _ = public.await;
-    }
+    // It has ended, in whatever way.
+    let _ = front.await;
     sandboxes.finish(FINISH_LIMIT).await;
     if asked.kill_sandboxes {
         sandboxes.stop_all().await;
@@ -192,19 +167,34 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
 }
 
 /// Ends the daemon that runs, if one does, and returns when it is gone.
-pub async fn stop(asked: StopBody) -> anyhow::Result<()> {
+pub async fn stop(how: Ending) -> anyhow::Result<()> {
     let home = Home::locate()?;
-    let Some(daemon) = Daemon::find(&home).await else {
-        return match asked.kill_sandboxes {
+    let Some(stream) = reach(&home).await else {
+        return match how.kill_sandboxes {
             true => kill_sandboxes(&home).await,
             false => Ok(()),
         };
     };
-    let () = daemon.call(hyper::Method::POST, "/stop", &asked).await?;
+    let process = process(&stream);
+    let client = Client::over(&home, stream).await?;
+    let told: anyhow::Result<()> = client.call(hyper::Method::POST, "/host/stop", &how).await;
+    let another_version = match told {
+        Ok(()) => false,
+        // One of another version still understands a signal.
+        Err(e) if e.is::<Stranger>() => {
+            let (pid, _) = process.ok_or(e)?;
+            kill(pid, Signal::SIGTERM)?;
+            true
+        }
+        Err(e) => return Err(e),
+    };
     while lock(&home)?.is_none() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    Ok(())
+    match another_version && how.kill_sandboxes {
+        true => kill_sandboxes(&home).await,
+        false => Ok(()),
+    }
 }
 
 /// Ends the sandboxes that ran on without a daemon.

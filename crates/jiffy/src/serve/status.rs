@@ -1,11 +1,12 @@
 //! What the daemon tells about itself.
 
-use jiffy_host::{MicroVmEngine, Sandboxes};
+use jiffy_engine::Engine;
+use jiffy_host::Sandboxes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Answer to `GET /host`.
+/// What the owner is told beside what `GET /host` tells everybody.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Status {
     /// Version of the daemon.
@@ -36,8 +37,8 @@ pub struct Status {
 
 impl Status {
     /// Of `sandboxes`, in a daemon that began at `began`.
-    pub fn now(
-        sandboxes: &Sandboxes<MicroVmEngine>,
+    pub fn now<E: Engine>(
+        sandboxes: &Sandboxes<E>,
         began: Instant,
         listen: Option<String>,
     ) -> Self {

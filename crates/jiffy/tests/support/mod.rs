@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
 pub mod place;
+pub mod remote;
 pub mod wire;
 
 use std::fs::OpenOptions;
@@ -39,6 +40,8 @@ pub fn jiffy(args: &[&str]) -> Command {
         .args(args)
         .env("JIFFY_VMM", programs.join("jiffy-vmm"))
         .env("JIFFY_AGENT", programs.join("jiffy-agent"))
+        .env_remove("JIFFY_URL")
+        .env_remove("JIFFY_API_KEY")
         .stdin(Stdio::null());
     command
 }

@@ -1,4 +1,4 @@
-//! HTTP to a port of a sandbox, over the daemon.
+//! HTTP to a port of a sandbox, through the daemon.
 
 use super::LIMIT;
 use super::place::Place;
@@ -6,32 +6,25 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-/// vsock port where the agent joins streams to TCP ports.
-const TCP_PORT: u32 = 49_984;
-
-/// A stream to TCP `port` in sandbox `id`.
-pub fn tcp(place: &Place, id: &str, port: u16) -> UnixStream {
+/// Sends a request to TCP `port` in sandbox `id`; HTTP/1.0, so that the answer ends with the connection and is not cut into chunks.
+pub fn send(
+    place: &Place,
+    id: &str,
+    port: u16,
+    method: &str,
+    path: &str,
+    body: &Value,
+) -> UnixStream {
     let mut stream = UnixStream::connect(place.dir.path().join("run/jiffy.sock")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let request = format!(
-        "POST /sandboxes/{id}/connect/{TCP_PORT} HTTP/1.1\r\nHost: daemon\r\nConnection: upgrade\r\n\
-         Upgrade: jiffy-stream\r\nContent-Length: 0\r\n\r\n"
-    );
-    stream.write_all(request.as_bytes()).unwrap();
-    let head = super::read_until(&mut stream, "\r\n\r\n");
-    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
-    stream.write_all(format!("{port}\n").as_bytes()).unwrap();
-    assert_eq!(super::read_until(&mut stream, "\n"), "OK\n");
-    stream
-}
-
-/// Sends a request; HTTP/1.0, so that the answer ends with the connection and is not cut into chunks.
-pub fn send(stream: &mut UnixStream, method: &str, path: &str, body: &Value) {
     let body = body.to_string();
     let length = body.len();
-    let head =
-        format!("{method} {path} HTTP/1.0\r\nHost: guest\r\nContent-Length: {length}\r\n\r\n");
+    let head = format!(
+        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\
+         Content-Length: {length}\r\n\r\n"
+    );
     stream.write_all((head + &body).as_bytes()).unwrap();
+    stream
 }
 
 /// Status and body of the answer to one request.
@@ -43,8 +36,7 @@ pub fn ask(
     path: &str,
     body: &Value,
 ) -> (u16, String) {
-    let mut stream = tcp(place, id, port);
-    send(&mut stream, method, path, body);
+    let mut stream = send(place, id, port, method, path, body);
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();

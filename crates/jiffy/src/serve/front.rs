@@ -1,32 +1,43 @@
-//! The public side of the daemon: control plane and gateway on one address.
+//! What the daemon answers: control plane and gateway, on its owner's socket and on an address.
 
 use super::figures;
 use super::guests::Guests;
+use super::status::Status;
 use crate::cli::ServeArgs;
+use crate::client::{VERSION, VERSION_HEADER};
 use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::body::Incoming;
-use jiffy_api::{App, Caller, Keys, local_key};
+use hyper::header::HeaderValue;
+use jiffy_api::{App, Caller, Ending, Keys, local_key};
 use jiffy_engine::Engine;
 use jiffy_gateway::{Config, ControlPlane, Gateway, Peer, Signer, Tls};
 use jiffy_host::Sandboxes;
 use jiffy_image::{Home, Templates};
+use nix::unistd::geteuid;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
-use tokio::net::TcpListener;
+use std::time::Instant;
+use tokio::net::{TcpListener, UnixListener};
+use tokio_util::sync::CancellationToken;
 
 /// Where preview links get their signatures from.
 const SIGNING_KEY: &str = "preview-key";
 
-/// An address with what answers on it, ready to serve.
-pub struct Public<E: Engine> {
+/// Control plane and gateway, ready to serve the owner's socket and, if that was asked for, an address.
+pub struct Front<E: Engine> {
+    gateway: Gateway<Guests<E>, Control>,
+    address: Option<Listening>,
+}
+
+/// An address that is listened at.
+struct Listening {
     listener: TcpListener,
     tls: Option<Tls>,
-    gateway: Gateway<Guests<E>, Control>,
-    url: String,
+    base: Base,
 }
 
 /// The control plane. Whoever comes over the owner's socket is the owner.
@@ -41,53 +52,83 @@ impl ControlPlane for Control {
         if request.extensions().get::<Peer>().is_some_and(|p| p.local) {
             request.extensions_mut().insert(Caller::Owner);
         }
-        self.0.answer(request).await
+        let mut answer = self.0.answer(request).await;
+        let version = HeaderValue::from_static(VERSION);
+        answer.headers_mut().insert(VERSION_HEADER, version);
+        answer
     }
 }
 
-impl<E: Engine> Public<E> {
-    /// Listens as `args` say, and prints where.
+impl<E: Engine> Front<E> {
+    /// Listens as `args` say, and prints where. The daemon began at `began`; whoever may end it calls `stop`.
     pub async fn open(
         args: &ServeArgs,
         home: &Home,
         sandboxes: Sandboxes<E>,
+        began: Instant,
+        stop: impl Fn(Ending) + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
-        let address = args.listen;
         let keys = Arc::new(Keys::open(home.path())?);
-        let announced = admit(address, home, &keys)?;
-        let tls = tls(args, home)?;
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("cannot listen on {address}: choose another with `--listen`")
-        })?;
-        let address = listener.local_addr()?;
+        let address = match args.no_listen {
+            true => None,
+            false => Some(Listening::open(args, home, &keys).await?),
+        };
+        let base = address.as_ref().map(|address| address.base.clone());
+        let url = base.as_ref().map(|base| base.url.clone());
         let signer = Signer::new(&signing_key(home)?);
-        let base = Base::new(args, address, tls.is_some());
-        let app = App::new(
-            sandboxes.clone(),
-            keys,
-            Arc::new(Templates::new(home)),
-            jiffy_api::Config {
-                domain: base.domain.clone(),
-                ..jiffy_api::Config::default()
-            },
-        );
-        let links = (signer.clone(), base.clone());
-        let app = app.with_preview(Arc::new(move |id: &str, port: u16, expires: u64| {
-            links.1.link(&links.0, id, port, expires)
-        }));
+        let config = jiffy_api::Config {
+            domain: base.as_ref().and_then(|base| base.domain.clone()),
+            ..jiffy_api::Config::default()
+        };
+        let templates = Arc::new(Templates::new(home));
+        let mut app = App::new(sandboxes.clone(), keys, templates, config).with_stop(stop);
+        if let Some(base) = base {
+            let signer = signer.clone();
+            let link = move |id: &str, port, expires| base.link(&signer, id, port, expires);
+            app = app.with_preview(Arc::new(link));
+        }
+        let about = sandboxes.clone();
+        let app = app.with_about(move || {
+            let status = Status::now(&about, began, url.clone());
+            serde_json::to_value(status).unwrap_or_default()
+        });
         let config = Config {
             domains: args.domain.clone(),
             allowed_hosts: args.allow_host.clone(),
             ..Config::default()
         };
         let control = Control(jiffy_api::router(app).merge(figures::route(sandboxes.clone())));
-        let gateway = Gateway::new(
-            config,
-            Guests::new(sandboxes.clone()),
-            control,
-            Some(signer),
-        );
+        let guests = Guests::new(sandboxes.clone());
+        let gateway = Gateway::new(config, guests, control, Some(signer));
         figures::show_gateway(&sandboxes, gateway.counters());
+        Ok(Self { gateway, address })
+    }
+
+    /// Serves `local` and the address until `stopping`, then lets requests under way finish.
+    pub async fn serve(self, local: UnixListener, stopping: CancellationToken) {
+        let Self { gateway, address } = self;
+        let us = geteuid();
+        // The socket's permissions say the same; this also holds where somebody loosened them.
+        let may = move |uid| uid == us.as_raw() || uid == 0;
+        let end = stopping.clone().cancelled_owned();
+        let local = jiffy_gateway::serve_local(local, gateway.clone(), may, end);
+        let Some(Listening { listener, tls, .. }) = address else {
+            return local.await;
+        };
+        let end = stopping.cancelled_owned();
+        tokio::join!(local, jiffy_gateway::serve(listener, tls, gateway, end));
+    }
+}
+
+impl Listening {
+    async fn open(args: &ServeArgs, home: &Home, keys: &Keys) -> anyhow::Result<Self> {
+        let address = args.listen;
+        let announced = admit(address, home, keys)?;
+        let tls = tls(args, home)?;
+        let listener = TcpListener::bind(address).await.with_context(|| {
+            format!("cannot listen on {address}: choose another with `--listen`")
+        })?;
+        let base = Base::new(args, listener.local_addr()?, tls.is_some());
         println!("listening on {}", base.url);
         if let Some(trust) = tls.as_ref().and_then(Tls::trust) {
             println!("clients trust it by the certificate in {}", trust.display());
@@ -103,19 +144,8 @@ impl<E: Engine> Public<E> {
         Ok(Self {
             listener,
             tls,
-            gateway,
-            url: base.url,
+            base,
         })
-    }
-
-    /// Where it answers.
-    pub fn url(&self) -> &str {
-        &self.url
-    }
-
-    /// Serves until `shutdown`, then lets requests under way finish.
-    pub async fn serve(self, shutdown: impl Future<Output = ()>) {
-        jiffy_gateway::serve(self.listener, self.tls, self.gateway, shutdown).await;
     }
 }
 

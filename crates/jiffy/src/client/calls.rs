@@ -1,0 +1,329 @@
+//! What is asked of a control plane.
+
+use super::{Client, is};
+use anyhow::bail;
+use hyper::Method;
+use jiffy_engine::{SandboxSize, VerifiedSnapshot};
+use jiffy_host::{SandboxRecord, SnapshotRecord, State};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Letters of a whole id: what has as many needs not be searched for.
+const WHOLE: usize = 20;
+/// Header with the token of a list's next page.
+const NEXT: &str = "x-next-token";
+
+/// A sandbox to be made.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NewSandbox {
+    #[serde(rename = "templateID")]
+    template_id: String,
+    /// No limit: it stays until it is killed.
+    timeout: i64,
+    #[serde(rename = "envVars")]
+    env: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_count: Option<u8>,
+    #[serde(rename = "memoryMB", skip_serializing_if = "Option::is_none")]
+    memory_mb: Option<u32>,
+    #[serde(rename = "diskSizeMB", skip_serializing_if = "Option::is_none")]
+    disk_size_mb: Option<u64>,
+}
+
+impl NewSandbox {
+    /// One of a template, or of a snapshot by its id.
+    pub fn of(source: impl Into<String>, env: BTreeMap<String, String>) -> Self {
+        Self {
+            template_id: source.into(),
+            timeout: -1,
+            env,
+            cpu_count: None,
+            memory_mb: None,
+            disk_size_mb: None,
+        }
+    }
+
+    /// The same of this size; without `memory` the template's.
+    pub fn sized(mut self, vcpus: u8, memory_mib: Option<u32>, disk_mib: u64) -> Self {
+        self.cpu_count = Some(vcpus);
+        self.memory_mb = memory_mib;
+        self.disk_size_mb = Some(disk_mib);
+        self
+    }
+
+    /// The same of exactly this size.
+    pub fn of_size(self, size: SandboxSize) -> Self {
+        self.sized(size.vcpus, Some(size.memory_mib), size.disk_mib)
+    }
+}
+
+/// A sandbox, and what its agent wants to be shown.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Sandbox {
+    /// All about it.
+    #[serde(rename = "jiffy")]
+    pub record: SandboxRecord,
+    /// Token; none: its agent wants none, or we may not use it.
+    #[serde(rename = "envdAccessToken", default)]
+    pub token: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Snapshot {
+    #[serde(rename = "jiffy")]
+    record: SnapshotRecord,
+}
+
+/// What became of a child of a fork.
+#[derive(Debug, Deserialize)]
+pub struct Forked {
+    /// What all children start from.
+    #[serde(rename = "snapshotID")]
+    pub snapshot: String,
+    /// It, if it answered.
+    #[serde(default)]
+    pub sandbox: Option<Sandbox>,
+    /// Why not.
+    #[serde(default)]
+    pub error: Option<Why>,
+}
+
+/// A reason.
+#[derive(Debug, Deserialize)]
+pub struct Why {
+    /// In a sentence.
+    pub message: String,
+}
+
+/// Answer to an operation that tells whole records.
+#[derive(Debug, Deserialize)]
+struct Told<T> {
+    #[serde(rename = "jiffy")]
+    records: T,
+}
+
+/// The process behind a sandbox.
+#[derive(Debug, Deserialize)]
+pub struct Process {
+    /// Of its VMM.
+    pub pid: u32,
+    /// How often KVM left the guest so far, if the kernel tells.
+    pub exits: Option<u64>,
+}
+
+/// An id or name as it can stand in a path.
+fn word(id: &str) -> anyhow::Result<&str> {
+    let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    anyhow::ensure!(
+        !id.is_empty() && id.chars().all(good),
+        "`{id}` is not an id: `jiffy ls` and `jiffy snapshots` show those there are"
+    );
+    Ok(id)
+}
+
+/// The only one whose id begins with `id`.
+fn only<T>(all: Vec<T>, id: &str, id_of: impl Fn(&T) -> &str) -> anyhow::Result<Option<T>> {
+    let mut found: Vec<T> = all
+        .into_iter()
+        .filter(|item| id_of(item).starts_with(id))
+        .collect();
+    if found.len() > 1 {
+        let names: Vec<&str> = found.iter().map(&id_of).collect();
+        bail!(
+            "`{id}` could be {}: give more of the id",
+            names.join(" or ")
+        );
+    }
+    Ok(found.pop())
+}
+
+impl From<SandboxRecord> for Sandbox {
+    /// As the host's owner is told.
+    fn from(record: SandboxRecord) -> Self {
+        let token = record.agent_token.clone();
+        Self { record, token }
+    }
+}
+
+impl Client {
+    /// All of a list that comes in pages.
+    async fn pages<T: serde::de::DeserializeOwned>(&self, path: &str) -> anyhow::Result<Vec<T>> {
+        let mut all = Vec::new();
+        let mut next = String::new();
+        loop {
+            let page = format!("{path}&order=asc{next}");
+            let (headers, mut items) = self.ask::<Vec<T>>(Method::GET, &page, &()).await?;
+            all.append(&mut items);
+            match headers.get(NEXT).and_then(|token| token.to_str().ok()) {
+                Some(token) => next = format!("&nextToken={token}"),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    /// All sandboxes, those that were killed too if `killed`.
+    pub async fn sandboxes(&self, killed: bool) -> anyhow::Result<Vec<SandboxRecord>> {
+        let also = if killed { ",killed" } else { "" };
+        let path = format!("/v2/sandboxes?state=creating,running,paused,broken{also}");
+        let all: Vec<Sandbox> = self.pages(&path).await?;
+        Ok(all.into_iter().map(|s| s.record).collect())
+    }
+
+    /// The whole id of a sandbox that is named by the beginning of it. Only the owner of a host may leave that to its daemon.
+    async fn whole_id(&self, id: &str) -> anyhow::Result<String> {
+        word(id)?;
+        if !self.is_remote() || id.len() >= WHOLE {
+            return Ok(id.to_owned());
+        }
+        let found = only(self.sandboxes(false).await?, id, |s| &s.id)?;
+        // What is not found is for the daemon to say.
+        Ok(found.map_or_else(|| id.to_owned(), |s| s.id))
+    }
+
+    /// A sandbox by its id or the beginning of it.
+    pub async fn sandbox(&self, id: &str) -> anyhow::Result<Sandbox> {
+        let path = format!("/sandboxes/{}", self.whole_id(id).await?);
+        self.call(Method::GET, &path, &()).await
+    }
+
+    /// Makes one.
+    pub async fn create(&self, wanted: &NewSandbox) -> anyhow::Result<SandboxRecord> {
+        let made: Sandbox = self.call(Method::POST, "/v2/sandboxes", wanted).await?;
+        Ok(made.record)
+    }
+
+    async fn operate<T: serde::de::DeserializeOwned>(
+        &self,
+        id: &str,
+        operation: &str,
+        body: &Value,
+    ) -> anyhow::Result<T> {
+        let path = format!("/sandboxes/{}/{operation}", self.whole_id(id).await?);
+        self.call(Method::POST, &path, body).await
+    }
+
+    /// Puts one to sleep.
+    pub async fn pause(&self, id: &str) -> anyhow::Result<()> {
+        self.operate(id, "pause", &Value::Null).await
+    }
+
+    /// Wakes one.
+    pub async fn resume(&self, id: &str) -> anyhow::Result<SandboxRecord> {
+        let now: Sandbox = self.operate(id, "resume", &Value::Null).await?;
+        Ok(now.record)
+    }
+
+    /// Makes `count` children of one.
+    pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<Forked>> {
+        self.operate(id, "fork", &json!({ "count": count })).await
+    }
+
+    /// Keeps a child and removes its siblings; tells which went.
+    pub async fn promote(&self, id: &str) -> anyhow::Result<Vec<SandboxRecord>> {
+        let gone: Told<_> = self.operate(id, "promote", &Value::Null).await?;
+        Ok(gone.records)
+    }
+
+    /// Puts one back to a snapshot.
+    pub async fn rollback(&self, id: &str, snapshot: &str) -> anyhow::Result<SandboxRecord> {
+        let snapshot = match self.is_remote() {
+            true => self.snapshot(snapshot).await?.id,
+            false => snapshot.to_owned(),
+        };
+        let body = json!({ "snapshotID": snapshot });
+        let now: Told<_> = self.operate(id, "rollback", &body).await?;
+        Ok(now.records)
+    }
+
+    /// Takes a snapshot.
+    pub async fn take(&self, id: &str, name: Option<&str>) -> anyhow::Result<SnapshotRecord> {
+        let body = json!({ "name": name });
+        let taken: Snapshot = self.operate(id, "snapshots", &body).await?;
+        Ok(taken.record)
+    }
+
+    /// Ends a sandbox, and forgets it if `forget`; tells what it was, as ended.
+    pub async fn end(&self, id: &str, forget: bool) -> anyhow::Result<SandboxRecord> {
+        let mut record = match self.sandbox(id).await {
+            Ok(sandbox) => sandbox.record,
+            // Those of others that are broken are only listed.
+            Err(e) if is(&e, "sandbox_broken") => {
+                match only(self.sandboxes(false).await?, id, |s| &s.id)? {
+                    Some(record) => record,
+                    None => return Err(e),
+                }
+            }
+            Err(e) => return Err(e),
+        };
+        self.delete(&record.id, forget).await?;
+        record.state = State::Killed;
+        Ok(record)
+    }
+
+    /// The same by a whole id, without a look.
+    pub async fn delete(&self, id: &str, forget: bool) -> anyhow::Result<()> {
+        let path = format!("/sandboxes/{}?forget={forget}", word(id)?);
+        self.call(Method::DELETE, &path, &()).await
+    }
+
+    /// The process behind a sandbox; only the owner of a host is told.
+    pub async fn process(&self, id: &str) -> anyhow::Result<Process> {
+        let path = format!("/sandboxes/{}/process", word(id)?);
+        self.call(Method::GET, &path, &()).await
+    }
+
+    /// All snapshots that there are for us, or those of a sandbox and what it descends from.
+    pub async fn snapshots(&self, sandbox: Option<&str>) -> anyhow::Result<Vec<SnapshotRecord>> {
+        let mut path = "/snapshots?all=true".to_owned();
+        if let Some(id) = sandbox {
+            path += &format!("&sandboxID={}", self.sandbox(id).await?.record.id);
+        }
+        let all: Vec<Snapshot> = self.pages(&path).await?;
+        Ok(all.into_iter().map(|s| s.record).collect())
+    }
+
+    /// A snapshot by its id, the beginning of it, or its name.
+    pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
+        let path = format!("/snapshots/{}", word(id)?);
+        match self.call::<Snapshot>(Method::GET, &path, &()).await {
+            Ok(found) => Ok(found.record),
+            Err(e) if self.is_remote() && is(&e, "snapshot_not_found") => {
+                let found = only(self.snapshots(None).await?, id, |s| &s.id)?;
+                found.ok_or(e)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Removes a snapshot; tells what it was.
+    pub async fn remove_snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
+        let record = self.snapshot(id).await?;
+        let path = format!("/templates/{}", record.id);
+        let () = self.call(Method::DELETE, &path, &()).await?;
+        Ok(record)
+    }
+
+    /// Compares a snapshot, and all it needs, with its seal.
+    pub async fn verify(&self, id: &str) -> anyhow::Result<Vec<VerifiedSnapshot>> {
+        let path = format!("/snapshots/{}/verify", self.snapshot(id).await?.id);
+        self.call(Method::POST, &path, &()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_id_is_one_sandbox_s_or_refused() {
+        let all = || vec!["abc", "abd", "x"];
+        let find = |id| only(all(), id, |s| s);
+        assert_eq!(find("abc").unwrap(), Some("abc"));
+        assert_eq!(find("x").unwrap(), Some("x"));
+        assert_eq!(find("q").unwrap(), None);
+        assert!(find("ab").unwrap_err().to_string().contains("abc or abd"));
+        assert!(word("../x").is_err() && word("").is_err());
+    }
+}

@@ -1,0 +1,208 @@
+//! A client of the control plane: the daemon of this host over its socket, or that of another host over http or https.
+
+mod address;
+mod calls;
+mod refusal;
+mod stream;
+
+use crate::cli::HostArgs;
+use crate::daemon;
+use address::{Address, Url};
+use anyhow::Context;
+use bytes::Bytes;
+pub use calls::{NewSandbox, Sandbox};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method, Request};
+use jiffy_agent_client::{AgentClient, Answer, ClientError, Connections, Outgoing};
+use jiffy_image::Home;
+use jiffy_proto::agent::ENVD_PORT;
+pub use refusal::{Stranger, VERSION, VERSION_HEADER, is};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+use tokio::net::UnixStream;
+
+/// Longest answer in bytes.
+const MAX_ANSWER: usize = 64 << 20;
+/// Name of the host for whoever comes over the socket: the gateway answers to few, and to this one always.
+const LOCAL: &str = "localhost";
+
+/// Who is asked.
+#[derive(Debug)]
+pub struct Server {
+    url: Option<Url>,
+    name: String,
+    headers: HeaderMap,
+}
+
+impl Server {
+    fn local(home: &Home) -> Self {
+        Self {
+            url: None,
+            name: format!("the daemon of {}", home.path().display()),
+            headers: HeaderMap::from_iter([(header::HOST, HeaderValue::from_static(LOCAL))]),
+        }
+    }
+
+    fn remote(address: Address) -> anyhow::Result<Self> {
+        let host = HeaderValue::from_str(&address.url.authority)?;
+        let key = header::HeaderName::from_static("x-api-key");
+        Ok(Self {
+            name: address.url.to_string(),
+            url: Some(address.url),
+            headers: HeaderMap::from_iter([(header::HOST, host), (key, address.key)]),
+        })
+    }
+
+    /// Where it is; none: on this host.
+    fn url(&self) -> Option<&Url> {
+        self.url.as_ref()
+    }
+
+    /// As sentences name it.
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What to tell when no answer came.
+    fn silent(&self, error: ClientError) -> anyhow::Error {
+        match (error, &self.url) {
+            (ClientError::Connect(e), Some(url)) => {
+                anyhow::Error::msg(stream::unreachable(url, &e))
+            }
+            (ClientError::Connect(_), None) => {
+                anyhow::Error::msg(format!("{} went away; its sandboxes run on, and the next command starts another", self.name))
+            }
+            (ClientError::Http(e), Some(url)) if e.is_parse() => anyhow::Error::msg(format!(
+                "{url} does not speak HTTP: is it right, and should it begin with https://?"
+            )),
+            (e, _) => {
+                anyhow::Error::new(e).context(format!("{} went away before it answered; sandboxes outlive their daemon, so look again when it is back", self.name))
+            }
+        }
+    }
+}
+
+/// Whether `args` or the environment ask for another host's control plane.
+pub fn is_elsewhere(args: &HostArgs) -> anyhow::Result<bool> {
+    Ok(Address::wanted(args)?.is_some())
+}
+
+/// A client of a control plane. Clones share its connections, and so do the agents of its sandboxes.
+#[derive(Clone)]
+pub struct Client {
+    connections: Connections,
+    server: Arc<Server>,
+}
+
+impl Client {
+    /// Of the control plane that is asked for; if it is this host's, a daemon is started unless one runs.
+    pub async fn open(args: &HostArgs) -> anyhow::Result<Self> {
+        let Some(address) = Address::wanted(args)? else {
+            return Self::local().await;
+        };
+        let connections = stream::remote(&address).await?;
+        let server = Arc::new(Server::remote(address)?);
+        Ok(Self {
+            connections,
+            server,
+        })
+    }
+
+    /// Of this host's daemon, which is started unless it runs.
+    pub async fn local() -> anyhow::Result<Self> {
+        let home = Home::locate()?;
+        let stream = daemon::reach_or_start(&home).await?;
+        Self::over(&home, stream).await
+    }
+
+    /// Of the daemon at the other end of `stream`.
+    pub async fn over(home: &Home, stream: UnixStream) -> anyhow::Result<Self> {
+        Ok(Self {
+            connections: stream::local(daemon::socket(home), stream).await?,
+            server: Arc::new(Server::local(home)),
+        })
+    }
+
+    /// Whether it is the daemon of another host.
+    pub fn is_remote(&self) -> bool {
+        self.server.url.is_some()
+    }
+
+    /// Calls it; errors are sentences that say what to do.
+    pub async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> anyhow::Result<T> {
+        let (_, answer) = self.ask(method, path, body).await?;
+        Ok(answer)
+    }
+
+    /// The same, with the head of the answer.
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> anyhow::Result<(HeaderMap, T)> {
+        let server = &self.server;
+        let answer = self.send(method, path, body).await?;
+        let (status, headers) = (answer.status, answer.headers.clone());
+        let body = answer.collect(MAX_ANSWER).await;
+        let body = body.map_err(|e| server.silent(e))?;
+        let Some(version) = refusal::version(&headers) else {
+            return Err(refusal::stranger(server, status, &body));
+        };
+        if !status.is_success() {
+            return Err(refusal::refusal(server, version, status, &body));
+        }
+        let text = if body.is_empty() { b"null" } else { &body[..] };
+        match serde_json::from_slice(text) {
+            Ok(answer) => Ok((headers, answer)),
+            Err(_) => Err(refusal::misunderstood(
+                server,
+                version,
+                "its answer is not understood",
+            )),
+        }
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> anyhow::Result<Answer> {
+        let body = Bytes::from(serde_json::to_vec(body)?);
+        let mut request = Request::builder().method(method).uri(path);
+        let headers = request.headers_mut().context("not a path")?;
+        headers.clone_from(&self.server.headers);
+        // A call that takes nothing wants no body either.
+        let body = if &body[..] == b"null" {
+            Outgoing::Whole(None)
+        } else {
+            let json = HeaderValue::from_static("application/json");
+            headers.insert(header::CONTENT_TYPE, json);
+            Outgoing::whole(body)
+        };
+        let answer = self.connections.send(request.body(body)?).await;
+        answer.map_err(|e| self.server.silent(e))
+    }
+
+    /// A client of the agent of a sandbox, reached as clients in any language reach it.
+    pub fn agent(&self, sandbox: &Sandbox) -> anyhow::Result<AgentClient> {
+        let mut headers = HeaderMap::new();
+        if let Some(host) = self.server.headers.get(header::HOST) {
+            headers.insert(header::HOST, host.clone());
+        }
+        headers.insert("e2b-sandbox-id", HeaderValue::from_str(&sandbox.record.id)?);
+        headers.insert("e2b-sandbox-port", HeaderValue::from(ENVD_PORT));
+        let agent = AgentClient::over(self.connections.clone(), headers);
+        Ok(match &sandbox.token {
+            Some(token) => agent.with_token(token),
+            None => agent,
+        })
+    }
+}

@@ -1,0 +1,118 @@
+//! Streams to a control plane: Unix socket, TCP, TLS.
+
+use super::address::{Address, Url};
+use anyhow::Context;
+use jiffy_agent_client::Connections;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{CertificateError, ClientConfig, Error as TlsError, RootCertStore};
+
+/// Time a connection may take to come up.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Connections to the daemon at `socket`, of which `first` is open.
+pub async fn local(socket: PathBuf, first: UnixStream) -> anyhow::Result<Connections> {
+    let connections = Connections::new(move || UnixStream::connect(socket.clone()));
+    connections.keep(first).await?;
+    Ok(connections)
+}
+
+/// Connections to a control plane on another host, of which one is open.
+pub async fn remote(address: &Address) -> anyhow::Result<Connections> {
+    let url = Arc::new(address.url.clone());
+    let unreachable = |e| anyhow::Error::msg(unreachable(&url, &e));
+    if !url.tls {
+        let first = tcp(&url).await.map_err(unreachable)?;
+        let url = url.clone();
+        let connections = Connections::new(move || {
+            let url = url.clone();
+            async move { tcp(&url).await }
+        });
+        connections.keep(first).await?;
+        return Ok(connections);
+    }
+    let connector = TlsConnector::from(Arc::new(config(address.ca.as_deref())?));
+    let first = tls(&url, &connector).await.map_err(unreachable)?;
+    let url = url.clone();
+    let connections = Connections::new(move || {
+        let (url, connector) = (url.clone(), connector.clone());
+        async move { tls(&url, &connector).await }
+    });
+    connections.keep(first).await?;
+    Ok(connections)
+}
+
+async fn tcp(url: &Url) -> io::Result<TcpStream> {
+    let stream = timeout(
+        CONNECT_LIMIT,
+        TcpStream::connect((url.host.as_str(), url.port)),
+    );
+    let stream = stream.await.map_err(|_| too_late())??;
+    // Requests are small and wait for their answers.
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+async fn tls(url: &Url, connector: &TlsConnector) -> io::Result<TlsStream<TcpStream>> {
+    let stream = tcp(url).await?;
+    let name = ServerName::try_from(url.host.clone()).map_err(io::Error::other)?;
+    let handshake = timeout(CONNECT_LIMIT, connector.connect(name, stream));
+    handshake.await.map_err(|_| too_late())?
+}
+
+fn too_late() -> io::Error {
+    let limit = CONNECT_LIMIT.as_secs();
+    io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {limit} s"))
+}
+
+/// What this system trusts, and the authorities in `ca`.
+fn config(ca: Option<&Path>) -> anyhow::Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    // Those that cannot be read are missing like those that are not there.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if let Some(path) = ca {
+        let failed = || {
+            format!(
+                "JIFFY_CA: {} is no PEM file of certificates",
+                path.display()
+            )
+        };
+        for certificate in CertificateDer::pem_file_iter(path).with_context(failed)? {
+            roots.add(certificate.with_context(failed)?)?;
+        }
+    }
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions()?;
+    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// Why there is no connection to `url`, and what to do.
+pub fn unreachable(url: &Url, error: &io::Error) -> String {
+    match error.get_ref().and_then(|e| e.downcast_ref::<TlsError>()) {
+        Some(TlsError::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        )) => format!(
+            "the certificate of {url} is for another name: use one that it is for (`jiffy serve --domain NAME` adds one)"
+        ),
+        Some(TlsError::InvalidCertificate(why)) => format!(
+            "the certificate of {url} is not trusted ({why}): set JIFFY_CA to the PEM file of its authority, which `jiffy serve --tls` names when it starts"
+        ),
+        Some(TlsError::InvalidMessage(_)) => {
+            format!("{url} does not speak TLS: write it with http://")
+        }
+        _ => format!(
+            "cannot reach {url} ({error}): does a daemon run there and listen at this address? `jiffy daemon status` says so"
+        ),
+    }
+}

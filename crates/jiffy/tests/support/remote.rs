@@ -1,0 +1,76 @@
+//! A daemon that is asked over the network, as from another host.
+
+use super::place::Place;
+use super::{Done, finish, jiffy};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A daemon at an address, and a key for it.
+pub struct Remote {
+    /// The daemon's place.
+    pub place: Place,
+    /// Its address.
+    pub url: String,
+    /// A key that may make sandboxes of its own.
+    pub key: String,
+}
+
+impl Remote {
+    /// A daemon with these further options; none if this machine runs no guests.
+    pub fn new(test: &str, options: &[&str]) -> Option<Self> {
+        let place = Place::new(test)?;
+        let start = ["daemon", "start", "--listen", "127.0.0.1:0"];
+        let told = place.ok(&[&start, options].concat());
+        let url = told.lines().find_map(|l| l.strip_prefix("listening on "));
+        let url = url.unwrap_or_else(|| panic!("{told}")).to_owned();
+        let key = place.ok(&["key", "create", "--name", "test"]);
+        Some(Self { place, url, key })
+    }
+
+    /// A data directory that nothing makes, because nothing is done on this host.
+    pub fn elsewhere(&self) -> PathBuf {
+        self.place.dir.path().join("elsewhere")
+    }
+
+    /// The certificate that clients must trust.
+    pub fn authority(&self) -> PathBuf {
+        self.place.dir.path().join("tls/authority.pem")
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = from(&self.elsewhere(), args);
+        command
+            .env("JIFFY_URL", &self.url)
+            .env("JIFFY_API_KEY", &self.key);
+        command
+    }
+
+    pub fn call(&self, args: &[&str]) -> Done {
+        finish(self.command(args).spawn().unwrap())
+    }
+
+    /// What a call that must succeed prints.
+    pub fn ok(&self, args: &[&str]) -> String {
+        let done = self.call(args);
+        assert_eq!(done.code, Some(0), "{args:?}: {done:?}");
+        done.stdout.trim_end().to_owned()
+    }
+
+    pub fn json(&self, args: &[&str]) -> serde_json::Value {
+        serde_json::from_str(&self.ok(&[args, &["--json"]].concat())).unwrap()
+    }
+
+    pub fn sh(&self, id: &str, script: &str) -> String {
+        self.ok(&["exec", id, "--", "sh", "-c", script])
+    }
+}
+
+/// A `jiffy` command with the data directory `home` and piped outputs.
+pub fn from(home: &Path, args: &[&str]) -> Command {
+    let mut command = jiffy(args);
+    command
+        .env("JIFFY_HOME", home)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
