@@ -228,8 +228,9 @@ impl Client {
 
     /// Puts one back to a snapshot.
     pub async fn rollback(&self, id: &str, snapshot: &str) -> anyhow::Result<SandboxRecord> {
-        let snapshot = match self.is_remote() {
+        let snapshot = match self.is_remote() && snapshot.len() < WHOLE {
             true => self.snapshot(snapshot).await?.id,
+            // A sandbox may go back to any it descends from, also to those that no list shows.
             false => snapshot.to_owned(),
         };
         let body = json!({ "snapshotID": snapshot });
