@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::place::Place;
-use support::{alive, finish, jiffy, wait_for};
+use support::{alive, finish, jiffy, read_until, wait_for};
 
 #[test]
 fn the_daemon_is_started_looked_at_restarted_with_its_options_and_stopped() {
@@ -74,6 +74,28 @@ fn the_daemon_is_started_looked_at_restarted_with_its_options_and_stopped() {
     place.ok(&["rm", &id]);
     place.ok(&["daemon", "stop"]);
     assert_eq!(place.call(&["daemon", "status"]).code, Some(3));
+}
+
+#[test]
+fn an_end_of_daemon_and_sandboxes_waits_for_no_stream_into_them() {
+    let test = "an_end_of_daemon_and_sandboxes_waits_for_no_stream_into_them";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    let mut endless = jiffy(&["exec", &id, "--", "sh", "-c", "echo ready; exec sleep 1000"]);
+    endless
+        .env("JIFFY_HOME", place.dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut endless = endless.spawn().unwrap();
+    read_until(endless.stdout.as_mut().unwrap(), "ready");
+    let began = Instant::now();
+    place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    // What is under way has 10 s to finish, and this never would.
+    assert!(began.elapsed() < Duration::from_secs(8));
+    let done = finish(endless);
+    assert_eq!(done.code, Some(125), "{done:?}");
 }
 
 #[test]

@@ -70,15 +70,17 @@ impl Server {
             (ClientError::Connect(e), Some(url)) => {
                 anyhow::Error::msg(stream::unreachable(url, &e))
             }
-            (ClientError::Connect(_), None) => {
-                anyhow::Error::msg(format!("{} went away; its sandboxes run on, and the next command starts another", self.name))
-            }
+            (ClientError::Connect(_), None) => anyhow::Error::msg(format!(
+                "{} went away; `jiffy ls` starts another and says what became of its sandboxes",
+                self.name
+            )),
             (ClientError::Http(e), Some(url)) if e.is_parse() => anyhow::Error::msg(format!(
                 "{url} does not speak HTTP: is it right, and should it begin with https://?"
             )),
-            (e, _) => {
-                anyhow::Error::new(e).context(format!("{} went away before it answered; sandboxes outlive their daemon, so look again when it is back", self.name))
-            }
+            (e, _) => anyhow::Error::new(e).context(format!(
+                "{} went away before it answered; `jiffy ls` says what became of its sandboxes",
+                self.name
+            )),
         }
     }
 }

@@ -108,12 +108,15 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     tracing::info!("ending: what is under way may finish");
     stopping.cancel();
+    if asked.kill_sandboxes {
+        sandboxes.finish(FINISH_LIMIT).await;
+        // Streams into them end with them.
+        sandboxes.stop_all().await;
+    }
     // It has ended, in whatever way.
     let _ = front.await;
     sandboxes.finish(FINISH_LIMIT).await;
-    if asked.kill_sandboxes {
-        sandboxes.stop_all().await;
-    } else {
+    if !asked.kill_sandboxes {
         let running = sandboxes.let_go();
         tracing::info!(
             running,
