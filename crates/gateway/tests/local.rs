@@ -1,0 +1,47 @@
+//! The socket of the host's owner.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use axum::Router;
+use jiffy_gateway::{Gateway, Peer, serve_local};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use support::guest::Guests;
+use support::{config, within};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+
+/// What one who connects as the user of this test is answered, where those may whose ids `may`.
+async fn answer(may: impl Fn(u32) -> bool + Send + 'static) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let control = Router::new().fallback(|request: axum::extract::Request| async move {
+        let peer = request.extensions().get::<Peer>();
+        format!("local: {}", peer.unwrap().local)
+    });
+    let gateway = Gateway::new(config(), Guests::default(), control, None);
+    let listener = UnixListener::bind(&path).unwrap();
+    let served = tokio::spawn(serve_local(listener, gateway, may, std::future::pending()));
+    let text = within(ask(&path)).await;
+    served.abort();
+    text
+}
+
+async fn ask(path: &Path) -> String {
+    let mut stream = UnixStream::connect(path).await.unwrap();
+    let request = b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n";
+    // Whoever is turned away may learn of it while writing.
+    let _ = stream.write_all(request).await;
+    let mut text = String::new();
+    let _ = stream.read_to_string(&mut text).await;
+    text
+}
+
+#[tokio::test]
+async fn whom_the_daemon_names_is_local_and_nobody_else_is_answered() {
+    let us = std::fs::metadata("/proc/self").unwrap().uid();
+    let text = answer(move |uid| uid == us).await;
+    assert!(text.ends_with("local: true"), "{text}");
+    assert_eq!(answer(move |uid| uid != us).await, "");
+}
