@@ -452,6 +452,9 @@ pub struct BenchArgs {
     /// Also write the JSON to a file
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
 }
 
 /// What `jiffy bench` can measure.
@@ -481,6 +484,10 @@ pub enum BenchTask {
     Pause,
     /// Memory of -n idle sandboxes
     Density,
+    /// Exec, files and silent streams through the gateway, and straight
+    Gateway,
+    /// The first piece of code in a new code-interpreter-v1
+    Code,
 }
 
 /// `jiffy doctor`.

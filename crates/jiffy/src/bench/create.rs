@@ -3,6 +3,7 @@
 use super::counters::{Counters, Meter};
 use super::target::{Target, ms, timed};
 use super::{Measured, Series, goal, memory};
+use crate::cli::HostArgs;
 use anyhow::Context;
 use jiffy_engine::{BootMode, SandboxSize};
 use std::time::{Duration, Instant};
@@ -17,8 +18,13 @@ struct Created {
 }
 
 /// Create from the template, and from there to the exit code of `true`.
-pub async fn create(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
-    let target = Target::open().await?;
+pub async fn create(
+    n: usize,
+    warm_up: usize,
+    c: usize,
+    host: &HostArgs,
+) -> anyhow::Result<Measured> {
+    let target = Target::open(host).await?;
     let meter = Meter::new();
     load(warm_up, c, &target).await?;
     let (rows, wall) = load(n, c, &target).await?;
@@ -58,8 +64,8 @@ pub async fn create(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measur
         vec![each],
     ));
     Ok(Measured {
-        method: "POST /v2/sandboxes to the daemon on its socket until the answer, which comes after the agent of that sandbox has; then `true` in it, through the gateway on the same connection; then DELETE, not timed; C at a time; counters are those of the VMM from its beginning to the answer",
-        limits: "TCP, TLS and API keys in between; cold page cache; larger guests",
+        method: "POST /v2/sandboxes to the daemon, on its socket or at the address that the command names, until the answer, which comes after the agent of that sandbox has; then `true` in it, through the gateway on the same connection; then DELETE, not timed; C at a time; counters are those of the VMM from its beginning to the answer",
+        limits: "TLS and a network in between; cold page cache; larger guests",
         ..Measured::new("create", series, &meter)
     })
 }
@@ -80,12 +86,13 @@ async fn load(
         }
         let target = target.clone();
         under_way.spawn(async move {
-            let (sandbox, created_ms) = timed(target.base(SandboxSize::default())).await?;
-            let cost = target.counters(&sandbox.id).await?;
+            let (sandbox, created_ms) = timed(target.sandbox(SandboxSize::default())).await?;
+            let id = &sandbox.record.id;
+            let cost = target.counters(id).await?;
             let ((), exec_ms) = timed(target.exec_in(&sandbox, "true")).await?;
-            target.remove(&sandbox.id).await?;
+            target.remove(id).await?;
             Ok(Created {
-                mode: sandbox.boot_mode,
+                mode: sandbox.record.boot_mode,
                 created_ms,
                 used_ms: created_ms + exec_ms,
                 cost,
@@ -99,8 +106,8 @@ async fn load(
 }
 
 /// Memory of idle sandboxes.
-pub async fn density(n: usize) -> anyhow::Result<Measured> {
-    let target = Target::open().await?;
+pub async fn density(n: usize, host: &HostArgs) -> anyhow::Result<Measured> {
+    let target = Target::open(host).await?;
     let meter = Meter::new();
     // The first brings the template's snapshot into the page cache.
     let first = target.base(SandboxSize::default()).await?;

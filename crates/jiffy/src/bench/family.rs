@@ -3,11 +3,17 @@
 use super::counters::Meter;
 use super::target::{Target, at_once, timed};
 use super::{Measured, Series, goal};
+use crate::cli::HostArgs;
 use jiffy_engine::SandboxSize;
 
 /// One call that leaves N more answering sandboxes, for `c` sandboxes at once.
-pub async fn clone(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
-    let target = Target::open().await?;
+pub async fn clone(
+    n: usize,
+    warm_up: usize,
+    c: usize,
+    host: &HostArgs,
+) -> anyhow::Result<Measured> {
+    let target = Target::open(host).await?;
     let meter = Meter::new();
     let ids = target.several(c, SandboxSize::default()).await?;
     for id in &ids {
@@ -62,8 +68,13 @@ pub async fn clone(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measure
 }
 
 /// Sleep and waking of idle 2 GiB sandboxes, `c` at once.
-pub async fn pause(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
-    let target = Target::open().await?;
+pub async fn pause(
+    n: usize,
+    warm_up: usize,
+    c: usize,
+    host: &HostArgs,
+) -> anyhow::Result<Measured> {
+    let target = Target::open(host).await?;
     let meter = Meter::new();
     let size = SandboxSize {
         memory_mib: 2048,

@@ -3,6 +3,7 @@
 mod counters;
 mod create;
 mod family;
+mod gateway;
 mod goal;
 mod machine;
 mod memory;
@@ -75,14 +76,16 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         BenchTask::Exec => runtime.block_on(tasks::exec(n, w))?,
         BenchTask::Run => tasks::run(n, w)?,
         BenchTask::Memory => runtime.block_on(tasks::memory(n))?,
-        BenchTask::Create => runtime.block_on(create::create(n, w, c))?,
-        BenchTask::Snapshot => runtime.block_on(snapshots::snapshot(n, w, c))?,
-        BenchTask::Dirty => runtime.block_on(snapshots::dirty(n))?,
+        BenchTask::Create => runtime.block_on(create::create(n, w, c, &args.host))?,
+        BenchTask::Snapshot => runtime.block_on(snapshots::snapshot(n, w, c, &args.host))?,
+        BenchTask::Dirty => runtime.block_on(snapshots::dirty(n, &args.host))?,
         BenchTask::Restore => runtime.block_on(restore::restore(n, w, c))?,
-        BenchTask::Rollback => runtime.block_on(snapshots::rollback(n, w, c))?,
-        BenchTask::Clone => runtime.block_on(family::clone(n, w, c))?,
-        BenchTask::Pause => runtime.block_on(family::pause(n, w, c))?,
-        BenchTask::Density => runtime.block_on(create::density(n))?,
+        BenchTask::Rollback => runtime.block_on(snapshots::rollback(n, w, c, &args.host))?,
+        BenchTask::Clone => runtime.block_on(family::clone(n, w, c, &args.host))?,
+        BenchTask::Pause => runtime.block_on(family::pause(n, w, c, &args.host))?,
+        BenchTask::Gateway => runtime.block_on(gateway::gateway(n, w, &args.host))?,
+        BenchTask::Code => runtime.block_on(gateway::code(n, w, &args.host))?,
+        BenchTask::Density => runtime.block_on(create::density(n, &args.host))?,
     };
     let report = Report {
         task: measured.name,

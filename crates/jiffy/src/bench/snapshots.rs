@@ -3,6 +3,7 @@
 use super::counters::Meter;
 use super::target::{Target, at_once, timed};
 use super::{Measured, Series, goal};
+use crate::cli::HostArgs;
 use jiffy_engine::SandboxSize;
 use jiffy_host::SnapshotRecord;
 
@@ -10,8 +11,13 @@ use jiffy_host::SnapshotRecord;
 const WRITE: &str = "head -c 8000000 /dev/urandom > /dev/shm/x";
 
 /// Snapshots of `c` running sandboxes at once that have hardly written, and creates from them.
-pub async fn snapshot(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
-    let target = Target::open().await?;
+pub async fn snapshot(
+    n: usize,
+    warm_up: usize,
+    c: usize,
+    host: &HostArgs,
+) -> anyhow::Result<Measured> {
+    let target = Target::open(host).await?;
     let meter = Meter::new();
     let [
         mut call,
@@ -91,8 +97,8 @@ async fn clear<'a>(
 }
 
 /// Snapshots against the amount written since the last one.
-pub async fn dirty(n: usize) -> anyhow::Result<Measured> {
-    let target = Target::open().await?;
+pub async fn dirty(n: usize, host: &HostArgs) -> anyhow::Result<Measured> {
+    let target = Target::open(host).await?;
     let meter = Meter::new();
     let size = SandboxSize {
         memory_mib: 3072,
@@ -146,8 +152,13 @@ pub async fn dirty(n: usize) -> anyhow::Result<Measured> {
 }
 
 /// Rollback alone, and with the snapshot before it, of `c` sandboxes at once.
-pub async fn rollback(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
-    let target = Target::open().await?;
+pub async fn rollback(
+    n: usize,
+    warm_up: usize,
+    c: usize,
+    host: &HostArgs,
+) -> anyhow::Result<Measured> {
+    let target = Target::open(host).await?;
     let meter = Meter::new();
     let (mut alone, mut both, mut wall) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..warm_up + n {

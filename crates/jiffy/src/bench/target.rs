@@ -1,11 +1,16 @@
 //! The daemon as what is measured, and several operations at once.
 
 use super::counters::Counters;
-use crate::client::{Client, NewSandbox};
+use crate::cli::HostArgs;
+use crate::client::{Client, NewSandbox, Sandbox};
+use crate::daemon;
 use anyhow::{Context, ensure};
-use jiffy_agent_client::ProcessSpec;
+use bytes::Bytes;
+use hyper::Method;
+use jiffy_agent_client::{AgentClient, Answer, ProcessSpec};
 use jiffy_engine::SandboxSize;
 use jiffy_host::{SandboxRecord, SnapshotRecord};
+use jiffy_image::Home;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -43,19 +48,84 @@ where
 
 /// Sandboxes of a daemon; those made here are removed when they have served.
 #[derive(Clone)]
-pub struct Target(Client);
+pub struct Target {
+    client: Client,
+    /// For what only the owner of a host may ask, if the daemon is this host's.
+    owner: Option<Client>,
+}
 
 impl Target {
-    /// The daemon of this host, and template `base` ready for it.
-    pub async fn open() -> anyhow::Result<Self> {
-        crate::run::prepare("base")?;
-        Ok(Self(Client::local().await?))
+    /// The daemon that is asked for; if it is this host's, template `base` is made ready for it.
+    pub async fn open(args: &HostArgs) -> anyhow::Result<Self> {
+        let client = Client::open(args).await?;
+        if !client.is_remote() {
+            crate::run::prepare("base")?;
+            let owner = Some(client.clone());
+            return Ok(Self { client, owner });
+        }
+        // Over the network to ourselves: the figures of the other side are at hand.
+        let home = Home::locate()?;
+        let owner = match daemon::reach(&home).await {
+            Some(stream) => Some(Client::over(&home, stream).await?),
+            None => None,
+        };
+        Ok(Self { client, owner })
+    }
+
+    fn owner(&self) -> anyhow::Result<&Client> {
+        let owner = self.owner.as_ref();
+        owner.context(
+            "this is measured at this host's own daemon, and JIFFY_URL or --url names another",
+        )
+    }
+
+    /// Resident memory of the daemon in KiB.
+    pub async fn daemon_memory(&self) -> anyhow::Result<f64> {
+        self.owner()?;
+        let stream = daemon::reach(&Home::locate()?).await;
+        let stream = stream.context("the daemon went away")?;
+        let (pid, _) = daemon::process(&stream).context("whose daemon it is cannot be told")?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+        let kib = line.context("no VmRSS")?.trim().trim_end_matches(" kB");
+        Ok(kib.parse()?)
+    }
+
+    /// Makes a sandbox of a template as large as that says.
+    pub async fn of(&self, template: &str) -> anyhow::Result<Sandbox> {
+        self.client
+            .create(&NewSandbox::of(template, BTreeMap::new()))
+            .await
+    }
+
+    /// Makes one of template `base`, with what its agent wants to be shown.
+    pub async fn sandbox(&self, size: SandboxSize) -> anyhow::Result<Sandbox> {
+        let wanted = NewSandbox::of("base", BTreeMap::new()).of_size(size);
+        self.client.create(&wanted).await
+    }
+
+    /// A client of its agent.
+    pub fn agent(&self, sandbox: &Sandbox) -> anyhow::Result<AgentClient> {
+        self.client.agent(sandbox)
+    }
+
+    /// Sends a request to a server in it.
+    pub async fn ask(
+        &self,
+        sandbox: &Sandbox,
+        port: u16,
+        method: Method,
+        path: &str,
+        body: Option<Bytes>,
+    ) -> anyhow::Result<Answer> {
+        self.client
+            .ask_port(sandbox, port, method, path, body)
+            .await
     }
 
     /// Makes a sandbox of template `base`.
     pub async fn base(&self, size: SandboxSize) -> anyhow::Result<SandboxRecord> {
-        let wanted = NewSandbox::of("base", BTreeMap::new()).of_size(size);
-        self.0.create(&wanted).await
+        Ok(self.sandbox(size).await?.record)
     }
 
     /// Makes `count` of them, one after the other; their ids.
@@ -69,19 +139,18 @@ impl Target {
 
     /// Makes one of a snapshot.
     pub async fn restored(&self, snapshot: &str) -> anyhow::Result<SandboxRecord> {
-        let wanted = NewSandbox::of(snapshot, BTreeMap::new());
-        self.0.create(&wanted).await
+        Ok(self.of(snapshot).await?.record)
     }
 
     /// Takes a snapshot.
     pub async fn snapshot(&self, id: &str) -> anyhow::Result<SnapshotRecord> {
-        self.0.take(id, None).await
+        self.client.take(id, None).await
     }
 
     /// Forks `count` children, all of which must answer.
     pub async fn fork(&self, id: &str, count: usize) -> anyhow::Result<Vec<SandboxRecord>> {
         let mut children = Vec::with_capacity(count);
-        for child in self.0.fork(id, count).await? {
+        for child in self.client.fork(id, count).await? {
             let failed = || child.error.map_or(String::new(), |why| why.message);
             children.push(child.sandbox.with_context(failed)?.record);
         }
@@ -90,44 +159,44 @@ impl Target {
 
     /// Puts one to sleep.
     pub async fn pause(&self, id: &str) -> anyhow::Result<()> {
-        self.0.pause(id).await
+        self.client.pause(id).await
     }
 
     /// Wakes one.
     pub async fn resume(&self, id: &str) -> anyhow::Result<()> {
-        self.0.resume(id).await.map(drop)
+        self.client.resume(id).await.map(drop)
     }
 
     /// Puts a sandbox back to a snapshot.
     pub async fn rollback(&self, id: &str, snapshot: &str) -> anyhow::Result<SandboxRecord> {
-        self.0.rollback(id, snapshot).await
+        self.client.rollback(id, snapshot).await
     }
 
     /// Removes a sandbox.
     pub async fn remove(&self, id: &str) -> anyhow::Result<()> {
-        self.0.delete(id, true).await
+        self.client.delete(id, true).await
     }
 
     /// Removes a snapshot.
     pub async fn forget(&self, snapshot: &str) -> anyhow::Result<()> {
-        self.0.remove_snapshot(snapshot).await.map(drop)
+        self.client.remove_snapshot(snapshot).await.map(drop)
     }
 
     /// Counters of the sandbox's VMM process.
     pub async fn counters(&self, id: &str) -> anyhow::Result<Counters> {
-        let process = self.0.process(id).await?;
+        let process = self.owner()?.process(id).await?;
         Counters::of(process.pid, process.exits)
     }
 
     /// Runs a shell command, which must succeed.
     pub async fn exec(&self, id: &str, command: &str) -> anyhow::Result<()> {
-        let sandbox = self.0.sandbox(id).await?.record;
+        let sandbox = self.client.sandbox(id).await?;
         self.exec_in(&sandbox, command).await
     }
 
     /// The same in a sandbox that is known.
-    pub async fn exec_in(&self, sandbox: &SandboxRecord, command: &str) -> anyhow::Result<()> {
-        let agent = self.0.agent(&sandbox.clone().into())?;
+    pub async fn exec_in(&self, sandbox: &Sandbox, command: &str) -> anyhow::Result<()> {
+        let agent = self.agent(sandbox)?;
         let spec = ProcessSpec::new("/bin/sh", ["-c", command]);
         let (status, _, stderr) = agent.start(&spec).await?.output(1 << 16).await?;
         ensure!(

@@ -189,9 +189,8 @@ impl Client {
     }
 
     /// Makes one.
-    pub async fn create(&self, wanted: &NewSandbox) -> anyhow::Result<SandboxRecord> {
-        let made: Sandbox = self.call(Method::POST, "/v2/sandboxes", wanted).await?;
-        Ok(made.record)
+    pub async fn create(&self, wanted: &NewSandbox) -> anyhow::Result<Sandbox> {
+        self.call(Method::POST, "/v2/sandboxes", wanted).await
     }
 
     async fn operate<T: serde::de::DeserializeOwned>(

@@ -193,14 +193,41 @@ impl Client {
         answer.map_err(|e| self.server.silent(e))
     }
 
-    /// A client of the agent of a sandbox, reached as clients in any language reach it.
-    pub fn agent(&self, sandbox: &Sandbox) -> anyhow::Result<AgentClient> {
+    /// Sends a request to a server in a sandbox, as clients in any language do.
+    pub async fn ask_port(
+        &self,
+        sandbox: &Sandbox,
+        port: u16,
+        method: Method,
+        path: &str,
+        body: Option<Bytes>,
+    ) -> anyhow::Result<Answer> {
+        let mut request = Request::builder().method(method).uri(path);
+        let headers = request.headers_mut().context("not a path")?;
+        headers.extend(self.way_to(sandbox, port.into())?);
+        let json = HeaderValue::from_static("application/json");
+        headers.insert(header::CONTENT_TYPE, json);
+        let answer = self
+            .connections
+            .send(request.body(Outgoing::Whole(body))?)
+            .await;
+        answer.map_err(|e| self.server.silent(e))
+    }
+
+    /// What leads the gateway to a port of a sandbox.
+    fn way_to(&self, sandbox: &Sandbox, port: u32) -> anyhow::Result<HeaderMap> {
         let mut headers = HeaderMap::new();
         if let Some(host) = self.server.headers.get(header::HOST) {
             headers.insert(header::HOST, host.clone());
         }
         headers.insert("e2b-sandbox-id", HeaderValue::from_str(&sandbox.record.id)?);
-        headers.insert("e2b-sandbox-port", HeaderValue::from(ENVD_PORT));
+        headers.insert("e2b-sandbox-port", HeaderValue::from(port));
+        Ok(headers)
+    }
+
+    /// A client of the agent of a sandbox, reached as clients in any language reach it.
+    pub fn agent(&self, sandbox: &Sandbox) -> anyhow::Result<AgentClient> {
+        let headers = self.way_to(sandbox, ENVD_PORT)?;
         let agent = AgentClient::over(self.connections.clone(), headers);
         Ok(match &sandbox.token {
             Some(token) => agent.with_token(token),

@@ -89,7 +89,7 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
             (Client::open(&args.host).await?, wanted)
         }
     };
-    show(args.json, &client.create(&wanted).await?)?;
+    show(args.json, &client.create(&wanted).await?.record)?;
     Ok(ExitCode::SUCCESS)
 }
 

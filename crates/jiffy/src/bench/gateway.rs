@@ -1,0 +1,284 @@
+//! What the way of every client costs: a port of the host, the gateway, a port of the guest.
+
+use super::counters::Meter;
+use super::target::{Target, ms, timed};
+use super::tasks::{prepare, run_true};
+use super::{Measured, Series, goal};
+use crate::cli::HostArgs;
+use crate::client::Sandbox;
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use hyper::Method;
+use jiffy_agent_client::{AgentClient, Answer, ProcessSpec};
+use jiffy_engine::SandboxSize;
+use jiffy_host::SandboxSpec;
+use serde_json::json;
+use std::time::Instant;
+use tokio::task::JoinSet;
+
+/// Bytes of a file that is moved.
+const FILE: u64 = 1 << 30;
+/// The same for `truncate`.
+const FILE_SIZE: &str = "1G";
+/// Bytes that are handed over at once.
+const PIECE: usize = 1 << 20;
+/// Streams that are open and silent.
+const STREAMS: usize = 500;
+/// Port of the server that holds them.
+const STREAMS_PORT: u16 = 8000;
+/// Port of the code interpreter.
+const CODE_PORT: u16 = 49_999;
+/// Room for a file of 1 GiB in the guest's memory.
+const LARGE: SandboxSize = SandboxSize {
+    vcpus: 2,
+    memory_mib: 4096,
+    disk_mib: 1024,
+};
+
+/// Answers every request with one line, and with another when `/tmp/end` appears.
+const SERVER: &str = r"
+import asyncio, os
+async def serve(reader, writer):
+    await reader.readuntil(b'\r\n\r\n')
+    writer.write(b'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nhello\n\r\n')
+    await writer.drain()
+    while not os.path.exists('/tmp/end'): await asyncio.sleep(0.2)
+    writer.write(b'4\r\nbye\n\r\n0\r\n\r\n')
+    await writer.drain()
+    writer.close()
+async def main():
+    server = await asyncio.start_server(serve, '127.0.0.1', 8000, backlog=1024)
+    open('/tmp/listening', 'w').close()
+    async with server: await server.serve_forever()
+asyncio.run(main())
+";
+
+/// Two ways to the agent of a guest, one after the other.
+struct Ways {
+    through: AgentClient,
+    straight: AgentClient,
+}
+
+/// Exec, files and idle streams through the gateway, beside the same over the guest's own socket.
+pub async fn gateway(n: usize, warm_up: usize, host: &HostArgs) -> anyhow::Result<Measured> {
+    let target = Target::open(host).await?;
+    let sandbox = target.sandbox(LARGE).await?;
+    let spec = SandboxSpec {
+        size: LARGE,
+        ..SandboxSpec::default()
+    };
+    let vm = prepare()?.boot(&spec).await?;
+    let ways = Ways {
+        through: target.agent(&sandbox)?,
+        straight: crate::agent(&vm),
+    };
+    let mut series = exec(&ways, n, warm_up).await?;
+    series.extend(files(&ways).await?);
+    vm.stop().await;
+    series.extend(streams(&target, &sandbox, &ways.through, n).await?);
+    target.remove(&sandbox.record.id).await?;
+    Ok(Measured {
+        method: "one sandbox behind the gateway and one guest whose socket we hold, same size, in turn: `true` from sending process.Start to having read the exit code; one file of 1 GiB up into the guest's memory and a hole of 1 GiB down; 500 requests to a server in the guest that answers one line and then is silent",
+        limits: "several clients at once; a network in between; TLS; data from a disk",
+        ..Measured::new("gateway", series, &Meter::new())
+    })
+}
+
+async fn exec(ways: &Ways, n: usize, warm_up: usize) -> anyhow::Result<Vec<Series>> {
+    let (mut through, mut straight) = (Vec::new(), Vec::new());
+    for round in 0..warm_up + n {
+        for (agent, samples) in [
+            (&ways.through, &mut through),
+            (&ways.straight, &mut straight),
+        ] {
+            let ((), took) = timed(run_true(agent)).await?;
+            if round >= warm_up {
+                samples.push(took);
+            }
+        }
+    }
+    Ok(vec![
+        Series::new(
+            "exec of `true` through the gateway",
+            "ms",
+            Some(goal::EXEC),
+            through,
+        ),
+        Series::new("exec of `true` straight", "ms", Some(goal::EXEC), straight),
+    ])
+}
+
+/// MiB per second, up and down, by both ways.
+async fn files(ways: &Ways) -> anyhow::Result<Vec<Series>> {
+    let mut series = Vec::new();
+    for (way, agent) in [
+        ("through the gateway", &ways.through),
+        ("straight", &ways.straight),
+    ] {
+        let (mut up, mut down) = (Vec::new(), Vec::new());
+        for _ in 0..3 {
+            up.push(upload(agent).await?);
+            down.push(download(agent).await?);
+        }
+        series.push(Series::new(format!("1 GiB up {way}"), "MiB/s", None, up));
+        series.push(Series::new(
+            format!("1 GiB down {way}"),
+            "MiB/s",
+            None,
+            down,
+        ));
+    }
+    Ok(series)
+}
+
+fn rate(began: Instant) -> f64 {
+    (FILE >> 20) as f64 / began.elapsed().as_secs_f64()
+}
+
+async fn upload(agent: &AgentClient) -> anyhow::Result<f64> {
+    const PATH: &str = "/dev/shm/up";
+    let piece = Bytes::from(vec![0x5a; PIECE]);
+    let began = Instant::now();
+    let mut writer = agent.write_stream(PATH, Some("root"));
+    for _ in 0..FILE / PIECE as u64 {
+        writer.write(piece.clone()).await?;
+    }
+    writer.finish().await?;
+    let rate = rate(began);
+    let there = agent.stat(PATH, Some("root")).await?.size;
+    let there: u64 = there.parse()?;
+    ensure!(there == FILE, "{there} bytes of {FILE} arrived");
+    agent.remove(PATH, Some("root")).await?;
+    Ok(rate)
+}
+
+async fn download(agent: &AgentClient) -> anyhow::Result<f64> {
+    const PATH: &str = "/tmp/down";
+    sh(agent, &format!("truncate -s {FILE_SIZE} {PATH}")).await?;
+    let began = Instant::now();
+    let mut reader = agent.read_stream(PATH, None).await?;
+    let mut got = 0;
+    while let Some(piece) = reader.next().await? {
+        got += piece.len() as u64;
+    }
+    ensure!(got == FILE, "{got} bytes of {FILE} arrived");
+    Ok(rate(began))
+}
+
+/// Runs a shell command to its end.
+async fn sh(agent: &AgentClient, script: &str) -> anyhow::Result<()> {
+    let spec = ProcessSpec::new("/bin/sh", ["-c", script]);
+    let (status, _, err) = agent.start(&spec).await?.output(1 << 16).await?;
+    let err = String::from_utf8_lossy(&err);
+    ensure!(status.exit_code == 0, "{script}: {err}");
+    Ok(())
+}
+
+/// What many silent streams cost, and that they hear what comes after all.
+async fn streams(
+    target: &Target,
+    sandbox: &Sandbox,
+    agent: &AgentClient,
+    n: usize,
+) -> anyhow::Result<Vec<Series>> {
+    agent.write("/tmp/server.py", None, SERVER).await?;
+    let start = "nohup python3 /tmp/server.py >/tmp/server.log 2>&1 & until [ -e /tmp/listening ]; do sleep 0.02; done";
+    sh(agent, start).await?;
+    let before = target.daemon_memory().await?;
+    let began = Instant::now();
+    let mut opening: JoinSet<anyhow::Result<Answer>> = JoinSet::new();
+    for _ in 0..STREAMS {
+        let (target, sandbox) = (target.clone(), sandbox.clone());
+        opening.spawn(async move {
+            let answer = target.ask(&sandbox, STREAMS_PORT, Method::GET, "/", None);
+            let mut answer = answer.await?;
+            let line = answer.next().await?.unwrap_or_default();
+            ensure!(&line[..] == b"hello\n", "a stream began with {line:?}");
+            Ok(answer)
+        });
+    }
+    let mut open = Vec::with_capacity(STREAMS);
+    while let Some(answer) = opening.join_next().await {
+        open.push(answer??);
+    }
+    let opened = ms(began.elapsed());
+    let after = target.daemon_memory().await?;
+    let mut beside = Vec::new();
+    for _ in 0..n {
+        beside.push(timed(run_true(agent)).await?.1);
+    }
+    sh(agent, "touch /tmp/end").await?;
+    for answer in &mut open {
+        let line = answer.next().await?.unwrap_or_default();
+        ensure!(&line[..] == b"bye\n", "a stream ended with {line:?}");
+    }
+    let mut series = vec![
+        Series::new(
+            format!("{STREAMS} streams: until all have answered"),
+            "ms",
+            None,
+            vec![opened],
+        ),
+        Series::new(
+            format!("exec of `true` beside {STREAMS} silent streams"),
+            "ms",
+            Some(goal::EXEC),
+            beside,
+        ),
+    ];
+    let each = (after - before) / STREAMS as f64;
+    series.push(Series::new(
+        "daemon's memory per silent stream",
+        "KiB",
+        None,
+        vec![each],
+    ));
+    Ok(series)
+}
+
+/// The first piece of code in a new sandbox.
+pub async fn code(n: usize, warm_up: usize, host: &HostArgs) -> anyhow::Result<Measured> {
+    let target = Target::open(host).await?;
+    let (mut created, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..warm_up + n {
+        let (sandbox, create_ms) = timed(target.of("code-interpreter-v1")).await?;
+        let ((), first_ms) = timed(one_and_one(&target, &sandbox)).await?;
+        let ((), second_ms) = timed(one_and_one(&target, &sandbox)).await?;
+        target.remove(&sandbox.record.id).await?;
+        if round >= warm_up {
+            created.push(create_ms);
+            first.push(first_ms);
+            second.push(second_ms);
+        }
+    }
+    let series = vec![
+        Series::new("create", "ms", Some(goal::CREATE), created),
+        Series::new("first run_code('1+1')", "ms", None, first),
+        Series::new("second run_code('1+1')", "ms", None, second),
+    ];
+    Ok(Measured {
+        method: "template code-interpreter-v1 of its own size, one sandbox after the other: create; then POST /execute to port 49999 through the gateway, from sending it to the end of its answer, twice",
+        limits: "code that imports, draws or computes; a client's own start",
+        ..Measured::new("code", series, &Meter::new())
+    })
+}
+
+async fn one_and_one(target: &Target, sandbox: &Sandbox) -> anyhow::Result<()> {
+    let body = serde_json::to_vec(&json!({ "code": "1+1", "language": "python" }))?;
+    let answer = target.ask(
+        sandbox,
+        CODE_PORT,
+        Method::POST,
+        "/execute",
+        Some(body.into()),
+    );
+    let text = answer.await?.collect(1 << 20).await?;
+    let text = String::from_utf8_lossy(&text);
+    let result = text.lines().find(|line| line.contains("\"result\""));
+    let result = result.with_context(|| format!("no result: {text}"))?;
+    ensure!(
+        result.contains("\"text\":\"2\"") || result.contains("\"text\": \"2\""),
+        "{result}"
+    );
+    Ok(())
+}
