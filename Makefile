@@ -67,7 +67,7 @@ kernel: ## build the guest kernel from source (long)
 	@kernel/build
 
 .PHONY: bench
-bench: setup template ## measure
+bench: setup template interpreter ## measure
 	@if [ -x bench/run ]; then bench/run; else echo "make bench: there is no bench/run here yet."; exit 1; fi
 
 .PHONY: install
