@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 ///   kernel/vmlinux-<sha12>          guest kernel, unpacked and verified once
 ///   templates/<name>/rootfs.erofs   root filesystem, read-only, shared by all sandboxes of the template
 ///   templates/<name>/template.json  manifest: checksum, recipe hash, defaults
+///   layers/sha256-<diff id>/root    layers of images, unpacked; each as long as a template is made of it
+///   blobs/sha256-<digest>           what of images is being downloaded
 ///   disks/ext4-<MiB>.img            blank disk, sparse, read-only base of copy-on-write disks
 ///   initrd/<sha12>.cpio             initial ramdisk, one per agent binary
 ///   cache/apt/                      Debian packages, kept between template builds
@@ -45,9 +47,11 @@ pub enum HomeError {
     File(#[from] FileError),
 }
 
-const DIRECTORIES: [&str; 7] = [
+const DIRECTORIES: [&str; 9] = [
     "kernel",
     "templates",
+    "layers",
+    "blobs",
     "disks",
     "initrd",
     "cache",
@@ -110,6 +114,14 @@ impl Home {
 
     pub(crate) fn templates(&self) -> PathBuf {
         self.root.join("templates")
+    }
+
+    pub(crate) fn layers(&self) -> PathBuf {
+        self.root.join("layers")
+    }
+
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
     }
 
     pub(crate) fn disks(&self) -> PathBuf {

@@ -1,0 +1,108 @@
+//! Why a layer is not unpacked.
+
+use crate::file::FileError;
+use std::io;
+
+/// Why a layer is not unpacked.
+#[derive(Debug, thiserror::Error)]
+pub enum LayerError {
+    /// A bound of [`super::Limits`].
+    #[error("it has too much: more {what} than {limit}")]
+    TooMuch { what: &'static str, limit: String },
+    #[error("it ends in the middle: get it again")]
+    Truncated,
+    #[error("{0}")]
+    Problem(Problem),
+    /// With the entry's name.
+    #[error("its entry `{entry}` {problem}")]
+    Entry { entry: String, problem: Problem },
+    #[error("its content has sha256 {found} instead of {expected}: get it again")]
+    Content { expected: String, found: String },
+    #[error("cannot read it: {0}")]
+    Read(io::Error),
+    #[error(
+        "the disk is full at `{entry}`: free some space (`jiffy template rm` gives back what templates hold) and run again"
+    )]
+    DiskFull { entry: String },
+    #[error("cannot {action} `{entry}`: {source}")]
+    Write {
+        action: &'static str,
+        entry: String,
+        source: io::Error,
+    },
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// What is wrong with an archive or one of its entries.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    #[error("it is not a tar archive, nor one compressed with gzip or zstd")]
+    NotTar,
+    #[error("it is compressed with {0}: unpack that first, or use gzip or zstd")]
+    Compression(&'static str),
+    #[error("has a header that cannot be read: {0}")]
+    Header(&'static str),
+    #[error("leads out of the root with `..`")]
+    Outside,
+    #[error("goes through a symbolic link or a file, as if it were a directory")]
+    Through,
+    #[error("is a hard link to `{0}`, which the archive did not bring before as a file")]
+    LinkTarget(String),
+    #[error("replaces a directory with something else")]
+    ReplacesDirectory,
+    #[error("is of a kind that file systems do not have (type {0:?})")]
+    Kind(char),
+    #[error("has a map of holes that makes no sense: {0}")]
+    Holes(&'static str),
+    #[error("has a path that is too long or too deep")]
+    Path,
+}
+
+impl LayerError {
+    /// An error of reading the archive: one of our own that came through a reader, the end, or the host's.
+    pub(super) fn read(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Truncated,
+            _ if error.get_ref().is_some_and(|e| e.is::<Self>()) => {
+                match error.into_inner().map(|e| e.downcast::<Self>()) {
+                    Some(Ok(own)) => *own,
+                    _ => Self::Truncated,
+                }
+            }
+            _ => Self::Read(error),
+        }
+    }
+
+    pub(super) fn entry(path: &[u8], problem: Problem) -> Self {
+        Self::Entry {
+            entry: shown(path),
+            problem,
+        }
+    }
+
+    pub(super) fn write(action: &'static str, path: &[u8], errno: rustix::io::Errno) -> Self {
+        use rustix::io::Errno;
+        let entry = shown(path);
+        if matches!(errno, Errno::NOSPC | Errno::DQUOT) && action != "set an attribute of" {
+            return Self::DiskFull { entry };
+        }
+        Self::Write {
+            action,
+            entry,
+            source: errno.into(),
+        }
+    }
+}
+
+/// A name out of an archive, for people: bounded, and without what a terminal would obey.
+pub(crate) fn shown(name: &[u8]) -> String {
+    let text = String::from_utf8_lossy(name);
+    let mut shown: String = (text.chars().take(200))
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    shown
+}

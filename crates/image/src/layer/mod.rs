@@ -1,0 +1,36 @@
+//! Layers of images: archives from strangers, turned into directories that nothing leads out of.
+
+mod archive;
+mod error;
+mod limits;
+mod pax;
+mod place;
+mod store;
+mod stream;
+mod unpack;
+
+pub(crate) use error::shown;
+pub use error::{LayerError, Problem};
+pub use limits::Limits;
+pub(crate) use store::{Layer, Layers};
+pub use unpack::unpack;
+
+use serde::{Deserialize, Serialize};
+
+/// What became of an archive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unpacked {
+    /// SHA-256 of the archive without its compression, lower-case hexadecimal: the layer's identity ("DiffID").
+    pub diff_id: String,
+    /// Entries of the archive.
+    pub entries: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Device nodes that are not there: the guest has its own.
+    pub devices_left_out: u64,
+    /// Nothing of the layers below is left.
+    pub opaque: bool,
+}
+
+#[cfg(test)]
+mod tests;

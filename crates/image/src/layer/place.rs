@@ -1,0 +1,177 @@
+//! A directory that nothing leads out of.
+//!
+//! Every entry's parent is opened from the directory's own descriptor by `openat2`, which follows no symbolic link on the way
+//! and never goes above it; what is made then is made under that descriptor, by one name without a slash.
+
+use super::limits::Limits;
+use super::{LayerError, Problem};
+use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// Never above, never through a link, never into another file system.
+const CONFINED: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS)
+    .union(ResolveFlags::NO_XDEV);
+
+/// A path inside of the place: names joined by `/`, none of them empty, `.` or `..`. Empty for the place itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Inside(Vec<u8>);
+
+impl Inside {
+    /// Reads an archive's name. Absolute names count from the root, which is what they mean to whoever packed a root.
+    pub(super) fn of(path: &[u8], limits: &Limits) -> Result<Self, Problem> {
+        if path.contains(&0) {
+            return Err(Problem::Header("a name with a zero byte"));
+        }
+        let names = path.split(|b| *b == b'/');
+        let names: Vec<&[u8]> = names.filter(|n| !n.is_empty() && *n != b".").collect();
+        if names.contains(&&b".."[..]) {
+            return Err(Problem::Outside);
+        }
+        let joined = names.join(&b'/');
+        let long = joined.len() > limits.path || names.len() > limits.depth;
+        if long || names.iter().any(|name| name.len() > 255) {
+            return Err(Problem::Path);
+        }
+        Ok(Self(joined))
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(super) fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Path of the directory it is in, and its name there.
+    pub(super) fn split(&self) -> (&[u8], &[u8]) {
+        match self.0.iter().rposition(|b| *b == b'/') {
+            Some(slash) => (&self.0[..slash], &self.0[slash + 1..]),
+            None => (b"", &self.0),
+        }
+    }
+}
+
+/// The directory.
+pub(super) struct Place {
+    root: OwnedFd,
+    /// The parent that was used last: archives list directory by directory.
+    last: Option<(Vec<u8>, OwnedFd)>,
+    /// Directories that no entry has named so far.
+    pub(super) implied: Vec<Vec<u8>>,
+}
+
+impl Place {
+    pub(super) fn open(path: &Path) -> Result<Self, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let root = fs::openat(CWD, path, flags, Mode::empty())?;
+        Ok(Self {
+            root,
+            last: None,
+            implied: Vec::new(),
+        })
+    }
+
+    /// The directory `path`, which must be there.
+    pub(super) fn directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        self.confined(path, flags)
+    }
+
+    /// The same, to read and change its attributes.
+    pub(super) fn open_directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        self.confined(path, flags)
+    }
+
+    fn confined(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+        let path = if path.is_empty() { b"." } else { path };
+        fs::openat2(&self.root, path, flags, Mode::empty(), CONFINED)
+    }
+
+    /// The directory that `path` is in, made with all above it if it is not there (as root's, 0755), and the name in it.
+    pub(super) fn parent<'p>(
+        &mut self,
+        path: &'p Inside,
+    ) -> Result<(BorrowedFd<'_>, &'p [u8]), LayerError> {
+        let (parent, name) = path.split();
+        if self.last.as_ref().is_none_or(|(known, _)| known != parent) {
+            let fd = match self.directory(parent) {
+                Err(Errno::NOENT) => self.make_directories(parent),
+                opened => opened,
+            };
+            let fd = fd.map_err(|errno| match errno {
+                Errno::LOOP | Errno::NOTDIR => LayerError::entry(path.bytes(), Problem::Through),
+                errno => LayerError::write("open the directory of", path.bytes(), errno),
+            })?;
+            self.last = Some((parent.to_vec(), fd));
+        }
+        match &self.last {
+            Some((_, fd)) => Ok((fd.as_fd(), name)),
+            None => Err(LayerError::write("open", path.bytes(), Errno::NOENT)),
+        }
+    }
+
+    fn make_directories(&mut self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let mut ends = (0..path.len())
+            .filter(|i| path[*i] == b'/')
+            .collect::<Vec<_>>();
+        ends.push(path.len());
+        let mut above = self.directory(b"")?;
+        let mut start = 0;
+        for end in ends {
+            let name = &path[start..end];
+            match fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) => {
+                    // The process's own mask must not decide.
+                    let made = self.open_directory(&path[..end])?;
+                    fs::fchmod(made, Mode::from_raw_mode(0o755))?;
+                    self.implied.push(path[..end].to_vec());
+                }
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+            above = self.directory(&path[..end])?;
+            start = end + 1;
+        }
+        Ok(above)
+    }
+
+    /// What `name` is in `parent`, if it is there.
+    pub(super) fn kind(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<FileType>, Errno> {
+        match fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Makes everything in it durable.
+    pub(super) fn sync(&self) -> Result<(), Errno> {
+        fs::syncfs(self.open_directory(b"")?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_inside() {
+        let limits = Limits::default();
+        let inside = |path: &str| Inside::of(path.as_bytes(), &limits).map(|p| p.0);
+        assert_eq!(inside("/etc//./passwd").unwrap(), b"etc/passwd");
+        assert_eq!(inside("./").unwrap(), b"");
+        assert_eq!(inside("..a/b..").unwrap(), b"..a/b..");
+        for bad in ["..", "a/../b", "/..", "a/.."] {
+            assert_eq!(inside(bad), Err(Problem::Outside), "{bad}");
+        }
+        assert_eq!(inside(&"a/".repeat(257)), Err(Problem::Path));
+        assert_eq!(inside(&"a".repeat(256)), Err(Problem::Path));
+        assert!(inside("a\0b").is_err());
+    }
+}

@@ -1,0 +1,116 @@
+//! From the bytes of a layer, however they are compressed, to those of its archive, counted and summed.
+
+use super::limits::{Limits, too_much};
+use super::{LayerError, Problem};
+use crate::verified::hex;
+use sha2::{Digest, Sha256};
+use std::cell::Cell;
+use std::io::{self, BufRead, BufReader, Read};
+use std::rc::Rc;
+
+const BUFFER: usize = 1 << 18;
+
+/// The archive's bytes. Its errors are [`io::Error`]s that may carry a [`LayerError`].
+pub(super) struct Stream<'a> {
+    inner: Box<dyn Read + 'a>,
+    packed: Rc<Cell<u64>>,
+    unpacked: u64,
+    most: u64,
+    ratio: u64,
+    hasher: Sha256,
+}
+
+/// How a stream is compressed, told by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+impl Compression {
+    fn of(start: &[u8]) -> Result<Self, LayerError> {
+        let unsupported = |name| Err(LayerError::Problem(Problem::Compression(name)));
+        match start {
+            [0x1f, 0x8b, ..] => Ok(Self::Gzip),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Ok(Self::Zstd),
+            // Skippable frames may come first (RFC 8878, 3.1.2).
+            [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Ok(Self::Zstd),
+            [b'B', b'Z', b'h', ..] => unsupported("bzip2"),
+            [0xfd, b'7', b'z', b'X', b'Z', ..] => unsupported("xz"),
+            _ => Ok(Self::None),
+        }
+    }
+}
+
+/// Counts the bytes that go through it.
+struct Counted<R>(R, Rc<Cell<u64>>);
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.0.read(buffer)?;
+        self.1.set(self.1.get() + n as u64);
+        Ok(n)
+    }
+}
+
+impl<'a> Stream<'a> {
+    pub(super) fn open(packed: impl Read + 'a, limits: &Limits) -> Result<Self, LayerError> {
+        let count = Rc::new(Cell::new(0));
+        let counted = Counted(packed, Rc::clone(&count));
+        let mut buffered = BufReader::with_capacity(BUFFER, counted);
+        let start = buffered.fill_buf().map_err(LayerError::read)?;
+        let inner: Box<dyn Read + 'a> = match Compression::of(start)? {
+            Compression::None => Box::new(buffered),
+            Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered)),
+            Compression::Zstd => Box::new(
+                zstd::stream::read::Decoder::with_buffer(buffered).map_err(LayerError::read)?,
+            ),
+        };
+        Ok(Self {
+            inner,
+            packed: count,
+            unpacked: 0,
+            // Every entry brings a header and padding of one block each.
+            most: limits
+                .bytes
+                .saturating_add(limits.entries.saturating_mul(1024)),
+            ratio: limits.ratio,
+            hasher: Sha256::new(),
+        })
+    }
+
+    fn check(&self) -> Result<(), LayerError> {
+        if self.unpacked > self.most {
+            return Err(too_much("bytes", format!("{} MiB", self.most >> 20)));
+        }
+        let fair = self.packed.get().saturating_mul(self.ratio);
+        if self.unpacked > Limits::RATIO_SLACK && self.unpacked > fair {
+            let limit = format!("{} bytes for each one that is packed", self.ratio);
+            return Err(too_much("bytes", limit));
+        }
+        Ok(())
+    }
+
+    /// Bytes that were read of what it was opened on.
+    pub(super) fn packed(&self) -> u64 {
+        self.packed.get()
+    }
+
+    /// Reads what is left and returns the checksum of everything, lower-case hexadecimal.
+    pub(super) fn finish(mut self) -> Result<String, LayerError> {
+        let mut buffer = vec![0; BUFFER];
+        while self.read(&mut buffer).map_err(LayerError::read)? > 0 {}
+        Ok(hex(self.hasher))
+    }
+}
+
+impl Read for Stream<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buffer)?;
+        self.hasher.update(&buffer[..n]);
+        self.unpacked += n as u64;
+        self.check().map_err(io::Error::other)?;
+        Ok(n)
+    }
+}

@@ -1,0 +1,179 @@
+//! Archives made by hand, because no tool makes the bad ones.
+
+use super::*;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use tar::{EntryType, Header};
+
+mod faithful;
+mod hostile;
+
+/// The records of an extended header.
+pub(super) fn pax(pairs: &[(&str, &str)]) -> Vec<u8> {
+    let mut text = Vec::new();
+    for (key, value) in pairs {
+        let rest = format!(" {key}={value}\n");
+        let mut length = rest.len() + 1;
+        while length.to_string().len() + rest.len() != length {
+            length += 1;
+        }
+        text.extend(format!("{length}{rest}").as_bytes());
+    }
+    text
+}
+
+/// An archive.
+#[derive(Default)]
+pub(crate) struct Tar(Vec<u8>);
+
+impl Tar {
+    fn header(name: &str, kind: EntryType, size: u64) -> Header {
+        let mut header = Header::new_gnu();
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_entry_type(kind);
+        header.set_size(size);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(1_700_000_000);
+        header
+    }
+
+    fn add(mut self, mut header: Header, content: &[u8]) -> Self {
+        header.set_cksum();
+        self.0.extend(header.as_bytes());
+        self.0.extend(content);
+        self.0.resize(self.0.len().next_multiple_of(512), 0);
+        self
+    }
+
+    pub(crate) fn file(self, name: &str, content: &[u8]) -> Self {
+        let header = Self::header(name, EntryType::Regular, content.len() as u64);
+        self.add(header, content)
+    }
+
+    pub(crate) fn directory(self, name: &str, mode: u32) -> Self {
+        let mut header = Self::header(name, EntryType::Directory, 0);
+        header.set_mode(mode);
+        self.add(header, b"")
+    }
+
+    pub(crate) fn link(self, kind: EntryType, name: &str, target: &str) -> Self {
+        let mut header = Self::header(name, kind, 0);
+        header.as_old_mut().linkname[..target.len()].copy_from_slice(target.as_bytes());
+        self.add(header, b"")
+    }
+
+    fn symlink(self, name: &str, target: &str) -> Self {
+        self.link(EntryType::Symlink, name, target)
+    }
+
+    fn hard_link(self, name: &str, target: &str) -> Self {
+        self.link(EntryType::Link, name, target)
+    }
+
+    fn node(self, kind: EntryType, name: &str) -> Self {
+        self.add(Self::header(name, kind, 0), b"")
+    }
+
+    fn pax(self, pairs: &[(&str, &str)]) -> Self {
+        let text = pax(pairs);
+        let header = Self::header("pax", EntryType::XHeader, text.len() as u64);
+        self.add(header, &text)
+    }
+
+    pub(crate) fn end(mut self) -> Vec<u8> {
+        self.0.resize(self.0.len() + 1024, 0);
+        self.0
+    }
+}
+
+/// A directory to unpack into, with one beside it that must never change.
+struct Ground {
+    dir: tempfile::TempDir,
+}
+
+impl Ground {
+    /// None, with the reason noted, where owners and marks cannot be set.
+    fn new(test: &str) -> Option<Self> {
+        if !nix::unistd::Uid::effective().is_root() {
+            crate::skipped(test, "needs root, to give files to others");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("in")).unwrap();
+        fs::create_dir(dir.path().join("outside")).unwrap();
+        fs::write(dir.path().join("outside/secret"), "untouched").unwrap();
+        Some(Self { dir })
+    }
+
+    fn inside(&self, path: &str) -> PathBuf {
+        self.dir.path().join("in").join(path)
+    }
+
+    fn unpack(&self, archive: &[u8]) -> Result<Unpacked, LayerError> {
+        self.unpack_within(archive, Limits::default())
+    }
+
+    fn unpack_within(&self, archive: &[u8], limits: Limits) -> Result<Unpacked, LayerError> {
+        let before = self.outside();
+        let unpacked = unpack(archive, &self.inside(""), limits, &mut |_| ());
+        assert_eq!(self.outside(), before, "something outside changed");
+        unpacked
+    }
+
+    /// The message with which an archive is refused.
+    fn refused(&self, archive: &[u8]) -> String {
+        self.unpack(archive).unwrap_err().to_string()
+    }
+
+    /// Everything beside the directory, with what can change about it.
+    fn outside(&self) -> BTreeMap<PathBuf, (u64, u32, u64, i64, i64, Vec<u8>)> {
+        let mut found = BTreeMap::new();
+        for path in ["outside", "outside/secret"] {
+            let path = self.dir.path().join(path);
+            let m = fs::symlink_metadata(&path).unwrap();
+            let content = fs::read(&path).unwrap_or_default();
+            let entry = (
+                m.nlink(),
+                m.mode(),
+                m.size(),
+                m.ctime(),
+                m.ctime_nsec(),
+                content,
+            );
+            found.insert(path, entry);
+        }
+        let beside = fs::read_dir(self.dir.path()).unwrap().count();
+        assert_eq!(beside, 2);
+        found
+    }
+}
+
+macro_rules! ground {
+    ($name:ident) => {
+        match Ground::new(concat!("layer::tests::", stringify!($name))) {
+            Some(ground) => ground,
+            None => return,
+        }
+    };
+}
+use ground;
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// Names in a directory, sorted.
+fn names(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).unwrap();
+    let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}

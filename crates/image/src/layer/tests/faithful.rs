@@ -1,0 +1,203 @@
+//! What is in an archive is what is on the disk.
+
+use super::*;
+use rustix::fs as sys;
+
+/// Names of a file's extended attributes.
+pub(super) fn attributes(path: &Path) -> Vec<String> {
+    let mut buffer = vec![0; 4096];
+    let n = sys::llistxattr(path, &mut buffer[..]).unwrap();
+    let names = buffer[..n].split(|b| *b == 0).filter(|n| !n.is_empty());
+    names
+        .map(|n| String::from_utf8(n.to_vec()).unwrap())
+        .collect()
+}
+
+fn attribute(path: &Path, name: &str) -> Vec<u8> {
+    let mut buffer = vec![0; 4096];
+    let n = sys::lgetxattr(path, name, &mut buffer[..]).unwrap();
+    buffer.truncate(n);
+    buffer
+}
+
+#[test]
+fn modes_owners_times_and_attributes_are_kept() {
+    let ground = ground!(modes_owners_times_and_attributes_are_kept);
+    let mut sudo = Tar::header("bin/sudo", EntryType::Regular, 2);
+    sudo.set_mode(0o4755);
+    sudo.set_uid(100_000);
+    sudo.set_gid(42);
+    // VFS_CAP_REVISION_2, nothing permitted (linux/capability.h).
+    let capability = "\0\0\0\u{2}".to_owned() + &"\0".repeat(16);
+    let attributes = [
+        ("SCHILY.xattr.security.capability", capability.as_str()),
+        ("SCHILY.xattr.user.note", "hello"),
+        ("mtime", "1600000000.25"),
+    ];
+    let archive = Tar::default()
+        .directory("bin/", 0o1777)
+        .pax(&attributes)
+        .add(sudo, b"#!");
+    ground
+        .unpack(&archive.symlink("bin/su", "sudo").end())
+        .unwrap();
+    let m = fs::metadata(ground.inside("bin/sudo")).unwrap();
+    assert_eq!((m.mode() & 0o7777, m.uid(), m.gid()), (0o4755, 100_000, 42));
+    assert_eq!((m.mtime(), m.mtime_nsec()), (1_600_000_000, 250_000_000));
+    assert_eq!(attribute(&ground.inside("bin/sudo"), "user.note"), b"hello");
+    assert_eq!(
+        attribute(&ground.inside("bin/sudo"), "security.capability").len(),
+        20
+    );
+    // What was made in it did not change its time.
+    let m = fs::metadata(ground.inside("bin")).unwrap();
+    assert_eq!((m.mode() & 0o7777, m.mtime()), (0o1777, 1_700_000_000));
+    let m = fs::symlink_metadata(ground.inside("bin/su")).unwrap();
+    assert_eq!(m.mtime(), 1_700_000_000);
+}
+
+#[test]
+fn deletions_become_overlay_marks_in_whatever_order_they_come() {
+    let ground = ground!(deletions_become_overlay_marks_in_whatever_order_they_come);
+    let archive = Tar::default()
+        .file(".wh.gone", b"")
+        .directory("d", 0o755)
+        .file("d/.wh..wh..opq", b"")
+        .file("d/kept", b"x")
+        .file("new", b"x")
+        .file(".wh.new", b"")
+        .file(".wh.tree", b"")
+        .directory("tree", 0o755)
+        .directory("grove", 0o755)
+        .file(".wh.grove", b"")
+        .file(".wh..wh.aufs", b"");
+    let unpacked = ground.unpack(&archive.end()).unwrap();
+    assert!(!unpacked.opaque);
+    let gone = fs::symlink_metadata(ground.inside("gone")).unwrap();
+    assert!(gone.file_type().is_char_device() && gone.rdev() == 0);
+    for opaque in ["d", "tree", "grove"] {
+        assert_eq!(
+            attribute(&ground.inside(opaque), "trusted.overlay.opaque"),
+            b"y"
+        );
+    }
+    assert_eq!(fs::read(ground.inside("new")).unwrap(), b"x");
+    assert_eq!(
+        names(&ground.inside("")),
+        ["d", "gone", "grove", "new", "tree"]
+    );
+    let everything = Tar::default().file(".wh..wh..opq", b"").end();
+    assert!(ground.unpack(&everything).unwrap().opaque);
+}
+
+#[test]
+fn holes_stay_holes_in_every_format() {
+    let ground = ground!(holes_stay_holes_in_every_format);
+    let mib = 1 << 20;
+    let map = format!("0,3,{mib},2");
+    let v01 = [
+        ("GNU.sparse.map", map.as_str()),
+        ("GNU.sparse.size", "2097152"),
+    ];
+    let v10 = [
+        ("GNU.sparse.major", "1"),
+        ("GNU.sparse.minor", "0"),
+        ("GNU.sparse.name", "pax10"),
+        ("GNU.sparse.realsize", "2097152"),
+    ];
+    let mut in_data = format!("2\n0\n3\n{mib}\n2\n").into_bytes();
+    in_data.resize(512, 0);
+    in_data.extend(b"abcde");
+    let mut old = Tar::header("old", EntryType::GNUSparse, 5);
+    let gnu = old.as_gnu_mut().unwrap();
+    gnu.set_real_size(2 * mib);
+    for (slot, (offset, length)) in gnu.sparse.iter_mut().zip([(0, 3), (mib, 2)]) {
+        slot.set_offset(offset);
+        slot.set_length(length);
+    }
+    let archive = Tar::default()
+        .pax(&v01)
+        .file("pax01", b"abcde")
+        .pax(&v10)
+        .file("GNUSparseFile.1/x", &in_data)
+        .add(old, b"abcde");
+    ground.unpack(&archive.end()).unwrap();
+    for name in ["pax01", "pax10", "old"] {
+        let path = ground.inside(name);
+        let content = fs::read(&path).unwrap();
+        assert_eq!(content.len(), 2 << 20, "{name}");
+        assert_eq!(
+            (&content[..4], &content[1 << 20..][..3]),
+            (&b"abc\0"[..], &b"de\0"[..])
+        );
+        assert!(
+            fs::metadata(&path).unwrap().blocks() < 64,
+            "{name} has no holes"
+        );
+    }
+}
+
+#[test]
+fn gnu_tar_with_holes_and_long_names_is_read_as_it_was_written() {
+    let ground = ground!(gnu_tar_with_holes_and_long_names_is_read_as_it_was_written);
+    let source = tempfile::tempdir().unwrap();
+    let long = "n".repeat(120);
+    fs::create_dir_all(source.path().join(&long).join(&long)).unwrap();
+    fs::write(source.path().join(&long).join(&long).join("leaf"), "x").unwrap();
+    std::os::unix::fs::symlink(long.repeat(2), source.path().join("link")).unwrap();
+    let holes = File::create(source.path().join("holes")).unwrap();
+    for i in 0..40_u64 {
+        use std::os::unix::fs::FileExt;
+        holes.write_all_at(b"data", i << 20).unwrap();
+    }
+    for format in ["gnu", "posix"] {
+        let archive = std::process::Command::new("tar")
+            .args(["--sparse", "--format", format, "-C"])
+            .arg(source.path())
+            .args(["-c", "."])
+            .output()
+            .unwrap();
+        assert!(archive.status.success());
+        ground.unpack(&archive.stdout).unwrap();
+        let leaf = ground.inside(&format!("{long}/{long}/leaf"));
+        assert_eq!(fs::read(leaf).unwrap(), b"x");
+        assert_eq!(
+            fs::read_link(ground.inside("link")).unwrap(),
+            Path::new(&long.repeat(2))
+        );
+        let same = fs::read(ground.inside("holes")).unwrap()
+            == fs::read(source.path().join("holes")).unwrap();
+        assert!(same, "{format}");
+        assert!(
+            fs::metadata(ground.inside("holes")).unwrap().blocks() < 8 * 80,
+            "{format}"
+        );
+        fs::remove_dir_all(ground.inside(&long)).unwrap();
+    }
+}
+
+#[test]
+fn the_identity_is_the_sum_of_the_archive_however_it_is_packed() {
+    let ground = ground!(the_identity_is_the_sum_of_the_archive_however_it_is_packed);
+    let mut archive = Tar::default().file("a", b"1").end();
+    archive.resize(10240, 0);
+    let plain = ground.unpack(&archive).unwrap();
+    assert_eq!(plain.diff_id, crate::verified::sum_of(&archive));
+    let mut members = gzip(&archive[..700]);
+    members.extend(gzip(&archive[700..]));
+    assert_eq!(ground.unpack(&members).unwrap(), plain);
+    let zstd = zstd::encode_all(&archive[..], 1).unwrap();
+    assert_eq!(ground.unpack(&zstd).unwrap(), plain);
+}
+
+#[test]
+fn hard_links_share_their_file() {
+    let ground = ground!(hard_links_share_their_file);
+    let archive = Tar::default().file("d/a", b"1").hard_link("b", "/d/a");
+    ground.unpack(&archive.end()).unwrap();
+    let inode = |path| fs::metadata(ground.inside(path)).unwrap().ino();
+    assert_eq!(inode("d/a"), inode("b"));
+    // The directory that no entry named is everybody's to read, and of a fixed time.
+    let m = fs::metadata(ground.inside("d")).unwrap();
+    assert_eq!((m.mode() & 0o7777, m.mtime()), (0o755, 1_735_689_600));
+}

@@ -1,0 +1,338 @@
+//! Turning the entries of a layer into files.
+//!
+//! Deletions become overlayfs's own marks: a character device 0/0 for a name, `trusted.overlay.opaque` on a directory. Other
+//! devices are left out (the guest has its own `/dev`); what runs nothing here is kept as it is: set-user-id bits,
+//! capabilities, FIFOs.
+
+use super::archive::{Archive, Entry, Kind};
+use super::limits::{Budget, Limits};
+use super::place::{Inside, Place};
+use super::stream::Stream;
+use super::{LayerError, Problem, Unpacked};
+use crate::rootfs::EPOCH;
+use rustix::fs::{
+    self, AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags,
+};
+use rustix::io::Errno;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+/// Before a name: it is deleted (OCI image specification, layer.md, "Whiteouts").
+const WHITEOUT: &[u8] = b".wh.";
+/// A name: everything below its directory is deleted.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// Before a name: what aufs kept for itself.
+const AUFS: &[u8] = b".wh..wh.";
+const OVERLAY_OPAQUE: &str = "trusted.overlay.opaque";
+const BUFFER: usize = 1 << 18;
+
+/// Unpacks the archive `packed` (tar, perhaps compressed) into the empty directory `into`. `on_bytes` is told how many bytes of
+/// `packed` have been read. What fails leaves the directory half full: the caller removes it.
+pub fn unpack(
+    packed: impl Read,
+    into: &Path,
+    limits: Limits,
+    on_bytes: &mut dyn FnMut(u64),
+) -> Result<Unpacked, LayerError> {
+    let opened = Place::open(into);
+    let place =
+        opened.map_err(|e| LayerError::write("open", into.as_os_str().as_encoded_bytes(), e))?;
+    let mut unpacker = Unpacker {
+        archive: Archive::new(Stream::open(packed, &limits)?),
+        budget: Budget::new(limits),
+        place,
+        // Unless the archive names it.
+        directories: vec![(Vec::new(), (EPOCH.cast_signed(), 0))],
+        done: Unpacked::default(),
+        buffer: vec![0; BUFFER],
+    };
+    let root = unpacker.place.open_directory(b"");
+    root.and_then(|fd| fs::fchmod(fd, Mode::from_raw_mode(0o755)))
+        .map_err(|e| LayerError::write("protect", b"/", e))?;
+    while let Some(entry) = unpacker.archive.next(&mut unpacker.budget)? {
+        unpacker.take(&entry)?;
+        unpacker.note_implied()?;
+        on_bytes(unpacker.archive.packed());
+    }
+    unpacker.finish()
+}
+
+struct Unpacker<'a> {
+    archive: Archive<'a>,
+    budget: Budget,
+    place: Place,
+    /// Their times are set last: what is made in them changes those.
+    directories: Vec<(Vec<u8>, (i64, u32))>,
+    done: Unpacked,
+    buffer: Vec<u8>,
+}
+
+impl Unpacker<'_> {
+    fn take(&mut self, entry: &Entry) -> Result<(), LayerError> {
+        let path = Inside::of(&entry.path, &self.budget.limits)
+            .map_err(|problem| LayerError::entry(&entry.path, problem))?;
+        self.done.entries += 1;
+        if path.is_root() {
+            return match entry.kind {
+                Kind::Directory => self.directory_settled(entry, &path),
+                _ => Err(LayerError::entry(&entry.path, Problem::ReplacesDirectory)),
+            };
+        }
+        let name = path.split().1;
+        if name == OPAQUE {
+            return self.opaque(&path);
+        }
+        if name.starts_with(AUFS) {
+            return Ok(());
+        }
+        if let Some(hidden) = name.strip_prefix(WHITEOUT) {
+            return self.whiteout(&path, hidden);
+        }
+        match entry.kind {
+            Kind::Directory => self.directory(entry, &path),
+            Kind::File => self.file(entry, &path),
+            Kind::Symlink => self.symlink(entry, &path),
+            Kind::HardLink => self.hard_link(entry, &path),
+            Kind::Fifo => self.fifo(entry, &path),
+            Kind::Device => {
+                self.done.devices_left_out += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Directories that the archive does not name get one fixed time, so that it always makes the same image.
+    fn note_implied(&mut self) -> Result<(), LayerError> {
+        for path in std::mem::take(&mut self.place.implied) {
+            self.budget.name(&path)?;
+            self.directories.push((path, (EPOCH.cast_signed(), 0)));
+        }
+        Ok(())
+    }
+
+    /// Removes what an earlier entry of the same name made, unless it is a directory.
+    fn make_way(&mut self, path: &Inside) -> Result<(), LayerError> {
+        let (parent, name) = self.place.parent(path)?;
+        let failed = |errno| LayerError::write("replace", path.bytes(), errno);
+        match Place::kind(parent, name).map_err(failed)? {
+            None => Ok(()),
+            Some(FileType::Directory) => {
+                let problem = Problem::ReplacesDirectory;
+                Err(LayerError::entry(path.bytes(), problem))
+            }
+            Some(_) => fs::unlinkat(parent, name, AtFlags::empty()).map_err(failed),
+        }
+    }
+
+    fn directory(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+        let (parent, name) = self.place.parent(path)?;
+        let failed = |errno| LayerError::write("create", path.bytes(), errno);
+        let mut deleted = false;
+        match Place::kind(parent, name).map_err(failed)? {
+            Some(FileType::Directory) => return self.directory_settled(entry, path),
+            Some(found) => {
+                deleted = found == FileType::CharacterDevice;
+                fs::unlinkat(parent, name, AtFlags::empty()).map_err(failed)?;
+            }
+            None => {}
+        }
+        fs::mkdirat(parent, name, Mode::from_raw_mode(0o700)).map_err(failed)?;
+        if deleted {
+            // What lower layers have there stays deleted.
+            self.mark_opaque(path.bytes())?;
+        }
+        self.directory_settled(entry, path)
+    }
+
+    fn directory_settled(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+        let opened = self.place.open_directory(path.bytes());
+        let fd = opened.map_err(|errno| LayerError::write("open", path.bytes(), errno))?;
+        settle(fd.as_fd(), entry, path)?;
+        self.budget.name(path.bytes())?;
+        self.directories.push((path.bytes().to_vec(), entry.mtime));
+        Ok(())
+    }
+
+    fn file(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+        self.budget.file(entry.size)?;
+        self.make_way(path)?;
+        let (parent, name) = self.place.parent(path)?;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let created = fs::openat(parent, name, flags, Mode::from_raw_mode(0o600));
+        let fd = created.map_err(|errno| LayerError::write("create", path.bytes(), errno))?;
+        for run in &entry.runs {
+            self.write(fd.as_fd(), run.offset, run.length, path)?;
+        }
+        if entry.runs.last().map_or(0, |run| run.offset + run.length) < entry.size {
+            let longer = fs::ftruncate(&fd, entry.size);
+            longer.map_err(|errno| LayerError::write("write", path.bytes(), errno))?;
+        }
+        self.done.bytes += entry.size;
+        settle(fd.as_fd(), entry, path)?;
+        let dated = fs::futimens(&fd, &times(entry.mtime));
+        dated.map_err(|errno| LayerError::write("date", path.bytes(), errno))
+    }
+
+    fn write(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        mut offset: u64,
+        mut length: u64,
+        path: &Inside,
+    ) -> Result<(), LayerError> {
+        let failed = |errno| LayerError::write("write", path.bytes(), errno);
+        while length > 0 {
+            self.budget.in_time()?;
+            let most = usize::try_from(length).map_or(BUFFER, |l| l.min(BUFFER));
+            let n = self.archive.read(&mut self.buffer[..most])?;
+            let mut bytes = &self.buffer[..n];
+            if bytes.is_empty() {
+                return Err(LayerError::Truncated);
+            }
+            length -= n as u64;
+            while !bytes.is_empty() {
+                let written = rustix::io::pwrite(fd, bytes, offset).map_err(failed)?;
+                offset += written as u64;
+                bytes = &bytes[written..];
+            }
+        }
+        Ok(())
+    }
+
+    fn symlink(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+        if entry.link.is_empty() || entry.link.len() > self.budget.limits.path {
+            return Err(LayerError::entry(path.bytes(), Problem::Path));
+        }
+        self.make_way(path)?;
+        let (parent, name) = self.place.parent(path)?;
+        let failed = |errno| LayerError::write("create", path.bytes(), errno);
+        // Only text here: nobody follows it on this host.
+        fs::symlinkat(entry.link.as_slice(), parent, name).map_err(failed)?;
+        self.owned_and_dated(entry, path)
+    }
+
+    fn hard_link(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+        let bad = || Problem::LinkTarget(super::error::shown(&entry.link));
+        let bad = || LayerError::entry(path.bytes(), bad());
+        let target = Inside::of(&entry.link, &self.budget.limits)
+            .map_err(|problem| LayerError::entry(path.bytes(), problem))?;
+        if target.is_root() || target == *path {
+            return Err(bad());
+        }
+        let (above, from) = target.split();
+        let above = self.place.directory(above).map_err(|_| bad())?;
+        match Place::kind(above.as_fd(), from) {
+            Ok(Some(FileType::RegularFile | FileType::Symlink | FileType::Fifo)) => {}
+            _ => return Err(bad()),
+        }
+        self.make_way(path)?;
+        let (parent, name) = self.place.parent(path)?;
+        let linked = fs::linkat(above.as_fd(), from, parent, name, AtFlags::empty());
+        linked.map_err(|errno| LayerError::write("link", path.bytes(), errno))
+    }
+
+    fn fifo(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+        self.make_way(path)?;
+        let (parent, name) = self.place.parent(path)?;
+        let mode = Mode::from_raw_mode(entry.mode & 0o777);
+        let failed = |errno| LayerError::write("create", path.bytes(), errno);
+        fs::mknodat(parent, name, FileType::Fifo, mode, 0).map_err(failed)?;
+        fs::chmodat(parent, name, mode, AtFlags::empty()).map_err(failed)?;
+        self.owned_and_dated(entry, path)
+    }
+
+    /// Owner and time of what cannot be opened.
+    fn owned_and_dated(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+        let (parent, name) = self.place.parent(path)?;
+        let failed = |errno| LayerError::write("own", path.bytes(), errno);
+        let (uid, gid) = owner(entry);
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        fs::chownat(parent, name, uid, gid, flags).map_err(failed)?;
+        fs::utimensat(parent, name, &times(entry.mtime), flags).map_err(failed)
+    }
+
+    fn whiteout(&mut self, path: &Inside, hidden: &[u8]) -> Result<(), LayerError> {
+        if hidden.is_empty() || hidden == b"." || hidden == b".." {
+            return Err(LayerError::entry(path.bytes(), Problem::Outside));
+        }
+        let (parent, _) = self.place.parent(path)?;
+        let failed = |errno| LayerError::write("mark as deleted", path.bytes(), errno);
+        match Place::kind(parent, hidden).map_err(failed)? {
+            None => fs::mknodat(parent, hidden, FileType::CharacterDevice, Mode::empty(), 0)
+                .map_err(failed),
+            // The layer's own directory replaces the lower one, in whatever order they are packed.
+            Some(FileType::Directory) => {
+                let above = path.split().0;
+                let whole = [above, hidden].join(&b'/');
+                self.mark_opaque(whole.strip_prefix(b"/").unwrap_or(&whole))
+            }
+            // And its own file hides the lower one anyway.
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn opaque(&mut self, path: &Inside) -> Result<(), LayerError> {
+        let (above, _) = path.split();
+        self.place.parent(path)?;
+        if above.is_empty() {
+            // overlayfs does not look for the mark on a layer's root.
+            self.done.opaque = true;
+            return Ok(());
+        }
+        self.mark_opaque(above)
+    }
+
+    fn mark_opaque(&mut self, path: &[u8]) -> Result<(), LayerError> {
+        let marked = self
+            .place
+            .open_directory(path)
+            .and_then(|fd| fs::fsetxattr(fd, OVERLAY_OPAQUE, b"y", XattrFlags::empty()));
+        marked.map_err(|errno| LayerError::write("mark as deleted what is below", path, errno))
+    }
+
+    fn finish(mut self) -> Result<Unpacked, LayerError> {
+        // The last word on a directory counts, and what is deeper cannot change what is above any more.
+        for (path, mtime) in &self.directories {
+            let dated =
+                (self.place.open_directory(path)).and_then(|fd| fs::futimens(fd, &times(*mtime)));
+            dated.map_err(|errno| LayerError::write("date", path, errno))?;
+        }
+        self.done.diff_id = self.archive.finish()?;
+        let synced = self.place.sync();
+        synced.map_err(|errno| LayerError::write("flush", b"/", errno))?;
+        Ok(self.done)
+    }
+}
+
+fn owner(entry: &Entry) -> (Option<Uid>, Option<Gid>) {
+    (
+        Some(Uid::from_raw(entry.uid)),
+        Some(Gid::from_raw(entry.gid)),
+    )
+}
+
+/// Owner, then what a change of owner takes away: mode and capabilities.
+fn settle(fd: BorrowedFd<'_>, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+    let failed = |action| move |errno: Errno| LayerError::write(action, path.bytes(), errno);
+    let (uid, gid) = owner(entry);
+    fs::fchown(fd, uid, gid).map_err(failed("own"))?;
+    fs::fchmod(fd, Mode::from_raw_mode(entry.mode)).map_err(failed("protect"))?;
+    for (name, value) in &entry.xattrs {
+        fs::fsetxattr(fd, name.as_slice(), value, XattrFlags::empty())
+            .map_err(failed("set an attribute of"))?;
+    }
+    Ok(())
+}
+
+fn times((seconds, ns): (i64, u32)) -> Timestamps {
+    let time = Timespec {
+        tv_sec: seconds,
+        tv_nsec: i64::from(ns),
+    };
+    Timestamps {
+        last_access: time,
+        last_modification: time,
+    }
+}
