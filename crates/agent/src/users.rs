@@ -59,8 +59,22 @@ impl Users {
         }
     }
 
-    /// Looks a user up by name or, like `docker exec`, by number. `root` always exists.
+    /// Looks a user up as images name them: by name or number, perhaps with a group (`1000:1000`, `www:staff`). `root` always
+    /// exists, and so does every number: an image may have no list of users.
     pub fn find(&self, name: &str) -> Option<User> {
+        let Some((name, group)) = name.split_once(':') else {
+            return self.listed(name).or_else(|| unlisted(name));
+        };
+        let mut user = self.find(name)?;
+        user.gid = match group.parse() {
+            Ok(gid) => gid,
+            Err(_) => id_of(&self.group, group)?,
+        };
+        user.groups = vec![user.gid];
+        Some(user)
+    }
+
+    fn listed(&self, name: &str) -> Option<User> {
         for line in self.passwd.lines() {
             let mut fields = line.split(':');
             let (Some(login), Some(_), Some(uid), Some(gid)) =
@@ -114,6 +128,27 @@ impl Users {
     }
 }
 
+/// A user who is nothing but a number.
+fn unlisted(name: &str) -> Option<User> {
+    // The largest means "nobody in particular" to the kernel.
+    let uid = name.parse().ok().filter(|uid| *uid != u32::MAX)?;
+    Some(User {
+        name: name.to_owned(),
+        uid,
+        gid: 0,
+        groups: vec![0],
+        home: "/".to_owned(),
+    })
+}
+
+/// The number of a name.
+fn id_of(database: &str, name: &str) -> Option<u32> {
+    let mut lines = database.lines().map(|line| line.split(':'));
+    let mut fields =
+        lines.find_map(|mut fields| (fields.next() == Some(name)).then_some(fields))?;
+    fields.nth(1)?.parse().ok()
+}
+
 fn name_of(database: &str, id: u32) -> String {
     for line in database.lines() {
         let mut fields = line.split(':');
@@ -148,6 +183,17 @@ mod tests {
         assert_eq!(users().find("nobody"), None);
         assert_eq!(users().group_name(27), "sudo");
         assert_eq!(users().user_name(4), "4");
+    }
+
+    #[test]
+    fn a_number_is_a_user_and_a_group_may_be_named() {
+        let ids = |name| users().find(name).map(|u| (u.uid, u.gid, u.groups));
+        assert_eq!(ids("65532"), Some((65532, 0, vec![0])));
+        assert_eq!(ids("65532:65533"), Some((65532, 65533, vec![65533])));
+        assert_eq!(ids("user:sudo"), Some((1000, 27, vec![27])));
+        for bad in ["user:nobody", "-1", "4294967295", ":", "", "nobody:0"] {
+            assert_eq!(ids(bad), None, "{bad}");
+        }
     }
 
     #[test]

@@ -24,8 +24,11 @@ impl Startup {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartCommand {
-    /// For `/bin/sh -c`.
+    /// For `/bin/sh -c`; with `args`, a program.
     pub command: String,
+    /// Its arguments: no shell is asked, which an image may not have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub args: Option<Vec<String>>,
     /// The template's default user unless named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,

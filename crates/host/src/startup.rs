@@ -80,7 +80,10 @@ where
     let tail = Tail::default();
     let process = match &startup.start {
         Some(start) => {
-            let mut spec = ProcessSpec::new("/bin/sh", ["-c", &start.command]);
+            let mut spec = match &start.args {
+                Some(args) => ProcessSpec::new(&start.command, args),
+                None => ProcessSpec::new("/bin/sh", ["-c", &start.command]),
+            };
             spec.user.clone_from(&start.user);
             spec.cwd.clone_from(&start.workdir);
             let started = agent.start(&spec).await;

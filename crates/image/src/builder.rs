@@ -1,16 +1,17 @@
 //! Builds templates: once per recipe, one builder at a time, all or nothing.
 
 use crate::command::CommandError;
-use crate::erofs;
+use crate::erofs::{self, Root};
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
 use crate::lock::Lock;
-use crate::manifest::{ImageSum, MANIFEST_FORMAT, Manifest};
+use crate::manifest::{Defaults, ImageSum, MANIFEST_FORMAT, Manifest, Origin};
 use crate::progress::{Phase, Progress};
 use crate::recipe::Recipe;
 use crate::rootfs::{self, EPOCH, RootfsError, Site};
 use crate::template::{IMAGE, MANIFEST, Template, TemplateError, Templates};
 use crate::verified::{Check, VerifyError};
+use jiffy_engine::Startup;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -102,7 +103,15 @@ fn build_with(
     };
     let root = make_root(&site, on_progress)?;
     on_progress(Progress::Percent(85));
-    let finished = write_template(recipe, &root, &work.0, &lock, on_progress)?;
+    let plan = Plan {
+        name: recipe.name(),
+        hash: recipe.hash(),
+        defaults: recipe.defaults(),
+        startup: recipe.startup(),
+        origin: None,
+    };
+    let root = Root::Directory(root);
+    let finished = write_template(plan, &root, &work.0, &lock, on_progress)?;
     publish(&finished, &templates.directory(name))?;
     on_progress(Progress::Percent(100));
     Ok(templates.get(name)?)
@@ -117,10 +126,20 @@ fn up_to_date(templates: &Templates, recipe: &Recipe) -> Result<Option<Template>
     Ok((template.manifest.recipe_sha256 == recipe.hash()).then_some(template))
 }
 
+/// What a template is to say about itself.
+pub(crate) struct Plan<'a> {
+    pub name: &'a str,
+    /// SHA-256 of all that it is made from, lower-case hexadecimal.
+    pub hash: &'a str,
+    pub defaults: &'a Defaults,
+    pub startup: Startup,
+    pub origin: Option<Origin>,
+}
+
 /// Writes image and manifest into a directory of their own and makes them durable.
-fn write_template(
-    recipe: &Recipe,
-    root: &Path,
+pub(crate) fn write_template(
+    plan: Plan<'_>,
+    root: &Root,
     work: &Path,
     lock: &Lock,
     on_progress: &mut dyn FnMut(Progress<'_>),
@@ -132,7 +151,7 @@ fn write_template(
         .on("create", &directory)?;
     on_progress(Progress::Phase(Phase::Image));
     let image = directory.join(IMAGE);
-    erofs::write(root, &image, &uuid(recipe.hash()), EPOCH, Some(lock))?;
+    erofs::write(root, &image, &uuid(plan.hash), EPOCH, Some(lock))?;
     fs::File::open(&image)
         .and_then(|file| file.sync_all())
         .on("flush", &image)?;
@@ -149,18 +168,19 @@ fn write_template(
     let verified = check.record(&image)?;
     let manifest = Manifest {
         format: MANIFEST_FORMAT,
-        name: recipe.name().to_owned(),
+        name: plan.name.to_owned(),
         created: SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
             .as_secs(),
-        recipe_sha256: recipe.hash().to_owned(),
+        recipe_sha256: plan.hash.to_owned(),
         image: ImageSum {
             sha256: verified.sha256,
             size: verified.size,
         },
-        defaults: recipe.spec.defaults.clone(),
-        startup: recipe.startup(),
+        defaults: plan.defaults.clone(),
+        startup: plan.startup,
+        origin: plan.origin,
     };
     let mut text = serde_json::to_vec_pretty(&manifest)
         .map_err(io::Error::other)
@@ -171,7 +191,7 @@ fn write_template(
 }
 
 /// Puts the finished directory in its place in one step; what was there before is left to the caller's work directory.
-fn publish(finished: &Path, place: &Path) -> Result<(), FileError> {
+pub(crate) fn publish(finished: &Path, place: &Path) -> Result<(), FileError> {
     let flags = if place.exists() {
         RenameFlags::RENAME_EXCHANGE
     } else {
@@ -196,11 +216,11 @@ fn uuid(hash: &str) -> String {
 }
 
 /// A directory to build in, gone when the build is over, however it ends.
-struct Work(PathBuf);
+pub(crate) struct Work(pub PathBuf);
 
 impl Work {
     /// The caller holds the template's lock, so what is found in the place was left by a build that was killed.
-    fn begin(path: PathBuf) -> Result<Self, FileError> {
+    pub(crate) fn begin(path: PathBuf) -> Result<Self, FileError> {
         clear(&path)?;
         DirBuilder::new()
             .mode(0o700)

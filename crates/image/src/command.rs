@@ -3,10 +3,12 @@
 use crate::lock::Lock;
 use std::collections::VecDeque;
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::ptr;
 
@@ -38,6 +40,15 @@ pub(crate) struct Tool {
     package: &'static str,
     command: Command,
     private_mounts: bool,
+    overlay: Option<Overlay>,
+}
+
+/// A read-only union of directories, mounted for one program only.
+struct Overlay {
+    /// Working directory during the mount: the options name directories in it, because they must fit into a page.
+    from: CString,
+    at: CString,
+    options: CString,
 }
 
 /// Lines of output kept for the error message.
@@ -58,6 +69,7 @@ impl Tool {
             package,
             command,
             private_mounts: false,
+            overlay: None,
         }
     }
 
@@ -82,6 +94,28 @@ impl Tool {
         self
     }
 
+    /// The program finds, at the directory `at`, the union of `lower`, the uppermost first: names of directories (or links to
+    /// them) in `from`. Nobody else sees it, and it is gone with the program. Needs root.
+    pub(crate) fn overlay(
+        &mut self,
+        from: &Path,
+        lower: &[String],
+        at: &Path,
+    ) -> io::Result<&mut Self> {
+        let path = |path: &Path| CString::new(path.as_os_str().as_bytes());
+        // No marks but those that unpacking made are to mean anything.
+        let options = format!(
+            "lowerdir={},redirect_dir=nofollow,metacopy=off",
+            lower.join(":")
+        );
+        self.overlay = Some(Overlay {
+            from: path(from)?,
+            at: path(at)?,
+            options: CString::new(options)?,
+        });
+        Ok(self.private_mounts())
+    }
+
     /// Runs the program to its end; `on_line` sees each line of output as it comes.
     ///
     /// Should this process die, the program is told to stop. It keeps `lock` until it really has: until then it may still be
@@ -98,7 +132,7 @@ impl Tool {
             .stdout(input.try_clone().map_err(failed)?)
             .stderr(input);
         let lock = lock.map(|lock| lock.as_fd().as_raw_fd());
-        let private_mounts = self.private_mounts;
+        let (private_mounts, overlay) = (self.private_mounts, self.overlay.take());
         // SAFETY: between fork and exec only system calls are made, which is async-signal-safe; the descriptor stays open
         // because the caller's borrow of the lock outlives the spawn.
         unsafe {
@@ -108,6 +142,9 @@ impl Tool {
                 }
                 if private_mounts {
                     detach_mounts()?;
+                }
+                if let Some(overlay) = &overlay {
+                    overlay.mount()?;
                 }
                 match lock {
                     Some(fd) if libc::fcntl(fd, libc::F_SETFD, 0) < 0 => {
@@ -136,6 +173,28 @@ impl Tool {
                 status,
                 tail: Vec::from(tail).join("\n"),
             }),
+        }
+    }
+}
+
+impl Overlay {
+    /// Only system calls, no allocation: it runs between fork and exec.
+    fn mount(&self) -> io::Result<()> {
+        // SAFETY: all pointers are to strings that end in zero and live through the calls.
+        let done = unsafe {
+            libc::chdir(self.from.as_ptr()) == 0
+                && libc::mount(
+                    c"overlay".as_ptr(),
+                    self.at.as_ptr(),
+                    c"overlay".as_ptr(),
+                    libc::MS_RDONLY,
+                    self.options.as_ptr().cast(),
+                ) == 0
+        };
+        if done {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
         }
     }
 }

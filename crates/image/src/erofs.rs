@@ -2,15 +2,28 @@
 
 use crate::command::{CommandError, Tool};
 use crate::lock::Lock;
-use std::path::Path;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-/// Writes the directory `root` as an EROFS image.
+/// What becomes an image.
+pub(crate) enum Root {
+    Directory(PathBuf),
+    /// Unpacked layers, the lowest first, and an empty directory for the links and the mount point that putting them
+    /// together takes.
+    Layers {
+        layers: Vec<PathBuf>,
+        work: PathBuf,
+    },
+}
+
+/// Writes `root` as an EROFS image.
 ///
 /// - not compressed: 1.6 times the size of lz4, half the time of a read (figures in `templates/README.md`);
 /// - no inlined tails: every file starts on a page of its own, so equal files are equal pages, wherever they lie;
 /// - files keep their times, because compiled Python modules are valid only for sources of the recorded time.
 pub(crate) fn write(
-    root: &Path,
+    root: &Root,
     image: &Path,
     uuid: &str,
     epoch: u64,
@@ -25,14 +38,41 @@ pub(crate) fn write(
         "--preserve-mtime",
         &format!("-U{uuid}"),
     ]);
+    let root = match root {
+        Root::Directory(path) => path.clone(),
+        Root::Layers { layers, work } => {
+            let at = work.join("whole");
+            let lower = link(layers, work, &at)
+                .and_then(|lower| mkfs.overlay(work, &lower, &at).map(drop))
+                .map_err(|source| CommandError::Run {
+                    program: "mkfs.erofs",
+                    source,
+                });
+            lower?;
+            at
+        }
+    };
     mkfs.arg(image).arg(root);
     mkfs.run(lock, &mut |_| ())
+}
+
+/// Gives the layers names as short as can be, uppermost first, below all of them an empty one: a union takes two.
+fn link(layers: &[PathBuf], work: &Path, at: &Path) -> io::Result<Vec<String>> {
+    fs::create_dir(at)?;
+    let mut names = Vec::new();
+    for (i, layer) in layers.iter().enumerate().rev() {
+        let name = i.to_string();
+        symlink(layer, work.join(&name))?;
+        names.push(name);
+    }
+    fs::create_dir(work.join("e"))?;
+    names.push("e".to_owned());
+    Ok(names)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     const UUID: &str = "00000000-0000-4000-8000-000000000001";
 
@@ -44,7 +84,14 @@ mod tests {
         fs::write(root.join("etc/hostname"), "jiffy").unwrap();
         let make = |name: &str| {
             let image = dir.path().join(name);
-            write(&root, &image, UUID, 1_735_689_600, None).unwrap();
+            write(
+                &Root::Directory(root.clone()),
+                &image,
+                UUID,
+                1_735_689_600,
+                None,
+            )
+            .unwrap();
             fs::read(image).unwrap()
         };
         let image = make("one");

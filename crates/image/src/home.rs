@@ -141,6 +141,11 @@ impl Home {
         self.root.join("run")
     }
 
+    /// Takes the lock `name` if nobody holds it.
+    pub(crate) fn try_lock(&self, name: &str) -> Result<Option<Lock>, FileError> {
+        Lock::try_take(&self.root.join("locks").join(name))
+    }
+
     /// Takes the lock `name`; `wait` is called once when another process or thread holds it.
     pub(crate) fn lock(&self, name: &str, wait: impl FnOnce()) -> Result<Lock, FileError> {
         Lock::take(&self.root.join("locks").join(name), wait)

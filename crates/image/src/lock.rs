@@ -14,12 +14,7 @@ pub(crate) struct Lock(File);
 impl Lock {
     /// Takes the lock at `path`; calls `wait` once if somebody else holds it.
     pub(crate) fn take(path: &Path, wait: impl FnOnce()) -> Result<Self, FileError> {
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path)
-            .on("open the lock", path)?;
+        let file = open(path)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -30,6 +25,27 @@ impl Lock {
         }
         Ok(Self(file))
     }
+}
+
+impl Lock {
+    /// Takes the lock at `path` if nobody holds it.
+    pub(crate) fn try_take(path: &Path) -> Result<Option<Self>, FileError> {
+        let file = open(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(e)) => Err(e).on("lock", path),
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<File, FileError> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .on("open the lock", path)
 }
 
 impl AsFd for Lock {

@@ -22,6 +22,30 @@ pub struct Manifest {
     /// What is started in its sandboxes, and awaited, before they are handed out.
     #[serde(flatten)]
     pub startup: Startup,
+    /// What it was imported from, if it was not built from packages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+}
+
+/// Where an imported template comes from, and what its image says about itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The image's reference, the archive's or directory's path.
+    pub from: String,
+    /// SHA-256 of the image's manifest, lower-case hexadecimal; archives of plain files and directories have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest_sha256: Option<String>,
+    /// SHA-256 of its layers without their compression, the lowest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<String>,
+    /// What the image would run; nothing does unless it was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entrypoint: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cmd: Vec<String>,
+    /// Ports it says it listens on: `80/tcp`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exposed_ports: Vec<String>,
 }
 
 /// Identity of a root filesystem image.
@@ -44,6 +68,9 @@ pub struct Defaults {
     /// MiB; [`jiffy_engine::SandboxSize`] says if this does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
+    /// Virtual CPUs; [`jiffy_engine::SandboxSize`] says if this does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u8>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
 }

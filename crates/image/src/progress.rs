@@ -19,6 +19,9 @@ pub enum Phase {
     /// Somebody else is building the same template.
     Waiting,
     Packages,
+    /// An image's manifest is asked for, its layers are downloaded.
+    Download,
+    Layers,
     Image,
     Verification,
 }
@@ -28,6 +31,8 @@ impl fmt::Display for Phase {
         f.write_str(match self {
             Self::Waiting => "waiting for another build of this template",
             Self::Packages => "installing Debian packages",
+            Self::Download => "downloading the image",
+            Self::Layers => "unpacking layers",
             Self::Image => "writing the root filesystem image",
             Self::Verification => "computing the image's checksum",
         })

@@ -228,15 +228,14 @@ impl Spec {
         if let Some(name) = self.files.iter().find(|name| !is_template_name(name)) {
             return Some(format!("`{name}` must be a file beside recipe.toml"));
         }
-        let memory_mib = self.defaults.memory_mib;
-        if let Some(memory_mib) = memory_mib {
-            let size = SandboxSize {
-                memory_mib,
-                ..SandboxSize::default()
-            };
-            if let Err(e) = size.check() {
-                return Some(e.to_string());
-            }
+        let standard = SandboxSize::default();
+        let size = SandboxSize {
+            memory_mib: self.defaults.memory_mib.unwrap_or(standard.memory_mib),
+            vcpus: self.defaults.cpus.unwrap_or(standard.vcpus),
+            ..standard
+        };
+        if let Err(e) = size.check() {
+            return Some(e.to_string());
         }
         if self
             .start

@@ -3,6 +3,8 @@
 use crate::builder::{self, BuildError};
 use crate::file::{FileError, OnPath, UNFINISHED};
 use crate::home::Home;
+use crate::import::{self, Import, ImportError};
+use crate::layer::Layers;
 use crate::manifest::{MANIFEST_FORMAT, Manifest};
 use crate::progress::Progress;
 use crate::recipe::Recipe;
@@ -121,6 +123,17 @@ impl Templates {
         builder::build_if_needed(self, &self.home, recipe, on_progress)
     }
 
+    /// The template of an image that exists already; made first unless it is there and of the same.
+    ///
+    /// Imports wait for each other: they share unpacked layers. Needs root and `mkfs.erofs`.
+    pub fn import(
+        &self,
+        import: &Import,
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Template, ImportError> {
+        import::import(self, &self.home, import, on_progress)
+    }
+
     /// Removes a template, also a corrupted one. Sandboxes that run keep what they have open.
     pub fn remove(&self, name: &str) -> Result<(), TemplateError> {
         if !is_template_name(name) {
@@ -140,7 +153,12 @@ impl Templates {
             }
             renamed => renamed.on("remove", &directory)?,
         }
-        Ok(builder::clear(&doomed)?)
+        builder::clear(&doomed)?;
+        // One that is being imported now will look for layers without a template when it is done.
+        if let Some(layers) = Layers::try_open(&self.home)? {
+            import::collect(self, &self.home, &layers)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn directory(&self, name: &str) -> PathBuf {

@@ -117,7 +117,10 @@ fn working_directory(
 ) -> Result<PathBuf, RpcError> {
     let settings = agent.settings.borrow();
     let default = settings.default_workdir.as_deref();
-    match requested.filter(|c| !c.is_empty()).or(default) {
+    let requested = requested.filter(|c| !c.is_empty());
+    // An image may name a directory that it does not bring; whoever asks for one themselves is told.
+    let there = |path: &&str| requested.is_some() || user.resolve(path, None).is_dir();
+    match requested.or(default.filter(there)) {
         Some(cwd) => {
             let cwd = user.resolve(cwd, default);
             match std::fs::metadata(&cwd) {

@@ -12,13 +12,15 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = "root";
 const RECORD: &str = "layer.json";
+const LOCK: &str = "layers";
 const PREFIX: &str = "sha256-";
 
 /// `<home>/layers`: `sha256-<diff id>/root` and `layer.json` beside it. Whoever holds this holds the lock on all of them:
 /// nothing is removed while an image is being made of them.
 pub(crate) struct Layers {
     directory: PathBuf,
-    lock: Lock,
+    /// Held, not used.
+    _lock: Lock,
 }
 
 /// A layer that is unpacked.
@@ -30,13 +32,20 @@ pub(crate) struct Layer {
 
 impl Layers {
     pub(crate) fn open(home: &Home, wait: impl FnOnce()) -> Result<Self, FileError> {
-        let lock = home.lock("layers", wait)?;
-        let directory = home.layers();
-        Ok(Self { directory, lock })
+        Ok(Self::with(home, home.lock(LOCK, wait)?))
     }
 
-    pub(crate) fn lock(&self) -> &Lock {
-        &self.lock
+    /// None while somebody else has them.
+    pub(crate) fn try_open(home: &Home) -> Result<Option<Self>, FileError> {
+        let lock = home.try_lock(LOCK)?;
+        Ok(lock.map(|lock| Self::with(home, lock)))
+    }
+
+    fn with(home: &Home, lock: Lock) -> Self {
+        Self {
+            directory: home.layers(),
+            _lock: lock,
+        }
     }
 
     /// The layer, if it has been unpacked.

@@ -1,0 +1,142 @@
+//! Who we are to a registry: the environment says, or Docker's configuration.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use oci_client::secrets::RegistryAuth;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::env;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// Name in Docker's configuration of the registry that names without a host mean.
+const DOCKER_HUB: &str = "https://index.docker.io/v1/";
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct DockerConfig {
+    auths: BTreeMap<String, Auth>,
+    #[serde(rename = "credsStore")]
+    store: Option<String>,
+    #[serde(rename = "credHelpers")]
+    helpers: BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Auth {
+    auth: Option<String>,
+    username: Option<String>,
+    password: Option<String>,
+}
+
+/// What a helper answers.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Helped {
+    username: String,
+    secret: String,
+}
+
+/// Credentials for `registry`: `JIFFY_REGISTRY_USER` and `JIFFY_REGISTRY_PASSWORD`, else what `docker login` has kept.
+pub(super) fn find(registry: &str) -> RegistryAuth {
+    let var = |name| env::var(name).ok().filter(|v| !v.is_empty());
+    if let (Some(user), Some(password)) =
+        (var("JIFFY_REGISTRY_USER"), var("JIFFY_REGISTRY_PASSWORD"))
+    {
+        return RegistryAuth::Basic(user, password);
+    }
+    let docker = var("DOCKER_CONFIG").map(PathBuf::from);
+    let docker = docker.or_else(|| var("HOME").map(|home| PathBuf::from(home).join(".docker")));
+    let text = docker.and_then(|d| std::fs::read(d.join("config.json")).ok());
+    let config: Option<DockerConfig> = text.and_then(|t| serde_json::from_slice(&t).ok());
+    config
+        .and_then(|config| config.credentials(registry, &ask_helper))
+        .map_or(RegistryAuth::Anonymous, |(user, password)| {
+            RegistryAuth::Basic(user, password)
+        })
+}
+
+impl DockerConfig {
+    fn credentials(
+        &self,
+        registry: &str,
+        ask: &dyn Fn(&str, &str) -> Option<(String, String)>,
+    ) -> Option<(String, String)> {
+        let hub = ["docker.io", "index.docker.io", "registry-1.docker.io"].contains(&registry);
+        let key = if hub { DOCKER_HUB } else { registry };
+        if let Some(helper) = self.helpers.get(key).or(self.store.as_ref())
+            && let Some(found) = ask(helper, key)
+        {
+            return Some(found);
+        }
+        let named = |url: &str| {
+            let host = url
+                .trim_start_matches("https://")
+                .trim_start_matches("http://");
+            url == key || (!hub && host.split('/').next() == Some(registry))
+        };
+        let (_, auth) = self.auths.iter().find(|(url, _)| named(url))?;
+        if let (Some(user), Some(password)) = (&auth.username, &auth.password) {
+            return Some((user.clone(), password.clone()));
+        }
+        let decoded = STANDARD.decode(auth.auth.as_deref()?).ok()?;
+        let decoded = String::from_utf8(decoded).ok()?;
+        let (user, password) = decoded.split_once(':')?;
+        Some((user.to_owned(), password.to_owned()))
+    }
+}
+
+/// Runs `docker-credential-<helper> get`, which reads the registry's name and answers with JSON.
+fn ask_helper(helper: &str, registry: &str) -> Option<(String, String)> {
+    use std::io::Write;
+    if helper.is_empty() || helper.contains('/') {
+        return None;
+    }
+    let mut child = Command::new(format!("docker-credential-{helper}"))
+        .arg("get")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    // It may have answered without reading; its answer counts. Dropping the pipe ends its input.
+    drop(
+        child
+            .stdin
+            .take()
+            .map(|mut input| input.write_all(registry.as_bytes())),
+    );
+    let output = child.wait_with_output().ok()?;
+    let helped: Helped = serde_json::from_slice(&output.stdout).ok()?;
+    // A token instead of a password is for a protocol that the client does not speak.
+    (output.status.success() && helped.username != "<token>")
+        .then_some((helped.username, helped.secret))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_docker_login_kept_is_found_by_host_and_only_for_it() {
+        let text = r#"{"auths":{"https://index.docker.io/v1/":{"auth":"YTpi"},
+            "reg.example:5000":{"auth":"dXNlcjpwOncx"},"https://old.example/v2/":{"auth":"Yzpk"},
+            "bad.example":{"auth":"%%%"},"helped.example":{}},
+            "credHelpers":{"helped.example":"test"}}"#;
+        let config: DockerConfig = serde_json::from_str(text).unwrap();
+        let ask = |helper: &str, host: &str| {
+            assert_eq!((helper, host), ("test", "helped.example"));
+            Some(("h".to_owned(), "s".to_owned()))
+        };
+        let of = |host| config.credentials(host, &ask);
+        let pair = |a: &str, b: &str| Some((a.to_owned(), b.to_owned()));
+        assert_eq!(of("docker.io"), pair("a", "b"));
+        assert_eq!(of("index.docker.io"), pair("a", "b"));
+        assert_eq!(of("reg.example:5000"), pair("user", "p:w1"));
+        assert_eq!(of("old.example"), pair("c", "d"));
+        assert_eq!(of("helped.example"), pair("h", "s"));
+        assert_eq!(of("bad.example"), None);
+        assert_eq!(of("reg.example"), None);
+    }
+}

@@ -1,0 +1,231 @@
+//! The documents of an image: index, manifest, configuration (OCI image specification 1.1, and Docker's of the same shape).
+
+use super::ImportError;
+use crate::layer::shown;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+
+/// Largest document that is read, in bytes; registries take no larger manifests either.
+pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
+/// Layers that can be put together at once (overlayfs allows 500).
+const MAX_LAYERS: usize = 400;
+/// Bytes of the environment that an image may set: it goes to every sandbox in one message.
+const MAX_ENV: usize = 128 << 10;
+
+/// Points to a document or a layer.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Descriptor {
+    pub digest: String,
+    #[serde(default)]
+    pub size: u64,
+    pub platform: Option<Platform>,
+    #[serde(default)]
+    pub annotations: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Platform {
+    pub architecture: String,
+    pub os: String,
+}
+
+/// An index or a manifest: which one, its fields tell.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Document {
+    #[serde(default)]
+    pub manifests: Vec<Descriptor>,
+    pub config: Option<Descriptor>,
+    #[serde(default)]
+    pub layers: Vec<Descriptor>,
+}
+
+/// The configuration.
+#[derive(Debug, Deserialize)]
+pub(super) struct ImageConfig {
+    #[serde(default)]
+    architecture: String,
+    #[serde(default)]
+    os: String,
+    #[serde(default)]
+    pub config: Option<Run>,
+    #[serde(default)]
+    rootfs: Rootfs,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Rootfs {
+    #[serde(default)]
+    diff_ids: Vec<String>,
+}
+
+/// How the image wants to be run.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct Run {
+    pub env: Option<Vec<String>>,
+    pub user: Option<String>,
+    pub working_dir: Option<String>,
+    pub entrypoint: Option<Vec<String>>,
+    pub cmd: Option<Vec<String>>,
+    pub exposed_ports: Option<BTreeMap<String, serde_json::Value>>,
+}
+
+/// Reads a document.
+pub(super) fn parse<T: DeserializeOwned>(what: &str, text: &[u8]) -> Result<T, ImportError> {
+    serde_json::from_slice(text).map_err(|e| ImportError::image(format!("its {what}: {e}")))
+}
+
+/// The hexadecimal digits of a `sha256:` digest. They become names of files, so nothing else passes.
+pub(super) fn sha256(digest: &str) -> Result<&str, ImportError> {
+    let is_hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+    let digits = digest.strip_prefix("sha256:");
+    let digits = digits.filter(|d| d.len() == 64 && d.bytes().all(is_hex));
+    let shown = shown(digest.as_bytes());
+    digits.ok_or_else(|| ImportError::image(format!("`{shown}` is not a sha256 digest")))
+}
+
+impl Document {
+    /// Of an index, the manifest for linux on amd64.
+    pub(super) fn ours(&self) -> Result<&Descriptor, ImportError> {
+        let is_ours = |d: &&Descriptor| {
+            let platform = d.platform.as_ref();
+            platform.is_some_and(|p| p.os == "linux" && p.architecture == "amd64")
+        };
+        if let Some(found) = self.manifests.iter().find(is_ours) {
+            return Ok(found);
+        }
+        let platforms = self.manifests.iter().filter_map(|d| d.platform.as_ref());
+        let platforms = platforms.filter(|p| p.os != "unknown");
+        let mut found: Vec<String> = platforms
+            .map(|p| shown(format!("{}/{}", p.os, p.architecture).as_bytes()))
+            .collect();
+        found.dedup();
+        Err(ImportError::Platform {
+            found: match found.is_empty() {
+                true => "no platform it names".to_owned(),
+                false => found.join(", "),
+            },
+        })
+    }
+}
+
+impl ImageConfig {
+    /// Digests of the layers' archives, the lowest first, if the image can run here and has `layers` of them.
+    pub(super) fn diff_ids(&self, layers: usize) -> Result<Vec<String>, ImportError> {
+        if self.os != "linux" || self.architecture != "amd64" {
+            let found = format!("{}/{}", self.os, self.architecture);
+            return Err(ImportError::Platform {
+                found: shown(found.as_bytes()),
+            });
+        }
+        let ids = &self.rootfs.diff_ids;
+        if ids.len() != layers {
+            let problem = format!("it lists {} layers and brings {layers}", ids.len());
+            return Err(ImportError::image(problem));
+        }
+        if layers > MAX_LAYERS {
+            let problem = format!("it has {layers} layers, more than {MAX_LAYERS}");
+            return Err(ImportError::image(problem));
+        }
+        ids.iter().map(|id| Ok(sha256(id)?.to_owned())).collect()
+    }
+}
+
+impl Run {
+    /// The environment; a later value of a name wins.
+    pub(super) fn environment(&self) -> Result<BTreeMap<String, String>, ImportError> {
+        let list = self.env.as_deref().unwrap_or_default();
+        if list.iter().map(String::len).sum::<usize>() > MAX_ENV {
+            let problem = format!("its environment is larger than {} KiB", MAX_ENV >> 10);
+            return Err(ImportError::image(problem));
+        }
+        let pairs = list
+            .iter()
+            .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        let usable =
+            |name: &str, value: &str| !name.is_empty() && !format!("{name}{value}").contains('\0');
+        Ok(pairs
+            .filter(|(name, value)| usable(name, value))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect())
+    }
+
+    /// The user, as `name`, `uid`, `name:group` or `uid:gid`; root unless it says otherwise.
+    pub(super) fn user(&self) -> Result<String, ImportError> {
+        let user = self
+            .user
+            .as_deref()
+            .filter(|u| !u.is_empty())
+            .unwrap_or("root");
+        let plain = |c: char| c.is_ascii_alphanumeric() || "._-:$".contains(c);
+        if user.len() > 128 || !user.chars().all(plain) {
+            let shown = shown(user.as_bytes());
+            return Err(ImportError::image(format!(
+                "its user `{shown}` cannot be one"
+            )));
+        }
+        Ok(user.to_owned())
+    }
+
+    /// The working directory, absolute.
+    pub(super) fn workdir(&self) -> Result<String, ImportError> {
+        let path = self.working_dir.as_deref().unwrap_or_default();
+        if path.len() > 4095 || path.contains('\0') {
+            return Err(ImportError::image(
+                "its working directory cannot be one".to_owned(),
+            ));
+        }
+        Ok(format!("/{}", path.trim_matches('/')))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_image_says_is_read_as_docker_means_it() {
+        let text = br#"{"Env":["PATH=/bin","A=b=c","A=d","B"],"User":"1000:1000","WorkingDir":"srv/","Entrypoint":null}"#;
+        let run: Run = serde_json::from_slice(text).unwrap();
+        let env = run.environment().unwrap();
+        assert_eq!(
+            (env["PATH"].as_str(), env["A"].as_str(), env["B"].as_str()),
+            ("/bin", "d", "")
+        );
+        assert_eq!(run.user().unwrap(), "1000:1000");
+        assert_eq!(run.workdir().unwrap(), "/srv");
+        let run = Run::default();
+        assert_eq!(
+            (run.user().unwrap(), run.workdir().unwrap()),
+            ("root".into(), "/".into())
+        );
+    }
+
+    #[test]
+    fn digests_that_could_be_paths_are_refused() {
+        let good = "a".repeat(64);
+        assert_eq!(sha256(&format!("sha256:{good}")).unwrap(), good);
+        for bad in ["sha256:../../etc", "sha512:aa", "", &good, "sha256:AA"] {
+            assert!(sha256(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn another_platform_is_refused_by_its_name() {
+        let index =
+            br#"{"manifests":[{"digest":"x","platform":{"os":"linux","architecture":"arm64"}},
+            {"digest":"y","platform":{"os":"unknown","architecture":"unknown"}}]}"#;
+        let index: Document = parse("index", index).unwrap();
+        let message = index.ours().unwrap_err().to_string();
+        assert!(
+            message.contains("linux/arm64") && !message.contains("unknown"),
+            "{message}"
+        );
+        let config: ImageConfig =
+            parse("c", br#"{"os":"windows","architecture":"amd64"}"#).unwrap();
+        let message = config.diff_ids(0).unwrap_err().to_string();
+        assert!(message.contains("windows/amd64"), "{message}");
+    }
+}

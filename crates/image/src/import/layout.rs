@@ -1,0 +1,160 @@
+//! Images in files: an OCI image layout, or what `docker save` writes.
+
+use super::document::{Descriptor, Document, ImageConfig, MAX_DOCUMENT, parse, sha256};
+use super::{Found, ImportError};
+use crate::file::{FileError, OnPath};
+use crate::verified::sum_of;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use serde::Deserialize;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// How often an index may lead to another one.
+const MAX_INDEXES: usize = 4;
+
+/// A directory with an image in it. Its files may be links to each other (older `docker save`), and lead nowhere else.
+pub(super) struct Layout {
+    path: PathBuf,
+    directory: OwnedFd,
+}
+
+/// An entry of `manifest.json`.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Saved {
+    config: String,
+    #[serde(default)]
+    layers: Vec<String>,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+}
+
+impl Layout {
+    /// The image in `path`, or none if there are just files.
+    pub(super) fn open(path: &Path) -> Result<Option<Self>, FileError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(CWD, path, flags, Mode::empty());
+        let layout = Self {
+            path: path.to_owned(),
+            directory: directory.map_err(io::Error::from).on("open", path)?,
+        };
+        let is_one =
+            layout.has("oci-layout") && layout.has("index.json") || layout.has("manifest.json");
+        Ok(is_one.then_some(layout))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.file(name).is_ok()
+    }
+
+    /// A regular file of it, by its path inside.
+    pub(super) fn file(&self, name: &str) -> Result<File, ImportError> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let opened = openat2(&self.directory, name, flags, Mode::empty(), inside);
+        let path = self.path.join(name);
+        let file = opened
+            .map(File::from)
+            .map_err(io::Error::from)
+            .on("open", &path)?;
+        if !file.metadata().on("examine", &path)?.is_file() {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput)).on("read", &path)?;
+        }
+        Ok(file)
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<u8>, ImportError> {
+        let mut text = Vec::new();
+        let file = self.file(name)?.take(MAX_DOCUMENT + 1);
+        let read = { file }.read_to_end(&mut text);
+        read.on("read", &self.path.join(name))?;
+        if text.len() as u64 > MAX_DOCUMENT {
+            return Err(ImportError::image(format!("`{name}` is too large")));
+        }
+        Ok(text)
+    }
+
+    fn document(&self, descriptor: &Descriptor) -> Result<Vec<u8>, ImportError> {
+        let expected = sha256(&descriptor.digest)?;
+        let text = self.read(&blob(expected))?;
+        let found = sum_of(&text);
+        if found != expected {
+            return Err(ImportError::Digest {
+                what: format!("document sha256:{expected}"),
+                found,
+            });
+        }
+        Ok(text)
+    }
+
+    /// What image it is, and where its layers' archives are.
+    pub(super) fn image(&self) -> Result<(Found, Vec<String>), ImportError> {
+        if self.has("oci-layout") && self.has("index.json") {
+            self.oci_image()
+        } else {
+            self.saved_image()
+        }
+    }
+
+    fn oci_image(&self) -> Result<(Found, Vec<String>), ImportError> {
+        let mut document: Document = parse("index.json", &self.read("index.json")?)?;
+        let mut manifest_sha256 = None;
+        for _ in 0..MAX_INDEXES {
+            if document.config.is_some() {
+                break;
+            }
+            let next = match &document.manifests[..] {
+                // One alone need not say what it is for: its configuration does.
+                [only] if only.platform.is_none() => only,
+                [first, .., last] if first.platform.is_none() && last.platform.is_none() => {
+                    return Err(several(document.manifests.iter().map(name_of)));
+                }
+                _ => document.ours()?,
+            };
+            manifest_sha256 = Some(sha256(&next.digest)?.to_owned());
+            document = parse("manifest", &self.document(next)?)?;
+        }
+        let config = document.config.as_ref();
+        let config = config.ok_or_else(|| ImportError::image("it has no manifest".to_owned()))?;
+        let config: ImageConfig = parse("configuration", &self.document(config)?)?;
+        let layers = document.layers.iter();
+        let files = layers.map(|layer| Ok(blob(sha256(&layer.digest)?)));
+        let files = files.collect::<Result<Vec<_>, ImportError>>()?;
+        Ok((Found::new(config, manifest_sha256, files.len())?, files))
+    }
+
+    fn saved_image(&self) -> Result<(Found, Vec<String>), ImportError> {
+        let images: Vec<Saved> = parse("manifest.json", &self.read("manifest.json")?)?;
+        let [image] = &images[..] else {
+            let tags = images.iter().flat_map(|i| i.repo_tags.iter().flatten());
+            return Err(several(tags.cloned()));
+        };
+        let config: ImageConfig = parse("configuration", &self.read(&image.config)?)?;
+        let found = Found::new(config, None, image.layers.len())?;
+        Ok((found, image.layers.clone()))
+    }
+}
+
+fn blob(sha256: &str) -> String {
+    format!("blobs/sha256/{sha256}")
+}
+
+fn name_of(descriptor: &Descriptor) -> String {
+    let name = descriptor
+        .annotations
+        .get("org.opencontainers.image.ref.name");
+    name.unwrap_or(&descriptor.digest).clone()
+}
+
+fn several(names: impl Iterator<Item = String>) -> ImportError {
+    let names: Vec<String> = names
+        .take(10)
+        .map(|n| crate::layer::shown(n.as_bytes()))
+        .collect();
+    let names = names.join(", ");
+    ImportError::image(format!(
+        "it holds not one image but these: {names}; save the one that is meant"
+    ))
+}
