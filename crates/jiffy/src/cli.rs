@@ -516,17 +516,94 @@ pub enum TemplateCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Build a template from a recipe, unless it is there already
-    Build {
-        /// A stock template's name, or a directory with a recipe.toml (a path: `./mine`)
-        #[arg(default_value = "base")]
+    /// Build a template, unless it is there already: from a recipe, or of an image
+    Build(Box<TemplateBuildArgs>),
+    /// Show what is known about a template
+    Inspect {
+        /// Which one
         name: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Remove a template
     Rm {
         /// Which one
         name: String,
     },
+}
+
+/// `jiffy template build`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  jiffy template build                                    the stock template `base`
+  jiffy template build ./mine                             the recipe in a directory
+  jiffy template build --image python:3.12-slim           an image, as template `python-3.12-slim`
+  jiffy template build --image ghcr.io/me/app --name app --start-image-command --ready-port 8080
+  docker save app | jiffy template build --from-tar - --name app
+  jiffy template build --from-dir ./rootfs --name mine
+
+Credentials for a registry: JIFFY_REGISTRY_USER and JIFFY_REGISTRY_PASSWORD, else those of `docker login`.")]
+pub struct TemplateBuildArgs {
+    /// A stock template's name, or a directory with a recipe.toml (a path: `./mine`) [default: base]
+    #[arg(conflicts_with = "source")]
+    pub recipe: Option<String>,
+    /// Of what
+    #[command(flatten)]
+    pub source: TemplateSource,
+    /// Name of the template (default: after the image or file)
+    #[arg(long, requires = "source")]
+    pub name: Option<String>,
+    /// Virtual CPUs its sandboxes get unless more are asked for
+    #[arg(long, requires = "source", value_name = "N")]
+    pub cpus: Option<u8>,
+    /// Memory they get
+    #[arg(long, requires = "source", value_parser = units::memory_mib, value_name = "SIZE")]
+    pub memory: Option<u32>,
+    /// Writable disk they get
+    #[arg(long, requires = "source", value_parser = units::mebibytes, value_name = "SIZE")]
+    pub disk: Option<u64>,
+    /// Run this once with /bin/sh -c, before the template's snapshot
+    #[arg(
+        long,
+        requires = "source",
+        value_name = "COMMAND",
+        conflicts_with = "start_image_command"
+    )]
+    pub start: Option<String>,
+    /// Run the image's own command once, before the template's snapshot
+    #[arg(long, requires = "source")]
+    pub start_image_command: bool,
+    /// Take the snapshot when this port in the sandbox accepts connections
+    #[arg(long, requires = "source", value_name = "PORT")]
+    pub ready_port: Option<u16>,
+    /// Take it when this page on the port answers with 2xx
+    #[arg(long, requires = "ready_port", value_name = "PATH")]
+    pub ready_path: Option<String>,
+    /// Longest to wait for that
+    #[arg(long, requires = "ready_port", value_name = "TIME", default_value = "60s", value_parser = units::duration)]
+    pub ready_timeout: Duration,
+    /// Speak to this registry (HOST or HOST:PORT) without TLS
+    #[arg(long, requires = "image", value_name = "HOST")]
+    pub plain_http: Vec<String>,
+    /// Print the template as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What image a template is made of.
+#[derive(Debug, Args)]
+#[group(id = "source", multiple = false)]
+pub struct TemplateSource {
+    /// An image in a registry: [HOST[:PORT]/]NAME[:TAG|@DIGEST]
+    #[arg(long, value_name = "REF")]
+    pub image: Option<String>,
+    /// A tar file (`-`: standard input): an OCI layout, what `docker save` writes, or a root file system
+    #[arg(long, value_name = "FILE")]
+    pub from_tar: Option<PathBuf>,
+    /// A directory: an OCI layout, or a root file system
+    #[arg(long, value_name = "DIR")]
+    pub from_dir: Option<PathBuf>,
 }
 
 /// `jiffy key`.

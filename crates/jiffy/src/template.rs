@@ -1,9 +1,11 @@
 //! `jiffy template`.
 
-use crate::cli::TemplateCommand;
+mod import;
+
+use crate::cli::{TemplateBuildArgs, TemplateCommand};
 use crate::progress::Bar;
 use anyhow::Context;
-use jiffy_image::{Home, Recipe, Templates};
+use jiffy_image::{Home, Manifest, Recipe, Template, Templates};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -13,28 +15,113 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
     let templates = Templates::new(&home);
     match command {
         TemplateCommand::Ls { json } => list(&templates, *json)?,
-        TemplateCommand::Build { name } => {
-            let recipe = recipe(name)?;
-            let name = recipe.name();
-            let mut bar = Bar::new(name);
-            let template = templates
-                .build_if_needed(&recipe, &mut |p| bar.update(p))
-                .with_context(|| format!("cannot build template `{name}`"))?;
-            bar.finish();
-            let image = &template.manifest.image;
-            println!(
-                "template {name}: {} MiB, sha256 {}, in {}",
-                image.size >> 20,
-                &image.sha256[..12.min(image.sha256.len())],
-                template.directory.display()
-            );
-        }
+        TemplateCommand::Build(args) => build(&templates, args)?,
+        TemplateCommand::Inspect { name, json } => inspect(&templates.manifest(name)?, *json)?,
         TemplateCommand::Rm { name } => {
             templates.remove(name)?;
             println!("template {name} removed");
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> {
+    let template = match import::wanted(args)? {
+        Some(import) => shown(&import.name, |bar| {
+            templates
+                .import(&import, &mut |p| bar.update(p))
+                .map_err(Into::into)
+        })?,
+        None => {
+            let recipe = recipe(args.recipe.as_deref().unwrap_or("base"))?;
+            shown(recipe.name(), |bar| {
+                let built = templates.build_if_needed(&recipe, &mut |p| bar.update(p));
+                built.map_err(Into::into)
+            })?
+        }
+    };
+    let manifest = &template.manifest;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(manifest)?);
+        return Ok(());
+    }
+    println!(
+        "template {}: {} MiB, sha256 {}, in {}",
+        manifest.name,
+        manifest.image.size >> 20,
+        short(&manifest.image.sha256),
+        template.directory.display()
+    );
+    Ok(())
+}
+
+/// Builds with a bar.
+fn shown(
+    name: &str,
+    build: impl FnOnce(&mut Bar) -> anyhow::Result<Template>,
+) -> anyhow::Result<Template> {
+    let mut bar = Bar::new(name);
+    let built = build(&mut bar).with_context(|| format!("cannot build template `{name}`"));
+    bar.finish();
+    built
+}
+
+fn inspect(m: &Manifest, json: bool) -> anyhow::Result<()> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(m)?);
+        return Ok(());
+    }
+    let line = |name: &str, value: &str| {
+        if !value.is_empty() {
+            println!("{name:<12} {value}");
+        }
+    };
+    let d = &m.defaults;
+    line("name", &m.name);
+    line(
+        "image",
+        &format!("{} MiB, sha256 {}", m.image.size >> 20, m.image.sha256),
+    );
+    line("user", &d.user);
+    line("directory", &d.workdir);
+    let cpus = d.cpus.map(|n| format!("{n} vCPUs, ")).unwrap_or_default();
+    let memory = d
+        .memory_mib
+        .map(|n| format!("{n} MiB of memory, "))
+        .unwrap_or_default();
+    line("size", &format!("{cpus}{memory}{} MiB of disk", d.disk_mib));
+    for (name, value) in &d.env {
+        line("environment", &format!("{name}={value}"));
+    }
+    if let Some(start) = &m.startup.start {
+        let args = start.args.iter().flatten();
+        let words: Vec<&str> = [&start.command]
+            .into_iter()
+            .chain(args)
+            .map(String::as_str)
+            .collect();
+        line("starts", &words.join(" "));
+    }
+    if let Some(ready) = &m.startup.ready {
+        line("awaits", &serde_json::to_string(ready)?);
+    }
+    if let Some(origin) = &m.origin {
+        line("from", &origin.from);
+        line(
+            "manifest",
+            origin.manifest_sha256.as_deref().unwrap_or_default(),
+        );
+        line("layers", &origin.layers.len().to_string());
+        line("entrypoint", &origin.entrypoint.join(" "));
+        line("command", &origin.cmd.join(" "));
+        line("exposes", &origin.exposed_ports.join(" "));
+    }
+    Ok(())
+}
+
+/// The beginning of a checksum, for people.
+fn short(sha256: &str) -> &str {
+    &sha256[..12.min(sha256.len())]
 }
 
 /// A path is a directory with a recipe; anything else names a stock template.
@@ -62,7 +149,7 @@ fn list(templates: &Templates, json: bool) -> anyhow::Result<()> {
             "{:<24} {:>6} MiB  {:<14} {}",
             m.name,
             m.image.size >> 20,
-            &m.image.sha256[..12.min(m.image.sha256.len())],
+            short(&m.image.sha256),
             m.defaults.user
         );
     }

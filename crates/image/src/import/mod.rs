@@ -287,7 +287,7 @@ impl Job<'_> {
         let registry = Registry::new(reference, plain_http)?;
         let (found, layers) = registry.image()?;
         let from = registry.name();
-        if let Some(template) = self.up_to_date(&from, &found)? {
+        if let Some(template) = self.up_to_date(&found)? {
             return Ok(template);
         }
         let sum: u64 = layers.iter().fold(0, |sum, l| sum.saturating_add(l.size));
@@ -321,7 +321,8 @@ impl Job<'_> {
     }
 
     fn archive(&self, path: &Path, on_progress: &mut Sink<'_>) -> Result<Template, ImportError> {
-        let path = path.canonicalize().on("find", path)?;
+        // Not resolved: standard input may be a pipe, which has no name.
+        let path = std::path::absolute(path).on("find", path)?;
         let file = File::open(&path).on("open", &path)?;
         let size = file.metadata().on("examine", &path)?.len();
         on_progress(Progress::Phase(Phase::Layers));
@@ -349,7 +350,7 @@ impl Job<'_> {
             manifest_sha256: None,
         };
         let from = path.display().to_string();
-        if let Some(template) = self.up_to_date(&from, &found)? {
+        if let Some(template) = self.up_to_date(&found)? {
             return Ok(template);
         }
         self.finish(from, found, vec![layer], on_progress)
@@ -376,7 +377,7 @@ impl Job<'_> {
         on_progress: &mut Sink<'_>,
     ) -> Result<Template, ImportError> {
         let (found, names) = layout.image()?;
-        if let Some(template) = self.up_to_date(&from, &found)? {
+        if let Some(template) = self.up_to_date(&found)? {
             return Ok(template);
         }
         on_progress(Progress::Phase(Phase::Layers));
@@ -445,7 +446,7 @@ impl Job<'_> {
         let startup = self.import.startup(&found.run)?;
         let plan = Plan {
             name,
-            hash: &self.hash(&from, &found)?,
+            hash: &self.hash(&found)?,
             defaults: &defaults,
             startup,
             origin: Some(origin(from, found)),
@@ -457,22 +458,22 @@ impl Job<'_> {
         Ok(self.templates.get(name)?)
     }
 
-    /// SHA-256 of all that decides what the template is.
-    fn hash(&self, from: &str, found: &Found) -> Result<String, ImportError> {
+    /// SHA-256 of all that decides what the template is; by which name the image was found does not.
+    fn hash(&self, found: &Found) -> Result<String, ImportError> {
         let defaults = self.import.defaults(&found.run)?;
         let startup = self.import.startup(&found.run)?;
-        let text = serde_json::to_string(&(IMPORTER, from, &found.diff_ids, &defaults, &startup));
+        let text = serde_json::to_string(&(IMPORTER, &found.diff_ids, &defaults, &startup));
         Ok(sum_of(text.unwrap_or_default().as_bytes()))
     }
 
     /// The template, if it was made of the same.
-    fn up_to_date(&self, from: &str, found: &Found) -> Result<Option<Template>, ImportError> {
+    fn up_to_date(&self, found: &Found) -> Result<Option<Template>, ImportError> {
         let name = &self.import.name;
         if !self.templates.directory(name).is_dir() {
             return Ok(None);
         }
         let template = self.templates.get(name)?;
-        let same = template.manifest.recipe_sha256 == self.hash(from, found)?;
+        let same = template.manifest.recipe_sha256 == self.hash(found)?;
         Ok(same.then_some(template))
     }
 

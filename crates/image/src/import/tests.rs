@@ -1,1 +1,486 @@
+//! Images in directories and archives, and in a real registry on this machine's loopback.
 
+use super::*;
+use crate::builder::tests::home;
+use crate::layer::tests::Tar;
+use crate::skipped;
+use registry_on_loopback::Loopback;
+use serde_json::{Value, json};
+use std::process::Command;
+use tar::EntryType;
+
+mod registry_on_loopback;
+
+/// An image as an OCI layout in a directory.
+struct Image {
+    dir: tempfile::TempDir,
+    layers: Vec<Vec<u8>>,
+    config: Value,
+}
+
+impl Image {
+    fn new(layers: Vec<Vec<u8>>) -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            config: json!({
+                "architecture": "amd64",
+                "os": "linux",
+                "config": { "Env": ["A=b"], "User": "7:8", "WorkingDir": "/srv", "Cmd": ["/bin/x", "y z"],
+                    "ExposedPorts": { "80/tcp": {} } },
+                "rootfs": { "type": "layers", "diff_ids": layers.iter()
+                    .map(|l| format!("sha256:{}", sum_of(l))).collect::<Vec<_>>() }
+            }),
+            layers,
+        }
+    }
+
+    fn blob(&self, content: &[u8], media_type: &str) -> Value {
+        let blobs = self.dir.path().join("blobs/sha256");
+        fs::create_dir_all(&blobs).unwrap();
+        let sum = sum_of(content);
+        fs::write(blobs.join(&sum), content).unwrap();
+        json!({ "digest": format!("sha256:{sum}"), "size": content.len(), "mediaType": media_type })
+    }
+
+    /// Writes the layout, with an index that has another platform too, and returns its directory.
+    fn write(&self) -> &Path {
+        let kind = |k: &str| format!("application/vnd.oci.image.{k}");
+        let config = self.blob(
+            &serde_json::to_vec(&self.config).unwrap(),
+            &kind("config.v1+json"),
+        );
+        let layers: Vec<Value> = (self.layers.iter())
+            .map(|l| {
+                self.blob(
+                    &zstd::encode_all(&l[..], 1).unwrap(),
+                    &kind("layer.v1.tar+zstd"),
+                )
+            })
+            .collect();
+        let manifest = json!({ "schemaVersion": 2, "mediaType": kind("manifest.v1+json"), "config": config, "layers": layers });
+        let mut manifest = self.blob(
+            &serde_json::to_vec(&manifest).unwrap(),
+            &kind("manifest.v1+json"),
+        );
+        manifest["platform"] =
+            json!({ "os": "linux", "architecture": self.config["architecture"] });
+        let index = json!({ "schemaVersion": 2, "mediaType": kind("index.v1+json"), "manifests": [manifest] });
+        let index = self.blob(&serde_json::to_vec(&index).unwrap(), &kind("index.v1+json"));
+        let outer = json!({ "schemaVersion": 2, "manifests": [index] });
+        let write = |name: &str, text: &str| fs::write(self.dir.path().join(name), text).unwrap();
+        write("index.json", &outer.to_string());
+        write("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#);
+        self.dir.path()
+    }
+}
+
+/// A lower layer, and one that deletes, replaces and adds.
+fn two_layers() -> Vec<Vec<u8>> {
+    let lower = Tar::default()
+        .directory("etc", 0o755)
+        .file("etc/gone", b"lower-gone")
+        .file("etc/stays", b"lower-stays")
+        .file("etc/new", b"lower-new")
+        .directory("d", 0o755)
+        .file("d/hidden", b"lower-hidden");
+    let upper = Tar::default()
+        .directory("etc", 0o700)
+        .file("etc/.wh.gone", b"")
+        .file("etc/new", b"upper-new")
+        .directory("d", 0o755)
+        .file("d/.wh..wh..opq", b"")
+        .link(EntryType::Symlink, "d/link", "/etc/stays");
+    vec![lower.end(), upper.end()]
+}
+
+fn wanted(name: &str, source: Source) -> Import {
+    Import {
+        name: name.to_owned(),
+        source,
+        cpus: Some(1),
+        memory_mib: None,
+        disk_mib: Some(256),
+        start: Start::Nothing,
+        ready: None,
+        limits: Limits::default(),
+    }
+}
+
+fn imported(home: &Home, import: &Import) -> Result<Template, ImportError> {
+    Templates::new(home).import(import, &mut |_| ())
+}
+
+fn refused(home: &Home, import: &Import) -> String {
+    imported(home, import).unwrap_err().to_string()
+}
+
+/// Whether an image that is not compressed holds these bytes.
+fn holds(template: &Template, bytes: &[u8]) -> bool {
+    let image = fs::read(&template.image.path).unwrap();
+    image.windows(bytes.len()).any(|w| w == bytes)
+}
+
+/// Entries of a directory, those that are being made included.
+fn count(path: &Path) -> usize {
+    fs::read_dir(path).unwrap().count()
+}
+
+macro_rules! root_or_skip {
+    ($name:ident) => {
+        if !nix::unistd::Uid::effective().is_root() {
+            let test = concat!("import::tests::", stringify!($name));
+            return skipped(test, "needs root, to put layers together");
+        }
+    };
+}
+
+#[test]
+fn layers_are_put_together_as_the_upper_ones_say() {
+    root_or_skip!(layers_are_put_together_as_the_upper_ones_say);
+    let (_dir, home) = home();
+    let image = Image::new(two_layers());
+    let import = wanted("two", Source::Directory(image.write().to_owned()));
+    let template = imported(&home, &import).unwrap();
+    assert!(holds(&template, b"lower-stays") && holds(&template, b"upper-new"));
+    for hidden in ["lower-gone", "lower-new", "lower-hidden"] {
+        assert!(
+            !holds(&template, hidden.as_bytes()),
+            "{hidden} shows through"
+        );
+    }
+    let m = &template.manifest;
+    assert_eq!(
+        (m.defaults.user.as_str(), m.defaults.workdir.as_str()),
+        ("7:8", "/srv")
+    );
+    assert_eq!(
+        (
+            m.defaults.cpus,
+            m.defaults.disk_mib,
+            m.defaults.env["A"].as_str()
+        ),
+        (Some(1), 256, "b")
+    );
+    assert!(m.startup.is_empty(), "nothing runs that nobody asked for");
+    let origin = m.origin.as_ref().unwrap();
+    assert_eq!(
+        (origin.layers.len(), origin.exposed_ports[0].as_str()),
+        (2, "80/tcp")
+    );
+    // And again: nothing to do, and the same.
+    let again = imported(&home, &import).unwrap();
+    assert_eq!(again.manifest, template.manifest);
+}
+
+#[test]
+fn layers_are_shared_and_go_with_their_last_template() {
+    root_or_skip!(layers_are_shared_and_go_with_their_last_template);
+    let (_dir, home) = home();
+    let mut layers = two_layers();
+    let one = Image::new(layers.clone());
+    layers.push(Tar::default().file("more", b"more").end());
+    // The lowest layer once more on top: overlayfs takes no directory twice.
+    layers.push(layers[0].clone());
+    let other = Image::new(layers);
+    imported(
+        &home,
+        &wanted("one", Source::Directory(one.write().to_owned())),
+    )
+    .unwrap();
+    assert_eq!(count(&home.layers()), 2);
+    let template = imported(
+        &home,
+        &wanted("other", Source::Directory(other.write().to_owned())),
+    );
+    assert!(
+        holds(&template.unwrap(), b"lower-gone"),
+        "the uppermost layer counts"
+    );
+    assert_eq!(count(&home.layers()), 3);
+    Templates::new(&home).remove("one").unwrap();
+    assert_eq!(count(&home.layers()), 3);
+    Templates::new(&home).remove("other").unwrap();
+    assert_eq!(count(&home.layers()), 0);
+}
+
+#[test]
+fn an_archive_is_told_by_its_content() {
+    root_or_skip!(an_archive_is_told_by_its_content);
+    let (dir, home) = home();
+    let image = Image::new(two_layers());
+    let path = dir.path().join("archive");
+    let archived =
+        |name: &str| imported(&home, &wanted(name, Source::Archive(path.clone()))).unwrap();
+    // An OCI layout.
+    let tar = Command::new("tar")
+        .arg("-czf")
+        .arg(&path)
+        .arg("-C")
+        .arg(image.write())
+        .arg(".")
+        .status();
+    assert!(tar.unwrap().success());
+    assert_eq!(archived("layout").manifest.defaults.user, "7:8");
+    // What `docker save` wrote before it wrote those, with a link for a layer.
+    let lower = format!("{}/layer.tar", "a".repeat(64));
+    let saved =
+        json!([{ "Config": "config.json", "RepoTags": ["x:1"], "Layers": [lower, "b/layer.tar"] }]);
+    let saved = Tar::default()
+        .file("real.tar", &image.layers[0])
+        .link(EntryType::Symlink, &lower, "../real.tar")
+        .file("b/layer.tar", &image.layers[1])
+        .file("config.json", image.config.to_string().as_bytes())
+        .file("manifest.json", saved.to_string().as_bytes());
+    fs::write(&path, saved.end()).unwrap();
+    let template = archived("saved");
+    assert!(holds(&template, b"upper-new") && !holds(&template, b"lower-new"));
+    assert_eq!(template.manifest.defaults.user, "7:8");
+    // Files.
+    fs::write(&path, zstd::encode_all(&image.layers[0][..], 1).unwrap()).unwrap();
+    let template = archived("files");
+    assert!(holds(&template, b"lower-new"));
+    let d = &template.manifest.defaults;
+    assert_eq!((d.user.as_str(), d.workdir.as_str()), ("root", "/"));
+    assert_eq!(count(&home.layers()), 2, "the layer is one that is known");
+}
+
+#[test]
+fn a_link_in_an_archive_leads_to_no_file_of_this_host() {
+    root_or_skip!(a_link_in_an_archive_leads_to_no_file_of_this_host);
+    let (dir, home) = home();
+    let secret = dir.path().join("secret.tar");
+    fs::write(&secret, Tar::default().file("x", b"secret").end()).unwrap();
+    let saved = json!([{ "Config": "config.json", "Layers": ["layer.tar"] }]);
+    let config = Image::new(vec![fs::read(&secret).unwrap()])
+        .config
+        .to_string();
+    let saved = Tar::default()
+        .link(EntryType::Symlink, "layer.tar", secret.to_str().unwrap())
+        .file("config.json", config.as_bytes())
+        .file("manifest.json", saved.to_string().as_bytes());
+    let path = dir.path().join("archive");
+    fs::write(&path, saved.end()).unwrap();
+    assert!(imported(&home, &wanted("x", Source::Archive(path))).is_err());
+    assert_eq!(count(&home.templates()), 0, "nothing is left of it");
+    assert_eq!(count(&home.layers()), 0);
+}
+
+#[test]
+fn a_directory_of_files_becomes_a_template_and_anew_every_time() {
+    root_or_skip!(a_directory_of_files_becomes_a_template_and_anew_every_time);
+    let (dir, home) = home();
+    let root = dir.path().join("root");
+    fs::create_dir_all(root.join("bin")).unwrap();
+    fs::write(root.join("bin/x"), "first-content").unwrap();
+    let import = wanted("x", Source::Directory(root.clone()));
+    assert!(holds(&imported(&home, &import).unwrap(), b"first-content"));
+    fs::write(root.join("bin/x"), "other-content").unwrap();
+    assert!(holds(&imported(&home, &import).unwrap(), b"other-content"));
+}
+
+#[test]
+fn the_images_command_is_started_only_when_asked_for_and_without_a_shell() {
+    root_or_skip!(the_images_command_is_started_only_when_asked_for_and_without_a_shell);
+    let (_dir, home) = home();
+    let image = Image::new(two_layers());
+    let import = Import {
+        start: Start::Image,
+        ..wanted("x", Source::Directory(image.write().to_owned()))
+    };
+    let start = imported(&home, &import)
+        .unwrap()
+        .manifest
+        .startup
+        .start
+        .unwrap();
+    assert_eq!(
+        (start.command.as_str(), start.args),
+        ("/bin/x", Some(vec!["y z".to_owned()]))
+    );
+}
+
+#[test]
+fn what_cannot_become_a_template_is_refused_in_words() {
+    root_or_skip!(what_cannot_become_a_template_is_refused_in_words);
+    let (dir, home) = home();
+    let from = |image: &Image| wanted("x", Source::Directory(image.write().to_owned()));
+    let mut arm = Image::new(two_layers());
+    arm.config["architecture"] = json!("arm64");
+    assert!(refused(&home, &from(&arm)).contains("linux/arm64"));
+    let mut fewer = Image::new(two_layers());
+    fewer.layers.pop();
+    assert!(refused(&home, &from(&fewer)).contains("lists 2 layers and brings 1"));
+    let mut other = Image::new(two_layers());
+    other.layers[1] = Tar::default().file("evil", b"").end();
+    let message = refused(&home, &from(&other));
+    assert!(message.contains("its content has sha256"), "{message}");
+    let changed = Image::new(two_layers());
+    for blob in fs::read_dir(changed.write().join("blobs/sha256")).unwrap() {
+        let path = blob.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        if text.contains("diff_ids") {
+            fs::write(&path, text.replace("7:8", "0:0")).unwrap();
+        }
+    }
+    let changed = wanted("x", Source::Directory(changed.dir.path().to_owned()));
+    assert!(refused(&home, &changed).contains("is not what its digest says"));
+    for (import, told) in [
+        (
+            wanted("base", Source::Directory("/".into())),
+            "stock template",
+        ),
+        (
+            wanted("A", Source::Directory("/".into())),
+            "not a template name",
+        ),
+        (
+            wanted("x", Source::Archive(dir.path().join("none"))),
+            "cannot import",
+        ),
+        (
+            Import {
+                cpus: Some(0),
+                ..from(&other)
+            },
+            "vCPU",
+        ),
+        (
+            Import {
+                start: Start::Command(" ".into()),
+                ..from(&other)
+            },
+            "empty",
+        ),
+    ] {
+        let message = refused(&home, &import);
+        assert!(message.contains(told), "{told}: {message}");
+    }
+    assert_eq!(count(&home.templates()), 0);
+}
+
+/// Puts an image under a name into a registry.
+fn push(image: &Image, registry: &Loopback, name: &str) {
+    registry.push(image.write(), name);
+}
+
+#[test]
+fn an_image_comes_from_a_registry_whole_or_not_at_all() {
+    root_or_skip!(an_image_comes_from_a_registry_whole_or_not_at_all);
+    let test = "import::tests::an_image_comes_from_a_registry_whole_or_not_at_all";
+    let Some(registry) = Loopback::start(test, None) else {
+        return;
+    };
+    let (_dir, home) = home();
+    let image = Image::new(two_layers());
+    push(&image, &registry, "two:1");
+    let import = |name: &str| wanted("x", registry.source(name));
+    let template = imported(&home, &import("two:1")).unwrap();
+    assert!(holds(&template, b"upper-new") && !holds(&template, b"lower-new"));
+    let origin = template.manifest.origin.clone().unwrap();
+    assert!(origin.from.ends_with("/two:1"), "{}", origin.from);
+    let manifest = origin.manifest_sha256.unwrap();
+    assert_eq!(
+        count(&home.blobs()),
+        0,
+        "what is unpacked need not be kept twice"
+    );
+    let by_digest = imported(&home, &import(&format!("two@sha256:{manifest}"))).unwrap();
+    assert_eq!(by_digest.image.sha256, template.image.sha256);
+
+    assert!(refused(&home, &import("two:2")).contains("there is no image"));
+    assert!(refused(&home, &import("none:1")).contains("there is no image"));
+    let mut arm = Image::new(two_layers());
+    arm.config["architecture"] = json!("arm64");
+    push(&arm, &registry, "arm:1");
+    assert!(refused(&home, &import("arm:1")).contains("linux/arm64"));
+    // The good template is still there.
+    assert_eq!(
+        Templates::new(&home).get("x").unwrap().image.sha256,
+        template.image.sha256
+    );
+}
+
+#[test]
+fn a_layer_that_was_tampered_with_or_cut_short_is_refused_and_one_cut_off_is_taken_up_again() {
+    root_or_skip!(
+        a_layer_that_was_tampered_with_or_cut_short_is_refused_and_one_cut_off_is_taken_up_again
+    );
+    let test = "import::tests::a_layer_that_was_tampered_with_or_cut_short_is_refused_and_one_cut_off_is_taken_up_again";
+    let Some(registry) = Loopback::start(test, None) else {
+        return;
+    };
+    let (_dir, home) = home();
+    let noise: Vec<u8> = (0..200_000_u32)
+        .flat_map(|i| sum_of(&i.to_le_bytes()).into_bytes())
+        .take(1 << 20)
+        .collect();
+    let image = Image::new(vec![Tar::default().file("noise", &noise).end()]);
+    push(&image, &registry, "noise:1");
+    let import = wanted("x", registry.source("noise:1"));
+    let packed = zstd::encode_all(&image.layers[0][..], 1).unwrap();
+    let blob = registry.blob(&sum_of(&packed));
+    assert_eq!(fs::read(&blob).unwrap(), packed);
+
+    let mut tampered = packed.clone();
+    tampered[packed.len() / 2] ^= 1;
+    fs::write(&blob, &tampered).unwrap();
+    let message = refused(&home, &import);
+    assert!(message.contains("is not what its digest says"), "{message}");
+    fs::write(&blob, &packed[..packed.len() / 2]).unwrap();
+    let message = refused(&home, &import);
+    assert!(
+        message.contains("run again to get the rest") || message.contains("its digest"),
+        "{message}"
+    );
+
+    // A download that was cut off: the half that is here is not asked for again.
+    fs::write(&blob, &packed).unwrap();
+    let part = home.blobs().join(format!("sha256-{}", sum_of(&packed)));
+    fs::write(&part, &packed[..packed.len() / 3]).unwrap();
+    assert!(holds(&imported(&home, &import).unwrap(), &noise[..4096]));
+    assert!(
+        registry.log().contains("status=206") || registry.log().contains(" 206 "),
+        "no part was asked for"
+    );
+}
+
+#[test]
+fn a_registry_that_asks_who_we_are_is_told_or_named_in_the_error() {
+    root_or_skip!(a_registry_that_asks_who_we_are_is_told_or_named_in_the_error);
+    let test = "import::tests::a_registry_that_asks_who_we_are_is_told_or_named_in_the_error";
+    let Some(registry) = Loopback::start(test, Some(("jiffy", "secret"))) else {
+        return;
+    };
+    let (_dir, home) = home();
+    push(&Image::new(two_layers()), &registry, "two:1");
+    let import = wanted("x", registry.source("two:1"));
+    let message = refused(&home, &import);
+    assert!(message.contains("needs credentials"), "{message}");
+}
+
+#[test]
+fn a_registry_that_is_not_there_is_named() {
+    root_or_skip!(a_registry_that_is_not_there_is_named);
+    let (_dir, home) = home();
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let host = format!("127.0.0.1:{port}");
+    let source = Source::Registry {
+        reference: format!("{host}/x"),
+        plain_http: vec![host.clone()],
+    };
+    let message = refused(&home, &wanted("x", source));
+    assert!(
+        message.contains(&format!("cannot reach {host}")),
+        "{message}"
+    );
+    let source = Source::Registry {
+        reference: "A b".to_owned(),
+        plain_http: Vec::new(),
+    };
+    assert!(refused(&home, &wanted("x", source)).contains("not an image reference"));
+}

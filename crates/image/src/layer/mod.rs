@@ -33,4 +33,4 @@ pub struct Unpacked {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

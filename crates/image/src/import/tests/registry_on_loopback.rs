@@ -1,0 +1,137 @@
+//! A registry of one test's own: Debian's `docker-registry`, filled by `skopeo`.
+
+use crate::import::Source;
+use crate::skipped;
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+pub(super) struct Loopback {
+    dir: tempfile::TempDir,
+    host: String,
+    user: Option<(String, String)>,
+    child: Child,
+}
+
+impl Loopback {
+    /// None, with the reason noted, where the programs are missing. `user`: the only name and password that may come in.
+    pub(super) fn start(test: &str, user: Option<(&str, &str)>) -> Option<Self> {
+        for program in ["docker-registry", "skopeo"] {
+            if !Path::new("/usr/bin").join(program).exists() {
+                skipped(
+                    test,
+                    &format!("{program} is not installed (a Debian package)"),
+                );
+                return None;
+            }
+        }
+        if user.is_some() && !Path::new("/usr/bin/htpasswd").exists() {
+            skipped(
+                test,
+                "htpasswd is not installed (Debian package apache2-utils)",
+            );
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = free.local_addr().unwrap().to_string();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let auth = user.map_or(String::new(), |(name, password)| {
+            let line = Command::new("htpasswd")
+                .args(["-nbB", name, password])
+                .output();
+            fs::write(dir.path().join("users"), line.unwrap().stdout).unwrap();
+            format!(
+                "auth:\n  htpasswd:\n    realm: test\n    path: {}\n",
+                path("users")
+            )
+        });
+        // Debian's is built without a file that says so in its defaults.
+        let config = format!(
+            "version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {}\n  maintenance:\n    uploadpurging:\n      enabled: false\nhttp:\n  addr: {host}\n{auth}",
+            path("data")
+        );
+        fs::write(dir.path().join("config.yml"), config).unwrap();
+        let log = File::create(dir.path().join("log")).unwrap();
+        drop(free);
+        let child = Command::new("docker-registry")
+            .args(["serve", &path("config.yml")])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let user = user.map(|(name, password)| (name.to_owned(), password.to_owned()));
+        let mut registry = Self {
+            dir,
+            host,
+            user,
+            child,
+        };
+        registry.await_ready();
+        Some(registry)
+    }
+
+    fn await_ready(&mut self) {
+        let began = Instant::now();
+        while TcpStream::connect(&self.host).is_err() {
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none() && began.elapsed() < LIMIT, "{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub(super) fn push(&self, layout: &Path, name: &str) {
+        let mut skopeo = Command::new("skopeo");
+        skopeo.args([
+            "--insecure-policy",
+            "copy",
+            "--quiet",
+            "--all",
+            "--preserve-digests",
+            "--dest-tls-verify=false",
+        ]);
+        if let Some((user, password)) = &self.user {
+            skopeo.arg(format!("--dest-creds={user}:{password}"));
+        }
+        let pushed = skopeo
+            .arg(format!("oci:{}", layout.display()))
+            .arg(format!("docker://{}/{name}", self.host))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&pushed.stderr).into_owned();
+        assert!(pushed.status.success(), "{said}\n{}", self.log());
+    }
+
+    pub(super) fn source(&self, name: &str) -> Source {
+        Source::Registry {
+            reference: format!("{}/{name}", self.host),
+            plain_http: vec![self.host.clone()],
+        }
+    }
+
+    /// The file in which it keeps a blob.
+    pub(super) fn blob(&self, sha256: &str) -> PathBuf {
+        let blobs = self.dir.path().join("data/docker/registry/v2/blobs/sha256");
+        blobs.join(&sha256[..2]).join(sha256).join("data")
+    }
+
+    /// What it has logged, requests included.
+    pub(super) fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Loopback {
+    fn drop(&mut self) {
+        // It is ours, and holds nothing that anybody misses.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::io::stdout().flush();
+    }
+}

@@ -1,0 +1,111 @@
+//! What `jiffy template build` makes of an image.
+
+use crate::cli::{TemplateBuildArgs, TemplateSource};
+use anyhow::bail;
+use jiffy_engine::Readiness;
+use jiffy_image::{Import, Limits, Source, Start};
+use std::path::Path;
+
+/// What is to be imported, if anything is.
+pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
+    let TemplateSource {
+        image,
+        from_tar,
+        from_dir,
+    } = &args.source;
+    let (source, suggested) = match (image, from_tar, from_dir) {
+        (Some(reference), ..) => {
+            let source = Source::Registry {
+                reference: reference.clone(),
+                plain_http: args.plain_http.clone(),
+            };
+            (source, name_of_image(reference))
+        }
+        (_, Some(path), _) => {
+            // Standard input is a file like any other, without a name of its own.
+            let input = path.as_os_str() == "-";
+            let path = if input { Path::new("/dev/stdin") } else { path };
+            let name = if input {
+                String::new()
+            } else {
+                name_of_file(path)
+            };
+            (Source::Archive(path.to_owned()), name)
+        }
+        (.., Some(path)) => (Source::Directory(path.clone()), name_of_file(path)),
+        _ => return Ok(None),
+    };
+    let name = args.name.clone().unwrap_or(suggested);
+    if name.is_empty() {
+        bail!("the template needs a name: say --name");
+    }
+    Ok(Some(Import {
+        name,
+        source,
+        cpus: args.cpus,
+        memory_mib: args.memory,
+        disk_mib: args.disk,
+        start: match &args.start {
+            Some(line) => Start::Command(line.clone()),
+            None if args.start_image_command => Start::Image,
+            None => Start::Nothing,
+        },
+        ready: args.ready_port.map(|port| Readiness {
+            port: Some(port),
+            path: args.ready_path.clone(),
+            command: None,
+            timeout_s: u32::try_from(args.ready_timeout.as_secs()).unwrap_or(u32::MAX),
+        }),
+        limits: Limits::default(),
+    }))
+}
+
+/// `ghcr.io/me/App:1.2@sha256:…` becomes `app-1.2`; the tag `latest` says nothing.
+fn name_of_image(reference: &str) -> String {
+    let named = reference.split('@').next().unwrap_or_default();
+    let last = named.rsplit('/').next().unwrap_or_default();
+    let name = match last.split_once(':') {
+        Some((name, "latest")) => name.to_owned(),
+        Some((name, tag)) => format!("{name}-{tag}"),
+        None => last.to_owned(),
+    };
+    fitting(&name)
+}
+
+/// `dist/App.tar.gz` becomes `app`.
+fn name_of_file(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.split(".tar").next().unwrap_or_default();
+    fitting(name.strip_suffix(".tgz").unwrap_or(name))
+}
+
+/// As near as a template's name can be; the importer refuses what still is none.
+fn fitting(name: &str) -> String {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+    let name = name.to_ascii_lowercase();
+    name.chars()
+        .map(|c| if fits(c) { c } else { '-' })
+        .take(63)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_is_called_after_its_image() {
+        for (reference, name) in [
+            ("alpine", "alpine"),
+            ("python:3.12-slim", "python-3.12-slim"),
+            ("ghcr.io/Me/App:latest", "app"),
+            ("localhost:5000/app", "app"),
+            ("app:1@sha256:abc", "app-1"),
+            ("app@sha256:abc", "app"),
+        ] {
+            assert_eq!(name_of_image(reference), name);
+        }
+        assert_eq!(name_of_file(Path::new("/x/My App.tar.gz")), "my-app");
+        assert_eq!(name_of_file(Path::new("root.tgz")), "root");
+    }
+}

@@ -1,0 +1,193 @@
+//! Templates made of images: with as little in them as a kernel can run.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::place::Place;
+use support::skip;
+
+/// Says who it is, or listens on a port.
+const PROGRAM: &str = r#"
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+    if (argc == 3 && !strcmp(argv[1], "listen on")) {
+        struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(atoi(argv[2])) };
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, 8)) return 1;
+        for (;;) close(accept(fd, 0, 0));
+    }
+    char cwd[4096];
+    const char *value = getenv("FROM_IMAGE");
+    printf("%d:%d in %s with %s", getuid(), getgid(), getcwd(cwd, sizeof cwd), value ? value : "nothing");
+    for (int i = 1; i < argc; i++) printf(" %s", argv[i]);
+    printf("\n");
+}
+"#;
+
+/// A place with templates of its own beside the stock one, and a directory with nothing but the program `/app`.
+fn prepared(test: &str) -> Option<(Place, PathBuf)> {
+    if !nix::unistd::Uid::effective().is_root() {
+        skip(test, "needs root, to make a template of an image");
+        return None;
+    }
+    let place = Place::new(test)?;
+    let templates = place.dir.path().join("templates");
+    let real = fs::read_link(&templates).unwrap();
+    fs::remove_file(&templates).unwrap();
+    fs::create_dir(&templates).unwrap();
+    symlink(real.join("base"), templates.join("base")).unwrap();
+    let root = place.dir.path().join("root");
+    fs::create_dir(&root).unwrap();
+    let source = place.dir.path().join("app.c");
+    fs::write(&source, PROGRAM).unwrap();
+    let compiled = Command::new("cc")
+        .args(["-static", "-o"])
+        .arg(root.join("app"))
+        .arg(&source)
+        .status();
+    assert!(compiled.unwrap().success());
+    Some((place, root))
+}
+
+/// `root` as an archive that `docker save` could have written.
+fn saved(place: &Place, root: &Path) -> PathBuf {
+    let image = place.dir.path().join("image");
+    fs::create_dir(&image).unwrap();
+    tar(&image.join("layer.tar"), root);
+    let sum = Command::new("sha256sum")
+        .arg(image.join("layer.tar"))
+        .output()
+        .unwrap();
+    let sum = String::from_utf8(sum.stdout).unwrap();
+    let config = serde_json::json!({
+        "os": "linux",
+        "architecture": "amd64",
+        "config": { "User": "65532:65533", "WorkingDir": "/nowhere", "Env": ["FROM_IMAGE=care"],
+            "Entrypoint": ["/app"], "Cmd": ["listen on", "8080"], "ExposedPorts": { "8080/tcp": {} } },
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", &sum[..64])] },
+    });
+    fs::write(image.join("config.json"), config.to_string()).unwrap();
+    fs::write(
+        image.join("manifest.json"),
+        r#"[{"Config":"config.json","Layers":["layer.tar"]}]"#,
+    )
+    .unwrap();
+    let archive = place.dir.path().join("app.tar");
+    tar(&archive, &image);
+    archive
+}
+
+fn tar(archive: &Path, directory: &Path) {
+    let done = Command::new("tar")
+        .arg("-cf")
+        .arg(archive)
+        .arg("-C")
+        .arg(directory)
+        .arg(".")
+        .status();
+    assert!(done.unwrap().success());
+}
+
+#[test]
+fn one_program_is_enough_for_a_sandbox() {
+    let Some((place, root)) = prepared("images::one_program_is_enough_for_a_sandbox") else {
+        return;
+    };
+    let from = root.to_str().unwrap();
+    place.ok(&["template", "build", "--from-dir", from, "--name", "one"]);
+    let id = place.ok(&["create", "--template", "one"]);
+    assert_eq!(
+        place.ok(&["exec", &id, "--", "/app", "a", "b c"]),
+        "0:0 in / with nothing a b c"
+    );
+    let run = place.ok(&["run", "--template", "one", "--", "/app"]);
+    assert_eq!(run, "0:0 in / with nothing");
+    let missing = place.call(&["exec", &id, "--", "sh", "-c", "true"]);
+    assert_eq!(missing.code, Some(127), "{missing:?}");
+}
+
+#[test]
+fn an_image_runs_as_it_says_and_its_command_when_it_is_asked_for() {
+    let test = "images::an_image_runs_as_it_says_and_its_command_when_it_is_asked_for";
+    let Some((place, root)) = prepared(test) else {
+        return;
+    };
+    let archive = saved(&place, &root);
+    let archive = archive.to_str().unwrap();
+    // The directory it names is not there.
+    place.ok(&["template", "build", "--from-tar", archive]);
+    let id = place.ok(&["create", "--template", "app"]);
+    assert_eq!(
+        place.ok(&["exec", &id, "--", "/app"]),
+        "65532:65533 in / with care"
+    );
+    let known = place.json(&["template", "inspect", "app"]);
+    assert_eq!(known["origin"]["exposed_ports"][0], "8080/tcp");
+    assert!(known["start"].is_null(), "{known}");
+
+    let started = [
+        "--start-image-command",
+        "--ready-port",
+        "8080",
+        "--name",
+        "started",
+    ];
+    place.ok(&[&["template", "build", "--from-tar", archive], &started[..]].concat());
+    place.ok(&["create", "--template", "started"]);
+    let wrong = [
+        "--start",
+        "no shell here",
+        "--ready-port",
+        "8080",
+        "--name",
+        "wrong",
+    ];
+    place.ok(&[&["template", "build", "--from-tar", archive], &wrong[..]].concat());
+    let refused = place.call(&["create", "--template", "wrong"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(
+        refused.stderr.contains("no shell here"),
+        "{}",
+        refused.stderr
+    );
+}
+
+#[test]
+fn what_is_no_image_is_refused_and_leaves_nothing() {
+    let Some((place, root)) = prepared("images::what_is_no_image_is_refused_and_leaves_nothing")
+    else {
+        return;
+    };
+    let app = root.join("app");
+    let app = app.to_str().unwrap();
+    for (args, told) in [
+        (["--from-tar", app, "--name", "x"], "not a tar archive"),
+        (["--from-tar", "/nowhere", "--name", "x"], "/nowhere"),
+        (["--from-dir", app, "--name", "base"], "stock template"),
+        (
+            ["--image", "not an image", "--name", "x"],
+            "not an image reference",
+        ),
+    ] {
+        let done = place.call(&[&["template", "build"], &args[..]].concat());
+        assert_eq!(done.code, Some(1), "{done:?}");
+        assert!(done.stderr.contains(told), "{told}: {}", done.stderr);
+    }
+    assert!(!place.ok(&["template", "ls"]).contains("\nx "));
+    for made in ["layers", "blobs"] {
+        assert_eq!(
+            fs::read_dir(place.dir.path().join(made)).unwrap().count(),
+            0,
+            "{made}"
+        );
+    }
+}
