@@ -38,6 +38,11 @@ struct Helped {
     secret: String,
 }
 
+/// User and password.
+type Pair = (String, String);
+/// Asks a helper about a registry.
+type Ask = dyn Fn(&str, &str) -> Option<Pair>;
+
 /// Credentials for `registry`: `JIFFY_REGISTRY_USER` and `JIFFY_REGISTRY_PASSWORD`, else what `docker login` has kept.
 pub(super) fn find(registry: &str) -> RegistryAuth {
     let var = |name| env::var(name).ok().filter(|v| !v.is_empty());
@@ -58,11 +63,7 @@ pub(super) fn find(registry: &str) -> RegistryAuth {
 }
 
 impl DockerConfig {
-    fn credentials(
-        &self,
-        registry: &str,
-        ask: &dyn Fn(&str, &str) -> Option<(String, String)>,
-    ) -> Option<(String, String)> {
+    fn credentials(&self, registry: &str, ask: &Ask) -> Option<Pair> {
         let hub = ["docker.io", "index.docker.io", "registry-1.docker.io"].contains(&registry);
         let key = if hub { DOCKER_HUB } else { registry };
         if let Some(helper) = self.helpers.get(key).or(self.store.as_ref())
@@ -88,7 +89,7 @@ impl DockerConfig {
 }
 
 /// Runs `docker-credential-<helper> get`, which reads the registry's name and answers with JSON.
-fn ask_helper(helper: &str, registry: &str) -> Option<(String, String)> {
+fn ask_helper(helper: &str, registry: &str) -> Option<Pair> {
     use std::io::Write;
     if helper.is_empty() || helper.contains('/') {
         return None;

@@ -2,14 +2,18 @@
 
 mod credentials;
 mod document;
+mod error;
 mod layout;
 mod registry;
+mod steps;
+
+pub use error::{ImportError, RegistryError};
 
 use crate::builder::{self, BuildError, Plan, Work};
 use crate::erofs::Root;
-use crate::file::{FileError, OnPath};
+use crate::file::OnPath;
 use crate::home::Home;
-use crate::layer::{Layer, LayerError, Layers, Limits, shown};
+use crate::layer::{Layer, Layers, Limits, shown};
 use crate::lock::Lock;
 use crate::manifest::{Defaults, Origin};
 use crate::progress::{Phase, Progress};
@@ -22,6 +26,7 @@ use layout::Layout;
 use registry::Registry;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use steps::Steps;
 
 /// Part of the hash of what is imported: raise it when something else is made of the same.
 const IMPORTER: u32 = 1;
@@ -69,75 +74,6 @@ pub enum Start {
     Command(String),
     /// The image's entrypoint with its arguments.
     Image,
-}
-
-/// Why an image did not become a template.
-#[derive(Debug, thiserror::Error)]
-pub enum ImportError {
-    #[error("`{name}` is the name of a stock template: choose another one with --name")]
-    Stock { name: String },
-    #[error("importing needs root, to give files to their owners: run it with sudo")]
-    NotRoot,
-    #[error("{0}")]
-    Choice(String),
-    /// The image contradicts itself, or is none.
-    #[error("the image cannot be used: {problem}")]
-    Image { problem: String },
-    #[error(
-        "the image is for {found}, and sandboxes here are linux/amd64: choose an image for that"
-    )]
-    Platform { found: String },
-    #[error(
-        "{what} is not what its digest says (found {found}): it was damaged or changed on its way; run again"
-    )]
-    Digest { what: String, found: String },
-    #[error("cannot unpack {what}: {source}")]
-    Layer { what: String, source: LayerError },
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    #[error(transparent)]
-    Template(#[from] TemplateError),
-    #[error(transparent)]
-    Build(#[from] BuildError),
-    #[error("cannot import the image")]
-    File(#[from] FileError),
-}
-
-/// What a registry did not give.
-#[derive(Debug, thiserror::Error)]
-pub enum RegistryError {
-    #[error(
-        "`{reference}` is not an image reference ({problem}): write [HOST[:PORT]/]NAME[:TAG|@DIGEST]"
-    )]
-    Reference { reference: String, problem: String },
-    #[error("there is no image {image}: check name and tag")]
-    NotFound { image: String },
-    #[error(
-        "{registry} does not let us read {image}: it does not exist, or needs credentials; run `docker login {registry}`, or set JIFFY_REGISTRY_USER and JIFFY_REGISTRY_PASSWORD"
-    )]
-    Auth { image: String, registry: String },
-    #[error("{registry} wants us to ask less often: wait, or log in, which raises the limit")]
-    RateLimit { registry: String },
-    #[error(
-        "cannot reach {registry}: {reason}; check network and proxy (a registry without TLS must be named with --plain-http)"
-    )]
-    Unreachable { registry: String, reason: String },
-    #[error("{registry} refuses: {reason}")]
-    Refused { registry: String, reason: String },
-    #[error("{digest} ended after {found} of {expected} bytes: run again to get the rest")]
-    Truncated {
-        digest: String,
-        found: u64,
-        expected: u64,
-    },
-    #[error("the disk is full at {}: free some space and run again; what was downloaded is kept", path.display())]
-    DiskFull { path: PathBuf },
-}
-
-impl ImportError {
-    fn image(problem: String) -> Self {
-        Self::Image { problem }
-    }
 }
 
 /// What an image says about itself.
@@ -520,52 +456,6 @@ fn origin(from: String, found: Found) -> Origin {
         entrypoint: text(run.entrypoint),
         cmd: text(run.cmd),
         exposed_ports: ports.keys().map(|p| shown(p.as_bytes())).collect(),
-    }
-}
-
-/// Turns bytes into percents.
-struct Steps<'a, 'b> {
-    on_progress: &'a mut Sink<'b>,
-    total: u64,
-    share: u64,
-    before: u64,
-    told: u64,
-    phase: Option<Phase>,
-}
-
-impl<'a, 'b> Steps<'a, 'b> {
-    fn new(total: u64, share: u64, on_progress: &'a mut Sink<'b>) -> Self {
-        Self {
-            on_progress,
-            total,
-            share,
-            before: 0,
-            told: 0,
-            phase: None,
-        }
-    }
-
-    fn phase(&mut self, phase: Phase) {
-        if self.phase.replace(phase) != Some(phase) {
-            (self.on_progress)(Progress::Phase(phase));
-        }
-    }
-
-    /// So many of the present piece.
-    fn at(&mut self, bytes: u64) {
-        let done = u128::from(self.before.saturating_add(bytes)) * u128::from(self.share);
-        let percent = done.checked_div(u128::from(self.total)).unwrap_or(0);
-        let percent = u64::try_from(percent).unwrap_or(0).min(self.share);
-        if percent > self.told {
-            self.told = percent;
-            (self.on_progress)(Progress::Percent(u8::try_from(percent).unwrap_or(100)));
-        }
-    }
-
-    /// A piece is over.
-    fn done(&mut self, bytes: u64) {
-        self.at(bytes);
-        self.before = self.before.saturating_add(bytes);
     }
 }
 

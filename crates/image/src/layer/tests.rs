@@ -91,6 +91,9 @@ impl Tar {
     }
 }
 
+/// Links, mode, size, change time and content of a file.
+type Looks = (u64, u32, u64, i64, i64, Vec<u8>);
+
 /// A directory to unpack into, with one beside it that must never change.
 struct Ground {
     dir: tempfile::TempDir,
@@ -131,7 +134,7 @@ impl Ground {
     }
 
     /// Everything beside the directory, with what can change about it.
-    fn outside(&self) -> BTreeMap<PathBuf, (u64, u32, u64, i64, i64, Vec<u8>)> {
+    fn outside(&self) -> BTreeMap<PathBuf, Looks> {
         let mut found = BTreeMap::new();
         for path in ["outside", "outside/secret"] {
             let path = self.dir.path().join(path);

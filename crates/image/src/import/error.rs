@@ -1,0 +1,76 @@
+//! Why an image did not become a template.
+
+use crate::builder::BuildError;
+use crate::file::FileError;
+use crate::layer::LayerError;
+use crate::template::TemplateError;
+use std::path::PathBuf;
+
+/// Why an image did not become a template.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    #[error("`{name}` is the name of a stock template: choose another one with --name")]
+    Stock { name: String },
+    #[error("importing needs root, to give files to their owners: run it with sudo")]
+    NotRoot,
+    #[error("{0}")]
+    Choice(String),
+    /// The image contradicts itself, or is none.
+    #[error("the image cannot be used: {problem}")]
+    Image { problem: String },
+    #[error(
+        "the image is for {found}, and sandboxes here are linux/amd64: choose an image for that"
+    )]
+    Platform { found: String },
+    #[error(
+        "{what} is not what its digest says (found {found}): it was damaged or changed on its way; run again"
+    )]
+    Digest { what: String, found: String },
+    #[error("cannot unpack {what}: {source}")]
+    Layer { what: String, source: LayerError },
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    #[error("cannot import the image")]
+    File(#[from] FileError),
+}
+
+/// What a registry did not give.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    #[error(
+        "`{reference}` is not an image reference ({problem}): write [HOST[:PORT]/]NAME[:TAG|@DIGEST]"
+    )]
+    Reference { reference: String, problem: String },
+    #[error("there is no image {image}: check name and tag")]
+    NotFound { image: String },
+    #[error(
+        "{registry} does not let us read {image}: it does not exist, or needs credentials; run `docker login {registry}`, or set JIFFY_REGISTRY_USER and JIFFY_REGISTRY_PASSWORD"
+    )]
+    Auth { image: String, registry: String },
+    #[error("{registry} wants us to ask less often: wait, or log in, which raises the limit")]
+    RateLimit { registry: String },
+    #[error(
+        "cannot reach {registry}: {reason}; check network and proxy (a registry without TLS must be named with --plain-http)"
+    )]
+    Unreachable { registry: String, reason: String },
+    #[error("{registry} refuses: {reason}")]
+    Refused { registry: String, reason: String },
+    #[error("{digest} ended after {found} of {expected} bytes: run again to get the rest")]
+    Truncated {
+        digest: String,
+        found: u64,
+        expected: u64,
+    },
+    #[error("the disk is full at {}: free some space and run again; what was downloaded is kept", path.display())]
+    DiskFull { path: PathBuf },
+}
+
+impl ImportError {
+    pub(super) fn image(problem: String) -> Self {
+        Self::Image { problem }
+    }
+}

@@ -1,0 +1,50 @@
+//! How far an import has come.
+
+use super::Sink;
+use crate::progress::{Phase, Progress};
+
+/// Turns bytes into percents.
+pub(super) struct Steps<'a, 'b> {
+    on_progress: &'a mut Sink<'b>,
+    total: u64,
+    share: u64,
+    before: u64,
+    told: u64,
+    phase: Option<Phase>,
+}
+
+impl<'a, 'b> Steps<'a, 'b> {
+    pub(super) fn new(total: u64, share: u64, on_progress: &'a mut Sink<'b>) -> Self {
+        Self {
+            on_progress,
+            total,
+            share,
+            before: 0,
+            told: 0,
+            phase: None,
+        }
+    }
+
+    pub(super) fn phase(&mut self, phase: Phase) {
+        if self.phase.replace(phase) != Some(phase) {
+            (self.on_progress)(Progress::Phase(phase));
+        }
+    }
+
+    /// So many of the present piece.
+    pub(super) fn at(&mut self, bytes: u64) {
+        let done = u128::from(self.before.saturating_add(bytes)) * u128::from(self.share);
+        let percent = done.checked_div(u128::from(self.total)).unwrap_or(0);
+        let percent = u64::try_from(percent).unwrap_or(0).min(self.share);
+        if percent > self.told {
+            self.told = percent;
+            (self.on_progress)(Progress::Percent(u8::try_from(percent).unwrap_or(100)));
+        }
+    }
+
+    /// A piece is over.
+    pub(super) fn done(&mut self, bytes: u64) {
+        self.at(bytes);
+        self.before = self.before.saturating_add(bytes);
+    }
+}
