@@ -68,9 +68,6 @@ pub struct Defaults {
     /// MiB; [`jiffy_engine::SandboxSize`] says if this does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
-    /// Virtual CPUs; [`jiffy_engine::SandboxSize`] says if this does not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpus: Option<u8>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
 }

@@ -231,7 +231,6 @@ impl Spec {
         let standard = SandboxSize::default();
         let size = SandboxSize {
             memory_mib: self.defaults.memory_mib.unwrap_or(standard.memory_mib),
-            vcpus: self.defaults.cpus.unwrap_or(standard.vcpus),
             ..standard
         };
         if let Err(e) = size.check() {

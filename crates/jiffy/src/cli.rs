@@ -554,13 +554,10 @@ pub struct TemplateBuildArgs {
     /// Name of the template (default: after the image or file)
     #[arg(long, requires = "source")]
     pub name: Option<String>,
-    /// Virtual CPUs its sandboxes get unless more are asked for
-    #[arg(long, requires = "source", value_name = "N")]
-    pub cpus: Option<u8>,
-    /// Memory they get
+    /// Memory its sandboxes get unless their creator says otherwise
     #[arg(long, requires = "source", value_parser = units::memory_mib, value_name = "SIZE")]
     pub memory: Option<u32>,
-    /// Writable disk they get
+    /// Writable disk they get, likewise
     #[arg(long, requires = "source", value_parser = units::mebibytes, value_name = "SIZE")]
     pub disk: Option<u64>,
     /// Run this once with /bin/sh -c, before the template's snapshot

@@ -84,12 +84,11 @@ fn inspect(m: &Manifest, json: bool) -> anyhow::Result<()> {
     );
     line("user", &d.user);
     line("directory", &d.workdir);
-    let cpus = d.cpus.map(|n| format!("{n} vCPUs, ")).unwrap_or_default();
     let memory = d
         .memory_mib
         .map(|n| format!("{n} MiB of memory, "))
         .unwrap_or_default();
-    line("size", &format!("{cpus}{memory}{} MiB of disk", d.disk_mib));
+    line("size", &format!("{memory}{} MiB of disk", d.disk_mib));
     for (name, value) in &d.env {
         line("environment", &format!("{name}={value}"));
     }

@@ -37,9 +37,7 @@ pub struct Import {
     /// Name of the template.
     pub name: String,
     pub source: Source,
-    /// Virtual CPUs of its sandboxes unless their creator says otherwise.
-    pub cpus: Option<u8>,
-    /// Likewise, MiB.
+    /// Memory of its sandboxes unless their creator says otherwise, MiB.
     pub memory_mib: Option<u32>,
     /// Likewise, MiB.
     pub disk_mib: Option<u64>,
@@ -160,9 +158,9 @@ impl Import {
         }
         let standard = SandboxSize::default();
         let size = SandboxSize {
-            vcpus: self.cpus.unwrap_or(standard.vcpus),
             memory_mib: self.memory_mib.unwrap_or(standard.memory_mib),
             disk_mib: self.disk_mib.unwrap_or(standard.disk_mib),
+            ..standard
         };
         size.check()
             .map_err(|e| ImportError::Choice(e.to_string()))?;
@@ -179,7 +177,6 @@ impl Import {
             workdir: run.workdir()?,
             disk_mib: self.disk_mib.unwrap_or(SandboxSize::default().disk_mib),
             memory_mib: self.memory_mib,
-            cpus: self.cpus,
             env: run.environment()?,
         })
     }

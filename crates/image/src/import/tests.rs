@@ -97,7 +97,6 @@ fn wanted(name: &str, source: Source) -> Import {
     Import {
         name: name.to_owned(),
         source,
-        cpus: Some(1),
         memory_mib: None,
         disk_mib: Some(256),
         start: Start::Nothing,
@@ -154,12 +153,8 @@ fn layers_are_put_together_as_the_upper_ones_say() {
         ("7:8", "/srv")
     );
     assert_eq!(
-        (
-            m.defaults.cpus,
-            m.defaults.disk_mib,
-            m.defaults.env["A"].as_str()
-        ),
-        (Some(1), 256, "b")
+        (m.defaults.disk_mib, m.defaults.env["A"].as_str()),
+        (256, "b")
     );
     assert!(m.startup.is_empty(), "nothing runs that nobody asked for");
     let origin = m.origin.as_ref().unwrap();
@@ -339,10 +334,10 @@ fn what_cannot_become_a_template_is_refused_in_words() {
         ),
         (
             Import {
-                cpus: Some(0),
+                memory_mib: Some(0),
                 ..from(&other)
             },
-            "vCPU",
+            "emory",
         ),
         (
             Import {

@@ -42,7 +42,6 @@ pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
     Ok(Some(Import {
         name,
         source,
-        cpus: args.cpus,
         memory_mib: args.memory,
         disk_mib: args.disk,
         start: match &args.start {
