@@ -26,7 +26,7 @@ pub enum ImportError {
         "{what} is not what its digest says (found {found}): it was damaged or changed on its way; run again"
     )]
     Digest { what: String, found: String },
-    #[error("cannot unpack {what}: {source}")]
+    #[error("cannot unpack {what}")]
     Layer { what: String, source: LayerError },
     #[error(transparent)]
     Registry(#[from] RegistryError),

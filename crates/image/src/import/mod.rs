@@ -13,7 +13,7 @@ use crate::builder::{self, BuildError, Plan, Work};
 use crate::erofs::Root;
 use crate::file::OnPath;
 use crate::home::Home;
-use crate::layer::{Layer, Layers, Limits, shown};
+use crate::layer::{Layer, LayerError, Layers, Limits, shown};
 use crate::lock::Lock;
 use crate::manifest::{Defaults, Origin};
 use crate::progress::{Phase, Progress};
@@ -216,7 +216,6 @@ impl Job<'_> {
         plain_http: &[String],
         on_progress: &mut Sink<'_>,
     ) -> Result<Template, ImportError> {
-        on_progress(Progress::Phase(Phase::Download));
         let registry = Registry::new(reference, plain_http)?;
         let (found, layers) = registry.image()?;
         let from = registry.name();
@@ -230,7 +229,7 @@ impl Job<'_> {
             return Err(ImportError::image(problem));
         }
         // Downloading and unpacking are 85 % of the time, and every byte goes through both.
-        let mut steps = Steps::new(2 * sum, 85, on_progress);
+        let mut steps = Steps::new(Phase::Download, 2 * sum, 85, on_progress);
         let mut unpacked = Vec::new();
         for (layer, diff_id) in layers.iter().zip(&found.diff_ids) {
             let known = self.layers.get(diff_id);
@@ -258,11 +257,15 @@ impl Job<'_> {
         let path = std::path::absolute(path).on("find", path)?;
         let file = File::open(&path).on("open", &path)?;
         let size = file.metadata().on("examine", &path)?.len();
-        on_progress(Progress::Phase(Phase::Layers));
-        let mut steps = Steps::new(size, 85, on_progress);
+        let mut steps = Steps::new(Phase::Layers, size, 85, on_progress);
         let aside = self
             .layers
             .unpack_aside(&file, self.import.limits, &mut |n| steps.at(n))
+            // Nothing else tells that this archive is whole.
+            .and_then(|aside| match aside.unpacked.end_mark {
+                true => Ok(aside),
+                false => Err(LayerError::Truncated),
+            })
             .map_err(|source| ImportError::Layer {
                 what: path.display().to_string(),
                 source,
@@ -330,7 +333,7 @@ impl Job<'_> {
         diff_id: &str,
         on_bytes: &mut dyn FnMut(u64),
     ) -> Result<Layer, ImportError> {
-        let added = (self.layers).add(packed, Some(diff_id), self.import.limits, on_bytes);
+        let added = (self.layers).add(packed, diff_id, self.import.limits, on_bytes);
         added.map_err(|source| ImportError::Layer {
             what: format!("layer sha256:{diff_id}"),
             source,

@@ -14,14 +14,15 @@ pub(super) struct Steps<'a, 'b> {
 }
 
 impl<'a, 'b> Steps<'a, 'b> {
-    pub(super) fn new(total: u64, share: u64, on_progress: &'a mut Sink<'b>) -> Self {
+    pub(super) fn new(phase: Phase, total: u64, share: u64, on_progress: &'a mut Sink<'b>) -> Self {
+        on_progress(Progress::Phase(phase));
         Self {
             on_progress,
             total,
             share,
             before: 0,
             told: 0,
-            phase: None,
+            phase: Some(phase),
         }
     }
 

@@ -110,7 +110,14 @@ fn imported(home: &Home, import: &Import) -> Result<Template, ImportError> {
 }
 
 fn refused(home: &Home, import: &Import) -> String {
-    imported(home, import).unwrap_err().to_string()
+    let error = imported(home, import).unwrap_err();
+    let mut cause: &dyn std::error::Error = &error;
+    let mut text = error.to_string();
+    while let Some(next) = cause.source() {
+        text = format!("{text}: {next}");
+        cause = next;
+    }
+    text
 }
 
 /// Whether an image that is not compressed holds these bytes.
@@ -237,6 +244,17 @@ fn an_archive_is_told_by_its_content() {
     let d = &template.manifest.defaults;
     assert_eq!((d.user.as_str(), d.workdir.as_str()), ("root", "/"));
     assert_eq!(count(&home.layers()), 2, "the layer is one that is known");
+    // Without its end mark nobody knows whether it is whole; of a layer, its identity tells.
+    let cut = image.layers[0].len() - 1024;
+    fs::write(&path, &image.layers[0][..cut]).unwrap();
+    let message = refused(&home, &wanted("cut", Source::Archive(path.clone())));
+    assert!(message.contains("ends in the middle"), "{message}");
+    let bare = Image::new(vec![image.layers[0][..cut].to_vec()]);
+    imported(
+        &home,
+        &wanted("bare", Source::Directory(bare.write().to_owned())),
+    )
+    .unwrap();
 }
 
 #[test]

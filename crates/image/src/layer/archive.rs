@@ -54,6 +54,7 @@ pub(super) struct Archive<'a> {
     left: u64,
     /// Zeros behind it.
     padding: u64,
+    end_mark: bool,
 }
 
 impl<'a> Archive<'a> {
@@ -62,6 +63,7 @@ impl<'a> Archive<'a> {
             stream,
             left: 0,
             padding: 0,
+            end_mark: false,
         }
     }
 
@@ -75,14 +77,24 @@ impl<'a> Archive<'a> {
         self.stream.finish()
     }
 
-    /// The next entry, or none after the archive's end mark.
+    /// Whether there was an end mark, now that there are no more entries.
+    pub(super) fn has_end_mark(&self) -> bool {
+        self.end_mark
+    }
+
+    /// The next entry, or none at the archive's end mark, or at its end.
     pub(super) fn next(&mut self, budget: &mut Budget) -> Result<Option<Entry>, LayerError> {
         let mut pax = Pax::default();
-        let (mut long_path, mut long_link) = (None, None);
+        let (mut long_path, mut long_link, mut extended) = (None, None, false);
         loop {
             self.skip_rest()?;
-            let block = self.block()?;
+            let Some(block) = self.first_block()? else {
+                // After an extended header its entry must come.
+                let whole = !extended;
+                return whole.then_some(None).ok_or(LayerError::Truncated);
+            };
             if block.iter().all(|b| *b == 0) {
+                self.end_mark = true;
                 return Ok(None);
             }
             budget.entry()?;
@@ -90,7 +102,10 @@ impl<'a> Archive<'a> {
             check(header)?;
             let size = header.entry_size();
             let size = size.map_err(|_| LayerError::Problem(Problem::Header("a size")))?;
-            match header.entry_type() {
+            let kind = header.entry_type();
+            extended =
+                kind.is_pax_local_extensions() || kind.is_gnu_longname() || kind.is_gnu_longlink();
+            match kind {
                 EntryType::XHeader => {
                     let text = self.extended(size, &budget.limits)?;
                     pax.read(&text).map_err(LayerError::Problem)?;
@@ -319,6 +334,22 @@ impl<'a> Archive<'a> {
         let mut block = [0; BLOCK as usize];
         (self.stream.read_exact(&mut block)).map_err(LayerError::read)?;
         Ok(block)
+    }
+
+    /// A block, unless the archive ends here.
+    fn first_block(&mut self) -> Result<Option<[u8; BLOCK as usize]>, LayerError> {
+        let mut block = [0; BLOCK as usize];
+        let mut filled = 0;
+        while filled < block.len() {
+            match self.stream.read(&mut block[filled..]) {
+                Ok(0) if filled == 0 => return Ok(None),
+                Ok(0) => return Err(LayerError::Truncated),
+                Ok(n) => filled += n,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(LayerError::read(e)),
+            }
+        }
+        Ok(Some(block))
     }
 
     /// Content of an extended header.

@@ -24,7 +24,7 @@ pub enum LayerError {
         "the disk is full at `{entry}`: free some space (`jiffy template rm` gives back what templates hold) and run again"
     )]
     DiskFull { entry: String },
-    #[error("cannot {action} `{entry}`: {source}")]
+    #[error("cannot {action} `{entry}`")]
     Write {
         action: &'static str,
         entry: String,

@@ -28,6 +28,8 @@ pub struct Unpacked {
     pub bytes: u64,
     /// Device nodes that are not there: the guest has its own.
     pub devices_left_out: u64,
+    /// Whether the archive has an end mark. Some packers write none: if its identity is not known either, it may be cut short.
+    pub end_mark: bool,
     /// Nothing of the layers below is left.
     pub opaque: bool,
 }

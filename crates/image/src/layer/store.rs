@@ -57,16 +57,16 @@ impl Layers {
         Some(Layer { unpacked, root })
     }
 
-    /// Unpacks an archive, whose content must be `expected` if that is known.
+    /// Unpacks an archive, whose content must be `expected`.
     pub(crate) fn add(
         &self,
         packed: impl Read,
-        expected: Option<&str>,
+        expected: &str,
         limits: Limits,
         on_bytes: &mut dyn FnMut(u64),
     ) -> Result<Layer, LayerError> {
         let new = self.unpack_aside(packed, limits, on_bytes)?;
-        if let Some(expected) = expected.filter(|e| *e != new.unpacked.diff_id) {
+        if new.unpacked.diff_id != expected {
             return Err(LayerError::Content {
                 expected: expected.to_owned(),
                 found: new.unpacked.diff_id.clone(),

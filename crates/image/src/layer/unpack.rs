@@ -299,6 +299,7 @@ impl Unpacker<'_> {
                 (self.place.open_directory(path)).and_then(|fd| fs::futimens(fd, &times(*mtime)));
             dated.map_err(|errno| LayerError::write("date", path, errno))?;
         }
+        self.done.end_mark = self.archive.has_end_mark();
         self.done.diff_id = self.archive.finish()?;
         let synced = self.place.sync();
         synced.map_err(|errno| LayerError::write("flush", b"/", errno))?;
