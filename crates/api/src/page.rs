@@ -83,7 +83,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn page(query: &str) -> Result<Page, ApiError> {
-        Page::from_query(&Query::parse(query))
+        Page::from_query(&Query::parse(query)?)
     }
 
     proptest! {

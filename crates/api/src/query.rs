@@ -14,14 +14,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        Ok(Self::parse(parts.uri.query().unwrap_or_default()))
+        Self::parse(parts.uri.query().unwrap_or_default())
     }
 }
 
 impl Query {
-    pub fn parse(query: &str) -> Self {
-        let pairs = form_urlencoded::parse(query.as_bytes());
-        Self(pairs.into_owned().collect())
+    /// What is no UTF-8 is refused: replaced, it would ask for something else.
+    pub fn parse(query: &str) -> Result<Self, ApiError> {
+        let pairs = pairs(query);
+        let pairs = pairs.ok_or_else(|| ApiError::invalid("the query is not valid UTF-8"))?;
+        Ok(Self(pairs))
     }
 
     /// The first value of a parameter that is not empty.
@@ -91,12 +93,31 @@ impl Query {
     }
 
     /// Pairs `k=v&k2=v2` inside one parameter: quoted as a query, as clients do it, after they have quoted each part by itself.
-    pub fn pairs(&self, name: &str) -> Option<BTreeMap<String, String>> {
-        let value = self.get(name)?;
-        let part = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
-        let pairs = form_urlencoded::parse(value.as_bytes());
-        Some(pairs.map(|(k, v)| (part(&k), part(&v))).collect())
+    pub fn pairs(&self, name: &str) -> Result<BTreeMap<String, String>, ApiError> {
+        let Some(value) = self.get(name) else {
+            return Ok(BTreeMap::new());
+        };
+        let part = |text: &str| Some(percent_decode_str(text).decode_utf8().ok()?.into_owned());
+        let pairs = pairs(value).and_then(|pairs| {
+            let parts = pairs.iter().map(|(k, v)| Some((part(k)?, part(v)?)));
+            parts.collect()
+        });
+        pairs.ok_or_else(|| ApiError::invalid(format!("`{name}` is not valid UTF-8")))
     }
+}
+
+/// The pairs of a query, decoded; none if they are not valid UTF-8.
+fn pairs(query: &str) -> Option<Vec<(String, String)>> {
+    let decoded = |part: &str| {
+        let part = part.replace('+', " ");
+        Some(percent_decode_str(&part).decode_utf8().ok()?.into_owned())
+    };
+    let parts = query.split('&').filter(|part| !part.is_empty());
+    let pairs = parts.map(|part| {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        Some((decoded(name)?, decoded(value)?))
+    });
+    pairs.collect()
 }
 
 fn one_of<T: Copy>(name: &str, text: &str, words: &[(&str, T)]) -> Result<T, ApiError> {

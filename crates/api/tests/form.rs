@@ -36,7 +36,14 @@ async fn whatever_is_refused_is_refused_in_one_form() {
         "{allowed}"
     );
     assert_eq!(other.refused(405), "method_not_allowed");
-    api.get("/sandboxes/%ff").await.expect(400);
+    for bad in [
+        "/sandboxes/%ff",
+        "/v2/sandboxes?metadata=%ff",
+        "/v2/sandboxes?metadata=%25ff",
+        "/v2/sandboxes?%ff=x",
+    ] {
+        assert_eq!(api.get(bad).await.refused(400), "invalid_request", "{bad}");
+    }
     let send = |kind: Option<&'static str>, body: &str| {
         let body = Body::from(body.to_owned());
         api.send(request(&api, "POST", "/v2/sandboxes", kind, body))
@@ -66,6 +73,16 @@ async fn whatever_is_refused_is_refused_in_one_form() {
     ] {
         send(kind, good).await.expect(201);
     }
+}
+
+#[tokio::test]
+async fn beside_other_routes_unknown_calls_are_still_refused_in_that_form() {
+    let mut api = Api::new();
+    let figures = axum::Router::new().route("/metrics", axum::routing::get(async || "figures"));
+    api.router = api.router.merge(figures);
+    assert_eq!(api.get("/nope").await.refused(404), "no_such_call");
+    let other = api.put("/v2/sandboxes", json!({})).await;
+    assert_eq!(other.refused(405), "method_not_allowed");
 }
 
 #[tokio::test]

@@ -40,6 +40,8 @@ pub fn document() -> Value {
     })
 }
 
+const TOO_LONG: &str = "The request's head is longer than 64 KiB; there is no body";
+
 /// A reference to a schema.
 fn schema(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
@@ -78,6 +80,8 @@ fn shown(operation: Operation) -> Value {
         });
         answers.insert(status.to_string(), answer);
     }
+    // Answered below the control plane, which never sees such a request.
+    answers.insert("431".to_owned(), json!({ "description": TOO_LONG }));
     let parameters: Vec<Value> = path_parameters(operation.path)
         .into_iter()
         .chain(operation.parameters)

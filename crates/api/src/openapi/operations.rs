@@ -291,7 +291,7 @@ fn inside() -> Vec<Operation> {
             "Snapshots that were asked for",
         )
         .with(vec![
-            query("sandboxID", text()),
+            query("sandboxID", json!({ "type": "string", "maxLength": 256 })),
             query("name", text()),
             query("all", json!({ "type": "boolean", "default": false })),
         ])

@@ -17,7 +17,7 @@ use crate::caller::authenticate;
 use crate::error::in_one_form;
 use crate::openapi;
 use axum::handler::Handler;
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::routing::{MethodFilter, MethodRouter, on};
 use axum::{Json, Router};
@@ -153,6 +153,8 @@ pub fn router<E: Engine>(app: App<E>) -> Router {
     closed
         .route_layer(from_fn_with_state(app.clone(), authenticate::<E>))
         .merge(open::<E>().router)
+        // One of our own: the one there is without would lose to that of a router which this one is merged with.
+        .fallback(async || StatusCode::NOT_FOUND)
         .layer(map_response(in_one_form))
         .with_state(app)
 }
