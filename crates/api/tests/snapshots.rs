@@ -57,6 +57,35 @@ async fn a_snapshot_outlives_its_sandbox_and_makes_others() {
 }
 
 #[tokio::test]
+async fn a_sandbox_made_from_a_snapshot_has_its_environment_unless_it_is_given_one() {
+    let api = Api::new();
+    let body =
+        json!({ "templateID": "base", "envVars": { "GREETING": "hello", "TOKEN": "secret" } });
+    let id = api.post("/v2/sandboxes", body).await.expect(201).id();
+    let snapshot = snapshot(&api, &id, Value::Null).await;
+    api.delete(&format!("/sandboxes/{id}")).await.expect(204);
+    let env_given = |env: Value| {
+        let body = json!({ "templateID": snapshot, "envVars": env });
+        let api = &api;
+        async move {
+            let made = api.post("/v2/sandboxes", body).await.expect(201).id();
+            let env = api.host.get(&made).unwrap().env;
+            env.into_iter()
+                .map(|(k, v)| format!("{k}={v}"))
+                .collect::<Vec<_>>()
+        }
+    };
+    let all = ["GREETING=hello", "TOKEN=secret"];
+    assert_eq!(env_given(Value::Null).await, all);
+    // Clients of one language always send one.
+    assert_eq!(env_given(json!({})).await, all);
+    assert_eq!(
+        env_given(json!({ "GREETING": "bye" })).await,
+        ["GREETING=bye"]
+    );
+}
+
+#[tokio::test]
 async fn names_of_snapshots_are_plain() {
     let api = Api::new();
     let id = api.sandbox().await;

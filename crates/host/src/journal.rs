@@ -360,6 +360,7 @@ mod tests {
             purpose: Purpose::Asked,
             sandbox: "a".into(),
             owner: None,
+            env: BTreeMap::from([("A".into(), "b".into())]),
             template: "base".into(),
             fingerprint: String::new(),
             size: SandboxSize::default(),

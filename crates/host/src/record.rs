@@ -138,6 +138,9 @@ pub struct SnapshotRecord {
     /// API key its sandbox was made with; none: the owner of this host.
     #[serde(default)]
     pub owner: Option<String>,
+    /// Environment of its sandbox, which those made from it have unless they are given one.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
     /// Template it descends from.
     pub template: String,
     /// What it depends on besides its parents.

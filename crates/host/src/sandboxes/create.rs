@@ -32,7 +32,7 @@ pub struct CreateSpec {
     /// Resources; a snapshot decides for itself.
     #[serde(default)]
     pub size: Option<SandboxSize>,
-    /// Environment of every process in it.
+    /// Environment of every process in it; none at all: a snapshot's.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// What its maker decides.
@@ -83,7 +83,12 @@ impl<E: Engine> Sandboxes<E> {
                 let (snapshot, _pin) = self.pin(&id)?;
                 let place = self.admit(snapshot.size)?;
                 let (template, size) = (&snapshot.template, snapshot.size);
-                let new = self.enter(place, template, size, spec.env, spec.terms)?;
+                // As a whole: whoever gives one decides what of their own the clone is told.
+                let env = match spec.env.is_empty() {
+                    true => snapshot.env.clone(),
+                    false => spec.env,
+                };
+                let new = self.enter(place, template, size, env, spec.terms)?;
                 let origin = self
                     .origin_in_snapshot(&snapshot.template, &snapshot.id, BootMode::Snapshot)
                     .await;

@@ -83,6 +83,7 @@ impl<E: Engine> Sandboxes<E> {
             purpose,
             sandbox: sandbox.id.clone(),
             owner: sandbox.terms.owner.clone(),
+            env: sandbox.env.clone(),
             template: sandbox.template.clone(),
             fingerprint: String::new(),
             size: sandbox.size,

@@ -10,6 +10,7 @@ use crate::startup::start_up;
 use jiffy_engine::{
     AfterSnapshot, Arrival, BootMode, Engine, EngineError, Guest, Persona, SandboxSize,
 };
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
@@ -111,6 +112,7 @@ impl<E: Engine> Sandboxes<E> {
             purpose: Purpose::Template,
             sandbox: String::new(),
             owner: None,
+            env: BTreeMap::new(),
             template: template.to_owned(),
             fingerprint: fingerprint.to_owned(),
             size,
