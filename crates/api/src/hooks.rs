@@ -1,7 +1,8 @@
 //! What other rooms of the house give to the control plane.
 
 use jiffy_engine::SandboxSize;
-use jiffy_image::{Defaults, Manifest, Recipe, TemplateError, Templates};
+use jiffy_host::usual_size;
+use jiffy_image::{Manifest, Recipe, TemplateError, Templates};
 
 /// A template as the control plane shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,17 +42,8 @@ fn info(manifest: Manifest) -> TemplateInfo {
     TemplateInfo {
         name: manifest.name,
         image_sha256: Some(manifest.image.sha256),
-        size: size(&manifest.defaults),
+        size: usual_size(&manifest.defaults),
         created: manifest.created,
-    }
-}
-
-fn size(defaults: &Defaults) -> SandboxSize {
-    let standard = SandboxSize::default();
-    SandboxSize {
-        memory_mib: defaults.memory_mib.unwrap_or(standard.memory_mib),
-        disk_mib: defaults.disk_mib,
-        ..standard
     }
 }
 
@@ -75,7 +67,7 @@ impl TemplateSource for Templates {
             (Err(TemplateRefusal::Unknown(name)), Ok(recipe)) => Ok(TemplateInfo {
                 name,
                 image_sha256: None,
-                size: size(recipe.defaults()),
+                size: usual_size(recipe.defaults()),
                 created: 0,
             }),
             (found, _) => found.map(info),

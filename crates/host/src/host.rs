@@ -4,8 +4,8 @@ use crate::identity::{IdentityError, identity, new_id};
 use crate::programs::{ProgramError, Programs};
 use jiffy_engine::{Persona, SandboxSize, SizeError};
 use jiffy_image::{
-    BuildError, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel, KernelError,
-    Progress, Recipe, RecipeError, Template, TemplateError, Templates,
+    BuildError, Defaults, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
+    KernelError, Progress, Recipe, RecipeError, Template, TemplateError, Templates,
 };
 use jiffy_microvm::{BootError, BootSpec, MemoryPolicy, MicroVm, NetSpec, RestoreSpec};
 use jiffy_proto::agent::Identity;
@@ -94,6 +94,17 @@ pub struct Prepared {
     version: String,
 }
 
+/// Size of a sandbox of a template with these defaults, unless its creator says otherwise: the same whoever asks, so that all share
+/// the template's snapshot and pool.
+pub fn usual_size(defaults: &Defaults) -> SandboxSize {
+    let standard = SandboxSize::default();
+    SandboxSize {
+        memory_mib: defaults.memory_mib.unwrap_or(standard.memory_mib),
+        disk_mib: defaults.disk_mib,
+        ..standard
+    }
+}
+
 impl Host {
     /// The host this program runs on.
     pub fn open() -> Result<Self, HostError> {
@@ -134,19 +145,12 @@ impl Host {
 
     /// Size of a sandbox of template `name` whose creator names none.
     pub fn default_size(&self, name: &str) -> Result<SandboxSize, CreateError> {
-        let memory_mib = match Recipe::built_in(name) {
-            Ok(recipe) => recipe.defaults().memory_mib,
-            Err(RecipeError::Unknown { .. }) => {
-                let known = self.templates().manifest(name)?;
-                known.defaults.memory_mib
-            }
+        let defaults = match Recipe::built_in(name) {
+            Ok(recipe) => recipe.defaults().clone(),
+            Err(RecipeError::Unknown { .. }) => self.templates().manifest(name)?.defaults,
             Err(e) => return Err(e.into()),
         };
-        let standard = SandboxSize::default();
-        Ok(SandboxSize {
-            memory_mib: memory_mib.unwrap_or(standard.memory_mib),
-            ..standard
-        })
+        Ok(usual_size(&defaults))
     }
 
     /// Opens template `name` with kernel and agent. A stock template that is missing or outdated is built first.

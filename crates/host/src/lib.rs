@@ -17,7 +17,7 @@ mod terms;
 mod usage;
 
 pub use admission::{HostFigures, Limits, Pressure, Promised, ReadHost, Shortage, ThisHost};
-pub use host::{CreateError, Host, HostError, Prepared, SandboxSpec};
+pub use host::{CreateError, Host, HostError, Prepared, SandboxSpec, usual_size};
 pub use identity::{IdentityError, new_id, new_token};
 pub use journal::{Change, Journal, JournalError, JournalledSnapshot};
 pub use litter::OLD_LOGS;

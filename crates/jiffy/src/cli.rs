@@ -155,9 +155,9 @@ pub struct SizeArgs {
     /// Memory, 128MiB to 64GiB (default: the template's, else 512MiB)
     #[arg(long, value_parser = units::memory_mib, value_name = "SIZE")]
     pub memory: Option<u32>,
-    /// Writable disk, 64MiB or more
-    #[arg(long, default_value = "1GiB", value_parser = units::mebibytes, value_name = "SIZE")]
-    pub disk: u64,
+    /// Writable disk, 64MiB or more (default: the template's)
+    #[arg(long, value_parser = units::mebibytes, value_name = "SIZE")]
+    pub disk: Option<u64>,
 }
 
 /// A command in a guest.

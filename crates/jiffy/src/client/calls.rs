@@ -45,17 +45,17 @@ impl NewSandbox {
         }
     }
 
-    /// The same of this size; without `memory` the template's.
-    pub fn sized(mut self, vcpus: u8, memory_mib: Option<u32>, disk_mib: u64) -> Self {
+    /// The same of this size; what is not given is the template's to say.
+    pub fn sized(mut self, vcpus: u8, memory_mib: Option<u32>, disk_mib: Option<u64>) -> Self {
         self.cpu_count = Some(vcpus);
         self.memory_mb = memory_mib;
-        self.disk_size_mb = Some(disk_mib);
+        self.disk_size_mb = disk_mib;
         self
     }
 
     /// The same of exactly this size.
     pub fn of_size(self, size: SandboxSize) -> Self {
-        self.sized(size.vcpus, Some(size.memory_mib), size.disk_mib)
+        self.sized(size.vcpus, Some(size.memory_mib), Some(size.disk_mib))
     }
 }
 

@@ -36,29 +36,25 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     outcome.report(args.exec.json, began)
 }
 
-/// The size asked for, with this memory where none is asked for.
-fn sized(args: &SizeArgs, memory_mib: u32) -> SandboxSize {
+/// The size asked for, with what of `usual` is not.
+fn sized(args: &SizeArgs, usual: SandboxSize) -> SandboxSize {
     SandboxSize {
         vcpus: args.cpus,
-        memory_mib: args.memory.unwrap_or(memory_mib),
-        disk_mib: args.disk,
+        memory_mib: args.memory.unwrap_or(usual.memory_mib),
+        disk_mib: args.disk.unwrap_or(usual.disk_mib),
     }
 }
 
 /// Refuses sizes out of bounds.
 pub fn check_size(args: &SizeArgs) -> anyhow::Result<()> {
-    Ok(sized(args, SandboxSize::default().memory_mib).check()?)
+    Ok(sized(args, SandboxSize::default()).check()?)
 }
 
 /// The size asked for; what is not asked for is the template's to say.
 pub fn size(args: &SizeArgs, template: &str) -> anyhow::Result<SandboxSize> {
     // A size out of bounds is the nearer mistake than a template that is not there.
     check_size(args)?;
-    let memory_mib = match args.memory {
-        Some(memory_mib) => memory_mib,
-        None => Host::open()?.default_size(template)?.memory_mib,
-    };
-    Ok(sized(args, memory_mib))
+    Ok(sized(args, Host::open()?.default_size(template)?))
 }
 
 pub fn prepare(template: &str) -> anyhow::Result<Prepared> {
