@@ -8,20 +8,21 @@ use crate::gateway::{ControlPlane, Gateway, Peer};
 use crate::listener::Tasks;
 use crate::sandboxes::Sandboxes;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::service::Service;
-use hyper::{Request, Response, Version};
+use hyper::{Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 /// Bytes a client may send ahead on one HTTP/2 stream, and on a connection.
 const WINDOW: u32 = 256 * 1024;
@@ -30,6 +31,10 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const SEND_BUFFER: usize = 128 * 1024;
 /// How often an HTTP/2 client is asked whether it is there, and how long it has for the answer.
 const PING: Duration = Duration::from_secs(30);
+
+/// How long and for how many bytes a client is heard out that is still sending when it has its answer.
+const HEAR_OUT: Duration = Duration::from_secs(5);
+const HEAR_OUT_BYTES: usize = 64 << 20;
 
 /// What happens on a connection.
 #[derive(Debug)]
@@ -41,6 +46,10 @@ struct State {
     underway: usize,
     /// HTTP/2 has frames that belong to no request: there, bytes do not mean that a head has begun.
     http2: bool,
+    /// The last request came with a body, whose rest may still be coming when we close.
+    body: bool,
+    /// The gateway ends, and hears nobody out.
+    leaving: bool,
     /// Since when nothing is under way.
     quiet: Instant,
     /// Since when the head of a request is arriving.
@@ -54,6 +63,8 @@ impl Activity {
         Self(Mutex::new(State {
             underway: 0,
             http2: false,
+            body: false,
+            leaving: false,
             quiet: now,
             head: Some(now),
         }))
@@ -68,6 +79,12 @@ impl Activity {
         if state.underway == 0 && !state.http2 && state.head.is_none() {
             state.head = Some(Instant::now());
         }
+    }
+
+    /// Whether the client may still be sending what belongs to a request that was answered already.
+    fn may_have_more(&self) -> bool {
+        let state = self.state();
+        !state.leaving && (state.body || state.head.is_some())
     }
 
     /// When it is closed if nothing else happens.
@@ -85,11 +102,12 @@ impl Activity {
 struct Turn(Arc<Activity>);
 
 impl Turn {
-    fn begin(activity: &Arc<Activity>, version: Version) -> Self {
+    fn begin(activity: &Arc<Activity>, request: &Request<Incoming>) -> Self {
         let mut state = activity.state();
         state.underway += 1;
         state.head = None;
-        state.http2 = version == Version::HTTP_2;
+        state.http2 = request.version() == Version::HTTP_2;
+        state.body = !state.http2 && !request.body().is_end_stream();
         drop(state);
         Self(Arc::clone(activity))
     }
@@ -107,7 +125,38 @@ impl Drop for Turn {
 struct Watched<T> {
     inner: T,
     activity: Arc<Activity>,
+    hearing_out: Option<HearingOut>,
     _permit: Permit,
+}
+
+/// Reading what nobody wants: a close with bytes unread would reset the connection and take the answer with it.
+struct HearingOut {
+    limit: Pin<Box<Sleep>>,
+    left: usize,
+}
+
+impl HearingOut {
+    fn new() -> Self {
+        Self {
+            limit: Box::pin(sleep(HEAR_OUT)),
+            left: HEAR_OUT_BYTES,
+        }
+    }
+
+    /// Ready when the client has said all, or enough.
+    fn poll<T: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, stream: &mut T) -> Poll<()> {
+        let mut space = [MaybeUninit::uninit(); 16 * 1024];
+        while self.left > 0 && self.limit.as_mut().poll(cx).is_pending() {
+            let mut buffer = ReadBuf::uninit(&mut space);
+            match ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer)) {
+                Ok(()) if !buffer.filled().is_empty() => {
+                    self.left = self.left.saturating_sub(buffer.filled().len());
+                }
+                _ => break,
+            }
+        }
+        Poll::Ready(())
+    }
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
@@ -125,7 +174,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -139,7 +188,15 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
+        let this = &mut *self;
+        if this.hearing_out.is_none() {
+            ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
+            if !this.activity.may_have_more() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        let hearing_out = this.hearing_out.get_or_insert_with(HearingOut::new);
+        hearing_out.poll(cx, &mut this.inner).map(Ok)
     }
 
     fn poll_write_vectored(
@@ -168,13 +225,17 @@ impl<S: Sandboxes, C: ControlPlane> Service<Request<Incoming>> for Requests<S, C
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let underway = Turn::begin(&self.activity, request.version());
+        let underway = Turn::begin(&self.activity, &request);
         let answer = self
             .gateway
             .clone()
             .handle(request, self.peer, self.tasks.clone());
         Box::pin(async move {
             let answer = answer.await;
+            if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+                // What comes from now on is the stream's.
+                underway.0.state().body = false;
+            }
             Ok(answer.map(|body| Holding::new(body, underway).boxed_unsync()))
         })
     }
@@ -198,6 +259,7 @@ pub(crate) async fn serve<S, C, T>(
     let stream = Watched {
         inner: stream,
         activity: Arc::clone(&activity),
+        hearing_out: None,
         _permit: permit,
     };
     let requests = Requests {
@@ -243,7 +305,7 @@ pub(crate) async fn serve<S, C, T>(
             return;
         }
         () = tasks.cut() => return,
-        () = tasks.stopping() => {}
+        () = tasks.stopping() => activity.state().leaving = true,
     }
     connection.as_mut().graceful_shutdown();
     tokio::select! {
