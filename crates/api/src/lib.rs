@@ -17,6 +17,7 @@ mod page;
 mod query;
 mod quota;
 mod routes;
+mod visitors;
 mod wire;
 
 pub use app::{App, Config, Ending};
@@ -25,3 +26,4 @@ pub use error::ApiError;
 pub use hooks::{PreviewLinks, TemplateInfo, TemplateRefusal, TemplateSource};
 pub use keys::{Key, KeyError, Keys, Limits, NewKey, Scope, local_key};
 pub use routes::{calls, router};
+pub use visitors::{Visitors, WakeError};

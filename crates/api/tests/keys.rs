@@ -5,7 +5,8 @@ mod support;
 
 use axum::body::Body;
 use axum::http::Request;
-use jiffy_api::{Limits, Scope};
+use jiffy_api::{Limits, Scope, Visitors, WakeError};
+use jiffy_host::State;
 use serde_json::{Value, json};
 use support::{Api, Who};
 
@@ -243,4 +244,40 @@ async fn creates_per_minute_are_limited_and_say_when_to_come_back() {
     assert!((55..=61).contains(&wait), "{wait}");
     assert_eq!(refused.header("should-retry"), Some("true"));
     assert_eq!(refused.refused(429), "creates_per_minute");
+}
+
+#[tokio::test]
+async fn a_sandbox_that_a_visitor_wakes_counts_for_its_key_and_once() {
+    let mut visitors = None;
+    let api = Api::with(|app| {
+        visitors = Some(Visitors::new(app.clone()));
+        app
+    });
+    let visitors = visitors.unwrap();
+    let (who, key) = api.key(Scope::Create, limits(1));
+    let sleeper = api.sandbox_of(&who).await;
+    api.call_as(&who, "POST", &path(&sleeper, "pause"), Value::Null)
+        .await
+        .expect(204);
+    let other = api.sandbox_of(&who).await;
+    let refused = visitors.wake(&sleeper).await.unwrap_err();
+    assert!(matches!(refused, WakeError::Limit(_)), "{refused}");
+    assert_eq!(api.host.get(&sleeper).unwrap().state, State::Paused);
+    api.call_as(&who, "DELETE", &format!("/sandboxes/{other}"), Value::Null)
+        .await
+        .expect(204);
+    // Those who come at the same time need room for one.
+    let one = || visitors.wake(&sleeper);
+    let (a, b, c) = tokio::join!(one(), one(), one());
+    assert!([a, b, c].iter().all(Result::is_ok));
+    assert_eq!(api.host.get(&sleeper).unwrap().state, State::Running);
+    // Without its key it is the host's owner's, who has no limits.
+    api.call_as(&who, "POST", &path(&sleeper, "pause"), Value::Null)
+        .await
+        .expect(204);
+    let another = api.sandbox_of(&who).await;
+    api.keys.revoke(&key.key.id).unwrap();
+    visitors.wake(&sleeper).await.unwrap();
+    assert_eq!(api.host.get(&another).unwrap().state, State::Running);
+    assert!(visitors.wake("nope").await.is_err());
 }

@@ -38,6 +38,9 @@ pub enum Failure {
     /// Nothing listens.
     #[error("The sandbox is running but port is not open")]
     PortClosed,
+    /// It sleeps and may not be woken now.
+    #[error("The sandbox sleeps on: {0}")]
+    Limit(String),
     /// It could not be reached.
     #[error("The sandbox cannot be reached: {0}")]
     Unavailable(String),
@@ -78,6 +81,7 @@ impl Failure {
             Self::NotFound | Self::NotRunning | Self::PortClosed | Self::Unavailable(_) => {
                 StatusCode::BAD_GATEWAY
             }
+            Self::Limit(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Busy | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -106,6 +110,10 @@ impl Failure {
         *answer.status_mut() = status;
         let headers = answer.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if status == StatusCode::TOO_MANY_REQUESTS {
+            // Waiting a moment changes nothing.
+            headers.insert("should-retry", HeaderValue::from_static("false"));
+        }
         if status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }

@@ -108,6 +108,7 @@ async fn connect<S: Sandboxes>(shared: &Shared<S>, key: &Key) -> Result<Lease, F
         Ok(Err(OpenError::NotFound)) => return Err(Failure::NotFound),
         Ok(Err(OpenError::NotRunning)) => return Err(Failure::NotRunning),
         Ok(Err(OpenError::PortClosed)) => return Err(Failure::PortClosed),
+        Ok(Err(OpenError::Limit(reason))) => return Err(Failure::Limit(reason)),
         Ok(Err(OpenError::Unavailable(reason))) => return Err(Failure::Unavailable(reason)),
         Err(_) => {
             return Err(Failure::Unavailable(

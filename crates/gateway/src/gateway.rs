@@ -278,7 +278,7 @@ impl<S: Sandboxes> Shared<S> {
             Failure::NotFound | Failure::NotRunning => &counters.not_found,
             Failure::PortClosed => &counters.port_closed,
             Failure::Unavailable(_) => &counters.unavailable,
-            Failure::Busy | Failure::Overloaded => &counters.limited,
+            Failure::Limit(_) | Failure::Busy | Failure::Overloaded => &counters.limited,
         };
         add(counter, 1);
     }

@@ -51,6 +51,9 @@ pub enum OpenError {
     /// Nothing listens on the port.
     #[error("the port is not open")]
     PortClosed,
+    /// It may be woken, but whoever made it has as much as they may have; the text is shown to clients.
+    #[error("{0}")]
+    Limit(String),
     /// Anything else; the text is shown to clients.
     #[error("{0}")]
     Unavailable(String),

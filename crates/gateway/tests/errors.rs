@@ -50,6 +50,10 @@ async fn a_paused_sandbox_was_not_found_and_a_closed_port_is_not_open() {
     let (status, text) = ask(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 502);
     assert!(text.contains("was not found"), "{text}");
+    guests.trouble(OpenError::Limit("its key has 1 sandbox".to_owned()));
+    let (status, text) = ask(setup.address, client::get(3000, "/")).await;
+    assert_eq!(status, 429);
+    assert!(text.contains("its key has 1 sandbox"), "{text}");
     guests.trouble(OpenError::Unavailable("waking it failed".to_owned()));
     let (status, text) = ask(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 502);
@@ -352,4 +356,28 @@ async fn a_sandbox_that_is_killed_under_a_request_was_not_found() {
     let (status, text) = ask(setup.address, client::get(3000, "/")).await;
     assert_eq!(status, 502);
     assert!(text.contains("was not found"), "{text}");
+}
+
+#[tokio::test]
+async fn a_refusal_reaches_a_client_that_is_still_sending() {
+    let setup = Setup::new(&Guests::default()).await;
+    for head in [
+        // Refused for a sandbox that is not there.
+        format!(
+            "POST /upload HTTP/1.1\r\nHost: 127.0.0.1\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 80\r\n"
+        ),
+        // Refused because it cannot be read at all.
+        "POST /upload HTTP/1.1\r\nHost : 127.0.0.1\r\n".to_owned(),
+    ] {
+        let mut client = Raw::new(setup.address).await;
+        let body = "x".repeat(8 << 20);
+        client
+            .say(&format!("{head}Content-Length: {}\r\n\r\n", body.len()))
+            .await;
+        // More than the sockets hold: it is sent to the end only if somebody takes it.
+        client.say(&body).await;
+        let answer = client.rest().await;
+        let status = answer.split(' ').nth(1).unwrap_or_default();
+        assert!(matches!(status, "502" | "400"), "{answer}");
+    }
 }

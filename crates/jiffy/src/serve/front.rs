@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
-use jiffy_api::{App, Caller, Ending, Keys, local_key};
+use jiffy_api::{App, Caller, Ending, Keys, Visitors, local_key};
 use jiffy_engine::Engine;
 use jiffy_gateway::{Config, ControlPlane, Gateway, Peer, Signer, Tls};
 use jiffy_host::Sandboxes;
@@ -97,8 +97,9 @@ impl<E: Engine> Front<E> {
             allowed_hosts: args.allow_host.clone(),
             ..Config::default()
         };
+        let visitors = Visitors::new(app.clone());
         let control = Control(jiffy_api::router(app).merge(figures::route(sandboxes.clone())));
-        let guests = Guests::new(sandboxes.clone());
+        let guests = Guests::new(sandboxes.clone(), visitors);
         let gateway = Gateway::new(config, guests, control, Some(signer));
         figures::show_gateway(&sandboxes, gateway.counters());
         Ok(Self { gateway, address })

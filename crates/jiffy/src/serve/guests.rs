@@ -1,5 +1,6 @@
 //! The host's sandboxes as the gateway sees them.
 
+use jiffy_api::{Visitors, WakeError};
 use jiffy_engine::Engine;
 use jiffy_gateway::{Access, OpenError, tcp_handshake};
 use jiffy_host::{OperationError, Sandboxes, State};
@@ -7,18 +8,18 @@ use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
 use tokio::net::UnixStream;
 
 /// The sandboxes of a host, each of whose ports can be reached.
-pub struct Guests<E: Engine>(Sandboxes<E>);
+pub struct Guests<E: Engine>(Sandboxes<E>, Visitors<E>);
 
 impl<E: Engine> Guests<E> {
-    /// Those of `sandboxes`.
-    pub fn new(sandboxes: Sandboxes<E>) -> Self {
-        Self(sandboxes)
+    /// Those of `sandboxes`, which `visitors` wake.
+    pub fn new(sandboxes: Sandboxes<E>, visitors: Visitors<E>) -> Self {
+        Self(sandboxes, visitors)
     }
 }
 
 impl<E: Engine> Clone for Guests<E> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self(self.0.clone(), self.1.clone())
     }
 }
 
@@ -51,7 +52,7 @@ impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
         match record.state {
             State::Running => {}
             State::Paused if record.terms.auto_resume => {
-                self.0.wake(id).await.map_err(not_opened)?;
+                self.1.wake(id).await.map_err(not_woken)?;
             }
             _ => return Err(OpenError::NotRunning),
         }
@@ -66,6 +67,13 @@ impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
             tcp_handshake(&mut stream, port).await?;
         }
         Ok(stream)
+    }
+}
+
+fn not_woken(error: WakeError) -> OpenError {
+    match error {
+        WakeError::Limit(why) => OpenError::Limit(why),
+        WakeError::Operation(error) => not_opened(error),
     }
 }
 
