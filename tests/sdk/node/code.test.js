@@ -18,7 +18,7 @@ test('results, output and errors are told as they come', limit, async () => {
     onStderr: (message) => told.push(`stderr ${message.line.trim()}`),
     onResult: (result) => told.push(`result ${result.text}`),
   })
-  assert.deepEqual(told.toSorted(), ['result \'shown\'', 'result 42', 'stderr err', 'stdout out'])
+  assert.deepEqual(told.toSorted(), ['result 42', 'result shown', 'stderr err', 'stdout out'])
   assert.equal(execution.text, '42')
   assert.equal(execution.error, undefined)
   const failed = await sandbox.runCode("raise ValueError('broken on purpose')")
@@ -30,9 +30,9 @@ test('contexts remember, know nothing of each other, restart and go', limit, asy
   const first = await sandbox.createCodeContext()
   const second = await sandbox.createCodeContext({ cwd: '/tmp' })
   await sandbox.runCode("mine = 'first'", { context: first })
-  assert.equal((await sandbox.runCode('mine', { context: first })).text, "'first'")
+  assert.equal((await sandbox.runCode('mine', { context: first })).text, 'first')
   assert.equal((await sandbox.runCode('mine', { context: second })).error.name, 'NameError')
-  assert.equal((await sandbox.runCode('import os; os.getcwd()', { context: second })).text, "'/tmp'")
+  assert.equal((await sandbox.runCode('import os; os.getcwd()', { context: second })).text, '/tmp')
   const ids = async () => (await sandbox.listCodeContexts()).map((context) => context.id)
   assert.ok((await ids()).includes(first.id) && (await ids()).includes(second.id))
   await sandbox.restartCodeContext(first)
@@ -71,6 +71,13 @@ plt.show()`
   assert.deepEqual(picture.chart.elements.map((bar) => Number(bar.value)), [3, 5])
 })
 
+test('tables come as html, values as json', limit, async () => {
+  const { results } = await sandbox.runCode("import pandas as pd\nfrom IPython.display import JSON\ndisplay(JSON({'k': [1, None]}))\npd.DataFrame({'a': [1, 2]})")
+  assert.deepEqual(results[0].json, { k: [1, null] })
+  assert.match(results[1].html, /<table/)
+  assert.equal(results[1].isMainResult, true)
+})
+
 test('code over its time is interrupted and its context lives on', limit, async () => {
   const context = await sandbox.createCodeContext()
   await sandbox.runCode('kept = 1', { context })
@@ -82,7 +89,7 @@ test('code over its time is interrupted and its context lives on', limit, async 
 test('variables of one run are gone afterwards', limit, async () => {
   const name = `V_${unique()}`
   const code = `import os; os.environ.get('${name}')`
-  assert.equal((await sandbox.runCode(code, { envs: { [name]: 'here' } })).text, "'here'")
+  assert.equal((await sandbox.runCode(code, { envs: { [name]: 'here' } })).text, 'here')
   assert.equal((await sandbox.runCode(code)).text, undefined)
 })
 

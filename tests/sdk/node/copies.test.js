@@ -1,7 +1,7 @@
 // Sandboxes sleep and wake, are snapshotted and forked.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { Sandbox, TimeoutError } from 'e2b'
+import { Sandbox, SandboxNotFoundError, TimeoutError } from 'e2b'
 import { create, eventually, Heard, limit, pages, unique } from './support.js'
 
 const COUNTER = `exec python3 -uc 'n = 0
@@ -25,7 +25,8 @@ test('memory, processes and files survive a pause', limit, async (t) => {
   assert.equal(await sandbox.pause(), false)
   assert.equal((await sandbox.getInfo()).state, 'paused')
   assert.equal(await sandbox.isRunning(), false)
-  await assert.rejects(sandbox.commands.run('true'), TimeoutError)
+  await assert.rejects(sandbox.commands.run('true'), SandboxNotFoundError)
+  await assert.rejects(sandbox.files.read('/etc/hostname'), TimeoutError)
   const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 100_000 })
   const resumed = new Heard()
   await again.commands.connect(counter.pid, { onStdout: resumed.push })

@@ -60,7 +60,8 @@ test('a sandbox whose time is over is gone', limit, async (t) => {
     }
   })
   assert.equal(await sandbox.isRunning(), false)
-  await assert.rejects(sandbox.commands.run('true'), TimeoutError)
+  await assert.rejects(sandbox.commands.run('true'), SandboxNotFoundError)
+  await assert.rejects(sandbox.files.read('/etc/hostname'), TimeoutError)
 })
 
 test('a killed sandbox is gone at once and killing it again says so', limit, async (t) => {

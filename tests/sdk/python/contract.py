@@ -13,6 +13,7 @@ from pathlib import Path
 
 import requests
 
+HERE = Path(__file__).parent
 URL, KEY = os.environ["E2B_API_URL"], {"X-API-KEY": os.environ["E2B_API_KEY"]}
 CHECKS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
 
@@ -20,7 +21,8 @@ CHECKS = ["not_a_server_error", "status_code_conformance", "content_type_conform
 def run(report, seconds):
     return subprocess.run(
         [
-            Path(sys.executable).with_name("schemathesis"), "run", f"{URL}/openapi.json",
+            Path(sys.executable).with_name("schemathesis"), "--config-file", HERE / "schemathesis.toml",
+            "run", f"{URL}/openapi.json",
             "--header", f"X-API-KEY: {KEY['X-API-KEY']}",
             "--checks", ",".join(CHECKS),
             "--phases", "examples,coverage,fuzzing",
@@ -29,7 +31,7 @@ def run(report, seconds):
             "--suppress-health-check", "all", "--warnings", "off", "--no-color",
             "--report", "junit", "--report-junit-path", report,
         ],
-        env=os.environ | {"SCHEMATHESIS_HOOKS": "contract_hooks", "PYTHONPATH": str(Path(__file__).parent)},
+        env=os.environ | {"SCHEMATHESIS_HOOKS": "contract_hooks", "PYTHONPATH": str(HERE)},
         cwd=Path(report).parent,
     ).returncode
 

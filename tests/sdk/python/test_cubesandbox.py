@@ -61,7 +61,7 @@ def test_a_rollback_brings_back_memory_and_files_in_place(cube):
     cube.files.write("/root/file", "after")
     answer = cube.rollback(snapshot.snapshot_id)
     assert (answer["sandboxID"], answer["snapshotID"]) == (cube.sandbox_id, snapshot.snapshot_id)
-    assert cube.run_code("state").text == "'before'"
+    assert cube.run_code("state").text == "before"
     assert cube.files.read("/root/file") == "before"
     # And once more: what was done since is undone again.
     cube.files.write("/root/file", "again")
@@ -108,11 +108,11 @@ def test_memory_survives_a_pause(cube):
     cube.pause(interval=0.05)
     assert cube.get_info()["state"] == "paused"
     again = Sandbox.connect(cube.sandbox_id)
-    assert again.run_code("state").text == "'kept'"
+    assert again.run_code("state").text == "kept"
     cube.pause(interval=0.05)
     cube.resume()
     assert cube.get_info()["state"] == "running"
-    assert cube.run_code("state").text == "'kept'"
+    assert cube.run_code("state").text == "kept"
     with pytest.raises(ApiError) as refusal:
         cube.resume()
     assert refusal.value.status_code == 409

@@ -106,6 +106,16 @@ async def test_a_sandbox_that_may_be_woken_is_woken_by_a_request(sdk, create):
     assert (await sdk(sandbox.get_info)).state is SandboxState.RUNNING
 
 
+async def test_a_sandbox_is_woken_by_a_visitor_of_its_host_name(sdk, create, web, url):
+    sandbox = await create(lifecycle={"on_timeout": "pause", "auto_resume": True})
+    server = await sdk.start(sandbox, "cd $(mktemp -d) && echo kept > page && exec python3 -um http.server 8080", timeout=0)
+    await server.said("Serving HTTP")
+    await sdk(sandbox.pause)
+    answer = await web.get(f"{url}/page", headers={"Host": sandbox.get_host(8080)})
+    assert (answer.status_code, answer.text) == (200, "kept\n")
+    assert (await sdk(sandbox.get_info)).state is SandboxState.RUNNING
+
+
 async def test_a_hundred_requests_wake_a_sandbox_once(sdk, create):
     sandbox = await create(lifecycle={"on_timeout": "pause", "auto_resume": True})
     boot = (await sdk(sandbox.commands.run, "cat /proc/1/stat | cut -d' ' -f22; echo up > /dev/shm/up")).stdout
