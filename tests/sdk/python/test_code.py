@@ -80,11 +80,11 @@ async def test_a_table_comes_as_html_and_text(sdk, interpreter):
 async def test_a_value_comes_in_every_form_it_has(sdk, interpreter):
     code = "from IPython.display import HTML, JSON, Latex, Markdown, SVG, Javascript\n" + "\n".join(
         f"display({shown})"
-        for shown in ("HTML('<b>x</b>')", "JSON({'k': [1, None]})", "Latex('$x$')", "Markdown('*m*')", "SVG('<svg></svg>')", "Javascript('f()')")
+        for shown in ("HTML('<b>x</b>')", "JSON({'k': [1, None]})", "Latex('$x$')", "Markdown('*m*')", "SVG('<svg/>')", "Javascript('f()')")
     )
     html, data, latex, markdown, svg, script = (await sdk(interpreter.run_code, code)).results
     assert (html.html, data.json, latex.latex) == ("<b>x</b>", {"k": [1, None]}, "$x$")
-    assert (markdown.markdown, svg.svg, script.javascript) == ("*m*", "<svg></svg>", "f()")
+    assert (markdown.markdown, svg.svg, script.javascript) == ("*m*", "<svg/>", "f()")
     assert not any(result.is_main_result for result in (html, data, latex, markdown, svg, script))
 
 

@@ -29,7 +29,7 @@ async def new_key(unique):
 
     async def make(*limits):
         name = f"{unique}-{len(made)}"
-        secret = await jiffy("key", "create", name, *limits)
+        secret = await jiffy("key", "create", "--name", name, *limits)
         made.add(name)
         return secret, lambda: revoke(name)
 
