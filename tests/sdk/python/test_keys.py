@@ -20,7 +20,7 @@ async def jiffy(*words):
 
 @pytest.fixture
 async def new_key(unique):
-    """Makes keys that are revoked after the test."""
+    """Makes keys that are revoked after the test. Asked for first, so that sandboxes are killed before their key goes."""
     made = set()
 
     async def revoke(name):
@@ -62,7 +62,7 @@ async def test_a_key_is_taken_as_a_bearer_token_too(sandbox, web, url, api_key):
     assert (await web.get(f"{url}/sandboxes/{sandbox.sandbox_id}")).status_code == 401
 
 
-async def test_a_key_sees_its_own_sandboxes_only(sdk, sandbox, create, new_key):
+async def test_a_key_sees_its_own_sandboxes_only(new_key, sdk, sandbox, create):
     key, _ = await new_key()
     own = await create(api_key=key)
     assert [info.sandbox_id for info in await sdk.all(sdk.Sandbox.list(api_key=key))] == [own.sandbox_id]
@@ -72,7 +72,7 @@ async def test_a_key_sees_its_own_sandboxes_only(sdk, sandbox, create, new_key):
     assert await sdk(sandbox.is_running)
 
 
-async def test_a_revoked_key_is_refused_at_once_and_its_sandboxes_go_on(sdk, new_key):
+async def test_a_revoked_key_is_refused_at_once_and_its_sandboxes_go_on(new_key, sdk):
     key, revoke = await new_key()
     own = await sdk(sdk.Sandbox.create, api_key=key, timeout=120)
     await revoke()
@@ -84,7 +84,7 @@ async def test_a_revoked_key_is_refused_at_once_and_its_sandboxes_go_on(sdk, new
     assert await sdk(sdk.Sandbox.kill, own.sandbox_id) is True
 
 
-async def test_what_a_key_may_have_at_once_is_counted_however_a_sandbox_comes_up(sdk, create, new_key):
+async def test_what_a_key_may_have_at_once_is_counted_however_a_sandbox_comes_up(new_key, sdk, create):
     key, _ = await new_key("--max-sandboxes", "1")
     sleeper = await create(api_key=key, lifecycle={"on_timeout": "pause", "auto_resume": True})
     await sdk(sleeper.files.write, "/dev/shm/kept", "kept")
