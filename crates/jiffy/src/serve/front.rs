@@ -159,7 +159,7 @@ fn admit(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<Option
     }
     if keys.list()?.iter().all(|k| k.revoked_ms.is_some()) {
         bail!(
-            "there is no API key, and {address} can be reached from other machines: make one with `jiffy key create NAME` first"
+            "there is no API key, and {address} can be reached from other machines: make one with `jiffy key create` first"
         );
     }
     Ok(None)
