@@ -73,10 +73,6 @@ pub enum JournalError {
 
 /// One change; all changes of one [`Journal::commit`] happen or none.
 #[derive(Debug, Clone)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a handful at a time, on their way to the disk"
-)]
 pub enum Change {
     /// A sandbox is now as it says. One that does not run has no guest.
     Sandbox(SandboxRecord),
