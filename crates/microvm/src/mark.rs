@@ -91,11 +91,11 @@ mod tests {
         assert_eq!(VmmMark::of(std::process::id()).unwrap(), here);
         assert_ne!(VmmMark::of(1).unwrap().started, here.started);
         assert_eq!(
-            started("1 (a) b) c) S 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 99 22"),
+            started("1 (a) b) c) S 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 99 23"),
             Some(99)
         );
         assert_eq!(
-            started("1 (a) Z 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 99 22"),
+            started("1 (a) Z 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 99 23"),
             None
         );
         let path = here.socket(Path::new("/x"));
