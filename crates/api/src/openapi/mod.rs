@@ -40,7 +40,7 @@ pub fn document() -> Value {
     })
 }
 
-const TOO_LONG: &str = "The request's head is longer than 64 KiB; there is no body";
+const TOO_LONG: &str = "The request's address (414) or head (431) is longer than 64 KiB; there is no body";
 
 /// A reference to a schema.
 fn schema(name: &str) -> Value {
@@ -81,7 +81,9 @@ fn shown(operation: Operation) -> Value {
         answers.insert(status.to_string(), answer);
     }
     // Answered below the control plane, which never sees such a request.
-    answers.insert("431".to_owned(), json!({ "description": TOO_LONG }));
+    for status in ["414", "431"] {
+        answers.insert(status.to_owned(), json!({ "description": TOO_LONG }));
+    }
     let parameters: Vec<Value> = path_parameters(operation.path)
         .into_iter()
         .chain(operation.parameters)
