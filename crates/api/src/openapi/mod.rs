@@ -40,7 +40,8 @@ pub fn document() -> Value {
     })
 }
 
-const TOO_LONG: &str = "The request's address (414) or head (431) is longer than 64 KiB; there is no body";
+const TOO_LONG: &str =
+    "The request's address (414) or head (431) is longer than 64 KiB; there is no body";
 
 /// A reference to a schema.
 fn schema(name: &str) -> Value {
