@@ -122,9 +122,9 @@ impl<E: Engine> App<E> {
         match self.templates.find(name) {
             Ok(_) if !OWN_TAGS.contains(&tag) => Err(unknown(": templates have the tag `default`")),
             Ok(info) => Ok(info),
-            Err(TemplateRefusal::Unknown(_)) => {
-                Err(unknown("; `GET /templates` and `GET /snapshots` list them"))
-            }
+            Err(TemplateRefusal::Unknown(_)) => Err(unknown(
+                "; `jiffy template ls` and `jiffy snapshots` list them, as do `GET /templates` and `GET /snapshots`",
+            )),
             Err(TemplateRefusal::Failed(why)) => Err(ApiError::internal(why)),
         }
     }

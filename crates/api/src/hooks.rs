@@ -63,14 +63,19 @@ impl TemplateSource for Templates {
     }
 
     fn find(&self, name: &str) -> Result<TemplateInfo, TemplateRefusal> {
-        match (self.manifest(name).map_err(refusal), Recipe::built_in(name)) {
-            (Err(TemplateRefusal::Unknown(name)), Ok(recipe)) => Ok(TemplateInfo {
-                name,
+        let unknown = match self.manifest(name).map_err(refusal) {
+            Err(TemplateRefusal::Unknown(name)) => name,
+            found => return found.map(info),
+        };
+        // One that is not built yet. Every create comes by here, so the recipe is read only for those.
+        match Recipe::built_in(&unknown) {
+            Ok(recipe) => Ok(TemplateInfo {
+                name: unknown,
                 image_sha256: None,
                 size: usual_size(recipe.defaults()),
                 created: 0,
             }),
-            (found, _) => found.map(info),
+            Err(_) => Err(TemplateRefusal::Unknown(unknown)),
         }
     }
 

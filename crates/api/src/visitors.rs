@@ -47,13 +47,9 @@ impl<E: Engine> Visitors<E> {
     /// Makes sure that a sandbox runs. It counts for the key it was made with like one that is woken by a call; a key that was
     /// revoked has no limits, because its sandboxes stay.
     pub async fn wake(&self, id: &str) -> Result<(), WakeError> {
-        let turn = self.turn(id);
-        let woken = {
-            let _turn = turn.lock().await;
-            self.wake_held(id).await
-        };
-        self.leave(id, turn);
-        woken
+        let place = Place::take(&self.turns, id);
+        let _turn = place.turn.lock().await;
+        self.wake_held(id).await
     }
 
     async fn wake_held(&self, id: &str) -> Result<(), WakeError> {
@@ -78,18 +74,54 @@ impl<E: Engine> Visitors<E> {
         app.sandboxes.wake(id).await?;
         Ok(())
     }
+}
 
-    fn turn(&self, id: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        turns.entry(id.to_owned()).or_default().clone()
+/// A place in the queue of those who wake a sandbox. The last to leave takes the entry along, also one who no longer waits.
+struct Place<'a> {
+    turns: &'a Turns,
+    id: &'a str,
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl<'a> Place<'a> {
+    fn take(turns: &'a Turns, id: &'a str) -> Self {
+        let mut all = turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = all.entry(id.to_owned()).or_default().clone();
+        drop(all);
+        Self { turns, id, turn }
     }
+}
 
-    /// The last to leave takes the turn's entry along.
-    fn leave(&self, id: &str, turn: Arc<tokio::sync::Mutex<()>>) {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(turn);
-        if turns.get(id).is_some_and(|t| Arc::strong_count(t) == 1) {
-            turns.remove(id);
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut all = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        // The map's and ours.
+        if all.get(self.id).is_some_and(|t| Arc::strong_count(t) <= 2) {
+            all.remove(self.id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_queue_goes_with_the_last_in_it_however_they_leave() {
+        let turns = Turns::default();
+        let count = || turns.lock().unwrap().len();
+        let first = Place::take(&turns, "a");
+        let held = first.turn.lock().await;
+        let waiting = async {
+            let second = Place::take(&turns, "a");
+            let _turn = second.turn.lock().await;
+        };
+        // Given up while it waits.
+        let limit = std::time::Duration::from_millis(1);
+        assert!(tokio::time::timeout(limit, waiting).await.is_err());
+        assert_eq!(count(), 1);
+        drop(held);
+        drop(first);
+        assert_eq!(count(), 0);
     }
 }

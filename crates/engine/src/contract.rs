@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
-use std::os::unix::net::UnixStream;
+use tokio::net::UnixStream;
 
 /// Who a sandbox is told to be. Clock and entropy are added at the moment of telling.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -22,7 +22,7 @@ pub use identity::{IdentityError, new_id, new_token};
 pub use journal::{Change, Journal, JournalError, JournalledSnapshot};
 pub use litter::OLD_LOGS;
 pub use metrics::{BootTimes, Figure};
-pub use microvm_engine::{MicroVmArrival, MicroVmEngine, MicroVmGuest};
+pub use microvm_engine::{MicroVmArrival, MicroVmEngine, MicroVmGuest, agent};
 pub use programs::{ProgramError, Programs};
 pub use record::{Operation, Purpose, SandboxRecord, SnapshotRecord, State};
 pub use restore_policy::{

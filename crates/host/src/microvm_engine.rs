@@ -23,10 +23,10 @@ use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
+use tokio::net::UnixStream;
 
 /// Size of a page of this processor, in bytes.
 const PAGE: u64 = 4096;
@@ -206,19 +206,18 @@ fn image_name(prepared: &Prepared) -> String {
     format!("{}@{}", manifest.name, manifest.image.sha256)
 }
 
+/// A client of the agent in `vm`.
+pub fn agent(vm: &MicroVm) -> AgentClient {
+    let connector = vm.connector();
+    AgentClient::new(move || {
+        let connector = connector.clone();
+        async move { connector.connect(ENVD_PORT).await.map_err(io::Error::other) }
+    })
+}
+
 /// Runs `true` in the guest to its end.
 async fn run_true(vm: &MicroVm) -> Result<(), jiffy_agent_client::ClientError> {
-    let connector = vm.connector();
-    let client = AgentClient::new(move || {
-        let connector = connector.clone();
-        async move {
-            let stream = connector.connect(ENVD_PORT).await;
-            let stream = stream.map_err(io::Error::other)?;
-            stream.set_nonblocking(true)?;
-            tokio::net::UnixStream::from_std(stream)
-        }
-    });
-    let process = client.start(&ProcessSpec::new("true", [""; 0])).await?;
+    let process = agent(vm).start(&ProcessSpec::new("true", [""; 0])).await?;
     process.output(0).await.map(drop)
 }
 

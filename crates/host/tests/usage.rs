@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
-use tokio::net::UnixStream;
 
 /// Time between two samples here.
 const EVERY: Duration = Duration::from_millis(200);
@@ -94,9 +93,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
         let (sandboxes, name) = (sandboxes.clone(), name.clone());
         async move {
             let stream = sandboxes.connect(&name, ENVD_PORT).await;
-            let stream = stream.map_err(std::io::Error::other)?;
-            stream.set_nonblocking(true)?;
-            UnixStream::from_std(stream)
+            stream.map_err(std::io::Error::other)
         }
     });
     let agent = agent.with_token(made.agent_token.unwrap());

@@ -26,7 +26,7 @@ pub enum BuildError {
         "building a template needs root, to install packages into a root filesystem: run it with sudo"
     )]
     NotRoot,
-    #[error("cannot build the template: {0}")]
+    #[error(transparent)]
     Command(#[from] CommandError),
     #[error(transparent)]
     Template(#[from] TemplateError),

@@ -4,14 +4,12 @@
 //! `snapshot_figures restore|live|pause [ROUNDS]`
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use jiffy_agent_client::{AgentClient, ProcessSpec};
+use jiffy_agent_client::ProcessSpec;
 use jiffy_engine::SandboxSize;
 use jiffy_host::{Host, Prepared, SandboxSpec};
 use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
-use jiffy_proto::agent::ENVD_PORT;
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, Store};
-use std::io;
 use std::time::Instant;
 
 fn spec(memory_mib: u32) -> SandboxSpec {
@@ -35,18 +33,7 @@ fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
 }
 
 async fn run(vm: &MicroVm, cmd: &str, args: &[&str]) {
-    let connector = vm.connector();
-    let agent = AgentClient::new(move || {
-        let connector = connector.clone();
-        async move {
-            let stream = connector
-                .connect(ENVD_PORT)
-                .await
-                .map_err(io::Error::other)?;
-            stream.set_nonblocking(true)?;
-            tokio::net::UnixStream::from_std(stream)
-        }
-    });
+    let agent = jiffy_host::agent(vm);
     let process = agent
         .start(&ProcessSpec::new(cmd, args.iter().copied()))
         .await;

@@ -16,12 +16,7 @@ mod units;
 
 use clap::Parser;
 use cli::{Cli, Command};
-use jiffy_agent_client::AgentClient;
-use jiffy_microvm::{Connector, MicroVm};
-use jiffy_proto::agent::ENVD_PORT;
-use std::io;
 use std::process::ExitCode;
-use tokio::net::UnixStream;
 
 /// Exit code when Jiffy itself failed, as `docker run` has it.
 const FAILED: u8 = 125;
@@ -50,18 +45,4 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?)
-}
-
-/// A client of the agent in `vm`.
-fn agent(vm: &MicroVm) -> AgentClient {
-    let connector = vm.connector();
-    AgentClient::new(move || stream(connector.clone(), ENVD_PORT))
-}
-
-/// A stream to a port of a guest.
-async fn stream(connector: Connector, port: u32) -> io::Result<UnixStream> {
-    let stream = connector.connect(port).await;
-    let stream = stream.map_err(io::Error::other)?;
-    stream.set_nonblocking(true)?;
-    UnixStream::from_std(stream)
 }

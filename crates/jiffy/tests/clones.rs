@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use support::jiffy;
 use support::place::Place;
+use support::{jiffy, wire};
 
 /// Makes `count` children.
 fn fork(place: &Place, id: &str, count: usize) -> Vec<String> {
@@ -329,4 +329,29 @@ fn a_clone_with_another_environment_is_told_nothing_of_its_parents() {
     let look = "env; sudo cat /proc/self/environ /proc/1/environ | tr '\\0' '\\n'; sudo grep -rs parents-secret /run /etc /tmp; true";
     assert!(!place.sh(&clone, look).contains("parents-secret"));
     assert!(place.sh(&id, "env").contains("parents-secret"));
+}
+
+#[test]
+fn the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clone() {
+    let test = "the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clone";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    let snapshot = place.ok(&["snapshot", &id]);
+    let family = [
+        id.clone(),
+        fork(&place, &id, 1).remove(0),
+        place.ok(&["create", "--from", &snapshot]),
+    ];
+    let tokens: Vec<String> = family.iter().map(|id| wire::token(&place, id)).collect();
+    assert!(differ(&tokens), "{tokens:?}");
+    for (to, id) in family.iter().enumerate() {
+        assert_eq!(wire::read(&place, id, "/etc/hostname", None).0, 401);
+        for (from, token) in tokens.iter().enumerate() {
+            let (status, name) = wire::read(&place, id, "/etc/hostname", Some(token));
+            assert_eq!(status, if from == to { 200 } else { 401 }, "{from} {to}");
+            assert!(from != to || !name.is_empty());
+        }
+    }
 }

@@ -3,7 +3,7 @@
 
 mod support;
 
-use jiffy_agent_client::{AgentClient, ProcessSpec};
+use jiffy_agent_client::ProcessSpec;
 use jiffy_engine::{BootMode, SandboxSize};
 use jiffy_host::{Host, Prepared, Programs, SandboxSpec};
 use jiffy_image::Home;
@@ -11,7 +11,6 @@ use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, SnapshotError, Store, Verdict};
-use std::io;
 use support::{guests, programs};
 use tempfile::TempDir;
 
@@ -65,18 +64,7 @@ fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
 }
 
 async fn sh(vm: &MicroVm, script: &str) -> String {
-    let connector = vm.connector();
-    let agent = AgentClient::new(move || {
-        let connector = connector.clone();
-        async move {
-            let stream = connector
-                .connect(ENVD_PORT)
-                .await
-                .map_err(io::Error::other)?;
-            stream.set_nonblocking(true)?;
-            tokio::net::UnixStream::from_std(stream)
-        }
-    });
+    let agent = jiffy_host::agent(vm);
     let process = agent
         .start(&ProcessSpec::new("/bin/sh", ["-c", script]))
         .await;

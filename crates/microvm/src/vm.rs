@@ -18,11 +18,12 @@ use jiffy_snapshot::{Hold, SnapshotError};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -122,14 +123,16 @@ impl Connector {
     /// Opens a stream to vsock `port` in the guest. A refused connection reads as closed. A VMM that is busy with other
     /// connections is waited for.
     pub async fn connect(&self, port: u32) -> Result<UnixStream, ConnectError> {
-        let (ours, theirs) = UnixStream::pair()?;
+        // The VMM makes its end as it wants it.
+        let (ours, theirs) = BlockingStream::pair()?;
         let request = Request::Connect { port };
         let fds = [theirs.as_fd()];
         let sent = self.0.send_in_turn(&request, &fds);
         tokio::time::timeout(CONNECT_LIMIT, sent)
             .await
             .map_err(|_| ConnectError::Busy)??;
-        Ok(ours)
+        ours.set_nonblocking(true)?;
+        Ok(UnixStream::from_std(ours)?)
     }
 }
 

@@ -18,7 +18,6 @@ use jiffy_proto::agent::ENVD_PORT;
 use serde::Deserialize;
 use std::io;
 use std::time::Duration;
-use tokio::net::UnixStream;
 
 /// Time an agent has to say that it is well.
 const HEALTH: Duration = Duration::from_secs(3);
@@ -94,9 +93,7 @@ impl<E: Engine> App<E> {
             let (sandboxes, id) = (sandboxes.clone(), id.clone());
             async move {
                 let stream = sandboxes.connect(&id, ENVD_PORT).await;
-                let stream = stream.map_err(io::Error::other)?;
-                stream.set_nonblocking(true)?;
-                UnixStream::from_std(stream)
+                stream.map_err(io::Error::other)
             }
         });
         let answer = tokio::time::timeout(HEALTH, client.health()).await;

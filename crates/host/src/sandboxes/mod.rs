@@ -245,7 +245,7 @@ impl<E: Engine> Sandboxes<E> {
         &self,
         id: &str,
         port: u32,
-    ) -> Result<std::os::unix::net::UnixStream, OperationError> {
+    ) -> Result<tokio::net::UnixStream, OperationError> {
         let entry = self.entry(id)?;
         let guest = entry.running(crate::record::Operation::Connect, "connect to")?;
         guest

@@ -114,11 +114,7 @@ impl<E: Engine> Sandboxes<E> {
         let record = entry.record();
         let agent = AgentClient::new(move || {
             let guest = guest.clone();
-            async move {
-                let stream = guest.connect(ENVD_PORT).await?;
-                stream.set_nonblocking(true)?;
-                tokio::net::UnixStream::from_std(stream)
-            }
+            async move { guest.connect(ENVD_PORT).await }
         });
         let agent = match record.agent_token {
             Some(token) => agent.with_token(token),

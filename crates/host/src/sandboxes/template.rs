@@ -12,7 +12,6 @@ use jiffy_engine::{
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::net::UnixStream;
 
 impl<E: Engine> Sandboxes<E> {
     /// A guest of `template`: from the warm pool, else from the template's snapshot, which is made first if there is none.
@@ -147,11 +146,7 @@ impl<E: Engine> Sandboxes<E> {
         let connector = guest.clone();
         let starting = start_up(&startup, move |port| {
             let guest = connector.clone();
-            async move {
-                let stream = guest.connect(port).await?;
-                stream.set_nonblocking(true)?;
-                UnixStream::from_std(stream)
-            }
+            async move { guest.connect(port).await }
         });
         tokio::select! {
             started = starting => started.map_err(|source| OperationError::Startup {

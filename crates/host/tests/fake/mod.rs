@@ -9,11 +9,11 @@ use jiffy_host::{CreateSpec, HostFigures, Options, ReadHost, Sandboxes, Source, 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 /// What runs, and what is to go wrong.
@@ -327,10 +327,8 @@ impl Guest for FakeGuest {
 
     /// Whoever listens says 204 to whatever it is sent, unless `answer` fails: then it hangs up.
     async fn connect(&self, _: u32) -> io::Result<UnixStream> {
-        let (near, far) = UnixStream::pair()?;
+        let (near, mut far) = UnixStream::pair()?;
         if self.1.step("answer").await.is_ok() {
-            far.set_nonblocking(true)?;
-            let mut far = tokio::net::UnixStream::from_std(far)?;
             tokio::spawn(async move {
                 let mut request = [0; 1024];
                 let _ = far.read(&mut request).await;

@@ -106,11 +106,7 @@ impl Guest {
 
     /// One that is up.
     pub fn of(vm: MicroVm) -> Self {
-        let connector = vm.connector();
-        let agent = AgentClient::new(move || {
-            let connector = connector.clone();
-            async move { connect(&connector).await }
-        });
+        let agent = jiffy_host::agent(&vm);
         Self { vm, agent }
     }
 
@@ -161,10 +157,7 @@ impl Guest {
 
 /// A connection to the agent.
 pub async fn connect(connector: &Connector) -> io::Result<UnixStream> {
-    let stream = connector.connect(ENVD_PORT).await;
-    let stream = stream.map_err(io::Error::other)?;
-    stream.set_nonblocking(true)?;
-    UnixStream::from_std(stream)
+    connector.connect(ENVD_PORT).await.map_err(io::Error::other)
 }
 
 /// A line `name: number kB`.

@@ -70,7 +70,7 @@ pub async fn gateway(n: usize, warm_up: usize, host: &HostArgs) -> anyhow::Resul
     let vm = prepare()?.boot(&spec).await?;
     let ways = Ways {
         through: target.agent(&sandbox)?,
-        straight: crate::agent(&vm),
+        straight: jiffy_host::agent(&vm),
     };
     let mut series = exec(&ways, n, warm_up).await?;
     series.extend(files(&ways).await?);

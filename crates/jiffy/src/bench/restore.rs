@@ -29,7 +29,11 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         "/bin/sh",
         ["-c", "head -c 8000000 /dev/urandom > /dev/shm/x"],
     );
-    crate::agent(&vm).start(&write).await?.output(0).await?;
+    jiffy_host::agent(&vm)
+        .start(&write)
+        .await?
+        .output(0)
+        .await?;
     let saved = SnapshotSpec {
         id: ID.to_owned(),
         template: "base".to_owned(),
@@ -41,7 +45,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
     let vm = prepared
         .restore(&spec, &store, ID, MemoryPolicy::Map)
         .await?;
-    tasks::run_true(&crate::agent(&vm)).await?;
+    tasks::run_true(&jiffy_host::agent(&vm)).await?;
     snapshot.put_working_set(&vm.working_set(&store).await?.0)?;
     vm.stop().await;
 
@@ -68,7 +72,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         for (vm, took) in vms {
             let cost = Counters::of_vm(&vm).await?;
             let began = Instant::now();
-            tasks::run_true(&crate::agent(&vm)).await?;
+            tasks::run_true(&jiffy_host::agent(&vm)).await?;
             if round >= warm_up {
                 ready.push(took);
                 exec.push(ms(began.elapsed()));

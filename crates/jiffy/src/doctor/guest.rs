@@ -29,7 +29,7 @@ async fn run_true() -> anyhow::Result<String> {
     drop(bar);
     let vm = prepared.boot(&SandboxSpec::default()).await?;
     let began = Instant::now();
-    let process = crate::agent(&vm)
+    let process = jiffy_host::agent(&vm)
         .start(&ProcessSpec::new("true", NONE))
         .await?;
     let (status, ..) = process.output(0).await?;

@@ -203,7 +203,7 @@ impl Bench {
 
 async fn output(vm: &MicroVm, command: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let spec = ProcessSpec::new(command, arguments.iter().copied());
-    let process = crate::agent(vm).start(&spec).await?;
+    let process = jiffy_host::agent(vm).start(&spec).await?;
     let (status, stdout, stderr) = process.output(1 << 16).await?;
     ensure!(
         status.exit_code == 0,

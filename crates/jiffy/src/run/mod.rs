@@ -134,7 +134,10 @@ async fn boot_and_run(
     let startup = &prepared.template().manifest.startup;
     if !startup.is_empty() {
         let connector = vm.connector();
-        let starting = start_up(startup, move |port| crate::stream(connector.clone(), port));
+        let starting = start_up(startup, move |port| {
+            let connector = connector.clone();
+            async move { connector.connect(port).await.map_err(std::io::Error::other) }
+        });
         let started = tokio::select! {
             started = starting => started.map_err(anyhow::Error::from),
             end = vm.ended() => Err(anyhow::anyhow!(outcome::end(&end, &vm.console_tail()))),

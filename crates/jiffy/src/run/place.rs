@@ -32,7 +32,7 @@ impl<'a> Local<'a> {
 
 impl Place for Local<'_> {
     fn agent(&self) -> AgentClient {
-        crate::agent(self.vm)
+        jiffy_host::agent(self.vm)
     }
 
     fn memory_mib(&self) -> u32 {

@@ -58,11 +58,7 @@ impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
         }
         let envd = u32::from(port) == ENVD_PORT;
         let target = if envd { ENVD_PORT } else { TCP_PORT };
-        let stream = self.0.connect(id, target).await.map_err(not_opened)?;
-        let stream = stream
-            .set_nonblocking(true)
-            .and_then(|()| UnixStream::from_std(stream));
-        let mut stream = stream.map_err(|e| OpenError::Unavailable(e.to_string()))?;
+        let mut stream = self.0.connect(id, target).await.map_err(not_opened)?;
         if !envd {
             tcp_handshake(&mut stream, port).await?;
         }

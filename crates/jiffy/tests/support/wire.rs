@@ -15,16 +15,31 @@ pub fn send(
     path: &str,
     body: &Value,
 ) -> UnixStream {
-    let mut stream = UnixStream::connect(place.dir.path().join("run/jiffy.sock")).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
     let body = body.to_string();
     let length = body.len();
-    let head = format!(
-        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\
-         Content-Length: {length}\r\n\r\n"
-    );
-    stream.write_all((head + &body).as_bytes()).unwrap();
+    speak(
+        place,
+        &format!(
+            "{method} {path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        ),
+    )
+}
+
+fn speak(place: &Place, request: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(place.dir.path().join("run/jiffy.sock")).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
     stream
+}
+
+/// Status and body of the answer.
+fn heard(mut stream: UnixStream) -> (u16, String) {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, body.to_owned())
 }
 
 /// Status and body of the answer to one request.
@@ -36,12 +51,25 @@ pub fn ask(
     path: &str,
     body: &Value,
 ) -> (u16, String) {
-    let mut stream = send(place, id, port, method, path, body);
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, body.to_owned())
+    heard(send(place, id, port, method, path, body))
+}
+
+/// The token that the agent of sandbox `id` wants to be shown.
+pub fn token(place: &Place, id: &str) -> String {
+    let request = format!("GET /sandboxes/{id} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+    let (status, body) = heard(speak(place, &request));
+    assert_eq!(status, 200, "{body}");
+    let sandbox: Value = serde_json::from_str(&body).unwrap();
+    sandbox["envdAccessToken"].as_str().unwrap().to_owned()
+}
+
+/// Asks the agent of sandbox `id` for a file, with this token.
+pub fn read(place: &Place, id: &str, path: &str, token: Option<&str>) -> (u16, String) {
+    let token = token.map_or_else(String::new, |t| format!("X-Access-Token: {t}\r\n"));
+    let request = format!(
+        "GET /files?path={path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: 49983\r\n{token}\r\n"
+    );
+    heard(speak(place, &request))
 }
 
 /// The events of one execution in the code interpreter of sandbox `id`.
