@@ -71,16 +71,17 @@ struct OneEntry {
 
 fn files_path(path: &str, user: Option<&str>) -> String {
     let mut uri = String::from("/files?path=");
-    escape(&mut uri, path);
+    escape(&mut uri, path.as_bytes());
     if let Some(user) = user {
         uri.push_str("&username=");
-        escape(&mut uri, user);
+        escape(&mut uri, user.as_bytes());
     }
     uri
 }
 
-fn escape(into: &mut String, text: &str) {
-    for byte in text.bytes() {
+/// Percent encoding of a query's value.
+pub(crate) fn escape(into: &mut String, text: &[u8]) {
+    for &byte in text {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
             into.push(char::from(byte));
         } else {
@@ -90,9 +91,9 @@ fn escape(into: &mut String, text: &str) {
     }
 }
 
-/// A file that is being read.
+/// A file, or an archive, that is being read.
 pub struct FileReader {
-    answer: Answer,
+    pub(crate) answer: Answer,
 }
 
 impl FileReader {
@@ -102,10 +103,10 @@ impl FileReader {
     }
 }
 
-/// A file that is being written.
+/// A file that is being written, or an archive that is unpacked.
 pub struct FileWriter {
-    pieces: mpsc::Sender<Bytes>,
-    call: JoinHandle<Result<(), ClientError>>,
+    pub(crate) pieces: mpsc::Sender<Bytes>,
+    pub(crate) call: JoinHandle<Result<(), ClientError>>,
 }
 
 impl FileWriter {
@@ -120,7 +121,7 @@ impl FileWriter {
         }))
     }
 
-    /// Waits until the file is complete.
+    /// Waits until the file, or all of the archive, is in its place.
     pub async fn finish(self) -> Result<(), ClientError> {
         let Self { pieces, mut call } = self;
         drop(pieces);

@@ -4,6 +4,7 @@
 //!
 //! A guest is hostile: everything it sends is bounded and checked.
 
+pub mod archive;
 pub mod body;
 pub mod client;
 pub mod error;
@@ -14,10 +15,11 @@ pub mod pool;
 pub mod process;
 pub mod stdin;
 
+pub use archive::ArchiveOptions;
 pub use body::Outgoing;
 pub use client::AgentClient;
 pub use error::{ClientError, Code};
-pub use files::{EntryInfo, EntryKind};
+pub use files::{EntryInfo, EntryKind, FileReader, FileWriter};
 pub use metrics::GuestMetrics;
 pub use pool::{Answer, Connections};
 pub use process::{ExitStatus, Limits, Process, ProcessEvent, ProcessInfo, ProcessSpec, PtySize};

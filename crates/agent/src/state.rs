@@ -8,6 +8,8 @@ use crate::users::{User, Users};
 use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 /// The agent's state.
 pub struct Agent {
@@ -19,7 +21,12 @@ pub struct Agent {
     pub watchers: Watchers,
     /// Processor time at the last `/metrics`.
     pub cpu: RefCell<Option<CpuSample>>,
+    /// Room for archives under way: each takes a thread, and threads are for other work, too.
+    pub archives: Arc<Semaphore>,
 }
+
+/// Archives that are sent or received at the same time; further ones wait.
+pub const MAX_ARCHIVES: usize = 4;
 
 impl Agent {
     /// An agent with nothing running.
@@ -29,6 +36,7 @@ impl Agent {
             processes: ProcessTable::new()?,
             watchers: Watchers::default(),
             cpu: RefCell::new(None),
+            archives: Arc::new(Semaphore::new(MAX_ARCHIVES)),
         }))
     }
 

@@ -5,13 +5,24 @@
 
 use super::mount::{PLAIN, directory, mount, raw};
 use crate::sys;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// How long a disk may take to appear.
 const DISK_WAIT: Duration = Duration::from_secs(2);
+
+/// What this sandbox wrote, in overlayfs' own form. The directory lies beneath the root afterwards, where nothing finds it but
+/// this descriptor, which no program inherits.
+static WRITTEN: OnceLock<File> = OnceLock::new();
+
+/// The overlay's upper directory. None if we are not process 1.
+pub fn written() -> Option<&'static File> {
+    WRITTEN.get()
+}
 
 /// Builds the root and moves into it.
 pub fn enter() -> Result<(), String> {
@@ -27,7 +38,8 @@ pub fn enter() -> Result<(), String> {
         c"/root-new",
         c"overlay",
         libc::MS_NOATIME,
-        c"lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work",
+        // Every file that was touched is whole in the upper directory, under its own name: layers are made of it.
+        c"lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work,metacopy=off,redirect_dir=nofollow,index=off",
     )?;
     switch()?;
     system()
@@ -103,6 +115,9 @@ fn mount_writable() -> Result<(), String> {
     }
     directory("/upper/data", 0o755);
     directory("/upper/work", 0o755);
+    let written = File::open("/upper/data").map_err(|e| format!("cannot open /upper/data: {e}"))?;
+    // There is one root, made once.
+    let _ = WRITTEN.set(written);
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Plain HTTP beside the Connect services.
 
+pub mod archive;
 pub mod compose;
 pub mod download;
 pub mod error;
@@ -25,15 +26,20 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
         (&Method::GET | &Method::HEAD, "/files") => download::answer(agent, &request),
         (&Method::POST, "/files") => upload::answer(agent, request).await,
         (&Method::POST, "/files/compose") => compose::answer(agent, request).await,
+        (&Method::GET, "/archive") => archive::send::answer(agent, &request).await,
+        (&Method::PUT, "/archive") => archive::receive::answer(agent, request).await,
+        (&Method::GET, "/layer") => archive::layer::answer(agent, &request).await,
         (&Method::GET, "/metrics") => Ok(json(&metrics::now(agent))),
         (&Method::GET, "/envs") => Ok(json(&agent.settings.borrow().env)),
         (&Method::POST, "/init") => settings::answer(agent, request).await,
-        (_, "/health" | "/files" | "/files/compose" | "/metrics" | "/envs" | "/init") => {
-            Err(RestError::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "this path does not take this method",
-            ))
-        }
+        (
+            _,
+            "/health" | "/files" | "/files/compose" | "/archive" | "/layer" | "/metrics" | "/envs"
+            | "/init",
+        ) => Err(RestError::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "this path does not take this method",
+        )),
         (_, path) => Err(RestError::new(
             StatusCode::NOT_FOUND,
             format!("there is nothing at {path}"),

@@ -21,8 +21,7 @@ impl Query {
     /// Decodes the parameters we know.
     pub fn of(uri: &Uri) -> Self {
         let mut query = Self::default();
-        for pair in uri.query().unwrap_or_default().split('&') {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        for (name, value) in pairs(uri) {
             let slot = match name {
                 "path" => &mut query.path,
                 "username" => &mut query.username,
@@ -75,8 +74,19 @@ impl Query {
     }
 }
 
+/// Names and values of a query, the values not decoded.
+pub fn pairs(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = uri.query().unwrap_or_default().split('&');
+    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
 /// Percent and plus decoding.
 pub fn decode(text: &str) -> String {
+    String::from_utf8_lossy(&decode_bytes(text)).into_owned()
+}
+
+/// [`decode`] for names that need not be text.
+pub fn decode_bytes(text: &str) -> Vec<u8> {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;
@@ -95,7 +105,7 @@ pub fn decode(text: &str) -> String {
         }
         at += 1;
     }
-    String::from_utf8_lossy(&out).into_owned()
+    out
 }
 
 #[cfg(test)]

@@ -1,0 +1,124 @@
+//! Trees of files, as tar archives.
+
+use crate::body::Outgoing;
+use crate::client::{AgentClient, Call};
+use crate::error::ClientError;
+use crate::files::{FileReader, FileWriter, escape};
+use hyper::Method;
+
+/// How an archive is unpacked in the sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ArchiveOptions {
+    /// Whom directories belong to that are made above it, and where relative paths begin.
+    pub user: Option<String>,
+    /// `user`, `user:group`, by name or number: whom everything in it belongs to, instead of whom it says.
+    pub owner: Option<String>,
+    /// Permissions of everything in it, in octal digits.
+    pub mode: Option<String>,
+    /// Whether the bytes are compressed with gzip.
+    pub gzip: bool,
+}
+
+impl AgentClient {
+    /// Reads files and directories as one tar archive, as it comes. Each is named in it as its path ends; `DIRECTORY/.` gives what
+    /// is in the directory. When something fails midway, [`FileReader::next`] does, too.
+    pub async fn archive_read(
+        &self,
+        paths: &[impl AsRef<[u8]>],
+        user: Option<&str>,
+    ) -> Result<FileReader, ClientError> {
+        let mut query = Query::new("/archive");
+        for path in paths {
+            query.add("path", path.as_ref());
+        }
+        query.add_text("username", user);
+        self.get(&query.uri).await
+    }
+
+    /// Unpacks a tar archive beneath a directory, which is made if it is not there.
+    ///
+    /// An archive that is broken is [`ClientError::Status`] with status 400, a disk without room one with 507; the message names
+    /// the entry.
+    pub fn archive_write(
+        &self,
+        directory: impl AsRef<[u8]>,
+        options: &ArchiveOptions,
+    ) -> FileWriter {
+        let mut query = Query::new("/archive");
+        query.add("path", directory.as_ref());
+        query.add_text("username", options.user.as_deref());
+        query.add_text("owner", options.owner.as_deref());
+        query.add_text("mode", options.mode.as_deref());
+        let (pieces, body) = Outgoing::channel();
+        let (client, gzip) = (self.clone(), options.gzip);
+        let call = tokio::spawn(async move { client.put(query.uri, gzip, body).await });
+        FileWriter { pieces, call }
+    }
+
+    /// Reads what the sandbox changed against its template, as a layer of an OCI image (a tar archive).
+    pub async fn layer(&self) -> Result<FileReader, ClientError> {
+        self.get("/layer?username=root").await
+    }
+
+    async fn get(&self, uri: &str) -> Result<FileReader, ClientError> {
+        let call = Call {
+            method: Method::GET,
+            path: uri,
+            content: "",
+            user: None,
+            headers: &[],
+        };
+        let answer = self.send(call, Outgoing::Whole(None)).await?;
+        let answer = self.expect_success(answer).await?;
+        Ok(FileReader { answer })
+    }
+
+    async fn put(&self, uri: String, gzip: bool, body: Outgoing) -> Result<(), ClientError> {
+        let encoding = match gzip {
+            true => "gzip",
+            false => "identity",
+        };
+        let call = Call {
+            method: Method::PUT,
+            path: &uri,
+            content: "application/x-tar",
+            user: None,
+            headers: &[("content-encoding", encoding.to_owned())],
+        };
+        let answer = self.send(call, body).await?;
+        self.expect_success(answer)
+            .await?
+            .collect(64 * 1024)
+            .await?;
+        Ok(())
+    }
+}
+
+/// A path with a query.
+struct Query {
+    uri: String,
+    next: char,
+}
+
+impl Query {
+    fn new(path: &str) -> Self {
+        Self {
+            uri: path.to_owned(),
+            next: '?',
+        }
+    }
+
+    fn add(&mut self, name: &str, value: &[u8]) {
+        self.uri.push(self.next);
+        self.next = '&';
+        self.uri.push_str(name);
+        self.uri.push('=');
+        escape(&mut self.uri, value);
+    }
+
+    fn add_text(&mut self, name: &str, value: Option<&str>) {
+        if let Some(value) = value {
+            self.add(name, value.as_bytes());
+        }
+    }
+}

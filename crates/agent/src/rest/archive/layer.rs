@@ -1,0 +1,85 @@
+//! `GET /layer`: what this sandbox changed against its template, as a layer of an image.
+
+use super::{Query, send};
+use crate::body::Reply;
+use crate::boot::root;
+use crate::rest::error::RestError;
+use crate::state::Agent;
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use jiffy_archive::{ArchiveError, Contents};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// What every sandbox has of its own: the agent writes it when a sandbox is told who it is.
+const OURS: [&[u8]; 5] = [
+    b"etc/hosts",
+    b"etc/resolv.conf",
+    b"etc/machine-id",
+    b"var/lib/systemd/random-seed",
+    b"var/lib/urandom/random-seed",
+];
+/// Directories whose content lives as long as a boot.
+const PASSING: [&[u8]; 4] = [b"dev/", b"proc/", b"run/", b"sys/"];
+
+/// Sends the layer.
+pub async fn answer(
+    agent: &Agent,
+    request: &Request<&mut Incoming>,
+) -> Result<Response<Reply>, RestError> {
+    // A token in force was shown on the way here; without one, only root may see what all users wrote.
+    let open = agent.settings.borrow().access_token.is_none();
+    if open && Query::of(request.uri()).user(agent)?.uid != 0 {
+        return Err(RestError::new(
+            StatusCode::FORBIDDEN,
+            "layers are for root only: add username=root",
+        ));
+    }
+    let failed = |e: io::Error| RestError::io("cannot open what this sandbox wrote", &e);
+    let written = root::written().ok_or_else(|| {
+        RestError::new(
+            StatusCode::NOT_FOUND,
+            "there is no layer: this agent did not mount its own root",
+        )
+    })?;
+    let top = OwnedFd::from(written.try_clone().map_err(failed)?);
+    let contents = Contents {
+        xattrs: |name| !name.starts_with(b"trusted.overlay."),
+        leave_out: is_left_out,
+        layer: true,
+    };
+    send::stream(agent, contents, move |packer| {
+        // What is read is what is on the disk.
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::syncfs(top.as_raw_fd()) } != 0 {
+            return Err(ArchiveError::File {
+                action: "write down",
+                entry: "/".to_owned(),
+                source: io::Error::last_os_error(),
+            });
+        }
+        packer.tree(top, b"")
+    })
+    .await
+}
+
+fn is_left_out(path: &[u8]) -> bool {
+    OURS.contains(&path)
+        || PASSING.iter().any(|above| path.starts_with(above))
+        || path.starts_with(b"tmp/.jiffy")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_belongs_to_a_boot_is_in_no_layer() {
+        for path in ["run/x", "tmp/.jiffy-1/x", "etc/hosts", "dev/null", "sys/x"] {
+            assert!(is_left_out(path.as_bytes()), "{path}");
+        }
+        for path in ["run", "runner", "tmp/x", "etc/hosts.allow", "home/run/x"] {
+            assert!(!is_left_out(path.as_bytes()), "{path}");
+        }
+    }
+}

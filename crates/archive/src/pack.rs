@@ -1,0 +1,375 @@
+//! From trees of files to an archive.
+
+use crate::entry::{Entry, Kind, Run, whole};
+use crate::error::ArchiveError;
+use crate::write::Writer;
+use crate::xattr;
+use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Directories within each other; each holds a descriptor.
+const MAX_DEPTH: usize = 1000;
+/// Most stretches of a sparse file: one with more is written with its holes.
+const MAX_RUNS: usize = 10_000;
+const BUFFER: usize = 64 << 10;
+
+const OPAQUE: &[u8] = b"trusted.overlay.opaque";
+
+/// What an archive is to hold.
+#[derive(Clone, Copy)]
+pub struct Contents {
+    /// Extended attributes that are kept.
+    pub xattrs: fn(&[u8]) -> bool,
+    /// Names (relative to the tree) that are left out, with all that is in them.
+    pub leave_out: fn(&[u8]) -> bool,
+    /// Whether the tree is the upper directory of an overlay, and becomes a layer: what it deletes is said as OCI's image
+    /// specification has it.
+    pub layer: bool,
+}
+
+impl Contents {
+    /// All files of a tree, with the attributes that mean the same elsewhere.
+    pub const TREE: Self = Self {
+        xattrs: |name| name.starts_with(b"user.") || name == b"security.capability",
+        leave_out: |_| false,
+        layer: false,
+    };
+}
+
+/// An archive that trees are written to.
+pub struct Packer<W> {
+    writer: Writer<W>,
+    contents: Contents,
+    /// Files with further names, by device and inode: the first name, and how many are still to come.
+    links: HashMap<(u64, u64), (Vec<u8>, u64)>,
+    buffer: Vec<u8>,
+}
+
+/// A directory that is being read.
+struct Open {
+    dir: Dir,
+    fd: OwnedFd,
+    device: u64,
+    /// Bytes of its path.
+    path: usize,
+}
+
+impl<W: Write> Packer<W> {
+    /// An archive that goes to `out`.
+    pub fn new(out: W, contents: Contents) -> Self {
+        Self {
+            writer: Writer::new(out),
+            contents,
+            links: HashMap::new(),
+            buffer: vec![0; BUFFER],
+        }
+    }
+
+    /// Adds what is at `path`, which is followed if it is a link, under `name`.
+    pub fn add(&mut self, path: &Path, name: &[u8]) -> Result<(), ArchiveError> {
+        let bytes = path.as_os_str().as_bytes();
+        let failed = |errno| ArchiveError::file("read", bytes, errno);
+        let found = fs::stat(path).map_err(failed)?;
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::Directory => {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let fd = fs::openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
+                self.tree(fd, name)
+            }
+            _ => {
+                let real = std::fs::canonicalize(path).map_err(|source| ArchiveError::File {
+                    action: "read",
+                    entry: crate::error::shown(bytes),
+                    source,
+                })?;
+                self.other(CWD, real.as_os_str().as_bytes(), name, &found)
+            }
+        }
+    }
+
+    /// Adds a directory, as `name`, with all in it; none for the name stands for what is in it alone.
+    pub fn tree(&mut self, top: OwnedFd, name: &[u8]) -> Result<(), ArchiveError> {
+        let mut path = name.to_vec();
+        let mut open = Vec::new();
+        if let Some(top) = self.enter(top, &path, None)? {
+            open.push(top);
+        }
+        while let Some(directory) = open.last_mut() {
+            path.truncate(directory.path);
+            let next = directory.dir.read().transpose();
+            let failed = |errno| ArchiveError::file("read the directory", &path, errno);
+            let Some(next) = next.map_err(failed)? else {
+                open.pop();
+                continue;
+            };
+            let file = next.file_name().to_bytes();
+            if file == b"." || file == b".." {
+                continue;
+            }
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(file);
+            if (self.contents.leave_out)(&path) {
+                continue;
+            }
+            let (parent, device) = (directory.fd.as_fd(), directory.device);
+            let found = match fs::statat(parent, file, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(found) => found,
+                // It was removed meanwhile.
+                Err(Errno::NOENT) => continue,
+                Err(e) => return Err(ArchiveError::file("read", &path, e)),
+            };
+            if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+                self.other(parent, file, &path, &found)?;
+                continue;
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let below = match fs::openat(parent, file, flags, Mode::empty()) {
+                Ok(fd) => self.enter(fd, &path, Some(device))?,
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+                Err(e) => return Err(ArchiveError::file("read the directory", &path, e)),
+            };
+            if open.len() == MAX_DEPTH {
+                return Err(ArchiveError::entry(&path, "is too deep within directories"));
+            }
+            open.extend(below);
+        }
+        Ok(())
+    }
+
+    /// Ends the archive.
+    pub fn finish(self) -> Result<W, ArchiveError> {
+        self.writer.finish().map_err(ArchiveError::Send)
+    }
+
+    /// Writes a directory's entry. Returns it to be read, unless it is one of the kernel's file systems.
+    fn enter(
+        &mut self,
+        fd: OwnedFd,
+        path: &[u8],
+        above: Option<u64>,
+    ) -> Result<Option<Open>, ArchiveError> {
+        let failed = |errno| ArchiveError::file("read the directory", path, errno);
+        let found = fs::fstat(&fd).map_err(failed)?;
+        if !path.is_empty() {
+            let mut entry = entry_of(Kind::Directory, path, &found);
+            entry.xattrs = xattr::of(fd.as_fd(), self.contents.xattrs).map_err(failed)?;
+            self.empty(&entry)?;
+            if self.contents.layer && xattr::value(fd.as_fd(), OPAQUE).map_err(failed)?.is_some() {
+                let mark = [path, b"/.wh..wh..opq"].concat();
+                self.empty(&Entry::new(Kind::File, mark, 0o644))?;
+            }
+        }
+        if above != Some(found.st_dev) && is_kernels(&fd).map_err(failed)? {
+            return Ok(None);
+        }
+        Ok(Some(Open {
+            dir: Dir::read_from(&fd).map_err(failed)?,
+            fd,
+            device: found.st_dev,
+            path: path.len(),
+        }))
+    }
+
+    /// Adds anything but a directory: `file` in `parent`.
+    fn other(
+        &mut self,
+        parent: BorrowedFd<'_>,
+        file: &[u8],
+        path: &[u8],
+        found: &Stat,
+    ) -> Result<(), ArchiveError> {
+        let device = (fs::major(found.st_rdev), fs::minor(found.st_rdev));
+        let name = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
+        if self.contents.layer && name.starts_with(b".wh.") {
+            // In a layer this name would mean something else.
+            return Ok(());
+        }
+        let kind = match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile => return self.file(parent, file, path),
+            FileType::CharacterDevice if self.contents.layer && device == (0, 0) => {
+                let above = &path[..path.len() - name.len()];
+                let mark = [above, b".wh.", name].concat();
+                return self.empty(&Entry::new(Kind::File, mark, 0o644));
+            }
+            FileType::Symlink => Kind::Symlink,
+            FileType::Fifo => Kind::Fifo,
+            FileType::CharacterDevice => Kind::Character(device.0, device.1),
+            FileType::BlockDevice => Kind::Block(device.0, device.1),
+            // A socket means nothing without who listens.
+            _ => return Ok(()),
+        };
+        if self.linked(path, found)? {
+            return Ok(());
+        }
+        let mut entry = entry_of(kind, path, found);
+        if kind == Kind::Symlink {
+            entry.link = match fs::readlinkat(parent, file, Vec::new()) {
+                Ok(target) => target.into_bytes(),
+                Err(Errno::NOENT | Errno::INVAL) => return Ok(()),
+                Err(e) => return Err(ArchiveError::file("read the link", path, e)),
+            };
+        }
+        self.empty(&entry)
+    }
+
+    /// Adds a regular file. One that shrinks meanwhile is filled up with zeros, of one that grows the beginning is taken: the
+    /// archive stays whole.
+    fn file(
+        &mut self,
+        parent: BorrowedFd<'_>,
+        file: &[u8],
+        path: &[u8],
+    ) -> Result<(), ArchiveError> {
+        let failed = |errno| ArchiveError::file("read", path, errno);
+        // It may have become a pipe, which would wait for its other end.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = match fs::openat(parent, file, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT | Errno::LOOP) => return Ok(()),
+            Err(e) => return Err(failed(e)),
+        };
+        let found = fs::fstat(&fd).map_err(failed)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+            return Ok(());
+        }
+        if self.linked(path, &found)? {
+            return Ok(());
+        }
+        let mut entry = entry_of(Kind::File, path, &found);
+        entry.size = found.st_size.unsigned_abs();
+        entry.runs = runs_of(&fd, &found).map_err(failed)?;
+        entry.xattrs = xattr::of(fd.as_fd(), self.contents.xattrs).map_err(failed)?;
+        self.writer.begin(&entry).map_err(ArchiveError::Send)?;
+        for run in &entry.runs {
+            self.copy(&fd, *run).map_err(|e| match e {
+                Failed::Read(errno) => failed(errno),
+                Failed::Send(e) => ArchiveError::Send(e),
+            })?;
+        }
+        self.writer.end().map_err(ArchiveError::Send)
+    }
+
+    fn copy(&mut self, fd: &OwnedFd, run: Run) -> Result<(), Failed> {
+        let (mut at, end) = (run.offset, run.offset + run.length);
+        while at < end {
+            let most = usize::try_from(end - at).map_or(BUFFER, |left| left.min(BUFFER));
+            let piece = &mut self.buffer[..most];
+            let n = match rustix::io::pread(fd, &mut *piece, at) {
+                Ok(0) => {
+                    piece.fill(0);
+                    most
+                }
+                Ok(n) => n,
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(Failed::Read(e)),
+            };
+            (self.writer.write_all(&self.buffer[..n])).map_err(Failed::Send)?;
+            at += n as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes a further name of something that the archive holds already.
+    fn linked(&mut self, path: &[u8], found: &Stat) -> Result<bool, ArchiveError> {
+        #[allow(clippy::unnecessary_cast, reason = "its type differs between targets")]
+        let names = found.st_nlink as u64;
+        if names < 2 {
+            return Ok(false);
+        }
+        let key = (found.st_dev, found.st_ino);
+        let Some((first, left)) = self.links.get_mut(&key) else {
+            self.links.insert(key, (path.to_vec(), names - 1));
+            return Ok(false);
+        };
+        let mut entry = entry_of(Kind::HardLink, path, found);
+        entry.link = first.clone();
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            self.links.remove(&key);
+        }
+        self.empty(&entry)?;
+        Ok(true)
+    }
+
+    fn empty(&mut self, entry: &Entry) -> Result<(), ArchiveError> {
+        self.writer.add(entry, b"").map_err(ArchiveError::Send)
+    }
+}
+
+enum Failed {
+    Read(Errno),
+    Send(std::io::Error),
+}
+
+fn entry_of(kind: Kind, path: &[u8], found: &Stat) -> Entry {
+    let mut entry = Entry::new(kind, path, found.st_mode & 0o7777);
+    (entry.uid, entry.gid) = (found.st_uid, found.st_gid);
+    let ns = u32::try_from(found.st_mtime_nsec).unwrap_or(0);
+    entry.mtime = (found.st_mtime, ns);
+    entry
+}
+
+/// Where a file has content. Only of one that takes less room than it has bytes it is asked.
+fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<Run>, Errno> {
+    let size = found.st_size.unsigned_abs();
+    if found.st_blocks.unsigned_abs().saturating_mul(512) >= size {
+        return Ok(whole(size));
+    }
+    let mut runs = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let start = match fs::seek(fd, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            // Nothing but a hole up to the end.
+            Err(Errno::NXIO) => break,
+            Err(Errno::INVAL) => return Ok(whole(size)),
+            Err(e) => return Err(e),
+        };
+        if start >= size {
+            break;
+        }
+        let end = match fs::seek(fd, SeekFrom::Hole(start)) {
+            Ok(end) => end.min(size),
+            Err(Errno::NXIO) => break,
+            Err(e) => return Err(e),
+        };
+        if runs.len() == MAX_RUNS || end <= start {
+            return Ok(whole(size));
+        }
+        runs.push(Run {
+            offset: start,
+            length: end - start,
+        });
+        at = end;
+    }
+    Ok(runs)
+}
+
+/// Whether a file system is a view into the kernel rather than files: reading it means nothing, or does something.
+fn is_kernels(fd: &OwnedFd) -> Result<bool, Errno> {
+    /// proc, sysfs, cgroup, cgroup2, devpts, debugfs, tracefs, securityfs, bpf, pstore, configfs, efivarfs (`linux/magic.h`).
+    const MAGIC: [u64; 12] = [
+        0x9fa0,
+        0x6265_6572,
+        0x0027_e0eb,
+        0x6367_7270,
+        0x1cd1,
+        0x6462_6720,
+        0x7472_6163,
+        0x7363_6673,
+        0xcafe_4a11,
+        0x6165_676c,
+        0x6265_6570,
+        0xde5e_81e4,
+    ];
+    #[allow(clippy::unnecessary_cast, reason = "its type differs between targets")]
+    let kind = fs::fstatfs(fd)?.f_type as u64;
+    Ok(MAGIC.contains(&kind))
+}

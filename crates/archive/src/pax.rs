@@ -1,0 +1,188 @@
+//! Extended headers of tar (POSIX.1-2017, pax) and the maps of sparse files in GNU tar's three pax formats.
+
+use crate::entry::Run;
+
+/// What an extended header says about the entry that follows.
+#[derive(Debug, Default)]
+pub(crate) struct Pax {
+    pub path: Option<Vec<u8>>,
+    pub link: Option<Vec<u8>>,
+    pub size: Option<u64>,
+    pub uid: Option<u64>,
+    pub gid: Option<u64>,
+    /// Seconds and nanoseconds.
+    pub mtime: Option<(i64, u32)>,
+    /// Name and value.
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Size of a sparse file with its holes.
+    pub real_size: Option<u64>,
+    /// Formats 0.0 and 0.1: the map is in the header.
+    pub runs: Option<Vec<Run>>,
+    /// Format 1.0: the map is the beginning of the data.
+    pub map_in_data: bool,
+    /// Format 0.0: an offset waits for its length.
+    offset: Option<u64>,
+}
+
+type Outcome<T> = Result<T, &'static str>;
+
+impl Pax {
+    /// Takes the content of one extended header.
+    pub(crate) fn read(&mut self, mut text: &[u8]) -> Outcome<()> {
+        // A name in the other encoding of sparse files' names comes last, whatever the order.
+        let mut sparse_name = None;
+        while !text.is_empty() && text[0] != 0 {
+            let (record, rest) = record(text).ok_or("a record's length makes no sense")?;
+            text = rest;
+            let equals = record.iter().position(|b| *b == b'=');
+            let (key, value) = record.split_at(equals.ok_or("a record has no value")?);
+            let value = &value[1..];
+            match key {
+                b"GNU.sparse.name" => sparse_name = Some(value.to_vec()),
+                _ => self.take(key, value)?,
+            }
+        }
+        if sparse_name.is_some() {
+            self.path = sparse_name;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, key: &[u8], value: &[u8]) -> Outcome<()> {
+        match key {
+            b"path" => self.path = Some(value.to_vec()),
+            b"linkpath" => self.link = Some(value.to_vec()),
+            b"size" => self.size = Some(number(value)?),
+            b"uid" => self.uid = Some(number(value)?),
+            b"gid" => self.gid = Some(number(value)?),
+            b"mtime" => self.mtime = Some(time(value)?),
+            b"GNU.sparse.realsize" | b"GNU.sparse.size" => self.real_size = Some(number(value)?),
+            b"GNU.sparse.major" => self.map_in_data = number(value)? == 1,
+            b"GNU.sparse.map" => self.runs = Some(map(value)?),
+            b"GNU.sparse.offset" => self.offset = Some(number(value)?),
+            b"GNU.sparse.numbytes" => {
+                let offset = (self.offset.take()).ok_or("its map of holes has a length alone")?;
+                let length = number(value)?;
+                let run = Run { offset, length };
+                self.runs.get_or_insert_default().push(run);
+            }
+            _ => {
+                if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+                    self.xattrs.push((name.to_vec(), value.to_vec()));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Splits the first `<length> <key>=<value>\n` off.
+fn record(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let space = text.iter().take(20).position(|b| *b == b' ')?;
+    let length = usize::try_from(number(&text[..space]).ok()?).ok()?;
+    let record = text.get(space + 1..length)?;
+    Some((record.strip_suffix(b"\n")?, &text[length..]))
+}
+
+/// A decimal number.
+pub(crate) fn number(digits: &[u8]) -> Outcome<u64> {
+    let digits = std::str::from_utf8(digits).ok();
+    let plain = digits.filter(|d| d.bytes().all(|b| b.is_ascii_digit()));
+    (plain.and_then(|d| d.parse().ok())).ok_or("a number in a header is none")
+}
+
+/// `-12.5`: seconds, rounded down, and nanoseconds.
+fn time(text: &[u8]) -> Outcome<(i64, u32)> {
+    let bad = "a time in a header is none";
+    let text = std::str::from_utf8(text).map_err(|_| bad)?;
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let seconds: i64 = whole.parse().map_err(|_| bad)?;
+    let digits: String = (fraction.chars().chain("000000000".chars()))
+        .take(9)
+        .collect();
+    let ns: u32 = digits.parse().map_err(|_| bad)?;
+    Ok(match ns {
+        1.. if whole.starts_with('-') => (
+            seconds.checked_sub(1).ok_or(bad)?,
+            1_000_000_000_u32.saturating_sub(ns),
+        ),
+        _ => (seconds, ns.min(999_999_999)),
+    })
+}
+
+/// Format 0.1: `offset,length,offset,length`.
+fn map(text: &[u8]) -> Outcome<Vec<Run>> {
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
+    let numbers = text.split(|b| *b == b',').map(number);
+    let numbers = numbers.collect::<Result<Vec<_>, _>>()?;
+    let (pairs, rest) = numbers.as_chunks();
+    if !rest.is_empty() {
+        return Err("its map of holes has an offset alone");
+    }
+    Ok(runs(pairs))
+}
+
+/// Offsets and lengths.
+pub(crate) fn runs(pairs: &[[u64; 2]]) -> Vec<Run> {
+    let run = |[offset, length]: &[u64; 2]| Run {
+        offset: *offset,
+        length: *length,
+    };
+    pairs.iter().map(run).collect()
+}
+
+/// Appends `<length> <key>=<value>\n`, whose length counts its own digits.
+pub(crate) fn append(to: &mut Vec<u8>, key: &[u8], value: &[u8]) {
+    let rest = key.len() + value.len() + 3;
+    let mut length = rest + digits(rest);
+    length = rest + digits(length);
+    to.extend_from_slice(length.to_string().as_bytes());
+    to.push(b' ');
+    to.extend_from_slice(key);
+    to.push(b'=');
+    to.extend_from_slice(value);
+    to.push(b'\n');
+}
+
+fn digits(number: usize) -> usize {
+    number.to_string().len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        for length in [0, 1, 80, 90, 91, 92, 93, 980, 989, 990, 991, 992, 5000] {
+            let mut text = Vec::new();
+            append(&mut text, b"path", &vec![0xff; length]);
+            append(&mut text, b"mtime", b"-1.5");
+            append(&mut text, b"SCHILY.xattr.user.x", b"y\n=1");
+            let mut pax = Pax::default();
+            pax.read(&text).unwrap();
+            assert_eq!(pax.path.map(|p| p.len()), Some(length));
+            assert_eq!(pax.mtime, Some((-2, 500_000_000)));
+            assert_eq!(pax.xattrs, [(b"user.x".to_vec(), b"y\n=1".to_vec())]);
+        }
+    }
+
+    #[test]
+    fn broken_records_are_refused() {
+        for bad in [
+            &b"5 a=b\n"[..],
+            b"99 a=b\n",
+            b"x a=b\n",
+            b"3 \n",
+            b"6 abc\n",
+            b"18446744073709551616 a=b\n",
+            b"11 size=-1\n",
+            b"12 mtime=..\n",
+        ] {
+            let text = String::from_utf8_lossy(bad);
+            assert!(Pax::default().read(bad).is_err(), "{text}");
+        }
+    }
+}

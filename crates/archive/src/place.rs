@@ -1,0 +1,192 @@
+//! A directory that archives are unpacked into.
+//!
+//! Every entry's parent is opened from the directory's own descriptor; what is made then is made under that descriptor, by one
+//! name without a slash.
+
+use crate::error::ArchiveError;
+use rustix::fs::{self, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Most names of one path. Unpacking holds a descriptor for each.
+const MAX_DEPTH: usize = 256;
+/// What the kernel takes for a path.
+const MAX_PATH: usize = 4095;
+const MAX_NAME: usize = 255;
+
+/// Never above, never through a link.
+const CONFINED: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS);
+
+/// A path inside of the place: names joined by `/`, none of them empty, `.` or `..`. Empty for the place itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inside(Vec<u8>);
+
+impl Inside {
+    /// Reads an archive's name. Absolute names count from the place, as tar has it.
+    pub fn of(path: &[u8]) -> Result<Self, ArchiveError> {
+        let bad = |problem| Err(ArchiveError::entry(path, problem));
+        if path.contains(&0) {
+            return bad("has a zero byte in its name");
+        }
+        let names = path.split(|b| *b == b'/');
+        let names: Vec<&[u8]> = names.filter(|n| !n.is_empty() && *n != b".").collect();
+        if names.contains(&&b".."[..]) {
+            return bad("leads out of the directory with '..'");
+        }
+        let joined = names.join(&b'/');
+        let long = joined.len() > MAX_PATH || names.len() > MAX_DEPTH;
+        if long || names.iter().any(|name| name.len() > MAX_NAME) {
+            return bad("has a name that is too long or too deep");
+        }
+        Ok(Self(joined))
+    }
+
+    /// The same with another first name.
+    pub fn renamed(self, first: &[u8]) -> Self {
+        if self.is_place() {
+            return self;
+        }
+        let rest = self.0.iter().position(|b| *b == b'/');
+        let rest = rest.map_or(&b""[..], |slash| &self.0[slash..]);
+        Self([first, rest].concat())
+    }
+
+    /// The path.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether it is the place itself.
+    pub fn is_place(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether it is in the directory `above`, however deep.
+    pub fn is_in(&self, above: &Self) -> bool {
+        above.is_place()
+            || self.0.len() > above.0.len()
+                && self.0.starts_with(&above.0)
+                && self.0[above.0.len()] == b'/'
+    }
+
+    /// Path of the directory it is in, and its name there.
+    fn split(&self) -> (&[u8], &[u8]) {
+        match self.0.iter().rposition(|b| *b == b'/') {
+            Some(slash) => (&self.0[..slash], &self.0[slash + 1..]),
+            None => (b"", &self.0),
+        }
+    }
+}
+
+/// The directory.
+pub struct Place<'a> {
+    root: BorrowedFd<'a>,
+    resolve: ResolveFlags,
+    owner: Option<(u32, u32)>,
+    /// The parent that was used last: archives list directory by directory.
+    last: Option<(Vec<u8>, OwnedFd)>,
+}
+
+impl<'a> Place<'a> {
+    /// The place that is open as `root`. If it is `confined`, nothing goes through symbolic links. Directories that are made
+    /// without an entry of their own belong to `owner`.
+    pub fn new(root: BorrowedFd<'a>, confined: bool, owner: Option<(u32, u32)>) -> Self {
+        let resolve = match confined {
+            true => CONFINED,
+            false => ResolveFlags::NO_MAGICLINKS,
+        };
+        Self {
+            root,
+            resolve,
+            owner,
+            last: None,
+        }
+    }
+
+    /// The place itself.
+    pub fn itself(&self) -> BorrowedFd<'a> {
+        self.root
+    }
+
+    /// The directory that `path` is in, made with all above it if it is not there, and the name in it.
+    pub fn parent<'p>(
+        &mut self,
+        path: &'p Inside,
+    ) -> Result<(BorrowedFd<'_>, &'p [u8]), ArchiveError> {
+        let (parent, name) = path.split();
+        let fd = match self.last.take() {
+            Some((known, fd)) if known == parent => fd,
+            _ => match self.open(parent) {
+                Err(Errno::NOENT) => self.make(parent),
+                opened => opened,
+            }
+            .map_err(|errno| match errno {
+                Errno::LOOP => ArchiveError::entry(path.bytes(), "goes through a symbolic link"),
+                Errno::NOTDIR => ArchiveError::entry(
+                    path.bytes(),
+                    "goes through a file, as if it were a directory",
+                ),
+                errno => ArchiveError::file("open the directory of", path.bytes(), errno),
+            })?,
+        };
+        let last = self.last.insert((parent.to_vec(), fd));
+        Ok((last.1.as_fd(), name))
+    }
+
+    /// The directory that `path` is in, which must be there, and the name in it.
+    pub fn existing<'p>(&self, path: &'p Inside) -> Result<(OwnedFd, &'p [u8]), Errno> {
+        let (parent, name) = path.split();
+        Ok((self.open(parent)?, name))
+    }
+
+    fn open(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let path = if path.is_empty() { b"." } else { path };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        loop {
+            match fs::openat2(self.root, path, flags, Mode::empty(), self.resolve) {
+                // Something was renamed meanwhile (openat2(2)).
+                Err(Errno::AGAIN) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn make(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let ends = (path.iter().enumerate()).filter(|(_, b)| **b == b'/');
+        let ends = ends.map(|(at, _)| at).chain([path.len()]);
+        let mut above = self.open(b"")?;
+        let mut start = 0;
+        for end in ends {
+            let name = &path[start..end];
+            start = end + 1;
+            match fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) => {
+                    if let Some((uid, gid)) = self.owner {
+                        own(&above, name, uid, gid)?;
+                    }
+                }
+                Err(Errno::EXIST) => {}
+                Err(e) => return Err(e),
+            }
+            above = self.open(&path[..end])?;
+        }
+        Ok(above)
+    }
+}
+
+/// Changes an owner. Without the privilege to it things stay ours.
+pub fn own(parent: impl AsFd, name: &[u8], uid: u32, gid: u32) -> Result<(), Errno> {
+    let (uid, gid) = (fs::Uid::from_raw(uid), fs::Gid::from_raw(gid));
+    match fs::chownat(
+        parent,
+        name,
+        Some(uid),
+        Some(gid),
+        fs::AtFlags::SYMLINK_NOFOLLOW,
+    ) {
+        Err(Errno::PERM) => Ok(()),
+        outcome => outcome,
+    }
+}

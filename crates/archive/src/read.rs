@@ -1,0 +1,365 @@
+//! Reading a tar archive entry by entry: v7, ustar, pax and GNU, with long names and holes, in bounded memory.
+
+use crate::entry::{Entry, Kind, Run, whole};
+use crate::error::{ArchiveError, shown};
+use crate::pax::{self, Pax};
+use std::io::{self, Read};
+use tar::{EntryType, GnuExtSparseHeader, Header};
+
+const BLOCK: u64 = 512;
+/// Most bytes of an entry's extended headers together, and of its map of holes.
+const MAX_HEADERS: u64 = 1 << 20;
+/// Most stretches of one sparse file.
+const MAX_RUNS: u64 = MAX_HEADERS / 24;
+
+const HOLES: &str = "its map of holes makes no sense";
+
+/// An archive that is being read.
+pub struct Reader<R> {
+    input: R,
+    /// Of the present entry's data.
+    left: u64,
+    /// Zeros behind it.
+    padding: u64,
+    /// What was begun last.
+    last: Option<String>,
+}
+
+impl<R: Read> Reader<R> {
+    /// The archive that `input` holds, unpacked.
+    pub fn new(input: R) -> Self {
+        Self {
+            input,
+            left: 0,
+            padding: 0,
+            last: None,
+        }
+    }
+
+    /// The next entry, or none at the archive's end mark. What was not read of the last one is passed over.
+    pub fn next_entry(&mut self) -> Result<Option<Entry>, ArchiveError> {
+        let mut pax = Pax::default();
+        let (mut long_path, mut long_link, mut allowed) = (None, None, MAX_HEADERS);
+        loop {
+            self.skip_rest()?;
+            let block = self.block()?;
+            if block.iter().all(|b| *b == 0) {
+                return Ok(None);
+            }
+            let header = Header::from_byte_slice(&block);
+            self.check(header)?;
+            let size = (header.entry_size()).map_err(|_| self.broken("a size is no number"))?;
+            match header.entry_type() {
+                EntryType::XHeader => {
+                    let text = self.extended(size, &mut allowed)?;
+                    pax.read(&text).map_err(|e| self.broken(e))?;
+                }
+                EntryType::GNULongName => {
+                    long_path = Some(until_nul(self.extended(size, &mut allowed)?));
+                }
+                EntryType::GNULongLink => {
+                    long_link = Some(until_nul(self.extended(size, &mut allowed)?));
+                }
+                // A comment for all entries, or the archive's label.
+                EntryType::XGlobalHeader => self.begin(size),
+                kind if kind.as_byte() == b'V' => self.begin(size),
+                _ => {
+                    let path = pax.path.take().or(long_path);
+                    let path = path.unwrap_or_else(|| header.path_bytes().into_owned());
+                    let link = pax.link.take().or(long_link);
+                    let link = link.or_else(|| header.link_name_bytes().map(|l| l.into_owned()));
+                    self.last = Some(shown(&path));
+                    let entry = self.entry(header, pax, path, link.unwrap_or_default(), size);
+                    return entry.map(Some);
+                }
+            }
+        }
+    }
+
+    fn entry(
+        &mut self,
+        header: &Header,
+        pax: Pax,
+        path: Vec<u8>,
+        link: Vec<u8>,
+        size: u64,
+    ) -> Result<Entry, ArchiveError> {
+        let bad = |problem| ArchiveError::entry(&path, problem);
+        let kind = kind(header, &path).map_err(bad)?;
+        // Only files have content, whatever their size says.
+        let stored = match kind {
+            Kind::File => pax.size.unwrap_or(size),
+            _ => 0,
+        };
+        let id = |extended: Option<u64>, plain: io::Result<u64>, problem| {
+            let id = extended.map_or(plain, Ok).ok();
+            id.and_then(|id| u32::try_from(id).ok()).ok_or(bad(problem))
+        };
+        let uid = id(pax.uid, header.uid(), "has an owner that is none")?;
+        let gid = id(pax.gid, header.gid(), "has a group that is none")?;
+        let mode = header
+            .mode()
+            .map_err(|_| bad("has a mode that is no number"))?;
+        let seconds = i64::try_from(header.mtime().unwrap_or(0)).unwrap_or(0);
+        self.begin(stored);
+        let (size, runs) = self.content(header, &pax, kind, stored)?;
+        Ok(Entry {
+            kind,
+            link,
+            mode: mode & 0o7777,
+            uid,
+            gid,
+            mtime: pax.mtime.unwrap_or((seconds, 0)),
+            xattrs: pax.xattrs,
+            size,
+            runs,
+            path,
+        })
+    }
+
+    /// Size of a file with its holes, and what lies between them.
+    fn content(
+        &mut self,
+        header: &Header,
+        pax: &Pax,
+        kind: Kind,
+        stored: u64,
+    ) -> Result<(u64, Vec<Run>), ArchiveError> {
+        if kind != Kind::File {
+            return Ok((0, Vec::new()));
+        }
+        let (size, runs) = if header.entry_type().is_gnu_sparse() {
+            // The map's further blocks come before the content and are not counted in it.
+            let held = (self.left, self.padding);
+            (self.left, self.padding) = (0, 0);
+            let map = self.old_gnu_map(header)?;
+            (self.left, self.padding) = held;
+            map
+        } else if pax.map_in_data {
+            let runs = self.map_in_data()?;
+            (pax.real_size.unwrap_or(self.left), runs)
+        } else if let Some(runs) = &pax.runs {
+            (pax.real_size.unwrap_or(self.left), runs.clone())
+        } else {
+            return Ok((stored, whole(stored)));
+        };
+        if !makes_sense(&runs, size, self.left) {
+            return Err(self.broken(HOLES));
+        }
+        Ok((size, runs.into_iter().filter(|r| r.length > 0).collect()))
+    }
+
+    fn old_gnu_map(&mut self, header: &Header) -> Result<(u64, Vec<Run>), ArchiveError> {
+        let gnu = header.as_gnu().ok_or_else(|| self.broken(HOLES))?;
+        let mut runs = Vec::new();
+        let mut add = |sparse: &[tar::GnuSparseHeader]| -> io::Result<()> {
+            for run in sparse.iter().filter(|run| !run.is_empty()) {
+                let (offset, length) = (run.offset()?, run.length()?);
+                runs.push(Run { offset, length });
+            }
+            match runs.len() as u64 > MAX_RUNS {
+                true => Err(io::ErrorKind::InvalidData.into()),
+                false => Ok(()),
+            }
+        };
+        let bad = |last: &Option<String>| ArchiveError::Broken {
+            last: last.clone(),
+            problem: HOLES,
+        };
+        add(&gnu.sparse).map_err(|_| bad(&self.last))?;
+        let mut more = gnu.is_extended();
+        while more {
+            let mut block = GnuExtSparseHeader::new();
+            block.as_mut_bytes().copy_from_slice(&self.block()?);
+            add(block.sparse()).map_err(|_| bad(&self.last))?;
+            more = block.is_extended();
+        }
+        let size = gnu.real_size().map_err(|_| bad(&self.last))?;
+        Ok((size, runs))
+    }
+
+    /// Format 1.0: a count, then offsets and lengths, a decimal number each line, padded to a block.
+    fn map_in_data(&mut self) -> Result<Vec<Run>, ArchiveError> {
+        let mut numbers: Vec<u64> = Vec::new();
+        let mut digits = Vec::new();
+        let (mut block, mut at) = ([0; BLOCK as usize], BLOCK as usize);
+        loop {
+            if at == block.len() {
+                self.read_exact(&mut block)?;
+                at = 0;
+            }
+            let byte = block[at];
+            at += 1;
+            if byte != b'\n' {
+                digits.push(byte);
+                if digits.len() > 20 {
+                    return Err(self.broken(HOLES));
+                }
+                continue;
+            }
+            numbers.push(pax::number(&digits).map_err(|e| self.broken(e))?);
+            digits.clear();
+            if numbers[0] > MAX_RUNS {
+                return Err(self.broken("its map of holes is too long"));
+            }
+            if numbers.len() as u64 == 2 * numbers[0] + 1 {
+                break;
+            }
+        }
+        let (pairs, _) = numbers.get(1..).unwrap_or_default().as_chunks();
+        Ok(pax::runs(pairs))
+    }
+
+    /// Content of the present entry; 0 at its end.
+    pub fn read_content(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX);
+        let most = most.min(buffer.len());
+        let n = self.some(&mut buffer[..most])?;
+        self.left -= n as u64;
+        Ok(n)
+    }
+
+    /// Reads what follows the end mark, which means nothing: a sender may be waiting to get rid of it. Not more than `most` bytes.
+    pub fn drain(&mut self, most: u64) -> io::Result<()> {
+        io::copy(&mut (&mut self.input).take(most), &mut io::sink()).map(drop)
+    }
+
+    fn read_exact(&mut self, mut buffer: &mut [u8]) -> Result<(), ArchiveError> {
+        while !buffer.is_empty() {
+            match self.read_content(buffer)? {
+                0 => return Err(self.truncated()),
+                n => buffer = &mut buffer[n..],
+            }
+        }
+        Ok(())
+    }
+
+    /// Content follows.
+    fn begin(&mut self, size: u64) {
+        self.left = size;
+        self.padding = size.wrapping_neg() % BLOCK;
+    }
+
+    /// Passes over what was not read of the last entry.
+    fn skip_rest(&mut self) -> Result<(), ArchiveError> {
+        let mut buffer = [0; 8 << 10];
+        while self.left > 0 {
+            self.read_content(&mut buffer)?;
+        }
+        self.left = std::mem::take(&mut self.padding);
+        while self.left > 0 {
+            self.read_content(&mut buffer)?;
+        }
+        Ok(())
+    }
+
+    fn block(&mut self) -> Result<[u8; BLOCK as usize], ArchiveError> {
+        let mut block = [0; BLOCK as usize];
+        let mut filled = 0;
+        while filled < block.len() {
+            filled += self.some(&mut block[filled..])?;
+        }
+        Ok(block)
+    }
+
+    /// Some bytes; none only if none are asked for.
+    fn some(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            match self.input.read(buffer) {
+                Ok(0) => return Err(self.truncated()),
+                Ok(n) => return Ok(n),
+                Err(e) => match e.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::UnexpectedEof => return Err(self.truncated()),
+                    io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
+                        return Err(self.broken("it is not compressed as it says"));
+                    }
+                    _ => return Err(ArchiveError::Read(e)),
+                },
+            }
+        }
+    }
+
+    /// Content of an extended header.
+    fn extended(&mut self, size: u64, allowed: &mut u64) -> Result<Vec<u8>, ArchiveError> {
+        let rest = allowed.checked_sub(size);
+        *allowed = rest.ok_or_else(|| self.broken("an extended header is too large"))?;
+        self.begin(size);
+        let mut text = vec![0; usize::try_from(size).unwrap_or(0)];
+        self.read_exact(&mut text)?;
+        Ok(text)
+    }
+
+    /// Compares a header with its own checksum: the sum of all bytes, its own field as spaces.
+    fn check(&self, header: &Header) -> Result<(), ArchiveError> {
+        let bytes = header.as_bytes();
+        let others = bytes[..148].iter().chain(&bytes[156..]);
+        let sum: u32 = others.map(|b| u32::from(*b)).sum::<u32>() + 8 * 32;
+        match header.cksum() {
+            Ok(expected) if expected == sum => Ok(()),
+            _ if self.last.is_none() => Err(self.broken("it is not a tar archive")),
+            _ => Err(self.broken("a header's checksum is wrong")),
+        }
+    }
+
+    fn truncated(&self) -> ArchiveError {
+        ArchiveError::Truncated {
+            last: self.last.clone(),
+        }
+    }
+
+    fn broken(&self, problem: &'static str) -> ArchiveError {
+        ArchiveError::Broken {
+            last: self.last.clone(),
+            problem,
+        }
+    }
+}
+
+fn kind(header: &Header, path: &[u8]) -> Result<Kind, &'static str> {
+    let device = || {
+        let numbers = (header.device_major(), header.device_minor());
+        let (Ok(Some(major)), Ok(Some(minor))) = numbers else {
+            return Err("is a device without a number");
+        };
+        Ok((major, minor))
+    };
+    Ok(match header.entry_type() {
+        // Before ustar, a directory was a file with this name.
+        EntryType::Regular if path.ends_with(b"/") => Kind::Directory,
+        EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => Kind::File,
+        EntryType::Link => Kind::HardLink,
+        EntryType::Symlink => Kind::Symlink,
+        EntryType::Char => device().map(|(major, minor)| Kind::Character(major, minor))?,
+        EntryType::Block => device().map(|(major, minor)| Kind::Block(major, minor))?,
+        EntryType::Directory => Kind::Directory,
+        EntryType::Fifo => Kind::Fifo,
+        _ => return Err("is of a kind that file systems do not have"),
+    })
+}
+
+/// In order, apart, within the file, and as long together as the content.
+fn makes_sense(runs: &[Run], size: u64, content: u64) -> bool {
+    let (mut end, mut sum) = (0_u64, 0_u64);
+    for run in runs {
+        let Some(next) = run.offset.checked_add(run.length) else {
+            return false;
+        };
+        if run.offset < end {
+            return false;
+        }
+        end = next;
+        sum = sum.saturating_add(run.length);
+    }
+    end <= size && sum == content && i64::try_from(size).is_ok()
+}
+
+fn until_nul(mut text: Vec<u8>) -> Vec<u8> {
+    if let Some(nul) = text.iter().position(|b| *b == 0) {
+        text.truncate(nul);
+    }
+    text
+}

@@ -1,0 +1,213 @@
+//! Writing a tar archive entry by entry, in the pax form.
+
+use crate::entry::{Entry, Kind};
+use crate::pax;
+use std::io::{self, Write};
+use tar::{EntryType, Header};
+
+const BLOCK: usize = 512;
+/// Names and targets that are longer go into an extended header.
+const NAME: usize = 100;
+/// Largest number of a field with seven octal digits, and with eleven.
+const SMALL: u64 = 0o777_7777;
+const LARGE: u64 = 0o777_7777_7777;
+
+/// An archive that is being written.
+pub struct Writer<W> {
+    out: W,
+    /// Of the present entry's content, still to come.
+    left: u64,
+    padding: usize,
+    extended: Vec<u8>,
+}
+
+impl<W: Write> Writer<W> {
+    /// An archive that goes to `out`.
+    pub fn new(out: W) -> Self {
+        Self {
+            out,
+            left: 0,
+            padding: 0,
+            extended: Vec::new(),
+        }
+    }
+
+    /// Begins an entry. [`Entry::stored`] bytes of content must follow.
+    pub fn begin(&mut self, entry: &Entry) -> io::Result<()> {
+        let map = entry.is_sparse().then(|| map_of(entry));
+        let stored = entry.stored() + map.as_ref().map_or(0, |map| map.len() as u64);
+        let mut header = header_of(entry, stored);
+        self.extend(entry, stored, map.is_some());
+        if !self.extended.is_empty() {
+            self.extended_header()?;
+        }
+        header.set_cksum();
+        self.out.write_all(header.as_bytes())?;
+        self.left = stored;
+        let over = usize::try_from(stored % BLOCK as u64).unwrap_or(0);
+        self.padding = (BLOCK - over) % BLOCK;
+        match map {
+            Some(map) => self.write_all(&map),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the present entry.
+    pub fn end(&mut self) -> io::Result<()> {
+        if self.left > 0 {
+            return Err(io::Error::other("content of an entry is missing"));
+        }
+        self.out.write_all(&[0; BLOCK][..self.padding])?;
+        self.padding = 0;
+        Ok(())
+    }
+
+    /// An entry with all its content.
+    pub fn add(&mut self, entry: &Entry, content: &[u8]) -> io::Result<()> {
+        self.begin(entry)?;
+        self.write_all(content)?;
+        self.end()
+    }
+
+    /// Ends the archive.
+    pub fn finish(mut self) -> io::Result<W> {
+        self.out.write_all(&[0; 2 * BLOCK])?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+
+    /// Collects what does not fit into the header.
+    fn extend(&mut self, entry: &Entry, stored: u64, sparse: bool) {
+        let text = &mut self.extended;
+        text.clear();
+        if sparse {
+            pax::append(text, b"GNU.sparse.major", b"1");
+            pax::append(text, b"GNU.sparse.minor", b"0");
+            pax::append(text, b"GNU.sparse.name", &entry.path);
+            pax::append(
+                text,
+                b"GNU.sparse.realsize",
+                entry.size.to_string().as_bytes(),
+            );
+        } else if entry.path.len() > NAME {
+            pax::append(text, b"path", &entry.path);
+        }
+        if entry.link.len() > NAME {
+            pax::append(text, b"linkpath", &entry.link);
+        }
+        let numbers: [(&[u8], u64, u64); 3] = [
+            (b"size", stored, LARGE),
+            (b"uid", entry.uid.into(), SMALL),
+            (b"gid", entry.gid.into(), SMALL),
+        ];
+        for (key, value, most) in numbers {
+            if value > most {
+                pax::append(text, key, value.to_string().as_bytes());
+            }
+        }
+        let (seconds, ns) = entry.mtime;
+        if ns > 0 || seconds < 0 || seconds.unsigned_abs() > LARGE {
+            pax::append(text, b"mtime", decimal(seconds, ns).as_bytes());
+        }
+        for (name, value) in &entry.xattrs {
+            let key = [&b"SCHILY.xattr."[..], name].concat();
+            pax::append(text, &key, value);
+        }
+    }
+
+    fn extended_header(&mut self) -> io::Result<()> {
+        let length = self.extended.len();
+        let mut entry = Entry::new(Kind::File, *b"PaxHeaders/entry", 0o644);
+        entry.size = length as u64;
+        let mut header = header_of(&entry, length as u64);
+        header.set_entry_type(EntryType::XHeader);
+        header.set_cksum();
+        self.out.write_all(header.as_bytes())?;
+        self.out.write_all(&self.extended)?;
+        let padding = length.next_multiple_of(BLOCK) - length;
+        self.out.write_all(&[0; BLOCK][..padding])
+    }
+}
+
+/// The present entry's content.
+impl<W: Write> Write for Writer<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() as u64 > self.left {
+            return Err(io::Error::other(
+                "an entry has more content than it said it has",
+            ));
+        }
+        let n = self.out.write(bytes)?;
+        self.left -= n as u64;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+fn header_of(entry: &Entry, stored: u64) -> Header {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(match entry.kind {
+        Kind::File => EntryType::Regular,
+        Kind::Directory => EntryType::Directory,
+        Kind::Symlink => EntryType::Symlink,
+        Kind::HardLink => EntryType::Link,
+        Kind::Fifo => EntryType::Fifo,
+        Kind::Character(..) => EntryType::Char,
+        Kind::Block(..) => EntryType::Block,
+    });
+    header.set_mode(entry.mode);
+    header.set_uid(entry.uid.into());
+    header.set_gid(entry.gid.into());
+    header.set_size(stored);
+    header.set_mtime(u64::try_from(entry.mtime.0).unwrap_or(0).min(LARGE));
+    if let Some(ustar) = header.as_ustar_mut() {
+        fill(&mut ustar.name, &entry.path);
+        fill(&mut ustar.linkname, &entry.link);
+        if let Kind::Character(major, minor) | Kind::Block(major, minor) = entry.kind {
+            ustar.set_device_major(major);
+            ustar.set_device_minor(minor);
+        }
+    }
+    header
+}
+
+/// As much as fits; what does not is in the extended header.
+fn fill(field: &mut [u8; NAME], bytes: &[u8]) {
+    let fits = bytes.len().min(NAME);
+    field[..fits].copy_from_slice(&bytes[..fits]);
+}
+
+/// The map of a sparse file, format 1.0: a count, then offsets and lengths, a line each, padded to a block.
+fn map_of(entry: &Entry) -> Vec<u8> {
+    let mut runs = entry.runs.clone();
+    let end = runs.last().map_or(0, |run| run.offset + run.length);
+    if end < entry.size {
+        // As GNU tar does: readers find the size here, too.
+        runs.push(crate::entry::Run {
+            offset: entry.size,
+            length: 0,
+        });
+    }
+    let mut text = format!("{}\n", runs.len());
+    for run in &runs {
+        text.push_str(&format!("{}\n{}\n", run.offset, run.length));
+    }
+    let mut map = text.into_bytes();
+    map.resize(map.len().next_multiple_of(BLOCK), 0);
+    map
+}
+
+/// Seconds and nanoseconds, which count upwards, as one decimal number.
+fn decimal(seconds: i64, ns: u32) -> String {
+    if seconds < 0 && ns > 0 {
+        let (seconds, ns) = (seconds + 1, 1_000_000_000 - ns.min(999_999_999));
+        format!("-{}.{ns:09}", seconds.unsigned_abs())
+    } else if ns > 0 {
+        format!("{seconds}.{ns:09}")
+    } else {
+        seconds.to_string()
+    }
+}
