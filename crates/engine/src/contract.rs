@@ -8,7 +8,7 @@
 //! runs on, and another process adopts it by its [`Handle`] ([`Engine::adopt`]). What was kept and is not adopted is to be ended
 //! ([`Engine::end_others`]).
 
-use crate::{BootReport, SandboxEnd, SandboxSize, Startup};
+use crate::{BootReport, NetworkRules, SandboxEnd, SandboxSize, Startup};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -27,6 +27,9 @@ pub struct Persona {
     pub access_token: Option<String>,
     /// It is put back to an earlier moment of its life, rather than made or woken where it fell asleep.
     pub rewound: bool,
+    /// What it may reach.
+    #[serde(default)]
+    pub network: NetworkRules,
 }
 
 /// By what a kept guest is found again: the engine's own words, to be written down as they are.
@@ -41,6 +44,8 @@ pub struct Orphan {
     pub handle: Handle,
     /// Latest snapshot it descends from, be it one that was complete when its maker ended ([`Engine::snapshots`]).
     pub snapshot: Option<String>,
+    /// What it may reach.
+    pub network: NetworkRules,
 }
 
 /// What a guest does after its snapshot.
@@ -152,6 +157,16 @@ pub trait Engine: Send + Sync + 'static {
         _template: &str,
     ) -> impl Future<Output = Result<SandboxSize, EngineError>> + Send {
         std::future::ready(Ok(SandboxSize::default()))
+    }
+
+    /// Whether rules can be kept here; why not, in words for whoever wrote them.
+    fn check_network(&self, _rules: &NetworkRules) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Which network sandboxes have here, in a few words.
+    fn network(&self) -> String {
+        "off".to_owned()
     }
 
     /// Boots a template from its kernel.
@@ -284,6 +299,14 @@ pub trait Guest: Send + Sync + 'static {
 
     /// Opens a stream to `port` in it. A refused connection reads as closed.
     fn connect(&self, port: u32) -> impl Future<Output = io::Result<UnixStream>> + Send;
+
+    /// Puts other rules for its network in force, also for connections that there are.
+    fn set_network(
+        &self,
+        _rules: &NetworkRules,
+    ) -> impl Future<Output = Result<(), EngineError>> + Send {
+        async { Ok(()) }
+    }
 
     /// Waits until it is gone and says why.
     fn ended(&self) -> impl Future<Output = SandboxEnd> + Send;

@@ -3,6 +3,7 @@
 mod boot;
 mod contract;
 mod end;
+mod network;
 mod size;
 mod startup;
 
@@ -12,5 +13,6 @@ pub use contract::{
     SnapshotTimes, Usage, VerifiedSnapshot,
 };
 pub use end::SandboxEnd;
+pub use network::NetworkRules;
 pub use size::{SandboxSize, SizeError};
 pub use startup::{Probe, Readiness, StartCommand, Startup};

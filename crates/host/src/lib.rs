@@ -1,6 +1,7 @@
 //! Life of sandboxes on one host: from a template's name and a size to a guest whose agent has answered.
 
 mod admission;
+mod card;
 mod host;
 mod identity;
 mod journal;

@@ -1,18 +1,21 @@
 //! The engine `microvm` in the host's terms: templates, snapshots and programs of a data directory.
 
+use crate::card;
 use crate::host::{CreateError, Host, Prepared};
 use crate::identity::{identity, renewed};
 use crate::litter;
 use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootReport, DamagedPiece, Engine, EngineError, Guest, Handle, Orphan,
-    Persona, SandboxEnd, SandboxSize, SnapshotTimes, Startup, Usage, VerifiedSnapshot,
+    AfterSnapshot, Arrival, BootReport, DamagedPiece, Engine, EngineError, Guest, Handle,
+    NetworkRules, Orphan, Persona, SandboxEnd, SandboxSize, SnapshotTimes, Startup, Usage,
+    VerifiedSnapshot,
 };
 use jiffy_microvm::{
     AdoptSpec, BootError, BootSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec,
     VmmMark, Waiting,
 };
+use jiffy_net::{Lease, Network};
 use jiffy_proto::agent::{ENVD_PORT, Hello, Identity};
 use jiffy_proto::snapshot::AfterSnapshot as Then;
 use jiffy_snapshot::{Durability, Lineage, Store, Verdict};
@@ -49,6 +52,8 @@ pub struct MicroVmEngine {
     host: Host,
     store: Store,
     policy: PolicyInForce,
+    /// None: guests have no network card.
+    network: Option<Network>,
     place: Place,
     prepared: Mutex<HashMap<String, (Stamp, Arc<Prepared>)>>,
     /// Held by whoever merges; one at a time, since it reads and writes a lot.
@@ -70,10 +75,16 @@ impl MicroVmEngine {
             host,
             store,
             policy,
+            network: None,
             place,
             prepared: Mutex::default(),
             merging: tokio::sync::Mutex::default(),
         })
+    }
+
+    /// Gives guests a network card. Those of snapshots that were taken without one stay as they are.
+    pub fn with_network(self, network: Option<Network>) -> Self {
+        Self { network, ..self }
     }
 
     /// Its host.
@@ -135,13 +146,23 @@ impl MicroVmEngine {
         }
         let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
         let overlay = self.store.overlay().map_err(EngineError::failed)?;
+        let mut lease = match manifest.net {
+            true => Some(card::needed(self.network.as_ref(), id).await?),
+            false => None,
+        };
         let memory = memory(&lineage);
-        let spec: RestoreSpec = prepared
+        let mut spec: RestoreSpec = prepared
             .restore_spec(lineage, disk_mib, overlay, memory)
             .map_err(chain)?;
+        spec.net = lease.as_mut().and_then(card::spec);
         let waiting = MicroVm::restore_waiting(spec).await.map_err(boot_error)?;
         let place = self.place.clone();
-        Ok(MicroVmArrival::Restored(Box::new(waiting), prepared, place))
+        Ok(MicroVmArrival {
+            coming: Coming::Restored(Box::new(waiting)),
+            prepared,
+            place,
+            lease,
+        })
     }
 
     fn stamp(&self, template: &str) -> io::Result<Stamp> {
@@ -222,11 +243,18 @@ async fn run_true(vm: &MicroVm) -> Result<(), jiffy_agent_client::ClientError> {
 }
 
 /// A guest on its way.
-pub enum MicroVmArrival {
+pub struct MicroVmArrival {
+    coming: Coming,
+    prepared: Arc<Prepared>,
+    place: Place,
+    lease: Option<Lease>,
+}
+
+enum Coming {
     /// Restored, and waiting.
-    Restored(Box<Waiting>, Arc<Prepared>, Place),
+    Restored(Box<Waiting>),
     /// To be booted when it is known who it is.
-    Bootable(Box<BootSpec>, Arc<Prepared>, Place),
+    Bootable(Box<BootSpec>),
 }
 
 /// Where guests that are kept have their control sockets and their log.
@@ -264,6 +292,9 @@ struct Words {
     identity: Identity,
     hello: Option<Hello>,
     report: BootReport,
+    /// Its network slot.
+    #[serde(default)]
+    slot: Option<u32>,
 }
 
 impl Words {
@@ -283,6 +314,24 @@ pub struct MicroVmGuest {
     /// Who it was told to be.
     identity: Identity,
     place: Place,
+    /// None: it has no network card, or is gone.
+    lease: Mutex<Option<Arc<Lease>>>,
+}
+
+impl MicroVmGuest {
+    fn lease(&self) -> Option<Arc<Lease>> {
+        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        lease.clone()
+    }
+}
+
+impl Drop for MicroVmGuest {
+    fn drop(&mut self) {
+        // One that is kept and runs on keeps its slot, too.
+        if let (Some(lease), true) = (self.lease(), self.vm.end().is_some()) {
+            lease.release();
+        }
+    }
 }
 
 impl Engine for MicroVmEngine {
@@ -293,7 +342,7 @@ impl Engine for MicroVmEngine {
         let prepared = self.prepare(template).await?;
         let [_, vmm, _] = self.stamp(template).map_err(EngineError::failed)?;
         Ok(format!(
-            "{} {} vmm {}.{}.{} {}c{}m{}d",
+            "{} {} vmm {}.{}.{} {}c{}m{}d{}",
             image_name(&prepared),
             prepared.version(),
             vmm.0,
@@ -301,7 +350,8 @@ impl Engine for MicroVmEngine {
             vmm.2,
             size.vcpus,
             size.memory_mib,
-            size.disk_mib
+            size.disk_mib,
+            if self.network.is_some() { " net" } else { "" }
         ))
     }
 
@@ -314,17 +364,34 @@ impl Engine for MicroVmEngine {
         self.host.default_size(template).map_err(chain)
     }
 
+    fn check_network(&self, rules: &NetworkRules) -> Result<(), String> {
+        card::check(self.network.as_ref(), rules)
+    }
+
+    fn network(&self) -> String {
+        card::words(self.network.as_ref())
+    }
+
     async fn boot(&self, template: &str, size: SandboxSize) -> Result<MicroVmArrival, EngineError> {
         let prepared = self.prepare(template).await?;
         let overlay = self.store.overlay().map_err(EngineError::failed)?;
-        let spec = prepared
+        let mut spec = prepared
             .boot_spec(size, overlay, Identity::default())
             .map_err(chain)?;
-        Ok(MicroVmArrival::Bootable(
-            Box::new(spec),
+        let mut lease = match &self.network {
+            Some(network) => Some(network.take().await.map_err(EngineError::failed)?),
+            None => None,
+        };
+        if let Some(lease) = &mut lease {
+            spec.net = card::spec(lease);
+            spec.extra_cmdline = jiffy_net::guest::cmdline();
+        }
+        Ok(MicroVmArrival {
+            coming: Coming::Bootable(Box::new(spec)),
             prepared,
-            self.place.clone(),
-        ))
+            place: self.place.clone(),
+            lease,
+        })
     }
 
     async fn restore(&self, template: &str, id: &str) -> Result<MicroVmArrival, EngineError> {
@@ -419,26 +486,34 @@ impl Engine for MicroVmEngine {
             directory: &self.place.sockets,
             store: &self.store,
             parent: orphan.snapshot.clone(),
+            net: words.slot.is_some(),
             identity: renewed(words.identity.clone()).map_err(EngineError::failed)?,
             hello: words.hello,
             report: words.report,
         };
+        let vm = MicroVm::adopt(spec).await.map_err(EngineError::failed)?;
+        let lease = card::adopted(self.network.as_ref(), words.slot, &orphan.network).await;
         Ok(MicroVmGuest {
-            vm: MicroVm::adopt(spec).await.map_err(EngineError::failed)?,
+            vm,
             image: words.image,
             identity: words.identity,
             place: self.place.clone(),
+            lease: Mutex::new(lease.map(Arc::new)),
         })
     }
 
     async fn end_others(&self, known: &[Handle]) -> Result<usize, EngineError> {
         // One whose words are not understood cannot be adopted either.
-        let known: Vec<VmmMark> = known
+        let known: Vec<Words> = known
             .iter()
             .filter_map(|handle| Words::read(handle).ok())
-            .map(|words| words.mark)
             .collect();
-        let ended = jiffy_microvm::end_others(&self.place.sockets, &known).await;
+        let slots: Vec<u32> = known.iter().filter_map(|words| words.slot).collect();
+        let marks: Vec<VmmMark> = known.into_iter().map(|words| words.mark).collect();
+        let ended = jiffy_microvm::end_others(&self.place.sockets, &marks).await;
+        if let Some(network) = &self.network {
+            network.reclaim(&slots);
+        }
         ended.map_err(EngineError::failed)
     }
 
@@ -483,35 +558,43 @@ impl Arrival for MicroVmArrival {
     type Guest = MicroVmGuest;
 
     fn waits(&self) -> bool {
-        match self {
-            Self::Restored(waiting, ..) => waiting.waits(),
-            Self::Bootable(..) => true,
+        match &self.coming {
+            Coming::Restored(waiting) => waiting.waits(),
+            Coming::Bootable(_) => true,
         }
     }
 
     async fn welcome(self, persona: &Persona) -> Result<MicroVmGuest, EngineError> {
-        let tell = |prepared: &Prepared| {
-            let defaults = &prepared.template().manifest.defaults;
-            identity(persona, defaults).map_err(EngineError::failed)
-        };
-        let (vm, identity, image, place) = match self {
-            Self::Restored(waiting, prepared, place) => {
-                let identity = tell(&prepared)?;
-                let vm = waiting.welcome(identity.clone()).await;
-                (vm, identity, image_name(&prepared), place)
-            }
-            Self::Bootable(mut spec, prepared, place) => {
-                let identity = tell(&prepared)?;
+        let Self {
+            coming,
+            prepared,
+            place,
+            lease,
+        } = self;
+        let defaults = &prepared.template().manifest.defaults;
+        let identity = identity(persona, defaults).map_err(EngineError::failed)?;
+        if let Some(lease) = &lease {
+            let ruled = lease.replace(&persona.network).await;
+            ruled.map_err(EngineError::failed)?;
+        }
+        let vm = match coming {
+            Coming::Restored(waiting) => waiting.welcome(identity.clone()).await,
+            Coming::Bootable(mut spec) => {
                 spec.identity = identity.clone();
-                let vm = MicroVm::boot(*spec).await;
-                (vm, identity, image_name(&prepared), place)
+                MicroVm::boot(*spec).await
             }
         };
+        let vm = vm.map_err(boot_error)?;
+        // Only now: a clone has none of its parent's connections any more.
+        if let Some(lease) = &lease {
+            lease.open().map_err(EngineError::failed)?;
+        }
         Ok(MicroVmGuest {
-            vm: vm.map_err(boot_error)?,
-            image,
+            vm,
+            image: image_name(&prepared),
             identity,
             place,
+            lease: Mutex::new(lease.map(Arc::new)),
         })
     }
 }
@@ -529,7 +612,11 @@ impl Guest for MicroVmGuest {
             },
             hello: self.vm.hello().await,
             report: self.vm.report(),
+            slot: self.lease().map(|lease| lease.number()),
         };
+        if let Some(lease) = self.lease() {
+            lease.keep();
+        }
         let words = serde_json::to_string(&words).map_err(EngineError::failed)?;
         Ok(Handle(words))
     }
@@ -571,6 +658,13 @@ impl Guest for MicroVmGuest {
         stream.map_err(io::Error::other)
     }
 
+    async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {
+        match self.lease() {
+            Some(lease) => lease.replace(rules).await.map_err(EngineError::failed),
+            None => Ok(()),
+        }
+    }
+
     async fn ended(&self) -> SandboxEnd {
         self.vm.ended().await
     }
@@ -581,5 +675,9 @@ impl Guest for MicroVmGuest {
 
     async fn stop(&self) {
         self.vm.end_now().await;
+        let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lease) = lease.take() {
+            lease.release();
+        }
     }
 }

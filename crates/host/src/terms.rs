@@ -1,5 +1,6 @@
 //! What whoever made a sandbox decided about it.
 
+use jiffy_engine::NetworkRules;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -14,8 +15,7 @@ pub enum OnTimeout {
     Pause,
 }
 
-/// What a sandbox may reach and who may reach it. Guests have no network interface yet, so nothing outside is reachable whatever
-/// is allowed here; the rules are kept and shown.
+/// What a sandbox may reach and who may reach it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Network {
@@ -31,6 +31,23 @@ pub struct Network {
     pub restrict_traffic: bool,
     /// `Host` that its servers see; `${PORT}` is the port.
     pub mask_request_host: Option<String>,
+}
+
+impl Network {
+    /// What it may reach.
+    pub fn rules(&self) -> NetworkRules {
+        NetworkRules {
+            internet: self.allow_internet_access != Some(false),
+            allow_out: self.allow_out.clone(),
+            deny_out: self.deny_out.clone(),
+            // Whoever wrote them down has checked them.
+            dns_servers: self
+                .dns_servers
+                .iter()
+                .filter_map(|s| s.parse().ok())
+                .collect(),
+        }
+    }
 }
 
 /// What whoever made a sandbox decided about it.

@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::serve::network::NetworkArgs;
 use crate::units;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use jiffy_host::Limits;
@@ -404,6 +405,9 @@ pub struct ServeArgs {
     /// Disk space that stays free (default: 1GiB or 1 %)
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes)]
     pub reserve_disk: Option<u64>,
+    /// The network of sandboxes
+    #[command(flatten)]
+    pub network: NetworkArgs,
     /// How to log, to standard error; JIFFY_LOG=debug says more, JIFFY_LOG=warn less
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

@@ -162,6 +162,7 @@ fn table(status: &Status) -> String {
         ),
         ("sandboxes", list(states.collect())),
         ("warm pool", status.warm.to_string()),
+        ("network", status.network.clone()),
         ("snapshots", status.snapshots.to_string()),
         (
             "memory",

@@ -64,6 +64,8 @@ pub struct AdoptSpec<'a> {
     pub store: &'a Store,
     /// Snapshot that it descends from.
     pub parent: Option<String>,
+    /// Whether it has a network card.
+    pub net: bool,
     /// What its agent is told if it greets again.
     pub identity: Identity,
     /// What its agent said.
@@ -157,6 +159,7 @@ impl MicroVm {
             console: estate.console,
             overlay: estate.overlay,
             parent,
+            net: spec.net,
             identity: Some(spec.identity),
             report: spec.report,
             steps: None,

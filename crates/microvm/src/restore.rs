@@ -162,6 +162,7 @@ impl MicroVm {
             identity,
             mode: BootMode::Snapshot,
             parent: Some(parent),
+            net: spec.net.is_some(),
         };
         let request = Request::Restore(Box::new(config));
         Self::launch(launch, &request, &fds, console, overlay)

@@ -52,6 +52,8 @@ pub(crate) struct Saving {
     pub parent: Option<(String, Hold)>,
     /// What the VM lies on and the store could not name yet.
     pub unnamed: Option<Unnamed>,
+    /// Whether it has a network card.
+    pub net: bool,
     /// It was adopted, and what it lies on is not in the store.
     pub lost: bool,
     pub hello: Option<Hello>,
@@ -64,12 +66,14 @@ impl Saving {
         replies: mpsc::UnboundedReceiver<Event>,
         overlay: File,
         parent: Option<(String, Hold)>,
+        net: bool,
     ) -> Self {
         Self {
             replies,
             overlay,
             parent,
             unnamed: None,
+            net,
             lost: false,
             hello: None,
             greeting: None,

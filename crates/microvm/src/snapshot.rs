@@ -206,5 +206,6 @@ fn manifest(saving: &Saving, of: &Unnamed) -> Result<Manifest, SaveError> {
             bytes: size(frozen)?,
             stored: index.stored.count(),
         }],
+        net: saving.net,
     })
 }

@@ -161,6 +161,8 @@ pub(crate) struct Parts {
     pub overlay: File,
     /// What it descends from.
     pub parent: Option<(String, Hold)>,
+    /// Whether it has a network card.
+    pub net: bool,
     /// None: it is told later.
     pub identity: Option<Identity>,
     pub report: BootReport,
@@ -176,6 +178,8 @@ pub(crate) struct Launch<'a> {
     pub mode: BootMode,
     /// What it is restored from.
     pub parent: Option<(String, Hold)>,
+    /// Whether it has a network card.
+    pub net: bool,
 }
 
 pub(crate) fn ring() -> Result<ConsoleRing, BootError> {
@@ -203,6 +207,7 @@ impl MicroVm {
             identity: Some(spec.identity.clone()),
             mode: BootMode::Cold,
             parent: None,
+            net: spec.net.is_some(),
         };
         let overlay = spec.overlay.try_clone().map_err(host)?;
         let (mut vm, steps) = Self::launch(launch, &request, &wire.fds, console, overlay)?;
@@ -234,6 +239,7 @@ impl MicroVm {
             console,
             overlay,
             parent: launch.parent,
+            net: launch.net,
             identity: launch.identity,
             report: BootReport {
                 mode: launch.mode,
@@ -281,6 +287,7 @@ impl MicroVm {
                 replies,
                 parts.overlay,
                 parts.parent,
+                parts.net,
             ))),
             identity,
         }

@@ -31,6 +31,9 @@ pub struct Manifest {
     pub memory: MemorySizes,
     /// Writable disks and their layers, in guest order.
     pub disks: Vec<DiskSizes>,
+    /// Whether there is a network card.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub net: bool,
 }
 
 /// Versions of what took part.

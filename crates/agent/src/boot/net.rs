@@ -45,13 +45,14 @@ pub fn bring_up() {
         eprintln!("jiffy-agent: cannot configure the network: {e}");
     }
     if let Some(config) = config {
-        name_servers(&config.dns);
+        name_servers(&config.dns, cmdline.contains("jiffy.dns="));
     }
 }
 
-fn name_servers(servers: &[Ipv4Addr]) {
+/// Servers that the host names are the only ones that it lets the guest reach: they count, whatever the image says.
+fn name_servers(servers: &[Ipv4Addr], told: bool) {
     let present = std::fs::metadata("/etc/resolv.conf").is_ok_and(|m| m.len() > 0);
-    if present || servers.is_empty() {
+    if (present && !told) || servers.is_empty() {
         return;
     }
     let text: String = servers

@@ -343,6 +343,7 @@ fn others() -> Value {
             "pid": count(),
             "running": count(),
             "warm": count(),
+            "network": text(),
             "memoryTotalMB": maybe(count()),
             "memoryAvailableMB": maybe(count()),
             "memoryLimitMB": maybe(count()),

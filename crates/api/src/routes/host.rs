@@ -29,6 +29,7 @@ pub(super) async fn host<E: Engine>(
         "pid": std::process::id(),
         "running": running.count(),
         "warm": app.sandboxes.warm(),
+        "network": app.sandboxes.network(),
         "memoryTotalMB": figures.memory_total_mib,
         "memoryAvailableMB": figures.memory_available_mib,
         "memoryLimitMB": limit,

@@ -66,6 +66,11 @@ impl<E: Engine> Sandboxes<E> {
 
     async fn create_now(&self, spec: CreateSpec) -> Result<SandboxRecord, OperationError> {
         let asked = Instant::now();
+        let rules = spec.terms.network.rules();
+        self.0
+            .engine
+            .check_network(&rules)
+            .map_err(OperationError::Network)?;
         match spec.source {
             Source::Template(template) => {
                 let size = match spec.size {
@@ -211,6 +216,7 @@ impl<E: Engine> Sandboxes<E> {
                 env: record.env,
                 access_token: record.agent_token,
                 rewound: origin.rewound,
+                network: record.terms.network.rules(),
             }
         };
         let id = &persona.id;

@@ -104,6 +104,9 @@ pub enum OperationError {
     /// A size where the snapshot decides.
     #[error("a sandbox made from a snapshot has the snapshot's size: leave the size out")]
     FixedSize,
+    /// Rules for the network that cannot be kept.
+    #[error("{0}")]
+    Network(String),
     /// Clock or entropy.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -171,9 +174,11 @@ impl OperationError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Unknown { .. } => ErrorKind::Unknown,
-            Self::Ambiguous { .. } | Self::Count { .. } | Self::Size(_) | Self::FixedSize => {
-                ErrorKind::Invalid
-            }
+            Self::Ambiguous { .. }
+            | Self::Count { .. }
+            | Self::Size(_)
+            | Self::FixedSize
+            | Self::Network(_) => ErrorKind::Invalid,
             Self::State { .. }
             | Self::Stranger { .. }
             | Self::InUse { .. }

@@ -210,6 +210,11 @@ impl<E: Engine> Sandboxes<E> {
         Ok(all)
     }
 
+    /// Which network sandboxes have on this host, in a few words.
+    pub fn network(&self) -> String {
+        self.0.engine.network()
+    }
+
     /// How many restored sandboxes wait in the warm pool.
     pub fn warm(&self) -> usize {
         self.0.pool.len()

@@ -62,7 +62,14 @@ pub(super) fn recover<E: Engine>(
         let cause = match sandbox.state {
             State::Running if let Some(handle) = guests.remove(&sandbox.id) => {
                 let snapshot = sandbox.snapshot.clone();
-                orphans.push((sandbox.id.clone(), Orphan { handle, snapshot }));
+                orphans.push((
+                    sandbox.id.clone(),
+                    Orphan {
+                        handle,
+                        snapshot,
+                        network: sandbox.terms.network.rules(),
+                    },
+                ));
                 continue;
             }
             State::Creating | State::Running => DAEMON_STOPPED,

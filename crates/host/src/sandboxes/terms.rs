@@ -3,7 +3,7 @@
 use super::{OperationError, Sandboxes};
 use crate::record::{SandboxRecord, State};
 use crate::terms::Terms;
-use jiffy_engine::Engine;
+use jiffy_engine::{Engine, Guest};
 
 impl<E: Engine> Sandboxes<E> {
     /// Changes the terms of a sandbox by `change`, which sees those in force. Its time and its secrets are not changed by this.
@@ -19,8 +19,25 @@ impl<E: Engine> Sandboxes<E> {
             if record.state == State::Killed {
                 return Err(entry.refuse("change the terms of"));
             }
+            let before = record.terms.network.rules();
             change(&mut record.terms);
-            this.commit(&entry, record.clone(), &[])?;
+            let rules = record.terms.network.rules();
+            this.0
+                .engine
+                .check_network(&rules)
+                .map_err(OperationError::Network)?;
+            let guest = entry.guest().filter(|_| rules != before);
+            if let Some(guest) = &guest {
+                let set = guest.set_network(&rules).await;
+                set.map_err(OperationError::engine("change the network of the sandbox"))?;
+            }
+            if let Err(e) = this.commit(&entry, record.clone(), &[]) {
+                if let Some(guest) = &guest {
+                    // As the journal has it.
+                    let _ = guest.set_network(&before).await;
+                }
+                return Err(e.into());
+            }
             Ok(record)
         })
         .await

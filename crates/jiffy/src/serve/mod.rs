@@ -6,6 +6,7 @@ mod figures;
 mod front;
 mod guests;
 mod log;
+pub mod network;
 pub mod status;
 
 use crate::cli::ServeArgs;
@@ -16,7 +17,9 @@ use front::Front;
 use jiffy_api::Ending;
 use jiffy_host::{Host, MicroVmEngine, Options, Sandboxes};
 use jiffy_image::Home;
+use jiffy_net::Network;
 pub use log::open as open_log;
+use network::NetworkArgs;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
@@ -71,7 +74,8 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
         limits: args.limits(),
         ..Options::default()
     };
-    let sandboxes = open(host, options).await?;
+    let network = network::open(&args.network, home.path())?;
+    let sandboxes = open(host, options, network.clone()).await?;
     let stopping = CancellationToken::new();
     let (tell_stop, mut stopped) = mpsc::channel(1);
     let stop = move |how| {
@@ -123,14 +127,20 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
             "sandboxes run on without a daemon; the next one takes them over"
         );
     }
+    network::close(network).await;
     tracing::info!("ended");
     Ok(Some(lock))
 }
 
 /// The sandboxes of `host`, those that ran on without a daemon among them. Needs its lock.
-async fn open(host: Host, options: Options) -> anyhow::Result<Sandboxes<MicroVmEngine>> {
+async fn open(
+    host: Host,
+    options: Options,
+    network: Option<Network>,
+) -> anyhow::Result<Sandboxes<MicroVmEngine>> {
     let journal = host.home().path().join("state.db");
-    Ok(Sandboxes::open(MicroVmEngine::new(host)?, &journal, options).await?)
+    let engine = MicroVmEngine::new(host)?.with_network(network);
+    Ok(Sandboxes::open(engine, &journal, options).await?)
 }
 
 /// Each sandbox takes a few descriptors, and the usual limit of 1,024 is for programs that call select(2), which we do not.
@@ -205,7 +215,10 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
     let Some(_lock) = lock(home)? else {
         bail!("a daemon is just coming up or going: try again");
     };
-    let sandboxes = open(Host::open()?, Options::default()).await?;
+    // What they left of the network goes with them.
+    let network = network::open(&NetworkArgs::default(), home.path())?;
+    let sandboxes = open(Host::open()?, Options::default(), network.clone()).await?;
     sandboxes.stop_all().await;
+    network::close(network).await;
     Ok(())
 }

@@ -23,6 +23,9 @@ pub struct Status {
     pub sandboxes: BTreeMap<String, usize>,
     /// Restored sandboxes that wait for their creator.
     pub warm: usize,
+    /// Which network sandboxes have.
+    #[serde(default)]
+    pub network: String,
     /// Snapshots there are.
     pub snapshots: usize,
     /// What all guests may grow to, in MiB.
@@ -54,6 +57,7 @@ impl Status {
             arguments: std::env::args().skip(2).collect(),
             sandboxes: states.map(|(name, n)| (name.to_owned(), n)).collect(),
             warm: sandboxes.warm(),
+            network: sandboxes.network(),
             snapshots: sandboxes.snapshots(None).map_or(0, |all| all.len()),
             memory_committed_mib: promised.memory_mib,
             memory_limit_mib: limit,

@@ -1,0 +1,107 @@
+//! The network of the daemon's sandboxes, as it was asked for.
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use jiffy_net::{Ipv4Net, Network, NetworkConfig};
+use std::path::Path;
+
+/// Whether sandboxes have a network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Wanted {
+    /// Where this host can: root, `nft`, `ip` and /dev/net/tun
+    #[default]
+    Auto,
+    /// The daemon does not start without
+    On,
+    /// Sandboxes reach nothing
+    Off,
+}
+
+/// Options of `jiffy serve` about the network.
+#[derive(Debug, Clone, Default, Args)]
+pub struct NetworkArgs {
+    /// Whether sandboxes have a network
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        env = "JIFFY_NETWORK",
+        value_name = "WHEN"
+    )]
+    pub network: Wanted,
+    /// Let sandboxes reach this private address or CIDR, too; may be repeated
+    #[arg(
+        long,
+        env = "JIFFY_ALLOW_PRIVATE",
+        value_name = "CIDR",
+        value_delimiter = ',',
+        value_parser = cidr
+    )]
+    pub allow_private: Vec<Ipv4Net>,
+    /// Addresses between this host and its sandboxes, two for each (default: a free part of 198.18.0.0/15)
+    #[arg(long, value_name = "CIDR", value_parser = cidr)]
+    pub network_range: Option<Ipv4Net>,
+    /// Most sandboxes with a network at once
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub network_slots: u32,
+}
+
+fn cidr(text: &str) -> Result<Ipv4Net, String> {
+    let net = text.parse::<Ipv4Net>().ok();
+    let net = net.or_else(|| text.parse().ok().map(|ip: std::net::Ipv4Addr| ip.into()));
+    net.map(|net| net.trunc())
+        .ok_or_else(|| format!("`{text}` is not an IPv4 address or CIDR, as in 10.1.0.0/16"))
+}
+
+/// Opens the network for the data directory `home`.
+pub fn open(args: &NetworkArgs, home: &Path) -> anyhow::Result<Option<Network>> {
+    if args.network == Wanted::Off {
+        tracing::info!("network: off; sandboxes reach nothing");
+        return Ok(None);
+    }
+    let config = NetworkConfig {
+        range: args.network_range,
+        slots: args.network_slots,
+        granted: args.allow_private.clone(),
+        ..NetworkConfig::new(home)
+    };
+    match Network::open(&config) {
+        Ok(network) => {
+            tracing::info!("network: on; slots have addresses in {}", network.range());
+            Ok(Some(network))
+        }
+        Err(e) if args.network == Wanted::Auto => {
+            tracing::info!("network: off, sandboxes reach nothing: {e}");
+            Ok(None)
+        }
+        Err(e) => Err(e).context("sandboxes cannot have a network on this host"),
+    }
+}
+
+/// Removes what nobody uses any more.
+pub async fn close(network: Option<Network>) {
+    if let Some(network) = network {
+        // It waits for a thread that runs programs.
+        let _ = tokio::task::spawn_blocking(move || network.close()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cidr;
+
+    #[test]
+    fn private_ranges_are_named_by_address_or_cidr() {
+        assert_eq!(
+            cidr("10.1.2.3").map(|n| n.to_string()),
+            Ok("10.1.2.3/32".into())
+        );
+        assert_eq!(
+            cidr("10.1.2.3/16").map(|n| n.to_string()),
+            Ok("10.1.0.0/16".into())
+        );
+        for bad in ["", "10.1", "fd00::/8", "10.0.0.0/33", "a.example"] {
+            assert!(cidr(bad).is_err(), "{bad}");
+        }
+    }
+}

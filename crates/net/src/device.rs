@@ -1,0 +1,76 @@
+//! Network devices, by ioctl.
+
+use nix::errno::Errno;
+use std::fs::File;
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+
+mod calls {
+    nix::ioctl_write_ptr_bad!(
+        set_iff,
+        nix::request_code_write!(b'T', 202, size_of::<libc::c_int>()),
+        libc::ifreq
+    );
+    nix::ioctl_read_bad!(get_flags, libc::SIOCGIFFLAGS, libc::ifreq);
+    nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
+    nix::ioctl_read_bad!(get_mtu, libc::SIOCGIFMTU, libc::ifreq);
+}
+
+fn request(name: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: an all-zero `ifreq` is valid: it is plain integers and a union of them.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(Errno::ENAMETOOLONG.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    Ok(request)
+}
+
+/// A tap of that name in the network namespace of this thread, as the VMM wants it. It is gone when its descriptor is.
+pub(crate) fn tap(name: &str) -> io::Result<File> {
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")?;
+    let mut request = request(name)?;
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    // The three fit the field (if_tun.h).
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    // SAFETY: TUNSETIFF reads one `ifreq`, which `request` is.
+    unsafe { calls::set_iff(file.as_raw_fd(), &request) }?;
+    Ok(file)
+}
+
+/// Switches a device of this thread's namespace on or off.
+pub(crate) fn switch(name: &str, on: bool) -> io::Result<()> {
+    let socket = UdpSocket::bind(("127.0.0.1", 0))?;
+    let mut request = request(name)?;
+    // SAFETY: SIOCGIFFLAGS reads and writes one `ifreq`, which `request` is.
+    unsafe { calls::get_flags(socket.as_raw_fd(), &mut request) }?;
+    // SAFETY: SIOCGIFFLAGS has just filled this member.
+    let before = unsafe { request.ifr_ifru.ifru_flags };
+    let up = libc::IFF_UP as libc::c_short;
+    request.ifr_ifru.ifru_flags = if on { before | up } else { before & !up };
+    // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which `request` is.
+    unsafe { calls::set_flags(socket.as_raw_fd(), &request) }?;
+    Ok(())
+}
+
+/// Largest packet that a device of this thread's namespace carries, in bytes.
+pub(crate) fn mtu(name: &str) -> io::Result<u32> {
+    let socket = UdpSocket::bind(("127.0.0.1", 0))?;
+    let mut request = request(name)?;
+    // SAFETY: SIOCGIFMTU reads and writes one `ifreq`, which `request` is.
+    unsafe { calls::get_mtu(socket.as_raw_fd(), &mut request) }?;
+    // SAFETY: SIOCGIFMTU has just filled this member.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
+/// Whether this thread's namespace has a device of that name.
+pub(crate) fn exists(name: &str) -> bool {
+    nix::net::if_::if_nametoindex(name).is_ok()
+}

@@ -1,0 +1,196 @@
+//! The name server that a guest sees: it passes questions on, as the guest's rules allow.
+//!
+//! Its sockets are in the guest's namespace, so who asks is known by where the question arrives, and nobody else can ask. What it asks
+//! itself leaves from the host's.
+
+use crate::guest::GATEWAY;
+use crate::policy::Policy;
+use crate::upstream::{self, Upstreams};
+use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
+use std::io;
+use std::net::{self, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+
+const PORT: u16 = 53;
+/// Questions of one guest that are asked at the same time; more are dropped, and asked again by whoever wants to know.
+const QUESTIONS: usize = 64;
+/// Connections of one guest at the same time.
+const CONNECTIONS: usize = 16;
+/// How long a connection may be idle (RFC 7766 6.2.3).
+const IDLE: Duration = Duration::from_secs(10);
+/// Longest question over UDP that is looked at; real ones have some dozens of bytes.
+const LONGEST: usize = 4096;
+
+/// Sockets at the gateway's address, before anybody answers there.
+#[derive(Debug)]
+pub(crate) struct Sockets {
+    udp: net::UdpSocket,
+    tcp: net::TcpListener,
+}
+
+impl Sockets {
+    /// In the network namespace of this thread.
+    pub fn open() -> io::Result<Self> {
+        let udp = net::UdpSocket::bind((GATEWAY, PORT))?;
+        let tcp = net::TcpListener::bind((GATEWAY, PORT))?;
+        udp.set_nonblocking(true)?;
+        tcp.set_nonblocking(true)?;
+        Ok(Self { udp, tcp })
+    }
+}
+
+/// What the server of one slot goes by.
+#[derive(Debug)]
+struct Rules {
+    /// None: nobody has said yet who the guest is.
+    policy: Mutex<Option<Policy>>,
+    host: Arc<Upstreams>,
+}
+
+/// The server of one slot; it ends with this.
+#[derive(Debug)]
+pub(crate) struct Server {
+    rules: Arc<Rules>,
+    tasks: [AbortHandle; 2],
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Server {
+    /// Begins to answer; everything is refused until there is a policy. Must be called inside a tokio runtime.
+    pub fn start(sockets: Sockets, host: Arc<Upstreams>) -> io::Result<Self> {
+        let rules = Arc::new(Rules {
+            policy: Mutex::default(),
+            host,
+        });
+        let udp = Arc::new(UdpSocket::from_std(sockets.udp)?);
+        let tcp = TcpListener::from_std(sockets.tcp)?;
+        let tasks = [
+            tokio::spawn(datagrams(udp, rules.clone())).abort_handle(),
+            tokio::spawn(connections(tcp, rules.clone())).abort_handle(),
+        ];
+        Ok(Self { rules, tasks })
+    }
+
+    /// From now on it goes by `policy`.
+    pub fn obey(&self, policy: Policy) {
+        let mut rules = self
+            .rules
+            .policy
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *rules = Some(policy);
+    }
+}
+
+impl Rules {
+    /// Name servers to ask; none: nothing is to be asked.
+    fn upstreams(&self) -> Vec<SocketAddr> {
+        let policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(policy) = policy.as_ref().filter(|p| p.reaches_anything()) else {
+            return Vec::new();
+        };
+        match policy.name_servers() {
+            [] => self.host.get(),
+            own => own.iter().map(|&ip| (ip, PORT).into()).collect(),
+        }
+    }
+
+    /// The answer to `question`; none: it is none that could be answered.
+    async fn answer(&self, question: &[u8], over: upstream::Over) -> Option<Vec<u8>> {
+        let asked = Message::from_vec(question).ok()?;
+        if asked.metadata.message_type != MessageType::Query {
+            return None;
+        }
+        let refuse = |code| {
+            let (id, op) = (asked.metadata.id, asked.metadata.op_code);
+            let mut refusal = Message::error_msg(id, op, code);
+            refusal.add_queries(asked.queries.iter().cloned());
+            refusal.to_vec().ok()
+        };
+        if asked.metadata.op_code != OpCode::Query || asked.queries.len() != 1 {
+            return refuse(ResponseCode::NotImp);
+        }
+        let upstreams = self.upstreams();
+        if upstreams.is_empty() {
+            return refuse(ResponseCode::Refused);
+        }
+        match upstream::ask(question, &asked, &upstreams, over).await {
+            Some(answer) => Some(answer),
+            None => refuse(ResponseCode::ServFail),
+        }
+    }
+}
+
+async fn datagrams(socket: Arc<UdpSocket>, rules: Arc<Rules>) {
+    let places = Arc::new(Semaphore::new(QUESTIONS));
+    let mut buffer = vec![0; LONGEST];
+    loop {
+        let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
+            // What the guest answered to an earlier answer, as an error of the socket.
+            tokio::task::yield_now().await;
+            continue;
+        };
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            continue;
+        };
+        let question = buffer.get(..length).unwrap_or_default().to_vec();
+        let (socket, rules) = (socket.clone(), rules.clone());
+        tokio::spawn(async move {
+            if let Some(answer) = rules.answer(&question, upstream::Over::Udp).await {
+                let _ = socket.send_to(&answer, from).await;
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn connections(listener: TcpListener, rules: Arc<Rules>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        // Whoever comes when all are taken waits.
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let rules = rules.clone();
+                tokio::spawn(async move {
+                    // However it ends, the guest sees that it is closed.
+                    let _ = connection(stream, &rules).await;
+                    drop(place);
+                });
+            }
+            // No descriptor is left, say.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+/// Answers one question after the other (RFC 1035 4.2.2).
+async fn connection(mut stream: TcpStream, rules: &Rules) -> io::Result<()> {
+    loop {
+        let length = tokio::time::timeout(IDLE, stream.read_u16()).await??;
+        let mut question = vec![0; usize::from(length)];
+        tokio::time::timeout(IDLE, stream.read_exact(&mut question)).await??;
+        let Some(answer) = rules.answer(&question, upstream::Over::Tcp).await else {
+            return Ok(());
+        };
+        let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
+        stream.write_u16(length).await?;
+        stream.write_all(&answer).await?;
+    }
+}
+
+#[cfg(test)]
+#[path = "dns_tests.rs"]
+mod tests;

@@ -1,0 +1,94 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+use hickory_proto::op::Query;
+use hickory_proto::rr::{Name, RecordType};
+use jiffy_engine::NetworkRules;
+
+/// A server that is asked at a loopback address, and whose policy names `upstream`'s file.
+async fn server(resolv_conf: &str, policy: Option<Policy>) -> (Server, SocketAddr) {
+    let sockets = Sockets {
+        udp: net::UdpSocket::bind("127.0.0.1:0").unwrap(),
+        tcp: net::TcpListener::bind("127.0.0.1:0").unwrap(),
+    };
+    sockets.udp.set_nonblocking(true).unwrap();
+    sockets.tcp.set_nonblocking(true).unwrap();
+    let at = sockets.udp.local_addr().unwrap();
+    let server = Server::start(sockets, Arc::new(Upstreams::in_file(resolv_conf))).unwrap();
+    if let Some(policy) = policy {
+        server.obey(policy);
+    }
+    (server, at)
+}
+
+fn question() -> Vec<u8> {
+    let mut question = Message::new(77, MessageType::Query, OpCode::Query);
+    let name = Name::from_ascii("example.com.").unwrap();
+    question.add_query(Query::query(name, RecordType::A));
+    question.to_vec().unwrap()
+}
+
+async fn ask(at: SocketAddr, question: &[u8]) -> Message {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.send_to(question, at).await.unwrap();
+    let mut buffer = [0; 4096];
+    let limit = Duration::from_secs(5);
+    let received = tokio::time::timeout(limit, socket.recv(&mut buffer)).await;
+    Message::from_vec(&buffer[..received.unwrap().unwrap()]).unwrap()
+}
+
+#[tokio::test]
+async fn names_are_refused_where_nothing_may_be_reached() {
+    let closed = NetworkRules {
+        internet: false,
+        ..NetworkRules::default()
+    };
+    let closed = Policy::new(&closed, &[]).unwrap();
+    for policy in [None, Some(closed)] {
+        let (_server, at) = server("/nonexistent", policy).await;
+        let answer = ask(at, &question()).await;
+        assert_eq!(answer.metadata.id, 77);
+        assert_eq!(answer.metadata.response_code, ResponseCode::Refused);
+        assert_eq!(answer.queries.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_question_is_not_passed_on() {
+    let open = Policy::new(&NetworkRules::default(), &[]).unwrap();
+    let (_server, at) = server("/nonexistent", Some(open)).await;
+    let mut none = Message::new(5, MessageType::Query, OpCode::Query);
+    none.metadata.recursion_desired = true;
+    let answer = ask(at, &none.to_vec().unwrap()).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::NotImp);
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    // Neither noise nor an answer is answered; what comes after them is.
+    for noise in [&b"x"[..], &[0xff; 300], &[]] {
+        socket.send_to(noise, at).await.unwrap();
+    }
+    let update = Message::new(6, MessageType::Query, OpCode::Update);
+    let answer = ask(at, &update.to_vec().unwrap()).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::NotImp);
+}
+
+#[tokio::test]
+async fn a_connection_is_answered_question_by_question() {
+    let (server, _) = server("/nonexistent", None).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap())
+        .await
+        .unwrap();
+    let (stream, _) = listener.accept().await.unwrap();
+    let rules = server.rules.clone();
+    let task = tokio::spawn(async move { connection(stream, &rules).await });
+    for _ in 0..2 {
+        let question = question();
+        client.write_u16(question.len() as u16).await.unwrap();
+        client.write_all(&question).await.unwrap();
+        let mut answer = vec![0; usize::from(client.read_u16().await.unwrap())];
+        client.read_exact(&mut answer).await.unwrap();
+        let answer = Message::from_vec(&answer).unwrap();
+        assert_eq!(answer.metadata.response_code, ResponseCode::Refused);
+    }
+    drop(client);
+    assert!(task.await.unwrap().is_err());
+}

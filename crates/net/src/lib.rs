@@ -1,0 +1,22 @@
+//! Networks of sandboxes: slots made in advance, what may leave them, their DNS.
+//!
+//! [`Network`] has the slots of one data directory, [`Lease`] is one that a guest uses, [`Policy`] is what that guest may reach.
+
+mod claim;
+mod device;
+mod dns;
+mod error;
+pub mod guest;
+mod host;
+mod namespace;
+mod network;
+mod numbers;
+mod policy;
+mod program;
+mod slot;
+mod upstream;
+
+pub use error::NetError;
+pub use ipnet::Ipv4Net;
+pub use network::{Lease, Network, NetworkConfig};
+pub use policy::{Policy, RulesError};

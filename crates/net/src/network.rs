@@ -1,0 +1,398 @@
+//! The network of one data directory's sandboxes: slots, some of them made in advance.
+
+use crate::NetError;
+use crate::claim::{self, Claims};
+use crate::dns::{Server, Sockets};
+use crate::host;
+use crate::namespace;
+use crate::numbers::Numbers;
+use crate::policy::{Policy, RulesError};
+use crate::program;
+use crate::slot::{self, Common, Slot};
+use crate::upstream::Upstreams;
+use ipnet::Ipv4Net;
+use jiffy_engine::NetworkRules;
+use std::collections::{HashSet, VecDeque};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// Most connections of one sandbox at the same time.
+const CONNECTIONS: u32 = 4096;
+
+/// What a network is made with.
+#[derive(Debug, Clone)]
+pub struct NetworkConfig {
+    /// The data directory whose sandboxes it is for.
+    pub home: PathBuf,
+    /// Addresses between the host and slots, two for each; none: a range that is free.
+    pub range: Option<Ipv4Net>,
+    /// Most slots, 1 to 4096.
+    pub slots: u32,
+    /// How many wait for a guest.
+    pub ready: usize,
+    /// What of private ranges sandboxes may reach.
+    pub granted: Vec<Ipv4Net>,
+}
+
+impl NetworkConfig {
+    /// The usual, for `home`.
+    pub fn new(home: &Path) -> Self {
+        Self {
+            home: home.to_owned(),
+            range: None,
+            slots: 4096,
+            ready: 4,
+            granted: Vec::new(),
+        }
+    }
+}
+
+enum Order {
+    /// Fill up.
+    Fill,
+    Destroy(u32),
+    /// Do what is left and end.
+    End,
+}
+
+struct Shared {
+    common: Common,
+    claim: PathBuf,
+    granted: Vec<Ipv4Net>,
+    wanted: usize,
+    ready: Mutex<VecDeque<Slot>>,
+    numbers: Mutex<Numbers>,
+    orders: Sender<Order>,
+    upstreams: Arc<Upstreams>,
+    worker: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+/// The network of one data directory's sandboxes. Clones are the same network.
+#[derive(Clone)]
+pub struct Network(Arc<Shared>);
+
+/// A slot in use. Dropping it removes the slot, unless it is kept.
+pub struct Lease {
+    network: Network,
+    number: u32,
+    tap: Option<File>,
+    dns: Server,
+    /// What is enforced in its namespace.
+    policy: Mutex<Policy>,
+    kept: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether this process can make networks; why not.
+fn able() -> Result<(), NetError> {
+    let unable = |why: &str| Err(NetError::Unable(why.to_owned()));
+    if !nix::unistd::Uid::effective().is_root() {
+        return unable("only root can make network namespaces and rules");
+    }
+    for name in ["ip", "nft"] {
+        if program::find(name).is_none() {
+            return unable(&format!("`{name}` is not installed: run scripts/setup"));
+        }
+    }
+    if !Path::new("/dev/net/tun").exists() {
+        return unable("there is no /dev/net/tun: load the kernel module `tun`");
+    }
+    Ok(())
+}
+
+impl Network {
+    /// Sets the host up, tries it with a first slot, and begins to make the others. Namespaces of an earlier daemon stay until
+    /// [`Network::reclaim`].
+    pub fn open(config: &NetworkConfig) -> Result<Self, NetError> {
+        able()?;
+        let slots = config.slots.clamp(1, 4096);
+        let tag = claim::tag(&config.home);
+        let claims = Claims::lock()?;
+        // Those of data directories that somebody removed have nobody else to remove them.
+        for (other, claim) in claims.all() {
+            if other != tag && !claim.home.exists() {
+                host::tear_down(&claims, &other);
+            }
+        }
+        let bits = (2 * slots).next_power_of_two().trailing_zeros();
+        let length = 32 - u8::try_from(bits).unwrap_or(13);
+        let range = claims.make(&tag, &config.home, config.range, length)?;
+        host::set_up(&claims, &tag, range)?;
+        let fits = 1_u64 << (31 - u32::from(range.prefix_len().min(31)));
+        let usual = Policy::new(&NetworkRules::default(), &config.granted)?;
+        let common = Common {
+            tag,
+            range,
+            mtu: host::mtu_out(),
+            connections: CONNECTIONS,
+            usual,
+        };
+        let left = namespace::list(&common.prefix());
+        let left = left.iter().filter_map(|name| number(&common, name));
+        let mut numbers = Numbers::new(slots.min(u32::try_from(fits).unwrap_or(slots)));
+        left.for_each(|number| numbers.enter(number));
+        drop(claims);
+        let (orders, inbox) = mpsc::channel();
+        let network = Self(Arc::new(Shared {
+            common,
+            claim: config.home.clone(),
+            granted: config.granted.clone(),
+            wanted: config.ready,
+            ready: Mutex::default(),
+            numbers: Mutex::new(numbers),
+            orders,
+            upstreams: Arc::new(Upstreams::in_file("/etc/resolv.conf")),
+            worker: Mutex::default(),
+        }));
+        let first = network
+            .0
+            .make()
+            .inspect_err(|_| network.0.tear_down_if_unused())?;
+        lock(&network.0.ready).push_back(first);
+        network.begin(inbox)?;
+        Ok(network)
+    }
+
+    fn begin(&self, inbox: Receiver<Order>) -> Result<(), NetError> {
+        let shared = self.0.clone();
+        let worker = thread::Builder::new()
+            .name("slots".to_owned())
+            .spawn(move || shared.work(&inbox))
+            .map_err(NetError::host("starting a thread"))?;
+        *lock(&self.0.worker) = Some(worker);
+        self.order(Order::Fill);
+        Ok(())
+    }
+
+    fn order(&self, order: Order) {
+        // It ends when the network is closed; a guest may last a moment longer.
+        if let Err(mpsc::SendError(Order::Destroy(number))) = self.0.orders.send(order) {
+            self.0.destroy(&[number]);
+            self.0.tear_down_if_unused();
+        }
+    }
+
+    /// Addresses between the host and slots.
+    pub fn range(&self) -> Ipv4Net {
+        self.0.common.range
+    }
+
+    /// How many slots are in use or ready, and how many there can be.
+    pub fn slots(&self) -> (usize, u32) {
+        let numbers = lock(&self.0.numbers);
+        (numbers.in_use(), numbers.most())
+    }
+
+    /// Checks rules against what this host can enforce.
+    pub fn check(&self, rules: &NetworkRules) -> Result<Policy, RulesError> {
+        Policy::new(rules, &self.0.granted)
+    }
+
+    /// A slot for a guest, closed until [`Lease::open`]. One that was made in advance is handed out at once; without one, it is made
+    /// now. Must be called inside a tokio runtime.
+    pub async fn take(&self) -> Result<Lease, NetError> {
+        let ready = lock(&self.0.ready).pop_front();
+        self.order(Order::Fill);
+        let slot = match ready {
+            Some(slot) => slot,
+            None => {
+                let shared = self.0.clone();
+                let made = tokio::task::spawn_blocking(move || shared.make()).await;
+                made.map_err(|e| NetError::Unable(e.to_string()))??
+            }
+        };
+        self.lease(slot.number, Some(slot.tap), slot.dns)
+    }
+
+    /// The slot of a guest that an earlier daemon kept, with the rules that are in force there.
+    pub async fn adopt(&self, number: u32, rules: &NetworkRules) -> Result<Lease, NetError> {
+        lock(&self.0.numbers).enter(number);
+        let common = self.0.common.clone();
+        let listen = move || slot::listen(&common, number);
+        let sockets = tokio::task::spawn_blocking(listen).await;
+        let sockets = sockets.map_err(|e| NetError::Unable(e.to_string()))?;
+        let sockets = sockets.inspect_err(|_| self.order(Order::Destroy(number)))?;
+        let lease = self.lease(number, None, sockets)?;
+        lease.keep();
+        // The owner of the host may have changed what is private since: said again, it is enforced again.
+        lease.replace(rules).await?;
+        Ok(lease)
+    }
+
+    fn lease(&self, number: u32, tap: Option<File>, dns: Sockets) -> Result<Lease, NetError> {
+        let dns = Server::start(dns, self.0.upstreams.clone());
+        let dns = dns
+            .map_err(NetError::host("answering DNS"))
+            .inspect_err(|_| {
+                self.order(Order::Destroy(number));
+            })?;
+        Ok(Lease {
+            network: self.clone(),
+            number,
+            tap,
+            dns,
+            policy: Mutex::new(self.0.common.usual.clone()),
+            kept: AtomicBool::new(false),
+        })
+    }
+
+    /// Removes every slot of an earlier daemon whose number is not among `known`.
+    pub fn reclaim(&self, known: &[u32]) {
+        let known: HashSet<u32> = known.iter().copied().collect();
+        let ready: HashSet<u32> = lock(&self.0.ready).iter().map(|s| s.number).collect();
+        for name in namespace::list(&self.0.common.prefix()) {
+            if let Some(number) = number(&self.0.common, &name)
+                && !known.contains(&number)
+                && !ready.contains(&number)
+                && lock(&self.0.numbers).is_left(number)
+            {
+                self.order(Order::Destroy(number));
+            }
+        }
+    }
+
+    /// Removes the slots that nobody uses and, if no guest is left, everything else in the host. Returns when that is done.
+    pub fn close(&self) {
+        self.order(Order::End);
+        if let Some(worker) = lock(&self.0.worker).take() {
+            let _ = worker.join();
+        }
+    }
+}
+
+fn number(common: &Common, name: &str) -> Option<u32> {
+    name.strip_prefix(&common.prefix())?.parse().ok()
+}
+
+impl Shared {
+    fn make(&self) -> Result<Slot, NetError> {
+        let number = {
+            let mut numbers = lock(&self.numbers);
+            let most = numbers.most();
+            numbers.take().ok_or(NetError::Full(most))?
+        };
+        slot::make(&self.common, number).inspect_err(|_| lock(&self.numbers).give_back(number))
+    }
+
+    fn destroy(&self, numbers: &[u32]) {
+        if numbers.is_empty() {
+            return;
+        }
+        slot::destroy(&self.common, numbers);
+        let mut own = lock(&self.numbers);
+        numbers.iter().for_each(|&number| own.give_back(number));
+    }
+
+    /// Makes and removes slots, one thing after the other.
+    fn work(&self, inbox: &Receiver<Order>) {
+        while let Ok(first) = inbox.recv() {
+            let (mut gone, mut end) = (Vec::new(), false);
+            for order in std::iter::once(first).chain(inbox.try_iter()) {
+                match order {
+                    Order::Fill => {}
+                    Order::Destroy(number) => gone.push(number),
+                    Order::End => end = true,
+                }
+            }
+            if end {
+                gone.extend(lock(&self.ready).drain(..).map(|slot| slot.number));
+            }
+            self.destroy(&gone);
+            if end {
+                self.tear_down_if_unused();
+                return;
+            }
+            self.fill();
+        }
+    }
+
+    fn fill(&self) {
+        while lock(&self.ready).len() < self.wanted {
+            match self.make() {
+                Ok(slot) => lock(&self.ready).push_back(slot),
+                // Whoever needs one hears of it.
+                Err(NetError::Full(_)) => return,
+                Err(e) => {
+                    tracing::warn!("a network slot could not be made in advance: {e}");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn tear_down_if_unused(&self) {
+        if lock(&self.numbers).in_use() > 0 {
+            return;
+        }
+        match Claims::lock() {
+            Ok(claims) => host::tear_down(&claims, &self.common.tag),
+            Err(e) => tracing::warn!(
+                "the network of {} could not be removed: {e}",
+                self.claim.display()
+            ),
+        }
+    }
+}
+
+impl Lease {
+    /// Its number, by which a later daemon finds it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The tap, for the VMM; once.
+    pub fn take_tap(&mut self) -> Option<File> {
+        self.tap.take()
+    }
+
+    /// Lets its guest out.
+    pub fn open(&self) -> Result<(), NetError> {
+        slot::open(&self.network.0.common, self.number)
+    }
+
+    /// Puts other rules in force, also for the connections there are.
+    pub async fn replace(&self, rules: &NetworkRules) -> Result<(), NetError> {
+        let policy = self.network.check(rules)?;
+        if *lock(&self.policy) != policy {
+            let (common, number, new) =
+                (self.network.0.common.clone(), self.number, policy.clone());
+            let enforce = move || slot::enforce(&common, number, &new);
+            let enforced = tokio::task::spawn_blocking(enforce).await;
+            enforced.map_err(|e| NetError::Unable(e.to_string()))??;
+            *lock(&self.policy) = policy.clone();
+        }
+        self.dns.obey(policy);
+        Ok(())
+    }
+
+    /// From now on the slot outlives this process, as its guest does.
+    pub fn keep(&self) {
+        self.kept.store(true, Ordering::Release);
+    }
+
+    /// Its guest is gone: dropping it removes the slot.
+    pub fn release(&self) {
+        self.kept.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.kept.load(Ordering::Acquire) {
+            self.network.order(Order::Destroy(self.number));
+        }
+    }
+}
+
+impl std::fmt::Debug for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Network({})", self.0.common.range)
+    }
+}

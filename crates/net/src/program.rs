@@ -1,0 +1,55 @@
+//! `ip`, `nft` and `iptables`, as programs: their languages are stabler than the kernel's, and what they did can be repeated by hand.
+
+use crate::NetError;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Where they are if the search path does not say; it often leaves out those of the administrator.
+const PLACES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+
+/// Where `name` is installed.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let named = std::env::split_paths(&path);
+    let mut places = named.chain(PLACES.iter().map(|p| Path::new(p).to_owned()));
+    places.find_map(|place| Some(place.join(name)).filter(|path| path.is_file()))
+}
+
+/// Runs a program in the network namespace of this thread, with `input`; what it printed.
+pub(crate) fn run(program: &'static str, args: &[&str], input: &str) -> Result<String, NetError> {
+    let path = find(program).ok_or_else(|| {
+        NetError::Unable(format!("`{program}` is not installed: run scripts/setup"))
+    })?;
+    let failed = || NetError::host(format!("running {}", path.display()));
+    let mut child = Command::new(&path)
+        .args(args)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(failed())?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that does not read to the end says why when it ends.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output().map_err(failed())?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    // The first line names the fault, the others repeat what it was given.
+    let said = said.lines().next().unwrap_or("it said nothing").to_owned();
+    Err(NetError::Program { program, said })
+}
+
+/// Gives `nft` a script, which is carried out as a whole or not at all.
+pub(crate) fn nft(script: &str) -> Result<(), NetError> {
+    run("nft", &["-f", "-"], script).map(drop)
+}
+
+/// Gives `ip` a list of commands; it stops at the first that fails.
+pub(crate) fn ip(commands: &[String]) -> Result<(), NetError> {
+    run("ip", &["-batch", "-"], &commands.join("\n")).map(drop)
+}

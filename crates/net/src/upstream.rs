@@ -1,0 +1,132 @@
+//! Questions to the name servers of the host.
+
+use hickory_proto::op::{Message, MessageType};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+
+/// Time one server has to answer; resolvers in guests ask again after 5 s.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often all servers are asked.
+const ROUNDS: usize = 2;
+
+/// The name servers of the host.
+#[derive(Debug)]
+pub(crate) struct Upstreams {
+    /// `resolv.conf` of the host, read anew for every question: it changes with the network that a laptop is in.
+    file: PathBuf,
+}
+
+impl Upstreams {
+    pub fn in_file(file: impl Into<PathBuf>) -> Self {
+        Self { file: file.into() }
+    }
+
+    /// As resolv.conf(5) names them; without any it is the host itself.
+    pub fn get(&self) -> Vec<SocketAddr> {
+        let text = std::fs::read_to_string(&self.file).unwrap_or_default();
+        let mut servers = parse(&text);
+        if servers.is_empty() {
+            servers.push((Ipv4Addr::LOCALHOST, 53).into());
+        }
+        servers
+    }
+}
+
+fn parse(text: &str) -> Vec<SocketAddr> {
+    let lines = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let address = words
+            .next()
+            .filter(|w| *w == "nameserver")
+            .and(words.next())?;
+        Some((address.parse::<IpAddr>().ok()?, 53).into())
+    });
+    lines.collect()
+}
+
+/// How a question is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Over {
+    Udp,
+    Tcp,
+}
+
+/// Passes `question`, whose parts are `asked`, on to the first server that answers.
+pub(crate) async fn ask(
+    question: &[u8],
+    asked: &Message,
+    servers: &[SocketAddr],
+    over: Over,
+) -> Option<Vec<u8>> {
+    for server in (0..ROUNDS).flat_map(|_| servers) {
+        let answer = async {
+            match over {
+                Over::Udp => over_udp(question, asked, *server).await,
+                Over::Tcp => over_tcp(question, *server).await,
+            }
+        };
+        if let Ok(Ok(answer)) = tokio::time::timeout(PATIENCE, answer).await {
+            return Some(answer);
+        }
+    }
+    None
+}
+
+/// From a port and with a number that nobody can guess, the guest included (RFC 5452).
+async fn over_udp(question: &[u8], asked: &Message, server: SocketAddr) -> io::Result<Vec<u8>> {
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(server).await?;
+    let mut number = [0; 2];
+    getrandom::fill(&mut number).map_err(io::Error::other)?;
+    socket.send(&numbered(question, number)).await?;
+    let mut buffer = vec![0; usize::from(u16::MAX)];
+    loop {
+        let length = socket.recv(&mut buffer).await?;
+        let answer = buffer.get(..length).unwrap_or_default();
+        let fits = Message::from_vec(answer).is_ok_and(|a| {
+            a.metadata.message_type == MessageType::Response
+                && a.metadata.id == u16::from_be_bytes(number)
+                && (a.queries.is_empty() || a.queries == asked.queries)
+        });
+        if fits {
+            return Ok(numbered(answer, asked.metadata.id.to_be_bytes()));
+        }
+    }
+}
+
+/// A message with another number, which is its first two bytes (RFC 1035 4.1.1).
+fn numbered(message: &[u8], number: [u8; 2]) -> Vec<u8> {
+    let mut message = message.to_vec();
+    if let Some(first) = message.get_mut(..2) {
+        first.copy_from_slice(&number);
+    }
+    message
+}
+
+async fn over_tcp(question: &[u8], server: SocketAddr) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(server).await?;
+    let length = u16::try_from(question.len()).map_err(io::Error::other)?;
+    stream.write_u16(length).await?;
+    stream.write_all(question).await?;
+    let mut answer = vec![0; usize::from(stream.read_u16().await?)];
+    stream.read_exact(&mut answer).await?;
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn name_servers_are_read_as_the_c_library_reads_them() {
+        let text = "# c\nnameserver 10.0.0.1\nsearch x\nnameserver ::1\nnameserver bad\n";
+        let servers: Vec<String> = super::parse(text).iter().map(ToString::to_string).collect();
+        assert_eq!(servers, ["10.0.0.1:53", "[::1]:53"]);
+    }
+}
