@@ -95,7 +95,7 @@ impl<E: Engine> App<E> {
         }
     }
 
-    /// What `templateID` means: a template by name, with or without its own tag, or a snapshot.
+    /// What `templateID` means: a template by name, with or without a tag, or a snapshot.
     pub(crate) fn origin(&self, caller: &Caller, id: &str) -> Result<Origin, ApiError> {
         match self.template(id) {
             Ok(info) => Ok(Origin::Template(info)),
@@ -107,7 +107,7 @@ impl<E: Engine> App<E> {
         }
     }
 
-    /// A template by name, with or without its own tag.
+    /// A template by name, with or without a tag.
     pub(crate) fn template(&self, id: &str) -> Result<TemplateInfo, ApiError> {
         let unknown = |why: &str| {
             let message = format!("there is no template or snapshot `{}`{why}", short(id));
@@ -118,9 +118,14 @@ impl<E: Engine> App<E> {
                 ": templates of this host are named without a namespace",
             ));
         }
-        let (name, tag) = id.split_once(':').unwrap_or((id, OWN_TAGS[0]));
-        match self.templates.find(name) {
-            Ok(_) if !OWN_TAGS.contains(&tag) => Err(unknown(": templates have the tag `default`")),
+        let found = match (self.templates.find(id), id.split_once(':')) {
+            // Unless somebody gave such a tag, it means the template itself.
+            (Err(TemplateRefusal::Unknown(_)), Some((name, tag))) if OWN_TAGS.contains(&tag) => {
+                self.templates.find(name)
+            }
+            (found, _) => found,
+        };
+        match found {
             Ok(info) => Ok(info),
             Err(TemplateRefusal::Unknown(_)) => Err(unknown(
                 "; `jiffy template ls` and `jiffy snapshots` list them, as do `GET /templates` and `GET /snapshots`",

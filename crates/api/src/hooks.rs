@@ -9,7 +9,7 @@ use jiffy_image::{Manifest, Recipe, TemplateError, Templates};
 pub struct TemplateInfo {
     /// Its name, which is also its id.
     pub name: String,
-    /// SHA-256 of its image in hexadecimal; none: it has not been built yet and is built when it is first used.
+    /// SHA-256 of its version in hexadecimal: of its images and all that its sandboxes begin with; none: it has not been built yet and is built when it is first used.
     pub image_sha256: Option<String>,
     /// What a sandbox of it gets unless its maker says otherwise.
     pub size: SandboxSize,
@@ -40,8 +40,8 @@ pub trait TemplateSource: Send + Sync + 'static {
 
 fn info(manifest: Manifest) -> TemplateInfo {
     TemplateInfo {
-        name: manifest.name,
-        image_sha256: Some(manifest.image.sha256),
+        name: manifest.reference(),
+        image_sha256: Some(manifest.version()),
         size: usual_size(&manifest.defaults),
         created: manifest.created,
     }

@@ -176,7 +176,7 @@ pub trait Engine: Send + Sync + 'static {
         size: SandboxSize,
     ) -> impl Future<Output = Result<Self::Arrival, EngineError>> + Send;
 
-    /// Makes a guest from snapshot `id` of `template`.
+    /// Makes a guest from snapshot `id` of `template`, which may be something else by now, or gone.
     fn restore(
         &self,
         template: &str,
@@ -255,6 +255,12 @@ pub trait Engine: Send + Sync + 'static {
     /// Disk space that all snapshots take, in bytes, if it can be told.
     fn snapshot_bytes(&self) -> Option<u64> {
         None
+    }
+
+    /// Whether a new sandbox of `template` may still start from its snapshot `id`: not when the template has become something else, or
+    /// is gone.
+    fn serves(&self, _template: &str, _id: &str) -> bool {
+        true
     }
 
     /// Removes a snapshot's files; one that is not there is no error.

@@ -5,7 +5,7 @@ use crate::programs::{ProgramError, Programs};
 use jiffy_engine::{Persona, SandboxSize, SizeError};
 use jiffy_image::{
     BuildError, Defaults, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
-    KernelError, Progress, Recipe, RecipeError, Template, TemplateError, Templates,
+    KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError, Templates,
 };
 use jiffy_microvm::{BootError, BootSpec, MemoryPolicy, MicroVm, NetSpec, RestoreSpec};
 use jiffy_proto::agent::Identity;
@@ -92,6 +92,7 @@ pub struct Prepared {
     initrd: File,
     template: Template,
     version: String,
+    image_name: String,
 }
 
 /// Size of a sandbox of a template with these defaults, unless its creator says otherwise: the same whoever asks, so that all share
@@ -99,9 +100,9 @@ pub struct Prepared {
 pub fn usual_size(defaults: &Defaults) -> SandboxSize {
     let standard = SandboxSize::default();
     SandboxSize {
+        vcpus: defaults.vcpus.unwrap_or(standard.vcpus),
         memory_mib: defaults.memory_mib.unwrap_or(standard.memory_mib),
         disk_mib: defaults.disk_mib,
-        ..standard
     }
 }
 
@@ -136,7 +137,7 @@ impl Host {
 
     /// Whether `name` is a template that is there or can be built. A quick look, before anything long is begun.
     pub fn knows(&self, name: &str) -> Result<(), CreateError> {
-        match Recipe::built_in(name) {
+        match Recipe::built_in(&plain(name)?) {
             Ok(_) => Ok(()),
             Err(RecipeError::Unknown { .. }) => Ok(self.templates().get(name).map(drop)?),
             Err(e) => Err(e.into()),
@@ -145,7 +146,7 @@ impl Host {
 
     /// Size of a sandbox of template `name` whose creator names none.
     pub fn default_size(&self, name: &str) -> Result<SandboxSize, CreateError> {
-        let defaults = match Recipe::built_in(name) {
+        let defaults = match Recipe::built_in(&plain(name)?) {
             Ok(recipe) => recipe.defaults().clone(),
             Err(RecipeError::Unknown { .. }) => self.templates().manifest(name)?.defaults,
             Err(e) => return Err(e.into()),
@@ -159,11 +160,20 @@ impl Host {
         name: &str,
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Prepared, CreateError> {
-        let template = match Recipe::built_in(name) {
+        let template = match Recipe::built_in(&plain(name)?) {
             Ok(recipe) => self.templates().build_if_needed(&recipe, on_progress)?,
             Err(RecipeError::Unknown { .. }) => self.templates().get(name)?,
             Err(e) => return Err(e.into()),
         };
+        self.with_template(template)
+    }
+
+    /// Opens the version of a template that something was made with, as [`Prepared::image_name`] said then.
+    pub(crate) fn prepare_version(&self, image: &str) -> Result<Prepared, CreateError> {
+        self.with_template(self.templates().version(image)?)
+    }
+
+    fn with_template(&self, template: Template) -> Result<Prepared, CreateError> {
         let kernel = Kernel::choose()?.open(&self.home)?;
         let agent = fs::read(&self.programs.agent).map_err(|source| CreateError::Agent {
             path: self.programs.agent.display().to_string(),
@@ -174,6 +184,11 @@ impl Host {
             home: self.home.clone(),
             programs: self.programs.clone(),
             version: format!("kernel {} agent {}", kernel.sha256, initrd.sha256),
+            image_name: format!(
+                "{}@{}",
+                template.manifest.reference(),
+                template.manifest.version()
+            ),
             kernel: kernel.file,
             initrd: initrd.file,
             template,
@@ -192,6 +207,16 @@ impl Prepared {
         &self.version
     }
 
+    /// The name under which snapshots remember what they were taken of: they run with that very version of the template only.
+    pub(crate) fn image_name(&self) -> &str {
+        &self.image_name
+    }
+
+    fn images(&self) -> Result<Vec<File>, BootError> {
+        let images = self.template.images.iter();
+        images.map(|image| duplicate(&image.file)).collect()
+    }
+
     /// What a boot of this template needs.
     pub(crate) fn boot_spec(
         &self,
@@ -204,7 +229,7 @@ impl Prepared {
             vmm: self.programs.vmm.clone(),
             kernel: duplicate(&self.kernel)?,
             initrd: duplicate(&self.initrd)?,
-            rootfs: duplicate(&self.template.image.file)?,
+            rootfs: self.images()?,
             blank_disk: Disk::new(size.disk_mib)?.blank_ext4(&self.home)?.file,
             overlay,
             size,
@@ -225,7 +250,7 @@ impl Prepared {
         Ok(RestoreSpec {
             vmm: self.programs.vmm.clone(),
             lineage,
-            rootfs: duplicate(&self.template.image.file)?,
+            rootfs: self.images()?,
             blank_disk: Disk::new(disk_mib)?.blank_ext4(&self.home)?.file,
             overlay,
             net: None,
@@ -292,6 +317,11 @@ impl Prepared {
         };
         Ok(MicroVm::restore(spec).await?)
     }
+}
+
+/// Without a tag that says nothing.
+fn plain(name: &str) -> Result<String, TemplateError> {
+    Ok(Reference::parse(name)?.to_string())
 }
 
 /// Nobody there was before.

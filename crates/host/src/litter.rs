@@ -38,7 +38,7 @@ pub(crate) fn sweep(home: &Path, now: SystemTime) -> Vec<PathBuf> {
             remove(path, metadata.file_type(), &mut gone);
         }
     }
-    for directory in ["templates", "kernel", "disks", "initrd", "cache"] {
+    for directory in ["templates", "images", "kernel", "disks", "initrd", "cache"] {
         for (path, name, metadata) in entries(&home.join(directory)) {
             let age = age(&path, &metadata, now);
             let of_nothing = name.ends_with(".stamp") && !path.with_extension("").exists();

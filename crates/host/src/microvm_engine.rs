@@ -11,6 +11,7 @@ use jiffy_engine::{
     NetworkRules, Orphan, Persona, SandboxEnd, SandboxSize, SnapshotTimes, Startup, Usage,
     VerifiedSnapshot,
 };
+use jiffy_image::TemplateError;
 use jiffy_microvm::{
     AdoptSpec, BootError, BootSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec,
     VmmMark, Waiting,
@@ -55,7 +56,10 @@ pub struct MicroVmEngine {
     /// None: guests have no network card.
     network: Option<Network>,
     place: Place,
+    /// Templates as they are now, by name.
     prepared: Mutex<HashMap<String, (Stamp, Arc<Prepared>)>>,
+    /// What they were when snapshots were taken that are in use, by [`Prepared::image_name`].
+    older: Mutex<HashMap<String, Arc<Prepared>>>,
     /// Held by whoever merges; one at a time, since it reads and writes a lot.
     merging: tokio::sync::Mutex<()>,
 }
@@ -78,6 +82,7 @@ impl MicroVmEngine {
             network: None,
             place,
             prepared: Mutex::default(),
+            older: Mutex::default(),
             merging: tokio::sync::Mutex::default(),
         })
     }
@@ -127,23 +132,15 @@ impl MicroVmEngine {
     /// A guest of snapshot `id` that waits to be told who it is, its memory from where `memory` says.
     async fn arrive(
         &self,
-        template: &str,
         id: &str,
         memory: impl FnOnce(&Lineage) -> MemoryPolicy,
     ) -> Result<MicroVmArrival, EngineError> {
-        let prepared = self.prepare(template).await?;
         let lineage = self.short_lineage(id).await?;
         let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
             reason: format!("there is no snapshot {id}"),
         })?;
         let manifest = newest.manifest();
-        if manifest.template != image_name(&prepared) {
-            return Err(EngineError::Failed {
-                reason: format!(
-                    "snapshot {id} was taken with another image of template `{template}` than the one there is now; build that one again"
-                ),
-            });
-        }
+        let prepared = self.prepare_version(&manifest.template).await?;
         let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
         let overlay = self.store.overlay().map_err(EngineError::failed)?;
         let mut lease = match manifest.net {
@@ -170,13 +167,45 @@ impl MicroVmEngine {
             let metadata = fs::metadata(path)?;
             Ok::<_, io::Error>((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
         };
-        let manifest = self.host.home().path().join("templates").join(template);
+        let manifest = self.host.templates().manifest_path(template);
+        let manifest = manifest.map_err(io::Error::other)?;
         let programs = self.host.programs();
-        Ok([
-            of(&manifest.join("template.json"))?,
-            of(&programs.vmm)?,
-            of(&programs.agent)?,
-        ])
+        Ok([of(&manifest)?, of(&programs.vmm)?, of(&programs.agent)?])
+    }
+
+    /// The very version that a snapshot was taken of, whatever the template is now.
+    async fn prepare_version(&self, image: &str) -> Result<Arc<Prepared>, EngineError> {
+        if let Some(prepared) = self.known_version(image) {
+            return Ok(prepared);
+        }
+        let (host, name) = (self.host.clone(), image.to_owned());
+        let prepared = tokio::task::spawn_blocking(move || host.prepare_version(&name))
+            .await
+            .map_err(EngineError::failed)?
+            .map_err(chain)?;
+        let prepared = Arc::new(prepared);
+        let older = || self.older.lock().unwrap_or_else(PoisonError::into_inner);
+        older().insert(image.to_owned(), prepared.clone());
+        Ok(prepared)
+    }
+
+    fn known_version(&self, image: &str) -> Option<Arc<Prepared>> {
+        let current = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = current.values().map(|(_, prepared)| prepared);
+        if let Some(found) = all.find(|p| p.image_name() == image) {
+            return Some(found.clone());
+        }
+        let older = self.older.lock().unwrap_or_else(PoisonError::into_inner);
+        older.get(image).cloned()
+    }
+
+    /// Lets go of the images of templates that are something else by now, unless a guest of theirs is coming up.
+    fn forget_older(&self) {
+        let mut older = self.older.lock().unwrap_or_else(PoisonError::into_inner);
+        older.retain(|_, prepared| Arc::strong_count(prepared) > 1);
+        drop(older);
+        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        prepared.retain(|name, (stamp, _)| self.stamp(name).is_ok_and(|now| now == *stamp));
     }
 
     async fn prepare(&self, template: &str) -> Result<Arc<Prepared>, EngineError> {
@@ -219,12 +248,6 @@ fn boot_error(error: BootError) -> EngineError {
         BootError::Ended { end, .. } => EngineError::Ended { end },
         other => EngineError::failed(other),
     }
-}
-
-/// The name under which a snapshot remembers its template: it runs with that very image only.
-fn image_name(prepared: &Prepared) -> String {
-    let manifest = &prepared.template().manifest;
-    format!("{}@{}", manifest.name, manifest.image.sha256)
 }
 
 /// A client of the agent in `vm`.
@@ -343,7 +366,7 @@ impl Engine for MicroVmEngine {
         let [_, vmm, _] = self.stamp(template).map_err(EngineError::failed)?;
         Ok(format!(
             "{} {} vmm {}.{}.{} {}c{}m{}d{}",
-            image_name(&prepared),
+            prepared.image_name(),
             prepared.version(),
             vmm.0,
             vmm.1,
@@ -394,9 +417,8 @@ impl Engine for MicroVmEngine {
         })
     }
 
-    async fn restore(&self, template: &str, id: &str) -> Result<MicroVmArrival, EngineError> {
-        self.arrive(template, id, |lineage| self.memory(lineage))
-            .await
+    async fn restore(&self, _template: &str, id: &str) -> Result<MicroVmArrival, EngineError> {
+        self.arrive(id, |lineage| self.memory(lineage)).await
     }
 
     async fn snapshot(
@@ -428,7 +450,7 @@ impl Engine for MicroVmEngine {
 
     async fn learn(&self, template: &str, id: &str) -> Result<(), EngineError> {
         // Mapped, so that what is present afterwards is what was touched.
-        let arrival = self.arrive(template, id, |_| MemoryPolicy::Map).await?;
+        let arrival = self.arrive(id, |_| MemoryPolicy::Map).await?;
         let persona = Persona {
             id: "template".to_owned(),
             ..Persona::default()
@@ -529,6 +551,7 @@ impl Engine for MicroVmEngine {
     }
 
     fn sweep(&self) -> Result<usize, EngineError> {
+        self.forget_older();
         let now = SystemTime::now();
         let litter = litter::sweep(self.host.home().path(), now);
         for path in &litter {
@@ -544,6 +567,20 @@ impl Engine for MicroVmEngine {
 
     fn snapshot_bytes(&self) -> Option<u64> {
         self.store.disk_bytes().ok()
+    }
+
+    fn serves(&self, template: &str, id: &str) -> bool {
+        let now = self.host.templates().manifest(template);
+        let taken = self.store.get(id);
+        match (now, taken) {
+            (Ok(now), Ok(taken)) => {
+                let name = format!("{}@{}", now.reference(), now.version());
+                taken.manifest().template == name
+            }
+            (Err(TemplateError::Unknown { .. }), Ok(_)) => false,
+            // What cannot be told stays.
+            _ => true,
+        }
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
@@ -591,7 +628,7 @@ impl Arrival for MicroVmArrival {
         }
         Ok(MicroVmGuest {
             vm,
-            image: image_name(&prepared),
+            image: prepared.image_name().to_owned(),
             identity,
             place,
             lease: Mutex::new(lease.map(Arc::new)),

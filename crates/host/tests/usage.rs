@@ -20,7 +20,7 @@ const EVERY: Duration = Duration::from_millis(200);
 
 fn engine(dir: &Path) -> MicroVmEngine {
     let real = Home::locate().unwrap();
-    for name in ["templates", "kernel", "disks"] {
+    for name in ["templates", "images", "kernel", "disks"] {
         symlink(real.path().join(name), dir.join(name)).unwrap();
     }
     let host = Host::new(Home::at(dir).unwrap(), support::programs());

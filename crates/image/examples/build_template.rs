@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!(
         "{:6.1} s  {}",
         start.elapsed().as_secs_f32(),
-        template.image.path.display()
+        template.images[0].path.display()
     );
     println!("{:#?}", template.manifest);
     Ok(())

@@ -4,20 +4,23 @@ use crate::command::CommandError;
 use crate::erofs::{self, Root};
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
+use crate::images::Images;
 use crate::lock::Lock;
-use crate::manifest::{Defaults, ImageSum, MANIFEST_FORMAT, Manifest, Origin};
+use crate::manifest::{Defaults, ImageSum, MANIFEST_FORMAT, Manifest, Origin, Step};
 use crate::progress::{Phase, Progress};
 use crate::recipe::Recipe;
+use crate::reference::Reference;
 use crate::rootfs::{self, EPOCH, RootfsError, Site};
-use crate::template::{IMAGE, MANIFEST, Template, TemplateError, Templates};
-use crate::verified::{Check, VerifyError};
+use crate::template::{MANIFEST, Template, TemplateError, Templates};
+use crate::verified::VerifyError;
+use crate::version;
 use jiffy_engine::Startup;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Why a template was not built.
 #[derive(Debug, thiserror::Error)]
@@ -81,13 +84,15 @@ fn build_with(
     if let Some(template) = up_to_date(templates, recipe)? {
         return Ok(template);
     }
-    let lock = home.lock(&format!("template-{name}"), || {
+    let began = Instant::now();
+    let reference = Reference::parse(name)?;
+    let lock = templates.lock(&reference, &mut |()| {
         on_progress(Progress::Phase(Phase::Waiting))
     })?;
     if let Some(template) = up_to_date(templates, recipe)? {
         return Ok(template);
     }
-    let work = Work::begin(templates.unfinished(name))?;
+    let work = Work::begin(templates.unfinished(&reference))?;
     let cache = home.cache().join("apt").join(name);
     DirBuilder::new()
         .recursive(true)
@@ -103,23 +108,36 @@ fn build_with(
     };
     let root = make_root(&site, on_progress)?;
     on_progress(Progress::Percent(85));
+    let shared = Images::new(home).share()?;
+    let root = Root::Directory(root);
+    let image = write_image(home, &root, recipe.hash(), &work, &lock, on_progress)?;
     let plan = Plan {
-        name: recipe.name(),
+        reference: &reference,
         hash: recipe.hash(),
+        history: vec![Step {
+            text: format!("recipe {name}"),
+            seconds: began.elapsed().as_secs_f64(),
+            bytes: Some(image.size),
+        }],
+        images: vec![image],
         defaults: recipe.defaults(),
         startup: recipe.startup(),
         origin: None,
     };
-    let root = Root::Directory(root);
-    let finished = write_template(plan, &root, &work.0, &lock, on_progress)?;
-    publish(&finished, &templates.directory(name))?;
+    publish(templates, &plan.manifest(), &work, &lock)?;
+    let template = templates.get(name)?;
+    drop(shared);
+    templates.prune_if_quiet();
     on_progress(Progress::Percent(100));
-    Ok(templates.get(name)?)
+    Ok(template)
 }
 
 /// The template, if it was made from this very recipe.
 fn up_to_date(templates: &Templates, recipe: &Recipe) -> Result<Option<Template>, TemplateError> {
-    if !templates.directory(recipe.name()).is_dir() {
+    if !templates
+        .directory(&Reference::parse(recipe.name())?)
+        .is_dir()
+    {
         return Ok(None);
     }
     let template = templates.get(recipe.name())?;
@@ -128,79 +146,89 @@ fn up_to_date(templates: &Templates, recipe: &Recipe) -> Result<Option<Template>
 
 /// What a template is to say about itself.
 pub(crate) struct Plan<'a> {
-    pub name: &'a str,
+    pub reference: &'a Reference,
     /// SHA-256 of all that it is made from, lower-case hexadecimal.
     pub hash: &'a str,
+    /// The lowest first.
+    pub images: Vec<ImageSum>,
     pub defaults: &'a Defaults,
     pub startup: Startup,
     pub origin: Option<Origin>,
+    pub history: Vec<Step>,
 }
 
-/// Writes image and manifest into a directory of their own and makes them durable.
-pub(crate) fn write_template(
-    plan: Plan<'_>,
+impl Plan<'_> {
+    pub(crate) fn manifest(self) -> Manifest {
+        Manifest {
+            format: MANIFEST_FORMAT,
+            name: self.reference.name().to_owned(),
+            tag: self.reference.tag().to_owned(),
+            created: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs(),
+            recipe_sha256: self.hash.to_owned(),
+            images: self.images,
+            defaults: self.defaults.clone(),
+            startup: self.startup,
+            origin: self.origin,
+            history: self.history,
+        }
+    }
+}
+
+/// Makes an image of `root`, durable. The caller shares the images until it has named this one.
+pub(crate) fn write_image(
+    home: &Home,
     root: &Root,
-    work: &Path,
+    hash: &str,
+    work: &Work,
     lock: &Lock,
     on_progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<PathBuf, BuildError> {
-    let directory = work.join("template");
-    DirBuilder::new()
-        .mode(0o700)
-        .create(&directory)
-        .on("create", &directory)?;
+) -> Result<ImageSum, BuildError> {
     on_progress(Progress::Phase(Phase::Image));
-    let image = directory.join(IMAGE);
-    erofs::write(root, &image, &uuid(plan.hash), EPOCH, Some(lock))?;
+    let image = work.0.join("image.erofs");
+    erofs::write(root, &image, &uuid(hash), EPOCH, Some(lock))?;
     fs::File::open(&image)
         .and_then(|file| file.sync_all())
         .on("flush", &image)?;
     on_progress(Progress::Percent(95));
-
     on_progress(Progress::Phase(Phase::Verification));
-    let check = Check {
-        what: "template image",
-        sha256: None,
-        size: None,
-        sparse: false,
-        remedy: "build it again",
-    };
-    let verified = check.record(&image)?;
-    let manifest = Manifest {
-        format: MANIFEST_FORMAT,
-        name: plan.name.to_owned(),
-        created: SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_secs(),
-        recipe_sha256: plan.hash.to_owned(),
-        image: ImageSum {
-            sha256: verified.sha256,
-            size: verified.size,
-        },
-        defaults: plan.defaults.clone(),
-        startup: plan.startup,
-        origin: plan.origin,
-    };
-    let mut text = serde_json::to_vec_pretty(&manifest)
-        .map_err(io::Error::other)
-        .on("write", &directory)?;
-    text.push(b'\n');
-    file::write(&directory, MANIFEST, &text)?;
-    Ok(directory)
+    Ok(Images::new(home).add(&image)?)
 }
 
-/// Puts the finished directory in its place in one step; what was there before is left to the caller's work directory.
-pub(crate) fn publish(finished: &Path, place: &Path) -> Result<(), FileError> {
+/// Makes `manifest` the template of its name in one step. What there was before is kept as a version for those who were made with
+/// it. Needs the template's lock, and that the images are shared.
+pub(crate) fn publish(
+    templates: &Templates,
+    manifest: &Manifest,
+    work: &Work,
+    _lock: &Lock,
+) -> Result<(), TemplateError> {
+    version::keep(&templates.home, manifest)?;
+    let finished = work.0.join("template");
+    DirBuilder::new()
+        .mode(0o700)
+        .create(&finished)
+        .on("create", &finished)?;
+    file::write(&finished, MANIFEST, &version::text(manifest, &finished)?)?;
+
+    let reference = Reference::parse(&manifest.reference())?;
+    let place = templates.directory(&reference);
+    // One that cannot be read was used by nobody.
+    if let Ok(before) = templates.manifest(&reference.to_string()) {
+        version::keep(&templates.home, &before)?;
+        templates.rescue(&before, &place)?;
+    }
     let flags = if place.exists() {
         RenameFlags::RENAME_EXCHANGE
     } else {
         RenameFlags::RENAME_NOREPLACE
     };
-    renameat2(AT_FDCWD, finished, AT_FDCWD, place, flags)
+    renameat2(AT_FDCWD, &finished, AT_FDCWD, &place, flags)
         .map_err(io::Error::from)
-        .on("create", place)?;
-    file::sync_dir(place.parent().unwrap_or(place))
+        .on("create", &place)?;
+    Ok(file::sync_dir(place.parent().unwrap_or(&place))?)
 }
 
 /// The image's UUID: the recipe's identity in the shape of a random UUID (RFC 9562, version 8: "vendor specific").

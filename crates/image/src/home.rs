@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 /// ```text
 /// <home>/
 ///   kernel/vmlinux-<sha12>          guest kernel, unpacked and verified once
-///   templates/<name>/rootfs.erofs   root filesystem, read-only, shared by all sandboxes of the template
-///   templates/<name>/template.json  manifest: checksum, recipe hash, defaults
+///   images/sha256-<digest>.erofs    root file systems and what lies on them, read-only, shared by all templates that name them
+///   templates/<name>[@<tag>]/template.json  manifest: its images, recipe hash, defaults
+///   versions/<sha256>.json          manifest of each version of a template that was ever used, as long as something needs it
 ///   layers/sha256-<diff id>/root    layers of images, unpacked; each as long as a template is made of it
 ///   blobs/sha256-<digest>           what of images is being downloaded
 ///   disks/ext4-<MiB>.img            blank disk, sparse, read-only base of copy-on-write disks
@@ -47,9 +48,11 @@ pub enum HomeError {
     File(#[from] FileError),
 }
 
-const DIRECTORIES: [&str; 9] = [
+const DIRECTORIES: [&str; 11] = [
     "kernel",
+    "images",
     "templates",
+    "versions",
     "layers",
     "blobs",
     "disks",
@@ -116,6 +119,19 @@ impl Home {
         self.root.join("templates")
     }
 
+    pub(crate) fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    pub(crate) fn versions(&self) -> PathBuf {
+        self.root.join("versions")
+    }
+
+    /// Where the host keeps snapshots; what they were taken of stays.
+    pub(crate) fn snapshots(&self) -> PathBuf {
+        self.root.join("snapshots")
+    }
+
     pub(crate) fn layers(&self) -> PathBuf {
         self.root.join("layers")
     }
@@ -144,6 +160,11 @@ impl Home {
     /// Takes the lock `name` if nobody holds it.
     pub(crate) fn try_lock(&self, name: &str) -> Result<Option<Lock>, FileError> {
         Lock::try_take(&self.root.join("locks").join(name))
+    }
+
+    /// Shares the lock `name` with others who do.
+    pub(crate) fn share(&self, name: &str) -> Result<Lock, FileError> {
+        Lock::share(&self.root.join("locks").join(name))
     }
 
     /// Takes the lock `name`; `wait` is called once when another process or thread holds it.

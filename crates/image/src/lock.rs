@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-/// An exclusive lock, held until dropped (and by every child process that inherited its descriptor).
+/// A lock, held until dropped (and by every child process that inherited its descriptor).
 ///
 /// The lock file stays: removing it would let two holders lock two different files of one name.
 #[derive(Debug)]
@@ -28,6 +28,13 @@ impl Lock {
 }
 
 impl Lock {
+    /// Shares the lock at `path` with others who do; waits for whoever holds it alone.
+    pub(crate) fn share(path: &Path) -> Result<Self, FileError> {
+        let file = open(path)?;
+        file.lock_shared().on("lock", path)?;
+        Ok(Self(file))
+    }
+
     /// Takes the lock at `path` if nobody holds it.
     pub(crate) fn try_take(path: &Path) -> Result<Option<Self>, FileError> {
         let file = open(path)?;

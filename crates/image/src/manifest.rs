@@ -1,23 +1,32 @@
-//! What is known about a template without opening its image.
+//! What is known about a template without opening its images.
 
+use crate::reference::{DEFAULT_TAG, Reference};
+use crate::verified::sum_of;
 use jiffy_engine::Startup;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Version of `template.json`; a manifest of another version is refused.
-pub const MANIFEST_FORMAT: u32 = 1;
+/// Version of `template.json`. Of other formats only the first is still read: it had one image, beside the manifest.
+pub const MANIFEST_FORMAT: u32 = 2;
+
+/// Most images of a template: a guest has eight disks, of which one is written to and one is spare.
+pub const MAX_IMAGES: usize = 6;
 
 /// `template.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`MANIFEST_FORMAT`].
     pub format: u32,
     pub name: String,
+    #[serde(default = "default_tag")]
+    pub tag: String,
     /// Seconds since the epoch.
     pub created: u64,
     /// SHA-256 of everything that went into the build except the packages themselves.
     pub recipe_sha256: String,
-    pub image: ImageSum,
+    /// What its root file system is made of, the lowest first; 1 to [`MAX_IMAGES`].
+    pub images: Vec<ImageSum>,
     pub defaults: Defaults,
     /// What is started in its sandboxes, and awaited, before they are handed out.
     #[serde(flatten)]
@@ -25,6 +34,20 @@ pub struct Manifest {
     /// What it was imported from, if it was not built from packages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
+    /// How it was made, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<Step>,
+}
+
+/// A step of a template's making.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// On one line.
+    pub text: String,
+    pub seconds: f64,
+    /// Bytes that it added, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
 }
 
 /// Where an imported template comes from, and what its image says about itself.
@@ -48,8 +71,8 @@ pub struct Origin {
     pub exposed_ports: Vec<String>,
 }
 
-/// Identity of a root filesystem image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Identity of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ImageSum {
     /// Lower-case hexadecimal.
     pub sha256: String,
@@ -68,6 +91,129 @@ pub struct Defaults {
     /// MiB; [`jiffy_engine::SandboxSize`] says if this does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
+    /// Likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<u8>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+}
+
+fn default_tag() -> String {
+    DEFAULT_TAG.to_owned()
+}
+
+impl Manifest {
+    /// What is as it is in every template that makes the same sandboxes, as SHA-256 in lower-case hexadecimal: images, defaults
+    /// and startup. A snapshot runs with the version that it was taken of.
+    pub fn version(&self) -> String {
+        let said = serde_json::to_vec(&(&self.images, &self.defaults, &self.startup));
+        // Strings and numbers can always be written down.
+        sum_of(&said.unwrap_or_default())
+    }
+
+    /// `name` or `name:tag`.
+    pub fn reference(&self) -> String {
+        match self.tag == DEFAULT_TAG {
+            true => self.name.clone(),
+            false => format!("{}:{}", self.name, self.tag),
+        }
+    }
+
+    /// Bytes of all its images, also of those that others have too.
+    pub fn size(&self) -> u64 {
+        self.images.iter().map(|i| i.size).sum()
+    }
+
+    /// Reads and checks what [`Manifest`] writes, and its first format; says what is wrong.
+    pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
+        let mut value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
+        let format = value.get("format").and_then(Value::as_u64);
+        if format == Some(1) {
+            let image = value.get_mut("image").map(Value::take).unwrap_or_default();
+            value["images"] = Value::Array(vec![image]);
+            value["format"] = MANIFEST_FORMAT.into();
+        } else if format != Some(MANIFEST_FORMAT.into()) {
+            let found = format.map_or("unknown".to_owned(), |f| f.to_string());
+            return Err(format!("its format is {found}, not {MANIFEST_FORMAT}"));
+        }
+        let manifest: Self = serde_json::from_value(value).map_err(|e| e.to_string())?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let hexadecimal = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        let sound = |i: &ImageSum| i.sha256.len() == 64 && i.sha256.bytes().all(hexadecimal);
+        if !(1..=MAX_IMAGES).contains(&self.images.len()) {
+            let n = self.images.len();
+            return Err(format!("it names {n} images, not 1 to {MAX_IMAGES}"));
+        }
+        // The sums become names of files.
+        if !self.images.iter().all(sound) {
+            return Err("the checksum of an image is none".to_owned());
+        }
+        Reference::parse(&self.reference()).map_err(|e| e.to_string())?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use serde_json::json;
+
+    pub(crate) fn manifest(images: &[&str]) -> Manifest {
+        let image = |sum: &&str| json!({ "sha256": sum.repeat(64 / sum.len()), "size": 1 });
+        let value = json!({
+            "format": MANIFEST_FORMAT, "name": "x", "created": 1, "recipe_sha256": "",
+            "images": images.iter().map(image).collect::<Vec<_>>(),
+            "defaults": { "user": "user", "workdir": "/", "disk_mib": 64 },
+        });
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn a_version_is_what_makes_the_same_sandboxes() {
+        let one = manifest(&["a", "b"]);
+        let mut other = Manifest {
+            name: "y".to_owned(),
+            tag: "z".to_owned(),
+            created: 2,
+            recipe_sha256: "r".to_owned(),
+            ..one.clone()
+        };
+        assert_eq!(one.version(), other.version());
+        other.images.reverse();
+        assert_ne!(one.version(), other.version());
+        let mut other = one.clone();
+        other.defaults.disk_mib = 65;
+        assert_ne!(one.version(), other.version());
+    }
+
+    #[test]
+    fn the_first_format_is_a_stack_of_one() {
+        let mut old = serde_json::to_value(manifest(&["a"])).unwrap();
+        old["image"] = old["images"][0].take();
+        old.as_object_mut().unwrap().remove("images");
+        old.as_object_mut().unwrap().remove("tag");
+        old["format"] = json!(1);
+        let read = Manifest::parse(old.to_string().as_bytes()).unwrap();
+        assert_eq!(read, manifest(&["a"]));
+    }
+
+    #[test]
+    fn what_would_lead_elsewhere_or_hold_nothing_is_no_manifest() {
+        let refused = |change: &dyn Fn(&mut Value)| {
+            let mut value = serde_json::to_value(manifest(&["a"])).unwrap();
+            change(&mut value);
+            Manifest::parse(value.to_string().as_bytes()).unwrap_err()
+        };
+        assert!(refused(&|v| v["images"] = json!([])).contains("0 images"));
+        let many = vec![json!({ "sha256": "a".repeat(64), "size": 1 }); MAX_IMAGES + 1];
+        assert!(refused(&|v| v["images"] = json!(many)).contains("7 images"));
+        let path = format!("{:.<64}", "../");
+        assert!(refused(&|v| v["images"][0]["sha256"] = json!(path)).contains("checksum"));
+        assert!(refused(&|v| v["name"] = json!("../x")).contains("not a template name"));
+        assert!(refused(&|v| v["format"] = json!(3)).contains("format is 3"));
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::file::{FileError, OnPath};
 use crate::manifest::Defaults;
-use crate::template::is_template_name;
+use crate::reference::is_template_name;
 use crate::verified::sum_of;
 use jiffy_engine::{Readiness, SandboxSize, StartCommand, Startup};
 use serde::Deserialize;

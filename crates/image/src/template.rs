@@ -3,57 +3,64 @@
 use crate::builder::{self, BuildError};
 use crate::file::{FileError, OnPath, UNFINISHED};
 use crate::home::Home;
+use crate::images::Images;
 use crate::import::{self, Import, ImportError};
 use crate::layer::Layers;
-use crate::manifest::{MANIFEST_FORMAT, Manifest};
+use crate::lock::Lock;
+use crate::manifest::Manifest;
 use crate::progress::Progress;
 use crate::recipe::Recipe;
-use crate::verified::{Check, VerifiedFile, VerifyError};
+use crate::reference::Reference;
+use crate::verified::{VerifiedFile, VerifyError};
+use crate::version;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub(crate) const IMAGE: &str = "rootfs.erofs";
+/// Beside the manifest in the first format.
+const OLD_IMAGE: &str = "rootfs.erofs";
 pub(crate) const MANIFEST: &str = "template.json";
 
-/// A template, verified and ready to boot.
+/// A template, verified and ready to boot. Its images stay as long as it does, and as long as a file of theirs is open anywhere.
 #[derive(Debug)]
 pub struct Template {
     pub manifest: Manifest,
-    pub directory: PathBuf,
-    /// The root filesystem (EROFS, read-only).
-    pub image: VerifiedFile,
+    /// What its root file system is made of, the lowest first (EROFS, read-only).
+    pub images: Vec<VerifiedFile>,
 }
 
 /// The templates of a data directory.
 #[derive(Clone, Debug)]
 pub struct Templates {
-    home: Home,
+    pub(crate) home: Home,
 }
 
 /// Why a template is not to be had.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
     #[error(
-        "`{name}` is not a template name: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit, at most 63"
+        "`{name}` is not a template name: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit, at most 63; a tag (`{{name}}:{{tag}}`) may have upper case too"
     )]
     Name { name: String },
     #[error("there is no template `{name}`; {known}")]
     Unknown { name: String, known: String },
-    #[error("manifest {} is not readable: {problem}; remove the directory and build the template again", path.display())]
+    #[error("manifest {} is not readable: {problem}; run `jiffy template rm` for the template and build it again", path.display())]
     Manifest { path: PathBuf, problem: String },
+    #[error("template image {} is missing: run `jiffy template rm` for the template and build it again", path.display())]
+    Image { path: PathBuf },
+    #[error(
+        "there is no version {version} of template `{name}` any more, which this was made with"
+    )]
+    Version { name: String, version: String },
+    /// What is not understood may need anything.
+    #[error(
+        "snapshot {id} does not tell what it needs ({problem}): remove it with `jiffy rm {id}` and run again"
+    )]
+    Snapshot { id: String, problem: String },
     #[error(transparent)]
     Verify(#[from] VerifyError),
     #[error("cannot use the template")]
     File(#[from] FileError),
-}
-
-/// Whether `name` can name a template: `[a-z0-9][a-z0-9._-]{0,62}`.
-pub(crate) fn is_template_name(name: &str) -> bool {
-    let alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    name.len() <= 63
-        && name.starts_with(alphanumeric)
-        && name.chars().all(|c| alphanumeric(c) || "._-".contains(c))
 }
 
 impl Templates {
@@ -61,55 +68,50 @@ impl Templates {
         Self { home: home.clone() }
     }
 
-    /// All templates by name. Their images are not verified: that happens when one is used.
+    /// All templates by name and tag. Their images are not verified: that happens when one is used.
     pub fn list(&self) -> Result<Vec<Manifest>, TemplateError> {
-        self.names()?
+        self.references()?
             .iter()
-            .map(|name| load_manifest(&self.directory(name), name))
+            .map(|reference| self.load(reference))
             .collect()
     }
 
-    /// What is known about a template. Its image is not verified.
+    /// What is known about a template. Its images are not verified.
     pub fn manifest(&self, name: &str) -> Result<Manifest, TemplateError> {
-        if !is_template_name(name) {
-            return Err(TemplateError::Name {
-                name: name.to_owned(),
-            });
+        let reference = Reference::parse(name)?;
+        if !self.directory(&reference).is_dir() {
+            return Err(self.unknown(&reference));
         }
-        let directory = self.directory(name);
-        if !directory.is_dir() {
-            return Err(TemplateError::Unknown {
-                name: name.to_owned(),
-                known: self.known()?,
-            });
-        }
-        load_manifest(&directory, name)
+        self.load(&reference)
+    }
+
+    /// The file that changes whenever the template does.
+    pub fn manifest_path(&self, name: &str) -> Result<PathBuf, TemplateError> {
+        Ok(self.directory(&Reference::parse(name)?).join(MANIFEST))
     }
 
     /// Opens a template, verified.
     pub fn get(&self, name: &str) -> Result<Template, TemplateError> {
+        let images = Images::new(&self.home);
+        let _shared = images.share()?;
         let manifest = self.manifest(name)?;
-        let directory = self.directory(name);
-        match open_image(&directory, &manifest) {
-            Ok(image) => Ok(Template {
-                manifest,
-                directory,
-                image,
-            }),
-            Err(error) => {
-                // A rebuild may have replaced the template between the two reads.
-                let newer = load_manifest(&directory, name)?;
-                if newer.image == manifest.image {
-                    return Err(error);
-                }
-                let image = open_image(&directory, &newer)?;
-                Ok(Template {
-                    manifest: newer,
-                    directory,
-                    image,
-                })
-            }
-        }
+        version::keep(&self.home, &manifest)?;
+        self.open(manifest, &images)
+    }
+
+    /// Opens the version of a template that something was made with, whatever the template is now: `name@version`, as
+    /// [`Manifest::version`] says.
+    pub fn version(&self, name: &str) -> Result<Template, TemplateError> {
+        let images = Images::new(&self.home);
+        let _shared = images.share()?;
+        let manifest = version::find(self, name)?;
+        self.open(manifest, &images)
+    }
+
+    fn open(&self, manifest: Manifest, images: &Images) -> Result<Template, TemplateError> {
+        let open = manifest.images.iter().map(|sum| images.open(sum));
+        let images = open.collect::<Result<_, _>>()?;
+        Ok(Template { manifest, images })
     }
 
     /// The template of `recipe`; built first unless it exists and was made from an equal recipe.
@@ -134,23 +136,30 @@ impl Templates {
         import::import(self, &self.home, import, on_progress)
     }
 
-    /// Removes a template, also a corrupted one. Sandboxes that run keep what they have open.
+    /// Gives the version that `from` is now the name `to` as well. What `to` was before stays for those who were made with it.
+    pub fn tag(&self, from: &str, to: &str) -> Result<Manifest, BuildError> {
+        let to = Reference::parse(to)?;
+        let lock = self.lock(&to, &mut |_| ())?;
+        let _shared = Images::new(&self.home).share()?;
+        let mut manifest = self.manifest(from)?;
+        to.name().clone_into(&mut manifest.name);
+        to.tag().clone_into(&mut manifest.tag);
+        let work = builder::Work::begin(self.unfinished(&to))?;
+        builder::publish(self, &manifest, &work, &lock)?;
+        Ok(manifest)
+    }
+
+    /// Removes a template (`name:tag`, or that without a tag), also a corrupted one. What runs, sleeps or was kept of it goes on.
     pub fn remove(&self, name: &str) -> Result<(), TemplateError> {
-        if !is_template_name(name) {
-            return Err(TemplateError::Name {
-                name: name.to_owned(),
-            });
-        }
-        let _lock = self.home.lock(&format!("template-{name}"), || ())?;
-        let (directory, doomed) = (self.directory(name), self.unfinished(name));
+        let reference = Reference::parse(name)?;
+        let _lock = self.lock(&reference, &mut |_| ())?;
+        let (directory, doomed) = (self.directory(&reference), self.unfinished(&reference));
         builder::clear(&doomed)?;
+        if let Ok(manifest) = self.load(&reference) {
+            self.rescue(&manifest, &directory)?;
+        }
         match fs::rename(&directory, &doomed) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(TemplateError::Unknown {
-                    name: name.to_owned(),
-                    known: self.known()?,
-                });
-            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(self.unknown(&reference)),
             renamed => renamed.on("remove", &directory)?,
         }
         builder::clear(&doomed)?;
@@ -158,82 +167,90 @@ impl Templates {
         if let Some(layers) = Layers::try_open(&self.home)? {
             import::collect(self, &self.home, &layers)?;
         }
+        self.prune_if_quiet();
         Ok(())
     }
 
-    pub(crate) fn directory(&self, name: &str) -> PathBuf {
+    /// Keeps the image of a template in the first format when its directory goes.
+    pub(crate) fn rescue(&self, manifest: &Manifest, directory: &Path) -> Result<(), FileError> {
+        let images = Images::new(&self.home);
+        for sum in &manifest.images {
+            images.rescue(sum, &directory.join(OLD_IMAGE))?;
+        }
+        Ok(())
+    }
+
+    /// The lock of one template: whoever holds it makes, replaces or removes it.
+    pub(crate) fn lock(
+        &self,
+        reference: &Reference,
+        on_wait: &mut dyn FnMut(()),
+    ) -> Result<Lock, FileError> {
+        let name = format!("template-{}", reference.file_name());
+        self.home.lock(&name, || on_wait(()))
+    }
+
+    pub(crate) fn directory(&self, reference: &Reference) -> PathBuf {
+        self.home.templates().join(reference.file_name())
+    }
+
+    /// Where work on a template takes place, under its lock.
+    pub(crate) fn unfinished(&self, reference: &Reference) -> PathBuf {
+        let name = format!("{UNFINISHED}{}", reference.file_name());
         self.home.templates().join(name)
     }
 
-    /// Where work on the template `name` takes place, under its lock.
-    pub(crate) fn unfinished(&self, name: &str) -> PathBuf {
-        self.home.templates().join(format!("{UNFINISHED}{name}"))
-    }
-
-    fn names(&self) -> Result<Vec<String>, FileError> {
+    fn references(&self) -> Result<Vec<Reference>, FileError> {
         let path = self.home.templates();
-        let mut names = Vec::new();
+        let mut found = Vec::new();
         for entry in fs::read_dir(&path).on("list", &path)? {
-            let name = entry
-                .on("list", &path)?
-                .file_name()
-                .to_string_lossy()
-                .into_owned();
-            if is_template_name(&name) {
-                names.push(name);
-            }
+            let name = entry.on("list", &path)?.file_name();
+            found.extend(name.to_str().and_then(Reference::of_file));
         }
-        names.sort();
-        Ok(names)
+        found.sort();
+        Ok(found)
     }
 
-    fn known(&self) -> Result<String, FileError> {
-        let names = self.names()?;
-        Ok(match names.is_empty() {
-            true => "there are none yet: run `jiffy template build base`".to_owned(),
-            false => format!("there are: {}", names.join(", ")),
-        })
+    fn unknown(&self, reference: &Reference) -> TemplateError {
+        let names = match self.references() {
+            Ok(names) => names,
+            Err(e) => return e.into(),
+        };
+        let names: Vec<String> = names.iter().map(Reference::to_string).collect();
+        TemplateError::Unknown {
+            name: reference.to_string(),
+            known: match names.is_empty() {
+                true => "there are none yet: run `jiffy template build base`".to_owned(),
+                false => format!("there are: {}", names.join(", ")),
+            },
+        }
+    }
+
+    fn load(&self, reference: &Reference) -> Result<Manifest, TemplateError> {
+        let directory = self.directory(reference);
+        let path = directory.join(MANIFEST);
+        let manifest = load(&path)?;
+        if manifest.reference() != reference.to_string() {
+            return Err(TemplateError::Manifest {
+                path,
+                problem: format!("it is the manifest of `{}`", manifest.reference()),
+            });
+        }
+        for sum in &manifest.images {
+            Images::new(&self.home).adopt(sum, &directory.join(OLD_IMAGE))?;
+        }
+        Ok(manifest)
     }
 }
 
-fn load_manifest(directory: &Path, name: &str) -> Result<Manifest, TemplateError> {
-    let path = directory.join(MANIFEST);
+/// Reads a manifest.
+pub(crate) fn load(path: &Path) -> Result<Manifest, TemplateError> {
     let broken = |problem: String| TemplateError::Manifest {
-        path: path.clone(),
+        path: path.to_owned(),
         problem,
     };
-    let text = fs::read(&path).map_err(|e| broken(e.to_string()))?;
-    let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
-    if manifest.format != MANIFEST_FORMAT {
-        return Err(broken(format!(
-            "its format is {}, not {MANIFEST_FORMAT}",
-            manifest.format
-        )));
-    }
-    if manifest.name != name {
-        return Err(broken(format!("it is the manifest of `{}`", manifest.name)));
-    }
-    Ok(manifest)
-}
-
-fn open_image(directory: &Path, manifest: &Manifest) -> Result<VerifiedFile, TemplateError> {
-    let path = directory.join(IMAGE);
-    let remedy = format!(
-        "remove the directory {} and build the template again",
-        directory.display()
-    );
-    let check = Check {
-        what: "template image",
-        sha256: Some(&manifest.image.sha256),
-        size: Some(manifest.image.size),
-        sparse: false,
-        remedy: &remedy,
-    };
-    let missing = || TemplateError::Manifest {
-        path: path.clone(),
-        problem: "the image is missing".to_owned(),
-    };
-    check.open(&path)?.ok_or_else(missing)
+    let text = fs::read(path).map_err(|e| broken(e.to_string()))?;
+    Manifest::parse(&text).map_err(broken)
 }
 
 #[cfg(test)]
@@ -241,25 +258,6 @@ mod tests {
     use super::*;
     use crate::builder::tests::{Fake, home};
     use std::os::unix::fs::FileExt;
-
-    #[test]
-    fn names_are_short_and_harmless() {
-        for good in ["base", "a", "0", "py3.11_x-y", &"a".repeat(63)] {
-            assert!(is_template_name(good), "{good}");
-        }
-        for bad in [
-            "",
-            ".new-base",
-            "-a",
-            "Base",
-            "a/b",
-            "..",
-            "ü",
-            &"a".repeat(64),
-        ] {
-            assert!(!is_template_name(bad), "{bad}");
-        }
-    }
 
     #[test]
     fn an_unknown_template_is_named_together_with_those_that_exist() {
@@ -272,21 +270,26 @@ mod tests {
         );
         Fake::new("one").build(&home).unwrap();
         Fake::new("two").build(&home).unwrap();
-        let message = templates.get("nope").unwrap_err().to_string();
-        assert_eq!(message, "there is no template `nope`; there are: one, two");
-        assert_eq!(templates.list().unwrap().len(), 2);
-        templates.remove("one").unwrap();
+        templates.tag("two", "two:old").unwrap();
+        let message = templates.get("nope:x").unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "there is no template `nope:x`; there are: one, two, two:old"
+        );
+        assert_eq!(templates.list().unwrap().len(), 3);
+        templates.remove("one:default").unwrap();
         assert!(matches!(
             templates.remove("one"),
             Err(TemplateError::Unknown { .. })
         ));
-        assert_eq!(templates.list().unwrap().len(), 1);
+        assert_eq!(templates.list().unwrap().len(), 2);
     }
 
     #[test]
     fn a_flipped_or_missing_byte_is_refused_by_name() {
         let (_dir, home) = home();
-        let image = Fake::new("one").build(&home).unwrap().image;
+        let template = Fake::new("one").build(&home).unwrap();
+        let image = &template.images[0];
         let file = fs::File::options().write(true).open(&image.path).unwrap();
         file.write_all_at(b"X", 0).unwrap();
         let message = Templates::new(&home).get("one").unwrap_err().to_string();
@@ -312,14 +315,55 @@ mod tests {
     #[test]
     fn a_damaged_manifest_is_refused_by_name() {
         let (_dir, home) = home();
-        let directory = Fake::new("one").build(&home).unwrap().directory;
-        let path = directory.join(MANIFEST);
+        Fake::new("one").build(&home).unwrap();
+        let path = Templates::new(&home).manifest_path("one").unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "{}").unwrap();
         let message = Templates::new(&home).get("one").unwrap_err().to_string();
         assert!(
             message.starts_with(&format!("manifest {} is not readable", path.display())),
             "{message}"
+        );
+    }
+
+    /// A template as the first format had it: its image beside its manifest.
+    fn in_the_first_format(home: &Home) -> (Template, PathBuf) {
+        let template = Fake::new("one").build(home).unwrap();
+        let path = Templates::new(home).manifest_path("one").unwrap();
+        let mut old = serde_json::to_value(&template.manifest).unwrap();
+        old["image"] = old["images"][0].take();
+        old["format"] = 1.into();
+        for added in ["images", "tag", "history"] {
+            old.as_object_mut().unwrap().remove(added);
+        }
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, old.to_string()).unwrap();
+        let image = path.with_file_name(OLD_IMAGE);
+        fs::rename(&template.images[0].path, &image).unwrap();
+        fs::remove_dir_all(home.versions()).unwrap();
+        fs::create_dir(home.versions()).unwrap();
+        (template, image)
+    }
+
+    #[test]
+    fn a_template_of_the_first_format_is_used_as_it_is_and_its_image_outlives_it() {
+        let (_dir, home) = home();
+        let (was, old) = in_the_first_format(&home);
+        let templates = Templates::new(&home);
+        let found = templates.get("one").unwrap();
+        assert_eq!(found.manifest.version(), was.manifest.version());
+        // As snapshots of that time named it.
+        let by_image = format!("one@{}", was.images[0].sha256);
+        assert_eq!(
+            templates.version(&by_image).unwrap().manifest.images,
+            was.manifest.images
+        );
+        Fake::with_package("one", "curl").build(&home).unwrap();
+        assert!(!old.exists());
+        // In use until now, so it was kept.
+        assert_eq!(
+            templates.version(&by_image).unwrap().manifest.images,
+            was.manifest.images
         );
     }
 }

@@ -67,6 +67,24 @@ pub(crate) struct Check<'a> {
     pub remedy: &'a str,
 }
 
+/// A file whose checksum is known and which has not got its name yet.
+pub(crate) struct Measured {
+    file: File,
+    stamp: Stamp,
+}
+
+impl Measured {
+    /// Lower-case hexadecimal.
+    pub(crate) fn sha256(&self) -> &str {
+        &self.stamp.sha256
+    }
+
+    /// Bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.stamp.size
+    }
+}
+
 /// What is recorded about a verified file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Stamp {
@@ -98,7 +116,8 @@ impl Stamp {
     }
 }
 
-fn stamp_path(path: &Path) -> PathBuf {
+/// Where the stamp of `path` is.
+pub(crate) fn stamp_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".stamp");
     name.into()
@@ -143,6 +162,37 @@ impl Check<'_> {
             }));
         }
         self.full(file, path, Some(expected)).map(Some)
+    }
+
+    /// Takes the checksum of a file that is about to get its name.
+    pub(crate) fn measure(&self, path: &Path) -> Result<Measured, VerifyError> {
+        let measured = || {
+            let file = File::open(path).on("open", path)?;
+            let before = file.metadata().on("examine", path)?;
+            outlive_tick(&before);
+            let sha256 = sum(&file).on("read", path)?;
+            let stamp = Stamp::of(&before, sha256);
+            Ok(Measured { file, stamp })
+        };
+        measured().map_err(|e| self.failed(e))
+    }
+
+    /// Records what was measured under the name it has now. A new name changes nothing but the change time.
+    pub(crate) fn vouch(&self, path: &Path, measured: Measured) -> Result<(), VerifyError> {
+        let metadata = measured.file.metadata().on("examine", path);
+        let metadata = metadata.map_err(|e| self.failed(e))?;
+        let stamp = Stamp::of(&metadata, measured.stamp.sha256.clone());
+        let as_measured = Stamp {
+            changed_ns: stamp.changed_ns,
+            ..measured.stamp
+        };
+        if stamp != as_measured {
+            return Err(VerifyError::Unstable {
+                what: self.what,
+                path: path.to_owned(),
+            });
+        }
+        self.write_stamp(path, &stamp).map_err(|e| self.failed(e))
     }
 
     /// Records a file just made, whose checksum becomes the one it must have from now on.

@@ -150,9 +150,9 @@ pub struct RunArgs {
 /// How large a sandbox is to be.
 #[derive(Debug, Args)]
 pub struct SizeArgs {
-    /// Virtual CPUs, 1 to 8
-    #[arg(long, default_value_t = 2, value_name = "N")]
-    pub cpus: u8,
+    /// Virtual CPUs, 1 to 8 (default: the template's, else 2)
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<u8>,
     /// Memory, 128MiB to 64GiB (default: the template's, else 512MiB)
     #[arg(long, value_parser = units::memory_mib, value_name = "SIZE")]
     pub memory: Option<u32>,
@@ -558,7 +558,10 @@ pub struct TemplateBuildArgs {
     /// Name of the template (default: after the image or file)
     #[arg(long, requires = "source")]
     pub name: Option<String>,
-    /// Memory its sandboxes get unless their creator says otherwise
+    /// vCPUs its sandboxes get unless their creator says otherwise, 1 to 8
+    #[arg(long, requires = "source", value_name = "N")]
+    pub cpus: Option<u8>,
+    /// Memory they get, likewise
     #[arg(long, requires = "source", value_parser = units::memory_mib, value_name = "SIZE")]
     pub memory: Option<u32>,
     /// Writable disk they get, likewise

@@ -46,11 +46,10 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
         return Ok(());
     }
     println!(
-        "template {}: {} MiB, sha256 {}, in {}",
-        manifest.name,
-        manifest.image.size >> 20,
-        short(&manifest.image.sha256),
-        template.directory.display()
+        "template {}: {} MiB, version {}",
+        manifest.reference(),
+        manifest.size() >> 20,
+        short(&manifest.version()),
     );
     Ok(())
 }
@@ -77,11 +76,14 @@ fn inspect(m: &Manifest, json: bool) -> anyhow::Result<()> {
         }
     };
     let d = &m.defaults;
-    line("name", &m.name);
-    line(
-        "image",
-        &format!("{} MiB, sha256 {}", m.image.size >> 20, m.image.sha256),
-    );
+    line("name", &m.reference());
+    line("version", &m.version());
+    for image in &m.images {
+        line(
+            "image",
+            &format!("{} MiB, sha256 {}", image.size >> 20, image.sha256),
+        );
+    }
     line("user", &d.user);
     line("directory", &d.workdir);
     let memory = d
@@ -142,13 +144,13 @@ fn list(templates: &Templates, json: bool) -> anyhow::Result<()> {
         println!("no templates yet; `jiffy template build base` makes the first");
         return Ok(());
     }
-    println!("{:<24} {:>10}  {:<14} USER", "NAME", "SIZE", "IMAGE");
+    println!("{:<24} {:>10}  {:<14} USER", "NAME", "SIZE", "VERSION");
     for m in manifests {
         println!(
             "{:<24} {:>6} MiB  {:<14} {}",
-            m.name,
-            m.image.size >> 20,
-            short(&m.image.sha256),
+            m.reference(),
+            m.size() >> 20,
+            short(&m.version()),
             m.defaults.user
         );
     }

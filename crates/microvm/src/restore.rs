@@ -3,7 +3,7 @@
 use crate::driver::Step;
 use crate::host_kvm;
 use crate::saving::add;
-use crate::spec::NetSpec;
+use crate::spec::{NetSpec, stack};
 use crate::vm::{BootError, Launch, MicroVm, ring};
 use jiffy_engine::BootMode;
 use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};
@@ -34,8 +34,8 @@ pub struct RestoreSpec {
     pub vmm: PathBuf,
     /// The snapshot and all below it.
     pub lineage: Lineage,
-    /// Read-only root file system it was booted with.
-    pub rootfs: File,
+    /// Images of the root file system it was booted with, the lowest first.
+    pub rootfs: Vec<File>,
     /// Blank disk it was booted with.
     pub blank_disk: File,
     /// Empty file for this sandbox's writes; one of [`jiffy_snapshot::Store::overlay`] makes snapshots cheap.
@@ -75,16 +75,16 @@ impl RestoreSpec {
                     working_set: Some(add(&mut fds, set)),
                 },
             },
-            disks: vec![
-                DiskConfig::ReadOnly {
-                    image: add(&mut fds, &self.rootfs),
-                },
-                DiskConfig::Layered {
+            disks: {
+                let images = self.rootfs.iter();
+                let images = images.map(|image| add(&mut fds, image)).collect();
+                let written = DiskConfig::Layered {
                     base: add(&mut fds, &self.blank_disk),
                     layers: layers(&mut fds, &files.disk),
                     overlay: add(&mut fds, &self.overlay),
-                },
-            ],
+                };
+                stack(images, written)
+            },
             vsock: Some(VsockConfig {
                 guest_cid: GUEST_CID,
                 host_ports: vec![HELLO_PORT],

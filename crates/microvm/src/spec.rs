@@ -22,8 +22,8 @@ pub struct BootSpec {
     pub kernel: File,
     /// Initial RAM file system with the agent as `/init`.
     pub initrd: File,
-    /// Read-only root file system.
-    pub rootfs: File,
+    /// What its root file system is made of, read-only, the lowest first; 1 or more.
+    pub rootfs: Vec<File>,
     /// Formatted blank disk below the writable one, shared by all sandboxes of that size.
     pub blank_disk: File,
     /// Empty file for this sandbox's writes.
@@ -55,7 +55,25 @@ pub(crate) struct Wire<'a> {
     pub fds: Vec<BorrowedFd<'a>>,
 }
 
+/// The disks of a guest: the lowest image, the disk it writes to, and what lies on that image, in this order.
+pub(crate) fn stack(images: Vec<FdIndex>, written: DiskConfig) -> Vec<DiskConfig> {
+    let images = images.into_iter();
+    let mut disks: Vec<_> = images.map(|image| DiskConfig::ReadOnly { image }).collect();
+    disks.insert(disks.len().min(1), written);
+    disks
+}
+
 impl BootSpec {
+    fn cmdline(&self) -> String {
+        let images = match self.rootfs.len() {
+            0 | 1 => String::new(),
+            n => format!(" {}={n}", agent::IMAGES),
+        };
+        format!("{CMDLINE}{images} {}", self.extra_cmdline)
+            .trim_end()
+            .to_owned()
+    }
+
     /// Puts the specification into the VMM's terms.
     pub(crate) fn wire<'a>(&'a self, kvm: &'a File, console: BorrowedFd<'a>) -> Wire<'a> {
         let mut fds: Vec<BorrowedFd<'a>> = Vec::new();
@@ -70,18 +88,14 @@ impl BootSpec {
             kvm: add(kvm.as_fd()),
             kernel: add(self.kernel.as_fd()),
             initrd: Some(add(self.initrd.as_fd())),
-            cmdline: format!("{CMDLINE} {}", self.extra_cmdline)
-                .trim_end()
-                .to_owned(),
-            disks: vec![
-                DiskConfig::ReadOnly {
-                    image: add(self.rootfs.as_fd()),
-                },
+            cmdline: self.cmdline(),
+            disks: stack(
+                self.rootfs.iter().map(|image| add(image.as_fd())).collect(),
                 DiskConfig::Overlay {
                     base: add(self.blank_disk.as_fd()),
                     overlay: add(self.overlay.as_fd()),
                 },
-            ],
+            ),
             vsock: Some(VsockConfig {
                 guest_cid: agent::GUEST_CID,
                 host_ports: vec![agent::HELLO_PORT],
@@ -97,5 +111,25 @@ impl BootSpec {
         };
         debug_assert!(config.disks.len() <= vm::limits::MAX_DISKS);
         Wire { config, fds }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_disk_that_is_written_is_the_second_whatever_the_number_of_images() {
+        let written = || DiskConfig::Overlay {
+            base: FdIndex(8),
+            overlay: FdIndex(9),
+        };
+        let image = |n| DiskConfig::ReadOnly { image: FdIndex(n) };
+        assert_eq!(stack(vec![FdIndex(1)], written()), [image(1), written()]);
+        let three = (1..=3).map(FdIndex).collect();
+        assert_eq!(
+            stack(three, written()),
+            [image(1), written(), image(2), image(3)]
+        );
     }
 }

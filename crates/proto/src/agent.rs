@@ -20,6 +20,9 @@ pub const TCP_OK: &str = "OK\n";
 pub const ENVD_VERSION: &str = "0.6.13";
 /// Longest line of the greeting in bytes.
 pub const MAX_GREETING: usize = 64 * 1024;
+/// Word on the kernel's command line, with a number: how many images the root file system is made of, if there are several. Without a
+/// dot in it, so that the kernel passes it on as a variable of the environment, which can be read before anything is mounted.
+pub const IMAGES: &str = "jiffy_images";
 /// Context id every guest has.
 pub const GUEST_CID: u32 = 3;
 

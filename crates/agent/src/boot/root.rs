@@ -1,12 +1,16 @@
 //! The guest's file systems.
 //!
 //! `/dev/vda` holds the template (erofs, never written), `/dev/vdb` what this sandbox writes (ext4; a tmpfs
-//! without it); an overlay of both becomes the root and the initial archive disappears under it.
+//! without it); an overlay of both becomes the root and the initial archive disappears under it. A template may be a stack
+//! of images: the others are `/dev/vdc` and so on, each on top of those before it.
 
 use super::mount::{PLAIN, directory, mount, raw};
 use crate::sys;
+use jiffy_proto::agent::IMAGES;
+use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -24,6 +28,9 @@ pub fn written() -> Option<&'static File> {
     WRITTEN.get()
 }
 
+/// Letters of the disks with images, the lowest first: the second disk is the one that is written to.
+const IMAGE_DISKS: &[u8] = b"acdefgh";
+
 /// Builds the root and moves into it.
 pub fn enter() -> Result<(), String> {
     for path in ["/dev", "/lower", "/upper", "/root-new"] {
@@ -31,15 +38,19 @@ pub fn enter() -> Result<(), String> {
     }
     mount_devices()?;
     open_console();
-    mount_template()?;
+    mount_image(c"/dev/vda", c"/lower")?;
+    let lower = mount_others(images()?)?;
     mount_writable()?;
+    // Every file that was touched is whole in the upper directory, under its own name: layers are made of it.
+    let options = format!(
+        "lowerdir={lower}/lower,upperdir=/upper/data,workdir=/upper/work,metacopy=off,redirect_dir=nofollow,index=off"
+    );
     mount(
         c"overlay",
         c"/root-new",
         c"overlay",
         libc::MS_NOATIME,
-        // Every file that was touched is whole in the upper directory, under its own name: layers are made of it.
-        c"lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work,metacopy=off,redirect_dir=nofollow,index=off",
+        &text(options)?,
     )?;
     switch()?;
     system()
@@ -85,19 +96,53 @@ fn open_console() {
     }
 }
 
-fn mount_template() -> Result<(), String> {
+/// How many images the template is made of. Fewer than there are would be another template.
+fn images() -> Result<usize, String> {
+    let Some(said) = std::env::var_os(IMAGES) else {
+        return Ok(1);
+    };
+    let count = said.to_str().and_then(|n| n.parse().ok());
+    let sane = count.filter(|n| (1..=IMAGE_DISKS.len()).contains(n));
+    sane.ok_or_else(|| format!("{IMAGES} is {said:?}: not 1 to {}", IMAGE_DISKS.len()))
+}
+
+/// Mounts the images that lie on the lowest, and names them as overlayfs wants it: the uppermost first, each with a colon.
+fn mount_others(count: usize) -> Result<String, String> {
+    let mut lower = String::new();
+    for letter in IMAGE_DISKS
+        .iter()
+        .take(count)
+        .skip(1)
+        .map(|l| char::from(*l))
+    {
+        let at = format!("/lower-{letter}");
+        directory(&at, 0o755);
+        mount_image(&text(format!("/dev/vd{letter}"))?, &text(at.clone())?)?;
+        lower = format!("{at}:{lower}");
+    }
+    Ok(lower)
+}
+
+fn text(text: String) -> Result<CString, String> {
+    CString::new(text).map_err(|e| e.to_string())
+}
+
+fn mount_image(disk: &CStr, at: &CStr) -> Result<(), String> {
     let flags = libc::MS_RDONLY | libc::MS_NOATIME;
     let began = Instant::now();
-    while !Path::new("/dev/vda").exists() && began.elapsed() < DISK_WAIT {
+    let name = Path::new(OsStr::from_bytes(disk.to_bytes()));
+    while !name.exists() && began.elapsed() < DISK_WAIT {
         std::thread::sleep(Duration::from_millis(5));
     }
-    match raw(c"/dev/vda", c"/lower", c"erofs", flags, c"") {
+    match raw(disk, at, c"erofs", flags, c"") {
         Ok(()) => Ok(()),
         // Not erofs: other engines' images are ext4.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            mount(c"/dev/vda", c"/lower", c"ext4", flags, c"")
-        }
-        Err(e) => Err(format!("cannot mount /dev/vda (erofs) on /lower: {e}")),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => mount(disk, at, c"ext4", flags, c""),
+        Err(e) => Err(format!(
+            "cannot mount {} (erofs) on {}: {e}",
+            name.display(),
+            at.to_string_lossy()
+        )),
     }
 }
 

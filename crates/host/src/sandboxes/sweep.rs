@@ -30,6 +30,7 @@ impl<E: Engine> Sandboxes<E> {
 
     /// Removes snapshots that the journal does not know and whatever else nobody finished; returns how many things went.
     pub fn sweep(&self) -> Result<usize, OperationError> {
+        self.retire_unused();
         let engine = &self.0.engine;
         let failed = || OperationError::engine("look for what belongs to nobody");
         // In this order: a snapshot is in the journal before its first byte is on the disk, and out of it before its last one is gone.

@@ -157,6 +157,31 @@ impl<E: Engine> Sandboxes<E> {
         }
     }
 
+    /// Snapshots of templates that have become something else, or are gone, serve no new sandbox either, and hold what the templates
+    /// were.
+    pub(super) fn retire_unused(&self) {
+        let all: Vec<_> = lock(&self.0.snapshots).values().cloned().collect();
+        let of_template = |s: &&SnapshotRecord| s.purpose == Purpose::Template && s.kept;
+        let unused: Vec<_> = all
+            .iter()
+            .filter(of_template)
+            .filter(|s| !self.0.engine.serves(&s.template, &s.id))
+            .collect();
+        if unused.is_empty() {
+            return;
+        }
+        let mut changes = Vec::new();
+        for found in unused {
+            if let Some(s) = lock(&self.0.snapshots).get_mut(&found.id) {
+                s.kept = false;
+                self.0.pool.drop_shelf(&s.fingerprint);
+                changes.push(Change::Snapshot(s.clone()));
+            }
+        }
+        self.0.journal.settle(&changes);
+        self.collect();
+    }
+
     /// Snapshots of the same template and size with another fingerprint serve no new sandbox.
     fn retire_older(&self, newest: &SnapshotRecord) {
         let mut older = Vec::new();

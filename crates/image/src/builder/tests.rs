@@ -18,7 +18,7 @@ impl Fake {
         Self::with_package(name, "git")
     }
 
-    fn with_package(name: &str, package: &str) -> Self {
+    pub(crate) fn with_package(name: &str, package: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let defaults = "[defaults]\nuser = \"user\"\nworkdir = \"/\"\ndisk_mib = 64\n";
         let text = format!(
@@ -79,16 +79,15 @@ fn a_template_is_built_once_and_again_only_when_its_recipe_changes() {
     git.build(&home).unwrap();
     assert_eq!(git.builds.load(Ordering::Relaxed), 1);
     assert_eq!(first.manifest.recipe_sha256, git.recipe.hash());
-    assert_eq!(first.manifest.image.size, first.image.size);
+    assert_eq!(first.manifest.images[0].size, first.images[0].size);
 
     let curl = Fake::with_package("one", "curl");
     let second = curl.build(&home).unwrap();
-    assert_ne!(second.image.sha256, first.image.sha256);
+    assert_ne!(second.images[0].sha256, first.images[0].sha256);
     assert_eq!(names(&home.templates()), ["one"]);
-    assert_eq!(
-        names(&second.directory),
-        ["rootfs.erofs", "rootfs.erofs.stamp", "template.json"]
-    );
+    assert_eq!(names(&home.templates().join("one")), ["template.json"]);
+    // Both, and their stamps: the first one is still in use.
+    assert_eq!(names(&home.images()).len(), 4);
 }
 
 #[test]
@@ -112,8 +111,8 @@ fn a_failed_build_leaves_nothing_behind_and_the_old_template_in_place() {
     assert!(matches!(failed, Err(BuildError::NotRoot)));
     assert_eq!(names(&home.templates()), ["one"]);
     assert_eq!(
-        Templates::new(&home).get("one").unwrap().image.sha256,
-        old.image.sha256
+        Templates::new(&home).get("one").unwrap().images[0].sha256,
+        old.images[0].sha256
     );
 }
 
@@ -130,7 +129,7 @@ fn what_a_killed_build_left_is_cleared_by_the_next() {
 fn a_corrupted_template_is_refused_instead_of_rebuilt_unasked() {
     let (_dir, home) = home();
     let fake = Fake::new("one");
-    let image = fake.build(&home).unwrap().image;
+    let image = &fake.build(&home).unwrap().images[0];
     fs::File::options()
         .write(true)
         .open(&image.path)
@@ -149,7 +148,11 @@ fn the_same_recipe_makes_the_same_image_on_another_host() {
     let fake = Fake::new("one");
     fake.build_with(&one, &mut settled).unwrap();
     fake.build_with(&other, &mut settled).unwrap();
-    let sum = |home| Templates::new(home).get("one").unwrap().image.sha256;
+    let sum = |home| {
+        Templates::new(home).get("one").unwrap().images[0]
+            .sha256
+            .clone()
+    };
     assert_eq!(sum(&one), sum(&other));
 }
 

@@ -13,12 +13,14 @@ use crate::builder::{self, BuildError, Plan, Work};
 use crate::erofs::Root;
 use crate::file::OnPath;
 use crate::home::Home;
+use crate::images::Images;
 use crate::layer::{Layer, LayerError, Layers, Limits, shown};
 use crate::lock::Lock;
-use crate::manifest::{Defaults, Origin};
+use crate::manifest::{Defaults, Origin, Step};
 use crate::progress::{Phase, Progress};
 use crate::recipe::Recipe;
-use crate::template::{Template, TemplateError, Templates, is_template_name};
+use crate::reference::Reference;
+use crate::template::{Template, TemplateError, Templates};
 use crate::verified::sum_of;
 use document::{ImageConfig, Run};
 use jiffy_engine::{Readiness, SandboxSize, StartCommand, Startup};
@@ -26,6 +28,7 @@ use layout::Layout;
 use registry::Registry;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use steps::Steps;
 
 /// Part of the hash of what is imported: raise it when something else is made of the same.
@@ -34,10 +37,12 @@ const IMPORTER: u32 = 1;
 /// What is to become a template.
 #[derive(Clone, Debug)]
 pub struct Import {
-    /// Name of the template.
+    /// Name of the template: `name` or `name:tag`.
     pub name: String,
     pub source: Source,
-    /// Memory of its sandboxes unless their creator says otherwise, MiB.
+    /// vCPUs of its sandboxes unless their creator says otherwise.
+    pub vcpus: Option<u8>,
+    /// Memory, likewise, MiB.
     pub memory_mib: Option<u32>,
     /// Likewise, MiB.
     pub disk_mib: Option<u64>,
@@ -99,12 +104,14 @@ impl Found {
 /// What is being made, and with what.
 struct Job<'a> {
     import: &'a Import,
+    reference: &'a Reference,
     templates: &'a Templates,
     home: &'a Home,
     work: &'a Work,
     layers: Layers,
     /// Of the template; programs that write to it hold it.
     lock: &'a Lock,
+    began: Instant,
 }
 
 /// The sink of progress.
@@ -117,23 +124,25 @@ pub(crate) fn import(
     import: &Import,
     on_progress: &mut Sink<'_>,
 ) -> Result<Template, ImportError> {
-    import.check()?;
+    let reference = import.check()?;
     if !nix::unistd::Uid::effective().is_root() {
         return Err(ImportError::NotRoot);
     }
-    let name = &import.name;
-    let lock = home.lock(&format!("template-{name}"), || {
+    let began = Instant::now();
+    let lock = templates.lock(&reference, &mut |()| {
         on_progress(Progress::Phase(Phase::Waiting))
     })?;
     let layers = Layers::open(home, || on_progress(Progress::Phase(Phase::Waiting)))?;
-    let work = Work::begin(templates.unfinished(name)).map_err(BuildError::from)?;
+    let work = Work::begin(templates.unfinished(&reference)).map_err(BuildError::from)?;
     let job = Job {
         import,
+        reference: &reference,
         templates,
         home,
         work: &work,
         layers,
         lock: &lock,
+        began,
     };
     let template = match &import.source {
         Source::Registry {
@@ -144,23 +153,29 @@ pub(crate) fn import(
         Source::Directory(path) => job.directory(path, on_progress),
     }?;
     job.collect()?;
+    templates.prune_if_quiet();
     Ok(template)
 }
 
+/// The name of a template that its maker may choose: of stock templates only those with a tag.
+pub(crate) fn free_name(name: &str) -> Result<Reference, ImportError> {
+    let reference = Reference::parse(name)?;
+    match Recipe::built_in(&reference.to_string()) {
+        Ok(_) => Err(ImportError::Stock {
+            name: reference.to_string(),
+        }),
+        Err(_) => Ok(reference),
+    }
+}
+
 impl Import {
-    fn check(&self) -> Result<(), ImportError> {
-        let name = self.name.clone();
-        if !is_template_name(&name) {
-            return Err(TemplateError::Name { name }.into());
-        }
-        if Recipe::built_in(&name).is_ok() {
-            return Err(ImportError::Stock { name });
-        }
+    fn check(&self) -> Result<Reference, ImportError> {
+        let reference = free_name(&self.name)?;
         let standard = SandboxSize::default();
         let size = SandboxSize {
+            vcpus: self.vcpus.unwrap_or(standard.vcpus),
             memory_mib: self.memory_mib.unwrap_or(standard.memory_mib),
             disk_mib: self.disk_mib.unwrap_or(standard.disk_mib),
-            ..standard
         };
         size.check()
             .map_err(|e| ImportError::Choice(e.to_string()))?;
@@ -168,7 +183,7 @@ impl Import {
             return Err(ImportError::Choice("the start command is empty".to_owned()));
         }
         let probe = self.ready.as_ref().map(Readiness::probe);
-        (probe.and_then(Result::err)).map_or(Ok(()), |e| Err(ImportError::Choice(e)))
+        (probe.and_then(Result::err)).map_or(Ok(reference), |e| Err(ImportError::Choice(e)))
     }
 
     fn defaults(&self, run: &Run) -> Result<Defaults, ImportError> {
@@ -177,6 +192,7 @@ impl Import {
             workdir: run.workdir()?,
             disk_mib: self.disk_mib.unwrap_or(SandboxSize::default().disk_mib),
             memory_mib: self.memory_mib,
+            vcpus: self.vcpus,
             env: run.environment()?,
         })
     }
@@ -377,21 +393,29 @@ impl Job<'_> {
         root: &Root,
         on_progress: &mut Sink<'_>,
     ) -> Result<Template, ImportError> {
-        let name = &self.import.name;
         let defaults = self.import.defaults(&found.run)?;
         let startup = self.import.startup(&found.run)?;
+        let hash = self.hash(&found)?;
+        on_progress(Progress::Percent(85));
+        let _shared = Images::new(self.home).share()?;
+        let image =
+            builder::write_image(self.home, root, &hash, self.work, self.lock, on_progress)?;
         let plan = Plan {
-            name,
-            hash: &self.hash(&found)?,
+            reference: self.reference,
+            hash: &hash,
+            history: vec![Step {
+                text: format!("image {from}"),
+                seconds: self.began.elapsed().as_secs_f64(),
+                bytes: Some(image.size),
+            }],
+            images: vec![image],
             defaults: &defaults,
             startup,
             origin: Some(origin(from, found)),
         };
-        on_progress(Progress::Percent(85));
-        let finished = builder::write_template(plan, root, &self.work.0, self.lock, on_progress)?;
-        builder::publish(&finished, &self.templates.directory(name))?;
+        builder::publish(self.templates, &plan.manifest(), self.work, self.lock)?;
         on_progress(Progress::Percent(100));
-        Ok(self.templates.get(name)?)
+        Ok(self.templates.get(&self.import.name)?)
     }
 
     /// SHA-256 of all that decides what the template is; by which name the image was found does not.
@@ -404,11 +428,10 @@ impl Job<'_> {
 
     /// The template, if it was made of the same.
     fn up_to_date(&self, found: &Found) -> Result<Option<Template>, ImportError> {
-        let name = &self.import.name;
-        if !self.templates.directory(name).is_dir() {
+        if !self.templates.directory(self.reference).is_dir() {
             return Ok(None);
         }
-        let template = self.templates.get(name)?;
+        let template = self.templates.get(&self.import.name)?;
         let same = template.manifest.recipe_sha256 == self.hash(found)?;
         Ok(same.then_some(template))
     }

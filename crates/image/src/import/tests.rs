@@ -97,6 +97,7 @@ fn wanted(name: &str, source: Source) -> Import {
     Import {
         name: name.to_owned(),
         source,
+        vcpus: None,
         memory_mib: None,
         disk_mib: Some(256),
         start: Start::Nothing,
@@ -122,7 +123,7 @@ fn refused(home: &Home, import: &Import) -> String {
 
 /// Whether an image that is not compressed holds these bytes.
 fn holds(template: &Template, bytes: &[u8]) -> bool {
-    let image = fs::read(&template.image.path).unwrap();
+    let image = fs::read(&template.images[0].path).unwrap();
     image.windows(bytes.len()).any(|w| w == bytes)
 }
 
@@ -398,7 +399,7 @@ fn an_image_comes_from_a_registry_whole_or_not_at_all() {
         "what is unpacked need not be kept twice"
     );
     let by_digest = imported(&home, &import(&format!("two@sha256:{manifest}"))).unwrap();
-    assert_eq!(by_digest.image.sha256, template.image.sha256);
+    assert_eq!(by_digest.images[0].sha256, template.images[0].sha256);
 
     assert!(refused(&home, &import("two:2")).contains("there is no image"));
     assert!(refused(&home, &import("none:1")).contains("there is no image"));
@@ -408,8 +409,8 @@ fn an_image_comes_from_a_registry_whole_or_not_at_all() {
     assert!(refused(&home, &import("arm:1")).contains("linux/arm64"));
     // The good template is still there.
     assert_eq!(
-        Templates::new(&home).get("x").unwrap().image.sha256,
-        template.image.sha256
+        Templates::new(&home).get("x").unwrap().images[0].sha256,
+        template.images[0].sha256
     );
 }
 

@@ -46,8 +46,13 @@ impl NewSandbox {
     }
 
     /// The same of this size; what is not given is the template's to say.
-    pub fn sized(mut self, vcpus: u8, memory_mib: Option<u32>, disk_mib: Option<u64>) -> Self {
-        self.cpu_count = Some(vcpus);
+    pub fn sized(
+        mut self,
+        vcpus: Option<u8>,
+        memory_mib: Option<u32>,
+        disk_mib: Option<u64>,
+    ) -> Self {
+        self.cpu_count = vcpus;
         self.memory_mb = memory_mib;
         self.disk_size_mb = disk_mib;
         self
@@ -55,7 +60,7 @@ impl NewSandbox {
 
     /// The same of exactly this size.
     pub fn of_size(self, size: SandboxSize) -> Self {
-        self.sized(size.vcpus, Some(size.memory_mib), Some(size.disk_mib))
+        self.sized(Some(size.vcpus), Some(size.memory_mib), Some(size.disk_mib))
     }
 }
 

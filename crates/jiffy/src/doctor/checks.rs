@@ -224,7 +224,7 @@ fn template(home: &Home) -> Finding {
     match templates.get("base") {
         Ok(template) => Finding::ok(
             "template",
-            format!("base, {} MiB, verified", template.manifest.image.size >> 20),
+            format!("base, {} MiB, verified", template.manifest.size() >> 20),
         ),
         Err(jiffy_image::TemplateError::Unknown { .. }) => Finding::note(
             "template",

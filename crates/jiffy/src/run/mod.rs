@@ -39,7 +39,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
 /// The size asked for, with what of `usual` is not.
 fn sized(args: &SizeArgs, usual: SandboxSize) -> SandboxSize {
     SandboxSize {
-        vcpus: args.cpus,
+        vcpus: args.cpus.unwrap_or(usual.vcpus),
         memory_mib: args.memory.unwrap_or(usual.memory_mib),
         disk_mib: args.disk.unwrap_or(usual.disk_mib),
     }

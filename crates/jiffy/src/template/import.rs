@@ -42,6 +42,7 @@ pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
     Ok(Some(Import {
         name,
         source,
+        vcpus: args.cpus,
         memory_mib: args.memory,
         disk_mib: args.disk,
         start: match &args.start {

@@ -34,6 +34,13 @@ impl Place {
             return None;
         }
         let dir = tempfile::tempdir_in(directory).unwrap();
+        // Images one by one: those that a test makes are its own.
+        let images = dir.path().join("images");
+        std::fs::create_dir(&images).unwrap();
+        for image in std::fs::read_dir(real.join("images")).into_iter().flatten() {
+            let image = image.unwrap();
+            symlink(image.path(), images.join(image.file_name())).unwrap();
+        }
         for name in ["templates", "kernel", "disks"] {
             symlink(real.join(name), dir.path().join(name)).unwrap();
         }

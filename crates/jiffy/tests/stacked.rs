@@ -1,0 +1,197 @@
+//! Templates that stand on each other, with real guests: what an upper image deletes is gone, and what was made of an older version of
+//! a template goes on when the template is another, or none.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_image::{Derived, Home, Limits, Manifest, Template, Templates};
+use std::fs;
+use std::os::unix::fs::symlink;
+use support::place::Place;
+use support::skip;
+use tar::{Builder, EntryType, Header};
+
+/// A place with templates of its own beside the stock one.
+fn prepared(test: &str) -> Option<(Place, Templates)> {
+    if !nix::unistd::Uid::effective().is_root() {
+        skip(test, "needs root, to make templates");
+        return None;
+    }
+    let place = Place::new(test)?;
+    let templates = place.dir.path().join("templates");
+    let real = fs::read_link(&templates).unwrap();
+    fs::remove_file(&templates).unwrap();
+    fs::create_dir(&templates).unwrap();
+    symlink(real.join("base"), templates.join("base")).unwrap();
+    let home = Home::at(place.dir.path()).unwrap();
+    Some((place, Templates::new(&home)))
+}
+
+/// A layer of files, `path/` for a directory.
+fn layer(entries: &[(&str, &str)]) -> Vec<u8> {
+    let mut tar = Builder::new(Vec::new());
+    for (path, content) in entries {
+        let mut header = Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o755);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(1_700_000_000);
+        let directory = path.ends_with('/');
+        header.set_entry_type(match directory {
+            true => EntryType::Directory,
+            false => EntryType::Regular,
+        });
+        tar.append_data(&mut header, path, content.as_bytes())
+            .unwrap();
+    }
+    tar.into_inner().unwrap()
+}
+
+fn derived(
+    templates: &Templates,
+    name: &str,
+    base: &Manifest,
+    entries: &[(&str, &str)],
+) -> Template {
+    let derived = Derived {
+        name,
+        base,
+        defaults: base.defaults.clone(),
+        startup: base.startup.clone(),
+        origin: None,
+        history: Vec::new(),
+        recipe_sha256: String::new(),
+        limits: Limits::default(),
+    };
+    templates
+        .derive(&derived, &layer(entries)[..], &mut |_| ())
+        .unwrap()
+}
+
+#[test]
+fn what_an_upper_image_deletes_or_replaces_is_so_in_the_guest() {
+    let test = "stacked::what_an_upper_image_deletes_or_replaces_is_so_in_the_guest";
+    let Some((place, templates)) = prepared(test) else {
+        return;
+    };
+    let base = templates.get("base").unwrap();
+    let lower = derived(
+        &templates,
+        "lower",
+        &base.manifest,
+        &[
+            ("etc/", ""),
+            ("etc/.wh.debian_version", ""),
+            ("opt/", ""),
+            ("opt/gone/", ""),
+            ("opt/gone/inside", "lower"),
+            ("opt/becomes-a-file/", ""),
+            ("opt/becomes-a-file/inside", "lower"),
+            ("opt/emptied/", ""),
+            ("opt/emptied/inside", "lower"),
+            ("opt/comes-back", "lower"),
+            ("opt/stays", "lower"),
+        ],
+    );
+    let middle = derived(
+        &templates,
+        "middle",
+        &lower.manifest,
+        &[
+            ("opt/", ""),
+            ("opt/.wh.gone", ""),
+            ("opt/.wh.becomes-a-file", ""),
+            ("opt/becomes-a-file", "middle"),
+            ("opt/emptied/", ""),
+            ("opt/emptied/.wh..wh..opq", ""),
+            ("opt/emptied/mine", "middle"),
+            ("opt/.wh.comes-back", ""),
+        ],
+    );
+    let upper = derived(
+        &templates,
+        "upper",
+        &middle.manifest,
+        &[("opt/", ""), ("opt/comes-back", "upper")],
+    );
+    assert_eq!(upper.manifest.images.len(), 4);
+    let look = "cd /opt; ls; cat becomes-a-file comes-back stays emptied/*; test -e /etc/debian_version || echo; test -e /etc/passwd && echo base";
+    let seen = "becomes-a-file\ncomes-back\nemptied\nstays\nmiddleupperlowermiddle\nbase";
+    let booted = place.ok(&["run", "--template", "upper", "--", "sh", "-c", look]);
+    assert_eq!(booted, seen);
+    let id = place.ok(&["create", "--template", "upper"]);
+    assert_eq!(place.sh(&id, look), seen);
+    // What the sandbox does is on top of all that.
+    let script = "rm -r /opt/emptied; echo own >/opt/stays";
+    place.ok(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
+    place.ok(&["pause", &id]);
+    place.ok(&["resume", &id]);
+    assert_eq!(
+        place.sh(&id, "ls /opt; cat /opt/stays"),
+        "becomes-a-file\ncomes-back\nstays\nown"
+    );
+    // The others are as they were.
+    let other = place.ok(&["create", "--template", "upper"]);
+    assert_eq!(place.sh(&other, look), seen);
+    let id = place.ok(&["create", "--template", "lower"]);
+    assert_eq!(
+        place.sh(&id, "cat /opt/gone/inside /opt/comes-back"),
+        "lowerlower"
+    );
+}
+
+#[test]
+fn what_was_made_of_an_older_version_goes_on_when_the_template_is_another_or_none() {
+    let test =
+        "stacked::what_was_made_of_an_older_version_goes_on_when_the_template_is_another_or_none";
+    let Some((place, templates)) = prepared(test) else {
+        return;
+    };
+    let base = templates.get("base").unwrap();
+    let make = |content: &str| {
+        let entries = [("opt/", ""), ("opt/version", content)];
+        derived(&templates, "app", &base.manifest, &entries)
+    };
+    let says = |id: &str| place.sh(id, "cat /opt/version /tmp/state 2>/dev/null; true");
+    let first = make("one").manifest.version();
+    let id = place.ok(&["create", "--template", "app"]);
+    place.sh(&id, "echo +kept >/tmp/state");
+    let snapshot = place.ok(&["snapshot", &id]);
+    place.sh(&id, "echo +later >/tmp/state");
+    let runs = place.ok(&["create", "--template", "app"]);
+    place.ok(&["pause", &id]);
+
+    let second = make("two").manifest.version();
+    assert_ne!(first, second);
+    let new = place.ok(&["create", "--template", "app"]);
+    assert_eq!(says(&new), "two");
+    let all_of_it = |id: &str| {
+        place.ok(&["resume", id]);
+        assert_eq!(says(id), "one+later");
+        let child = place.ok(&["fork", id]);
+        assert_eq!(says(child.lines().next_back().unwrap()), "one+later");
+        place.ok(&["rollback", id, &snapshot]);
+        assert_eq!(says(id), "one+kept");
+        let made = place.ok(&["create", "--from", &snapshot]);
+        assert_eq!(says(&made), "one+kept");
+        place.sh(id, "echo +later >/tmp/state");
+        place.ok(&["pause", id]);
+    };
+    all_of_it(&id);
+    // One that runs is not asked: it falls asleep and wakes as what it is.
+    place.ok(&["pause", &runs]);
+    place.ok(&["resume", &runs]);
+    assert_eq!(says(&runs), "one");
+
+    place.ok(&["template", "rm", "app"]);
+    templates.prune().unwrap();
+    let refused = place.call(&["create", "--template", "app"]);
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    all_of_it(&id);
+    // So do those of a daemon that comes later.
+    place.kill_daemon();
+    all_of_it(&id);
+    let opens = |version: &str| templates.version(&format!("app@{version}")).is_ok();
+    assert!(opens(&first) && opens(&second));
+}
