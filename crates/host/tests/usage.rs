@@ -21,6 +21,7 @@ const EVERY: Duration = Duration::from_millis(200);
 fn engine(dir: &Path) -> MicroVmEngine {
     let real = Home::locate().unwrap();
     for name in ["templates", "images", "kernel", "disks"] {
+        // Opening it has made them all.
         symlink(real.path().join(name), dir.join(name)).unwrap();
     }
     let host = Host::new(Home::at(dir).unwrap(), support::programs());

@@ -107,8 +107,10 @@ impl Images {
         if path.exists() || !old.exists() {
             return Ok(());
         }
+        // Whatever links lead there now.
+        let old = old.canonicalize().on("find", old)?;
         // A link that leads nowhere is in the way.
-        for (from, to) in [(stamp_path(old), stamp_path(&path)), (old.to_owned(), path)] {
+        for (from, to) in [(stamp_path(&old), stamp_path(&path)), (old, path)] {
             let _ = fs::remove_file(&to);
             match symlink(&from, &to) {
                 // Somebody else was faster.
@@ -122,7 +124,10 @@ impl Images {
     /// The same for one whose place is about to go.
     pub(crate) fn rescue(&self, sum: &ImageSum, old: &Path) -> Result<(), FileError> {
         let path = self.path(&sum.sha256);
-        let ours = fs::symlink_metadata(old).is_ok_and(|m| m.is_file());
+        // What is borrowed from another data directory is needed there.
+        let home = self.home.path().canonicalize();
+        let found = old.canonicalize();
+        let ours = matches!((found, home), (Ok(found), Ok(home)) if found.starts_with(&home));
         if !ours || fs::symlink_metadata(&path).is_ok_and(|m| m.is_file()) {
             return Ok(());
         }

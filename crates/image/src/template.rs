@@ -346,6 +346,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_borrowed_from_another_data_directory_stays_there() {
+        let ((_a, lender), (_b, home)) = (home(), home());
+        let (_, old) = in_the_first_format(&lender);
+        let borrowed = home.templates().join("one");
+        std::os::unix::fs::symlink(lender.templates().join("one"), &borrowed).unwrap();
+        let templates = Templates::new(&home);
+        templates.get("one").unwrap();
+        templates.remove("one").unwrap();
+        assert!(old.exists() && !borrowed.exists());
+        Templates::new(&lender).get("one").unwrap();
+    }
+
+    #[test]
     fn a_template_of_the_first_format_is_used_as_it_is_and_its_image_outlives_it() {
         let (_dir, home) = home();
         let (was, old) = in_the_first_format(&home);

@@ -138,7 +138,7 @@ fn a_damaged_image_is_refused_by_name() {
 fn a_damaged_kernel_is_refused_by_name() {
     let script = r#"home=$(mktemp -d); export JIFFY_HOME=$home; trap 'rm -rf "$home"' EXIT
         ln -s "${REAL_HOME:-/var/lib/jiffy}/templates" "$home/templates"
-        ln -s "${REAL_HOME:-/var/lib/jiffy}/images" "$home/images"
+        images=${REAL_HOME:-/var/lib/jiffy}/images; if [ -d "$images" ]; then ln -s "$images" "$home/images"; fi
         "$JIFFY" run -- true; rm -rf /tmp/none; k=$(ls "$home"/kernel/vmlinux-* | grep -v stamp | head -1)
         printf X | dd of="$k" bs=1 seek=5000 conv=notrunc 2>/dev/null; "$JIFFY" run -- true; echo "code $?""#;
     if !guests("a_damaged_kernel_is_refused_by_name") {
