@@ -11,7 +11,8 @@ use hyper::Method;
 pub struct ArchiveOptions {
     /// Whom directories belong to that are made above it, and where relative paths begin.
     pub user: Option<String>,
-    /// `user`, `user:group`, by name or number: whom everything in it belongs to, instead of whom it says.
+    /// `user`, `user:group`, by name or number: whom everything in it belongs to, instead of whom it says. `@` is the user
+    /// above.
     pub owner: Option<String>,
     /// Permissions of everything in it, in octal digits.
     pub mode: Option<String>,

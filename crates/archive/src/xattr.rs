@@ -4,25 +4,21 @@ use rustix::fs;
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 
+/// Most bytes of one value, and of all names of one file (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+const MOST: usize = 64 << 10;
+/// What is tried first.
+const FEW: usize = 512;
+
 /// Name and value.
 type Attribute = (Vec<u8>, Vec<u8>);
 
 /// Attributes whose names `keep` wants. File systems without any have none.
 pub(crate) fn of(fd: BorrowedFd<'_>, keep: fn(&[u8]) -> bool) -> Result<Vec<Attribute>, Errno> {
-    // Most files have none, and the kernel says so without a buffer.
-    let mut names = match fs::flistxattr(fd, &mut [0_u8; 0][..]) {
-        Ok(0) | Err(Errno::NOTSUP) => return Ok(Vec::new()),
-        Ok(length) => vec![0; length],
-        Err(e) => return Err(e),
-    };
-    let length = match fs::flistxattr(fd, &mut names[..]) {
-        Ok(length) => length,
-        // They change at this moment: as if they had not been there.
-        Err(Errno::RANGE) => return Ok(Vec::new()),
-        Err(e) => return Err(e),
+    let Some(names) = filled(|buffer| fs::flistxattr(fd, buffer))? else {
+        return Ok(Vec::new());
     };
     let mut found = Vec::new();
-    for name in names[..length].split(|b| *b == 0) {
+    for name in names.split(|b| *b == 0) {
         if name.is_empty() || !keep(name) {
             continue;
         }
@@ -37,18 +33,25 @@ pub(crate) fn of(fd: BorrowedFd<'_>, keep: fn(&[u8]) -> bool) -> Result<Vec<Attr
 
 /// One attribute, if it is there.
 pub(crate) fn value(fd: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
-    let length = match fs::fgetxattr(fd, name, &mut [0_u8; 0][..]) {
-        Ok(length) => length,
+    filled(|buffer| fs::fgetxattr(fd, name, buffer))
+}
+
+/// What `read` puts into a buffer that is large enough; none if there is nothing of the kind.
+fn filled(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Option<Vec<u8>>, Errno> {
+    let mut small = [0; FEW];
+    match read(&mut small) {
+        Ok(length) => return Ok(Some(small[..length].to_vec())),
         Err(Errno::NODATA | Errno::NOTSUP) => return Ok(None),
+        Err(Errno::RANGE) => {}
         Err(e) => return Err(e),
-    };
-    let mut value = vec![0; length];
-    match fs::fgetxattr(fd, name, &mut value[..]) {
+    }
+    let mut large = vec![0; MOST];
+    match read(&mut large) {
         Ok(length) => {
-            value.truncate(length);
-            Ok(Some(value))
+            large.truncate(length);
+            Ok(Some(large))
         }
-        Err(Errno::NODATA | Errno::RANGE) => Ok(None),
+        Err(Errno::NODATA) => Ok(None),
         Err(e) => Err(e),
     }
 }

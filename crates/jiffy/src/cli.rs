@@ -49,7 +49,7 @@ pub enum Command {
     Ls(LsArgs),
     /// Run a command in a sandbox
     Exec(SandboxExecArgs),
-    /// Copy a file into a sandbox or out of it
+    /// Copy a file or a directory into a sandbox or out of it
     Cp(CpArgs),
     /// Take a snapshot of a sandbox, which runs on
     Snapshot(SnapshotArgs),
@@ -262,8 +262,18 @@ pub struct SandboxExecArgs {
 #[command(after_help = "Examples:
   jiffy cp data.csv k3x9:/tmp/data.csv
   jiffy cp k3x9:result.txt .
-  tar c . | jiffy cp - k3x9:/tmp/all.tar")]
+  jiffy cp -r project k3x9:            into the home directory, as `project`
+  jiffy cp -r k3x9:/var/log/. logs     what is in /var/log
+  tar c . | jiffy cp -r - k3x9:/srv    unpacked; without -r, a file
+  jiffy cp -r k3x9:/srv - | tar t
+
+With -r, as `docker cp` does it: a directory that is there gets the tree under its own name, one that is not
+becomes the tree. What comes out of a sandbox is never put through symbolic links, and has no devices and no
+setuid; it belongs to you.")]
 pub struct CpArgs {
+    /// Directories, with all in them; `-` is a tar archive then
+    #[arg(short, long)]
+    pub recursive: bool,
     /// PATH here, `-` for standard input, or SANDBOX:PATH
     pub from: String,
     /// PATH here, `-` for standard output, or SANDBOX:PATH

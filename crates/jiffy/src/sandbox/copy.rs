@@ -1,6 +1,7 @@
-//! `jiffy cp`: one file into a sandbox or out of it.
+//! `jiffy cp`: one file into a sandbox or out of it; directories are in `tree.rs`.
 
 use super::exec::Remote;
+use super::tree;
 use crate::cli::CpArgs;
 use crate::run::Place;
 use anyhow::Context;
@@ -34,6 +35,14 @@ impl<'a> End<'a> {
 /// Copies.
 pub async fn run(args: &CpArgs) -> anyhow::Result<ExitCode> {
     match (End::parse(&args.from), End::parse(&args.to)) {
+        (End::Here(from), End::There { sandbox, path }) if args.recursive => {
+            let agent = Remote::find(&args.host, sandbox).await?.agent();
+            tree::upload(args, &agent, from, path).await?;
+        }
+        (End::There { sandbox, path }, End::Here(to)) if args.recursive => {
+            let agent = Remote::find(&args.host, sandbox).await?.agent();
+            tree::download(args, &agent, path, to).await?;
+        }
         (End::Here(from), End::There { sandbox, path }) => {
             let path = with_name(path, from)?;
             upload(args, from, sandbox, &path).await?;
@@ -65,7 +74,7 @@ async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow:
                 .with_context(|| format!("cannot read {from}"))?;
             anyhow::ensure!(
                 file.metadata().await?.is_file(),
-                "{from} is not a file: copy directories with `tar c DIR | jiffy cp - {sandbox}:all.tar`"
+                "{from} is not a file: copy directories with `jiffy cp -r`"
             );
             Box::pin(file)
         }

@@ -3,6 +3,7 @@
 mod copy;
 pub mod exec;
 pub mod table;
+mod tree;
 
 use crate::cli::{Command, CreateArgs, ForkArgs, HostArgs, ManyArgs, SnapshotsArgs};
 use crate::client::{Client, NewSandbox, is, is_elsewhere};

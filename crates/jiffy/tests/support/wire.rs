@@ -99,3 +99,20 @@ pub fn stdout(events: &[Value]) -> String {
     let pieces = events.iter().filter(|e| e["type"] == "stdout");
     pieces.map(|e| e["text"].as_str().unwrap()).collect()
 }
+
+/// Asks the agent of sandbox `id` for bytes, with its token.
+pub fn bytes(place: &Place, id: &str, path: &str) -> (u16, Vec<u8>) {
+    let token = token(place, id);
+    let mut stream = speak(
+        place,
+        &format!(
+            "GET {path} HTTP/1.0\r\nHost: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: 49983\r\nX-Access-Token: {token}\r\n\r\n"
+        ),
+    );
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let end = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap();
+    let head = String::from_utf8_lossy(&answer[..end]).into_owned();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, answer.split_off(end + 4))
+}

@@ -31,6 +31,7 @@ pub async fn answer(
     let path = resolve(&user, path);
     let rules = Rules {
         owner: match &query.owner {
+            Some(text) if text == "@" => Owner::Fixed(user.uid, user.gid),
             Some(text) => owner(text)?,
             None => Owner::Archive,
         },

@@ -1,0 +1,38 @@
+//! Extended attributes go into archives and come out of them.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use jiffy_archive::{Contents, Owner, Packer, Rules, unpack};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+
+#[test]
+fn attributes_of_users_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tree/f");
+    fs::create_dir_all(dir.path().join("tree")).unwrap();
+    fs::create_dir(dir.path().join("into")).unwrap();
+    fs::write(&file, "x").unwrap();
+    if setxattr(&file, "user.note", b"hello", XattrFlags::empty()).is_err() {
+        println!("this file system keeps no attributes: nothing to test");
+        return;
+    }
+    // One that is longer than what is tried first.
+    setxattr(&file, "user.long", &[b'l'; 900], XattrFlags::empty()).unwrap();
+    let mut packer = Packer::new(Vec::new(), Contents::TREE);
+    packer.add(&dir.path().join("tree"), b"tree").unwrap();
+    let bytes = packer.finish().unwrap();
+    let rules = Rules {
+        owner: Owner::Ours,
+        mode: None,
+        confined: false,
+        rename: None,
+    };
+    let root = File::open(dir.path().join("into")).unwrap();
+    unpack(&bytes[..], root.as_fd(), &rules).unwrap();
+    for (name, expected) in [("user.note", &b"hello"[..]), ("user.long", &[b'l'; 900])] {
+        let mut value = [0_u8; 1024];
+        let length = getxattr(dir.path().join("into/tree/f"), name, &mut value[..]).unwrap();
+        assert_eq!(&value[..length], expected);
+    }
+}

@@ -1,0 +1,240 @@
+//! Archives of strangers are unpacked beneath a directory and nowhere else, and bring nothing that has power.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use jiffy_archive::{ArchiveError, Entry, Kind, Owner, Rules, Unpacked, Writer, unpack};
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, symlink};
+use tempfile::TempDir;
+
+struct Scene {
+    dir: TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("in")).unwrap();
+        fs::create_dir(dir.path().join("out")).unwrap();
+        fs::write(dir.path().join("out/secret"), "secret").unwrap();
+        Self { dir }
+    }
+
+    fn unpack(&self, archive: &[u8], rename: Option<&str>) -> Result<Unpacked, ArchiveError> {
+        let root = File::open(self.dir.path().join("in")).unwrap();
+        let rules = Rules {
+            owner: Owner::Ours,
+            mode: None,
+            confined: true,
+            rename: rename.map(|name| name.as_bytes().to_vec()),
+        };
+        unpack(archive, root.as_fd(), &rules)
+    }
+
+    /// Nothing outside of the directory is as it was not.
+    fn check(&self) {
+        let out = self.dir.path().join("out");
+        assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
+        assert_eq!(fs::read(out.join("secret")).unwrap(), b"secret");
+        assert_eq!(fs::metadata(out.join("secret")).unwrap().nlink(), 1);
+        assert_eq!(fs::read_dir(self.dir.path()).unwrap().count(), 2);
+    }
+}
+
+fn entry(kind: Kind, path: &str, link: &str) -> Entry {
+    let mut entry = Entry::new(kind, path, 0o6777);
+    entry.link = link.into();
+    entry
+}
+
+fn file(path: &str) -> Entry {
+    Entry::new(Kind::File, path, 0o6777).with_size(4)
+}
+
+fn archive(entries: &[Entry]) -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new());
+    for entry in entries {
+        let content = vec![b'x'; usize::try_from(entry.size).unwrap()];
+        writer.add(entry, &content).unwrap();
+    }
+    writer.finish().unwrap()
+}
+
+#[test]
+fn no_name_and_no_link_leads_out() {
+    use Kind::{Directory, HardLink, Symlink};
+    let to_out = |path| entry(Symlink, path, "../out");
+    let cases: Vec<Vec<Entry>> = vec![
+        vec![file("../out/x")],
+        vec![file("a/../../out/x")],
+        vec![file("..")],
+        vec![to_out("s"), file("s/x")],
+        vec![to_out("s"), entry(Directory, "s", "")],
+        vec![to_out("s"), entry(Directory, "s/sub", "")],
+        vec![to_out("s"), entry(HardLink, "s/hard", "s/secret")],
+        vec![to_out("s"), entry(HardLink, "hard", "s/secret")],
+        vec![entry(HardLink, "hard", "../out/secret")],
+        vec![entry(Symlink, "s", "/etc"), file("s/jiffy-was-here")],
+        vec![
+            entry(Symlink, "a", "."),
+            entry(Symlink, "a/b", ".."),
+            file("a/b/x"),
+        ],
+        vec![
+            entry(Symlink, "s", "../out/secret"),
+            entry(HardLink, "h", "s"),
+            file("h/x"),
+        ],
+        vec![entry(Symlink, "s", "/proc/self/root"), file("s/tmp/x")],
+        vec![entry(Directory, "d", ""), to_out("d/s"), file("d/s/x")],
+    ];
+    for entries in cases {
+        let scene = Scene::new();
+        let refused = scene.unpack(&archive(&entries), None);
+        assert!(
+            refused.as_ref().is_err_and(ArchiveError::is_malformed),
+            "{entries:?}: {refused:?}"
+        );
+        scene.check();
+        // Nor under another name for all of it.
+        let scene = Scene::new();
+        let _ = scene.unpack(&archive(&entries), Some("name"));
+        scene.check();
+    }
+}
+
+#[test]
+fn a_file_replaces_a_link_and_not_what_it_leads_to() {
+    let scene = Scene::new();
+    symlink("../out/secret", scene.dir.path().join("in/f")).unwrap();
+    scene.unpack(&archive(&[file("f")]), None).unwrap();
+    scene.check();
+    assert_eq!(fs::read(scene.dir.path().join("in/f")).unwrap(), b"xxxx");
+    let entries = [entry(Kind::Symlink, "g", "../out/secret"), file("g")];
+    scene.unpack(&archive(&entries), None).unwrap();
+    scene.check();
+}
+
+#[test]
+fn links_that_are_there_already_are_no_way_either() {
+    let scene = Scene::new();
+    symlink("../out", scene.dir.path().join("in/s")).unwrap();
+    assert!(scene.unpack(&archive(&[file("s/x")]), None).is_err());
+    scene.check();
+}
+
+#[test]
+fn devices_setuid_and_attributes_are_left_out() {
+    let scene = Scene::new();
+    let mut f = file("f");
+    f.uid = 12;
+    f.xattrs = vec![
+        (b"user.x".to_vec(), b"y".to_vec()),
+        (b"security.capability".to_vec(), vec![1; 20]),
+    ];
+    let entries = [
+        entry(Kind::Character(1, 3), "null", ""),
+        entry(Kind::Block(8, 0), "disk", ""),
+        f,
+    ];
+    scene.unpack(&archive(&entries), None).unwrap();
+    let path = scene.dir.path().join("in");
+    assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
+    let found = fs::metadata(path.join("f")).unwrap();
+    assert_eq!(found.mode() & 0o7777, 0o777);
+    assert_eq!(found.uid(), rustix::process::geteuid().as_raw());
+    assert!(rustix::fs::listxattr(path.join("f"), &mut [0_u8; 64][..]).is_ok_and(|n| n == 0));
+}
+
+#[test]
+fn everything_lies_beneath_the_name_that_was_asked_for() {
+    let scene = Scene::new();
+    let entries = [
+        entry(Kind::Directory, "result", ""),
+        file("result/x"),
+        file(".bashrc/y"),
+        file("z"),
+    ];
+    let outcome = scene.unpack(&archive(&entries), Some("mine"));
+    assert!(outcome.is_err(), "a file in the place of the directory");
+    let names: Vec<_> = fs::read_dir(scene.dir.path().join("in"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["mine"]);
+    assert_eq!(
+        fs::read_dir(scene.dir.path().join("in/mine"))
+            .unwrap()
+            .count(),
+        2
+    );
+}
+
+#[test]
+fn what_is_read_into_memory_is_bounded() {
+    // An extended header, and a map of holes, of a size that no memory has.
+    for (kind, name) in [(b'x', "x"), (b'L', "L"), (b'K', "K")] {
+        let mut header = tar::Header::new_ustar();
+        header.set_path(name).unwrap();
+        header.set_entry_type(tar::EntryType::new(kind));
+        header.set_size(1 << 40);
+        header.set_cksum();
+        let refused = Scene::new().unpack(header.as_bytes(), None);
+        assert!(refused.is_err_and(|e| e.is_malformed()));
+    }
+    let mut writer = Writer::new(Vec::new());
+    let mut sparse = Entry::new(Kind::File, *b"sparse", 0o644);
+    sparse.size = 1 << 40;
+    writer.begin(&sparse).unwrap();
+    writer.end().unwrap();
+    let mut bytes = writer.finish().unwrap();
+    Scene::new().unpack(&bytes, None).unwrap();
+    // The map follows two headers and the extended one's text.
+    let map = bytes.windows(2).rposition(|w| w == b"1\n").unwrap();
+    (&mut bytes[map..map + 14])
+        .write_all(b"9999999999999\n")
+        .unwrap();
+    let refused = Scene::new().unpack(&bytes, None);
+    assert!(refused.is_err_and(|e| e.is_malformed()));
+}
+
+#[test]
+fn bytes_changed_at_random_do_no_harm() {
+    let entries = [
+        entry(Kind::Directory, "d", ""),
+        file("d/f"),
+        entry(Kind::Symlink, "d/s", "../../out"),
+        entry(Kind::HardLink, "d/h", "d/f"),
+        file(&"long/".repeat(30)),
+    ];
+    let whole = archive(&entries);
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = |most: usize| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        usize::try_from(seed % most as u64).unwrap()
+    };
+    for _ in 0..300 {
+        let mut bytes = whole.clone();
+        for _ in 0..=random(4) {
+            let at = random(bytes.len());
+            bytes[at] = u8::try_from(random(256)).unwrap();
+            // Mended, so that what is behind the checksum is reached.
+            let block = at / 512 * 512;
+            let mut header = tar::Header::new_old();
+            header
+                .as_mut_bytes()
+                .copy_from_slice(&bytes[block..block + 512]);
+            if random(8) > 0 {
+                header.set_cksum();
+                bytes[block..block + 512].copy_from_slice(header.as_bytes());
+            }
+        }
+        bytes.truncate(bytes.len() - random(600));
+        let scene = Scene::new();
+        let _ = scene.unpack(&bytes, None);
+        scene.check();
+    }
+}

@@ -1,0 +1,250 @@
+//! `jiffy cp -r`: directories into a sandbox or out of it, as `docker cp` has it.
+//!
+//! What a sandbox sends is a stranger's: it is unpacked beneath one name of ours, through no symbolic link, without devices and
+//! without setuid.
+
+use crate::cli::CpArgs;
+use anyhow::Context;
+use bytes::{Buf, Bytes};
+use jiffy_agent_client::{AgentClient, ArchiveOptions, ClientError, EntryKind, FileReader};
+use jiffy_archive::{Contents, Owner, Packer, Rules, unpack};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+const CHUNK: usize = 256 * 1024;
+/// Pieces under way between files and connection.
+const PIECES: usize = 4;
+
+/// Sends the tree at `from`, or the archive on standard input if that is `-`.
+pub async fn upload(
+    args: &CpArgs,
+    agent: &AgentClient,
+    from: &str,
+    to: &str,
+) -> anyhow::Result<()> {
+    let (directory, source) = match from {
+        "-" => (to.to_owned(), from_stdin()),
+        from => {
+            let found = std::fs::metadata(from).with_context(|| format!("cannot read {from}"))?;
+            let contents = from.ends_with("/.") || from == "." || !has_name(from);
+            let (directory, name) = place_there(args, agent, to, from, contents).await?;
+            anyhow::ensure!(found.is_dir() || name != b".", "{from} is not a directory");
+            (directory, from_tree(PathBuf::from(from), name))
+        }
+    };
+    let options = ArchiveOptions {
+        user: args.user.clone(),
+        // An archive on standard input was made with its owners for a reason.
+        owner: (from != "-").then(|| "@".to_owned()),
+        ..ArchiveOptions::default()
+    };
+    let mut writer = agent.archive_write(&directory, &options);
+    let (mut pieces, work) = source;
+    let failed = || format!("cannot unpack in {directory} of the sandbox");
+    while let Some(piece) = pieces.recv().await {
+        writer.write(piece).await.with_context(failed)?;
+    }
+    // Of a source that broke off nothing is made whole: the archive has no end then.
+    work.await??;
+    writer.finish().await.with_context(failed)
+}
+
+/// The directory of the sandbox that the archive is unpacked in, and the tree's name there; `.` for what is in it alone.
+async fn place_there(
+    args: &CpArgs,
+    agent: &AgentClient,
+    to: &str,
+    from: &str,
+    contents: bool,
+) -> anyhow::Result<(String, Vec<u8>)> {
+    let to = if to.is_empty() { "." } else { to };
+    let name = Path::new(from).file_name().unwrap_or_default();
+    match agent.stat(to, args.user.as_deref()).await {
+        Ok(found) if found.kind == EntryKind::Directory => Ok(match contents {
+            true => (to.to_owned(), b".".to_vec()),
+            false => (to.to_owned(), name.as_bytes().to_vec()),
+        }),
+        Ok(_) => anyhow::bail!("{to} in the sandbox is there and is no directory"),
+        Err(e) if e.is_not_found() => {
+            let trimmed = to.trim_end_matches('/');
+            Ok(match trimmed.rsplit_once('/') {
+                _ if contents || trimmed.ends_with('.') => (to.to_owned(), b".".to_vec()),
+                Some((above, name)) => (format!("{above}/"), name.into()),
+                None => (".".to_owned(), trimmed.into()),
+            })
+        }
+        Err(e) => Err(e).with_context(|| format!("cannot look at {to} in the sandbox")),
+    }
+}
+
+/// Receives the tree at `path`, to `to`, or as an archive to standard output if that is `-`.
+pub async fn download(
+    args: &CpArgs,
+    agent: &AgentClient,
+    path: &str,
+    to: &str,
+) -> anyhow::Result<()> {
+    let failed = || format!("cannot read {path} in the sandbox");
+    let reader = agent.archive_read(&[path], args.user.as_deref()).await;
+    let mut reader = reader.with_context(failed)?;
+    if to == "-" {
+        let mut out = tokio::io::stdout();
+        while let Some(piece) = reader.next().await.with_context(failed)? {
+            out.write_all(&piece).await?;
+        }
+        return Ok(out.flush().await?);
+    }
+    let (directory, rename) = place_here(path, to)?;
+    let root =
+        File::open(&directory).with_context(|| format!("cannot open {}", directory.display()))?;
+    let rules = Rules {
+        owner: Owner::Ours,
+        mode: None,
+        confined: true,
+        rename,
+    };
+    let (sender, receiver) = mpsc::channel(PIECES);
+    let work = tokio::task::spawn_blocking(move || {
+        unpack(Received::new(receiver), root.as_fd(), &rules).map(drop)
+    });
+    let sent = forward(reader, sender).await;
+    let unpacked = work.await?;
+    // What broke the connection is behind an archive that ends too early.
+    sent.with_context(failed)?;
+    unpacked.with_context(|| format!("cannot unpack in {}", directory.display()))
+}
+
+/// The directory here that is unpacked in, and the one name that everything is put beneath, whatever the sandbox calls it; none
+/// if what is in a directory is asked for.
+fn place_here(path: &str, to: &str) -> anyhow::Result<(PathBuf, Option<Vec<u8>>)> {
+    let contents = path.ends_with("/.") || !has_name(path);
+    let target = Path::new(to);
+    let name = |path: &Path| path.file_name().map(|name| name.as_bytes().to_vec());
+    if target.is_dir() {
+        let rename = (!contents).then(|| name(Path::new(path))).flatten();
+        return Ok((target.to_path_buf(), rename));
+    }
+    if contents {
+        std::fs::create_dir(target).with_context(|| format!("cannot make {to}"))?;
+        return Ok((target.to_path_buf(), None));
+    }
+    let above = match target.parent() {
+        Some(above) if above != Path::new("") => above,
+        _ => Path::new("."),
+    };
+    let rename = name(target).with_context(|| format!("{to} is not there"))?;
+    Ok((above.to_path_buf(), Some(rename)))
+}
+
+/// Whether a path ends with a name: `/`, `.` and `..` do not.
+fn has_name(path: &str) -> bool {
+    Path::new(path).file_name().is_some()
+}
+
+type Source = (mpsc::Receiver<Bytes>, JoinHandle<anyhow::Result<()>>);
+
+fn from_stdin() -> Source {
+    let (sender, receiver) = mpsc::channel(PIECES);
+    let work = tokio::spawn(async move {
+        let mut input = tokio::io::stdin();
+        loop {
+            let mut chunk = vec![0; CHUNK];
+            let n = input.read(&mut chunk).await?;
+            chunk.truncate(n);
+            if n == 0 || sender.send(chunk.into()).await.is_err() {
+                return Ok(());
+            }
+        }
+    });
+    (receiver, work)
+}
+
+fn from_tree(path: PathBuf, name: Vec<u8>) -> Source {
+    let (sender, receiver) = mpsc::channel(PIECES);
+    let work = tokio::task::spawn_blocking(move || {
+        let pieces = io::BufWriter::with_capacity(CHUNK, Sent(sender));
+        let mut packer = Packer::new(pieces, Contents::TREE);
+        packer.add(&path, &name)?;
+        packer.finish()?;
+        Ok(())
+    });
+    (receiver, work)
+}
+
+/// Writes into a channel.
+struct Sent(mpsc::Sender<Bytes>);
+
+impl Write for Sent {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let sent = self.0.blocking_send(Bytes::copy_from_slice(bytes));
+        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+async fn forward(mut reader: FileReader, sender: mpsc::Sender<Bytes>) -> Result<(), ClientError> {
+    while let Some(piece) = reader.next().await? {
+        // Whoever unpacks may have had enough of it.
+        if sender.send(piece).await.is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Reads out of a channel.
+struct Received {
+    pieces: mpsc::Receiver<Bytes>,
+    piece: Bytes,
+}
+
+impl Received {
+    fn new(pieces: mpsc::Receiver<Bytes>) -> Self {
+        let piece = Bytes::new();
+        Self { pieces, piece }
+    }
+}
+
+impl Read for Received {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() {
+            match self.pieces.blocking_recv() {
+                Some(piece) => self.piece = piece,
+                None => return Ok(0),
+            }
+        }
+        let n = buffer.len().min(self.piece.len());
+        self.piece.copy_to_slice(&mut buffer[..n]);
+        Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_goes_where_docker_would_put_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let there = dir.path().to_str().unwrap();
+        let new = format!("{there}/new");
+        let place = |path, to| place_here(path, to).unwrap();
+        let renamed = |name: &str| Some(name.as_bytes().to_vec());
+        assert_eq!(place("/a/b", there), (there.into(), renamed("b")));
+        assert_eq!(place("/a/b", &new), (there.into(), renamed("new")));
+        assert_eq!(place("/", there), (there.into(), None));
+        assert_eq!(place("/a/b/.", &new), ((&new).into(), None));
+        assert!(Path::new(&new).is_dir());
+        assert!(place_here("/a/b/.", &format!("{there}/x/y")).is_err());
+    }
+}
