@@ -89,8 +89,9 @@ pub struct Step {
     pub action: Action,
 }
 
-/// What a step does. Words of `Copy`, `Env`, `Workdir` and `User` may hold `$NAME`, `${NAME}`, `${NAME:-word}` and
-/// `${NAME:+word}` of the environment and the build arguments so far (`\$` is a dollar); quotes are gone already.
+/// What a step does. Words of `Copy`, `Env`, `Arg`, `Workdir`, `User`, `Expose` and `Label` may hold `$NAME`, `${NAME}`,
+/// `${NAME:-word}` and `${NAME:+word}` of the environment and the build arguments so far (`\$` is a dollar; see
+/// [`crate::expand`]), and so may the content of files that a step holds itself; quotes are gone already.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Action {

@@ -1,0 +1,198 @@
+//! Files of a context: those that a source means and that are not left out.
+
+use super::ContextError;
+use super::ignore::Ignore;
+use super::pattern::Pattern;
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Directories within each other.
+const MAX_DEPTH: usize = 256;
+
+/// A directory with files for a build.
+pub(super) struct Files<'c> {
+    root: &'c Path,
+    /// The same without links.
+    real: PathBuf,
+    ignore: Ignore,
+}
+
+/// What goes into an archive: names in it, in their order, and where each is found.
+pub(super) type Found = BTreeMap<Vec<u8>, PathBuf>;
+
+/// Why a source gives nothing.
+#[derive(Debug)]
+pub(super) enum Nothing {
+    Outside,
+    Missing,
+    Ignored,
+    Pattern(&'static str),
+    Error(ContextError),
+}
+
+impl From<ContextError> for Nothing {
+    fn from(e: ContextError) -> Self {
+        Self::Error(e)
+    }
+}
+
+impl<'c> Files<'c> {
+    pub(super) fn new(root: &'c Path, ignore: Ignore) -> Result<Self, ContextError> {
+        let real = root
+            .canonicalize()
+            .map_err(|e| ContextError::read(root, e))?;
+        Ok(Self { root, real, ignore })
+    }
+
+    /// Adds what a source means.
+    pub(super) fn add(&self, source: &str, to: &mut Found) -> Result<(), Nothing> {
+        let names = names_of(source)?;
+        let wild = names.iter().position(|name| name.contains(['*', '?', '[']));
+        let Some(wild) = wild else {
+            return self.add_one(&names.join("/"), to);
+        };
+        let pattern = Pattern::source(&names.join("/")).map_err(Nothing::Pattern)?;
+        let mut hits = Vec::new();
+        let mut waiting = vec![names[..wild].join("/")];
+        // Level by level: a star matches no slash.
+        for _ in wild..names.len() {
+            let mut next = Vec::new();
+            for directory in &waiting {
+                next.extend(self.names_in(directory)?);
+            }
+            waiting = next;
+        }
+        hits.extend(waiting.into_iter().filter(|path| pattern.matches(path)));
+        let mut any = false;
+        for hit in hits {
+            match self.add_one(&hit, to) {
+                Ok(()) => any = true,
+                Err(Nothing::Ignored) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        any.then_some(()).ok_or(Nothing::Missing)
+    }
+
+    /// Paths of what is in a directory; nothing if it is none.
+    fn names_in(&self, directory: &str) -> Result<Vec<String>, Nothing> {
+        let path = self.root.join(directory);
+        if !path.is_dir() {
+            return Ok(Vec::new());
+        }
+        self.inside(&path)?;
+        let join = |name: &str| match directory.is_empty() {
+            true => name.to_owned(),
+            false => format!("{directory}/{name}"),
+        };
+        // Names that are no text match no pattern.
+        let entries = sorted(&path)?.into_iter();
+        Ok(entries.filter_map(|name| name.to_str().map(join)).collect())
+    }
+
+    /// Adds a file, or a directory with all in it that is not left out. A link is followed, within the context.
+    fn add_one(&self, source: &str, to: &mut Found) -> Result<(), Nothing> {
+        let path = self.root.join(source);
+        let real = self.inside(&path)?;
+        let found = std::fs::metadata(&real).map_err(|e| ContextError::read(&path, e))?;
+        if !found.is_dir() {
+            if self.ignore.ignores(source) {
+                return Err(Nothing::Ignored);
+            }
+            to.insert(source.as_bytes().to_vec(), real);
+            return Ok(());
+        }
+        let before = to.len();
+        let ignored = !source.is_empty() && self.ignore.ignores(source);
+        if !ignored && !source.is_empty() {
+            to.insert(source.as_bytes().to_vec(), real.clone());
+        }
+        if !ignored || self.ignore.has_exceptions() {
+            self.add_below(source.as_bytes(), &real, to)?;
+        }
+        match ignored && to.len() == before {
+            true => Err(Nothing::Ignored),
+            false => Ok(()),
+        }
+    }
+
+    fn add_below(&self, name: &[u8], real: &Path, to: &mut Found) -> Result<(), Nothing> {
+        let mut waiting = vec![(name.to_vec(), real.to_path_buf(), 0)];
+        while let Some((name, real, depth)) = waiting.pop() {
+            if depth > MAX_DEPTH {
+                let deep = std::io::Error::other("it is too deep within directories");
+                return Err(ContextError::read(&real, deep).into());
+            }
+            for file in sorted(&real)? {
+                let mut below = name.clone();
+                if !below.is_empty() {
+                    below.push(b'/');
+                }
+                below.extend_from_slice(file.as_bytes());
+                let path = real.join(&file);
+                let ignored = self.ignore.ignores(&String::from_utf8_lossy(&below));
+                let found =
+                    std::fs::symlink_metadata(&path).map_err(|e| ContextError::read(&path, e))?;
+                if found.is_dir() && (!ignored || self.ignore.has_exceptions()) {
+                    waiting.push((below.clone(), path.clone(), depth + 1));
+                }
+                if !ignored {
+                    // With the directories it is in, of which a rule may have left out some.
+                    self.add_above(&below, &path, to);
+                    to.insert(below, path);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_above(&self, name: &[u8], path: &Path, to: &mut Found) {
+        let (mut name, mut path) = (name, path);
+        while let (Some(slash), Some(above)) =
+            (name.iter().rposition(|b| *b == b'/'), path.parent())
+        {
+            (name, path) = (&name[..slash], above);
+            if to.contains_key(name) {
+                return;
+            }
+            to.insert(name.to_vec(), path.to_path_buf());
+        }
+    }
+
+    /// A path without links, which must not lead out of the context.
+    fn inside(&self, path: &Path) -> Result<PathBuf, Nothing> {
+        match path.canonicalize() {
+            Ok(real) if real.starts_with(&self.real) => Ok(real),
+            Ok(_) => Err(Nothing::Outside),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Err(Nothing::Missing)
+            }
+            Err(e) => Err(ContextError::read(path, e).into()),
+        }
+    }
+}
+
+/// The names of a source's path, relative to the context.
+fn names_of(source: &str) -> Result<Vec<&str>, Nothing> {
+    let mut names = Vec::new();
+    for name in source.split('/').filter(|n| !n.is_empty() && *n != ".") {
+        match name {
+            ".." => {
+                names.pop().ok_or(Nothing::Outside)?;
+            }
+            name => names.push(name),
+        }
+    }
+    Ok(names)
+}
+
+fn sorted(directory: &Path) -> Result<Vec<std::ffi::OsString>, ContextError> {
+    let failed = |e| ContextError::read(directory, e);
+    let entries = std::fs::read_dir(directory).map_err(failed)?;
+    let names = entries.map(|entry| entry.map(|e| e.file_name()));
+    let mut names = names.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    names.sort();
+    Ok(names)
+}

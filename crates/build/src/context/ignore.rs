@@ -1,0 +1,161 @@
+//! `.dockerignore`: what of a context is left out.
+
+use super::ContextError;
+use super::pattern::Pattern;
+use std::path::Path;
+
+/// Longest file in bytes.
+const MAX_FILE: u64 = 1 << 20;
+
+/// What is left out.
+#[derive(Debug, Default, Clone)]
+pub struct Ignore {
+    rules: Vec<Rule>,
+}
+
+#[derive(Debug, Clone)]
+struct Rule {
+    pattern: Pattern,
+    /// `!`: what it matches is kept after all.
+    kept: bool,
+}
+
+impl Ignore {
+    /// What the file beside the Dockerfile says (`NAME.dockerignore`), else `.dockerignore` of the context; nothing if there is
+    /// neither.
+    pub fn find(context: &Path, dockerfile: Option<&Path>) -> Result<Self, ContextError> {
+        let own = dockerfile.map(|path| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(".dockerignore");
+            name.into()
+        });
+        for path in own.into_iter().chain([context.join(".dockerignore")]) {
+            let failed = |source| ContextError::read(&path, source);
+            match std::fs::metadata(&path) {
+                Ok(found) if found.len() > MAX_FILE => {
+                    return Err(failed(std::io::Error::other("it is longer than 1 MiB")));
+                }
+                Ok(_) => {}
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(failed(e)),
+            }
+            let text = std::fs::read(&path).map_err(failed)?;
+            return Self::parse(&String::from_utf8_lossy(&text)).map_err(|(line, problem)| {
+                ContextError::Ignore {
+                    path: path.clone(),
+                    line,
+                    problem,
+                }
+            });
+        }
+        Ok(Self::default())
+    }
+
+    /// Reads such a file; an error has its line.
+    pub fn parse(text: &str) -> Result<Self, (u32, String)> {
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let mut rules = Vec::new();
+        for (number, line) in (1..).zip(text.lines()) {
+            let trimmed = line.trim();
+            if line.starts_with('#') || trimmed.is_empty() {
+                continue;
+            }
+            let (kept, pattern) = match trimmed.strip_prefix('!') {
+                Some(rest) => (true, rest.trim()),
+                None => (false, trimmed),
+            };
+            if pattern.is_empty() {
+                return Err((number, "'!' alone means nothing".to_owned()));
+            }
+            let cleaned = clean(pattern);
+            let pattern = Pattern::ignoring(&cleaned)
+                .map_err(|problem| (number, format!("'{pattern}' {problem}")))?;
+            rules.push(Rule { pattern, kept });
+        }
+        Ok(Self { rules })
+    }
+
+    /// Whether a path is left out: the last rule counts that matches it, or a directory it is in.
+    pub fn ignores(&self, path: &str) -> bool {
+        let hit = self.rules.iter().rev().find(|rule| {
+            let ends = path.match_indices('/').map(|(at, _)| at);
+            ends.chain([path.len()])
+                .any(|end| rule.pattern.matches(&path[..end]))
+        });
+        hit.is_some_and(|rule| !rule.kept)
+    }
+
+    /// Whether something in a directory that is left out may be kept after all.
+    pub fn has_exceptions(&self) -> bool {
+        self.rules.iter().any(|rule| rule.kept)
+    }
+}
+
+/// The shortest way to write a path: no `.`, no doubled slashes, `..` taken back where that is possible, no slash at the ends.
+fn clean(path: &str) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for name in path.split('/').filter(|n| !n.is_empty() && *n != ".") {
+        match (name, names.last()) {
+            ("..", Some(last)) if *last != ".." => {
+                names.pop();
+            }
+            ("..", None) if path.starts_with('/') => {}
+            _ => names.push(name),
+        }
+    }
+    match names.is_empty() {
+        true => ".".to_owned(),
+        false => names.join("/"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept<'a>(rules: &str, paths: &[&'a str]) -> Vec<&'a str> {
+        let ignore = Ignore::parse(rules).unwrap();
+        paths
+            .iter()
+            .copied()
+            .filter(|p| !ignore.ignores(p))
+            .collect()
+    }
+
+    #[test]
+    fn the_last_rule_that_matches_counts() {
+        let paths = ["README.md", "README-secret.md", "a.md", "x/b.md", "src/a"];
+        assert_eq!(
+            kept("*.md\n!README*.md\nREADME-secret.md", &paths),
+            ["README.md", "x/b.md", "src/a"]
+        );
+        assert_eq!(
+            kept("*.md\nREADME-secret.md\n!README*.md", &paths),
+            ["README.md", "README-secret.md", "x/b.md", "src/a"]
+        );
+        assert_eq!(kept("**\n!src", &paths), ["src/a"]);
+        assert_eq!(kept("*\n!src/**", &paths), ["src/a"]);
+    }
+
+    #[test]
+    fn a_directory_takes_along_what_is_in_it() {
+        let paths = ["node_modules/a/b", "x/node_modules/c", "x/y"];
+        assert_eq!(kept("node_modules", &paths), ["x/node_modules/c", "x/y"]);
+        assert_eq!(kept("**/node_modules", &paths), ["x/y"]);
+        assert_eq!(kept("/x/\n!x/y", &paths), ["node_modules/a/b", "x/y"]);
+        assert_eq!(
+            kept("./x/../node_modules//", &paths),
+            ["x/node_modules/c", "x/y"]
+        );
+    }
+
+    #[test]
+    fn comments_spaces_and_nonsense_are_told_apart() {
+        assert_eq!(
+            kept("\u{feff}# a\n  b  \n\n ! b/c\n", &["a", "b", "b/c", "# a"]),
+            ["a", "b/c", "# a"]
+        );
+        assert_eq!(Ignore::parse("a\n!\n").unwrap_err().0, 2);
+        assert_eq!(Ignore::parse("a[").unwrap_err().0, 1);
+    }
+}

@@ -1,0 +1,195 @@
+//! Patterns over paths, as Docker reads them.
+
+/// A pattern.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Pattern {
+    parts: Vec<Part>,
+    /// `**` and then nothing but plain characters: whatever ends so.
+    suffix: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Plain(char),
+    /// `?`: one character that is no slash.
+    One,
+    /// `*`: characters that are no slashes.
+    Some,
+    /// `**/`: nothing, or anything that ends with a slash.
+    Directories,
+    /// `**` at the end: anything.
+    All,
+    /// `[a-z]`, `[^a-z]`: ranges, and whether it is all others.
+    Class(Vec<(char, char)>, bool),
+}
+
+impl Pattern {
+    /// A line of `.dockerignore`: `**` goes through directories.
+    pub(crate) fn ignoring(text: &str) -> Result<Self, &'static str> {
+        let mut pattern = Self::read(text, true)?;
+        let suffix = text.strip_prefix("**").filter(|s| !s.is_empty());
+        pattern.suffix = suffix
+            .filter(|s| !s.contains(['*', '?', '[', ']', '\\']))
+            .map(str::to_owned);
+        Ok(pattern)
+    }
+
+    /// A source of `COPY`: two stars are as one.
+    pub(crate) fn source(text: &str) -> Result<Self, &'static str> {
+        Self::read(text, false)
+    }
+
+    fn read(text: &str, through: bool) -> Result<Self, &'static str> {
+        let mut parts = Vec::new();
+        let mut chars = text.chars().peekable();
+        while let Some(c) = chars.next() {
+            parts.push(match c {
+                '*' if through && chars.peek() == Some(&'*') => {
+                    chars.next();
+                    chars.next_if_eq(&'/');
+                    match chars.peek() {
+                        None => Part::All,
+                        Some(_) => Part::Directories,
+                    }
+                }
+                '*' => Part::Some,
+                '?' => Part::One,
+                '\\' => Part::Plain(chars.next().unwrap_or('\\')),
+                '[' => class(&mut chars)?,
+                c => Part::Plain(c),
+            });
+        }
+        parts.dedup_by(|a, b| *a == Part::Some && *b == Part::Some);
+        Ok(Self {
+            parts,
+            suffix: None,
+        })
+    }
+
+    /// Whether it is what this path is called. Takes time in proportion to both lengths.
+    pub(crate) fn matches(&self, path: &str) -> bool {
+        if let Some(suffix) = &self.suffix {
+            return path.ends_with(suffix.as_str()) || suffix.strip_prefix('/') == Some(path);
+        }
+        let path: Vec<char> = path.chars().collect();
+        // Which beginnings of the path the parts so far match.
+        let mut reached = vec![false; path.len() + 1];
+        reached[0] = true;
+        for part in &self.parts {
+            reached = part.step(&path, &reached);
+        }
+        reached[path.len()]
+    }
+}
+
+impl Part {
+    fn step(&self, path: &[char], before: &[bool]) -> Vec<bool> {
+        let mut after = vec![false; before.len()];
+        let mut begun = false;
+        for at in 0..before.len() {
+            let last = at.checked_sub(1).map(|i| path[i]);
+            match self {
+                Self::Some => {
+                    after[at] = before[at] || at > 0 && after[at - 1] && last != Some('/');
+                }
+                Self::All => {
+                    begun |= before[at];
+                    after[at] = begun;
+                }
+                Self::Directories => {
+                    after[at] = before[at] || begun && last == Some('/');
+                    begun |= before[at];
+                }
+                one => {
+                    after[at] = at > 0 && before[at - 1] && last.is_some_and(|c| one.is(c));
+                }
+            }
+        }
+        after
+    }
+
+    fn is(&self, c: char) -> bool {
+        match self {
+            Self::Plain(plain) => *plain == c,
+            Self::One => c != '/',
+            Self::Class(ranges, others) => {
+                ranges.iter().any(|(low, high)| (*low..=*high).contains(&c)) != *others
+            }
+            _ => false,
+        }
+    }
+}
+
+fn class(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Result<Part, &'static str> {
+    let open = "has a '[' without its ']'";
+    let others = chars.next_if_eq(&'^').is_some();
+    let mut ranges = Vec::new();
+    loop {
+        let low = match chars.next().ok_or(open)? {
+            ']' if !ranges.is_empty() => return Ok(Part::Class(ranges, others)),
+            '\\' => chars.next().ok_or(open)?,
+            c => c,
+        };
+        let mut high = low;
+        if chars.peek() == Some(&'-') {
+            chars.next();
+            high = match chars.next().ok_or(open)? {
+                ']' => {
+                    ranges.extend([(low, low), ('-', '-')]);
+                    return Ok(Part::Class(ranges, others));
+                }
+                '\\' => chars.next().ok_or(open)?,
+                c => c,
+            };
+        }
+        if high < low {
+            return Err("has a range that goes backwards");
+        }
+        ranges.push((low, high));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_as_docker_matches() {
+        for (pattern, yes, no) in [
+            ("a/b", &["a/b"][..], &["a", "a/b/c", "x/a/b"][..]),
+            ("*.md", &["a.md", ".md"], &["a/b.md", "amd", "a.mdx"]),
+            ("*/temp*", &["x/temp", "x/temp1"], &["temp", "x/y/temp"]),
+            ("temp?", &["tempa"], &["temp", "tempab", "temp/"]),
+            (
+                "**/x.go",
+                &["x.go", "a/x.go", "a/b/x.go"],
+                &["ax.go", "a/x.go/b"],
+            ),
+            ("**", &["a", "a/b"], &[]),
+            ("**.log", &["a.log", "a/b.log", ".log"], &["a.logs"]),
+            ("a/**", &["a/b", "a/b/c", "a/"], &["a", "ab"]),
+            ("a/**/b", &["a/b", "a/x/b", "a/x/y/b"], &["a/xb", "a"]),
+            ("**/a*/c", &["a/c", "x/ab/c"], &["a/b/c"]),
+            ("[a-c]x[^0-9]", &["axb", "cx-"], &["dxb", "ax1"]),
+            ("a\\*b", &["a*b"], &["axb"]),
+            ("a.b+(c)", &["a.b+(c)"], &["axb+(c)"]),
+            ("ä?", &["äö"], &["ä"]),
+        ] {
+            let compiled = Pattern::ignoring(pattern).unwrap();
+            for path in yes {
+                assert!(compiled.matches(path), "{pattern} {path}");
+            }
+            for path in no {
+                assert!(!compiled.matches(path), "{pattern} {path}");
+            }
+        }
+        assert!(Pattern::ignoring("a[").is_err() && Pattern::ignoring("[b-a]").is_err());
+        assert!(!Pattern::source("**/a").unwrap().matches("x/y/a"));
+    }
+
+    #[test]
+    fn no_pattern_takes_long() {
+        let pattern = Pattern::ignoring(&"*a".repeat(200)).unwrap();
+        assert!(!pattern.matches(&("a".repeat(4000) + "b")));
+    }
+}

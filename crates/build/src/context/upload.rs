@@ -1,0 +1,130 @@
+//! The archive of a step's files.
+
+use super::ContextError;
+use super::files::Found;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use jiffy_archive::{Entry, Kind, Writer};
+use sha2::{Digest, Sha256};
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+const BUFFER: usize = 128 << 10;
+
+/// Files of a context that go to the builder as one archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upload {
+    /// sha256 over names, content, permissions and links of the files, lower-case hexadecimal. When they were changed, who they
+    /// belong to, and how they are compressed makes no difference.
+    pub name: String,
+    found: Found,
+}
+
+impl Upload {
+    pub(super) fn new(found: Found) -> Result<Self, ContextError> {
+        let hasher = write(&found, false, Sums(Sha256::new()))?;
+        let sum = hasher.0.finalize();
+        let name = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { name, found })
+    }
+
+    /// How many files, directories and links it has.
+    pub fn entries(&self) -> usize {
+        self.found.len()
+    }
+
+    /// Writes the archive: a gzipped tar, names relative to the context, everything root's.
+    pub fn write_to(&self, out: impl Write) -> Result<(), ContextError> {
+        let packed = GzEncoder::new(out, Compression::fast());
+        let packed = write(&self.found, true, packed)?;
+        let ended = packed.finish().and_then(|mut out| out.flush());
+        ended.map_err(ContextError::Send)
+    }
+}
+
+struct Sums(Sha256);
+
+impl Write for Sums {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn write<W: Write>(found: &Found, dated: bool, out: W) -> Result<W, ContextError> {
+    let mut writer = Writer::new(out);
+    let mut buffer = vec![0; BUFFER];
+    for (name, path) in found {
+        let read = |e| ContextError::read(path, e);
+        let about = fs::symlink_metadata(path).map_err(read)?;
+        let Some(kind) = kind_of(&about) else {
+            continue;
+        };
+        let file = match kind {
+            Kind::File => Some(open(path).map_err(read)?),
+            _ => None,
+        };
+        let about = match &file {
+            Some(file) => file.metadata().map_err(read)?,
+            None => about,
+        };
+        let mut entry = Entry::new(kind, name.clone(), about.mode() & 0o7777);
+        match kind {
+            Kind::File => entry = entry.with_size(about.len()),
+            Kind::Symlink => {
+                entry.link = fs::read_link(path)
+                    .map_err(read)?
+                    .into_os_string()
+                    .into_vec();
+                // Permissions of links mean nothing, and differ between systems.
+                entry.mode = 0o777;
+            }
+            _ => {}
+        }
+        if dated {
+            entry.mtime = (about.mtime(), 0);
+        }
+        writer.begin(&entry).map_err(ContextError::Send)?;
+        if let Some(mut file) = file {
+            let mut left = about.len();
+            while left > 0 {
+                let most = usize::try_from(left).map_or(BUFFER, |left| left.min(BUFFER));
+                let n = file.read(&mut buffer[..most]).map_err(read)?;
+                if n == 0 {
+                    return Err(read(io::Error::other(
+                        "it changes while it is read: try again",
+                    )));
+                }
+                writer.write_all(&buffer[..n]).map_err(ContextError::Send)?;
+                left -= n as u64;
+            }
+        }
+        writer.end().map_err(ContextError::Send)?;
+    }
+    writer.finish().map_err(ContextError::Send)
+}
+
+/// What can be copied; sockets, pipes and devices are left out.
+fn kind_of(about: &Metadata) -> Option<Kind> {
+    let kind = about.file_type();
+    match kind {
+        _ if kind.is_file() => Some(Kind::File),
+        _ if kind.is_dir() => Some(Kind::Directory),
+        _ if kind.is_symlink() => Some(Kind::Symlink),
+        _ => None,
+    }
+}
+
+/// Opens without waiting, should it have become a pipe meanwhile.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let flags = i32::try_from(flags.bits()).unwrap_or(0);
+    File::options().read(true).custom_flags(flags).open(path)
+}

@@ -1,0 +1,156 @@
+//! `COPY` and `ADD`.
+
+use super::error::DockerfileError;
+use super::flags;
+use super::lines::{Document, Line, document};
+use super::stages::Stages;
+use super::steps::json;
+use crate::expand::escape;
+use crate::spec::{Action, Copy, CopyFrom};
+
+/// What the flags say.
+#[derive(Default)]
+struct How {
+    from: Option<String>,
+    owner: Option<String>,
+    mode: Option<String>,
+}
+
+impl Stages<'_> {
+    /// Reads a `COPY` or an `ADD`.
+    pub(super) fn copy(&mut self, line: &Line) -> Result<(), DockerfileError> {
+        let add = line.instruction == "ADD";
+        let (flags, rest) = flags::split(&line.rest);
+        let mut how = How::default();
+        for flag in &flags {
+            match flag.name.as_str() {
+                "from" if !add => how.from = Some(flag.value(line)?.to_owned()),
+                "chown" => how.owner = Some(self.word(line, flag.value(line)?)?),
+                "chmod" => how.mode = Some(self.mode(line, flag.value(line)?)?),
+                // It is about how layers are kept, and changes no file.
+                "link" => {}
+                "exclude" => return Err(flag.refused(line, ": use .dockerignore")),
+                "parents" => {
+                    return Err(flag.refused(line, ": COPY each directory to where it belongs"));
+                }
+                "checksum" | "keep-git-dir" | "unpack" => {
+                    return Err(flag.refused(line, ": RUN what fetches, checks and unpacks it"));
+                }
+                _ => return Err(flag.refused(line, ": there are --from, --chown and --chmod")),
+            }
+        }
+        let mut words = match json(rest) {
+            // Words of an array have no quotes of their own, and variables all the same.
+            Some(words) => words,
+            None => {
+                let words = rest.split_whitespace().map(|word| match document(word) {
+                    Some(_) => Ok(word.to_owned()),
+                    None => self.word(line, word),
+                });
+                words.collect::<Result<Vec<_>, _>>()?
+            }
+        };
+        let to = match words.pop() {
+            Some(to) if !words.is_empty() && !to.is_empty() && document(&to).is_none() => to,
+            _ => {
+                return Err(line.error(format!(
+                    "must be `{} source… destination`",
+                    line.instruction
+                )));
+            }
+        };
+        let (documents, sources): (Vec<_>, Vec<_>) =
+            words.into_iter().partition(|word| document(word).is_some());
+        if !documents.is_empty() {
+            self.inline(line, &how, documents.len(), &to)?;
+        }
+        if sources.is_empty() {
+            return Ok(());
+        }
+        if add && let Some(url) = sources.iter().find(|s| is_remote(s)) {
+            return Err(line.error(format!(
+                "'{url}' is fetched from elsewhere, which is not supported: RUN curl, wget or git instead"
+            )));
+        }
+        let from = match &how.from {
+            Some(name) => CopyFrom::Stage(self.source(line, name)?),
+            None => CopyFrom::Files(String::new()),
+        };
+        let copy = Copy {
+            from,
+            sources: sources.iter().map(|s| relative(s)).collect(),
+            to,
+            owner: how.owner,
+            mode: how.mode,
+            unpack: add,
+        };
+        self.push(line, Action::Copy(copy));
+        Ok(())
+    }
+
+    fn mode(&self, line: &Line, value: &str) -> Result<String, DockerfileError> {
+        let mode = self.word(line, value)?;
+        let octal = mode.len() <= 4 && mode.bytes().all(|b| (b'0'..=b'7').contains(&b));
+        match mode.contains('$') || octal && !mode.is_empty() {
+            true => Ok(mode),
+            false => Err(line.error(format!(
+                "--chmod={value}: use octal digits, as in --chmod=755"
+            ))),
+        }
+    }
+
+    /// The files that stand in the Dockerfile itself.
+    fn inline(
+        &mut self,
+        line: &Line,
+        how: &How,
+        count: usize,
+        to: &str,
+    ) -> Result<(), DockerfileError> {
+        if how.from.is_some() {
+            return Err(line.error("a here-document comes from no --from"));
+        }
+        if count != line.documents.len() {
+            return Err(line.error("a here-document is not where a source stands"));
+        }
+        let name = |document: &Document| document.name.clone();
+        let copy = Copy {
+            from: CopyFrom::Inline(
+                line.documents
+                    .iter()
+                    .map(|d| (name(d), content(d)))
+                    .collect(),
+            ),
+            sources: line.documents.iter().map(name).collect(),
+            to: to.to_owned(),
+            owner: how.owner.clone(),
+            mode: how.mode.clone(),
+            unpack: false,
+        };
+        self.push(line, Action::Copy(copy));
+        Ok(())
+    }
+}
+
+/// With variables only where the document's word was not quoted.
+fn content(document: &Document) -> String {
+    match document.expand {
+        true => document.content.clone(),
+        false => escape(&document.content),
+    }
+}
+
+/// Relative to the root of where it comes from.
+fn relative(source: &str) -> String {
+    let relative = source.trim_start_matches('/');
+    let relative = relative.strip_prefix("./").unwrap_or(relative);
+    match relative.is_empty() {
+        true => ".".to_owned(),
+        false => relative.to_owned(),
+    }
+}
+
+fn is_remote(source: &str) -> bool {
+    let schemes = ["http://", "https://", "ftp://", "git://", "ssh://"];
+    schemes.iter().any(|scheme| source.starts_with(scheme)) || source.starts_with("git@")
+}

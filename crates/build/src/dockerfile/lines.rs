@@ -1,0 +1,264 @@
+//! A Dockerfile's instructions, each on one line: continuations joined, comments gone, here-documents taken out.
+
+use super::error::DockerfileError;
+use super::words;
+
+/// Longest file in bytes.
+const MAX_FILE: usize = 1 << 20;
+/// Instructions that may bring here-documents.
+const WITH_DOCUMENTS: [&str; 3] = ["RUN", "COPY", "ADD"];
+
+/// One instruction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Line {
+    /// From 1.
+    pub number: u32,
+    /// `RUN`, `COPY`, …: in capitals.
+    pub instruction: String,
+    /// What follows.
+    pub rest: String,
+    /// Its here-documents, in order.
+    pub documents: Vec<Document>,
+}
+
+/// A here-document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Document {
+    /// The word that ends it, and names the file.
+    pub name: String,
+    /// Its lines.
+    pub content: String,
+    /// Whether variables in it are expanded: the word was not quoted.
+    pub expand: bool,
+    /// Whether tabs at the beginnings of lines are left out.
+    pub strip: bool,
+}
+
+impl Line {
+    /// An error about it.
+    pub(super) fn error(&self, problem: impl Into<String>) -> DockerfileError {
+        DockerfileError {
+            line: self.number,
+            instruction: self.instruction.clone(),
+            problem: problem.into(),
+        }
+    }
+
+    /// As it was written.
+    pub(super) fn text(&self) -> String {
+        format!("{} {}", self.instruction, self.rest)
+    }
+}
+
+/// A file's instructions, and what escapes.
+pub(super) struct Lines {
+    pub lines: Vec<Line>,
+    pub escape: char,
+}
+
+/// Reads a file.
+pub(super) fn read(text: &str) -> Result<Lines, DockerfileError> {
+    let bad = |line, problem: String| DockerfileError {
+        line,
+        instruction: String::new(),
+        problem,
+    };
+    if text.len() > MAX_FILE {
+        return Err(bad(
+            1,
+            format!("the file is longer than {} KiB", MAX_FILE >> 10),
+        ));
+    }
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let escape = escape_of(text).map_err(|(line, problem)| bad(line, problem))?;
+    let mut source = (1..).zip(text.lines());
+    let mut lines = Vec::new();
+    while let Some((number, first)) = source.next() {
+        let first = first.trim_start();
+        if first.is_empty() || first.starts_with('#') {
+            continue;
+        }
+        let (start, mut more) = continued(first, escape);
+        let mut whole = start.to_owned();
+        while more {
+            let Some((_, next)) = source.next() else {
+                break;
+            };
+            let trimmed = next.trim_start();
+            // Comments and empty lines may stand between the lines of an instruction.
+            if trimmed.is_empty() || trimmed.starts_with('#') {
+                continue;
+            }
+            let (next, goes_on) = continued(next, escape);
+            whole.push_str(next);
+            more = goes_on;
+        }
+        let whole = whole.trim();
+        if whole.is_empty() {
+            continue;
+        }
+        let (instruction, rest) = whole.split_once(char::is_whitespace).unwrap_or((whole, ""));
+        let mut line = Line {
+            number,
+            instruction: instruction.to_ascii_uppercase(),
+            rest: rest.trim().to_owned(),
+            documents: Vec::new(),
+        };
+        if WITH_DOCUMENTS.contains(&line.instruction.as_str()) && line.rest.contains("<<") {
+            for mut document in announced(&line.rest, escape) {
+                fill(&mut document, &mut source).map_err(|problem| line.error(problem))?;
+                line.documents.push(document);
+            }
+        }
+        lines.push(line);
+    }
+    if lines.is_empty() {
+        return Err(bad(
+            1,
+            "there is no instruction: begin with FROM".to_owned(),
+        ));
+    }
+    Ok(Lines { lines, escape })
+}
+
+/// `# escape=` among the directives at the beginning.
+fn escape_of(text: &str) -> Result<char, (u32, String)> {
+    for (number, line) in (1..).zip(text.lines()) {
+        let directive = line
+            .trim()
+            .strip_prefix('#')
+            .and_then(|l| l.split_once('='));
+        let Some((name, value)) = directive else {
+            break;
+        };
+        match (name.trim().to_ascii_lowercase().as_str(), value.trim()) {
+            ("escape", "\\") => return Ok('\\'),
+            ("escape", "`") => return Ok('`'),
+            ("escape", other) => {
+                let problem = format!("'# escape={other}' is not possible: use \\ or `");
+                return Err((number, problem));
+            }
+            ("syntax" | "check", _) => {}
+            _ => break,
+        }
+    }
+    Ok('\\')
+}
+
+/// A line without the character that continues it, and whether it had one.
+fn continued(line: &str, escape: char) -> (&str, bool) {
+    let trimmed = line.trim_end_matches([' ', '\t', '\r']);
+    match trimmed.strip_suffix(escape) {
+        Some(start) => (start, true),
+        None => (line, false),
+    }
+}
+
+/// The here-documents that a line says will follow: words like `<<NAME`, `<<-NAME`, `<<"NAME"`.
+fn announced(rest: &str, escape: char) -> Vec<Document> {
+    words::split_leniently(rest, escape)
+        .into_iter()
+        .filter_map(|word| document(&word))
+        .collect()
+}
+
+/// The here-document that a word announces.
+pub(super) fn document(word: &str) -> Option<Document> {
+    let word = word.trim_start_matches(|c: char| c.is_ascii_digit());
+    let name = word.strip_prefix("<<")?;
+    let (name, strip) = match name.strip_prefix('-') {
+        Some(name) => (name, true),
+        None => (name, false),
+    };
+    let plain: String = name
+        .chars()
+        .filter(|c| !matches!(c, '"' | '\'' | '\\'))
+        .collect();
+    if plain.is_empty() || plain.contains(['<', '/']) {
+        return None;
+    }
+    Some(Document {
+        expand: plain == name,
+        name: plain,
+        content: String::new(),
+        strip,
+    })
+}
+
+fn fill<'a>(
+    document: &mut Document,
+    source: &mut impl Iterator<Item = (u32, &'a str)>,
+) -> Result<(), String> {
+    for (_, line) in source {
+        let stripped = match document.strip {
+            true => line.trim_start_matches('\t'),
+            false => line,
+        };
+        if stripped == document.name {
+            return Ok(());
+        }
+        document.content.push_str(stripped);
+        document.content.push('\n');
+    }
+    Err(format!(
+        "the here-document is not ended: there is no line '{}'",
+        document.name
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rests(text: &str) -> Vec<String> {
+        read(text)
+            .unwrap()
+            .lines
+            .into_iter()
+            .map(|l| l.text())
+            .collect()
+    }
+
+    #[test]
+    fn lines_are_joined_and_comments_left_out() {
+        let text = "\u{feff}# a comment\n\nfrom x\n  RUN a \\\n  # between\n\n  && b \\  \n && c # kept\r\nRUN d\\";
+        assert_eq!(
+            rests(text),
+            ["FROM x", "RUN a   && b  && c # kept", "RUN d"]
+        );
+        assert_eq!(read(text).unwrap().lines[1].number, 4);
+        assert_eq!(rests("# escape=`\nRUN a `\n b\\"), ["RUN a  b\\"]);
+    }
+
+    #[test]
+    fn here_documents_belong_to_their_instruction() {
+        let text = "RUN cat <<A >/a && cat <<-'B' 3<<C\n$x \\\n# no comment\nA\n\tin B\n\tB\nC\nRUN echo $((1<<2)) <<<x\n";
+        let lines = read(text).unwrap().lines;
+        assert_eq!(lines.len(), 2);
+        let seen: Vec<_> = (lines[0].documents.iter())
+            .map(|d| (d.name.as_str(), d.content.as_str(), d.expand))
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                ("A", "$x \\\n# no comment\n", true),
+                ("B", "in B\n", false),
+                ("C", "", true)
+            ]
+        );
+        assert!(lines[1].documents.is_empty());
+        let open = read("FROM x\nRUN <<EOF\necho\n").err().unwrap();
+        assert!(
+            open.to_string()
+                .contains("line 2: RUN: the here-document is not ended"),
+            "{open}"
+        );
+    }
+
+    #[test]
+    fn files_without_instructions_and_odd_escapes_are_refused() {
+        assert!(read("# only\n\n").is_err());
+        assert!(read("# escape=x\nFROM a").is_err());
+        assert!(read(&"x".repeat(MAX_FILE + 1)).is_err());
+    }
+}

@@ -1,0 +1,93 @@
+//! `RUN`.
+
+use super::error::DockerfileError;
+use super::flags::{self, Flag};
+use super::lines::{Line, document};
+use super::stages::Stages;
+use crate::spec::{Action, Command};
+
+/// Runs its first argument as a program of its own: a here-document that names its interpreter.
+const PROGRAM: &str = r#"f=$(mktemp) || exit 1; trap 'rm -f "$f"' EXIT; printf %s "$1" >"$f" && chmod 700 "$f" && "$f""#;
+
+impl Stages<'_> {
+    /// Reads a `RUN`.
+    pub(super) fn run(&mut self, line: &Line) -> Result<(), DockerfileError> {
+        let (flags, rest) = flags::split(&line.rest);
+        for flag in &flags {
+            self.run_flag(line, flag)?;
+        }
+        if rest.is_empty() {
+            return Err(line.error("needs a command"));
+        }
+        let command = match self.maybe_json(line, rest) {
+            Some(words) if words.is_empty() => return Err(line.error("needs a command")),
+            Some(words) => Command::Exec(words),
+            None => with_documents(line, rest),
+        };
+        let action = Action::Run {
+            command,
+            user: None,
+        };
+        self.push(line, action);
+        Ok(())
+    }
+
+    fn run_flag(&mut self, line: &Line, flag: &Flag) -> Result<(), DockerfileError> {
+        match flag.name.as_str() {
+            "mount" => match mount_type(flag.value(line)?) {
+                "cache" => {
+                    self.warn(
+                        line,
+                        "--mount=type=cache is ignored: what is written there stays in the template, and nothing is kept between builds",
+                    );
+                    Ok(())
+                }
+                "tmpfs" => {
+                    self.warn(line, "--mount=type=tmpfs is ignored: what is written there stays in the template");
+                    Ok(())
+                }
+                "bind" => Err(line.error("--mount=type=bind is not supported: COPY what the command needs")),
+                kind @ ("secret" | "ssh") => Err(line.error(format!(
+                    "--mount=type={kind} is not supported: fetch what needs it outside of the build, and COPY it"
+                ))),
+                kind => Err(line.error(format!("--mount=type={kind}: there is no such mount"))),
+            },
+            "network" if flag.value(line)? == "default" => Ok(()),
+            "network" => Err(flag.refused(line, ": commands of builds have the sandbox's network")),
+            "security" => Err(flag.refused(line, ": commands run in a virtual machine of their own, as root unless USER says otherwise")),
+            _ => Err(flag.refused(line, "; write -- before a command that begins with dashes")),
+        }
+    }
+}
+
+/// `type=` among a mount's words; a bind mount unless said.
+fn mount_type(value: &str) -> &str {
+    let words = value.split(',');
+    let mut kinds = words.filter_map(|word| word.trim().strip_prefix("type="));
+    kinds.next().unwrap_or("bind")
+}
+
+/// A line with its here-documents. One that is all there is, is the script itself; others are the shell's to read.
+fn with_documents(line: &Line, rest: &str) -> Command {
+    if let ([only], Some(_)) = (&line.documents[..], document(rest)) {
+        let script = &only.content;
+        return match script.starts_with("#!") {
+            true => Command::Exec(
+                ["/bin/sh", "-c", PROGRAM, "-", script]
+                    .map(str::to_owned)
+                    .to_vec(),
+            ),
+            false => Command::Line(script.clone()),
+        };
+    }
+    let mut whole = rest.to_owned();
+    for document in &line.documents {
+        whole.push('\n');
+        whole.push_str(&document.content);
+        whole.push_str(&document.name);
+    }
+    if !line.documents.is_empty() {
+        whole.push('\n');
+    }
+    Command::Line(whole)
+}

@@ -1,0 +1,345 @@
+//! The stages of a file: what each begins with, and which one is meant by a name.
+
+use super::error::{DockerfileError, Warning};
+use super::lines::Line;
+use super::{Options, flags, words};
+use crate::expand::expand;
+use crate::spec::{Action, Beginning, ImageSource, Stage, Step};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most stages of a file.
+const MAX_STAGES: usize = 1000;
+/// Build arguments that need no `ARG`.
+const PROXIES: [&str; 10] = [
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "FTP_PROXY",
+    "ftp_proxy",
+    "NO_PROXY",
+    "no_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+];
+/// Build arguments that have a value unless one is given: what is built is always this.
+const PLATFORM: [(&str, &str); 8] = [
+    ("TARGETPLATFORM", "linux/amd64"),
+    ("TARGETOS", "linux"),
+    ("TARGETARCH", "amd64"),
+    ("TARGETVARIANT", ""),
+    ("BUILDPLATFORM", "linux/amd64"),
+    ("BUILDOS", "linux"),
+    ("BUILDARCH", "amd64"),
+    ("BUILDVARIANT", ""),
+];
+
+/// A file that is being read.
+pub(super) struct Stages<'o> {
+    options: &'o Options,
+    pub(super) escape: char,
+    /// `ARG`s before the first `FROM`.
+    global: BTreeMap<String, String>,
+    done: Vec<Stage>,
+    /// The file's own stages: name, and number among all.
+    known: Vec<(Option<String>, usize)>,
+    /// Images that only files are taken of, and their stages' numbers.
+    images: BTreeMap<String, usize>,
+    pub(super) current: Option<Current>,
+    pub(super) warnings: Vec<Warning>,
+    /// Names of all `ARG`s.
+    asked: BTreeSet<String>,
+}
+
+/// The stage whose instructions are being read.
+pub(super) struct Current {
+    name: Option<String>,
+    from: Beginning,
+    pub(super) steps: Vec<Step>,
+    /// What runs commands that are lines.
+    pub(super) shell: Vec<String>,
+}
+
+impl<'o> Stages<'o> {
+    pub(super) fn new(options: &'o Options, escape: char) -> Self {
+        Self {
+            options,
+            escape,
+            global: BTreeMap::new(),
+            done: Vec::new(),
+            known: Vec::new(),
+            images: BTreeMap::new(),
+            current: None,
+            warnings: Vec::new(),
+            asked: BTreeSet::new(),
+        }
+    }
+
+    /// Reads one instruction.
+    pub(super) fn instruction(&mut self, line: &Line) -> Result<(), DockerfileError> {
+        match line.instruction.as_str() {
+            "FROM" => self.from(line),
+            "ARG" => self.arg(line),
+            _ if self.current.is_none() && super::steps::is_known(&line.instruction) => {
+                Err(line.error("comes before the first FROM, where only ARG may stand"))
+            }
+            _ => self.step(line),
+        }
+    }
+
+    /// Ends the file: its stages up to the one that is wanted.
+    pub(super) fn finish(mut self) -> Result<(Vec<Stage>, Vec<Warning>), DockerfileError> {
+        self.close();
+        let about_target = |problem| DockerfileError {
+            line: 1,
+            instruction: String::new(),
+            problem,
+        };
+        if self.done.is_empty() {
+            return Err(about_target("there is no FROM".to_owned()));
+        }
+        if let Some(target) = &self.options.target {
+            let Some(last) = self.stage(target) else {
+                let names = self.known.iter().filter_map(|(name, _)| name.clone());
+                return Err(about_target(format!(
+                    "there is no stage '{target}' to build: there are {} stages, and of those with names: {}",
+                    self.known.len(),
+                    names.collect::<Vec<_>>().join(", ")
+                )));
+            };
+            self.done.truncate(last + 1);
+        }
+        for name in self.options.build_args.keys() {
+            if !self.asked.contains(name) && !PROXIES.contains(&name.as_str()) {
+                self.warnings.push(Warning {
+                    line: None,
+                    instruction: "ARG".to_owned(),
+                    message: format!(
+                        "the build argument '{name}' was given, and no ARG asks for it"
+                    ),
+                });
+            }
+        }
+        Ok((self.done, self.warnings))
+    }
+
+    /// Notes that something is accepted and not done.
+    pub(super) fn warn(&mut self, line: &Line, message: impl Into<String>) {
+        self.warnings.push(Warning {
+            line: Some(line.number),
+            instruction: line.instruction.clone(),
+            message: message.into(),
+        });
+    }
+
+    /// Appends a step to the present stage.
+    pub(super) fn push(&mut self, line: &Line, action: Action) {
+        if let Some(current) = &mut self.current {
+            current.steps.push(Step {
+                text: line.text(),
+                line: Some(line.number),
+                force: false,
+                action,
+            });
+        }
+    }
+
+    /// The number of an earlier stage by its name or number in the file.
+    fn stage(&self, name: &str) -> Option<usize> {
+        let named = self
+            .known
+            .iter()
+            .rev()
+            .find(|(known, _)| known.as_ref().is_some_and(|k| k.eq_ignore_ascii_case(name)));
+        let numbered = || name.parse().ok().and_then(|n: usize| self.known.get(n));
+        named.or_else(numbered).map(|(_, number)| *number)
+    }
+
+    /// The stage that `COPY --from` means; an image becomes a stage of its own, before the present one.
+    pub(super) fn source(&mut self, line: &Line, name: &str) -> Result<usize, DockerfileError> {
+        if name.contains('$') {
+            return Err(line.error(format!(
+                "--from={name}: variables are not possible here; name a stage with `FROM {name} AS …` and use that"
+            )));
+        }
+        if let Some(number) = self.stage(name) {
+            return Ok(number);
+        }
+        let own = self.current.as_ref().and_then(|c| c.name.as_deref());
+        if own.is_some_and(|own| own.eq_ignore_ascii_case(name)) {
+            return Err(line.error(format!("--from={name} is the stage itself")));
+        }
+        if name.parse::<u32>().is_ok() {
+            return Err(line.error(format!("--from={name}: there is no earlier stage {name}")));
+        }
+        if name == "scratch" {
+            return Err(line.error("--from=scratch: there is nothing in it"));
+        }
+        if let Some(number) = self.images.get(name) {
+            return Ok(*number);
+        }
+        self.room(line)?;
+        let number = self.done.len();
+        self.done.push(Stage {
+            name: None,
+            from: Beginning::Image(ImageSource {
+                reference: name.to_owned(),
+                credentials: None,
+                plain_http: false,
+            }),
+            steps: Vec::new(),
+        });
+        self.images.insert(name.to_owned(), number);
+        Ok(number)
+    }
+
+    fn room(&self, line: &Line) -> Result<(), DockerfileError> {
+        match self.done.len() < MAX_STAGES {
+            true => Ok(()),
+            false => Err(line.error(format!("there are more than {MAX_STAGES} stages"))),
+        }
+    }
+
+    /// Ends the present stage.
+    fn close(&mut self) {
+        if let Some(current) = self.current.take() {
+            self.known.push((current.name.clone(), self.done.len()));
+            self.done.push(Stage {
+                name: current.name,
+                from: current.from,
+                steps: current.steps,
+            });
+        }
+    }
+
+    fn from(&mut self, line: &Line) -> Result<(), DockerfileError> {
+        self.close();
+        self.room(line)?;
+        let (flags, rest) = flags::split(&line.rest);
+        for flag in &flags {
+            let "platform" = flag.name.as_str() else {
+                return Err(flag.refused(line, ": there is --platform"));
+            };
+            let platform = self.known_now(line, flag.value(line)?)?;
+            if !matches!(platform.as_str(), "linux/amd64" | "linux/x86_64" | "linux") {
+                return Err(line.error(format!(
+                    "--platform={platform}: sandboxes are linux/amd64; leave it out"
+                )));
+            }
+        }
+        let words: Vec<&str> = rest.split_whitespace().collect();
+        let (image, name) = match &words[..] {
+            [image] => (*image, None),
+            [image, keyword, name] if keyword.eq_ignore_ascii_case("as") => (*image, Some(*name)),
+            _ => return Err(line.error("must be `FROM image` or `FROM image AS name`")),
+        };
+        let name = name.map(|name| stage_name(line, name)).transpose()?;
+        let beginning = self.known_now(line, image)?;
+        if beginning.is_empty() || beginning.contains(char::is_whitespace) {
+            return Err(line.error(format!(
+                "'{image}' gives '{beginning}', which is no image: give its ARG, before the first FROM, a default or a value"
+            )));
+        }
+        let from = match self.stage_named(&beginning) {
+            Some(number) => Beginning::Stage(number),
+            None if beginning == "scratch" => Beginning::Scratch,
+            None => Beginning::Name(beginning),
+        };
+        self.current = Some(Current {
+            name,
+            from,
+            steps: Vec::new(),
+            shell: vec!["/bin/sh".to_owned(), "-c".to_owned()],
+        });
+        for name in PROXIES {
+            if let Some(value) = self.options.build_args.get(name) {
+                let action = Action::Arg(name.to_owned(), crate::expand::escape(value));
+                self.push(line, action);
+                // Its text would be the FROM's.
+                if let Some(step) = self.current.as_mut().and_then(|c| c.steps.last_mut()) {
+                    step.text = format!("ARG {name}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An earlier stage by its name alone: numbers are images' names in `FROM`.
+    fn stage_named(&self, name: &str) -> Option<usize> {
+        let named = |(known, _): &&(Option<String>, usize)| {
+            known.as_ref().is_some_and(|k| k.eq_ignore_ascii_case(name))
+        };
+        self.known
+            .iter()
+            .rev()
+            .find(named)
+            .map(|(_, number)| *number)
+    }
+
+    /// A word with the values of `ARG`s before the first `FROM`.
+    fn known_now(&self, line: &Line, word: &str) -> Result<String, DockerfileError> {
+        let word = words::unquote(word, self.escape).map_err(|e| line.error(e))?;
+        expand(&word, |name| self.global_value(name)).map_err(|e| line.error(e.to_string()))
+    }
+
+    fn global_value(&self, name: &str) -> Option<String> {
+        self.global.get(name).cloned().or_else(|| platform(name))
+    }
+
+    fn arg(&mut self, line: &Line) -> Result<(), DockerfileError> {
+        let words = words::split(&line.rest, self.escape).map_err(|e| line.error(e))?;
+        if words.is_empty() {
+            return Err(line.error("must be `ARG NAME` or `ARG NAME=default`"));
+        }
+        for word in words {
+            let (name, default) = match word.split_once('=') {
+                Some((name, default)) => (name, Some(default)),
+                None => (word.as_str(), None),
+            };
+            let name = words::unquote(name, self.escape).map_err(|e| line.error(e))?;
+            if name.is_empty() || name.contains(['$', ' ', '\\']) {
+                return Err(line.error(format!("'{word}' is no name of an argument")));
+            }
+            let given = self.options.build_args.get(&name).cloned();
+            self.asked.insert(name.clone());
+            if self.current.is_some() {
+                let value = match (given, default) {
+                    (Some(given), _) => Some(crate::expand::escape(&given)),
+                    (None, Some(default)) => {
+                        Some(words::unquote(default, self.escape).map_err(|e| line.error(e))?)
+                    }
+                    (None, None) => self.global_value(&name).map(|v| crate::expand::escape(&v)),
+                };
+                // One without a value is not set.
+                if let Some(value) = value {
+                    self.push(line, Action::Arg(name, value));
+                }
+            } else {
+                let value = match (given, default) {
+                    (Some(given), _) => Some(given),
+                    (None, Some(default)) => Some(self.known_now(line, default)?),
+                    (None, None) => None,
+                };
+                self.global.extend(value.map(|value| (name, value)));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn platform(name: &str) -> Option<String> {
+    let found = PLATFORM.iter().find(|(known, _)| *known == name);
+    found.map(|(_, value)| (*value).to_owned())
+}
+
+fn stage_name(line: &Line, name: &str) -> Result<String, DockerfileError> {
+    let lower = name.to_ascii_lowercase();
+    let begins = lower.starts_with(|c: char| c.is_ascii_lowercase());
+    let goes_on = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
+    match begins && lower.chars().all(goes_on) && lower != "scratch" {
+        true => Ok(lower),
+        false => Err(line.error(format!(
+            "'{name}' is no name for a stage: use letters, digits, '-', '_' and '.', a letter first"
+        ))),
+    }
+}

@@ -1,0 +1,179 @@
+//! The instructions within a stage, apart from those that have a file of their own.
+
+use super::error::DockerfileError;
+use super::lines::Line;
+use super::stages::Stages;
+use super::words;
+use crate::spec::Action;
+
+/// What is read and not done.
+const IGNORED: [(&str, &str); 5] = [
+    (
+        "ONBUILD",
+        "is ignored: templates run nothing in the templates that begin with them",
+    ),
+    (
+        "HEALTHCHECK",
+        "is ignored: say with --ready when the template is ready",
+    ),
+    (
+        "STOPSIGNAL",
+        "is ignored: sandboxes are paused or ended as a whole",
+    ),
+    (
+        "VOLUME",
+        "is ignored: a sandbox's whole disk is its own; the directory is not made",
+    ),
+    ("MAINTAINER", "is ignored: use LABEL"),
+];
+const DONE: [&str; 13] = [
+    "FROM",
+    "ARG",
+    "RUN",
+    "COPY",
+    "ADD",
+    "ENV",
+    "WORKDIR",
+    "USER",
+    "EXPOSE",
+    "CMD",
+    "ENTRYPOINT",
+    "LABEL",
+    "SHELL",
+];
+
+/// Whether there is such an instruction.
+pub(super) fn is_known(instruction: &str) -> bool {
+    DONE.contains(&instruction) || IGNORED.iter().any(|(name, _)| *name == instruction)
+}
+
+impl Stages<'_> {
+    /// Reads an instruction of a stage.
+    pub(super) fn step(&mut self, line: &Line) -> Result<(), DockerfileError> {
+        if let Some((_, message)) = IGNORED.iter().find(|(name, _)| *name == line.instruction) {
+            self.warn(line, *message);
+            return Ok(());
+        }
+        if is_known(&line.instruction) && line.rest.is_empty() && line.instruction != "CMD" {
+            return Err(line.error("needs arguments"));
+        }
+        let action = match line.instruction.as_str() {
+            "RUN" => return self.run(line),
+            "COPY" | "ADD" => return self.copy(line),
+            "ENV" => Action::Env(self.pairs(line)?),
+            "LABEL" => Action::Label(self.pairs(line)?),
+            "WORKDIR" => Action::Workdir(self.word(line, &line.rest)?),
+            "USER" => Action::User(self.word(line, &line.rest)?),
+            "EXPOSE" => Action::Expose(self.ports(line)?),
+            "SHELL" => Action::Shell(self.shell(line)?),
+            "CMD" => Action::Cmd(self.command(line)),
+            "ENTRYPOINT" => Action::Entrypoint(self.command(line)),
+            _ => {
+                return Err(line.error(format!(
+                    "there is no such instruction; there are {}",
+                    DONE.join(", ")
+                )));
+            }
+        };
+        self.push(line, action);
+        Ok(())
+    }
+
+    /// A word without its quotes; variables stay.
+    pub(super) fn word(&self, line: &Line, word: &str) -> Result<String, DockerfileError> {
+        words::unquote(word, self.escape).map_err(|e| line.error(e))
+    }
+
+    /// `NAME=value NAME=value`, or `NAME value` for one.
+    fn pairs(&self, line: &Line) -> Result<Vec<(String, String)>, DockerfileError> {
+        let words = words::split(&line.rest, self.escape).map_err(|e| line.error(e))?;
+        if words.first().is_some_and(|first| !first.contains('=')) {
+            let pair = line.rest.split_once(char::is_whitespace);
+            let (name, value) = pair
+                .ok_or_else(|| line.error(format!("'{}' has no value: NAME=value", line.rest)))?;
+            return Ok(vec![(
+                self.word(line, name)?,
+                self.word(line, value.trim())?,
+            )]);
+        }
+        let pair = |word: &String| match word.split_once('=') {
+            Some((name, value)) if !name.is_empty() => {
+                Ok((self.word(line, name)?, self.word(line, value)?))
+            }
+            _ => Err(line.error(format!(
+                "'{word}' is not NAME=value: put a value with spaces in quotes"
+            ))),
+        };
+        words.iter().map(pair).collect()
+    }
+
+    fn ports(&self, line: &Line) -> Result<Vec<String>, DockerfileError> {
+        let port = |word: &str| {
+            let port = self.word(line, word)?;
+            let (numbers, protocol) = port.split_once('/').unwrap_or((&port, "tcp"));
+            if port.contains('$') {
+                return Ok(port.clone());
+            }
+            let valid = numbers
+                .split('-')
+                .all(|n| n.parse::<u16>().is_ok_and(|n| n > 0));
+            let known = ["tcp", "udp", "sctp"].contains(&protocol.to_ascii_lowercase().as_str());
+            match valid && known && numbers.split('-').count() <= 2 {
+                true => Ok(format!("{numbers}/{}", protocol.to_ascii_lowercase())),
+                false => Err(line.error(format!("'{word}' is no port: 8080, 8080/udp, 8000-8010"))),
+            }
+        };
+        line.rest.split_whitespace().map(port).collect()
+    }
+
+    fn shell(&mut self, line: &Line) -> Result<Vec<String>, DockerfileError> {
+        let shell = json(&line.rest).filter(|shell| !shell.is_empty());
+        let shell = shell.ok_or_else(|| {
+            line.error(
+                "must be a JSON array, as in SHELL [\"/bin/bash\", \"-o\", \"pipefail\", \"-c\"]",
+            )
+        })?;
+        if let Some(current) = &mut self.current {
+            current.shell.clone_from(&shell);
+        }
+        Ok(shell)
+    }
+
+    /// What an image would run: a JSON array, or a line for the shell.
+    fn command(&mut self, line: &Line) -> Vec<String> {
+        if let Some(words) = self.maybe_json(line, &line.rest) {
+            return words;
+        }
+        if line.rest.is_empty() {
+            return Vec::new();
+        }
+        let shell = self.current.as_ref().map(|c| c.shell.clone());
+        let mut command = shell.unwrap_or_default();
+        command.push(line.rest.clone());
+        command
+    }
+
+    /// A JSON array, if it is one; what only looks like one is worth a word.
+    pub(super) fn maybe_json(&mut self, line: &Line, text: &str) -> Option<Vec<String>> {
+        let words = json(text);
+        if words.is_none()
+            && text.starts_with('[')
+            && text.ends_with(']')
+            && !text.starts_with("[[")
+            && text.contains('"')
+        {
+            self.warn(
+                line,
+                "is no JSON array, so the shell runs it: use double quotes, and commas between",
+            );
+        }
+        words
+    }
+}
+
+/// `["a", "b"]`.
+pub(super) fn json(text: &str) -> Option<Vec<String>> {
+    text.starts_with('[')
+        .then(|| serde_json::from_str(text).ok())
+        .flatten()
+}

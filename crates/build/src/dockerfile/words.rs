@@ -1,0 +1,230 @@
+//! Words of an instruction: where they end, and what their quotes and escapes mean.
+
+use crate::expand::Escaped;
+
+/// Words within words.
+const MAX_DEPTH: usize = 16;
+
+/// Splits at spaces outside of quotes. Quotes and escapes stay.
+pub(super) fn split(text: &str, escape: char) -> Result<Vec<String>, &'static str> {
+    let (words, open) = scan(text, escape);
+    match open {
+        Some('"') => Err("a double quote is not closed"),
+        Some(_) => Err("a single quote is not closed"),
+        None => Ok(words),
+    }
+}
+
+/// The same; quotes that are not closed go to the end.
+pub(super) fn split_leniently(text: &str, escape: char) -> Vec<String> {
+    scan(text, escape).0
+}
+
+fn scan(text: &str, escape: char) -> (Vec<String>, Option<char>) {
+    let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match (quote, c) {
+            (None, c) if c.is_whitespace() => {
+                if !word.is_empty() {
+                    words.push(std::mem::take(&mut word));
+                }
+                continue;
+            }
+            (None, '"' | '\'') => quote = Some(c),
+            (Some(open), c) if open == c => quote = None,
+            (None | Some('"'), c) if c == escape => {
+                word.push(c);
+                word.extend(chars.next());
+                continue;
+            }
+            _ => {}
+        }
+        word.push(c);
+    }
+    if !word.is_empty() {
+        words.push(word);
+    }
+    (words, quote)
+}
+
+/// A word as [`crate::expand`] reads it: quotes and escapes are gone, and what they protected is protected in its way.
+pub(super) fn unquote(word: &str, escape: char) -> Result<String, &'static str> {
+    let mut work = Unquote {
+        chars: word.chars().peekable(),
+        escape,
+        out: Escaped::default(),
+    };
+    work.word(0)?;
+    Ok(work.out.finish())
+}
+
+struct Unquote<'a> {
+    chars: std::iter::Peekable<std::str::Chars<'a>>,
+    escape: char,
+    out: Escaped,
+}
+
+impl Unquote<'_> {
+    /// Up to the end, or within braces to the one that closes them.
+    fn word(&mut self, depth: usize) -> Result<(), &'static str> {
+        if depth > MAX_DEPTH {
+            return Err("variables are too deep within each other");
+        }
+        while let Some(c) = self.chars.next() {
+            match c {
+                '}' if depth > 0 => {
+                    self.out.part('}');
+                    return Ok(());
+                }
+                '\'' => self.single(depth)?,
+                '"' => self.double(depth)?,
+                '$' => self.variable(depth)?,
+                c if c == self.escape => {
+                    // At the end of a word it means nothing.
+                    if let Some(next) = self.chars.next() {
+                        self.literal(next, depth)?;
+                    }
+                }
+                c => self.literal(c, depth)?,
+            }
+        }
+        match depth {
+            0 => Ok(()),
+            _ => Err("'${' is not closed by a '}'"),
+        }
+    }
+
+    fn literal(&mut self, c: char, depth: usize) -> Result<(), &'static str> {
+        if c == '}' && depth > 0 {
+            return Err("a quoted '}' within '${…}' is not supported");
+        }
+        self.out.literal(c);
+        Ok(())
+    }
+
+    fn single(&mut self, depth: usize) -> Result<(), &'static str> {
+        loop {
+            match self.chars.next() {
+                None => return Err("a single quote is not closed"),
+                Some('\'') => return Ok(()),
+                Some(c) => self.literal(c, depth)?,
+            }
+        }
+    }
+
+    fn double(&mut self, depth: usize) -> Result<(), &'static str> {
+        loop {
+            match self.chars.next() {
+                None => return Err("a double quote is not closed"),
+                Some('"') => return Ok(()),
+                Some('$') => self.variable(depth)?,
+                Some(c) if c == self.escape => match self.chars.peek() {
+                    Some(&next) if next == '"' || next == '$' || next == self.escape => {
+                        self.chars.next();
+                        self.literal(next, depth)?;
+                    }
+                    _ => self.literal(c, depth)?,
+                },
+                Some(c) => self.literal(c, depth)?,
+            }
+        }
+    }
+
+    /// What follows a dollar.
+    fn variable(&mut self, depth: usize) -> Result<(), &'static str> {
+        match self.chars.peek() {
+            Some('{') => {}
+            // Neither a name nor one of the shell's own follows: the dollar is a dollar.
+            Some(c) if !c.is_alphanumeric() && !"_@*#?-$!".contains(*c) => {
+                self.out.literal('$');
+                return Ok(());
+            }
+            None => {
+                self.out.literal('$');
+                return Ok(());
+            }
+            Some(_) => {
+                self.out.variable();
+                // The first of a name is not looked at again: `$$`.
+                if let Some(c) = self.chars.next() {
+                    self.out.part(c);
+                }
+                return Ok(());
+            }
+        }
+        self.out.variable();
+        while let Some(&c) = self.chars.peek() {
+            // The name, and what says how the word behind it is meant.
+            if !(c.is_alphanumeric() || matches!(c, '{' | '_' | ':')) {
+                break;
+            }
+            self.out.part(c);
+            self.chars.next();
+        }
+        match self.chars.peek() {
+            Some(&c @ ('-' | '+' | '?')) => {
+                self.out.part(c);
+                self.chars.next();
+            }
+            Some('}') => {}
+            Some(_) => {
+                return Err("only ${NAME}, ${NAME:-word} and ${NAME:+word} are supported");
+            }
+            None => return Err("'${' is not closed by a '}'"),
+        }
+        self.word(depth + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::expand::expand;
+
+    #[test]
+    fn words_end_at_spaces_outside_of_quotes() {
+        let words = |text| split(text, '\\');
+        assert_eq!(
+            words(r#"a "b c"d e\ f 'g "h'  "#).unwrap(),
+            ["a", "\"b c\"d", r"e\ f", "'g \"h'"]
+        );
+        assert!(words("a 'b").is_err());
+        assert!(words(r#"a "b\""#).is_err());
+        assert_eq!(split_leniently("a 'b c", '\\'), ["a", "'b c"]);
+    }
+
+    #[test]
+    fn quotes_are_gone_and_keep_what_they_protect() {
+        let known = |name: &str| (name == "A").then(|| "one".to_owned());
+        for (word, expected) in [
+            (r#""a b"c"#, "a bc"),
+            (r"'$A'", "$A"),
+            (r#""$A""#, "one"),
+            (r"\$A", "$A"),
+            (r"\\$A", r"\one"),
+            (r#""\\$A\x""#, r"\one\x"),
+            (r"'\\'$A", r"\\one"),
+            (r#"a\"b"#, "a\"b"),
+            ("${NONE:-'a $A' \"b\"}$A", "a $A bone"),
+            (r#""${NONE:-x y}""#, "x y"),
+            ("$ x$", "$ x$"),
+            (r"a\", "a"),
+            ("$$A", "A"),
+        ] {
+            let plain = unquote(word, '\\').unwrap();
+            assert_eq!(
+                expand(&plain, known).unwrap(),
+                expected,
+                "{word} -> {plain}"
+            );
+        }
+        for bad in ["'", "\"", "${A", "${A:-'}'}", "${A%x}", "${A:-", "${"] {
+            assert!(unquote(bad, '\\').is_err(), "{bad}");
+        }
+        assert_eq!(
+            unquote(r"C:\x`$", '`').unwrap(),
+            r"C:\x\\\$".replace(r"\\\$", r"\$")
+        );
+    }
+}

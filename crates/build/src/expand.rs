@@ -1,0 +1,294 @@
+//! Variables in words: `$NAME`, `${NAME}`, `${NAME:-word}`, `${NAME:+word}`, and the same without the colon.
+//!
+//! Backslashes mean something only right before a dollar: `\$` is a dollar, `\\$NAME` a backslash and a variable, and so on.
+//! Everywhere else they are themselves.
+
+/// Longest result in bytes: what one variable of a program's environment may have.
+pub const MAX_LENGTH: usize = 128 << 10;
+/// Words within words.
+const MAX_DEPTH: usize = 16;
+
+/// Why a word is not expanded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ExpandError {
+    /// `${` without an end.
+    #[error("'${{' is not closed by a '}}': write '\\$' for a dollar")]
+    Open,
+    /// What stands between the braces is no name.
+    #[error("'${{' is not followed by a name: write '\\$' for a dollar")]
+    Name,
+    /// A form of substitution that there is not.
+    #[error("'${{{0}…' is not supported: there are ${{NAME}}, ${{NAME:-word}} and ${{NAME:+word}}")]
+    Form(String),
+    /// `${NAME:?word}`, and it is not set.
+    #[error("{0}: {1}")]
+    Required(String, String),
+    /// Too many words within words.
+    #[error("variables are more than {MAX_DEPTH} deep within each other")]
+    Deep,
+    /// The result is too long.
+    #[error("the result is longer than {MAX_LENGTH} bytes")]
+    Long,
+}
+
+/// Puts values in the place of variables; `value` knows them. What is not set is empty.
+pub fn expand(
+    word: &str,
+    mut value: impl FnMut(&str) -> Option<String>,
+) -> Result<String, ExpandError> {
+    let mut work = Work {
+        rest: word,
+        value: &mut value,
+    };
+    work.word(false, 0)
+}
+
+/// The names of the variables in a word, as often as they occur.
+pub fn names(word: &str) -> Result<Vec<String>, ExpandError> {
+    let mut found = Vec::new();
+    expand(word, |name| {
+        found.push(name.to_owned());
+        None
+    })?;
+    Ok(found)
+}
+
+/// A word that expands to `text`, whatever is in it.
+pub fn escape(text: &str) -> String {
+    let mut out = Escaped::default();
+    text.chars().for_each(|c| out.literal(c));
+    out.finish()
+}
+
+/// A word that is being put together of what is meant literally and of variables.
+#[derive(Debug, Default)]
+pub(crate) struct Escaped {
+    text: String,
+    /// Backslashes at the end of `text`, which count if a dollar follows.
+    backslashes: usize,
+}
+
+impl Escaped {
+    /// A character that means itself.
+    pub(crate) fn literal(&mut self, c: char) {
+        if c == '$' {
+            let more = self.backslashes + 1;
+            self.text.extend(std::iter::repeat_n('\\', more));
+        }
+        self.text.push(c);
+        self.backslashes = match c {
+            '\\' => self.backslashes + 1,
+            _ => 0,
+        };
+    }
+
+    /// The dollar that begins a variable.
+    pub(crate) fn variable(&mut self) {
+        let more = self.backslashes;
+        self.text.extend(std::iter::repeat_n('\\', more));
+        self.text.push('$');
+        self.backslashes = 0;
+    }
+
+    /// A part of a variable: a name, or braces.
+    pub(crate) fn part(&mut self, c: char) {
+        self.text.push(c);
+        self.backslashes = 0;
+    }
+
+    pub(crate) fn finish(self) -> String {
+        self.text
+    }
+}
+
+struct Work<'a, 'v> {
+    rest: &'a str,
+    value: &'v mut dyn FnMut(&str) -> Option<String>,
+}
+
+impl<'a> Work<'a, '_> {
+    /// Up to the end, or the brace that closes what we are in.
+    fn word(&mut self, braces: bool, depth: usize) -> Result<String, ExpandError> {
+        if depth > MAX_DEPTH {
+            return Err(ExpandError::Deep);
+        }
+        let mut out = String::new();
+        loop {
+            let special = |c| matches!(c, '\\' | '$') || braces && c == '}';
+            let plain = self.rest.find(special).unwrap_or(self.rest.len());
+            out.push_str(&self.rest[..plain]);
+            self.rest = &self.rest[plain..];
+            if out.len() > MAX_LENGTH {
+                return Err(ExpandError::Long);
+            }
+            match self.rest.chars().next() {
+                None if braces => return Err(ExpandError::Open),
+                None => return Ok(out),
+                Some('}') => {
+                    self.rest = &self.rest[1..];
+                    return Ok(out);
+                }
+                Some('\\') => self.backslashes(&mut out),
+                Some(_) => {
+                    self.rest = &self.rest[1..];
+                    self.variable(&mut out, depth)?;
+                }
+            }
+        }
+    }
+
+    fn backslashes(&mut self, out: &mut String) {
+        let after = self.rest.trim_start_matches('\\');
+        let count = self.rest.len() - after.len();
+        self.rest = after;
+        let dollar = after.starts_with('$');
+        let kept = if dollar { count / 2 } else { count };
+        out.extend(std::iter::repeat_n('\\', kept));
+        if dollar && count % 2 == 1 {
+            out.push('$');
+            self.rest = &after[1..];
+        }
+    }
+
+    /// What follows a dollar.
+    fn variable(&mut self, out: &mut String, depth: usize) -> Result<(), ExpandError> {
+        let Some(inner) = self.rest.strip_prefix('{') else {
+            let name = self.name();
+            match name.is_empty() {
+                true => out.push('$'),
+                false => out.push_str(&(self.value)(name).unwrap_or_default()),
+            }
+            return Ok(());
+        };
+        self.rest = inner;
+        let name = self.name().to_owned();
+        if name.is_empty() {
+            return Err(match self.rest.is_empty() {
+                true => ExpandError::Open,
+                false => ExpandError::Name,
+            });
+        }
+        let colon = self.rest.starts_with(':');
+        if colon {
+            self.rest = &self.rest[1..];
+        }
+        let form = self.rest.chars().next().ok_or(ExpandError::Open)?;
+        if !matches!(form, '-' | '+' | '?') && (colon || form != '}') {
+            let colon = if colon { ":" } else { "" };
+            return Err(ExpandError::Form(format!("{name}{colon}{form}")));
+        }
+        self.rest = &self.rest[1..];
+        let word = match form {
+            '}' => String::new(),
+            _ => self.word(true, depth + 1)?,
+        };
+        let value = (self.value)(&name);
+        let set = value.filter(|v| !colon || !v.is_empty());
+        match (form, set) {
+            ('+', Some(_)) | ('-', None) => out.push_str(&word),
+            ('+', None) => {}
+            ('?', None) => {
+                let word = if word.is_empty() {
+                    "it is not set".to_owned()
+                } else {
+                    word
+                };
+                return Err(ExpandError::Required(name, word));
+            }
+            (_, set) => out.push_str(&set.unwrap_or_default()),
+        }
+        Ok(())
+    }
+
+    /// A name, if one begins here: letters, digits and `_`; digits alone, or one special character, as shells have them.
+    fn name(&mut self) -> &'a str {
+        let rest = self.rest;
+        let end = match rest.chars().next() {
+            Some(c) if c.is_ascii_digit() => rest.find(|c: char| !c.is_ascii_digit()),
+            Some('@' | '*' | '#' | '?' | '-' | '$' | '!') => Some(1),
+            _ => rest.find(|c: char| !c.is_alphanumeric() && c != '_'),
+        };
+        let (name, rest) = rest.split_at(end.unwrap_or(rest.len()));
+        self.rest = rest;
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(word: &str) -> String {
+        let known = |name: &str| match name {
+            "A" => Some("one".to_owned()),
+            "EMPTY" => Some(String::new()),
+            "DOLLAR" => Some("$A".to_owned()),
+            _ => None,
+        };
+        expand(word, known).unwrap_or_else(|e| format!("error: {e}"))
+    }
+
+    #[test]
+    fn variables_have_their_values() {
+        for (word, expected) in [
+            ("$A", "one"),
+            ("x${A}y$A/z", "xoneyone/z"),
+            ("$NONE-", "-"),
+            ("$A_", ""),
+            ("${A:-x} ${EMPTY:-x} ${EMPTY-x} ${NONE-x}", "one x  x"),
+            ("${A:+x} ${EMPTY:+x} ${EMPTY+x} ${NONE:+x}", "x  x "),
+            ("${NONE:-${A:+in $A}}!", "in one!"),
+            ("${NONE:-a b:c}", "a b:c"),
+            ("$DOLLAR", "$A"),
+            ("$ $/ a$", "$ $/ a$"),
+            ("$1x $$", "x "),
+            ("ü$A", "üone"),
+        ] {
+            assert_eq!(of(word), expected, "{word}");
+        }
+    }
+
+    #[test]
+    fn backslashes_count_before_dollars_only() {
+        for (word, expected) in [
+            (r"\$A", "$A"),
+            (r"\\$A", r"\one"),
+            (r"\\\$A", r"\$A"),
+            (r"C:\dir\\x\", r"C:\dir\\x\"),
+            (r"${NONE:-\$}", "$"),
+        ] {
+            assert_eq!(of(word), expected, "{word}");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_said() {
+        for (word, expected) in [
+            ("${A", "not closed"),
+            ("${", "not closed"),
+            ("${}", "not followed by a name"),
+            ("${:-x}", "not followed by a name"),
+            ("${A:-x", "not closed"),
+            ("${A%x}", "'${A%…' is not supported"),
+            ("${A:2}", "'${A:2…' is not supported"),
+            ("${NONE:?say what}", "NONE: say what"),
+            (&"${X:-".repeat(40), "deep"),
+        ] {
+            assert!(
+                of(word).starts_with("error: ") && of(word).contains(expected),
+                "{}",
+                of(word)
+            );
+        }
+        let large = "x".repeat(1000);
+        let long = expand(&"$A".repeat(200), |_| Some(large.clone()));
+        assert_eq!(long, Err(ExpandError::Long));
+    }
+
+    #[test]
+    fn what_is_escaped_expands_to_itself() {
+        for text in ["", "$A", r"\$A", r"\\$A\", "${", "a}b", r"\\\", "$$"] {
+            assert_eq!(of(&escape(text)), text);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Which files of a directory go to a build, and what they are called.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use flate2::read::GzDecoder;
+use jiffy_archive::{Kind, Reader};
+use jiffy_build::context::{Prepared, prepare};
+use jiffy_build::dockerfile::{Options, parse};
+use jiffy_build::spec::{Action, CopyFrom};
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+use tempfile::TempDir;
+
+/// A context with these files; names that end with a slash are directories.
+fn context(files: &[(&str, &str)]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        let path = dir.path().join(name);
+        if name.ends_with('/') {
+            fs::create_dir_all(path).unwrap();
+            continue;
+        }
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    dir
+}
+
+fn build(directory: &Path, text: &str) -> Result<Prepared, String> {
+    let parsed = parse(text, &Options::default()).unwrap();
+    prepare(parsed, directory, Some(&directory.join("Dockerfile"))).map_err(|e| e.to_string())
+}
+
+fn copies(prepared: &Prepared) -> Vec<(String, Vec<String>)> {
+    let steps = prepared.spec.stages.iter().flat_map(|stage| &stage.steps);
+    let copies = steps.filter_map(|step| match &step.action {
+        Action::Copy(copy) => Some(copy),
+        _ => None,
+    });
+    let named = copies.filter_map(|copy| match &copy.from {
+        CopyFrom::Files(name) => Some((name.clone(), copy.sources.clone())),
+        _ => None,
+    });
+    named.collect()
+}
+
+/// Names in the archive of the first upload.
+fn names(prepared: &Prepared) -> Vec<String> {
+    let mut packed = Vec::new();
+    prepared.uploads[0].write_to(&mut packed).unwrap();
+    let mut reader = Reader::new(GzDecoder::new(&packed[..]));
+    let mut names = Vec::new();
+    while let Some(entry) = reader.next_entry().unwrap() {
+        let mark = match entry.kind {
+            Kind::Directory => "/",
+            Kind::Symlink => "@",
+            _ => "",
+        };
+        names.push(format!("{}{mark}", String::from_utf8(entry.path).unwrap()));
+    }
+    names
+}
+
+fn of(directory: &Path, sources: &str) -> Vec<String> {
+    names(&build(directory, &format!("FROM a\nCOPY {sources} /x/")).unwrap())
+}
+
+#[test]
+fn sources_are_files_directories_and_patterns() {
+    let dir = context(&[
+        ("a.txt", "a"),
+        ("b.txt", "b"),
+        ("c.md", ""),
+        ("src/lib/x.rs", ""),
+        ("src/main.rs", ""),
+        ("empty/", ""),
+    ]);
+    let path = dir.path();
+    assert_eq!(of(path, "a.txt"), ["a.txt"]);
+    assert_eq!(of(path, "/a.txt ./c.md"), ["a.txt", "c.md"]);
+    assert_eq!(of(path, "*.txt"), ["a.txt", "b.txt"]);
+    assert_eq!(
+        of(path, "src"),
+        ["src/", "src/lib/", "src/lib/x.rs", "src/main.rs"]
+    );
+    assert_eq!(
+        of(path, "src/*"),
+        ["src/lib/", "src/lib/x.rs", "src/main.rs"]
+    );
+    assert_eq!(
+        of(path, "*/*.rs [a-b].txt"),
+        ["a.txt", "b.txt", "src/main.rs"]
+    );
+    assert_eq!(of(path, ".").len(), 8);
+    assert_eq!(of(path, "src/../empty/"), ["empty/"]);
+}
+
+#[test]
+fn what_is_ignored_stays_behind() {
+    let dir = context(&[
+        (
+            ".dockerignore",
+            "node_modules\n*.log\n!keep.log\ndist/*\n!dist/index.html\nsecret",
+        ),
+        ("node_modules/a/b", ""),
+        ("x.log", ""),
+        ("keep.log", ""),
+        ("dist/index.html", ""),
+        ("dist/other.js", ""),
+        ("secret/key", ""),
+        ("sub/x.log", ""),
+    ]);
+    let path = dir.path();
+    let expected = [
+        ".dockerignore",
+        "dist/",
+        "dist/index.html",
+        "keep.log",
+        "sub/",
+        "sub/x.log",
+    ];
+    assert_eq!(of(path, "."), expected);
+    let refused = build(path, "FROM a\n\nCOPY secret /").unwrap_err();
+    assert!(
+        refused.contains("line 3: 'secret' is left out by .dockerignore"),
+        "{refused}"
+    );
+    assert!(build(path, "FROM a\nCOPY x.* /").is_err());
+
+    // One of the Dockerfile's own goes before.
+    fs::write(path.join("Dockerfile.dockerignore"), "**\n!sub").unwrap();
+    assert_eq!(of(path, "."), ["sub/", "sub/x.log"]);
+}
+
+#[test]
+fn nothing_outside_is_copied() {
+    let dir = context(&[("in/a", "a"), ("in/sub/b", ""), ("out/secret", "secret")]);
+    let path = dir.path().join("in");
+    symlink("../out/secret", path.join("leak")).unwrap();
+    symlink("../out", path.join("leaks")).unwrap();
+    symlink("sub", path.join("link")).unwrap();
+    symlink("/etc/passwd", path.join("sub/absolute")).unwrap();
+    for source in [
+        "../out/secret",
+        "sub/../../out",
+        "leak",
+        "leaks/secret",
+        "leaks/*",
+        "l*",
+    ] {
+        let refused = build(&path, &format!("FROM a\nCOPY {source} /x/")).unwrap_err();
+        assert!(
+            refused.contains("is outside of the build's context"),
+            "{source}: {refused}"
+        );
+    }
+    // A link that is a source is followed; one within a directory is a link.
+    assert_eq!(of(&path, "link"), ["link/", "link/absolute@", "link/b"]);
+    assert_eq!(of(&path, "sub"), ["sub/", "sub/absolute@", "sub/b"]);
+    let missing = build(&path, "FROM a\nCOPY a none /x/").unwrap_err();
+    assert!(
+        missing.contains("line 2: 'none' is not in the build's context"),
+        "{missing}"
+    );
+    assert!(build(&path, "FROM a\nCOPY *.none /x/").is_err());
+    assert!(
+        build(&path, "FROM a\nCOPY a/b /x/")
+            .unwrap_err()
+            .contains("'a/b' is not in")
+    );
+}
+
+#[test]
+fn an_archive_is_named_by_what_is_in_it() {
+    let dir = context(&[("a", "a"), ("d/b", "b"), ("other", "")]);
+    let name = |text: &str| copies(&build(dir.path(), text).unwrap())[0].0.clone();
+    let text = "FROM a\nCOPY a d /x/";
+    let first = name(text);
+    assert_eq!(first.len(), 64);
+    let a = fs::File::options()
+        .write(true)
+        .open(dir.path().join("a"))
+        .unwrap();
+    a.set_modified(SystemTime::now() - Duration::from_secs(86_400))
+        .unwrap();
+    fs::write(dir.path().join("other"), "changed").unwrap();
+    assert_eq!(
+        name(text),
+        first,
+        "a time, or a file that is not copied, makes no difference"
+    );
+    fs::set_permissions(dir.path().join("a"), fs::Permissions::from_mode(0o755)).unwrap();
+    let executable = name(text);
+    assert_ne!(executable, first);
+    fs::write(dir.path().join("d/b"), "B").unwrap();
+    assert_ne!(name(text), executable);
+    let twice = build(dir.path(), "FROM a\nCOPY a /x\nCOPY a /y\nCOPY d /z").unwrap();
+    assert_eq!((twice.uploads.len(), copies(&twice).len()), (2, 3));
+}
+
+#[test]
+fn sources_may_hold_variables_that_the_file_sets() {
+    let dir = context(&[("app-2/x", ""), ("$odd", "")]);
+    let text = "ARG V=2\nFROM a AS one\nENV NAME=app\nFROM one\nARG V\nENV DIR=$NAME-$V\nCOPY $DIR ${NAME:+app}-$V/x /x/";
+    assert_eq!(
+        copies(&build(dir.path(), text).unwrap())[0].1,
+        ["app-2", "app-2/x"]
+    );
+    let odd = build(dir.path(), "FROM a\nCOPY \\$odd /x").unwrap();
+    assert_eq!(copies(&odd)[0].1, ["\\$odd"]);
+    let unknown = build(dir.path(), "FROM a\nENV DIR=$IMAGES\nCOPY $DIR /x").unwrap_err();
+    assert!(
+        unknown.contains("line 3: what '$DIR' means depends on 'DIR'"),
+        "{unknown}"
+    );
+}

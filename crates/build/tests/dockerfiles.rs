@@ -1,0 +1,338 @@
+//! Dockerfiles as people write them, and what is made of them.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use jiffy_build::dockerfile::{Options, Parsed, parse};
+use jiffy_build::spec::{Action, Beginning, Command, CopyFrom, Stage};
+use std::collections::BTreeMap;
+
+fn read(text: &str) -> Parsed {
+    parse(text, &Options::default()).unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+fn with(text: &str, arguments: &[(&str, &str)], target: Option<&str>) -> Result<Parsed, String> {
+    let build_args: BTreeMap<_, _> = (arguments.iter())
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect();
+    let target = target.map(str::to_owned);
+    parse(text, &Options { build_args, target }).map_err(|e| e.to_string())
+}
+
+fn refused(text: &str) -> String {
+    match parse(text, &Options::default()) {
+        Ok(parsed) => panic!("{text}: {parsed:?}"),
+        Err(e) => e.to_string(),
+    }
+}
+
+/// A stage on a few lines, as a person would check it.
+fn shown(stage: &Stage) -> Vec<String> {
+    let name = stage.name.as_deref().unwrap_or("-");
+    let from = match &stage.from {
+        Beginning::Name(name) => name.clone(),
+        Beginning::Image(image) => format!("image {}", image.reference),
+        Beginning::Stage(number) => format!("stage {number}"),
+        other => format!("{other:?}"),
+    };
+    let mut lines = vec![format!("{name} from {from}")];
+    lines.extend(stage.steps.iter().map(|step| match &step.action {
+        Action::Run {
+            command: Command::Line(line),
+            ..
+        } => format!("run {line}"),
+        Action::Run {
+            command: Command::Exec(words),
+            ..
+        } => format!("exec {words:?}"),
+        Action::Copy(copy) => {
+            let from = match &copy.from {
+                CopyFrom::Files(_) => "context".to_owned(),
+                CopyFrom::Stage(number) => format!("stage {number}"),
+                CopyFrom::Inline(files) => format!("{files:?}"),
+            };
+            let extra = [copy.owner.as_ref(), copy.mode.as_ref()];
+            let extra: String = extra
+                .into_iter()
+                .flatten()
+                .map(|e| format!(" {e}"))
+                .collect();
+            let unpack = if copy.unpack { " unpack" } else { "" };
+            format!(
+                "copy {from} {:?} -> {}{extra}{unpack}",
+                copy.sources, copy.to
+            )
+        }
+        Action::Env(pairs) => format!("env {pairs:?}"),
+        Action::Arg(name, value) => format!("arg {name}={value}"),
+        Action::Workdir(path) => format!("workdir {path}"),
+        Action::User(user) => format!("user {user}"),
+        Action::Shell(words) => format!("shell {words:?}"),
+        Action::Entrypoint(words) => format!("entrypoint {words:?}"),
+        Action::Cmd(words) => format!("cmd {words:?}"),
+        Action::Expose(ports) => format!("expose {ports:?}"),
+        Action::Label(pairs) => format!("label {pairs:?}"),
+    }));
+    lines
+}
+
+fn all(parsed: &Parsed) -> String {
+    let stages = parsed.spec.stages.iter().flat_map(shown);
+    stages.collect::<Vec<_>>().join("\n")
+}
+
+/// What is in the file, and what is expected of it after a line of `---`.
+fn check(file: &str) {
+    let (text, expected) = file.split_once("\n---\n").unwrap();
+    let parsed = read(text);
+    let warnings = parsed.warnings.iter().map(|w| format!("\nwarning: {w}"));
+    let seen = format!("{}{}", all(&parsed), warnings.collect::<String>());
+    assert_eq!(seen.trim(), expected.trim(), "of\n{text}");
+}
+
+macro_rules! golden {
+    ($($name:ident),* $(,)?) => {
+        $(#[test]
+        fn $name() {
+            check(include_str!(concat!("dockerfiles/", stringify!($name))));
+        })*
+    };
+}
+
+golden!(
+    node_in_stages,
+    python_with_venv,
+    go_static,
+    rust_with_caches,
+    heredocs,
+    powershell_escape,
+    java_and_user,
+    static_site,
+    arguments_everywhere,
+    old_style,
+    shells_and_quotes,
+    images_as_sources,
+);
+
+#[test]
+fn from_takes_values_of_arguments_before_it() {
+    let text = "ARG TAG=3.12\nARG BASE=python:${TAG}-slim\nFROM --platform=$BUILDPLATFORM ${BASE} AS one\nARG TAG\nFROM one";
+    assert_eq!(
+        all(&read(text)),
+        "one from python:3.12-slim\narg TAG=3.12\n- from stage 0"
+    );
+    let given = with(text, &[("TAG", "3.13")], None).unwrap();
+    assert_eq!(
+        all(&given),
+        "one from python:3.13-slim\narg TAG=3.13\n- from stage 0"
+    );
+    assert!(refused("FROM $NONE").contains("line 1: FROM: '$NONE' gives ''"));
+}
+
+#[test]
+fn build_arguments_reach_their_stage_and_nothing_else() {
+    let text = "FROM a\nARG X\nARG Y=y\nARG Z=$Y-z W='a b'\nFROM b\nRUN echo $X";
+    let given = with(
+        text,
+        &[
+            ("X", "$1"),
+            ("Y", "given"),
+            ("HTTP_PROXY", "http://p"),
+            ("TYPO", ""),
+        ],
+        None,
+    );
+    let given = given.unwrap();
+    assert_eq!(
+        all(&given),
+        "- from a\narg HTTP_PROXY=http://p\narg X=\\$1\narg Y=given\narg Z=$Y-z\narg W=a b\n- from b\narg HTTP_PROXY=http://p\nrun echo $X"
+    );
+    assert_eq!(given.warnings.len(), 1);
+    assert!(given.warnings[0].to_string().contains("'TYPO'"));
+}
+
+#[test]
+fn a_target_cuts_the_stages_behind_it() {
+    let text = "FROM a AS One\nFROM b AS two\nCOPY --from=busybox /bin/sh /\nFROM c";
+    assert_eq!(with(text, &[], Some("one")).unwrap().spec.stages.len(), 1);
+    assert_eq!(with(text, &[], Some("1")).unwrap().spec.stages.len(), 3);
+    assert_eq!(with(text, &[], None).unwrap().spec.stages.len(), 4);
+    assert!(
+        with(text, &[], Some("three"))
+            .unwrap_err()
+            .contains("no stage 'three'")
+    );
+}
+
+#[test]
+fn what_cannot_be_built_is_said_with_line_and_instruction() {
+    for (text, expected) in [
+        ("", "there is no instruction"),
+        ("RUN x", "line 1: RUN: comes before the first FROM"),
+        (
+            "FROM a\n\nRUNN x",
+            "line 3: RUNN: there is no such instruction",
+        ),
+        ("FROM --platform=linux/arm64 a", "--platform=linux/arm64"),
+        ("FROM a AS b c", "must be `FROM image"),
+        ("FROM a AS 1x", "no name for a stage"),
+        (
+            "FROM a\nRUN --mount=type=secret,id=x cat",
+            "line 2: RUN: --mount=type=secret is not supported",
+        ),
+        ("FROM a\nRUN --mount=target=/x cat", "--mount=type=bind"),
+        ("FROM a\nRUN --network=none x", "--network is not supported"),
+        (
+            "FROM a\nRUN --security=insecure x",
+            "--security is not supported",
+        ),
+        ("FROM a\nRUN", "needs arguments"),
+        (
+            "FROM a\nADD https://x.org/a.tgz /",
+            "line 2: ADD: 'https://x.org/a.tgz' is fetched",
+        ),
+        (
+            "FROM a\nADD git@github.com:a/b.git /",
+            "fetched from elsewhere",
+        ),
+        ("FROM a\nCOPY a", "must be `COPY source"),
+        (
+            "FROM a\nCOPY --from=$x a b",
+            "variables are not possible here",
+        ),
+        ("FROM a AS b\nCOPY --from=b a b", "is the stage itself"),
+        ("FROM a\nCOPY --from=3 a b", "no earlier stage 3"),
+        ("FROM a\nCOPY --chmod=u+x a b", "octal digits"),
+        ("FROM a\nCOPY --exclude=*.md . .", ".dockerignore"),
+        ("FROM a\nCOPY 'a b", "a single quote is not closed"),
+        ("FROM a\nENV X", "'X' has no value"),
+        ("FROM a\nENV X=1 Y", "'Y' is not NAME=value"),
+        ("FROM a\nENV X=\"1", "a double quote is not closed"),
+        ("FROM a\nENV X=${Y%z}", "only ${NAME}"),
+        ("FROM a\nSHELL /bin/bash", "must be a JSON array"),
+        ("FROM a\nEXPOSE 80/icmp", "'80/icmp' is no port"),
+        ("FROM a\nEXPOSE 0", "'0' is no port"),
+        (
+            "FROM a\nRUN <<EOF\nx",
+            "line 2: RUN: the here-document is not ended",
+        ),
+        (
+            "FROM a\nCOPY --from=b <<EOF /x\nEOF",
+            "a here-document comes from no --from",
+        ),
+    ] {
+        let said = refused(text);
+        assert!(said.contains(expected), "{text}: {said}");
+    }
+}
+
+#[test]
+fn every_step_knows_its_text_and_line() {
+    let parsed = read("# c\nFROM a\n\nRUN x \\\n  y\nCOPY a b\n");
+    let steps = &parsed.spec.stages[0].steps;
+    assert_eq!(
+        (steps[0].line, steps[0].text.as_str()),
+        (Some(4), "RUN x   y")
+    );
+    assert_eq!(
+        (steps[1].line, steps[1].text.as_str()),
+        (Some(6), "COPY a b")
+    );
+}
+
+/// Pieces of Dockerfiles, and what breaks them, in any order.
+#[test]
+fn nothing_that_is_written_makes_it_panic_or_hang() {
+    const PIECES: [&str; 60] = [
+        "FROM ",
+        "a",
+        " AS ",
+        "\n",
+        "\n",
+        "RUN ",
+        "COPY ",
+        "ADD ",
+        "ENV ",
+        "ARG ",
+        "X",
+        "=",
+        "$",
+        "{",
+        "}",
+        ":-",
+        ":+",
+        "\"",
+        "'",
+        "\\",
+        "\\\n",
+        "`",
+        "<<",
+        "<<-",
+        "EOF",
+        "\nEOF\n",
+        "--",
+        "--from=",
+        "--mount=",
+        "--chown=",
+        "type=cache",
+        ",",
+        "[",
+        "]",
+        "[\"a\", \"b\"]",
+        "#",
+        "# escape=`\n",
+        "0",
+        "1",
+        "/",
+        "../",
+        "*",
+        "?",
+        " ",
+        "\t",
+        "\r\n",
+        "\u{feff}",
+        "ü",
+        "\0",
+        "CMD ",
+        "SHELL ",
+        "LABEL ",
+        "EXPOSE ",
+        "USER ",
+        "WORKDIR ",
+        "ONBUILD ",
+        "scratch",
+        "VOLUME ",
+        "${X:-",
+        "$$",
+    ];
+    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = |most: usize| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        usize::try_from(seed % most as u64).unwrap()
+    };
+    let mut good = 0;
+    for round in 0..30_000 {
+        let mut text = String::from(if round % 2 == 0 { "FROM a\n" } else { "" });
+        for _ in 0..random(40) {
+            text.push_str(PIECES[random(PIECES.len())]);
+        }
+        if let Ok(parsed) = parse(&text, &Options::default()) {
+            good += 1;
+            for step in parsed.spec.stages.iter().flat_map(|stage| &stage.steps) {
+                if let Action::Env(pairs) = &step.action {
+                    for (_, value) in pairs {
+                        let _ = jiffy_build::expand::expand(value, |name| Some(name.repeat(3)));
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        good > 1000,
+        "only {good} of them can be built: the test tests little"
+    );
+    let deep = format!("FROM a\nENV X={}", "${X:-".repeat(100_000));
+    assert!(parse(&deep, &Options::default()).is_err());
+    let long = format!("FROM a\nRUN {}", "\\\n x".repeat(100_000));
+    assert!(parse(&long, &Options::default()).is_ok());
+}
