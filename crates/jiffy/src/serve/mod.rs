@@ -212,8 +212,14 @@ pub async fn stop(how: Ending) -> anyhow::Result<()> {
 
 /// Ends the sandboxes that ran on without a daemon.
 async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
-    let Some(_lock) = lock(home)? else {
-        bail!("a daemon is just coming up or going: try again");
+    // One that is going cannot be reached any more, and removes what nobody uses of the network before it lets go of the lock.
+    let limit = Instant::now() + FINISH_LIMIT;
+    let _lock = loop {
+        match lock(home)? {
+            Some(lock) => break lock,
+            None if Instant::now() < limit => tokio::time::sleep(Duration::from_millis(5)).await,
+            None => bail!("a daemon is just coming up or going: try again"),
+        }
     };
     // What they left of the network goes with them.
     let network = network::open(&NetworkArgs::default(), home.path())?;

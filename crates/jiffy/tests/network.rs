@@ -1,0 +1,419 @@
+//! What sandboxes reach and what they do not, with real guests and an internet of the test's own.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_engine::NetworkRules;
+use jiffy_net::{Network, NetworkConfig};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+use support::lab::{HOST, Lab, PRIVATE, PUBLIC, output, with_lab};
+use support::place::Place;
+use support::{LIMIT, wait_for};
+
+/// Functions for programs in guests.
+const PRELUDE: &str = r#"
+import socket, sys, time
+def tcp(host, port=80, patience=10):
+    try:
+        with socket.create_connection((host, port), patience) as s:
+            return s.recv(100).decode().split()[0]
+    except OSError as e:
+        return type(e).__name__
+"#;
+
+fn python(place: &Place, id: &str, program: &str) -> String {
+    place.ok(&[
+        "exec",
+        id,
+        "--",
+        "python3",
+        "-c",
+        &format!("{PRELUDE}\n{program}"),
+    ])
+}
+
+/// What a guest hears at TCP port 80 of `host`: who answers, or the error's name.
+fn reach(place: &Place, id: &str, host: &str) -> String {
+    python(place, id, &format!("print(tcp({host:?}))"))
+}
+
+/// A call to the control plane; status and body.
+fn call(place: &Place, method: &str, path: &str, body: &Value) -> (u16, String) {
+    let mut stream = UnixStream::connect(place.dir.path().join("run/jiffy.sock")).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let body = body.to_string();
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (
+        head.split(' ').nth(1).unwrap().parse().unwrap(),
+        body.to_owned(),
+    )
+}
+
+/// A sandbox with rules.
+fn create(place: &Place, rules: Value) -> String {
+    let mut body = json!({ "templateID": "base", "timeout": 600 });
+    body.as_object_mut()
+        .unwrap()
+        .extend(rules.as_object().unwrap().clone());
+    let (status, answer) = call(place, "POST", "/sandboxes", &body);
+    assert_eq!(status, 201, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    answer["sandboxID"].as_str().unwrap().to_owned()
+}
+
+/// Runs `work` with a data directory whose daemon is in a lab, started with `options`.
+fn networked(test: &str, options: &[&str], work: impl FnOnce(&Place, &Lab) + Send) {
+    with_lab(test, |lab| {
+        let Some(place) = Place::new(test) else {
+            return;
+        };
+        let mut daemon = place.serve(&[&["--network", "on", "--warm-pool", "0"], options].concat());
+        work(&place, lab);
+        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        daemon.wait().unwrap();
+        drop(place);
+        clean();
+    });
+}
+
+/// Nothing of Jiffy is left in the lab's host.
+fn clean() {
+    wait_for("the last slot to go", || {
+        (!output("ip", &["link"]).contains("jf")).then_some(())
+    });
+    assert_eq!(output("nft", &["list", "ruleset"]), "");
+    assert!(!output("ip", &["route"]).contains("blackhole"));
+    let forwarding = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward");
+    assert_eq!(forwarding.unwrap().trim(), "0");
+}
+
+#[test]
+fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ranges() {
+    let test = "a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ranges";
+    networked(test, &[], |place, _| {
+        let (id, other) = (place.ok(&["create"]), place.ok(&["create"]));
+        for host in PUBLIC {
+            assert_eq!(reach(place, &id, host), "internet", "{host}");
+        }
+        // The other's own address is that of every guest; what the host knows it by is that of its slot.
+        place.sh(&other, "nohup python3 -m http.server 80 >/dev/null 2>&1 &");
+        let slots: Vec<String> = (0..16).map(|i| format!("198.18.0.{i}")).collect();
+        let refused = PRIVATE.iter().map(|a| (*a).to_owned());
+        for host in refused
+            .chain([HOST.to_owned(), "169.254.0.22".to_owned()])
+            .chain(slots)
+        {
+            assert_eq!(reach(place, &id, &host), "ConnectionRefusedError", "{host}");
+        }
+        // The host cannot be reached by its guests; nor they by the host.
+        let guest = std::net::TcpStream::connect_timeout(
+            &"198.18.0.1:80".parse().unwrap(),
+            Duration::from_millis(300),
+        );
+        assert!(guest.is_err());
+        assert_eq!(
+            python(
+                place,
+                &id,
+                "print(socket.has_dualstack_ipv6(), tcp('2001:db8::1'))"
+            ),
+            "True OSError"
+        );
+    });
+}
+
+#[test]
+fn names_are_resolved_as_long_as_something_may_be_reached() {
+    let test = "names_are_resolved_as_long_as_something_may_be_reached";
+    networked(test, &[], |place, _| {
+        let id = create(place, json!({}));
+        let resolve = "\ntry: print(socket.gethostbyname('some.example'))\nexcept OSError as e: print('none')";
+        assert_eq!(python(place, &id, resolve), "9.9.9.9");
+        let closed = create(place, json!({ "allow_internet_access": false }));
+        assert_eq!(python(place, &closed, resolve), "none");
+        let some = create(
+            place,
+            json!({ "allow_internet_access": false, "network": { "allowOut": ["9.9.9.9"] } }),
+        );
+        assert_eq!(python(place, &some, resolve), "9.9.9.9");
+        assert_eq!(reach(place, &some, "some.example"), "internet");
+    });
+}
+
+#[test]
+fn a_guest_cannot_speak_under_another_address() {
+    let test = "a_guest_cannot_speak_under_another_address";
+    networked(test, &[], |place, lab| {
+        let id = place.ok(&["create"]);
+        let program = r#"
+import struct
+def udp(source, text):
+    payload = struct.pack("!HHHH", 5000, 7, 8 + len(text), 0) + text
+    head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(payload), 0, 0, 64, 17, 0,
+                       socket.inet_aton(source), socket.inet_aton("9.9.9.9"))
+    total = sum(struct.unpack("!10H", head))
+    total = (total >> 16) + (total & 0xffff)
+    head = head[:10] + struct.pack("!H", 0xffff - (total + (total >> 16)) & 0xffff) + head[12:]
+    return head + payload
+def frame(mac, packet):
+    link.send(b"\x02\x4a\x49\x46\x46\x02" + mac + b"\x08\x00" + packet)
+link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+link.bind(("eth0", 0))
+own = bytes.fromhex(open("/sys/class/net/eth0/address").read().strip().replace(":", ""))
+frame(own, udp("8.8.4.4", b"another's address"))
+frame(own, udp("169.254.0.23", b"a neighbour's address"))
+frame(own, udp("198.18.0.1", b"the slot's address"))
+frame(b"\x02\x4a\x49\x46\x46\x09", udp("169.254.0.21", b"another's card"))
+frame(own, udp("169.254.0.21", b"its own"))
+"#;
+        let program = format!("{PRELUDE}{program}");
+        place.ok(&[
+            "exec", "--user", "root", &id, "--", "python3", "-c", &program,
+        ]);
+        // What came before it was sent before it, on the same way.
+        let (from, text) = lab.datagrams.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(String::from_utf8_lossy(&text), "its own");
+        assert_eq!(from.ip().to_string(), HOST);
+        assert!(lab.datagrams.try_recv().is_err());
+    });
+}
+
+#[test]
+fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
+    let test = "rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections";
+    networked(test, &["--allow-private", "10.9.9.0/24"], |place, _| {
+        let id = create(
+            place,
+            json!({ "network": { "allowOut": ["9.9.9.9"], "denyOut": ["8.8.8.0/24", "9.0.0.0/8"] } }),
+        );
+        let now = |id: &str| {
+            ["9.9.9.9", "8.8.8.8", "203.0.113.1", "10.9.9.9"]
+                .map(|h| reach(place, id, h) == "internet")
+        };
+        assert_eq!(now(&id), [true, false, true, true]);
+        let closed = create(place, json!({ "allow_internet_access": false }));
+        assert_eq!(now(&closed), [false; 4]);
+
+        // A connection that is open and quiet.
+        let talk = "nohup python3 -c 'import socket, time\n\
+            s = socket.create_connection((\"9.9.9.9\", 80))\n\
+            s.recv(100)\n\
+            try:\n\
+            \x20   while True:\n\
+            \x20       s.sendall(b\"x\"); s.recv(1); open(\"/tmp/talk\", \"w\").write(\"on\"); time.sleep(0.05)\n\
+            except OSError as e:\n\
+            \x20   open(\"/tmp/talk\", \"w\").write(type(e).__name__)' >/dev/null 2>&1 &";
+        place.sh(&id, talk);
+        let told = |what: &str| {
+            wait_for(what, || {
+                (place.sh(&id, "cat /tmp/talk 2>/dev/null || true") == what).then_some(())
+            });
+        };
+        told("on");
+        let path = format!("/sandboxes/{id}/network");
+        let put = |rules: Value| call(place, "PUT", &path, &rules).0;
+        assert_eq!(put(json!({ "denyOut": ["9.9.9.9"] })), 204);
+        told("ConnectionResetError");
+        assert_eq!(now(&id), [false, true, true, true]);
+        // What cannot be kept is refused, and changes nothing.
+        for rules in [
+            json!({ "allowOut": ["example.com"], "denyOut": ["0.0.0.0/0"] }),
+            json!({ "allowOut": ["10.1.0.0/16"] }),
+            json!({ "dnsServers": ["127.0.0.1"] }),
+        ] {
+            let (status, why) = call(place, "PUT", &path, &rules);
+            assert_eq!(status, 400, "{rules}: {why}");
+            let body = json!({ "templateID": "base", "network": rules });
+            assert_eq!(call(place, "POST", "/sandboxes", &body).0, 400, "{rules}");
+        }
+        assert_eq!(now(&id), [false, true, true, true]);
+        // They sleep and wake with it, and its children have them.
+        place.ok(&["pause", &id]);
+        place.ok(&["resume", &id]);
+        assert_eq!(now(&id), [false, true, true, true]);
+        let child = place.ok(&["fork", &id]);
+        assert_eq!(
+            now(child.lines().next().unwrap()),
+            [false, true, true, true]
+        );
+        assert_eq!(put(json!({})), 204);
+        assert_eq!(now(&id), [true; 4]);
+    });
+}
+
+#[test]
+fn clones_and_guests_that_were_put_back_have_a_network_at_once() {
+    let test = "clones_and_guests_that_were_put_back_have_a_network_at_once";
+    networked(test, &[], |place, _| {
+        let id = place.ok(&["create"]);
+        assert_eq!(reach(place, &id, "9.9.9.9"), "internet");
+        place.ok(&["snapshot", &id, "--name", "before"]);
+        let copy = place.ok(&["create", "--from", "before"]);
+        let began = Instant::now();
+        assert_eq!(reach(place, &copy, "9.9.9.9"), "internet");
+        eprintln!(
+            "a clone reached the internet {:?} after it was made",
+            began.elapsed()
+        );
+        place.ok(&["rollback", &id, "before"]);
+        assert_eq!(reach(place, &id, "9.9.9.9"), "internet");
+        assert_eq!(reach(place, &copy, "9.9.9.9"), "internet");
+    });
+}
+
+#[test]
+fn the_network_outlives_a_killed_daemon_and_nothing_else_does() {
+    let test = "the_network_outlives_a_killed_daemon_and_nothing_else_does";
+    networked(test, &[], |place, _| {
+        let id = create(place, json!({ "network": { "denyOut": ["8.8.8.8"] } }));
+        let gone = place.ok(&["create"]);
+        let now = || ["9.9.9.9", "8.8.8.8"].map(|host| reach(place, &id, host));
+        let right = ["internet".to_owned(), "ConnectionRefusedError".to_owned()];
+        assert_eq!(now(), right);
+        let before = slots();
+        place.kill_daemon();
+        assert!(slots().len() >= 2 && before.len() >= slots().len());
+        // The next daemon finds the guest's slot, and removes those that wait for nobody.
+        place.ok(&["kill", &gone]);
+        assert_eq!(now(), right);
+        assert_eq!(
+            python(place, &id, "print(socket.gethostbyname('a.example'))"),
+            "9.9.9.9"
+        );
+        place.ok(&["kill", &id]);
+        wait_for("slots of guests that are gone", || {
+            (slots().iter().all(|s| !before.contains(s))).then_some(())
+        });
+    });
+}
+
+/// Devices of slots in the lab's host.
+fn slots() -> Vec<String> {
+    let links = output("ip", &["-br", "link"]);
+    let names = links.lines().filter_map(|l| l.split(['@', ' ']).next());
+    names
+        .filter(|n| n.starts_with("jf"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn a_firewall_that_drops_what_is_forwarded_is_passed_and_put_back() {
+    let test = "a_firewall_that_drops_what_is_forwarded_is_passed_and_put_back";
+    with_lab(test, |_| {
+        let Some(place) = Place::new(test) else {
+            return;
+        };
+        if std::process::Command::new("iptables")
+            .arg("-V")
+            .output()
+            .is_err()
+        {
+            return support::skip(test, "`iptables` is not installed");
+        }
+        // As Docker leaves it.
+        let iptables = |args: &str| output("iptables", &args.split(' ').collect::<Vec<_>>());
+        for rule in [
+            "-P FORWARD DROP",
+            "-N DOCKER-USER",
+            "-I FORWARD -j DOCKER-USER",
+        ] {
+            iptables(rule);
+        }
+        let before = iptables("-S");
+        let mut daemon = place.serve(&["--network", "on"]);
+        let id = place.ok(&["create"]);
+        assert_eq!(reach(&place, &id, "9.9.9.9"), "internet");
+        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        daemon.wait().unwrap();
+        assert_eq!(iptables("-S"), before);
+    });
+}
+
+#[test]
+fn a_slot_is_handed_out_in_less_than_a_millisecond_and_is_never_used_again() {
+    let test = "a_slot_is_handed_out_in_less_than_a_millisecond_and_is_never_used_again";
+    with_lab(test, |_| {
+        let home = tempfile::tempdir().unwrap();
+        let config = NetworkConfig {
+            ready: 8,
+            ..NetworkConfig::new(home.path())
+        };
+        let began = Instant::now();
+        let network = Network::open(&config).unwrap();
+        eprintln!(
+            "the host is set up and the first slot made after {:?}",
+            began.elapsed()
+        );
+        wait_for("slots to be made in advance", || {
+            (network.slots().0 == 8).then_some(())
+        });
+        eprintln!("eight slots are made after {:?}", began.elapsed());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (mut took, mut leases) = (Vec::new(), Vec::new());
+            for _ in 0..5 {
+                let began = Instant::now();
+                let lease = network.take().await.unwrap();
+                took.push(began.elapsed());
+                let began = Instant::now();
+                lease.replace(&NetworkRules::default()).await.unwrap();
+                lease.open().unwrap();
+                eprintln!(
+                    "taken in {:?}, opened in {:?}",
+                    took[took.len() - 1],
+                    began.elapsed()
+                );
+                leases.push(lease);
+            }
+            took.sort();
+            assert!(took[2] < Duration::from_millis(1), "{took:?}");
+            let used: Vec<u32> = leases.iter().map(|l| l.number()).collect();
+            drop(leases);
+            for _ in 0..10 {
+                assert!(!used.contains(&network.take().await.unwrap().number()));
+            }
+        });
+        network.close();
+        clean();
+    });
+}
+
+#[test]
+fn what_a_data_directory_that_is_gone_has_left_is_removed_by_the_next_daemon() {
+    let test = "what_a_data_directory_that_is_gone_has_left_is_removed_by_the_next_daemon";
+    with_lab(test, |_| {
+        let (gone, home) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let open =
+            |home: &tempfile::TempDir| Network::open(&NetworkConfig::new(home.path())).unwrap();
+        let left = open(&gone);
+        let range = left.range();
+        wait_for("its slots", || (slots().len() == 4).then_some(()));
+        let before = slots();
+        // Its daemon was killed, and then somebody removed the directory.
+        std::mem::forget(left);
+        drop(gone);
+        let next = open(&home);
+        // What it had claimed is free again.
+        assert_eq!(next.range(), range);
+        wait_for("slots of nobody to go", || {
+            slots().iter().all(|s| !before.contains(s)).then_some(())
+        });
+        next.close();
+        clean();
+    });
+}

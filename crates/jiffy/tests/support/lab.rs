@@ -1,0 +1,208 @@
+//! A host and an internet of their own, as network namespaces that are gone with the threads and processes in them. Nothing that a test
+//! sends leaves this machine.
+
+use super::skip;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+
+/// The host's own address.
+pub const HOST: &str = "203.0.113.2";
+/// Addresses that the lab's internet answers at, at TCP port 80 and UDP port 7.
+pub const PUBLIC: [&str; 3] = ["203.0.113.1", "8.8.8.8", "9.9.9.9"];
+/// Addresses that it answers at as well, if it is let.
+pub const PRIVATE: [&str; 5] = [
+    "10.9.9.9",
+    "172.16.9.9",
+    "192.168.9.9",
+    "169.254.169.254",
+    "100.64.9.9",
+];
+/// What the name server there says to every question.
+const ANSWER: Ipv4Addr = Ipv4Addr::new(9, 9, 9, 9);
+
+/// What the lab's internet saw.
+pub struct Lab {
+    /// Who sent each datagram to port 7, and what.
+    pub datagrams: Receiver<(SocketAddr, Vec<u8>)>,
+}
+
+/// Runs `work` on a thread in the lab's host; what it starts is there, too. Counts `test` as skipped where that cannot be.
+pub fn with_lab(test: &str, work: impl FnOnce(&Lab) + Send) {
+    if let Some(why) = missing() {
+        return skip(test, &why);
+    }
+    let (tell, datagrams) = mpsc::channel();
+    let (ready, number) = mpsc::channel();
+    let (leave, left) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || internet(&ready, tell, &left));
+        let host = scope.spawn(move || {
+            let internet = number.recv().unwrap();
+            host(internet);
+            // The other side of the wire is up when it says so.
+            number.recv().unwrap();
+            work(&Lab { datagrams });
+        });
+        let outcome = host.join();
+        drop(leave);
+        outcome.unwrap();
+    });
+}
+
+fn missing() -> Option<String> {
+    if !nix::unistd::Uid::effective().is_root() {
+        return Some("network namespaces are for root".to_owned());
+    }
+    for program in ["ip", "nft"] {
+        let found = Command::new(program).arg("-V").output();
+        if found.is_err() {
+            return Some(format!("`{program}` is not installed"));
+        }
+    }
+    (!std::path::Path::new("/dev/net/tun").exists()).then(|| "there is no /dev/net/tun".to_owned())
+}
+
+fn unshare() {
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+}
+
+/// Calls ip(8) with one command for each line.
+pub fn ip(commands: &str) {
+    let mut child = Command::new("ip")
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(commands.as_bytes())
+        .unwrap();
+    assert!(child.wait().unwrap().success(), "{commands}");
+}
+
+/// What a program says, run in the lab's host.
+pub fn output(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn host(internet: i32) {
+    unshare();
+    ip(&format!(
+        "link set lo up\n\
+         link add eth0 type veth peer name eth0 netns {internet}\n\
+         addr add {HOST}/24 dev eth0\n\
+         link set eth0 up\n\
+         route add default via {}",
+        PUBLIC[0]
+    ));
+    serve_http("host");
+    name_servers(true)
+        .iter()
+        .for_each(|address| serve_dns(address));
+}
+
+fn internet(ready: &Sender<i32>, datagrams: Sender<(SocketAddr, Vec<u8>)>, left: &Receiver<()>) {
+    unshare();
+    ready.send(nix::unistd::gettid().as_raw()).unwrap();
+    super::wait_for("the wire", || {
+        fs::read_to_string("/proc/thread-self/net/dev")
+            .unwrap()
+            .contains("eth0")
+            .then_some(())
+    });
+    let mut commands = format!(
+        "link set lo up\naddr add {}/24 dev eth0\nlink set eth0 up\n",
+        PUBLIC[0]
+    );
+    // The name servers that this machine's resolv.conf names are here, too.
+    for address in PUBLIC[1..]
+        .iter()
+        .chain(&PRIVATE)
+        .map(|a| (*a).to_owned())
+        .chain(name_servers(false))
+    {
+        commands += &format!("addr replace {address}/32 dev lo\n");
+    }
+    ip(&commands);
+    serve_http("internet");
+    let udp = UdpSocket::bind("0.0.0.0:7").unwrap();
+    thread::spawn(move || {
+        let mut buffer = [0; 2048];
+        while let Ok((length, from)) = udp.recv_from(&mut buffer) {
+            let _ = udp.send_to(&buffer[..length], from);
+            if datagrams.send((from, buffer[..length].to_vec())).is_err() {
+                return;
+            }
+        }
+    });
+    name_servers(false)
+        .iter()
+        .for_each(|address| serve_dns(address));
+    ready.send(0).unwrap();
+    // Until the test is over.
+    let _ = left.recv();
+}
+
+/// Those of this machine that are at loopback addresses, or those that are not.
+fn name_servers(loopback: bool) -> Vec<String> {
+    let text = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let named = text.lines().filter_map(|l| l.strip_prefix("nameserver "));
+    let mut all: Vec<Ipv4Addr> = named.filter_map(|a| a.trim().parse().ok()).collect();
+    if all.is_empty() {
+        all.push(Ipv4Addr::LOCALHOST);
+    }
+    all.retain(|a| a.is_loopback() == loopback);
+    all.iter().map(Ipv4Addr::to_string).collect()
+}
+
+/// Every connection is told who answers and who asked, and then echoed.
+fn serve_http(name: &'static str) {
+    let listener = TcpListener::bind("0.0.0.0:80").unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            thread::spawn(move || echo(stream?, name));
+        }
+    });
+}
+
+fn echo(mut stream: TcpStream, name: &str) -> io::Result<()> {
+    let peer = stream.peer_addr()?.ip();
+    writeln!(stream, "{name} {peer}")?;
+    let mut buffer = [0; 4096];
+    loop {
+        let length = stream.read(&mut buffer)?;
+        if length == 0 {
+            return Ok(());
+        }
+        stream.write_all(&buffer[..length])?;
+    }
+}
+
+/// Answers every question with one address.
+fn serve_dns(address: &str) {
+    // At that very address: an answer from another is none.
+    let socket = UdpSocket::bind((address, 53)).unwrap();
+    thread::spawn(move || {
+        let mut buffer = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let mut answer = buffer[..length].to_vec();
+            // Only the question is kept: the header is followed by its labels, a zero, type and class (RFC 1035 4.1).
+            let end = answer[12..].iter().position(|b| *b == 0).unwrap() + 12 + 5;
+            answer.truncate(end);
+            let is_a = answer[end - 3] == 1;
+            answer[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, u8::from(is_a), 0, 0, 0, 0]);
+            if is_a {
+                answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+                answer.extend(ANSWER.octets());
+            }
+            let _ = socket.send_to(&answer, from);
+        }
+    });
+}
