@@ -228,7 +228,7 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
         assert_eq!(now(&id), [false, true, true, true]);
         // What cannot be kept is refused, and changes nothing.
         for rules in [
-            json!({ "allowOut": ["example.com"], "denyOut": ["0.0.0.0/0"] }),
+            json!({ "allowOut": ["2001:db8::1"], "denyOut": ["0.0.0.0/0"] }),
             json!({ "allowOut": ["10.1.0.0/16"] }),
             json!({ "dnsServers": ["127.0.0.1"] }),
         ] {
@@ -249,6 +249,106 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
         );
         assert_eq!(put(json!({})), 204);
         assert_eq!(now(&id), [true; 4]);
+    });
+}
+
+/// Begins a connection by a greeting; what is heard then.
+const GREET: &str = r#"
+import ssl
+def greet(host, port, greeting, patience=10):
+    try:
+        with socket.create_connection((host, port), patience) as s:
+            s.sendall(greeting)
+            return (s.recv(100).decode(errors="replace").split() or ["closed"])[0]
+    except OSError as e:
+        return type(e).__name__
+def http(name, host="8.8.8.8"):
+    return greet(host, 80, f"GET / HTTP/1.1\r\nHost: {name}\r\n\r\n".encode())
+def tls(name, host="8.8.8.8"):
+    there, here = ssl.MemoryBIO(), ssl.MemoryBIO()
+    hello = ssl.create_default_context().wrap_bio(there, here, server_hostname=name)
+    try: hello.do_handshake()
+    except ssl.SSLWantReadError: pass
+    return greet(host, 443, here.read())
+def resolve(name):
+    try: return socket.gethostbyname(name)
+    except OSError: return "none"
+"#;
+
+#[test]
+fn names_are_allowed_by_what_connections_say_and_lead_where_they_really_lead() {
+    let test = "names_are_allowed_by_what_connections_say_and_lead_where_they_really_lead";
+    networked(test, &[], |place, _| {
+        let rules = json!({ "allowOut": ["good.example", "*.wild.example", "trap.example"], "denyOut": ["0.0.0.0/0"] });
+        let id = create(place, json!({ "network": rules }));
+        let say = |what: &str| python(place, &id, &format!("{GREET}\nprint({what})"));
+        // The address that the guest chose does not count.
+        assert_eq!(
+            say("http('good.example'), tls('good.example'), http('a.b.wild.example:80')"),
+            "internet internet internet"
+        );
+        assert_eq!(
+            say("http('evil.example', '9.9.9.9'), http('wild.example')"),
+            "HTTP/1.1 HTTP/1.1"
+        );
+        assert_eq!(
+            say(
+                "tls('evil.example', '9.9.9.9'), greet('9.9.9.9', 443, b'GET / HTTP/1.1\\r\\n\\r\\n')"
+            ),
+            "closed closed"
+        );
+        // A name that is allowed does not lead into a private range, and no other port is open.
+        assert_eq!(
+            say("http('trap.example'), http('good.example', '10.9.9.9')"),
+            "HTTP/1.1 ConnectionRefusedError"
+        );
+        assert_eq!(
+            say("tcp('9.9.9.9', 7), tcp('169.254.0.22', 3180)"),
+            "ConnectionRefusedError ConnectionRefusedError"
+        );
+        // Questions could carry data out, too.
+        assert_eq!(
+            say(
+                "resolve('good.example'), resolve('x.wild.example'), resolve('secret.evil.example')"
+            ),
+            "9.9.9.9 9.9.9.9 none"
+        );
+        let kept = "import threading\n\
+            s = socket.create_connection(('8.8.8.8', 80), 20)\n\
+            s.sendall(b'GET / HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n')\n\
+            s.recv(4096); open('/tmp/open', 'w').close()\n\
+            while s.recv(4096): pass\n\
+            open('/tmp/cut', 'w').close()";
+        let kept = format!("{PRELUDE}\n{kept}");
+        place.ok(&[
+            "exec",
+            &id,
+            "--",
+            "sh",
+            "-c",
+            "nohup python3 -c \"$0\" >/tmp/log 2>&1 &",
+            &kept,
+        ]);
+        let there = |file: &str| {
+            wait_for(file, || {
+                (place.sh(&id, &format!("ls {file} 2>/dev/null || true")) == file).then_some(())
+            });
+        };
+        there("/tmp/open");
+        let path = format!("/sandboxes/{id}/network");
+        let other = json!({ "allowOut": ["other.example"], "denyOut": ["0.0.0.0/0"] });
+        assert_eq!(call(place, "PUT", &path, &other).0, 204);
+        there("/tmp/cut");
+        assert_eq!(
+            say("http('good.example'), http('other.example')"),
+            "HTTP/1.1 internet"
+        );
+        // The next daemon goes on with it.
+        place.kill_daemon();
+        assert_eq!(
+            say("http('good.example'), http('other.example')"),
+            "HTTP/1.1 internet"
+        );
     });
 }
 

@@ -9,11 +9,11 @@ use crate::upstream::{self, Upstreams};
 use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
 use std::io;
 use std::net::{self, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
 const PORT: u16 = 53;
@@ -48,13 +48,14 @@ impl Sockets {
 #[derive(Debug)]
 struct Rules {
     /// None: nobody has said yet who the guest is.
-    policy: Mutex<Option<Policy>>,
+    policy: watch::Receiver<Option<Policy>>,
     host: Arc<Upstreams>,
 }
 
 /// The server of one slot; it ends with this.
 #[derive(Debug)]
 pub(crate) struct Server {
+    #[cfg(test)]
     rules: Arc<Rules>,
     tasks: [AbortHandle; 2],
 }
@@ -67,41 +68,33 @@ impl Drop for Server {
 
 impl Server {
     /// Begins to answer; everything is refused until there is a policy. Must be called inside a tokio runtime.
-    pub fn start(sockets: Sockets, host: Arc<Upstreams>) -> io::Result<Self> {
-        let rules = Arc::new(Rules {
-            policy: Mutex::default(),
-            host,
-        });
+    pub fn start(
+        sockets: Sockets,
+        policy: watch::Receiver<Option<Policy>>,
+        host: Arc<Upstreams>,
+    ) -> io::Result<Self> {
+        let rules = Arc::new(Rules { policy, host });
         let udp = Arc::new(UdpSocket::from_std(sockets.udp)?);
         let tcp = TcpListener::from_std(sockets.tcp)?;
         let tasks = [
             tokio::spawn(datagrams(udp, rules.clone())).abort_handle(),
             tokio::spawn(connections(tcp, rules.clone())).abort_handle(),
         ];
-        Ok(Self { rules, tasks })
-    }
-
-    /// From now on it goes by `policy`.
-    pub fn obey(&self, policy: Policy) {
-        let mut rules = self
-            .rules
-            .policy
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *rules = Some(policy);
+        Ok(Self {
+            #[cfg(test)]
+            rules,
+            tasks,
+        })
     }
 }
 
 impl Rules {
-    /// Name servers to ask; none: nothing is to be asked.
-    fn upstreams(&self) -> Vec<SocketAddr> {
-        let policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(policy) = policy.as_ref().filter(|p| p.reaches_anything()) else {
-            return Vec::new();
-        };
-        match policy.name_servers() {
-            [] => self.host.get(),
-            own => own.iter().map(|&ip| (ip, PORT).into()).collect(),
+    /// Name servers to ask for `name`; none: it is not to be asked for.
+    fn upstreams(&self, name: &str) -> Vec<SocketAddr> {
+        let policy = self.policy.borrow().clone();
+        match policy.filter(|policy| policy.answers(name)) {
+            Some(policy) => policy.upstreams(&self.host),
+            None => Vec::new(),
         }
     }
 
@@ -117,10 +110,10 @@ impl Rules {
             refusal.add_queries(asked.queries.iter().cloned());
             refusal.to_vec().ok()
         };
-        if asked.metadata.op_code != OpCode::Query || asked.queries.len() != 1 {
+        let (OpCode::Query, [query]) = (asked.metadata.op_code, asked.queries.as_slice()) else {
             return refuse(ResponseCode::NotImp);
-        }
-        let upstreams = self.upstreams();
+        };
+        let upstreams = self.upstreams(&query.name().to_ascii());
         if upstreams.is_empty() {
             return refuse(ResponseCode::Refused);
         }

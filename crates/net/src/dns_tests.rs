@@ -13,10 +13,8 @@ async fn server(resolv_conf: &str, policy: Option<Policy>) -> (Server, SocketAdd
     sockets.udp.set_nonblocking(true).unwrap();
     sockets.tcp.set_nonblocking(true).unwrap();
     let at = sockets.udp.local_addr().unwrap();
-    let server = Server::start(sockets, Arc::new(Upstreams::in_file(resolv_conf))).unwrap();
-    if let Some(policy) = policy {
-        server.obey(policy);
-    }
+    let (_, policy) = watch::channel(policy);
+    let server = Server::start(sockets, policy, Arc::new(Upstreams::in_file(resolv_conf))).unwrap();
     (server, at)
 }
 

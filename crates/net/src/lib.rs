@@ -6,13 +6,16 @@ mod claim;
 mod device;
 mod dns;
 mod error;
+mod greeting;
 pub mod guest;
 mod host;
+mod names;
 mod namespace;
 mod network;
 mod numbers;
 mod policy;
 mod program;
+mod proxy;
 mod slot;
 mod upstream;
 

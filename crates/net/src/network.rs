@@ -8,6 +8,7 @@ use crate::namespace;
 use crate::numbers::Numbers;
 use crate::policy::{Policy, RulesError};
 use crate::program;
+use crate::proxy::Proxy;
 use crate::slot::{self, Common, Slot};
 use crate::upstream::Upstreams;
 use ipnet::Ipv4Net;
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use tokio::sync::watch;
 
 /// Most connections of one sandbox at the same time.
 const CONNECTIONS: u32 = 4096;
@@ -80,14 +82,29 @@ pub struct Lease {
     network: Network,
     number: u32,
     tap: Option<File>,
-    dns: Server,
-    /// What is enforced in its namespace.
-    policy: Mutex<Policy>,
+    /// Answers while there is a lease.
+    _dns: Server,
+    /// Carries what is allowed by name; none: there has been nothing of that sort.
+    proxy: Mutex<Option<Proxy>>,
+    /// What is enforced in its namespace, if that is known.
+    enforced: tokio::sync::Mutex<Option<Policy>>,
+    /// What DNS and proxy go by; none: nobody has said yet who the guest is.
+    policy: watch::Sender<Option<Policy>>,
     kept: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What runs programs or changes namespaces waits for the kernel.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, NetError> + Send + 'static,
+) -> Result<T, NetError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(e) => Err(NetError::Unable(e.to_string())),
+    }
 }
 
 /// Whether this process can make networks; why not.
@@ -204,8 +221,7 @@ impl Network {
             Some(slot) => slot,
             None => {
                 let shared = self.0.clone();
-                let made = tokio::task::spawn_blocking(move || shared.make()).await;
-                made.map_err(|e| NetError::Unable(e.to_string()))??
+                blocking(move || shared.make()).await?
             }
         };
         self.lease(slot.number, Some(slot.tap), slot.dns)
@@ -215,19 +231,19 @@ impl Network {
     pub async fn adopt(&self, number: u32, rules: &NetworkRules) -> Result<Lease, NetError> {
         lock(&self.0.numbers).enter(number);
         let common = self.0.common.clone();
-        let listen = move || slot::listen(&common, number);
-        let sockets = tokio::task::spawn_blocking(listen).await;
-        let sockets = sockets.map_err(|e| NetError::Unable(e.to_string()))?;
+        let sockets = blocking(move || slot::listen(&common, number)).await;
         let sockets = sockets.inspect_err(|_| self.order(Order::Destroy(number)))?;
         let lease = self.lease(number, None, sockets)?;
         lease.keep();
-        // The owner of the host may have changed what is private since: said again, it is enforced again.
+        // Said again, they are enforced again: the owner of the host may have changed what is private since.
+        *lease.enforced.lock().await = None;
         lease.replace(rules).await?;
         Ok(lease)
     }
 
     fn lease(&self, number: u32, tap: Option<File>, dns: Sockets) -> Result<Lease, NetError> {
-        let dns = Server::start(dns, self.0.upstreams.clone());
+        let (policy, told) = watch::channel(None);
+        let dns = Server::start(dns, told, self.0.upstreams.clone());
         let dns = dns
             .map_err(NetError::host("answering DNS"))
             .inspect_err(|_| {
@@ -237,8 +253,10 @@ impl Network {
             network: self.clone(),
             number,
             tap,
-            dns,
-            policy: Mutex::new(self.0.common.usual.clone()),
+            _dns: dns,
+            proxy: Mutex::default(),
+            enforced: tokio::sync::Mutex::new(Some(self.0.common.usual.clone())),
+            policy,
             kept: AtomicBool::new(false),
         })
     }
@@ -360,15 +378,31 @@ impl Lease {
     /// Puts other rules in force, also for the connections there are.
     pub async fn replace(&self, rules: &NetworkRules) -> Result<(), NetError> {
         let policy = self.network.check(rules)?;
-        if *lock(&self.policy) != policy {
-            let (common, number, new) =
-                (self.network.0.common.clone(), self.number, policy.clone());
-            let enforce = move || slot::enforce(&common, number, &new);
-            let enforced = tokio::task::spawn_blocking(enforce).await;
-            enforced.map_err(|e| NetError::Unable(e.to_string()))??;
-            *lock(&self.policy) = policy.clone();
+        let mut enforced = self.enforced.lock().await;
+        if policy.has_names() {
+            self.start_proxy().await?;
         }
-        self.dns.obey(policy);
+        if enforced.as_ref() != Some(&policy) {
+            let (common, number) = (self.network.0.common.clone(), self.number);
+            let new = policy.clone();
+            blocking(move || slot::enforce(&common, number, &new)).await?;
+            *enforced = Some(policy.clone());
+        }
+        self.policy.send_replace(Some(policy));
+        Ok(())
+    }
+
+    /// Begins to carry what is allowed by name, if nobody does. Called in turn only.
+    async fn start_proxy(&self) -> Result<(), NetError> {
+        if lock(&self.proxy).is_some() {
+            return Ok(());
+        }
+        let (common, number) = (self.network.0.common.clone(), self.number);
+        let name = common.name(number);
+        let listeners = blocking(move || slot::listen_for_names(&common, number)).await?;
+        let upstreams = self.network.0.upstreams.clone();
+        let proxy = Proxy::start(listeners, name, self.policy.subscribe(), upstreams);
+        *lock(&self.proxy) = Some(proxy.map_err(NetError::host("carrying connections by name"))?);
         Ok(())
     }
 

@@ -1,10 +1,13 @@
 //! What a sandbox may reach, checked and in the language of `nft`.
 
+use crate::names::Names;
+use crate::proxy::PORTS;
 use crate::slot::{TAP, UPLINK};
+use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net};
 use jiffy_engine::NetworkRules;
 use std::fmt::Write;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// What nobody reaches unless the host's owner says so: this network, private use, carriers' NAT, loopback, link-local with the metadata
 /// services of clouds, protocol assignments, benchmarks, multicast, and what is reserved (RFC 6890).
@@ -25,8 +28,8 @@ const PRIVATE: [(Ipv4Addr, u8); 11] = [
 /// Rules that this host cannot keep.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RulesError {
-    /// A name.
-    #[error("`allowOut`: `{0}`: names are not enforced by this host yet; give addresses or CIDRs")]
+    /// Neither address nor name.
+    #[error("`allowOut`: `{0}` is neither an address, a CIDR, a name nor `*.name`")]
     Name(String),
     /// What only the host's owner can allow.
     #[error(
@@ -49,6 +52,7 @@ pub enum RulesError {
 pub struct Policy {
     internet: bool,
     allowed: Vec<Ipv4Net>,
+    names: Names,
     denied: Vec<Ipv4Net>,
     /// What the host's owner opened.
     granted: Vec<Ipv4Net>,
@@ -74,11 +78,12 @@ impl Policy {
     /// Checks `rules` on a host whose owner opened `granted` of what is private.
     pub fn new(rules: &NetworkRules, granted: &[Ipv4Net]) -> Result<Self, RulesError> {
         let private = private();
-        let mut allowed = Vec::new();
+        let (mut allowed, mut names) = (Vec::new(), Names::default());
         for text in &rules.allow_out {
             let net = match parse(text) {
                 Some(IpNet::V4(net)) => net.trunc(),
                 Some(IpNet::V6(_)) => return Err(RulesError::Version6(text.clone())),
+                None if names.add(text) => continue,
                 None => return Err(RulesError::Name(text.clone())),
             };
             // A wider one allows what is not private in it.
@@ -100,6 +105,7 @@ impl Policy {
         let policy = Self {
             internet: rules.internet,
             allowed: Ipv4Net::aggregate(&allowed),
+            names,
             denied: Ipv4Net::aggregate(&denied),
             granted: Ipv4Net::aggregate(&granted.to_vec()),
             name_servers: rules.dns_servers.clone(),
@@ -124,18 +130,48 @@ impl Policy {
 
     /// Whether anything at all can be reached, so that names are of any use.
     pub(crate) fn reaches_anything(&self) -> bool {
-        let all = |net: &Ipv4Net| net.prefix_len() == 0;
-        !self.allowed.is_empty() || (self.internet && !self.denied.iter().any(all))
+        !self.allowed.is_empty() || !self.names.is_empty() || self.has_internet()
     }
 
-    /// Name servers of its own.
-    pub(crate) fn name_servers(&self) -> &[IpAddr] {
-        &self.name_servers
+    /// Whether what no list names can be reached, apart from some.
+    fn has_internet(&self) -> bool {
+        let all = |net: &Ipv4Net| net.prefix_len() == 0;
+        self.internet && !self.denied.iter().any(all)
+    }
+
+    /// Whether names decide about some connections.
+    pub(crate) fn has_names(&self) -> bool {
+        !self.names.is_empty()
+    }
+
+    /// Whether connections to `name` pass, wherever it leads.
+    pub(crate) fn allows_name(&self, name: &str) -> bool {
+        self.names.contain(name)
+    }
+
+    /// Whether a name that is allowed may lead to `address`: what is private stays private whatever it is called.
+    pub(crate) fn permits_by_name(&self, address: Ipv4Addr) -> bool {
+        !holds(&private(), address) || holds(&self.granted, address)
+    }
+
+    /// Whether `name` may be asked for. Where names are all that can be reached, other questions could only carry data out.
+    pub(crate) fn answers(&self, name: &str) -> bool {
+        let only_names = !self.names.is_empty() && self.allowed.is_empty() && !self.has_internet();
+        self.reaches_anything() && (!only_names || self.allows_name(name))
+    }
+
+    /// The name servers that its questions go to.
+    pub(crate) fn upstreams(&self, host: &Upstreams) -> Vec<SocketAddr> {
+        match self.name_servers.as_slice() {
+            [] => host.get(),
+            own => own.iter().map(|&ip| (ip, 53).into()).collect(),
+        }
     }
 
     /// The table of a slot that enforces it, in place of the one there is. Every packet is judged, also of connections that there are:
     /// so a change cuts them.
     pub(crate) fn script(&self, connections: u32) -> String {
+        let by_name = self.by_name();
         let (out, back) = (
             self.verdict("daddr", "goto refuse"),
             self.verdict("saddr", "drop"),
@@ -161,9 +197,39 @@ table inet jiffy {{
     iifname "{UPLINK}" oifname "{TAP}" ct state related accept
     iifname "{UPLINK}" oifname "{TAP}" ct state established goto back
   }}
-}}
+{by_name}}}
 "#
         )
+    }
+
+    /// Leads connections that no address allows, and a name may, to our proxy.
+    fn by_name(&self) -> String {
+        if !self.has_names() || (self.internet && self.denied.is_empty()) {
+            return String::new();
+        }
+        let mut text = format!(
+            "  chain by_name {{\n    type nat hook prerouting priority dstnat; policy accept;\n    iifname != \"{TAP}\" return\n"
+        );
+        let mut rule = |nets: &[Ipv4Net], not: &str| {
+            if !nets.is_empty() {
+                // Writing to a string does not fail.
+                let _ = writeln!(text, "    ip daddr {not}{{ {} }} return", join(nets));
+            }
+        };
+        // What is granted is private, too, and is judged by the lists like the rest.
+        let closed: Vec<Ipv4Net> = private()
+            .into_iter()
+            .filter(|_| self.granted.is_empty())
+            .collect();
+        rule(&closed, "");
+        rule(&self.allowed, "");
+        if self.internet {
+            rule(&self.denied, "!= ");
+        }
+        for (port, own) in [80, 443].into_iter().zip(PORTS) {
+            let _ = writeln!(text, "    tcp dport {port} redirect to :{own}");
+        }
+        text + "  }\n"
     }
 
     /// Rules that judge by a field of the IP header.

@@ -66,8 +66,8 @@ fn only_the_hosts_owner_opens_private_ranges() {
 #[test]
 fn what_cannot_be_kept_is_refused() {
     let refused = |rules| Policy::new(&rules, &[]).unwrap_err();
-    let name = refused(rules(&["*.example.com"], &[], true));
-    assert_eq!(name, RulesError::Name("*.example.com".into()));
+    let name = refused(rules(&["*."], &[], true));
+    assert_eq!(name, RulesError::Name("*.".into()));
     let six = refused(rules(&["2001:db8::/32"], &[], true));
     assert_eq!(six, RulesError::Version6("2001:db8::/32".into()));
     let server = NetworkRules {
@@ -86,4 +86,34 @@ fn overlapping_lists_become_disjoint_sets() {
     let script = policy.unwrap().script(10);
     assert!(script.contains("ip daddr { 9.0.0.0/8 } accept"), "{script}");
     assert!(script.contains("ip saddr { 9.0.0.0/8 } accept"), "{script}");
+}
+
+#[test]
+fn names_decide_where_addresses_do_not() {
+    let policy = Policy::new(
+        &rules(&["*.example.com", "9.9.9.9"], &["0.0.0.0/0"], true),
+        &[],
+    );
+    let policy = policy.unwrap();
+    assert!(policy.allows_name("a.example.com") && !policy.allows_name("example.com"));
+    // An address is asked for by any name.
+    assert!(policy.answers("other.example") && !policy.allows(ip("8.8.8.8")));
+    let script = policy.script(10);
+    assert!(
+        script.contains("tcp dport 443 redirect to :3443"),
+        "{script}"
+    );
+    let only = Policy::new(&rules(&["a.example"], &[], false), &[]).unwrap();
+    assert!(only.answers("A.example.") && !only.answers("secret.evil.example"));
+    // Whatever it is called.
+    assert!(only.permits_by_name(Ipv4Addr::new(8, 8, 8, 8)));
+    for never in [
+        Ipv4Addr::new(10, 0, 0, 1),
+        Ipv4Addr::new(169, 254, 169, 254),
+    ] {
+        assert!(!only.permits_by_name(never));
+    }
+    // Where everything may be reached there is nothing to decide.
+    let open = Policy::new(&rules(&["a.example"], &[], true), &[]).unwrap();
+    assert!(!open.script(10).contains("redirect"));
 }

@@ -13,6 +13,7 @@ use crate::guest::{self, ADDRESS, GATEWAY, GATEWAY_MAC, MAC, MTU, PREFIX};
 use crate::namespace;
 use crate::policy::Policy;
 use crate::program;
+use crate::proxy::{Listeners, PORTS};
 use ipnet::Ipv4Net;
 use nix::unistd::{Pid, gettid};
 use std::fs::{self, File};
@@ -130,6 +131,7 @@ fn outside(common: &Common, number: u32) -> Result<(), NetError> {
 /// Rules of every slot: only the guest's own addresses leave its card; of the namespace itself it reaches DNS and nothing else.
 fn rules() -> String {
     let mac = guest::text(MAC);
+    let [http, tls] = PORTS;
     format!(
         r#"table netdev jiffy_guard {{
   chain guest {{
@@ -144,6 +146,8 @@ table inet jiffy_slot {{
     type filter hook input priority filter; policy drop;
     iifname "{TAP}" ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport 53 accept
     iifname "{TAP}" ip daddr {GATEWAY} icmp type echo-request accept
+    iifname "{TAP}" ct status dnat tcp dport {{ {http}, {tls} }} accept
+    iifname "{UPLINK}" ct state established accept
     iifname "{TAP}" meta l4proto tcp reject with tcp reset
     iifname "{TAP}" reject with icmpx type admin-prohibited
   }}
@@ -170,6 +174,11 @@ pub(crate) fn enforce(common: &Common, number: u32, policy: &Policy) -> Result<(
 pub(crate) fn open(common: &Common, number: u32) -> Result<(), NetError> {
     let name = common.name(number);
     device::switch(&name, true).map_err(NetError::host(format!("switching {name} on")))
+}
+
+/// Sockets for the proxy of slot `number`.
+pub(crate) fn listen_for_names(common: &Common, number: u32) -> Result<Listeners, NetError> {
+    namespace::enter(&common.name(number), Listeners::open)
 }
 
 /// New sockets for the DNS of slot `number`, whose guest ran on without a daemon.

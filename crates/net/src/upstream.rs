@@ -1,6 +1,7 @@
 //! Questions to the name servers of the host.
 
-use hickory_proto::op::{Message, MessageType};
+use hickory_proto::op::{Message, MessageType, OpCode, Query};
+use hickory_proto::rr::{Name, RData, RecordType};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -74,6 +75,30 @@ pub(crate) async fn ask(
         }
     }
     None
+}
+
+/// IPv4 addresses of `name`.
+pub(crate) async fn addresses(name: &str, servers: &[SocketAddr]) -> Vec<Ipv4Addr> {
+    let Ok(mut name) = Name::from_ascii(name) else {
+        return Vec::new();
+    };
+    name.set_fqdn(true);
+    let mut asked = Message::new(0, MessageType::Query, OpCode::Query);
+    asked.metadata.recursion_desired = true;
+    asked.add_query(Query::query(name, RecordType::A));
+    let Ok(question) = asked.to_vec() else {
+        return Vec::new();
+    };
+    let answer = match ask(&question, &asked, servers, Over::Udp).await {
+        Some(answer) => Message::from_vec(&answer).ok(),
+        None => None,
+    };
+    let records = answer.map(|answer| answer.answers).unwrap_or_default();
+    let found = records.iter().filter_map(|record| match &record.data {
+        RData::A(address) => Some(address.0),
+        _ => None,
+    });
+    found.collect()
 }
 
 /// From a port and with a number that nobody can guess, the guest included (RFC 5452).

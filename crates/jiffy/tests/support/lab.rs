@@ -94,6 +94,8 @@ pub fn output(program: &str, args: &[&str]) -> String {
 
 fn host(internet: i32) {
     unshare();
+    // A new namespace has what the first one has.
+    fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
     ip(&format!(
         "link set lo up\n\
          link add eth0 type veth peer name eth0 netns {internet}\n\
@@ -162,9 +164,16 @@ fn name_servers(loopback: bool) -> Vec<String> {
     all.iter().map(Ipv4Addr::to_string).collect()
 }
 
+/// Names below this lead to an address that is private.
+const TRAP: &[u8] = b"trap";
+
 /// Every connection is told who answers and who asked, and then echoed.
 fn serve_http(name: &'static str) {
-    let listener = TcpListener::bind("0.0.0.0:80").unwrap();
+    [80, 443].into_iter().for_each(|port| serve_tcp(port, name));
+}
+
+fn serve_tcp(port: u16, name: &'static str) {
+    let listener = TcpListener::bind(("0.0.0.0", port)).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
             thread::spawn(move || echo(stream?, name));
@@ -185,7 +194,7 @@ fn echo(mut stream: TcpStream, name: &str) -> io::Result<()> {
     }
 }
 
-/// Answers every question with one address.
+/// Answers every question with an address.
 fn serve_dns(address: &str) {
     // At that very address: an answer from another is none.
     let socket = UdpSocket::bind((address, 53)).unwrap();
@@ -200,7 +209,8 @@ fn serve_dns(address: &str) {
             answer[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, u8::from(is_a), 0, 0, 0, 0]);
             if is_a {
                 answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
-                answer.extend(ANSWER.octets());
+                let trap = buffer[..length].windows(TRAP.len()).any(|w| w == TRAP);
+                answer.extend(if trap { [10, 9, 9, 9] } else { ANSWER.octets() });
             }
             let _ = socket.send_to(&answer, from);
         }

@@ -1,0 +1,74 @@
+//! Names that a sandbox may reach.
+
+/// Host names and `*.domain`, in lower case.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Names(Vec<String>);
+
+/// A name as it is compared: in lower case, without the root's dot.
+fn plain(name: &str) -> String {
+    name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
+}
+
+impl Names {
+    /// Adds a name or `*.domain`; whether it is one. An address is none.
+    pub fn add(&mut self, text: &str) -> bool {
+        let name = plain(text);
+        let labels = name.strip_prefix("*.").unwrap_or(&name);
+        let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+        let is_name = labels.len() <= 253
+            && labels
+                .split('.')
+                .all(|label| (1..=63).contains(&label.len()) && label.bytes().all(good))
+            && !labels.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+        if is_name {
+            self.0.push(name);
+        }
+        is_name
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `name` is one of them or below one with `*`.
+    pub fn contain(&self, name: &str) -> bool {
+        let name = plain(name);
+        self.0.iter().any(|own| match own.strip_prefix('*') {
+            // With its dot: what ends in the domain's letters is another domain.
+            Some(domain) => name.len() > domain.len() && name.ends_with(domain),
+            None => *own == name,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_itself_and_a_wildcard_everything_below() {
+        let mut names = Names::default();
+        assert!(names.add("Example.com") && names.add("*.pypi.org."));
+        for yes in [
+            "example.com",
+            "EXAMPLE.com.",
+            "files.pypi.org",
+            "a.b.pypi.org",
+        ] {
+            assert!(names.contain(yes), "{yes}");
+        }
+        for no in [
+            "www.example.com",
+            "pypi.org",
+            "evilpypi.org",
+            ".pypi.org",
+            "",
+            "com",
+        ] {
+            assert!(!names.contain(no), "{no}");
+        }
+        for bad in ["", "*", "*.", "a..b", "1.2.3.4", "a b", "*.*.a"] {
+            assert!(!names.add(bad), "{bad}");
+        }
+    }
+}

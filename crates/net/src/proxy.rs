@@ -1,0 +1,192 @@
+//! Connections that are allowed by name.
+//!
+//! Where rules name hosts, connections to ports 80 and 443 that no address allows are led here by the slot's table. Whom they want is read
+//! from their first bytes; the name is looked up by us and the connection is made to what we found, from the slot. So neither an address
+//! that the guest chose nor what it was told about a name counts.
+
+use crate::NetError;
+use crate::greeting::{self, Greeting, Protocol};
+use crate::guest::GATEWAY;
+use crate::namespace;
+use crate::policy::Policy;
+use crate::upstream::{self, Upstreams};
+use std::io;
+use std::net::{self, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::AbortHandle;
+
+/// Where the slot's table leads connections to ports 80 and 443.
+pub(crate) const PORTS: [u16; 2] = [3180, 3443];
+/// Connections of one sandbox at the same time; more wait.
+const CONNECTIONS: usize = 256;
+/// Time a client has to say whom it wants.
+const GREETING_LIMIT: Duration = Duration::from_secs(10);
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Listening sockets, before anybody accepts.
+pub(crate) struct Listeners([net::TcpListener; 2]);
+
+impl Listeners {
+    /// In the network namespace of this thread.
+    pub fn open() -> Result<Self, NetError> {
+        let open = |port| {
+            let listener = net::TcpListener::bind((GATEWAY, port))?;
+            listener.set_nonblocking(true)?;
+            Ok::<_, io::Error>(listener)
+        };
+        let both = open(PORTS[0]).and_then(|http| Ok([http, open(PORTS[1])?]));
+        both.map(Self)
+            .map_err(NetError::host(format!("listening at {GATEWAY}:{PORTS:?}")))
+    }
+}
+
+/// What a connection goes by.
+struct Way {
+    /// Namespace of the slot.
+    slot: String,
+    policy: watch::Receiver<Option<Policy>>,
+    host: Arc<Upstreams>,
+}
+
+/// The proxy of one slot; it ends with this, and its connections with the rules that allowed them.
+#[derive(Debug)]
+pub(crate) struct Proxy(Vec<AbortHandle>);
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Proxy {
+    /// Begins to accept. Must be called inside a tokio runtime.
+    pub fn start(
+        listeners: Listeners,
+        slot: String,
+        policy: watch::Receiver<Option<Policy>>,
+        host: Arc<Upstreams>,
+    ) -> io::Result<Self> {
+        let way = Arc::new(Way { slot, policy, host });
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let protocols = [Protocol::Http, Protocol::Tls];
+        let tasks = listeners
+            .0
+            .into_iter()
+            .zip(protocols)
+            .map(|(listener, protocol)| {
+                let listener = TcpListener::from_std(listener)?;
+                let (way, places) = (way.clone(), places.clone());
+                Ok(tokio::spawn(accept(listener, protocol, way, places)).abort_handle())
+            });
+        tasks.collect::<io::Result<_>>().map(Self)
+    }
+}
+
+async fn accept(listener: TcpListener, protocol: Protocol, way: Arc<Way>, places: Arc<Semaphore>) {
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let way = way.clone();
+                tokio::spawn(async move {
+                    // However it ends, both sides see that it is closed.
+                    let _ = way.carry(stream, protocol).await;
+                    drop(place);
+                });
+            }
+            // No descriptor is left, say.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+impl Way {
+    async fn carry(&self, mut client: TcpStream, protocol: Protocol) -> io::Result<()> {
+        let greeting = tokio::time::timeout(GREETING_LIMIT, hear(&mut client, protocol));
+        let Some((name, head)) = greeting.await?? else {
+            return refuse(client, protocol).await;
+        };
+        let Some(mut server) = self.connect(&name, protocol).await else {
+            return refuse(client, protocol).await;
+        };
+        server.write_all(&head).await?;
+        let mut policy = self.policy.clone();
+        let allowed =
+            |policy: &Option<Policy>| policy.as_ref().is_some_and(|p| p.allows_name(&name));
+        tokio::select! {
+            _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+            // Or the slot is gone.
+            _ = policy.wait_for(|policy| !allowed(policy)) => {}
+        }
+        Ok(())
+    }
+
+    /// A connection to `name`, if it is allowed and leads somewhere that is.
+    async fn connect(&self, name: &str, protocol: Protocol) -> Option<TcpStream> {
+        let policy = self.policy.borrow().clone()?;
+        if !policy.allows_name(name) {
+            return None;
+        }
+        let servers = policy.upstreams(&self.host);
+        let found = upstream::addresses(name, &servers).await;
+        let port = match protocol {
+            Protocol::Http => 80,
+            Protocol::Tls => 443,
+        };
+        let reachable = found.into_iter().filter(|ip| policy.permits_by_name(*ip));
+        for address in reachable.take(4) {
+            if let Some(stream) = self.connect_from_slot((address, port).into()).await {
+                return Some(stream);
+            }
+        }
+        None
+    }
+
+    /// From the slot: so the host's own table judges it like all that comes from there.
+    async fn connect_from_slot(&self, address: SocketAddr) -> Option<TcpStream> {
+        let slot = self.slot.clone();
+        let connect = move || {
+            namespace::enter(&slot, || {
+                net::TcpStream::connect_timeout(&address, CONNECT_LIMIT)
+                    .map_err(NetError::host(format!("connecting to {address}")))
+            })
+        };
+        let stream = tokio::task::spawn_blocking(connect).await.ok()?.ok()?;
+        stream.set_nonblocking(true).ok()?;
+        TcpStream::from_std(stream).ok()
+    }
+}
+
+/// Whom the client wants, and what it said so far; none: nobody.
+async fn hear(client: &mut TcpStream, protocol: Protocol) -> io::Result<Option<(String, Vec<u8>)>> {
+    let mut head = Vec::new();
+    loop {
+        match greeting::read(protocol, &head) {
+            Greeting::To(name) => return Ok(Some((name, head))),
+            Greeting::Nobody => return Ok(None),
+            Greeting::Unfinished => {}
+        }
+        if client.read_buf(&mut head).await? == 0 {
+            return Ok(None);
+        }
+    }
+}
+
+/// People who look at what a program was told should find the reason.
+async fn refuse(mut client: TcpStream, protocol: Protocol) -> io::Result<()> {
+    if protocol == Protocol::Http {
+        let text = "this host is not allowed by the rules of this sandbox, or not there\n";
+        let answer = format!(
+            "HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
+            text.len()
+        );
+        client.write_all(answer.as_bytes()).await?;
+    }
+    client.shutdown().await
+}
