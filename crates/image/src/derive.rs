@@ -116,16 +116,8 @@ impl Templates {
 impl Derived<'_> {
     fn check(&self) -> Result<Reference, ImportError> {
         let reference = free_name(self.name)?;
-        let standard = SandboxSize::default();
-        let size = SandboxSize {
-            vcpus: self.defaults.vcpus.unwrap_or(standard.vcpus),
-            memory_mib: self.defaults.memory_mib.unwrap_or(standard.memory_mib),
-            disk_mib: self.defaults.disk_mib,
-        };
-        size.check()
-            .map_err(|e| ImportError::Choice(e.to_string()))?;
-        let probe = self.startup.ready.as_ref().map(Readiness::probe);
-        (probe.and_then(Result::err)).map_or(Ok(reference), |e| Err(ImportError::Choice(e)))
+        sound(&self.defaults, &self.startup)?;
+        Ok(reference)
     }
 
     fn room_for_one(&self, name: &Reference, images: &[ImageSum]) -> Result<(), ImportError> {
@@ -138,6 +130,20 @@ impl Derived<'_> {
             }),
         }
     }
+}
+
+/// Refuses what no sandbox could be.
+pub(crate) fn sound(defaults: &Defaults, startup: &Startup) -> Result<(), ImportError> {
+    let standard = SandboxSize::default();
+    let size = SandboxSize {
+        vcpus: defaults.vcpus.unwrap_or(standard.vcpus),
+        memory_mib: defaults.memory_mib.unwrap_or(standard.memory_mib),
+        disk_mib: defaults.disk_mib,
+    };
+    size.check()
+        .map_err(|e| ImportError::Choice(e.to_string()))?;
+    let probe = startup.ready.as_ref().map(Readiness::probe);
+    (probe.and_then(Result::err)).map_or(Ok(()), |e| Err(ImportError::Choice(e)))
 }
 
 #[cfg(test)]

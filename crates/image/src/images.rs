@@ -10,7 +10,7 @@ use crate::home::Home;
 use crate::lock::Lock;
 use crate::manifest::ImageSum;
 use crate::template::TemplateError;
-use crate::verified::{Check, VerifiedFile, stamp_path};
+use crate::verified::{Check, Measured, VerifiedFile, stamp_path};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -84,7 +84,23 @@ impl Images {
 
     /// Takes over a finished file, unless its content is here already.
     pub(crate) fn add(&self, made: &Path) -> Result<ImageSum, TemplateError> {
+        self.take_over(made, check(None, None).measure(made)?)
+    }
+
+    /// The same if its content is what it should be; otherwise, what its content is.
+    pub(crate) fn add_expected(
+        &self,
+        made: &Path,
+        expected: &ImageSum,
+    ) -> Result<Result<(), String>, TemplateError> {
         let measured = check(None, None).measure(made)?;
+        if measured.sha256() != expected.sha256 {
+            return Ok(Err(measured.sha256().to_owned()));
+        }
+        self.take_over(made, measured).map(drop).map(Ok)
+    }
+
+    fn take_over(&self, made: &Path, measured: Measured) -> Result<ImageSum, TemplateError> {
         let sum = ImageSum {
             sha256: measured.sha256().to_owned(),
             size: measured.size(),

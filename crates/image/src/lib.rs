@@ -26,6 +26,7 @@ mod recipe;
 mod reference;
 mod rootfs;
 mod template;
+mod transfer;
 mod verified;
 mod version;
 

@@ -35,7 +35,7 @@ pub enum Command {
     Run(RunArgs),
     /// Check whether this host can run sandboxes, and say how to mend what is missing
     Doctor(DoctorArgs),
-    /// List, build and remove templates
+    /// List, build, take along and remove templates
     #[command(subcommand)]
     Template(TemplateCommand),
     /// Make, list and revoke the API keys of this host
@@ -540,10 +540,59 @@ pub enum TemplateCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Remove a template
-    Rm {
+    /// Show how a template was made
+    History {
         /// Which one
         name: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give what a template is now another name as well
+    Tag {
+        /// Which one
+        from: String,
+        /// NAME or NAME:TAG
+        to: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a template to one file, which `import` takes on any host
+    Export {
+        /// Which one
+        name: String,
+        /// Where to (`-`: standard output)
+        file: PathBuf,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make the template that such a file holds
+    Import {
+        /// Which file (`-`: standard input)
+        file: PathBuf,
+        /// Name of the template (default: as it was called)
+        #[arg(long)]
+        name: Option<String>,
+        /// Print the template as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove templates: NAME, or NAME:TAG; what was made with them goes on
+    Rm {
+        /// Which ones
+        #[arg(required = true)]
+        names: Vec<String>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove images and versions that no template, snapshot or sandbox needs
+    Prune {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
     },
 }
 

@@ -1,11 +1,16 @@
 //! `jiffy template`.
 
 mod import;
+mod show;
 
 use crate::cli::{TemplateBuildArgs, TemplateCommand};
 use crate::progress::Bar;
 use anyhow::Context;
-use jiffy_image::{Home, Manifest, Recipe, Template, Templates};
+use jiffy_image::{Home, Limits, Manifest, Recipe, Template, Templates};
+use serde_json::{Value, json};
+use show::{mib, short};
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -14,15 +19,114 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
     let home = Home::locate()?;
     let templates = Templates::new(&home);
     match command {
-        TemplateCommand::Ls { json } => list(&templates, *json)?,
+        TemplateCommand::Ls { json } => show::list(&templates.list()?, *json)?,
         TemplateCommand::Build(args) => build(&templates, args)?,
-        TemplateCommand::Inspect { name, json } => inspect(&templates.manifest(name)?, *json)?,
-        TemplateCommand::Rm { name } => {
-            templates.remove(name)?;
-            println!("template {name} removed");
+        TemplateCommand::Inspect { name, json } => {
+            show::inspect(&templates.manifest(name)?, &templates.list()?, *json)?;
         }
+        TemplateCommand::History { name, json } => {
+            show::history(&templates.manifest(name)?, *json)?;
+        }
+        TemplateCommand::Tag { from, to, json } => {
+            let manifest = templates.tag(from, to)?;
+            let to = manifest.reference();
+            let text = format!("{to} is {}", short(&manifest.version()));
+            say(
+                *json,
+                &text,
+                json!({ "name": to, "version": manifest.version() }),
+            )?;
+        }
+        TemplateCommand::Export { name, file, json } => export(&templates, name, file, *json)?,
+        TemplateCommand::Import { file, name, json } => {
+            let made = import_file(&templates, file, name.as_deref())?;
+            built(&made.manifest, *json)?;
+        }
+        TemplateCommand::Rm { names, json } => {
+            for name in names {
+                templates.remove(name)?;
+                say(
+                    *json,
+                    &format!("template {name} removed"),
+                    json!({ "removed": name }),
+                )?;
+            }
+        }
+        TemplateCommand::Prune { json } => prune(&templates, *json)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints one or the other.
+fn say(json: bool, text: &str, value: Value) -> anyhow::Result<()> {
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(&value)?),
+        false => println!("{text}"),
+    }
+    Ok(())
+}
+
+fn prune(templates: &Templates, json: bool) -> anyhow::Result<()> {
+    let pruned = templates.prune()?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&pruned)?);
+        return Ok(());
+    }
+    for version in &pruned.versions {
+        println!("version {version}");
+    }
+    for image in &pruned.images {
+        println!("image   sha256 {} ({})", image.sha256, mib(image.size));
+    }
+    println!("{} freed", mib(pruned.bytes));
+    Ok(())
+}
+
+/// To a file, which appears when it is whole, or to standard output.
+fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::Result<()> {
+    let mut bar = Bar::new(name);
+    if to.as_os_str() == "-" {
+        let output = io::stdout().lock();
+        anyhow::ensure!(
+            !output.is_terminal(),
+            "an exported template is nothing for a terminal: name a file, or redirect the output"
+        );
+        templates.export(name, output, &mut |p| bar.update(p))?;
+        bar.finish();
+        return Ok(());
+    }
+    let failed = || format!("cannot write {}", to.display());
+    let directory = to.parent().filter(|d| !d.as_os_str().is_empty());
+    let mut new = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new(".")))
+        .with_context(failed)?;
+    let manifest = templates.export(name, &mut new, &mut |p| bar.update(p));
+    bar.finish();
+    let manifest = manifest.with_context(failed)?;
+    new.flush().with_context(failed)?;
+    new.as_file().sync_all().with_context(failed)?;
+    new.persist(to).with_context(failed)?;
+    let size = fs::metadata(to).with_context(failed)?.len();
+    let text = format!(
+        "template {name} exported to {} ({})",
+        to.display(),
+        mib(size)
+    );
+    let value = json!({ "name": manifest.reference(), "version": manifest.version(), "file": to, "bytes": size });
+    say(json, &text, value)
+}
+
+fn import_file(templates: &Templates, from: &Path, name: Option<&str>) -> anyhow::Result<Template> {
+    let mut bar = Bar::new("import");
+    let limits = Limits::default();
+    let mut told = |p: jiffy_image::Progress<'_>| bar.update(p);
+    let imported = if from.as_os_str() == "-" {
+        templates.import_file(io::stdin().lock(), name, limits, &mut told)
+    } else {
+        let file = File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
+        templates.import_file(file, name, limits, &mut told)
+    };
+    bar.finish();
+    imported.with_context(|| format!("cannot import {}", from.display()))
 }
 
 fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> {
@@ -40,18 +144,17 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
             })?
         }
     };
-    let manifest = &template.manifest;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(manifest)?);
-        return Ok(());
-    }
-    println!(
-        "template {}: {} MiB, version {}",
+    built(&template.manifest, args.json)
+}
+
+fn built(manifest: &Manifest, json: bool) -> anyhow::Result<()> {
+    let text = format!(
+        "template {}: {}, version {}",
         manifest.reference(),
-        manifest.size() >> 20,
+        mib(manifest.size()),
         short(&manifest.version()),
     );
-    Ok(())
+    say(json, &text, serde_json::to_value(manifest)?)
 }
 
 /// Builds with a bar.
@@ -65,66 +168,6 @@ fn shown(
     built
 }
 
-fn inspect(m: &Manifest, json: bool) -> anyhow::Result<()> {
-    if json {
-        println!("{}", serde_json::to_string_pretty(m)?);
-        return Ok(());
-    }
-    let line = |name: &str, value: &str| {
-        if !value.is_empty() {
-            println!("{name:<12} {value}");
-        }
-    };
-    let d = &m.defaults;
-    line("name", &m.reference());
-    line("version", &m.version());
-    for image in &m.images {
-        line(
-            "image",
-            &format!("{} MiB, sha256 {}", image.size >> 20, image.sha256),
-        );
-    }
-    line("user", &d.user);
-    line("directory", &d.workdir);
-    let memory = d
-        .memory_mib
-        .map(|n| format!("{n} MiB of memory, "))
-        .unwrap_or_default();
-    line("size", &format!("{memory}{} MiB of disk", d.disk_mib));
-    for (name, value) in &d.env {
-        line("environment", &format!("{name}={value}"));
-    }
-    if let Some(start) = &m.startup.start {
-        let args = start.args.iter().flatten();
-        let words: Vec<&str> = [&start.command]
-            .into_iter()
-            .chain(args)
-            .map(String::as_str)
-            .collect();
-        line("starts", &words.join(" "));
-    }
-    if let Some(ready) = &m.startup.ready {
-        line("awaits", &serde_json::to_string(ready)?);
-    }
-    if let Some(origin) = &m.origin {
-        line("from", &origin.from);
-        line(
-            "manifest",
-            origin.manifest_sha256.as_deref().unwrap_or_default(),
-        );
-        line("layers", &origin.layers.len().to_string());
-        line("entrypoint", &origin.entrypoint.join(" "));
-        line("command", &origin.cmd.join(" "));
-        line("exposes", &origin.exposed_ports.join(" "));
-    }
-    Ok(())
-}
-
-/// The beginning of a checksum, for people.
-fn short(sha256: &str) -> &str {
-    &sha256[..12.min(sha256.len())]
-}
-
 /// A path is a directory with a recipe; anything else names a stock template.
 fn recipe(name: &str) -> anyhow::Result<Recipe> {
     if name.contains('/') || name == "." {
@@ -132,27 +175,4 @@ fn recipe(name: &str) -> anyhow::Result<Recipe> {
     } else {
         Ok(Recipe::built_in(name)?)
     }
-}
-
-fn list(templates: &Templates, json: bool) -> anyhow::Result<()> {
-    let manifests = templates.list()?;
-    if json {
-        println!("{}", serde_json::to_string_pretty(&manifests)?);
-        return Ok(());
-    }
-    if manifests.is_empty() {
-        println!("no templates yet; `jiffy template build base` makes the first");
-        return Ok(());
-    }
-    println!("{:<24} {:>10}  {:<14} USER", "NAME", "SIZE", "VERSION");
-    for m in manifests {
-        println!(
-            "{:<24} {:>6} MiB  {:<14} {}",
-            m.reference(),
-            m.size() >> 20,
-            short(&m.version()),
-            m.defaults.user
-        );
-    }
-    Ok(())
 }

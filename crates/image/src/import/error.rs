@@ -78,7 +78,7 @@ pub enum RegistryError {
 }
 
 impl ImportError {
-    pub(super) fn image(problem: String) -> Self {
+    pub(crate) fn image(problem: String) -> Self {
         Self::Image { problem }
     }
 }

@@ -61,7 +61,7 @@ pub enum Problem {
 
 impl LayerError {
     /// An error of reading the archive: one of our own that came through a reader, the end, or the host's.
-    pub(super) fn read(error: io::Error) -> Self {
+    pub(crate) fn read(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => Self::Truncated,
             _ if error.get_ref().is_some_and(|e| e.is::<Self>()) => {

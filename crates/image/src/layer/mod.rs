@@ -13,6 +13,7 @@ pub(crate) use error::shown;
 pub use error::{LayerError, Problem};
 pub use limits::Limits;
 pub(crate) use store::{Layer, Layers};
+pub(crate) use stream::Stream;
 pub use unpack::unpack;
 
 use serde::{Deserialize, Serialize};

@@ -11,7 +11,7 @@ use std::rc::Rc;
 const BUFFER: usize = 1 << 18;
 
 /// The archive's bytes. Its errors are [`io::Error`]s that may carry a [`LayerError`].
-pub(super) struct Stream<'a> {
+pub(crate) struct Stream<'a> {
     inner: Box<dyn Read + 'a>,
     packed: Rc<Cell<u64>>,
     unpacked: u64,
@@ -55,7 +55,7 @@ impl<R: Read> Read for Counted<R> {
 }
 
 impl<'a> Stream<'a> {
-    pub(super) fn open(packed: impl Read + 'a, limits: &Limits) -> Result<Self, LayerError> {
+    pub(crate) fn open(packed: impl Read + 'a, limits: &Limits) -> Result<Self, LayerError> {
         let count = Rc::new(Cell::new(0));
         let counted = Counted(packed, Rc::clone(&count));
         let mut buffered = BufReader::with_capacity(BUFFER, counted);

@@ -1,0 +1,233 @@
+//! Templates in one file: to take along, and to bring back.
+//!
+//! A tar archive, compressed with zstd: `template.json`, then the images as it names them, the lowest first. Who made such a file is
+//! not known: it is bounded, every image is what the manifest says by its digest, and only guests ever mount one.
+
+use crate::builder::{self, BuildError, Work};
+use crate::derive::sound;
+use crate::file::OnPath;
+use crate::images::Images;
+use crate::import::{ImportError, free_name};
+use crate::layer::{LayerError, Limits, Stream};
+use crate::manifest::{ImageSum, Manifest};
+use crate::progress::{Phase, Progress};
+use crate::template::{MANIFEST, Template, TemplateError, Templates};
+use crate::version;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tar::{Archive, Builder, Entry, EntryType, Header};
+
+/// Longest manifest.
+const MAX_MANIFEST: u64 = 1 << 20;
+/// zstd's own default: images are written once and read rarely.
+const LEVEL: i32 = 3;
+/// Where an EROFS super block has its magic, and that (linux/fs/erofs/erofs_fs.h).
+const MAGIC: (u64, [u8; 4]) = (1024, 0xe0f5_e1e2_u32.to_le_bytes());
+
+fn entry_name(sum: &ImageSum) -> String {
+    format!("sha256-{}.erofs", sum.sha256)
+}
+
+impl Templates {
+    /// Writes a template to one file. Its images are verified first, and stay until it is done.
+    pub fn export(
+        &self,
+        name: &str,
+        to: impl Write,
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Manifest, TemplateError> {
+        let template = self.get(name)?;
+        let written = self.write_archive(&template, to, on_progress);
+        written.on("write", Path::new(name))?;
+        Ok(template.manifest)
+    }
+
+    fn write_archive(
+        &self,
+        template: &Template,
+        to: impl Write,
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> io::Result<()> {
+        let manifest = &template.manifest;
+        let text = version::text(manifest, Path::new(MANIFEST)).map_err(io::Error::other)?;
+        let header = |size| {
+            let mut header = Header::new_ustar();
+            header.set_size(size);
+            header.set_mode(0o644);
+            header.set_uid(0);
+            header.set_gid(0);
+            header.set_mtime(manifest.created);
+            header
+        };
+        let mut archive = Builder::new(zstd::Encoder::new(to, LEVEL)?);
+        archive.append_data(&mut header(text.len() as u64), MANIFEST, &text[..])?;
+        let (all, mut done) = (manifest.size().max(1), 0);
+        for (sum, image) in manifest.images.iter().zip(&template.images) {
+            let content = At {
+                file: &image.file,
+                offset: 0,
+                told: &mut |n| on_progress(percent(done + n, all)),
+            };
+            archive.append_data(&mut header(sum.size), entry_name(sum), content)?;
+            done += sum.size;
+        }
+        archive.into_inner()?.finish()?.flush()
+    }
+
+    /// Makes the template that such a file holds, as `name` or as it is called. Needs no more room than its images.
+    pub fn import_file(
+        &self,
+        from: impl Read,
+        name: Option<&str>,
+        limits: Limits,
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Template, ImportError> {
+        let packed = Stream::open(from, &limits).map_err(unreadable)?;
+        let mut archive = Archive::new(packed);
+        // Names and sizes are read from the headers alone: ours need no extensions, which would be read into memory.
+        let mut entries = archive.entries().map_err(unreadable_io)?.raw(true);
+        let mut manifest = first(entries.next())?;
+        let name = name.map_or_else(|| manifest.reference(), str::to_owned);
+        let reference = free_name(&name)?;
+        sound(&manifest.defaults, &manifest.startup)?;
+        if manifest.size() > limits.bytes {
+            let most = limits.bytes >> 20;
+            let problem = format!(
+                "its images have {} MiB, more than {most}",
+                manifest.size() >> 20
+            );
+            return Err(ImportError::image(problem));
+        }
+        reference.name().clone_into(&mut manifest.name);
+        reference.tag().clone_into(&mut manifest.tag);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        manifest.created = now.unwrap_or_default().as_secs();
+
+        let lock = self.lock(&reference, &mut |()| {
+            on_progress(Progress::Phase(Phase::Waiting))
+        })?;
+        let store = Images::new(&self.home);
+        let shared = store.share()?;
+        let work = Work::begin(self.unfinished(&reference)).map_err(BuildError::from)?;
+        on_progress(Progress::Phase(Phase::Layers));
+        let (all, mut done) = (manifest.size().max(1), 0);
+        for sum in &manifest.images {
+            let entry = next(entries.next(), &entry_name(sum), Some(sum.size))?;
+            bring(&store, &work, sum, entry)?;
+            done += sum.size;
+            on_progress(percent(done, all));
+        }
+        builder::publish(self, &manifest, &work, &lock)?;
+        let template = self.get(&name)?;
+        drop(shared);
+        self.prune_if_quiet();
+        Ok(template)
+    }
+}
+
+/// Reads one image, unless it is here, and keeps it if it is what it should be.
+fn bring(
+    store: &Images,
+    work: &Work,
+    sum: &ImageSum,
+    mut entry: impl Read,
+) -> Result<(), ImportError> {
+    if store.open(sum).is_ok() {
+        return Ok(());
+    }
+    let path = work.0.join("image.erofs");
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .on("create", &path)?;
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        let n = match entry.read(&mut buffer).map_err(unreadable_io)? {
+            0 => break,
+            n => n,
+        };
+        file.write_all(&buffer[..n]).on("write", &path)?;
+    }
+    file.sync_all().on("flush", &path)?;
+    let mut magic = [0; 4];
+    let read = file.read_exact_at(&mut magic, MAGIC.0);
+    if read.is_err() || magic != MAGIC.1 {
+        let problem = format!("{} is no EROFS image", entry_name(sum));
+        return Err(ImportError::image(problem));
+    }
+    drop(file);
+    let kept = store.add_expected(&path, sum)?;
+    kept.map_err(|found| ImportError::Digest {
+        what: entry_name(sum),
+        found,
+    })
+}
+
+type Next<'a, R> = Option<io::Result<Entry<'a, R>>>;
+
+/// The entry that must come next.
+fn next<'a, R: Read>(
+    entry: Next<'a, R>,
+    name: &str,
+    size: Option<u64>,
+) -> Result<Entry<'a, R>, ImportError> {
+    let missing = || ImportError::image(format!("it is no exported template: {name} is missing"));
+    let entry = entry.ok_or_else(missing)?.map_err(unreadable_io)?;
+    let header = entry.header();
+    let as_named = entry.path_bytes() == name.as_bytes()
+        && header.entry_type() == EntryType::Regular
+        && size.is_none_or(|size| entry.size() == size);
+    as_named.then_some(entry).ok_or_else(missing)
+}
+
+fn first<R: Read>(entry: Next<'_, R>) -> Result<Manifest, ImportError> {
+    let entry = next(entry, MANIFEST, None)?;
+    if entry.size() > MAX_MANIFEST {
+        return Err(ImportError::image(format!("its {MANIFEST} is too long")));
+    }
+    let mut text = Vec::new();
+    let read = entry.take(MAX_MANIFEST).read_to_end(&mut text);
+    read.map_err(unreadable_io)?;
+    Manifest::parse(&text).map_err(|problem| ImportError::image(format!("{MANIFEST}: {problem}")))
+}
+
+fn unreadable(source: LayerError) -> ImportError {
+    ImportError::Layer {
+        what: "the exported template".to_owned(),
+        source,
+    }
+}
+
+fn unreadable_io(error: io::Error) -> ImportError {
+    unreadable(LayerError::read(error))
+}
+
+fn percent(done: u64, all: u64) -> Progress<'static> {
+    let percent = u128::from(done) * 100 / u128::from(all);
+    Progress::Percent(u8::try_from(percent).unwrap_or(100).min(100))
+}
+
+/// A file from its start, whatever its own position is: others have the same descriptor.
+struct At<'a> {
+    file: &'a File,
+    offset: u64,
+    told: &'a mut dyn FnMut(u64),
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read_at(buffer, self.offset)?;
+        self.offset += n as u64;
+        (self.told)(self.offset);
+        Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests;

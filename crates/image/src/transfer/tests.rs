@@ -1,0 +1,100 @@
+use super::*;
+use crate::builder::tests::{Fake, home};
+use crate::home::Home;
+use std::fs;
+
+fn exported(home: &Home, name: &str) -> Vec<u8> {
+    let mut file = Vec::new();
+    let templates = Templates::new(home);
+    templates.export(name, &mut file, &mut |_| ()).unwrap();
+    file
+}
+
+fn imported(home: &Home, file: &[u8], name: Option<&str>) -> Result<Template, ImportError> {
+    Templates::new(home).import_file(file, name, Limits::default(), &mut |_| ())
+}
+
+/// What an archive holds, to be changed and packed again.
+fn taken_apart(file: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let plain = zstd::decode_all(file).unwrap();
+    let mut archive = Archive::new(&plain[..]);
+    let entries = archive.entries().unwrap().map(|entry| {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().display().to_string();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).unwrap();
+        (name, content)
+    });
+    entries.collect()
+}
+
+fn packed(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut archive = Builder::new(Vec::new());
+    for (name, content) in entries {
+        let mut header = Header::new_ustar();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        archive
+            .append_data(&mut header, name, &content[..])
+            .unwrap();
+    }
+    zstd::encode_all(&archive.into_inner().unwrap()[..], 1).unwrap()
+}
+
+#[test]
+fn a_template_goes_to_another_host_in_one_file_and_is_the_same_there() {
+    let ((_a, here), (_b, there)) = (home(), home());
+    let template = Fake::new("one").build(&here).unwrap();
+    let file = exported(&here, "one");
+    let came = imported(&there, &file, None).unwrap();
+    assert_eq!(came.manifest.version(), template.manifest.version());
+    assert_eq!(came.manifest.history, template.manifest.history);
+    // Where it is already nothing is brought, and it may have another name.
+    let again = imported(&here, &file, Some("two:V1")).unwrap();
+    assert_eq!(again.manifest.reference(), "two:V1");
+    assert_eq!(again.manifest.version(), template.manifest.version());
+    // Image and stamp.
+    assert_eq!(fs::read_dir(here.images()).unwrap().count(), 2);
+}
+
+#[test]
+fn a_file_that_is_not_what_it_says_is_refused_and_leaves_nothing() {
+    let ((_a, here), (_b, there)) = (home(), home());
+    let size = Fake::new("one").build(&here).unwrap().manifest.size();
+    let file = exported(&here, "one");
+    let refused = |change: &dyn Fn(&mut Vec<(String, Vec<u8>)>)| {
+        let mut entries = taken_apart(&file);
+        change(&mut entries);
+        let error = imported(&there, &packed(&entries), None).unwrap_err();
+        format!("{error}: {:?}", std::error::Error::source(&error))
+    };
+    let said = |entries: &mut Vec<(String, Vec<u8>)>, from: &str, to: &str| {
+        let text = String::from_utf8(entries[0].1.clone()).unwrap();
+        assert!(text.contains(from), "{text}");
+        entries[0].1 = text.replace(from, to).into_bytes();
+    };
+    assert!(refused(&|e| e[1].1[10] ^= 1).contains("is not what its digest says"));
+    assert!(refused(&|e| e[1].1[1024] ^= 1).contains("no EROFS image"));
+    assert!(refused(&|e| e[1].1.push(0)).contains("is missing"));
+    assert!(refused(&|e| e[1].0 = "x/x".to_owned()).contains("is missing"));
+    assert!(refused(&|e| drop(e.pop())).contains("is missing"));
+    assert!(refused(&|e| e.reverse()).contains("template.json is missing"));
+    assert!(refused(&|e| e[0].1 = vec![b' '; 2 << 20]).contains("too long"));
+    assert!(refused(&|e| said(e, "\"one\"", "\"base\"")).contains("stock template"));
+    assert!(refused(&|e| said(e, "\"one\"", "\"../one\"")).contains("not a template name"));
+    assert!(refused(&|e| said(e, "\"disk_mib\": 64", "\"disk_mib\": 0")).contains("isk"));
+    let size = format!("\"size\": {size}");
+    let huge = format!("\"size\": {}", u64::MAX >> 1);
+    assert!(refused(&|e| said(e, &size, &huge)).contains("its images have"));
+    for cut in [0, 10, file.len() / 2, file.len() - 8] {
+        assert!(imported(&there, &file[..cut], None).is_err(), "{cut}");
+    }
+    for made in [there.templates(), there.images(), there.versions()] {
+        assert_eq!(
+            fs::read_dir(&made).unwrap().count(),
+            0,
+            "{}",
+            made.display()
+        );
+    }
+}

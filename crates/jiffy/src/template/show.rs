@@ -1,0 +1,176 @@
+//! What `jiffy template ls`, `inspect` and `history` print.
+
+use jiffy_image::{ImageSum, Manifest};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A template with what follows from it.
+#[derive(Serialize)]
+struct Listed<'a> {
+    #[serde(flatten)]
+    manifest: &'a Manifest,
+    /// SHA-256 of what makes its sandboxes.
+    version: String,
+    /// Bytes of its images.
+    size: u64,
+    /// Bytes of those that no other template has.
+    own: u64,
+}
+
+/// Which templates have an image.
+struct Sharing<'a>(BTreeMap<&'a ImageSum, Vec<String>>);
+
+impl<'a> Sharing<'a> {
+    fn of(all: &'a [Manifest]) -> Self {
+        let mut named: BTreeMap<&ImageSum, Vec<String>> = BTreeMap::new();
+        for manifest in all {
+            for image in &manifest.images {
+                named.entry(image).or_default().push(manifest.reference());
+            }
+        }
+        Self(named)
+    }
+
+    fn others(&self, image: &ImageSum, than: &str) -> Vec<&str> {
+        let all = self.0.get(image).into_iter().flatten();
+        all.map(String::as_str).filter(|n| *n != than).collect()
+    }
+
+    fn listed<'m>(&self, manifest: &'m Manifest) -> Listed<'m> {
+        let name = manifest.reference();
+        let own = |i: &&ImageSum| self.others(i, &name).is_empty();
+        Listed {
+            manifest,
+            version: manifest.version(),
+            size: manifest.size(),
+            own: manifest.images.iter().filter(own).map(|i| i.size).sum(),
+        }
+    }
+}
+
+/// All templates.
+pub fn list(all: &[Manifest], json: bool) -> anyhow::Result<()> {
+    let sharing = Sharing::of(all);
+    let listed: Vec<Listed<'_>> = all.iter().map(|m| sharing.listed(m)).collect();
+    if json {
+        println!("{}", serde_json::to_string_pretty(&listed)?);
+        return Ok(());
+    }
+    if all.is_empty() {
+        println!("no templates yet; `jiffy template build base` makes the first");
+        return Ok(());
+    }
+    println!(
+        "{:<24} {:>10} {:>10} {:>6}  {:<14} USER",
+        "NAME", "SIZE", "OWN", "IMAGES", "VERSION"
+    );
+    for l in &listed {
+        println!(
+            "{:<24} {:>10} {:>10} {:>6}  {:<14} {}",
+            l.manifest.reference(),
+            mib(l.size),
+            mib(l.own),
+            l.manifest.images.len(),
+            short(&l.version),
+            clean(&l.manifest.defaults.user),
+        );
+    }
+    Ok(())
+}
+
+/// One template; `all` says with whom it shares.
+pub fn inspect(m: &Manifest, all: &[Manifest], json: bool) -> anyhow::Result<()> {
+    let sharing = Sharing::of(all);
+    let listed = sharing.listed(m);
+    if json {
+        println!("{}", serde_json::to_string_pretty(&listed)?);
+        return Ok(());
+    }
+    let d = &m.defaults;
+    line("name", &m.reference());
+    line("version", &listed.version);
+    for image in &m.images {
+        let others = sharing.others(image, &m.reference()).join(", ");
+        let shared = match others.is_empty() {
+            true => String::new(),
+            false => format!(", also of {others}"),
+        };
+        let size = mib(image.size);
+        line("image", &format!("{size}, sha256 {}{shared}", image.sha256));
+    }
+    line("user", &d.user);
+    line("directory", &d.workdir);
+    let vcpus = d.vcpus.map(|n| format!("{n} vCPUs, ")).unwrap_or_default();
+    let memory = d
+        .memory_mib
+        .map(|n| format!("{n} MiB of memory, "))
+        .unwrap_or_default();
+    let disk = d.disk_mib;
+    line("size", &format!("{vcpus}{memory}{disk} MiB of disk"));
+    for (name, value) in &d.env {
+        line("environment", &format!("{name}={value}"));
+    }
+    if let Some(start) = &m.startup.start {
+        let args = start.args.iter().flatten();
+        let words: Vec<&str> = [&start.command]
+            .into_iter()
+            .chain(args)
+            .map(String::as_str)
+            .collect();
+        line("starts", &words.join(" "));
+    }
+    if let Some(ready) = &m.startup.ready {
+        line("awaits", &serde_json::to_string(ready)?);
+    }
+    if let Some(origin) = &m.origin {
+        line("from", &origin.from);
+        line(
+            "manifest",
+            origin.manifest_sha256.as_deref().unwrap_or_default(),
+        );
+        line("layers", &origin.layers.len().to_string());
+        line("entrypoint", &origin.entrypoint.join(" "));
+        line("command", &origin.cmd.join(" "));
+        line("exposes", &origin.exposed_ports.join(" "));
+    }
+    Ok(())
+}
+
+/// How a template was made, oldest first.
+pub fn history(m: &Manifest, json: bool) -> anyhow::Result<()> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(&m.history)?);
+        return Ok(());
+    }
+    println!("{:>10} {:>10}  STEP", "TIME", "SIZE");
+    for step in &m.history {
+        let size = step.bytes.map(mib).unwrap_or_default();
+        println!("{:>8.1} s {size:>10}  {}", step.seconds, clean(&step.text));
+    }
+    Ok(())
+}
+
+fn line(name: &str, value: &str) {
+    if !value.is_empty() {
+        println!("{name:<12} {}", clean(value));
+    }
+}
+
+/// Bytes in MiB, of little a fraction.
+pub fn mib(bytes: u64) -> String {
+    match bytes >> 20 {
+        0 => format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20)),
+        n => format!("{n} MiB"),
+    }
+}
+
+/// The beginning of a checksum, for people.
+pub fn short(sha256: &str) -> &str {
+    &sha256[..12.min(sha256.len())]
+}
+
+/// Without what a terminal would obey: a template may come from a stranger.
+fn clean(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { '?' } else { c };
+    text.chars().map(shown).collect()
+}
