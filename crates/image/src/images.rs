@@ -74,11 +74,8 @@ impl Images {
         let path = self.path(&sum.sha256);
         let opened = check(Some(&sum.sha256), Some(sum.size)).open(&path)?;
         let image = opened.ok_or_else(|| TemplateError::Image { path: path.clone() })?;
-        image
-            .file
-            .try_lock_shared()
-            .map_err(io::Error::from)
-            .on("lock", &path)?;
+        // Whoever removes images of a data directory that this one is borrowed by may look at it just now.
+        image.file.lock_shared().on("lock", &path)?;
         Ok(image)
     }
 

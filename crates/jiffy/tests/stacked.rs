@@ -8,7 +8,7 @@ use jiffy_image::{Derived, Home, Limits, Manifest, Template, Templates};
 use std::fs;
 use std::os::unix::fs::symlink;
 use support::place::Place;
-use support::skip;
+use support::{skip, wait_for};
 use tar::{Builder, EntryType, Header};
 
 /// A place with templates of its own beside the stock one.
@@ -194,4 +194,62 @@ fn what_was_made_of_an_older_version_goes_on_when_the_template_is_another_or_non
     all_of_it(&id);
     let opens = |version: &str| templates.version(&format!("app@{version}")).is_ok();
     assert!(opens(&first) && opens(&second));
+}
+
+#[test]
+fn a_template_is_taken_along_in_a_file_tagged_listed_and_forgotten() {
+    let test = "stacked::a_template_is_taken_along_in_a_file_tagged_listed_and_forgotten";
+    let Some((place, templates)) = prepared(test) else {
+        return;
+    };
+    let Some((other, _)) = prepared(test) else {
+        return;
+    };
+    let base = templates.get("base").unwrap();
+    let entries = [("opt/", ""), ("opt/version", "one")];
+    let app = derived(&templates, "app", &base.manifest, &entries);
+    place.ok(&["template", "tag", "app", "app:v1"]);
+    let entries = [("opt/", ""), ("opt/version", "two")];
+    derived(&templates, "app", &base.manifest, &entries);
+
+    let listed = place.json(&["template", "ls"]);
+    let listed = listed.as_array().unwrap();
+    let tagged = listed.iter().find(|t| t["tag"] == "v1").unwrap();
+    assert_eq!(tagged["name"], "app");
+    assert_eq!(tagged["version"], app.manifest.version());
+    assert_eq!(tagged["images"].as_array().unwrap().len(), 2);
+    assert_eq!(tagged["own"], app.manifest.images[1].size);
+    let shown = place.ok(&["template", "inspect", "app:v1"]);
+    assert!(shown.contains("also of app, base"), "{shown}");
+    let shown = place.ok(&["template", "history", "app:v1"]);
+    assert!(shown.contains("image of what changed"), "{shown}");
+    let id = place.ok(&["create", "--template", "app:v1"]);
+    assert_eq!(place.sh(&id, "cat /opt/version"), "one");
+    let id = place.ok(&["create", "--template", "app"]);
+    assert_eq!(place.sh(&id, "cat /opt/version"), "two");
+
+    let file = other.dir.path().join("app.tar.zst");
+    let file = file.to_str().unwrap();
+    place.ok(&["template", "export", "app:v1", file]);
+    let made = other.json(&["template", "import", file, "--name", "came"]);
+    assert_eq!(made["images"], tagged["images"]);
+    let id = other.ok(&["create", "--template", "came"]);
+    assert_eq!(other.sh(&id, "cat /opt/version"), "one");
+
+    let own = other.dir.path().join(format!(
+        "images/sha256-{}.erofs",
+        app.manifest.images[1].sha256
+    ));
+    other.ok(&["template", "rm", "came"]);
+    other.json(&["template", "prune"]);
+    // It runs.
+    assert!(own.exists());
+    other.ok(&["rm", &id]);
+    other.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    // The next daemon gives up the snapshot of a template that is gone.
+    other.ok(&["ls"]);
+    wait_for("the image to go", || {
+        other.json(&["template", "prune"]);
+        (!own.exists()).then_some(())
+    });
 }

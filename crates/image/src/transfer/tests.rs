@@ -3,6 +3,9 @@ use crate::builder::tests::{Fake, home};
 use crate::home::Home;
 use std::fs;
 
+/// Name and content of what is in an archive.
+type Entries = Vec<(String, Vec<u8>)>;
+
 fn exported(home: &Home, name: &str) -> Vec<u8> {
     let mut file = Vec::new();
     let templates = Templates::new(home);
@@ -15,7 +18,7 @@ fn imported(home: &Home, file: &[u8], name: Option<&str>) -> Result<Template, Im
 }
 
 /// What an archive holds, to be changed and packed again.
-fn taken_apart(file: &[u8]) -> Vec<(String, Vec<u8>)> {
+fn taken_apart(file: &[u8]) -> Entries {
     let plain = zstd::decode_all(file).unwrap();
     let mut archive = Archive::new(&plain[..]);
     let entries = archive.entries().unwrap().map(|entry| {
@@ -62,13 +65,13 @@ fn a_file_that_is_not_what_it_says_is_refused_and_leaves_nothing() {
     let ((_a, here), (_b, there)) = (home(), home());
     let size = Fake::new("one").build(&here).unwrap().manifest.size();
     let file = exported(&here, "one");
-    let refused = |change: &dyn Fn(&mut Vec<(String, Vec<u8>)>)| {
+    let refused = |change: &dyn Fn(&mut Entries)| {
         let mut entries = taken_apart(&file);
         change(&mut entries);
         let error = imported(&there, &packed(&entries), None).unwrap_err();
         format!("{error}: {:?}", std::error::Error::source(&error))
     };
-    let said = |entries: &mut Vec<(String, Vec<u8>)>, from: &str, to: &str| {
+    let said = |entries: &mut Entries, from: &str, to: &str| {
         let text = String::from_utf8(entries[0].1.clone()).unwrap();
         assert!(text.contains(from), "{text}");
         entries[0].1 = text.replace(from, to).into_bytes();
