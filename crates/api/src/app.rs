@@ -4,6 +4,7 @@ use crate::hooks::{PreviewLinks, TemplateSource};
 use crate::idempotency::Replays;
 use crate::keys::Keys;
 use crate::quota::Quota;
+use jiffy_build::Builder;
 use jiffy_engine::Engine;
 use jiffy_host::Sandboxes;
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,8 @@ use std::sync::Arc;
 pub struct Config {
     /// Where sandboxes are reached: `<port>-<id>.<domain>`; may carry a port. None: only by header.
     pub domain: Option<String>,
+    /// How clients speak to this host: `http` or `https`.
+    pub scheme: &'static str,
     /// Seconds a sandbox gets when nobody says.
     pub default_timeout_s: u64,
     /// Most seconds that can be asked for.
@@ -29,6 +32,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             domain: None,
+            scheme: "http",
             default_timeout_s: 300,
             max_timeout_s: 30 * 24 * 3600,
             max_fork: 100,
@@ -50,6 +54,7 @@ pub struct App<E: Engine> {
     pub(crate) sandboxes: Sandboxes<E>,
     pub(crate) keys: Arc<Keys>,
     pub(crate) templates: Arc<dyn TemplateSource>,
+    pub(crate) builder: Option<Builder<E>>,
     pub(crate) config: Arc<Config>,
     pub(crate) preview: Option<Arc<dyn PreviewLinks>>,
     pub(crate) stop: Option<Arc<dyn Fn(Ending) + Send + Sync>>,
@@ -64,6 +69,7 @@ impl<E: Engine> Clone for App<E> {
             sandboxes: self.sandboxes.clone(),
             keys: self.keys.clone(),
             templates: self.templates.clone(),
+            builder: self.builder.clone(),
             config: self.config.clone(),
             preview: self.preview.clone(),
             stop: self.stop.clone(),
@@ -86,6 +92,7 @@ impl<E: Engine> App<E> {
             sandboxes,
             keys,
             templates,
+            builder: None,
             config: Arc::new(config),
             preview: None,
             stop: None,
@@ -93,6 +100,12 @@ impl<E: Engine> App<E> {
             quota: Arc::default(),
             replays: Arc::default(),
         }
+    }
+
+    /// The same with a builder of templates; without, asking for one is refused.
+    pub fn with_builder(mut self, builder: Builder<E>) -> Self {
+        self.builder = Some(builder);
+        self
     }
 
     /// The same with signed links to ports; without, asking for one is refused.

@@ -55,6 +55,14 @@ impl Caller {
         self.key().map(|key| key.id.clone())
     }
 
+    /// To whose things the caller is bound; none: everybody's.
+    pub(crate) fn bounds(&self) -> Option<&str> {
+        match self {
+            Self::Key(key) if key.scope == Scope::Create => Some(&key.id),
+            _ => None,
+        }
+    }
+
     pub(crate) fn key(&self) -> Option<&Arc<Key>> {
         match self {
             Self::Owner => None,

@@ -4,13 +4,14 @@ use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
+use jiffy_build::{BuilderError, DEFAULT_TAG};
 use jiffy_engine::Engine;
 use jiffy_host::{OperationError, Purpose, SandboxRecord, SnapshotRecord, State};
 
 /// Longest id or name that is looked for.
 const MAX_NAME: usize = 256;
-/// Tags that a template has without anybody giving it one.
-const OWN_TAGS: [&str; 2] = ["default", "latest"];
+/// Tags that every template answers to.
+const OWN_TAGS: [&str; 2] = [DEFAULT_TAG, "latest"];
 
 /// In which state a sandbox must be to exist for those who are not the host's owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,9 +96,9 @@ impl<E: Engine> App<E> {
         }
     }
 
-    /// What `templateID` means: a template by name, with or without a tag, or a snapshot.
+    /// What `templateID` means: a template by name or id, perhaps with a tag, or a snapshot.
     pub(crate) fn origin(&self, caller: &Caller, id: &str) -> Result<Origin, ApiError> {
-        match self.template(id) {
+        match self.template(caller, id) {
             Ok(info) => Ok(Origin::Template(info)),
             Err(e) if e.error_code == "template_not_found" => match self.snapshot(caller, id) {
                 Ok(snapshot) => Ok(Origin::Snapshot(Box::new(snapshot))),
@@ -107,29 +108,41 @@ impl<E: Engine> App<E> {
         }
     }
 
-    /// A template by name, with or without a tag.
-    pub(crate) fn template(&self, id: &str) -> Result<TemplateInfo, ApiError> {
+    /// A template by name or id, perhaps with a tag, if the caller may use it.
+    pub(crate) fn template(&self, caller: &Caller, id: &str) -> Result<TemplateInfo, ApiError> {
         let unknown = |why: &str| {
             let message = format!("there is no template or snapshot `{}`{why}", short(id));
             ApiError::not_found("template_not_found", message)
         };
+        const WHERE: &str = "; `jiffy template ls` and `jiffy snapshots` list them, as do `GET /templates` and `GET /snapshots`";
         if id.contains('/') {
             return Err(unknown(
                 ": templates of this host are named without a namespace",
             ));
         }
-        let found = match (self.templates.find(id), id.split_once(':')) {
-            // Unless somebody gave such a tag, it means the template itself.
-            (Err(TemplateRefusal::Unknown(_)), Some((name, tag))) if OWN_TAGS.contains(&tag) => {
-                self.templates.find(name)
+        let name = match &self.builder {
+            Some(builder) => builder.resolve(id, caller.bounds()),
+            None => Ok(id.to_owned()),
+        };
+        let name = match name {
+            Ok(name) => name,
+            Err(BuilderError::UnknownTemplate(_)) => return Err(unknown(WHERE)),
+            Err(e) => return Err(e.into()),
+        };
+        let (bare, tag) = name.split_once(':').unwrap_or((&name, DEFAULT_TAG));
+        let found = match self.templates.find(&name) {
+            // What has no tag of that name is meant as it is.
+            Err(TemplateRefusal::Unknown(_)) if OWN_TAGS.contains(&tag) => {
+                self.templates.find(bare)
             }
-            (found, _) => found,
+            found => found,
         };
         match found {
             Ok(info) => Ok(info),
-            Err(TemplateRefusal::Unknown(_)) => Err(unknown(
-                "; `jiffy template ls` and `jiffy snapshots` list them, as do `GET /templates` and `GET /snapshots`",
-            )),
+            Err(TemplateRefusal::Unknown(_)) if self.templates.find(bare).is_ok() => {
+                Err(unknown(&format!(": template `{bare}` has no such tag")))
+            }
+            Err(TemplateRefusal::Unknown(_)) => Err(unknown(WHERE)),
             Err(TemplateRefusal::Failed(why)) => Err(ApiError::internal(why)),
         }
     }

@@ -2,19 +2,31 @@
 
 use jiffy_engine::SandboxSize;
 use jiffy_host::usual_size;
-use jiffy_image::{Manifest, Recipe, TemplateError, Templates};
+use jiffy_image::{DEFAULT_TAG, Manifest, Recipe, TemplateError, Templates};
 
 /// A template as the control plane shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateInfo {
-    /// Its name, which is also its id.
+    /// Its name, without a tag.
     pub name: String,
-    /// SHA-256 of its version in hexadecimal: of its images and all that its sandboxes begin with; none: it has not been built yet and is built when it is first used.
-    pub image_sha256: Option<String>,
+    /// Its tag.
+    pub tag: String,
+    /// SHA-256 of what it is in hexadecimal; none: it has not been built yet and is built when it is first used.
+    pub version: Option<String>,
     /// What a sandbox of it gets unless its maker says otherwise.
     pub size: SandboxSize,
     /// When it was built, in seconds since 1970.
     pub created: u64,
+}
+
+impl TemplateInfo {
+    /// By which it is found.
+    pub fn reference(&self) -> String {
+        match self.tag.as_str() {
+            DEFAULT_TAG => self.name.clone(),
+            tag => format!("{}:{tag}", self.name),
+        }
+    }
 }
 
 /// Why templates are not to be had.
@@ -40,10 +52,11 @@ pub trait TemplateSource: Send + Sync + 'static {
 
 fn info(manifest: Manifest) -> TemplateInfo {
     TemplateInfo {
-        name: manifest.reference(),
-        image_sha256: Some(manifest.version()),
+        version: Some(manifest.version()),
         size: usual_size(&manifest.defaults),
         created: manifest.created,
+        name: manifest.name,
+        tag: manifest.tag,
     }
 }
 
@@ -71,7 +84,8 @@ impl TemplateSource for Templates {
         match Recipe::built_in(&unknown) {
             Ok(recipe) => Ok(TemplateInfo {
                 name: unknown,
-                image_sha256: None,
+                tag: DEFAULT_TAG.to_owned(),
+                version: None,
                 size: usual_size(recipe.defaults()),
                 created: 0,
             }),
@@ -106,7 +120,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let templates = Templates::new(&Home::at(dir.path().join("home")).unwrap());
         let base = templates.find("base").unwrap();
-        assert_eq!((base.name.as_str(), base.image_sha256), ("base", None));
+        assert_eq!((base.name.as_str(), base.version), ("base", None));
         for name in ["nope", "..", "../templates", "/etc", "", "BASE", "a\0"] {
             let found = templates.find(name);
             assert!(matches!(found, Err(TemplateRefusal::Unknown(_))), "{name}");

@@ -113,6 +113,8 @@ pub enum Action {
     Workdir(String),
     /// The user of what follows: `name`, `uid`, either with `:group`.
     User(String),
+    /// Makes a user of that name, with a home directory, unless there is one.
+    AddUser(String),
     /// The shell of what follows.
     Shell(Vec<String>),
     /// What the image would run; recorded, and not run.
@@ -145,7 +147,7 @@ pub struct Copy {
     pub sources: Vec<String>,
     /// Where they go, relative to the directory so far. Ends with `/`, or there are several sources, or one is a directory: a directory.
     pub to: String,
-    /// `user`, `user:group`, by name or number; root unless said.
+    /// `user`, `user:group`, by name or number. Unless said, files of uploads are root's, and those of stages whose they were there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// Permissions, in octal digits; as they were unless said.

@@ -366,7 +366,8 @@ impl Engine for MicroVmEngine {
         let [_, vmm, _] = self.stamp(template).map_err(EngineError::failed)?;
         Ok(format!(
             "{} {} vmm {}.{}.{} {}c{}m{}d{}",
-            prepared.image_name(),
+            // By whichever name it is called.
+            prepared.template().manifest.version(),
             prepared.version(),
             vmm.0,
             vmm.1,

@@ -122,6 +122,8 @@ pub enum Purpose {
     Fork,
     /// A pause; goes when nothing descends from it.
     Pause,
+    /// A step of a template's build, which later builds take up; its fingerprint says of which step.
+    Step,
 }
 
 /// A snapshot.

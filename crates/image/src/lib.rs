@@ -36,7 +36,7 @@ pub use derive::Derived;
 pub use disk::{Disk, DiskError, MAX_DISK_MIB, MIN_DISK_MIB};
 pub use file::FileError;
 pub use home::{Home, HomeError};
-pub use import::{Import, ImportError, RegistryError, Source, Start};
+pub use import::{Access, Import, ImportError, RegistryError, Source, Start};
 pub use initrd::{Initrd, InitrdError};
 pub use kernel::{Kernel, KernelError};
 pub use layer::{LayerError, Limits, Problem, Unpacked, unpack};

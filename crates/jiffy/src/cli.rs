@@ -388,6 +388,12 @@ pub struct ServeArgs {
     /// Listen on the data directory's socket only
     #[arg(long, conflicts_with = "listen")]
     pub no_listen: bool,
+    /// Registry (HOST or HOST:PORT) that templates are built from images of without TLS
+    #[arg(long, value_name = "HOST")]
+    pub plain_http: Vec<String>,
+    /// Most templates that are built at once; others wait
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub builds: u8,
     /// Domain whose names `<port>-<id>.<domain>` lead here
     #[arg(long, value_name = "NAME")]
     pub domain: Vec<String>,
@@ -608,51 +614,83 @@ pub enum TemplateCommand {
 
 Credentials for a registry: JIFFY_REGISTRY_USER and JIFFY_REGISTRY_PASSWORD, else those of `docker login`.")]
 pub struct TemplateBuildArgs {
-    /// A stock template's name, or a directory with a recipe.toml (a path: `./mine`) [default: base]
+    /// A directory with a Dockerfile or a recipe.toml (a path: `.`, `./mine`), or a stock template's name [default: base]
     #[arg(conflicts_with = "source")]
     pub recipe: Option<String>,
+    /// The Dockerfile, if it is not CONTEXT/Dockerfile (`-`: standard input)
+    #[arg(short, long, value_name = "FILE", conflicts_with = "source")]
+    pub file: Option<PathBuf>,
+    /// Value of an ARG of the Dockerfile; without =VALUE, from here
+    #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "source")]
+    pub build_arg: Vec<String>,
+    /// Stage of the Dockerfile that becomes the template (default: the last)
+    #[arg(long, value_name = "STAGE", conflicts_with = "source")]
+    pub target: Option<String>,
+    /// Take up nothing that earlier builds did
+    #[arg(long, conflicts_with = "source")]
+    pub no_cache: bool,
+    /// A further tag
+    #[arg(long, value_name = "TAG", conflicts_with = "source")]
+    pub tag: Vec<String>,
     /// Of what
     #[command(flatten)]
     pub source: TemplateSource,
-    /// Name of the template (default: after the image or file)
-    #[arg(long, requires = "source")]
+    /// Name of the template, perhaps with a tag (default: after the directory, image or file)
+    #[arg(long)]
     pub name: Option<String>,
     /// vCPUs its sandboxes get unless their creator says otherwise, 1 to 8
-    #[arg(long, requires = "source", value_name = "N")]
+    #[arg(long, value_name = "N")]
     pub cpus: Option<u8>,
     /// Memory they get, likewise
-    #[arg(long, requires = "source", value_parser = units::memory_mib, value_name = "SIZE")]
+    #[arg(long, value_parser = units::memory_mib, value_name = "SIZE")]
     pub memory: Option<u32>,
     /// Writable disk they get, likewise
-    #[arg(long, requires = "source", value_parser = units::mebibytes, value_name = "SIZE")]
+    #[arg(long, value_parser = units::mebibytes, value_name = "SIZE")]
     pub disk: Option<u64>,
     /// Run this once with /bin/sh -c, before the template's snapshot
     #[arg(
         long,
-        requires = "source",
         value_name = "COMMAND",
         conflicts_with = "start_image_command"
     )]
     pub start: Option<String>,
     /// Run the image's own command once, before the template's snapshot
-    #[arg(long, requires = "source")]
+    #[arg(long)]
     pub start_image_command: bool,
     /// Take the snapshot when this port in the sandbox accepts connections
-    #[arg(long, requires = "source", value_name = "PORT")]
+    #[arg(long, value_name = "PORT")]
     pub ready_port: Option<u16>,
     /// Take it when this page on the port answers with 2xx
     #[arg(long, requires = "ready_port", value_name = "PATH")]
     pub ready_path: Option<String>,
+    /// Take it when this command, run with /bin/sh -c, succeeds
+    #[arg(long, value_name = "COMMAND", conflicts_with = "ready_port")]
+    pub ready_command: Option<String>,
     /// Longest to wait for that
-    #[arg(long, requires = "ready_port", value_name = "TIME", default_value = "60s", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::duration)]
     pub ready_timeout: Duration,
     /// Speak to this registry (HOST or HOST:PORT) without TLS
     #[arg(long, requires = "image", value_name = "HOST")]
     pub plain_http: Vec<String>,
+    /// Where a Dockerfile is built
+    #[command(flatten)]
+    pub host: HostArgs,
     /// Print the template as JSON
     #[arg(long)]
     pub json: bool,
 }
+
+impl TemplateBuildArgs {
+    /// Whether they say something about the template that a recipe says itself.
+    pub fn describes(&self) -> bool {
+        let size = self.cpus.is_some() || self.memory.is_some() || self.disk.is_some();
+        let ready = self.ready_port.is_some() || self.ready_command.is_some();
+        let dockerfile = !self.build_arg.is_empty() || self.target.is_some() || self.no_cache;
+        let start = self.start.is_some() || self.start_image_command;
+        size || ready || dockerfile || start || self.name.is_some() || !self.tag.is_empty()
+    }
+}
+
 
 /// What image a template is made of.
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
 //! `jiffy template`.
 
+mod build;
 mod import;
 mod show;
 
@@ -130,6 +131,9 @@ fn import_file(templates: &Templates, from: &Path, name: Option<&str>) -> anyhow
 }
 
 fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> {
+    if let Some(file) = build::dockerfile(args) {
+        return build::run(args, &file);
+    }
     let template = match import::wanted(args)? {
         Some(import) => shown(&import.name, |bar| {
             templates
@@ -137,6 +141,10 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
                 .map_err(Into::into)
         })?,
         None => {
+            anyhow::ensure!(
+                !args.describes(),
+                "what a recipe makes is said in its recipe.toml: leave out the options, or name a directory with a Dockerfile"
+            );
             let recipe = recipe(args.recipe.as_deref().unwrap_or("base"))?;
             shown(recipe.name(), |bar| {
                 let built = templates.build_if_needed(&recipe, &mut |p| bar.update(p));

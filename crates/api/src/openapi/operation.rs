@@ -58,6 +58,10 @@ impl Operation {
         Self::new(Method::POST, path, id, summary)
     }
 
+    pub fn put(path: &'static str, id: &'static str, summary: &'static str) -> Self {
+        Self::new(Method::PUT, path, id, summary)
+    }
+
     pub fn delete(path: &'static str, id: &'static str, summary: &'static str) -> Self {
         Self::new(Method::DELETE, path, id, summary)
     }
@@ -79,6 +83,12 @@ impl Operation {
 
     pub fn answers(mut self, status: u16, what: &'static str, body: Value) -> Self {
         self.answers.push((status, what, Some(body)));
+        self
+    }
+
+    /// A success without a body.
+    pub fn answers_with(mut self, status: u16, what: &'static str) -> Self {
+        self.answers.push((status, what, None));
         self
     }
 

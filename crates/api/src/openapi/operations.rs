@@ -2,7 +2,7 @@
 
 use super::operation::Operation;
 use super::{query, schema};
-use crate::routes::bounds::{MAX_LINES, MAX_LINK, MAX_MOMENT, STATES};
+use crate::routes::bounds::{MAX_LINES, MAX_PAGE, MAX_LINK, MAX_MOMENT, STATES};
 use axum::http::Method;
 use serde_json::{Value, json};
 
@@ -306,10 +306,9 @@ fn inside() -> Vec<Operation> {
 }
 
 fn templates() -> Vec<Operation> {
-    const BUILDS: &str = "Not served yet: templates are built with `jiffy template build`";
-    const TAGS: &str = "Not served: templates have the tag `default` and no other";
+    let level = json!({ "type": "string", "enum": ["debug", "info", "warn", "error"] });
     let offset = json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX });
-    let limit = json!({ "type": "integer", "minimum": 0, "maximum": 100 });
+    let limit = json!({ "type": "integer", "minimum": 0, "maximum": MAX_PAGE });
     vec![
         Operation::get("/templates", "listTemplates", "Templates of this host").answers(
             200,
@@ -334,7 +333,8 @@ fn templates() -> Vec<Operation> {
             "getAlias",
             "Whether there is a template of that name",
         )
-        .answers(200, "There is", schema("Alias")),
+        .answers(200, "There is", schema("Alias"))
+        .refuses(&[403]),
         Operation::get("/templates/{templateID}/tags", "listTags", "Its tags").answers(
             200,
             "All of them",
@@ -345,24 +345,98 @@ fn templates() -> Vec<Operation> {
             "buildStatus",
             "How far a build is",
         )
-        .with(vec![query("logsOffset", offset), query("limit", limit)])
-        .answers(200, "It is ready", schema("BuildStatus")),
-        Operation::post("/v3/templates", "requestBuild", BUILDS).refuses(&[501]),
-        Operation::get("/templates/{templateID}/files/{hash}", "buildFile", BUILDS).refuses(&[501]),
+        .with(vec![
+            query("logsOffset", offset.clone()),
+            query("limit", limit.clone()),
+            query("level", level.clone()),
+        ])
+        .answers(200, "Its status and its lines", schema("BuildStatus")),
+        Operation::post(
+            "/v3/templates",
+            "requestBuild",
+            "Ask for a build of a template, which is made if there is none of its name",
+        )
+        .takes("NewTemplate")
+        .answers(
+            202,
+            "It waits for its files and its start",
+            schema("RequestedBuild"),
+        )
+        .refuses(&[409, 501]),
+        Operation::get(
+            "/templates/{templateID}/files/{hash}",
+            "buildFile",
+            "Whether files are there, and where to send them to with `PUT`, as a tar, perhaps gzipped",
+        )
+        .answers(201, "A link that holds for an hour", schema("UploadLink"))
+        .refuses(&[429, 501]),
+        Operation::put(
+            "/templates/uploads/{word}",
+            "upload",
+            "Send files, as a link says; needs no key",
+        )
+        .answers_with(200, "Kept")
+        .refuses(&[413, 501])
+        .open(),
         Operation::post(
             "/v2/templates/{templateID}/builds/{buildID}",
             "startBuild",
-            BUILDS,
+            "Start a build",
         )
+        .takes("BuildStart")
+        .accepts()
+        .refuses(&[409, 501]),
+        Operation::get(
+            "/templates/{templateID}/builds/{buildID}/logs",
+            "buildLogs",
+            "What a build said",
+        )
+        .with(vec![
+            query("cursor", offset),
+            query("limit", limit),
+            query(
+                "direction",
+                json!({ "type": "string", "enum": ["forward", "backward"] }),
+            ),
+            query("level", level),
+        ])
+        .answers(200, "Its lines", schema("BuildLogs"))
         .refuses(&[501]),
-        Operation::post("/templates/tags", "addTags", TAGS).refuses(&[501]),
-        Operation::delete("/templates/tags", "removeTags", TAGS).refuses(&[501]),
+        Operation::post(
+            "/templates/{templateID}/builds/{buildID}/cancel",
+            "cancelBuild",
+            "End a build; one that is over stays as it is",
+        )
+        .answers_nothing()
+        .refuses(&[501]),
+        Operation::post(
+            "/templates/tags",
+            "addTags",
+            "Give more tags to what a tag is at",
+        )
+        .takes("AddTags")
+        .answers(201, "It has them", schema("AddedTags"))
+        .refuses(&[501]),
+        Operation::delete("/templates/tags", "removeTags", "Take tags from a template")
+            .takes("RemoveTags")
+            .answers_nothing()
+            .refuses(&[501]),
         Operation::new(
             Method::PATCH,
             "/v2/templates/{templateID}",
             "changeTemplate",
-            "Not served: every template is there for all keys",
+            "Let every key use a template, or only the one that built it",
         )
+        .takes("TemplateChange")
+        .answers(200, "It is so", schema("ChangedTemplate"))
+        .refuses(&[501]),
+        Operation::post(
+            "/templates/prune",
+            "pruneTemplates",
+            "Remove what only makes later builds faster: snapshots of steps, and uploads",
+        )
+        .may_take("Prune")
+        .answers(200, "What is gone", schema("Pruned"))
         .refuses(&[501]),
         Operation::get("/teams", "listTeams", "The one team there is").answers(
             200,

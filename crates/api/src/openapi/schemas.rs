@@ -44,6 +44,13 @@ fn integer(least: i64, most: u64) -> Value {
     json!({ "type": "integer", "minimum": least, "maximum": most })
 }
 
+fn memory_of_template() -> Value {
+    integer(
+        i64::from(SandboxSize::MIN_MEMORY_MIB),
+        u64::from(SandboxSize::MAX_MEMORY_MIB),
+    )
+}
+
 fn count() -> Value {
     json!({ "type": "integer", "minimum": 0 })
 }
@@ -407,7 +414,61 @@ fn others() -> Value {
             "status": { "type": "string", "enum": ["waiting", "building", "ready", "error"] },
             "logs": strings,
             "logEntries": entries,
+            "reason": object(&["message"], json!({ "message": text(), "step": text() })),
         })),
+        "NewTemplate": object(&["name"], json!({
+            "name": { "type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,62}(:[a-z0-9][a-z0-9._-]{0,62})?$" },
+            "alias": text(),
+            "tags": {
+                "type": "array", "maxItems": 99,
+                "items": { "type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,62}$" },
+            },
+            "cpuCount": integer(1, u64::from(SandboxSize::MAX_VCPUS)),
+            "memoryMB": memory_of_template(),
+            "minFreeDiskMb": integer(0, SandboxSize::MAX_DISK_MIB),
+        })),
+        "RequestedBuild": object(
+            &["templateID", "buildID", "public", "names", "tags", "aliases"],
+            json!({
+                "templateID": text(),
+                "buildID": { "type": "string", "format": "uuid" },
+                "public": flag(),
+                "names": strings,
+                "tags": strings,
+                "aliases": strings,
+            }),
+        ),
+        "UploadLink": object(&["present", "url"], json!({ "present": flag(), "url": text() })),
+        "BuildStart": object(&[], json!({
+            "fromImage": text(),
+            "fromTemplate": text(),
+            "fromImageRegistry": object(&["type"], json!({
+                "type": { "type": "string", "enum": ["registry"] },
+                "username": text(),
+                "password": text(),
+            })),
+            "steps": {
+                "type": "array", "maxItems": 1000,
+                "items": object(&["type"], json!({
+                    "type": { "type": "string", "enum": ["RUN", "COPY", "ENV", "WORKDIR", "USER"] },
+                    "args": strings,
+                    "filesHash": text(),
+                    "force": flag(),
+                })),
+            },
+            "startCmd": text(),
+            "readyCmd": text(),
+            "force": flag(),
+            "spec": { "type": "object", "description": "Instead of all others: stages as `jiffy template build` sends them" },
+        })),
+        "BuildLogs": object(&["logs"], json!({ "logs": entries })),
+        "AddTags": object(&["target", "tags"], json!({ "target": text(), "tags": strings })),
+        "AddedTags": object(&["tags", "buildID"], json!({ "tags": strings, "buildID": text() })),
+        "RemoveTags": object(&["name", "tags"], json!({ "name": text(), "tags": strings })),
+        "TemplateChange": object(&[], json!({ "public": flag() })),
+        "ChangedTemplate": object(&["names"], json!({ "names": strings })),
+        "Prune": object(&[], json!({ "unusedSeconds": count() })),
+        "Pruned": object(&["steps", "uploadBytes"], json!({ "steps": count(), "uploadBytes": count() })),
         "Team": object(&["teamID", "name", "apiKey", "isDefault"], json!({
             "teamID": text(),
             "name": text(),

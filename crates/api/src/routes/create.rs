@@ -125,7 +125,7 @@ async fn make<E: Engine>(
                 disk_mib: asked_size.2.unwrap_or(info.size.disk_mib),
             };
             size.check().map_err(|e| ApiError::invalid(e.to_string()))?;
-            (Source::Template(info.name), Some(size), size)
+            (Source::Template(info.reference()), Some(size), size)
         }
         Origin::Snapshot(_) if asked_size != (None, None, None) => {
             return Err(ApiError::invalid(

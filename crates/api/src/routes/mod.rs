@@ -1,5 +1,6 @@
 //! All calls.
 
+mod builds;
 mod create;
 mod fork;
 mod guest;
@@ -78,6 +79,8 @@ fn open<E: Engine>() -> Calls<E> {
     Calls::new()
         .get("/health", async || Json(json!({ "status": "ok" })))
         .get("/openapi.json", async || Json(openapi::document()))
+        // Whoever was given the word may.
+        .put("/templates/uploads/{word}", builds::upload)
 }
 
 /// What needs one.
@@ -113,25 +116,31 @@ fn closed<E: Engine>() -> Calls<E> {
         .delete("/templates/{templateID}", templates::delete)
         .get("/templates/aliases/{alias}", templates::alias)
         .get("/templates/{templateID}/tags", templates::tags)
-        .post("/templates/tags", templates::no_tagging)
-        .delete("/templates/tags", templates::no_tagging)
+        .post("/templates/tags", builds::add_tags)
+        .delete("/templates/tags", builds::remove_tags)
+        .post("/templates/prune", builds::prune)
         .add(
             Method::PATCH,
             "/v2/templates/{templateID}",
-            templates::no_change,
+            builds::change,
         )
-        .post("/v3/templates", templates::no_building)
-        .get(
-            "/templates/{templateID}/files/{hash}",
-            templates::no_building,
-        )
+        .post("/v3/templates", builds::request)
+        .get("/templates/{templateID}/files/{hash}", builds::files)
         .post(
             "/v2/templates/{templateID}/builds/{buildID}",
-            templates::no_building,
+            builds::start,
         )
         .get(
             "/templates/{templateID}/builds/{buildID}/status",
             templates::build_status,
+        )
+        .get(
+            "/templates/{templateID}/builds/{buildID}/logs",
+            builds::logs,
+        )
+        .post(
+            "/templates/{templateID}/builds/{buildID}/cancel",
+            builds::cancel,
         )
         .get("/teams", templates::teams)
         .post("/snapshots/{snapshotID}/verify", host::verify)
@@ -161,6 +170,7 @@ pub fn router<E: Engine>(app: App<E>) -> Router {
 
 /// Bounds that the document names.
 pub(crate) mod bounds {
+    pub(crate) use super::builds::MAX_PAGE;
     pub(crate) use super::create::{MAX_NAME, MAX_PAIRS, MAX_VALUE};
     pub(crate) use super::guest::{MAX_LINES, MAX_LINK, MAX_MOMENT};
     pub(crate) use super::list::STATES;

@@ -46,7 +46,8 @@ pub(super) async fn set<E: Engine>(
     let most = app.config.max_pool;
     let wanted = usize::try_from(body.size).ok().filter(|s| *s <= most);
     let wanted = wanted.ok_or_else(|| ApiError::invalid(format!("`size` must be 0 to {most}")))?;
-    let info = app.template(&id)?;
-    let set = app.sandboxes.set_pool(&info.name, info.size, wanted);
+    let info = app.template(&caller, &id)?;
+    let name = info.reference();
+    let set = app.sandboxes.set_pool(&name, info.size, wanted);
     Ok(Json(shown(&set.await?)))
 }

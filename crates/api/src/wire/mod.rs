@@ -1,5 +1,6 @@
 //! What goes over the wire.
 
+pub(crate) mod build;
 pub(crate) mod sandbox;
 pub(crate) mod snapshot;
 pub(crate) mod template;

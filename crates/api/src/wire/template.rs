@@ -2,12 +2,13 @@
 
 use super::moment;
 use crate::hooks::TemplateInfo;
+use jiffy_build::TemplateRecord;
 use jiffy_proto::agent::ENVD_VERSION;
 use serde_json::{Value, json};
 
-/// The build a template stands for: its image, in the form of a UUID. All zeroes for one that is still to be built.
+/// The build a template stands for: what it is, in the form of a UUID. All zeroes for one that is still to be built.
 pub(crate) fn build_id(info: &TemplateInfo) -> String {
-    let sum = info.image_sha256.as_deref().unwrap_or_default();
+    let sum = info.version.as_deref().unwrap_or_default();
     let digits: String = sum
         .chars()
         .filter(char::is_ascii_hexdigit)
@@ -19,18 +20,22 @@ pub(crate) fn build_id(info: &TemplateInfo) -> String {
         .join("-")
 }
 
-/// A template in a list.
-pub(crate) fn listed(info: &TemplateInfo) -> Value {
+/// A template in a list, with the names of all its tags. One that was built here has an id of its own.
+pub(crate) fn listed(
+    info: &TemplateInfo,
+    record: Option<&TemplateRecord>,
+    names: &[String],
+) -> Value {
     json!({
-        "templateID": info.name,
+        "templateID": record.map_or(&info.name, |r| &r.id),
         "buildID": build_id(info),
         "cpuCount": info.size.vcpus,
         "memoryMB": info.size.memory_mib,
         "diskSizeMB": info.size.disk_mib,
-        "public": true,
+        "public": is_public(record),
         "aliases": [info.name],
-        "names": [info.name],
-        "createdAt": created(info),
+        "names": names,
+        "createdAt": record.map_or_else(|| created(info), |r| moment(r.created_ms)),
         "updatedAt": created(info),
         "createdBy": null,
         "lastSpawnedAt": null,
@@ -39,6 +44,11 @@ pub(crate) fn listed(info: &TemplateInfo) -> Value {
         "envdVersion": ENVD_VERSION,
         "buildStatus": "ready",
     })
+}
+
+/// Whether every key may make sandboxes of it: of the host's own, each may.
+pub(crate) fn is_public(record: Option<&TemplateRecord>) -> bool {
+    record.is_none_or(|r| r.public || r.owner.is_none())
 }
 
 /// When it was built.
@@ -55,12 +65,13 @@ mod tests {
     fn a_build_is_named_by_its_image() {
         let mut info = TemplateInfo {
             name: "x".to_owned(),
-            image_sha256: Some("0123456789abcdef".repeat(4)),
+            tag: "default".to_owned(),
+            version: Some("0123456789abcdef".repeat(4)),
             size: SandboxSize::default(),
             created: 1,
         };
         assert_eq!(build_id(&info), "01234567-89ab-cdef-0123-456789abcdef");
-        info.image_sha256 = None;
+        info.version = None;
         assert_eq!(build_id(&info), "00000000-0000-0000-0000-000000000000");
     }
 }

@@ -13,8 +13,10 @@ use jiffy_api::{
     App, Caller, Config, Keys, Limits, NewKey, Scope, TemplateInfo, TemplateRefusal,
     TemplateSource, openapi, router,
 };
+use jiffy_build::{Builder, Settings};
 use jiffy_engine::SandboxSize;
 use jiffy_host::{Options, Sandboxes};
+use jiffy_image::{Home, Templates};
 use serde_json::{Value, json};
 use std::sync::{Arc, LazyLock, Mutex};
 use tower::ServiceExt;
@@ -129,6 +131,21 @@ impl Api {
         Self::over(options, |app| app)
     }
 
+    /// One with a builder of templates.
+    pub async fn building() -> Self {
+        let api = Self::new();
+        let home = Home::at(api.bench.dir.path().join("home")).unwrap();
+        let builder = Builder::open(&home, api.host.clone(), Settings::default());
+        let builder = builder.await.unwrap();
+        let (keys, host) = (api.keys.clone(), api.host.clone());
+        let templates = Arc::new(Templates::new(&home));
+        let app = App::new(host, keys, templates, Config::default()).with_builder(builder);
+        Self {
+            router: router(app),
+            ..api
+        }
+    }
+
     fn over(options: Options, change: impl FnOnce(App<FakeEngine>) -> App<FakeEngine>) -> Self {
         let bench = Bench::new();
         let host = bench.open_first(options);
@@ -138,7 +155,8 @@ impl Api {
             .unwrap();
         let template = |name: &str, disk_mib| TemplateInfo {
             name: name.into(),
-            image_sha256: Some("ab".repeat(32)),
+            tag: "default".into(),
+            version: Some("ab".repeat(32)),
             size: SandboxSize {
                 disk_mib,
                 ..SandboxSize::default()

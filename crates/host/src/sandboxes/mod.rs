@@ -20,6 +20,7 @@ mod recover;
 mod rollback;
 mod sleep;
 mod snapshot;
+mod step;
 mod sweep;
 mod template;
 mod terms;

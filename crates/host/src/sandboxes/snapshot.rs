@@ -133,7 +133,7 @@ impl<E: Engine> Sandboxes<E> {
 }
 
 /// The sandbox after `snapshot` was taken of it.
-fn descended(sandbox: &SandboxRecord, snapshot: &SnapshotRecord) -> SandboxRecord {
+pub(super) fn descended(sandbox: &SandboxRecord, snapshot: &SnapshotRecord) -> SandboxRecord {
     SandboxRecord {
         snapshot: Some(snapshot.id.clone()),
         ..sandbox.clone()

@@ -76,7 +76,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// The snapshot of the booted template. However many ask at once, one makes it and the others wait.
-    async fn template_snapshot(
+    pub(super) async fn template_snapshot(
         &self,
         template: &str,
         size: SandboxSize,
@@ -183,7 +183,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Snapshots of the same template and size with another fingerprint serve no new sandbox.
-    fn retire_older(&self, newest: &SnapshotRecord) {
+    pub(super) fn retire_older(&self, newest: &SnapshotRecord) {
         let mut older = Vec::new();
         for s in lock(&self.0.snapshots).values_mut() {
             let same = s.template == newest.template && s.size == newest.size;

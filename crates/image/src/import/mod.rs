@@ -26,6 +26,7 @@ use document::{ImageConfig, Run};
 use jiffy_engine::{Readiness, SandboxSize, StartCommand, Startup};
 use layout::Layout;
 use registry::Registry;
+use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -61,11 +62,35 @@ pub enum Source {
         reference: String,
         /// Registries (`host` or `host:port`) that are spoken to without TLS.
         plain_http: Vec<String>,
+        access: Access,
     },
     /// An OCI layout, what `docker save` writes, or a root's files; as tar, perhaps compressed.
     Archive(PathBuf),
     /// An OCI layout or a root's files.
     Directory(PathBuf),
+}
+
+/// Who we are to a registry.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Whoever the environment and Docker's configuration of this host say.
+    #[default]
+    Host,
+    Nobody,
+    User {
+        name: String,
+        password: String,
+    },
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("Host"),
+            Self::Nobody => f.write_str("Nobody"),
+            Self::User { name, .. } => f.debug_tuple("User").field(name).finish(),
+        }
+    }
 }
 
 /// What every sandbox of the template starts with.
@@ -148,7 +173,11 @@ pub(crate) fn import(
         Source::Registry {
             reference,
             plain_http,
-        } => job.registry(reference, plain_http, on_progress),
+            access,
+        } => {
+            let registry = Registry::new(reference, plain_http, access)?;
+            job.registry(&registry, on_progress)
+        }
         Source::Archive(path) => job.archive(path, on_progress),
         Source::Directory(path) => job.directory(path, on_progress),
     }?;
@@ -228,11 +257,9 @@ impl Import {
 impl Job<'_> {
     fn registry(
         &self,
-        reference: &str,
-        plain_http: &[String],
+        registry: &Registry,
         on_progress: &mut Sink<'_>,
     ) -> Result<Template, ImportError> {
-        let registry = Registry::new(reference, plain_http)?;
         let (found, layers) = registry.image()?;
         let from = registry.name();
         if let Some(template) = self.up_to_date(&found)? {

@@ -1,7 +1,7 @@
 //! Images in registries, over the OCI distribution protocol.
 
 use super::document::{Descriptor, Document, ImageConfig, MAX_DOCUMENT, parse, sha256};
-use super::{Found, ImportError, RegistryError, credentials};
+use super::{Access, Found, ImportError, RegistryError, credentials};
 use crate::file::{FileError, OnPath};
 use crate::verified::{sum, sum_of};
 use futures_util::StreamExt;
@@ -38,7 +38,11 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    pub(super) fn new(reference: &str, plain_http: &[String]) -> Result<Self, ImportError> {
+    pub(super) fn new(
+        reference: &str,
+        plain_http: &[String],
+        access: &Access,
+    ) -> Result<Self, ImportError> {
         let parsed: Result<Reference, _> = reference.parse();
         let reference = parsed.map_err(|e| RegistryError::Reference {
             reference: crate::layer::shown(reference.as_bytes()),
@@ -55,7 +59,11 @@ impl Registry {
         };
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.on("start an event loop for", Path::new("downloads"))?;
-        let auth = credentials::find(reference.resolve_registry());
+        let auth = match access {
+            Access::Host => credentials::find(reference.resolve_registry()),
+            Access::Nobody => RegistryAuth::Anonymous,
+            Access::User { name, password } => RegistryAuth::Basic(name.clone(), password.clone()),
+        };
         let client = Client::try_from(config).map_err(|e| failed(&reference, e))?;
         Ok(Self {
             runtime,

@@ -486,6 +486,7 @@ fn a_registry_that_is_not_there_is_named() {
     let source = Source::Registry {
         reference: format!("{host}/x"),
         plain_http: vec![host.clone()],
+        access: Access::Host,
     };
     let message = refused(&home, &wanted("x", source));
     assert!(
@@ -495,6 +496,7 @@ fn a_registry_that_is_not_there_is_named() {
     let source = Source::Registry {
         reference: "A b".to_owned(),
         plain_http: Vec::new(),
+        access: Access::Host,
     };
     assert!(refused(&home, &wanted("x", source)).contains("not an image reference"));
 }

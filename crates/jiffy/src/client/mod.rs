@@ -21,6 +21,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use tokio::net::UnixStream;
+use tokio::sync::mpsc::Sender;
+use tokio::task::JoinHandle;
 
 /// Longest answer in bytes.
 const MAX_ANSWER: usize = 64 << 20;
@@ -149,8 +151,15 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> anyhow::Result<(HeaderMap, T)> {
+        self.understand(self.send(method, path, body).await?).await
+    }
+
+    /// What an answer says.
+    async fn understand<T: DeserializeOwned>(
+        &self,
+        answer: Answer,
+    ) -> anyhow::Result<(HeaderMap, T)> {
         let server = &self.server;
-        let answer = self.send(method, path, body).await?;
         let (status, headers) = (answer.status, answer.headers.clone());
         let body = answer.collect(MAX_ANSWER).await;
         let body = body.map_err(|e| server.silent(e))?;
@@ -191,6 +200,24 @@ impl Client {
         };
         let answer = self.connections.send(request.body(body)?).await;
         answer.map_err(|e| self.server.silent(e))
+    }
+
+    /// Sends to `path` what comes through the channel; how that ended is known when the task is.
+    pub fn upload(
+        &self,
+        path: &str,
+    ) -> anyhow::Result<(Sender<Bytes>, JoinHandle<anyhow::Result<()>>)> {
+        let (pieces, body) = Outgoing::channel();
+        let mut request = Request::builder().method(Method::PUT).uri(path);
+        let headers = request.headers_mut().context("not a path")?;
+        headers.clone_from(&self.server.headers);
+        let (client, request) = (self.clone(), request.body(body)?);
+        let call = tokio::spawn(async move {
+            let answer = client.connections.send(request).await;
+            let answer = answer.map_err(|e| client.server.silent(e))?;
+            client.understand(answer).await.map(|(_, ())| ())
+        });
+        Ok((pieces, call))
     }
 
     /// Sends a request to a server in a sandbox, as clients in any language do.

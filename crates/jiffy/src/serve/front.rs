@@ -10,6 +10,7 @@ use hyper::Request;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use jiffy_api::{App, Caller, Ending, Keys, Visitors, local_key};
+use jiffy_build::Builder;
 use jiffy_engine::Engine;
 use jiffy_gateway::{Config, ControlPlane, Gateway, Peer, Signer, Tls};
 use jiffy_host::Sandboxes;
@@ -78,10 +79,19 @@ impl<E: Engine> Front<E> {
         let signer = Signer::new(&signing_key(home)?);
         let config = jiffy_api::Config {
             domain: base.as_ref().and_then(|base| base.domain.clone()),
+            scheme: base.as_ref().map_or("http", |base| base.scheme),
             ..jiffy_api::Config::default()
         };
         let templates = Arc::new(Templates::new(home));
-        let mut app = App::new(sandboxes.clone(), keys, templates, config).with_stop(stop);
+        let builds = jiffy_build::Settings {
+            plain_http: args.plain_http.clone(),
+            at_once: args.builds.into(),
+            ..jiffy_build::Settings::default()
+        };
+        let builder = Builder::open(home, sandboxes.clone(), builds).await?;
+        let mut app = App::new(sandboxes.clone(), keys, templates, config)
+            .with_stop(stop)
+            .with_builder(builder);
         if let Some(base) = base {
             let signer = signer.clone();
             let link = move |id: &str, port, expires| base.link(&signer, id, port, expires);

@@ -3,7 +3,7 @@
 use crate::cli::{TemplateBuildArgs, TemplateSource};
 use anyhow::bail;
 use jiffy_engine::Readiness;
-use jiffy_image::{Import, Limits, Source, Start};
+use jiffy_image::{Access, Import, Limits, Source, Start};
 use std::path::Path;
 
 /// What is to be imported, if anything is.
@@ -18,6 +18,7 @@ pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
             let source = Source::Registry {
                 reference: reference.clone(),
                 plain_http: args.plain_http.clone(),
+                access: Access::Host,
             };
             (source, name_of_image(reference))
         }
@@ -50,14 +51,22 @@ pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
             None if args.start_image_command => Start::Image,
             None => Start::Nothing,
         },
-        ready: args.ready_port.map(|port| Readiness {
-            port: Some(port),
-            path: args.ready_path.clone(),
-            command: None,
-            timeout_s: u32::try_from(args.ready_timeout.as_secs()).unwrap_or(u32::MAX),
-        }),
+        ready: readiness(args),
         limits: Limits::default(),
     }))
+}
+
+/// What is awaited before the template's snapshot.
+pub fn readiness(args: &TemplateBuildArgs) -> Option<Readiness> {
+    if args.ready_port.is_none() && args.ready_command.is_none() {
+        return None;
+    }
+    Some(Readiness {
+        port: args.ready_port,
+        path: args.ready_path.clone(),
+        command: args.ready_command.clone(),
+        timeout_s: u32::try_from(args.ready_timeout.as_secs()).unwrap_or(u32::MAX),
+    })
 }
 
 /// `ghcr.io/me/App:1.2@sha256:…` becomes `app-1.2`; the tag `latest` says nothing.
@@ -80,7 +89,7 @@ fn name_of_file(path: &Path) -> String {
 }
 
 /// As near as a template's name can be; the importer refuses what still is none.
-fn fitting(name: &str) -> String {
+pub fn fitting(name: &str) -> String {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
     let name = name.to_ascii_lowercase();
     name.chars()

@@ -1,5 +1,6 @@
 //! A registry of one test's own: Debian's `docker-registry`, filled by `skopeo`.
 
+use crate::import::Access;
 use crate::import::Source;
 use crate::skipped;
 use std::fs::{self, File};
@@ -112,6 +113,7 @@ impl Loopback {
         Source::Registry {
             reference: format!("{}/{name}", self.host),
             plain_http: vec![self.host.clone()],
+            access: Access::Host,
         }
     }
 

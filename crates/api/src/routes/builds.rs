@@ -1,0 +1,303 @@
+//! Builds of templates: asked for, given files, started, watched, cancelled.
+
+use crate::app::App;
+use crate::body::{Optional, Required};
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::query::Query;
+use crate::wire::build::{BuildStart, LEVELS, NewTemplate, entry, status};
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use futures_util::StreamExt;
+use jiffy_build::{
+    Builder, BuilderError, Level, Lines, NewBuild, RecordError, UploadError,
+};
+use jiffy_engine::Engine;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Most lines of one answer.
+pub(crate) const MAX_PAGE: u64 = 100;
+/// Longest time for which something may have been unused, in seconds.
+const MAX_UNUSED_S: u64 = 10 * 365 * 24 * 3600;
+
+impl From<BuilderError> for ApiError {
+    fn from(error: BuilderError) -> Self {
+        use BuilderError as B;
+        let message = error.to_string();
+        match error {
+            B::Name(_) | B::Tags | B::Spec(_) | B::Upload(UploadError::Name(_)) => Self::invalid(message),
+            B::Taken(_) => Self::conflict("name_taken", message),
+            B::Started(_) => Self::conflict("build_started", message),
+            B::UnknownTemplate(_) => Self::not_found("template_not_found", message),
+            B::UnknownBuild { .. } => Self::not_found("build_not_found", message),
+            B::Upload(UploadError::Closed) => Self::not_found("upload_not_found", message),
+            B::Upload(UploadError::TooLarge) => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "upload_too_large", message)
+            }
+            B::Upload(UploadError::TooMany) => Self::too_many("too_many_uploads", message),
+            B::Upload(_)
+            | B::Records(_)
+            | B::Template(_)
+            | B::Tag(_)
+            | B::Entropy(_)
+            | B::Directory(_) => Self::internal(message),
+        }
+    }
+}
+
+impl From<RecordError> for ApiError {
+    fn from(error: RecordError) -> Self {
+        Self::internal(error.to_string())
+    }
+}
+
+impl From<UploadError> for ApiError {
+    fn from(error: UploadError) -> Self {
+        BuilderError::Upload(error).into()
+    }
+}
+
+impl<E: Engine> App<E> {
+    pub(crate) fn builder(&self) -> Result<&Builder<E>, ApiError> {
+        let none = || ApiError::unsupported("this host builds no templates");
+        self.builder.as_ref().ok_or_else(none)
+    }
+}
+
+/// `POST /v3/templates`: a build of a template, which is made if there is none of its name.
+pub(super) async fn request<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Required(new): Required<NewTemplate>,
+) -> Result<(StatusCode, Json<Value>), ApiError> {
+    let size = new.size();
+    let usual = jiffy_engine::SandboxSize::default();
+    let asked = jiffy_engine::SandboxSize {
+        vcpus: size.vcpus.unwrap_or(usual.vcpus),
+        memory_mib: size.memory_mib.unwrap_or(usual.memory_mib),
+        disk_mib: size.disk_mib.unwrap_or(0).max(usual.disk_mib),
+    };
+    asked.check().map_err(|e| ApiError::invalid(e.to_string()))?;
+    let name = new.name.or(new.alias).unwrap_or_default();
+    let wanted = NewBuild {
+        name,
+        tags: new.tags.unwrap_or_default(),
+        size,
+    };
+    let owner = caller.owner_id();
+    let (template, build) = app.builder()?.request(&wanted, owner.as_deref())?;
+    Ok((
+        StatusCode::ACCEPTED,
+        Json(json!({
+            "templateID": template.id,
+            "buildID": build.id,
+            "public": template.public,
+            "names": [template.name],
+            "tags": build.tags,
+            "aliases": [template.name],
+        })),
+    ))
+}
+
+/// `GET /templates/{id}/files/{hash}`: whether these files are there, and where they can be sent to.
+pub(super) async fn files<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path((id, hash)): Path<(String, String)>,
+    headers: HeaderMap,
+) -> Result<(StatusCode, Json<Value>), ApiError> {
+    if caller.only_reads() {
+        return Err(ApiError::forbidden("this key may only look (scope `read`)"));
+    }
+    let builder = app.builder()?;
+    let template = builder.own(&id, caller.bounds())?;
+    let owner = template.owner.as_deref();
+    let present = builder.uploads().find(owner, &hash)?.is_some();
+    let word = builder.uploads().place(owner, &hash)?;
+    let host = headers.get(header::HOST).and_then(|h| h.to_str().ok());
+    let url = format!(
+        "{}://{}/templates/uploads/{word}",
+        app.config.scheme,
+        host.unwrap_or("localhost")
+    );
+    Ok((
+        StatusCode::CREATED,
+        Json(json!({ "present": present, "url": url })),
+    ))
+}
+
+/// `PUT /templates/uploads/{word}`: files, from whoever was given the word.
+pub(super) async fn upload<E: Engine>(
+    State(app): State<App<E>>,
+    Path(word): Path<String>,
+    body: Body,
+) -> Result<StatusCode, ApiError> {
+    let mut upload = app.builder()?.uploads().begin(&word).await?;
+    let mut pieces = body.into_data_stream();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|e| ApiError::invalid(format!("the upload broke off: {e}")))?;
+        upload.write(&piece).await?;
+    }
+    upload.finish().await?;
+    Ok(StatusCode::OK)
+}
+
+/// `POST /v2/templates/{id}/builds/{build}`: begins to build.
+pub(super) async fn start<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path((id, build)): Path<(String, String)>,
+    Required(start): Required<BuildStart>,
+) -> Result<StatusCode, ApiError> {
+    let builder = app.builder()?;
+    let (template, build) = builder.own_build(&id, &build, caller.bounds())?;
+    builder.start(&template, &build, start.spec()?)?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// `POST /templates/{id}/builds/{build}/cancel`.
+pub(super) async fn cancel<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path((id, build)): Path<(String, String)>,
+) -> Result<StatusCode, ApiError> {
+    let builder = app.builder()?;
+    let (_, build) = builder.own_build(&id, &build, caller.bounds())?;
+    builder.cancel(&build)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// How far a build of the builder is; none if the template is not one of its.
+pub(super) fn status_of<E: Engine>(
+    app: &App<E>,
+    caller: &Caller,
+    id: &str,
+    build: &str,
+    query: &Query,
+) -> Result<Option<Value>, ApiError> {
+    let Some(builder) = &app.builder else {
+        return Ok(None);
+    };
+    let (template, build) = match builder.own_build(id, build, caller.bounds()) {
+        Ok(found) => found,
+        Err(BuilderError::UnknownTemplate(_)) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    let from = query.number("logsOffset", 0..=u64::from(u32::MAX))?;
+    let limit = query.number("limit", 0..=MAX_PAGE)?.unwrap_or(MAX_PAGE);
+    let level = query.word("level", &LEVELS)?;
+    let which = Lines {
+        from: from.unwrap_or(0),
+        limit: usize::try_from(limit).unwrap_or(usize::MAX),
+        backwards: false,
+        level: level.unwrap_or(Level::Debug),
+    };
+    // The lines first: none is written after the status says that it is over.
+    let build = builder.records().build(&build.id)?.unwrap_or(build);
+    let lines = builder.records().lines(&build.id, which)?;
+    Ok(Some(status(&template.id, &build, &lines)))
+}
+
+/// `GET /templates/{id}/builds/{build}/logs`.
+pub(super) async fn logs<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path((id, build)): Path<(String, String)>,
+    query: Query,
+) -> Result<Json<Value>, ApiError> {
+    let builder = app.builder()?;
+    let (_, build) = builder.own_build(&id, &build, caller.bounds())?;
+    let backwards = [("forward", false), ("backward", true)];
+    let backwards = query.word("direction", &backwards)?.unwrap_or(false);
+    let usual = if backwards { u64::from(u32::MAX) } else { 0 };
+    let which = Lines {
+        from: (query.number("cursor", 0..=u64::from(u32::MAX))?).unwrap_or(usual),
+        limit: usize::try_from(query.number("limit", 0..=MAX_PAGE)?.unwrap_or(MAX_PAGE))
+            .unwrap_or(usize::MAX),
+        backwards,
+        level: query.word("level", &LEVELS)?.unwrap_or(Level::Debug),
+    };
+    let lines = builder.records().lines(&build.id, which)?;
+    let entries: Vec<Value> = lines.iter().map(entry).collect();
+    Ok(Json(json!({ "logs": entries })))
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct TagsBody {
+    target: Option<String>,
+    name: Option<String>,
+    #[serde(default)]
+    tags: Vec<String>,
+}
+
+/// `POST /templates/tags`: more tags for what a tag is at.
+pub(super) async fn add_tags<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Required(body): Required<TagsBody>,
+) -> Result<(StatusCode, Json<Value>), ApiError> {
+    let builder = app.builder()?;
+    let target = body.target.unwrap_or_default();
+    let template = builder.own(&target, caller.bounds())?;
+    let build = builder.tag(&template, &target, &body.tags).await?;
+    Ok((
+        StatusCode::CREATED,
+        Json(json!({ "tags": body.tags, "buildID": build })),
+    ))
+}
+
+/// `DELETE /templates/tags`.
+pub(super) async fn remove_tags<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Required(body): Required<TagsBody>,
+) -> Result<StatusCode, ApiError> {
+    let builder = app.builder()?;
+    let template = builder.own(&body.name.unwrap_or_default(), caller.bounds())?;
+    builder.untag(&template, &body.tags).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Change {
+    public: Option<bool>,
+}
+
+/// `PATCH /v2/templates/{id}`: for everybody, or for its owner only.
+pub(super) async fn change<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Required(change): Required<Change>,
+) -> Result<Json<Value>, ApiError> {
+    let builder = app.builder()?;
+    let template = builder.own(&id, caller.bounds())?;
+    if let Some(public) = change.public {
+        builder.records().set_public(&template.id, public)?;
+    }
+    Ok(Json(json!({ "names": [template.name] })))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct PruneBody {
+    unused_seconds: u64,
+}
+
+/// `POST /templates/prune`: removes what only makes later builds faster.
+pub(super) async fn prune<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Optional(body): Optional<PruneBody>,
+) -> Result<Json<Value>, ApiError> {
+    caller.require_admin("removing what builds keep")?;
+    let builder = app.builder()?.clone();
+    let unused = Duration::from_secs(body.unused_seconds.min(MAX_UNUSED_S));
+    let pruned = tokio::task::spawn_blocking(move || builder.prune(unused)).await;
+    let pruned = pruned.map_err(|e| ApiError::internal(e.to_string()))??;
+    Ok(Json(json!(pruned)))
+}

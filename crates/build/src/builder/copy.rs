@@ -1,0 +1,310 @@
+//! `COPY` and `ADD`: files are unpacked beside the root of the sandbox, and moved to where they belong.
+//!
+//! Nothing in the sandbox is asked but its agent: images without a shell take files, too.
+
+use super::job::Failure;
+use super::setting::Setting;
+use crate::spec::Copy;
+use jiffy_agent_client::{AgentClient, EntryInfo, EntryKind};
+
+/// Where files wait; the agent leaves it out of layers.
+pub const STAGING: &str = "/tmp/.jiffy-build";
+/// Files are the superuser's unless said.
+pub const ROOT: &str = "root";
+/// Most entries of one directory that a pattern is compared with.
+const MAX_MATCHES: usize = 100_000;
+
+/// A `COPY` with its variables replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    pub sources: Vec<String>,
+    pub to: String,
+    pub owner: Option<String>,
+    pub mode: Option<String>,
+    pub unpack: bool,
+}
+
+impl Wanted {
+    pub fn new(copy: &Copy, setting: &Setting) -> Result<Self, String> {
+        let expand = |word: &String| setting.expand(word);
+        let owner = copy.owner.as_ref().map(expand).transpose()?;
+        Ok(Self {
+            sources: copy.sources.iter().map(expand).collect::<Result<_, _>>()?,
+            to: setting.path(&copy.to)?,
+            // An empty word is the user so far.
+            owner: owner.map(|o| if o.is_empty() { setting.user.clone() } else { o }),
+            mode: copy.mode.as_ref().map(expand).transpose()?,
+            unpack: copy.unpack,
+        })
+    }
+}
+
+/// A file or directory that waits, and by which name it is to be known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Item {
+    pub path: String,
+    pub name: String,
+    pub directory: bool,
+}
+
+/// What the patterns of `sources` name beneath `root`, each of which must name something.
+pub async fn matches(
+    agent: &AgentClient,
+    root: &str,
+    sources: &[String],
+) -> Result<Vec<Item>, Failure> {
+    let mut items: Vec<Item> = Vec::new();
+    for source in sources {
+        let parts = parts(source).ok_or_else(|| {
+            Failure::of(format!(
+                "`{source}` leads out of the files that there are to copy"
+            ))
+        })?;
+        let found = matching(agent, root, &parts).await?;
+        if found.is_empty() {
+            return Err(Failure::of(format!(
+                "there is no `{source}` among the files to copy: look at its spelling and at .dockerignore"
+            )));
+        }
+        for item in found {
+            if !items.contains(&item) {
+                items.push(item);
+            }
+        }
+    }
+    Ok(items)
+}
+
+/// The parts of a relative path; none if it leads out.
+fn parts(path: &str) -> Option<Vec<String>> {
+    let mut parts: Vec<String> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()?),
+            part => parts.push(part.to_owned()),
+        }
+    }
+    Some(parts)
+}
+
+async fn matching(
+    agent: &AgentClient,
+    root: &str,
+    parts: &[String],
+) -> Result<Vec<Item>, Failure> {
+    let mut found = vec![Item {
+        path: root.to_owned(),
+        name: String::new(),
+        directory: true,
+    }];
+    for part in parts {
+        let mut next = Vec::new();
+        for parent in found.iter().filter(|item| item.directory) {
+            let base = parent.path.trim_end_matches('/');
+            if !part.contains(['*', '?', '[', '\\']) {
+                let path = format!("{base}/{part}");
+                if let Some(entry) = stat(agent, &path).await? {
+                    next.push(item(path, part.clone(), &entry));
+                }
+                continue;
+            }
+            let list = agent.list_dir(&parent.path, Some(ROOT), 1).await;
+            let list = list.map_err(|e| Failure::agent(&format!("list {}", parent.path), e))?;
+            for entry in list {
+                if glob(part, &entry.name) {
+                    next.push(item(format!("{base}/{}", entry.name), entry.name.clone(), &entry));
+                }
+            }
+            if next.len() > MAX_MATCHES {
+                return Err(Failure::of(format!("`{part}` names more than {MAX_MATCHES} files")));
+            }
+        }
+        found = next;
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(found)
+}
+
+fn item(path: String, name: String, entry: &EntryInfo) -> Item {
+    Item {
+        path,
+        name,
+        // A link to a directory is copied as the link it is.
+        directory: is_directory(entry) && !entry.is_symlink,
+    }
+}
+
+fn is_directory(entry: &EntryInfo) -> bool {
+    entry.kind == EntryKind::Directory
+}
+
+async fn stat(agent: &AgentClient, path: &str) -> Result<Option<EntryInfo>, Failure> {
+    match agent.stat(path, Some(ROOT)).await {
+        Ok(entry) => Ok(Some(entry)),
+        Err(e) if e.is_not_found() => Ok(None),
+        Err(e) => Err(Failure::agent(&format!("look at {path}"), e)),
+    }
+}
+
+/// Moves what waits to where it belongs: a directory's contents into a directory, a file into a directory or under the name given.
+pub async fn place(agent: &AgentClient, items: &[Item], to: &str) -> Result<(), Failure> {
+    let target = to.trim_end_matches("/.").trim_end_matches('/');
+    let target = if target.is_empty() { "/" } else { target };
+    let there = stat(agent, target).await?;
+    let is_directory = there.as_ref().is_some_and(is_directory);
+    let named_directory = to.ends_with('/') || to.ends_with("/.");
+    if items.len() > 1 && !named_directory && !is_directory {
+        return Err(Failure::of(format!(
+            "several files go into a directory: write `{to}/`"
+        )));
+    }
+    for item in items {
+        let path = match item.directory {
+            true => target.to_owned(),
+            false if is_directory || named_directory => {
+                format!("{}/{}", target.trim_end_matches('/'), item.name)
+            }
+            false => target.to_owned(),
+        };
+        put(agent, item, &path).await?;
+    }
+    Ok(())
+}
+
+/// Moves one thing to `to`; of two directories the one that is there stays and takes the other's contents.
+async fn put(agent: &AgentClient, item: &Item, to: &str) -> Result<(), Failure> {
+    let mut waiting = vec![(item.path.clone(), to.to_owned(), item.directory)];
+    while let Some((from, to, directory)) = waiting.pop() {
+        match stat(agent, &to).await? {
+            Some(there) if directory && is_directory(&there) => {
+                let list = agent.list_dir(&from, Some(ROOT), 1).await;
+                for entry in list.map_err(|e| Failure::agent(&format!("list {from}"), e))? {
+                    let directory = is_directory(&entry) && !entry.is_symlink;
+                    let below = |at: &str| format!("{}/{}", at.trim_end_matches('/'), entry.name);
+                    waiting.push((below(&from), below(&to), directory));
+                }
+                continue;
+            }
+            Some(there) if is_directory(&there) && !there.is_symlink => {
+                return Err(Failure::of(format!("{to} is a directory, and a file cannot replace it")));
+            }
+            Some(_) => {
+                let removed = agent.remove(&to, Some(ROOT)).await;
+                removed.map_err(|e| Failure::agent(&format!("replace {to}"), e))?;
+            }
+            None => make_parent(agent, &to).await?,
+        }
+        let moved = agent.rename(&from, &to, Some(ROOT)).await;
+        moved.map_err(|e| Failure::agent(&format!("write {to}"), e))?;
+    }
+    Ok(())
+}
+
+async fn make_parent(agent: &AgentClient, path: &str) -> Result<(), Failure> {
+    match path.rsplit_once('/') {
+        Some((parent, _)) if !parent.is_empty() => make_directory(agent, parent, ROOT).await,
+        _ => Ok(()),
+    }
+}
+
+/// Makes a directory with its parents, unless it is there.
+pub async fn make_directory(agent: &AgentClient, path: &str, user: &str) -> Result<(), Failure> {
+    if stat(agent, path).await?.is_some_and(|e| is_directory(&e)) {
+        return Ok(());
+    }
+    let made = agent.make_dir(path, Some(user)).await;
+    made.map(drop)
+        .map_err(|e| Failure::agent(&format!("make the directory {path}"), e))
+}
+
+/// Whether `name` fits `pattern`: `*`, `?`, `[a-z]`, `[^a-z]`, and `\` before what is meant as it is. Takes time in proportion to
+/// both lengths.
+fn glob(pattern: &str, name: &str) -> bool {
+    let (pattern, name): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), name.chars().collect());
+    let (mut p, mut n) = (0, 0);
+    // Where the last star was, and how far it reaches.
+    let mut star: Option<(usize, usize)> = None;
+    while n < name.len() {
+        if pattern.get(p) == Some(&'*') {
+            star = Some((p, n));
+            p += 1;
+            continue;
+        }
+        if let Some(next) = one(&pattern, p, name[n]) {
+            (p, n) = (next, n + 1);
+            continue;
+        }
+        let Some((at, reached)) = star else {
+            return false;
+        };
+        star = Some((at, reached + 1));
+        (p, n) = (at + 1, reached + 1);
+    }
+    pattern[p..].iter().all(|c| *c == '*')
+}
+
+/// Where the pattern goes on if what is at `p` fits `c`.
+fn one(pattern: &[char], p: usize, c: char) -> Option<usize> {
+    match *pattern.get(p)? {
+        '?' => Some(p + 1),
+        '\\' => (*pattern.get(p + 1)? == c).then_some(p + 2),
+        '[' => {
+            let negated = matches!(pattern.get(p + 1), Some('^' | '!'));
+            let mut at = p + 1 + usize::from(negated);
+            let mut fits = false;
+            let first = at;
+            loop {
+                let low = *pattern.get(at)?;
+                if low == ']' && at > first {
+                    break;
+                }
+                let range = pattern.get(at + 1) == Some(&'-')
+                    && pattern.get(at + 2).is_some_and(|high| *high != ']');
+                let high = if range { *pattern.get(at + 2)? } else { low };
+                fits |= (low..=high).contains(&c);
+                at += if range { 3 } else { 1 };
+            }
+            (fits != negated).then_some(at + 1)
+        }
+        literal => (literal == c).then_some(p + 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_fit_as_a_shells_do() {
+        for (pattern, name, fits) in [
+            ("*.txt", "a.txt", true),
+            ("*.txt", "a.txtx", false),
+            ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "aXbYbZ", false),
+            ("?", "é", true),
+            ("[a-c]x", "bx", true),
+            ("[^a-c]x", "bx", false),
+            ("[]x]", "]", true),
+            ("\\*", "*", true),
+            ("\\*", "a", false),
+            ("[a", "a", false),
+            ("", "", true),
+            ("*", "", true),
+        ] {
+            assert_eq!(glob(pattern, name), fits, "{pattern} {name}");
+        }
+        let long = "a".repeat(5000);
+        assert!(!glob(&"*a".repeat(50).replace("aa", "a"), &format!("{long}b")));
+    }
+
+    #[test]
+    fn sources_stay_among_the_files() {
+        assert_eq!(parts("./a//b/../c/").unwrap(), ["a", "c"]);
+        assert!(parts(".").unwrap().is_empty());
+        assert_eq!(parts("../x"), None);
+        assert_eq!(parts("a/../../x"), None);
+        assert_eq!(parts("/a").unwrap(), ["a"], "of stages, from their root");
+    }
+}

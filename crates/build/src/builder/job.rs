@@ -1,0 +1,741 @@
+//! One build, from its beginning to the template.
+
+use super::copy::{self, ROOT, STAGING, Wanted};
+use super::log::{LineCutter, Log};
+use super::records::{BuildRecord, Level, Reason, TemplateRecord};
+use super::setting::Setting;
+use super::user::add_user;
+use super::{Inner, LABEL, key};
+use crate::spec::{Action, Beginning, BuildSpec, Command, Copy, CopyFrom, ImageSource, Stage, Step};
+use jiffy_agent_client::{AgentClient, ClientError, ProcessEvent, ProcessSpec};
+use jiffy_engine::{Engine, SandboxSize, Startup};
+use jiffy_host::{CreateSpec, OnTimeout, Source, Terms, usual_size};
+use jiffy_image::{Defaults, Derived, Manifest, Progress, Step as HistoryStep};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const BASH: &str = "/bin/bash";
+/// Shown of a step in messages.
+const SHOWN: usize = 120;
+/// After this time a sandbox of a build ends by itself.
+const LIFE: Duration = Duration::from_secs(24 * 3600);
+
+/// Why a build failed.
+#[derive(Debug)]
+pub struct Failure {
+    pub message: String,
+    /// Where; filled in by whoever knows.
+    pub step: Option<String>,
+}
+
+impl Failure {
+    pub fn of(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            step: None,
+        }
+    }
+
+    /// The agent did not do what it was asked.
+    pub fn agent(what: &str, error: ClientError) -> Self {
+        Self::of(format!("cannot {what}: {error}"))
+    }
+
+    fn at(self, step: &str) -> Self {
+        let step = self.step.or_else(|| Some(step.to_owned()));
+        Self { step, ..self }
+    }
+}
+
+impl From<Failure> for Reason {
+    fn from(failure: Failure) -> Self {
+        Self {
+            message: failure.message,
+            step: failure.step,
+        }
+    }
+}
+
+/// What a stage has come to.
+struct Progressed {
+    key: String,
+    setting: Setting,
+    base: Arc<Manifest>,
+    /// Template or snapshot that a sandbox of it is made from.
+    source: Source,
+    /// A sandbox that is there, if one is.
+    sandbox: Option<String>,
+    size: SandboxSize,
+    history: Vec<HistoryStep>,
+    /// Keys of the steps with snapshots.
+    steps: Vec<String>,
+}
+
+/// A build that goes on.
+pub struct Job<E: Engine> {
+    inner: Arc<Inner<E>>,
+    template: TemplateRecord,
+    build: BuildRecord,
+    spec: BuildSpec,
+    log: Arc<Log>,
+    /// Sandboxes that there are because of it.
+    sandboxes: Mutex<Vec<String>>,
+}
+
+/// What a build became.
+pub struct Outcome {
+    pub version: String,
+    pub steps: Vec<String>,
+}
+
+impl<E: Engine> Job<E> {
+    pub fn new(
+        inner: Arc<Inner<E>>,
+        template: TemplateRecord,
+        build: BuildRecord,
+        spec: BuildSpec,
+        log: Arc<Log>,
+    ) -> Self {
+        Self {
+            inner,
+            template,
+            build,
+            spec,
+            log,
+            sandboxes: Mutex::default(),
+        }
+    }
+
+    /// Builds. Its sandboxes are to be removed afterwards, however it ends ([`Self::clear`]).
+    pub async fn run(&self) -> Result<Outcome, Failure> {
+        let count = self.spec.stages.len();
+        let needed = needed(&self.spec)?;
+        let total = needed.iter().zip(&self.spec.stages);
+        let said = |s: &Stage| s.steps.iter().filter(|step| !is_silent(step)).count();
+        let total = total.map(|(n, s)| if *n { said(s) } else { 0 }).sum();
+        let mut counter = Counter { done: 0, total };
+        let mut stages: Vec<Option<Progressed>> = Vec::with_capacity(count);
+        for (stage, needed) in self.spec.stages.iter().zip(needed) {
+            let progressed = match needed {
+                true => Some(self.stage(stage, &mut stages, &mut counter).await?),
+                false => None,
+            };
+            stages.push(progressed);
+        }
+        let last = stages.pop().flatten();
+        let last = last.ok_or_else(|| Failure::of("there is nothing to build"))?;
+        self.finish(last).await.map_err(|e| e.at("finalize"))
+    }
+
+    /// Removes the sandboxes of the build.
+    pub async fn clear(&self) {
+        let sandboxes = std::mem::take(&mut *lock(&self.sandboxes));
+        for id in sandboxes {
+            if let Err(e) = self.inner.sandboxes.remove(&id).await {
+                tracing::warn!("sandbox {id} of build {} stays: {e}", self.build.id);
+            }
+        }
+    }
+
+    async fn stage(
+        &self,
+        stage: &Stage,
+        before: &mut [Option<Progressed>],
+        counter: &mut Counter,
+    ) -> Result<Progressed, Failure> {
+        let mut at = self.begin(stage, before).await.map_err(|e| e.at("base"))?;
+        let mut fresh = self.spec.force;
+        for step in &stage.steps {
+            if !is_silent(step) {
+                counter.done += 1;
+            }
+            let (done, total) = (counter.done, counter.total);
+            let shown = format!("[{done}/{total}] {}", short(&step.text));
+            let name = done.to_string();
+            let taken = self.step(step, &mut at, before, &mut fresh, &shown, &name).await;
+            taken.map_err(|e| Failure {
+                message: match step.line {
+                    Some(line) => format!("line {line}, {}: {}", short(&step.text), e.message),
+                    None if is_silent(step) => e.message,
+                    None => format!("{}: {}", short(&step.text), e.message),
+                },
+                step: Some(name),
+            })?;
+        }
+        Ok(at)
+    }
+
+    /// The stage before its first step.
+    async fn begin(
+        &self,
+        stage: &Stage,
+        before: &[Option<Progressed>],
+    ) -> Result<Progressed, Failure> {
+        if let Beginning::Stage(n) = &stage.from {
+            let from = before.get(*n).and_then(Option::as_ref);
+            let from = from.ok_or_else(|| Failure::of("it begins with a stage that is not before it"))?;
+            return Ok(Progressed {
+                key: from.key.clone(),
+                setting: from.setting.handed_on(),
+                base: from.base.clone(),
+                source: from.source.clone(),
+                sandbox: None,
+                size: from.size,
+                history: from.history.clone(),
+                steps: from.steps.clone(),
+            });
+        }
+        let base = self.base(&stage.from).await?;
+        let size = self.size(&base.defaults)?;
+        let name = base.reference();
+        let word = self.inner.sandboxes.fingerprint(&name, size).await;
+        let word = word.map_err(|e| Failure::of(e.to_string()))?;
+        let origin = base.origin.clone().unwrap_or_default();
+        let mut setting = Setting::of(&base.defaults);
+        (setting.entrypoint, setting.cmd) = (origin.entrypoint, origin.cmd);
+        setting.exposed = origin.exposed_ports;
+        Ok(Progressed {
+            key: key::beginning(self.template.owner.as_deref(), &word),
+            setting,
+            source: Source::Template(name),
+            sandbox: None,
+            size,
+            history: Vec::new(),
+            steps: Vec::new(),
+            base: Arc::new(base),
+        })
+    }
+
+    /// The template that a stage begins with; an image becomes one.
+    async fn base(&self, from: &Beginning) -> Result<Manifest, Failure> {
+        let image = match from {
+            Beginning::Template(name) => return self.local(name).await,
+            Beginning::Name(name) => {
+                if self.inner.is_template(name, self.template.owner.as_deref()) {
+                    return self.local(name).await;
+                }
+                &ImageSource {
+                    reference: name.clone(),
+                    credentials: None,
+                    plain_http: false,
+                }
+            }
+            Beginning::Image(image) => image,
+            Beginning::Scratch => {
+                return Err(Failure::of(
+                    "a template that begins with nothing has nothing to run: begin with an image or a template",
+                ));
+            }
+            Beginning::Stage(_) => return Err(Failure::of("a stage is no template")),
+        };
+        self.log.info(Some("base"), &format!("image {}", image.reference));
+        let (inner, log, image) = (self.inner.clone(), self.log.clone(), image.clone());
+        let owner = self.template.owner.clone();
+        let work = move || {
+            let mut on_progress = |progress: Progress<'_>| say(&log, "base", &progress);
+            inner.import(&image, owner.as_deref(), &mut on_progress)
+        };
+        let imported = tokio::task::spawn_blocking(work).await;
+        imported
+            .map_err(|e| Failure::of(e.to_string()))?
+            .map_err(|e| Failure::of(e.to_string()))
+    }
+
+    async fn local(&self, name: &str) -> Result<Manifest, Failure> {
+        let owner = self.template.owner.as_deref();
+        let found = self.inner.resolve_for(name, owner);
+        let name = found.map_err(|e| Failure::of(e.to_string()))?;
+        // A stock template that is not built yet is built now.
+        let usual = SandboxSize::default();
+        let built = self.inner.sandboxes.fingerprint(&name, usual).await;
+        built.map_err(|e| Failure::of(e.to_string()))?;
+        let manifest = self.inner.templates.manifest(&name);
+        manifest.map_err(|e| Failure::of(e.to_string()))
+    }
+
+    /// What the sandboxes of the build get, and then those of the template.
+    fn size(&self, base: &Defaults) -> Result<SandboxSize, Failure> {
+        let usual = usual_size(base);
+        let wanted = self.build.size;
+        let size = SandboxSize {
+            vcpus: wanted.vcpus.unwrap_or(usual.vcpus),
+            memory_mib: wanted.memory_mib.unwrap_or(usual.memory_mib),
+            disk_mib: usual.disk_mib.max(wanted.disk_mib.unwrap_or(0)),
+        };
+        size.check().map_err(|e| Failure::of(e.to_string()))?;
+        Ok(size)
+    }
+
+    /// Takes one step, or takes up what an earlier build made of it.
+    async fn step(
+        &self,
+        step: &Step,
+        at: &mut Progressed,
+        before: &mut [Option<Progressed>],
+        fresh: &mut bool,
+        shown: &str,
+        name: &str,
+    ) -> Result<(), Failure> {
+        *fresh |= step.force;
+        let files = self.files(step, before)?;
+        at.key = key::step(&at.key, step, files.as_ref().map_or("", |f| f.key()));
+        let began = Instant::now();
+        let changes_files = matches!(
+            step.action,
+            Action::Run { .. } | Action::Copy(_) | Action::Workdir(_) | Action::AddUser(_)
+        );
+        let said = |message: &str| {
+            if !is_silent(step) {
+                self.log.info(Some(name), message);
+            }
+        };
+        if !changes_files {
+            said(shown);
+            return at.setting.apply(&step.action).map_err(Failure::of);
+        }
+        at.steps.push(at.key.clone());
+        let known = match *fresh {
+            true => None,
+            false => self.inner.sandboxes.step(&at.key),
+        };
+        if let Some(snapshot) = known {
+            said(&format!("CACHED {shown}"));
+            at.setting.apply(&step.action).map_err(Failure::of)?;
+            at.source = Source::Snapshot(snapshot.id);
+            self.let_go(at).await;
+            at.remember(step, None);
+            return Ok(());
+        }
+        // What follows was made of something else.
+        *fresh = true;
+        said(shown);
+        let agent = self.agent(at).await?;
+        match &step.action {
+            Action::Run { command, user } => {
+                self.run_command(&agent, at, command, user.as_deref(), name).await?;
+            }
+            Action::Copy(copy) => self.copy(&agent, at, copy, files, before).await?,
+            Action::AddUser(user) => add_user(&agent, user).await?,
+            _ => {}
+        }
+        at.setting.apply(&step.action).map_err(Failure::of)?;
+        if let Action::Workdir(_) = step.action {
+            // Whoever works there may write there, where its parents allow it.
+            let (path, user) = (&at.setting.workdir, &at.setting.user);
+            if copy::make_directory(&agent, path, user).await.is_err() {
+                copy::make_directory(&agent, path, ROOT).await?;
+            }
+        }
+        let sandbox = at.sandbox.as_deref().unwrap_or_default();
+        let snapshot = self.inner.sandboxes.snapshot_step(sandbox, &at.key).await;
+        let snapshot = snapshot.map_err(|e| Failure::of(e.to_string()))?;
+        at.source = Source::Snapshot(snapshot.id);
+        at.remember(step, Some(began.elapsed()));
+        Ok(())
+    }
+
+    /// The sandbox that was there is not what the stage has come to any more.
+    async fn let_go(&self, at: &mut Progressed) {
+        if let Some(id) = at.sandbox.take() {
+            lock(&self.sandboxes).retain(|other| *other != id);
+            if let Err(e) = self.inner.sandboxes.remove(&id).await {
+                tracing::warn!("sandbox {id} of build {} stays: {e}", self.build.id);
+            }
+        }
+    }
+
+    /// The agent of a sandbox that is what the stage has come to; made if there is none.
+    async fn agent(&self, at: &mut Progressed) -> Result<AgentClient, Failure> {
+        let sandboxes = &self.inner.sandboxes;
+        if at.sandbox.is_none() {
+            let spec = CreateSpec {
+                size: match at.source {
+                    Source::Template(_) => Some(at.size),
+                    Source::Snapshot(_) => None,
+                },
+                source: at.source.clone(),
+                env: BTreeMap::new(),
+                terms: Terms {
+                    owner: self.template.owner.clone(),
+                    metadata: [(LABEL.to_owned(), self.build.id.clone())].into(),
+                    timeout_s: Some(LIFE.as_secs()),
+                    on_timeout: OnTimeout::Kill,
+                    secure: true,
+                    ..Terms::default()
+                },
+            };
+            let made = sandboxes.create(spec).await;
+            let made = made.map_err(|e| Failure::of(format!("cannot make a sandbox to build in: {e}")))?;
+            lock(&self.sandboxes).push(made.id.clone());
+            at.sandbox = Some(made.id);
+        }
+        let id = at.sandbox.as_deref().unwrap_or_default();
+        sandboxes.agent(id).map_err(|e| Failure::of(e.to_string()))
+    }
+
+    async fn run_command(
+        &self,
+        agent: &AgentClient,
+        at: &Progressed,
+        command: &Command,
+        user: Option<&str>,
+        name: &str,
+    ) -> Result<(), Failure> {
+        let words = match command {
+            Command::Line(line) => at.setting.shell_words(line),
+            Command::Exec(words) => words.clone(),
+        };
+        let (program, args) = words
+            .split_first()
+            .ok_or_else(|| Failure::of("there is no program to run"))?;
+        // Clients that know one shell only mean any.
+        let bash = program.as_str() == BASH && agent.stat(BASH, Some(ROOT)).await.is_err();
+        let program: &str = if bash { "/bin/sh" } else { program };
+        let limit = self.inner.settings.step_limit;
+        let spec = ProcessSpec {
+            envs: at.setting.environment(),
+            cwd: Some(at.setting.workdir.clone()),
+            user: Some(user.unwrap_or(&at.setting.user).to_owned()),
+            timeout: Some(limit),
+            ..ProcessSpec::new(program, args)
+        };
+        let began = Instant::now();
+        let mut process = agent
+            .start(&spec)
+            .await
+            .map_err(|e| Failure::agent(&format!("run {program}"), e))?;
+        let (mut out, mut err) = (LineCutter::default(), LineCutter::default());
+        let say = |lines: Vec<String>| {
+            for line in lines {
+                self.log.info(Some(name), &line);
+            }
+        };
+        let end = loop {
+            let event = process.next_event().await;
+            match event.map_err(|e| Failure::agent("hear from the command", e))? {
+                Some(ProcessEvent::Stdout(bytes)) => say(out.push(&bytes)),
+                Some(ProcessEvent::Stderr(bytes)) => say(err.push(&bytes)),
+                Some(ProcessEvent::End(end)) => break end,
+                Some(_) => {}
+                None => return Err(Failure::of("the sandbox ended while the command ran")),
+            }
+        };
+        say(out.rest().into_iter().chain(err.rest()).collect());
+        if end.exited && end.exit_code == 0 {
+            return Ok(());
+        }
+        Err(Failure::of(match end {
+            _ if began.elapsed() >= limit => format!("it took longer than {} s", limit.as_secs()),
+            end if end.oom_killed => format!(
+                "there was no memory left for it ({} MiB): give the template more with --memory",
+                at.size.memory_mib
+            ),
+            end => format!("it failed: {}", end.status),
+        }))
+    }
+
+    /// What a step copies.
+    fn files(
+        &self,
+        step: &Step,
+        before: &[Option<Progressed>],
+    ) -> Result<Option<Files>, Failure> {
+        let Action::Copy(copy) = &step.action else {
+            return Ok(None);
+        };
+        Ok(Some(match &copy.from {
+            CopyFrom::Files(name) => {
+                let owner = self.template.owner.as_deref();
+                let found = self.inner.uploads.find(owner, name);
+                let found = found.map_err(|e| Failure::of(e.to_string()))?;
+                let (path, sum) = found.ok_or_else(|| {
+                    Failure::of("its files were not uploaded, or were removed since: build again")
+                })?;
+                Files::Upload { path, sum }
+            }
+            CopyFrom::Stage(n) => {
+                let stage = before.get(*n).and_then(Option::as_ref);
+                let stage = stage.ok_or_else(|| Failure::of("it copies from a stage that is not before it"))?;
+                Files::Stage {
+                    number: *n,
+                    key: stage.key.clone(),
+                }
+            }
+            CopyFrom::Inline(files) => Files::Inline(files.clone()),
+        }))
+    }
+
+    async fn copy(
+        &self,
+        agent: &AgentClient,
+        at: &Progressed,
+        copy: &Copy,
+        files: Option<Files>,
+        before: &mut [Option<Progressed>],
+    ) -> Result<(), Failure> {
+        let wanted = Wanted::new(copy, &at.setting).map_err(Failure::of)?;
+        let nothing_left = agent.remove(STAGING, Some(ROOT)).await;
+        nothing_left.map_err(|e| Failure::agent(&format!("clear {STAGING}"), e))?;
+        let items = match files {
+            Some(Files::Upload { path, .. }) => {
+                super::transfer::upload(agent, &path, STAGING, &wanted).await?;
+                copy::matches(agent, STAGING, &wanted.sources).await?
+            }
+            Some(Files::Stage { number, .. }) => {
+                let stage = before.get_mut(number).and_then(Option::as_mut);
+                let stage = stage.ok_or_else(|| Failure::of("that stage is gone"))?;
+                let from = self.agent(stage).await?;
+                let found = copy::matches(&from, "/", &wanted.sources).await?;
+                super::transfer::between(&from, agent, &found, STAGING, &wanted).await?
+            }
+            Some(Files::Inline(files)) => {
+                let sources: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
+                let filled = files.into_iter().map(|(name, content)| {
+                    Ok::<_, String>((name, at.setting.expand(&content)?))
+                });
+                let files = filled.collect::<Result<Vec<_>, _>>().map_err(Failure::of)?;
+                super::transfer::inline(agent, &files, STAGING, &wanted).await?;
+                copy::matches(agent, STAGING, &sources).await?
+            }
+            None => return Ok(()),
+        };
+        if wanted.unpack {
+            super::transfer::unpack(agent, &items, &wanted.to).await?;
+        }
+        let packed = |item: &copy::Item| wanted.unpack && super::transfer::is_archive(item);
+        let items: Vec<_> = items.into_iter().filter(|item| !packed(item)).collect();
+        if !items.is_empty() {
+            copy::place(agent, &items, &wanted.to).await?;
+        }
+        let cleared = agent.remove(STAGING, Some(ROOT)).await;
+        cleared.map_err(|e| Failure::agent(&format!("clear {STAGING}"), e))
+    }
+
+    /// Makes the template of what the last stage has come to.
+    async fn finish(&self, mut at: Progressed) -> Result<Outcome, Failure> {
+        let startup = match self.spec.startup.is_empty() {
+            true => at.base.startup.clone(),
+            false => self.spec.startup.clone(),
+        };
+        let defaults = Defaults {
+            user: at.setting.user.clone(),
+            workdir: at.setting.workdir.clone(),
+            env: at.setting.env.clone(),
+            vcpus: Some(at.size.vcpus),
+            memory_mib: Some(at.size.memory_mib),
+            disk_mib: at.size.disk_mib,
+        };
+        let about = serde_json::to_string(&(&defaults, &startup, &at.setting.labels));
+        let sum = key::template(&at.key, &about.unwrap_or_default());
+        let names = self.names();
+        let there = self.inner.templates.manifest(&names[0]);
+        let manifest = match there {
+            Ok(there) if there.recipe_sha256 == sum && !self.spec.force => there,
+            _ => self.derive(&mut at, defaults, startup, &sum).await?,
+        };
+        self.let_go(&mut at).await;
+        self.make_ready(&manifest, &at, &names).await?;
+        Ok(Outcome {
+            version: manifest.version(),
+            steps: at.steps,
+        })
+    }
+
+    /// By which names the template is to be found.
+    fn names(&self) -> Vec<String> {
+        let tags = self.build.tags.iter();
+        let mut names: Vec<String> = tags.map(|tag| tagged(&self.template.name, tag)).collect();
+        if names.is_empty() {
+            names.push(self.template.name.clone());
+        }
+        names
+    }
+
+    /// The name by which nobody else finds it.
+    fn hidden(&self) -> String {
+        format!("build-{}", self.build.id)
+    }
+
+    async fn derive(
+        &self,
+        at: &mut Progressed,
+        defaults: Defaults,
+        startup: Startup,
+        sum: &str,
+    ) -> Result<Manifest, Failure> {
+        self.log.info(Some("finalize"), "writing the image");
+        let agent = self.agent(at).await?;
+        let layer = agent.layer().await;
+        let layer = layer.map_err(|e| Failure::agent("read what the build changed", e))?;
+        let mut origin = at.base.origin.clone().unwrap_or_default();
+        origin.entrypoint.clone_from(&at.setting.entrypoint);
+        origin.cmd.clone_from(&at.setting.cmd);
+        origin.exposed_ports.clone_from(&at.setting.exposed);
+        if origin.from.is_empty() {
+            origin.from = at.base.reference();
+        }
+        let (inner, log, base, sum) = (
+            self.inner.clone(),
+            self.log.clone(),
+            at.base.clone(),
+            sum.to_owned(),
+        );
+        let (name, history) = (self.hidden(), at.history.clone());
+        let reader = super::transfer::reader(layer);
+        let work = move || {
+            let derived = Derived {
+                name: &name,
+                base: &base,
+                defaults,
+                startup,
+                origin: Some(origin),
+                history,
+                recipe_sha256: sum,
+                limits: inner.settings.limits,
+            };
+            let mut on_progress = |progress: Progress<'_>| say(&log, "finalize", &progress);
+            inner.templates.derive(&derived, reader, &mut on_progress)
+        };
+        let template = tokio::task::spawn_blocking(work).await;
+        let template = template
+            .map_err(|e| Failure::of(e.to_string()))?
+            .map_err(|e| Failure::of(e.to_string()))?;
+        Ok(template.manifest)
+    }
+
+    /// Starts what the template starts, once, and only then lets it be found.
+    async fn make_ready(
+        &self,
+        manifest: &Manifest,
+        at: &Progressed,
+        names: &[String],
+    ) -> Result<(), Failure> {
+        let reference = manifest.reference();
+        let hidden = reference == self.hidden();
+        if !manifest.startup.is_empty() {
+            self.log.info(Some("finalize"), "starting what it starts");
+        }
+        let ready = self.inner.sandboxes.make_ready(&reference, at.size).await;
+        let publish = || -> Result<(), String> {
+            for name in names {
+                if *name != reference {
+                    let tagged = self.inner.templates.tag(&reference, name);
+                    tagged.map_err(|e| e.to_string())?;
+                }
+            }
+            Ok(())
+        };
+        let published = match ready {
+            Ok(_) => publish(),
+            Err(e) => Err(e.to_string()),
+        };
+        if let (true, Ok(()), Some(name)) = (hidden, &published, names.first()) {
+            (self.inner.sandboxes).hand_over_template(&reference, name);
+        }
+        if hidden && let Err(e) = self.inner.templates.remove(&reference) {
+            tracing::warn!("template {reference} stays: {e}");
+        }
+        published.map_err(Failure::of)
+    }
+}
+
+impl Progressed {
+    fn remember(&mut self, step: &Step, took: Option<Duration>) {
+        if is_silent(step) {
+            return;
+        }
+        self.history.push(HistoryStep {
+            text: step.text.clone(),
+            seconds: took.unwrap_or_default().as_secs_f64(),
+            bytes: None,
+        });
+    }
+}
+
+/// Files of a step.
+enum Files {
+    Upload { path: std::path::PathBuf, sum: String },
+    Stage { number: usize, key: String },
+    Inline(Vec<(String, String)>),
+}
+
+impl Files {
+    /// What they are.
+    fn key(&self) -> &str {
+        match self {
+            Self::Upload { sum, .. } => sum,
+            Self::Stage { key, .. } => key,
+            Self::Inline(_) => "",
+        }
+    }
+}
+
+struct Counter {
+    done: usize,
+    total: usize,
+}
+
+/// Whether nobody wrote it: it is not counted, and nothing is said about it.
+fn is_silent(step: &Step) -> bool {
+    step.text.is_empty()
+}
+
+/// `name` for the tag that every template has, `name:tag` for others.
+pub fn tagged(name: &str, tag: &str) -> String {
+    match tag {
+        super::DEFAULT_TAG => name.to_owned(),
+        tag => format!("{name}:{tag}"),
+    }
+}
+
+/// Which stages the last one needs.
+fn needed(spec: &BuildSpec) -> Result<Vec<bool>, Failure> {
+    let mut needed = vec![false; spec.stages.len()];
+    if let Some(last) = needed.last_mut() {
+        *last = true;
+    }
+    for number in (0..spec.stages.len()).rev() {
+        if !needed[number] {
+            continue;
+        }
+        let stage = &spec.stages[number];
+        let copied = stage.steps.iter().filter_map(|step| match &step.action {
+            Action::Copy(copy) => match copy.from {
+                CopyFrom::Stage(n) => Some(n),
+                _ => None,
+            },
+            _ => None,
+        });
+        let begun = match stage.from {
+            Beginning::Stage(n) => Some(n),
+            _ => None,
+        };
+        for n in copied.chain(begun) {
+            if n >= number {
+                return Err(Failure::of(format!("stage {number} needs stage {n}, which is not before it")));
+            }
+            needed[n] = true;
+        }
+    }
+    Ok(needed)
+}
+
+fn say(log: &Log, step: &str, progress: &Progress<'_>) {
+    if let Progress::Line(line) = progress {
+        log.say(Level::Debug, Some(step), line);
+    }
+}
+
+/// As much of a step as a message can take.
+fn short(text: &str) -> String {
+    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(SHOWN).collect();
+    match text.chars().nth(SHOWN) {
+        Some(_) => format!("{clean}…"),
+        None => clean,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

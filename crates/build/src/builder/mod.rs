@@ -1,0 +1,664 @@
+//! The builder: builds that were asked for, and their carrying out.
+
+mod copy;
+mod job;
+mod key;
+mod log;
+mod records;
+mod setting;
+mod transfer;
+mod uploads;
+mod user;
+
+pub use records::{
+    BuildRecord, Level, Line, Lines, Reason, RecordError, Records, Status, TemplateRecord,
+    WantedSize, now_ms,
+};
+pub use uploads::{MAX_UPLOAD, Upload, UploadError, Uploads};
+
+use crate::spec::{BuildSpec, ImageSource};
+use jiffy_engine::Engine;
+use jiffy_host::{IdentityError, Sandboxes, new_id, new_token};
+pub use jiffy_image::DEFAULT_TAG;
+use jiffy_image::{
+    Access, BuildError, Home, Import, ImportError, Limits, Manifest, Progress, Recipe, Source, Start, Template,
+    Reference, TemplateError, Templates,
+};
+use job::{Failure, Job, Outcome};
+use log::Log;
+use sha2::{Digest, Sha256};
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+/// By which word of its metadata a sandbox is known as one that a build made.
+const LABEL: &str = "jiffy.build";
+/// Most steps of one build.
+const MAX_STEPS: usize = 1000;
+/// Most tags of one build.
+const MAX_TAGS: usize = 100;
+/// Images by these names are the templates of this host that serve in their place.
+const STAND_INS: [(&str, &str); 4] = [
+    ("e2bdev/base", "base"),
+    ("e2bdev/base:latest", "base"),
+    ("e2bdev/code-interpreter", "code-interpreter-v1"),
+    ("e2bdev/code-interpreter:latest", "code-interpreter-v1"),
+];
+
+/// How builds are carried out.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Builds at once; others wait.
+    pub at_once: usize,
+    /// How long a step may take.
+    pub step_limit: Duration,
+    /// Registries (`host` or `host:port`) that are spoken to without TLS.
+    pub plain_http: Vec<String>,
+    /// Bounds for what a build changes.
+    pub limits: Limits,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            at_once: 2,
+            step_limit: Duration::from_secs(3600),
+            plain_http: Vec::new(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// Why the builder does not do what it is asked.
+#[derive(Debug, thiserror::Error)]
+pub enum BuilderError {
+    /// Not a name.
+    #[error("`{0}` cannot name a template: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit, at most 63, and `name:tag` for a tag")]
+    Name(String),
+    /// Too many.
+    #[error("a build has at most {MAX_TAGS} tags")]
+    Tags,
+    /// Somebody else's.
+    #[error("the name `{0}` is taken: choose another")]
+    Taken(String),
+    /// No such template.
+    #[error("there is no template `{0}`")]
+    UnknownTemplate(String),
+    /// No such build.
+    #[error("template `{template}` has no build `{build}`")]
+    UnknownBuild {
+        /// Template.
+        template: String,
+        /// Build.
+        build: String,
+    },
+    /// It has begun already.
+    #[error("build {0} was started already: ask for another")]
+    Started(String),
+    /// What is to be built makes no sense.
+    #[error("{0}")]
+    Spec(String),
+    /// The records.
+    #[error(transparent)]
+    Records(#[from] RecordError),
+    /// Uploads.
+    #[error(transparent)]
+    Upload(#[from] UploadError),
+    /// Templates.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// Their tags.
+    #[error(transparent)]
+    Tag(#[from] BuildError),
+    /// No random bytes.
+    #[error(transparent)]
+    Entropy(#[from] IdentityError),
+    /// The data directory.
+    #[error("cannot use the directory of uploads: {0}")]
+    Directory(io::Error),
+}
+
+/// What a new build is of.
+#[derive(Debug, Clone, Default)]
+pub struct NewBuild {
+    /// `name` or `name:tag`.
+    pub name: String,
+    /// More tags.
+    pub tags: Vec<String>,
+    /// What its sandboxes get.
+    pub size: WantedSize,
+}
+
+/// The builder of a host. Clones are the same.
+pub struct Builder<E: Engine>(Arc<Inner<E>>);
+
+impl<E: Engine> Clone for Builder<E> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+pub(crate) struct Inner<E: Engine> {
+    sandboxes: Sandboxes<E>,
+    templates: Templates,
+    records: Arc<Records>,
+    uploads: Uploads,
+    settings: Settings,
+    permits: Semaphore,
+    running: Mutex<HashMap<String, CancellationToken>>,
+    /// Builds of one template wait for each other.
+    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl<E: Engine> Inner<E> {
+    /// The name in the data directory of what `which` (an id or name, perhaps with a tag) means for `owner`.
+    fn resolve_for(&self, which: &str, owner: Option<&str>) -> Result<String, BuilderError> {
+        let unknown = || BuilderError::UnknownTemplate(shown(which));
+        let (name, tag) = which.split_once(':').unwrap_or((which, DEFAULT_TAG));
+        let Some(record) = self.records.template(name)? else {
+            let reference = Reference::parse(which).map_err(|_| unknown())?;
+            return Ok(reference.to_string());
+        };
+        let theirs = owner.is_none() || record.owner.is_none() || record.owner.as_deref() == owner;
+        match theirs || record.public {
+            true => Ok(job::tagged(&record.name, tag)),
+            false => Err(unknown()),
+        }
+    }
+
+    /// Whether there is, or can be, a template of that name for `owner`.
+    fn is_template(&self, name: &str, owner: Option<&str>) -> bool {
+        let Ok(found) = self.resolve_for(name, owner) else {
+            return false;
+        };
+        self.templates.manifest(&found).is_ok() || Recipe::built_in(&found).is_ok()
+    }
+
+    /// The template of an image. It is kept under a name that says which image it is of, and made anew when that changed.
+    fn import(
+        &self,
+        image: &ImageSource,
+        owner: Option<&str>,
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Manifest, ImportError> {
+        let sum: String = Sha256::digest(image.reference.as_bytes())
+            .iter()
+            .take(4)
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        let last = image.reference.rsplit('/').next().unwrap_or_default();
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+        let last: String = last.chars().map(|c| if fits(c) { c } else { '-' }).take(40).collect();
+        let host = image.reference.split('/').next().unwrap_or_default();
+        let mut plain_http = self.settings.plain_http.clone();
+        let own = host.starts_with("localhost:") || host.starts_with("127.0.0.1:");
+        // Only its owner may have this host ask around in its own network.
+        if owner.is_none() && (image.plain_http || own) {
+            plain_http.push(host.to_owned());
+        }
+        let import = Import {
+            name: format!("image-{last}-{sum}"),
+            source: Source::Registry {
+                reference: image.reference.clone(),
+                plain_http,
+                access: match &image.credentials {
+                    Some((name, password)) => Access::User {
+                        name: name.clone(),
+                        password: password.clone(),
+                    },
+                    // What the host's owner may read is not for everybody.
+                    None if owner.is_some() => Access::Nobody,
+                    None => Access::Host,
+                },
+            },
+            vcpus: None,
+            memory_mib: None,
+            disk_mib: None,
+            start: Start::Nothing,
+            ready: None,
+            limits: self.settings.limits,
+        };
+        let template: Template = self.templates.import(&import, on_progress)?;
+        Ok(template.manifest)
+    }
+}
+
+impl<E: Engine> Builder<E> {
+    /// The builder of the host with the data directory `home`. Builds that another daemon left behind are over, and so are their
+    /// sandboxes.
+    pub async fn open(
+        home: &Home,
+        sandboxes: Sandboxes<E>,
+        settings: Settings,
+    ) -> Result<Self, BuilderError> {
+        let records = Arc::new(Records::open(home.path())?);
+        records.abandon(&Reason {
+            message: "the daemon was stopped while it built: build again, and it goes on after the last step that was done".to_owned(),
+            step: None,
+        })?;
+        let uploads = home.path().join("uploads");
+        let builder = Self(Arc::new(Inner {
+            templates: Templates::new(home),
+            records,
+            uploads: Uploads::open(uploads).map_err(BuilderError::Directory)?,
+            permits: Semaphore::new(settings.at_once),
+            settings,
+            running: Mutex::default(),
+            turns: Mutex::default(),
+            sandboxes,
+        }));
+        for left in builder.0.sandboxes.list() {
+            if left.terms.metadata.contains_key(LABEL)
+                && let Err(e) = builder.0.sandboxes.remove(&left.id).await
+            {
+                tracing::warn!("sandbox {} of an earlier build stays: {e}", left.id);
+            }
+        }
+        Ok(builder)
+    }
+
+    /// What it knows.
+    pub fn records(&self) -> &Records {
+        &self.0.records
+    }
+
+    /// Files that clients send.
+    pub fn uploads(&self) -> &Uploads {
+        &self.0.uploads
+    }
+
+    /// The name in the data directory of what `which` (an id or name, perhaps with a tag) means for `owner`; none: the host's owner.
+    pub fn resolve(&self, which: &str, owner: Option<&str>) -> Result<String, BuilderError> {
+        self.0.resolve_for(which, owner)
+    }
+
+    /// The template with this id or name that `owner` may change.
+    pub fn own(&self, which: &str, owner: Option<&str>) -> Result<TemplateRecord, BuilderError> {
+        let name = which.split(':').next().unwrap_or_default();
+        let found = self.0.records.template(name)?;
+        let found = found.filter(|t| owner.is_none() || t.owner.as_deref() == owner);
+        found.ok_or_else(|| BuilderError::UnknownTemplate(shown(which)))
+    }
+
+    /// A build of a template that `owner` may change.
+    pub fn own_build(
+        &self,
+        template: &str,
+        build: &str,
+        owner: Option<&str>,
+    ) -> Result<(TemplateRecord, BuildRecord), BuilderError> {
+        let template = self.own(template, owner)?;
+        let found = self.0.records.build(build)?;
+        match found.filter(|b| b.template == template.id) {
+            Some(build) => Ok((template, build)),
+            None => Err(BuilderError::UnknownBuild {
+                template: template.name,
+                build: shown(build),
+            }),
+        }
+    }
+
+    /// Enters a build, which waits for its files and for its start.
+    pub fn request(
+        &self,
+        new: &NewBuild,
+        owner: Option<&str>,
+    ) -> Result<(TemplateRecord, BuildRecord), BuilderError> {
+        let (name, tag) = match new.name.split_once(':') {
+            Some((name, tag)) => (name, Some(tag.to_owned())),
+            None => (new.name.as_str(), None),
+        };
+        let name = name.to_ascii_lowercase();
+        let mut tags: Vec<String> = Vec::new();
+        for tag in tag.into_iter().chain(new.tags.iter().cloned()) {
+            check_name(&job::tagged(&name, &tag))?;
+            if !tags.contains(&tag) {
+                tags.push(tag);
+            }
+        }
+        if tags.is_empty() {
+            tags.push(DEFAULT_TAG.to_owned());
+        }
+        check_name(&name)?;
+        if tags.len() > MAX_TAGS {
+            return Err(BuilderError::Tags);
+        }
+        if Recipe::built_in(&name).is_ok() {
+            return Err(BuilderError::Taken(name));
+        }
+        let entered = self.0.records.template(&name)?;
+        if entered.is_none() && owner.is_some() && self.0.templates.manifest(&name).is_ok() {
+            // The host's owner made it in another way.
+            return Err(BuilderError::Taken(name));
+        }
+        let now = now_ms();
+        let template = self.0.records.enter_template(&TemplateRecord {
+            id: new_id()?,
+            name: name.clone(),
+            owner: owner.map(str::to_owned),
+            public: false,
+            created_ms: now,
+        })?;
+        if owner.is_some() && template.owner.as_deref() != owner {
+            return Err(BuilderError::Taken(name));
+        }
+        let build = BuildRecord {
+            id: uuid()?,
+            template: template.id.clone(),
+            tags,
+            size: new.size,
+            status: Status::Waiting,
+            reason: None,
+            steps: Vec::new(),
+            version: None,
+            created_ms: now,
+            changed_ms: now,
+        };
+        self.0.records.enter_build(&build)?;
+        Ok((template, build))
+    }
+
+    /// Starts a build that was entered; it goes on behind this call.
+    pub fn start(
+        &self,
+        template: &TemplateRecord,
+        build: &BuildRecord,
+        spec: BuildSpec,
+    ) -> Result<(), BuilderError> {
+        check(&spec)?;
+        if build.status != Status::Waiting {
+            return Err(BuilderError::Started(build.id.clone()));
+        }
+        let token = CancellationToken::new();
+        {
+            let mut running = lock(&self.0.running);
+            if running.contains_key(&build.id) {
+                return Err(BuilderError::Started(build.id.clone()));
+            }
+            running.insert(build.id.clone(), token.clone());
+        }
+        let spec = self.with_stand_ins(spec);
+        let log = Arc::new(Log::new(self.0.records.clone(), &build.id));
+        let job = Job::new(self.0.clone(), template.clone(), build.clone(), spec, log.clone());
+        let (this, template, id) = (self.clone(), template.clone(), build.id.clone());
+        tokio::spawn(async move {
+            let built = tokio::select! {
+                built = this.carry_out(&template, &id, &job, &log) => built,
+                () = token.cancelled() => Err(Failure::of("the build was cancelled")),
+            };
+            job.clear().await;
+            this.conclude(&template, &id, built, &log);
+            lock(&this.0.running).remove(&id);
+        });
+        Ok(())
+    }
+
+    async fn carry_out(
+        &self,
+        template: &TemplateRecord,
+        id: &str,
+        job: &Job<E>,
+        log: &Log,
+    ) -> Result<Outcome, Failure> {
+        let turn = lock(&self.0.turns)
+            .entry(template.id.clone())
+            .or_default()
+            .clone();
+        let _turn = match turn.clone().try_lock_owned() {
+            Ok(turn) => turn,
+            Err(_) => {
+                log.info(None, "waiting: the same template is being built already");
+                turn.lock_owned().await
+            }
+        };
+        let _permit = match self.0.permits.try_acquire() {
+            Ok(permit) => permit,
+            Err(_) => {
+                log.info(None, "waiting: other templates are being built");
+                let permit = self.0.permits.acquire().await;
+                permit.map_err(|_| Failure::of("the daemon ends"))?
+            }
+        };
+        let moved = self.0.records.move_on(id, Status::Waiting, Status::Building);
+        moved.map_err(|e| Failure::of(e.to_string()))?;
+        job.run().await
+    }
+
+    /// Writes down how a build ended.
+    fn conclude(
+        &self,
+        template: &TemplateRecord,
+        id: &str,
+        built: Result<Outcome, Failure>,
+        log: &Log,
+    ) {
+        let records = &self.0.records;
+        let written = match built {
+            Ok(outcome) => {
+                log.info(None, "the template is ready");
+                let tags = records.build(id).map(|b| b.map(|b| b.tags).unwrap_or_default());
+                let done = tags.and_then(|tags| {
+                    records.retag(&template.id, Some(id), &tags)?;
+                    records.succeed(id, &outcome.steps, &outcome.version)
+                });
+                self.release_steps(&template.id);
+                done
+            }
+            Err(failure) => {
+                let step = failure.step.clone();
+                log.say(Level::Error, step.as_deref(), &failure.message);
+                records.fail(id, &failure.into())
+            }
+        };
+        if let Err(e) = written {
+            tracing::error!(build = id, "how it ended cannot be written down: {e}");
+        }
+    }
+
+    /// Lets go of the steps that only older builds of a template were made of.
+    fn release_steps(&self, template: &str) {
+        let records = &self.0.records;
+        let result = || -> Result<(), RecordError> {
+            let mut current = HashSet::new();
+            let mut older = HashSet::new();
+            for t in records.templates()? {
+                for build in records.builds(&t.id)? {
+                    // Without a tag it is not to be found any more.
+                    let superseded = build.tags.is_empty() && t.id == template;
+                    let steps = build.steps.into_iter();
+                    match superseded {
+                        true => older.extend(steps),
+                        false => current.extend(steps),
+                    }
+                }
+            }
+            for step in self.0.sandboxes.steps() {
+                let key = &step.fingerprint;
+                if older.contains(key) && !current.contains(key) {
+                    let _ = self.0.sandboxes.release_snapshot(&step.id);
+                }
+            }
+            Ok(())
+        };
+        if let Err(e) = result() {
+            tracing::warn!("steps of older builds stay: {e}");
+        }
+    }
+
+    /// Ends a build. One that is over stays as it is.
+    pub fn cancel(&self, build: &BuildRecord) -> Result<(), BuilderError> {
+        if let Some(token) = lock(&self.0.running).get(&build.id) {
+            token.cancel();
+            return Ok(());
+        }
+        Ok(self.0.records.fail(
+            &build.id,
+            &Reason {
+                message: "the build was cancelled before it began".to_owned(),
+                step: None,
+            },
+        )?)
+    }
+
+    /// Gives more tags to what `target` (a template, perhaps with a tag) is; returns the build that it is of.
+    pub async fn tag(
+        &self,
+        template: &TemplateRecord,
+        target: &str,
+        tags: &[String],
+    ) -> Result<String, BuilderError> {
+        let tag = target.split_once(':').map_or(DEFAULT_TAG, |(_, tag)| tag);
+        let unknown = || BuilderError::UnknownTemplate(shown(target));
+        let builds = self.0.records.builds(&template.id)?;
+        let ready = |b: &&BuildRecord| b.status == Status::Ready;
+        let mut ready = builds.iter().filter(ready);
+        let build = ready.find(|b| b.tags.iter().any(|t| t == tag));
+        let build = build.ok_or_else(unknown)?;
+        if tags.len() > MAX_TAGS {
+            return Err(BuilderError::Tags);
+        }
+        for tag in tags {
+            check_name(&job::tagged(&template.name, tag))?;
+        }
+        let (from, name) = (job::tagged(&template.name, tag), template.name.clone());
+        let (templates, wanted) = (self.0.templates.clone(), tags.to_vec());
+        let work = move || {
+            let mut wanted = wanted.iter().map(|tag| job::tagged(&name, tag));
+            wanted.try_for_each(|to| templates.tag(&from, &to).map(drop))
+        };
+        blocking(work).await??;
+        self.0.records.retag(&template.id, Some(&build.id), tags)?;
+        Ok(build.id.clone())
+    }
+
+    /// Takes tags from a template.
+    pub async fn untag(
+        &self,
+        template: &TemplateRecord,
+        tags: &[String],
+    ) -> Result<(), BuilderError> {
+        let (templates, name, gone) = (self.0.templates.clone(), template.name.clone(), tags.to_vec());
+        let work = move || {
+            for tag in &gone {
+                match templates.remove(&job::tagged(&name, tag)) {
+                    Ok(()) | Err(TemplateError::Unknown { .. }) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            Ok(())
+        };
+        blocking(work).await??;
+        Ok(self.0.records.retag(&template.id, None, tags)?)
+    }
+
+    /// Removes a template with all its tags and builds. Sandboxes that run of it go on.
+    pub async fn remove(&self, template: &TemplateRecord) -> Result<(), BuilderError> {
+        let builds = self.0.records.builds(&template.id)?;
+        for build in &builds {
+            self.cancel(build)?;
+        }
+        let mut tags: Vec<String> = builds.into_iter().flat_map(|b| b.tags).collect();
+        tags.push(DEFAULT_TAG.to_owned());
+        self.untag(template, &tags).await?;
+        Ok(self.0.records.forget_template(&template.id)?)
+    }
+
+    /// Removes what makes later builds faster, if it was not used for so long: steps and uploads. Returns how many there were.
+    pub fn prune(&self, unused_for: Duration) -> Result<Pruned, BuilderError> {
+        let oldest = now_ms().saturating_sub(u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX));
+        let mut pruned = Pruned::default();
+        for step in self.0.sandboxes.steps() {
+            if step.created_ms <= oldest && self.0.sandboxes.release_snapshot(&step.id).is_ok() {
+                pruned.steps += 1;
+            }
+        }
+        let freed = self.0.uploads.prune(unused_for);
+        pruned.upload_bytes = freed.map_err(BuilderError::Directory)?;
+        Ok(pruned)
+    }
+
+    fn with_stand_ins(&self, mut spec: BuildSpec) -> BuildSpec {
+        use crate::spec::Beginning;
+        for stage in &mut spec.stages {
+            let named = match &stage.from {
+                Beginning::Name(name) => name.as_str(),
+                Beginning::Image(image) => image.reference.as_str(),
+                _ => continue,
+            };
+            let stand_in = STAND_INS.iter().find(|(image, _)| *image == named);
+            if let Some((_, template)) = stand_in {
+                stage.from = Beginning::Template((*template).to_owned());
+            }
+        }
+        spec
+    }
+}
+
+/// What was removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pruned {
+    /// Snapshots of steps.
+    pub steps: usize,
+    /// Bytes of uploads.
+    pub upload_bytes: u64,
+}
+
+/// Whether a build can be begun at all.
+fn check(spec: &BuildSpec) -> Result<(), BuilderError> {
+    let steps: usize = spec.stages.iter().map(|s| s.steps.len()).sum();
+    let refuse = |why: String| Err(BuilderError::Spec(why));
+    if spec.stages.is_empty() {
+        return refuse("there is no stage to build".to_owned());
+    }
+    if steps > MAX_STEPS || spec.stages.len() > MAX_STEPS {
+        return refuse(format!("a build has at most {MAX_STEPS} steps, and this one has {steps}"));
+    }
+    if let Some(ready) = &spec.startup.ready
+        && let Err(why) = ready.probe()
+    {
+        return refuse(why);
+    }
+    Ok(())
+}
+
+fn check_name(reference: &str) -> Result<(), BuilderError> {
+    let parsed = Reference::parse(reference);
+    parsed.map(drop).map_err(|_| BuilderError::Name(shown(reference)))
+}
+
+/// Does what blocks elsewhere.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, BuilderError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| BuilderError::Directory(io::Error::other(e)))
+}
+
+/// As much of what was asked for as a message can take.
+fn shown(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(128).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A random UUID.
+fn uuid() -> Result<String, IdentityError> {
+    let token = new_token()?;
+    let digits: String = token.chars().filter(char::is_ascii_hexdigit).collect();
+    let digits = format!("{digits:0<32}");
+    let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default().to_owned();
+    Ok(format!(
+        "{}-{}-4{}-8{}-{}",
+        part(0, 8),
+        part(8, 12),
+        part(13, 16),
+        part(17, 20),
+        part(20, 32)
+    ))
+}

@@ -1,0 +1,192 @@
+//! What the steps of a stage have set so far.
+
+use crate::expand::expand;
+use crate::spec::Action;
+use jiffy_image::Defaults;
+use std::collections::BTreeMap;
+
+/// What a word that cannot be read is refused with.
+pub type Refusal = String;
+
+/// What holds for the next step, and in the end for the template.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    pub env: BTreeMap<String, String>,
+    args: BTreeMap<String, String>,
+    pub workdir: String,
+    pub user: String,
+    shell: Vec<String>,
+    pub entrypoint: Vec<String>,
+    pub cmd: Vec<String>,
+    pub exposed: Vec<String>,
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Setting {
+    /// What a template begins with.
+    pub fn of(defaults: &Defaults) -> Self {
+        Self {
+            env: defaults.env.clone(),
+            args: BTreeMap::new(),
+            workdir: defaults.workdir.clone(),
+            user: defaults.user.clone(),
+            shell: vec!["/bin/sh".to_owned(), "-c".to_owned()],
+            entrypoint: Vec::new(),
+            cmd: Vec::new(),
+            exposed: Vec::new(),
+            labels: BTreeMap::new(),
+        }
+    }
+
+    /// The same at the beginning of a stage that goes on from this one: build arguments end with theirs.
+    pub fn handed_on(&self) -> Self {
+        Self {
+            args: BTreeMap::new(),
+            ..self.clone()
+        }
+    }
+
+    /// A word with its variables replaced.
+    pub fn expand(&self, word: &str) -> Result<String, Refusal> {
+        let value = |name: &str| self.env.get(name).or_else(|| self.args.get(name)).cloned();
+        expand(word, value).map_err(|e| e.to_string())
+    }
+
+    /// A path in the sandbox: absolute, or relative to the directory so far. What it ends with stays.
+    pub fn path(&self, word: &str) -> Result<String, Refusal> {
+        let path = self.expand(word)?;
+        Ok(match path.starts_with('/') {
+            true => path,
+            false => format!("{}/{}", self.workdir.trim_end_matches('/'), path.trim_start_matches("./")),
+        })
+    }
+
+    /// The environment of programs that steps run.
+    pub fn environment(&self) -> BTreeMap<String, String> {
+        let mut all = self.args.clone();
+        all.extend(self.env.clone());
+        all
+    }
+
+    /// The words of a program that runs `line`.
+    pub fn shell_words(&self, line: &str) -> Vec<String> {
+        let mut words = self.shell.clone();
+        words.push(line.to_owned());
+        words
+    }
+
+    /// Takes over what a step sets; what it does to files is left to others.
+    pub fn apply(&mut self, action: &Action) -> Result<(), Refusal> {
+        match action {
+            Action::Env(pairs) => {
+                // Of one instruction, none sees what the others set.
+                let before = self.clone();
+                for (name, value) in pairs {
+                    let name = before.expand(name)?;
+                    if name.is_empty() || name.contains(['=', '\0']) {
+                        return Err(format!("`{name}` is not a name of a variable"));
+                    }
+                    self.env.insert(name, before.expand(value)?);
+                }
+            }
+            Action::Arg(name, value) => {
+                let value = self.expand(value)?;
+                self.args.insert(name.clone(), value);
+            }
+            Action::Workdir(path) => {
+                let path = self.path(path)?;
+                self.workdir = match path.trim_end_matches('/') {
+                    "" => "/".to_owned(),
+                    path => path.to_owned(),
+                };
+            }
+            Action::User(user) => {
+                let user = self.expand(user)?;
+                if user.is_empty() {
+                    return Err("the user has no name".to_owned());
+                }
+                self.user = user;
+            }
+            Action::Shell(words) if words.is_empty() => {
+                return Err("a shell is a program and its arguments".to_owned());
+            }
+            Action::Shell(words) => self.shell.clone_from(words),
+            Action::Entrypoint(words) => {
+                self.entrypoint.clone_from(words);
+                self.cmd.clear();
+            }
+            Action::Cmd(words) => self.cmd.clone_from(words),
+            Action::Expose(ports) => {
+                for port in ports {
+                    self.exposed.push(self.expand(port)?);
+                }
+            }
+            Action::Label(pairs) => {
+                for (name, value) in pairs {
+                    let (name, value) = (self.expand(name)?, self.expand(value)?);
+                    self.labels.insert(name, value);
+                }
+            }
+            Action::Run { .. } | Action::Copy(_) | Action::AddUser(_) => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setting() -> Setting {
+        Setting::of(&Defaults {
+            user: "root".into(),
+            workdir: "/".into(),
+            env: [("PATH".to_owned(), "/bin".to_owned())].into(),
+            ..serde_json::from_str(r#"{"user":"x","workdir":"/","disk_mib":1}"#).unwrap()
+        })
+    }
+
+    fn env(pairs: &[(&str, &str)]) -> Action {
+        Action::Env(pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect())
+    }
+
+    #[test]
+    fn variables_are_replaced_by_what_was_set_before_their_instruction() {
+        let mut s = setting();
+        s.apply(&env(&[("PATH", "/opt/bin:$PATH"), ("COPY", "${PATH}")])).unwrap();
+        assert_eq!(s.env["PATH"], "/opt/bin:/bin");
+        assert_eq!(s.env["COPY"], "/bin");
+        s.apply(&Action::Arg("V".into(), "1".into())).unwrap();
+        s.apply(&env(&[("V", "2")])).unwrap();
+        assert_eq!(s.expand("$V").unwrap(), "2", "the environment wins");
+        assert!(s.apply(&env(&[("", "x")])).is_err());
+    }
+
+    #[test]
+    fn build_arguments_reach_programs_and_end_with_their_stage() {
+        let mut s = setting();
+        s.apply(&Action::Arg("TOKEN".into(), "t".into())).unwrap();
+        assert_eq!(s.environment()["TOKEN"], "t");
+        assert!(!s.env.contains_key("TOKEN"));
+        assert!(!s.handed_on().environment().contains_key("TOKEN"));
+    }
+
+    #[test]
+    fn directories_are_relative_to_the_one_before() {
+        let mut s = setting();
+        for (word, workdir) in [("app", "/app"), ("./src/", "/app/src"), ("/", "/"), ("/srv/", "/srv")] {
+            s.apply(&Action::Workdir(word.into())).unwrap();
+            assert_eq!(s.workdir, workdir);
+        }
+        assert_eq!(s.path("x/").unwrap(), "/srv/x/");
+        assert_eq!(s.path(".").unwrap(), "/srv/.");
+    }
+
+    #[test]
+    fn a_new_entrypoint_forgets_the_arguments_of_the_old_one() {
+        let mut s = setting();
+        s.apply(&Action::Cmd(vec!["a".into()])).unwrap();
+        s.apply(&Action::Entrypoint(vec!["b".into()])).unwrap();
+        assert!(s.cmd.is_empty());
+    }
+}

@@ -1,0 +1,72 @@
+//! A user for images that have none but the superuser.
+
+use super::copy::ROOT;
+use super::job::Failure;
+use jiffy_agent_client::{AgentClient, ClientError, Code};
+
+/// Largest list of users that is read, in bytes.
+const MAX_LIST: usize = 1 << 20;
+/// The first number of a person.
+const FIRST: u32 = 1000;
+/// The last one.
+const LAST: u32 = 60_000;
+
+/// Makes a user of that name, with a home directory and, where there is `sudo`, the right to become root; unless there is one.
+pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), Failure> {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-".contains(c);
+    let begins = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
+    if !begins || name.len() > 32 || !name.chars().all(fits) {
+        return Err(Failure::of(format!("`{name}` is not a name for a user")));
+    }
+    let passwd = read(agent, "/etc/passwd").await?;
+    if passwd.lines().any(|line| line.split(':').next() == Some(name)) {
+        return Ok(());
+    }
+    let group = read(agent, "/etc/group").await?;
+    let taken = |id: u32| {
+        let has = |text: &str| text.lines().any(|l| l.split(':').nth(2) == Some(&id.to_string()));
+        has(&passwd) || has(&group)
+    };
+    let id = (FIRST..LAST).find(|id| !taken(*id));
+    let id = id.ok_or_else(|| Failure::of("there is no number left for a user"))?;
+    let shell = match agent.stat("/bin/bash", Some(ROOT)).await {
+        Ok(_) => "/bin/bash",
+        Err(_) => "/bin/sh",
+    };
+    let home = format!("/home/{name}");
+    let line = format!("{name}:x:{id}:{id}::{home}:{shell}\n");
+    append(agent, "/etc/passwd", &passwd, &line).await?;
+    append(agent, "/etc/group", &group, &format!("{name}:x:{id}:\n")).await?;
+    if agent.stat("/etc/shadow", Some(ROOT)).await.is_ok() {
+        let shadow = read(agent, "/etc/shadow").await?;
+        append(agent, "/etc/shadow", &shadow, &format!("{name}:!:19000:0:99999:7:::\n")).await?;
+    }
+    if agent.stat("/etc/sudoers.d", Some(ROOT)).await.is_ok() {
+        let line = format!("{name} ALL=(ALL) NOPASSWD:ALL\n");
+        append(agent, &format!("/etc/sudoers.d/{name}"), "", &line).await?;
+    }
+    let made = agent.make_dir(&home, Some(name)).await;
+    match made {
+        Ok(_) => Ok(()),
+        Err(e) if is_there(&e) => Ok(()),
+        Err(e) => Err(Failure::agent(&format!("make {home}"), e)),
+    }
+}
+
+fn is_there(error: &ClientError) -> bool {
+    matches!(error, ClientError::Rpc { code: Code::AlreadyExists, .. })
+}
+
+async fn read(agent: &AgentClient, path: &str) -> Result<String, Failure> {
+    match agent.read(path, Some(ROOT), MAX_LIST).await {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(e) if e.is_not_found() => Ok(String::new()),
+        Err(e) => Err(Failure::agent(&format!("read {path}"), e)),
+    }
+}
+
+async fn append(agent: &AgentClient, path: &str, before: &str, line: &str) -> Result<(), Failure> {
+    let gap = if before.is_empty() || before.ends_with('\n') { "" } else { "\n" };
+    let written = agent.write(path, Some(ROOT), format!("{before}{gap}{line}")).await;
+    written.map_err(|e| Failure::agent(&format!("write {path}"), e))
+}

@@ -1,0 +1,109 @@
+//! What builds of templates need: sandboxes at the end of a step, and templates that are ready to be used.
+
+use super::entry::lock;
+use super::snapshot::descended;
+use super::{OperationError, Sandboxes};
+use crate::journal::Change;
+use crate::record::{Operation, Purpose, SnapshotRecord};
+use jiffy_agent_client::AgentClient;
+use jiffy_engine::{AfterSnapshot, Engine, SandboxSize};
+use jiffy_proto::agent::ENVD_PORT;
+use std::io;
+
+impl<E: Engine> Sandboxes<E> {
+    /// What everything made from `template` in this size depends on: another image, kernel, agent or VMM, another word.
+    pub async fn fingerprint(
+        &self,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<String, OperationError> {
+        let word = self.0.engine.fingerprint(template, size).await;
+        word.map_err(OperationError::engine(format!("use template `{template}`")))
+    }
+
+    /// Makes sure that sandboxes of `template` in this size need not be booted: what it starts is ready when this returns.
+    pub async fn make_ready(
+        &self,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<SnapshotRecord, OperationError> {
+        let fingerprint = self.fingerprint(template, size).await?;
+        let id = self.template_snapshot(template, size, &fingerprint).await?;
+        Ok(self.pin(&id)?.0)
+    }
+
+    /// Takes a snapshot of a running sandbox that later builds find by `key`. It is kept until it is released.
+    pub async fn snapshot_step(
+        &self,
+        id: &str,
+        key: &str,
+    ) -> Result<SnapshotRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.entry(id)?);
+        let key = key.to_owned();
+        self.perform("snapshot", &entry.id(), async move {
+            let _turn = entry.turn.lock().await;
+            let sandbox = entry.allow(Operation::Snapshot, "snapshot")?;
+            let guest = entry.running(Operation::Snapshot, "snapshot")?;
+            let draft = SnapshotRecord {
+                fingerprint: key,
+                kept: true,
+                ..this.draft(&sandbox, Purpose::Step, None)?
+            };
+            let snapshot = this
+                .take(&guest, draft, AfterSnapshot::Resume, |snapshot| {
+                    vec![Change::Sandbox(descended(&sandbox, snapshot))]
+                })
+                .await?;
+            entry.set_record(descended(&sandbox, &snapshot));
+            Ok(snapshot)
+        })
+        .await
+    }
+
+    /// The newest snapshot of the step `key`.
+    pub fn step(&self, key: &str) -> Option<SnapshotRecord> {
+        let snapshots = lock(&self.0.snapshots);
+        let of_key = |s: &&SnapshotRecord| s.purpose == Purpose::Step && s.fingerprint == key;
+        let kept = snapshots.values().filter(of_key).filter(|s| s.kept);
+        kept.max_by_key(|s| s.created_ms).cloned()
+    }
+
+    /// All snapshots of steps, the oldest first.
+    pub fn steps(&self) -> Vec<SnapshotRecord> {
+        let snapshots = lock(&self.0.snapshots);
+        let steps = snapshots.values().filter(|s| s.purpose == Purpose::Step);
+        let mut steps: Vec<_> = steps.filter(|s| s.kept).cloned().collect();
+        steps.sort_by_key(|s| s.created_ms);
+        steps
+    }
+
+    /// A client of the agent in a sandbox, with its token.
+    pub fn agent(&self, id: &str) -> Result<AgentClient, OperationError> {
+        let record = self.get(id)?;
+        let (this, id) = (self.clone(), record.id);
+        let client = AgentClient::new(move || {
+            let (this, id) = (this.clone(), id.clone());
+            async move { this.connect(&id, ENVD_PORT).await.map_err(io::Error::other) }
+        });
+        Ok(match record.agent_token {
+            Some(token) => client.with_token(token),
+            None => client,
+        })
+    }
+
+    /// The booted template `from` is that of `to` from now on, which is the same by another name.
+    pub fn hand_over_template(&self, from: &str, to: &str) {
+        let mut changed = Vec::new();
+        for s in lock(&self.0.snapshots).values_mut() {
+            if s.purpose == Purpose::Template && s.template == from && s.kept {
+                s.template = to.to_owned();
+                changed.push(s.clone());
+            }
+        }
+        let changes = changed.iter().cloned().map(Change::Snapshot);
+        self.0.journal.settle(&changes.collect::<Vec<_>>());
+        for newest in &changed {
+            self.retire_older(newest);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! `jiffy template build CONTEXT`: a Dockerfile, sent to the daemon that builds it.
+
+use crate::cli::TemplateBuildArgs;
+use crate::client::Client;
+use anyhow::{Context, bail};
+use hyper::Method;
+use jiffy_build::context::{Prepared, prepare};
+use jiffy_build::dockerfile::{Options, parse};
+use jiffy_build::spec::BuildSpec;
+use jiffy_engine::{StartCommand, Startup};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tokio::io::AsyncReadExt;
+
+/// How often is looked how far it is.
+const LOOK: Duration = Duration::from_millis(200);
+const CHUNK: usize = 256 * 1024;
+
+/// Where the Dockerfile is, if that is what is to be built.
+pub fn dockerfile(args: &TemplateBuildArgs) -> Option<PathBuf> {
+    if let Some(file) = &args.file {
+        return Some(file.clone());
+    }
+    let context = Path::new(args.recipe.as_deref()?);
+    let file = context.join("Dockerfile");
+    let is_path = context.components().count() > 1 || context == Path::new(".");
+    (is_path && file.is_file() && !context.join("recipe.toml").exists()).then_some(file)
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Requested {
+    #[serde(rename = "templateID")]
+    template: String,
+    #[serde(rename = "buildID")]
+    build: String,
+}
+
+#[derive(Deserialize)]
+struct Link {
+    present: bool,
+    url: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    status: String,
+    log_entries: Vec<Entry>,
+    reason: Option<Reason>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    message: String,
+    level: String,
+}
+
+#[derive(Deserialize)]
+struct Reason {
+    message: String,
+}
+
+/// Builds.
+pub fn run(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    runtime.block_on(build(args, file))
+}
+
+async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let context = PathBuf::from(args.recipe.as_deref().unwrap_or("."));
+    let name = name(args, &context)?;
+    let mut prepared = read(args, file, &context)?;
+    for warning in &prepared.warnings {
+        eprintln!("jiffy: {warning}");
+    }
+    prepared.spec.startup = startup(args);
+    prepared.spec.force = args.no_cache;
+    let client = Client::open(&args.host).await?;
+    let body = json!({
+        "name": name,
+        "tags": args.tag,
+        "cpuCount": args.cpus,
+        "memoryMB": args.memory,
+        "minFreeDiskMb": args.disk,
+    });
+    let asked: Requested = client.call(Method::POST, "/v3/templates", &body).await?;
+    send_files(&client, &asked.template, &prepared).await?;
+    let (template, build) = (&asked.template, &asked.build);
+    start(&client, template, build, &prepared.spec).await?;
+    let path = format!("/templates/{template}/builds/{build}");
+    let followed = tokio::select! {
+        followed = follow(&client, &path, args.json) => followed,
+        _ = tokio::signal::ctrl_c() => {
+            let cancel = format!("{path}/cancel");
+            client.call::<()>(Method::POST, &cancel, &Value::Null).await?;
+            bail!("the build was cancelled; what it finished is kept for the next one");
+        }
+    };
+    followed.with_context(|| format!("cannot build template `{name}`"))?;
+    let took = began.elapsed().as_secs_f64();
+    match args.json {
+        true => println!("{}", json!({ "name": name, "templateID": template, "buildID": build, "seconds": took })),
+        false => println!("template {name}: ready after {took:.1} s; `jiffy create --template {name}` makes a sandbox of it"),
+    }
+    Ok(())
+}
+
+/// As it was called, or after the directory that it is built of.
+fn name(args: &TemplateBuildArgs, context: &Path) -> anyhow::Result<String> {
+    if let Some(name) = &args.name {
+        return Ok(name.clone());
+    }
+    let full = context.canonicalize();
+    let full = full.with_context(|| format!("cannot read {}", context.display()))?;
+    let name = full.file_name().map(|n| n.to_string_lossy().into_owned());
+    let name = super::import::fitting(&name.unwrap_or_default());
+    anyhow::ensure!(!name.is_empty(), "the template needs a name: say --name");
+    Ok(name)
+}
+
+fn read(args: &TemplateBuildArgs, file: &Path, context: &Path) -> anyhow::Result<Prepared> {
+    let mut build_args = BTreeMap::new();
+    for arg in &args.build_arg {
+        let (name, value) = match arg.split_once('=') {
+            Some((name, value)) => (name.to_owned(), value.to_owned()),
+            // As docker does: from here, and none if there is none.
+            None => match std::env::var(arg) {
+                Ok(value) => (arg.clone(), value),
+                Err(_) => continue,
+            },
+        };
+        build_args.insert(name, value);
+    }
+    let options = Options {
+        build_args,
+        target: args.target.clone(),
+    };
+    let stdin = file == Path::new("-");
+    let text = match stdin {
+        true => std::io::read_to_string(std::io::stdin()),
+        false => std::fs::read_to_string(file),
+    };
+    let text = text.with_context(|| format!("cannot read {}", file.display()))?;
+    let parsed = parse(&text, &options).with_context(|| file.display().to_string())?;
+    let prepared = prepare(parsed, context, (!stdin).then_some(file));
+    prepared.with_context(|| file.display().to_string())
+}
+
+fn startup(args: &TemplateBuildArgs) -> Startup {
+    let start = args.start.as_ref().map(|line| StartCommand {
+        command: line.clone(),
+        args: None,
+        user: None,
+        workdir: None,
+    });
+    Startup {
+        start,
+        ready: super::import::readiness(args),
+    }
+}
+
+async fn send_files(client: &Client, template: &str, prepared: &Prepared) -> anyhow::Result<()> {
+    for upload in &prepared.uploads {
+        let path = format!("/templates/{template}/files/{}", upload.name);
+        let link: Link = client.call(Method::GET, &path, &Value::Null).await?;
+        if link.present {
+            continue;
+        }
+        // Packed once more, into a file: memory is for people.
+        let mut file = tempfile::tempfile().context("cannot make a temporary file")?;
+        upload.write_to(&mut file)?;
+        file.flush()?;
+        std::io::Seek::rewind(&mut file)?;
+        // The way to the host is known; its answer may name it as others see it.
+        let at = link.url.find("/templates/uploads/").unwrap_or(0);
+        let (pieces, call) = client.upload(&link.url[at..])?;
+        let mut file = tokio::fs::File::from_std(file);
+        loop {
+            let mut chunk = vec![0; CHUNK];
+            let n = file.read(&mut chunk).await?;
+            chunk.truncate(n);
+            if n == 0 || pieces.send(chunk.into()).await.is_err() {
+                break;
+            }
+        }
+        drop(pieces);
+        call.await??;
+    }
+    Ok(())
+}
+
+async fn start(
+    client: &Client,
+    template: &str,
+    build: &str,
+    spec: &BuildSpec,
+) -> anyhow::Result<()> {
+    let path = format!("/v2/templates/{template}/builds/{build}");
+    client
+        .call(Method::POST, &path, &json!({ "spec": spec }))
+        .await
+}
+
+/// Shows what the build says until it is over.
+async fn follow(client: &Client, path: &str, quiet: bool) -> anyhow::Result<()> {
+    let colours = std::io::stderr().is_terminal();
+    let mut seen = 0;
+    loop {
+        let page = format!("{path}/status?logsOffset={seen}&limit=100");
+        let status: Status = client.call(Method::GET, &page, &Value::Null).await?;
+        seen += status.log_entries.len();
+        for entry in &status.log_entries {
+            show(entry, colours, quiet);
+        }
+        if !status.log_entries.is_empty() {
+            continue;
+        }
+        match status.status.as_str() {
+            "ready" => return Ok(()),
+            "error" => {
+                let why = status.reason.map(|r| r.message);
+                bail!("{}", why.unwrap_or_else(|| "the host does not say why".to_owned()))
+            }
+            _ => tokio::time::sleep(LOOK).await,
+        }
+    }
+}
+
+fn show(entry: &Entry, colours: bool, quiet: bool) {
+    // The last words are told once more, with what was built.
+    if quiet || entry.level == "error" {
+        return;
+    }
+    let step = entry.message.starts_with('[') || entry.message.starts_with("CACHED [");
+    match (entry.level.as_str(), colours && step) {
+        (_, true) => eprintln!("\u{1b}[1m{}\u{1b}[0m", entry.message),
+        ("debug", _) => {}
+        _ => eprintln!("{}", entry.message),
+    }
+}
