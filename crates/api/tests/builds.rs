@@ -28,7 +28,8 @@ async fn a_build_waits_until_it_is_started_and_says_how_it_ended() {
     let by_name = format!("/templates/mine/builds/{build}/status");
     assert_eq!(api.get(&by_name).await.expect(200).text("buildID"), build);
 
-    let steps = json!({ "fromTemplate": "nobody-knows-it", "steps": [{ "type": "RUN", "args": ["x"] }] });
+    let steps =
+        json!({ "fromTemplate": "nobody-knows-it", "steps": [{ "type": "RUN", "args": ["x"] }] });
     let start = format!("/v2{path}");
     api.post(&start, steps.clone()).await.expect(202);
     let ended = loop {
@@ -44,7 +45,10 @@ async fn a_build_waits_until_it_is_started_and_says_how_it_ended() {
     assert!(why.contains("nobody-knows-it"), "{why}");
     let again = api.post(&start, steps).await.refused(409);
     assert_eq!(again, "build_started");
-    let logs = api.get(&format!("{path}/logs?level=error")).await.expect(200);
+    let logs = api
+        .get(&format!("{path}/logs?level=error"))
+        .await
+        .expect(200);
     assert_eq!(logs.body["logs"].as_array().unwrap().len(), 1);
 }
 
@@ -54,7 +58,9 @@ async fn a_build_that_was_cancelled_before_it_began_is_over() {
     let asked = request(&api, &api.admin, "mine").await.expect(202);
     let (template, build) = (asked.text("templateID"), asked.text("buildID"));
     let path = format!("/templates/{template}/builds/{build}");
-    api.post(&format!("{path}/cancel"), Value::Null).await.expect(204);
+    api.post(&format!("{path}/cancel"), Value::Null)
+        .await
+        .expect(204);
     let status = api.get(&format!("{path}/status")).await.expect(200);
     assert_eq!(status.text("status"), "error");
     let start = json!({ "fromTemplate": "base" });
@@ -70,39 +76,89 @@ async fn a_template_belongs_to_the_key_that_asked_for_it_first() {
     let (template, build) = (asked.text("templateID"), asked.text("buildID"));
     assert_eq!(request(&api, &his, "hers").await.refused(409), "name_taken");
     let status = format!("/templates/{template}/builds/{build}/status");
-    api.call_as(&hers, "GET", &status, Value::Null).await.expect(200);
-    api.call_as(&his, "GET", &status, Value::Null).await.expect(404);
+    api.call_as(&hers, "GET", &status, Value::Null)
+        .await
+        .expect(200);
+    api.call_as(&his, "GET", &status, Value::Null)
+        .await
+        .expect(404);
     api.get(&status).await.expect(200);
     for (method, path, body) in [
-        ("POST", format!("/v2/templates/{template}/builds/{build}"), json!({ "fromTemplate": "base" })),
-        ("POST", format!("/templates/{template}/builds/{build}/cancel"), Value::Null),
-        ("GET", format!("/templates/{template}/files/{}", "ab".repeat(32)), Value::Null),
-        ("PATCH", format!("/v2/templates/{template}"), json!({ "public": true })),
-        ("POST", "/templates/tags".to_owned(), json!({ "target": "hers", "tags": ["x"] })),
-        ("DELETE", "/templates/tags".to_owned(), json!({ "name": "hers", "tags": ["x"] })),
+        (
+            "POST",
+            format!("/v2/templates/{template}/builds/{build}"),
+            json!({ "fromTemplate": "base" }),
+        ),
+        (
+            "POST",
+            format!("/templates/{template}/builds/{build}/cancel"),
+            Value::Null,
+        ),
+        (
+            "GET",
+            format!("/templates/{template}/files/{}", "ab".repeat(32)),
+            Value::Null,
+        ),
+        (
+            "PATCH",
+            format!("/v2/templates/{template}"),
+            json!({ "public": true }),
+        ),
+        (
+            "POST",
+            "/templates/tags".to_owned(),
+            json!({ "target": "hers", "tags": ["x"] }),
+        ),
+        (
+            "DELETE",
+            "/templates/tags".to_owned(),
+            json!({ "name": "hers", "tags": ["x"] }),
+        ),
         ("DELETE", format!("/templates/{template}"), Value::Null),
     ] {
         let refused = api.call_as(&his, method, &path, body).await;
-        assert_eq!(refused.refused(404), "template_not_found", "{method} {path}");
+        assert_eq!(
+            refused.refused(404),
+            "template_not_found",
+            "{method} {path}"
+        );
     }
     let alias = "/templates/aliases/hers";
-    api.call_as(&his, "GET", alias, Value::Null).await.expect(403);
+    api.call_as(&his, "GET", alias, Value::Null)
+        .await
+        .expect(403);
     let public = json!({ "public": true });
-    api.call_as(&hers, "PATCH", "/v2/templates/hers", public).await.expect(200);
-    let shown = api.call_as(&his, "GET", alias, Value::Null).await.expect(200);
+    api.call_as(&hers, "PATCH", "/v2/templates/hers", public)
+        .await
+        .expect(200);
+    let shown = api
+        .call_as(&his, "GET", alias, Value::Null)
+        .await
+        .expect(200);
     assert_eq!(shown.body["public"], true);
-    api.call_as(&hers, "DELETE", "/templates/hers", Value::Null).await.expect(204);
-    api.call_as(&hers, "GET", &status, Value::Null).await.expect(404);
+    api.call_as(&hers, "DELETE", "/templates/hers", Value::Null)
+        .await
+        .expect(204);
+    api.call_as(&hers, "GET", &status, Value::Null)
+        .await
+        .expect(404);
 }
 
 #[tokio::test]
 async fn names_that_cannot_be_or_are_taken_are_refused() {
     let api = Api::building().await;
     for name in ["", "a/b", "../x", "A b", "x:", ":y", "-x", &"a".repeat(64)] {
-        assert_eq!(request(&api, &api.admin, name).await.refused(400), "invalid_request", "{name}");
+        assert_eq!(
+            request(&api, &api.admin, name).await.refused(400),
+            "invalid_request",
+            "{name}"
+        );
     }
     // Stock templates are the host's.
-    assert_eq!(request(&api, &api.admin, "base").await.refused(409), "name_taken");
+    assert_eq!(
+        request(&api, &api.admin, "base").await.refused(409),
+        "name_taken"
+    );
     let large = json!({ "name": "x", "cpuCount": 200 });
     api.post("/v3/templates", large).await.expect(400);
 }
@@ -127,7 +183,12 @@ async fn files_are_sent_to_where_the_link_leads_and_nowhere_else() {
     let elsewhere = api.send(put("/templates/uploads/0123")).await;
     assert_eq!(elsewhere.refused(404), "upload_not_found");
     let (reader, _) = api.key(Scope::Read, Limits::default());
-    api.call_as(&reader, "GET", &path, Value::Null).await.expect(403);
-    let bad = format!("/templates/{}/files/..%2f..%2fetc", asked.text("templateID"));
+    api.call_as(&reader, "GET", &path, Value::Null)
+        .await
+        .expect(403);
+    let bad = format!(
+        "/templates/{}/files/..%2f..%2fetc",
+        asked.text("templateID")
+    );
     api.get(&bad).await.expect(400);
 }

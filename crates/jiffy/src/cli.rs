@@ -648,11 +648,7 @@ pub struct TemplateBuildArgs {
     #[arg(long, value_parser = units::mebibytes, value_name = "SIZE")]
     pub disk: Option<u64>,
     /// Run this once with /bin/sh -c, before the template's snapshot
-    #[arg(
-        long,
-        value_name = "COMMAND",
-        conflicts_with = "start_image_command"
-    )]
+    #[arg(long, value_name = "COMMAND", conflicts_with = "start_image_command")]
     pub start: Option<String>,
     /// Run the image's own command once, before the template's snapshot
     #[arg(long)]
@@ -690,7 +686,6 @@ impl TemplateBuildArgs {
         size || ready || dockerfile || start || self.name.is_some() || !self.tag.is_empty()
     }
 }
-
 
 /// What image a template is made of.
 #[derive(Debug, Args)]

@@ -87,15 +87,23 @@ impl Bench {
 }
 
 fn cached(done: &Done) -> usize {
-    done.stderr.lines().filter(|l| l.starts_with("CACHED")).count()
+    done.stderr
+        .lines()
+        .filter(|l| l.starts_with("CACHED"))
+        .count()
 }
 
 #[test]
 fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {
-    let Some(bench) = Bench::new("builds::a_dockerfile_becomes_a_template_and_builds_again_at_once") else {
+    let Some(bench) =
+        Bench::new("builds::a_dockerfile_becomes_a_template_and_builds_again_at_once")
+    else {
         return;
     };
-    bench.file("app/main.sh", "#!/bin/sh\necho \"$GREETING from $(pwd) as $(id -un)\"\n");
+    bench.file(
+        "app/main.sh",
+        "#!/bin/sh\necho \"$GREETING from $(pwd) as $(id -un)\"\n",
+    );
     bench.file("secret.txt", "do not copy");
     bench.file(".dockerignore", "secret.txt\n");
     bench.file(
@@ -121,9 +129,15 @@ fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {
     );
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines[0], "hello you from /srv/app as user");
-    assert!(said.contains("made-here") && !said.contains("secret.txt"), "{said}");
+    assert!(
+        said.contains("made-here") && !said.contains("secret.txt"),
+        "{said}"
+    );
     assert!(said.contains("built\n1000:1000"), "{said}");
-    assert!(said.contains("directory"), "what was removed is not there: {said}");
+    assert!(
+        said.contains("directory"),
+        "what was removed is not there: {said}"
+    );
 
     let began = Instant::now();
     let second = bench.built("hello", &["--build-arg", "WHO=you"]);
@@ -143,7 +157,9 @@ fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {
 
 #[test]
 fn a_step_that_fails_is_named_with_its_line_and_nothing_is_left() {
-    let Some(bench) = Bench::new("builds::a_step_that_fails_is_named_with_its_line_and_nothing_is_left") else {
+    let Some(bench) =
+        Bench::new("builds::a_step_that_fails_is_named_with_its_line_and_nothing_is_left")
+    else {
         return;
     };
     bench.file("Dockerfile", "FROM base\nUSER root\nRUN echo one > /one\n");
@@ -161,7 +177,10 @@ fn a_step_that_fails_is_named_with_its_line_and_nothing_is_left() {
     assert!(bench.alive().is_empty());
     // The template is what it was, and the step that went well is not done again.
     assert_eq!(bench.run("steps", "cat /one; ls /two 2>/dev/null"), "one");
-    bench.file("Dockerfile", "FROM base\nUSER root\nRUN echo two > /two\n\nRUN echo mended\n");
+    bench.file(
+        "Dockerfile",
+        "FROM base\nUSER root\nRUN echo two > /two\n\nRUN echo mended\n",
+    );
     assert_eq!(cached(&bench.built("steps", &[])), 1);
 }
 
@@ -175,7 +194,11 @@ fn files_are_copied_as_docker_copies_them() {
     bench.file("x.conf", "x");
     bench.file("y.conf", "y");
     bench.file("run.sh", "run");
-    fs::set_permissions(bench.context.join("run.sh"), fs::Permissions::from_mode(0o751)).unwrap();
+    fs::set_permissions(
+        bench.context.join("run.sh"),
+        fs::Permissions::from_mode(0o751),
+    )
+    .unwrap();
     symlink("a.txt", bench.context.join("tree/link")).unwrap();
     let packed = std::process::Command::new("tar")
         .args(["-czf", "packed.tgz", "-C", "tree", "."])
@@ -200,7 +223,10 @@ fn files_are_copied_as_docker_copies_them() {
     bench.built("files", &[]);
     let script = "cd /there; cat a.txt deep/b.txt deep/c.txt; readlink link; cd /etc; cat mine/x.conf mine/y.conf; \
         stat -c '%a %U' renamed; stat -c '%a %U' /run.sh; cat /unpacked/deep/b.txt; cat written";
-    assert_eq!(bench.run("files", script), "abstays\na.txt\nxy600 user\n751 root\nbfirst\nsecond");
+    assert_eq!(
+        bench.run("files", script),
+        "abstays\na.txt\nxy600 user\n751 root\nbfirst\nsecond"
+    );
     for (line, word) in [
         ("COPY nothing /", "nothing"),
         ("COPY ../outside /", "outside"),
@@ -215,62 +241,103 @@ fn files_are_copied_as_docker_copies_them() {
 
 #[test]
 fn what_a_template_starts_listens_when_its_sandboxes_are_made() {
-    let Some(bench) = Bench::new("builds::what_a_template_starts_listens_when_its_sandboxes_are_made") else {
+    let Some(bench) =
+        Bench::new("builds::what_a_template_starts_listens_when_its_sandboxes_are_made")
+    else {
         return;
     };
-    bench.file("Dockerfile", "FROM base\nWORKDIR /home/user/www\nRUN echo page > index.html\n");
-    let start = ["--start", "exec python3 -m http.server 8000", "--ready-port", "8000"];
+    bench.file(
+        "Dockerfile",
+        "FROM base\nWORKDIR /home/user/www\nRUN echo page > index.html\n",
+    );
+    let start = [
+        "--start",
+        "exec python3 -m http.server 8000",
+        "--ready-port",
+        "8000",
+    ];
     bench.built("server", &start);
     let page = "python3 -c \"import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/').read().decode(), end='')\"";
     assert_eq!(bench.run("server", page), "page");
 
-    let never = ["--start", "echo this is why; exec sleep 1000", "--ready-port", "8000", "--ready-timeout", "2s"];
+    let never = [
+        "--start",
+        "echo this is why; exec sleep 1000",
+        "--ready-port",
+        "8000",
+        "--ready-timeout",
+        "2s",
+    ];
     let refused = bench.build("server", &never);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("this is why"), "{refused:?}");
-    assert!(refused.stderr.contains("not ready after 2 s"), "{refused:?}");
-    assert_eq!(bench.run("server", page), "page", "the template is what it was");
+    assert!(
+        refused.stderr.contains("not ready after 2 s"),
+        "{refused:?}"
+    );
+    assert_eq!(
+        bench.run("server", page),
+        "page",
+        "the template is what it was"
+    );
     assert!(bench.alive().is_empty());
 }
 
 /// A Dockerfile whose second step takes for ever.
 fn endless(bench: &Bench) {
-    bench.file("Dockerfile", "FROM base\nUSER root\nRUN echo done > /done\nRUN echo it waits; sleep 1000\n");
+    bench.file(
+        "Dockerfile",
+        "FROM base\nUSER root\nRUN echo done > /done\nRUN echo it waits; sleep 1000\n",
+    );
 }
 
 /// Waits until the build is in its endless step.
 fn waits(bench: &Bench) {
     wait_for("the step", || {
         let id = bench.alive().into_iter().next()?;
-        let ps = bench.place.call(&["exec", &id, "--", "pgrep", "-x", "sleep"]);
+        let ps = bench
+            .place
+            .call(&["exec", &id, "--", "pgrep", "-x", "sleep"]);
         (ps.code == Some(0)).then_some(())
     });
 }
 
 fn mended(bench: &Bench) -> Done {
-    bench.file("Dockerfile", "FROM base\nUSER root\nRUN echo done > /done\nRUN echo it ends\n");
+    bench.file(
+        "Dockerfile",
+        "FROM base\nUSER root\nRUN echo done > /done\nRUN echo it ends\n",
+    );
     bench.built("long", &[])
 }
 
 #[test]
 fn a_build_that_is_interrupted_leaves_nothing_but_its_finished_steps() {
-    let Some(bench) = Bench::new("builds::a_build_that_is_interrupted_leaves_nothing_but_its_finished_steps") else {
+    let Some(bench) =
+        Bench::new("builds::a_build_that_is_interrupted_leaves_nothing_but_its_finished_steps")
+    else {
         return;
     };
     endless(&bench);
     let build = bench.begin("long");
     waits(&bench);
-    kill(Pid::from_raw(build.id().try_into().unwrap()), Signal::SIGINT).unwrap();
+    kill(
+        Pid::from_raw(build.id().try_into().unwrap()),
+        Signal::SIGINT,
+    )
+    .unwrap();
     let done = finish(build);
     assert_eq!(done.code, Some(1), "{done:?}");
     assert!(done.stderr.contains("cancelled"), "{done:?}");
-    wait_for("its sandbox to go", || bench.alive().is_empty().then_some(()));
+    wait_for("its sandbox to go", || {
+        bench.alive().is_empty().then_some(())
+    });
     assert_eq!(cached(&mended(&bench)), 1);
 }
 
 #[test]
 fn a_daemon_that_dies_leaves_a_build_that_can_be_taken_up() {
-    let Some(bench) = Bench::new("builds::a_daemon_that_dies_leaves_a_build_that_can_be_taken_up") else {
+    let Some(bench) = Bench::new("builds::a_daemon_that_dies_leaves_a_build_that_can_be_taken_up")
+    else {
         return;
     };
     endless(&bench);
@@ -279,7 +346,10 @@ fn a_daemon_that_dies_leaves_a_build_that_can_be_taken_up() {
     bench.place.kill_daemon();
     let done = finish(build);
     assert_eq!(done.code, Some(1), "{done:?}");
-    assert!(bench.alive().is_empty(), "the next daemon ends what was left");
+    assert!(
+        bench.alive().is_empty(),
+        "the next daemon ends what was left"
+    );
     assert_eq!(cached(&mended(&bench)), 1);
     assert_eq!(bench.run("long", "cat /done"), "done");
     let unfinished = |path: &Path| {

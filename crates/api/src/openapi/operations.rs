@@ -2,7 +2,7 @@
 
 use super::operation::Operation;
 use super::{query, schema};
-use crate::routes::bounds::{MAX_LINES, MAX_PAGE, MAX_LINK, MAX_MOMENT, STATES};
+use crate::routes::bounds::{MAX_LINES, MAX_LINK, MAX_MOMENT, MAX_PAGE, STATES};
 use axum::http::Method;
 use serde_json::{Value, json};
 

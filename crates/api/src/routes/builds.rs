@@ -11,9 +11,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
-use jiffy_build::{
-    Builder, BuilderError, Level, Lines, NewBuild, RecordError, UploadError,
-};
+use jiffy_build::{Builder, BuilderError, Level, Lines, NewBuild, RecordError, UploadError};
 use jiffy_engine::Engine;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -29,7 +27,9 @@ impl From<BuilderError> for ApiError {
         use BuilderError as B;
         let message = error.to_string();
         match error {
-            B::Name(_) | B::Tags | B::Spec(_) | B::Upload(UploadError::Name(_)) => Self::invalid(message),
+            B::Name(_) | B::Tags | B::Spec(_) | B::Upload(UploadError::Name(_)) => {
+                Self::invalid(message)
+            }
             B::Taken(_) => Self::conflict("name_taken", message),
             B::Started(_) => Self::conflict("build_started", message),
             B::UnknownTemplate(_) => Self::not_found("template_not_found", message),
@@ -81,7 +81,9 @@ pub(super) async fn request<E: Engine>(
         memory_mib: size.memory_mib.unwrap_or(usual.memory_mib),
         disk_mib: size.disk_mib.unwrap_or(0).max(usual.disk_mib),
     };
-    asked.check().map_err(|e| ApiError::invalid(e.to_string()))?;
+    asked
+        .check()
+        .map_err(|e| ApiError::invalid(e.to_string()))?;
     let name = new.name.or(new.alias).unwrap_or_default();
     let wanted = NewBuild {
         name,

@@ -119,17 +119,10 @@ fn closed<E: Engine>() -> Calls<E> {
         .post("/templates/tags", builds::add_tags)
         .delete("/templates/tags", builds::remove_tags)
         .post("/templates/prune", builds::prune)
-        .add(
-            Method::PATCH,
-            "/v2/templates/{templateID}",
-            builds::change,
-        )
+        .add(Method::PATCH, "/v2/templates/{templateID}", builds::change)
         .post("/v3/templates", builds::request)
         .get("/templates/{templateID}/files/{hash}", builds::files)
-        .post(
-            "/v2/templates/{templateID}/builds/{buildID}",
-            builds::start,
-        )
+        .post("/v2/templates/{templateID}/builds/{buildID}", builds::start)
         .get(
             "/templates/{templateID}/builds/{buildID}/status",
             templates::build_status,

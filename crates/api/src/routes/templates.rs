@@ -1,9 +1,9 @@
 //! Templates, and what old clients ask beside them.
 
+use super::builds;
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use super::builds;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::query::Query;
 use crate::wire::moment;
@@ -85,9 +85,21 @@ pub(super) async fn one<E: Engine>(
     };
     let builds: Vec<Value> = match (&app.builder, &record) {
         (Some(builder), Some(record)) => (builder.records().builds(&record.id)?.into_iter())
-            .map(|b| build(b.id, b.status.name(), moment(b.created_ms), moment(b.changed_ms)))
+            .map(|b| {
+                build(
+                    b.id,
+                    b.status.name(),
+                    moment(b.created_ms),
+                    moment(b.changed_ms),
+                )
+            })
             .collect(),
-        _ => vec![build(build_id(&info), "ready", created(&info), created(&info))],
+        _ => vec![build(
+            build_id(&info),
+            "ready",
+            created(&info),
+            created(&info),
+        )],
     };
     if let Some(map) = shown.as_object_mut() {
         map.insert("builds".to_owned(), json!(builds));
@@ -154,7 +166,9 @@ pub(super) async fn alias<E: Engine>(
     {
         let theirs = bounds.is_none() || record.owner.as_deref() == bounds;
         return match theirs || is_public(Some(&record)) {
-            true => Ok(Json(json!({ "templateID": record.id, "public": is_public(Some(&record)) }))),
+            true => Ok(Json(
+                json!({ "templateID": record.id, "public": is_public(Some(&record)) }),
+            )),
             false => Err(ApiError::forbidden(format!(
                 "the template `{name}` belongs to another key"
             ))),
@@ -177,7 +191,12 @@ pub(super) async fn tags<E: Engine>(
         for build in builder.records().builds(&record.id)? {
             if build.status == Status::Ready {
                 let at = moment(build.changed_ms);
-                tags.extend(build.tags.iter().map(|t| tag(t, build.id.clone(), at.clone())));
+                tags.extend(
+                    build
+                        .tags
+                        .iter()
+                        .map(|t| tag(t, build.id.clone(), at.clone())),
+                );
             }
         }
         return Ok(Json(json!(tags)));

@@ -113,7 +113,11 @@ impl BuildStart {
                 let reference = image.filter(|i| !i.is_empty());
                 Beginning::Image(ImageSource {
                     reference: reference.unwrap_or_else(|| "e2bdev/base".to_owned()),
-                    credentials: self.from_image_registry.map(credentials).transpose()?.flatten(),
+                    credentials: self
+                        .from_image_registry
+                        .map(credentials)
+                        .transpose()?
+                        .flatten(),
                     plain_http: false,
                 })
             }
@@ -160,7 +164,9 @@ impl WireStep {
         let args = self.args.unwrap_or_default();
         let text = format!("{} {}", self.r#type, args.join(" "));
         let arg = |n: usize| args.get(n).filter(|a| !a.is_empty()).cloned();
-        let wants = |what: &str| ApiError::invalid(format!("a step `{}` wants {what}", short(&self.r#type)));
+        let wants = |what: &str| {
+            ApiError::invalid(format!("a step `{}` wants {what}", short(&self.r#type)))
+        };
         let action = match self.r#type.as_str() {
             "RUN" => Action::Run {
                 command: Command::Line(arg(0).ok_or_else(|| wants("a command"))?),
@@ -315,7 +321,10 @@ mod tests {
         let Action::Copy(copy) = &said[0].action else {
             panic!()
         };
-        assert_eq!((copy.sources[0].as_str(), copy.owner.as_deref()), ("src", Some("")));
+        assert_eq!(
+            (copy.sources[0].as_str(), copy.owner.as_deref()),
+            ("src", Some(""))
+        );
         assert!(matches!(&said[1].action, Action::Run { user: Some(u), .. } if u == "root"));
         assert!(said[1].force);
         assert_eq!(said[3].text, "USER app");
@@ -329,9 +338,18 @@ mod tests {
     fn what_makes_no_sense_is_refused_in_words() {
         for (body, word) in [
             (json!({ "steps": [{ "type": "FLY", "args": [] }] }), "FLY"),
-            (json!({ "steps": [{ "type": "RUN", "args": [] }] }), "command"),
-            (json!({ "steps": [{ "type": "ENV", "args": ["A"] }] }), "pairs"),
-            (json!({ "steps": [{ "type": "COPY", "args": ["a", "b"] }] }), "filesHash"),
+            (
+                json!({ "steps": [{ "type": "RUN", "args": [] }] }),
+                "command",
+            ),
+            (
+                json!({ "steps": [{ "type": "ENV", "args": ["A"] }] }),
+                "pairs",
+            ),
+            (
+                json!({ "steps": [{ "type": "COPY", "args": ["a", "b"] }] }),
+                "filesHash",
+            ),
             (json!({ "fromImage": "a", "fromTemplate": "b" }), "exclude"),
             (
                 json!({ "fromImage": "a", "fromImageRegistry": { "type": "aws" } }),

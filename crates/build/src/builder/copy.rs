@@ -32,7 +32,13 @@ impl Wanted {
             sources: copy.sources.iter().map(expand).collect::<Result<_, _>>()?,
             to: setting.path(&copy.to)?,
             // An empty word is the user so far.
-            owner: owner.map(|o| if o.is_empty() { setting.user.clone() } else { o }),
+            owner: owner.map(|o| {
+                if o.is_empty() {
+                    setting.user.clone()
+                } else {
+                    o
+                }
+            }),
             mode: copy.mode.as_ref().map(expand).transpose()?,
             unpack: copy.unpack,
         })
@@ -88,11 +94,7 @@ fn parts(path: &str) -> Option<Vec<String>> {
     Some(parts)
 }
 
-async fn matching(
-    agent: &AgentClient,
-    root: &str,
-    parts: &[String],
-) -> Result<Vec<Item>, Failure> {
+async fn matching(agent: &AgentClient, root: &str, parts: &[String]) -> Result<Vec<Item>, Failure> {
     let mut found = vec![Item {
         path: root.to_owned(),
         name: String::new(),
@@ -113,11 +115,17 @@ async fn matching(
             let list = list.map_err(|e| Failure::agent(&format!("list {}", parent.path), e))?;
             for entry in list {
                 if glob(part, &entry.name) {
-                    next.push(item(format!("{base}/{}", entry.name), entry.name.clone(), &entry));
+                    next.push(item(
+                        format!("{base}/{}", entry.name),
+                        entry.name.clone(),
+                        &entry,
+                    ));
                 }
             }
             if next.len() > MAX_MATCHES {
-                return Err(Failure::of(format!("`{part}` names more than {MAX_MATCHES} files")));
+                return Err(Failure::of(format!(
+                    "`{part}` names more than {MAX_MATCHES} files"
+                )));
             }
         }
         found = next;
@@ -187,7 +195,9 @@ async fn put(agent: &AgentClient, item: &Item, to: &str) -> Result<(), Failure> 
                 continue;
             }
             Some(there) if is_directory(&there) && !there.is_symlink => {
-                return Err(Failure::of(format!("{to} is a directory, and a file cannot replace it")));
+                return Err(Failure::of(format!(
+                    "{to} is a directory, and a file cannot replace it"
+                )));
             }
             Some(_) => {
                 let removed = agent.remove(&to, Some(ROOT)).await;
@@ -296,7 +306,10 @@ mod tests {
             assert_eq!(glob(pattern, name), fits, "{pattern} {name}");
         }
         let long = "a".repeat(5000);
-        assert!(!glob(&"*a".repeat(50).replace("aa", "a"), &format!("{long}b")));
+        assert!(!glob(
+            &"*a".repeat(50).replace("aa", "a"),
+            &format!("{long}b")
+        ));
     }
 
     #[test]

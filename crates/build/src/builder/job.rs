@@ -6,7 +6,9 @@ use super::records::{BuildRecord, Level, Reason, TemplateRecord};
 use super::setting::Setting;
 use super::user::add_user;
 use super::{Inner, LABEL, key};
-use crate::spec::{Action, Beginning, BuildSpec, Command, Copy, CopyFrom, ImageSource, Stage, Step};
+use crate::spec::{
+    Action, Beginning, BuildSpec, Command, Copy, CopyFrom, ImageSource, Stage, Step,
+};
 use jiffy_agent_client::{AgentClient, ClientError, ProcessEvent, ProcessSpec};
 use jiffy_engine::{Engine, SandboxSize, Startup};
 use jiffy_host::{CreateSpec, OnTimeout, Source, Terms, usual_size};
@@ -153,7 +155,9 @@ impl<E: Engine> Job<E> {
             let (done, total) = (counter.done, counter.total);
             let shown = format!("[{done}/{total}] {}", short(&step.text));
             let name = done.to_string();
-            let taken = self.step(step, &mut at, before, &mut fresh, &shown, &name).await;
+            let taken = self
+                .step(step, &mut at, before, &mut fresh, &shown, &name)
+                .await;
             taken.map_err(|e| Failure {
                 message: match step.line {
                     Some(line) => format!("line {line}, {}: {}", short(&step.text), e.message),
@@ -174,7 +178,8 @@ impl<E: Engine> Job<E> {
     ) -> Result<Progressed, Failure> {
         if let Beginning::Stage(n) = &stage.from {
             let from = before.get(*n).and_then(Option::as_ref);
-            let from = from.ok_or_else(|| Failure::of("it begins with a stage that is not before it"))?;
+            let from =
+                from.ok_or_else(|| Failure::of("it begins with a stage that is not before it"))?;
             return Ok(Progressed {
                 key: from.key.clone(),
                 setting: from.setting.handed_on(),
@@ -229,7 +234,8 @@ impl<E: Engine> Job<E> {
             }
             Beginning::Stage(_) => return Err(Failure::of("a stage is no template")),
         };
-        self.log.info(Some("base"), &format!("image {}", image.reference));
+        self.log
+            .info(Some("base"), &format!("image {}", image.reference));
         let (inner, log, image) = (self.inner.clone(), self.log.clone(), image.clone());
         let owner = self.template.owner.clone();
         let work = move || {
@@ -313,7 +319,8 @@ impl<E: Engine> Job<E> {
         let agent = self.agent(at).await?;
         match &step.action {
             Action::Run { command, user } => {
-                self.run_command(&agent, at, command, user.as_deref(), name).await?;
+                self.run_command(&agent, at, command, user.as_deref(), name)
+                    .await?;
             }
             Action::Copy(copy) => self.copy(&agent, at, copy, files, before).await?,
             Action::AddUser(user) => add_user(&agent, user).await?,
@@ -366,7 +373,8 @@ impl<E: Engine> Job<E> {
                 },
             };
             let made = sandboxes.create(spec).await;
-            let made = made.map_err(|e| Failure::of(format!("cannot make a sandbox to build in: {e}")))?;
+            let made =
+                made.map_err(|e| Failure::of(format!("cannot make a sandbox to build in: {e}")))?;
             lock(&self.sandboxes).push(made.id.clone());
             at.sandbox = Some(made.id);
         }
@@ -436,11 +444,7 @@ impl<E: Engine> Job<E> {
     }
 
     /// What a step copies.
-    fn files(
-        &self,
-        step: &Step,
-        before: &[Option<Progressed>],
-    ) -> Result<Option<Files>, Failure> {
+    fn files(&self, step: &Step, before: &[Option<Progressed>]) -> Result<Option<Files>, Failure> {
         let Action::Copy(copy) = &step.action else {
             return Ok(None);
         };
@@ -456,7 +460,8 @@ impl<E: Engine> Job<E> {
             }
             CopyFrom::Stage(n) => {
                 let stage = before.get(*n).and_then(Option::as_ref);
-                let stage = stage.ok_or_else(|| Failure::of("it copies from a stage that is not before it"))?;
+                let stage = stage
+                    .ok_or_else(|| Failure::of("it copies from a stage that is not before it"))?;
                 Files::Stage {
                     number: *n,
                     key: stage.key.clone(),
@@ -491,9 +496,9 @@ impl<E: Engine> Job<E> {
             }
             Some(Files::Inline(files)) => {
                 let sources: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
-                let filled = files.into_iter().map(|(name, content)| {
-                    Ok::<_, String>((name, at.setting.expand(&content)?))
-                });
+                let filled = files
+                    .into_iter()
+                    .map(|(name, content)| Ok::<_, String>((name, at.setting.expand(&content)?)));
                 let files = filled.collect::<Result<Vec<_>, _>>().map_err(Failure::of)?;
                 super::transfer::inline(agent, &files, STAGING, &wanted).await?;
                 copy::matches(agent, STAGING, &sources).await?
@@ -655,8 +660,14 @@ impl Progressed {
 
 /// Files of a step.
 enum Files {
-    Upload { path: std::path::PathBuf, sum: String },
-    Stage { number: usize, key: String },
+    Upload {
+        path: std::path::PathBuf,
+        sum: String,
+    },
+    Stage {
+        number: usize,
+        key: String,
+    },
     Inline(Vec<(String, String)>),
 }
 
@@ -713,7 +724,9 @@ fn needed(spec: &BuildSpec) -> Result<Vec<bool>, Failure> {
         };
         for n in copied.chain(begun) {
             if n >= number {
-                return Err(Failure::of(format!("stage {number} needs stage {n}, which is not before it")));
+                return Err(Failure::of(format!(
+                    "stage {number} needs stage {n}, which is not before it"
+                )));
             }
             needed[n] = true;
         }
@@ -729,7 +742,11 @@ fn say(log: &Log, step: &str, progress: &Progress<'_>) {
 
 /// As much of a step as a message can take.
 fn short(text: &str) -> String {
-    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(SHOWN).collect();
+    let clean: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(SHOWN)
+        .collect();
     match text.chars().nth(SHOWN) {
         Some(_) => format!("{clean}…"),
         None => clean,

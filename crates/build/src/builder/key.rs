@@ -84,14 +84,24 @@ mod tests {
             text: "RUN  a".to_owned(),
             ..run("a")
         };
-        assert_eq!(a, step(&first, &elsewhere, ""), "how it is written says nothing");
+        assert_eq!(
+            a,
+            step(&first, &elsewhere, ""),
+            "how it is written says nothing"
+        );
     }
 
     #[test]
     fn copied_files_count_by_what_they_are_and_not_by_their_name() {
         let named = |name: &str| copy(CopyFrom::Files(name.to_owned()));
-        assert_eq!(step("x", &named("n1"), "sum"), step("x", &named("n2"), "sum"));
-        assert_ne!(step("x", &named("n1"), "sum"), step("x", &named("n1"), "other"));
+        assert_eq!(
+            step("x", &named("n1"), "sum"),
+            step("x", &named("n2"), "sum")
+        );
+        assert_ne!(
+            step("x", &named("n1"), "sum"),
+            step("x", &named("n1"), "other")
+        );
         let inline = |content: &str| copy(CopyFrom::Inline(vec![("a".into(), content.into())]));
         assert_ne!(step("x", &inline("1"), ""), step("x", &inline("2"), ""));
     }

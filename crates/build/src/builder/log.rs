@@ -90,7 +90,10 @@ mod tests {
     fn lines_come_whole_whatever_the_pieces() {
         let mut cutter = LineCutter::default();
         assert!(cutter.push(b"on").is_empty());
-        assert_eq!(cutter.push(b"e\ntwo\r\n10%\r100%\nth"), ["one", "two", "100%"]);
+        assert_eq!(
+            cutter.push(b"e\ntwo\r\n10%\r100%\nth"),
+            ["one", "two", "100%"]
+        );
         assert_eq!(cutter.rest().as_deref(), Some("th"));
         assert_eq!(cutter.rest(), None);
         let long = vec![b'x'; MAX_UNFINISHED + 1];

@@ -21,8 +21,8 @@ use jiffy_engine::Engine;
 use jiffy_host::{IdentityError, Sandboxes, new_id, new_token};
 pub use jiffy_image::DEFAULT_TAG;
 use jiffy_image::{
-    Access, BuildError, Home, Import, ImportError, Limits, Manifest, Progress, Recipe, Source, Start, Template,
-    Reference, TemplateError, Templates,
+    Access, BuildError, Home, Import, ImportError, Limits, Manifest, Progress, Recipe, Reference,
+    Source, Start, Template, TemplateError, Templates,
 };
 use job::{Failure, Job, Outcome};
 use log::Log;
@@ -76,7 +76,9 @@ impl Default for Settings {
 #[derive(Debug, thiserror::Error)]
 pub enum BuilderError {
     /// Not a name.
-    #[error("`{0}` cannot name a template: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit, at most 63, and `name:tag` for a tag")]
+    #[error(
+        "`{0}` cannot name a template: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit, at most 63, and `name:tag` for a tag"
+    )]
     Name(String),
     /// Too many.
     #[error("a build has at most {MAX_TAGS} tags")]
@@ -191,7 +193,11 @@ impl<E: Engine> Inner<E> {
             .collect();
         let last = image.reference.rsplit('/').next().unwrap_or_default();
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
-        let last: String = last.chars().map(|c| if fits(c) { c } else { '-' }).take(40).collect();
+        let last: String = last
+            .chars()
+            .map(|c| if fits(c) { c } else { '-' })
+            .take(40)
+            .collect();
         let host = image.reference.split('/').next().unwrap_or_default();
         let mut plain_http = self.settings.plain_http.clone();
         let own = host.starts_with("localhost:") || host.starts_with("127.0.0.1:");
@@ -382,7 +388,13 @@ impl<E: Engine> Builder<E> {
         }
         let spec = self.with_stand_ins(spec);
         let log = Arc::new(Log::new(self.0.records.clone(), &build.id));
-        let job = Job::new(self.0.clone(), template.clone(), build.clone(), spec, log.clone());
+        let job = Job::new(
+            self.0.clone(),
+            template.clone(),
+            build.clone(),
+            spec,
+            log.clone(),
+        );
         let (this, template, id) = (self.clone(), template.clone(), build.id.clone());
         tokio::spawn(async move {
             let built = tokio::select! {
@@ -422,7 +434,10 @@ impl<E: Engine> Builder<E> {
                 permit.map_err(|_| Failure::of("the daemon ends"))?
             }
         };
-        let moved = self.0.records.move_on(id, Status::Waiting, Status::Building);
+        let moved = self
+            .0
+            .records
+            .move_on(id, Status::Waiting, Status::Building);
         moved.map_err(|e| Failure::of(e.to_string()))?;
         job.run().await
     }
@@ -439,7 +454,9 @@ impl<E: Engine> Builder<E> {
         let written = match built {
             Ok(outcome) => {
                 log.info(None, "the template is ready");
-                let tags = records.build(id).map(|b| b.map(|b| b.tags).unwrap_or_default());
+                let tags = records
+                    .build(id)
+                    .map(|b| b.map(|b| b.tags).unwrap_or_default());
                 let done = tags.and_then(|tags| {
                     records.retag(&template.id, Some(id), &tags)?;
                     records.succeed(id, &outcome.steps, &outcome.version)
@@ -540,7 +557,11 @@ impl<E: Engine> Builder<E> {
         template: &TemplateRecord,
         tags: &[String],
     ) -> Result<(), BuilderError> {
-        let (templates, name, gone) = (self.0.templates.clone(), template.name.clone(), tags.to_vec());
+        let (templates, name, gone) = (
+            self.0.templates.clone(),
+            template.name.clone(),
+            tags.to_vec(),
+        );
         let work = move || {
             for tag in &gone {
                 match templates.remove(&job::tagged(&name, tag)) {
@@ -568,7 +589,8 @@ impl<E: Engine> Builder<E> {
 
     /// Removes what makes later builds faster, if it was not used for so long: steps and uploads. Returns how many there were.
     pub fn prune(&self, unused_for: Duration) -> Result<Pruned, BuilderError> {
-        let oldest = now_ms().saturating_sub(u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX));
+        let oldest =
+            now_ms().saturating_sub(u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX));
         let mut pruned = Pruned::default();
         for step in self.0.sandboxes.steps() {
             if step.created_ms <= oldest && self.0.sandboxes.release_snapshot(&step.id).is_ok() {
@@ -615,7 +637,9 @@ fn check(spec: &BuildSpec) -> Result<(), BuilderError> {
         return refuse("there is no stage to build".to_owned());
     }
     if steps > MAX_STEPS || spec.stages.len() > MAX_STEPS {
-        return refuse(format!("a build has at most {MAX_STEPS} steps, and this one has {steps}"));
+        return refuse(format!(
+            "a build has at most {MAX_STEPS} steps, and this one has {steps}"
+        ));
     }
     if let Some(ready) = &spec.startup.ready
         && let Err(why) = ready.probe()
@@ -627,7 +651,9 @@ fn check(spec: &BuildSpec) -> Result<(), BuilderError> {
 
 fn check_name(reference: &str) -> Result<(), BuilderError> {
     let parsed = Reference::parse(reference);
-    parsed.map(drop).map_err(|_| BuilderError::Name(shown(reference)))
+    parsed
+        .map(drop)
+        .map_err(|_| BuilderError::Name(shown(reference)))
 }
 
 /// Does what blocks elsewhere.

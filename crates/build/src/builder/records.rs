@@ -301,7 +301,10 @@ impl Records {
             let insert = "INSERT OR IGNORE INTO templates (id, name, owner, public, created_ms)
                 VALUES (?1, ?2, ?3, ?4, ?5)";
             let created = stored(new.created_ms);
-            c.execute(insert, params![new.id, new.name, new.owner, new.public, created])?;
+            c.execute(
+                insert,
+                params![new.id, new.name, new.owner, new.public, created],
+            )?;
             let query = "SELECT id, name, owner, public, created_ms FROM templates WHERE name = ?1";
             c.query_row(query, [&new.name], template)
         })
@@ -320,7 +323,10 @@ impl Records {
 
     /// Forgets a template with its builds.
     pub fn forget_template(&self, id: &str) -> Result<(), RecordError> {
-        self.with(|c| c.execute("DELETE FROM templates WHERE id = ?1", [id]).map(drop))
+        self.with(|c| {
+            c.execute("DELETE FROM templates WHERE id = ?1", [id])
+                .map(drop)
+        })
     }
 
     /// Enters a build.
@@ -354,7 +360,11 @@ impl Records {
         let query = format!(
             "SELECT {BUILD} FROM builds WHERE template = ?1 ORDER BY created_ms DESC, rowid DESC LIMIT 1000"
         );
-        self.with(|c| c.prepare_cached(&query)?.query_map([template], build)?.collect())
+        self.with(|c| {
+            c.prepare_cached(&query)?
+                .query_map([template], build)?
+                .collect()
+        })
     }
 
     /// Moves a build on from `from`; false if it was not there.
@@ -387,7 +397,12 @@ impl Records {
     }
 
     /// Moves tags of a template from whichever of its builds have them to `build`.
-    pub fn retag(&self, template: &str, build: Option<&str>, tags: &[String]) -> Result<(), RecordError> {
+    pub fn retag(
+        &self,
+        template: &str,
+        build: Option<&str>,
+        tags: &[String],
+    ) -> Result<(), RecordError> {
         for mut other in self.builds(template)? {
             let before = other.tags.clone();
             other.tags.retain(|t| !tags.contains(t));
@@ -397,7 +412,8 @@ impl Records {
             if other.tags != before {
                 self.with(|c| {
                     let change = "UPDATE builds SET tags = ?2 WHERE id = ?1";
-                    c.execute(change, params![other.id, json(&other.tags)]).map(drop)
+                    c.execute(change, params![other.id, json(&other.tags)])
+                        .map(drop)
                 })?;
             }
         }
@@ -428,7 +444,14 @@ impl Records {
                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
             let at = stored(now_ms());
             c.prepare_cached(insert)?
-                .execute(params![build, stored(number), at, level.name(), step, message])
+                .execute(params![
+                    build,
+                    stored(number),
+                    at,
+                    level.name(),
+                    step,
+                    message
+                ])
                 .map(drop)
         })
     }
@@ -495,7 +518,13 @@ fn line(row: &Row<'_>) -> rusqlite::Result<Line> {
 
 /// What people can read of a line: no control characters, and not too long.
 fn clean(message: &str) -> String {
-    let shown = |c: char| if c.is_control() && c != '\t' && c != '\u{1b}' { ' ' } else { c };
+    let shown = |c: char| {
+        if c.is_control() && c != '\t' && c != '\u{1b}' {
+            ' '
+        } else {
+            c
+        }
+    };
     let mut text: String = message.chars().map(shown).collect();
     if text.len() > MAX_LINE {
         let mut end = MAX_LINE;
@@ -579,8 +608,16 @@ mod tests {
     fn a_build_ends_once() {
         let (_dir, records) = records();
         records.enter_build(&a_build("b1", 1)).unwrap();
-        assert!(records.move_on("b1", Status::Waiting, Status::Building).unwrap());
-        assert!(!records.move_on("b1", Status::Waiting, Status::Building).unwrap());
+        assert!(
+            records
+                .move_on("b1", Status::Waiting, Status::Building)
+                .unwrap()
+        );
+        assert!(
+            !records
+                .move_on("b1", Status::Waiting, Status::Building)
+                .unwrap()
+        );
         records.succeed("b1", &["s".into()], "v").unwrap();
         let late = Reason {
             message: "too late".into(),
@@ -592,7 +629,11 @@ mod tests {
         records.enter_build(&a_build("b2", 2)).unwrap();
         assert_eq!(records.abandon(&late).unwrap(), 1);
         assert_eq!(records.build("b2").unwrap().unwrap().reason, Some(late));
-        assert_eq!(records.builds("t1").unwrap()[0].id, "b2", "the newest first");
+        assert_eq!(
+            records.builds("t1").unwrap()[0].id,
+            "b2",
+            "the newest first"
+        );
     }
 
     #[test]
@@ -613,11 +654,22 @@ mod tests {
         let (_dir, records) = records();
         records.enter_build(&a_build("b1", 1)).unwrap();
         for n in 0..10 {
-            let level = if n % 2 == 0 { Level::Debug } else { Level::Warn };
-            records.say("b1", n, level, Some("1"), &format!("line {n}\u{7}")).unwrap();
+            let level = if n % 2 == 0 {
+                Level::Debug
+            } else {
+                Level::Warn
+            };
+            records
+                .say("b1", n, level, Some("1"), &format!("line {n}\u{7}"))
+                .unwrap();
         }
         let numbers = |from, limit, backwards, level| {
-            let which = Lines { from, limit, backwards, level };
+            let which = Lines {
+                from,
+                limit,
+                backwards,
+                level,
+            };
             let lines = records.lines("b1", which).unwrap();
             lines.into_iter().map(|l| l.number).collect::<Vec<_>>()
         };
@@ -625,7 +677,12 @@ mod tests {
         assert_eq!(numbers(0, 2, false, Level::Info), [1, 3]);
         assert_eq!(numbers(9, 2, true, Level::Debug), [9, 8]);
         assert_eq!(numbers(10, 2, false, Level::Debug), [0_u64; 0]);
-        let which = Lines { from: 0, limit: 1, backwards: false, level: Level::Debug };
+        let which = Lines {
+            from: 0,
+            limit: 1,
+            backwards: false,
+            level: Level::Debug,
+        };
         assert_eq!(records.lines("b1", which).unwrap()[0].message, "line 0 ");
         records.forget_template("t1").unwrap();
         assert_eq!(records.build("b1").unwrap(), None);

@@ -57,7 +57,11 @@ impl Setting {
         let path = self.expand(word)?;
         Ok(match path.starts_with('/') {
             true => path,
-            false => format!("{}/{}", self.workdir.trim_end_matches('/'), path.trim_start_matches("./")),
+            false => format!(
+                "{}/{}",
+                self.workdir.trim_end_matches('/'),
+                path.trim_start_matches("./")
+            ),
         })
     }
 
@@ -147,13 +151,19 @@ mod tests {
     }
 
     fn env(pairs: &[(&str, &str)]) -> Action {
-        Action::Env(pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect())
+        Action::Env(
+            pairs
+                .iter()
+                .map(|(k, v)| (k.to_string(), v.to_string()))
+                .collect(),
+        )
     }
 
     #[test]
     fn variables_are_replaced_by_what_was_set_before_their_instruction() {
         let mut s = setting();
-        s.apply(&env(&[("PATH", "/opt/bin:$PATH"), ("COPY", "${PATH}")])).unwrap();
+        s.apply(&env(&[("PATH", "/opt/bin:$PATH"), ("COPY", "${PATH}")]))
+            .unwrap();
         assert_eq!(s.env["PATH"], "/opt/bin:/bin");
         assert_eq!(s.env["COPY"], "/bin");
         s.apply(&Action::Arg("V".into(), "1".into())).unwrap();
@@ -174,7 +184,12 @@ mod tests {
     #[test]
     fn directories_are_relative_to_the_one_before() {
         let mut s = setting();
-        for (word, workdir) in [("app", "/app"), ("./src/", "/app/src"), ("/", "/"), ("/srv/", "/srv")] {
+        for (word, workdir) in [
+            ("app", "/app"),
+            ("./src/", "/app/src"),
+            ("/", "/"),
+            ("/srv/", "/srv"),
+        ] {
             s.apply(&Action::Workdir(word.into())).unwrap();
             assert_eq!(s.workdir, workdir);
         }

@@ -128,7 +128,10 @@ pub fn is_archive(item: &Item) -> bool {
 pub async fn unpack(agent: &AgentClient, items: &[Item], to: &str) -> Result<(), Failure> {
     for item in items.iter().filter(|item| is_archive(item)) {
         let unreadable = |e| Failure::agent(&format!("read {}", item.name), e);
-        let mut reader = agent.read_stream(&item.path, Some(ROOT)).await.map_err(unreadable)?;
+        let mut reader = agent
+            .read_stream(&item.path, Some(ROOT))
+            .await
+            .map_err(unreadable)?;
         let mut piece = reader.next().await.map_err(unreadable)?;
         let gzip = piece.as_ref().is_some_and(|b| b.starts_with(&GZIP));
         if !gzip && !item.name.ends_with(".tar") {

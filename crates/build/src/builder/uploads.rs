@@ -70,7 +70,10 @@ impl Drop for Unfinished {
 impl Uploads {
     /// Those in `directory`. What nobody finished is removed.
     pub fn open(directory: PathBuf) -> io::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)?;
         let this = Self {
             directory,
             open: Mutex::default(),
@@ -146,13 +149,25 @@ impl Uploads {
     pub async fn begin(&self, word: &str) -> Result<Upload, UploadError> {
         let target = {
             let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-            let place = open.get(word).filter(|(_, since)| since.elapsed() < OPEN_FOR);
-            place.map(|(path, _)| path.clone()).ok_or(UploadError::Closed)?
+            let place = open
+                .get(word)
+                .filter(|(_, since)| since.elapsed() < OPEN_FOR);
+            place
+                .map(|(path, _)| path.clone())
+                .ok_or(UploadError::Closed)?
         };
         let owner = target.parent().unwrap_or(&self.directory);
-        DirBuilder::new().recursive(true).mode(0o700).create(owner)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(owner)?;
         let new = owner.join(format!("{UNFINISHED}{}", jiffy_host::new_id()?));
-        let file = File::options().create_new(true).write(true).mode(0o600).open(&new).await?;
+        let file = File::options()
+            .create_new(true)
+            .write(true)
+            .mode(0o600)
+            .open(&new)
+            .await?;
         Ok(Upload {
             file,
             hash: Sha256::new(),
@@ -253,8 +268,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let uploads = Uploads::open(dir.path().join("uploads")).unwrap();
         assert!(matches!(uploads.begin("x").await, Err(UploadError::Closed)));
-        for bad in ["", "..", "../../etc/passwd", &"g".repeat(64), &"a".repeat(63)] {
-            assert!(matches!(uploads.place(None, bad), Err(UploadError::Name(_))), "{bad}");
+        for bad in [
+            "",
+            "..",
+            "../../etc/passwd",
+            &"g".repeat(64),
+            &"a".repeat(63),
+        ] {
+            assert!(
+                matches!(uploads.place(None, bad), Err(UploadError::Name(_))),
+                "{bad}"
+            );
         }
     }
 }

@@ -19,12 +19,18 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), Failure> {
         return Err(Failure::of(format!("`{name}` is not a name for a user")));
     }
     let passwd = read(agent, "/etc/passwd").await?;
-    if passwd.lines().any(|line| line.split(':').next() == Some(name)) {
+    if passwd
+        .lines()
+        .any(|line| line.split(':').next() == Some(name))
+    {
         return Ok(());
     }
     let group = read(agent, "/etc/group").await?;
     let taken = |id: u32| {
-        let has = |text: &str| text.lines().any(|l| l.split(':').nth(2) == Some(&id.to_string()));
+        let has = |text: &str| {
+            text.lines()
+                .any(|l| l.split(':').nth(2) == Some(&id.to_string()))
+        };
         has(&passwd) || has(&group)
     };
     let id = (FIRST..LAST).find(|id| !taken(*id));
@@ -39,7 +45,13 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), Failure> {
     append(agent, "/etc/group", &group, &format!("{name}:x:{id}:\n")).await?;
     if agent.stat("/etc/shadow", Some(ROOT)).await.is_ok() {
         let shadow = read(agent, "/etc/shadow").await?;
-        append(agent, "/etc/shadow", &shadow, &format!("{name}:!:19000:0:99999:7:::\n")).await?;
+        append(
+            agent,
+            "/etc/shadow",
+            &shadow,
+            &format!("{name}:!:19000:0:99999:7:::\n"),
+        )
+        .await?;
     }
     if agent.stat("/etc/sudoers.d", Some(ROOT)).await.is_ok() {
         let line = format!("{name} ALL=(ALL) NOPASSWD:ALL\n");
@@ -54,7 +66,13 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), Failure> {
 }
 
 fn is_there(error: &ClientError) -> bool {
-    matches!(error, ClientError::Rpc { code: Code::AlreadyExists, .. })
+    matches!(
+        error,
+        ClientError::Rpc {
+            code: Code::AlreadyExists,
+            ..
+        }
+    )
 }
 
 async fn read(agent: &AgentClient, path: &str) -> Result<String, Failure> {
@@ -66,7 +84,13 @@ async fn read(agent: &AgentClient, path: &str) -> Result<String, Failure> {
 }
 
 async fn append(agent: &AgentClient, path: &str, before: &str, line: &str) -> Result<(), Failure> {
-    let gap = if before.is_empty() || before.ends_with('\n') { "" } else { "\n" };
-    let written = agent.write(path, Some(ROOT), format!("{before}{gap}{line}")).await;
+    let gap = if before.is_empty() || before.ends_with('\n') {
+        ""
+    } else {
+        "\n"
+    };
+    let written = agent
+        .write(path, Some(ROOT), format!("{before}{gap}{line}"))
+        .await;
     written.map_err(|e| Failure::agent(&format!("write {path}"), e))
 }

@@ -108,8 +108,13 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     followed.with_context(|| format!("cannot build template `{name}`"))?;
     let took = began.elapsed().as_secs_f64();
     match args.json {
-        true => println!("{}", json!({ "name": name, "templateID": template, "buildID": build, "seconds": took })),
-        false => println!("template {name}: ready after {took:.1} s; `jiffy create --template {name}` makes a sandbox of it"),
+        true => println!(
+            "{}",
+            json!({ "name": name, "templateID": template, "buildID": build, "seconds": took })
+        ),
+        false => println!(
+            "template {name}: ready after {took:.1} s; `jiffy create --template {name}` makes a sandbox of it"
+        ),
     }
     Ok(())
 }
@@ -228,7 +233,10 @@ async fn follow(client: &Client, path: &str, quiet: bool) -> anyhow::Result<()> 
             "ready" => return Ok(()),
             "error" => {
                 let why = status.reason.map(|r| r.message);
-                bail!("{}", why.unwrap_or_else(|| "the host does not say why".to_owned()))
+                bail!(
+                    "{}",
+                    why.unwrap_or_else(|| "the host does not say why".to_owned())
+                )
             }
             _ => tokio::time::sleep(LOOK).await,
         }
