@@ -32,8 +32,6 @@ impl Bench {
         fs::remove_file(&templates).unwrap();
         fs::create_dir(&templates).unwrap();
         symlink(real.join("base"), templates.join("base")).unwrap();
-        let images = real.with_file_name("images");
-        symlink(images, place.dir.path().join("images-of-base")).ok();
         let context = place.dir.path().join("context");
         fs::create_dir(&context).unwrap();
         Some(Self { place, context })

@@ -19,9 +19,6 @@ use std::time::{Duration, Instant};
 /// How long a disk may take to appear.
 const DISK_WAIT: Duration = Duration::from_secs(2);
 
-/// Letters of the disks with images, the lowest first: the second disk is the one that is written to.
-const IMAGE_DISKS: &[u8] = b"acdefgh";
-
 /// What this sandbox wrote, in overlayfs' own form. The directory lies beneath the root afterwards, where nothing finds it but
 /// this descriptor, which no program inherits.
 static WRITTEN: OnceLock<File> = OnceLock::new();
