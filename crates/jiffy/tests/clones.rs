@@ -347,9 +347,9 @@ fn the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clo
     let tokens: Vec<String> = family.iter().map(|id| wire::token(&place, id)).collect();
     assert!(differ(&tokens), "{tokens:?}");
     for (to, id) in family.iter().enumerate() {
-        assert_eq!(wire::read(&place, id, "/etc/hostname", None).0, 401);
+        assert_eq!(wire::read(&place, id, "/etc/os-release", None).0, 401);
         for (from, token) in tokens.iter().enumerate() {
-            let (status, name) = wire::read(&place, id, "/etc/hostname", Some(token));
+            let (status, name) = wire::read(&place, id, "/etc/os-release", Some(token));
             assert_eq!(status, if from == to { 200 } else { 401 }, "{from} {to}");
             assert!(from != to || !name.is_empty());
         }
