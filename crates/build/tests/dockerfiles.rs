@@ -35,7 +35,7 @@ fn shown(stage: &Stage) -> Vec<String> {
     };
     let mut lines = vec![format!("{name} from {from}")];
     lines.extend(stage.steps.iter().map(|step| match &step.action {
-        Action::AddUser(user) => format!("ADDUSER {user}"),
+        Action::AddUser(user) => format!("add user {user}"),
         Action::Run {
             command: Command::Line(line),
             ..

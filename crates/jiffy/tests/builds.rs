@@ -146,7 +146,7 @@ fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {
     // From the step that changed on.
     bench.file("app/main.sh", "#!/bin/sh\necho changed\n");
     let third = bench.built("hello", &["--build-arg", "WHO=you"]);
-    assert_eq!(cached(&third), 3, "{third:?}");
+    assert_eq!(cached(&third), 2, "{third:?}");
     assert_eq!(bench.run("hello", "app/main.sh"), "changed");
     let history = bench.place.ok(&["template", "history", "hello"]);
     assert!(history.contains("COPY . ."), "{history}");
@@ -174,7 +174,10 @@ fn a_step_that_fails_is_named_with_its_line_and_nothing_is_left() {
     assert!(!done.stderr.contains("echo never"), "{done:?}");
     assert!(bench.alive().is_empty());
     // The template is what it was, and the step that went well is not done again.
-    assert_eq!(bench.run("steps", "cat /one; ls /two 2>/dev/null"), "one");
+    assert_eq!(
+        bench.run("steps", "cat /one; ls /two 2>/dev/null || true"),
+        "one"
+    );
     bench.file(
         "Dockerfile",
         "FROM base\nUSER root\nRUN echo two > /two\n\nRUN echo mended\n",

@@ -376,7 +376,7 @@ fn templates() -> Vec<Operation> {
             "Send files, as a link says; needs no key",
         )
         .answers_with(200, "Kept")
-        .refuses(&[413, 501])
+        .refuses(&[400, 404, 413, 501])
         .open(),
         Operation::post(
             "/v2/templates/{templateID}/builds/{buildID}",
@@ -416,11 +416,11 @@ fn templates() -> Vec<Operation> {
         )
         .takes("AddTags")
         .answers(201, "It has them", schema("AddedTags"))
-        .refuses(&[501]),
+        .refuses(&[404, 501]),
         Operation::delete("/templates/tags", "removeTags", "Take tags from a template")
             .takes("RemoveTags")
             .answers_nothing()
-            .refuses(&[501]),
+            .refuses(&[404, 501]),
         Operation::new(
             Method::PATCH,
             "/v2/templates/{templateID}",

@@ -107,6 +107,9 @@ pub async fn inline(
     for (name, content) in files {
         let mut header = tar::Header::new_gnu();
         header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
         header.set_size(u64::try_from(content.len()).unwrap_or(u64::MAX));
         let added = archive.append_data(&mut header, name, content.as_bytes());
         added.map_err(|e| Failure::of(format!("`{name}` cannot be a file: {e}")))?;
