@@ -369,7 +369,7 @@ fn templates() -> Vec<Operation> {
             "Whether files are there, and where to send them to with `PUT`, as a tar, perhaps gzipped",
         )
         .answers(201, "A link that holds for an hour", schema("UploadLink"))
-        .refuses(&[429, 501]),
+        .refuses(&[403, 429, 501]),
         Operation::put(
             "/templates/uploads/{word}",
             "upload",
