@@ -221,7 +221,8 @@ fn a_vmm_that_hangs_is_ended_and_told_as_such() {
         signal(vmm, Signal::SIGSTOP);
     }
     assert_eq!(state(&place, &id), "broken");
-    assert!(cause(&place, &id).contains("did not answer"));
+    let told = cause(&place, &id);
+    assert!(told.contains("did not answer"), "{told}");
     assert!(vmms.iter().all(|&vmm| !alive(vmm)));
 }
 
