@@ -159,6 +159,12 @@ async fn names_that_cannot_be_or_are_taken_are_refused() {
         request(&api, &api.admin, "base").await.refused(409),
         "name_taken"
     );
+    request(&api, &api.admin, "mine").await.expect(202);
+    let body = json!({ "name": "mine", "tags": ["\u{1}%"] });
+    let taken = api
+        .call_as(&api.admin, "DELETE", "/templates/tags", body)
+        .await;
+    assert_eq!(taken.refused(400), "invalid_request");
     let large = json!({ "name": "x", "cpuCount": 200 });
     api.post("/v3/templates", large).await.expect(400);
 }

@@ -45,9 +45,9 @@ test('a restricted sandbox wants its token', limit, async (t) => {
 })
 
 test('rules are kept, shown and replaced as a whole', limit, async (t) => {
-  const ruled = await create(t, 'base', { network: { allowOut: ['10.1.2.0/24', 'example.com'], denyOut: ({ allTraffic }) => [allTraffic] } })
+  const ruled = await create(t, 'base', { network: { allowOut: ['8.8.8.0/24', 'example.com'], denyOut: ({ allTraffic }) => [allTraffic] } })
   assert.deepEqual((await ruled.getInfo()).network.denyOut, ['0.0.0.0/0'])
-  assert.deepEqual((await ruled.getInfo()).network.allowOut, ['10.1.2.0/24', 'example.com'])
+  assert.deepEqual((await ruled.getInfo()).network.allowOut, ['8.8.8.0/24', 'example.com'])
   await ruled.updateNetwork({ denyOut: ['192.0.2.0/24'] })
   const told = (await ruled.getInfo()).network
   assert.deepEqual(told.denyOut, ['192.0.2.0/24'])

@@ -29,7 +29,7 @@ def routed(sandbox, port=8080):
 
 
 async def test_rules_are_kept_shown_and_replaced_as_a_whole(sdk, create):
-    network = {"allow_out": ["10.1.2.0/24", "example.com", "*.example.org"], "deny_out": ["0.0.0.0/0"], "mask_request_host": "localhost:${PORT}"}
+    network = {"allow_out": ["8.8.8.0/24", "example.com", "*.example.org"], "deny_out": ["0.0.0.0/0"], "mask_request_host": "localhost:${PORT}"}
     sandbox = await create(network=network, allow_internet_access=True)
     told = (await sdk(sandbox.get_info)).network
     assert told["allow_out"] == network["allow_out"]

@@ -13,6 +13,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
 use jiffy_build::{Builder, BuilderError, Level, Lines, NewBuild, RecordError, UploadError};
 use jiffy_engine::Engine;
+use jiffy_image::TemplateError;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -32,7 +33,9 @@ impl From<BuilderError> for ApiError {
             }
             B::Taken(_) => Self::conflict("name_taken", message),
             B::Started(_) => Self::conflict("build_started", message),
-            B::UnknownTemplate(_) => Self::not_found("template_not_found", message),
+            B::UnknownTemplate(_) | B::Template(TemplateError::Unknown { .. }) => {
+                Self::not_found("template_not_found", message)
+            }
             B::UnknownBuild { .. } => Self::not_found("build_not_found", message),
             B::Upload(UploadError::Closed) => Self::not_found("upload_not_found", message),
             B::Upload(UploadError::TooLarge) => {

@@ -557,6 +557,9 @@ impl<E: Engine> Builder<E> {
         template: &TemplateRecord,
         tags: &[String],
     ) -> Result<(), BuilderError> {
+        for tag in tags {
+            check_name(&job::tagged(&template.name, tag))?;
+        }
         let (templates, name, gone) = (
             self.0.templates.clone(),
             template.name.clone(),
