@@ -575,7 +575,8 @@ impl<E: Engine> Builder<E> {
             Ok(())
         };
         blocking(work).await??;
-        Ok(self.0.records.retag(&template.id, None, tags)?)
+        self.0.records.retag(&template.id, None, tags)?;
+        self.sweep().await
     }
 
     /// Removes a template with all its tags and builds. Sandboxes that run of it go on.
@@ -588,6 +589,15 @@ impl<E: Engine> Builder<E> {
         tags.push(DEFAULT_TAG.to_owned());
         self.untag(template, &tags).await?;
         Ok(self.0.records.forget_template(&template.id)?)
+    }
+
+    /// What waits to become a sandbox of what is no template any more need not wait for the next sweep.
+    async fn sweep(&self) -> Result<(), BuilderError> {
+        let sandboxes = self.0.sandboxes.clone();
+        if let Err(e) = blocking(move || sandboxes.sweep()).await? {
+            tracing::warn!("what removed templates leave stays for now: {e}");
+        }
+        Ok(())
     }
 
     /// Removes what makes later builds faster, if it was not used for so long: steps and uploads. Returns how many there were.
