@@ -170,7 +170,11 @@ impl MicroVmEngine {
         let manifest = self.host.templates().manifest_path(template);
         let manifest = manifest.map_err(io::Error::other)?;
         let programs = self.host.programs();
-        Ok([of(&manifest)?, of(&programs.vmm)?, of(&programs.agent)?])
+        Ok([
+            of(&manifest)?,
+            of(programs.vmm.path())?,
+            of(&programs.agent)?,
+        ])
     }
 
     /// The very version that a snapshot was taken of, whatever the template is now.

@@ -1,5 +1,6 @@
 //! Where the other two programs of Jiffy are.
 
+use jiffy_microvm::Vmm;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
@@ -7,32 +8,52 @@ use std::{env, fs, io};
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// `jiffy-vmm`.
-    pub vmm: PathBuf,
+    pub vmm: Vmm,
     /// `jiffy-agent`, which goes into the guest.
     pub agent: PathBuf,
 }
 
-/// A program that is not there.
+/// Why there are no programs to use.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot find {name} ({why}): run `make build`, or name it in {variable}")]
-pub struct ProgramError {
-    name: &'static str,
-    why: String,
-    variable: &'static str,
+pub enum ProgramError {
+    /// It is not there.
+    #[error("cannot find {name} ({why}): run `make build`, or name it in {variable}")]
+    Missing {
+        /// Its name.
+        name: &'static str,
+        /// Where it was looked for.
+        why: String,
+        /// What names it.
+        variable: &'static str,
+    },
+    /// Nobody knows how VMMs are to be confined.
+    #[error("JIFFY_JAIL is {0:?}; it may be `on`, `off`, or not set (on for root)")]
+    Jail(String),
 }
 
 impl Programs {
-    /// `$JIFFY_VMM` and `$JIFFY_AGENT`, else beside the running program, else in `../lib/jiffy` from there.
+    /// `$JIFFY_VMM` and `$JIFFY_AGENT`, else beside the running program, else in `../lib/jiffy` from there. VMMs are jailed as
+    /// `$JIFFY_JAIL` says: `on`, `off`, or, if nothing does, if the caller is root.
     pub fn find() -> Result<Self, ProgramError> {
         Ok(Self {
-            vmm: find("jiffy-vmm", "JIFFY_VMM")?,
+            vmm: Vmm::new(find("jiffy-vmm", "JIFFY_VMM")?, jailed()?),
             agent: find("jiffy-agent", "JIFFY_AGENT")?,
         })
     }
 }
 
+fn jailed() -> Result<bool, ProgramError> {
+    let word = env::var_os("JIFFY_JAIL").unwrap_or_default();
+    match word.to_str() {
+        Some("") => Ok(nix::unistd::Uid::effective().is_root()),
+        Some("on") => Ok(true),
+        Some("off") => Ok(false),
+        _ => Err(ProgramError::Jail(word.to_string_lossy().into_owned())),
+    }
+}
+
 fn find(name: &'static str, variable: &'static str) -> Result<PathBuf, ProgramError> {
-    let failed = |why: String| ProgramError {
+    let failed = |why: String| ProgramError::Missing {
         name,
         why,
         variable,

@@ -159,13 +159,13 @@ fn a_shell_on_a_terminal_is_usable() {
     assert!(seen.contains("/dev/pts/"), "{seen}");
     // Ctrl-C interrupts what runs, not the shell.
     read_until(&mut terminal, "$ ");
-    terminal.write_all(b"sleep 600\n").unwrap();
-    read_until(&mut terminal, "sleep 600");
-    wait_for("the interrupt to be taken", || {
-        terminal.write_all(b"\x03").unwrap();
-        let seen = read_until(&mut terminal, "^C");
-        Some(seen)
-    });
+    // Not before it is the program in the foreground, which is whom the terminal sends the signal to.
+    terminal
+        .write_all(b"bash -c 'echo sleeping-$((600)); exec sleep 600'\n")
+        .unwrap();
+    read_until(&mut terminal, "sleeping-600");
+    terminal.write_all(b"\x03").unwrap();
+    read_until(&mut terminal, "^C");
     read_until(&mut terminal, "$ ");
     // A new size reaches the program.
     resize(&terminal, 44, 122);

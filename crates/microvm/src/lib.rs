@@ -9,6 +9,7 @@ mod adopt;
 mod driver;
 mod greeting;
 pub mod host_kvm;
+mod jail;
 mod link;
 mod mark;
 mod process;
@@ -22,6 +23,7 @@ mod waiting;
 
 pub use adopt::{AdoptError, AdoptSpec, end_others};
 pub use greeting::GreetingError;
+pub use jail::{JailError, Vmm};
 pub use mark::VmmMark;
 pub use restore::{MemoryPolicy, RestoreSpec};
 pub use saving::SaveError;

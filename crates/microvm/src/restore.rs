@@ -2,6 +2,7 @@
 
 use crate::driver::Step;
 use crate::host_kvm;
+use crate::jail::Vmm;
 use crate::saving::add;
 use crate::spec::{NetSpec, stack};
 use crate::vm::{BootError, Launch, MicroVm, ring};
@@ -12,7 +13,6 @@ use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, Request, VsockConfig};
 use jiffy_snapshot::{Hold, Layer, Lineage, SnapshotError};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::time::Instant;
 use tokio::sync::mpsc;
 
@@ -31,7 +31,7 @@ pub enum MemoryPolicy {
 #[derive(Debug)]
 pub struct RestoreSpec {
     /// The `jiffy-vmm` program.
-    pub vmm: PathBuf,
+    pub vmm: Vmm,
     /// The snapshot and all below it.
     pub lineage: Lineage,
     /// Images of the root file system it was booted with, the lowest first.

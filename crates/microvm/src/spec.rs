@@ -1,12 +1,12 @@
 //! What a microVM is made of.
 
+use crate::jail::Vmm;
 use jiffy_engine::SandboxSize;
 use jiffy_proto::agent::Identity;
 use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, VmConfig, VsockConfig};
 use jiffy_proto::{agent, vm};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
 
 /// Quiet boot; panics reboot at once so that they are noticed; huge pages as our guests profit from them; no bounce buffers, which
 /// would take 64 MiB from every guest with memory above 4 GiB and which none of our devices needs.
@@ -17,7 +17,7 @@ const CMDLINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 reboot=k noreplac
 #[derive(Debug)]
 pub struct BootSpec {
     /// The `jiffy-vmm` program.
-    pub vmm: PathBuf,
+    pub vmm: Vmm,
     /// Uncompressed guest kernel.
     pub kernel: File,
     /// Initial RAM file system with the agent as `/init`.

@@ -3,28 +3,26 @@
 use crate::driver::{Driver, Step};
 use crate::greeting::GreetingError;
 use crate::host_kvm::{self, KvmError};
+use crate::jail::{JailError, Vmm};
 use crate::link::Link;
 use crate::process::{Kept, Process};
 use crate::saving::Saving;
 use crate::spec::BootSpec;
 use crate::verdict::printable;
-use command_fds::{CommandFdExt, FdMapping};
 use jiffy_engine::{BootMode, BootReport, SandboxEnd};
 use jiffy_proto::agent::Identity;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::console::ConsoleRing;
-use jiffy_proto::vm::{CONTROL_FD, Request};
+use jiffy_proto::vm::Request;
 use jiffy_snapshot::{Hold, SnapshotError};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
-use tokio::process::{Child, Command};
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -51,6 +49,9 @@ pub enum BootError {
         /// Why not.
         source: io::Error,
     },
+    /// It could not be confined.
+    #[error(transparent)]
+    Jail(#[from] JailError),
     /// A host resource is missing.
     #[error("{what}: {source}")]
     Host {
@@ -172,7 +173,7 @@ pub(crate) struct Parts {
 
 /// What differs between the ways to start a VMM.
 pub(crate) struct Launch<'a> {
-    pub vmm: &'a std::path::Path,
+    pub vmm: &'a Vmm,
     /// None: it is told later.
     pub identity: Option<Identity>,
     pub mode: BootMode,
@@ -225,7 +226,7 @@ impl MicroVm {
         overlay: File,
     ) -> Result<(Self, mpsc::Receiver<Step>), BootError> {
         let (channel, theirs) = Channel::pair()?;
-        let child = spawn(launch.vmm, theirs)?;
+        let child = launch.vmm.spawn(theirs)?;
         let pid = child.id().unwrap_or(0);
         let kept = Kept::default();
         let process = Process::child(child, kept.clone());
@@ -429,27 +430,6 @@ impl Drop for MicroVm {
         // The driver owns the process, which is killed with it unless it is kept.
         self.driver.abort();
     }
-}
-
-fn spawn(vmm: &std::path::Path, control: OwnedFd) -> Result<Child, BootError> {
-    let failed = |source| BootError::Spawn {
-        path: vmm.to_owned(),
-        source,
-    };
-    let mut command = std::process::Command::new(vmm);
-    command
-        .env_clear()
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::inherit())
-        .fd_mappings(vec![FdMapping {
-            parent_fd: control,
-            child_fd: CONTROL_FD,
-        }])
-        .map_err(|e| failed(io::Error::other(e)))?;
-    // Signals of the terminal are for the command in the guest, not for the VMM.
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    Command::from(command).spawn().map_err(failed)
 }
 
 fn micros(duration: Duration) -> u64 {

@@ -15,6 +15,28 @@ pub const PROTOCOL: u32 = 1;
 /// The descriptor on which a `jiffy-vmm` process finds its control socket.
 pub const CONTROL_FD: i32 = 3;
 
+/// How a `jiffy-vmm` process is told in which surroundings it lives.
+pub mod jail {
+    /// Argument of a process that makes the namespaces that VMMs enter. It says [`READY`] on standard output when they are there,
+    /// waits for a byte on standard input (its user namespace has its map now), says [`READY`] when there is no file system in them
+    /// any more, and leaves when standard input is closed.
+    pub const MAKE_ARGUMENT: &str = "--make-namespaces";
+    /// Argument of a VMM that enters them, and takes a user of its own there, before it reads a word. They are the descriptors from
+    /// [`FIRST_FD`] on, in the order of [`NAMESPACES`].
+    pub const ENTER_ARGUMENT: &str = "--jailed";
+    /// That step is done.
+    pub const READY: u8 = b'+';
+    /// The first namespace's descriptor.
+    pub const FIRST_FD: i32 = super::CONTROL_FD + 1;
+    /// Names in `/proc/PID/ns`. The first owns the others.
+    pub const NAMESPACES: [&str; 5] = ["user", "net", "ipc", "uts", "mnt"];
+    /// User (and group) on the host of a VMM with process id 0. Process ids are unique, and so are the users; the range is above those
+    /// that distributions and systemd hand out (<https://systemd.io/UIDS-GIDS/>).
+    pub const FIRST_UID: u32 = 1_900_000_000;
+    /// So many users are in the map: one more than Linux's largest process id (`PID_MAX_LIMIT`).
+    pub const UIDS: u32 = (1 << 22) + 1;
+}
+
 /// Host to VMM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]

@@ -4,6 +4,7 @@ mod keep;
 mod snapshot;
 
 use crate::error::VmmError;
+use crate::jail;
 use crate::machine::bus::{SharedDevice, lock};
 use crate::machine::vcpu::{VcpuEnd, Vcpus};
 use crate::machine::{Descriptors, ExitCounters, Machine, Slot, build, restore};
@@ -13,11 +14,11 @@ use crate::virtio::balloon::Balloon;
 use crate::virtio::vsock::{ConnectError, GuestConnect, Vsock};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::snapshot::RestoreConfig;
+use jiffy_proto::vm::jail::MAKE_ARGUMENT;
 use jiffy_proto::vm::{CONTROL_FD, Event, Request, StartTimes, StopCause, VmConfig};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use snapshot::{Copying, Undecided};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -35,6 +36,9 @@ const SLOT_COPIED: u32 = 4;
 /// The whole program.
 pub fn run() -> ExitCode {
     let began = Instant::now();
+    if std::env::args().nth(1).as_deref() == Some(MAKE_ARGUMENT) {
+        return jail::make_namespaces();
+    }
     // SAFETY: fcntl with F_GETFD reads nothing but the descriptor table.
     if unsafe { libc::fcntl(CONTROL_FD, libc::F_GETFD) } < 0 {
         eprintln!(
@@ -42,9 +46,12 @@ pub fn run() -> ExitCode {
         );
         return ExitCode::from(2);
     }
-    raise_descriptor_limit();
+    let confined = jail::confine(std::env::args().nth(1).as_deref());
     // SAFETY: the descriptor is open (checked above) and nothing else in this process uses it.
     let control = Channel::new(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) });
+    if let Err(e) = confined {
+        return finish(&control, &e.into());
+    }
     let (origin, fds) = match control.recv::<Request>() {
         Ok((Request::Start(config), fds)) => (Origin::Boot(config), fds),
         Ok((Request::Restore(config), fds)) => (Origin::Snapshot(config), fds),
@@ -66,17 +73,6 @@ pub fn run() -> ExitCode {
     };
     link.send(&Event::Stopped(cause), &[]);
     ExitCode::SUCCESS
-}
-
-/// Every vsock connection is a descriptor here: takes all that the hard limit allows. Without it a shell's 1024 would have to
-/// do for the machine's own and [`MAX_CONNECTIONS`](crate::virtio::vsock::MAX_CONNECTIONS).
-fn raise_descriptor_limit() {
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && soft < hard
-    {
-        // Fewer connections are the only consequence of a refusal.
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-    }
 }
 
 fn finish(control: &Channel, cause: &StopCause) -> ExitCode {

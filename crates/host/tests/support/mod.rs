@@ -41,7 +41,10 @@ pub fn programs() -> Programs {
         path
     };
     Programs {
-        vmm: program("jiffy-vmm"),
+        vmm: jiffy_microvm::Vmm::new(
+            program("jiffy-vmm"),
+            nix::unistd::Uid::effective().is_root(),
+        ),
         agent: program("jiffy-agent"),
     }
 }

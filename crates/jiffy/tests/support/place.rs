@@ -104,7 +104,6 @@ impl Place {
         let pid = Pid::from_raw(daemon.try_into().unwrap());
         kill(pid, Signal::SIGKILL).unwrap();
         self.daemon_went();
-        // While it goes its children are not yet nobody's: of those that are stopped then, the kernel would make an end.
         wait_for("the last of the daemon", || (!alive(daemon)).then_some(()));
     }
 

@@ -1,0 +1,175 @@
+//! The surroundings of VMM processes: namespaces made once, in which there is nothing, and a process namespace for each.
+//!
+//! What a VMM then does to itself is in `crates/vmm/src/jail.rs`.
+
+use crate::vm::BootError;
+use command_fds::{CommandFdExt, FdMapping};
+use jiffy_proto::vm::CONTROL_FD;
+use jiffy_proto::vm::jail::{
+    ENTER_ARGUMENT, FIRST_FD, FIRST_UID, MAKE_ARGUMENT, NAMESPACES, READY, UIDS,
+};
+use nix::sched::{CloneFlags, setns, unshare};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::process::Child;
+
+/// The VMM program, and how its processes are confined.
+#[derive(Debug, Clone)]
+pub struct Vmm {
+    path: PathBuf,
+    /// None: they run as who starts them.
+    jail: Option<Arc<Mutex<Option<Namespaces>>>>,
+}
+
+/// The VMM's surroundings could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot confine the VMM: {what}: {source}; the host must allow root to make user namespaces (sysctl user.max_user_namespaces), \
+     or JIFFY_JAIL=off must allow VMMs that run as the user who starts them"
+)]
+pub struct JailError {
+    what: &'static str,
+    source: io::Error,
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> JailError {
+    move |source| JailError { what, source }
+}
+
+/// Descriptors of [`NAMESPACES`].
+type Namespaces = Vec<OwnedFd>;
+
+impl Vmm {
+    /// The program at `path`. With `jailed` its processes have users and namespaces of their own, for which the caller must be root.
+    pub fn new(path: PathBuf, jailed: bool) -> Self {
+        let jail = jailed.then(Arc::default);
+        Self { path, jail }
+    }
+
+    /// Where the program is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether its processes are jailed.
+    pub fn is_jailed(&self) -> bool {
+        self.jail.is_some()
+    }
+
+    /// Makes what its processes live in, if that is not done yet. The first process would wait for it otherwise.
+    pub fn prepare(&self) -> Result<(), JailError> {
+        self.namespaces().map(drop)
+    }
+
+    /// The namespaces that a process is to enter.
+    pub fn namespaces(&self) -> Result<Option<Vec<OwnedFd>>, JailError> {
+        let Some(jail) = &self.jail else {
+            return Ok(None);
+        };
+        let mut made = jail.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.is_none() {
+            *made = Some(make(&self.path)?);
+        }
+        let duplicates = made.iter().flatten().map(OwnedFd::try_clone);
+        let duplicates = duplicates.collect::<io::Result<_>>();
+        Ok(Some(duplicates.map_err(failed("duplicating descriptors"))?))
+    }
+
+    /// Starts a process with its end of the control socket. Must be called inside a tokio runtime.
+    pub(crate) fn spawn(&self, control: OwnedFd) -> Result<Child, BootError> {
+        let failed = |source| BootError::Spawn {
+            path: self.path.clone(),
+            source,
+        };
+        let mut command = Command::new(&self.path);
+        command
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit());
+        let mut mappings = vec![FdMapping {
+            parent_fd: control,
+            child_fd: CONTROL_FD,
+        }];
+        let namespaces = self.namespaces()?;
+        let jailed = namespaces.is_some();
+        for (child_fd, parent_fd) in (FIRST_FD..).zip(namespaces.unwrap_or_default()) {
+            mappings.push(FdMapping {
+                parent_fd,
+                child_fd,
+            });
+        }
+        if jailed {
+            command.arg(ENTER_ARGUMENT);
+        }
+        command
+            .fd_mappings(mappings)
+            .map_err(|e| failed(io::Error::other(e)))?;
+        let start = || tokio::process::Command::from(command).spawn();
+        match jailed {
+            true => in_process_namespace(start)?.map_err(failed),
+            false => start().map_err(failed),
+        }
+    }
+}
+
+/// Runs `start` on this thread; the one process that it starts is the first of a process namespace.
+fn in_process_namespace<T>(start: impl FnOnce() -> T) -> Result<T, JailError> {
+    let own = File::open("/proc/self/ns/pid").map_err(failed("opening /proc/self/ns/pid"))?;
+    unshare(CloneFlags::CLONE_NEWPID)
+        .map_err(|e| failed("making a process namespace")(e.into()))?;
+    let started = start();
+    // Without this the thread could not start others any more.
+    setns(&own, CloneFlags::CLONE_NEWPID)
+        .map_err(|e| failed("going back to the process namespace")(e.into()))?;
+    Ok(started)
+}
+
+/// Has the program make the namespaces, and takes hold of them.
+fn make(program: &Path) -> Result<Namespaces, JailError> {
+    let mut maker = Command::new(program)
+        .arg(MAKE_ARGUMENT)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(failed("starting the VMM program"))?;
+    let (stdin, stdout) = (maker.stdin.take(), maker.stdout.take());
+    let made = match (stdin, stdout) {
+        (Some(stdin), Some(stdout)) => hold(maker.id(), stdin, stdout),
+        _ => Err(io::ErrorKind::BrokenPipe.into()),
+    };
+    // It leaves when its standard input is closed.
+    let left = maker.wait_with_output();
+    made.map_err(|e| {
+        let said = left.map(|left| String::from_utf8_lossy(&left.stderr).trim().to_owned());
+        let said = said.ok().filter(|said| !said.is_empty());
+        failed("making namespaces")(said.map_or(e, io::Error::other))
+    })
+}
+
+fn hold(maker: u32, mut say: impl Write, mut said: impl Read) -> io::Result<Namespaces> {
+    let mut wait = || {
+        let mut word = [0];
+        said.read_exact(&mut word)?;
+        match word {
+            [READY] => Ok(()),
+            _ => Err(io::Error::other("the VMM program is of another version")),
+        }
+    };
+    let process = PathBuf::from(format!("/proc/{maker}"));
+    wait()?;
+    let map = format!("0 {FIRST_UID} {UIDS}");
+    for file in ["uid_map", "gid_map"] {
+        fs::write(process.join(file), &map)?;
+    }
+    say.write_all(&[READY])?;
+    wait()?;
+    let open = |name| File::open(process.join("ns").join(name)).map(OwnedFd::from);
+    NAMESPACES.iter().map(open).collect()
+}

@@ -1,0 +1,201 @@
+//! What a VMM process gives up before it reads a word of anybody: its user, its capabilities, its file systems, its network, the
+//! sight of other processes.
+//!
+//! Whoever starts it has made the namespaces in advance (with [`make_namespaces`], once for all of its VMMs: they are empty, and
+//! nothing can be put into them) and a process namespace for it alone. Seccomp comes later, when the threads' work begins
+//! ([`crate::seccomp`]).
+
+use crate::error::VmmError;
+use caps::{CapSet, Capability};
+use jiffy_proto::vm::CONTROL_FD;
+use jiffy_proto::vm::jail::{ENTER_ARGUMENT, FIRST_FD, NAMESPACES, READY};
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError,
+    Scope,
+};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::{Gid, Uid, chdir, pivot_root, setgroups, setresgid, setresuid, setsid};
+use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Threads and processes of one VMM at a time: its vCPUs, its event loop, and the writers of its snapshots.
+const MAX_TASKS: u64 = 64;
+/// A directory that every host has, and that nobody needs in the new root.
+const STAND_IN: &str = "/proc";
+
+/// Confines this process, which must have one thread only. With [`ENTER_ARGUMENT`] all of it; else what a process without rights can
+/// do to itself.
+pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
+    let failed = |what: &'static str| move |e: nix::Error| VmmError::host(what, e);
+    // A terminal's signals are for the command in the guest; and if the starter ends while this process is stopped, the kernel
+    // would end it as one that nobody can continue any more.
+    let _ = setsid();
+    limit_resources().map_err(failed("setting resource limits"))?;
+    match argument {
+        None => {}
+        Some(ENTER_ARGUMENT) => {
+            let me = process_id()?;
+            enter_namespaces().map_err(failed("entering the namespaces of the jail"))?;
+            close_from(FIRST_FD)?;
+            be_nobody(me)?;
+        }
+        Some(other) => {
+            let reason = format!("unknown argument {other:?}");
+            return Err(VmmError::Config(reason));
+        }
+    }
+    close_from(CONTROL_FD + 1)?;
+    prctl::set_no_new_privs().map_err(failed("no_new_privs"))?;
+    restrict_by_landlock().map_err(|e| VmmError::host("landlock", e))
+}
+
+/// Every vsock connection is a descriptor: takes all that the hard limit allows. Without it a shell's 1024 would have to do for the
+/// machine's own and [`MAX_CONNECTIONS`](crate::virtio::vsock::MAX_CONNECTIONS).
+fn limit_resources() -> nix::Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < hard {
+        // Fewer connections are the only consequence of a refusal.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+    // A core file would hold the guest's memory.
+    setrlimit(Resource::RLIMIT_CORE, 0, 0)
+}
+
+/// This process as the host sees it. In a process namespace of its own it is 1.
+fn process_id() -> Result<u32, VmmError> {
+    let failed = |e: &dyn std::fmt::Display| VmmError::host("reading /proc/self", e);
+    let link = std::fs::read_link("/proc/self").map_err(|e| failed(&e))?;
+    let name = link.to_string_lossy();
+    name.parse().map_err(|e| failed(&e))
+}
+
+fn enter_namespaces() -> nix::Result<()> {
+    for (fd, _) in (FIRST_FD..).zip(NAMESPACES) {
+        // SAFETY: the starter put the namespaces here; one that is not open is refused by the kernel.
+        let namespace = unsafe { BorrowedFd::borrow_raw(fd) };
+        setns(namespace, CloneFlags::empty())?;
+    }
+    // The root of the namespace, which is empty.
+    chdir("/")
+}
+
+fn close_from(first: i32) -> Result<(), VmmError> {
+    let first = u32::try_from(first).unwrap_or(u32::MAX);
+    // SAFETY: nothing in this process owns a descriptor above the control socket yet.
+    match unsafe { libc::close_range(first, u32::MAX, 0) } {
+        0 => Ok(()),
+        _ => Err(VmmError::host(
+            "closing descriptors",
+            io::Error::last_os_error(),
+        )),
+    }
+}
+
+/// Becomes the user `id` of the namespace, who has no rights at all.
+fn be_nobody(id: u32) -> Result<(), VmmError> {
+    let failed = |what: &'static str| move |e: nix::Error| VmmError::host(what, e);
+    let without = |what: &'static str| move |e: caps::errors::CapsError| VmmError::host(what, e);
+    // Counted per user, of whom this process is the only one.
+    setrlimit(Resource::RLIMIT_NPROC, MAX_TASKS, MAX_TASKS).map_err(failed("limiting tasks"))?;
+    setgroups(&[]).map_err(failed("leaving all groups"))?;
+    let group = Gid::from_raw(id);
+    setresgid(group, group, group).map_err(failed("changing the group"))?;
+    let user = Uid::from_raw(id);
+    setresuid(user, user, user).map_err(failed("changing the user"))?;
+    let bounding = caps::read(None, CapSet::Bounding).map_err(without("reading capabilities"))?;
+    for capability in bounding {
+        // One that this kernel does not know cannot be had either.
+        let _ = caps::drop(None, CapSet::Bounding, capability);
+    }
+    for set in [
+        CapSet::Ambient,
+        CapSet::Inheritable,
+        CapSet::Effective,
+        CapSet::Permitted,
+    ] {
+        caps::clear(None, set).map_err(without("dropping capabilities"))?;
+    }
+    let kept = caps::has_cap(None, CapSet::Permitted, Capability::CAP_SYS_ADMIN);
+    match kept.map_err(without("reading capabilities"))? {
+        false => Ok(()),
+        true => Err(VmmError::host(
+            "dropping capabilities",
+            "they are still there",
+        )),
+    }
+}
+
+/// A second wall, where the kernel has it: no path, no port, no socket or signal beyond this process.
+fn restrict_by_landlock() -> Result<(), RulesetError> {
+    let abi = ABI::V6;
+    Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(abi))?
+        .handle_access(AccessNet::from_all(abi))?
+        .scope(Scope::from_all(abi))?
+        .create()?
+        .restrict_self()?;
+    Ok(())
+}
+
+/// The program that makes the namespaces: they live as long as it, or as somebody holds them.
+pub fn make_namespaces() -> ExitCode {
+    match make() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("jiffy-vmm: making the namespaces of the jail: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn make() -> io::Result<()> {
+    let (mut said, mut say) = (io::stdin().lock(), io::stdout().lock());
+    unshare(
+        CloneFlags::CLONE_NEWUSER
+            | CloneFlags::CLONE_NEWNET
+            | CloneFlags::CLONE_NEWIPC
+            | CloneFlags::CLONE_NEWUTS
+            | CloneFlags::CLONE_NEWNS,
+    )?;
+    say.write_all(&[READY])?;
+    say.flush()?;
+    said.read_exact(&mut [0])?;
+    // The map has it that this is nobody on the host; until then it was nobody here.
+    setresgid(Gid::from_raw(0), Gid::from_raw(0), Gid::from_raw(0))?;
+    setresuid(Uid::from_raw(0), Uid::from_raw(0), Uid::from_raw(0))?;
+    nix::unistd::sethostname("jail")?;
+    // Nobody in here makes further ones, in which they would have rights again.
+    for kind in ["user", "mnt", "net", "ipc", "uts", "pid", "cgroup", "time"] {
+        std::fs::write(format!("/proc/sys/user/max_{kind}_namespaces"), "0")?;
+    }
+    leave_all_files()?;
+    say.write_all(&[READY])?;
+    say.flush()?;
+    // Until it is not needed any more.
+    said.read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// Makes a root that is empty, and takes everything else out of reach.
+fn leave_all_files() -> nix::Result<()> {
+    const NONE: Option<&str> = None;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(NONE, "/", NONE, private, NONE)?;
+    let sealed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    // One inode: the directory itself.
+    let options = Some("mode=555,size=4k,nr_inodes=1");
+    mount(Some("tmpfs"), STAND_IN, Some("tmpfs"), sealed, options)?;
+    chdir(STAND_IN)?;
+    // The old root comes to lie on the new one, and is taken off.
+    pivot_root(Path::new("."), Path::new("."))?;
+    umount2(".", MntFlags::MNT_DETACH)?;
+    chdir("/")?;
+    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | sealed;
+    mount(NONE, "/", NONE, read_only, NONE)
+}
