@@ -7,7 +7,7 @@ use jiffy_image::{
     BuildError, Defaults, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
     KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError, Templates,
 };
-use jiffy_microvm::{BootError, BootSpec, MemoryPolicy, MicroVm, NetSpec, RestoreSpec};
+use jiffy_microvm::{BootError, BootSpec, Cgroups, MemoryPolicy, MicroVm, NetSpec, RestoreSpec};
 use jiffy_proto::agent::Identity;
 use jiffy_snapshot::{Lineage, Store};
 use std::collections::BTreeMap;
@@ -118,6 +118,11 @@ impl Host {
     /// A host with another data directory or other programs.
     pub fn new(home: Home, programs: Programs) -> Self {
         Self { home, programs }
+    }
+
+    /// From now on what its VMMs use is limited.
+    pub fn limit_vmms(&mut self, cgroups: Option<Cgroups>) {
+        self.programs.vmm = self.programs.vmm.clone().limited(cgroups);
     }
 
     /// Its data directory.

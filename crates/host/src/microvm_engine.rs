@@ -510,6 +510,7 @@ impl Engine for MicroVmEngine {
         let words = Words::read(&orphan.handle)?;
         let spec = AdoptSpec {
             mark: words.mark,
+            vmm: &self.host.programs().vmm,
             directory: &self.place.sockets,
             store: &self.store,
             parent: orphan.snapshot.clone(),

@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::serve::confinement::ConfinementArgs;
 use crate::serve::network::NetworkArgs;
 use crate::units;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -421,6 +422,9 @@ pub struct ServeArgs {
     /// Disk space that stays free (default: 1GiB or 1 %)
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes)]
     pub reserve_disk: Option<u64>,
+    /// The limits of VMMs
+    #[command(flatten)]
+    pub confinement: ConfinementArgs,
     /// The network of sandboxes
     #[command(flatten)]
     pub network: NetworkArgs,

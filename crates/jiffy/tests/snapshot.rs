@@ -26,7 +26,7 @@ fn bench(test: &str) -> Option<Bench> {
     }
     let directory = programs();
     let programs = Programs {
-        vmm: directory.join("jiffy-vmm"),
+        vmm: jiffy_microvm::Vmm::new(directory.join("jiffy-vmm"), true),
         agent: directory.join("jiffy-agent"),
     };
     let home = Home::locate().unwrap();

@@ -3,6 +3,7 @@
 //! A VMM is found by its [`VmmMark`], which means one process only. What it says and hands over then is checked: it may have been
 //! taken over by its guest meanwhile.
 
+use crate::jail::Vmm;
 use crate::link::Link;
 use crate::mark::{VmmMark, connect_to, listen_at};
 use crate::process::{Kept, Process};
@@ -58,6 +59,8 @@ pub enum AdoptError {
 pub struct AdoptSpec<'a> {
     /// Which it is.
     pub mark: VmmMark,
+    /// The program that it is a process of.
+    pub vmm: &'a Vmm,
     /// Directory of the control sockets.
     pub directory: &'a Path,
     /// Where its snapshots are.
@@ -138,6 +141,7 @@ impl MicroVm {
             Err(e) => {
                 process.kill();
                 let _ = process.wait().await;
+                spec.vmm.forget(spec.mark.pid);
                 let _ = fs::remove_file(&path);
                 return Err(e);
             }
@@ -153,6 +157,7 @@ impl MicroVm {
         });
         let vm = Self::assemble(Parts {
             link: estate.link,
+            vmm: spec.vmm.clone(),
             process,
             pid: spec.mark.pid,
             kept,

@@ -1,6 +1,7 @@
 //! The task that listens to one `jiffy-vmm` process.
 
 use crate::greeting::{Greeting, GreetingError};
+use crate::jail::Vmm;
 use crate::link::Link;
 use crate::process::{Kept, Process};
 use crate::verdict::judge;
@@ -31,6 +32,8 @@ pub(crate) enum Step {
 /// Listens to the VMM until it is gone.
 pub(crate) struct Driver {
     pub link: Arc<Link>,
+    pub vmm: Vmm,
+    pub pid: u32,
     pub process: Process,
     pub kept: Kept,
     pub console: Arc<ConsoleRing>,
@@ -75,6 +78,7 @@ impl Driver {
                 self.process.wait().await
             }
         };
+        self.vmm.forget(self.pid);
         if let Some(socket) = self.kept.get() {
             let _ = std::fs::remove_file(socket);
         }

@@ -2,6 +2,7 @@
 //!
 //! What a VMM then does to itself is in `crates/vmm/src/jail.rs`.
 
+use crate::cgroup::{Cgroups, Limits};
 use crate::vm::BootError;
 use command_fds::{CommandFdExt, FdMapping};
 use jiffy_proto::vm::CONTROL_FD;
@@ -23,6 +24,7 @@ pub struct Vmm {
     path: PathBuf,
     /// None: they run as who starts them.
     jail: Option<Arc<Mutex<Option<Namespaces>>>>,
+    cgroups: Option<Cgroups>,
 }
 
 /// The VMM's surroundings could not be made.
@@ -47,7 +49,17 @@ impl Vmm {
     /// The program at `path`. With `jailed` its processes have users and namespaces of their own, for which the caller must be root.
     pub fn new(path: PathBuf, jailed: bool) -> Self {
         let jail = jailed.then(Arc::default);
-        Self { path, jail }
+        Self {
+            path,
+            jail,
+            cgroups: None,
+        }
+    }
+
+    /// The same, and what its processes use is limited.
+    pub fn limited(mut self, cgroups: Option<Cgroups>) -> Self {
+        self.cgroups = cgroups;
+        self
     }
 
     /// Where the program is.
@@ -80,7 +92,25 @@ impl Vmm {
     }
 
     /// Starts a process with its end of the control socket. Must be called inside a tokio runtime.
-    pub(crate) fn spawn(&self, control: OwnedFd) -> Result<Child, BootError> {
+    pub(crate) fn spawn(&self, control: OwnedFd, limits: Limits) -> Result<Child, BootError> {
+        let mut child = self.spawn_unlimited(control)?;
+        if let (Some(cgroups), Some(pid)) = (&self.cgroups, child.id())
+            && let Err(e) = cgroups.limit(pid, limits)
+        {
+            let _ = child.start_kill();
+            return Err(e.into());
+        }
+        Ok(child)
+    }
+
+    /// Removes what is left of a process that has ended.
+    pub(crate) fn forget(&self, pid: u32) {
+        if let Some(cgroups) = &self.cgroups {
+            cgroups.forget(pid);
+        }
+    }
+
+    fn spawn_unlimited(&self, control: OwnedFd) -> Result<Child, BootError> {
         let failed = |source| BootError::Spawn {
             path: self.path.clone(),
             source,

@@ -6,6 +6,7 @@
 //! another process adopts it ([`MicroVm::adopt`]).
 
 mod adopt;
+mod cgroup;
 mod driver;
 mod greeting;
 pub mod host_kvm;
@@ -22,6 +23,7 @@ mod vm;
 mod waiting;
 
 pub use adopt::{AdoptError, AdoptSpec, end_others};
+pub use cgroup::{CgroupError, Cgroups};
 pub use greeting::GreetingError;
 pub use jail::{JailError, Vmm};
 pub use mark::VmmMark;

@@ -1,5 +1,6 @@
 //! A microVM made from a snapshot.
 
+use crate::cgroup::Limits;
 use crate::driver::Step;
 use crate::host_kvm;
 use crate::jail::Vmm;
@@ -128,19 +129,24 @@ impl MicroVm {
             .ok_or_else(|| SnapshotError::Missing(String::new()))?;
         let hold = newest.hold()?;
         let parent = (newest.id().to_owned(), hold);
+        let limits = Limits {
+            vcpus: newest.manifest().vcpus,
+            memory: newest.manifest().memory.bytes,
+        };
         let files = Files {
             state: newest.state()?,
             memory: spec.lineage.memory()?,
             disk: spec.lineage.disk(0)?,
         };
         let kvm = host_kvm::open()?;
-        Self::launch_restored(spec, identity, parent, &files, &kvm)
+        Self::launch_restored(spec, identity, parent, limits, &files, &kvm)
     }
 
     fn launch_restored(
         spec: &RestoreSpec,
         identity: Option<Identity>,
         parent: (String, Hold),
+        limits: Limits,
         files: &Files,
         kvm: &File,
     ) -> Result<(Self, mpsc::Receiver<Step>), BootError> {
@@ -159,6 +165,7 @@ impl MicroVm {
         let (config, fds) = spec.wire(kvm, files, std::os::fd::AsFd::as_fd(&ours));
         let launch = Launch {
             vmm: &spec.vmm,
+            limits,
             identity,
             mode: BootMode::Snapshot,
             parent: Some(parent),

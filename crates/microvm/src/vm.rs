@@ -1,5 +1,6 @@
 //! A running microVM.
 
+use crate::cgroup::{CgroupError, Limits};
 use crate::driver::{Driver, Step};
 use crate::greeting::GreetingError;
 use crate::host_kvm::{self, KvmError};
@@ -52,6 +53,9 @@ pub enum BootError {
     /// It could not be confined.
     #[error(transparent)]
     Jail(#[from] JailError),
+    /// It could not be limited.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
     /// A host resource is missing.
     #[error("{what}: {source}")]
     Host {
@@ -155,6 +159,7 @@ pub struct MicroVm {
 /// A VMM and what commands it.
 pub(crate) struct Parts {
     pub link: Link,
+    pub vmm: Vmm,
     pub process: Process,
     pub pid: u32,
     pub kept: Kept,
@@ -174,6 +179,7 @@ pub(crate) struct Parts {
 /// What differs between the ways to start a VMM.
 pub(crate) struct Launch<'a> {
     pub vmm: &'a Vmm,
+    pub limits: Limits,
     /// None: it is told later.
     pub identity: Option<Identity>,
     pub mode: BootMode,
@@ -205,6 +211,10 @@ impl MicroVm {
         let request = Request::Start(Box::new(wire.config));
         let launch = Launch {
             vmm: &spec.vmm,
+            limits: Limits {
+                vcpus: spec.size.vcpus,
+                memory: u64::from(spec.size.memory_mib) << 20,
+            },
             identity: Some(spec.identity.clone()),
             mode: BootMode::Cold,
             parent: None,
@@ -226,7 +236,7 @@ impl MicroVm {
         overlay: File,
     ) -> Result<(Self, mpsc::Receiver<Step>), BootError> {
         let (channel, theirs) = Channel::pair()?;
-        let child = launch.vmm.spawn(theirs)?;
+        let child = launch.vmm.spawn(theirs, launch.limits)?;
         let pid = child.id().unwrap_or(0);
         let kept = Kept::default();
         let process = Process::child(child, kept.clone());
@@ -234,6 +244,7 @@ impl MicroVm {
         let (tell_step, steps) = mpsc::channel(4);
         let vm = Self::assemble(Parts {
             link: Link::new(channel)?,
+            vmm: launch.vmm.clone(),
             process,
             pid,
             kept,
@@ -265,6 +276,8 @@ impl MicroVm {
         let (identity, told) = watch::channel(parts.identity);
         let driver = Driver {
             link: link.clone(),
+            vmm: parts.vmm,
+            pid: parts.pid,
             process: parts.process,
             kept: parts.kept.clone(),
             console: console.clone(),

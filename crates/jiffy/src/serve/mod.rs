@@ -2,6 +2,7 @@
 //!
 //! It answers one and the same API (`front.rs`) to everybody at `--listen`, and to its owner at `<data directory>/run/jiffy.sock`.
 
+pub mod confinement;
 mod figures;
 mod front;
 mod guests;
@@ -13,6 +14,7 @@ use crate::cli::ServeArgs;
 use crate::client::{Client, Stranger};
 use crate::daemon::{self, process, reach};
 use anyhow::{Context, bail};
+use confinement::{ConfinementArgs, confine};
 use front::Front;
 use jiffy_api::Ending;
 use jiffy_host::{Host, MicroVmEngine, Options, Sandboxes};
@@ -60,7 +62,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 /// Returns the lock of the data directory, if it was ours.
 async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
     let began = Instant::now();
-    let host = Host::open()?;
+    let mut host = Host::open()?;
     let home = host.home().clone();
     let Some(lock) = lock(&home)? else {
         // Whoever started us finds the other one.
@@ -74,6 +76,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
         limits: args.limits(),
         ..Options::default()
     };
+    confine(&mut host, &args.confinement)?;
     let network = network::open(&args.network, home.path())?;
     let sandboxes = open(host, options, network.clone()).await?;
     let stopping = CancellationToken::new();
@@ -223,7 +226,9 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
     };
     // What they left of the network goes with them.
     let network = network::open(&NetworkArgs::default(), home.path())?;
-    let sandboxes = open(Host::open()?, Options::default(), network.clone()).await?;
+    let mut host = Host::open()?;
+    confine(&mut host, &ConfinementArgs::default())?;
+    let sandboxes = open(host, Options::default(), network.clone()).await?;
     sandboxes.stop_all().await;
     network::close(network).await;
     Ok(())

@@ -5,22 +5,22 @@ use clap::{Args, ValueEnum};
 use jiffy_net::{Ipv4Net, Network, NetworkConfig};
 use std::path::Path;
 
-/// Whether sandboxes have a network.
+/// Whether the host has to do something for its sandboxes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Wanted {
-    /// Where this host can: root, `nft`, `ip` and /dev/net/tun
+    /// Where this host can
     #[default]
     Auto,
     /// The daemon does not start without
     On,
-    /// Sandboxes reach nothing
+    /// It is not done
     Off,
 }
 
 /// Options of `jiffy serve` about the network.
 #[derive(Debug, Clone, Default, Args)]
 pub struct NetworkArgs {
-    /// Whether sandboxes have a network
+    /// Whether sandboxes have a network; the host needs root, `nft`, `ip` and /dev/net/tun for it
     #[arg(
         long,
         value_enum,

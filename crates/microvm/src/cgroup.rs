@@ -1,0 +1,344 @@
+//! Control groups of VMMs: what the kernel gives each of them of the host's memory, processors, tasks and disks.
+//!
+//! A group lives as long as its VMM, also if that outlives its daemon, and has its process id for a name. They lie beneath the
+//! group of whoever makes them, so a limit of the daemon's own holds for all.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The group that holds those of all VMMs.
+const PARENT: &str = "jiffy";
+/// Where a daemon puts itself in version 2, which has no processes beside groups that are limited.
+const DAEMON: &str = "jiffy-daemon";
+/// Threads and processes of one VMM: vCPUs, event loop, writers of snapshots.
+const MAX_TASKS: u64 = 64;
+/// What a VMM needs besides its guest's memory, in bytes; measured are 0.4 MiB of its own and what the kernel keeps for KVM's tables.
+const OVERHEAD: u64 = 128 << 20;
+/// Period of the processors' quota, in microseconds.
+const PERIOD: u64 = 100_000;
+/// What a VMM may use of processors beyond one for each vCPU, in microseconds of a period: its devices.
+const DEVICES: u64 = 25_000;
+/// Weight of all sandboxes together against any other task of the host.
+const WEIGHT: u64 = 8;
+
+/// What one VMM may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub vcpus: u8,
+    /// Memory of the guest in bytes.
+    pub memory: u64,
+}
+
+/// One tree of groups, with the controllers that it has.
+#[derive(Debug)]
+struct Tree {
+    /// Where groups of VMMs are made.
+    parent: PathBuf,
+    version: Version,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Version {
+    /// With these controllers.
+    One(Vec<String>),
+    Two,
+}
+
+/// Where the groups of VMMs are made.
+#[derive(Debug, Clone)]
+pub struct Cgroups(Arc<Trees>);
+
+#[derive(Debug)]
+struct Trees(Vec<Tree>);
+
+/// Groups cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot limit VMMs by control groups: {path}: {source}; {HINT}")]
+pub struct CgroupError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+const HINT: &str = "as root on a host with version 1, or below a group that is delegated (systemd: Delegate=yes) with version 2, it works; \
+    `jiffy serve --cgroups off` goes without";
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
+    let path = path.to_owned();
+    move |source| CgroupError { path, source }
+}
+
+impl Cgroups {
+    /// The groups below this process's own. None if the host has none of the controllers that limit anything.
+    pub fn find() -> Result<Option<Self>, CgroupError> {
+        let read = |path| fs::read_to_string(path).map_err(failed(Path::new(path)));
+        let mounts = read("/proc/self/mountinfo")?;
+        let own = read("/proc/self/cgroup")?;
+        let trees = trees(&mounts, &own);
+        for tree in &trees {
+            tree.open()?;
+        }
+        let found = Self(Arc::new(Trees(trees)));
+        found.sweep();
+        Ok((!found.0.0.is_empty()).then_some(found))
+    }
+
+    /// Makes the group of `vmm`, a process that has done nothing yet, and puts it there.
+    pub(crate) fn limit(&self, vmm: u32, limits: Limits) -> Result<(), CgroupError> {
+        for tree in &self.0.0 {
+            let group = tree.parent.join(vmm.to_string());
+            // Another daemon may have found the parent empty, and removed it.
+            fs::create_dir_all(&group).map_err(failed(&group))?;
+            for (file, value) in tree.settings(limits) {
+                let path = group.join(file);
+                // What this kernel does not have limits nobody.
+                match set(&path, &value) {
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                    done => done.map_err(failed(&path))?,
+                }
+            }
+            let procs = group.join("cgroup.procs");
+            set(&procs, &vmm.to_string()).map_err(failed(&procs))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the group of a VMM that is gone.
+    pub(crate) fn forget(&self, vmm: u32) {
+        for tree in &self.0.0 {
+            // One that a task is still leaving is removed with the next sweep.
+            let _ = fs::remove_dir(tree.parent.join(vmm.to_string()));
+        }
+    }
+
+    fn sweep(&self) {
+        self.0.sweep();
+    }
+}
+
+impl Trees {
+    /// Removes groups that nobody is in: of VMMs that ended when no daemon was there.
+    fn sweep(&self) {
+        for tree in &self.0 {
+            for group in fs::read_dir(&tree.parent).into_iter().flatten().flatten() {
+                // Refused for files, and for groups with somebody in them.
+                let _ = fs::remove_dir(group.path());
+            }
+        }
+    }
+}
+
+impl Drop for Trees {
+    fn drop(&mut self) {
+        self.sweep();
+        for tree in &self.0 {
+            let _ = fs::remove_dir(&tree.parent);
+        }
+    }
+}
+
+impl Tree {
+    /// Makes the parent.
+    fn open(&self) -> Result<(), CgroupError> {
+        if self.version == Version::Two {
+            delegate(self.parent.parent().unwrap_or(&self.parent))?;
+        }
+        fs::create_dir_all(&self.parent).map_err(failed(&self.parent))?;
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let weight = WEIGHT.saturating_mul(u64::try_from(processors).unwrap_or(1));
+        let (file, value) = match &self.version {
+            Version::Two => {
+                delegate(&self.parent)?;
+                ("cpu.weight", (100 * weight).min(10_000))
+            }
+            Version::One(_) => ("cpu.shares", (1024 * weight).min(262_144)),
+        };
+        // Not every tree has processors.
+        let _ = set(&self.parent.join(file), &value.to_string());
+        Ok(())
+    }
+
+    fn settings(&self, limits: Limits) -> Vec<(&'static str, String)> {
+        // The writer of a snapshot shares memory with its guest until that changes it: the worst case is twice the guest.
+        let memory = limits.memory.saturating_mul(2).saturating_add(OVERHEAD);
+        let vcpus = u64::from(limits.vcpus);
+        let quota = vcpus * PERIOD + DEVICES;
+        match &self.version {
+            Version::Two => vec![
+                ("memory.max", memory.to_string()),
+                ("cpu.max", format!("{quota} {PERIOD}")),
+                ("cpu.weight", (100 * vcpus).to_string()),
+                ("pids.max", MAX_TASKS.to_string()),
+                ("io.weight", "default 100".to_owned()),
+            ],
+            Version::One(controllers) => {
+                let all = [
+                    ("memory", "memory.limit_in_bytes", memory),
+                    ("cpu", "cpu.cfs_period_us", PERIOD),
+                    ("cpu", "cpu.cfs_quota_us", quota),
+                    ("cpu", "cpu.shares", 1024 * vcpus),
+                    ("pids", "pids.max", MAX_TASKS),
+                    ("blkio", "blkio.bfq.weight", 100),
+                ];
+                let ours = all
+                    .into_iter()
+                    .filter(|(c, ..)| controllers.iter().any(|own| own == c));
+                ours.map(|(_, file, value)| (file, value.to_string()))
+                    .collect()
+            }
+        }
+    }
+}
+
+/// Writes to a file that is there: an attempt to make one is refused in other words.
+fn set(path: &Path, value: &str) -> io::Result<()> {
+    use std::io::Write;
+    let mut file = fs::File::options().write(true).open(path)?;
+    file.write_all(value.as_bytes())
+}
+
+/// Lets groups below `group` be limited. That needs a group without processes of its own, so this one moves aside.
+fn delegate(group: &Path) -> Result<(), CgroupError> {
+    let control = group.join("cgroup.subtree_control");
+    let enable = || {
+        ["+memory", "+cpu", "+pids", "+io"]
+            .iter()
+            .filter_map(|controller| set(&control, controller).err())
+            // A controller that is not there limits nobody.
+            .find(|e| e.kind() != io::ErrorKind::NotFound)
+    };
+    match enable() {
+        None => return Ok(()),
+        Some(e) if e.raw_os_error() != Some(libc::EBUSY) => return Err(failed(&control)(e)),
+        Some(_) => {}
+    }
+    let aside = group.join(DAEMON);
+    fs::create_dir_all(&aside).map_err(failed(&aside))?;
+    let procs = aside.join("cgroup.procs");
+    set(&procs, &std::process::id().to_string()).map_err(failed(&procs))?;
+    enable().map_or(Ok(()), |e| Err(failed(&control)(e)))
+}
+
+/// The trees with controllers that limit VMMs, of a process with these mounts (`/proc/self/mountinfo`) in these groups
+/// (`/proc/self/cgroup`).
+fn trees(mounts: &str, own: &str) -> Vec<Tree> {
+    let wanted = ["memory", "cpu", "pids", "blkio"];
+    mounts
+        .lines()
+        .filter_map(|line| {
+            // 36 35 0:30 ROOT MOUNT-POINT rw - cgroup cgroup rw,memory (proc_pid_mountinfo(5))
+            let (place, kind) = line.split_once(" - ")?;
+            let mut place = place.split(' ').skip(3);
+            let (root, at) = (place.next()?, place.next()?);
+            let mut kind = kind.split(' ');
+            let (kind, options) = (kind.next()?, kind.nth(1)?);
+            let version = match kind {
+                "cgroup2" => Version::Two,
+                "cgroup" => {
+                    let controllers = options.split(',').filter(|o| wanted.contains(o));
+                    Version::One(controllers.map(str::to_owned).collect())
+                }
+                _ => return None,
+            };
+            let group = own.lines().find_map(|line| {
+                // 4:memory:/path, and 0::/path of version 2
+                let (_, line) = line.split_once(':')?;
+                let (controllers, path) = line.split_once(':')?;
+                let ours = match &version {
+                    Version::Two => controllers.is_empty(),
+                    Version::One(ours) => {
+                        controllers.split(',').any(|c| ours.iter().any(|o| o == c))
+                    }
+                };
+                ours.then_some(path)
+            })?;
+            let below = group
+                .strip_prefix(root.trim_end_matches('/'))
+                .unwrap_or(group);
+            let own = Path::new(at).join(below.trim_start_matches('/'));
+            Some(Tree {
+                parent: own.join(PARENT),
+                version,
+            })
+        })
+        .filter(|tree| match tree.version {
+            Version::One(_) => true,
+            // Version 2 is mounted beside version 1 without any of these controllers.
+            Version::Two => {
+                let own = tree.parent.parent().unwrap_or(&tree.parent);
+                let controllers = fs::read_to_string(own.join("cgroup.controllers"));
+                let limits = |c: &str| ["memory", "cpu", "pids", "io"].contains(&c);
+                controllers.is_ok_and(|c| c.split_whitespace().any(limits))
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: &str =
+        "5:blkio:/\n4:memory:/api/30179\n3:cpuset:/\n2:cpu,cpuacct:/\n1:pids:/\n0::/user\n";
+
+    fn found(mounts: &str) -> Vec<(String, Version)> {
+        let trees = trees(mounts, OWN).into_iter();
+        trees
+            .map(|t| (t.parent.display().to_string(), t.version.clone()))
+            .collect()
+    }
+
+    #[test]
+    fn groups_lie_below_our_own_in_each_tree_that_limits() {
+        let mounts = "\
+            30 25 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n\
+            31 30 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+            32 30 0:28 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
+            33 30 0:29 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n\
+            34 30 0:30 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n";
+        let one = |c: &str| Version::One(vec![c.to_owned()]);
+        assert_eq!(
+            found(mounts),
+            [
+                (
+                    "/sys/fs/cgroup/memory/api/30179/jiffy".to_owned(),
+                    one("memory")
+                ),
+                ("/sys/fs/cgroup/cpu,cpuacct/jiffy".to_owned(), one("cpu")),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_container_sees_its_group_as_the_root() {
+        let mounts = "31 30 0:27 /api/30179 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
+        assert_eq!(found(mounts)[0].0, "/sys/fs/cgroup/memory/jiffy");
+    }
+
+    #[test]
+    fn a_vmm_gets_room_for_its_guest_and_a_copy_and_time_for_its_vcpus() {
+        let limits = Limits {
+            vcpus: 2,
+            memory: 1 << 30,
+        };
+        let tree = |version| Tree {
+            parent: PathBuf::new(),
+            version,
+        };
+        let two = tree(Version::Two).settings(limits);
+        let room = (2u64 << 30) + OVERHEAD;
+        assert!(two.contains(&("memory.max", room.to_string())));
+        assert!(two.contains(&("cpu.max", "225000 100000".to_owned())));
+        assert!(two.contains(&("pids.max", "64".to_owned())));
+        let one = tree(Version::One(vec!["cpu".to_owned()])).settings(limits);
+        assert_eq!(
+            one,
+            [
+                ("cpu.cfs_period_us", "100000".to_owned()),
+                ("cpu.cfs_quota_us", "225000".to_owned()),
+                ("cpu.shares", "2048".to_owned()),
+            ]
+        );
+    }
+}
