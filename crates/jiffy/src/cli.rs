@@ -523,6 +523,9 @@ pub struct DoctorArgs {
     /// Do not boot a guest
     #[arg(long)]
     pub no_boot: bool,
+    /// Look at what protects sandboxes from each other and the host from them instead
+    #[arg(long, conflicts_with = "measure")]
+    pub security: bool,
     /// Measure what restores cost under each memory policy, and use the best one on this host from now on
     #[arg(long, conflicts_with = "no_boot")]
     pub measure: bool,

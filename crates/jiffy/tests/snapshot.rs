@@ -26,7 +26,10 @@ fn bench(test: &str) -> Option<Bench> {
     }
     let directory = programs();
     let programs = Programs {
-        vmm: jiffy_microvm::Vmm::new(directory.join("jiffy-vmm"), true),
+        vmm: jiffy_microvm::Vmm::new(
+            directory.join("jiffy-vmm"),
+            nix::unistd::Uid::effective().is_root(),
+        ),
         agent: directory.join("jiffy-agent"),
     };
     let home = Home::locate().unwrap();

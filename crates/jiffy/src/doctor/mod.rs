@@ -3,6 +3,7 @@
 mod checks;
 mod guest;
 mod measure;
+mod security;
 
 use crate::cli::DoctorArgs;
 use serde::Serialize;
@@ -82,9 +83,12 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         }
         findings.push(finding);
     };
-    checks::all(&mut tell);
+    match args.security {
+        true => security::all(&mut tell),
+        false => checks::all(&mut tell),
+    }
     let fit = |findings: &[Finding]| findings.iter().all(|f| f.status != Status::Fail);
-    if !args.no_boot {
+    if !args.no_boot && !args.security {
         if fit(&findings) {
             let finding = guest::boot();
             if !args.json {

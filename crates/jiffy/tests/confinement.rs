@@ -1,0 +1,167 @@
+//! What a VMM is on the host while its sandbox works, and what it may use.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use support::place::Place;
+use support::wait_for;
+
+/// Users of VMMs.
+const FIRST_UID: u32 = 1_900_000_000;
+
+fn status(pid: u32, key: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(key)).unwrap();
+    let (_, value) = line.split_once(':').unwrap();
+    value.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn root() -> bool {
+    nix::unistd::Uid::effective().is_root()
+}
+
+/// The groups of a process below one named after it.
+fn groups(pid: u32) -> Vec<PathBuf> {
+    let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let below = format!("/jiffy/{pid}");
+    let mut groups = Vec::new();
+    for line in own.lines().filter(|line| line.ends_with(&below)) {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next().unwrap(), parts.next().unwrap());
+        let tree = match controllers {
+            "" => "/sys/fs/cgroup".to_owned(),
+            one => format!("/sys/fs/cgroup/{one}"),
+        };
+        groups.push(Path::new(&tree).join(path.trim_start_matches('/')));
+    }
+    groups
+}
+
+fn limit(groups: &[PathBuf], files: [&str; 2]) -> Option<String> {
+    let paths = groups.iter().flat_map(|g| files.map(|f| g.join(f)));
+    let mut texts = paths.filter_map(|path| fs::read_to_string(path).ok());
+    texts.next().map(|text| text.trim().to_owned())
+}
+
+#[test]
+fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits() {
+    let test = "every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    if !root() {
+        support::skip(test, "only root can make the jail");
+        return;
+    }
+    let id = place.ok(&["create", "--memory", "256MiB", "--cpus", "1"]);
+    // Also those that come from a snapshot, and those that were asleep.
+    place.ok(&["fork", &id, "-n", "2"]);
+    place.ok(&["pause", &id]);
+    place.ok(&["resume", &id]);
+    place.sh(&id, "true");
+    let vmms = place.vmms();
+    assert!(vmms.len() >= 3, "{vmms:?}");
+    let mut users = BTreeSet::new();
+    for &vmm in &vmms {
+        let user: u32 = status(vmm, "Uid")
+            .split(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert_eq!(user, FIRST_UID + vmm);
+        users.insert(user);
+        for rights in ["CapPrm", "CapEff", "CapInh", "CapBnd", "CapAmb"] {
+            assert_eq!(status(vmm, rights), "0000000000000000");
+        }
+        assert_eq!(status(vmm, "NoNewPrivs"), "1");
+        assert_eq!(status(vmm, "Seccomp"), "2");
+        assert_eq!(status(vmm, "Groups"), "");
+        assert!(
+            status(vmm, "NSpid").ends_with(" 1"),
+            "{}",
+            status(vmm, "NSpid")
+        );
+        let files = fs::read_dir(format!("/proc/{vmm}/root")).unwrap().count();
+        assert_eq!(files, 0);
+        for namespace in ["user", "mnt", "net", "ipc", "uts", "pid"] {
+            let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
+            assert_ne!(of(&vmm.to_string()), of("self"), "{namespace}");
+        }
+        let groups = groups(vmm);
+        if groups.is_empty() {
+            continue;
+        }
+        assert_eq!(
+            limit(&groups, ["pids.max", "pids.max"]).as_deref(),
+            Some("64")
+        );
+        let memory = limit(&groups, ["memory.max", "memory.limit_in_bytes"]).unwrap();
+        let memory: u64 = memory.parse().unwrap();
+        assert!(memory >= 256 << 20 && memory <= 4 << 30, "{memory}");
+        let processors = limit(&groups, ["cpu.max", "cpu.cfs_quota_us"]).unwrap();
+        let processors = processors.split(' ').next().unwrap();
+        assert!(["125000", "225000"].contains(&processors), "{processors}");
+    }
+    assert_eq!(users.len(), vmms.len());
+    let groups: Vec<PathBuf> = vmms.iter().flat_map(|&vmm| groups(vmm)).collect();
+    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    wait_for("the groups to go", || {
+        groups.iter().all(|g| !g.exists()).then_some(())
+    });
+}
+
+#[test]
+fn the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it() {
+    let test = "the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    place.kill_daemon();
+    let vmm = wait_for("the warm pool to go", || {
+        let vmms = place.vmms();
+        (vmms.len() == 1).then(|| vmms.first().copied()).flatten()
+    });
+    let groups = groups(vmm);
+    if groups.is_empty() {
+        support::skip(test, "this host has no control groups");
+        return;
+    }
+    // The next daemon finds it, and it is still limited.
+    place.sh(&id, "true");
+    assert!(groups.iter().all(|g| g.exists()));
+    place.ok(&["kill", &id]);
+    wait_for("the groups to go", || {
+        groups.iter().all(|g| !g.exists()).then_some(())
+    });
+}
+
+#[test]
+fn the_doctor_tells_what_protects_sandboxes_on_this_host() {
+    let out = support::call(&["doctor", "--security", "--json"]);
+    let findings: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
+    let named = |what: &str| {
+        let all = findings.as_array().unwrap();
+        all.iter()
+            .find(|f| f["what"] == what)
+            .unwrap_or_else(|| panic!("{what}"))
+            .clone()
+    };
+    for what in [
+        "wall", "jail", "limits", "daemon", "data", "smt", "ksm", "swap", "landlock",
+    ] {
+        let finding = named(what);
+        assert!(finding["found"].as_str().is_some_and(|f| !f.is_empty()));
+        assert!(
+            finding["status"] == "ok" || finding["remedy"].is_string(),
+            "{finding}"
+        );
+    }
+    if root() {
+        assert_eq!(named("jail")["status"], "ok");
+    }
+}
