@@ -1,7 +1,8 @@
 //! Control groups of VMMs: what the kernel gives each of them of the host's memory, processors, tasks and disks.
 //!
-//! A group lives as long as its VMM, also if that outlives its daemon, and has its process id for a name. They lie beneath the
-//! group of whoever makes them, so a limit of the daemon's own holds for all.
+//! A group lives as long as its VMM, also if that outlives its daemon, and has its process id for a name. In version 1 they lie beneath
+//! the group of whoever makes them. In version 2, where a group has either processes or groups that are limited, they lie beside it: so
+//! a daemon that a service manager started can be started anew while VMMs of the former one run on.
 
 use std::fs;
 use std::io;
@@ -10,8 +11,6 @@ use std::sync::Arc;
 
 /// The group that holds those of all VMMs.
 const PARENT: &str = "jiffy";
-/// Where a daemon puts itself in version 2, which has no processes beside groups that are limited.
-const DAEMON: &str = "jiffy-daemon";
 /// Threads and processes of one VMM: vCPUs, event loop, writers of snapshots.
 const MAX_TASKS: u64 = 64;
 /// What a VMM needs besides its guest's memory, in bytes; measured are 0.4 MiB of its own and what the kernel keeps for KVM's tables.
@@ -61,8 +60,8 @@ pub struct CgroupError {
     source: io::Error,
 }
 
-const HINT: &str = "as root on a host with version 1, or below a group that is delegated (systemd: Delegate=yes) with version 2, it works; \
-    `jiffy serve --cgroups off` goes without";
+const HINT: &str = "it needs root, or with version 2 the right to make groups beside the daemon's own; `jiffy serve --cgroups off` \
+    goes without";
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
     let path = path.to_owned();
@@ -198,26 +197,17 @@ fn set(path: &Path, value: &str) -> io::Result<()> {
     file.write_all(value.as_bytes())
 }
 
-/// Lets groups below `group` be limited. That needs a group without processes of its own, so this one moves aside.
+/// Lets groups below `group` be limited.
 fn delegate(group: &Path) -> Result<(), CgroupError> {
     let control = group.join("cgroup.subtree_control");
-    let enable = || {
-        ["+memory", "+cpu", "+pids", "+io"]
-            .iter()
-            .filter_map(|controller| set(&control, controller).err())
+    for controller in ["+memory", "+cpu", "+pids", "+io"] {
+        match set(&control, controller) {
             // A controller that is not there limits nobody.
-            .find(|e| e.kind() != io::ErrorKind::NotFound)
-    };
-    match enable() {
-        None => return Ok(()),
-        Some(e) if e.raw_os_error() != Some(libc::EBUSY) => return Err(failed(&control)(e)),
-        Some(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            done => done.map_err(failed(&control))?,
+        }
     }
-    let aside = group.join(DAEMON);
-    fs::create_dir_all(&aside).map_err(failed(&aside))?;
-    let procs = aside.join("cgroup.procs");
-    set(&procs, &std::process::id().to_string()).map_err(failed(&procs))?;
-    enable().map_or(Ok(()), |e| Err(failed(&control)(e)))
+    Ok(())
 }
 
 /// The trees with controllers that limit VMMs, of a process with these mounts (`/proc/self/mountinfo`) in these groups
@@ -257,8 +247,14 @@ fn trees(mounts: &str, own: &str) -> Vec<Tree> {
                 .strip_prefix(root.trim_end_matches('/'))
                 .unwrap_or(group);
             let own = Path::new(at).join(below.trim_start_matches('/'));
+            // Version 2: beside it, unless it is the root of all.
+            let above = match &version {
+                Version::Two if below.trim_matches('/').is_empty() => &own,
+                Version::Two => own.parent()?,
+                Version::One(_) => &own,
+            };
             Some(Tree {
-                parent: own.join(PARENT),
+                parent: above.join(PARENT),
                 version,
             })
         })
@@ -314,6 +310,22 @@ mod tests {
     fn a_container_sees_its_group_as_the_root() {
         let mounts = "31 30 0:27 /api/30179 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
         assert_eq!(found(mounts)[0].0, "/sys/fs/cgroup/memory/jiffy");
+    }
+
+    #[test]
+    fn in_version_2_they_lie_beside_our_own_whose_controllers_count() {
+        let root = tempfile::tempdir().unwrap();
+        let at = root.path().display();
+        let mounts = format!("31 30 0:27 / {at} rw - cgroup2 cgroup2 rw,nsdelegate\n");
+        let own = "0::/system.slice/jiffy.service\n";
+        let slice = root.path().join("system.slice");
+        fs::create_dir(&slice).unwrap();
+        for (controllers, count) in [("cpuset hugetlb\n", 0), ("cpuset cpu memory pids\n", 1)] {
+            fs::write(slice.join("cgroup.controllers"), controllers).unwrap();
+            let trees = trees(&mounts, own);
+            assert_eq!(trees.len(), count, "{controllers}");
+            assert!(trees.iter().all(|t| t.parent == slice.join("jiffy")));
+        }
     }
 
     #[test]
