@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
+use hyper::upgrade::OnUpgrade;
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use std::io;
@@ -70,7 +71,7 @@ async fn begin(stream: Box<dyn Stream>) -> Result<SendRequest<Outgoing>, ClientE
         .await?;
     tokio::spawn(async move {
         // Whoever waits for an answer learns of the failure there.
-        let _ = connection.await;
+        let _ = connection.with_upgrades().await;
     });
     Ok(sender)
 }
@@ -119,10 +120,11 @@ impl Pool {
             };
             match sender.try_send_request(request).await {
                 Ok(response) => {
-                    let (head, body) = response.into_parts();
+                    let (mut head, body) = response.into_parts();
                     return Ok(Answer {
                         status: head.status,
                         headers: head.headers,
+                        upgrade: head.extensions.remove(),
                         body,
                         sender: Some(sender),
                         pool: Arc::clone(self),
@@ -144,6 +146,7 @@ pub struct Answer {
     pub status: StatusCode,
     /// Header lines.
     pub headers: HeaderMap,
+    upgrade: Option<OnUpgrade>,
     body: Incoming,
     sender: Option<SendRequest<Outgoing>>,
     pool: Arc<Pool>,
@@ -161,6 +164,18 @@ impl Answer {
             self.pool.rest(sender);
         }
         Ok(None)
+    }
+
+    /// The stream that HTTP was left for, if the answer says so (101); otherwise the answer is given back.
+    pub async fn switched(
+        mut self,
+    ) -> Result<Result<impl AsyncRead + AsyncWrite + Send + Unpin, Box<Self>>, ClientError> {
+        match self.upgrade.take() {
+            Some(upgrade) if self.status == StatusCode::SWITCHING_PROTOCOLS => {
+                Ok(Ok(TokioIo::new(upgrade.await?)))
+            }
+            _ => Ok(Err(Box::new(self))),
+        }
     }
 
     /// All of it, at most `limit` bytes.

@@ -1,6 +1,6 @@
 //! What the calls work on.
 
-use crate::hooks::{PreviewLinks, TemplateSource};
+use crate::hooks::{Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::Replays;
 use crate::keys::Keys;
 use crate::quota::Quota;
@@ -57,6 +57,7 @@ pub struct App<E: Engine> {
     pub(crate) builder: Option<Builder<E>>,
     pub(crate) config: Arc<Config>,
     pub(crate) preview: Option<Arc<dyn PreviewLinks>>,
+    pub(crate) ports: Option<Arc<dyn Ports>>,
     pub(crate) stop: Option<Arc<dyn Fn(Ending) + Send + Sync>>,
     pub(crate) about: Option<Arc<dyn Fn() -> Value + Send + Sync>>,
     pub(crate) quota: Arc<Quota>,
@@ -72,6 +73,7 @@ impl<E: Engine> Clone for App<E> {
             builder: self.builder.clone(),
             config: self.config.clone(),
             preview: self.preview.clone(),
+            ports: self.ports.clone(),
             stop: self.stop.clone(),
             about: self.about.clone(),
             quota: self.quota.clone(),
@@ -95,6 +97,7 @@ impl<E: Engine> App<E> {
             builder: None,
             config: Arc::new(config),
             preview: None,
+            ports: None,
             stop: None,
             about: None,
             quota: Arc::default(),
@@ -111,6 +114,12 @@ impl<E: Engine> App<E> {
     /// The same with signed links to ports; without, asking for one is refused.
     pub fn with_preview(mut self, preview: Arc<dyn PreviewLinks>) -> Self {
         self.preview = Some(preview);
+        self
+    }
+
+    /// The same with streams to ports; without, asking for one is refused.
+    pub fn with_ports(mut self, ports: Arc<dyn Ports>) -> Self {
+        self.ports = Some(ports);
         self
     }
 

@@ -3,6 +3,9 @@
 use jiffy_engine::SandboxSize;
 use jiffy_host::usual_size;
 use jiffy_image::{DEFAULT_TAG, Manifest, Recipe, TemplateError, Templates};
+use std::future::Future;
+use std::pin::Pin;
+use tokio::net::UnixStream;
 
 /// A template as the control plane shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,4 +130,30 @@ mod tests {
         }
         assert!(TemplateSource::list(&templates).unwrap().is_empty());
     }
+}
+
+/// Why there is no stream to a port of a sandbox. Texts are for clients.
+#[derive(Debug, thiserror::Error)]
+pub enum PortRefusal {
+    /// Nothing listens there.
+    #[error("nothing listens on port {0} in the sandbox")]
+    Closed(u16),
+    /// The sandbox sleeps and is not to be woken, or is gone.
+    #[error("the sandbox is not running: resume it first")]
+    NotRunning,
+    /// Its owner has as much as they may have.
+    #[error("{0}")]
+    Limit(String),
+    /// Anything else.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// A stream that is being opened.
+pub type Opening<'a> = Pin<Box<dyn Future<Output = Result<UnixStream, PortRefusal>> + Send + 'a>>;
+
+/// The TCP ports of sandboxes.
+pub trait Ports: Send + Sync + 'static {
+    /// A stream to `port` in the guest, which is woken if it may be.
+    fn open<'a>(&'a self, id: &'a str, port: u16) -> Opening<'a>;
 }

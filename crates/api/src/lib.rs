@@ -23,7 +23,9 @@ mod wire;
 pub use app::{App, Config, Ending};
 pub use caller::Caller;
 pub use error::ApiError;
-pub use hooks::{PreviewLinks, TemplateInfo, TemplateRefusal, TemplateSource};
+pub use hooks::{
+    Opening, PortRefusal, Ports, PreviewLinks, TemplateInfo, TemplateRefusal, TemplateSource,
+};
 pub use keys::{Key, KeyError, Keys, Limits, NewKey, Scope, local_key};
 pub use routes::{calls, router};
 pub use visitors::{Visitors, WakeError};

@@ -52,6 +52,8 @@ pub enum Command {
     Exec(SandboxExecArgs),
     /// Copy a file or a directory into a sandbox or out of it
     Cp(CpArgs),
+    /// Lead ports of this host to ports of a sandbox
+    PortForward(PortForwardArgs),
     /// Take a snapshot of a sandbox, which runs on
     Snapshot(SnapshotArgs),
     /// List the snapshots
@@ -256,6 +258,51 @@ pub struct SandboxExecArgs {
     /// Where
     #[command(flatten)]
     pub host: HostArgs,
+}
+
+/// `jiffy port-forward`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  jiffy port-forward k3x9 8080:80       127.0.0.1:8080 leads to port 80 in the sandbox
+  jiffy port-forward k3x9 5432 :6379    5432 to the same port; any free port to 6379
+
+Also servers that listen on the sandbox's loopback only are reached. Ends with Ctrl-C.")]
+pub struct PortForwardArgs {
+    /// Sandbox, or the beginning of its id
+    pub id: String,
+    /// Port of this host and port of the sandbox: LOCAL:REMOTE, PORT for the same, :REMOTE for any that is free
+    #[arg(required = true, value_name = "[LOCAL:]REMOTE", value_parser = forwarding)]
+    pub ports: Vec<Forwarding>,
+    /// Address of this host to listen at; others than loopback open the sandbox to the network
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    pub address: std::net::IpAddr,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
+/// A port of this host that leads to one of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forwarding {
+    /// 0: any that is free.
+    pub local: u16,
+    /// In the sandbox.
+    pub remote: u16,
+}
+
+fn forwarding(text: &str) -> Result<Forwarding, String> {
+    let (local, remote) = text.split_once(':').unwrap_or((text, text));
+    let port = |text: &str| text.parse().ok().filter(|&port: &u16| port != 0);
+    let local = match local {
+        "" => Some(0),
+        local => port(local),
+    };
+    match (local, port(remote)) {
+        (Some(local), Some(remote)) => Ok(Forwarding { local, remote }),
+        _ => Err(format!(
+            "`{text}` is no pair of ports, as in 8080:80, 8080 or :80"
+        )),
+    }
 }
 
 /// `jiffy cp`.

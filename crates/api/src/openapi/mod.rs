@@ -133,6 +133,8 @@ fn refusal(status: u16) -> &'static str {
         409 => "Its state does not allow it",
         413 => "The body is too long",
         415 => "The body is not JSON",
+        426 => "The call is for HTTP/1.1 with `Upgrade: tcp`",
+        502 => "Nothing answers there in the guest",
         422 => "The `Idempotency-Key` was sent before with another request",
         429 => "A limit of the key is reached; `Retry-After` says when it helps to try again",
         501 => "This host does not serve that",

@@ -286,6 +286,13 @@ fn inside() -> Vec<Operation> {
         .answers(200, "It", schema("Process"))
         .refuses(&[403, 409, 501]),
         Operation::get(
+            "/sandboxes/{sandboxID}/ports/{port}",
+            "streamPort",
+            "A stream to a TCP port of the guest, for HTTP/1.1 with `Upgrade: tcp`",
+        )
+        .answers_with(101, "What follows are the bytes of the connection")
+        .refuses(&[403, 409, 426, 429, 501, 502]),
+        Operation::get(
             "/snapshots",
             "listSnapshots",
             "Snapshots that were asked for",

@@ -8,6 +8,7 @@ mod host;
 mod life;
 mod list;
 mod pools;
+mod ports;
 mod rollback;
 mod snapshots;
 mod templates;
@@ -109,6 +110,7 @@ fn closed<E: Engine>() -> Calls<E> {
         .get("/v2/sandboxes/{sandboxID}/logs", guest::logs_v2)
         .get("/sandboxes/{sandboxID}/preview", guest::preview)
         .get("/sandboxes/{sandboxID}/process", host::process)
+        .get("/sandboxes/{sandboxID}/ports/{port}", ports::stream)
         .get("/snapshots", snapshots::list)
         .get("/snapshots/{snapshotID}", snapshots::one)
         .get("/templates", templates::list)

@@ -19,7 +19,9 @@ use jiffy_proto::agent::ENVD_PORT;
 pub use refusal::{Stranger, VERSION, VERSION_HEADER, is};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::Sender;
 use tokio::task::JoinHandle;
@@ -239,6 +241,29 @@ impl Client {
             .send(request.body(Outgoing::Whole(body))?)
             .await;
         answer.map_err(|e| self.server.silent(e))
+    }
+
+    /// A stream to a TCP port of a sandbox.
+    pub async fn stream(
+        &self,
+        id: &str,
+        port: u16,
+    ) -> anyhow::Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<>> {
+        let mut request = Request::builder().uri(format!("/sandboxes/{id}/ports/{port}"));
+        let headers = request.headers_mut().context("not a path")?;
+        headers.clone_from(&self.server.headers);
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("tcp"));
+        let request = request.body(Outgoing::Whole(None))?;
+        let answer = self.connections.send(request).await;
+        let answer = answer.map_err(|e| self.server.silent(e))?;
+        match answer.switched().await.map_err(|e| self.server.silent(e))? {
+            Ok(stream) => Ok(stream),
+            Err(refused) => match self.understand::<Value>(*refused).await {
+                Err(e) => Err(e),
+                Ok(_) => anyhow::bail!("{} opened no stream", self.server.name),
+            },
+        }
     }
 
     /// What leads the gateway to a port of a sandbox.

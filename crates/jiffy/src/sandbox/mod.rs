@@ -2,6 +2,7 @@
 
 mod copy;
 pub mod exec;
+mod forward;
 pub mod table;
 mod tree;
 
@@ -26,6 +27,7 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Kill(args) => return many(args, false).await,
         Command::Rm(args) => return many(args, true).await,
         Command::Cp(args) => return copy::run(args).await,
+        Command::PortForward(args) => return forward::run(args).await,
         Command::Snapshots(SnapshotsArgs {
             verify: Some(id),
             json,

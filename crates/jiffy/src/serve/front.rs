@@ -107,9 +107,9 @@ impl<E: Engine> Front<E> {
             allowed_hosts: args.allow_host.clone(),
             ..Config::default()
         };
-        let visitors = Visitors::new(app.clone());
+        let guests = Guests::new(sandboxes.clone(), Visitors::new(app.clone()));
+        let app = app.with_ports(Arc::new(guests.clone()));
         let control = Control(jiffy_api::router(app).merge(figures::route(sandboxes.clone())));
-        let guests = Guests::new(sandboxes.clone(), visitors);
         let gateway = Gateway::new(config, guests, control, Some(signer));
         figures::show_gateway(&sandboxes, gateway.counters());
         Ok(Self { gateway, address })

@@ -1,6 +1,6 @@
 //! The host's sandboxes as the gateway sees them.
 
-use jiffy_api::{Visitors, WakeError};
+use jiffy_api::{Opening, PortRefusal, Ports, Visitors, WakeError};
 use jiffy_engine::Engine;
 use jiffy_gateway::{Access, OpenError, tcp_handshake};
 use jiffy_host::{OperationError, Sandboxes, State};
@@ -63,6 +63,20 @@ impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
             tcp_handshake(&mut stream, port).await?;
         }
         Ok(stream)
+    }
+}
+
+impl<E: Engine> Ports for Guests<E> {
+    fn open<'a>(&'a self, id: &'a str, port: u16) -> Opening<'a> {
+        Box::pin(async move {
+            let opened = jiffy_gateway::Sandboxes::open(self, id, port).await;
+            opened.map_err(|e| match e {
+                OpenError::PortClosed => PortRefusal::Closed(port),
+                OpenError::NotFound | OpenError::NotRunning => PortRefusal::NotRunning,
+                OpenError::Limit(why) => PortRefusal::Limit(why),
+                OpenError::Unavailable(why) => PortRefusal::Unavailable(why),
+            })
+        })
     }
 }
 

@@ -1,0 +1,146 @@
+//! Ports of this host that lead to ports of a sandbox.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::Child;
+use support::read_until;
+use support::remote::Remote;
+
+/// Echoes whole connections in capitals, on the guest's loopback only, and says when it listens.
+const SERVER: &str = "cat >/tmp/server.py <<'END'
+import socket, threading
+def serve(c):
+    got = b''
+    while part := c.recv(65536):
+        got += part
+    c.sendall(got.upper()); c.close()
+s = socket.create_server(('127.0.0.1', 7000))
+open('/tmp/listens', 'w').close()
+while True:
+    threading.Thread(target=serve, args=(s.accept()[0],)).start()
+END
+setsid python3 /tmp/server.py >/dev/null 2>&1 &
+until [ -e /tmp/listens ]; do sleep 0.02; done";
+
+/// Ended with the test.
+struct Forward {
+    process: Child,
+    addresses: Vec<String>,
+}
+
+impl Forward {
+    fn new(remote: &Remote, args: &[&str], ports: usize) -> Self {
+        let mut command = remote.command(&[&["port-forward"], args].concat());
+        let mut process = command.spawn().unwrap();
+        let mut out = BufReader::new(process.stdout.take().unwrap());
+        let mut addresses = Vec::new();
+        for _ in 0..ports {
+            let mut line = String::new();
+            out.read_line(&mut line).unwrap();
+            let (address, _) = line.split_once(" -> ").unwrap_or_else(|| panic!("{line}"));
+            addresses.push(address.to_owned());
+        }
+        Self { process, addresses }
+    }
+
+    fn connect(&self, port: usize) -> TcpStream {
+        TcpStream::connect(&self.addresses[port]).unwrap()
+    }
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback() {
+    let test = "any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback";
+    let Some(remote) = Remote::new(test, &["--warm-pool", "0"]) else {
+        return;
+    };
+    let id = remote.ok(&["create"]);
+    remote.sh(&id, SERVER);
+    let mut forward = Forward::new(&remote, &[&id[..6], ":7000", ":7001"], 2);
+    // Not HTTP, larger than any buffer, and with an end that only a half-closed connection can tell.
+    let said = b"not http\r\n\0".repeat(100_000);
+    let mut streams: Vec<TcpStream> = (0..3).map(|_| forward.connect(0)).collect();
+    std::thread::scope(|scope| {
+        for stream in &mut streams {
+            scope.spawn(|| {
+                stream.write_all(&said).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+                let mut heard = Vec::new();
+                stream.read_to_end(&mut heard).unwrap();
+                assert!(heard == said.to_ascii_uppercase(), "{} bytes", heard.len());
+            });
+        }
+    });
+    // Where nobody listens the connection ends, and the command says why and goes on.
+    let mut closed = forward.connect(1);
+    assert_eq!(closed.read(&mut [0]).unwrap_or(0), 0);
+    let mut told = forward.process.stderr.take().unwrap();
+    read_until(&mut told, "nothing listens on port 7001");
+    let mut stream = forward.connect(0);
+    stream.write_all(b"still").unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut heard = String::new();
+    stream.read_to_string(&mut heard).unwrap();
+    assert_eq!(heard, "STILL");
+}
+
+#[test]
+fn what_cannot_be_forwarded_is_said_at_once() {
+    let test = "what_cannot_be_forwarded_is_said_at_once";
+    let Some(remote) = Remote::new(test, &["--warm-pool", "0"]) else {
+        return;
+    };
+    let id = remote.ok(&["create"]);
+    for bad in ["x", "0", "80:0", "70000", "1:2:3"] {
+        let done = remote.call(&["port-forward", &id, bad]);
+        assert_eq!(done.code, Some(2), "{bad}: {done:?}");
+        assert!(done.stderr.contains("pair of ports"), "{done:?}");
+    }
+    let unknown = remote.call(&["port-forward", "zzzz", "80"]);
+    assert_eq!(unknown.code, Some(1));
+    assert!(unknown.stderr.contains("zzzz"), "{unknown:?}");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let done = remote.call(&["port-forward", &id, &format!("{port}:80")]);
+    assert!(
+        done.stderr.contains("cannot listen at 127.0.0.1"),
+        "{done:?}"
+    );
+    // Who may only look gets no stream, and who has no key gets nothing.
+    let key = |args: &[&str]| {
+        remote
+            .place
+            .ok(&[&["key", "create", "--name"], args].concat())
+    };
+    let ask_port = |port: u16, key: &str, upgrade: &str| {
+        let authority = remote.url.strip_prefix("http://").unwrap();
+        let mut stream = TcpStream::connect(authority).unwrap();
+        let path = format!("/sandboxes/{id}/ports/{port}");
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nHost: {authority}\r\nX-API-Key: {key}\r\n{upgrade}\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        line
+    };
+    let ask = |key: &str, upgrade: &str| ask_port(22, key, upgrade);
+    let upgrade = "Connection: upgrade\r\nUpgrade: tcp\r\n";
+    assert!(ask("nobody", upgrade).contains(" 401 "));
+    assert!(ask(&remote.key, "").contains(" 426 "));
+    assert!(ask(&remote.key, upgrade).contains(" 502 "));
+    // The agent has an interface for the host alone, which the gateway keeps to itself.
+    assert!(ask_port(49983, &remote.key, upgrade).contains(" 403 "));
+    assert!(ask(&key(&["reader", "--scope", "read"]), upgrade).contains(" 40"));
+    assert!(ask(&key(&["other"]), upgrade).contains(" 404 "));
+}
