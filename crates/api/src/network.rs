@@ -9,6 +9,8 @@ use std::net::IpAddr;
 
 /// Most entries of one list.
 pub(crate) const MOST: usize = 256;
+/// Most megabits of a second that can be asked for.
+pub(crate) const MAX_MBPS: u32 = 100_000;
 /// Longest name.
 const MAX_NAME: usize = 253;
 
@@ -19,6 +21,7 @@ pub(crate) struct NetworkBody {
     allow_out: Option<Vec<String>>,
     deny_out: Option<Vec<String>>,
     dns_servers: Option<Vec<String>>,
+    egress_mbps: Option<u32>,
     egress_proxy: Option<Value>,
     rules: Option<Value>,
     https_ports: Option<Value>,
@@ -41,6 +44,7 @@ struct Lists {
     allow_out: Option<Vec<String>>,
     deny_out: Option<Vec<String>>,
     dns_servers: Option<Vec<String>>,
+    egress_mbps: Option<u32>,
     egress_proxy: Option<Value>,
     rules: Option<Value>,
 }
@@ -52,6 +56,7 @@ impl NetworkUpdate {
             allow_out,
             deny_out,
             dns_servers,
+            egress_mbps,
             egress_proxy,
             rules,
         } = self.lists;
@@ -59,6 +64,7 @@ impl NetworkUpdate {
             allow_out,
             deny_out,
             dns_servers,
+            egress_mbps,
             egress_proxy,
             rules,
             ..NetworkBody::default()
@@ -99,6 +105,14 @@ impl NetworkBody {
         let allow_out = list("allowOut", self.allow_out, |e| is_cidr(e) || is_name(e))?;
         let deny_out = list("denyOut", self.deny_out, is_cidr)?;
         let dns_servers = list("dnsServers", self.dns_servers, is_address)?;
+        if self
+            .egress_mbps
+            .is_some_and(|mbps| !(1..=MAX_MBPS).contains(&mbps))
+        {
+            return Err(ApiError::invalid(format!(
+                "`egressMbps` must be 1 to {MAX_MBPS}"
+            )));
+        }
         if let Some(host) = &self.mask_request_host
             && !is_host(host)
         {
@@ -111,6 +125,7 @@ impl NetworkBody {
             allow_out,
             deny_out,
             dns_servers,
+            egress_mbps: self.egress_mbps,
             restrict_traffic: self.allow_public_traffic == Some(false),
             mask_request_host: self.mask_request_host,
         })
@@ -234,6 +249,8 @@ mod tests {
             json!({"allowOut": ["-a.b"]}),
             json!({"allowOut": [""]}),
             json!({"dnsServers": ["dns.example"]}),
+            json!({"egressMbps": 0}),
+            json!({"egressMbps": 100_001}),
             json!({"maskRequestHost": "a b"}),
             json!({"maskRequestHost": "a\r\nX: y"}),
             json!({"allowOut": vec!["1.1.1.1"; 257]}),

@@ -15,6 +15,9 @@ pub struct NetworkRules {
     pub deny_out: Vec<String>,
     /// Name servers that its questions go to; none: the host's.
     pub dns_servers: Vec<IpAddr>,
+    /// Most megabits of a second that it may send; none: as many as it can.
+    #[serde(default)]
+    pub egress_mbps: Option<u32>,
 }
 
 impl Default for NetworkRules {
@@ -24,6 +27,7 @@ impl Default for NetworkRules {
             allow_out: Vec::new(),
             deny_out: Vec::new(),
             dns_servers: Vec::new(),
+            egress_mbps: None,
         }
     }
 }

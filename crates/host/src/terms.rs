@@ -27,6 +27,9 @@ pub struct Network {
     pub deny_out: Vec<String>,
     /// Name servers.
     pub dns_servers: Vec<String>,
+    /// Most megabits of a second that it may send.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress_mbps: Option<u32>,
     /// Whether its ports want the traffic token.
     pub restrict_traffic: bool,
     /// `Host` that its servers see; `${PORT}` is the port.
@@ -46,6 +49,7 @@ impl Network {
                 .iter()
                 .filter_map(|s| s.parse().ok())
                 .collect(),
+            egress_mbps: self.egress_mbps,
         }
     }
 }

@@ -252,6 +252,44 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
     });
 }
 
+#[test]
+fn a_sandbox_sends_no_faster_than_it_may_until_it_may() {
+    let test = "a_sandbox_sends_no_faster_than_it_may_until_it_may";
+    networked(test, &[], |place, lab| {
+        let id = create(place, json!({ "network": { "egressMbps": 1 } }));
+        let flood = "import socket, time\n\
+            s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+            began = time.monotonic()\n\
+            for _ in range(1000):\n\
+            \x20   s.sendto(bytes(1000), ('9.9.9.9', 7)); time.sleep(0.0002)\n\
+            print(time.monotonic() - began)\n\
+            s.sendto(b'end', ('9.9.9.9', 7))";
+        let arrived = || {
+            let took: f64 = python(place, &id, flood).parse().unwrap();
+            let mut bytes = 0;
+            // The last word may be lost like others, and is then missed.
+            while let Ok((_, datagram)) = lab.datagrams.recv_timeout(Duration::from_secs(1)) {
+                bytes += datagram.len();
+            }
+            (took, bytes)
+        };
+        let (took, bytes) = arrived();
+        let most = 65_536.0 + 125_000.0 * (took + 0.5);
+        assert!(bytes > 20_000, "{bytes} bytes in {took} s");
+        assert!((bytes as f64) < most, "{bytes} bytes in {took} s");
+        // Also a sandbox that slept has its limit, and one whose rules are replaced has none.
+        place.ok(&["pause", &id]);
+        place.ok(&["resume", &id]);
+        let (took, bytes) = arrived();
+        let most = 65_536.0 + 125_000.0 * (took + 0.5);
+        assert!((bytes as f64) < most, "{bytes} bytes in {took} s");
+        let path = format!("/sandboxes/{id}/network");
+        assert_eq!(call(place, "PUT", &path, &json!({})).0, 204);
+        let (took, bytes) = arrived();
+        assert!(bytes > 800_000, "{bytes} bytes in {took} s");
+    });
+}
+
 /// Begins a connection by a greeting; what is heard then.
 const GREET: &str = r#"
 import ssl

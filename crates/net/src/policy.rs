@@ -25,6 +25,9 @@ const PRIVATE: [(Ipv4Addr, u8); 11] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
+/// Bytes that may always be sent at once: the largest packet of all, which is cut into frames later.
+const LEAST_BURST: u64 = 1 << 16;
+
 /// Rules that this host cannot keep.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RulesError {
@@ -57,6 +60,8 @@ pub struct Policy {
     /// What the host's owner opened.
     granted: Vec<Ipv4Net>,
     name_servers: Vec<IpAddr>,
+    /// Bytes of a second.
+    pace: Option<u64>,
 }
 
 fn private() -> Vec<Ipv4Net> {
@@ -109,6 +114,7 @@ impl Policy {
             denied: Ipv4Net::aggregate(&denied),
             granted: Ipv4Net::aggregate(&granted.to_vec()),
             name_servers: rules.dns_servers.clone(),
+            pace: rules.egress_mbps.map(|mbps| u64::from(mbps) * 125_000),
         };
         let out_of_reach = |server: &&IpAddr| !policy.allows(**server);
         match policy.name_servers.iter().find(out_of_reach) {
@@ -171,7 +177,7 @@ impl Policy {
     /// The table of a slot that enforces it, in place of the one there is. Every packet is judged, also of connections that there are:
     /// so a change cuts them.
     pub(crate) fn script(&self, connections: u32) -> String {
-        let by_name = self.by_name();
+        let (by_name, pace) = (self.by_name(), self.pace());
         let (out, back) = (
             self.verdict("daddr", "goto refuse"),
             self.verdict("saddr", "drop"),
@@ -197,8 +203,21 @@ table inet jiffy {{
     iifname "{UPLINK}" oifname "{TAP}" ct state related accept
     iifname "{UPLINK}" oifname "{TAP}" ct state established goto back
   }}
-{by_name}}}
+{by_name}{pace}}}
 "#
+        )
+    }
+
+    /// Drops what is more than it may send, also of what our proxy sends for it.
+    fn pace(&self) -> String {
+        let Some(pace) = self.pace else {
+            return String::new();
+        };
+        // A tenth of a second at once.
+        let burst = (pace / 10).max(LEAST_BURST);
+        format!(
+            "  chain pace {{\n    type filter hook postrouting priority filter; policy accept;\n    \
+             oifname \"{UPLINK}\" limit rate over {pace} bytes/second burst {burst} bytes drop\n  }}\n"
         )
     }
 

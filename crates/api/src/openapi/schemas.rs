@@ -110,6 +110,7 @@ fn lists() -> Value {
         "allowOut": addresses(&format!("^({cidr}|{v6}|{name})$")),
         "denyOut": addresses(&format!("^({cidr}|{v6})$")),
         "dnsServers": addresses(&format!("^({}|::1)$", v4(""))),
+        "egressMbps": maybe(integer(1, u64::from(network::MAX_MBPS))),
         "egressProxy": nothing(),
         "rules": nothing(),
     })
@@ -264,6 +265,7 @@ fn sandboxes() -> Value {
                 "allowOut": strings,
                 "denyOut": strings,
                 "dnsServers": strings,
+                "egressMbps": integer(1, u64::from(network::MAX_MBPS)),
                 "allowPublicTraffic": flag(),
                 "maskRequestHost": text(),
             })),

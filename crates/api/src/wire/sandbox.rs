@@ -138,6 +138,9 @@ fn network(network: &Network) -> Value {
         "dnsServers": network.dns_servers,
         "allowPublicTraffic": !network.restrict_traffic,
     });
+    if let (Some(mbps), Some(map)) = (network.egress_mbps, shown.as_object_mut()) {
+        map.insert("egressMbps".to_owned(), json!(mbps));
+    }
     if let (Some(host), Some(map)) = (&network.mask_request_host, shown.as_object_mut()) {
         map.insert("maskRequestHost".to_owned(), json!(host));
     }
