@@ -25,9 +25,6 @@ const PRIVATE: [(Ipv4Addr, u8); 11] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
-/// Bytes that may always be sent at once: the largest packet of all, which is cut into frames later.
-const LEAST_BURST: u64 = 1 << 16;
-
 /// Rules that this host cannot keep.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RulesError {
@@ -208,16 +205,14 @@ table inet jiffy {{
         )
     }
 
-    /// Drops what is more than it may send, also of what our proxy sends for it.
+    /// Drops what is more than it may send, also of what our proxy sends for it. The kernel lets a second's worth pass at once.
     fn pace(&self) -> String {
         let Some(pace) = self.pace else {
             return String::new();
         };
-        // A tenth of a second at once.
-        let burst = (pace / 10).max(LEAST_BURST);
         format!(
             "  chain pace {{\n    type filter hook postrouting priority filter; policy accept;\n    \
-             oifname \"{UPLINK}\" limit rate over {pace} bytes/second burst {burst} bytes drop\n  }}\n"
+             oifname \"{UPLINK}\" limit rate over {pace} bytes/second drop\n  }}\n"
         )
     }
 
