@@ -1,5 +1,6 @@
 //! Builds templates: once per recipe, one builder at a time, all or nothing.
 
+use crate::addition;
 use crate::command::CommandError;
 use crate::erofs::{self, Root};
 use crate::file::{self, FileError, OnPath};
@@ -29,6 +30,8 @@ pub enum BuildError {
         "building a template needs root, to install packages into a root filesystem: run it with sudo"
     )]
     NotRoot,
+    #[error("a recipe adds to templates of one image; `{name}` has {images}")]
+    Stacked { name: String, images: usize },
     #[error(transparent)]
     Command(#[from] CommandError),
     #[error(transparent)]
@@ -58,25 +61,57 @@ pub(crate) fn build_if_needed(
     recipe: &Recipe,
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Template, BuildError> {
+    // Held until this one is named: nobody removes its image meanwhile.
+    let below = match &recipe.from {
+        Some(from) if up_to_date(templates, recipe)?.is_none() => {
+            Some(build_if_needed(templates, home, from, on_progress)?)
+        }
+        _ => None,
+    };
     let make_root: MakeRoot<'_> = &mut |site, on_progress| {
         if !nix::unistd::Uid::effective().is_root() {
             return Err(BuildError::NotRoot);
         }
         // Packages are 85 % of the time, the image 10 %, its checksum the rest.
-        Ok(rootfs::bootstrap(recipe, site, &mut |line, percent| {
+        let told = &mut |line: &str, percent: u8| {
             on_progress(Progress::Line(line));
             on_progress(Progress::Percent(
                 u8::try_from(u32::from(percent) * 85 / 100).unwrap_or(0),
             ));
-        })?)
+        };
+        Ok(match &below {
+            None => rootfs::bootstrap(recipe, site, told)?,
+            Some(below) => addition::add(recipe, only_image(below)?, site, told)?,
+        })
     };
-    build_with(templates, home, recipe, make_root, on_progress)
+    let below = below.as_ref().map(|t| &t.manifest.images[..]);
+    build_with(
+        templates,
+        home,
+        recipe,
+        below.unwrap_or_default(),
+        make_root,
+        on_progress,
+    )
 }
 
+/// The image of a template that has just one.
+fn only_image(below: &Template) -> Result<&Path, BuildError> {
+    match &below.images[..] {
+        [image] => Ok(&image.path),
+        images => Err(BuildError::Stacked {
+            name: below.manifest.reference(),
+            images: images.len(),
+        }),
+    }
+}
+
+/// `below` are the images that the root is added to.
 fn build_with(
     templates: &Templates,
     home: &Home,
     recipe: &Recipe,
+    below: &[ImageSum],
     make_root: MakeRoot<'_>,
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Template, BuildError> {
@@ -119,7 +154,7 @@ fn build_with(
             seconds: began.elapsed().as_secs_f64(),
             bytes: Some(image.size),
         }],
-        images: vec![image],
+        images: [below, &[image]].concat(),
         defaults: recipe.defaults(),
         startup: recipe.startup(),
         origin: None,

@@ -4,6 +4,7 @@
 //! next to its place, flushed, and renamed into it, so that it is either absent or whole; and it is handed out as an open
 //! file whose content has been verified, so that what runs is what was checked.
 
+mod addition;
 mod apt;
 mod builder;
 mod command;

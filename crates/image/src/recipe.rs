@@ -9,7 +9,8 @@ use serde::Deserialize;
 use std::fs;
 use std::path::Path;
 
-/// A recipe: Debian packages, a script that finishes the root filesystem, and the defaults of the sandboxes.
+/// A recipe: Debian packages, a script that finishes the root filesystem, and the defaults of the sandboxes. It makes a whole root
+/// filesystem, or adds to that of a stock template (`from`), whose image it then shares.
 ///
 /// On disk it is a directory with `recipe.toml` and, if that says so, a script and other files. The script runs on the host as
 /// root after all packages are installed, with the root filesystem's path as its first argument; it finds the other files in the
@@ -20,6 +21,8 @@ pub struct Recipe {
     pub(crate) customize: Option<String>,
     /// Name and content.
     pub(crate) files: Vec<(String, String)>,
+    /// What it adds to.
+    pub(crate) from: Option<Box<Recipe>>,
     hash: String,
 }
 
@@ -28,11 +31,15 @@ pub struct Recipe {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Spec {
     pub name: String,
-    /// Debian release by code name.
-    pub suite: String,
-    /// Packages besides the essential ones; recommended packages are not followed.
+    /// Debian release by code name; with `from`, that one's.
+    #[serde(default)]
+    pub suite: Option<String>,
+    /// The stock template that it adds to.
+    #[serde(default)]
+    pub from: Option<String>,
+    /// Packages besides the essential ones, or those of `from`; recommended packages are not followed.
     pub packages: Vec<String>,
-    /// Paths (with wildcards) that packages do not get to install, now or later in a sandbox.
+    /// Paths (with wildcards) that packages do not get to install, now or later in a sandbox. With `from`, that one's.
     #[serde(default)]
     pub exclude: Vec<String>,
     /// Exceptions to `exclude`.
@@ -81,14 +88,22 @@ macro_rules! files {
     };
 }
 
-const BUILT_IN: [BuiltIn; 2] = [
+const BUILT_IN: [BuiltIn; 4] = [
     ("base", files!("base": "recipe.toml", "customize")),
+    (
+        "browser",
+        files!("browser": "recipe.toml", "customize", "browser.py", "relay.py"),
+    ),
     (
         "code-interpreter-v1",
         files!(
             "code-interpreter-v1": "recipe.toml", "customize", "charts.py", "contexts.py", "identity.py",
             "kernel.py", "node.js", "output.py", "pipe_context.py", "python_context.py", "server.py"
         ),
+    ),
+    (
+        "node",
+        files!("node": "recipe.toml", "customize", "requirements.txt"),
     ),
 ];
 
@@ -142,6 +157,8 @@ impl Recipe {
                 problem,
             });
         }
+        let from = spec.from.as_deref().map(Self::built_in).transpose()?;
+        let from = from.map(Box::new);
         let customize = spec.customize.as_deref().map(&read).transpose()?;
         let files = spec
             .files
@@ -156,11 +173,16 @@ impl Recipe {
             whole.push('\0');
             whole.push_str(content);
         }
+        if let Some(from) = &from {
+            whole.push('\0');
+            whole.push_str(&from.hash);
+        }
         let hash = sum_of(whole.as_bytes());
         Ok(Self {
             spec,
             customize,
             files,
+            from,
             hash,
         })
     }
@@ -168,6 +190,12 @@ impl Recipe {
     /// Name of the template it makes.
     pub fn name(&self) -> &str {
         &self.spec.name
+    }
+
+    /// Its Debian release.
+    pub(crate) fn suite(&self) -> &str {
+        let own = self.spec.suite.as_deref();
+        own.unwrap_or_else(|| self.from.as_ref().map_or("", |from| from.suite()))
     }
 
     /// What it has started in every sandbox.
@@ -204,8 +232,16 @@ impl Spec {
                 self.name
             ));
         }
-        if !plain(&self.suite, "") {
-            return Some(format!("`{}` is not a Debian release", self.suite));
+        match (&self.suite, &self.from) {
+            (Some(suite), None) if !plain(suite, "") => {
+                return Some(format!("`{suite}` is not a Debian release"));
+            }
+            (Some(_), None) => {}
+            (None, Some(_)) if self.exclude.is_empty() && self.include.is_empty() => {}
+            (None, Some(_)) => {
+                return Some("with `from`, what is left out is said there".to_owned());
+            }
+            _ => return Some("one of `suite` and `from` must be said, and not both".to_owned()),
         }
         if let Some(package) = self.packages.iter().find(|p| !plain(p, ":=~")) {
             return Some(format!("`{package}` is not a package name"));
@@ -287,6 +323,32 @@ mod tests {
         assert_eq!(hash("\"git\"", "true"), first);
         assert_ne!(hash("\"git\"", "false"), first);
         assert_ne!(hash("\"curl\"", "true"), first);
+    }
+
+    #[test]
+    fn what_adds_to_a_template_has_its_release_and_changes_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let recipe = |more: &str| {
+            let text = format!(
+                "name = \"t\"\npackages = []\n{more}\n[defaults]\nuser = \"u\"\nworkdir = \"/\"\ndisk_mib = 64\n"
+            );
+            fs::write(dir.path().join("recipe.toml"), text).unwrap();
+            Recipe::from_directory(dir.path())
+        };
+        let base = Recipe::built_in("base").unwrap();
+        let added = recipe("from = \"base\"").unwrap();
+        assert_eq!(added.suite(), base.suite());
+        assert_eq!(added.from.unwrap().hash(), base.hash());
+        let other = recipe("from = \"node\"").unwrap();
+        assert_ne!(other.hash(), added.hash);
+        for bad in [
+            "",
+            "suite = \"bookworm\"\nfrom = \"base\"",
+            "from = \"base\"\nexclude = [\"/usr/share/doc/*\"]",
+            "from = \"nope\"",
+        ] {
+            assert!(recipe(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -51,9 +51,10 @@ pub(crate) fn bootstrap(
     let mut mmdebstrap = Tool::new("mmdebstrap", "mmdebstrap");
     mmdebstrap.private_mounts();
     mmdebstrap.env("SOURCE_DATE_EPOCH", EPOCH.to_string());
-    mmdebstrap
-        .env("JIFFY_CACHE", site.cache)
-        .env("JIFFY_SOURCES", apt::public_sources(&spec.suite).join("\n"));
+    mmdebstrap.env("JIFFY_CACHE", site.cache).env(
+        "JIFFY_SOURCES",
+        apt::public_sources(recipe.suite()).join("\n"),
+    );
     mmdebstrap.args([
         "--mode=root",
         "--variant=minbase",
@@ -84,24 +85,15 @@ pub(crate) fn bootstrap(
     mmdebstrap
         .arg(format!("--setup-hook={RESTORE_CACHE}"))
         .arg(format!("--customize-hook={KEEP_CACHE}"));
-    let files = site.work.join("files");
-    fs::create_dir(&files).on("create", &files)?;
-    for (name, content) in &recipe.files {
-        let path = files.join(name);
-        fs::write(&path, content).on("write", &path)?;
+    if let Some(script) = write_files(recipe, site.work)? {
+        mmdebstrap.arg(format!("--customize-hook={}", script.display()));
     }
-    mmdebstrap.env("JIFFY_FILES", &files);
-    if let Some(script) = &recipe.customize {
-        let path = site.work.join("customize");
-        fs::write(&path, script).on("write", &path)?;
-        fs::set_permissions(&path, Permissions::from_mode(0o700)).on("protect", &path)?;
-        mmdebstrap.arg(format!("--customize-hook={}", path.display()));
-    }
+    mmdebstrap.env("JIFFY_FILES", site.work.join("files"));
     mmdebstrap.arg(format!("--customize-hook={FINISH}"));
     mmdebstrap
-        .arg(&spec.suite)
+        .arg(recipe.suite())
         .arg(&root)
-        .args(apt::build_sources(&spec.suite));
+        .args(apt::build_sources(recipe.suite()));
 
     let mut meter = Meter::default();
     mmdebstrap.run(Some(site.lock), &mut |line| {
@@ -111,8 +103,25 @@ pub(crate) fn bootstrap(
     Ok(root)
 }
 
+/// Writes the recipe's files to `<work>/files` and returns where its script is, if it has one.
+pub(crate) fn write_files(recipe: &Recipe, work: &Path) -> Result<Option<PathBuf>, FileError> {
+    let files = work.join("files");
+    fs::create_dir(&files).on("create", &files)?;
+    for (name, content) in &recipe.files {
+        let path = files.join(name);
+        fs::write(&path, content).on("write", &path)?;
+    }
+    let Some(script) = &recipe.customize else {
+        return Ok(None);
+    };
+    let path = work.join("customize");
+    fs::write(&path, script).on("write", &path)?;
+    fs::set_permissions(&path, Permissions::from_mode(0o700)).on("protect", &path)?;
+    Ok(Some(path))
+}
+
 /// Gives what the build itself made one fixed time: equal packages then make an equal image.
-fn settle_times(root: &Path, marker: &Path, lock: &Lock) -> Result<(), RootfsError> {
+pub(crate) fn settle_times(root: &Path, marker: &Path, lock: &Lock) -> Result<(), RootfsError> {
     let mut find = Tool::new("find", "findutils");
     find.arg(root).args(["-xdev", "-newer"]).arg(marker).args([
         "-exec",
@@ -135,7 +144,7 @@ pub enum RootfsError {
 /// Reads from apt's and dpkg's output how far an installation has come. There are two rounds (the essential packages, then
 /// the others); each announces its number of packages, and unpacks and sets up every one of them.
 #[derive(Default)]
-struct Meter {
+pub(crate) struct Meter {
     round: u32,
     packages: u32,
     steps: u32,
@@ -143,7 +152,7 @@ struct Meter {
 }
 
 impl Meter {
-    fn percent(&mut self, line: &str) -> u8 {
+    pub(crate) fn percent(&mut self, line: &str) -> u8 {
         if let Some(packages) = newly_installed(line) {
             self.round += 1;
             (self.packages, self.steps) = (packages, 0);

@@ -56,6 +56,7 @@ impl Fake {
             &Templates::new(home),
             home,
             &self.recipe,
+            &[],
             make_root,
             &mut |_| (),
         )

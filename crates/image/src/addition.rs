@@ -1,0 +1,113 @@
+//! What a recipe adds to the root filesystem of another template: packages, and what its script does.
+
+use crate::apt;
+use crate::command::Tool;
+use crate::file::OnPath;
+use crate::recipe::Recipe;
+use crate::rootfs::{EPOCH, Meter, RootfsError, Site, settle_times, write_files};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Installs.
+const SCRIPT: &str = include_str!("addition.sh");
+
+/// What overlayfs keeps for itself. Of its marks only [`OPAQUE`] means anything in another union.
+const MARKS: &str = "trusted.overlay.";
+const OPAQUE: &str = "trusted.overlay.opaque";
+
+/// Longest list of a file's attributes that is read: the kernel's own bound (XATTR_LIST_MAX).
+const ATTRIBUTES: usize = 65_536;
+
+/// Makes `<work>/upper`: what `recipe` adds to the image `below`, with overlayfs's marks for what it deletes. `on_progress`: output
+/// line, percent done.
+pub(crate) fn add(
+    recipe: &Recipe,
+    below: &Path,
+    site: &Site<'_>,
+    on_progress: &mut dyn FnMut(&str, u8),
+) -> Result<PathBuf, RootfsError> {
+    let marker = site.work.join("started");
+    fs::write(&marker, "").on("create", &marker)?;
+    let upper = site.work.join("upper");
+    fs::create_dir(&upper).on("create", &upper)?;
+    // It becomes the root directory's.
+    fs::set_permissions(&upper, fs::Permissions::from_mode(0o755)).on("protect", &upper)?;
+    install(recipe, below, site, on_progress)?;
+    forget_marks(&upper)?;
+    settle_times(&upper, &marker, site.lock)?;
+    Ok(upper)
+}
+
+fn install(
+    recipe: &Recipe,
+    below: &Path,
+    site: &Site<'_>,
+    on_progress: &mut dyn FnMut(&str, u8),
+) -> Result<(), RootfsError> {
+    let mut shell = Tool::new("sh", "dash");
+    shell.private_mounts();
+    let customize = write_files(recipe, site.work)?;
+    let customize = customize.unwrap_or_default();
+    shell
+        .env("SOURCE_DATE_EPOCH", EPOCH.to_string())
+        .env("JIFFY_CACHE", site.cache)
+        .env("JIFFY_FILES", site.work.join("files"))
+        .env("JIFFY_CUSTOMIZE", customize)
+        .env("JIFFY_SOURCES", sources(recipe))
+        .env("JIFFY_APT", options());
+    shell.args(["-c", SCRIPT, "addition.sh"]);
+    shell.arg(site.work).arg(below).args(&recipe.spec.packages);
+    let mut meter = Meter::default();
+    shell.run(Some(site.lock), &mut |line| {
+        on_progress(line, meter.percent(line))
+    })?;
+    Ok(())
+}
+
+fn sources(recipe: &Recipe) -> String {
+    apt::build_sources(recipe.suite()).join("\n")
+}
+
+/// Settings of apt, for this one build.
+fn options() -> String {
+    let mut options = apt::host_options();
+    let own = [
+        "APT::Install-Recommends \"false\";",
+        "APT::Sandbox::User \"root\";",
+        "APT::Keep-Downloaded-Packages \"true\";",
+        "Dir::Etc::SourceList \"/tmp/sources.list\";",
+        "Dir::Etc::SourceParts \"/dev/null\";",
+        "Dir::Cache::pkgcache \"\";",
+        "Dir::Cache::srcpkgcache \"\";",
+        // A build that is cut short is thrown away: flushing every file would only cost time.
+        "DPkg::Options:: \"--force-unsafe-io\";",
+    ];
+    options.extend(own.map(str::to_owned));
+    options.join("\n")
+}
+
+/// Removes what overlayfs noted about the files below it, inode numbers of this host among it.
+fn forget_marks(path: &Path) -> Result<(), RootfsError> {
+    let mut names = vec![0; ATTRIBUTES];
+    let n = rustix::fs::llistxattr(path, &mut names[..]);
+    let n = n
+        .map_err(std::io::Error::from)
+        .on("read the attributes of", path)?;
+    for name in names[..n].split(|&b| b == 0) {
+        let name = String::from_utf8_lossy(name);
+        if name.starts_with(MARKS) && name != OPAQUE {
+            let removed = rustix::fs::lremovexattr(path, &*name);
+            removed
+                .map_err(std::io::Error::from)
+                .on("remove an attribute of", path)?;
+        }
+    }
+    let kind = fs::symlink_metadata(path).on("look at", path)?;
+    if kind.is_dir() {
+        for entry in fs::read_dir(path).on("list", path)? {
+            forget_marks(&entry.on("list", path)?.path())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! The stock templates `node` and `browser`: what they are for works in sandboxes that were made of their snapshots.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use support::devtools::{self, Page};
+use support::place::Place;
+use support::{skip, wait_for};
+
+/// One at a time: a browser that starts wants a processor for itself.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn place(test: &str, template: &str) -> Option<(MutexGuard<'static, ()>, Place)> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = Place::new(test)?;
+    if !place.dir.path().join("templates").join(template).exists() {
+        let why = format!("template {template} is not built (`jiffy template build {template}`)");
+        skip(test, &why);
+        return None;
+    }
+    Some((turn, place))
+}
+
+#[test]
+fn both_stand_on_base_and_share_its_image() {
+    for template in ["node", "browser"] {
+        let test = "stock::both_stand_on_base_and_share_its_image";
+        let Some((_turn, place)) = place(test, template) else {
+            return;
+        };
+        let images = |name: &str| {
+            let shown = place.json(&["template", "inspect", name]);
+            shown["images"].as_array().unwrap().clone()
+        };
+        let (base, own) = (images("base"), images(template));
+        assert_eq!(own.len(), 2, "{own:?}");
+        assert_eq!(own[0]["sha256"], base[0]["sha256"]);
+    }
+}
+
+#[test]
+fn node_runs_code_and_npm_installs_packages_for_the_user() {
+    let test = "stock::node_runs_code_and_npm_installs_packages_for_the_user";
+    let Some((_turn, place)) = place(test, "node") else {
+        return;
+    };
+    let id = place.ok(&["create", "--template", "node"]);
+    let code = "import('node:os').then(os => console.log(process.version.split('.')[0], 6 * 7, os.userInfo().username))";
+    let said = place.ok(&["exec", &id, "--", "node", "-e", code]);
+    assert_eq!(said, "v24 42 user");
+    // A package of its own: the registry is nobody's business here.
+    let script = "mkdir -p /tmp/hello && cd /tmp/hello && npm init --yes >/dev/null && \
+        printf '#!/usr/bin/env node\\nconsole.log(\"hello\")\\n' > hello.js && npm pkg set bin.hello=hello.js && \
+        npm install --global --offline . >/dev/null && hello && npx --offline hello && npm --version";
+    let said = place.sh(&id, script);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[..2], ["hello", "hello"], "{said}");
+    assert!(lines[2].starts_with("11."), "{said}");
+    // Headers, for packages that are compiled.
+    place.sh(&id, "test -e /usr/local/include/node/node_api.h");
+}
+
+#[test]
+fn a_page_is_loaded_read_and_drawn_through_the_gateway() {
+    let test = "stock::a_page_is_loaded_read_and_drawn_through_the_gateway";
+    let Some((_turn, place)) = place(test, "browser") else {
+        return;
+    };
+    let id = place.ok(&["create", "--template", "browser"]);
+    let (status, version) = devtools::get(&place, &id, "/json/version");
+    assert_eq!(status, 200);
+    let url = version["webSocketDebuggerUrl"].as_str().unwrap();
+    let expected = format!("ws://{}/devtools/browser/", devtools::host(&id));
+    assert!(url.starts_with(&expected), "{version}");
+
+    place.sh(
+        &id,
+        "mkdir /tmp/www && cd /tmp/www && echo '<title>from a server</title><body style=\"background: #0000ff\">' > index.html && \
+         (setsid python3 -m http.server 8000 >/dev/null 2>&1 &) && \
+         until curl -s http://127.0.0.1:8000/ >/dev/null; do sleep 0.05; done",
+    );
+    let mut page = Page::first(&place, &id);
+    page.load("http://127.0.0.1:8000/");
+    assert_eq!(page.evaluate("document.title"), "from a server");
+    // What was drawn is asked of the page itself, as a picture that it loads.
+    let shot = page.call("Page.captureScreenshot", &json!({ "format": "png" }));
+    let picture = shot["data"].as_str().unwrap();
+    assert!(picture.starts_with("iVBORw0KGgo"), "it is a PNG");
+    let pixel = format!(
+        "fetch('data:image/png;base64,{picture}').then(a => a.blob()).then(createImageBitmap).then(image => {{ \
+           const canvas = new OffscreenCanvas(image.width, image.height).getContext('2d'); canvas.drawImage(image, 0, 0); \
+           return [image.width, ...canvas.getImageData(600, 600, 1, 1).data].join() }})"
+    );
+    let drawn = page.call(
+        "Runtime.evaluate",
+        &json!({ "expression": pixel, "awaitPromise": true }),
+    );
+    assert_eq!(drawn["result"]["value"], "1280,0,0,255,255", "{drawn}");
+}
+
+#[test]
+fn sandboxes_of_one_snapshot_have_browsers_of_their_own() {
+    let test = "stock::sandboxes_of_one_snapshot_have_browsers_of_their_own";
+    let Some((_turn, place)) = place(test, "browser") else {
+        return;
+    };
+    let ids = [(); 2].map(|()| place.ok(&["create", "--template", "browser"]));
+    let mut pages = [0, 1].map(|i| Page::first(&place, &ids[i]));
+    pages[0].load("data:text/html,<title>first</title>");
+    pages[1].load("data:text/html,<title>second</title>");
+    let titles = pages
+        .each_mut()
+        .map(|page| page.evaluate("document.title").to_string());
+    assert_eq!(titles, ["\"first\"", "\"second\""]);
+    // They come from one memory, and draw different numbers nevertheless.
+    let draw = "crypto.getRandomValues(new Uint32Array(4)).join() + ' ' + Math.random()";
+    let drawn: BTreeSet<String> = pages
+        .iter_mut()
+        .flat_map(|page| {
+            page.evaluate(draw)
+                .as_str()
+                .unwrap()
+                .split(' ')
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    assert_eq!(drawn.len(), 4, "{drawn:?}");
+    // A fork goes on with the page that was open.
+    let fork = place.ok(&["fork", &ids[0]]);
+    let fork = fork.lines().next_back().unwrap();
+    assert_eq!(
+        Page::first(&place, fork).evaluate("document.title"),
+        "first"
+    );
+}
+
+#[test]
+fn pages_are_confined_and_cannot_reach_the_devtools() {
+    let test = "stock::pages_are_confined_and_cannot_reach_the_devtools";
+    let Some((_turn, place)) = place(test, "browser") else {
+        return;
+    };
+    let id = place.ok(&["create", "--template", "browser"]);
+    let confined = "pid=$(pgrep -f -- --type=renderer | head -n 1); grep Seccomp: /proc/$pid/status; \
+        test \"$(readlink /proc/$pid/ns/user)\" != \"$(readlink /proc/1/ns/user 2>/dev/null || readlink /proc/self/ns/user)\" && echo apart; \
+        stat -c %U /proc/$pid";
+    let said = place.ok(&["exec", "--user", "root", &id, "--", "sh", "-c", confined]);
+    assert_eq!(said, "Seccomp:\t2\napart\nuser");
+
+    // A page that has given itself a name, and one that connects from its own.
+    let status = "curl -s -o /dev/null -w %{http_code} http://127.0.0.1:9222/json/version";
+    assert_eq!(place.sh(&id, status), "200");
+    let foreign = format!("{status} -H 'Host: evil.test:9222'");
+    assert_eq!(place.sh(&id, &foreign), "403");
+    let (_, pages) = devtools::get(&place, &id, "/json/list");
+    let path = format!("/devtools/page/{}", pages[0]["id"].as_str().unwrap());
+    let (_, answer) = devtools::upgrade(&place, &id, &path, "\r\nOrigin: http://evil.test");
+    assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
+}
+
+#[test]
+fn a_browser_that_is_closed_comes_back() {
+    let test = "stock::a_browser_that_is_closed_comes_back";
+    let Some((_turn, place)) = place(test, "browser") else {
+        return;
+    };
+    let id = place.ok(&["create", "--template", "browser"]);
+    let before = devtools::get(&place, &id, "/json/version").1;
+    Page::first(&place, &id).call("Browser.close", &json!({}));
+    let after = wait_for("another browser", || {
+        let (status, version) = devtools::get(&place, &id, "/json/version");
+        let another = version["webSocketDebuggerUrl"] != before["webSocketDebuggerUrl"];
+        (status == 200 && another).then_some(version)
+    });
+    assert_eq!(after["Browser"], before["Browser"]);
+    assert_eq!(Page::first(&place, &id).evaluate("1 + 1"), 2);
+}

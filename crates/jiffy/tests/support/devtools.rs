@@ -1,0 +1,138 @@
+//! DevTools of a browser in a sandbox, through the daemon, under the sandbox's own name.
+
+use super::LIMIT;
+use super::place::Place;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+/// Where the template `browser` has them.
+pub const PORT: u16 = 9222;
+
+/// The name under which clients come to sandbox `id`.
+pub fn host(id: &str) -> String {
+    format!("{PORT}-{id}.localhost")
+}
+
+/// Answer to a `GET` under that name: status and JSON.
+pub fn get(place: &Place, id: &str, path: &str) -> (u16, Value) {
+    let mut stream = begin(place, &format!("GET {path} HTTP/1.0\r\nHost: {}", host(id)));
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, serde_json::from_str(body).unwrap_or_default())
+}
+
+fn begin(place: &Place, head: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(place.dir.path().join("run/jiffy.sock")).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    write!(stream, "{head}\r\n\r\n").unwrap();
+    stream
+}
+
+/// Asks for a WebSocket and returns the answer's head. `more`: further headers.
+pub fn upgrade(place: &Place, id: &str, path: &str, more: &str) -> (UnixStream, String) {
+    let head = format!(
+        "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=={more}",
+        host(id)
+    );
+    let mut stream = begin(place, &head);
+    let answer = super::read_until(&mut stream, "\r\n\r\n");
+    (stream, answer)
+}
+
+/// A page's DevTools.
+pub struct Page {
+    stream: UnixStream,
+    calls: u64,
+    /// Events that nobody waited for yet.
+    events: Vec<String>,
+}
+
+impl Page {
+    /// The page that the browser has open since its start.
+    pub fn first(place: &Place, id: &str) -> Self {
+        let (status, pages) = get(place, id, "/json/list");
+        assert_eq!(status, 200);
+        let url = pages[0]["webSocketDebuggerUrl"].as_str().unwrap();
+        let path = url.strip_prefix(&format!("ws://{}", host(id)));
+        let path = path.unwrap_or_else(|| panic!("{url}"));
+        let (stream, answer) = upgrade(place, id, path, "");
+        assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
+        Self {
+            stream,
+            calls: 0,
+            events: Vec::new(),
+        }
+    }
+
+    /// The result of a command.
+    pub fn call(&mut self, method: &str, parameters: &Value) -> Value {
+        self.calls += 1;
+        let call = json!({ "id": self.calls, "method": method, "params": parameters });
+        self.send(call.to_string().as_bytes());
+        loop {
+            let message = self.receive();
+            if message["id"] == self.calls {
+                assert!(message["error"].is_null(), "{method}: {message}");
+                return message["result"].clone();
+            }
+            self.events
+                .extend(message["method"].as_str().map(str::to_owned));
+        }
+    }
+
+    /// Begins to load `url` and waits until it is there.
+    pub fn load(&mut self, url: &str) {
+        self.call("Page.enable", &json!({}));
+        self.events.clear();
+        self.call("Page.navigate", &json!({ "url": url }));
+        let loaded = "Page.loadEventFired";
+        if !self.events.iter().any(|event| event == loaded) {
+            while self.receive()["method"] != loaded {}
+        }
+    }
+
+    /// What a piece of JavaScript says.
+    pub fn evaluate(&mut self, code: &str) -> Value {
+        let parameters = json!({ "expression": code, "returnByValue": true });
+        let mut result = self.call("Runtime.evaluate", &parameters);
+        assert!(result["exceptionDetails"].is_null(), "{code}: {result}");
+        result["result"]["value"].take()
+    }
+
+    /// One text frame (RFC 6455, 5.2), masked with zeros.
+    fn send(&mut self, text: &[u8]) {
+        let mut frame = vec![0x81];
+        match u16::try_from(text.len()).unwrap() {
+            n @ 0..126 => frame.push(0x80 | n.to_le_bytes()[0]),
+            n => {
+                frame.push(0x80 | 126);
+                frame.extend(n.to_be_bytes());
+            }
+        }
+        frame.extend([0; 4]);
+        frame.extend(text);
+        self.stream.write_all(&frame).unwrap();
+    }
+
+    /// One message; Chromium sends each as one frame.
+    fn receive(&mut self) -> Value {
+        let mut head = [0; 2];
+        self.stream.read_exact(&mut head).unwrap();
+        assert_eq!(head[0], 0x81, "text, whole");
+        let mut bytes = |n: usize| {
+            let mut bytes = vec![0; n];
+            self.stream.read_exact(&mut bytes).unwrap();
+            bytes
+        };
+        let length = match head[1] {
+            126 => u64::from(u16::from_be_bytes(bytes(2).try_into().unwrap())),
+            127 => u64::from_be_bytes(bytes(8).try_into().unwrap()),
+            n => n.into(),
+        };
+        serde_json::from_slice(&bytes(length.try_into().unwrap())).unwrap()
+    }
+}
