@@ -21,6 +21,8 @@ fn place(test: &str, template: &str) -> Option<(MutexGuard<'static, ()>, Place)>
         skip(test, &why);
         return None;
     }
+    let domain = ["--domain", devtools::DOMAIN];
+    place.ok(&[&["daemon", "start", "--no-listen"][..], &domain].concat());
     Some((turn, place))
 }
 

@@ -9,9 +9,12 @@ use std::os::unix::net::UnixStream;
 /// Where the template `browser` has them.
 pub const PORT: u16 = 9222;
 
+/// Domain that the daemon must have been told of.
+pub const DOMAIN: &str = "sandboxes.test";
+
 /// The name under which clients come to sandbox `id`.
 pub fn host(id: &str) -> String {
-    format!("{PORT}-{id}.localhost")
+    format!("{PORT}-{id}.{DOMAIN}")
 }
 
 /// Answer to a `GET` under that name: status and JSON.
