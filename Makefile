@@ -42,12 +42,18 @@ template: setup build ## build the base template (a minute or two; once, until i
 interpreter: setup build ## build the code interpreter's template (two to three minutes; once, until its recipe changes)
 	@scripts/step "building the code-interpreter-v1 template, unless it is there" $(RELEASE)/jiffy template build code-interpreter-v1
 
+.PHONY: templates
+templates: setup build ## build all stock templates: base, code-interpreter-v1, node, browser (four to six minutes; once, until a recipe changes)
+	@for name in base code-interpreter-v1 node browser; do \
+	    scripts/step "building the $$name template, unless it is there" $(RELEASE)/jiffy template build $$name || exit 1; \
+	done
+
 .PHONY: run
 run: setup template ## build everything and show sandboxes at work
 	@scripts/demo
 
 .PHONY: test
-test: setup template interpreter ## run all tests; ends with totals
+test: setup templates ## run all tests; ends with totals
 	@scripts/test
 
 .PHONY: fuzz
@@ -67,7 +73,7 @@ kernel: ## build the guest kernel from source (long)
 	@kernel/build
 
 .PHONY: bench
-bench: setup template interpreter ## measure
+bench: setup templates ## measure
 	@if [ -x bench/run ]; then bench/run; else echo "make bench: there is no bench/run here yet."; exit 1; fi
 
 .PHONY: install

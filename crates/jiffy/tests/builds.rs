@@ -5,91 +5,12 @@ mod support;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
-use support::place::Place;
-use support::{Done, finish, jiffy, skip, wait_for};
-
-/// A place with templates of its own beside the stock one, and a context to build.
-struct Bench {
-    place: Place,
-    context: PathBuf,
-}
-
-impl Bench {
-    fn new(test: &str) -> Option<Self> {
-        if !nix::unistd::Uid::effective().is_root() {
-            skip(test, "needs root, to make images");
-            return None;
-        }
-        let place = Place::new(test)?;
-        let templates = place.dir.path().join("templates");
-        let real = fs::read_link(&templates).unwrap();
-        fs::remove_file(&templates).unwrap();
-        fs::create_dir(&templates).unwrap();
-        symlink(real.join("base"), templates.join("base")).unwrap();
-        let context = place.dir.path().join("context");
-        fs::create_dir(&context).unwrap();
-        Some(Self { place, context })
-    }
-
-    fn file(&self, name: &str, content: &str) -> PathBuf {
-        let path = self.context.join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, content).unwrap();
-        path
-    }
-
-    /// Builds the context under `name`.
-    fn build(&self, name: &str, more: &[&str]) -> Done {
-        let context = self.context.to_str().unwrap();
-        let args = ["template", "build", context, "--name", name];
-        self.place.call(&[&args, more].concat())
-    }
-
-    fn built(&self, name: &str, more: &[&str]) -> Done {
-        let done = self.build(name, more);
-        assert_eq!(done.code, Some(0), "{done:?}");
-        done
-    }
-
-    /// Begins to build, and does not wait.
-    fn begin(&self, name: &str) -> Child {
-        let context = self.context.to_str().unwrap();
-        let mut command = jiffy(&["template", "build", context, "--name", name]);
-        command
-            .env("JIFFY_HOME", self.place.dir.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command.spawn().unwrap()
-    }
-
-    /// What a command prints in a fresh sandbox of a template.
-    fn run(&self, name: &str, script: &str) -> String {
-        let id = self.place.ok(&["create", "--template", name]);
-        let said = self.place.sh(&id, script);
-        self.place.ok(&["kill", &id]);
-        said
-    }
-
-    /// Ids of sandboxes that live.
-    fn alive(&self) -> Vec<String> {
-        let all = self.place.json(&["ls"]);
-        let id = |s: &Value| s["id"].as_str().unwrap().to_owned();
-        all.as_array().unwrap().iter().map(id).collect()
-    }
-}
-
-fn cached(done: &Done) -> usize {
-    done.stderr
-        .lines()
-        .filter(|l| l.starts_with("CACHED"))
-        .count()
-}
+use support::bench::{Bench, cached};
+use support::{Done, finish, wait_for};
 
 #[test]
 fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {

@@ -1,0 +1,210 @@
+//! Templates built of Dockerfiles that fetch: from registries of packages, and of images.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::bench::{Bench, cached};
+use support::skip;
+
+/// What this host trusts: its way out may have an authority of its own.
+const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
+
+/// Whether sandboxes reach the registries of pip and npm; if not, `test` counts as skipped.
+fn registries(test: &str, bench: &Bench) -> bool {
+    let id = bench.place.ok(&["create", "--template", "node"]);
+    let authorities = fs::read_to_string(AUTHORITIES).unwrap_or_default();
+    bench.file("authorities.pem", &authorities);
+    let file = bench.context.join("authorities.pem");
+    let to = format!("{id}:/tmp/authorities.pem");
+    bench.place.ok(&["cp", file.to_str().unwrap(), &to]);
+    let ask = "export NODE_EXTRA_CA_CERTS=/tmp/authorities.pem PIP_CERT=/tmp/authorities.pem; cd /tmp && \
+        timeout 30 pip download --quiet --retries 0 --no-deps six==1.17.0 && timeout 30 npm view is-odd@3.0.1 version";
+    let asked = bench.place.call(&["exec", &id, "--", "sh", "-c", ask]);
+    bench.place.ok(&["kill", &id]);
+    if asked.code != Some(0) {
+        let last = asked.stderr.lines().last().unwrap_or_default().to_owned();
+        skip(test, &format!("no registry of packages answers: {last}"));
+    }
+    asked.code == Some(0)
+}
+
+#[test]
+fn stages_with_pip_and_npm_build_and_build_again_at_once() {
+    let test = "fetched::stages_with_pip_and_npm_build_and_build_again_at_once";
+    let Some(bench) = Bench::new(test) else {
+        return;
+    };
+    let real = std::env::var_os("JIFFY_HOME").unwrap_or_else(|| "/var/lib/jiffy".into());
+    let node = Path::new(&real).join("templates/node");
+    if !node.exists() {
+        return skip(test, "template node is not built");
+    }
+    symlink(node, bench.place.dir.path().join("templates/node")).unwrap();
+    if !registries(test, &bench) {
+        return;
+    }
+    bench.file(
+        "Dockerfile",
+        "FROM node AS page\n\
+         USER root\n\
+         COPY authorities.pem /etc/ssl/certs/ca-certificates.crt\n\
+         ENV NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt\n\
+         WORKDIR /src\n\
+         RUN npm init --yes && npm install --no-audit --no-fund is-odd@3.0.1\n\
+         RUN node -p \"require('is-odd')(3)\" > answer\n\
+         FROM base\n\
+         USER root\n\
+         COPY authorities.pem /etc/ssl/certs/ca-certificates.crt\n\
+         RUN pip install --no-cache-dir six==1.17.0\n\
+         COPY --from=page /src/answer /srv/answer\n\
+         USER user\n",
+    );
+    let first = bench.built("app", &[]);
+    assert_eq!(cached(&first), 0, "{first:?}");
+    let script = "cat /srv/answer; python3 -c 'import six; print(six.__version__)'";
+    assert_eq!(bench.run("app", script), "true\n1.17.0");
+
+    let began = Instant::now();
+    let second = bench.built("app", &[]);
+    let took = began.elapsed();
+    assert_eq!(cached(&second), 7, "{second:?}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+/// Prints the file `/word` and what follows on the command line.
+const PROGRAM: &str = r#"
+#include <stdio.h>
+int main(int argc, char **argv) {
+    char word[64] = "";
+    FILE *file = fopen("/word", "r");
+    if (file) fgets(word, sizeof word, file);
+    printf("%s", word);
+    for (int i = 1; i < argc; i++) printf(" %s", argv[i]);
+    puts("");
+}
+"#;
+
+fn sum(path: &Path) -> String {
+    let said = Command::new("sha256sum").arg(path).output().unwrap();
+    String::from_utf8(said.stdout).unwrap()[..64].to_owned()
+}
+
+/// A registry on the loopback device with one image, `app:1`: a program and a word. Returns its address.
+fn registry(directory: &Path) -> String {
+    fs::create_dir_all(directory.join("root")).unwrap();
+    let path = |name: &str| directory.join(name);
+    fs::write(path("app.c"), PROGRAM).unwrap();
+    let mut compile = Command::new("cc");
+    compile.arg("-static").arg("-o").arg(path("root/app"));
+    assert!(compile.arg(path("app.c")).status().unwrap().success());
+    fs::write(path("root/word"), "from a registry").unwrap();
+    let mut tar = Command::new("tar");
+    tar.args(["--owner=0", "--group=0", "-C"]).arg(path("root"));
+    tar.arg("-cf").arg(path("layer")).arg(".");
+    assert!(tar.status().unwrap().success());
+    let config = serde_json::json!({
+        "os": "linux", "architecture": "amd64", "config": { "Cmd": ["/app"] },
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", sum(&path("layer")))] },
+    });
+    fs::write(path("config"), config.to_string()).unwrap();
+    let described = |name: &str, kind: &str| {
+        serde_json::json!({ "mediaType": format!("application/vnd.oci.image.{kind}"),
+            "digest": format!("sha256:{}", sum(&path(name))), "size": fs::metadata(path(name)).unwrap().len() })
+    };
+    let kind = "application/vnd.oci.image.manifest.v1+json";
+    let manifest = serde_json::json!({
+        "schemaVersion": 2, "mediaType": kind,
+        "config": described("config", "config.v1+json"), "layers": [described("layer", "layer.v1.tar")],
+    });
+    fs::write(path("manifest"), manifest.to_string()).unwrap();
+    let mut pages = HashMap::from([("/v2/".to_owned(), (kind, b"{}".to_vec()))]);
+    let manifest = fs::read(path("manifest")).unwrap();
+    for tag in ["1", &format!("sha256:{}", sum(&path("manifest")))] {
+        pages.insert(format!("/v2/app/manifests/{tag}"), (kind, manifest.clone()));
+    }
+    for name in ["config", "layer"] {
+        let at = format!("/v2/app/blobs/sha256:{}", sum(&path(name)));
+        let content = fs::read(path(name)).unwrap();
+        pages.insert(at, ("application/octet-stream", content));
+    }
+    serve(pages)
+}
+
+/// Pages by path, with their types.
+type Pages = HashMap<String, (&'static str, Vec<u8>)>;
+
+/// Serves until the test program ends.
+fn serve(pages: Pages) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("localhost:{}", listener.local_addr().unwrap().port());
+    let pages = Arc::new(pages);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let pages = Arc::clone(&pages);
+            std::thread::spawn(move || answer(&stream, &pages));
+        }
+    });
+    address
+}
+
+/// Answers one request.
+fn answer(mut stream: &TcpStream, pages: &Pages) {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let first = lines.next().unwrap_or_default();
+    lines.take_while(|line| !line.is_empty()).for_each(drop);
+    let mut words = first.split(' ');
+    let (method, path) = (words.next(), words.next().unwrap_or_default());
+    let (status, kind, body) = match pages.get(path) {
+        Some((kind, body)) => ("200 OK", *kind, &body[..]),
+        None => ("404 Not Found", "text/plain", &b""[..]),
+    };
+    let length = body.len();
+    let body = if method == Some("HEAD") { b"" } else { body };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    // A client that has gone needs no answer.
+    let _ = stream.write_all(head.as_bytes());
+    let _ = stream.write_all(body);
+}
+
+#[test]
+fn a_dockerfile_stands_on_an_image_of_a_registry_and_copies_from_it() {
+    let test = "fetched::a_dockerfile_stands_on_an_image_of_a_registry_and_copies_from_it";
+    let Some(bench) = Bench::new(test) else {
+        return;
+    };
+    let at = registry(&bench.place.dir.path().join("registry"));
+    let plain = ["daemon", "start", "--no-listen", "--plain-http", &at];
+    bench.place.ok(&plain);
+    // There is no shell in it: copying needs none.
+    bench.file("more", "more");
+    bench.file("Dockerfile", &format!("FROM {at}/app:1\nCOPY more /more\n"));
+    bench.built("thin", &[]);
+    let said = bench
+        .place
+        .ok(&["run", "--template", "thin", "--", "/app", "and", "more"]);
+    assert_eq!(said, "from a registry and more");
+
+    let taken = format!(
+        "FROM base\nUSER root\nCOPY --from={at}/app:1 /app /usr/local/bin/app\nRUN app in a step > /said\nUSER user\n"
+    );
+    bench.file("Dockerfile", &taken);
+    bench.built("thick", &[]);
+    assert_eq!(bench.run("thick", "cat /said"), " in a step");
+    assert_eq!(cached(&bench.built("thick", &[])), 2);
+
+    bench.file("Dockerfile", &format!("FROM {at}/nothing:1\n"));
+    let refused = bench.build("none", &[]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("nothing"), "{refused:?}");
+}
