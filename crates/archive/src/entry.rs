@@ -17,6 +17,8 @@ pub enum Kind {
     Character(u32, u32),
     /// A block device: major, minor.
     Block(u32, u32),
+    /// A device of which the archive does not say which.
+    UnknownDevice,
 }
 
 /// A stretch of a file that has content; the rest is holes.

@@ -12,6 +12,9 @@ pub enum ArchiveError {
         /// The last entry that was begun.
         last: Option<String>,
     },
+    /// Its beginning is nothing that a tar archive begins with.
+    #[error("the archive is broken: it is not a tar archive")]
+    NotTar,
     /// The archive makes no sense.
     #[error("the archive is broken after {}: {problem}", after(.last))]
     Broken {
@@ -73,7 +76,7 @@ impl ArchiveError {
     pub fn is_malformed(&self) -> bool {
         matches!(
             self,
-            Self::Truncated { .. } | Self::Broken { .. } | Self::Entry { .. }
+            Self::Truncated { .. } | Self::NotTar | Self::Broken { .. } | Self::Entry { .. }
         )
     }
 }

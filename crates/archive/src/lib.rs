@@ -19,6 +19,6 @@ mod xattr;
 pub use entry::{Entry, Kind, Run};
 pub use error::ArchiveError;
 pub use pack::{Contents, Packer};
-pub use read::Reader;
+pub use read::{Reader, Tolerance};
 pub use unpack::{Owner, Rules, Unpacked, unpack};
 pub use write::Writer;

@@ -7,12 +7,32 @@ use std::io::{self, Read};
 use tar::{EntryType, GnuExtSparseHeader, Header};
 
 const BLOCK: u64 = 512;
-/// Most bytes of an entry's extended headers together, and of its map of holes.
-const MAX_HEADERS: u64 = 1 << 20;
-/// Most stretches of one sparse file.
-const MAX_RUNS: u64 = MAX_HEADERS / 24;
-
 const HOLES: &str = "its map of holes makes no sense";
+
+/// What a reader puts up with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tolerance {
+    /// Most bytes of an entry's extended headers together, and of its map of holes.
+    pub headers: u64,
+    /// Whether the archive may end between two entries without an end mark, as some packers leave it.
+    pub no_end_mark: bool,
+}
+
+impl Default for Tolerance {
+    fn default() -> Self {
+        Self {
+            headers: 1 << 20,
+            no_end_mark: false,
+        }
+    }
+}
+
+impl Tolerance {
+    /// Most stretches of one sparse file.
+    fn runs(&self) -> u64 {
+        self.headers / 24
+    }
+}
 
 /// An archive that is being read.
 pub struct Reader<R> {
@@ -23,33 +43,73 @@ pub struct Reader<R> {
     padding: u64,
     /// What was begun last.
     last: Option<String>,
+    tolerance: Tolerance,
+    end_mark: bool,
 }
 
 impl<R: Read> Reader<R> {
     /// The archive that `input` holds, unpacked.
     pub fn new(input: R) -> Self {
+        Self::tolerant(input, Tolerance::default())
+    }
+
+    /// The same with other bounds.
+    pub fn tolerant(input: R, tolerance: Tolerance) -> Self {
         Self {
             input,
             left: 0,
             padding: 0,
             last: None,
+            tolerance,
+            end_mark: false,
         }
     }
 
-    /// The next entry, or none at the archive's end mark. What was not read of the last one is passed over.
+    /// What the archive is read from.
+    pub fn input(&self) -> &R {
+        &self.input
+    }
+
+    /// The same, when nothing more is read here.
+    pub fn into_input(self) -> R {
+        self.input
+    }
+
+    /// Whether the archive's end mark was reached.
+    pub fn has_end_mark(&self) -> bool {
+        self.end_mark
+    }
+
+    /// The next entry, or none at the archive's end. What was not read of the last one is passed over.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, ArchiveError> {
+        self.next_counted(&mut || Ok(()))
+    }
+
+    /// The same; `count` hears of every header, also of those that only say something about the next one, and may end it all.
+    pub fn next_counted(
+        &mut self,
+        count: &mut dyn FnMut() -> io::Result<()>,
+    ) -> Result<Option<Entry>, ArchiveError> {
         let mut pax = Pax::default();
-        let (mut long_path, mut long_link, mut allowed) = (None, None, MAX_HEADERS);
+        let (mut long_path, mut long_link) = (None, None);
+        let (mut allowed, mut extended) = (self.tolerance.headers, false);
         loop {
             self.skip_rest()?;
-            let block = self.block()?;
+            let Some(block) = self.first_block(extended)? else {
+                return Ok(None);
+            };
             if block.iter().all(|b| *b == 0) {
+                self.end_mark = true;
                 return Ok(None);
             }
+            count().map_err(ArchiveError::Read)?;
             let header = Header::from_byte_slice(&block);
             self.check(header)?;
             let size = (header.entry_size()).map_err(|_| self.broken("a size is no number"))?;
-            match header.entry_type() {
+            let kind = header.entry_type();
+            extended =
+                kind.is_pax_local_extensions() || kind.is_gnu_longname() || kind.is_gnu_longlink();
+            match kind {
                 EntryType::XHeader => {
                     let text = self.extended(size, &mut allowed)?;
                     pax.read(&text).map_err(|e| self.broken(e))?;
@@ -86,7 +146,7 @@ impl<R: Read> Reader<R> {
     ) -> Result<Entry, ArchiveError> {
         let bad = |problem| ArchiveError::entry(&path, problem);
         let kind = kind(header, &path).map_err(bad)?;
-        // Only files have content, whatever their size says.
+        // Only files have content, whatever their size says (as Go's reader has it, which most layers were made with).
         let stored = match kind {
             Kind::File => pax.size.unwrap_or(size),
             _ => 0,
@@ -151,13 +211,13 @@ impl<R: Read> Reader<R> {
 
     fn old_gnu_map(&mut self, header: &Header) -> Result<(u64, Vec<Run>), ArchiveError> {
         let gnu = header.as_gnu().ok_or_else(|| self.broken(HOLES))?;
-        let mut runs = Vec::new();
+        let (mut runs, most) = (Vec::new(), self.tolerance.runs());
         let mut add = |sparse: &[tar::GnuSparseHeader]| -> io::Result<()> {
             for run in sparse.iter().filter(|run| !run.is_empty()) {
                 let (offset, length) = (run.offset()?, run.length()?);
                 runs.push(Run { offset, length });
             }
-            match runs.len() as u64 > MAX_RUNS {
+            match runs.len() as u64 > most {
                 true => Err(io::ErrorKind::InvalidData.into()),
                 false => Ok(()),
             }
@@ -199,7 +259,7 @@ impl<R: Read> Reader<R> {
             }
             numbers.push(pax::number(&digits).map_err(|e| self.broken(e))?);
             digits.clear();
-            if numbers[0] > MAX_RUNS {
+            if numbers[0] > self.tolerance.runs() {
                 return Err(self.broken("its map of holes is too long"));
             }
             if numbers.len() as u64 == 2 * numbers[0] + 1 {
@@ -255,21 +315,49 @@ impl<R: Read> Reader<R> {
 
     fn block(&mut self) -> Result<[u8; BLOCK as usize], ArchiveError> {
         let mut block = [0; BLOCK as usize];
-        let mut filled = 0;
-        while filled < block.len() {
-            filled += self.some(&mut block[filled..])?;
-        }
+        self.fill(&mut block)?;
         Ok(block)
+    }
+
+    /// The block that an entry begins with; none where the archive may end here, and does. After an `extended` header its entry
+    /// must come.
+    fn first_block(
+        &mut self,
+        extended: bool,
+    ) -> Result<Option<[u8; BLOCK as usize]>, ArchiveError> {
+        if extended || !self.tolerance.no_end_mark {
+            return self.block().map(Some);
+        }
+        let mut block = [0; BLOCK as usize];
+        match self.take(&mut block)? {
+            0 => Ok(None),
+            n => {
+                self.fill(&mut block[n..])?;
+                Ok(Some(block))
+            }
+        }
+    }
+
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<(), ArchiveError> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            filled += self.some(&mut buffer[filled..])?;
+        }
+        Ok(())
     }
 
     /// Some bytes; none only if none are asked for.
     fn some(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
-        if buffer.is_empty() {
-            return Ok(0);
+        match self.take(buffer)? {
+            0 if !buffer.is_empty() => Err(self.truncated()),
+            n => Ok(n),
         }
+    }
+
+    /// Some bytes; none at the input's end.
+    fn take(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
         loop {
             match self.input.read(buffer) {
-                Ok(0) => return Err(self.truncated()),
                 Ok(n) => return Ok(n),
                 Err(e) => match e.kind() {
                     io::ErrorKind::Interrupted => {}
@@ -300,7 +388,7 @@ impl<R: Read> Reader<R> {
         let sum: u32 = others.map(|b| u32::from(*b)).sum::<u32>() + 8 * 32;
         match header.cksum() {
             Ok(expected) if expected == sum => Ok(()),
-            _ if self.last.is_none() => Err(self.broken("it is not a tar archive")),
+            _ if self.last.is_none() => Err(ArchiveError::NotTar),
             _ => Err(self.broken("a header's checksum is wrong")),
         }
     }
@@ -320,12 +408,12 @@ impl<R: Read> Reader<R> {
 }
 
 fn kind(header: &Header, path: &[u8]) -> Result<Kind, &'static str> {
-    let device = || {
+    let device = |make: fn(u32, u32) -> Kind| {
         let numbers = (header.device_major(), header.device_minor());
-        let (Ok(Some(major)), Ok(Some(minor))) = numbers else {
-            return Err("is a device without a number");
-        };
-        Ok((major, minor))
+        match numbers {
+            (Ok(Some(major)), Ok(Some(minor))) => make(major, minor),
+            _ => Kind::UnknownDevice,
+        }
     };
     Ok(match header.entry_type() {
         // Before ustar, a directory was a file with this name.
@@ -333,8 +421,8 @@ fn kind(header: &Header, path: &[u8]) -> Result<Kind, &'static str> {
         EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => Kind::File,
         EntryType::Link => Kind::HardLink,
         EntryType::Symlink => Kind::Symlink,
-        EntryType::Char => device().map(|(major, minor)| Kind::Character(major, minor))?,
-        EntryType::Block => device().map(|(major, minor)| Kind::Block(major, minor))?,
+        EntryType::Char => device(Kind::Character),
+        EntryType::Block => device(Kind::Block),
         EntryType::Directory => Kind::Directory,
         EntryType::Fifo => Kind::Fifo,
         _ => return Err("is of a kind that file systems do not have"),

@@ -115,6 +115,10 @@ impl<R: Read> Work<'_, R> {
                     let device = fs::makedev(major, minor);
                     self.node(&entry, &path, FileType::BlockDevice, device)?;
                 }
+                Kind::UnknownDevice => {
+                    let problem = "is a device without a number";
+                    return Err(ArchiveError::entry(&entry.path, problem));
+                }
             }
             self.done.entries += 1;
         }

@@ -155,7 +155,7 @@ fn header_of(entry: &Entry, stored: u64) -> Header {
         Kind::Symlink => EntryType::Symlink,
         Kind::HardLink => EntryType::Link,
         Kind::Fifo => EntryType::Fifo,
-        Kind::Character(..) => EntryType::Char,
+        Kind::Character(..) | Kind::UnknownDevice => EntryType::Char,
         Kind::Block(..) => EntryType::Block,
     });
     header.set_mode(entry.mode);

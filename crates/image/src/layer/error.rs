@@ -1,6 +1,8 @@
 //! Why a layer is not unpacked.
 
 use crate::file::FileError;
+use jiffy_archive::ArchiveError;
+use jiffy_archive::error::shown;
 use std::io;
 
 /// Why a layer is not unpacked.
@@ -13,6 +15,9 @@ pub enum LayerError {
     Truncated,
     #[error("{0}")]
     Problem(Problem),
+    /// What the reader of archives does not take.
+    #[error("{0}")]
+    Archive(ArchiveError),
     /// With the entry's name.
     #[error("its entry `{entry}` {problem}")]
     Entry { entry: String, problem: Problem },
@@ -41,8 +46,8 @@ pub enum Problem {
     NotTar,
     #[error("it is compressed with {0}: unpack that first, or use gzip or zstd")]
     Compression(&'static str),
-    #[error("has a header that cannot be read: {0}")]
-    Header(&'static str),
+    #[error("has a zero byte in its name")]
+    ZeroByte,
     #[error("leads out of the root with `..`")]
     Outside,
     #[error("goes through a symbolic link or a file, as if it were a directory")]
@@ -51,10 +56,6 @@ pub enum Problem {
     LinkTarget(String),
     #[error("replaces a directory with something else")]
     ReplacesDirectory,
-    #[error("is of a kind that file systems do not have (type {0:?})")]
-    Kind(char),
-    #[error("has a map of holes that makes no sense: {0}")]
-    Holes(&'static str),
     #[error("has a path that is too long or too deep")]
     Path,
 }
@@ -95,14 +96,13 @@ impl LayerError {
     }
 }
 
-/// A name out of an archive, for people: bounded, and without what a terminal would obey.
-pub(crate) fn shown(name: &[u8]) -> String {
-    let text = String::from_utf8_lossy(name);
-    let mut shown: String = (text.chars().take(200))
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect();
-    if shown.len() < text.len() {
-        shown.push('…');
+impl From<ArchiveError> for LayerError {
+    fn from(error: ArchiveError) -> Self {
+        match error {
+            ArchiveError::Truncated { .. } => Self::Truncated,
+            ArchiveError::NotTar => Self::Problem(Problem::NotTar),
+            ArchiveError::Read(e) => Self::read(e),
+            other => Self::Archive(other),
+        }
     }
-    shown
 }

@@ -16,7 +16,7 @@ pub struct Limits {
     pub path: usize,
     /// Names of one path. Removing a tree holds one descriptor for each.
     pub depth: usize,
-    /// Bytes of an entry's extended headers, and of its map of holes.
+    /// Bytes of an entry's extended headers together, and of its map of holes.
     pub headers: u64,
     /// Bytes of names that are remembered until the end (those of directories).
     pub names: u64,
@@ -64,7 +64,7 @@ impl Budget {
         }
     }
 
-    /// Counts one entry.
+    /// Counts one header of the archive: also those that only say something about the next one take time.
     pub(super) fn entry(&mut self) -> Result<(), LayerError> {
         self.in_time()?;
         self.entries = (self.entries.checked_sub(1))

@@ -1,16 +1,14 @@
 //! Layers of images: archives from strangers, turned into directories that nothing leads out of.
 
-mod archive;
 mod error;
 mod limits;
-mod pax;
 mod place;
 mod store;
 mod stream;
 mod unpack;
 
-pub(crate) use error::shown;
 pub use error::{LayerError, Problem};
+pub(crate) use jiffy_archive::error::shown;
 pub use limits::Limits;
 pub(crate) use store::{Layer, Layers};
 pub(crate) use stream::Stream;

@@ -24,7 +24,7 @@ impl Inside {
     /// Reads an archive's name. Absolute names count from the root, which is what they mean to whoever packed a root.
     pub(super) fn of(path: &[u8], limits: &Limits) -> Result<Self, Problem> {
         if path.contains(&0) {
-            return Err(Problem::Header("a name with a zero byte"));
+            return Err(Problem::ZeroByte);
         }
         let names = path.split(|b| *b == b'/');
         let names: Vec<&[u8]> = names.filter(|n| !n.is_empty() && *n != b".").collect();

@@ -4,17 +4,17 @@
 //! devices are left out (the guest has its own `/dev`); what runs nothing here is kept as it is: set-user-id bits,
 //! capabilities, FIFOs.
 
-use super::archive::{Archive, Entry, Kind};
 use super::limits::{Budget, Limits};
 use super::place::{Inside, Place};
 use super::stream::Stream;
 use super::{LayerError, Problem, Unpacked};
 use crate::rootfs::EPOCH;
+use jiffy_archive::{Entry, Kind, Reader, Tolerance};
 use rustix::fs::{
     self, AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
@@ -38,8 +38,12 @@ pub fn unpack(
     let opened = Place::open(into);
     let place =
         opened.map_err(|e| LayerError::write("open", into.as_os_str().as_encoded_bytes(), e))?;
+    let tolerance = Tolerance {
+        headers: limits.headers,
+        no_end_mark: true,
+    };
     let mut unpacker = Unpacker {
-        archive: Archive::new(Stream::open(packed, &limits)?),
+        archive: Reader::tolerant(Stream::open(packed, &limits)?, tolerance),
         budget: Budget::new(limits),
         place,
         // Unless the archive names it.
@@ -50,16 +54,16 @@ pub fn unpack(
     let root = unpacker.place.open_directory(b"");
     root.and_then(|fd| fs::fchmod(fd, Mode::from_raw_mode(0o755)))
         .map_err(|e| LayerError::write("protect", b"/", e))?;
-    while let Some(entry) = unpacker.archive.next(&mut unpacker.budget)? {
+    while let Some(entry) = unpacker.next()? {
         unpacker.take(&entry)?;
         unpacker.note_implied()?;
-        on_bytes(unpacker.archive.packed());
+        on_bytes(unpacker.archive.input().packed());
     }
     unpacker.finish()
 }
 
 struct Unpacker<'a> {
-    archive: Archive<'a>,
+    archive: Reader<Stream<'a>>,
     budget: Budget,
     place: Place,
     /// Their times are set last: what is made in them changes those.
@@ -69,6 +73,11 @@ struct Unpacker<'a> {
 }
 
 impl Unpacker<'_> {
+    fn next(&mut self) -> Result<Option<Entry>, LayerError> {
+        let mut count = || self.budget.entry().map_err(io::Error::other);
+        Ok(self.archive.next_counted(&mut count)?)
+    }
+
     fn take(&mut self, entry: &Entry) -> Result<(), LayerError> {
         let path = Inside::of(&entry.path, &self.budget.limits)
             .map_err(|problem| LayerError::entry(&entry.path, problem))?;
@@ -95,7 +104,7 @@ impl Unpacker<'_> {
             Kind::Symlink => self.symlink(entry, &path),
             Kind::HardLink => self.hard_link(entry, &path),
             Kind::Fifo => self.fifo(entry, &path),
-            Kind::Device => {
+            Kind::Character(..) | Kind::Block(..) | Kind::UnknownDevice => {
                 self.done.devices_left_out += 1;
                 Ok(())
             }
@@ -186,7 +195,7 @@ impl Unpacker<'_> {
         while length > 0 {
             self.budget.in_time()?;
             let most = usize::try_from(length).map_or(BUFFER, |l| l.min(BUFFER));
-            let n = self.archive.read(&mut self.buffer[..most])?;
+            let n = self.archive.read_content(&mut self.buffer[..most])?;
             let mut bytes = &self.buffer[..n];
             if bytes.is_empty() {
                 return Err(LayerError::Truncated);
@@ -214,7 +223,7 @@ impl Unpacker<'_> {
     }
 
     fn hard_link(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
-        let bad = || Problem::LinkTarget(super::error::shown(&entry.link));
+        let bad = || Problem::LinkTarget(super::shown(&entry.link));
         let bad = || LayerError::entry(path.bytes(), bad());
         let target = Inside::of(&entry.link, &self.budget.limits)
             .map_err(|problem| LayerError::entry(path.bytes(), problem))?;
@@ -300,7 +309,7 @@ impl Unpacker<'_> {
             dated.map_err(|errno| LayerError::write("date", path, errno))?;
         }
         self.done.end_mark = self.archive.has_end_mark();
-        self.done.diff_id = self.archive.finish()?;
+        self.done.diff_id = self.archive.into_input().finish()?;
         let synced = self.place.sync();
         synced.map_err(|errno| LayerError::write("flush", b"/", errno))?;
         Ok(self.done)
@@ -320,11 +329,16 @@ fn settle(fd: BorrowedFd<'_>, entry: &Entry, path: &Inside) -> Result<(), LayerE
     let (uid, gid) = owner(entry);
     fs::fchown(fd, uid, gid).map_err(failed("own"))?;
     fs::fchmod(fd, Mode::from_raw_mode(entry.mode)).map_err(failed("protect"))?;
-    for (name, value) in &entry.xattrs {
+    for (name, value) in entry.xattrs.iter().filter(|(name, _)| is_kept(name)) {
         fs::fsetxattr(fd, name.as_slice(), value, XattrFlags::empty())
             .map_err(failed("set an attribute of"))?;
     }
     Ok(())
+}
+
+/// Attributes that a layer may bring. Others mean something to this host (`trusted.overlay.*`, access control lists, labels).
+fn is_kept(name: &[u8]) -> bool {
+    name == b"security.capability" || name.starts_with(b"user.")
 }
 
 fn times((seconds, ns): (i64, u32)) -> Timestamps {
