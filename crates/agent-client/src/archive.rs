@@ -61,7 +61,8 @@ impl AgentClient {
         self.get("/layer?username=root").await
     }
 
-    async fn get(&self, uri: &str) -> Result<FileReader, ClientError> {
+    /// What is at `uri`, as it comes.
+    pub(crate) async fn get(&self, uri: &str) -> Result<FileReader, ClientError> {
         let call = Call {
             method: Method::GET,
             path: uri,

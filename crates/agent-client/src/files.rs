@@ -145,16 +145,7 @@ impl AgentClient {
         path: &str,
         user: Option<&str>,
     ) -> Result<FileReader, ClientError> {
-        let call = Call {
-            method: Method::GET,
-            path: &files_path(path, user),
-            content: "",
-            user: None,
-            headers: &[],
-        };
-        let answer = self.send(call, Outgoing::Whole(None)).await?;
-        let answer = self.expect_success(answer).await?;
-        Ok(FileReader { answer })
+        self.get(&files_path(path, user)).await
     }
 
     /// Reads a file of at most `limit` bytes.

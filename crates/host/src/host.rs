@@ -91,6 +91,7 @@ pub struct Prepared {
     kernel: File,
     initrd: File,
     template: Template,
+    template_version: String,
     version: String,
     image_name: String,
 }
@@ -185,15 +186,13 @@ impl Host {
             source,
         })?;
         let initrd = Initrd::new(&agent)?.file(&self.home)?;
+        let template_version = template.manifest.version();
         Ok(Prepared {
             home: self.home.clone(),
             programs: self.programs.clone(),
             version: format!("kernel {} agent {}", kernel.sha256, initrd.sha256),
-            image_name: format!(
-                "{}@{}",
-                template.manifest.reference(),
-                template.manifest.version()
-            ),
+            image_name: format!("{}@{template_version}", template.manifest.reference()),
+            template_version,
             kernel: kernel.file,
             initrd: initrd.file,
             template,
@@ -205,6 +204,11 @@ impl Prepared {
     /// The template.
     pub fn template(&self) -> &Template {
         &self.template
+    }
+
+    /// Version of the template: what it is, by whichever name it is called.
+    pub(crate) fn template_version(&self) -> &str {
+        &self.template_version
     }
 
     /// Checksums of kernel and initial ramdisk.

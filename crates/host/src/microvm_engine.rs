@@ -370,8 +370,7 @@ impl Engine for MicroVmEngine {
         let [_, vmm, _] = self.stamp(template).map_err(EngineError::failed)?;
         Ok(format!(
             "{} {} vmm {}.{}.{} {}c{}m{}d{}",
-            // By whichever name it is called.
-            prepared.template().manifest.version(),
+            prepared.template_version(),
             prepared.version(),
             vmm.0,
             vmm.1,

@@ -4,11 +4,9 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::place::Place;
-use support::skip;
 
 /// Says who it is, or listens on a port.
 const PROGRAM: &str = r#"
@@ -35,16 +33,7 @@ int main(int argc, char **argv) {
 
 /// A place with templates of its own beside the stock one, and a directory with nothing but the program `/app`.
 fn prepared(test: &str) -> Option<(Place, PathBuf)> {
-    if !nix::unistd::Uid::effective().is_root() {
-        skip(test, "needs root, to make a template of an image");
-        return None;
-    }
-    let place = Place::new(test)?;
-    let templates = place.dir.path().join("templates");
-    let real = fs::read_link(&templates).unwrap();
-    fs::remove_file(&templates).unwrap();
-    fs::create_dir(&templates).unwrap();
-    symlink(real.join("base"), templates.join("base")).unwrap();
+    let place = Place::with_templates(test)?;
     let root = place.dir.path().join("root");
     fs::create_dir(&root).unwrap();
     let source = place.dir.path().join("app.c");

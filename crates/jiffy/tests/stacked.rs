@@ -4,27 +4,16 @@
 
 mod support;
 
-use jiffy_image::{Derived, Home, Limits, Manifest, Template, Templates};
-use std::fs;
-use std::os::unix::fs::symlink;
+use jiffy_image::{Derived, Limits, Manifest, Template, Templates};
 use support::place::Place;
-use support::{skip, wait_for};
+use support::wait_for;
 use tar::{Builder, EntryType, Header};
 
 /// A place with templates of its own beside the stock one.
 fn prepared(test: &str) -> Option<(Place, Templates)> {
-    if !nix::unistd::Uid::effective().is_root() {
-        skip(test, "needs root, to make templates");
-        return None;
-    }
-    let place = Place::new(test)?;
-    let templates = place.dir.path().join("templates");
-    let real = fs::read_link(&templates).unwrap();
-    fs::remove_file(&templates).unwrap();
-    fs::create_dir(&templates).unwrap();
-    symlink(real.join("base"), templates.join("base")).unwrap();
-    let home = Home::at(place.dir.path()).unwrap();
-    Some((place, Templates::new(&home)))
+    let place = Place::with_templates(test)?;
+    let templates = place.templates();
+    Some((place, templates))
 }
 
 /// A layer of files, `path/` for a directory.

@@ -1,10 +1,9 @@
 //! Dockerfiles that are built in a place of their own.
 
 use super::place::Place;
-use super::{Done, jiffy, skip};
+use super::{Done, jiffy};
 use serde_json::Value;
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
@@ -16,16 +15,7 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(test: &str) -> Option<Self> {
-        if !nix::unistd::Uid::effective().is_root() {
-            skip(test, "needs root, to make images");
-            return None;
-        }
-        let place = Place::new(test)?;
-        let templates = place.dir.path().join("templates");
-        let real = fs::read_link(&templates).unwrap();
-        fs::remove_file(&templates).unwrap();
-        fs::create_dir(&templates).unwrap();
-        symlink(real.join("base"), templates.join("base")).unwrap();
+        let place = Place::with_templates(test)?;
         let context = place.dir.path().join("context");
         fs::create_dir(&context).unwrap();
         Some(Self { place, context })

@@ -1,6 +1,7 @@
 //! A data directory of a test's own, with a daemon of its own.
 
 use super::{Done, alive, finish, guests, jiffy, skip, wait_for};
+use jiffy_image::{Home, Templates};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -20,6 +21,31 @@ pub struct Place {
 impl Place {
     pub fn new(test: &str) -> Option<Self> {
         Self::beneath(&std::env::temp_dir(), test)
+    }
+
+    /// One whose templates are its own, beside the stock one. Making them takes root.
+    pub fn with_templates(test: &str) -> Option<Self> {
+        if !nix::unistd::Uid::effective().is_root() {
+            skip(test, "needs root, to make templates");
+            return None;
+        }
+        let place = Self::new(test)?;
+        place.own_templates();
+        Some(place)
+    }
+
+    /// From here on templates are made here, beside the stock one.
+    pub fn own_templates(&self) {
+        let templates = self.dir.path().join("templates");
+        let real = std::fs::read_link(&templates).unwrap();
+        std::fs::remove_file(&templates).unwrap();
+        std::fs::create_dir(&templates).unwrap();
+        symlink(real.join("base"), templates.join("base")).unwrap();
+    }
+
+    /// Its templates, without a daemon.
+    pub fn templates(&self) -> Templates {
+        Templates::new(&Home::at(self.dir.path()).unwrap())
     }
 
     /// One in `directory`.
