@@ -3,7 +3,7 @@
 use crate::hooks::{Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::Replays;
 use crate::keys::Keys;
-use crate::quota::Quota;
+use crate::quota::{BuildRoom, Quota};
 use jiffy_build::Builder;
 use jiffy_engine::Engine;
 use jiffy_host::Sandboxes;
@@ -107,8 +107,18 @@ impl<E: Engine> App<E> {
 
     /// The same with a builder of templates; without, asking for one is refused.
     pub fn with_builder(mut self, builder: Builder<E>) -> Self {
+        builder.ask(Arc::new(self.build_room()));
         self.builder = Some(builder);
         self
+    }
+
+    /// What limits builds.
+    pub(crate) fn build_room(&self) -> BuildRoom<E> {
+        BuildRoom {
+            sandboxes: self.sandboxes.clone(),
+            keys: self.keys.clone(),
+            quota: self.quota.clone(),
+        }
     }
 
     /// The same with signed links to ports; without, asking for one is refused.

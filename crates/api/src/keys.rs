@@ -264,6 +264,17 @@ impl Keys {
         read().map_err(|e| self.failed(e))
     }
 
+    /// The key with this id, if it is in force.
+    pub(crate) fn in_force(&self, id: &str) -> Result<Option<Key>, KeyError> {
+        let connection = self.connection();
+        let read = || -> rusqlite::Result<Option<Key>> {
+            let query = format!("SELECT {COLUMNS} FROM keys WHERE id = ?1 AND revoked_ms IS NULL");
+            let mut statement = connection.prepare_cached(&query)?;
+            statement.query_row([id], key).optional()
+        };
+        read().map_err(|e| self.failed(e))
+    }
+
     /// Revokes a key by its id, or by its name if only one that is in force has it. Its sandboxes stay.
     pub fn revoke(&self, which: &str) -> Result<Key, KeyError> {
         let unknown = || KeyError::Unknown(which.escape_debug().to_string());

@@ -1,7 +1,8 @@
 //! What the limits of a key leave room for.
 
 use crate::error::ApiError;
-use crate::keys::{Key, Limits};
+use crate::keys::{Key, Keys, Limits};
+use jiffy_build::{Admitted, Door};
 use jiffy_engine::{Engine, SandboxSize};
 use jiffy_host::{Sandboxes, State};
 use std::collections::{HashMap, VecDeque};
@@ -170,6 +171,41 @@ impl Quota {
             quota: self.clone(),
             key: key.id.clone(),
             amount,
+        })
+    }
+}
+
+/// The limits of keys, for the sandboxes that their builds take.
+pub(crate) struct BuildRoom<E: Engine> {
+    pub sandboxes: Sandboxes<E>,
+    pub keys: Arc<Keys>,
+    pub quota: Arc<Quota>,
+}
+
+impl<E: Engine> BuildRoom<E> {
+    /// Room for one sandbox of `owner`; a `new` build also counts for its creates per minute.
+    pub async fn room(
+        &self,
+        owner: &str,
+        size: SandboxSize,
+        new: bool,
+    ) -> Result<Option<Room>, ApiError> {
+        let key = self.keys.in_force(owner);
+        // Whose key is no more has no limits; only the host's owner can still build for them.
+        let Some(key) = key.map_err(|e| ApiError::internal(e.to_string()))? else {
+            return Ok(None);
+        };
+        let room = self.quota.room(&self.sandboxes, &key, size, 1, new);
+        room.await.map(Some)
+    }
+}
+
+impl<E: Engine> Door for BuildRoom<E> {
+    fn admit<'a>(&'a self, owner: &'a str, size: SandboxSize) -> Admitted<'a> {
+        Box::pin(async move {
+            let room = self.room(owner, size, false).await;
+            let room = room.map_err(|e| e.message)?;
+            Ok(Box::new(room) as jiffy_build::Room)
         })
     }
 }

@@ -6,7 +6,13 @@ mod support;
 use axum::body::Body;
 use axum::http::Request;
 use jiffy_api::{Limits, Scope};
+use jiffy_build::{
+    BuildRecord, Builder, Records, Settings, Status, TemplateRecord, WantedSize, now_ms,
+};
+use jiffy_image::{Home, MANIFEST_FORMAT, Templates};
 use serde_json::{Value, json};
+use std::fs;
+use std::time::Duration;
 use support::{Answer, Api, Who};
 
 async fn request(api: &Api, who: &Who, name: &str) -> Answer {
@@ -142,6 +148,155 @@ async fn a_template_belongs_to_the_key_that_asked_for_it_first() {
     api.call_as(&hers, "GET", &status, Value::Null)
         .await
         .expect(404);
+}
+
+/// Enters that `name` was built for a key, and puts the template there.
+fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
+    let home = Home::at(api.bench.dir.path().join("home")).unwrap();
+    let records = Records::open(home.path()).unwrap();
+    let template = TemplateRecord {
+        id: format!("id{name}"),
+        name: name.to_owned(),
+        owner: Some(owner.to_owned()),
+        public: false,
+        created_ms: 1,
+    };
+    records.enter_template(&template).unwrap();
+    let build = BuildRecord {
+        id: format!("build-of-{name}"),
+        template: template.id,
+        tags: tags.iter().map(|t| (*t).to_owned()).collect(),
+        size: WantedSize::default(),
+        status: Status::Building,
+        reason: None,
+        steps: Vec::new(),
+        version: None,
+        created_ms: 1,
+        changed_ms: 1,
+    };
+    records.enter_build(&build).unwrap();
+    records.succeed(&build.id, &[], "v").unwrap();
+    for tag in tags {
+        let manifest = json!({
+            "format": MANIFEST_FORMAT, "name": name, "tag": tag, "created": 1, "recipe_sha256": "",
+            "images": [{ "sha256": "ab".repeat(32), "size": 1 }],
+            "defaults": { "user": "user", "workdir": "/", "disk_mib": 512 },
+        });
+        let file = match *tag {
+            "default" => name.to_owned(),
+            tag => format!("{name}@{tag}"),
+        };
+        let directory = home.path().join("templates").join(file);
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("template.json"), manifest.to_string()).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_template_that_was_removed_without_the_builder_is_gone_for_the_builder_too() {
+    let api = Api::building().await;
+    let (hers, key) = api.key(Scope::Create, Limits::default());
+    let (his, _) = api.key(Scope::Create, Limits::default());
+    built(&api, "app", &key.key.id, &["default", "v1"]);
+    let alias = "/templates/aliases/app";
+    let get = async |who: &Who, path: &str| api.call_as(who, "GET", path, Value::Null).await;
+    get(&hers, alias).await.expect(200);
+    get(&his, alias).await.expect(403);
+    let home = Home::at(api.bench.dir.path().join("home")).unwrap();
+    let templates = Templates::new(&home);
+    templates.remove("app:v1").unwrap();
+    let tags = get(&hers, "/templates/app/tags").await.expect(200);
+    assert_eq!(tags.items().len(), 1, "{}", tags.body);
+    get(&hers, alias).await.expect(200);
+    // As `jiffy template rm` does.
+    templates.remove("app").unwrap();
+    for who in [&hers, &his, &api.admin] {
+        assert_eq!(get(who, alias).await.refused(404), "template_not_found");
+    }
+    let again = api.call_as(&hers, "DELETE", "/templates/app", Value::Null);
+    assert_eq!(again.await.refused(404), "template_not_found");
+    // The name is free.
+    let asked = request(&api, &his, "app").await.expect(202);
+    get(&his, alias).await.expect(200);
+    get(&hers, alias).await.expect(403);
+    // A build that came to nothing leaves no name behind, and tells why.
+    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    let path = format!("/templates/{template}/builds/{build}");
+    api.post(&format!("{path}/cancel"), Value::Null)
+        .await
+        .expect(204);
+    get(&his, alias).await.expect(404);
+    let status = get(&his, &format!("{path}/status")).await.expect(200);
+    assert_eq!(status.text("status"), "error");
+}
+
+#[tokio::test]
+async fn a_build_that_the_key_has_no_room_for_is_refused_before_it_begins() {
+    let api = Api::building().await;
+    let limits = Limits {
+        max_sandboxes: Some(1),
+        max_memory_mib: Some(1024),
+        ..Limits::default()
+    };
+    let (hers, _) = api.key(Scope::Create, limits);
+    let asked = request(&api, &hers, "mine").await.expect(202);
+    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    let path = format!("/templates/{template}/builds/{build}");
+    let start = async || {
+        let body = json!({ "fromTemplate": "nobody-knows-it" });
+        let path = format!("/v2{path}");
+        api.call_as(&hers, "POST", &path, body).await
+    };
+    let sandbox = api.sandbox_of(&hers).await;
+    assert_eq!(start().await.refused(429), "max_sandboxes");
+    // It waits as before.
+    let status = api.get(&format!("{path}/status")).await.expect(200);
+    assert_eq!(status.text("status"), "waiting");
+    let gone = format!("/sandboxes/{sandbox}");
+    api.call_as(&hers, "DELETE", &gone, Value::Null)
+        .await
+        .expect(204);
+    start().await.expect(202);
+
+    let body = json!({ "name": "large", "cpuCount": 1, "memoryMB": 2048 });
+    let asked = api.call_as(&hers, "POST", "/v3/templates", body).await;
+    let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+    let path = format!("/v2/templates/{template}/builds/{build}");
+    let body = json!({ "fromTemplate": "base" });
+    let refused = api.call_as(&hers, "POST", &path, body).await;
+    assert_eq!(refused.refused(429), "max_memory");
+}
+
+#[tokio::test]
+async fn what_builds_keep_goes_when_it_was_not_used_for_as_long_as_was_said() {
+    const DAY_MS: u64 = 24 * 3600 * 1000;
+    let api = Api::building().await;
+    let home = Home::at(api.bench.dir.path().join("home")).unwrap();
+    let records = Records::open(home.path()).unwrap();
+    let id = api.sandbox().await;
+    for (key, days) in [("used", 2), ("unused", 8), ("forgotten", 15)] {
+        api.host.snapshot_step(&id, key).await.unwrap();
+        records.use_step(key, now_ms() - days * DAY_MS).unwrap();
+    }
+    // Made now, by whoever does not write that down.
+    api.host.snapshot_step(&id, "new").await.unwrap();
+    let keys = || -> Vec<String> {
+        let steps = api.host.steps().into_iter();
+        steps.map(|s| s.fingerprint).collect()
+    };
+    // Whoever opens a builder has it look at once.
+    let builder = Builder::open(&home, api.host.clone(), Settings::default());
+    let builder = builder.await.unwrap();
+    while keys().len() > 3 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(keys(), ["used", "unused", "new"]);
+    let week = json!({ "unusedSeconds": 7 * 24 * 3600 });
+    let pruned = api.post("/templates/prune", week).await.expect(200);
+    assert_eq!(pruned.body["steps"], 1);
+    assert_eq!(keys(), ["used", "new"]);
+    let pruned = builder.prune(Duration::ZERO).unwrap();
+    assert_eq!(pruned.steps, 2);
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ pub mod expand;
 pub mod spec;
 
 pub use builder::{
-    BuildRecord, Builder, BuilderError, DEFAULT_TAG, Level, Line, Lines, MAX_UPLOAD, NewBuild,
-    Pruned, Reason, RecordError, Records, Settings, Status, TemplateRecord, Upload, UploadError,
-    Uploads, WantedSize,
+    Admitted, BuildRecord, Builder, BuilderError, DEFAULT_TAG, Door, Level, Line, Lines,
+    MAX_UPLOAD, NewBuild, Pruned, Reason, RecordError, Records, Room, Settings, Status,
+    TemplateRecord, Upload, UploadError, Uploads, WantedSize, now_ms,
 };

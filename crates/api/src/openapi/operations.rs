@@ -392,7 +392,7 @@ fn templates() -> Vec<Operation> {
         )
         .takes("BuildStart")
         .accepts()
-        .refuses(&[409, 501]),
+        .refuses(&[409, 429, 501]),
         Operation::get(
             "/templates/{templateID}/builds/{buildID}/logs",
             "buildLogs",

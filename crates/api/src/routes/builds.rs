@@ -11,8 +11,10 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
-use jiffy_build::{Builder, BuilderError, Level, Lines, NewBuild, RecordError, UploadError};
-use jiffy_engine::Engine;
+use jiffy_build::{
+    Builder, BuilderError, Level, Lines, NewBuild, RecordError, UploadError, WantedSize,
+};
+use jiffy_engine::{Engine, SandboxSize};
 use jiffy_image::TemplateError;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -78,15 +80,8 @@ pub(super) async fn request<E: Engine>(
     Required(new): Required<NewTemplate>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let size = new.size();
-    let usual = jiffy_engine::SandboxSize::default();
-    let asked = jiffy_engine::SandboxSize {
-        vcpus: size.vcpus.unwrap_or(usual.vcpus),
-        memory_mib: size.memory_mib.unwrap_or(usual.memory_mib),
-        disk_mib: size.disk_mib.unwrap_or(0).max(usual.disk_mib),
-    };
-    asked
-        .check()
-        .map_err(|e| ApiError::invalid(e.to_string()))?;
+    let asked = usual_or(size).check();
+    asked.map_err(|e| ApiError::invalid(e.to_string()))?;
     let name = new.name.or(new.alias).unwrap_or_default();
     let wanted = NewBuild {
         name,
@@ -106,6 +101,16 @@ pub(super) async fn request<E: Engine>(
             "aliases": [template.name],
         })),
     ))
+}
+
+/// What was asked for, as far as it was.
+fn usual_or(asked: WantedSize) -> SandboxSize {
+    let usual = SandboxSize::default();
+    SandboxSize {
+        vcpus: asked.vcpus.unwrap_or(usual.vcpus),
+        memory_mib: asked.memory_mib.unwrap_or(usual.memory_mib),
+        disk_mib: asked.disk_mib.unwrap_or(0).max(usual.disk_mib),
+    }
 }
 
 /// `GET /templates/{id}/files/{hash}`: whether these files are there, and where they can be sent to.
@@ -160,7 +165,16 @@ pub(super) async fn start<E: Engine>(
 ) -> Result<StatusCode, ApiError> {
     let builder = app.builder()?;
     let (template, build) = builder.own_build(&id, &build, caller.bounds())?;
-    builder.start(&template, &build, start.spec()?)?;
+    let spec = start.spec()?;
+    // What has no room now is refused now; each of its sandboxes is asked about again when it is made.
+    let _room = match &template.owner {
+        Some(owner) => {
+            let size = usual_or(build.size);
+            app.build_room().room(owner, size, true).await?
+        }
+        None => None,
+    };
+    builder.start(&template, &build, spec)?;
     Ok(StatusCode::ACCEPTED)
 }
 

@@ -29,7 +29,7 @@ fn record_of<E: Engine>(
     info: &TemplateInfo,
 ) -> Result<Option<TemplateRecord>, ApiError> {
     match &app.builder {
-        Some(builder) => Ok(builder.records().template(&info.name)?),
+        Some(builder) => Ok(builder.known(&info.name)?),
         None => Ok(None),
     }
 }
@@ -162,7 +162,8 @@ pub(super) async fn alias<E: Engine>(
 ) -> Result<Json<Value>, ApiError> {
     let (name, bounds) = (alias.as_str(), caller.bounds());
     if let Some(builder) = &app.builder
-        && let Some(record) = builder.records().template(name)?
+        && let Some(record) = builder.known(name)?
+        && builder.is_there(&record)?
     {
         let theirs = bounds.is_none() || record.owner.as_deref() == bounds;
         return match theirs || is_public(Some(&record)) {

@@ -306,6 +306,7 @@ impl<E: Engine> Job<E> {
             false => self.inner.sandboxes.step(&at.key),
         };
         if let Some(snapshot) = known {
+            self.inner.use_step(&at.key);
             said(&format!("CACHED {shown}"));
             at.setting.apply(&step.action).map_err(Failure::of)?;
             at.source = Source::Snapshot(snapshot.id);
@@ -337,6 +338,7 @@ impl<E: Engine> Job<E> {
         let sandbox = at.sandbox.as_deref().unwrap_or_default();
         let snapshot = self.inner.sandboxes.snapshot_step(sandbox, &at.key).await;
         let snapshot = snapshot.map_err(|e| Failure::of(e.to_string()))?;
+        self.inner.use_step(&at.key);
         at.source = Source::Snapshot(snapshot.id);
         at.remember(step, Some(began.elapsed()));
         Ok(())
@@ -372,9 +374,15 @@ impl<E: Engine> Job<E> {
                     ..Terms::default()
                 },
             };
-            let made = sandboxes.create(spec).await;
-            let made =
-                made.map_err(|e| Failure::of(format!("cannot make a sandbox to build in: {e}")))?;
+            let cannot = |e: &dyn std::fmt::Display| {
+                Failure::of(format!("cannot make a sandbox to build in: {e}"))
+            };
+            let room = match (&self.template.owner, self.inner.door.get()) {
+                (Some(owner), Some(door)) => Some(door.admit(owner, at.size).await),
+                _ => None,
+            };
+            let _room = room.transpose().map_err(|e| cannot(&e))?;
+            let made = sandboxes.create(spec).await.map_err(|e| cannot(&e))?;
             lock(&self.sandboxes).push(made.id.clone());
             at.sandbox = Some(made.id);
         }

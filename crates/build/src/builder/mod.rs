@@ -1,15 +1,19 @@
 //! The builder: builds that were asked for, and their carrying out.
 
 mod copy;
+mod door;
 mod job;
 mod key;
+mod known;
 mod log;
 mod records;
 mod setting;
+mod steps;
 mod transfer;
 mod uploads;
 mod user;
 
+pub use door::{Admitted, Door, Room};
 pub use records::{
     BuildRecord, Level, Line, Lines, Reason, RecordError, Records, Status, TemplateRecord,
     WantedSize, now_ms,
@@ -27,9 +31,9 @@ use jiffy_image::{
 use job::{Failure, Job, Outcome};
 use log::Log;
 use sha2::{Digest, Sha256};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -59,6 +63,8 @@ pub struct Settings {
     pub plain_http: Vec<String>,
     /// Bounds for what a build changes.
     pub limits: Limits,
+    /// How long steps and uploads are kept that no build uses; none: until somebody removes them.
+    pub cache_for: Option<Duration>,
 }
 
 impl Default for Settings {
@@ -68,6 +74,7 @@ impl Default for Settings {
             step_limit: Duration::from_secs(3600),
             plain_http: Vec::new(),
             limits: Limits::default(),
+            cache_for: Some(Duration::from_secs(14 * 24 * 3600)),
         }
     }
 }
@@ -150,7 +157,10 @@ pub(crate) struct Inner<E: Engine> {
     uploads: Uploads,
     settings: Settings,
     permits: Semaphore,
+    door: OnceLock<Arc<dyn Door>>,
     running: Mutex<HashMap<String, CancellationToken>>,
+    /// Held while names are entered or forgotten.
+    naming: Mutex<()>,
     /// Builds of one template wait for each other.
     turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -252,7 +262,9 @@ impl<E: Engine> Builder<E> {
             uploads: Uploads::open(uploads).map_err(BuilderError::Directory)?,
             permits: Semaphore::new(settings.at_once),
             settings,
+            door: OnceLock::new(),
             running: Mutex::default(),
+            naming: Mutex::default(),
             turns: Mutex::default(),
             sandboxes,
         }));
@@ -263,7 +275,16 @@ impl<E: Engine> Builder<E> {
                 tracing::warn!("sandbox {} of an earlier build stays: {e}", left.id);
             }
         }
+        if let Some(unused_for) = builder.0.settings.cache_for {
+            builder.keep_pruned(unused_for);
+        }
         Ok(builder)
+    }
+
+    /// Asks `door` before every sandbox that belongs to a key; without one nobody is asked.
+    pub fn ask(&self, door: Arc<dyn Door>) {
+        // Whoever was there first stays.
+        let _ = self.0.door.set(door);
     }
 
     /// What it knows.
@@ -284,7 +305,7 @@ impl<E: Engine> Builder<E> {
     /// The template with this id or name that `owner` may change.
     pub fn own(&self, which: &str, owner: Option<&str>) -> Result<TemplateRecord, BuilderError> {
         let name = which.split(':').next().unwrap_or_default();
-        let found = self.0.records.template(name)?;
+        let found = self.known(name)?;
         let found = found.filter(|t| owner.is_none() || t.owner.as_deref() == owner);
         found.ok_or_else(|| BuilderError::UnknownTemplate(shown(which)))
     }
@@ -335,7 +356,8 @@ impl<E: Engine> Builder<E> {
         if Recipe::built_in(&name).is_ok() {
             return Err(BuilderError::Taken(name));
         }
-        let entered = self.0.records.template(&name)?;
+        let _naming = lock(&self.0.naming);
+        let entered = self.known_alone(&name)?;
         if entered.is_none() && owner.is_some() && self.0.templates.manifest(&name).is_ok() {
             // The host's owner made it in another way.
             return Err(BuilderError::Taken(name));
@@ -475,36 +497,6 @@ impl<E: Engine> Builder<E> {
         }
     }
 
-    /// Lets go of the steps that only older builds of a template were made of.
-    fn release_steps(&self, template: &str) {
-        let records = &self.0.records;
-        let result = || -> Result<(), RecordError> {
-            let mut current = HashSet::new();
-            let mut older = HashSet::new();
-            for t in records.templates()? {
-                for build in records.builds(&t.id)? {
-                    // Without a tag it is not to be found any more.
-                    let superseded = build.tags.is_empty() && t.id == template;
-                    let steps = build.steps.into_iter();
-                    match superseded {
-                        true => older.extend(steps),
-                        false => current.extend(steps),
-                    }
-                }
-            }
-            for step in self.0.sandboxes.steps() {
-                let key = &step.fingerprint;
-                if older.contains(key) && !current.contains(key) {
-                    let _ = self.0.sandboxes.release_snapshot(&step.id);
-                }
-            }
-            Ok(())
-        };
-        if let Err(e) = result() {
-            tracing::warn!("steps of older builds stay: {e}");
-        }
-    }
-
     /// Ends a build. One that is over stays as it is.
     pub fn cancel(&self, build: &BuildRecord) -> Result<(), BuilderError> {
         if let Some(token) = lock(&self.0.running).get(&build.id) {
@@ -598,21 +590,6 @@ impl<E: Engine> Builder<E> {
             tracing::warn!("what removed templates leave stays for now: {e}");
         }
         Ok(())
-    }
-
-    /// Removes what makes later builds faster, if it was not used for so long: steps and uploads. Returns how many there were.
-    pub fn prune(&self, unused_for: Duration) -> Result<Pruned, BuilderError> {
-        let oldest =
-            now_ms().saturating_sub(u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX));
-        let mut pruned = Pruned::default();
-        for step in self.0.sandboxes.steps() {
-            if step.created_ms <= oldest && self.0.sandboxes.release_snapshot(&step.id).is_ok() {
-                pruned.steps += 1;
-            }
-        }
-        let freed = self.0.uploads.prune(unused_for);
-        pruned.upload_bytes = freed.map_err(BuilderError::Directory)?;
-        Ok(pruned)
     }
 
     fn with_stand_ins(&self, mut spec: BuildSpec) -> BuildSpec {

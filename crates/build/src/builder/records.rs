@@ -256,13 +256,16 @@ impl Records {
             VERSION => {}
             found => return Err(RecordError::Version { path, found }),
         }
+        connection
+            .execute_batch(super::steps::TABLE)
+            .map_err(failed)?;
         Ok(Self {
             path,
             connection: Mutex::new(connection),
         })
     }
 
-    fn with<T>(
+    pub(super) fn with<T>(
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, RecordError> {
@@ -410,14 +413,18 @@ impl Records {
                 other.tags.extend(tags.iter().cloned());
             }
             if other.tags != before {
-                self.with(|c| {
-                    let change = "UPDATE builds SET tags = ?2 WHERE id = ?1";
-                    c.execute(change, params![other.id, json(&other.tags)])
-                        .map(drop)
-                })?;
+                self.set_tags(&other.id, &other.tags)?;
             }
         }
         Ok(())
+    }
+
+    /// Which tags a build has from here on.
+    pub fn set_tags(&self, build: &str, tags: &[String]) -> Result<(), RecordError> {
+        self.with(|c| {
+            let change = "UPDATE builds SET tags = ?2 WHERE id = ?1";
+            c.execute(change, params![build, json(&tags)]).map(drop)
+        })
     }
 
     /// Ends every build that is not over: whoever carried them out is gone. Returns how many there were.
@@ -541,11 +548,11 @@ fn json<T: Serialize + ?Sized>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-fn stored(n: u64) -> i64 {
+pub(super) fn stored(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-fn loaded(n: i64) -> u64 {
+pub(super) fn loaded(n: i64) -> u64 {
     u64::try_from(n).unwrap_or_default()
 }
 

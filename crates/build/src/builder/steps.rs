@@ -1,0 +1,153 @@
+//! Snapshots of steps: which were used when, and which are let go.
+
+use super::records::{RecordError, Records, loaded, now_ms, stored};
+use super::{Builder, BuilderError, Inner, Pruned};
+use jiffy_engine::Engine;
+use rusqlite::params;
+use std::collections::{HashMap, HashSet};
+use std::sync::Weak;
+use std::time::Duration;
+
+/// When a step was made, or taken up by a build, for the last time. Earlier versions of this program do without.
+pub(super) const TABLE: &str = "
+    CREATE TABLE IF NOT EXISTS steps (
+        key TEXT PRIMARY KEY,
+        used_ms INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+";
+/// How often is looked for what nobody used.
+const ROUND: Duration = Duration::from_secs(24 * 3600);
+
+impl Records {
+    /// Writes down that a step was used.
+    pub fn use_step(&self, key: &str, at_ms: u64) -> Result<(), RecordError> {
+        self.with(|c| {
+            let write = "INSERT INTO steps (key, used_ms) VALUES (?1, ?2)
+                ON CONFLICT (key) DO UPDATE SET used_ms = ?2";
+            c.execute(write, params![key, stored(at_ms)]).map(drop)
+        })
+    }
+
+    /// When each step was used last.
+    fn uses(&self) -> Result<HashMap<String, u64>, RecordError> {
+        self.with(|c| {
+            let mut query = c.prepare_cached("SELECT key, used_ms FROM steps")?;
+            let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, loaded(row.get(1)?)));
+            query.query_map([], row)?.collect()
+        })
+    }
+
+    fn forget_step(&self, key: &str) -> Result<(), RecordError> {
+        self.with(|c| {
+            c.execute("DELETE FROM steps WHERE key = ?1", [key])
+                .map(drop)
+        })
+    }
+
+    /// When the first of the builds that are under way began.
+    fn building_since(&self) -> Result<Option<u64>, RecordError> {
+        self.with(|c| {
+            let query = "SELECT min(changed_ms) FROM builds WHERE status = 'building'";
+            let first: Option<i64> = c.query_row(query, [], |row| row.get(0))?;
+            Ok(first.map(loaded))
+        })
+    }
+}
+
+impl<E: Engine> Inner<E> {
+    /// Writes down that a build made or took up a step.
+    pub(super) fn use_step(&self, key: &str) {
+        if let Err(e) = self.records.use_step(key, now_ms()) {
+            tracing::warn!("when a step was used is not written down: {e}");
+        }
+    }
+
+    fn prune(&self, unused_for: Duration) -> Result<Pruned, BuilderError> {
+        let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
+        let mut oldest = now_ms().saturating_sub(unused_ms);
+        // What a build that is under way took up is still needed.
+        if let Some(began) = self.records.building_since()? {
+            oldest = oldest.min(began.saturating_sub(1));
+        }
+        let mut uses = self.records.uses()?;
+        let mut pruned = Pruned::default();
+        for step in self.sandboxes.steps() {
+            let used = uses.get(&step.fingerprint).copied();
+            let gone = used.unwrap_or(step.created_ms) <= oldest
+                && self.sandboxes.release_snapshot(&step.id).is_ok();
+            match gone {
+                true => pruned.steps += 1,
+                false => drop(uses.remove(&step.fingerprint)),
+            }
+        }
+        // What is left are those of steps that are gone.
+        for (key, used) in uses {
+            if used <= oldest {
+                self.records.forget_step(&key)?;
+            }
+        }
+        let freed = self.uploads.prune(unused_for);
+        pruned.upload_bytes = freed.map_err(BuilderError::Directory)?;
+        Ok(pruned)
+    }
+}
+
+impl<E: Engine> Builder<E> {
+    /// Removes what makes later builds faster, if it was not used for so long: steps and uploads. Returns how many there were.
+    pub fn prune(&self, unused_for: Duration) -> Result<Pruned, BuilderError> {
+        self.0.prune(unused_for)
+    }
+
+    /// Does so now and once a day, as long as the builder is there.
+    pub(super) fn keep_pruned(&self, unused_for: Duration) {
+        let builder = std::sync::Arc::downgrade(&self.0);
+        tokio::spawn(async move {
+            let round =
+                move |builder: Weak<Inner<E>>| builder.upgrade().map(|b| b.prune(unused_for));
+            loop {
+                let builder_now = builder.clone();
+                match tokio::task::spawn_blocking(move || round(builder_now)).await {
+                    Ok(None) | Err(_) => return,
+                    Ok(Some(Err(e))) => tracing::warn!("what builds keep stays for now: {e}"),
+                    Ok(Some(Ok(pruned))) if pruned != Pruned::default() => tracing::info!(
+                        steps = pruned.steps,
+                        upload_bytes = pruned.upload_bytes,
+                        "removed what no build used for a long time"
+                    ),
+                    Ok(Some(Ok(_))) => {}
+                }
+                tokio::time::sleep(ROUND).await;
+            }
+        });
+    }
+
+    /// Lets go of the steps that only older builds of a template were made of.
+    pub(super) fn release_steps(&self, template: &str) {
+        let records = &self.0.records;
+        let result = || -> Result<(), RecordError> {
+            let mut current = HashSet::new();
+            let mut older = HashSet::new();
+            for t in records.templates()? {
+                for build in records.builds(&t.id)? {
+                    // Without a tag it is not to be found any more.
+                    let superseded = build.tags.is_empty() && t.id == template;
+                    let steps = build.steps.into_iter();
+                    match superseded {
+                        true => older.extend(steps),
+                        false => current.extend(steps),
+                    }
+                }
+            }
+            for step in self.0.sandboxes.steps() {
+                let key = &step.fingerprint;
+                if older.contains(key) && !current.contains(key) {
+                    let _ = self.0.sandboxes.release_snapshot(&step.id);
+                }
+            }
+            Ok(())
+        };
+        if let Err(e) = result() {
+            tracing::warn!("steps of older builds stay: {e}");
+        }
+    }
+}
