@@ -442,6 +442,9 @@ pub struct ServeArgs {
     /// Most templates that are built at once; others wait
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub builds: u8,
+    /// Remove steps of builds and uploaded files that no build used for so many days; 0: never
+    #[arg(long, value_name = "DAYS", default_value = "14", value_parser = clap::value_parser!(u16).range(..=3650))]
+    pub build_cache_days: u16,
     /// Domain whose names `<port>-<id>.<domain>` lead here
     #[arg(long, value_name = "NAME")]
     pub domain: Vec<String>,
@@ -648,8 +651,11 @@ pub enum TemplateCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Remove images and versions that no template, snapshot or sandbox needs
+    /// Remove images and versions that no template, snapshot or sandbox needs, and what only makes later builds faster
     Prune {
+        /// Of what makes builds faster (finished steps, uploaded files), only what no build used for so long
+        #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
+        older_than: Duration,
         /// As JSON
         #[arg(long)]
         json: bool,

@@ -2,6 +2,7 @@
 
 mod build;
 mod import;
+mod prune;
 mod show;
 
 use crate::cli::{TemplateBuildArgs, TemplateCommand};
@@ -53,7 +54,7 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
                 )?;
             }
         }
-        TemplateCommand::Prune { json } => prune(&templates, *json)?,
+        TemplateCommand::Prune { older_than, json } => prune::run(&home, *older_than, *json)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -64,22 +65,6 @@ fn say(json: bool, text: &str, value: Value) -> anyhow::Result<()> {
         true => println!("{}", serde_json::to_string_pretty(&value)?),
         false => println!("{text}"),
     }
-    Ok(())
-}
-
-fn prune(templates: &Templates, json: bool) -> anyhow::Result<()> {
-    let pruned = templates.prune()?;
-    if json {
-        println!("{}", serde_json::to_string_pretty(&pruned)?);
-        return Ok(());
-    }
-    for version in &pruned.versions {
-        println!("version {version}");
-    }
-    for image in &pruned.images {
-        println!("image   sha256 {} ({})", image.sha256, mib(image.size));
-    }
-    println!("{} freed", mib(pruned.bytes));
     Ok(())
 }
 

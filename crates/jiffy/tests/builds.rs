@@ -281,3 +281,90 @@ fn a_daemon_that_dies_leaves_a_build_that_can_be_taken_up() {
     };
     assert!(!unfinished(&bench.place.dir.path().join("templates")));
 }
+
+#[test]
+fn what_makes_builds_faster_is_removed_when_it_is_asked_for() {
+    let Some(bench) =
+        Bench::new("builds::what_makes_builds_faster_is_removed_when_it_is_asked_for")
+    else {
+        return;
+    };
+    bench.file("file", "sent");
+    bench.file("Dockerfile", "FROM base\nCOPY file /tmp/file\n");
+    bench.built("cached", &[]);
+    let recent = ["template", "prune", "--older-than", "1d"];
+    assert_eq!(bench.place.json(&recent)["steps"], 0);
+    assert_eq!(cached(&bench.built("cached", &[])), 1);
+    let pruned = bench.place.json(&["template", "prune"]);
+    assert_eq!(pruned["steps"], 1);
+    assert_ne!(pruned["upload_bytes"], 0);
+    assert_eq!(bench.run("cached", "cat /tmp/file"), "sent");
+    let again = bench.built("cached", &[]);
+    assert_eq!(cached(&again), 0, "{again:?}");
+    // The daemon forgets by itself what was removed without it.
+    bench.place.ok(&["template", "rm", "cached"]);
+    assert_eq!(
+        bench.place.call(&["create", "--template", "cached"]).code,
+        Some(1)
+    );
+    bench.built("cached", &[]);
+    assert_eq!(bench.run("cached", "cat /tmp/file"), "sent");
+}
+
+#[test]
+fn of_builds_of_one_name_at_once_each_waits_and_one_is_the_template() {
+    let Some(bench) =
+        Bench::new("builds::of_builds_of_one_name_at_once_each_waits_and_one_is_the_template")
+    else {
+        return;
+    };
+    let dockerfile = |word: &str| {
+        let path = bench.file(
+            &format!("{word}/Dockerfile"),
+            &format!("FROM base\nUSER root\nRUN echo {word} > /first && sleep 1\nRUN echo {word} > /second\n"),
+        );
+        path.parent().unwrap().to_owned()
+    };
+    // Another way to make a template, without the daemon.
+    let root = bench.file("root/third", "imported");
+    let root = root.parent().unwrap();
+    bench.place.ok(&["ls"]);
+    let begin = |args: &[&str]| {
+        let args = [&["template", "build", "--name", "same"], args].concat();
+        let mut command = jiffy(&args);
+        command
+            .env("JIFFY_HOME", bench.place.dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let contexts = ["one", "two"].map(dockerfile);
+    let builds = contexts.map(|context| begin(&[context.to_str().unwrap()]));
+    let import = begin(&["--from-dir", root.to_str().unwrap()]);
+    let done = builds.map(finish);
+    for done in &done {
+        assert_eq!(done.code, Some(0), "{done:?}");
+    }
+    let waited = |done: &&Done| {
+        done.stderr
+            .contains("the same template is being built already")
+    };
+    assert_eq!(done.iter().filter(waited).count(), 1, "{done:?}");
+    let import = finish(import);
+    assert_eq!(import.code, Some(0), "{import:?}");
+
+    let known = bench.place.json(&["template", "inspect", "same"]);
+    match known["images"].as_array().unwrap().len() {
+        // What was imported came last.
+        1 => assert!(known["origin"]["from"].as_str().unwrap().ends_with("root")),
+        _ => {
+            let said = bench.run("same", "cat /first /second; ls /third 2>/dev/null; true");
+            assert!(["one\none", "two\ntwo"].contains(&said.as_str()), "{said}");
+        }
+    }
+    assert!(bench.alive().is_empty());
+    let names = fs::read_dir(bench.place.dir.path().join("templates")).unwrap();
+    let mut names: Vec<_> = names.map(|n| n.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["base", "same"]);
+}

@@ -127,3 +127,70 @@ fn a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on() {
     place.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
 }
+
+#[test]
+fn a_build_that_finds_no_room_says_so_and_leaves_nothing() {
+    let test = "a_build_that_finds_no_room_says_so_and_leaves_nothing";
+    let Some(disk) = SmallDisk::new(test, "1g") else {
+        return;
+    };
+    let Some(place) = Place::beneath(disk.path(), test) else {
+        return;
+    };
+    place.own_templates();
+    let mut daemon = place.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
+    let context = place.dir.path().join("context");
+    std::fs::create_dir(&context).unwrap();
+    let write = |lines: &str| {
+        let text = format!("FROM base\nUSER root\nRUN echo first > /first\n{lines}");
+        std::fs::write(context.join("Dockerfile"), text).unwrap();
+    };
+    let build = |name: &str| {
+        let context = context.to_str().unwrap();
+        place.call(&["template", "build", context, "--name", name])
+    };
+    let large = "RUN head -c 150000000 /dev/urandom > /large && sync\n";
+    write("");
+    let done = build("small");
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let templates = || {
+        let names = std::fs::read_dir(place.dir.path().join("templates")).unwrap();
+        let mut names: Vec<_> = names.map(|n| n.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = templates();
+    let refused = |what: &str, name: &str| {
+        let done = build(name);
+        assert_eq!(done.code, Some(1), "{what}: {done:?}");
+        let told = ["No space left on device", "disk is full", "is full"];
+        let told = told.iter().any(|words| done.stderr.contains(words));
+        assert!(told, "{what}: {done:?}");
+        wait_for("its sandbox to go", || {
+            let all = place.json(&["ls"]);
+            all.as_array().unwrap().is_empty().then_some(())
+        });
+        assert_eq!(templates(), before, "{what}");
+    };
+    // No room for what the step writes.
+    write(large);
+    disk.fill(80 << 20);
+    refused("the step", "large");
+    disk.free();
+    let done = build("large");
+    assert_eq!(done.code, Some(0), "{done:?}");
+    place.ok(&["template", "rm", "large"]);
+    place.ok(&["template", "prune", "--older-than", "1d"]);
+    // Its steps are there; no room for the image.
+    disk.fill(80 << 20);
+    refused("the image", "large");
+    disk.free();
+    let done = build("large");
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let id = place.ok(&["create", "--template", "large"]);
+    assert_eq!(place.sh(&id, "stat -c %s /large"), "150000000");
+    let id = place.ok(&["create", "--template", "small"]);
+    assert_eq!(place.sh(&id, "cat /first"), "first");
+    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
+}

@@ -63,8 +63,8 @@ impl<E: Engine> Inner<E> {
     }
 
     fn prune(&self, unused_for: Duration) -> Result<Pruned, BuilderError> {
-        let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
-        let mut oldest = now_ms().saturating_sub(unused_ms);
+        let (now, unused_ms) = (now_ms(), unused_for.as_millis());
+        let mut oldest = now.saturating_sub(u64::try_from(unused_ms).unwrap_or(u64::MAX));
         // What a build that is under way took up is still needed.
         if let Some(began) = self.records.building_since()? {
             oldest = oldest.min(began.saturating_sub(1));
@@ -86,7 +86,7 @@ impl<E: Engine> Inner<E> {
                 self.records.forget_step(&key)?;
             }
         }
-        let freed = self.uploads.prune(unused_for);
+        let freed = self.uploads.prune(Duration::from_millis(now - oldest));
         pruned.upload_bytes = freed.map_err(BuilderError::Directory)?;
         Ok(pruned)
     }

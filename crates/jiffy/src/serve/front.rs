@@ -21,7 +21,7 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
@@ -86,6 +86,7 @@ impl<E: Engine> Front<E> {
         let builds = jiffy_build::Settings {
             plain_http: args.plain_http.clone(),
             at_once: args.builds.into(),
+            cache_for: cache_for(args.build_cache_days),
             ..jiffy_build::Settings::default()
         };
         let builder = Builder::open(home, sandboxes.clone(), builds).await?;
@@ -129,6 +130,11 @@ impl<E: Engine> Front<E> {
         let end = stopping.cancelled_owned();
         tokio::join!(local, jiffy_gateway::serve(listener, tls, gateway, end));
     }
+}
+
+fn cache_for(days: u16) -> Option<Duration> {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    (days > 0).then(|| DAY * u32::from(days))
 }
 
 impl Listening {

@@ -1,0 +1,72 @@
+//! `jiffy template prune`.
+
+use super::show::mib;
+use crate::client::Client;
+use hyper::Method;
+use jiffy_build::Pruned as OfBuilds;
+use jiffy_image::{Home, Pruned, Templates};
+use serde::Serialize;
+use serde_json::json;
+use std::time::Duration;
+
+/// All that was removed.
+#[derive(Serialize)]
+struct Removed {
+    #[serde(flatten)]
+    needless: Pruned,
+    /// Snapshots of steps.
+    steps: usize,
+    /// Bytes of uploads.
+    upload_bytes: u64,
+}
+
+/// Removes what nobody needs, and what builds did not use for `unused_for`.
+pub fn run(home: &Home, unused_for: Duration, json: bool) -> anyhow::Result<()> {
+    // First what builds keep: it keeps images.
+    let of_builds = match home.path().join("builds.db").exists() {
+        true => of_builds(unused_for)?,
+        // There was no daemon yet, so nothing was built.
+        false => OfBuilds::default(),
+    };
+    let removed = Removed {
+        needless: Templates::new(home).prune()?,
+        steps: of_builds.steps,
+        upload_bytes: of_builds.upload_bytes,
+    };
+    if json {
+        println!("{}", serde_json::to_string_pretty(&removed)?);
+        return Ok(());
+    }
+    show(&removed);
+    Ok(())
+}
+
+/// The daemon's own records say what that is.
+fn of_builds(unused_for: Duration) -> anyhow::Result<OfBuilds> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let client = Client::local().await?;
+        let body = json!({ "unusedSeconds": unused_for.as_secs() });
+        client.call(Method::POST, "/templates/prune", &body).await
+    })
+}
+
+fn show(removed: &Removed) {
+    match removed.steps {
+        0 => {}
+        1 => println!("1 step of a build"),
+        n => println!("{n} steps of builds"),
+    }
+    if removed.upload_bytes > 0 {
+        println!("uploads of {}", mib(removed.upload_bytes));
+    }
+    for version in &removed.needless.versions {
+        println!("version {version}");
+    }
+    for image in &removed.needless.images {
+        println!("image   sha256 {} ({})", image.sha256, mib(image.size));
+    }
+    println!("{} of images freed", mib(removed.needless.bytes));
+}
