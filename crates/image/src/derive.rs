@@ -5,7 +5,7 @@ use crate::erofs::Root;
 use crate::file::OnPath;
 use crate::images::Images;
 use crate::import::{ImportError, free_name};
-use crate::layer::{Limits, unpack};
+use crate::layer::{Limits, merge, unpack, unpack_image};
 use crate::manifest::{Defaults, ImageSum, MAX_IMAGES, Manifest, Origin, Step};
 use crate::progress::{Phase, Progress};
 use crate::reference::Reference;
@@ -14,6 +14,7 @@ use crate::verified::sum_of;
 use jiffy_engine::{Readiness, SandboxSize, Startup};
 use std::fs;
 use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// What is to become a template.
@@ -81,13 +82,20 @@ impl Templates {
         }
         let mut history = [&derived.base.history[..], &derived.history[..]].concat();
         if unpacked.entries > 0 || images.is_empty() {
-            derived.room_for_one(&reference, &images)?;
             on_progress(Progress::Percent(50));
+            let mut text = "image of what changed".to_owned();
+            let mut root = root;
+            if images.len() >= MAX_IMAGES {
+                // A sandbox takes no more: all but the lowest become one.
+                text.push_str(&format!(" and of {} images below", images.len() - 1));
+                root = derived.put_together(&store, &images, &root, &work)?;
+                images.truncate(1);
+            }
             let id = sum_of(format!("{images:?} {}", unpacked.diff_id).as_bytes());
             let root = Root::Directory(root);
             let image = builder::write_image(&self.home, &root, &id, &work, &lock, on_progress)?;
             history.push(Step {
-                text: "image of what changed".to_owned(),
+                text,
                 seconds: began.elapsed().as_secs_f64(),
                 bytes: Some(image.size),
             });
@@ -120,15 +128,35 @@ impl Derived<'_> {
         Ok(reference)
     }
 
-    fn room_for_one(&self, name: &Reference, images: &[ImageSum]) -> Result<(), ImportError> {
-        match images.len() < MAX_IMAGES {
-            true => Ok(()),
-            false => Err(ImportError::TooHigh {
-                name: name.to_string(),
-                images: images.len() + 1,
-                most: MAX_IMAGES,
-            }),
+    /// What is in `layer` and in all of `images` but the lowest, in one directory that means the same above that one.
+    fn put_together(
+        &self,
+        store: &Images,
+        images: &[ImageSum],
+        layer: &Path,
+        work: &Work,
+    ) -> Result<PathBuf, ImportError> {
+        let whole = work.0.join("together");
+        for (n, sum) in images.iter().enumerate().skip(1) {
+            let first = !whole.exists();
+            let root = match first {
+                true => whole.clone(),
+                false => work.0.join(format!("image-{n}")),
+            };
+            fs::create_dir(&root).on("create", &root)?;
+            let image = store.open(sum)?;
+            let unpacked = unpack_image(&image.file, &root, self.limits);
+            let put = unpacked.and_then(|()| if first { Ok(()) } else { merge(&root, &whole) });
+            put.map_err(|source| ImportError::Layer {
+                what: format!("image sha256 {} of template `{}`", sum.sha256, self.name),
+                source,
+            })?;
         }
+        merge(layer, &whole).map_err(|source| ImportError::Layer {
+            what: format!("what was changed for template `{}`", self.name),
+            source,
+        })?;
+        Ok(whole)
     }
 }
 

@@ -1,10 +1,17 @@
 //! Read-only images of root filesystems.
 
+mod layer;
+mod read;
+
 use crate::command::{CommandError, Tool};
 use crate::lock::Lock;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
+
+pub use layer::LayerOfImageError;
+pub(crate) use layer::write_layer;
+pub use read::ImageError;
 
 /// What becomes an image.
 pub(crate) enum Root {

@@ -242,3 +242,58 @@ fn a_template_is_taken_along_in_a_file_tagged_listed_and_forgotten() {
         (!own.exists()).then_some(())
     });
 }
+
+#[test]
+fn eight_builds_on_each_other_are_what_each_of_them_did() {
+    let Some((place, _)) =
+        prepared("stacked::eight_builds_on_each_other_are_what_each_of_them_did")
+    else {
+        return;
+    };
+    let context = place.dir.path().join("context");
+    std::fs::create_dir(&context).unwrap();
+    let steps = [
+        "mkdir -p /srv/tree/deep /srv/emptied && echo 1 | tee /srv/one /srv/tree/deep/file /srv/emptied/file /srv/changes",
+        "echo 2 > /srv/two && rm -r /srv/tree && rm /etc/debian_version",
+        "mkdir /srv/tree && echo 3 > /srv/tree/new",
+        "rm -r /srv/emptied && mkdir /srv/emptied && rm /srv/one && mkdir /srv/one && echo 4 > /srv/one/in",
+        "echo 5 > /srv/changes && ln /srv/two /srv/linked && ln -s two /srv/soft",
+        "rm -r /srv/one && echo 6 > /srv/one && rm -r /usr/share/doc",
+        "mkdir /usr/share/doc && echo 7 > /usr/share/doc/only",
+        "echo 8 >> /srv/changes && rm /srv/tree/new",
+    ];
+    for (n, step) in steps.iter().enumerate() {
+        let from = if n == 0 {
+            "base".to_owned()
+        } else {
+            format!("high-{n}")
+        };
+        let text = format!("FROM {from}\nUSER root\nRUN {step}\n");
+        std::fs::write(context.join("Dockerfile"), text).unwrap();
+        let name = format!("high-{}", n + 1);
+        place.ok(&[
+            "template",
+            "build",
+            context.to_str().unwrap(),
+            "--name",
+            &name,
+        ]);
+    }
+    let images = |name: &str| {
+        let known = place.json(&["template", "inspect", name]);
+        known["images"].as_array().unwrap().len()
+    };
+    assert_eq!(images("high-5"), 6);
+    assert_eq!(images("high-6"), 2);
+    assert_eq!(images("high-8"), 4);
+    let look = "cd /srv; ls -A . emptied tree; cat changes linked one soft two; readlink soft; stat -c %h two; \
+        ls /usr/share/doc; test -e /etc/debian_version || echo gone; test -e /etc/passwd && echo base";
+    let seen = "changes\nemptied\nlinked\none\nsoft\ntree\ntwo\n\nemptied:\n\ntree:\n\
+        5\n8\n2\n6\n2\n2\ntwo\n2\nonly\ngone\nbase";
+    let booted = place.ok(&["run", "--template", "high-8", "--", "sh", "-c", look]);
+    assert_eq!(booted.trim_start_matches(".:\n"), seen);
+    let id = place.ok(&["create", "--template", "high-8"]);
+    assert_eq!(place.sh(&id, look).trim_start_matches(".:\n"), seen);
+    let id = place.ok(&["create", "--template", "high-5"]);
+    assert_eq!(place.sh(&id, "cat /srv/one/in /srv/changes"), "4\n5");
+}

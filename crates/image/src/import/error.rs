@@ -28,14 +28,6 @@ pub enum ImportError {
     Digest { what: String, found: String },
     #[error("cannot unpack {what}")]
     Layer { what: String, source: LayerError },
-    #[error(
-        "template `{name}` would be a stack of {images} images, and a sandbox takes {most}: build it on a template that is lower in the stack, or import that one anew as a single image (`jiffy template build --from-tar`)"
-    )]
-    TooHigh {
-        name: String,
-        images: usize,
-        most: usize,
-    },
     #[error(transparent)]
     Registry(#[from] RegistryError),
     #[error(transparent)]

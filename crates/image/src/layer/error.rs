@@ -1,5 +1,6 @@
 //! Why a layer is not unpacked.
 
+use crate::erofs::LayerOfImageError;
 use crate::file::FileError;
 use jiffy_archive::ArchiveError;
 use jiffy_archive::error::shown;
@@ -25,6 +26,9 @@ pub enum LayerError {
     Content { expected: String, found: String },
     #[error("cannot read it: {0}")]
     Read(io::Error),
+    /// A template's image.
+    #[error(transparent)]
+    Image(#[from] LayerOfImageError),
     #[error(
         "the disk is full at `{entry}`: free some space (`jiffy template rm` gives back what templates hold) and run again"
     )]

@@ -2,6 +2,7 @@
 
 mod error;
 mod limits;
+mod merge;
 mod place;
 mod store;
 mod stream;
@@ -10,9 +11,10 @@ mod unpack;
 pub use error::{LayerError, Problem};
 pub(crate) use jiffy_archive::error::shown;
 pub use limits::Limits;
+pub(crate) use merge::merge;
 pub(crate) use store::{Layer, Layers};
 pub(crate) use stream::Stream;
-pub use unpack::unpack;
+pub use unpack::{unpack, unpack_image};
 
 use serde::{Deserialize, Serialize};
 

@@ -8,15 +8,18 @@ use super::limits::{Budget, Limits};
 use super::place::{Inside, Place};
 use super::stream::Stream;
 use super::{LayerError, Problem, Unpacked};
+use crate::erofs::{LayerOfImageError, write_layer};
 use crate::rootfs::EPOCH;
 use jiffy_archive::{Entry, Kind, Reader, Tolerance};
 use rustix::fs::{
     self, AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
-use std::io::{self, Read};
+use std::fs::File;
+use std::io::{self, BufWriter, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::thread;
 
 /// Before a name: it is deleted (OCI image specification, layer.md, "Whiteouts").
 const WHITEOUT: &[u8] = b".wh.";
@@ -24,7 +27,7 @@ const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Before a name: what aufs kept for itself.
 const AUFS: &[u8] = b".wh..wh.";
-const OVERLAY_OPAQUE: &str = "trusted.overlay.opaque";
+pub(super) const OVERLAY_OPAQUE: &str = "trusted.overlay.opaque";
 const BUFFER: usize = 1 << 18;
 
 /// Unpacks the archive `packed` (tar, perhaps compressed) into the empty directory `into`. `on_bytes` is told how many bytes of
@@ -60,6 +63,25 @@ pub fn unpack(
         on_bytes(unpacker.archive.input().packed());
     }
     unpacker.finish()
+}
+
+/// Unpacks what a template's image holds into the empty directory `into`, as if it were the layer that the image was made of.
+/// Whoever made the image is not trusted.
+pub fn unpack_image(image: &File, into: &Path, limits: Limits) -> Result<(), LayerError> {
+    let (reader, writer) = io::pipe().map_err(LayerError::Read)?;
+    let (written, unpacked) = thread::scope(|scope| {
+        let written = scope.spawn(|| write_layer(image, BufWriter::with_capacity(BUFFER, writer)));
+        // The reader goes with this call, so that whoever writes never waits for nobody.
+        let unpacked = unpack(reader, into, limits, &mut |_| ());
+        (written.join(), unpacked)
+    });
+    if let Ok(Err(damaged @ LayerOfImageError::Image(_))) = written {
+        return Err(damaged.into());
+    }
+    match unpacked?.end_mark {
+        true => Ok(()),
+        false => Err(LayerError::Truncated),
+    }
 }
 
 struct Unpacker<'a> {
@@ -337,7 +359,7 @@ fn settle(fd: BorrowedFd<'_>, entry: &Entry, path: &Inside) -> Result<(), LayerE
 }
 
 /// Attributes that a layer may bring. Others mean something to this host (`trusted.overlay.*`, access control lists, labels).
-fn is_kept(name: &[u8]) -> bool {
+pub(super) fn is_kept(name: &[u8]) -> bool {
     name == b"security.capability" || name.starts_with(b"user.")
 }
 

@@ -1,0 +1,158 @@
+//! A thin image as the layer that it was made of: an archive in which deletions are said as OCI's image specification has it.
+
+use super::read::{Image, ImageError, Inode};
+use jiffy_archive::{ArchiveError, Entry, Kind, Writer};
+use rustix::fs::FileType;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write};
+
+/// Directories within each other; the unpacker takes less.
+const MAX_DEPTH: usize = 300;
+const BUFFER: usize = 1 << 18;
+const OPAQUE: &[u8] = b"trusted.overlay.opaque";
+
+/// Why an image does not become a layer.
+#[derive(Debug, thiserror::Error)]
+pub enum LayerOfImageError {
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("what is in the image cannot be written: {0}")]
+    Write(#[from] io::Error),
+}
+
+impl From<ArchiveError> for LayerOfImageError {
+    fn from(error: ArchiveError) -> Self {
+        Self::Write(io::Error::other(error))
+    }
+}
+
+/// Writes the layer that `image` was made of to `out`.
+pub(crate) fn write_layer(image: &File, out: impl Write) -> Result<(), LayerOfImageError> {
+    let image = Image::open(image)?;
+    let root = image.inode(image.root)?;
+    if kind(&root) != FileType::Directory {
+        return Err(ImageError::Damaged("its root is no directory").into());
+    }
+    let mut work = Work {
+        image,
+        writer: Writer::new(out),
+        named: HashMap::new(),
+        buffer: vec![0; BUFFER],
+    };
+    work.directory(&root, Vec::new(), 0)?;
+    work.writer.finish()?;
+    Ok(())
+}
+
+struct Work<'a, W> {
+    image: Image<'a>,
+    writer: Writer<W>,
+    /// First names of files that have several.
+    named: HashMap<u64, Vec<u8>>,
+    buffer: Vec<u8>,
+}
+
+fn kind(inode: &Inode) -> FileType {
+    FileType::from_raw_mode(inode.mode)
+}
+
+impl<W: Write> Work<'_, W> {
+    fn directory(
+        &mut self,
+        inode: &Inode,
+        path: Vec<u8>,
+        depth: usize,
+    ) -> Result<(), LayerOfImageError> {
+        if depth > MAX_DEPTH {
+            return Err(ImageError::Damaged("directories within each other without end").into());
+        }
+        let shown = [&path[..], b"/"].concat();
+        let mut entry = self.entry(inode, Kind::Directory, &shown)?;
+        let opaque = entry
+            .xattrs
+            .iter()
+            .any(|(name, value)| name == OPAQUE && value == b"y");
+        if path.is_empty() {
+            entry.path = b"./".to_vec();
+        }
+        self.writer.add(&entry, b"")?;
+        if opaque {
+            self.mark(&shown, b".wh..opq")?;
+        }
+        let mut offset = 0;
+        while offset < inode.size {
+            for (name, number) in self.image.names(inode, offset)? {
+                let found = self.image.inode(number)?;
+                let path = match path.is_empty() {
+                    true => name,
+                    false => [&shown[..], &name].concat(),
+                };
+                match kind(&found) {
+                    FileType::Directory => self.directory(&found, path, depth + 1)?,
+                    _ => self.other(&found, path)?,
+                }
+            }
+            offset += self.image.block();
+        }
+        Ok(())
+    }
+
+    fn other(&mut self, inode: &Inode, path: Vec<u8>) -> Result<(), LayerOfImageError> {
+        let kind = match kind(inode) {
+            FileType::RegularFile => Kind::File,
+            FileType::Symlink => Kind::Symlink,
+            FileType::Fifo => Kind::Fifo,
+            FileType::CharacterDevice if inode.word == 0 => {
+                let name = path
+                    .iter()
+                    .rposition(|b| *b == b'/')
+                    .map_or(0, |slash| slash + 1);
+                return self.mark(&path[..name], &path[name..]);
+            }
+            // What is no layer's.
+            _ => return Ok(()),
+        };
+        if inode.links > 1 {
+            if let Some(first) = self.named.get(&inode.number) {
+                let mut entry = Entry::new(Kind::HardLink, path, 0o644);
+                entry.link.clone_from(first);
+                return Ok(self.writer.add(&entry, b"")?);
+            }
+            self.named.insert(inode.number, path.clone());
+        }
+        let mut entry = self.entry(inode, kind, &path)?;
+        match kind {
+            Kind::Symlink => entry.link = self.image.target(inode)?,
+            Kind::File => return self.file(inode, entry.with_size(inode.size)),
+            _ => {}
+        }
+        Ok(self.writer.add(&entry, b"")?)
+    }
+
+    fn file(&mut self, inode: &Inode, entry: Entry) -> Result<(), LayerOfImageError> {
+        self.writer.begin(&entry)?;
+        let mut offset = 0;
+        while offset < inode.size {
+            let n = self.image.read(inode, offset, &mut self.buffer)?;
+            self.writer.write_all(&self.buffer[..n])?;
+            offset += n as u64;
+        }
+        Ok(self.writer.end()?)
+    }
+
+    /// The mark of what is deleted: `.wh.` before its name in the directory `above`, which ends with a slash if it is not the root.
+    fn mark(&mut self, above: &[u8], name: &[u8]) -> Result<(), LayerOfImageError> {
+        let above = if above == b"/" { b"" } else { above };
+        let path = [above, b".wh.", name].concat();
+        Ok(self.writer.add(&Entry::new(Kind::File, path, 0o644), b"")?)
+    }
+
+    fn entry(&self, inode: &Inode, kind: Kind, path: &[u8]) -> Result<Entry, LayerOfImageError> {
+        let mut entry = Entry::new(kind, path, inode.mode & 0o7777);
+        (entry.uid, entry.gid) = (inode.uid, inode.gid);
+        entry.mtime = inode.mtime;
+        entry.xattrs = self.image.attributes(inode)?;
+        Ok(entry)
+    }
+}

@@ -1,0 +1,318 @@
+//! Reading EROFS images of the kind that are written here: not compressed, in one piece, on one device
+//! (Linux, fs/erofs/erofs_fs.h). An image may come from elsewhere: every place that it names is checked against the file's end, and
+//! what is read into memory is bounded by the format's own fields.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+const SUPER_BLOCK: u64 = 1024;
+const MAGIC: u32 = 0xe0f5_e1e2;
+/// Of what an image must be understood to have; this one only says where compressed data would begin.
+const HARMLESS: u32 = 1;
+/// What inodes are counted in, in bytes.
+const SLOT: u64 = 32;
+const DIRENT: usize = 12;
+/// Names of attributes begin with one of these.
+const PREFIXES: [(u8, &str); 5] = [
+    (1, "user."),
+    (2, "system.posix_acl_access"),
+    (3, "system.posix_acl_default"),
+    (4, "trusted."),
+    (6, "security."),
+];
+
+/// Why an image cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    #[error("the image cannot be read: {0}")]
+    Read(#[from] io::Error),
+    #[error("the image is damaged: {0}")]
+    Damaged(&'static str),
+    #[error("the image is of a kind that is not made here: {0}")]
+    Foreign(&'static str),
+}
+
+/// An image.
+pub(super) struct Image<'a> {
+    file: &'a File,
+    /// Bytes of a block.
+    block: u64,
+    inodes: u64,
+    attributes: u64,
+    /// Time of inodes that have none of their own.
+    time: (i64, u32),
+    pub root: u64,
+}
+
+/// Where content is.
+enum Layout {
+    Plain,
+    /// The last block lies behind the inode, here.
+    Tail(u64),
+}
+
+/// A file of whatever kind.
+pub(super) struct Inode {
+    /// Its number.
+    pub number: u64,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub size: u64,
+    pub mtime: (i64, u32),
+    pub links: u32,
+    /// First block of its content, or the number of a device.
+    pub word: u32,
+    layout: Layout,
+    /// Where its attributes are, and how many bytes.
+    attributes: (u64, u64),
+}
+
+type Outcome<T> = Result<T, ImageError>;
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    bytes
+        .get(at..at + 2)
+        .and_then(|b| b.try_into().ok())
+        .map_or(0, u16::from_le_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes
+        .get(at..at + 4)
+        .and_then(|b| b.try_into().ok())
+        .map_or(0, u32::from_le_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
+impl<'a> Image<'a> {
+    pub(super) fn open(file: &'a File) -> Outcome<Self> {
+        let mut image = Self {
+            file,
+            block: 0,
+            inodes: 0,
+            attributes: 0,
+            time: (0, 0),
+            root: 0,
+        };
+        let head = image.bytes(SUPER_BLOCK, 128)?;
+        if u32_at(&head, 0) != MAGIC {
+            return Err(ImageError::Damaged("it is no EROFS image"));
+        }
+        if u32_at(&head, 80) & !HARMLESS != 0 || u16_at(&head, 86) != 0 {
+            return Err(ImageError::Foreign(
+                "it is compressed, or lies on several devices",
+            ));
+        }
+        let bits = u32::from(head[12]);
+        if !(9..=16).contains(&bits) {
+            return Err(ImageError::Damaged("the size of its blocks"));
+        }
+        image.block = 1 << bits;
+        image.root = u64::from(u16_at(&head, 14));
+        let seconds = i64::try_from(u64_at(&head, 24)).unwrap_or(0);
+        image.time = (seconds, nanoseconds(u32_at(&head, 32)));
+        image.inodes = u64::from(u32_at(&head, 40)) * image.block;
+        image.attributes = u64::from(u32_at(&head, 44)) * image.block;
+        Ok(image)
+    }
+
+    fn bytes(&self, at: u64, length: usize) -> Outcome<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        self.fill(at, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn fill(&self, at: u64, buffer: &mut [u8]) -> Outcome<()> {
+        match self.file.read_exact_at(buffer, at) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(ImageError::Damaged("it ends too early"))
+            }
+            // Beyond what any file has.
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
+                Err(ImageError::Damaged("it names a place that cannot be"))
+            }
+            outcome => Ok(outcome?),
+        }
+    }
+
+    pub(super) fn inode(&self, number: u64) -> Outcome<Inode> {
+        let far = ImageError::Damaged("an inode is at a place that cannot be");
+        let at = number.checked_mul(SLOT);
+        let at = at.and_then(|at| at.checked_add(self.inodes)).ok_or(far)?;
+        let compact = self.bytes(at, 32)?;
+        let format = u16_at(&compact, 0);
+        let extended = format & 1 == 1;
+        let i = match extended {
+            true => self.bytes(at, 64)?,
+            false => compact,
+        };
+        let counted = u64::from(u16_at(&i, 2));
+        let length = match counted {
+            0 => 0,
+            n => 12 + 4 * (n - 1),
+        };
+        let behind = at + i.len() as u64;
+        let layout = match format >> 1 & 7 {
+            0 => Layout::Plain,
+            2 => Layout::Tail(behind + length),
+            _ => {
+                return Err(ImageError::Foreign(
+                    "a file in it is compressed or in pieces",
+                ));
+            }
+        };
+        let mtime = (
+            i64::try_from(u64_at(&i, 32)).unwrap_or(0),
+            nanoseconds(u32_at(&i, 40)),
+        );
+        Ok(Inode {
+            number,
+            mode: u32::from(u16_at(&i, 4)),
+            uid: if extended {
+                u32_at(&i, 24)
+            } else {
+                u16_at(&i, 24).into()
+            },
+            gid: if extended {
+                u32_at(&i, 28)
+            } else {
+                u16_at(&i, 26).into()
+            },
+            size: if extended {
+                u64_at(&i, 8)
+            } else {
+                u32_at(&i, 8).into()
+            },
+            mtime: if extended { mtime } else { self.time },
+            links: if extended {
+                u32_at(&i, 44)
+            } else {
+                u16_at(&i, 6).into()
+            },
+            word: u32_at(&i, 16),
+            layout,
+            attributes: (behind, length),
+        })
+    }
+
+    /// Content of a file from `offset` on, which is within it; returns how much of the buffer is filled.
+    pub(super) fn read(&self, inode: &Inode, offset: u64, buffer: &mut [u8]) -> Outcome<usize> {
+        let first = u64::from(inode.word) * self.block;
+        let (at, left) = match inode.layout {
+            Layout::Tail(tail) => {
+                let before = inode.size.div_ceil(self.block).saturating_sub(1) * self.block;
+                match offset.checked_sub(before) {
+                    Some(into) => (tail + into, inode.size - offset),
+                    None => (first.saturating_add(offset), before - offset),
+                }
+            }
+            Layout::Plain => (first.saturating_add(offset), inode.size - offset),
+        };
+        let most = usize::try_from(left).unwrap_or(usize::MAX);
+        let most = most.min(buffer.len());
+        self.fill(at, &mut buffer[..most])?;
+        Ok(most)
+    }
+
+    /// Where a link leads.
+    pub(super) fn target(&self, inode: &Inode) -> Outcome<Vec<u8>> {
+        let length = usize::try_from(inode.size).ok().filter(|n| *n <= 4096);
+        let length = length.ok_or(ImageError::Damaged("a link is too long"))?;
+        let mut target = vec![0; length];
+        let mut filled = 0;
+        while filled < length {
+            filled += self.read(inode, filled as u64, &mut target[filled..])?;
+        }
+        Ok(target)
+    }
+
+    /// Names in one block of a directory, with the numbers of their inodes; `offset` is where the block begins.
+    pub(super) fn names(&self, directory: &Inode, offset: u64) -> Outcome<Vec<(Vec<u8>, u64)>> {
+        const ODD: ImageError = ImageError::Damaged("a directory makes no sense");
+        let left = (directory.size - offset).min(self.block);
+        let mut block = vec![0; usize::try_from(left).unwrap_or(0)];
+        let mut filled = 0;
+        while filled < block.len() {
+            filled += self.read(directory, offset + filled as u64, &mut block[filled..])?;
+        }
+        let table = usize::from(u16_at(&block, 8));
+        if table < DIRENT || table % DIRENT != 0 || table > block.len() {
+            return Err(ODD);
+        }
+        let begins = |n: usize| usize::from(u16_at(&block, n * DIRENT + 8));
+        let count = table / DIRENT;
+        let mut names = Vec::with_capacity(count);
+        for n in 0..count {
+            let end = if n + 1 < count {
+                begins(n + 1)
+            } else {
+                block.len()
+            };
+            let name = block.get(begins(n)..end).ok_or(ODD)?;
+            let name = name.split(|b| *b == 0).next().unwrap_or_default();
+            if name.is_empty() || name.contains(&b'/') {
+                return Err(ODD);
+            }
+            if name != b"." && name != b".." {
+                names.push((name.to_vec(), u64_at(&block, n * DIRENT)));
+            }
+        }
+        Ok(names)
+    }
+
+    /// Bytes of a block.
+    pub(super) fn block(&self) -> u64 {
+        self.block
+    }
+
+    /// Extended attributes, by name.
+    pub(super) fn attributes(&self, inode: &Inode) -> Outcome<Vec<(Vec<u8>, Vec<u8>)>> {
+        const ODD: ImageError = ImageError::Damaged("an extended attribute makes no sense");
+        let (at, length) = inode.attributes;
+        if length == 0 {
+            return Ok(Vec::new());
+        }
+        let body = self.bytes(at, usize::try_from(length).unwrap_or(0))?;
+        let mut found = Vec::new();
+        let shared = usize::from(body[4]);
+        for n in 0..shared {
+            let at = 12 + 4 * n;
+            if at + 4 > body.len() {
+                return Err(ODD);
+            }
+            let place = self.attributes + 4 * u64::from(u32_at(&body, at));
+            let head = self.bytes(place, 4)?;
+            let entry = self.bytes(place, entry_length(&head))?;
+            found.extend(attribute(&entry).ok_or(ODD)?);
+        }
+        let mut rest = body.get(12 + 4 * shared..).ok_or(ODD)?;
+        while rest.len() >= 4 {
+            let length = entry_length(rest);
+            found.extend(rest.get(..length).and_then(attribute).ok_or(ODD)?);
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        }
+        Ok(found)
+    }
+}
+
+/// Bytes of the attribute that begins like this.
+fn entry_length(head: &[u8]) -> usize {
+    4 + usize::from(head[0]) + usize::from(u16_at(head, 2))
+}
+
+/// Name and value; one whose name begins with nothing known is left out.
+fn attribute(entry: &[u8]) -> Option<Option<(Vec<u8>, Vec<u8>)>> {
+    let name = entry.get(4..4 + usize::from(*entry.first()?))?;
+    let value = entry.get(4 + name.len()..)?;
+    let prefix = PREFIXES.iter().find(|(index, _)| *index == entry[1]);
+    Some(prefix.map(|(_, prefix)| ([prefix.as_bytes(), name].concat(), value.to_vec())))
+}
+
+fn nanoseconds(n: u32) -> u32 {
+    n.min(999_999_999)
+}
