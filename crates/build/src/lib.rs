@@ -12,6 +12,6 @@ pub mod spec;
 
 pub use builder::{
     Admitted, BuildRecord, Builder, BuilderError, DEFAULT_TAG, Door, Level, Line, Lines,
-    MAX_UPLOAD, NewBuild, Pruned, Reason, RecordError, Records, Room, Settings, Status,
-    TemplateRecord, Upload, UploadError, Uploads, WantedSize, now_ms,
+    MAX_UPLOAD, NewBuild, Progressing, Pruned, Reason, RecordError, Records, Room, Settings,
+    Status, TemplateRecord, Upload, UploadError, Uploads, WantedSize, now_ms,
 };

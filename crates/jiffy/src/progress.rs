@@ -8,6 +8,8 @@ use std::time::Instant;
 /// Shows how a template build is going. Silent as long as nothing has to be built.
 pub struct Bar {
     name: String,
+    /// Whether a bar can be drawn.
+    draws: bool,
     bar: Option<ProgressBar>,
     phase: String,
     told: u8,
@@ -19,11 +21,39 @@ impl Bar {
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
+            draws: std::io::stderr().is_terminal(),
             bar: None,
             phase: String::new(),
             told: 0,
             began: Instant::now(),
         }
+    }
+
+    /// The same in lines, if it is to be `plain`, also on a terminal.
+    pub fn plain(name: &str, plain: bool) -> Self {
+        let mut bar = Self::new(name);
+        bar.draws &= !plain;
+        bar
+    }
+
+    /// Whether this goes on already, as far as is shown.
+    pub fn shows(&self, phase: &str) -> bool {
+        self.phase == phase
+    }
+
+    /// Prints a line, above the bar if there is one.
+    pub fn print(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    /// What was shown is over; something else may follow.
+    pub fn end(&mut self) {
+        self.finish();
+        self.bar = None;
+        self.phase.clear();
     }
 
     /// Takes a sign of life.
@@ -41,9 +71,10 @@ impl Bar {
         }
     }
 
-    fn on_phase(&mut self, phase: &str) {
+    /// Something else goes on now.
+    pub fn on_phase(&mut self, phase: &str) {
         self.phase = phase.to_owned();
-        if !std::io::stderr().is_terminal() {
+        if !self.draws {
             eprintln!("jiffy: template {}: {phase}", self.name);
             return;
         }
@@ -62,7 +93,10 @@ impl Bar {
         bar.set_message(self.phase.clone());
     }
 
-    fn on_percent(&mut self, percent: u8) {
+    /// How far all of it is.
+    pub fn on_percent(&mut self, percent: u8) {
+        // Something else began.
+        self.told = self.told.min(percent);
         match &self.bar {
             Some(bar) => bar.set_position(u64::from(percent)),
             None if percent >= self.told + 10 => {

@@ -120,7 +120,7 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
         return build::run(args, &file);
     }
     let template = match import::wanted(args)? {
-        Some(import) => shown(&import.name, |bar| {
+        Some(import) => shown(&import.name, args.json, |bar| {
             templates
                 .import(&import, &mut |p| bar.update(p))
                 .map_err(Into::into)
@@ -131,7 +131,7 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
                 "what a recipe makes is said in its recipe.toml: leave out the options, or name a directory with a Dockerfile"
             );
             let recipe = recipe(args.recipe.as_deref().unwrap_or("base"))?;
-            shown(recipe.name(), |bar| {
+            shown(recipe.name(), args.json, |bar| {
                 let built = templates.build_if_needed(&recipe, &mut |p| bar.update(p));
                 built.map_err(Into::into)
             })?
@@ -150,12 +150,13 @@ fn built(manifest: &Manifest, json: bool) -> anyhow::Result<()> {
     say(json, &text, serde_json::to_value(manifest)?)
 }
 
-/// Builds with a bar.
+/// Builds with a bar, or with lines if it is to be plain.
 fn shown(
     name: &str,
+    plain: bool,
     build: impl FnOnce(&mut Bar) -> anyhow::Result<Template>,
 ) -> anyhow::Result<Template> {
-    let mut bar = Bar::new(name);
+    let mut bar = Bar::plain(name, plain);
     let built = build(&mut bar).with_context(|| format!("cannot build template `{name}`"));
     bar.finish();
     built

@@ -417,6 +417,7 @@ fn others() -> Value {
             "logs": strings,
             "logEntries": entries,
             "reason": object(&["message"], json!({ "message": text(), "step": text() })),
+            "progress": object(&["text", "percent"], json!({ "text": text(), "percent": integer(0, 100) })),
         })),
         "NewTemplate": object(&["name"], json!({
             "name": { "type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,62}(:[a-z0-9][a-z0-9._-]{0,62})?$" },

@@ -218,7 +218,8 @@ pub(super) fn status_of<E: Engine>(
     // The lines first: none is written after the status says that it is over.
     let build = builder.records().build(&build.id)?.unwrap_or(build);
     let lines = builder.records().lines(&build.id, which)?;
-    Ok(Some(status(&template.id, &build, &lines)))
+    let progress = builder.progress(&build.id);
+    Ok(Some(status(&template.id, &build, &lines, progress)))
 }
 
 /// `GET /templates/{id}/builds/{build}/logs`.

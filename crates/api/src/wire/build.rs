@@ -7,7 +7,7 @@ use jiffy_build::expand::escape;
 use jiffy_build::spec::{
     Action, Beginning, BuildSpec, Command, Copy, CopyFrom, ImageSource, Stage, Step,
 };
-use jiffy_build::{BuildRecord, Level, Line, WantedSize};
+use jiffy_build::{BuildRecord, Level, Line, Progressing, WantedSize};
 use jiffy_engine::{Readiness, StartCommand, Startup};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -252,7 +252,12 @@ fn listening_port(line: &str) -> Option<u16> {
 }
 
 /// How far a build is.
-pub(crate) fn status(template: &str, build: &BuildRecord, lines: &[Line]) -> Value {
+pub(crate) fn status(
+    template: &str,
+    build: &BuildRecord,
+    lines: &[Line],
+    progress: Option<Progressing>,
+) -> Value {
     let entries: Vec<Value> = lines.iter().map(entry).collect();
     let logs: Vec<&str> = lines.iter().map(|l| l.message.as_str()).collect();
     let mut status = json!({
@@ -264,6 +269,10 @@ pub(crate) fn status(template: &str, build: &BuildRecord, lines: &[Line]) -> Val
     });
     if let (Some(reason), Some(map)) = (&build.reason, status.as_object_mut()) {
         map.insert("reason".to_owned(), json!(reason));
+    }
+    if let (Some(now), Some(map)) = (progress, status.as_object_mut()) {
+        let now = json!({ "text": now.text, "percent": now.percent });
+        map.insert("progress".to_owned(), now);
     }
     status
 }

@@ -2,7 +2,7 @@
 
 use super::copy::{self, ROOT, STAGING, Wanted};
 use super::log::{LineCutter, Log};
-use super::records::{BuildRecord, Level, Reason, TemplateRecord};
+use super::records::{BuildRecord, Reason, TemplateRecord};
 use super::setting::Setting;
 use super::user::add_user;
 use super::{Inner, LABEL, key};
@@ -239,10 +239,11 @@ impl<E: Engine> Job<E> {
         let (inner, log, image) = (self.inner.clone(), self.log.clone(), image.clone());
         let owner = self.template.owner.clone();
         let work = move || {
-            let mut on_progress = |progress: Progress<'_>| say(&log, "base", &progress);
+            let mut on_progress = |progress: Progress<'_>| log.on_progress("base", &progress);
             inner.import(&image, owner.as_deref(), &mut on_progress)
         };
         let imported = tokio::task::spawn_blocking(work).await;
+        self.log.end_progress();
         imported
             .map_err(|e| Failure::of(e.to_string()))?
             .map_err(|e| Failure::of(e.to_string()))
@@ -607,10 +608,11 @@ impl<E: Engine> Job<E> {
                 recipe_sha256: sum,
                 limits: inner.settings.limits,
             };
-            let mut on_progress = |progress: Progress<'_>| say(&log, "finalize", &progress);
+            let mut on_progress = |progress: Progress<'_>| log.on_progress("finalize", &progress);
             inner.templates.derive(&derived, reader, &mut on_progress)
         };
         let template = tokio::task::spawn_blocking(work).await;
+        self.log.end_progress();
         let template = template
             .map_err(|e| Failure::of(e.to_string()))?
             .map_err(|e| Failure::of(e.to_string()))?;
@@ -740,12 +742,6 @@ fn needed(spec: &BuildSpec) -> Result<Vec<bool>, Failure> {
         }
     }
     Ok(needed)
-}
-
-fn say(log: &Log, step: &str, progress: &Progress<'_>) {
-    if let Progress::Line(line) = progress {
-        log.say(Level::Debug, Some(step), line);
-    }
 }
 
 /// As much of a step as a message can take.

@@ -1,17 +1,28 @@
 //! What a build says while it goes on.
 
 use super::records::{Level, MAX_LINES, Records};
-use std::sync::Arc;
+use jiffy_image::Progress;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Longest unfinished line of a program that is kept, in bytes.
 const MAX_UNFINISHED: usize = 64 * 1024;
+
+/// How far something is that takes a while.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progressing {
+    /// What goes on.
+    pub text: String,
+    /// How much of it is done, 0 to 100.
+    pub percent: u8,
+}
 
 /// The log of one build.
 pub struct Log {
     records: Arc<Records>,
     build: String,
     next: AtomicU64,
+    progress: Mutex<Option<Progressing>>,
 }
 
 impl Log {
@@ -21,6 +32,7 @@ impl Log {
             records,
             build: build.to_owned(),
             next: AtomicU64::new(0),
+            progress: Mutex::default(),
         }
     }
 
@@ -43,10 +55,43 @@ impl Log {
         }
     }
 
+    /// What goes on just now and takes a while, if anything does.
+    pub fn progress(&self) -> Option<Progressing> {
+        lock(&self.progress).clone()
+    }
+
+    /// Takes a sign of life of what belongs to `step`.
+    pub fn on_progress(&self, step: &str, progress: &Progress<'_>) {
+        match progress {
+            Progress::Line(line) => self.say(Level::Debug, Some(step), line),
+            Progress::Phase(phase) => {
+                let text = phase.to_string();
+                self.say(Level::Debug, Some(step), &text);
+                let mut now = lock(&self.progress);
+                let percent = now.as_ref().map_or(0, |before| before.percent);
+                *now = Some(Progressing { text, percent });
+            }
+            Progress::Percent(percent) => {
+                if let Some(now) = lock(&self.progress).as_mut() {
+                    now.percent = *percent;
+                }
+            }
+        }
+    }
+
+    /// It is done, or will not be.
+    pub fn end_progress(&self) {
+        *lock(&self.progress) = None;
+    }
+
     /// Says something that happens.
     pub fn info(&self, step: Option<&str>, message: &str) {
         self.say(Level::Info, step, message);
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Lines out of what a program writes, in whichever pieces.

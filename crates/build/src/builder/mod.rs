@@ -30,6 +30,7 @@ use jiffy_image::{
 };
 use job::{Failure, Job, Outcome};
 use log::Log;
+pub use log::Progressing;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::io;
@@ -150,6 +151,12 @@ impl<E: Engine> Clone for Builder<E> {
     }
 }
 
+/// A build that goes on.
+struct Running {
+    cancel: CancellationToken,
+    log: Arc<Log>,
+}
+
 pub(crate) struct Inner<E: Engine> {
     sandboxes: Sandboxes<E>,
     templates: Templates,
@@ -158,7 +165,7 @@ pub(crate) struct Inner<E: Engine> {
     settings: Settings,
     permits: Semaphore,
     door: OnceLock<Arc<dyn Door>>,
-    running: Mutex<HashMap<String, CancellationToken>>,
+    running: Mutex<HashMap<String, Running>>,
     /// Held while names are entered or forgotten.
     naming: Mutex<()>,
     /// Builds of one template wait for each other.
@@ -401,15 +408,19 @@ impl<E: Engine> Builder<E> {
             return Err(BuilderError::Started(build.id.clone()));
         }
         let token = CancellationToken::new();
+        let log = Arc::new(Log::new(self.0.records.clone(), &build.id));
         {
             let mut running = lock(&self.0.running);
             if running.contains_key(&build.id) {
                 return Err(BuilderError::Started(build.id.clone()));
             }
-            running.insert(build.id.clone(), token.clone());
+            let this = Running {
+                cancel: token.clone(),
+                log: log.clone(),
+            };
+            running.insert(build.id.clone(), this);
         }
         let spec = self.with_stand_ins(spec);
-        let log = Arc::new(Log::new(self.0.records.clone(), &build.id));
         let job = Job::new(
             self.0.clone(),
             template.clone(),
@@ -497,10 +508,15 @@ impl<E: Engine> Builder<E> {
         }
     }
 
+    /// What a build does just now that takes a while, if it does.
+    pub fn progress(&self, build: &str) -> Option<Progressing> {
+        lock(&self.0.running).get(build)?.log.progress()
+    }
+
     /// Ends a build. One that is over stays as it is.
     pub fn cancel(&self, build: &BuildRecord) -> Result<(), BuilderError> {
-        if let Some(token) = lock(&self.0.running).get(&build.id) {
-            token.cancel();
+        if let Some(running) = lock(&self.0.running).get(&build.id) {
+            running.cancel.cancel();
             return Ok(());
         }
         Ok(self.0.records.fail(

@@ -1,7 +1,9 @@
 //! `jiffy template build CONTEXT`: a Dockerfile, sent to the daemon that builds it.
 
+use super::show::mib;
 use crate::cli::TemplateBuildArgs;
 use crate::client::Client;
+use crate::progress::Bar;
 use anyhow::{Context, bail};
 use hyper::Method;
 use jiffy_build::context::{Prepared, prepare};
@@ -52,6 +54,13 @@ struct Status {
     status: String,
     log_entries: Vec<Entry>,
     reason: Option<Reason>,
+    progress: Option<Progress>,
+}
+
+#[derive(Deserialize)]
+struct Progress {
+    text: String,
+    percent: u8,
 }
 
 #[derive(Deserialize)]
@@ -93,12 +102,14 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
         "minFreeDiskMb": args.disk,
     });
     let asked: Requested = client.call(Method::POST, "/v3/templates", &body).await?;
-    send_files(&client, &asked.template, &prepared).await?;
+    let mut bar = Bar::plain(&name, args.json);
+    send_files(&client, &asked.template, &prepared, &mut bar).await?;
+    bar.end();
     let (template, build) = (&asked.template, &asked.build);
     start(&client, template, build, &prepared.spec).await?;
     let path = format!("/templates/{template}/builds/{build}");
     let followed = tokio::select! {
-        followed = follow(&client, &path, args.json) => followed,
+        followed = follow(&client, &path, args.json, &mut bar) => followed,
         _ = tokio::signal::ctrl_c() => {
             let cancel = format!("{path}/cancel");
             client.call::<()>(Method::POST, &cancel, &Value::Null).await?;
@@ -173,7 +184,12 @@ fn startup(args: &TemplateBuildArgs) -> Startup {
     }
 }
 
-async fn send_files(client: &Client, template: &str, prepared: &Prepared) -> anyhow::Result<()> {
+async fn send_files(
+    client: &Client,
+    template: &str,
+    prepared: &Prepared,
+    bar: &mut Bar,
+) -> anyhow::Result<()> {
     for upload in &prepared.uploads {
         let path = format!("/templates/{template}/files/{}", upload.name);
         let link: Link = client.call(Method::GET, &path, &Value::Null).await?;
@@ -185,6 +201,9 @@ async fn send_files(client: &Client, template: &str, prepared: &Prepared) -> any
         upload.write_to(&mut file)?;
         file.flush()?;
         std::io::Seek::rewind(&mut file)?;
+        let size = file.metadata()?.len();
+        let mut sent = 0;
+        bar.on_phase(&format!("sending files ({})", mib(size)));
         // The way to the host is known; its answer may name it as others see it.
         let at = link.url.find("/templates/uploads/").unwrap_or(0);
         let (pieces, call) = client.upload(&link.url[at..])?;
@@ -193,6 +212,8 @@ async fn send_files(client: &Client, template: &str, prepared: &Prepared) -> any
             let mut chunk = vec![0; CHUNK];
             let n = file.read(&mut chunk).await?;
             chunk.truncate(n);
+            sent += n as u64;
+            bar.on_percent(u8::try_from(sent * 100 / size.max(1)).unwrap_or(100));
             if n == 0 || pieces.send(chunk.into()).await.is_err() {
                 break;
             }
@@ -216,7 +237,7 @@ async fn start(
 }
 
 /// Shows what the build says until it is over.
-async fn follow(client: &Client, path: &str, quiet: bool) -> anyhow::Result<()> {
+async fn follow(client: &Client, path: &str, quiet: bool, bar: &mut Bar) -> anyhow::Result<()> {
     let colours = std::io::stderr().is_terminal();
     let mut seen = 0;
     loop {
@@ -224,7 +245,16 @@ async fn follow(client: &Client, path: &str, quiet: bool) -> anyhow::Result<()> 
         let status: Status = client.call(Method::GET, &page, &Value::Null).await?;
         seen += status.log_entries.len();
         for entry in &status.log_entries {
-            show(entry, colours, quiet);
+            show(entry, colours, quiet, bar);
+        }
+        match &status.progress {
+            Some(now) => {
+                if !bar.shows(&now.text) {
+                    bar.on_phase(&now.text);
+                }
+                bar.on_percent(now.percent);
+            }
+            None => bar.end(),
         }
         if !status.log_entries.is_empty() {
             continue;
@@ -243,15 +273,15 @@ async fn follow(client: &Client, path: &str, quiet: bool) -> anyhow::Result<()> 
     }
 }
 
-fn show(entry: &Entry, colours: bool, quiet: bool) {
+fn show(entry: &Entry, colours: bool, quiet: bool, bar: &Bar) {
     // The last words are told once more, with what was built.
     if quiet || entry.level == "error" {
         return;
     }
     let step = entry.message.starts_with('[') || entry.message.starts_with("CACHED [");
     match (entry.level.as_str(), colours && step) {
-        (_, true) => eprintln!("\u{1b}[1m{}\u{1b}[0m", entry.message),
+        (_, true) => bar.print(&format!("\u{1b}[1m{}\u{1b}[0m", entry.message)),
         ("debug", _) => {}
-        _ => eprintln!("{}", entry.message),
+        _ => bar.print(&entry.message),
     }
 }

@@ -1,0 +1,162 @@
+#![no_main]
+//! Whatever a Dockerfile says, it is read or refused in words: always the same way, in bounded time, with a line that it has. What
+//! is read can be expanded within the bounds, and what is escaped expands to itself.
+//!
+//! Half of the inputs choose from pieces of Dockerfiles: random bytes would hardly ever be an instruction.
+
+use jiffy_build::context::Ignore;
+use jiffy_build::dockerfile::{Options, parse};
+use jiffy_build::expand::{MAX_LENGTH, escape, expand};
+use jiffy_build::spec::{Action, BuildSpec, CopyFrom};
+use libfuzzer_sys::fuzz_target;
+use std::collections::BTreeMap;
+
+const PIECES: [&str; 64] = [
+    "FROM ",
+    "base",
+    " AS ",
+    "one",
+    "\n",
+    "RUN ",
+    "echo $A",
+    "COPY ",
+    "--from=",
+    "--chown=",
+    "--chmod=",
+    "--link ",
+    "1000:1000 ",
+    "755 ",
+    "a b ",
+    "/to",
+    "ADD ",
+    "<<EOF",
+    "\nEOF\n",
+    "<<-\"E\" ",
+    "ENV ",
+    "A=",
+    "\"",
+    "'",
+    "\\",
+    "\\\n",
+    "$",
+    "${A",
+    ":-",
+    ":+",
+    ":?",
+    "}",
+    "ARG ",
+    "A",
+    "=1",
+    "USER ",
+    "root",
+    "WORKDIR ",
+    "..",
+    "CMD ",
+    "[\"a\", \"b\"]",
+    "ENTRYPOINT ",
+    "SHELL ",
+    "LABEL ",
+    "EXPOSE ",
+    "80/tcp",
+    "VOLUME ",
+    "HEALTHCHECK ",
+    "ONBUILD ",
+    "STOPSIGNAL ",
+    "MAINTAINER ",
+    "# escape=`\n",
+    "# syntax=x\n",
+    "# comment\n",
+    "`",
+    "`\n",
+    "--mount=type=cache,target=/x ",
+    "--platform=$BUILDPLATFORM ",
+    "scratch",
+    "0",
+    "\t",
+    "\u{feff}",
+    "{",
+    "https://x/y.git#z",
+];
+const IGNORED: [&str; 16] = [
+    "*", "**", "/", "!", "?", "[a-", "]", "\\", "a", "b", ".", "..", "\n", "#", " ", "**/",
+];
+
+fn made(orders: &[u8], pieces: &[&str]) -> String {
+    let piece = |order: &u8| pieces[usize::from(*order) % pieces.len()];
+    orders.iter().map(piece).collect()
+}
+
+/// All words of a specification that may have variables in them.
+fn words(spec: &BuildSpec) -> Vec<&String> {
+    let mut found = Vec::new();
+    for step in spec.stages.iter().flat_map(|stage| &stage.steps) {
+        match &step.action {
+            Action::Copy(copy) => {
+                found.extend(&copy.sources);
+                found.push(&copy.to);
+                found.extend(&copy.owner);
+                if let CopyFrom::Inline(files) = &copy.from {
+                    found.extend(files.iter().map(|(_, content)| content));
+                }
+            }
+            Action::Env(pairs) | Action::Label(pairs) => {
+                found.extend(pairs.iter().flat_map(|(name, value)| [name, value]));
+            }
+            Action::Arg(_, word) | Action::Workdir(word) | Action::User(word) => found.push(word),
+            Action::Expose(words) => found.extend(words),
+            _ => {}
+        }
+    }
+    found
+}
+
+fuzz_target!(|data: &[u8]| {
+    let [kind, at, rest @ ..] = data else {
+        return;
+    };
+    let (first, second) = rest.split_at(usize::from(*at).min(rest.len()));
+    let by_pieces = kind % 2 == 0;
+    let text = match by_pieces {
+        true => made(second, &PIECES),
+        false => String::from_utf8_lossy(second).into_owned(),
+    };
+    let said = String::from_utf8_lossy(first).into_owned();
+    let options = Options {
+        build_args: BTreeMap::from([("A".to_owned(), said.clone())]),
+        target: (kind & 2 == 2).then(|| said.clone()),
+    };
+    let parsed = parse(&text, &options);
+    assert_eq!(
+        format!("{parsed:?}"),
+        format!("{:?}", parse(&text, &options))
+    );
+    match parsed {
+        Ok(parsed) => {
+            for word in words(&parsed.spec) {
+                match expand(word, |name| (name == "A").then(|| said.clone())) {
+                    Ok(expanded) => assert!(expanded.len() <= MAX_LENGTH),
+                    Err(e) => assert!(!e.to_string().is_empty()),
+                }
+            }
+            for warning in &parsed.warnings {
+                let _ = warning.to_string();
+            }
+        }
+        Err(e) => assert!(!e.to_string().is_empty()),
+    }
+    assert_eq!(expand(&escape(&said), |_| None).as_ref(), Ok(&said));
+
+    let rules = match by_pieces {
+        true => made(second, &IGNORED),
+        false => text,
+    };
+    if let Ok(ignore) = Ignore::parse(&rules) {
+        let path = match by_pieces {
+            true => made(first, &["a", "b", "/", ".", "c"]),
+            false => said,
+        };
+        let ignored = ignore.ignores(&path);
+        // Only a rule leaves anything out.
+        assert!(!ignored || !rules.trim().is_empty());
+    }
+});

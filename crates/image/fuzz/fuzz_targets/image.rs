@@ -1,0 +1,95 @@
+#![no_main]
+//! Whatever a template's image says, what is unpacked of it is what a layer can hold, within the bounds, and nothing changes
+//! beside.
+//!
+//! Half of the inputs are places and bytes that are changed in an image that `mkfs.erofs` wrote (`small.erofs.gz`: files, links, a
+//! pipe, a deletion, an emptied directory, attributes); the others are all of an image but for its super block.
+
+use flate2::read::GzDecoder;
+use jiffy_image::{Limits, unpack_image};
+use libfuzzer_sys::fuzz_target;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+static SMALL: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let mut image = Vec::new();
+    let mut packed = GzDecoder::new(&include_bytes!("../small.erofs.gz")[..]);
+    packed.read_to_end(&mut image).unwrap();
+    image
+});
+
+/// The image with bytes changed: two that say where, one that says what.
+fn changed(orders: &[u8]) -> Vec<u8> {
+    let mut image = SMALL.clone();
+    let length = image.len();
+    for order in orders.chunks_exact(3) {
+        let at = usize::from(u16::from_le_bytes([order[0], order[1]]));
+        image[at % length] = order[2];
+    }
+    image
+}
+
+/// An image with blocks of 512 bytes, whose inodes begin right behind the super block.
+fn made(rest: &[u8]) -> Vec<u8> {
+    let mut image = vec![0; 1152];
+    image[1024..1028].copy_from_slice(&0xe0f5_e1e2_u32.to_le_bytes());
+    image[1036] = 9;
+    image[1038] = 4;
+    image[1064] = 2;
+    image[1068] = 2;
+    image.extend(rest);
+    image.resize(image.len().next_multiple_of(512), 0);
+    image
+}
+
+/// Bytes below a directory, each entry of a kind that may be there.
+fn survey(path: &Path) -> u64 {
+    let mut bytes = 0;
+    for entry in fs::read_dir(path).unwrap() {
+        let path = entry.unwrap().path();
+        let m = fs::symlink_metadata(&path).unwrap();
+        let kind = m.file_type();
+        let mark = kind.is_char_device() && m.rdev() == 0;
+        assert!(
+            kind.is_file() || kind.is_dir() || kind.is_symlink() || kind.is_fifo() || mark,
+            "{path:?}"
+        );
+        bytes += if kind.is_file() { m.len() } else { 0 };
+        bytes += if kind.is_dir() { survey(&path) } else { 0 };
+    }
+    bytes
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((first, rest)) = data.split_first() else {
+        return;
+    };
+    let image = match first % 2 {
+        0 => changed(rest),
+        _ => made(rest),
+    };
+    // In memory: unpacking flushes the file system it is on.
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = |name: &str| dir.path().join(name);
+    fs::create_dir(path("in")).unwrap();
+    File::create(path("image"))
+        .unwrap()
+        .write_all(&image)
+        .unwrap();
+    let limits = Limits {
+        bytes: 1 << 20,
+        entries: 64,
+        time: Duration::from_secs(5),
+        ..Limits::default()
+    };
+    let file = File::open(path("image")).unwrap();
+    let unpacked = unpack_image(&file, &path("in"), limits);
+    // The image as it was written can be read.
+    assert!(unpacked.is_ok() || *first % 2 != 0 || !rest.is_empty());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    assert!(survey(&path("in")) <= (1 << 20) * 64);
+});
