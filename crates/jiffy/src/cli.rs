@@ -654,8 +654,8 @@ pub enum TemplateCommand {
     /// Remove images and versions that no template, snapshot or sandbox needs, and what only makes later builds faster
     Prune {
         /// Of what makes builds faster (finished steps, uploaded files), only what no build used for so long
-        #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
-        older_than: Duration,
+        #[arg(long, value_name = "TIME", value_parser = units::duration)]
+        older_than: Option<Duration>,
         /// As JSON
         #[arg(long)]
         json: bool,

@@ -54,7 +54,9 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
                 )?;
             }
         }
-        TemplateCommand::Prune { older_than, json } => prune::run(&home, *older_than, *json)?,
+        TemplateCommand::Prune { older_than, json } => {
+            prune::run(&home, older_than.unwrap_or_default(), *json)?
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

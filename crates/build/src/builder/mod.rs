@@ -2,6 +2,7 @@
 
 mod copy;
 mod door;
+mod ended;
 mod job;
 mod key;
 mod known;
@@ -21,6 +22,7 @@ pub use records::{
 pub use uploads::{MAX_UPLOAD, Upload, UploadError, Uploads};
 
 use crate::spec::{BuildSpec, ImageSource};
+use ended::End;
 use jiffy_engine::Engine;
 use jiffy_host::{IdentityError, Sandboxes, new_id, new_token};
 pub use jiffy_image::DEFAULT_TAG;
@@ -435,7 +437,7 @@ impl<E: Engine> Builder<E> {
                 () = token.cancelled() => Err(Failure::of("the build was cancelled")),
             };
             job.clear().await;
-            this.conclude(&template, &id, built, &log);
+            this.conclude(&template, &id, built, &log).await;
             lock(&this.0.running).remove(&id);
         });
         Ok(())
@@ -476,35 +478,28 @@ impl<E: Engine> Builder<E> {
     }
 
     /// Writes down how a build ended.
-    fn conclude(
+    async fn conclude(
         &self,
         template: &TemplateRecord,
         id: &str,
         built: Result<Outcome, Failure>,
         log: &Log,
     ) {
-        let records = &self.0.records;
-        let written = match built {
+        let ready = built.is_ok();
+        let end = match built {
             Ok(outcome) => {
                 log.info(None, "the template is ready");
-                let tags = records
-                    .build(id)
-                    .map(|b| b.map(|b| b.tags).unwrap_or_default());
-                let done = tags.and_then(|tags| {
-                    records.retag(&template.id, Some(id), &tags)?;
-                    records.succeed(id, &outcome.steps, &outcome.version)
-                });
-                self.release_steps(&template.id);
-                done
+                End::Ready(outcome.steps, outcome.version)
             }
             Err(failure) => {
                 let step = failure.step.clone();
                 log.say(Level::Error, step.as_deref(), &failure.message);
-                records.fail(id, &failure.into())
+                End::Failed(failure.into())
             }
         };
-        if let Err(e) = written {
-            tracing::error!(build = id, "how it ended cannot be written down: {e}");
+        self.0.records.end(&template.id, id, end).await;
+        if ready {
+            self.release_steps(&template.id);
         }
     }
 

@@ -1,5 +1,6 @@
 //! What the builder knows, in `<home>/builds.db`: templates that were built here, their builds, and what those said.
 
+use super::ended::Unwritten;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -228,6 +229,7 @@ pub struct Lines {
 pub struct Records {
     path: PathBuf,
     connection: Mutex<Connection>,
+    pub(super) unwritten: Unwritten,
 }
 
 impl Records {
@@ -262,6 +264,7 @@ impl Records {
         Ok(Self {
             path,
             connection: Mutex::new(connection),
+            unwritten: Unwritten::default(),
         })
     }
 
@@ -355,7 +358,8 @@ impl Records {
     /// One build.
     pub fn build(&self, id: &str) -> Result<Option<BuildRecord>, RecordError> {
         let query = format!("SELECT {BUILD} FROM builds WHERE id = ?1");
-        self.with(|c| c.prepare_cached(&query)?.query_row([id], build).optional())
+        let found = self.with(|c| c.prepare_cached(&query)?.query_row([id], build).optional())?;
+        Ok(found.map(|build| self.unwritten.applied(build)))
     }
 
     /// The builds of a template, the newest first.
@@ -363,11 +367,13 @@ impl Records {
         let query = format!(
             "SELECT {BUILD} FROM builds WHERE template = ?1 ORDER BY created_ms DESC, rowid DESC LIMIT 1000"
         );
-        self.with(|c| {
+        let found: Vec<BuildRecord> = self.with(|c| {
             c.prepare_cached(&query)?
                 .query_map([template], build)?
                 .collect()
-        })
+        })?;
+        let applied = |build| self.unwritten.applied(build);
+        Ok(found.into_iter().map(applied).collect())
     }
 
     /// Moves a build on from `from`; false if it was not there.
