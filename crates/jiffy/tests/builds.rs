@@ -8,9 +8,10 @@ use nix::unistd::Pid;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 use support::bench::{Bench, cached};
-use support::{Done, finish, wait_for};
+use support::{Done, finish, jiffy, wait_for};
 
 #[test]
 fn a_dockerfile_becomes_a_template_and_builds_again_at_once() {
