@@ -73,6 +73,8 @@ pub enum JournalError {
 
 /// One change; all changes of one [`Journal::commit`] happen or none.
 #[derive(Debug, Clone)]
+// A commit has a handful, and most of them are the large one: a box would only move it.
+#[allow(clippy::large_enum_variant)]
 pub enum Change {
     /// A sandbox is now as it says. One that does not run has no guest.
     Sandbox(SandboxRecord),
