@@ -2,6 +2,7 @@
 // Each test program uses its own part of this, and a test may panic.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
+pub mod script;
 pub mod wire;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};

@@ -5,6 +5,7 @@
 pub mod bench;
 pub mod devtools;
 pub mod lab;
+pub mod networked;
 pub mod place;
 pub mod remote;
 pub mod wire;

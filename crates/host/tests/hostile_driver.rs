@@ -1,0 +1,250 @@
+//! A guest whose kernel writes garbage to every device of its machine, against a VMM in its jail.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use command_fds::{CommandFdExt, FdMapping};
+use jiffy_proto::channel::{Channel, ChannelError};
+use jiffy_proto::console::ConsoleRing;
+use jiffy_proto::vm::jail::{ENTER_ARGUMENT, FIRST_FD};
+use jiffy_proto::vm::{
+    CONTROL_FD, DiskConfig, Event, FdIndex, NetConfig, Request, StopCause, VmConfig, VsockConfig,
+};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
+use nix::sys::time::{TimeVal, TimeValLike};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+use support::script::{END, MEMORY_MIB, ramdisk};
+use support::{programs, skip, wire};
+
+/// Scripts that are run; each takes less than a second.
+const SEEDS: u64 = 8;
+/// What a VMM may take beside its guest's memory, in MiB.
+const OVERHEAD_MIB: u64 = 48;
+/// Longest time without a word of the VMM; slow hosts need a fraction of it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What became of a VMM.
+struct Outcome {
+    cause: StopCause,
+    status: ExitStatus,
+    /// Devices taken out of service.
+    failed: BTreeMap<String, u32>,
+    /// Connections that the guest opened to the host.
+    connects: usize,
+    console: Vec<u8>,
+    /// Most memory it had resident.
+    peak_mib: u64,
+}
+
+/// The hostile kernel, built.
+fn kernel(directory: &Path) -> File {
+    let status = Command::new("make")
+        .args(["-s", "-C"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/guest"))
+        .arg(format!("OUT={}", directory.display()))
+        .arg("driver")
+        .status()
+        .unwrap();
+    assert!(status.success());
+    File::open(directory.join("hostile_driver")).unwrap()
+}
+
+fn filled(bytes: &[u8]) -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+/// Starts a VMM as the first process of a process namespace, in its jail.
+fn start() -> (Child, Channel) {
+    let vmm = programs().vmm;
+    let namespaces = vmm.namespaces().unwrap().unwrap();
+    let (control, theirs) = Channel::pair().unwrap();
+    let mut mappings = vec![FdMapping {
+        parent_fd: theirs,
+        child_fd: CONTROL_FD,
+    }];
+    let numbered = (FIRST_FD..).zip(namespaces);
+    mappings.extend(numbered.map(|(child_fd, parent_fd)| FdMapping {
+        parent_fd,
+        child_fd,
+    }));
+    let own = File::open("/proc/self/ns/pid").unwrap();
+    unshare(CloneFlags::CLONE_NEWPID).unwrap();
+    let child = Command::new(vmm.path())
+        .arg(ENTER_ARGUMENT)
+        .env_clear()
+        .fd_mappings(mappings)
+        .unwrap()
+        .spawn();
+    setns(&own, CloneFlags::CLONE_NEWPID).unwrap();
+    (child.unwrap(), control)
+}
+
+/// A machine with every device there is, whose kernel and ramdisk are the first descriptors.
+fn config(mac: [u8; 6]) -> VmConfig {
+    VmConfig {
+        vcpus: 1,
+        memory_mib: MEMORY_MIB,
+        kvm: FdIndex(0),
+        kernel: FdIndex(1),
+        initrd: Some(FdIndex(2)),
+        cmdline: String::new(),
+        disks: vec![
+            DiskConfig::ReadOnly { image: FdIndex(3) },
+            DiskConfig::Overlay {
+                base: FdIndex(4),
+                overlay: FdIndex(5),
+            },
+        ],
+        vsock: Some(VsockConfig {
+            guest_cid: 3,
+            host_ports: vec![1024],
+        }),
+        net: Some(NetConfig {
+            tap: FdIndex(6),
+            mac,
+            mtu: 1500,
+        }),
+        rng: true,
+        balloon: true,
+        console: FdIndex(7),
+    }
+}
+
+/// Runs the script of `seed` against a VMM, to its end.
+fn attack(kernel: &File, seed: u64, tap: &File) -> Outcome {
+    let (disk, _) = ramdisk(seed);
+    let console = ConsoleRing::create().unwrap();
+    let kvm = jiffy_microvm::host_kvm::open().unwrap();
+    // Of a disk that is partly there, partly a hole.
+    let (image, base) = (filled(&[0x5a; 1 << 20]), filled(&[0xa5; 1 << 20]));
+    base.set_len(4 << 20).unwrap();
+    let files = [kernel, &filled(&disk), &image, &base, &filled(&[])];
+    let mut fds: Vec<BorrowedFd<'_>> = vec![kvm.as_fd()];
+    fds.extend(files.iter().map(|file| file.as_fd()));
+    fds.extend([tap.as_fd(), console.fd()]);
+    let (mut child, control) = start();
+    control
+        .send(&Request::Start(Box::new(config(wire::MAC))), &fds)
+        .unwrap();
+    let patience = TimeVal::seconds(PATIENCE.as_secs().try_into().unwrap());
+    setsockopt(&control, ReceiveTimeout, &patience).unwrap();
+    let mut failed = BTreeMap::new();
+    let mut streams = Vec::new();
+    let cause = loop {
+        match control.recv::<Event>() {
+            Ok((Event::Started(_), _)) => {}
+            Ok((Event::DeviceFailed { device, .. }, _)) => {
+                *failed.entry(device).or_default() += 1;
+            }
+            // The guest talks to somebody who does not read.
+            Ok((Event::GuestConnect { .. }, stream)) => streams.extend(stream),
+            Ok((Event::Stopped(cause), _)) => break cause,
+            Ok((other, _)) => panic!("seed {seed}: {other:?}"),
+            Err(ChannelError::Closed) => panic!("seed {seed}: {:?}", wait(child).0),
+            Err(e) => {
+                let _ = child.kill();
+                panic!(
+                    "seed {seed}: nothing is heard of its VMM: {e}; {:?}",
+                    wait(child).0
+                )
+            }
+        }
+    };
+    let (status, peak_mib) = wait(child);
+    Outcome {
+        cause,
+        status,
+        failed,
+        connects: streams.len(),
+        console: console.tail(),
+        peak_mib,
+    }
+}
+
+/// How a process ended, and the most memory that it had resident, in MiB.
+fn wait(child: Child) -> (ExitStatus, u64) {
+    let mut status = 0;
+    // SAFETY: all zeroes are a valid `rusage`, which is plain integers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    let pid = child.id().try_into().unwrap();
+    // SAFETY: both point to variables of this function; nobody else waits for this child.
+    let waited = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
+    assert_eq!(waited, pid, "{}", io::Error::last_os_error());
+    let peak = u64::try_from(usage.ru_maxrss).unwrap() / 1024;
+    (ExitStatus::from_raw(status), peak)
+}
+
+#[test]
+fn a_hostile_driver_ends_its_guest_in_order_and_harms_nothing_else() {
+    let test = "a_hostile_driver_ends_its_guest_in_order_and_harms_nothing_else";
+    if let Err(e) = jiffy_microvm::host_kvm::open() {
+        return skip(test, &e.to_string());
+    }
+    if !nix::unistd::Uid::effective().is_root() {
+        return skip(test, "only root can make the jail");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = kernel(directory.path());
+    let mut failed: BTreeMap<String, u32> = BTreeMap::new();
+    let (mut finished, mut connects) = (0, 0);
+    for seed in 1..=seeds() {
+        let (net, ()) = match wire::lay(1500, || ()) {
+            Ok(laid) => laid,
+            Err(e) => return skip(test, &format!("no tap in a network namespace: {e}")),
+        };
+        let began = Instant::now();
+        let outcome = attack(&kernel, seed, &net.tap);
+        eprintln!(
+            "seed {seed}: {:?} after {:?}, {} MiB at most, {} connections, out of service {:?}, {}",
+            outcome.cause,
+            began.elapsed(),
+            outcome.peak_mib,
+            outcome.connects,
+            outcome.failed,
+            String::from_utf8_lossy(&outcome.console).escape_debug(),
+        );
+        // A device may have been led to write over the kernel itself.
+        let orderly = matches!(
+            outcome.cause,
+            StopCause::GuestReset | StopCause::GuestFault { .. }
+        );
+        assert!(orderly, "seed {seed}: {:?}", outcome.cause);
+        assert!(
+            outcome.status.success(),
+            "seed {seed}: {:?}",
+            outcome.status
+        );
+        let most = u64::from(MEMORY_MIB) + OVERHEAD_MIB;
+        assert!(
+            outcome.peak_mib < most,
+            "seed {seed}: {} MiB",
+            outcome.peak_mib
+        );
+        for (device, count) in outcome.failed {
+            *failed.entry(device).or_default() += count;
+        }
+        finished += u64::from(outcome.console.last() == Some(&END));
+        connects += outcome.connects;
+    }
+    // The attack was one: every device met it, and most scripts came to their end.
+    assert!(finished * 2 > seeds(), "{finished} scripts were finished");
+    assert!(connects > 0);
+    let met: Vec<&str> = failed.keys().map(String::as_str).collect();
+    assert_eq!(met, ["balloon", "blk0", "blk1", "net", "rng", "vsock"]);
+}
+
+/// How many seeds to run; JIFFY_SEEDS asks for more than the usual.
+fn seeds() -> u64 {
+    let asked = std::env::var("JIFFY_SEEDS").ok();
+    asked.and_then(|n| n.parse().ok()).unwrap_or(SEEDS)
+}

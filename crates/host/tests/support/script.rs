@@ -1,0 +1,535 @@
+//! Scripts for the kernel in `tests/guest/hostile_driver.c`: what a driver that wants to harm its VMM does to the devices.
+//!
+//! Garbage is made here and not in the guest, where instructions are slow on some hosts. A script of one seed is always the same.
+
+/// A guest of this size runs them.
+pub const MEMORY_MIB: u32 = 128;
+/// What the guest writes to its console when it has done everything.
+pub const END: u8 = b'E';
+
+const RAM: u64 = (MEMORY_MIB as u64) << 20;
+/// Where virtqueues are put, 64 KiB for each.
+const RINGS: u64 = 0x100_0000;
+/// What devices are told to write to: nothing that the kernel needs.
+const DATA: u64 = 0x200_0000;
+const DATA_BYTES: u64 = 16 << 20;
+/// Page numbers and request headers; nothing is to be written there.
+const REQUESTS: u64 = 0x400_0000;
+const MMIO: u64 = 0xd000_0000;
+const IOAPIC: u64 = 0xfec0_0000;
+/// Entries of each ring: as many as the smallest that a device has.
+const SIZE: u64 = 8;
+/// Pages of garbage in the ramdisk.
+const PAGES: usize = 48;
+const PAGE: usize = 4096;
+
+/// A device as the guest finds it: number of its page, number of queues, kind.
+#[derive(Clone, Copy)]
+struct Device {
+    page: u64,
+    queues: u64,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Blk,
+    Vsock,
+    Net,
+    Rng,
+    Balloon,
+}
+
+/// In the order of a machine with two disks and everything else.
+const DEVICES: [Device; 6] = {
+    const fn device(page: u64, queues: u64, kind: Kind) -> Device {
+        Device { page, queues, kind }
+    }
+    [
+        device(0, 1, Kind::Blk),
+        device(1, 1, Kind::Blk),
+        device(2, 3, Kind::Vsock),
+        device(3, 2, Kind::Net),
+        device(4, 1, Kind::Rng),
+        device(5, 3, Kind::Balloon),
+    ]
+};
+
+/// xorshift64*: good enough for garbage, and the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    /// Once in `n` times.
+    fn once_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        let at = self.below(all.len().try_into().unwrap());
+        all[usize::try_from(at).unwrap()]
+    }
+}
+
+/// `struct step` of hostile_driver.c.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum What {
+    End,
+    Store,
+    Load,
+    Out,
+    Copy,
+    Ask,
+}
+
+struct Script {
+    random: Random,
+    steps: Vec<[u8; 16]>,
+    /// Garbage and rings, which lie behind the steps in the ramdisk.
+    pool: Vec<u8>,
+    /// Copies, whose offsets are known when the number of steps is.
+    copies: Vec<usize>,
+}
+
+/// The ramdisk for `seed`, and how many accesses it asks for.
+pub fn ramdisk(seed: u64) -> (Vec<u8>, usize) {
+    let mut script = Script {
+        random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+        steps: Vec::new(),
+        pool: Vec::new(),
+        copies: Vec::new(),
+    };
+    for _ in 0..PAGES * PAGE / 8 {
+        let word = script.random.next();
+        script.pool.extend(word.to_le_bytes());
+    }
+    for _ in 0..60 {
+        let device = script.random.of(&DEVICES);
+        match script.random.below(8) {
+            0 => script.noise(device),
+            1 => script.reset_storm(device),
+            2 => script.ports(),
+            _ => script.converse(device),
+        }
+    }
+    // Last, since what comes in for wrong vectors may end the guest.
+    if script.random.once_in(2) {
+        script.interrupts();
+    }
+    script.step(What::End, 0, 0, 0, 0);
+    script.finish()
+}
+
+impl Script {
+    fn step(&mut self, what: What, width: u8, port: u16, address: u64, value: u64) {
+        let mut step = [0; 16];
+        step[0] = what as u8;
+        step[1] = width;
+        step[2..4].copy_from_slice(&port.to_le_bytes());
+        step[4..8].copy_from_slice(&u32::try_from(address).unwrap().to_le_bytes());
+        step[8..].copy_from_slice(&value.to_le_bytes());
+        self.steps.push(step);
+    }
+
+    fn finish(mut self) -> (Vec<u8>, usize) {
+        let start = self.steps.len() * 16;
+        for &at in &self.copies {
+            let offset = u32::from_le_bytes(self.steps[at][8..12].try_into().unwrap());
+            let offset = offset + u32::try_from(start).unwrap();
+            self.steps[at][8..12].copy_from_slice(&offset.to_le_bytes());
+        }
+        let count = self.steps.len();
+        let mut disk: Vec<u8> = self.steps.concat();
+        disk.extend(&self.pool);
+        // The last pages of memory are the ramdisk's: what devices write there by a chain that ends at the end of memory hits nothing.
+        disk.resize(disk.len() + 16 * PAGE, 0);
+        (disk, count)
+    }
+
+    /// Puts bytes into guest memory.
+    fn put(&mut self, address: u64, bytes: &[u8]) {
+        let offset = self.pool.len();
+        self.pool.extend(bytes);
+        self.pool.resize(self.pool.len().next_multiple_of(8), 0);
+        let length = u64::try_from(self.pool.len() - offset).unwrap();
+        self.copy(address, offset, length);
+    }
+
+    fn copy(&mut self, address: u64, offset: usize, length: u64) {
+        self.copies.push(self.steps.len());
+        let value = u64::try_from(offset).unwrap() | length << 32;
+        self.step(What::Copy, 0, 0, address, value);
+    }
+
+    /// A page of garbage.
+    fn garbage(&mut self, address: u64) {
+        let page = self.random.below(PAGES.try_into().unwrap());
+        let offset = usize::try_from(page).unwrap() * PAGE;
+        self.copy(address, offset, PAGE.try_into().unwrap());
+    }
+
+    fn register(&mut self, device: Device, offset: u64, value: u64) {
+        let address = MMIO + device.page * 0x1000 + offset;
+        self.step(What::Store, 4, 0, address, value & 0xffff_ffff);
+    }
+
+    fn notify(&mut self, device: Device) {
+        let queue = match self.random.once_in(8) {
+            true => self.random.next(),
+            false => self.random.below(device.queues),
+        };
+        self.register(device, 0x50, queue);
+    }
+
+    /// Reports whether the device is out of service (`DEVICE_NEEDS_RESET`).
+    fn ask(&mut self, device: Device) {
+        let address = MMIO + device.page * 0x1000 + 0x70;
+        self.step(What::Ask, 4, 0, address, 0x40);
+    }
+
+    /// A driver that sets the device up, almost as it should, and then lies to it.
+    fn converse(&mut self, device: Device) {
+        self.set_up(device);
+        for _ in 0..=self.random.below(6) {
+            self.notify(device);
+            self.ask(device);
+            let queue = self.queue_of(device);
+            match self.random.below(6) {
+                // Everything is new, and maybe far ahead.
+                0 => {
+                    let (at, index) = (RINGS + queue * 0x1_0000 + 0x4002, self.random.next());
+                    self.step(What::Store, 2, 0, at, index & 0xffff);
+                }
+                1 => self.garbage(RINGS + queue * 0x1_0000),
+                2 => self.garbage(RINGS + queue * 0x1_0000 + 0x4000),
+                3 => self.rings(device, queue),
+                4 => self.configuration(device),
+                // What the device is told of its queues while it uses them.
+                _ => self.addresses(device, queue),
+            }
+        }
+        self.notify(device);
+        self.ask(device);
+    }
+
+    /// The number of one of the device's virtqueues among all.
+    fn queue_of(&mut self, device: Device) -> u64 {
+        device.page * 4 + self.random.below(device.queues)
+    }
+
+    fn set_up(&mut self, device: Device) {
+        self.register(device, 0x70, 0);
+        self.register(device, 0x70, 3);
+        for page in 0..2 {
+            self.register(device, 0x24, page);
+            let features = match self.random.below(10) {
+                0 => self.random.next(),
+                // VERSION_1; of the others those that every device here has, event indices and indirect descriptors.
+                _ if page == 1 => 1,
+                _ => self.random.of(&[0, 1 << 28, 1 << 29, 3 << 28]),
+            };
+            // Others than those that are offered would only be refused.
+            let features = if page == 1 { features & 1 } else { features };
+            self.register(device, 0x20, features);
+        }
+        self.register(device, 0x70, 11);
+        for queue in 0..device.queues {
+            let number = device.page * 4 + queue;
+            self.rings(device, number);
+            self.addresses(device, number);
+        }
+        self.register(device, 0x70, 15);
+    }
+
+    fn addresses(&mut self, device: Device, queue: u64) {
+        self.register(device, 0x30, queue % 4);
+        let size = match self.random.once_in(20) {
+            true => self.random.next(),
+            false => SIZE,
+        };
+        self.register(device, 0x38, size);
+        for (register, offset) in [(0x80, 0), (0x90, 0x4000), (0xa0, 0x8000)] {
+            let address = match self.random.below(80) {
+                0 => self.random.next(),
+                1 => RAM - 16,
+                2 => MMIO,
+                3 => u64::MAX - 15,
+                _ => RINGS + queue * 0x1_0000 + offset,
+            };
+            self.register(device, register, address);
+            self.register(device, register + 4, address >> 32);
+        }
+        let ready = u64::from(!self.random.once_in(20));
+        self.register(device, 0x44, ready);
+    }
+
+    /// A descriptor table and an available ring, most of it as it should be.
+    fn rings(&mut self, device: Device, queue: u64) {
+        let mut table = Vec::new();
+        let mut entry = 0;
+        let mut heads: Vec<u16> = Vec::new();
+        while entry < SIZE {
+            let length = match device.kind {
+                // A request is two at least.
+                Kind::Blk => self.random.of(&[2, 2, 4]),
+                _ => self.random.of(&[1, 1, 1, 2, 4]),
+            };
+            let length = length.min(SIZE - entry);
+            heads.push(entry.try_into().unwrap());
+            for at in 0..length {
+                let last = at + 1 == length;
+                let descriptor = self.descriptor(device, queue, at, last, entry + 1);
+                table.extend(descriptor);
+                entry += 1;
+            }
+        }
+        self.put(RINGS + queue * 0x1_0000, &table);
+        let mut available = Vec::new();
+        let index = match self.random.once_in(16) {
+            true => self.random.next().to_le_bytes()[0].into(),
+            false => u16::try_from(heads.len()).unwrap(),
+        };
+        available.extend(0u16.to_le_bytes());
+        available.extend(index.to_le_bytes());
+        for at in 0..usize::try_from(SIZE).unwrap() {
+            let head = match self.random.once_in(20) {
+                true => self.random.next().to_le_bytes()[0].into(),
+                false => heads[at % heads.len()],
+            };
+            available.extend(head.to_le_bytes());
+        }
+        self.put(RINGS + queue * 0x1_0000 + 0x4000, &available);
+    }
+
+    /// One that fits the device's protocol, unless it is broken on purpose.
+    fn descriptor(
+        &mut self,
+        device: Device,
+        queue: u64,
+        at: u64,
+        last: bool,
+        next: u64,
+    ) -> [u8; 16] {
+        const NEXT: u16 = 1;
+        const WRITE: u16 = 2;
+        let (mut address, mut length) = (
+            DATA + self.random.below(DATA_BYTES - (1 << 20)),
+            self.random.of(&[44, 512, 512, 4096, 4096, 65_536, 1 << 20]),
+        );
+        let from_guest = match device.kind {
+            Kind::Blk => at == 0 || (!last && self.random.once_in(2)),
+            Kind::Vsock | Kind::Net => queue % 4 == 1,
+            Kind::Balloon => queue % 4 < 2,
+            Kind::Rng => false,
+        };
+        if from_guest {
+            let bytes = self.request(device.kind);
+            address = REQUESTS + self.random.below(4096) * 4096;
+            if at == 0 {
+                length = u64::try_from(bytes.len()).unwrap();
+            }
+            self.put(address, &bytes);
+        }
+        let mut flags = if from_guest { 0 } else { WRITE };
+        let mut next = u16::try_from(next).unwrap();
+        if !last {
+            flags |= NEXT;
+        } else if device.kind == Kind::Blk && !from_guest {
+            length = 1;
+        }
+        match self.random.below(400) {
+            0 => address = self.random.next(),
+            1 => address = RAM - self.random.below(4096),
+            2 => address = u64::MAX - self.random.below(4096),
+            3 => address = MMIO + device.page * 0x1000,
+            4 => length = self.random.of(&[0, 0xffff_ffff, 0x8000_0000]),
+            5 => flags = self.random.next().to_le_bytes()[0].into(),
+            6 => next = self.random.next().to_le_bytes()[0].into(),
+            // An indirect table of garbage.
+            7 => (flags, length) = (4, 16 * (1 + self.random.below(1 << 12))),
+            _ => {}
+        }
+        // Not over the kernel: its end would be the end of the attack.
+        if (RAM - (64 << 20)..RAM).contains(&address) && flags & WRITE != 0 {
+            length = length.min(1 << 20);
+        }
+        let mut descriptor = [0; 16];
+        descriptor[..8].copy_from_slice(&address.to_le_bytes());
+        descriptor[8..12].copy_from_slice(&u32::try_from(length).unwrap().to_le_bytes());
+        descriptor[12..14].copy_from_slice(&flags.to_le_bytes());
+        descriptor[14..].copy_from_slice(&next.to_le_bytes());
+        descriptor
+    }
+
+    /// What a driver sends, most of it well-formed.
+    fn request(&mut self, kind: Kind) -> Vec<u8> {
+        let mut bytes = match kind {
+            Kind::Blk => self.disk_request(),
+            Kind::Vsock => self.packet(),
+            Kind::Net => self.frame(),
+            Kind::Balloon => self.page_numbers(),
+            Kind::Rng => Vec::new(),
+        };
+        if !bytes.is_empty() && self.random.once_in(12) {
+            let at = self.random.below(bytes.len().try_into().unwrap());
+            bytes[usize::try_from(at).unwrap()] = self.random.next().to_le_bytes()[0];
+        }
+        bytes
+    }
+
+    /// `struct virtio_blk_req` (virtio 1.2 5.2.6): reading, writing, flushing, identity, discard, zeroes, or no such thing.
+    fn disk_request(&mut self) -> Vec<u8> {
+        let kind: u32 = self.random.of(&[0, 0, 1, 1, 4, 8, 11, 13, 99]);
+        let sector = match self.random.once_in(4) {
+            true => self.random.next(),
+            false => self.random.below(4096),
+        };
+        let mut bytes = kind.to_le_bytes().to_vec();
+        bytes.extend(0u32.to_le_bytes());
+        bytes.extend(sector.to_le_bytes());
+        bytes
+    }
+
+    /// `struct virtio_vsock_hdr` (5.10.6), from and to everybody.
+    fn packet(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut cid = |usual: u64| match self.random.once_in(5) {
+            true => self.random.of(&[0, 1, 2, 3, 4, u64::MAX]),
+            false => usual,
+        };
+        let (from, to) = (cid(3), cid(2));
+        bytes.extend(from.to_le_bytes());
+        bytes.extend(to.to_le_bytes());
+        let (ours, theirs) = (
+            self.random.below(64),
+            self.random
+                .of(&[1024, 1024, 1024, 1024, 0, 22, 0xffff_ffff]),
+        );
+        let data = self.random.of(&[0, 0, 0, 0, 0, 8, 4096, 0xffff_ffff]);
+        for word in [ours, theirs, data] {
+            bytes.extend(u32::try_from(word).unwrap().to_le_bytes());
+        }
+        let (kind, any) = (self.random.of(&[1u16, 1, 1, 1, 1, 2]), self.random.below(9));
+        // VIRTIO_VSOCK_OP_REQUEST more often than the others: without connections there is nothing to harm.
+        let op = self.random.of(&[1, 1, any]);
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(u16::try_from(op).unwrap().to_le_bytes());
+        let (flags, room, taken) = (self.random.below(4), self.random.next(), self.random.next());
+        for word in [flags, room, taken] {
+            bytes.extend(&word.to_le_bytes()[..4]);
+        }
+        bytes
+    }
+
+    /// `struct virtio_net_hdr` (5.1.6), with offloads that were never agreed on, and a frame of garbage.
+    fn frame(&mut self) -> Vec<u8> {
+        let words = 2 + self.random.below(200);
+        let mut bytes: Vec<u8> = (0..words)
+            .flat_map(|_| self.random.next().to_le_bytes())
+            .collect();
+        if self.random.once_in(2) {
+            bytes[..12].fill(0);
+        }
+        bytes
+    }
+
+    /// Pages to give back: of the data mostly, and some that are not there.
+    fn page_numbers(&mut self) -> Vec<u8> {
+        let count = 1 + self.random.below(256);
+        let mut bytes = Vec::new();
+        for _ in 0..count {
+            let page = match self.random.once_in(2000) {
+                true => self.random.next() | 0x8000_0000,
+                false => (DATA >> 12) + self.random.below(DATA_BYTES >> 12),
+            };
+            bytes.extend(&page.to_le_bytes()[..4]);
+        }
+        bytes
+    }
+
+    /// Lies in the device's configuration: for the balloon, how much it holds.
+    fn configuration(&mut self, device: Device) {
+        let (offset, width) = (self.random.below(0xf00), self.random.of(&[1, 2, 4, 8]));
+        let offset = self.random.of(&[0, 4, 7, offset]);
+        let at = MMIO + device.page * 0x1000 + 0x100 + offset;
+        let value = self.random.next();
+        self.step(What::Store, width, 0, at, value);
+        self.step(What::Load, width, 0, at, 0);
+    }
+
+    /// Any register, in any width, in any order.
+    fn noise(&mut self, device: Device) {
+        for _ in 0..40 {
+            let offset = match self.random.once_in(4) {
+                true => self.random.below(0x1000 - 8),
+                false => self.random.below(0x30) * 4,
+            };
+            let at = MMIO + device.page * 0x1000 + offset;
+            let width = self.random.of(&[4, 4, 4, 1, 2, 8]);
+            let value = match self.random.once_in(2) {
+                true => self.random.next(),
+                false => self.random.below(16),
+            };
+            let what = self.random.of(&[What::Store, What::Store, What::Load]);
+            self.step(what, width, 0, at, value);
+        }
+        self.ask(device);
+    }
+
+    /// Devices that go in and out of service with requests under way.
+    fn reset_storm(&mut self, device: Device) {
+        self.set_up(device);
+        for _ in 0..30 {
+            self.notify(device);
+            let status = self.random.of(&[0, 3, 11, 15, 15, 15, 128]);
+            self.register(device, 0x70, status);
+        }
+        self.ask(device);
+    }
+
+    /// All ports but the reset line's, and addresses where nobody is.
+    fn ports(&mut self) {
+        for _ in 0..30 {
+            let any = self.random.next().to_le_bytes();
+            let port = match self.random.once_in(2) {
+                // The console: also the interrupt's enable and the divisor.
+                true => 0x3f8 + u16::from(any[0] % 8),
+                false => u16::from_le_bytes([any[0], any[1]]),
+            };
+            if port != 0x64 {
+                self.step(What::Out, 1, port, 0, any[2].into());
+            }
+        }
+        // Back to plain output: what follows is to be read.
+        self.step(What::Out, 1, 0x3fb, 0, 3);
+        self.step(What::Out, 1, 0x3fc, 0, 0);
+        for _ in 0..10 {
+            let nowhere = MMIO + 0x1_0000 + self.random.below(1 << 24) * 8;
+            let what = self.random.of(&[What::Store, What::Load]);
+            let width = self.random.of(&[1, 2, 4, 8]);
+            self.step(what, width, 0, nowhere, u64::MAX);
+        }
+    }
+
+    /// Pins of the I/O APIC, masked and unmasked, with vectors and destinations that are nobody's.
+    fn interrupts(&mut self) {
+        for _ in 0..60 {
+            let select = self.random.below(0x50);
+            self.step(What::Store, 4, 0, IOAPIC, select);
+            let value = self.random.next() & 0xffff_ffff;
+            self.step(What::Store, 4, 0, IOAPIC + 0x10, value);
+            self.step(What::Load, 4, 0, IOAPIC + 0x10, 0);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Daemons in a lab, sandboxes with rules, and what their guests reach.
+
+use super::LIMIT;
+use super::lab::{Lab, output, with_lab};
+use super::place::Place;
+use super::wait_for;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+/// Functions for programs in guests.
+pub const PRELUDE: &str = r#"
+import socket, sys, time
+def tcp(host, port=80, patience=10):
+    try:
+        with socket.create_connection((host, port), patience) as s:
+            return s.recv(100).decode().split()[0]
+    except OSError as e:
+        return type(e).__name__
+"#;
+
+/// What a program in a guest prints.
+pub fn python(place: &Place, id: &str, program: &str) -> String {
+    place.ok(&[
+        "exec",
+        id,
+        "--",
+        "python3",
+        "-c",
+        &format!("{PRELUDE}\n{program}"),
+    ])
+}
+
+/// The same, as root.
+pub fn root_python(place: &Place, id: &str, program: &str) -> String {
+    let program = format!("{PRELUDE}\n{program}");
+    place.ok(&[
+        "exec", "--user", "root", id, "--", "python3", "-c", &program,
+    ])
+}
+
+/// What a guest hears at TCP port 80 of `host`: who answers, or the error's name.
+pub fn reach(place: &Place, id: &str, host: &str) -> String {
+    python(place, id, &format!("print(tcp({host:?}))"))
+}
+
+/// A call to the control plane; status and body.
+pub fn call(place: &Place, method: &str, path: &str, body: &Value) -> (u16, String) {
+    let mut stream = UnixStream::connect(place.dir.path().join("run/jiffy.sock")).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let body = body.to_string();
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (
+        head.split(' ').nth(1).unwrap().parse().unwrap(),
+        body.to_owned(),
+    )
+}
+
+/// A sandbox with rules.
+pub fn create(place: &Place, rules: Value) -> String {
+    let mut body = json!({ "templateID": "base", "timeout": 600 });
+    body.as_object_mut()
+        .unwrap()
+        .extend(rules.as_object().unwrap().clone());
+    let (status, answer) = call(place, "POST", "/sandboxes", &body);
+    assert_eq!(status, 201, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    answer["sandboxID"].as_str().unwrap().to_owned()
+}
+
+/// Runs `work` with a data directory whose daemon is in a lab, started with `options`.
+pub fn networked(test: &str, options: &[&str], work: impl FnOnce(&Place, &Lab) + Send) {
+    with_lab(test, |lab| {
+        let Some(place) = Place::new(test) else {
+            return;
+        };
+        let mut daemon = place.serve(&[&["--network", "on", "--warm-pool", "0"], options].concat());
+        work(&place, lab);
+        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        daemon.wait().unwrap();
+        drop(place);
+        clean();
+    });
+}
+
+/// Nothing of Jiffy is left in the lab's host.
+pub fn clean() {
+    wait_for("the last slot to go", || {
+        (!output("ip", &["link"]).contains("jf")).then_some(())
+    });
+    assert_eq!(output("nft", &["list", "ruleset"]), "");
+    assert!(!output("ip", &["route"]).contains("blackhole"));
+    let forwarding = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward");
+    assert_eq!(forwarding.unwrap().trim(), "0");
+}
