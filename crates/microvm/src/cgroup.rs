@@ -89,7 +89,8 @@ impl Cgroups {
         for tree in &self.0.0 {
             let group = tree.parent.join(vmm.to_string());
             // Another daemon may have found the parent empty, and removed it.
-            fs::create_dir_all(&group).map_err(failed(&group))?;
+            let made = fs::create_dir_all(&group).or_else(|_| fs::create_dir_all(&group));
+            made.map_err(failed(&group))?;
             for (file, value) in tree.settings(limits) {
                 let path = group.join(file);
                 // What this kernel does not have limits nobody.
@@ -118,12 +119,16 @@ impl Cgroups {
 }
 
 impl Trees {
-    /// Removes groups that nobody is in: of VMMs that ended when no daemon was there.
+    /// Removes groups of VMMs that ended when no daemon was there. Those of others that are just being made are left alone: their
+    /// VMMs live.
     fn sweep(&self) {
         for tree in &self.0 {
             for group in fs::read_dir(&tree.parent).into_iter().flatten().flatten() {
-                // Refused for files, and for groups with somebody in them.
-                let _ = fs::remove_dir(group.path());
+                let lives = Path::new("/proc").join(group.file_name()).exists();
+                let is_group = group.file_type().is_ok_and(|t| t.is_dir());
+                if is_group && !lives {
+                    let _ = fs::remove_dir(group.path());
+                }
             }
         }
     }

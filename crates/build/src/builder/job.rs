@@ -39,6 +39,17 @@ impl Failure {
         }
     }
 
+    /// An error with what it comes from.
+    fn because(error: &dyn std::error::Error) -> Self {
+        let mut message = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            message = format!("{message}: {cause}");
+            source = cause.source();
+        }
+        Self::of(message)
+    }
+
     /// The agent did not do what it was asked.
     pub fn agent(what: &str, error: ClientError) -> Self {
         Self::of(format!("cannot {what}: {error}"))
@@ -246,7 +257,7 @@ impl<E: Engine> Job<E> {
         self.log.end_progress();
         imported
             .map_err(|e| Failure::of(e.to_string()))?
-            .map_err(|e| Failure::of(e.to_string()))
+            .map_err(|e| Failure::because(&e))
     }
 
     async fn local(&self, name: &str) -> Result<Manifest, Failure> {
@@ -615,7 +626,7 @@ impl<E: Engine> Job<E> {
         self.log.end_progress();
         let template = template
             .map_err(|e| Failure::of(e.to_string()))?
-            .map_err(|e| Failure::of(e.to_string()))?;
+            .map_err(|e| Failure::because(&e))?;
         Ok(template.manifest)
     }
 

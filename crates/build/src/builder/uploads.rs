@@ -181,10 +181,17 @@ impl Uploads {
     pub fn prune(&self, unused_for: Duration) -> io::Result<u64> {
         let mut freed = 0;
         for path in self.files()? {
-            let metadata = fs::metadata(&path)?;
-            let is_upload = path.extension().is_none();
+            // Sums go with what they are of, so they may be gone by now.
+            if path.extension().is_some() || starts(&path, UNFINISHED) {
+                continue;
+            }
+            let metadata = match fs::metadata(&path) {
+                // Somebody else was faster.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                found => found?,
+            };
             let age = metadata.modified()?.elapsed().unwrap_or_default();
-            if is_upload && age >= unused_for && !starts(&path, UNFINISHED) {
+            if age >= unused_for {
                 // Without its sum it is not there.
                 let _ = fs::remove_file(path.with_extension("sum"));
                 fs::remove_file(&path)?;

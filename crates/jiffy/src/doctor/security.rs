@@ -282,8 +282,10 @@ mod tests {
     fn a_data_directory_that_others_may_read_is_a_failure() {
         use std::os::unix::fs::PermissionsExt;
         let home = tempfile::tempdir().unwrap();
+        let set = |mode| fs::set_permissions(home.path(), fs::Permissions::from_mode(mode));
+        set(0o700).unwrap();
         assert_eq!(private(home.path()).status, Status::Ok);
-        fs::set_permissions(home.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        set(0o755).unwrap();
         let finding = private(home.path());
         assert_eq!(finding.status, Status::Fail);
         assert!(finding.found.contains("755"), "{}", finding.found);
