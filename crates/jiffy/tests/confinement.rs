@@ -102,9 +102,6 @@ fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits
         let memory = limit(&groups, ["memory.max", "memory.limit_in_bytes"]).unwrap();
         let memory: u64 = memory.parse().unwrap();
         assert!((256 << 20..=4 << 30).contains(&memory), "{memory}");
-        let processors = limit(&groups, ["cpu.max", "cpu.cfs_quota_us"]).unwrap();
-        let processors = processors.split(' ').next().unwrap();
-        assert!(["125000", "225000"].contains(&processors), "{processors}");
     }
     assert_eq!(users.len(), vmms.len());
     let groups: Vec<PathBuf> = vmms.iter().flat_map(|&vmm| groups(vmm)).collect();

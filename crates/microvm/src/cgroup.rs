@@ -1,4 +1,6 @@
-//! Control groups of VMMs: what the kernel gives each of them of the host's memory, processors, tasks and disks.
+//! Control groups of VMMs: what the kernel gives each of them of the host's memory, tasks and disks. Not of its processors: a VMM has as
+//! many threads that compute as its guest has vCPUs, and groups with weights and quotas kept busy guests' siblings from answering for half
+//! a minute where twenty of them shared two processors.
 //!
 //! A group lives as long as its VMM, also if that outlives its daemon, and has its process id for a name. In version 1 they lie beneath
 //! the group of whoever makes them. In version 2, where a group has either processes or groups that are limited, they lie beside it: so
@@ -15,18 +17,9 @@ const PARENT: &str = "jiffy";
 const MAX_TASKS: u64 = 64;
 /// What a VMM needs besides its guest's memory, in bytes; measured are 0.4 MiB of its own and what the kernel keeps for KVM's tables.
 const OVERHEAD: u64 = 128 << 20;
-/// Period of the processors' quota, in microseconds.
-const PERIOD: u64 = 100_000;
-/// What a VMM may use of processors beyond one for each vCPU, in microseconds of a period: its devices.
-const DEVICES: u64 = 25_000;
-/// Weight of all sandboxes together against any other task of the host, for each processor. The daemon is such a task, and so is a
-/// client on this host: with 8, one sandbox that never rests kept them waiting for most of a second (bench/noisy_neighbour).
-const WEIGHT: u64 = 2;
-
 /// What one VMM may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
-    pub vcpus: u8,
     /// Memory of the guest in bytes.
     pub memory: u64,
 }
@@ -150,39 +143,24 @@ impl Tree {
             delegate(self.parent.parent().unwrap_or(&self.parent))?;
         }
         fs::create_dir_all(&self.parent).map_err(failed(&self.parent))?;
-        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let weight = WEIGHT.saturating_mul(u64::try_from(processors).unwrap_or(1));
-        let (file, value) = match &self.version {
-            Version::Two => {
-                delegate(&self.parent)?;
-                ("cpu.weight", (100 * weight).min(10_000))
-            }
-            Version::One(_) => ("cpu.shares", (1024 * weight).min(262_144)),
-        };
-        // Not every tree has processors.
-        let _ = set(&self.parent.join(file), &value.to_string());
+        if self.version == Version::Two {
+            delegate(&self.parent)?;
+        }
         Ok(())
     }
 
     fn settings(&self, limits: Limits) -> Vec<(&'static str, String)> {
         // The writer of a snapshot shares memory with its guest until that changes it: the worst case is twice the guest.
         let memory = limits.memory.saturating_mul(2).saturating_add(OVERHEAD);
-        let vcpus = u64::from(limits.vcpus);
-        let quota = vcpus * PERIOD + DEVICES;
         match &self.version {
             Version::Two => vec![
                 ("memory.max", memory.to_string()),
-                ("cpu.max", format!("{quota} {PERIOD}")),
-                ("cpu.weight", (100 * vcpus).to_string()),
                 ("pids.max", MAX_TASKS.to_string()),
                 ("io.weight", "default 100".to_owned()),
             ],
             Version::One(controllers) => {
                 let all = [
                     ("memory", "memory.limit_in_bytes", memory),
-                    ("cpu", "cpu.cfs_period_us", PERIOD),
-                    ("cpu", "cpu.cfs_quota_us", quota),
-                    ("cpu", "cpu.shares", 1024 * vcpus),
                     ("pids", "pids.max", MAX_TASKS),
                     ("blkio", "blkio.bfq.weight", 100),
                 ];
@@ -206,7 +184,7 @@ fn set(path: &Path, value: &str) -> io::Result<()> {
 /// Lets groups below `group` be limited.
 fn delegate(group: &Path) -> Result<(), CgroupError> {
     let control = group.join("cgroup.subtree_control");
-    for controller in ["+memory", "+cpu", "+pids", "+io"] {
+    for controller in ["+memory", "+pids", "+io"] {
         match set(&control, controller) {
             // A controller that is not there limits nobody.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -219,7 +197,7 @@ fn delegate(group: &Path) -> Result<(), CgroupError> {
 /// The trees with controllers that limit VMMs, of a process with these mounts (`/proc/self/mountinfo`) in these groups
 /// (`/proc/self/cgroup`).
 fn trees(mounts: &str, own: &str) -> Vec<Tree> {
-    let wanted = ["memory", "cpu", "pids", "blkio"];
+    let wanted = ["memory", "pids", "blkio"];
     mounts
         .lines()
         .filter_map(|line| {
@@ -270,7 +248,7 @@ fn trees(mounts: &str, own: &str) -> Vec<Tree> {
             Version::Two => {
                 let own = tree.parent.parent().unwrap_or(&tree.parent);
                 let controllers = fs::read_to_string(own.join("cgroup.controllers"));
-                let limits = |c: &str| ["memory", "cpu", "pids", "io"].contains(&c);
+                let limits = |c: &str| ["memory", "pids", "io"].contains(&c);
                 controllers.is_ok_and(|c| c.split_whitespace().any(limits))
             }
         })
@@ -282,7 +260,7 @@ mod tests {
     use super::*;
 
     const OWN: &str =
-        "5:blkio:/\n4:memory:/api/30179\n3:cpuset:/\n2:cpu,cpuacct:/\n1:pids:/\n0::/user\n";
+        "5:blkio:/\n4:memory:/api/30179\n3:cpuset:/\n2:cpu,cpuacct:/\n1:pids,misc:/\n0::/user\n";
 
     fn found(mounts: &str) -> Vec<(String, Version)> {
         let trees = trees(mounts, OWN).into_iter();
@@ -296,7 +274,7 @@ mod tests {
         let mounts = "\
             30 25 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n\
             31 30 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
-            32 30 0:28 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
+            32 30 0:28 / /sys/fs/cgroup/pids,misc rw shared:9 - cgroup cgroup rw,pids,misc\n\
             33 30 0:29 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n\
             34 30 0:30 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n";
         let one = |c: &str| Version::One(vec![c.to_owned()]);
@@ -307,7 +285,7 @@ mod tests {
                     "/sys/fs/cgroup/memory/api/30179/jiffy".to_owned(),
                     one("memory")
                 ),
-                ("/sys/fs/cgroup/cpu,cpuacct/jiffy".to_owned(), one("cpu")),
+                ("/sys/fs/cgroup/pids,misc/jiffy".to_owned(), one("pids")),
             ]
         );
     }
@@ -335,11 +313,8 @@ mod tests {
     }
 
     #[test]
-    fn a_vmm_gets_room_for_its_guest_and_a_copy_and_time_for_its_vcpus() {
-        let limits = Limits {
-            vcpus: 2,
-            memory: 1 << 30,
-        };
+    fn a_vmm_gets_room_for_its_guest_and_a_copy_and_few_tasks() {
+        let limits = Limits { memory: 1 << 30 };
         let tree = |version| Tree {
             parent: PathBuf::new(),
             version,
@@ -347,16 +322,8 @@ mod tests {
         let two = tree(Version::Two).settings(limits);
         let room = (2u64 << 30) + OVERHEAD;
         assert!(two.contains(&("memory.max", room.to_string())));
-        assert!(two.contains(&("cpu.max", "225000 100000".to_owned())));
         assert!(two.contains(&("pids.max", "64".to_owned())));
-        let one = tree(Version::One(vec!["cpu".to_owned()])).settings(limits);
-        assert_eq!(
-            one,
-            [
-                ("cpu.cfs_period_us", "100000".to_owned()),
-                ("cpu.cfs_quota_us", "225000".to_owned()),
-                ("cpu.shares", "2048".to_owned()),
-            ]
-        );
+        let one = tree(Version::One(vec!["pids".to_owned()])).settings(limits);
+        assert_eq!(one, [("pids.max", "64".to_owned())]);
     }
 }

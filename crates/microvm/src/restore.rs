@@ -130,7 +130,6 @@ impl MicroVm {
         let hold = newest.hold()?;
         let parent = (newest.id().to_owned(), hold);
         let limits = Limits {
-            vcpus: newest.manifest().vcpus,
             memory: newest.manifest().memory.bytes,
         };
         let files = Files {

@@ -212,7 +212,6 @@ impl MicroVm {
         let launch = Launch {
             vmm: &spec.vmm,
             limits: Limits {
-                vcpus: spec.size.vcpus,
                 memory: u64::from(spec.size.memory_mib) << 20,
             },
             identity: Some(spec.identity.clone()),
