@@ -67,12 +67,11 @@ fn jail() -> Finding {
 }
 
 fn limits() -> Finding {
-    let remedy =
-        "guests can slow each other down: mount cgroups, or run below a group that is delegated";
+    let remedy = "escaped code could take more than its share: mount cgroups, or run below a group that is delegated";
     match Cgroups::find() {
         Ok(Some(_)) => Finding::ok(
             "limits",
-            "memory, processors and tasks of VMMs are limited by control groups",
+            "memory and tasks of VMMs are limited by control groups",
         ),
         Ok(None) => Finding::note("limits", "no control groups", remedy),
         Err(e) => Finding::note("limits", e.to_string(), remedy),

@@ -9,7 +9,7 @@ use jiffy_microvm::Cgroups;
 /// Options of `jiffy serve` about the limits of VMMs.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ConfinementArgs {
-    /// Whether memory, processor time and tasks of each VMM are limited by control groups
+    /// Whether memory and tasks of each VMM are limited by control groups
     #[arg(
         long,
         value_enum,
@@ -36,7 +36,7 @@ pub fn confine(host: &mut Host, args: &ConfinementArgs) -> anyhow::Result<()> {
             None
         }
         (Wanted::Auto, Err(e)) => {
-            tracing::warn!("cgroups: off; guests can slow each other down: {e}");
+            tracing::warn!("cgroups: off; memory of VMMs is not limited: {e}");
             None
         }
         (Wanted::On, found) => {
