@@ -2,7 +2,7 @@
 //!
 //! What a VMM then does to itself is in `crates/vmm/src/jail.rs`.
 
-use crate::cgroup::{Cgroups, Limits};
+use crate::cgroup::{CgroupError, Cgroups, Limits};
 use crate::vm::BootError;
 use command_fds::{CommandFdExt, FdMapping};
 use jiffy_proto::vm::CONTROL_FD;
@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::process::Child;
+
+/// A process that is being put into its control groups. Nobody is told that its guest is up before that is done.
+pub(crate) type Limiting = tokio::task::JoinHandle<Result<(), CgroupError>>;
 
 /// The VMM program, and how its processes are confined.
 #[derive(Debug, Clone)]
@@ -92,15 +95,22 @@ impl Vmm {
     }
 
     /// Starts a process with its end of the control socket. Must be called inside a tokio runtime.
-    pub(crate) fn spawn(&self, control: OwnedFd, limits: Limits) -> Result<Child, BootError> {
-        let mut child = self.spawn_unlimited(control)?;
-        if let (Some(cgroups), Some(pid)) = (&self.cgroups, child.id())
-            && let Err(e) = cgroups.limit(pid, limits)
-        {
-            let _ = child.start_kill();
-            return Err(e.into());
-        }
-        Ok(child)
+    pub(crate) fn spawn(
+        &self,
+        control: OwnedFd,
+        limits: Limits,
+    ) -> Result<(Child, Option<Limiting>), BootError> {
+        let child = self.spawn_unlimited(control)?;
+        let (Some(cgroups), Some(pid)) = (self.cgroups.clone(), child.id()) else {
+            return Ok((child, None));
+        };
+        // The kernel lets whoever moves a process wait for some 15 ms; the guest comes up meanwhile.
+        let limiting = tokio::task::spawn_blocking(move || {
+            let limited = cgroups.limit(pid, limits);
+            // Of one that ended meanwhile nothing stays.
+            limited.inspect_err(|_| cgroups.forget(pid))
+        });
+        Ok((child, Some(limiting)))
     }
 
     /// Removes what is left of a process that has ended.

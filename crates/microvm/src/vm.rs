@@ -4,7 +4,7 @@ use crate::cgroup::{CgroupError, Limits};
 use crate::driver::{Driver, Step};
 use crate::greeting::GreetingError;
 use crate::host_kvm::{self, KvmError};
-use crate::jail::{JailError, Vmm};
+use crate::jail::{JailError, Limiting, Vmm};
 use crate::link::Link;
 use crate::process::{Kept, Process};
 use crate::saving::Saving;
@@ -154,6 +154,7 @@ pub struct MicroVm {
     pub(crate) kept: Kept,
     pub(crate) saving: Arc<Mutex<Saving>>,
     identity: watch::Sender<Option<Identity>>,
+    limiting: Option<Limiting>,
 }
 
 /// A VMM and what commands it.
@@ -235,13 +236,13 @@ impl MicroVm {
         overlay: File,
     ) -> Result<(Self, mpsc::Receiver<Step>), BootError> {
         let (channel, theirs) = Channel::pair()?;
-        let child = launch.vmm.spawn(theirs, launch.limits)?;
+        let (child, limiting) = launch.vmm.spawn(theirs, launch.limits)?;
         let pid = child.id().unwrap_or(0);
         let kept = Kept::default();
         let process = Process::child(child, kept.clone());
         channel.send(request, fds)?;
         let (tell_step, steps) = mpsc::channel(4);
-        let vm = Self::assemble(Parts {
+        let mut vm = Self::assemble(Parts {
             link: Link::new(channel)?,
             vmm: launch.vmm.clone(),
             process,
@@ -262,6 +263,7 @@ impl MicroVm {
             },
             steps: Some(tell_step),
         });
+        vm.limiting = limiting;
         Ok((vm, steps))
     }
 
@@ -303,6 +305,7 @@ impl MicroVm {
                 parts.net,
             ))),
             identity,
+            limiting: None,
         }
     }
 
@@ -314,12 +317,24 @@ impl MicroVm {
         match tokio::time::timeout(BOOT_LIMIT, self.come_up(asked, steps)).await {
             Ok(report) => {
                 self.report = report?;
-                Ok(())
+                self.limited().await
             }
             Err(_) => Err(BootError::Timeout {
                 console: self.console_tail(),
             }),
         }
+    }
+
+    /// Waits until what it uses is limited.
+    async fn limited(&mut self) -> Result<(), BootError> {
+        let Some(limiting) = self.limiting.take() else {
+            return Ok(());
+        };
+        let done = limiting.await.map_err(|e| BootError::Host {
+            what: "limiting the VMM",
+            source: io::Error::other(e),
+        })?;
+        Ok(done?)
     }
 
     async fn come_up(
