@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use jiffy_proto::vm::jail::MAKE_ARGUMENT;
+
 /// Longest time any single call may take; the slowest hosts need a fraction of it.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
@@ -184,8 +186,10 @@ pub fn children(pid: u32) -> Vec<u32> {
 pub fn vmm_of(jiffy: &Child) -> u32 {
     wait_for("the VMM process", || {
         children(jiffy.id()).into_iter().find(|pid| {
-            std::fs::read_to_string(format!("/proc/{pid}/comm"))
-                .is_ok_and(|c| c.trim() == "jiffy-vmm")
+            let of = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
+            // The same program makes the namespaces of VMMs, and goes.
+            of("comm").is_ok_and(|name| name.trim() == "jiffy-vmm")
+                && of("cmdline").is_ok_and(|line| !line.contains(MAKE_ARGUMENT) && !line.is_empty())
         })
     })
 }
