@@ -1,0 +1,118 @@
+//! Networks in numbers: as many slots as a host may have, and nothing of them afterwards.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_net::{Network, NetworkConfig};
+use std::time::Instant;
+use support::lab::{output, with_lab};
+use support::networked::clean;
+use support::{skip, wait_for};
+
+/// What a run makes; a host's limit is 4,096 (`JIFFY_SLOTS=4096` makes them all).
+const USUAL: u32 = 128;
+/// What the limit says a slot takes of the host's memory, in KiB.
+const MOST_MEMORY: u64 = 1024;
+
+/// Memory of the kernel itself, in KiB.
+fn kernel_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let of = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace()
+            .nth(1)
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+    };
+    [
+        "Slab:",
+        "KernelStack:",
+        "PageTables:",
+        "Percpu:",
+        "VmallocUsed:",
+    ]
+    .into_iter()
+    .map(of)
+    .sum()
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Namespaces with a name, and mounts of them.
+fn namespaces() -> (usize, usize) {
+    let names = std::fs::read_dir("/run/netns").map_or(0, Iterator::count);
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    (names, mounts.matches(" /run/netns/").count())
+}
+
+/// Devices of slots.
+fn devices() -> usize {
+    let links = output("ip", &["-br", "link"]);
+    links.lines().filter(|line| line.starts_with("jf")).count()
+}
+
+/// Leaves nothing, however the test ends.
+struct Closing(Network);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+#[test]
+fn as_many_slots_as_a_host_may_have_are_made_and_removed_without_a_trace() {
+    let test = "as_many_slots_as_a_host_may_have_are_made_and_removed_without_a_trace";
+    let wanted = std::env::var("JIFFY_SLOTS").map_or(USUAL, |text| text.parse().unwrap());
+    // A tap and two sockets for each.
+    let files = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
+    if files.1 < u64::from(wanted) * 3 + 256 {
+        return skip(test, "this process may not have as many open files");
+    }
+    nix::sys::resource::setrlimit(
+        nix::sys::resource::Resource::RLIMIT_NOFILE,
+        files.1,
+        files.1,
+    )
+    .unwrap();
+    with_lab(test, |_| {
+        let before = (open_files(), namespaces());
+        let memory = kernel_memory();
+        // Twice: what the first time left would be in the way of the second.
+        for round in 0..2 {
+            let home = tempfile::tempdir().unwrap();
+            let config = NetworkConfig {
+                ready: wanted as usize,
+                slots: wanted,
+                ..NetworkConfig::new(home.path())
+            };
+            let began = Instant::now();
+            let network = Network::open(&config).unwrap();
+            let closing = Closing(network);
+            let all = (before.1.0 + wanted as usize, wanted as usize);
+            wait_for("the slots", || {
+                ((namespaces().0, devices()) == all).then_some(())
+            });
+            let made = began.elapsed();
+            let each = kernel_memory().saturating_sub(memory) / u64::from(wanted);
+            eprintln!(
+                "{wanted} slots: made in {made:?} ({:?} each), {each} KiB of kernel memory each, so {} MiB for 4,096",
+                made / wanted,
+                each * 4096 / 1024
+            );
+            if round == 0 {
+                assert!(each < MOST_MEMORY, "{each} KiB for each slot");
+            }
+            let began = Instant::now();
+            drop(closing);
+            eprintln!("removed in {:?}", began.elapsed());
+            clean();
+        }
+        wait_for("namespaces and files to go", || {
+            ((open_files(), namespaces()) == before).then_some(())
+        });
+    });
+}
