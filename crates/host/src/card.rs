@@ -38,7 +38,15 @@ pub(crate) fn words(network: Option<&Network>) -> String {
     match network {
         Some(network) => {
             let (used, most) = network.slots();
-            format!("on, {used} of {most} slots made, {}", network.range())
+            let six = if network.version6() {
+                "with"
+            } else {
+                "without"
+            };
+            format!(
+                "on, {used} of {most} slots made, {}, {six} IPv6",
+                network.range()
+            )
         }
         None => "off".to_owned(),
     }

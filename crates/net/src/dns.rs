@@ -7,6 +7,7 @@ use crate::guest::GATEWAY;
 use crate::policy::Policy;
 use crate::upstream::{self, Upstreams};
 use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
+use hickory_proto::rr::RecordType;
 use std::io;
 use std::net::{self, SocketAddr};
 use std::sync::Arc;
@@ -89,12 +90,12 @@ impl Server {
 }
 
 impl Rules {
-    /// Name servers to ask for `name`; none: it is not to be asked for.
-    fn upstreams(&self, name: &str) -> Vec<SocketAddr> {
+    /// Name servers to ask for `name`, and whether it can be reached over IPv6; none: it is not to be asked for.
+    fn upstreams(&self, name: &str) -> (Vec<SocketAddr>, bool) {
         let policy = self.policy.borrow().clone();
         match policy.filter(|policy| policy.answers(name)) {
-            Some(policy) => policy.upstreams(&self.host),
-            None => Vec::new(),
+            Some(policy) => (policy.upstreams(&self.host), policy.version6()),
+            None => (Vec::new(), false),
         }
     }
 
@@ -113,9 +114,13 @@ impl Rules {
         let (OpCode::Query, [query]) = (asked.metadata.op_code, asked.queries.as_slice()) else {
             return refuse(ResponseCode::NotImp);
         };
-        let upstreams = self.upstreams(&query.name().to_ascii());
+        let (upstreams, version6) = self.upstreams(&query.name().to_ascii());
         if upstreams.is_empty() {
             return refuse(ResponseCode::Refused);
+        }
+        // "It has none": programs would try addresses that lead nowhere.
+        if query.query_type() == RecordType::AAAA && !version6 {
+            return refuse(ResponseCode::NoError);
         }
         match upstream::ask(question, &asked, &upstreams, over).await {
             Some(answer) => Some(answer),

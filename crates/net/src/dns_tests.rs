@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
+use crate::policy::Reach;
 use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
 use jiffy_engine::NetworkRules;
@@ -19,9 +20,13 @@ async fn server(resolv_conf: &str, policy: Option<Policy>) -> (Server, SocketAdd
 }
 
 fn question() -> Vec<u8> {
+    question_of(RecordType::A)
+}
+
+fn question_of(wanted: RecordType) -> Vec<u8> {
     let mut question = Message::new(77, MessageType::Query, OpCode::Query);
     let name = Name::from_ascii("example.com.").unwrap();
-    question.add_query(Query::query(name, RecordType::A));
+    question.add_query(Query::query(name, wanted));
     question.to_vec().unwrap()
 }
 
@@ -40,7 +45,7 @@ async fn names_are_refused_where_nothing_may_be_reached() {
         internet: false,
         ..NetworkRules::default()
     };
-    let closed = Policy::new(&closed, &[]).unwrap();
+    let closed = Policy::new(&closed, &Reach::default()).unwrap();
     for policy in [None, Some(closed)] {
         let (_server, at) = server("/nonexistent", policy).await;
         let answer = ask(at, &question()).await;
@@ -52,7 +57,7 @@ async fn names_are_refused_where_nothing_may_be_reached() {
 
 #[tokio::test]
 async fn what_is_no_question_is_not_passed_on() {
-    let open = Policy::new(&NetworkRules::default(), &[]).unwrap();
+    let open = Policy::new(&NetworkRules::default(), &Reach::default()).unwrap();
     let (_server, at) = server("/nonexistent", Some(open)).await;
     let mut none = Message::new(5, MessageType::Query, OpCode::Query);
     none.metadata.recursion_desired = true;
@@ -89,4 +94,13 @@ async fn a_connection_is_answered_question_by_question() {
     }
     drop(client);
     assert!(task.await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn no_name_has_an_ipv6_address_where_the_host_has_no_way_there() {
+    let open = Policy::new(&NetworkRules::default(), &Reach::default()).unwrap();
+    let (_server, at) = server("/nonexistent", Some(open)).await;
+    let answer = ask(at, &question_of(RecordType::AAAA)).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
+    assert!(answer.answers.is_empty() && answer.queries.len() == 1);
 }

@@ -1,17 +1,14 @@
-//! What the host itself needs: a table of its own in nftables, forwarding, and a word with firewalls that drop what is forwarded.
+//! What the host itself needs: a table of its own in nftables, and a word with firewalls that drop what is forwarded.
 
 use crate::NetError;
 use crate::claim::Claims;
 use crate::device;
+use crate::forwarding::{self, Version};
 use crate::namespace;
 use crate::program;
-use crate::slot::prefix;
-use ipnet::Ipv4Net;
-use std::fs;
+use crate::slot::{prefix, range6};
+use ipnet::{Ipv4Net, Ipv6Net};
 
-const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
-/// Table that keeps a host that did not forward before from forwarding for others.
-const NO_ROUTER: &str = "jiffy_no_router";
 /// Packets that fit any path.
 const SMALLEST_USUAL_MTU: u32 = 1280;
 
@@ -19,10 +16,22 @@ fn table(tag: &str) -> String {
     format!("jiffy_{tag}")
 }
 
-/// Lets sandboxes with addresses in `range` out, and to nothing of this host. Replaces what an earlier daemon did.
-pub(crate) fn set_up(claims: &Claims, tag: &str, range: Ipv4Net) -> Result<(), NetError> {
-    program::nft(&script(tag, range))?;
-    forward(claims)?;
+/// Lets sandboxes with addresses in `range` out, and to nothing of this host. Replaces what an earlier daemon did. Over IPv6 too, if the
+/// host has a way there, which is `uplink6`.
+pub(crate) fn set_up(
+    claims: &Claims,
+    tag: &str,
+    range: Ipv4Net,
+    uplink6: Option<&str>,
+) -> Result<(), NetError> {
+    let range6 = uplink6.map(|_| range6(tag));
+    program::nft(&script(tag, range, range6))?;
+    forwarding::start(claims, Version::V4, "")?;
+    if let (Some(uplink), Some(range)) = (uplink6, range6) {
+        forwarding::start(claims, Version::V6, uplink)?;
+        // Packets to a sandbox that is gone do not leave the host.
+        program::ip(&[format!("route replace blackhole {range}")])?;
+    }
     pass_firewall(tag, true);
     Ok(())
 }
@@ -36,16 +45,26 @@ pub(crate) fn tear_down(claims: &Claims, tag: &str) {
         }
     }
     pass_firewall(tag, false);
+    // Where there is none, there is none.
+    let _ = program::ip(&[format!("route del blackhole {}", range6(tag))]);
     let table = table(tag);
     let _ = program::nft(&format!("table inet {table}\ndelete table inet {table}\n"));
     claims.give_up(tag);
     if claims.all().is_empty() {
-        stop_forwarding(claims);
+        forwarding::stop(claims, Version::V4);
+        forwarding::stop(claims, Version::V6);
     }
 }
 
-fn script(tag: &str, range: Ipv4Net) -> String {
+fn script(tag: &str, range: Ipv4Net, range6: Option<Ipv6Net>) -> String {
     let (table, slots) = (table(tag), format!("\"{}*\"", prefix(tag)));
+    let own6 = range6.map_or_else(
+        || "meta nfproto ipv6 drop".to_owned(),
+        |range| format!("ip6 saddr != {range} drop"),
+    );
+    let leaving6 = range6.map_or_else(String::new, |range| {
+        format!("\n    ip6 saddr {range} oifname != {slots} masquerade")
+    });
     // "jf*": of any data directory. Before anybody's DNAT: what is published at an address of this host is a service of it, too.
     format!(
         r#"table inet {table}
@@ -61,7 +80,7 @@ table inet {table} {{
   }}
   chain from_sandbox {{
     ip saddr != {range} drop
-    meta nfproto ipv6 drop
+    {own6}
     ip daddr {range} goto refuse
     fib daddr type != unicast goto refuse
   }}
@@ -76,85 +95,28 @@ table inet {table} {{
   }}
   chain leaving {{
     type nat hook postrouting priority srcnat;
-    ip saddr {range} oifname != {slots} masquerade
+    ip saddr {range} oifname != {slots} masquerade{leaving6}
   }}
 }}
 "#
     )
 }
 
-/// Switches forwarding on. Where it was off, the devices there are now go on not to forward from one to another.
-fn forward(claims: &Claims) -> Result<(), NetError> {
-    let failed = || NetError::host(format!("setting {FORWARDING}"));
-    if fs::read_to_string(FORWARDING).map_err(failed())?.trim() != "0" {
-        return Ok(());
-    }
-    let devices = nix::net::if_::if_nameindex()
-        .map_err(|e| NetError::host("listing network devices")(e.into()))?;
-    let names: Vec<String> = devices
-        .iter()
-        .map(|d| d.name().to_string_lossy().into_owned())
-        .filter(|name| !name.starts_with("jf") && !name.contains('"'))
-        .map(|name| format!("\"{name}\""))
-        .collect();
-    let names = names.join(", ");
-    program::nft(&format!(
-        r#"table inet {NO_ROUTER}
-delete table inet {NO_ROUTER}
-table inet {NO_ROUTER} {{
-  chain passing {{
-    type filter hook forward priority filter; policy accept;
-    meta nfproto ipv4 iifname {{ {names} }} oifname {{ {names} }} drop
-  }}
-}}
-"#
-    ))?;
-    fs::write(claims.file("forwarding"), "switched on").map_err(failed())?;
-    fs::write(FORWARDING, "1").map_err(failed())?;
-    tracing::info!("this host forwards IPv4 from now on, for sandboxes only (net.ipv4.ip_forward)");
-    Ok(())
-}
-
-/// Switches it off again if we switched it on and nobody else came to rely on it: containers bring devices of their own.
-fn stop_forwarding(claims: &Claims) {
-    let note = claims.file("forwarding");
-    if !note.exists() {
-        return;
-    }
-    let known = program::run("nft", &["list", "table", "inet", NO_ROUTER], "").unwrap_or_default();
-    let others = nix::net::if_::if_nameindex().is_ok_and(|devices| {
-        devices.iter().any(|device| {
-            let name = device.name().to_string_lossy().into_owned();
-            // Devices of slots that are gone may still be on their way out.
-            !name.starts_with("jf") && !known.contains(&format!("\"{name}\""))
-        })
-    });
-    if others {
-        // The table stays: without it the host would be a router for everybody.
-        tracing::info!("forwarding stays on: devices came that may need it");
-        return;
-    }
-    let off = fs::write(FORWARDING, "0");
-    if let Err(e) = off {
-        tracing::warn!("cannot set {FORWARDING} back to 0: {e}");
-        return;
-    }
-    let _ = program::nft(&format!(
-        "table inet {NO_ROUTER}\ndelete table inet {NO_ROUTER}\n"
-    ));
-    let _ = fs::remove_file(note);
-}
-
 /// Docker drops what is forwarded unless a rule of its own chain says otherwise, and a table of ours cannot accept what another drops: so
 /// two rules go where it leaves room for those of others, or into FORWARD where that drops.
 fn pass_firewall(tag: &str, wanted: bool) {
-    if program::find("iptables").is_none() {
-        return;
+    for program in ["iptables", "ip6tables"] {
+        if program::find(program).is_some() {
+            pass_tables(program, tag, wanted);
+        }
     }
-    let iptables = |args: &[&str]| program::run("iptables", &[&["-w", "5"][..], args].concat(), "");
+}
+
+fn pass_tables(program: &'static str, tag: &str, wanted: bool) {
+    let tables = |args: &[&str]| program::run(program, &[&["-w", "5"][..], args].concat(), "");
     let devices = format!("{}+", prefix(tag));
     for chain in ["DOCKER-USER", "FORWARD"] {
-        let Ok(listed) = iptables(&["-S", chain]) else {
+        let Ok(listed) = tables(&["-S", chain]) else {
             continue;
         };
         for direction in ["-i", "-o"] {
@@ -167,7 +129,7 @@ fn pass_firewall(tag: &str, wanted: bool) {
                 (false, true) => "-D",
                 _ => continue,
             };
-            if let Err(e) = iptables(&with(verb)) {
+            if let Err(e) = tables(&with(verb)) {
                 tracing::warn!("sandboxes may be cut off by the firewall: {e}");
             }
         }

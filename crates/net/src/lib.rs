@@ -6,6 +6,7 @@ mod claim;
 mod device;
 mod dns;
 mod error;
+mod forwarding;
 mod greeting;
 pub mod guest;
 mod host;
@@ -20,6 +21,6 @@ mod slot;
 mod upstream;
 
 pub use error::NetError;
-pub use ipnet::Ipv4Net;
+pub use ipnet::{IpNet, Ipv4Net};
 pub use network::{Lease, Network, NetworkConfig};
-pub use policy::{Policy, RulesError};
+pub use policy::{Policy, Reach, RulesError};

@@ -3,15 +3,16 @@
 use crate::NetError;
 use crate::claim::{self, Claims};
 use crate::dns::{Server, Sockets};
+use crate::forwarding;
 use crate::host;
 use crate::namespace;
 use crate::numbers::Numbers;
-use crate::policy::{Policy, RulesError};
+use crate::policy::{Policy, Reach, RulesError};
 use crate::program;
 use crate::proxy::Proxy;
 use crate::slot::{self, Common, Slot};
 use crate::upstream::Upstreams;
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use jiffy_engine::NetworkRules;
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
@@ -37,7 +38,7 @@ pub struct NetworkConfig {
     /// How many wait for a guest.
     pub ready: usize,
     /// What of private ranges sandboxes may reach.
-    pub granted: Vec<Ipv4Net>,
+    pub granted: Vec<IpNet>,
 }
 
 impl NetworkConfig {
@@ -64,7 +65,7 @@ enum Order {
 struct Shared {
     common: Common,
     claim: PathBuf,
-    granted: Vec<Ipv4Net>,
+    reach: Reach,
     wanted: usize,
     ready: Mutex<VecDeque<Slot>>,
     numbers: Mutex<Numbers>,
@@ -141,9 +142,14 @@ impl Network {
         let bits = (2 * slots).next_power_of_two().trailing_zeros();
         let length = 32 - u8::try_from(bits).unwrap_or(13);
         let range = claims.make(&tag, &config.home, config.range, length)?;
-        host::set_up(&claims, &tag, range)?;
+        let uplink6 = forwarding::uplink6();
+        host::set_up(&claims, &tag, range, uplink6.as_deref())?;
+        let reach = Reach {
+            granted: config.granted.clone(),
+            version6: uplink6.is_some(),
+        };
         let fits = 1_u64 << (31 - u32::from(range.prefix_len().min(31)));
-        let usual = Policy::new(&NetworkRules::default(), &config.granted)?;
+        let usual = Policy::new(&NetworkRules::default(), &reach)?;
         let common = Common {
             tag,
             range,
@@ -160,7 +166,7 @@ impl Network {
         let network = Self(Arc::new(Shared {
             common,
             claim: config.home.clone(),
-            granted: config.granted.clone(),
+            reach,
             wanted: config.ready,
             ready: Mutex::default(),
             numbers: Mutex::new(numbers),
@@ -201,6 +207,11 @@ impl Network {
         self.0.common.range
     }
 
+    /// Whether sandboxes have a way into the IPv6 internet.
+    pub fn version6(&self) -> bool {
+        self.0.reach.version6
+    }
+
     /// How many slots are in use or ready, and how many there can be.
     pub fn slots(&self) -> (usize, u32) {
         let numbers = lock(&self.0.numbers);
@@ -209,7 +220,7 @@ impl Network {
 
     /// Checks rules against what this host can enforce.
     pub fn check(&self, rules: &NetworkRules) -> Result<Policy, RulesError> {
-        Policy::new(rules, &self.0.granted)
+        Policy::new(rules, &self.0.reach)
     }
 
     /// A slot for a guest, closed until [`Lease::open`]. One that was made in advance is handed out at once; without one, it is made

@@ -4,26 +4,49 @@ use crate::names::Names;
 use crate::proxy::PORTS;
 use crate::slot::{TAP, UPLINK};
 use crate::upstream::Upstreams;
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use jiffy_engine::NetworkRules;
 use std::fmt::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// What nobody reaches unless the host's owner says so: this network, private use, carriers' NAT, loopback, link-local with the metadata
-/// services of clouds, protocol assignments, benchmarks, multicast, and what is reserved (RFC 6890).
-const PRIVATE: [(Ipv4Addr, u8); 11] = [
-    (Ipv4Addr::new(0, 0, 0, 0), 8),
-    (Ipv4Addr::new(10, 0, 0, 0), 8),
-    (Ipv4Addr::new(100, 64, 0, 0), 10),
-    (Ipv4Addr::new(127, 0, 0, 0), 8),
-    (Ipv4Addr::new(169, 254, 0, 0), 16),
-    (Ipv4Addr::new(172, 16, 0, 0), 12),
-    (Ipv4Addr::new(192, 0, 0, 0), 24),
-    (Ipv4Addr::new(192, 168, 0, 0), 16),
-    (Ipv4Addr::new(198, 18, 0, 0), 15),
-    (Ipv4Addr::new(224, 0, 0, 0), 4),
-    (Ipv4Addr::new(240, 0, 0, 0), 4),
+/// services of clouds, protocol assignments, benchmarks, multicast, and what is reserved (RFC 6890). Of IPv6 it is all that is not global
+/// unicast (2000::/3, RFC 4291), and of that what holds IPv4 addresses (6to4, Teredo): those could be private ones.
+const PRIVATE: [(IpAddr, u8); 16] = [
+    (v4(0, 0, 0, 0), 8),
+    (v4(10, 0, 0, 0), 8),
+    (v4(100, 64, 0, 0), 10),
+    (v4(127, 0, 0, 0), 8),
+    (v4(169, 254, 0, 0), 16),
+    (v4(172, 16, 0, 0), 12),
+    (v4(192, 0, 0, 0), 24),
+    (v4(192, 168, 0, 0), 16),
+    (v4(198, 18, 0, 0), 15),
+    (v4(224, 0, 0, 0), 4),
+    (v4(240, 0, 0, 0), 4),
+    (v6(0, 0), 3),
+    (v6(0x2001, 0), 23),
+    (v6(0x2002, 0), 16),
+    (v6(0x4000, 0), 2),
+    (v6(0x8000, 0), 1),
 ];
+
+const fn v4(a: u8, b: u8, c: u8, d: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+}
+
+const fn v6(a: u16, b: u16) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(a, b, 0, 0, 0, 0, 0, 0))
+}
+
+/// What the host has and its owner opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// What of private ranges sandboxes may reach.
+    pub granted: Vec<IpNet>,
+    /// Whether the host has a way into the IPv6 internet.
+    pub version6: bool,
+}
 
 /// Rules that this host cannot keep.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,8 +59,8 @@ pub enum RulesError {
         "`allowOut`: `{0}` is in a private range, which the owner of this host has not opened to sandboxes (see `jiffy serve --allow-private`)"
     )]
     Private(String),
-    /// Guests have no such addresses.
-    #[error("`allowOut`: `{0}`: sandboxes of this host have no IPv6, so it cannot be reached")]
+    /// There is no way there.
+    #[error("`allowOut`: `{0}`: this host has no IPv6, so it cannot be reached")]
     Version6(String),
     /// Neither address nor CIDR.
     #[error("`{0}` is neither an address nor a CIDR")]
@@ -51,65 +74,79 @@ pub enum RulesError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     internet: bool,
-    allowed: Vec<Ipv4Net>,
+    allowed: Vec<IpNet>,
     names: Names,
-    denied: Vec<Ipv4Net>,
-    /// What the host's owner opened.
-    granted: Vec<Ipv4Net>,
+    denied: Vec<IpNet>,
+    reach: Reach,
     name_servers: Vec<IpAddr>,
     /// Bytes of a second.
     pace: Option<u64>,
 }
 
-fn private() -> Vec<Ipv4Net> {
+fn private() -> Vec<IpNet> {
     let nets = PRIVATE.iter();
-    nets.map(|&(address, length)| Ipv4Net::new_assert(address, length))
+    nets.map(|&(address, length)| IpNet::new_assert(address, length))
         .collect()
 }
 
-fn parse(text: &str) -> Option<IpNet> {
+/// An address, a CIDR; everything is everything of both versions: the clients know it as `0.0.0.0/0` only.
+fn parse(text: &str) -> Option<Vec<IpNet>> {
     let net = text.parse::<IpNet>().ok();
-    net.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
+    let net = net
+        .or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?
+        .trunc();
+    let all = [v4(0, 0, 0, 0), v6(0, 0)].map(|address| IpNet::new_assert(address, 0));
+    Some(if net.prefix_len() == 0 {
+        all.to_vec()
+    } else {
+        vec![net]
+    })
 }
 
-fn holds(nets: &[Ipv4Net], address: Ipv4Addr) -> bool {
+fn holds(nets: &[IpNet], address: IpAddr) -> bool {
     nets.iter().any(|net| net.contains(&address))
 }
 
+fn version6(net: &IpNet) -> bool {
+    matches!(net, IpNet::V6(_))
+}
+
 impl Policy {
-    /// Checks `rules` on a host whose owner opened `granted` of what is private.
-    pub fn new(rules: &NetworkRules, granted: &[Ipv4Net]) -> Result<Self, RulesError> {
+    /// Checks `rules` on a host that has `reach`.
+    pub fn new(rules: &NetworkRules, reach: &Reach) -> Result<Self, RulesError> {
         let private = private();
         let (mut allowed, mut names) = (Vec::new(), Names::default());
         for text in &rules.allow_out {
-            let net = match parse(text) {
-                Some(IpNet::V4(net)) => net.trunc(),
-                Some(IpNet::V6(_)) => return Err(RulesError::Version6(text.clone())),
+            let nets = match parse(text) {
+                Some(nets) => nets,
                 None if names.add(text) => continue,
                 None => return Err(RulesError::Name(text.clone())),
             };
             // A wider one allows what is not private in it.
-            let inside = |nets: &[Ipv4Net]| nets.iter().any(|n| n.contains(&net));
-            if inside(&private) && !inside(granted) {
-                return Err(RulesError::Private(text.clone()));
+            let inside = |nets: &[IpNet], net| nets.iter().any(|n| n.contains(net));
+            match nets.as_slice() {
+                [net] if inside(&private, net) && !inside(&reach.granted, net) => {
+                    return Err(RulesError::Private(text.clone()));
+                }
+                [IpNet::V6(_)] if !reach.version6 => {
+                    return Err(RulesError::Version6(text.clone()));
+                }
+                _ => allowed.extend(nets),
             }
-            allowed.push(net);
         }
         let mut denied = Vec::new();
         for text in &rules.deny_out {
-            match parse(text) {
-                Some(IpNet::V4(net)) => denied.push(net.trunc()),
-                // There is nothing to deny.
-                Some(IpNet::V6(_)) => {}
-                None => return Err(RulesError::Form(text.clone())),
-            }
+            denied.extend(parse(text).ok_or_else(|| RulesError::Form(text.clone()))?);
         }
         let policy = Self {
             internet: rules.internet,
-            allowed: Ipv4Net::aggregate(&allowed),
+            allowed: IpNet::aggregate(&allowed),
             names,
-            denied: Ipv4Net::aggregate(&denied),
-            granted: Ipv4Net::aggregate(&granted.to_vec()),
+            denied: IpNet::aggregate(&denied),
+            reach: Reach {
+                granted: IpNet::aggregate(&reach.granted),
+                ..*reach
+            },
             name_servers: rules.dns_servers.clone(),
             pace: rules.egress_mbps.map(|mbps| u64::from(mbps) * 125_000),
         };
@@ -122,13 +159,8 @@ impl Policy {
 
     /// Whether packets to `address` pass.
     pub fn allows(&self, address: IpAddr) -> bool {
-        let IpAddr::V4(address) = address else {
-            return false;
-        };
-        if holds(&private(), address) && !holds(&self.granted, address) {
-            return false;
-        }
-        holds(&self.allowed, address) || (self.internet && !holds(&self.denied, address))
+        self.permits_by_name(address)
+            && (holds(&self.allowed, address) || (self.internet && !holds(&self.denied, address)))
     }
 
     /// Whether anything at all can be reached, so that names are of any use.
@@ -138,7 +170,7 @@ impl Policy {
 
     /// Whether what no list names can be reached, apart from some.
     fn has_internet(&self) -> bool {
-        let all = |net: &Ipv4Net| net.prefix_len() == 0;
+        let all = |net: &IpNet| net.prefix_len() == 0;
         self.internet && !self.denied.iter().any(all)
     }
 
@@ -153,8 +185,14 @@ impl Policy {
     }
 
     /// Whether a name that is allowed may lead to `address`: what is private stays private whatever it is called.
-    pub(crate) fn permits_by_name(&self, address: Ipv4Addr) -> bool {
-        !holds(&private(), address) || holds(&self.granted, address)
+    pub(crate) fn permits_by_name(&self, address: IpAddr) -> bool {
+        (address.is_ipv4() || self.version6())
+            && (!holds(&private(), address) || holds(&self.reach.granted, address))
+    }
+
+    /// Whether anything can be reached over IPv6.
+    pub(crate) fn version6(&self) -> bool {
+        self.reach.version6
     }
 
     /// Whether `name` may be asked for. Where names are all that can be reached, other questions could only carry data out.
@@ -179,6 +217,12 @@ impl Policy {
             self.verdict("daddr", "goto refuse"),
             self.verdict("saddr", "drop"),
         );
+        // There is no route either, which programs are told at once.
+        let version6 = if self.version6() {
+            ""
+        } else {
+            "    meta nfproto ipv6 drop\n"
+        };
         format!(
             r#"table inet jiffy
 delete table inet jiffy
@@ -195,8 +239,7 @@ table inet jiffy {{
 {back}  }}
   chain forward {{
     type filter hook forward priority filter; policy drop;
-    meta nfproto != ipv4 drop
-    # What belongs to no connection would leave under the guest's own address, which no host knows.
+{version6}    # What belongs to no connection would leave under the guest's own address, which no host knows.
     ct state invalid drop
     iifname "{TAP}" oifname "{UPLINK}" goto out
     iifname "{UPLINK}" oifname "{TAP}" ct state related accept
@@ -226,21 +269,33 @@ table inet jiffy {{
         let mut text = format!(
             "  chain by_name {{\n    type nat hook prerouting priority dstnat; policy accept;\n    iifname != \"{TAP}\" return\n"
         );
-        let mut rule = |nets: &[Ipv4Net], not: &str| {
-            if !nets.is_empty() {
-                // Writing to a string does not fail.
-                let _ = writeln!(text, "    ip daddr {not}{{ {} }} return", join(nets));
-            }
-        };
+        if !self.version6() {
+            text += "    meta nfproto ipv6 return\n";
+        }
+        let mut rule = |matches: String| text += &format!("    {matches}return\n");
         // What is granted is private, too, and is judged by the lists like the rest.
-        let closed: Vec<Ipv4Net> = private()
+        if self.reach.granted.is_empty() {
+            among("daddr", "", &private())
+                .into_iter()
+                .for_each(&mut rule);
+        }
+        among("daddr", "", &self.allowed)
             .into_iter()
-            .filter(|_| self.granted.is_empty())
-            .collect();
-        rule(&closed, "");
-        rule(&self.allowed, "");
+            .for_each(&mut rule);
         if self.internet {
-            rule(&self.denied, "!= ");
+            for (six, name) in [(false, "ipv4"), (true, "ipv6")] {
+                let of: Vec<IpNet> = self
+                    .denied
+                    .iter()
+                    .filter(|n| version6(n) == six)
+                    .copied()
+                    .collect();
+                match among("daddr", "!= ", &of).pop() {
+                    Some(others) => rule(others),
+                    // None of this version is denied.
+                    None => rule(format!("meta nfproto {name} ")),
+                }
+            }
         }
         for (port, own) in [80, 443].into_iter().zip(PORTS) {
             let _ = writeln!(text, "    tcp dport {port} redirect to :{own}");
@@ -251,30 +306,41 @@ table inet jiffy {{
     /// Rules that judge by a field of the IP header.
     fn verdict(&self, field: &str, refuse: &str) -> String {
         let mut text = String::new();
-        let mut rule = |matches: String, verdict: &str| {
+        let mut rule = |matches: &str, verdict: &str| {
             // Writing to a string does not fail.
             let _ = writeln!(text, "    {matches}{verdict}");
         };
-        let among = |nets: &[Ipv4Net]| format!("ip {field} {{ {} }} ", join(nets));
-        let mut never = among(&private());
-        if !self.granted.is_empty() {
-            never += &format!("ip {field} != {{ {} }} ", join(&self.granted));
+        for never in among(field, "", &private()) {
+            let family = never.split(' ').next().unwrap_or_default();
+            let granted = among(field, "!= ", &self.reach.granted);
+            let except = granted
+                .iter()
+                .find(|rule| rule.starts_with(&format!("{family} ")));
+            rule(&(never.clone() + except.map_or("", String::as_str)), refuse);
         }
-        rule(never, refuse);
-        if !self.allowed.is_empty() {
-            rule(among(&self.allowed), "accept");
-        }
-        if !self.denied.is_empty() {
-            rule(among(&self.denied), refuse);
-        }
-        rule(String::new(), if self.internet { "accept" } else { refuse });
+        among(field, "", &self.allowed)
+            .iter()
+            .for_each(|nets| rule(nets, "accept"));
+        among(field, "", &self.denied)
+            .iter()
+            .for_each(|nets| rule(nets, refuse));
+        rule("", if self.internet { "accept" } else { refuse });
         text
     }
 }
 
-fn join(nets: &[Ipv4Net]) -> String {
-    let nets: Vec<String> = nets.iter().map(Ipv4Net::to_string).collect();
-    nets.join(", ")
+/// What matches packets with one of `nets` (or, with `!= `, with another) in a field of their header: a rule's beginning for each version
+/// of IP that `nets` has.
+fn among(field: &str, not: &str, nets: &[IpNet]) -> Vec<String> {
+    let of = |six: bool, family: &str| {
+        let nets = nets.iter().filter(|net| version6(net) == six);
+        let nets: Vec<String> = nets.map(IpNet::to_string).collect();
+        (!nets.is_empty()).then(|| format!("{family} {field} {not}{{ {} }} ", nets.join(", ")))
+    };
+    [of(false, "ip"), of(true, "ip6")]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 #[cfg(test)]

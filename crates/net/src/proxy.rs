@@ -6,12 +6,12 @@
 
 use crate::NetError;
 use crate::greeting::{self, Greeting, Protocol};
-use crate::guest::GATEWAY;
+use crate::guest::{GATEWAY, GATEWAY6};
 use crate::namespace;
 use crate::policy::Policy;
 use crate::upstream::{self, Upstreams};
 use std::io;
-use std::net::{self, SocketAddr};
+use std::net::{self, IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -28,19 +28,25 @@ const GREETING_LIMIT: Duration = Duration::from_secs(10);
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Listening sockets, before anybody accepts.
-pub(crate) struct Listeners([net::TcpListener; 2]);
+pub(crate) struct Listeners(Vec<(net::TcpListener, Protocol)>);
 
 impl Listeners {
     /// In the network namespace of this thread.
     pub fn open() -> Result<Self, NetError> {
-        let open = |port| {
-            let listener = net::TcpListener::bind((GATEWAY, port))?;
-            listener.set_nonblocking(true)?;
-            Ok::<_, io::Error>(listener)
+        let open = |address: IpAddr| {
+            let both = PORTS.into_iter().zip([Protocol::Http, Protocol::Tls]);
+            let both = both.map(move |(port, protocol)| {
+                let listener = net::TcpListener::bind((address, port))?;
+                listener.set_nonblocking(true)?;
+                Ok::<_, io::Error>((listener, protocol))
+            });
+            both.collect::<io::Result<Vec<_>>>()
+                .map_err(NetError::host(format!("listening at {address}:{PORTS:?}")))
         };
-        let both = open(PORTS[0]).and_then(|http| Ok([http, open(PORTS[1])?]));
-        both.map(Self)
-            .map_err(NetError::host(format!("listening at {GATEWAY}:{PORTS:?}")))
+        let mut listeners = open(GATEWAY.into())?;
+        // A kernel without IPv6 has no such address.
+        listeners.extend(open(GATEWAY6.into()).unwrap_or_default());
+        Ok(Self(listeners))
     }
 }
 
@@ -72,16 +78,11 @@ impl Proxy {
     ) -> io::Result<Self> {
         let way = Arc::new(Way { slot, policy, host });
         let places = Arc::new(Semaphore::new(CONNECTIONS));
-        let protocols = [Protocol::Http, Protocol::Tls];
-        let tasks = listeners
-            .0
-            .into_iter()
-            .zip(protocols)
-            .map(|(listener, protocol)| {
-                let listener = TcpListener::from_std(listener)?;
-                let (way, places) = (way.clone(), places.clone());
-                Ok(tokio::spawn(accept(listener, protocol, way, places)).abort_handle())
-            });
+        let tasks = listeners.0.into_iter().map(|(listener, protocol)| {
+            let listener = TcpListener::from_std(listener)?;
+            let (way, places) = (way.clone(), places.clone());
+            Ok(tokio::spawn(accept(listener, protocol, way, places)).abort_handle())
+        });
         tasks.collect::<io::Result<_>>().map(Self)
     }
 }
@@ -134,7 +135,7 @@ impl Way {
             return None;
         }
         let servers = policy.upstreams(&self.host);
-        let found = upstream::addresses(name, &servers).await;
+        let found = upstream::addresses(name, &servers, policy.version6()).await;
         let port = match protocol {
             Protocol::Http => 80,
             Protocol::Tls => 443,

@@ -9,20 +9,31 @@
 use crate::device;
 use crate::dns::Sockets;
 use crate::error::NetError;
-use crate::guest::{self, ADDRESS, GATEWAY, GATEWAY_MAC, MAC, MTU, PREFIX};
+use crate::forwarding;
+use crate::guest::{
+    self, ADDRESS, ADDRESS6, GATEWAY, GATEWAY_MAC, GATEWAY6, MAC, MTU, PREFIX, PREFIX6,
+};
 use crate::namespace;
 use crate::policy::Policy;
 use crate::program;
 use crate::proxy::{Listeners, PORTS};
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use nix::unistd::{Pid, gettid};
 use std::fs::{self, File};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 
 /// The guest's device in a namespace.
 pub(crate) const TAP: &str = "tap0";
 /// The way out of it.
 pub(crate) const UPLINK: &str = "up0";
+/// Hardware addresses of the way out, in the namespace and in the host: neither has to ask for the other's.
+const PAIR_MAC: [[u8; 6]; 2] = [
+    [0x02, 0x4a, 0x49, 0x46, 0x46, 0x03],
+    [0x02, 0x4a, 0x49, 0x46, 0x46, 0x04],
+];
+/// There if the kernel knows IPv6.
+const KNOWS_V6: &str = "/proc/sys/net/ipv6";
 
 /// What the slots of one daemon have in common.
 #[derive(Debug, Clone)]
@@ -55,6 +66,25 @@ impl Common {
         let host = u32::from(self.range.network()) + 2 * number;
         (host.into(), (host + 1).into())
     }
+
+    /// The same in IPv6.
+    fn pair6(&self, number: u32) -> (Ipv6Addr, Ipv6Addr) {
+        let host = u128::from(range6(&self.tag).network()) + 2 * u128::from(number);
+        (host.into(), (host + 1).into())
+    }
+
+    /// Whether slots have a way out over IPv6.
+    fn version6(&self) -> bool {
+        self.usual.version6()
+    }
+}
+
+/// Addresses of the pairs in IPv6: of the range that guests are in, by the data directory's tag.
+pub(crate) fn range6(tag: &str) -> Ipv6Net {
+    // It is six digits; the range is of this daemon alone for as long as the tag is.
+    let tag = u128::from_str_radix(tag, 16).unwrap_or(0) & 0xff_ffff;
+    let network = u128::from(ADDRESS6) >> 80 << 80;
+    Ipv6Net::new_assert((network | tag << 56 | 1 << 32).into(), 112)
 }
 
 /// How names of namespaces and devices begin. At most 10 characters, so that a number of four digits fits a device's name.
@@ -80,25 +110,30 @@ pub(crate) fn make(common: &Common, number: u32) -> Result<Slot, NetError> {
 }
 
 fn inside(common: &Common, number: u32, host_thread: Pid) -> Result<(File, Sockets), NetError> {
-    for (path, value) in [
-        // Guests have no IPv6: without it nothing in here speaks or listens to it.
-        ("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1"),
-        ("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1"),
-        ("/proc/sys/net/ipv4/ip_forward", "1"),
-    ] {
-        if let Err(e) = fs::write(path, value)
-            && e.kind() != std::io::ErrorKind::NotFound
-        {
-            return Err(NetError::host(format!("setting {path}"))(e));
-        }
+    let set = |path: &str, value: &str| {
+        fs::write(path, value).map_err(NetError::host(format!("setting {path}")))
+    };
+    set("/proc/sys/net/ipv4/ip_forward", "1")?;
+    let knows6 = Path::new(KNOWS_V6).exists();
+    if knows6 {
+        // The way out does not speak it where it leads nowhere; a namespace may begin with anything.
+        let off = if common.version6() { "0" } else { "1" };
+        set(&format!("{KNOWS_V6}/conf/default/disable_ipv6"), off)?;
+    }
+    if common.version6() {
+        set(&format!("{KNOWS_V6}/conf/all/forwarding"), "1")?;
     }
     let tap = device::tap(TAP).map_err(NetError::host("making a tap"))?;
+    if knows6 {
+        set(&format!("{KNOWS_V6}/conf/{TAP}/disable_ipv6"), "0")?;
+    }
     let (host, own) = common.pair(number);
     let peer = common.name(number);
-    program::ip(&[
+    let [own_mac, host_mac] = PAIR_MAC.map(guest::text);
+    let mut commands = vec![
         "link set lo up".to_owned(),
         format!(
-            "link set {TAP} address {} mtu {MTU} up",
+            "link set {TAP} address {} mtu {MTU} addrgenmode none up",
             guest::text(GATEWAY_MAC)
         ),
         format!("addr add {GATEWAY}/{PREFIX} dev {TAP}"),
@@ -108,13 +143,32 @@ fn inside(common: &Common, number: u32, host_thread: Pid) -> Result<(File, Socke
             guest::text(MAC)
         ),
         format!(
-            "link add {UPLINK} mtu {0} type veth peer name {peer} mtu {0} netns {host_thread}",
+            "link add {UPLINK} address {own_mac} mtu {0} type veth peer name {peer} address {host_mac} mtu {0} netns {host_thread}",
             common.mtu
         ),
         format!("addr add {own}/31 dev {UPLINK}"),
-        format!("link set {UPLINK} up"),
+        format!("link set {UPLINK} addrgenmode none up"),
         format!("route add default via {host} dev {UPLINK}"),
-    ])?;
+    ];
+    if knows6 {
+        // Also where the host has no way out: a guest that asks for one is told so at once.
+        commands.extend([
+            format!("addr add {GATEWAY6}/{PREFIX6} dev {TAP} nodad"),
+            format!(
+                "neigh add {ADDRESS6} lladdr {} dev {TAP} nud permanent",
+                guest::text(MAC)
+            ),
+        ]);
+    }
+    if common.version6() {
+        let (host, own) = common.pair6(number);
+        commands.extend([
+            format!("addr add {own}/127 dev {UPLINK} nodad"),
+            format!("neigh add {host} lladdr {host_mac} dev {UPLINK} nud permanent"),
+            format!("route add default via {host} dev {UPLINK}"),
+        ]);
+    }
+    program::ip(&commands)?;
     program::nft(&(rules() + &common.usual.script(common.connections)))?;
     let dns = Sockets::open().map_err(NetError::host(format!("listening at {GATEWAY}:53")))?;
     Ok((tap, dns))
@@ -122,10 +176,20 @@ fn inside(common: &Common, number: u32, host_thread: Pid) -> Result<(File, Socke
 
 fn outside(common: &Common, number: u32) -> Result<(), NetError> {
     let (name, (host, _)) = (common.name(number), common.pair(number));
-    program::ip(&[
+    let mut commands = vec![
         format!("link set {name} addrgenmode none"),
         format!("addr add {host}/31 dev {name}"),
-    ])
+    ];
+    if common.version6() {
+        let (host, own) = common.pair6(number);
+        let mac = guest::text(PAIR_MAC[0]);
+        commands.extend([
+            format!("addr add {host}/127 dev {name} nodad"),
+            format!("neigh add {own} lladdr {mac} dev {name} nud permanent"),
+        ]);
+        forwarding::let_forward6(&name)?;
+    }
+    program::ip(&commands)
 }
 
 /// Rules of every slot: only the guest's own addresses leave its card; of the namespace itself it reaches DNS and nothing else.
@@ -139,6 +203,7 @@ fn rules() -> String {
     ether saddr != {mac} drop
     ether type arp arp saddr ether {mac} arp saddr ip {ADDRESS} accept
     ether type ip ip saddr {ADDRESS} accept
+    ether type ip6 ip6 saddr {ADDRESS6} accept
   }}
 }}
 table inet jiffy_slot {{
@@ -146,6 +211,7 @@ table inet jiffy_slot {{
     type filter hook input priority filter; policy drop;
     iifname "{TAP}" ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport 53 accept
     iifname "{TAP}" ip daddr {GATEWAY} icmp type echo-request accept
+    iifname "{TAP}" icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
     iifname "{TAP}" ct status dnat tcp dport {{ {http}, {tls} }} accept
     iifname "{UPLINK}" ct state established accept
     iifname "{TAP}" meta l4proto tcp reject with tcp reset

@@ -77,15 +77,23 @@ pub(crate) async fn ask(
     None
 }
 
-/// IPv4 addresses of `name`.
-pub(crate) async fn addresses(name: &str, servers: &[SocketAddr]) -> Vec<Ipv4Addr> {
+/// Addresses of `name`; those of IPv6 after the others, and only if they are wanted.
+pub(crate) async fn addresses(name: &str, servers: &[SocketAddr], version6: bool) -> Vec<IpAddr> {
+    let mut found = of_type(name, RecordType::A, servers).await;
+    if version6 {
+        found.extend(of_type(name, RecordType::AAAA, servers).await);
+    }
+    found
+}
+
+async fn of_type(name: &str, wanted: RecordType, servers: &[SocketAddr]) -> Vec<IpAddr> {
     let Ok(mut name) = Name::from_ascii(name) else {
         return Vec::new();
     };
     name.set_fqdn(true);
     let mut asked = Message::new(0, MessageType::Query, OpCode::Query);
     asked.metadata.recursion_desired = true;
-    asked.add_query(Query::query(name, RecordType::A));
+    asked.add_query(Query::query(name, wanted));
     let Ok(question) = asked.to_vec() else {
         return Vec::new();
     };
@@ -95,7 +103,8 @@ pub(crate) async fn addresses(name: &str, servers: &[SocketAddr]) -> Vec<Ipv4Add
     };
     let records = answer.map(|answer| answer.answers).unwrap_or_default();
     let found = records.iter().filter_map(|record| match &record.data {
-        RData::A(address) => Some(address.0),
+        RData::A(address) => Some(IpAddr::V4(address.0)),
+        RData::AAAA(address) => Some(IpAddr::V6(address.0)),
         _ => None,
     });
     found.collect()

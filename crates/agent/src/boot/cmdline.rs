@@ -1,8 +1,8 @@
 //! Words for us on the kernel's command line.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// `jiffy.net=<ip>/<prefix>,<gateway>` and `jiffy.dns=<ip>[,<ip>...]`.
+/// `jiffy.net=<ip>/<prefix>,<gateway>`, the same in IPv6 as `jiffy.net6=`, and `jiffy.dns=<ip>[,<ip>...]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetConfig {
     /// Our address on `eth0`.
@@ -13,6 +13,31 @@ pub struct NetConfig {
     pub gateway: Ipv4Addr,
     /// Name servers; public ones unless told.
     pub dns: Vec<Ipv4Addr>,
+    /// The same in IPv6, if there is any.
+    pub version6: Option<Net6Config>,
+}
+
+/// What `jiffy.net6` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Net6Config {
+    /// Our address on `eth0`.
+    pub address: Ipv6Addr,
+    /// Length of the network part, 0 to 128.
+    pub prefix: u8,
+    /// Where everything else goes.
+    pub gateway: Ipv6Addr,
+}
+
+impl Net6Config {
+    fn parse(word: &str) -> Option<Self> {
+        let (network, gateway) = word.split_once(',')?;
+        let (address, prefix) = network.split_once('/')?;
+        Some(Self {
+            address: address.parse().ok()?,
+            prefix: prefix.parse().ok().filter(|p| *p <= 128)?,
+            gateway: gateway.parse().ok()?,
+        })
+    }
 }
 
 impl NetConfig {
@@ -34,6 +59,7 @@ impl NetConfig {
             prefix: prefix.parse().ok().filter(|p| *p <= 32)?,
             gateway: gateway.parse().ok()?,
             dns,
+            version6: word("jiffy.net6=").and_then(Net6Config::parse),
         })
     }
 
@@ -58,6 +84,12 @@ mod tests {
         assert_eq!(net.netmask(), Ipv4Addr::new(255, 255, 255, 252));
         assert_eq!(net.gateway, Ipv4Addr::new(10, 0, 0, 1));
         assert_eq!(net.dns.len(), 2);
+        assert_eq!(net.version6, None);
+        let both = "jiffy.net6=fd00::2/126,fd00::1 jiffy.net=10.0.0.2/30,10.0.0.1";
+        let six = NetConfig::parse(both).unwrap().version6.unwrap();
+        let (address, gateway) = ("fd00::2".parse(), "fd00::1".parse());
+        assert_eq!((Ok(six.address), Ok(six.gateway)), (address, gateway));
+        assert_eq!(six.prefix, 126);
         for bad in [
             "",
             "jiffy.net=",

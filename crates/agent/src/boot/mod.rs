@@ -9,6 +9,7 @@ pub mod greeting;
 pub mod identity;
 pub mod mount;
 pub mod net;
+mod net6;
 pub mod root;
 
 use crate::process::reaper;

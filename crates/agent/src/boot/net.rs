@@ -1,6 +1,7 @@
 //! `lo` and `eth0`, with ioctls: no netlink library, a handful of system calls.
 
 use super::cmdline::NetConfig;
+use super::net6;
 use crate::sys;
 use std::io;
 use std::net::Ipv4Addr;
@@ -106,7 +107,11 @@ fn configure(socket: &OwnedFd, config: &NetConfig) -> io::Result<()> {
     let mut mask = request(b"eth0");
     mask.ifr_ifru.ifru_addr = address(config.netmask());
     ioctl(socket, libc::SIOCSIFNETMASK, &mut mask)?;
+    net6::prepare();
     up(socket, b"eth0")?;
+    if let Some(version6) = &config.version6 {
+        net6::configure(version6)?;
+    }
     let mask = u32::from(config.netmask());
     let any = Ipv4Addr::UNSPECIFIED;
     if u32::from(config.address) & mask != u32::from(config.gateway) & mask {

@@ -2,7 +2,8 @@
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use jiffy_net::{Ipv4Net, Network, NetworkConfig};
+use jiffy_net::{IpNet, Ipv4Net, Network, NetworkConfig};
+use std::net::IpAddr;
 use std::path::Path;
 
 /// Whether the host has to do something for its sandboxes.
@@ -37,20 +38,27 @@ pub struct NetworkArgs {
         value_delimiter = ',',
         value_parser = cidr
     )]
-    pub allow_private: Vec<Ipv4Net>,
+    pub allow_private: Vec<IpNet>,
     /// Addresses between this host and its sandboxes, two for each (default: a free part of 198.18.0.0/15)
-    #[arg(long, value_name = "CIDR", value_parser = cidr)]
+    #[arg(long, value_name = "CIDR", value_parser = range)]
     pub network_range: Option<Ipv4Net>,
     /// Most sandboxes with a network at once
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub network_slots: u32,
 }
 
-fn cidr(text: &str) -> Result<Ipv4Net, String> {
-    let net = text.parse::<Ipv4Net>().ok();
-    let net = net.or_else(|| text.parse().ok().map(|ip: std::net::Ipv4Addr| ip.into()));
+fn cidr(text: &str) -> Result<IpNet, String> {
+    let net = text.parse::<IpNet>().ok();
+    let net = net.or_else(|| text.parse().ok().map(|ip: IpAddr| ip.into()));
     net.map(|net| net.trunc())
-        .ok_or_else(|| format!("`{text}` is not an IPv4 address or CIDR, as in 10.1.0.0/16"))
+        .ok_or_else(|| format!("`{text}` is neither an address nor a CIDR, as in 10.1.0.0/16"))
+}
+
+fn range(text: &str) -> Result<Ipv4Net, String> {
+    match cidr(text)? {
+        IpNet::V4(net) => Ok(net),
+        IpNet::V6(_) => Err(format!("`{text}` is not IPv4, as 10.1.0.0/16 is")),
+    }
 }
 
 /// Opens the network for the data directory `home`.
@@ -67,7 +75,15 @@ pub fn open(args: &NetworkArgs, home: &Path) -> anyhow::Result<Option<Network>> 
     };
     match Network::open(&config) {
         Ok(network) => {
-            tracing::info!("network: on; slots have addresses in {}", network.range());
+            let six = if network.version6() {
+                "with"
+            } else {
+                "without"
+            };
+            tracing::info!(
+                "network: on, {six} IPv6; slots have addresses in {}",
+                network.range()
+            );
             Ok(Some(network))
         }
         Err(e) if args.network == Wanted::Auto => {
@@ -100,7 +116,11 @@ mod tests {
             cidr("10.1.2.3/16").map(|n| n.to_string()),
             Ok("10.1.0.0/16".into())
         );
-        for bad in ["", "10.1", "fd00::/8", "10.0.0.0/33", "a.example"] {
+        assert_eq!(
+            cidr("fd00::1/8").map(|n| n.to_string()),
+            Ok("fd00::/8".into())
+        );
+        for bad in ["", "10.1", "10.0.0.0/33", "fd00::/129", "a.example"] {
             assert!(cidr(bad).is_err(), "{bad}");
         }
     }

@@ -4,7 +4,7 @@
 use super::skip;
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
@@ -23,6 +23,11 @@ pub const PRIVATE: [&str; 5] = [
 ];
 /// The one of them where a name server answers, over UDP; over TCP it says who answers, as at port 80.
 pub const RESOLVER: &str = PUBLIC[1];
+/// The host's own address in IPv6, and those that the internet answers at, in a lab that has it (of documentation, RFC 3849).
+pub const HOST6: &str = "2001:db8:1::2";
+pub const PUBLIC6: [&str; 2] = ["2001:db8:1::1", "2001:db8:9::9"];
+/// It answers here as well, if it is let.
+pub const PRIVATE6: &str = "fd00:9::9";
 /// What the name server there says to every question.
 const ANSWER: Ipv4Addr = Ipv4Addr::new(9, 9, 9, 9);
 
@@ -34,6 +39,15 @@ pub struct Lab {
 
 /// Runs `work` on a thread in the lab's host; what it starts is there, too. Counts `test` as skipped where that cannot be.
 pub fn with_lab(test: &str, work: impl FnOnce(&Lab) + Send) {
+    run(test, false, work);
+}
+
+/// The same, with IPv6.
+pub fn with_lab6(test: &str, work: impl FnOnce(&Lab) + Send) {
+    run(test, true, work);
+}
+
+fn run(test: &str, version6: bool, work: impl FnOnce(&Lab) + Send) {
     if let Some(why) = missing() {
         return skip(test, &why);
     }
@@ -41,12 +55,19 @@ pub fn with_lab(test: &str, work: impl FnOnce(&Lab) + Send) {
     let (ready, number) = mpsc::channel();
     let (leave, left) = mpsc::channel::<()>();
     thread::scope(|scope| {
-        scope.spawn(move || internet(&ready, tell, &left));
+        scope.spawn(move || internet(version6, &ready, tell, &left));
         let host = scope.spawn(move || {
             let internet = number.recv().unwrap();
             host(internet);
             // The other side of the wire is up when it says so.
             number.recv().unwrap();
+            if version6 {
+                ip(&format!(
+                    "addr add {HOST6}/64 dev eth0 nodad\nroute add default via {}",
+                    PUBLIC6[0]
+                ));
+                serve_tcp_at(HOST6, 80, "host");
+            }
             work(&Lab { datagrams });
         });
         let outcome = host.join();
@@ -112,7 +133,12 @@ fn host(internet: i32) {
         .for_each(|address| serve_dns(address));
 }
 
-fn internet(ready: &Sender<i32>, datagrams: Sender<(SocketAddr, Vec<u8>)>, left: &Receiver<()>) {
+fn internet(
+    version6: bool,
+    ready: &Sender<i32>,
+    datagrams: Sender<(SocketAddr, Vec<u8>)>,
+    left: &Receiver<()>,
+) {
     unshare();
     ready.send(nix::unistd::gettid().as_raw()).unwrap();
     super::wait_for("the wire", || {
@@ -135,6 +161,17 @@ fn internet(ready: &Sender<i32>, datagrams: Sender<(SocketAddr, Vec<u8>)>, left:
         commands += &format!("addr replace {address}/32 dev lo\n");
     }
     ip(&commands);
+    if version6 {
+        ip(&format!(
+            "addr add {}/64 dev eth0 nodad\naddr add {}/128 dev lo nodad\naddr add {PRIVATE6}/128 dev lo nodad",
+            PUBLIC6[0], PUBLIC6[1]
+        ));
+        for address in PUBLIC6.iter().chain([&PRIVATE6]) {
+            [80, 443]
+                .into_iter()
+                .for_each(|port| serve_tcp_at(address, port, "internet"));
+        }
+    }
     serve_http("internet");
     let udp = UdpSocket::bind("0.0.0.0:7").unwrap();
     thread::spawn(move || {
@@ -171,6 +208,8 @@ fn name_servers(loopback: bool) -> Vec<String> {
 
 /// Names below this lead to an address that is private.
 const TRAP: &[u8] = b"trap";
+/// Names below this lead to an address of IPv6, and to no other.
+const SIX: &[u8] = b"six";
 
 /// Every connection is told who answers and who asked, and then echoed.
 fn serve_http(name: &'static str) {
@@ -178,7 +217,11 @@ fn serve_http(name: &'static str) {
 }
 
 fn serve_tcp(port: u16, name: &'static str) {
-    let listener = TcpListener::bind(("0.0.0.0", port)).unwrap();
+    serve_tcp_at("0.0.0.0", port, name);
+}
+
+fn serve_tcp_at(address: &str, port: u16, name: &'static str) {
+    let listener = TcpListener::bind((address, port)).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
             thread::spawn(move || echo(stream?, name));
@@ -210,12 +253,21 @@ fn serve_dns(address: &str) {
             // Only the question is kept: the header is followed by its labels, a zero, type and class (RFC 1035 4.1).
             let end = answer[12..].iter().position(|b| *b == 0).unwrap() + 12 + 5;
             answer.truncate(end);
-            let is_a = answer[end - 3] == 1;
-            answer[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, u8::from(is_a), 0, 0, 0, 0]);
-            if is_a {
-                answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
-                let trap = buffer[..length].windows(TRAP.len()).any(|w| w == TRAP);
-                answer.extend(if trap { [10, 9, 9, 9] } else { ANSWER.octets() });
+            let below = |name: &[u8]| buffer[..length].windows(name.len()).any(|w| w == name);
+            // A or AAAA.
+            let (kind, found): (u8, Vec<u8>) = if below(SIX) {
+                (28, PUBLIC6[1].parse::<Ipv6Addr>().unwrap().octets().into())
+            } else if below(TRAP) {
+                (1, vec![10, 9, 9, 9])
+            } else {
+                (1, ANSWER.octets().into())
+            };
+            let known = answer[end - 3] == kind;
+            answer[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, u8::from(known), 0, 0, 0, 0]);
+            if known {
+                answer.extend([0xc0, 12, 0, kind, 0, 1, 0, 0, 0, 60, 0]);
+                answer.push(found.len().try_into().unwrap());
+                answer.extend(found);
             }
             let _ = socket.send_to(&answer, from);
         }

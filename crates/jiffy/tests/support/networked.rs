@@ -1,7 +1,7 @@
 //! Daemons in a lab, sandboxes with rules, and what their guests reach.
 
 use super::LIMIT;
-use super::lab::{Lab, output, with_lab};
+use super::lab::{Lab, output, with_lab, with_lab6};
 use super::place::Place;
 use super::wait_for;
 use serde_json::{Value, json};
@@ -78,17 +78,24 @@ pub fn create(place: &Place, rules: Value) -> String {
 
 /// Runs `work` with a data directory whose daemon is in a lab, started with `options`.
 pub fn networked(test: &str, options: &[&str], work: impl FnOnce(&Place, &Lab) + Send) {
-    with_lab(test, |lab| {
-        let Some(place) = Place::new(test) else {
-            return;
-        };
-        let mut daemon = place.serve(&[&["--network", "on", "--warm-pool", "0"], options].concat());
-        work(&place, lab);
-        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
-        daemon.wait().unwrap();
-        drop(place);
-        clean();
-    });
+    with_lab(test, |lab| in_lab(test, options, |place| work(place, lab)));
+}
+
+/// The same where the host has IPv6.
+pub fn networked6(test: &str, options: &[&str], work: impl FnOnce(&Place, &Lab) + Send) {
+    with_lab6(test, |lab| in_lab(test, options, |place| work(place, lab)));
+}
+
+fn in_lab(test: &str, options: &[&str], work: impl FnOnce(&Place)) {
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let mut daemon = place.serve(&[&["--network", "on", "--warm-pool", "0"], options].concat());
+    work(&place);
+    place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
+    drop(place);
+    clean();
 }
 
 /// Nothing of Jiffy is left in the lab's host.
@@ -97,7 +104,17 @@ pub fn clean() {
         (!output("ip", &["link"]).contains("jf")).then_some(())
     });
     assert_eq!(output("nft", &["list", "ruleset"]), "");
-    assert!(!output("ip", &["route"]).contains("blackhole"));
-    let forwarding = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward");
-    assert_eq!(forwarding.unwrap().trim(), "0");
+    for version in ["-4", "-6"] {
+        assert!(!output("ip", &[version, "route"]).contains("blackhole"));
+    }
+    for switch in [
+        "ipv4/ip_forward",
+        "ipv6/conf/all/forwarding",
+        "ipv6/conf/eth0/force_forwarding",
+    ] {
+        // Not every kernel knows the last.
+        if let Ok(value) = std::fs::read_to_string(format!("/proc/sys/net/{switch}")) {
+            assert_eq!(value.trim(), "0", "{switch}");
+        }
+    }
 }

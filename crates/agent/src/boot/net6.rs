@@ -1,0 +1,94 @@
+//! IPv6 of `eth0`, as the command line says it.
+
+use super::cmdline::Net6Config;
+use crate::sys;
+use std::io;
+use std::net::Ipv6Addr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// linux/ipv6_route.h
+#[repr(C)]
+struct Route {
+    to: libc::in6_addr,
+    from: libc::in6_addr,
+    gateway: libc::in6_addr,
+    kind: u32,
+    to_prefix: u16,
+    from_prefix: u16,
+    metric: u32,
+    info: libc::c_ulong,
+    flags: u32,
+    interface: libc::c_int,
+}
+
+/// To be called before the device is switched on: it has no addresses but the one it is given, and has it at once. The host says what is
+/// where, and lets nothing else pass.
+pub fn prepare() {
+    for (name, value) in [
+        ("accept_ra", "0"),
+        ("accept_dad", "0"),
+        // None of its own (IN6_ADDR_GEN_MODE_NONE).
+        ("addr_gen_mode", "1"),
+    ] {
+        // A kernel without IPv6 has no such files.
+        let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/eth0/{name}"), value);
+    }
+}
+
+/// Gives `eth0` its address and the way out.
+pub fn configure(config: &Net6Config) -> io::Result<()> {
+    // SAFETY: no pointers.
+    let socket = unsafe { libc::socket(libc::AF_INET6, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    let socket = match sys::owned(socket) {
+        Err(e) if e.raw_os_error() == Some(libc::EAFNOSUPPORT) => return Ok(()),
+        other => other?,
+    };
+    // SAFETY: the name is a string with its zero.
+    let interface = unsafe { libc::if_nametoindex(c"eth0".as_ptr()) };
+    if interface == 0 {
+        return Ok(());
+    }
+    let interface = libc::c_int::try_from(interface).map_err(io::Error::other)?;
+    let mut own = libc::in6_ifreq {
+        ifr6_addr: address(config.address),
+        ifr6_prefixlen: u32::from(config.prefix),
+        ifr6_ifindex: interface,
+    };
+    // SAFETY: SIOCSIFADDR of an IPv6 socket takes an in6_ifreq.
+    unsafe { call(&socket, libc::SIOCSIFADDR, (&raw mut own).cast()) }?;
+    let mut out = Route {
+        to: address(Ipv6Addr::UNSPECIFIED),
+        from: address(Ipv6Addr::UNSPECIFIED),
+        gateway: address(config.gateway),
+        kind: 0,
+        to_prefix: 0,
+        from_prefix: 0,
+        metric: 0,
+        info: 0,
+        flags: u32::from(libc::RTF_UP | libc::RTF_GATEWAY),
+        interface,
+    };
+    // SAFETY: SIOCADDRT of an IPv6 socket takes an in6_rtmsg, which `Route` is.
+    unsafe { call(&socket, libc::SIOCADDRT, (&raw mut out).cast()) }
+}
+
+fn address(ip: Ipv6Addr) -> libc::in6_addr {
+    libc::in6_addr {
+        s6_addr: ip.octets(),
+    }
+}
+
+/// # Safety
+/// `argument` is what `request` takes.
+unsafe fn call(
+    socket: &OwnedFd,
+    request: libc::c_ulong,
+    argument: *mut libc::c_void,
+) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    let result = sys::check(unsafe { libc::ioctl(socket.as_raw_fd(), request as _, argument) });
+    match result {
+        Err(e) if e.raw_os_error() != Some(libc::EEXIST) => Err(e),
+        _ => Ok(()),
+    }
+}

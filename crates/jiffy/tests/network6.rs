@@ -1,0 +1,118 @@
+//! What sandboxes reach over IPv6 where the host has it, with real guests and an internet of the test's own.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use serde_json::json;
+use support::lab::{HOST6, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6};
+use support::networked::{call, create, networked6, python, reach, root_python};
+
+#[test]
+fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_private_ranges() {
+    let test =
+        "a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_private_ranges";
+    networked6(test, &[], |place, _| {
+        let (id, other) = (place.ok(&["create"]), place.ok(&["create"]));
+        for host in PUBLIC6.iter().chain(&PUBLIC).chain(&["six.example"]) {
+            assert_eq!(reach(place, &id, host), "internet", "{host}");
+        }
+        // Programs that get both prefer what costs no translation of theirs.
+        let both =
+            "print(socket.getaddrinfo('some.example', 80, type=socket.SOCK_STREAM)[0][4][0])";
+        assert_eq!(python(place, &id, both), "9.9.9.9");
+        place.sh(
+            &other,
+            "nohup python3 -m http.server -b :: 80 >/dev/null 2>&1 &",
+        );
+        // What the host knows slots by, from its own table of routes.
+        let own = support::lab::output("ip", &["-6", "-br", "addr"]);
+        let slots: Vec<String> = own
+            .lines()
+            .filter(|line| line.starts_with("jf"))
+            .flat_map(|line| line.split_whitespace().skip(2))
+            .filter_map(|net| net.split_once('/').map(|(address, _)| address.to_owned()))
+            .filter(|address| address.starts_with("fd6a:"))
+            .collect();
+        assert!(slots.len() >= 2, "{own}");
+        let next = slots.iter().map(|address| format!("{address}1"));
+        let private = PRIVATE.iter().map(|address| format!("::ffff:{address}"));
+        for host in slots.iter().cloned().chain(next).chain(private).chain(
+            [
+                HOST6,
+                PRIVATE6,
+                "fd6a:6966:6679::22",
+                "64:ff9b::a09:909",
+                "2002:a09:909::1",
+            ]
+            .map(str::to_owned),
+        ) {
+            assert_eq!(reach(place, &id, &host), "ConnectionRefusedError", "{host}");
+        }
+        // Another address than the one it has does not leave its card.
+        let forged = r#"
+import fcntl, struct
+card = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+index = socket.if_nametoindex("eth0")
+fcntl.ioctl(card, 0x8916, socket.inet_pton(socket.AF_INET6, "2001:db8:9::7") + struct.pack("Ii", 128, index))
+forged = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+forged.settimeout(1)
+bound = False
+while not bound:
+    # It is there a moment after it was set.
+    try: bound = forged.bind(("2001:db8:9::7", 0)) is None
+    except OSError: time.sleep(0.01)
+try: print(forged.connect(("2001:db8:1::1", 80)))
+except OSError as e: print(type(e).__name__)
+"#;
+        assert_eq!(root_python(place, &other, forged), "TimeoutError");
+        assert_eq!(reach(place, &id, PUBLIC6[0]), "internet");
+    });
+}
+
+#[test]
+fn rules_hold_for_both_versions_and_go_with_copies() {
+    let test = "rules_hold_for_both_versions_and_go_with_copies";
+    networked6(test, &[], |place, _| {
+        let refused = "ConnectionRefusedError";
+        let some = create(
+            place,
+            json!({ "network": { "allowOut": ["2001:db8:9::/48"], "denyOut": ["0.0.0.0/0"] } }),
+        );
+        let seen =
+            |id: &str| [PUBLIC6[1], PUBLIC6[0], PUBLIC[1]].map(|host| reach(place, id, host));
+        assert_eq!(seen(&some), ["internet", refused, refused]);
+        let copy = place.ok(&["fork", &some]);
+        assert_eq!(seen(&copy), ["internet", refused, refused]);
+        let rules = json!({ "denyOut": ["2001:db8:9::9"] });
+        let path = format!("/sandboxes/{copy}/network");
+        assert_eq!(call(place, "PUT", &path, &rules).0, 204);
+        assert_eq!(seen(&copy), [refused, "internet", "internet"]);
+        let names = json!({ "allowOut": ["six.example"], "denyOut": ["0.0.0.0/0"] });
+        assert_eq!(call(place, "PUT", &path, &names).0, 204);
+        let asks = |name: &str| {
+            let program = format!(
+                "s = socket.create_connection(('2001:db8:9::9', 80), 10)\n\
+                 s.sendall(b'GET / HTTP/1.1\\r\\nHost: {name}\\r\\n\\r\\n')\nprint(s.recv(100).decode().split()[:2])"
+            );
+            python(place, &copy, &program)
+        };
+        assert!(
+            asks("six.example").starts_with("['internet'"),
+            "{}",
+            asks("six.example")
+        );
+        assert_eq!(asks("other.example"), "['HTTP/1.1', '403']");
+        let private = json!({ "allowOut": ["fd00::/8"] });
+        assert_eq!(call(place, "PUT", &path, &private).0, 400);
+    });
+}
+
+#[test]
+fn the_owner_of_the_host_opens_private_ranges_of_ipv6_too() {
+    let test = "the_owner_of_the_host_opens_private_ranges_of_ipv6_too";
+    networked6(test, &["--allow-private", "fd00:9::/32"], |place, _| {
+        let id = place.ok(&["create"]);
+        assert_eq!(reach(place, &id, PRIVATE6), "internet");
+        assert_eq!(reach(place, &id, HOST6), "ConnectionRefusedError");
+    });
+}
