@@ -1,6 +1,7 @@
 //! What bodies and idle connections cost. In a program of its own, because memory is the whole process's.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "gateway/support/mod.rs"]
 mod support;
 
 use axum::Router;

@@ -1,6 +1,7 @@
 //! What the log of a host says, and what it keeps to itself. One test, since it has its process' only subscriber.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "fake_engine/fake/mod.rs"]
 mod fake;
 
 use fake::{Bench, base};

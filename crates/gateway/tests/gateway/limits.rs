@@ -1,7 +1,6 @@
 //! What clients may take, and for how long.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use axum::Router;
 use axum::routing::any;

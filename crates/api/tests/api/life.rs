@@ -1,7 +1,6 @@
 //! Waking, sleeping, time and the end.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use jiffy_host::{OnTimeout, State};
 use serde_json::{Value, json};

@@ -1,7 +1,6 @@
 //! Time limits and what else is agreed when a sandbox is made.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod fake;
+use crate::fake;
 
 use fake::{Bench, base, until};
 use jiffy_host::{CreateSpec, Network, OnTimeout, OperationError, State, Terms};

@@ -1,7 +1,6 @@
 //! Lists, filters, and the form of whatever is refused.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use axum::body::Body;
 use axum::http::Request;

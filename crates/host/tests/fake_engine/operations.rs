@@ -1,7 +1,6 @@
 //! What each operation promises, over an engine that does what it is told.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod fake;
+use crate::fake;
 
 use fake::{Bench, base, until};
 use jiffy_engine::{BootMode, SandboxSize};

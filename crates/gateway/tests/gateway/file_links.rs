@@ -1,8 +1,6 @@
 //! Signed links to files lead to the sandbox that signed them, though they do not name it.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
+use crate::support;
 
 use axum::Router;
 use axum::routing::get;

@@ -1,7 +1,6 @@
 //! A host takes no more than it can bear, and says whether another try is worth it.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod fake;
+use crate::fake;
 
 use fake::{Bench, FakeEngine, base, until};
 use jiffy_engine::SandboxSize;

@@ -1,7 +1,6 @@
 //! What reaches a guest, and what comes back.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use axum::Router;
 use axum::body::{Body, Bytes};

@@ -1,7 +1,6 @@
 //! A data directory on a full disk: what has happened is written down nevertheless, and what needs room is refused.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod fake;
+use crate::fake;
 
 use fake::{Bench, base};
 use jiffy_host::{ErrorKind, State};

@@ -1,7 +1,6 @@
 //! TLS at the listener.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use axum::Router;
 use axum::routing::any;

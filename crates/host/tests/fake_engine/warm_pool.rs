@@ -1,7 +1,6 @@
 //! Sandboxes that wait for their creator.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod fake;
+use crate::fake;
 
 use fake::{Bench, base, until};
 use jiffy_engine::{BootMode, SandboxSize};

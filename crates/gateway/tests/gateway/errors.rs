@@ -1,7 +1,6 @@
 //! What clients are told when a request does not reach a guest.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use axum::Router;
 use axum::routing::get;

@@ -1,7 +1,6 @@
 //! Whatever clients do, in whichever order, and however often the daemon dies under them: no sandbox is lost, wedged or left over.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod fake;
+use crate::fake;
 
 use fake::{Bench, FakeEngine, base, until};
 use jiffy_host::{ErrorKind, OperationError, Sandboxes, State};

@@ -1,7 +1,6 @@
 //! Connections into guests that serve more than one request.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use axum::Router;
 use axum::routing::any;

@@ -1,7 +1,6 @@
 //! The socket of the host's owner.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use axum::Router;
 use jiffy_gateway::{Gateway, Peer, serve_local};

@@ -1,7 +1,6 @@
 //! Making sandboxes.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use axum::body::Body;
 use axum::http::Request;

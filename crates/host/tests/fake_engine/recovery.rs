@@ -1,7 +1,6 @@
 //! A daemon that is killed at any moment leaves the old or the new state, and nothing that belongs to nobody.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod fake;
+use crate::fake;
 
 use fake::{Bench, FakeEngine, base, until};
 use jiffy_host::{Sandboxes, State};

@@ -1,7 +1,6 @@
 //! What a host tells about its sandboxes, and how it ends and cleans.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod fake;
+use crate::fake;
 
 use fake::{Bench, base, until};
 use jiffy_engine::BootMode;

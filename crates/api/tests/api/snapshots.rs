@@ -1,7 +1,6 @@
 //! Snapshots, rollback, templates and pools.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use jiffy_api::{Limits, Scope};
 use serde_json::{Value, json};

@@ -1,7 +1,6 @@
 //! Who may do what, and how much.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use axum::body::Body;
 use axum::http::Request;

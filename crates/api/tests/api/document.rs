@@ -1,7 +1,6 @@
 //! The document and the router say the same.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
+use crate::support;
 
 use jiffy_api::{calls, openapi};
 use serde_json::{Value, json};

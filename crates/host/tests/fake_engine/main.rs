@@ -1,0 +1,12 @@
+//! Sandboxes of a host, with an engine that is none: one program for all themes, which share most of what they are made of.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod admission;
+mod deadline;
+mod fake;
+mod full_disk;
+mod lifecycle;
+mod observe;
+mod operations;
+mod recovery;
+mod warm_pool;
