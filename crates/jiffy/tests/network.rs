@@ -350,12 +350,12 @@ fn the_network_outlives_a_killed_daemon_and_nothing_else_does() {
     });
 }
 
-/// Devices of slots in the lab's host.
+/// Devices of slots in the lab's host, with their numbers: names come again.
 fn slots() -> Vec<String> {
-    let links = output("ip", &["-br", "link"]);
-    let names = links.lines().filter_map(|l| l.split(['@', ' ']).next());
+    let links = output("ip", &["-o", "link"]);
+    let names = links.lines().filter_map(|line| line.split('@').next());
     names
-        .filter(|n| n.starts_with("jf"))
+        .filter(|name| name.contains(": jf"))
         .map(str::to_owned)
         .collect()
 }
