@@ -101,7 +101,8 @@ fn memory_that_became_zero_takes_no_space() {
     let full = vm.snapshot(AfterSnapshot::Resume);
     assert_eq!(vm.ask("dirty 0"), "ok");
     let freed = vm.snapshot(AfterSnapshot::Resume);
-    assert!(freed.report.zero > 1200, "{:?}", freed.report);
+    // Of 1,536 chunks; some hold a page that the guest's kernel uses.
+    assert!(freed.report.zero > 1000, "{:?}", freed.report);
     let (layer, _) = freed.memory.last().unwrap();
     let stored = layer.metadata().unwrap().blocks() * 512;
     assert!(stored <= freed.report.stored * 65536, "{stored}");
