@@ -9,6 +9,7 @@ use jiffy_image::{
 };
 use jiffy_microvm::{BootError, BootSpec, Cgroups, MemoryPolicy, MicroVm, NetSpec, RestoreSpec};
 use jiffy_proto::agent::Identity;
+use jiffy_proto::vm::DiskLimits;
 use jiffy_snapshot::{Lineage, Store};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -124,6 +125,11 @@ impl Host {
     /// From now on what its VMMs use is limited.
     pub fn limit_vmms(&mut self, cgroups: Option<Cgroups>) {
         self.programs.vmm = self.programs.vmm.clone().limited(cgroups);
+    }
+
+    /// From now on the disks of those that boot or are restored are no faster than this.
+    pub fn limit_disks(&mut self, limits: DiskLimits) {
+        self.programs.vmm = self.programs.vmm.clone().with_disk_limits(limits);
     }
 
     /// Its data directory.

@@ -8,7 +8,8 @@ use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::jail::{ENTER_ARGUMENT, FIRST_FD};
 use jiffy_proto::vm::{
-    CONTROL_FD, DiskConfig, Event, FdIndex, NetConfig, Request, StopCause, VmConfig, VsockConfig,
+    CONTROL_FD, DiskConfig, DiskLimits, Event, FdIndex, NetConfig, Request, StopCause, VmConfig,
+    VsockConfig,
 };
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
@@ -105,6 +106,7 @@ fn config(mac: [u8; 6]) -> VmConfig {
                 overlay: FdIndex(5),
             },
         ],
+        disk_limits: DiskLimits::default(),
         vsock: Some(VsockConfig {
             guest_cid: 3,
             host_ports: vec![1024],

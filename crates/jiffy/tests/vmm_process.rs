@@ -7,7 +7,7 @@ use command_fds::{CommandFdExt, FdMapping};
 use jiffy_image::{Home, Initrd, Kernel};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::console::ConsoleRing;
-use jiffy_proto::vm::{CONTROL_FD, Event, FdIndex, Request, StopCause, VmConfig};
+use jiffy_proto::vm::{CONTROL_FD, DiskLimits, Event, FdIndex, Request, StopCause, VmConfig};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
 };
@@ -92,6 +92,7 @@ fn config() -> VmConfig {
         cmdline: "console=ttyS0 quiet panic=-1 reboot=k rdinit=/init -- --listen-unix /waits"
             .to_owned(),
         disks: Vec::new(),
+        disk_limits: DiskLimits::default(),
         vsock: None,
         net: None,
         rng: false,

@@ -5,10 +5,10 @@
 use crate::cgroup::{CgroupError, Cgroups, Limits};
 use crate::vm::BootError;
 use command_fds::{CommandFdExt, FdMapping};
-use jiffy_proto::vm::CONTROL_FD;
 use jiffy_proto::vm::jail::{
     ENTER_ARGUMENT, FIRST_FD, FIRST_UID, MAKE_ARGUMENT, NAMESPACES, READY, UIDS,
 };
+use jiffy_proto::vm::{CONTROL_FD, DiskLimits};
 use nix::sched::{CloneFlags, setns, unshare};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -28,6 +28,7 @@ pub struct Vmm {
     /// None: they run as who starts them.
     jail: Option<Arc<Mutex<Option<Namespaces>>>>,
     cgroups: Option<Cgroups>,
+    disk_limits: DiskLimits,
 }
 
 /// The VMM's surroundings could not be made.
@@ -56,6 +57,7 @@ impl Vmm {
             path,
             jail,
             cgroups: None,
+            disk_limits: DiskLimits::default(),
         }
     }
 
@@ -63,6 +65,17 @@ impl Vmm {
     pub fn limited(mut self, cgroups: Option<Cgroups>) -> Self {
         self.cgroups = cgroups;
         self
+    }
+
+    /// The same, and their guests' disks are no faster than this.
+    pub fn with_disk_limits(mut self, limits: DiskLimits) -> Self {
+        self.disk_limits = limits;
+        self
+    }
+
+    /// How fast the disks of its guests may be.
+    pub(crate) fn disk_limits(&self) -> DiskLimits {
+        self.disk_limits
     }
 
     /// Where the program is.

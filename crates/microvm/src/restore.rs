@@ -86,6 +86,7 @@ impl RestoreSpec {
                 };
                 stack(images, written)
             },
+            disk_limits: self.vmm.disk_limits(),
             vsock: Some(VsockConfig {
                 guest_cid: GUEST_CID,
                 host_ports: vec![HELLO_PORT],

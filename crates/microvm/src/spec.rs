@@ -96,6 +96,7 @@ impl BootSpec {
                     overlay: add(self.overlay.as_fd()),
                 },
             ),
+            disk_limits: self.vmm.disk_limits(),
             vsock: Some(VsockConfig {
                 guest_cid: agent::GUEST_CID,
                 host_ports: vec![agent::HELLO_PORT],

@@ -1,6 +1,6 @@
 //! Host <-> `jiffy-vmm`: taking a snapshot of a running VM, and making a VM from one.
 
-use crate::vm::{DiskConfig, FdIndex, NetConfig, VsockConfig};
+use crate::vm::{DiskConfig, DiskLimits, FdIndex, NetConfig, VsockConfig};
 use serde::{Deserialize, Serialize};
 
 /// Most layers, of memory or of one disk, that a VM is made from; longer lineages are merged first.
@@ -95,6 +95,9 @@ pub struct RestoreConfig {
     pub source: MemorySource,
     /// In guest order, as many as were saved.
     pub disks: Vec<DiskConfig>,
+    /// How fast all of them together may be.
+    #[serde(default)]
+    pub disk_limits: DiskLimits,
     /// Host-guest sockets, if there were any.
     pub vsock: Option<VsockConfig>,
     /// Network card, if there was one.

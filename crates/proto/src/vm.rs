@@ -3,6 +3,7 @@
 
 use crate::snapshot::{LayerFiles, RestoreConfig, SnapshotConfig, SnapshotReport};
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroU64;
 
 /// Position of a descriptor among those sent with the same message, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -224,6 +225,9 @@ pub struct VmConfig {
     pub cmdline: String,
     /// In guest order: `/dev/vda`, `/dev/vdb`, ...
     pub disks: Vec<DiskConfig>,
+    /// How fast all of them together may be.
+    #[serde(default)]
+    pub disk_limits: DiskLimits,
     /// Host-guest sockets.
     pub vsock: Option<VsockConfig>,
     /// Network card.
@@ -275,6 +279,16 @@ pub enum DiskConfig {
         /// Where written blocks go; empty.
         overlay: FdIndex,
     },
+}
+
+/// What the disks of one VM may take of the host, reading and writing together. A VM that rested may take at once what a second
+/// allows. Nothing of this is part of a snapshot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskLimits {
+    /// Bytes per second; none: as many as it can.
+    pub bytes_per_s: Option<NonZeroU64>,
+    /// Requests per second; none: as many as it can. A piece of the disk that is zeroed or discarded counts as one.
+    pub requests_per_s: Option<NonZeroU64>,
 }
 
 /// virtio-vsock.

@@ -5,6 +5,8 @@ use anyhow::Context;
 use clap::Args;
 use jiffy_host::Host;
 use jiffy_microvm::Cgroups;
+use jiffy_proto::vm::DiskLimits;
+use std::num::NonZeroU64;
 
 /// Options of `jiffy serve` about the limits of VMMs.
 #[derive(Debug, Clone, Default, Args)]
@@ -18,6 +20,21 @@ pub struct ConfinementArgs {
         value_name = "WHEN"
     )]
     pub cgroups: Wanted,
+    /// MB per second (10^6 bytes) that a sandbox reads from and writes to its disks; 0: as many as it can
+    #[arg(long, default_value_t = 400, value_name = "N")]
+    pub disk_mbps: u32,
+    /// Requests per second that a sandbox makes of its disks; 0: as many as it can
+    #[arg(long, default_value_t = 20_000, value_name = "N")]
+    pub disk_iops: u32,
+}
+
+impl ConfinementArgs {
+    fn disk_limits(&self) -> DiskLimits {
+        DiskLimits {
+            bytes_per_s: NonZeroU64::new(u64::from(self.disk_mbps) * 1_000_000),
+            requests_per_s: NonZeroU64::new(self.disk_iops.into()),
+        }
+    }
 }
 
 /// Prepares what the VMMs of `host` live in.
@@ -45,5 +62,8 @@ pub fn confine(host: &mut Host, args: &ConfinementArgs) -> anyhow::Result<()> {
         }
     };
     host.limit_vmms(cgroups);
+    let (mbps, iops) = (args.disk_mbps, args.disk_iops);
+    tracing::info!("disks: {mbps} MB/s and {iops} requests/s for each sandbox (0: no limit)");
+    host.limit_disks(args.disk_limits());
     Ok(())
 }

@@ -153,6 +153,7 @@ pub fn build(
     let memory = memory::allocate(config.memory_mib)?;
     let devices = DeviceSet {
         disks: &config.disks,
+        disk_limits: config.disk_limits,
         vsock: config.vsock.as_ref(),
         net: config.net.as_ref(),
         rng: config.rng,

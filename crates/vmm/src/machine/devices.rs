@@ -8,14 +8,14 @@ use crate::memory::{MMIO_START, MMIO_STRIDE};
 use crate::poll::Poller;
 use crate::virtio::VirtioDevice;
 use crate::virtio::balloon::Balloon;
-use crate::virtio::blk::{Backend, Block};
+use crate::virtio::blk::{Backend, Block, SharedLimiter};
 use crate::virtio::mmio::{IrqLine, MmioDevice, QUEUE_NOTIFY};
 use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
 use crate::virtio::vsock::{GuestConnect, Vsock};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex};
 use jiffy_proto::snapshot::MAX_LAYERS;
-use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, VsockConfig};
+use jiffy_proto::vm::{DiskConfig, DiskLimits, FdIndex, NetConfig, VsockConfig};
 use kvm_ioctls::{IoEventAddress, VmFd};
 use nix::sys::epoll::EpollFlags;
 use std::fs::File;
@@ -64,6 +64,7 @@ impl Slot {
 /// Which devices a machine has.
 pub(super) struct DeviceSet<'a> {
     pub disks: &'a [DiskConfig],
+    pub disk_limits: DiskLimits,
     pub vsock: Option<&'a VsockConfig>,
     pub net: Option<&'a NetConfig>,
     pub rng: bool,
@@ -77,8 +78,9 @@ pub(super) fn create(
     guest_connect: Box<dyn GuestConnect>,
 ) -> Result<Vec<Box<dyn VirtioDevice>>, VmmError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
-    for (number, disk) in config.disks.iter().enumerate() {
-        devices.push(Box::new(block(number, disk, fds)?));
+    let limiter = SharedLimiter::new(config.disk_limits);
+    for (number, disk) in (0..).zip(config.disks) {
+        devices.push(Box::new(block(number, disk, limiter.clone(), fds)?));
     }
     if let Some(vsock) = config.vsock {
         devices.push(Box::new(Vsock::new(vsock.clone(), guest_connect)));
@@ -100,7 +102,12 @@ pub(super) fn create(
     Ok(devices)
 }
 
-fn block(number: usize, disk: &DiskConfig, fds: &mut Descriptors) -> Result<Block, VmmError> {
+fn block(
+    number: u32,
+    disk: &DiskConfig,
+    limiter: Option<SharedLimiter>,
+    fds: &mut Descriptors,
+) -> Result<Block, VmmError> {
     let backend = match disk {
         DiskConfig::ReadOnly { image } => {
             Backend::ReadOnly(File::from(fds.take(*image, "disk image")?))
@@ -136,6 +143,10 @@ fn block(number: usize, disk: &DiskConfig, fds: &mut Descriptors) -> Result<Bloc
         }
     };
     Block::new(format!("blk{number}"), backend)
+        .and_then(|block| match limiter {
+            Some(limiter) => block.limited(limiter, number),
+            None => Ok(block),
+        })
         .map_err(|e| VmmError::Config(format!("disk {number}: {e}")))
 }
 

@@ -50,6 +50,7 @@ pub fn restore(
     let has = |name: &str| state.devices.iter().any(|d| d.name() == name);
     let devices = DeviceSet {
         disks: &config.disks,
+        disk_limits: config.disk_limits,
         vsock: config.vsock.as_ref(),
         net: config.net.as_ref(),
         rng: has("rng"),

@@ -2,23 +2,28 @@
 //! memory and the page cache.
 
 mod disk;
+mod limiter;
 mod overlay;
 mod request;
+mod throttle;
 
 pub use disk::Backend;
+pub use throttle::SharedLimiter;
 
 use super::device::RingState;
-use super::device::chain::{Again, check_queue, drain};
+use super::device::chain::{Again, Left, check_queue, drain_held};
 use super::{Activation, DeviceError, Interrupt, VirtioDevice};
 use crate::GuestMemory;
 use disk::{BLOCK, Disk, SECTOR};
 use jiffy_proto::layer::LayerIndex;
+use limiter::Work;
 use nix::sys::epoll::EpollFlags;
 use request::Server;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use throttle::Throttle;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
@@ -70,6 +75,8 @@ pub struct Block {
     flush_to_host: bool,
     active: Option<Active>,
     again: Again,
+    /// None: it is as fast as it can be.
+    throttle: Option<Throttle>,
 }
 
 impl Block {
@@ -87,7 +94,15 @@ impl Block {
             flush_to_host: false,
             active: None,
             again: Again::new()?,
+            throttle: None,
         })
+    }
+
+    /// The same as disk number `disk` (below 64) of a guest whose disks are no faster together than `limiter` allows. A request
+    /// that is too early stays in its queue, which nobody looks at before its time.
+    pub fn limited(mut self, limiter: SharedLimiter, disk: u32) -> Result<Self, BlockError> {
+        self.throttle = Some(Throttle::new(limiter, disk)?);
+        Ok(self)
     }
 
     /// Whether a flush of the guest reaches the host's storage. By default it does not, and the guest is told that
@@ -199,6 +214,9 @@ impl VirtioDevice for Block {
             .next()
             .ok_or_else(|| DeviceError::Host("no queue".into()))?;
         check_queue(&queue, &activation.memory)?;
+        if let Some(throttle) = &mut self.throttle {
+            throttle.start(activation.poller.clone())?;
+        }
         self.again.start(activation.poller)?;
         self.active = Some(Active {
             memory: activation.memory,
@@ -218,6 +236,9 @@ impl VirtioDevice for Block {
     fn reset(&mut self) {
         self.active = None;
         self.again.stop();
+        if let Some(throttle) = &mut self.throttle {
+            throttle.stop();
+        }
     }
 
     fn queue_event(&mut self, index: usize) -> Result<(), DeviceError> {
@@ -232,25 +253,41 @@ impl VirtioDevice for Block {
             disk: &mut self.disk,
             id,
             flush_to_host: self.flush_to_host,
+            zeroed: 0,
         };
-        let left = drain(
+        let throttle = self.throttle.as_ref();
+        let left = drain_held(
             &mut active.queue,
             &active.memory,
             active.interrupt.as_ref(),
             BUDGET,
-            |chain| server.serve(chain),
+            || throttle.and_then(Throttle::hold),
+            |chain| {
+                let bytes = chain.readable.len() + chain.writable.len();
+                let written = server.serve(chain);
+                if let Some(throttle) = throttle {
+                    throttle.charge(Work {
+                        bytes: u64::try_from(bytes).unwrap_or(u64::MAX),
+                        // Each piece that is zeroed is an operation of the host's file system.
+                        requests: std::mem::take(&mut server.zeroed).max(1),
+                    });
+                }
+                written
+            },
         )?;
-        if left {
-            self.again.schedule(0)?;
+        match (left, &mut self.throttle) {
+            (Left::Held(wait), Some(throttle)) => throttle.wake_after(wait),
+            (Left::Nothing, _) => Ok(()),
+            _ => self.again.schedule(0),
         }
-        Ok(())
     }
 
     fn host_event(&mut self, token: u32, _flags: EpollFlags) -> Result<(), DeviceError> {
-        if token == Again::TOKEN && self.again.take() != 0 {
-            return self.queue_event(0);
+        match token {
+            Throttle::TOKEN => self.queue_event(0),
+            Again::TOKEN if self.again.take() != 0 => self.queue_event(0),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use jiffy_proto::snapshot::{
     SnapshotReport,
 };
 use jiffy_proto::vm::{
-    CONTROL_FD, DiskConfig, Event, FdIndex, PROTOCOL, Request, VmConfig, VsockConfig,
+    CONTROL_FD, DiskConfig, DiskLimits, Event, FdIndex, PROTOCOL, Request, VmConfig, VsockConfig,
 };
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
@@ -166,6 +166,7 @@ impl Vm {
                 base: fds.add(&base),
                 overlay: fds.add(&overlay),
             }],
+            disk_limits: DiskLimits::default(),
             vsock: Some(vsock()),
             net: None,
             rng: true,
@@ -232,6 +233,7 @@ impl Vm {
                 layers: fds.layers(&snapshot.disk),
                 overlay: fds.add(&overlay),
             }],
+            disk_limits: DiskLimits::default(),
             vsock: Some(vsock()),
             net: None,
             console: {

@@ -39,6 +39,8 @@ pub struct Server<'d> {
     pub id: [u8; ID_BYTES],
     /// Whether a flush reaches the host's storage.
     pub flush_to_host: bool,
+    /// Pieces of the disk that were zeroed or discarded so far.
+    pub zeroed: u64,
 }
 
 impl Server<'_> {
@@ -136,6 +138,7 @@ impl Server<'_> {
                 return Err(Refusal::Io);
             }
             let bytes = u64::from(sectors) * SECTOR;
+            self.zeroed += 1;
             self.disk.zero(offset.ok_or(Refusal::Io)?, bytes, discard)?;
         }
         Ok(())

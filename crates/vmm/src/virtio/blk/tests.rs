@@ -148,3 +148,4 @@ impl Driver {
 mod content;
 mod contract;
 mod layers;
+mod limited;

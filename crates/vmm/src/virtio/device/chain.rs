@@ -10,6 +10,7 @@ use nix::sys::epoll::EpollFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestMemoryBackend, VolatileSlice};
 
@@ -107,17 +108,22 @@ fn guest(what: impl Into<String>) -> DeviceError {
     DeviceError::Guest(what.into())
 }
 
+fn broken(error: virtio_queue::Error) -> DeviceError {
+    guest(format!("available ring: {error}"))
+}
+
+/// Whether a chain waits on the available ring.
+fn waits(queue: &Queue, memory: &GuestMemory) -> Result<bool, DeviceError> {
+    let available = queue.avail_idx(memory, Ordering::Acquire).map_err(broken)?;
+    Ok(available.0 != queue.next_avail())
+}
+
 /// Takes the next chain off the available ring, if there is one.
 pub fn next_chain<'m>(
     queue: &mut Queue,
     memory: &'m GuestMemory,
 ) -> Result<Option<Chain<'m>>, DeviceError> {
-    let broken = |e| guest(format!("available ring: {e}"));
-    let avail = queue
-        .avail_idx(memory, Ordering::Acquire)
-        .map_err(broken)?
-        .0;
-    if avail == queue.next_avail() {
+    if !waits(queue, memory)? {
         return Ok(None);
     }
     let size = queue.size();
@@ -161,6 +167,17 @@ pub fn next_chain<'m>(
     Ok(Some(chain))
 }
 
+/// What a round of [`drain_held`] left in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing; the guest kicks when there is something.
+    Nothing,
+    /// Work that the budget had no room for: come back soon, without being kicked.
+    Work,
+    /// Work that must wait for so long: come back then, without being kicked.
+    Held(Duration),
+}
+
 /// Serves waiting chains: at most as many as the queue is long, and no new one once they named `byte_budget`
 /// bytes. `serve` returns how many bytes it wrote. Kicks are off meanwhile and the guest is interrupted once, at the end.
 ///
@@ -170,10 +187,24 @@ pub fn drain<'m>(
     memory: &'m GuestMemory,
     interrupt: &dyn Interrupt,
     byte_budget: usize,
-    mut serve: impl FnMut(Chain<'m>) -> Result<u32, DeviceError>,
+    serve: impl FnMut(Chain<'m>) -> Result<u32, DeviceError>,
 ) -> Result<bool, DeviceError> {
+    let left = drain_held(queue, memory, interrupt, byte_budget, || None, serve)?;
+    Ok(left != Left::Nothing)
+}
+
+/// The same, asking `hold` before each chain whether it has to wait. One that has to stays where it is, so that whoever looks at
+/// the queue next, in this machine or in one restored from it, finds it there.
+pub fn drain_held<'m>(
+    queue: &mut Queue,
+    memory: &'m GuestMemory,
+    interrupt: &dyn Interrupt,
+    byte_budget: usize,
+    mut hold: impl FnMut() -> Option<Duration>,
+    mut serve: impl FnMut(Chain<'m>) -> Result<u32, DeviceError>,
+) -> Result<Left, DeviceError> {
     if !queue.ready() {
-        return Ok(false);
+        return Ok(Left::Nothing);
     }
     let ring = |e| guest(format!("ring: {e}"));
     let mut chains = queue.size();
@@ -186,11 +217,19 @@ pub fn drain<'m>(
         }
         let served = loop {
             if chains == 0 || bytes == 0 {
-                break Ok(true);
+                break Ok(Left::Work);
+            }
+            match waits(queue, memory) {
+                Ok(true) => {}
+                Ok(false) => break Ok(Left::Nothing),
+                Err(e) => break Err(e),
+            }
+            if let Some(wait) = hold() {
+                break Ok(Left::Held(wait));
             }
             let chain = match next_chain(queue, memory) {
                 Ok(Some(chain)) => chain,
-                Ok(None) => break Ok(false),
+                Ok(None) => break Ok(Left::Nothing),
                 Err(e) => break Err(e),
             };
             chains -= 1;
@@ -208,8 +247,8 @@ pub fn drain<'m>(
             }
         };
         match served {
-            Ok(false) => match queue.enable_notification(memory) {
-                Ok(false) => break Ok(false),
+            Ok(Left::Nothing) => match queue.enable_notification(memory) {
+                Ok(false) => break Ok(Left::Nothing),
                 // An index that is ahead after asking for kicks and is not when looked at again would hold the event
                 // loop for ever: a driver can lay the used ring over it, or write it from another CPU.
                 Ok(true) if !progress => break Err(guest("available index goes back (2.7.6)")),
