@@ -8,11 +8,12 @@
 //! runs on, and another process adopts it by its [`Handle`] ([`Engine::adopt`]). What was kept and is not adopted is to be ended
 //! ([`Engine::end_others`]).
 
-use crate::{BootReport, NetworkRules, SandboxEnd, SandboxSize, Startup};
+use crate::{BootReport, ConnectionLog, NetworkRules, SandboxEnd, SandboxSize, Startup};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
+use std::sync::Arc;
 use tokio::net::UnixStream;
 
 /// Who a sandbox is told to be. Clock and entropy are added at the moment of telling.
@@ -312,6 +313,11 @@ pub trait Guest: Send + Sync + 'static {
         _rules: &NetworkRules,
     ) -> impl Future<Output = Result<(), EngineError>> + Send {
         async { Ok(()) }
+    }
+
+    /// Where its connections are recorded, also when it has ended; none: it has no network.
+    fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
+        None
     }
 
     /// Waits until it is gone and says why.

@@ -1,6 +1,7 @@
 //! What the host and an isolation engine say to each other about a sandbox. Types only, no I/O.
 
 mod boot;
+mod connections;
 mod contract;
 mod end;
 mod network;
@@ -8,6 +9,7 @@ mod size;
 mod startup;
 
 pub use boot::{BootMode, BootReport};
+pub use connections::{Connection, ConnectionLog, Connections, MAX_CONNECTIONS, Protocol, Refusal};
 pub use contract::{
     AfterSnapshot, Arrival, DamagedPiece, Engine, EngineError, Guest, Handle, Orphan, Persona,
     SnapshotTimes, Usage, VerifiedSnapshot,

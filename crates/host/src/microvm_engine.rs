@@ -7,8 +7,8 @@ use crate::litter;
 use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootReport, DamagedPiece, Engine, EngineError, Guest, Handle,
-    NetworkRules, Orphan, Persona, SandboxEnd, SandboxSize, SnapshotTimes, Startup, Usage,
+    AfterSnapshot, Arrival, BootReport, ConnectionLog, DamagedPiece, Engine, EngineError, Guest,
+    Handle, NetworkRules, Orphan, Persona, SandboxEnd, SandboxSize, SnapshotTimes, Startup, Usage,
     VerifiedSnapshot,
 };
 use jiffy_image::TemplateError;
@@ -343,6 +343,8 @@ pub struct MicroVmGuest {
     place: Place,
     /// None: it has no network card, or is gone.
     lease: Mutex<Option<Arc<Lease>>>,
+    /// None: it had none.
+    connections: Option<Arc<dyn ConnectionLog>>,
 }
 
 impl MicroVmGuest {
@@ -522,6 +524,7 @@ impl Engine for MicroVmEngine {
         let lease = card::adopted(self.network.as_ref(), words.slot, &orphan.network).await;
         Ok(MicroVmGuest {
             vm,
+            connections: lease.as_ref().map(Lease::connections),
             image: words.image,
             identity: words.identity,
             place: self.place.clone(),
@@ -633,6 +636,7 @@ impl Arrival for MicroVmArrival {
         }
         Ok(MicroVmGuest {
             vm,
+            connections: lease.as_ref().map(Lease::connections),
             image: prepared.image_name().to_owned(),
             identity,
             place,
@@ -705,6 +709,10 @@ impl Guest for MicroVmGuest {
             Some(lease) => lease.replace(rules).await.map_err(EngineError::failed),
             None => Ok(()),
         }
+    }
+
+    fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
+        self.connections.clone()
     }
 
     async fn ended(&self) -> SandboxEnd {

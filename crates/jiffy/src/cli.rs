@@ -50,6 +50,8 @@ pub enum Command {
     Ls(LsArgs),
     /// Run a command in a sandbox
     Exec(SandboxExecArgs),
+    /// Show the last lines of a sandbox's console, or what it reached over the network
+    Logs(LogsArgs),
     /// Copy a file or a directory into a sandbox or out of it
     Cp(CpArgs),
     /// Lead ports of this host to ports of a sandbox
@@ -255,6 +257,25 @@ pub struct SandboxExecArgs {
     /// What to run
     #[command(flatten)]
     pub exec: ExecArgs,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
+/// `jiffy logs`.
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// Sandbox, or the beginning of its id
+    pub id: String,
+    /// Its connections and questions about names instead: when, where to, how much, allowed or refused
+    #[arg(long)]
+    pub network: bool,
+    /// How many lines, at most 1000
+    #[arg(short = 'n', long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1000))]
+    pub lines: u16,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
     /// Where
     #[command(flatten)]
     pub host: HostArgs,

@@ -3,11 +3,13 @@
 //! Its sockets are in the guest's namespace, so who asks is known by where the question arrives, and nobody else can ask. What it asks
 //! itself leaves from the host's.
 
+use crate::connections::Record;
 use crate::guest::GATEWAY;
 use crate::policy::Policy;
 use crate::upstream::{self, Upstreams};
 use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::RecordType;
+use jiffy_engine::Refusal;
 use std::io;
 use std::net::{self, SocketAddr};
 use std::sync::Arc;
@@ -51,6 +53,7 @@ struct Rules {
     /// None: nobody has said yet who the guest is.
     policy: watch::Receiver<Option<Policy>>,
     host: Arc<Upstreams>,
+    record: Arc<Record>,
 }
 
 /// The server of one slot; it ends with this.
@@ -73,8 +76,13 @@ impl Server {
         sockets: Sockets,
         policy: watch::Receiver<Option<Policy>>,
         host: Arc<Upstreams>,
+        record: Arc<Record>,
     ) -> io::Result<Self> {
-        let rules = Arc::new(Rules { policy, host });
+        let rules = Arc::new(Rules {
+            policy,
+            host,
+            record,
+        });
         let udp = Arc::new(UdpSocket::from_std(sockets.udp)?);
         let tcp = TcpListener::from_std(sockets.tcp)?;
         let tasks = [
@@ -114,7 +122,11 @@ impl Rules {
         let (OpCode::Query, [query]) = (asked.metadata.op_code, asked.queries.as_slice()) else {
             return refuse(ResponseCode::NotImp);
         };
-        let (upstreams, version6) = self.upstreams(&query.name().to_ascii());
+        let name = query.name().to_ascii();
+        let (upstreams, version6) = self.upstreams(&name);
+        let refusal = upstreams.is_empty().then_some(Refusal::Rules);
+        let kind = query.query_type().to_string();
+        self.record.question(&name, kind, refusal);
         if upstreams.is_empty() {
             return refuse(ResponseCode::Refused);
         }

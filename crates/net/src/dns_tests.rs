@@ -5,6 +5,11 @@ use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
 use jiffy_engine::NetworkRules;
 
+fn record() -> Arc<Record> {
+    let sockets = Arc::new(crate::connections::Sockets::none());
+    Arc::new(Record::new("nobody".to_owned(), sockets, true))
+}
+
 /// A server that is asked at a loopback address, and whose policy names `upstream`'s file.
 async fn server(resolv_conf: &str, policy: Option<Policy>) -> (Server, SocketAddr) {
     let sockets = Sockets {
@@ -15,7 +20,8 @@ async fn server(resolv_conf: &str, policy: Option<Policy>) -> (Server, SocketAdd
     sockets.tcp.set_nonblocking(true).unwrap();
     let at = sockets.udp.local_addr().unwrap();
     let (_, policy) = watch::channel(policy);
-    let server = Server::start(sockets, policy, Arc::new(Upstreams::in_file(resolv_conf))).unwrap();
+    let host = Arc::new(Upstreams::in_file(resolv_conf));
+    let server = Server::start(sockets, policy, host, record()).unwrap();
     (server, at)
 }
 

@@ -2,12 +2,15 @@
 
 use crate::NetError;
 use crate::claim::Claims;
+use crate::connections;
 use crate::device;
 use crate::forwarding::{self, Version};
 use crate::namespace;
 use crate::program;
 use crate::slot::{prefix, range6};
 use ipnet::{Ipv4Net, Ipv6Net};
+use jiffy_engine::Refusal;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 /// Packets that fit any path.
 const SMALLEST_USUAL_MTU: u32 = 1280;
@@ -137,6 +140,29 @@ fn pass_tables(program: &'static str, tag: &str, wanted: bool) {
             return;
         }
     }
+}
+
+/// Whether `address` is one of this host's own: then it is what the host speaks to it under. Nothing is sent.
+pub(crate) fn has(address: IpAddr) -> bool {
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let own = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((address, 9))?;
+        socket.local_addr()
+    });
+    own.is_ok_and(|own| own.ip() == address)
+}
+
+/// Whether rules can tell which packets they refuse (`nft` asks the kernel, and changes nothing).
+pub(crate) fn tells_refusals() -> bool {
+    let rule = connections::statement(Refusal::Rules);
+    let script = format!("table inet jiffy_probe {{\n chain refuse {{\n {rule}\n }}\n}}\n");
+    let tells = program::run("nft", &["--check", "-f", "-"], &script);
+    tells
+        .inspect_err(|e| tracing::warn!("refused connections of sandboxes are not recorded: {e}"))
+        .is_ok()
 }
 
 /// Largest packet that the host's default route carries, in bytes; at most 1500.

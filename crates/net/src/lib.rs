@@ -1,8 +1,10 @@
-//! Networks of sandboxes: slots made in advance, what may leave them, their DNS.
+//! Networks of sandboxes: slots made in advance, what may leave them, their DNS, and a record of what did.
 //!
 //! [`Network`] has the slots of one data directory, [`Lease`] is one that a guest uses, [`Policy`] is what that guest may reach.
 
 mod claim;
+mod connections;
+mod counted;
 mod device;
 mod dns;
 mod error;

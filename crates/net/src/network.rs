@@ -2,7 +2,8 @@
 
 use crate::NetError;
 use crate::claim::{self, Claims};
-use crate::dns::{Server, Sockets};
+use crate::connections::{Record, Watch};
+use crate::dns::Server;
 use crate::forwarding;
 use crate::host;
 use crate::namespace;
@@ -10,10 +11,10 @@ use crate::numbers::Numbers;
 use crate::policy::{Policy, Reach, RulesError};
 use crate::program;
 use crate::proxy::Proxy;
-use crate::slot::{self, Common, Slot};
+use crate::slot::{self, Common, Slot, Sockets};
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net};
-use jiffy_engine::NetworkRules;
+use jiffy_engine::{ConnectionLog, NetworkRules};
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -57,7 +58,8 @@ impl NetworkConfig {
 enum Order {
     /// Fill up.
     Fill,
-    Destroy(u32),
+    /// Remove a slot; what its guest reached last is recorded first.
+    Destroy(u32, Option<Arc<Record>>),
     /// Do what is left and end.
     End,
 }
@@ -83,8 +85,10 @@ pub struct Lease {
     network: Network,
     number: u32,
     tap: Option<File>,
-    /// Answers while there is a lease.
+    record: Arc<Record>,
+    /// Answer and listen while there is a lease.
     _dns: Server,
+    _watch: Watch,
     /// Carries what is allowed by name; none: there has been nothing of that sort.
     proxy: Mutex<Option<Proxy>>,
     /// What is enforced in its namespace, if that is known.
@@ -156,6 +160,7 @@ impl Network {
             mtu: host::mtu_out(),
             connections: CONNECTIONS,
             usual,
+            tells: host::tells_refusals(),
         };
         let left = namespace::list(&common.prefix());
         let left = left.iter().filter_map(|name| number(&common, name));
@@ -196,8 +201,8 @@ impl Network {
 
     fn order(&self, order: Order) {
         // It ends when the network is closed; a guest may last a moment longer.
-        if let Err(mpsc::SendError(Order::Destroy(number))) = self.0.orders.send(order) {
-            self.0.destroy(&[number]);
+        if let Err(mpsc::SendError(Order::Destroy(number, record))) = self.0.orders.send(order) {
+            self.0.destroy(&[(number, record)]);
             self.0.tear_down_if_unused();
         }
     }
@@ -235,7 +240,7 @@ impl Network {
                 blocking(move || shared.make()).await?
             }
         };
-        self.lease(slot.number, Some(slot.tap), slot.dns)
+        self.lease(slot.number, Some(slot.tap), slot.sockets)
     }
 
     /// The slot of a guest that an earlier daemon kept, with the rules that are in force there.
@@ -243,7 +248,7 @@ impl Network {
         lock(&self.0.numbers).enter(number);
         let common = self.0.common.clone();
         let sockets = blocking(move || slot::listen(&common, number)).await;
-        let sockets = sockets.inspect_err(|_| self.order(Order::Destroy(number)))?;
+        let sockets = sockets.inspect_err(|_| self.order(Order::Destroy(number, None)))?;
         let lease = self.lease(number, None, sockets)?;
         lease.keep();
         // Said again, they are enforced again: the owner of the host may have changed what is private since.
@@ -252,19 +257,24 @@ impl Network {
         Ok(lease)
     }
 
-    fn lease(&self, number: u32, tap: Option<File>, dns: Sockets) -> Result<Lease, NetError> {
+    fn lease(&self, number: u32, tap: Option<File>, sockets: Sockets) -> Result<Lease, NetError> {
         let (policy, told) = watch::channel(None);
-        let dns = Server::start(dns, told, self.0.upstreams.clone());
-        let dns = dns
-            .map_err(NetError::host("answering DNS"))
-            .inspect_err(|_| {
-                self.order(Order::Destroy(number));
-            })?;
+        let kernel = Arc::new(sockets.connections);
+        let name = self.0.common.name(number);
+        let record = Arc::new(Record::new(name, kernel.clone(), self.0.common.tells));
+        let upstreams = self.0.upstreams.clone();
+        let dns = Server::start(sockets.dns, told, upstreams, record.clone());
+        let both = dns.and_then(|dns| Ok((dns, Watch::start(&kernel, &record)?)));
+        let (dns, watch) = both
+            .map_err(NetError::host("listening in a slot"))
+            .inspect_err(|_| self.order(Order::Destroy(number, None)))?;
         Ok(Lease {
             network: self.clone(),
             number,
             tap,
+            record,
             _dns: dns,
+            _watch: watch,
             proxy: Mutex::default(),
             enforced: tokio::sync::Mutex::new(Some(self.0.common.usual.clone())),
             policy,
@@ -282,7 +292,7 @@ impl Network {
                 && !ready.contains(&number)
                 && lock(&self.0.numbers).is_left(number)
             {
-                self.order(Order::Destroy(number));
+                self.order(Order::Destroy(number, None));
             }
         }
     }
@@ -310,11 +320,15 @@ impl Shared {
         slot::make(&self.common, number).inspect_err(|_| lock(&self.numbers).give_back(number))
     }
 
-    fn destroy(&self, numbers: &[u32]) {
-        if numbers.is_empty() {
+    fn destroy(&self, gone: &[(u32, Option<Arc<Record>>)]) {
+        if gone.is_empty() {
             return;
         }
-        slot::destroy(&self.common, numbers);
+        gone.iter()
+            .filter_map(|(_, record)| record.as_ref())
+            .for_each(|record| record.close());
+        let numbers: Vec<u32> = gone.iter().map(|(number, _)| *number).collect();
+        slot::destroy(&self.common, &numbers);
         let mut own = lock(&self.numbers);
         numbers.iter().for_each(|&number| own.give_back(number));
     }
@@ -326,12 +340,12 @@ impl Shared {
             for order in std::iter::once(first).chain(inbox.try_iter()) {
                 match order {
                     Order::Fill => {}
-                    Order::Destroy(number) => gone.push(number),
+                    Order::Destroy(number, record) => gone.push((number, record)),
                     Order::End => end = true,
                 }
             }
             if end {
-                gone.extend(lock(&self.ready).drain(..).map(|slot| slot.number));
+                gone.extend(lock(&self.ready).drain(..).map(|slot| (slot.number, None)));
             }
             self.destroy(&gone);
             if end {
@@ -371,6 +385,11 @@ impl Shared {
 }
 
 impl Lease {
+    /// What its guest reaches; it can be read when this is gone.
+    pub fn connections(&self) -> Arc<dyn ConnectionLog> {
+        self.record.clone()
+    }
+
     /// Its number, by which a later daemon finds it.
     pub fn number(&self) -> u32 {
         self.number
@@ -412,7 +431,8 @@ impl Lease {
         let name = common.name(number);
         let listeners = blocking(move || slot::listen_for_names(&common, number)).await?;
         let upstreams = self.network.0.upstreams.clone();
-        let proxy = Proxy::start(listeners, name, self.policy.subscribe(), upstreams);
+        let (policy, record) = (self.policy.subscribe(), self.record.clone());
+        let proxy = Proxy::start(listeners, name, policy, upstreams, record);
         *lock(&self.proxy) = Some(proxy.map_err(NetError::host("carrying connections by name"))?);
         Ok(())
     }
@@ -431,7 +451,9 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if !self.kept.load(Ordering::Acquire) {
-            self.network.order(Order::Destroy(self.number));
+            let record = self.record.clone();
+            self.network
+                .order(Order::Destroy(self.number, Some(record)));
         }
     }
 }

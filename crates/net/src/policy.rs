@@ -1,11 +1,12 @@
 //! What a sandbox may reach, checked and in the language of `nft`.
 
+use crate::connections;
 use crate::names::Names;
 use crate::proxy::PORTS;
 use crate::slot::{TAP, UPLINK};
 use crate::upstream::Upstreams;
 use ipnet::IpNet;
-use jiffy_engine::NetworkRules;
+use jiffy_engine::{NetworkRules, Refusal};
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -210,8 +211,13 @@ impl Policy {
     }
 
     /// The table of a slot that enforces it, in place of the one there is. Every packet is judged, also of connections that there are:
-    /// so a change cuts them.
-    pub(crate) fn script(&self, connections: u32) -> String {
+    /// so a change cuts them. `most` is that of connections at once; what is refused is told if `tells`.
+    pub(crate) fn script(&self, most: u32, tells: bool) -> String {
+        let tell = |why| match tells {
+            true => format!("    {}\n", connections::statement(why)),
+            false => String::new(),
+        };
+        let (rules, limit) = (tell(Refusal::Rules), tell(Refusal::Limit));
         let (by_name, pace) = (self.by_name(), self.pace());
         let (out, back) = (
             self.verdict("daddr", "goto refuse"),
@@ -227,13 +233,19 @@ impl Policy {
             r#"table inet jiffy
 delete table inet jiffy
 table inet jiffy {{
-  chain refuse {{
+  chain turn_away {{
     meta l4proto tcp reject with tcp reset
     reject with icmpx type admin-prohibited
   }}
+  chain refuse {{
+{rules}    goto turn_away
+  }}
+  chain crowded {{
+{limit}    goto turn_away
+  }}
   chain out {{
     tcp flags & (fin | syn | rst | ack) != syn ct state new reject with tcp reset
-    ct state new ct count over {connections} goto refuse
+    ct state new ct count over {most} goto crowded
 {out}  }}
   chain back {{
 {back}  }}

@@ -67,7 +67,7 @@ fn only_the_hosts_owner_opens_private_ranges() {
     let open = Policy::new(&NetworkRules::default(), &granted).unwrap();
     assert!(open.allows(ip("10.5.1.1")) && !open.allows(ip("10.6.1.1")));
     assert!(open.allows(ip("fd00:5::1")) && !open.allows(ip("fd00:6::1")));
-    let script = open.script(10);
+    let script = open.script(10, true);
     for one in [
         "8000::/1 } ip6 daddr != { fd00:5::/32 } goto refuse",
         "240.0.0.0/4 } ip daddr != { 10.5.0.0/16 } goto refuse",
@@ -105,7 +105,7 @@ fn overlapping_lists_become_disjoint_sets() {
         &rules(&["9.9.9.9", "9.9.9.0/24", "9.9.9.9/8"], &[], true),
         &Reach::default(),
     );
-    let script = policy.unwrap().script(10);
+    let script = policy.unwrap().script(10, true);
     assert!(script.contains("ip daddr { 9.0.0.0/8 } accept"), "{script}");
     assert!(script.contains("ip saddr { 9.0.0.0/8 } accept"), "{script}");
 }
@@ -120,7 +120,7 @@ fn names_decide_where_addresses_do_not() {
     assert!(policy.allows_name("a.example.com") && !policy.allows_name("example.com"));
     // An address is asked for by any name.
     assert!(policy.answers("other.example") && !policy.allows(ip("8.8.8.8")));
-    let script = policy.script(10);
+    let script = policy.script(10, true);
     assert!(
         script.contains("tcp dport 443 redirect to :3443"),
         "{script}"
@@ -134,7 +134,7 @@ fn names_decide_where_addresses_do_not() {
     }
     // Where everything may be reached there is nothing to decide.
     let open = Policy::new(&rules(&["a.example"], &[], true), &Reach::default()).unwrap();
-    assert!(!open.script(10).contains("redirect"));
+    assert!(!open.script(10, true).contains("redirect"));
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_host_with_ipv6_opens_it_to_what_is_public() {
     assert!(all.allows(ip("2a00::1")) && all.allows(ip("9.9.9.9")));
     let but = Policy::new(&rules(&["a.example"], &["2600::1"], true), &six).unwrap();
     assert!(!but.allows(ip("2600::1")) && but.allows(ip("2600::2")));
-    let script = but.script(10);
+    let script = but.script(10, true);
     for one in [
         "    meta nfproto ipv4 return",
         "    ip6 daddr != { 2600::1/128 } return",

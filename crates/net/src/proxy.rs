@@ -5,14 +5,18 @@
 //! that the guest chose nor what it was told about a name counts.
 
 use crate::NetError;
+use crate::connections::Record;
+use crate::counted::Counted;
 use crate::greeting::{self, Greeting, Protocol};
 use crate::guest::{GATEWAY, GATEWAY6};
 use crate::namespace;
 use crate::policy::Policy;
 use crate::upstream::{self, Upstreams};
+use nix::sys::socket::{getsockopt, sockopt};
 use std::io;
-use std::net::{self, IpAddr, SocketAddr};
+use std::net::{self, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -56,6 +60,15 @@ struct Way {
     slot: String,
     policy: watch::Receiver<Option<Policy>>,
     host: Arc<Upstreams>,
+    record: Arc<Record>,
+}
+
+/// Why a connection is not carried on.
+enum Closed {
+    /// The rules.
+    Forbidden,
+    /// Nobody answers there.
+    Silent,
 }
 
 /// The proxy of one slot; it ends with this, and its connections with the rules that allowed them.
@@ -75,8 +88,14 @@ impl Proxy {
         slot: String,
         policy: watch::Receiver<Option<Policy>>,
         host: Arc<Upstreams>,
+        record: Arc<Record>,
     ) -> io::Result<Self> {
-        let way = Arc::new(Way { slot, policy, host });
+        let way = Arc::new(Way {
+            slot,
+            policy,
+            host,
+            record,
+        });
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         let tasks = listeners.0.into_iter().map(|(listener, protocol)| {
             let listener = TcpListener::from_std(listener)?;
@@ -109,14 +128,30 @@ async fn accept(listener: TcpListener, protocol: Protocol, way: Arc<Way>, places
 
 impl Way {
     async fn carry(&self, mut client: TcpStream, protocol: Protocol) -> io::Result<()> {
+        let dialled = dialled(&client);
         let greeting = tokio::time::timeout(GREETING_LIMIT, hear(&mut client, protocol));
-        let Some((name, head)) = greeting.await?? else {
+        let heard = greeting.await.map_err(io::Error::from).flatten();
+        let Some((name, head)) =
+            heard.inspect_err(|_| self.record.refused_by_name(dialled, None))?
+        else {
+            self.record.refused_by_name(dialled, None);
             return refuse(client, protocol).await;
         };
-        let Some(mut server) = self.connect(&name, protocol).await else {
-            return refuse(client, protocol).await;
+        let mut server = match self.connect(&name, protocol).await {
+            Ok(server) => server,
+            Err(Closed::Forbidden) => {
+                self.record.refused_by_name(dialled, Some(&name));
+                return refuse(client, protocol).await;
+            }
+            Err(Closed::Silent) => {
+                drop(self.record.carry(dialled, &name));
+                return refuse(client, protocol).await;
+            }
         };
+        let carrying = self.record.carry(Some(server.peer_addr()?), &name);
+        let mut client = Counted::new(client, carrying.bytes.clone());
         server.write_all(&head).await?;
+        carrying.bytes.out.fetch_add(head.len() as u64, Relaxed);
         let mut policy = self.policy.clone();
         let allowed =
             |policy: &Option<Policy>| policy.as_ref().is_some_and(|p| p.allows_name(&name));
@@ -129,24 +164,27 @@ impl Way {
     }
 
     /// A connection to `name`, if it is allowed and leads somewhere that is.
-    async fn connect(&self, name: &str, protocol: Protocol) -> Option<TcpStream> {
-        let policy = self.policy.borrow().clone()?;
-        if !policy.allows_name(name) {
-            return None;
-        }
+    async fn connect(&self, name: &str, protocol: Protocol) -> Result<TcpStream, Closed> {
+        let policy = self.policy.borrow().clone();
+        let allows = |policy: &Policy| policy.allows_name(name);
+        let policy = policy.filter(allows).ok_or(Closed::Forbidden)?;
         let servers = policy.upstreams(&self.host);
         let found = upstream::addresses(name, &servers, policy.version6()).await;
         let port = match protocol {
             Protocol::Http => 80,
             Protocol::Tls => 443,
         };
-        let reachable = found.into_iter().filter(|ip| policy.permits_by_name(*ip));
-        for address in reachable.take(4) {
-            if let Some(stream) = self.connect_from_slot((address, port).into()).await {
-                return Some(stream);
+        let permitted = |ip: &&IpAddr| policy.permits_by_name(**ip);
+        let reachable: Vec<&IpAddr> = found.iter().filter(permitted).take(4).collect();
+        if reachable.is_empty() && !found.is_empty() {
+            return Err(Closed::Forbidden);
+        }
+        for address in reachable {
+            if let Some(stream) = self.connect_from_slot((*address, port).into()).await {
+                return Ok(stream);
             }
         }
-        None
+        Err(Closed::Silent)
     }
 
     /// From the slot: so the host's own table judges it like all that comes from there.
@@ -162,6 +200,18 @@ impl Way {
         stream.set_nonblocking(true).ok()?;
         TcpStream::from_std(stream).ok()
     }
+}
+
+/// The address that the guest chose, before the slot's table led its connection here.
+fn dialled(client: &TcpStream) -> Option<SocketAddr> {
+    if client.local_addr().ok()?.is_ipv4() {
+        let address = getsockopt(client, sockopt::OriginalDst).ok()?;
+        let ip = Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr));
+        return Some((ip, u16::from_be(address.sin_port)).into());
+    }
+    let address = getsockopt(client, sockopt::Ip6tOriginalDst).ok()?;
+    let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
+    Some((ip, u16::from_be(address.sin6_port)).into())
 }
 
 /// Whom the client wants, and what it said so far; none: nobody.

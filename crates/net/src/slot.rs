@@ -6,8 +6,9 @@
 //! Nothing passes until the host's end of the pair is switched on. A slot is used once: its namespace goes with everything in it - taps,
 //! connections, neighbours, rules, counters - and the next has a new one.
 
+use crate::connections::{self, statement};
 use crate::device;
-use crate::dns::Sockets;
+use crate::dns;
 use crate::error::NetError;
 use crate::forwarding;
 use crate::guest::{
@@ -18,6 +19,7 @@ use crate::policy::Policy;
 use crate::program;
 use crate::proxy::{Listeners, PORTS};
 use ipnet::{Ipv4Net, Ipv6Net};
+use jiffy_engine::Refusal;
 use nix::unistd::{Pid, gettid};
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -48,6 +50,8 @@ pub(crate) struct Common {
     pub connections: u32,
     /// What a new slot is made with.
     pub usual: Policy,
+    /// Whether its table tells what it refuses.
+    pub tells: bool,
 }
 
 impl Common {
@@ -59,6 +63,11 @@ impl Common {
     /// Namespace of slot `number`, and its device in the host.
     pub fn name(&self, number: u32) -> String {
         format!("{}{number}", self.prefix())
+    }
+
+    /// The table that enforces `policy`.
+    fn script(&self, policy: &Policy) -> String {
+        policy.script(self.connections, self.tells)
     }
 
     /// Addresses of the host's end and of the namespace's.
@@ -97,16 +106,40 @@ pub(crate) fn prefix(tag: &str) -> String {
 pub(crate) struct Slot {
     pub number: u32,
     pub tap: File,
-    pub dns: Sockets,
+    pub sockets: Sockets,
+}
+
+/// Where the daemon listens in a slot.
+#[derive(Debug)]
+pub(crate) struct Sockets {
+    /// What the guest asks.
+    pub dns: dns::Sockets,
+    /// What the kernel tells.
+    pub connections: connections::Sockets,
+}
+
+impl Sockets {
+    /// In the network namespace of this thread, whose table is in force.
+    fn open() -> Result<Self, NetError> {
+        let dns = dns::Sockets::open();
+        Ok(Self {
+            dns: dns.map_err(NetError::host(format!("listening at {GATEWAY}:53")))?,
+            connections: connections::Sockets::open(),
+        })
+    }
 }
 
 /// Makes slot `number`. If that fails there is nothing of it.
 pub(crate) fn make(common: &Common, number: u32) -> Result<Slot, NetError> {
     // The thread, not the process: it is in the namespace where the host's end belongs.
     let (name, here) = (common.name(number), gettid());
-    let (tap, dns) = namespace::create(&name, || inside(common, number, here))?;
+    let (tap, sockets) = namespace::create(&name, || inside(common, number, here))?;
     outside(common, number).inspect_err(|_| destroy(common, &[number]))?;
-    Ok(Slot { number, tap, dns })
+    Ok(Slot {
+        number,
+        tap,
+        sockets,
+    })
 }
 
 fn inside(common: &Common, number: u32, host_thread: Pid) -> Result<(File, Sockets), NetError> {
@@ -169,9 +202,8 @@ fn inside(common: &Common, number: u32, host_thread: Pid) -> Result<(File, Socke
         ]);
     }
     program::ip(&commands)?;
-    program::nft(&(rules() + &common.usual.script(common.connections)))?;
-    let dns = Sockets::open().map_err(NetError::host(format!("listening at {GATEWAY}:53")))?;
-    Ok((tap, dns))
+    program::nft(&(rules(common.tells) + &common.script(&common.usual)))?;
+    Ok((tap, Sockets::open()?))
 }
 
 fn outside(common: &Common, number: u32) -> Result<(), NetError> {
@@ -193,9 +225,13 @@ fn outside(common: &Common, number: u32) -> Result<(), NetError> {
 }
 
 /// Rules of every slot: only the guest's own addresses leave its card; of the namespace itself it reaches DNS and nothing else.
-fn rules() -> String {
+fn rules(tells: bool) -> String {
     let mac = guest::text(MAC);
     let [http, tls] = PORTS;
+    let tell = match tells {
+        true => format!("    iifname \"{TAP}\" {}\n", statement(Refusal::Rules)),
+        false => String::new(),
+    };
     format!(
         r#"table netdev jiffy_guard {{
   chain guest {{
@@ -214,7 +250,7 @@ table inet jiffy_slot {{
     iifname "{TAP}" icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
     iifname "{TAP}" ct status dnat tcp dport {{ {http}, {tls} }} accept
     iifname "{UPLINK}" ct state established accept
-    iifname "{TAP}" meta l4proto tcp reject with tcp reset
+{tell}    iifname "{TAP}" meta l4proto tcp reject with tcp reset
     iifname "{TAP}" reject with icmpx type admin-prohibited
   }}
   chain clamp {{
@@ -232,7 +268,7 @@ table inet jiffy_slot {{
 
 /// Replaces what the sandbox in slot `number` may reach.
 pub(crate) fn enforce(common: &Common, number: u32, policy: &Policy) -> Result<(), NetError> {
-    let script = policy.script(common.connections);
+    let script = common.script(policy);
     namespace::enter(&common.name(number), || program::nft(&script))
 }
 
@@ -247,11 +283,9 @@ pub(crate) fn listen_for_names(common: &Common, number: u32) -> Result<Listeners
     namespace::enter(&common.name(number), Listeners::open)
 }
 
-/// New sockets for the DNS of slot `number`, whose guest ran on without a daemon.
+/// New sockets in slot `number`, whose guest ran on without a daemon.
 pub(crate) fn listen(common: &Common, number: u32) -> Result<Sockets, NetError> {
-    namespace::enter(&common.name(number), || {
-        Sockets::open().map_err(NetError::host(format!("listening at {GATEWAY}:53")))
-    })
+    namespace::enter(&common.name(number), Sockets::open)
 }
 
 /// Removes slots.

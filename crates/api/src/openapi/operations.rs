@@ -271,6 +271,13 @@ fn inside() -> Vec<Operation> {
         ])
         .answers(200, "The lines", schema("LogsV2")),
         Operation::get(
+            "/sandboxes/{sandboxID}/connections",
+            "connections",
+            "What a sandbox reached, or tried to, and which names it asked for",
+        )
+        .with(vec![lines("limit")])
+        .answers(200, "Newest last", schema("Connections")),
+        Operation::get(
             "/sandboxes/{sandboxID}/preview",
             "preview",
             "A link to one of its ports that holds for a while",

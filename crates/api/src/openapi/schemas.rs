@@ -338,6 +338,34 @@ fn others() -> Value {
         &["timestamp", "line"],
         json!({ "timestamp": moment(), "line": text() }),
     );
+    let connection = object(
+        &[
+            "timestamp",
+            "protocol",
+            "address",
+            "port",
+            "host",
+            "question",
+            "bytesOut",
+            "bytesIn",
+            "verdict",
+            "reason",
+            "times",
+        ],
+        json!({
+            "timestamp": moment(),
+            "protocol": text(),
+            "address": maybe(text()),
+            "port": maybe(count()),
+            "host": maybe(text()),
+            "question": maybe(text()),
+            "bytesOut": maybe(count()),
+            "bytesIn": maybe(count()),
+            "verdict": { "type": "string", "enum": ["allowed", "refused"] },
+            "reason": { "type": ["string", "null"], "enum": ["rules", "limit", "host", null] },
+            "times": { "type": "integer", "minimum": 1 },
+        }),
+    );
     let entries = json!({ "type": "array", "items": entry });
     let strings = json!({ "type": "array", "items": text() });
     json!({
@@ -380,6 +408,12 @@ fn others() -> Value {
             "logEntries": entries,
         })),
         "LogsV2": object(&["logs"], json!({ "logs": entries })),
+        "Connections": object(&["since", "connections", "missing", "untold"], json!({
+            "since": maybe(moment()),
+            "connections": { "type": "array", "items": connection },
+            "missing": count(),
+            "untold": { "type": "array", "items": text() },
+        })),
         "Preview": object(&["url", "expiresAt"], json!({ "url": text(), "expiresAt": moment() })),
         "Template": object(&[
             "templateID", "buildID", "cpuCount", "memoryMB", "diskSizeMB", "public", "aliases",

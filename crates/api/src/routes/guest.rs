@@ -11,7 +11,7 @@ use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine::Engine;
+use jiffy_engine::{Connection, Engine};
 use jiffy_host::{Sample, Terms};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -178,9 +178,45 @@ pub(super) async fn logs_v2<E: Engine>(
     Ok(Json(json!({ "logs": console.entries() })))
 }
 
-fn keep_last(lines: &mut Vec<String>, limit: u64) {
+fn keep_last<T>(lines: &mut Vec<T>, limit: u64) {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     lines.drain(..lines.len().saturating_sub(limit));
+}
+
+fn connection(connection: &Connection) -> Value {
+    json!({
+        "timestamp": moment(connection.at_ms),
+        "protocol": connection.protocol.to_string(),
+        "address": connection.address,
+        "port": connection.port,
+        "host": connection.host,
+        "question": connection.question,
+        "bytesOut": connection.bytes.map(|(out, _)| out),
+        "bytesIn": connection.bytes.map(|(_, back)| back),
+        "verdict": if connection.refused.is_some() { "refused" } else { "allowed" },
+        "reason": connection.refused.map(|why| why.name()),
+        "times": connection.times,
+    })
+}
+
+/// `GET /sandboxes/{id}/connections`: what it reached, or tried to.
+pub(super) async fn connections<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    query: Query,
+) -> Result<Json<Value>, ApiError> {
+    let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
+    let record = app.sandbox(&caller, &id, Wanted::Mendable)?;
+    let mut all = app.sandboxes.connections(&record.id).await?;
+    keep_last(&mut all.list, limit);
+    let list: Vec<Value> = all.list.iter().map(connection).collect();
+    Ok(Json(json!({
+        "since": all.since_ms.map(moment),
+        "connections": list,
+        "missing": all.missing,
+        "untold": all.untold,
+    })))
 }
 
 /// `GET /sandboxes/{id}/preview`: a link to a port that needs nothing else and holds for a while.

@@ -108,6 +108,7 @@ fn closed<E: Engine>() -> Calls<E> {
         .get("/sandboxes/{sandboxID}/metrics", guest::metrics)
         .get("/sandboxes/{sandboxID}/logs", guest::logs_v1)
         .get("/v2/sandboxes/{sandboxID}/logs", guest::logs_v2)
+        .get("/sandboxes/{sandboxID}/connections", guest::connections)
         .get("/sandboxes/{sandboxID}/preview", guest::preview)
         .get("/sandboxes/{sandboxID}/process", host::process)
         .get("/sandboxes/{sandboxID}/ports/{port}", ports::stream)

@@ -301,6 +301,37 @@ async fn figures_are_the_hosts_samples_within_the_time_asked_for() {
 }
 
 #[tokio::test]
+async fn connections_are_told_newest_last_also_those_of_before_a_sleep() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    let path = format!("/sandboxes/{id}/connections");
+    let now = api.get(&path).await.expect(200);
+    let line = &now.body["connections"][0];
+    assert_eq!(line["timestamp"], "1970-01-01T00:00:01.000Z");
+    assert_eq!(
+        (&line["protocol"], &line["address"], &line["port"]),
+        (&json!("tcp"), &json!("192.0.2.1"), &json!(443))
+    );
+    assert_eq!(
+        (&line["host"], &line["bytesOut"], &line["verdict"]),
+        (&json!("a.example"), &json!(10), &json!("allowed"))
+    );
+    let count = async |query: &str| {
+        let answer = api.get(&format!("{path}{query}")).await.expect(200);
+        answer.body["connections"].as_array().unwrap().len()
+    };
+    assert_eq!(count("?limit=0").await, 0);
+    for call in ["pause", "resume", "pause"] {
+        let call = format!("/sandboxes/{id}/{call}");
+        assert!(api.post(&call, Value::Null).await.status < 300);
+    }
+    assert_eq!(count("").await, 2);
+    assert_eq!(count("?limit=1").await, 1);
+    api.get(&format!("{path}?limit=1001")).await.expect(400);
+    api.get("/sandboxes/none/connections").await.expect(404);
+}
+
+#[tokio::test]
 async fn logs_are_the_consoles_last_lines() {
     let api = Api::new();
     let id = api.sandbox().await;

@@ -55,7 +55,13 @@ async fn sandboxes_of_one_key_are_nothing_to_another() {
             .ids()
             .is_empty()
     );
-    for call in ["logs", "metrics", "preview?port=1", "ports/1"] {
+    for call in [
+        "logs",
+        "connections",
+        "metrics",
+        "preview?port=1",
+        "ports/1",
+    ] {
         api.call_as(&b, "GET", &path(&id, call), Value::Null)
             .await
             .expect(404);

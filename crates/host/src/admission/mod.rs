@@ -18,7 +18,7 @@ use std::time::Duration;
 const BIRTH_MIB: u64 = 48;
 /// Tasks and descriptors that one sandbox takes, and how many are left to everybody else.
 const TASKS_EACH: u64 = 12;
-const DESCRIPTORS_EACH: u64 = 12;
+const DESCRIPTORS_EACH: u64 = 14;
 const SPARE: u64 = 256;
 
 /// What a host may be used for.

@@ -1,10 +1,11 @@
 //! One sandbox in memory.
 
+use super::connections::Reached;
 use super::error::OperationError;
 use crate::admission::Place;
 use crate::record::{Operation, SandboxRecord, State, now_ms};
 use crate::usage::History;
-use jiffy_engine::{Guest, SandboxSize};
+use jiffy_engine::{ConnectionLog, Guest, SandboxSize};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
@@ -17,6 +18,8 @@ pub(crate) struct Entry<G> {
     place: Mutex<Option<Place>>,
     /// What it used.
     pub history: Mutex<History>,
+    /// What its earlier guests reached.
+    pub reached: Mutex<Reached>,
     /// Whether its time is over and that is being acted upon.
     expiring: AtomicBool,
     /// Whether it is being killed.
@@ -36,6 +39,7 @@ impl<G: Guest> Entry<G> {
             guest: Mutex::default(),
             place: Mutex::default(),
             history: Mutex::default(),
+            reached: Mutex::default(),
             expiring: AtomicBool::new(false),
             ending: watch::Sender::default(),
             turn: tokio::sync::Mutex::default(),
@@ -103,6 +107,10 @@ impl<G: Guest> Entry<G> {
     /// Takes over `record`. In a state without a guest it needs no place.
     pub fn set_record(&self, record: SandboxRecord) {
         let alive = matches!(record.state, State::Creating | State::Running);
+        if record.state == State::Killed {
+            // Its guest's, too: many are killed, and each is remembered for an hour.
+            lock(&self.reached).clear();
+        }
         *lock(&self.record) = record;
         if !alive {
             self.set_place(None);
@@ -141,7 +149,16 @@ impl<G: Guest> Entry<G> {
 
     /// Puts another guest, or none, in place and returns the one before.
     pub fn replace_guest(&self, guest: Option<Arc<G>>) -> Option<Arc<G>> {
-        std::mem::replace(&mut *lock(&self.guest), guest)
+        let before = std::mem::replace(&mut *lock(&self.guest), guest);
+        if let Some(log) = before.as_ref().and_then(|guest| guest.connections()) {
+            lock(&self.reached).add(log);
+        }
+        before
+    }
+
+    /// Where what its guest reaches is recorded.
+    pub fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
+        self.guest()?.connections()
     }
 
     pub fn is_guest(&self, guest: &Arc<G>) -> bool {

@@ -7,6 +7,7 @@
 mod adopt;
 mod caretaker;
 mod collect;
+mod connections;
 mod create;
 mod deadline;
 mod end;

@@ -273,6 +273,20 @@ impl Client {
         self.call(Method::DELETE, &path, &()).await
     }
 
+    /// The last lines of what a sandbox keeps under `what`.
+    pub async fn look<T: serde::de::DeserializeOwned>(
+        &self,
+        id: &str,
+        what: &str,
+        lines: u16,
+    ) -> anyhow::Result<T> {
+        let path = format!(
+            "/sandboxes/{}/{what}?limit={lines}",
+            self.whole_id(id).await?
+        );
+        self.call(Method::GET, &path, &()).await
+    }
+
     /// The process behind a sandbox; only the owner of a host is told.
     pub async fn process(&self, id: &str) -> anyhow::Result<Process> {
         let path = format!("/sandboxes/{}/process", word(id)?);

@@ -3,6 +3,7 @@
 mod copy;
 pub mod exec;
 mod forward;
+mod logs;
 pub mod table;
 mod tree;
 
@@ -34,6 +35,7 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
             host,
             ..
         }) => return verify(host, id, *json).await,
+        Command::Logs(args) => logs::run(args).await?,
         Command::Ls(args) => {
             let all = Client::open(&args.host).await?.sandboxes(args.all).await?;
             table::show(args.json, &all, table::sandboxes)?;

@@ -2,8 +2,9 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootMode, BootReport, Engine, EngineError, Guest, Handle, Orphan,
-    Persona, SandboxEnd, SandboxSize, SnapshotTimes, Usage,
+    AfterSnapshot, Arrival, BootMode, BootReport, Connection, ConnectionLog, Connections, Engine,
+    EngineError, Guest, Handle, Orphan, Persona, Protocol, SandboxEnd, SandboxSize, SnapshotTimes,
+    Usage,
 };
 use jiffy_host::{CreateSpec, HostFigures, Options, ReadHost, Sandboxes, Source, Terms};
 use std::collections::{BTreeMap, BTreeSet};
@@ -338,6 +339,10 @@ impl Guest for FakeGuest {
         Ok(near)
     }
 
+    fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
+        Some(Arc::new(Reached))
+    }
+
     async fn ended(&self) -> SandboxEnd {
         let mut end = self.0.end.subscribe();
         let end = end.wait_for(Option::is_some).await.unwrap();
@@ -350,6 +355,30 @@ impl Guest for FakeGuest {
 
     async fn stop(&self) {
         self.0.stop();
+    }
+}
+
+/// Every guest reaches one address.
+struct Reached;
+
+impl ConnectionLog for Reached {
+    fn read(&self) -> Connections {
+        let connection = Connection {
+            at_ms: 1_000,
+            protocol: Protocol::Tcp,
+            address: Some([192, 0, 2, 1].into()),
+            port: Some(443),
+            host: Some("a.example".to_owned()),
+            question: None,
+            bytes: Some((10, 20)),
+            refused: None,
+            times: 1,
+        };
+        Connections {
+            since_ms: Some(1),
+            list: vec![connection],
+            ..Connections::default()
+        }
     }
 }
 

@@ -1,0 +1,48 @@
+//! What sandboxes reached, also before they last slept.
+
+use super::entry::lock;
+use super::{OperationError, Sandboxes};
+use jiffy_engine::{ConnectionLog, Connections, Engine};
+use std::sync::Arc;
+
+/// What earlier guests of a sandbox reached.
+#[derive(Default)]
+pub(crate) struct Reached {
+    past: Connections,
+    /// That of the guest before this one, which may still be ending.
+    last: Option<Arc<dyn ConnectionLog>>,
+}
+
+impl Reached {
+    /// Another guest of the sandbox has gone.
+    pub fn add(&mut self, log: Arc<dyn ConnectionLog>) {
+        if let Some(last) = self.last.replace(log) {
+            self.past.extend(last.read());
+        }
+    }
+
+    /// Nobody may ask any more.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// What came before, and where what came last can be read, in order.
+    pub fn all(&self) -> (Connections, Option<Arc<dyn ConnectionLog>>) {
+        (self.past.clone(), self.last.clone())
+    }
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// What a sandbox reached, or tried to, as long as this daemon has had it: the newest, oldest first.
+    pub async fn connections(&self, id: &str) -> Result<Connections, OperationError> {
+        let entry = self.entry(id)?;
+        // Guests are asked in the order in which they lived.
+        let (mut all, last) = lock(&entry.reached).all();
+        let logs = [last, entry.connections()];
+        let read = tokio::task::spawn_blocking(move || {
+            logs.iter().flatten().for_each(|log| all.extend(log.read()));
+            all
+        });
+        read.await.map_err(|e| OperationError::Lost(e.to_string()))
+    }
+}

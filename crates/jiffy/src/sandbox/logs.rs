@@ -1,0 +1,153 @@
+//! `jiffy logs`: what a sandbox's console shows, or what it reached.
+
+use super::table;
+use crate::cli::LogsArgs;
+use crate::client::Client;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+
+/// The last lines of a console.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Console {
+    /// Oldest first.
+    pub logs: Vec<Line>,
+}
+
+/// One of them.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Line {
+    /// Without its end.
+    pub line: String,
+}
+
+/// What a sandbox reached, as the API has it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Reached {
+    since: Option<String>,
+    connections: Vec<Connection>,
+    missing: u64,
+    untold: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Connection {
+    timestamp: String,
+    protocol: String,
+    address: Option<String>,
+    port: Option<u16>,
+    host: Option<String>,
+    question: Option<String>,
+    bytes_out: Option<u64>,
+    bytes_in: Option<u64>,
+    verdict: String,
+    reason: Option<String>,
+    times: u64,
+}
+
+/// Shows what there is.
+pub async fn run(args: &LogsArgs) -> anyhow::Result<()> {
+    let client = Client::open(&args.host).await?;
+    if args.network {
+        let reached: Reached = client.look(&args.id, "connections", args.lines).await?;
+        return table::show(args.json, &reached, text);
+    }
+    let console: Console = client.look(&args.id, "logs", args.lines).await?;
+    table::show(args.json, &console.logs, |lines| {
+        lines.iter().map(|l| format!("{}\n", l.line)).collect()
+    })
+}
+
+fn bytes(count: Option<u64>) -> String {
+    match count {
+        None => "-".to_owned(),
+        Some(n @ 0..=99_999) => format!("{n} B"),
+        Some(n @ 100_000..=99_999_999) => format!("{} kB", n / 1000),
+        Some(n) => format!("{} MB", n / 1_000_000),
+    }
+}
+
+impl Connection {
+    fn verdict(&self) -> String {
+        match &self.reason {
+            Some(reason) => format!("{} ({reason})", self.verdict),
+            None => self.verdict.clone(),
+        }
+    }
+
+    fn destination(&self) -> String {
+        match (&self.address, self.port, &self.question) {
+            (Some(address), Some(port), _) => format!("{address}:{port}"),
+            (Some(address), None, _) => address.clone(),
+            (None, _, Some(kind)) => kind.clone(),
+            (None, ..) => "-".to_owned(),
+        }
+    }
+}
+
+fn text(reached: &Reached) -> String {
+    let Some(since) = &reached.since else {
+        return "nothing is recorded of this sandbox: it has no network, was killed, or has slept since before this daemon began\n"
+            .to_owned();
+    };
+    let mut text = format!(
+        "{:<24} {:<6} {:<16} {:<21} {:>9} {:>9} {:>6}  NAME\n",
+        "TIME", "PROTO", "VERDICT", "TO", "OUT", "IN", "TIMES"
+    );
+    for c in &reached.connections {
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            text,
+            "{:<24} {:<6} {:<16} {:<21} {:>9} {:>9} {:>6}  {}",
+            c.timestamp,
+            c.protocol,
+            c.verdict(),
+            c.destination(),
+            bytes(c.bytes_out),
+            bytes(c.bytes_in),
+            c.times,
+            c.host.as_deref().unwrap_or("-"),
+        );
+    }
+    let _ = writeln!(text, "recorded since {since}");
+    if reached.missing > 0 {
+        let _ = writeln!(text, "{} more not recorded", reached.missing);
+    }
+    if !reached.untold.is_empty() {
+        let what = reached.untold.join(", ");
+        let _ = writeln!(text, "the kernel of this host does not tell: {what}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_says_since_when_it_is_and_what_is_not_in_it() {
+        let reached = serde_json::json!({
+            "since": "2026-01-01T00:00:00.000Z",
+            "connections": [
+                { "timestamp": "2026-01-01T00:00:01.000Z", "protocol": "tcp", "address": "192.0.2.1", "port": 443,
+                  "host": "a.example", "question": null, "bytesOut": 10, "bytesIn": 123_456, "verdict": "allowed",
+                  "reason": null, "times": 1 },
+                { "timestamp": "2026-01-01T00:00:02.000Z", "protocol": "dns", "address": null, "port": null,
+                  "host": "b.example", "question": "A", "bytesOut": null, "bytesIn": null, "verdict": "refused",
+                  "reason": "rules", "times": 3 },
+            ],
+            "missing": 7,
+            "untold": ["bytes"],
+        });
+        let text = text(&serde_json::from_value(reached).unwrap());
+        for part in [
+            "tcp    allowed          192.0.2.1:443              10 B    123 kB      1  a.example",
+            "dns    refused (rules)  A                             -         -      3  b.example",
+            "7 more not recorded",
+            "does not tell: bytes",
+            "recorded since 2026-01-01T00:00:00.000Z",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+}

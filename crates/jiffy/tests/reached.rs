@@ -1,0 +1,215 @@
+//! What is recorded of the connections of real guests, in an internet of the test's own.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use serde_json::{Value, json};
+use std::time::Instant;
+use support::lab::HOST;
+use support::networked::{create, networked, python, reach};
+use support::place::Place;
+use support::wait_for;
+
+/// What is recorded of a sandbox.
+fn reached(place: &Place, id: &str) -> Value {
+    place.json(&["logs", id, "--network"])
+}
+
+/// The first line in which all of `parts` are so, as soon as there is one.
+fn line(place: &Place, id: &str, parts: &Value) -> Value {
+    let parts = parts.as_object().unwrap();
+    wait_for(&format!("a line with {parts:?}"), || {
+        let all = reached(place, id);
+        let lines = all["connections"].as_array().unwrap();
+        let fits = |line: &&Value| parts.iter().all(|(name, value)| line[name] == *value);
+        lines.iter().find(fits).cloned()
+    })
+}
+
+/// Sends as many bytes as it is told, and reads them back behind the greeting.
+const EXCHANGE: &str = r#"
+def exchange(host, port, greeting, count):
+    with socket.create_connection((host, port), 20) as s:
+        s.sendall(greeting + b"x" * count)
+        s.shutdown(socket.SHUT_WR)
+        total = 0
+        while data := s.recv(65536): total += len(data)
+        return total
+"#;
+
+#[test]
+fn what_a_guest_reaches_is_recorded_with_its_bytes_and_what_is_refused_with_its_reason() {
+    let test =
+        "what_a_guest_reaches_is_recorded_with_its_bytes_and_what_is_refused_with_its_reason";
+    networked(test, &[], |place, _| {
+        let rules = json!({ "allowOut": ["9.9.9.9", "good.example"], "denyOut": ["0.0.0.0/0"] });
+        let id = create(place, json!({ "network": rules }));
+        let say = |what: &str| python(place, &id, &format!("{EXCHANGE}\nprint({what})"));
+
+        // By address: packets with their headers, as the kernel counts them.
+        let back: u64 = say("exchange('9.9.9.9', 80, b'', 100000)").parse().unwrap();
+        let direct = line(
+            place,
+            &id,
+            &json!({ "address": "9.9.9.9", "port": 80, "host": null, "verdict": "allowed" }),
+        );
+        let (out, inward) = (direct["bytesOut"].as_u64(), direct["bytesIn"].as_u64());
+        let (out, inward) = (out.unwrap(), inward.unwrap());
+        assert!((100_000..120_000).contains(&out), "{direct}");
+        assert!((back..back + 20_000).contains(&inward), "{direct}");
+        assert_eq!(
+            (&direct["protocol"], &direct["times"]),
+            (&json!("tcp"), &json!(1))
+        );
+
+        // By name: what the connection said, where it led, and what passed.
+        let head = "GET / HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n";
+        let length = head.replace("\\r\\n", "  ").len() as u64;
+        let back: u64 = say(&format!("exchange('8.8.8.8', 80, b'{head}', 5000)"))
+            .parse()
+            .unwrap();
+        let named = line(
+            place,
+            &id,
+            &json!({ "host": "good.example", "protocol": "tcp" }),
+        );
+        assert_eq!(
+            (&named["address"], &named["verdict"]),
+            (&json!("9.9.9.9"), &json!("allowed"))
+        );
+        assert_eq!(
+            (named["bytesOut"].as_u64(), named["bytesIn"].as_u64()),
+            (Some(length + 5000), Some(back))
+        );
+        say("exchange('8.8.8.8', 80, b'GET / HTTP/1.1\\r\\nHost: evil.example\\r\\n\\r\\n', 0)");
+        let evil = line(place, &id, &json!({ "host": "evil.example" }));
+        assert_eq!(
+            (&evil["address"], &evil["verdict"], &evil["reason"]),
+            (&json!("8.8.8.8"), &json!("refused"), &json!("rules"))
+        );
+
+        // By rules; one line, however often.
+        assert_eq!(
+            say("[tcp('8.8.8.8', 7) for _ in range(3)][0]"),
+            "ConnectionRefusedError"
+        );
+        let refused = json!({ "address": "8.8.8.8", "port": 7, "verdict": "refused", "reason": "rules", "times": 3 });
+        assert_eq!(line(place, &id, &refused)["bytesOut"], Value::Null);
+
+        // What our proxy and name server said for it is not shown as its own, and nothing else was reached.
+        let resolve = "\ntry: socket.gethostbyname('some.example')\nexcept OSError: pass";
+        python(place, &id, resolve);
+        line(
+            place,
+            &id,
+            &json!({ "protocol": "dns", "host": "some.example", "question": "A", "verdict": "allowed" }),
+        );
+        let all = reached(place, &id);
+        let lines = all["connections"].as_array().unwrap();
+        let others = lines.iter().filter(|l| l["protocol"] != "dns").count();
+        assert_eq!(others, 4, "{all}");
+        assert_eq!((&all["missing"], &all["untold"]), (&json!(0), &json!([])));
+        let shown = place.ok(&["logs", &id, "--network"]);
+        assert!(shown.contains("refused (rules)  8.8.8.8:7 "), "{shown}");
+
+        // A sleep takes nothing from it; another daemon begins anew, with what is open.
+        place.ok(&["pause", &id]);
+        place.ok(&["resume", &id]);
+        assert_eq!(
+            line(place, &id, &json!({ "bytesOut": out }))["bytesIn"],
+            inward
+        );
+        line(place, &id, &refused);
+        place.kill_daemon();
+        let after = reached(place, &id);
+        assert!(after["since"].as_str() > all["since"].as_str(), "{after}");
+        assert_eq!(after["connections"], json!([]));
+        say("tcp('8.8.8.8', 7)");
+        line(
+            place,
+            &id,
+            &json!({ "address": "8.8.8.8", "port": 7, "times": 1 }),
+        );
+    });
+}
+
+#[test]
+fn questions_that_are_refused_and_addresses_of_the_host_are_recorded_as_refused() {
+    let test = "questions_that_are_refused_and_addresses_of_the_host_are_recorded_as_refused";
+    networked(test, &[], |place, _| {
+        let closed = create(place, json!({ "allow_internet_access": false }));
+        let resolve = "\ntry: socket.gethostbyname('secret.example')\nexcept OSError: pass";
+        python(place, &closed, resolve);
+        let asked = json!({ "protocol": "dns", "host": "secret.example", "question": "A", "verdict": "refused" });
+        assert_eq!(line(place, &closed, &asked)["reason"], "rules");
+
+        let open = place.ok(&["create"]);
+        assert_eq!(reach(place, &open, HOST), "ConnectionRefusedError");
+        line(
+            place,
+            &open,
+            &json!({ "address": HOST, "verdict": "refused", "reason": "host" }),
+        );
+        // Also its gateway's ports, which are in the slot itself.
+        assert_eq!(
+            reach(place, &open, "169.254.0.22"),
+            "ConnectionRefusedError"
+        );
+        line(
+            place,
+            &open,
+            &json!({ "address": "169.254.0.22", "port": 80, "reason": "rules" }),
+        );
+    });
+}
+
+/// Processor time that a process has had, in seconds.
+fn processor_time(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    let ticks: Vec<u64> = fields
+        .split(' ')
+        .skip(11)
+        .take(2)
+        .map(|t| t.parse().unwrap())
+        .collect();
+    // There are 100 in a second, whatever the kernel is (USER_HZ).
+    (ticks[0] + ticks[1]) as f64 / 100.0
+}
+
+#[test]
+fn a_flood_of_refused_packets_fills_no_record_and_no_processor() {
+    let test = "a_flood_of_refused_packets_fills_no_record_and_no_processor";
+    networked(test, &[], |place, _| {
+        let id = place.ok(&["create"]);
+        assert_eq!(reach(place, &id, "9.9.9.9"), "internet");
+        line(place, &id, &json!({ "address": "9.9.9.9" }));
+        let flood = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+            began, n = time.monotonic(), 0\n\
+            while time.monotonic() - began < 5:\n\
+            \x20   n += 1\n\
+            \x20   try: s.sendto(b'x', ('10.0.%d.%d' % (n >> 8 & 255, n & 255), n % 60000 + 1))\n\
+            \x20   except OSError: pass\n\
+            print(n)";
+        let (before, began) = (processor_time(place.daemon()), Instant::now());
+        let sent: u64 = python(place, &id, flood).parse().unwrap();
+        let took = began.elapsed().as_secs_f64();
+        let share = (processor_time(place.daemon()) - before) / took;
+        let all = reached(place, &id);
+        let lines = all["connections"].as_array().unwrap();
+        let missing = all["missing"].as_u64().unwrap();
+        eprintln!(
+            "{sent} packets: {} lines, {missing} more, {:.1} % of a processor",
+            lines.len(),
+            share * 100.0
+        );
+        assert!(lines.len() <= 1000 && missing > 1000, "{all}");
+        assert!(share < 0.25, "{share}");
+        // What was there before is there still.
+        line(
+            place,
+            &id,
+            &json!({ "address": "9.9.9.9", "verdict": "allowed" }),
+        );
+    });
+}

@@ -1,0 +1,131 @@
+//! Connections as the kernel's connection tracking tells them (linux/netfilter/nfnetlink_conntrack.h).
+
+use super::netlink::{Message, Socket, attribute, long, word};
+use crate::guest::{ADDRESS, ADDRESS6, GATEWAY, GATEWAY6};
+use jiffy_engine::{Connection, Protocol};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The subsystem, what is asked of it, and what it says when a connection is gone.
+const CONNTRACK: u8 = 1;
+const GET: u8 = 1;
+const DELETE: u8 = 2;
+/// Bit of the group that hears of connections that are gone (NFNLGRP_CONNTRACK_DESTROY).
+const GONE: u32 = 1 << 2;
+/// Most connections of one look.
+const MOST: usize = 16 * 1024;
+/// What a namespace has to be told before connections are counted and timed.
+const SWITCHES: [&str; 3] = [
+    "nf_conntrack_acct",
+    "nf_conntrack_timestamp",
+    "nf_conntrack_events",
+];
+
+/// A connection of the guest with the world.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Flow {
+    /// The kernel's own number, which it may give again.
+    pub id: u32,
+    /// Milliseconds since 1970; none: not timed.
+    pub began_ms: Option<u64>,
+    protocol: Protocol,
+    address: IpAddr,
+    port: Option<u16>,
+    bytes: Option<(u64, u64)>,
+}
+
+impl Flow {
+    /// From the attributes of one. None: it is not the guest's own, or leads to its gateway: DNS and what is carried by name are recorded
+    /// where they are handled.
+    pub fn read(attributes: &[u8]) -> Option<Self> {
+        let (from, address, protocol, port) = tuple(attribute(attributes, 1)?)?;
+        let (answers, ..) = tuple(attribute(attributes, 2)?)?;
+        let own = from == ADDRESS || from == ADDRESS6;
+        if !own || answers == GATEWAY || answers == GATEWAY6 {
+            return None;
+        }
+        let bytes = |kind| long(attribute(attribute(attributes, kind)?, 2)?);
+        let began = || long(attribute(attribute(attributes, 20)?, 1)?);
+        Some(Self {
+            id: attribute(attributes, 12).and_then(word).unwrap_or(0),
+            began_ms: began().map(|ns| ns / 1_000_000).filter(|ms| *ms > 0),
+            protocol,
+            address,
+            port,
+            bytes: bytes(9).zip(bytes(10)),
+        })
+    }
+
+    /// As a line of the record; `now_ms` where it was not timed.
+    pub fn line(self, now_ms: u64) -> Connection {
+        Connection {
+            at_ms: self.began_ms.unwrap_or(now_ms),
+            protocol: self.protocol,
+            address: Some(self.address),
+            port: self.port,
+            host: None,
+            question: None,
+            bytes: self.bytes,
+            refused: None,
+            times: 1,
+        }
+    }
+}
+
+/// Source, destination, protocol and destination's port of one direction.
+fn tuple(tuple: &[u8]) -> Option<(IpAddr, IpAddr, Protocol, Option<u16>)> {
+    let ip = attribute(tuple, 1)?;
+    // Those of IPv6 have types of their own, in the same order.
+    let address = |kind| match attribute(ip, kind) {
+        Some(v4) => Some(IpAddr::V4(Ipv4Addr::from(word(v4)?))),
+        None => {
+            let v6: [u8; 16] = attribute(ip, kind + 2)?.try_into().ok()?;
+            Some(IpAddr::V6(Ipv6Addr::from(v6)))
+        }
+    };
+    let transport = attribute(tuple, 2)?;
+    let [number] = attribute(transport, 1)? else {
+        return None;
+    };
+    let port = attribute(transport, 3).and_then(|p| p.try_into().ok());
+    Some((
+        address(1)?,
+        address(2)?,
+        Protocol::of(*number),
+        port.map(u16::from_be_bytes),
+    ))
+}
+
+/// Hears of connections that are gone, in the network namespace of this thread.
+pub(super) fn listen() -> io::Result<Socket> {
+    let socket = Socket::open(GONE)?;
+    // A kernel that has it as a module loads it now.
+    socket.list(CONNTRACK, GET, |_| false)?;
+    Ok(socket)
+}
+
+/// Has connections of this thread's network namespace counted and timed from now on; whether they are counted.
+pub(super) fn count() -> bool {
+    let write = |name| std::fs::write(format!("/proc/sys/net/netfilter/{name}"), "1").is_ok();
+    SWITCHES.map(write)[0]
+}
+
+/// The flow that `message` says is gone.
+pub(super) fn gone(message: &Message<'_>) -> Option<Flow> {
+    match message {
+        Message::Of(CONNTRACK, DELETE, _, attributes) => Flow::read(attributes),
+        _ => None,
+    }
+}
+
+/// The connections there are in the network namespace of this thread, and whether these are all.
+pub(super) fn all() -> io::Result<(Vec<Flow>, bool)> {
+    let mut seen = 0;
+    let mut flows = Vec::new();
+    Socket::open(0)?.list(CONNTRACK, GET, |attributes| {
+        flows.extend(Flow::read(attributes));
+        seen += 1;
+        seen < MOST
+    })?;
+    Ok((flows, seen < MOST))
+}

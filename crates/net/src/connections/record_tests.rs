@@ -1,0 +1,63 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+
+fn record() -> Arc<Record> {
+    let record = Record::new("nobody".to_owned(), Arc::new(Sockets::none()), true);
+    *lock(&record.source) = None;
+    Arc::new(record)
+}
+
+fn to(last: u8, port: u16) -> Option<SocketAddr> {
+    Some(([192, 0, 2, last], port).into())
+}
+
+#[test]
+fn what_is_alike_is_one_line_and_what_is_too_much_is_counted() {
+    let record = record();
+    for _ in 0..3 {
+        record.refused_by_name(to(1, 80), Some("a.example"));
+    }
+    record.question("b.example.", "A".to_owned(), None);
+    let read = record.read();
+    assert_eq!((read.list.len(), read.missing), (2, 0));
+    assert_eq!(read.list[0].times + read.list[1].times, 4);
+    assert!(read.since_ms.is_some());
+    for port in 1..=2000 {
+        record.refused_by_name(to(2, port), None);
+    }
+    let read = record.read();
+    assert_eq!(read.list.len(), KEPT[1] + 1);
+    assert_eq!(read.missing, 2003 - KEPT[1] as u64);
+    // Refused ones push no question out.
+    assert!(read.list.iter().any(|line| line.question.is_some()));
+    assert_eq!(read.list.last().unwrap().port, Some(2000));
+}
+
+#[test]
+fn what_is_carried_by_name_is_counted_while_it_lasts_and_kept_when_it_ends() {
+    let record = record();
+    let carrying = record.carry(to(3, 443), "c.example");
+    carrying.bytes.out.fetch_add(10, Ordering::Relaxed);
+    let now = |bytes| {
+        let list = record.read().list;
+        assert_eq!((list.len(), list[0].bytes), (1, Some(bytes)));
+        assert_eq!(list[0].host.as_deref(), Some("c.example"));
+    };
+    now((10, 0));
+    carrying.bytes.back.fetch_add(20, Ordering::Relaxed);
+    drop(carrying);
+    now((10, 20));
+}
+
+#[test]
+fn a_name_is_short_and_printable() {
+    assert_eq!(clean("good.example."), "good.example");
+    assert_eq!(clean("a\x1b[2J\u{202e}b c"), "a?[2J?b?c");
+    assert_eq!(clean(&"x".repeat(5000)).len(), LONGEST_NAME);
+}
+
+#[test]
+fn an_address_of_this_host_is_known() {
+    assert!(host::has([127, 0, 0, 1].into()));
+    assert!(!host::has([192, 0, 2, 77].into()));
+}

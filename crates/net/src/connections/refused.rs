@@ -1,0 +1,191 @@
+//! Packets that a slot's table refused, as the kernel tells them (linux/netfilter/nfnetlink_log.h).
+
+use super::netlink::{Message, Socket, attribute, encode, word};
+use jiffy_engine::{Connection, Protocol, Refusal};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+const LOG: u8 = 4;
+const PACKET: u8 = 0;
+const CONFIGURE: u8 = 1;
+/// Number under which the slot's table tells packets; a namespace of ours has no other.
+pub(crate) const GROUP: u16 = 1;
+/// Bytes of a packet that are wanted: the longest IPv4 header, and the ports behind it.
+const WANTED: u32 = 64;
+/// How many packets are told at once, and after which time fewer, in hundredths of a second.
+const BATCH: u32 = 50;
+const PATIENCE: u32 = 10;
+
+/// A packet that was refused.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Packet {
+    /// How many were refused before it since we listen.
+    pub number: u32,
+    protocol: Protocol,
+    address: IpAddr,
+    port: Option<u16>,
+    why: Refusal,
+}
+
+/// Words of the table for "tell this packet".
+pub(crate) fn statement(why: Refusal) -> String {
+    format!("log prefix \"{}\" group {GROUP}", why.name())
+}
+
+/// Hears of refused packets, in the network namespace of this thread.
+pub(super) fn listen() -> io::Result<Socket> {
+    let socket = Socket::open(0)?;
+    let mut mode = WANTED.to_be_bytes().to_vec();
+    // Copy packets (NFULNL_COPY_PACKET), and a byte of padding.
+    mode.extend([2, 0]);
+    let settings = [
+        // Bind (NFULNL_CFG_CMD_BIND).
+        encode(1, &[1]),
+        encode(2, &mode),
+        encode(4, &PATIENCE.to_be_bytes()),
+        encode(5, &BATCH.to_be_bytes()),
+        // With a number each (NFULNL_CFG_F_SEQ).
+        encode(6, &1_u16.to_be_bytes()),
+    ];
+    socket.command(LOG, CONFIGURE, GROUP, &settings.concat())?;
+    Ok(socket)
+}
+
+impl Packet {
+    /// The packet that `message` tells.
+    pub fn read(message: &Message<'_>) -> Option<Self> {
+        let Message::Of(LOG, PACKET, _, attributes) = message else {
+            return None;
+        };
+        let packet = attribute(attributes, 9)?;
+        let prefix = attribute(attributes, 10).unwrap_or_default();
+        let limit = prefix.starts_with(Refusal::Limit.name().as_bytes());
+        let (protocol, address, port) = header(packet)?;
+        Some(Self {
+            number: attribute(attributes, 12).and_then(word)?,
+            protocol,
+            address,
+            port,
+            why: if limit {
+                Refusal::Limit
+            } else {
+                Refusal::Rules
+            },
+        })
+    }
+
+    /// As a line of the record.
+    pub fn line(self, now_ms: u64) -> Connection {
+        Connection {
+            at_ms: now_ms,
+            protocol: self.protocol,
+            address: Some(self.address),
+            port: self.port,
+            host: None,
+            question: None,
+            bytes: None,
+            refused: Some(self.why),
+            times: 1,
+        }
+    }
+}
+
+/// Protocol, destination and its port, of a packet as the guest wrote it.
+fn header(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
+    match packet.first()? >> 4 {
+        4 => header4(packet),
+        6 => header6(packet),
+        _ => None,
+    }
+}
+
+/// RFC 791 3.1.
+fn header4(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
+    let length = usize::from(packet.first()? & 15) * 4;
+    if length < 20 {
+        return None;
+    }
+    let protocol = Protocol::of(*packet.get(9)?);
+    let address: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
+    let begins = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x1fff == 0;
+    let rest = packet.get(length..).filter(|_| begins);
+    Some((protocol, address.into(), port(protocol, rest)))
+}
+
+/// RFC 8200 3. What comes behind further headers has no port here; what goes to all neighbours is no attempt to reach anybody.
+fn header6(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
+    let protocol = Protocol::of(*packet.get(6)?);
+    let address: [u8; 16] = packet.get(24..40)?.try_into().ok()?;
+    let address = Ipv6Addr::from(address);
+    let port = port(protocol, packet.get(40..));
+    (!address.is_multicast()).then_some((protocol, address.into(), port))
+}
+
+/// The destination's, of what follows the IP header.
+fn port(protocol: Protocol, rest: Option<&[u8]>) -> Option<u16> {
+    match protocol {
+        Protocol::Tcp | Protocol::Udp => {
+            let port: [u8; 2] = rest?.get(2..4)?.try_into().ok()?;
+            Some(u16::from_be_bytes(port))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// UDP to port 53 of 192.0.2.1, as a guest writes it.
+    fn packet() -> Vec<u8> {
+        let mut packet = vec![
+            0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 169, 254, 0, 21, 192, 0, 2, 1,
+        ];
+        packet.extend([0x9c, 0x40, 0, 53, 0, 8, 0, 0]);
+        packet
+    }
+
+    #[test]
+    fn a_packet_is_known_by_its_destination() {
+        let to = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+        assert_eq!(header(&packet()), Some((Protocol::Udp, to, Some(53))));
+        let mut later = packet();
+        later[7] = 9;
+        assert_eq!(header(&later), Some((Protocol::Udp, to, None)));
+        let mut lies = packet();
+        lies[0] = 0x4f;
+        assert_eq!(header(&lies), Some((Protocol::Udp, to, None)));
+        for bad in [0x44, 0x50, 0x60, 0x00, 0xff] {
+            let mut packet = packet();
+            packet[0] = bad;
+            assert_eq!(header(&packet), None, "{bad}");
+        }
+        for length in 0..20 {
+            assert_eq!(header(&packet()[..length]), None);
+        }
+        let to = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+        let mut six = vec![0x60, 0, 0, 0, 0, 8, 6, 64];
+        six.extend([0; 16]);
+        six.extend(to.octets());
+        six.extend([0x9c, 0x40, 1, 0xbb]);
+        assert_eq!(header(&six), Some((Protocol::Tcp, to.into(), Some(443))));
+        assert_eq!(header(&six[..39]), None);
+        six[24] = 0xff;
+        assert_eq!(header(&six), None);
+    }
+
+    #[test]
+    fn a_refused_packet_is_told_with_its_reason_and_its_number() {
+        let mut body = encode(9, &packet());
+        body.extend(encode(10, b"limit\0"));
+        body.extend(encode(12, &7_u32.to_be_bytes()));
+        let message = Message::Of(LOG, PACKET, GROUP, &body);
+        let packet = Packet::read(&message).unwrap();
+        assert_eq!((packet.number, packet.why), (7, Refusal::Limit));
+        let line = packet.line(5);
+        assert_eq!((line.at_ms, line.port, line.bytes), (5, Some(53), None));
+        assert_eq!(Packet::read(&Message::Of(LOG, 1, GROUP, &body)), None);
+        assert_eq!(Packet::read(&Message::End(0)), None);
+    }
+}

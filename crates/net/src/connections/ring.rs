@@ -1,0 +1,63 @@
+//! Lines of one sort, as many as are kept.
+
+use jiffy_engine::Connection;
+use std::collections::VecDeque;
+
+/// The newest lines of one sort. Others are counted.
+#[derive(Debug)]
+pub(super) struct Ring {
+    /// With the kernel's number for it, where it has one.
+    lines: VecDeque<(Option<u32>, Connection)>,
+    most: usize,
+    /// How many are not among them any more.
+    pub gone: u64,
+}
+
+impl Ring {
+    pub fn new(most: usize) -> Self {
+        Self {
+            lines: VecDeque::new(),
+            most,
+            gone: 0,
+        }
+    }
+
+    /// Adds a connection of its own.
+    pub fn push(&mut self, id: Option<u32>, line: Connection) {
+        if self.lines.len() >= self.most
+            && let Some((_, old)) = self.lines.pop_front()
+        {
+            self.gone = self.gone.saturating_add(old.times);
+        }
+        self.lines.push_back((id, line));
+    }
+
+    /// Adds one that may be like others, and is counted with them then.
+    pub fn count(&mut self, mut line: Connection) {
+        let alike = |(_, old): &(_, Connection)| {
+            old.address == line.address
+                && old.port == line.port
+                && old.protocol == line.protocol
+                && old.refused == line.refused
+                && old.host == line.host
+                && old.question == line.question
+        };
+        // The latest are the likeliest.
+        if let Some(at) = self.lines.iter().rposition(alike)
+            && let Some((_, old)) = self.lines.remove(at)
+        {
+            line.times = line.times.saturating_add(old.times);
+        }
+        self.push(None, line);
+    }
+
+    /// Whether it has the connection of that number and moment.
+    pub fn has(&self, id: u32, at_ms: u64) -> bool {
+        let mut lines = self.lines.iter().rev();
+        lines.any(|(own, line)| *own == Some(id) && line.at_ms == at_ms)
+    }
+
+    pub fn lines(&self) -> impl Iterator<Item = Connection> {
+        self.lines.iter().map(|(_, line)| line.clone())
+    }
+}
