@@ -3,7 +3,7 @@
 use super::netlink::{Message, Socket, attribute, encode, word};
 use jiffy_engine::{Connection, Protocol, Refusal};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
 const LOG: u8 = 4;
 const PACKET: u8 = 0;
@@ -136,6 +136,7 @@ fn port(protocol: Protocol, rest: Option<&[u8]>) -> Option<u16> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use std::net::Ipv4Addr;
 
     /// UDP to port 53 of 192.0.2.1, as a guest writes it.
     fn packet() -> Vec<u8> {
