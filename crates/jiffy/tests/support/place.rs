@@ -16,6 +16,8 @@ use tempfile::TempDir;
 pub struct Place {
     /// The data directory.
     pub dir: TempDir,
+    /// What its daemons start instead of `jiffy-vmm`, if anything.
+    pub vmm: Option<PathBuf>,
 }
 
 impl Place {
@@ -70,7 +72,7 @@ impl Place {
         for name in ["templates", "kernel", "disks"] {
             symlink(real.join(name), dir.path().join(name)).unwrap();
         }
-        Some(Self { dir })
+        Some(Self { dir, vmm: None })
     }
 
     pub fn call(&self, args: &[&str]) -> Done {
@@ -101,6 +103,9 @@ impl Place {
     pub fn serve(&self, options: &[&str]) -> Child {
         let mut command = jiffy(&[&["serve", "--no-listen"], options].concat());
         command.env("JIFFY_HOME", self.dir.path());
+        if let Some(vmm) = &self.vmm {
+            command.env("JIFFY_VMM", vmm);
+        }
         command.stdout(Stdio::null());
         let mut daemon = command.spawn().unwrap();
         let socket = self.dir.path().join("run/jiffy.sock");

@@ -1,0 +1,214 @@
+//! The filter of a VMM allows what a VMM does, and nothing else.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_vmm::seccomp::{Call, MAIN, VCPU};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use support::lab::{PUBLIC, with_lab};
+use support::networked::{clean, reach};
+use support::place::Place;
+use support::{children, finish, jiffy, programs, skip, wait_for};
+
+const STRACE: &str = "/usr/bin/strace";
+/// Little, so that requests have to wait.
+const LIMITS: [&str; 2] = ["--disk-mbps", "50"];
+
+/// A guest's last work: lets go of its devices, and ends.
+const LEAVE: &str = r#"
+import ctypes, glob
+for name in "virtio_net", "virtio_balloon", "virtio_rng", "vmw_vsock_virtio_transport":
+    for device in glob.glob(f"/sys/bus/virtio/drivers/{name}/virtio*"):
+        with open(f"/sys/bus/virtio/drivers/{name}/unbind", "w") as file:
+            file.write(device.rsplit("/", 1)[1])
+ctypes.CDLL(None).reboot(0x1234567)
+"#;
+
+/// A program in the place of `jiffy-vmm` whose system calls are written to a file in `traces`.
+fn traced(directory: &Path, traces: &Path) -> PathBuf {
+    let (vmm, traces) = (programs().join("jiffy-vmm"), traces.display());
+    let script = format!(
+        "#!/bin/sh\n\
+         # What makes the namespaces of VMMs has no filter.\n\
+         case \"$1\" in --make-namespaces) exec {vmm} \"$@\" ;; esac\n\
+         exec {STRACE} -D -f -qq -s 0 -o \"$(/usr/bin/mktemp {traces}/XXXXXXXX)\" {vmm} \"$@\"\n",
+        vmm = vmm.display()
+    );
+    let path = directory.join("jiffy-vmm-traced");
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// System calls that were made with a filter in force.
+#[derive(Debug, Default)]
+struct Made {
+    main: BTreeSet<String>,
+    vcpu: BTreeSet<String>,
+}
+
+impl Made {
+    /// Adds those of one VMM. Its first task is the event loop; its threads have filters of their own, and the processes that it
+    /// forks have the event loop's from their first call on.
+    fn add(&mut self, trace: &str) {
+        let mut calls: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        let mut main = None;
+        for line in trace.lines() {
+            let Some((task, event)) = line.split_once(' ') else {
+                continue;
+            };
+            main.get_or_insert(task);
+            // Not the rest of one that was interrupted by another's, nor signals and ends.
+            let name = event.trim_start().split_once('(').map(|(name, _)| name);
+            let is_name = |n: &&str| n.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+            if let Some(name) = name.filter(is_name) {
+                calls.entry(task).or_default().push(name);
+            }
+        }
+        for (task, calls) in calls {
+            let confined = calls.iter().rposition(|&name| name == "seccomp");
+            let (kind, first) = match confined {
+                Some(at) if Some(task) != main => (&mut self.vcpu, at + 1),
+                Some(at) => (&mut self.main, at + 1),
+                // One that never came so far.
+                None if Some(task) == main => continue,
+                None => (&mut self.main, 0),
+            };
+            kind.extend(calls.iter().skip(first).map(|&name| name.to_owned()));
+        }
+    }
+}
+
+/// Those of `allowed` that nobody made, and that nothing is said for.
+fn idle(allowed: &[Call], made: &BTreeSet<String>) -> Vec<&'static str> {
+    let idle = allowed.iter().filter(|call| call.unseen.is_none());
+    idle.map(Call::name)
+        .filter(|name| !made.contains(*name))
+        .collect()
+}
+
+fn serve(place: &Place) -> Child {
+    place.serve(&[&["--network", "on", "--warm-pool", "0"], &LIMITS[..]].concat())
+}
+
+/// Everything that a VMM is there for.
+fn work(place: &Place) {
+    let mut daemon = serve(place);
+    let id = place.ok(&["create", "--memory", "1GiB"]);
+    assert_eq!(reach(place, &id, PUBLIC[0]), "internet");
+    let data = place.dir.path().join("data");
+    fs::write(&data, vec![7; 20_000_000]).unwrap();
+    let data = data.to_str().unwrap();
+    place.ok(&["cp", data, &format!("{id}:/var/tmp/data")]);
+    place.ok(&["cp", &format!("{id}:/var/tmp/data"), data]);
+    // More than the limit allows at once.
+    let root = |script: &str| {
+        place.call(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
+    };
+    root(
+        "dd if=/dev/zero of=/var/tmp/zeroes bs=1M count=100 oflag=direct; cat /var/tmp/data | sha256sum",
+    );
+    root("rm /var/tmp/zeroes; sync; seq 1000 >/dev/console; head -c 1000 /dev/hwrng | wc -c");
+    let kept = place.ok(&["snapshot", &id]);
+    place.ok(&["fork", &id]);
+    place.ok(&["pause", &id]);
+    place.ok(&["resume", &id]);
+    place.ok(&["rollback", &id, &kept]);
+
+    // A daemon that goes leaves its snapshot unfinished, and the next one finds the guest as it was.
+    place.sh(&id, "head -c 400000000 /dev/urandom >/dev/shm/bulk");
+    let began = children_of_vmms(place);
+    let snapshot = jiffy(&["snapshot", &id])
+        .env("JIFFY_HOME", place.dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_for("the process that writes memory", || {
+        (children_of_vmms(place) > began).then_some(())
+    });
+    kill(
+        Pid::from_raw(daemon.id().try_into().unwrap()),
+        Signal::SIGKILL,
+    )
+    .unwrap();
+    daemon.wait().unwrap();
+    finish(snapshot);
+    place.daemon_went();
+    let mut daemon = serve(place);
+    place.sh(&id, "true");
+
+    // Drivers that let go of their devices, as far as a guest can do without them; then it ends by itself.
+    let clone = place.ok(&["create", "--from", &kept]);
+    place.call(&[
+        "exec", "--user", "root", &clone, "--", "python3", "-c", LEAVE,
+    ]);
+    place.ok(&["kill", &id]);
+    place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
+}
+
+/// How many processes the place's VMMs have forked, and their tracers.
+fn children_of_vmms(place: &Place) -> usize {
+    let vmms = place.vmms();
+    let vmms = vmms.iter().map(|&vmm| children(vmm).len());
+    vmms.sum()
+}
+
+#[test]
+fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
+    let test = "every_call_that_the_filter_allows_is_made_or_has_a_reason";
+    if !Path::new(STRACE).exists() {
+        assert!(std::env::var_os("CI").is_none(), "strace is not installed");
+        return skip(test, "strace is not installed");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let traces = directory.path().join("traces");
+    fs::create_dir(&traces).unwrap();
+    with_lab(test, |_| {
+        let Some(mut place) = Place::new(test) else {
+            return;
+        };
+        place.vmm = Some(traced(directory.path(), &traces));
+        work(&place);
+        drop(place);
+        clean();
+        let mut made = Made::default();
+        for trace in fs::read_dir(&traces).unwrap() {
+            let trace = fs::read(trace.unwrap().path()).unwrap();
+            made.add(&String::from_utf8_lossy(&trace));
+        }
+        assert!(!made.vcpu.is_empty() && !made.main.is_empty(), "{made:?}");
+        let (main, vcpu) = (idle(MAIN, &made.main), idle(VCPU, &made.vcpu));
+        assert!(
+            main.is_empty() && vcpu.is_empty(),
+            "allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"
+        );
+    });
+}
+
+#[test]
+fn a_trace_is_read_from_the_filter_on() {
+    let mut made = Made::default();
+    made.add(
+        "1     execve(\"\", [], 0x1 /* 0 vars */) = 0\n\
+         1     seccomp(SECCOMP_SET_MODE_FILTER, 0, {len=3}) = 0\n\
+         7     set_robust_list(0x1, 24) = 0\n\
+         7     seccomp(SECCOMP_SET_MODE_FILTER, 0, {len=3}) = 0\n\
+         7     ioctl(3, KVM_RUN <unfinished ...>\n\
+         1     clone(child_stack=NULL, flags=CLONE_PIDFD|SIGCHLD) = 9\n\
+         7     <... ioctl resumed>) = 0\n\
+         7     --- SIGUSR1 {si_signo=SIGUSR1} ---\n\
+         9     pwrite64(4, \"\"..., 8, 0) = 8\n\
+         9     +++ exited with 0 +++\n",
+    );
+    assert_eq!(made.vcpu, BTreeSet::from(["ioctl".to_owned()]));
+    let main = ["clone", "pwrite64"].map(str::to_owned);
+    assert_eq!(made.main, BTreeSet::from(main));
+}
