@@ -42,6 +42,7 @@ const ALLOCATOR: &str =
 const THREAD_END: &str = "the end of a thread, which the end of the process may overtake";
 const CHANNELS: &str = "std's channels, while another thread is in the middle of sending";
 const LATE_RESET: &str = "a driver resets a device that has work left";
+const HOST_SLEPT: &str = "a wait with a limit that the kernel's freezer, or a stop, interrupted";
 
 /// The threads that run vCPUs.
 pub const VCPU: &[Call] = calls![
@@ -58,6 +59,7 @@ pub const VCPU: &[Call] = calls![
     SYS_mremap: ALLOCATOR,
     SYS_munmap: ALLOCATOR,
     SYS_read: LATE_RESET,
+    SYS_restart_syscall: HOST_SLEPT,
     SYS_rt_sigprocmask: THREAD_END,
     SYS_rt_sigreturn,
     SYS_sched_yield: CHANNELS,
@@ -99,6 +101,7 @@ pub const MAIN: &[Call] = calls![
     SYS_pwritev,
     SYS_read,
     SYS_recvmsg,
+    SYS_restart_syscall: HOST_SLEPT,
     SYS_rt_sigprocmask,
     SYS_sched_yield: CHANNELS,
     SYS_sendmsg,
