@@ -78,7 +78,7 @@ for at in range(0, TOTAL, BLOCK):
 print("ok")
 "#;
     assert_eq!(guest.python(program).await, "ok\n");
-    assert!(guest.resident() > 3584);
+    assert!(guest.most_resident() > 3584);
     guest.finish().await;
 }
 

@@ -145,8 +145,17 @@ impl Guest {
 
     /// Host memory behind the guest in MiB: what its VMM process has resident.
     pub fn resident(&self) -> u64 {
+        self.memory("VmRSS")
+    }
+
+    /// The most that it had: a guest gives back what it does not use any more.
+    pub fn most_resident(&self) -> u64 {
+        self.memory("VmHWM")
+    }
+
+    fn memory(&self, line: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.vm.vmm_pid())).unwrap();
-        kib_line(&status, "VmRSS") / 1024
+        kib_line(&status, line) / 1024
     }
 
     /// Ends the guest, which must have lived until now, and checks that its VMM is gone, and not by breaking its system call filter.
