@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 const CONNTRACK: u8 = 1;
 const GET: u8 = 1;
 const DELETE: u8 = 2;
+const COUNT: u8 = 5;
 /// Bit of the group that hears of connections that are gone (NFNLGRP_CONNTRACK_DESTROY).
 const GONE: u32 = 1 << 2;
 /// Most connections of one look.
@@ -100,8 +101,18 @@ fn tuple(tuple: &[u8]) -> Option<(IpAddr, IpAddr, Protocol, Option<u16>)> {
 pub(super) fn listen() -> io::Result<Socket> {
     let socket = Socket::open(GONE)?;
     // A kernel that has it as a module loads it now.
-    socket.list(CONNTRACK, GET, |_| false)?;
+    entries(&socket)?;
     Ok(socket)
+}
+
+/// How many connections there are. A list of them makes the kernel walk through a table of the whole host, which takes milliseconds also
+/// if there are none.
+fn entries(socket: &Socket) -> io::Result<u32> {
+    let mut count = 0;
+    socket.command(CONNTRACK, COUNT, 0, &[], |attributes| {
+        count = attribute(attributes, 1).and_then(word).unwrap_or(count);
+    })?;
+    Ok(count)
 }
 
 /// Has connections of this thread's network namespace counted and timed from now on; whether they are counted.
@@ -122,7 +133,11 @@ pub(super) fn gone(message: &Message<'_>) -> Option<Flow> {
 pub(super) fn all() -> io::Result<(Vec<Flow>, bool)> {
     let mut seen = 0;
     let mut flows = Vec::new();
-    Socket::open(0)?.list(CONNTRACK, GET, |attributes| {
+    let socket = Socket::open(0)?;
+    if entries(&socket)? == 0 {
+        return Ok((flows, true));
+    }
+    socket.list(CONNTRACK, GET, |attributes| {
         flows.extend(Flow::read(attributes));
         seen += 1;
         seen < MOST

@@ -138,17 +138,25 @@ impl Socket {
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Asks for something and waits until it is done.
+    /// Asks for something and waits until it is done; what the kernel says to it is shown to `each`.
     pub fn command(
         &self,
         subsystem: u8,
         what: u8,
         resource: u16,
         attributes: &[u8],
+        mut each: impl FnMut(&[u8]),
     ) -> io::Result<()> {
         let request = request(subsystem, what, ACKNOWLEDGE, resource, attributes);
         send(self.0.as_raw_fd(), &request, MsgFlags::empty())?;
-        self.answer(|_| true)
+        self.answer(|message| {
+            if let Message::Of(from, told, _, attributes) = message
+                && (*from, *told) == (subsystem, what)
+            {
+                each(attributes);
+            }
+            true
+        })
     }
 
     /// Shows all entries of a table to `each`, until that returns false.

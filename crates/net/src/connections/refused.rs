@@ -47,7 +47,7 @@ pub(super) fn listen() -> io::Result<Socket> {
         // With a number each (NFULNL_CFG_F_SEQ).
         encode(6, &1_u16.to_be_bytes()),
     ];
-    socket.command(LOG, CONFIGURE, GROUP, &settings.concat())?;
+    socket.command(LOG, CONFIGURE, GROUP, &settings.concat(), |_| {})?;
     Ok(socket)
 }
 
