@@ -38,15 +38,8 @@ pub(crate) fn words(network: Option<&Network>) -> String {
     match network {
         Some(network) => {
             let (used, most) = network.slots();
-            let six = if network.version6() {
-                "with"
-            } else {
-                "without"
-            };
-            format!(
-                "on, {used} of {most} slots made, {}, {six} IPv6",
-                network.range()
-            )
+            let description = network.description();
+            format!("on, {used} of {most} slots made, {description}")
         }
         None => "off".to_owned(),
     }

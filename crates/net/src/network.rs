@@ -212,9 +212,14 @@ impl Network {
         self.0.common.range
     }
 
-    /// Whether sandboxes have a way into the IPv6 internet.
-    pub fn version6(&self) -> bool {
-        self.0.reach.version6
+    /// Where its addresses are and whether sandboxes have a way into the IPv6 internet, for people.
+    pub fn description(&self) -> String {
+        let six = if self.0.reach.version6 {
+            "with"
+        } else {
+            "without"
+        };
+        format!("addresses in {}, {six} IPv6", self.range())
     }
 
     /// How many slots are in use or ready, and how many there can be.

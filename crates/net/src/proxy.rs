@@ -45,11 +45,17 @@ impl Listeners {
                 Ok::<_, io::Error>((listener, protocol))
             });
             both.collect::<io::Result<Vec<_>>>()
-                .map_err(NetError::host(format!("listening at {address}:{PORTS:?}")))
         };
-        let mut listeners = open(GATEWAY.into())?;
-        // A kernel without IPv6 has no such address.
-        listeners.extend(open(GATEWAY6.into()).unwrap_or_default());
+        let failed = |address| NetError::host(format!("listening at {address}:{PORTS:?}"));
+        let mut listeners = open(GATEWAY.into()).map_err(failed(IpAddr::from(GATEWAY)))?;
+        match open(GATEWAY6.into()) {
+            Ok(more) => listeners.extend(more),
+            // A kernel without IPv6, or a slot of a daemon that did not know it.
+            Err(e)
+                if e.kind() == io::ErrorKind::AddrNotAvailable
+                    || e.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
+            Err(e) => return Err(failed(IpAddr::from(GATEWAY6))(e)),
+        }
         Ok(Self(listeners))
     }
 }

@@ -75,15 +75,7 @@ pub fn open(args: &NetworkArgs, home: &Path) -> anyhow::Result<Option<Network>> 
     };
     match Network::open(&config) {
         Ok(network) => {
-            let six = if network.version6() {
-                "with"
-            } else {
-                "without"
-            };
-            tracing::info!(
-                "network: on, {six} IPv6; slots have addresses in {}",
-                network.range()
-            );
+            tracing::info!("network: on; {}", network.description());
             Ok(Some(network))
         }
         Err(e) if args.network == Wanted::Auto => {
