@@ -8,6 +8,7 @@ import queue
 import shutil
 import tempfile
 
+import zmq
 from jupyter_client.manager import AsyncKernelManager
 
 from contexts import INTERRUPTS, Context, Died
@@ -127,6 +128,9 @@ class PythonContext(Context):
         # An error must not have the kernel refuse what comes next, which is ours.
         options = {"store_history": not silent, "allow_stdin": False, "stop_on_error": False}
         message_id = self._client.execute(code, silent=silent, **options)
+        # Sending takes note of replies that have come, and tells nobody: our listener would wait for news that it had already.
+        # Asked in its own name, its socket looks again.
+        self._client.shell_channel.socket.get(zmq.EVENTS)
         request = self._requests[message_id] = Request(message_id, output)
         return request
 

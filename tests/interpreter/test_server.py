@@ -1,5 +1,6 @@
 """The code interpreter's server as a process on this machine: protocol, bounds, interrupts, identity, and the stock client."""
 
+import asyncio
 import base64
 import http.client
 import json
@@ -347,6 +348,23 @@ sandbox.remove_code_context(context)
         env = {**os.environ, "E2B_DEBUG": "true", "E2B_API_KEY": "e2b_00"}
         run = subprocess.run([sys.executable, "-c", client, str(self.server.port)], env=env, capture_output=True, timeout=LIMIT)
         self.assertEqual(run.returncode, 0, run.stderr.decode())
+
+
+class Replies(unittest.IsolatedAsyncioTestCase):
+    async def test_a_reply_that_arrives_while_the_next_request_is_sent_is_heard(self):
+        sys.path.insert(0, str(SERVER.parent))
+        from python_context import PythonContext
+
+        context = PythonContext("python", "/")
+        await context.launch()
+        try:
+            first = context._send("pass", silent=True)
+            # Nobody listens in the meantime, for long enough that the reply is there.
+            time.sleep(1)
+            second = context._send("pass", silent=True)
+            await asyncio.wait_for(asyncio.gather(first.reply, second.reply), LIMIT)
+        finally:
+            await context.stop()
 
 
 if __name__ == "__main__":
