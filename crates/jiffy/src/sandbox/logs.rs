@@ -77,6 +77,7 @@ impl Connection {
 
     fn destination(&self) -> String {
         match (&self.address, self.port, &self.question) {
+            (Some(address), Some(port), _) if address.contains(':') => format!("[{address}]:{port}"),
             (Some(address), Some(port), _) => format!("{address}:{port}"),
             (Some(address), None, _) => address.clone(),
             (None, _, Some(kind)) => kind.clone(),
@@ -135,6 +136,9 @@ mod tests {
                 { "timestamp": "2026-01-01T00:00:02.000Z", "protocol": "dns", "address": null, "port": null,
                   "host": "b.example", "question": "A", "bytesOut": null, "bytesIn": null, "verdict": "refused",
                   "reason": "rules", "times": 3 },
+                { "timestamp": "2026-01-01T00:00:03.000Z", "protocol": "udp", "address": "2001:db8::1", "port": 53,
+                  "host": null, "question": null, "bytesOut": null, "bytesIn": null, "verdict": "refused",
+                  "reason": "limit", "times": 1 },
             ],
             "missing": 7,
             "untold": ["bytes"],
@@ -143,6 +147,7 @@ mod tests {
         for part in [
             "tcp    allowed          192.0.2.1:443              10 B    123 kB      1  a.example",
             "dns    refused (rules)  A                             -         -      3  b.example",
+            "udp    refused (limit)  [2001:db8::1]:53 ",
             "7 more not recorded",
             "does not tell: bytes",
             "recorded since 2026-01-01T00:00:00.000Z",
