@@ -1,7 +1,7 @@
 #![no_main]
 
-use jiffy_vmm::virtio::balloon::Balloon;
 use jiffy_fuzz::{Input, run};
+use jiffy_vmm::virtio::balloon::Balloon;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,9 +1,9 @@
 #![no_main]
 
+use jiffy_fuzz::{Driver, Input, run_with};
 use jiffy_vmm::virtio::VirtioDevice;
 use jiffy_vmm::virtio::blk::{Backend, Block};
 use jiffy_vmm::virtio::testing::{readable, writable};
-use jiffy_fuzz::{Driver, Input, run_with};
 use libfuzzer_sys::fuzz_target;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;

@@ -1,7 +1,7 @@
 #![no_main]
 
-use jiffy_vmm::virtio::net::Net;
 use jiffy_fuzz::{Input, run};
+use jiffy_vmm::virtio::net::Net;
 use libfuzzer_sys::fuzz_target;
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -1,7 +1,7 @@
 #![no_main]
 
-use jiffy_vmm::virtio::rng::Rng;
 use jiffy_fuzz::{Input, run};
+use jiffy_vmm::virtio::rng::Rng;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,9 +1,9 @@
 #![no_main]
 
+use jiffy_fuzz::{Input, run};
 use jiffy_vmm::virtio::VirtioDevice;
 use jiffy_vmm::virtio::testing::{Ring, Surroundings, memory, readable, writable};
 use jiffy_vmm::virtio::vsock::{HOST_CID, Header, MAX_CONNECTIONS, Vsock, VsockConfig};
-use jiffy_fuzz::{Input, run};
 use libfuzzer_sys::fuzz_target;
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -77,7 +77,9 @@ impl Connection {
 
     fn destination(&self) -> String {
         match (&self.address, self.port, &self.question) {
-            (Some(address), Some(port), _) if address.contains(':') => format!("[{address}]:{port}"),
+            (Some(address), Some(port), _) if address.contains(':') => {
+                format!("[{address}]:{port}")
+            }
             (Some(address), Some(port), _) => format!("{address}:{port}"),
             (Some(address), None, _) => address.clone(),
             (None, _, Some(kind)) => kind.clone(),
