@@ -1,0 +1,84 @@
+//! `jiffy bench` and `jiffy doctor`.
+
+use super::HostArgs;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// `jiffy bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    pub task: BenchTask,
+    /// Samples
+    #[arg(short, default_value_t = 20, value_name = "N")]
+    pub number: usize,
+    /// How many at a time
+    #[arg(short, default_value_t = 1, value_name = "N")]
+    pub concurrency: usize,
+    /// Rounds to run first and throw away
+    #[arg(short, default_value_t = 2, value_name = "N")]
+    pub warm_up: usize,
+    /// Print JSON with every sample instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Also write the JSON to a file
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
+/// What `jiffy bench` can measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchTask {
+    /// Cold boot to the agent's answer, split by phase
+    Boot,
+    /// `true` in a running guest
+    Exec,
+    /// `jiffy run -- true` end to end
+    Run,
+    /// Memory of the VMM and of a fresh guest
+    Memory,
+    /// Create from the template, -c at a time
+    Create,
+    /// Snapshot running sandboxes, -c at a time, and create from the snapshots
+    Snapshot,
+    /// Snapshots against the amount written since the last (-n for each size)
+    Dirty,
+    /// Restore a snapshot without the daemon, -c at a time
+    Restore,
+    /// Rollback, -c at a time
+    Rollback,
+    /// Fork 1, 10 and 20, of -c sandboxes at a time
+    Clone,
+    /// Pause and resume, -c at a time
+    Pause,
+    /// Memory of -n idle sandboxes
+    Density,
+    /// Exec, files and silent streams through the gateway, and straight
+    Gateway,
+    /// The first piece of code in a new code-interpreter-v1
+    Code,
+}
+
+/// `jiffy doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Do not boot a guest
+    #[arg(long)]
+    pub no_boot: bool,
+    /// Look at what protects sandboxes from each other and the host from them instead
+    #[arg(long, conflicts_with = "measure")]
+    pub security: bool,
+    /// Measure what restores cost under each memory policy, and use the best one on this host from now on
+    #[arg(long, conflicts_with = "no_boot")]
+    pub measure: bool,
+    /// Restores per policy
+    #[arg(long, default_value_t = 20, value_name = "N", requires = "measure")]
+    pub rounds: usize,
+}

@@ -1,0 +1,162 @@
+//! What can be typed.
+
+mod check;
+mod key;
+mod sandbox;
+mod serve;
+mod template;
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+pub use check::{BenchArgs, BenchTask, DoctorArgs};
+pub use key::{KeyCommand, KeyCreateArgs};
+pub use sandbox::{
+    CpArgs, CreateArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, LsArgs, ManyArgs, OneArgs,
+    PortForwardArgs, RollbackArgs, RunArgs, SandboxExecArgs, SizeArgs, SnapshotArgs, SnapshotsArgs,
+};
+pub use serve::{LogFormat, ServeArgs};
+pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
+
+/// Sandboxes for AI agents: a command in its own microVM, with its own kernel, gone when it ends.
+#[derive(Debug, Parser)]
+#[command(
+    name = "jiffy",
+    version,
+    about,
+    propagate_version = true,
+    max_term_width = 110
+)]
+#[command(after_help = "Examples:
+  jiffy run -- python3 -c 'print(6 * 7)'      run a command in a fresh guest
+  echo hello | jiffy run -i -- tr a-z A-Z     with standard input
+  jiffy run -t -- bash                        with a terminal
+  jiffy doctor                                check this host")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command in a fresh guest, stream its output, exit as it did, and destroy the guest
+    Run(RunArgs),
+    /// Check whether this host can run sandboxes, and say how to mend what is missing
+    Doctor(DoctorArgs),
+    /// List, build, take along and remove templates
+    #[command(subcommand)]
+    Template(TemplateCommand),
+    /// Make, list and revoke the API keys of this host
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Measure this host
+    Bench(BenchArgs),
+    /// Make a sandbox that stays until it is killed
+    Create(CreateArgs),
+    /// List the sandboxes
+    Ls(LsArgs),
+    /// Run a command in a sandbox
+    Exec(SandboxExecArgs),
+    /// Show the last lines of a sandbox's console, or what it reached over the network
+    Logs(LogsArgs),
+    /// Copy a file or a directory into a sandbox or out of it
+    Cp(CpArgs),
+    /// Lead ports of this host to ports of a sandbox
+    PortForward(PortForwardArgs),
+    /// Take a snapshot of a sandbox, which runs on
+    Snapshot(SnapshotArgs),
+    /// List the snapshots
+    Snapshots(SnapshotsArgs),
+    /// Make sandboxes that begin as this one is now
+    Fork(ForkArgs),
+    /// Put a sandbox back to a snapshot; it keeps its id
+    Rollback(RollbackArgs),
+    /// Put a sandbox to sleep; it holds no memory then
+    Pause(OneArgs),
+    /// Wake a sandbox
+    Resume(OneArgs),
+    /// End sandboxes
+    Kill(ManyArgs),
+    /// Remove sandboxes (running ones are killed) or snapshots
+    Rm(ManyArgs),
+    /// Keep one child of a fork and remove its siblings
+    Promote(OneArgs),
+    /// Own the sandboxes of this host; the commands above start it in the background if it does not run
+    Serve(ServeArgs),
+    /// Start, stop and look at the daemon in the background
+    #[command(subcommand)]
+    Daemon(DaemonCommand),
+}
+
+/// `jiffy daemon`.
+#[derive(Debug, Subcommand)]
+pub enum DaemonCommand {
+    /// Start it, unless it runs
+    Start {
+        /// Options of `jiffy serve`
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "OPTION"
+        )]
+        options: Vec<String>,
+    },
+    /// Say what it does; exits with 3 if it does not run
+    Status {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Stop it; what is under way may finish, and its sandboxes run on until the next one takes them over
+    Stop {
+        /// End the running sandboxes too, also those of a daemon that is gone; paused ones and snapshots stay
+        #[arg(long)]
+        kill_sandboxes: bool,
+    },
+    /// Stop and start it, with the options it had unless others are given; its sandboxes run on
+    Restart {
+        /// Options of `jiffy serve`
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "OPTION"
+        )]
+        options: Vec<String>,
+    },
+}
+
+/// Whose sandboxes a command is about.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Another host")]
+pub struct HostArgs {
+    /// Ask the daemon at this address, as in https://jiffy.example (default: $JIFFY_URL, else this host's)
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// File with the API key for it (default: the key in $JIFFY_API_KEY)
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn arguments_of_the_command_are_left_alone() {
+        let cli =
+            Cli::try_parse_from(["jiffy", "run", "-i", "--", "ls", "-la", "--timeout"]).unwrap();
+        let Command::Run(run) = cli.command else {
+            panic!()
+        };
+        assert_eq!(run.exec.command, ["ls", "-la", "--timeout"]);
+        assert!(run.exec.interactive && !run.exec.tty);
+    }
+}

@@ -1,0 +1,100 @@
+//! `jiffy serve`.
+
+use crate::serve::confinement::ConfinementArgs;
+use crate::serve::network::NetworkArgs;
+use crate::units;
+use clap::{Args, ValueEnum};
+use jiffy_host::Limits;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// `jiffy serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Restored sandboxes kept ready for the next create, per template and size in use
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub warm_pool: usize,
+    /// Answer the API and reach sandboxes' ports at this address; port 0 takes any that is free
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3000")]
+    pub listen: SocketAddr,
+    /// Listen on the data directory's socket only
+    #[arg(long, conflicts_with = "listen")]
+    pub no_listen: bool,
+    /// Registry (HOST or HOST:PORT) that templates are built from images of without TLS
+    #[arg(long, value_name = "HOST")]
+    pub plain_http: Vec<String>,
+    /// Most templates that are built at once; others wait
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub builds: u8,
+    /// Remove steps of builds and uploaded files that no build used for so many days; 0: never
+    #[arg(long, value_name = "DAYS", default_value = "14", value_parser = clap::value_parser!(u16).range(..=3650))]
+    pub build_cache_days: u16,
+    /// Domain whose names `<port>-<id>.<domain>` lead here
+    #[arg(long, value_name = "NAME")]
+    pub domain: Vec<String>,
+    /// Further host name under which clients may come
+    #[arg(long, value_name = "NAME")]
+    pub allow_host: Vec<String>,
+    /// Speak TLS, with a certificate made for the domains
+    #[arg(long)]
+    pub tls: bool,
+    /// Speak TLS, with the certificate chain in this PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Most sandboxes that run at once (default: as many as memory allows)
+    #[arg(long, value_name = "N")]
+    pub max_sandboxes: Option<usize>,
+    /// What all running sandboxes may grow to together, in multiples of this host's memory
+    #[arg(long, value_name = "FACTOR", default_value_t = Limits::default().memory_overcommit, value_parser = units::factor)]
+    pub memory_overcommit: f64,
+    /// Memory that stays available on this host (default: 512MiB or 5 %)
+    #[arg(long, value_name = "SIZE", value_parser = units::mebibytes)]
+    pub reserve_memory: Option<u64>,
+    /// Disk space that stays free (default: 1GiB or 1 %)
+    #[arg(long, value_name = "SIZE", value_parser = units::mebibytes)]
+    pub reserve_disk: Option<u64>,
+    /// The limits of VMMs
+    #[command(flatten)]
+    pub confinement: ConfinementArgs,
+    /// The network of sandboxes
+    #[command(flatten)]
+    pub network: NetworkArgs,
+    /// How to log, to standard error; JIFFY_LOG=debug says more, JIFFY_LOG=warn less
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// File that standard error is, to be kept short
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Stop the one that runs; its sandboxes run on, and the next daemon takes them over
+    #[arg(long)]
+    pub stop: bool,
+    /// With --stop: end the running sandboxes too, also those of a daemon that is gone; paused ones and snapshots stay
+    #[arg(long, requires = "stop")]
+    pub kill_sandboxes: bool,
+}
+
+impl ServeArgs {
+    /// What the host may be used for.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            sandboxes: self.max_sandboxes,
+            memory_overcommit: self.memory_overcommit,
+            reserve_memory_mib: self.reserve_memory,
+            reserve_disk_mib: self.reserve_disk,
+            ..Limits::default()
+        }
+    }
+}
+
+/// How the daemon logs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    #[default]
+    Text,
+    /// One JSON object per line
+    Json,
+}
