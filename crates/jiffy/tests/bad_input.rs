@@ -55,7 +55,7 @@ fn unshared(script: &str) -> Option<support::Done> {
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "--propagation", "private", "sh", "-c", script])
-            .env("JIFFY", env!("CARGO_BIN_EXE_jiffy"))
+            .env("JIFFY", programs.join("jiffy"))
             .env("JIFFY_VMM", programs.join("jiffy-vmm"))
             .env("JIFFY_AGENT", programs.join("jiffy-agent"))
             .stdin(Stdio::null())

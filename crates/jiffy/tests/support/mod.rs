@@ -21,7 +21,7 @@ use jiffy_proto::vm::jail::MAKE_ARGUMENT;
 /// Longest time any single call may take; the slowest hosts need a fraction of it.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
-/// Directory with `jiffy-vmm` and `jiffy-agent`.
+/// Directory with the programs that users run: `jiffy`, `jiffy-vmm` and `jiffy-agent`.
 pub fn programs() -> PathBuf {
     let directory = std::env::var_os("JIFFY_BIN_DIR").map_or_else(
         || {
@@ -30,18 +30,20 @@ pub fn programs() -> PathBuf {
         },
         PathBuf::from,
     );
-    assert!(
-        directory.join("jiffy-agent").exists(),
-        "{} has no jiffy-agent: run `make build` first",
-        directory.display()
-    );
+    for name in ["jiffy", "jiffy-vmm", "jiffy-agent"] {
+        assert!(
+            directory.join(name).exists(),
+            "{} has no {name}: run `make build` first",
+            directory.display()
+        );
+    }
     directory
 }
 
 /// A `jiffy` command that finds the other programs.
 pub fn jiffy(args: &[&str]) -> Command {
     let programs = programs();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_jiffy"));
+    let mut command = Command::new(programs.join("jiffy"));
     command
         .args(args)
         .env("JIFFY_VMM", programs.join("jiffy-vmm"))
