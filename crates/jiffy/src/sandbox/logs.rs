@@ -5,6 +5,7 @@ use crate::cli::LogsArgs;
 use crate::client::Client;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
 
 /// The last lines of a console.
 #[derive(Debug, Serialize, Deserialize)]
@@ -34,7 +35,7 @@ pub struct Reached {
 struct Connection {
     timestamp: String,
     protocol: String,
-    address: Option<String>,
+    address: Option<IpAddr>,
     port: Option<u16>,
     host: Option<String>,
     question: Option<String>,
@@ -77,11 +78,8 @@ impl Connection {
 
     fn destination(&self) -> String {
         match (&self.address, self.port, &self.question) {
-            (Some(address), Some(port), _) if address.contains(':') => {
-                format!("[{address}]:{port}")
-            }
-            (Some(address), Some(port), _) => format!("{address}:{port}"),
-            (Some(address), None, _) => address.clone(),
+            (Some(address), Some(port), _) => SocketAddr::new(*address, port).to_string(),
+            (Some(address), None, _) => address.to_string(),
             (None, _, Some(kind)) => kind.clone(),
             (None, ..) => "-".to_owned(),
         }
