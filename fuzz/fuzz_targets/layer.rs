@@ -5,10 +5,11 @@
 //! The input is a list of small orders, from which an archive with right checksums is made: random bytes would hardly ever be
 //! one. Half of the inputs are taken as the archive itself.
 
+use jiffy_fuzz::tree::survey;
 use jiffy_image::{Limits, unpack};
 use libfuzzer_sys::fuzz_target;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -119,30 +120,6 @@ fn look(path: &Path) -> (u64, u32, u64, i64, i64, Vec<u8>) {
         m.ctime_nsec(),
         content,
     )
-}
-
-/// Entries and bytes below a directory, each entry of a kind that may be there.
-fn survey(path: &Path) -> (u64, u64) {
-    let (mut entries, mut bytes) = (0, 0);
-    for entry in fs::read_dir(path).unwrap() {
-        let path = entry.unwrap().path();
-        let m = fs::symlink_metadata(&path).unwrap();
-        let kind = m.file_type();
-        let mark = kind.is_char_device() && m.rdev() == 0;
-        assert!(
-            kind.is_file() || kind.is_dir() || kind.is_symlink() || kind.is_fifo() || mark,
-            "{path:?}"
-        );
-        entries += 1;
-        if kind.is_file() {
-            bytes += m.len();
-        }
-        if kind.is_dir() {
-            let below = survey(&path);
-            (entries, bytes) = (entries + below.0, bytes + below.1);
-        }
-    }
-    (entries, bytes)
 }
 
 fuzz_target!(|data: &[u8]| {

@@ -1,6 +1,8 @@
 //! The hostile driver that all targets share: it reads its plan from the fuzzer's input and carries it out on a
 //! device, over the same trait that the transport uses.
 
+pub mod tree;
+
 use jiffy_vmm::GuestMemory;
 use jiffy_vmm::virtio::VirtioDevice;
 use jiffy_vmm::virtio::testing::{Buffer, INDIRECT, NEXT, Ring, Surroundings, WRITE, memory_with};

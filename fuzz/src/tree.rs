@@ -1,0 +1,29 @@
+//! What unpacking may leave behind.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+/// Entries and bytes below a directory, each entry of a kind that may be there.
+pub fn survey(path: &Path) -> (u64, u64) {
+    let (mut entries, mut bytes) = (0, 0);
+    for entry in fs::read_dir(path).unwrap() {
+        let path = entry.unwrap().path();
+        let m = fs::symlink_metadata(&path).unwrap();
+        let kind = m.file_type();
+        let mark = kind.is_char_device() && m.rdev() == 0;
+        assert!(
+            kind.is_file() || kind.is_dir() || kind.is_symlink() || kind.is_fifo() || mark,
+            "{path:?}"
+        );
+        entries += 1;
+        if kind.is_file() {
+            bytes += m.len();
+        }
+        if kind.is_dir() {
+            let below = survey(&path);
+            (entries, bytes) = (entries + below.0, bytes + below.1);
+        }
+    }
+    (entries, bytes)
+}
