@@ -6,12 +6,14 @@
 //! * [`process`]: processes and terminals.
 //! * [`filesystem`]: the file system service and its watchers.
 //! * [`rest`]: plain HTTP calls, above all `/files`.
+//! * [`link`]: the agent's ports where there is no vsock.
 //! * [`forward`]: joins a stream to a TCP port of the guest.
 
 pub mod body;
 pub mod boot;
 pub mod filesystem;
 pub mod forward;
+pub mod link;
 pub mod process;
 pub mod rest;
 pub mod rpc;

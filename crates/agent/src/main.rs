@@ -3,6 +3,7 @@
 #![no_main]
 
 use jiffy_agent::{boot, standalone, sys};
+use jiffy_proto::agent::GVISOR;
 use std::ffi::{CStr, c_char, c_int};
 
 /// Entry point without Rust's runtime, which gives up when descriptors 0 to 2 are closed and there is no
@@ -17,8 +18,9 @@ pub unsafe extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int 
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     sys::tune_allocator();
     // SAFETY: no pointers.
-    if unsafe { libc::getpid() } == 1 && argc <= 1 {
-        return boot::run(began_us);
+    let is_first = unsafe { libc::getpid() } == 1;
+    if is_first && argc <= 1 {
+        return boot::microvm::run(began_us);
     }
     let arguments: Vec<String> = (1..usize::try_from(argc).unwrap_or(0))
         .map(|i| {
@@ -27,5 +29,8 @@ pub unsafe extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int 
             argument.to_string_lossy().into_owned()
         })
         .collect();
+    if is_first && arguments == [GVISOR] {
+        return boot::gvisor::run(began_us);
+    }
     standalone::run(&arguments)
 }

@@ -8,7 +8,9 @@
 //! runs on, and another process adopts it by its [`Handle`] ([`Engine::adopt`]). What was kept and is not adopted is to be ended
 //! ([`Engine::end_others`]).
 
-use crate::{BootReport, ConnectionLog, NetworkRules, SandboxEnd, SandboxSize, Startup};
+use crate::{
+    BootReport, ConnectionLog, EngineDescription, NetworkRules, SandboxEnd, SandboxSize, Startup,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -113,11 +115,15 @@ pub enum EngineError {
         /// Why.
         end: SandboxEnd,
     },
-    /// This engine cannot do that at all.
-    #[error("this engine cannot {what}")]
+    /// The engine cannot do that at all.
+    #[error("the engine {engine} cannot {what}{}", .instead.map(|i| format!("; use {i}")).unwrap_or_default())]
     Unsupported {
+        /// Which engine.
+        engine: &'static str,
         /// What.
         what: &'static str,
+        /// What does it, or does as well.
+        instead: Option<&'static str>,
     },
 }
 
@@ -136,6 +142,9 @@ pub trait Engine: Send + Sync + 'static {
     type Guest: Guest;
     /// A guest before it knows who it is.
     type Arrival: Arrival<Guest = Self::Guest>;
+
+    /// What it consists of: itself, or several of which each guest has one. One of them is the default.
+    fn engines(&self) -> Vec<EngineDescription>;
 
     /// What a snapshot of the booted template depends on, as one word: equal words may share a snapshot.
     fn fingerprint(
@@ -214,11 +223,7 @@ pub trait Engine: Send + Sync + 'static {
     }
 
     /// Compares snapshot `id` and all it needs with those checksums, oldest first. Blocks.
-    fn verify(&self, _id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
-        Err(EngineError::Unsupported {
-            what: "verify snapshots",
-        })
-    }
+    fn verify(&self, id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError>;
 
     /// Takes over a guest that an earlier process kept. A snapshot of it that was being taken then happened if it is among
     /// [`Engine::snapshots`]; otherwise, and if it was to end with it, it goes on as if nobody had asked. A guest that cannot be
@@ -233,6 +238,11 @@ pub trait Engine: Send + Sync + 'static {
         &self,
         known: &[Handle],
     ) -> impl Future<Output = Result<usize, EngineError>> + Send;
+
+    /// Ends what is not kept and is nobody's any more, and returns when nothing is left of it. Nothing is asked of the engine afterwards.
+    fn close(&self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
 
     /// The snapshots that are complete on this host. Unfinished ones are removed on the way.
     fn snapshots(&self) -> Result<Vec<String>, EngineError>;
@@ -285,6 +295,9 @@ pub trait Arrival: Send + 'static {
 
 /// A running guest. Dropping it ends it, unless it is kept: then dropping it only lets go of it.
 pub trait Guest: Send + Sync + 'static {
+    /// Name of the engine that isolates it.
+    fn engine(&self) -> &'static str;
+
     /// From now on it outlives this process. Needed once in its life, also if it is adopted later.
     fn keep(&self) -> impl Future<Output = Result<Handle, EngineError>> + Send;
 
@@ -328,4 +341,26 @@ pub trait Guest: Send + Sync + 'static {
 
     /// Ends it without asking it, and returns when nothing of it is left. May be called twice.
     fn stop(&self) -> impl Future<Output = ()> + Send;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_engine_cannot_do_is_refused_with_what_can() {
+        let refused = |instead| EngineError::Unsupported {
+            engine: "gvisor",
+            what: "verify snapshots",
+            instead,
+        };
+        assert_eq!(
+            refused(None).to_string(),
+            "the engine gvisor cannot verify snapshots"
+        );
+        assert_eq!(
+            refused(Some("the engine microvm")).to_string(),
+            "the engine gvisor cannot verify snapshots; use the engine microvm"
+        );
+    }
 }

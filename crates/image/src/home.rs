@@ -19,10 +19,12 @@ use std::path::{Path, PathBuf};
 ///   layers/sha256-<diff id>/root    layers of images, unpacked; each as long as a template is made of it
 ///   blobs/sha256-<digest>           what of images is being downloaded
 ///   disks/ext4-<MiB>.img            blank disk, sparse, read-only base of copy-on-write disks
-///   initrd/<sha12>.cpio             initial ramdisk, one per agent binary
+///   initrd/<sha12>.cpio             initial ramdisk, one per agent binary; .erofs: the same for gVisor
 ///   cache/apt/                      Debian packages, kept between template builds
 ///   run/                            unlinked files of running sandboxes, the daemon's socket
 ///   run/vmm/                        control sockets of the sandboxes that outlive their daemon
+///   run/gvisor/                     gVisor sandboxes: configuration, console, state
+///   snapshots/, gvisor/             snapshots of either engine
 ///   locks/                          one file per thing that is built by one process at a time
 /// ```
 ///
@@ -127,9 +129,9 @@ impl Home {
         self.root.join("versions")
     }
 
-    /// Where the host keeps snapshots; what they were taken of stays.
-    pub(crate) fn snapshots(&self) -> PathBuf {
-        self.root.join("snapshots")
+    /// Where the host keeps snapshots, by engine; what they were taken of stays.
+    pub(crate) fn snapshots(&self) -> [PathBuf; 2] {
+        ["snapshots", "gvisor"].map(|directory| self.root.join(directory))
     }
 
     pub(crate) fn layers(&self) -> PathBuf {

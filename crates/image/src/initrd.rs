@@ -1,5 +1,6 @@
 //! The initial ramdisk: the guest agent, and just enough around it to start.
 
+use crate::command::CommandError;
 use crate::cpio::Archive;
 use crate::file::{FileError, OnPath, create};
 use crate::home::Home;
@@ -23,6 +24,8 @@ pub enum InitrdError {
     Verify(#[from] VerifyError),
     #[error("cannot make the initial ramdisk")]
     File(#[from] FileError),
+    #[error("cannot make the image of the guest agent")]
+    Image(#[from] CommandError),
 }
 
 /// Part of a cached ramdisk's name: changes with the archive's layout.

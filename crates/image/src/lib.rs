@@ -1,10 +1,11 @@
-//! What a microVM needs on disk: guest kernel, templates, blank disks and the initial ramdisk.
+//! What a sandbox needs on disk: guest kernel, templates, blank disks and the initial ramdisk.
 //!
 //! Everything lives under one data directory ([`Home`]) and follows the same rules: a file is made under a lock, written
 //! next to its place, flushed, and renamed into it, so that it is either absent or whole; and it is handed out as an open
 //! file whose content has been verified, so that what runs is what was checked.
 
 mod addition;
+mod agent_root;
 mod apt;
 mod builder;
 mod command;
@@ -31,6 +32,7 @@ mod transfer;
 mod verified;
 mod version;
 
+pub use agent_root::AgentRoot;
 pub use builder::BuildError;
 pub use command::CommandError;
 pub use derive::Derived;

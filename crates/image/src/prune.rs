@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::path::Path;
 
 /// Longest manifest of a snapshot.
 const MAX_MANIFEST: u64 = 1 << 20;
@@ -93,14 +94,20 @@ fn sums(manifest: &Manifest) -> impl Iterator<Item = String> {
 
 /// What snapshots call the versions they were taken of; of old ones, the checksum of the image.
 fn named_by_snapshots(home: &Home) -> Result<HashSet<String>, TemplateError> {
-    let directory = home.snapshots();
     let mut named = HashSet::new();
-    let entries = match fs::read_dir(&directory) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(named),
-        entries => entries.on("list", &directory)?,
+    for directory in home.snapshots() {
+        named_in(&directory, &mut named)?;
+    }
+    Ok(named)
+}
+
+fn named_in(directory: &Path, named: &mut HashSet<String>) -> Result<(), TemplateError> {
+    let entries = match fs::read_dir(directory) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.on("list", directory)?,
     };
     for entry in entries {
-        let path = entry.on("list", &directory)?.path();
+        let path = entry.on("list", directory)?.path();
         let id = path.file_name().unwrap_or_default().to_string_lossy();
         // What has no name yet runs, and what has none any more needs nothing.
         if id.starts_with('.') {
@@ -124,5 +131,5 @@ fn named_by_snapshots(home: &Home) -> Result<HashSet<String>, TemplateError> {
         let version = needs.template.rsplit_once('@').map(|(_, version)| version);
         named.extend(version.map(str::to_owned));
     }
-    Ok(named)
+    Ok(())
 }

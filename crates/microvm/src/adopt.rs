@@ -1,15 +1,15 @@
 //! Guests that outlive the process that made them, and their adoption by the next.
 //!
-//! A VMM is found by its [`VmmMark`], which means one process only. What it says and hands over then is checked: it may have been
+//! A VMM is found by its [`ProcessMark`], which means one process only. What it says and hands over then is checked: it may have been
 //! taken over by its guest meanwhile.
 
 use crate::jail::Vmm;
 use crate::link::Link;
-use crate::mark::{VmmMark, connect_to, listen_at};
+use crate::mark::{connect_to, listen_at, named, socket_of};
 use crate::process::{Kept, Process};
 use crate::saving::SaveError;
 use crate::vm::{MicroVm, Parts};
-use jiffy_engine::BootReport;
+use jiffy_engine::{BootReport, ProcessMark};
 use jiffy_proto::agent::{Hello, Identity};
 use jiffy_proto::channel::ChannelError;
 use jiffy_proto::console::ConsoleRing;
@@ -58,7 +58,7 @@ pub enum AdoptError {
 #[derive(Debug)]
 pub struct AdoptSpec<'a> {
     /// Which it is.
-    pub mark: VmmMark,
+    pub mark: ProcessMark,
     /// The program that it is a process of.
     pub vmm: &'a Vmm,
     /// Directory of the control sockets.
@@ -87,11 +87,11 @@ struct Estate {
 impl MicroVm {
     /// From now on the guest runs on when this process ends. Its control socket is in `directory`, which nobody else may enter, and
     /// what its VMM has to complain of goes to `log`.
-    pub async fn keep(&self, directory: &Path, log: &File) -> Result<VmmMark, SaveError> {
+    pub async fn keep(&self, directory: &Path, log: &File) -> Result<ProcessMark, SaveError> {
         let mut saving = self.saving.lock().await;
         let host = |what| move |source| SaveError::Host { what, source };
-        let mark = VmmMark::of(self.vmm_pid()).map_err(|_| SaveError::Gone)?;
-        let path = mark.socket(directory);
+        let mark = ProcessMark::of(self.vmm_pid()).map_err(|_| SaveError::Gone)?;
+        let path = socket_of(&mark, directory);
         let listener = listen_at(&path).map_err(host("making the VMM's control socket"))?;
         let greeting = saving.greeting.take();
         let mut fds = vec![listener.as_fd(), log.as_fd()];
@@ -124,7 +124,7 @@ impl MicroVm {
 
     /// Takes over a VMM that an earlier process kept. One that cannot be adopted is ended.
     pub async fn adopt(spec: AdoptSpec<'_>) -> Result<Self, AdoptError> {
-        let path = spec.mark.socket(spec.directory);
+        let path = socket_of(&spec.mark, spec.directory);
         let kept = Kept::from(std::sync::OnceLock::from(path.clone()));
         let mut process = Process::find(&spec.mark, kept.clone()).map_err(|e| {
             // /proc has nothing of it, or there is no such process at all.
@@ -278,11 +278,11 @@ fn check_overlay(overlay: &File, store: &Store) -> Result<(), AdoptError> {
 
 /// Ends every VMM that listens in `directory` and is not among `known`, and removes the sockets of those that are gone. Returns
 /// how many were ended.
-pub async fn end_others(directory: &Path, known: &[VmmMark]) -> io::Result<usize> {
+pub async fn end_others(directory: &Path, known: &[ProcessMark]) -> io::Result<usize> {
     let mut work = tokio::task::JoinSet::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        if known.iter().all(|mark| mark.socket(directory) != path) {
+        if known.iter().all(|mark| socket_of(mark, directory) != path) {
             work.spawn(async move {
                 let ended = end(&path).await;
                 let _ = fs::remove_file(&path);
@@ -302,8 +302,8 @@ async fn end(path: &Path) -> bool {
         channel => channel,
     };
     // Whose name it is. Only that very process may be killed, so nothing else is looked for.
-    let process = VmmMark::named(path)
-        .and_then(|(pid, started)| Some((VmmMark::of(pid).ok()?, started)))
+    let process = named(path)
+        .and_then(|(pid, started)| Some((ProcessMark::of(pid).ok()?, started)))
         .filter(|(mark, started)| mark.started == *started)
         .and_then(|(mark, _)| Process::find(&mark, Kept::default()).ok());
     if let Ok(link) = channel.and_then(Link::new) {

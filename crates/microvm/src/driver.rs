@@ -1,10 +1,10 @@
 //! The task that listens to one `jiffy-vmm` process.
 
-use crate::greeting::{Greeting, GreetingError};
 use crate::jail::Vmm;
 use crate::link::Link;
 use crate::process::{Kept, Process};
 use crate::verdict::judge;
+use jiffy_agent_client::{Greeting, GreetingError};
 use jiffy_engine::SandboxEnd;
 use jiffy_proto::agent::{HELLO_PORT, Hello, Identity};
 use jiffy_proto::console::ConsoleRing;

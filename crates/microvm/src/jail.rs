@@ -83,6 +83,11 @@ impl Vmm {
         &self.path
     }
 
+    /// Whether what its processes use is limited.
+    pub fn is_limited(&self) -> bool {
+        self.cgroups.is_some()
+    }
+
     /// Whether its processes are jailed.
     pub fn is_jailed(&self) -> bool {
         self.jail.is_some()

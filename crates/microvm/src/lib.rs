@@ -8,7 +8,6 @@
 mod adopt;
 mod cgroup;
 mod driver;
-mod greeting;
 pub mod host_kvm;
 mod jail;
 mod link;
@@ -24,9 +23,7 @@ mod waiting;
 
 pub use adopt::{AdoptError, AdoptSpec, end_others};
 pub use cgroup::{CgroupError, Cgroups};
-pub use greeting::GreetingError;
 pub use jail::{JailError, Vmm};
-pub use mark::VmmMark;
 pub use restore::{MemoryPolicy, RestoreSpec};
 pub use saving::SaveError;
 pub use snapshot::SnapshotSpec;

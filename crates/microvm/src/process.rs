@@ -1,6 +1,6 @@
 //! The process of a VMM: a child of ours, or one that an earlier process left to us.
 
-use crate::mark::VmmMark;
+use jiffy_engine::ProcessMark;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -34,10 +34,10 @@ impl Process {
     }
 
     /// The process that `mark` means, if it lives. Must be called inside a tokio runtime.
-    pub fn find(mark: &VmmMark, kept: Kept) -> io::Result<Self> {
+    pub fn find(mark: &ProcessMark, kept: Kept) -> io::Result<Self> {
         let pidfd = open(mark.pid)?;
         // The descriptor means one process for ever: if the mark is right now, it was opened on the right one.
-        if VmmMark::of(mark.pid)? != *mark {
+        if ProcessMark::of(mark.pid)? != *mark {
             return Err(io::ErrorKind::NotFound.into());
         }
         // SAFETY: an OwnedFd is the same descriptor always, and closes it only when dropped.

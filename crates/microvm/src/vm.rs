@@ -2,7 +2,6 @@
 
 use crate::cgroup::{CgroupError, Limits};
 use crate::driver::{Driver, Step};
-use crate::greeting::GreetingError;
 use crate::host_kvm::{self, KvmError};
 use crate::jail::{JailError, Limiting, Vmm};
 use crate::link::Link;
@@ -10,6 +9,7 @@ use crate::process::{Kept, Process};
 use crate::saving::Saving;
 use crate::spec::BootSpec;
 use crate::verdict::printable;
+use jiffy_agent_client::GreetingError;
 use jiffy_engine::{BootMode, BootReport, SandboxEnd};
 use jiffy_proto::agent::Identity;
 use jiffy_proto::channel::{Channel, ChannelError};

@@ -40,6 +40,11 @@ impl Net6Config {
     }
 }
 
+/// Addresses with commas between them; what is none is left out.
+pub fn addresses(list: &str) -> Vec<Ipv4Addr> {
+    list.split(',').filter_map(|ip| ip.parse().ok()).collect()
+}
+
 impl NetConfig {
     /// Reads the words; `None` without a well-formed `jiffy.net`.
     pub fn parse(cmdline: &str) -> Option<Self> {
@@ -52,7 +57,7 @@ impl NetConfig {
         let (address, prefix) = network.split_once('/')?;
         let dns = word("jiffy.dns=").map_or_else(
             || vec![Ipv4Addr::new(1, 1, 1, 1), Ipv4Addr::new(8, 8, 8, 8)],
-            |list| list.split(',').filter_map(|ip| ip.parse().ok()).collect(),
+            addresses,
         );
         Some(Self {
             address: address.parse().ok()?,

@@ -1,7 +1,7 @@
 //! The greeting: see `jiffy_proto::agent`. Done again whenever the connection breaks, which is how a clone learns
 //! that it is one.
 
-use super::identity;
+use super::{Engine, identity};
 use crate::state::Agent;
 use crate::{sys, vsock};
 use jiffy_proto::agent::{HELLO_PORT, Hello, Identity, MAX_GREETING, Ready};
@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
 const FIRST_RETRY: Duration = Duration::from_millis(10);
@@ -24,15 +24,19 @@ pub async fn run(
     mut early: Option<OwnedFd>,
     broken: watch::Sender<()>,
 ) {
-    let mut applier = identity::Applier::default();
+    let mut applier = identity::Applier::new(Engine::MicroVm);
     let mut pause = FIRST_RETRY;
     loop {
         let socket = match early.take() {
             Some(socket) => Ok(socket),
             None => vsock::begin_connect(HELLO_PORT),
         };
-        let greeted = match socket {
-            Ok(socket) => greet(&agent, &mut applier, began_us, socket).await,
+        let stream = match socket {
+            Ok(socket) => vsock::finish(socket).await,
+            Err(e) => Err(e),
+        };
+        let greeted = match stream {
+            Ok(stream) => greet(&agent, &mut applier, began_us, stream).await,
             Err(e) => Err(e),
         };
         if greeted.is_ok() {
@@ -46,14 +50,40 @@ pub async fn run(
     }
 }
 
+/// Greets for ever where it is the host that connects: each connection takes the place of the one before. `broken` is told when one
+/// that stood breaks, or is replaced.
+pub async fn receive(
+    agent: Rc<Agent>,
+    began_us: u64,
+    mut host: mpsc::Receiver<UnixStream>,
+    broken: watch::Sender<()>,
+) {
+    let mut applier = identity::Applier::new(Engine::Gvisor);
+    let mut next = host.recv().await;
+    while let Some(stream) = next {
+        next = tokio::select! {
+            greeted = greet(&agent, &mut applier, began_us, stream) => {
+                if greeted.is_ok() {
+                    broken.send_replace(());
+                }
+                host.recv().await
+            }
+            // A restore need not end the connection that it leaves nobody at the other end of.
+            newer = host.recv() => {
+                broken.send_replace(());
+                newer
+            }
+        };
+    }
+}
+
 /// Greets once and then waits for the connection to break. `Ok` if the greeting was completed.
 async fn greet(
     agent: &Rc<Agent>,
     applier: &mut identity::Applier,
     began_us: u64,
-    socket: OwnedFd,
+    mut stream: UnixStream,
 ) -> io::Result<()> {
-    let mut stream = vsock::finish(socket).await?;
     send(
         &mut stream,
         &Hello {

@@ -3,11 +3,11 @@
 //! Every step must succeed before the host is told that we are ready: a clone that kept its parent's random
 //! numbers or token is worse than none.
 
-use super::{clone, connections, environment, generation, net};
+use super::{Engine, clone, connections, environment, generation, net};
 use crate::settings::Settings;
 use crate::state::Agent;
-use crate::sys;
-use base64::Engine;
+use crate::{link, sys};
+use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiffy_proto::agent::Identity;
 use std::fmt::Write as _;
@@ -22,17 +22,34 @@ const HOSTS_MARK: &str = "# jiffy: this sandbox";
 const HOSTS_DEFAULT: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 
 /// Applies identities, and knows whether one was applied before.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Applier {
+    engine: Engine,
     last_id: Option<String>,
 }
 
 impl Applier {
+    /// One that has applied none.
+    pub fn new(engine: Engine) -> Self {
+        Self {
+            engine,
+            last_id: None,
+        }
+    }
+
     /// Makes an identity take effect, completely or with an error.
     pub fn apply(&mut self, agent: &Agent, identity: Identity) -> Result<(), String> {
+        if let Some(key) = &identity.link_key
+            && !link::is_key(key)
+        {
+            return Err("the link key of the identity has not the form of one".to_owned());
+        }
+        let has_kernel = self.engine == Engine::MicroVm;
         // Time and randomness first: the later steps draw on both.
-        set_clock(identity.time_ns).map_err(|e| format!("cannot set the clock: {e}"))?;
-        mix_entropy(&identity.entropy)?;
+        if has_kernel {
+            set_clock(identity.time_ns).map_err(|e| format!("cannot set the clock: {e}"))?;
+            mix_entropy(&identity.entropy)?;
+        }
         let hostname = identity.hostname.as_deref().unwrap_or(&identity.id);
         set_hostname(hostname).map_err(|e| format!("cannot set the host name: {e}"))?;
         let replaced = self.last_id.as_ref().is_some_and(|id| *id != identity.id);
@@ -43,24 +60,27 @@ impl Applier {
             clone::new_boot_id().map_err(|e| format!("cannot replace the boot id: {e}"))?;
             clone::new_random_seeds().map_err(|e| format!("cannot replace a random seed: {e}"))?;
         }
-        if self.last_id.is_some() {
+        if has_kernel && self.last_id.is_some() {
             net::forget_neighbours()
                 .map_err(|e| format!("cannot forget the neighbours of the network: {e}"))?;
         }
         // One that wakes where it fell asleep is the only copy, and keeps its connections.
-        if replaced || identity.rewound {
+        if has_kernel && (replaced || identity.rewound) {
             connections::reset()
                 .map_err(|e| format!("cannot reset the connections of the original: {e}"))?;
         }
         if let Some(user) = &identity.default_user {
             agent.user(Some(user))?;
         }
-        *agent.settings.borrow_mut() = Settings {
+        let mut settings = agent.settings.borrow_mut();
+        *settings = Settings {
             env: identity.env,
             access_token: identity.access_token,
             default_user: identity.default_user,
             default_workdir: identity.default_workdir,
+            link_key: identity.link_key.or(settings.link_key.take()),
         };
+        drop(settings);
         environment::show(agent).map_err(|e| format!("cannot show the environment: {e}"))?;
         // Last: whoever reads it finds everything else in force.
         generation::renew(&identity.id)

@@ -6,93 +6,23 @@ pub mod connections;
 pub mod environment;
 pub mod generation;
 pub mod greeting;
+pub mod gvisor;
 pub mod identity;
+pub mod microvm;
 pub mod mount;
 pub mod net;
 mod net6;
 pub mod root;
 
-use crate::process::reaper;
-use crate::settings::Settings;
-use crate::state::Agent;
-use crate::vsock::{self, VsockListener};
-use crate::{forward, runtime, server, sys};
-use jiffy_proto::agent::{ENVD_PORT, HELLO_PORT, TCP_PORT};
-use std::io;
-use std::os::fd::OwnedFd;
-use std::rc::Rc;
-use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::sleep;
 
-/// What pid 1 does. Does not return while the guest lives.
-pub fn run(began_us: u64) -> i32 {
-    // The connection stands by the time the file systems do.
-    let early = vsock::begin_connect(HELLO_PORT).ok();
-    let outcome = root::enter().and_then(|()| {
-        runtime::block_on(serve(began_us, early)).map_err(|e| format!("cannot run: {e}"))
-    });
-    if let Err(reason) = outcome {
-        die(&reason);
-    }
-    1
-}
-
-/// Tells the console, which the host keeps, and ends the guest.
-fn die(reason: &str) -> ! {
-    let line = format!("jiffy-agent: {reason}\n");
-    for path in ["/dev/console", "/dev/kmsg"] {
-        if let Ok(mut console) = std::fs::File::options().write(true).open(path) {
-            // Nobody is left to tell that telling failed.
-            let _ = io::Write::write_all(&mut console, line.as_bytes());
-            break;
-        }
-    }
-    // SAFETY: no pointers. There is no power switch; a restart is what the machine monitor takes for the end.
-    unsafe {
-        libc::sync();
-        libc::reboot(libc::RB_AUTOBOOT);
-        libc::_exit(1)
-    }
-}
-
-async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
-    sys::raise_open_files();
-    let signals = reaper::signals()?;
-    // As pid 1 we are never chosen by the kernel when memory is short, so there is no score to set, and none
-    // to take back in every child.
-    let agent = Agent::new(Settings::default())?;
-    let envd = VsockListener::bind(ENVD_PORT)?;
-    let tcp = VsockListener::bind(TCP_PORT)?;
-
-    // A restore resets every connection, of which most readers would never hear: they are ended together.
-    let (broken, unbroken) = watch::channel(());
-    let serving = Rc::clone(&agent);
-    let reset = unbroken.clone();
-    tokio::task::spawn_local(async move {
-        loop {
-            match envd.accept().await {
-                Ok(stream) => {
-                    let work = server::serve(Rc::clone(&serving), stream);
-                    tokio::task::spawn_local(until_reset(reset.clone(), work));
-                }
-                Err(_) => sleep(Duration::from_millis(50)).await,
-            }
-        }
-    });
-    tokio::task::spawn_local(async move {
-        loop {
-            match tcp.accept().await {
-                Ok(stream) => {
-                    let work = forward::serve(stream);
-                    tokio::task::spawn_local(until_reset(unbroken.clone(), work));
-                }
-                Err(_) => sleep(Duration::from_millis(50)).await,
-            }
-        }
-    });
-    tokio::task::spawn_local(greeting::run(Rc::clone(&agent), began_us, early, broken));
-    reaper::run(agent, signals).await
+/// What isolates the sandbox, and so what there is to be done in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// A virtual machine with a kernel of its own.
+    MicroVm,
+    /// gVisor: clock, randomness and network are its own business, and it resets connections when it restores.
+    Gvisor,
 }
 
 /// Does `work` until it is done or all connections are reset.

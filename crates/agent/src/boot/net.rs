@@ -1,6 +1,6 @@
 //! `lo` and `eth0`, with ioctls: no netlink library, a handful of system calls.
 
-use super::cmdline::NetConfig;
+use super::cmdline::{NetConfig, addresses};
 use super::net6;
 use crate::sys;
 use std::io;
@@ -48,6 +48,11 @@ pub fn bring_up() {
     if let Some(config) = config {
         name_servers(&config.dns, cmdline.contains("jiffy.dns="));
     }
+}
+
+/// Makes `list`, addresses with commas between them, the name servers where the network is configured already. None if it is empty.
+pub fn name_servers_told(list: &str) {
+    name_servers(&addresses(list), true);
 }
 
 /// Servers that the host names are the only ones that it lets the guest reach: they count, whatever the image says.

@@ -19,7 +19,8 @@ impl OomWatch {
     /// Whether the kernel killed for memory since the last question.
     pub fn happened(&self) -> bool {
         let now = count();
-        self.seen.replace(now) < now
+        // gVisor counts anew when it is restored.
+        self.seen.replace(now) != now && now > 0
     }
 }
 

@@ -301,7 +301,7 @@ fn what_is_hostile_or_cut_short_leaves_nothing() {
 
 /// A snapshot as far as templates are concerned.
 fn snapshot(home: &Home, id: &str, of: &Manifest) {
-    let directory = home.snapshots().join(id);
+    let directory = home.snapshots()[0].join(id);
     fs::create_dir_all(&directory).unwrap();
     let text = format!(r#"{{"template":"{}@{}"}}"#, of.reference(), of.version());
     fs::write(directory.join("manifest.json"), text).unwrap();
@@ -344,7 +344,7 @@ fn what_templates_snapshots_and_open_files_need_stays_and_the_rest_goes() {
     assert_eq!(pruned.versions, [format!("x@{version}")]);
     assert_eq!(pruned.images.len(), 1);
     assert!(pruned.bytes > 0);
-    fs::write(home.snapshots().join("s1/manifest.json"), "{").unwrap();
+    fs::write(home.snapshots()[0].join("s1/manifest.json"), "{").unwrap();
     templates.remove("x:kept").unwrap();
     // What a damaged snapshot needs cannot be told.
     assert!(
@@ -355,7 +355,7 @@ fn what_templates_snapshots_and_open_files_need_stays_and_the_rest_goes() {
             .contains("snapshot s1")
     );
     assert!(opens(&tagged));
-    fs::remove_dir_all(home.snapshots()).unwrap();
+    fs::remove_dir_all(&home.snapshots()[0]).unwrap();
     assert_eq!(templates.prune().unwrap().versions.len(), 2);
     assert!(!opens(&tagged) && !opens(&asleep));
     templates.remove("base:x").unwrap();

@@ -1,35 +1,27 @@
-//! The guest's file systems.
+//! The root of a microVM.
 //!
 //! `/dev/vda` holds the template (erofs, never written), `/dev/vdb` what this sandbox writes (ext4; a tmpfs
 //! without it); an overlay of both becomes the root and the initial archive disappears under it. A template may be a stack
 //! of images: the others are `/dev/vdc` and so on, each on top of those before it.
 
-use super::mount::{PLAIN, directory, mount, raw};
-use crate::sys;
+use super::{images, mount_overlay, system, text, writable};
+use crate::boot::mount::{PLAIN, directory, mount, raw};
+use crate::boot::net;
 use jiffy_proto::agent::IMAGES;
-use std::ffi::{CStr, CString, OsStr};
-use std::fs::File;
+use std::ffi::{CStr, OsStr};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// How long a disk may take to appear.
 const DISK_WAIT: Duration = Duration::from_secs(2);
 
-/// What this sandbox wrote, in overlayfs' own form. The directory lies beneath the root afterwards, where nothing finds it but
-/// this descriptor, which no program inherits.
-static WRITTEN: OnceLock<File> = OnceLock::new();
-
-/// The overlay's upper directory. None if we are not process 1.
-pub fn written() -> Option<&'static File> {
-    WRITTEN.get()
-}
-
 /// Letters of the disks with images, the lowest first: the second disk is the one that is written to.
 const IMAGE_DISKS: &[u8] = b"acdefgh";
+
+/// Every file that was touched is whole in the upper directory, under its own name: layers are made of it.
+const OVERLAY_OPTIONS: &str = ",metacopy=off,redirect_dir=nofollow,index=off";
 
 /// Builds the root and moves into it.
 pub fn enter() -> Result<(), String> {
@@ -39,21 +31,25 @@ pub fn enter() -> Result<(), String> {
     mount_devices()?;
     open_console();
     mount_image(c"/dev/vda", c"/lower")?;
-    let lower = mount_others(images()?)?;
+    let lower = mount_others(images(IMAGES, IMAGE_DISKS.len())?.unwrap_or(1))?;
     mount_writable()?;
-    // Every file that was touched is whole in the upper directory, under its own name: layers are made of it.
-    let options = format!(
-        "lowerdir={lower}/lower,upperdir=/upper/data,workdir=/upper/work,metacopy=off,redirect_dir=nofollow,index=off"
-    );
-    mount(
-        c"overlay",
+    mount_overlay(
+        &format!("{lower}/lower"),
+        "/upper",
         c"/root-new",
-        c"overlay",
-        libc::MS_NOATIME,
-        &text(options)?,
+        OVERLAY_OPTIONS,
     )?;
     switch()?;
-    system()
+    system()?;
+    mount(
+        c"cgroup2",
+        c"/sys/fs/cgroup",
+        c"cgroup2",
+        PLAIN,
+        c"nsdelegate",
+    )?;
+    net::bring_up();
+    Ok(())
 }
 
 fn mount_devices() -> Result<(), String> {
@@ -96,16 +92,6 @@ fn open_console() {
     }
 }
 
-/// How many images the template is made of. Fewer than there are would be another template.
-fn images() -> Result<usize, String> {
-    let Some(said) = std::env::var_os(IMAGES) else {
-        return Ok(1);
-    };
-    let count = said.to_str().and_then(|n| n.parse().ok());
-    let sane = count.filter(|n| (1..=IMAGE_DISKS.len()).contains(n));
-    sane.ok_or_else(|| format!("{IMAGES} is {said:?}: not 1 to {}", IMAGE_DISKS.len()))
-}
-
 /// Mounts the images that lie on the lowest, and names them as overlayfs wants it: the uppermost first, each with a colon.
 fn mount_others(count: usize) -> Result<String, String> {
     let mut lower = String::new();
@@ -121,10 +107,6 @@ fn mount_others(count: usize) -> Result<String, String> {
         lower = format!("{at}:{lower}");
     }
     Ok(lower)
-}
-
-fn text(text: String) -> Result<CString, String> {
-    CString::new(text).map_err(|e| e.to_string())
 }
 
 fn mount_image(disk: &CStr, at: &CStr) -> Result<(), String> {
@@ -158,12 +140,7 @@ fn mount_writable() -> Result<(), String> {
             c"mode=0755",
         )?;
     }
-    directory("/upper/data", 0o755);
-    directory("/upper/work", 0o755);
-    let written = File::open("/upper/data").map_err(|e| format!("cannot open /upper/data: {e}"))?;
-    // There is one root, made once.
-    let _ = WRITTEN.set(written);
-    Ok(())
+    writable("/upper")
 }
 
 fn switch() -> Result<(), String> {
@@ -194,70 +171,4 @@ fn switch() -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// What programs expect under `/proc`, `/sys`, `/dev`, `/run` and `/tmp`.
-fn system() -> Result<(), String> {
-    for path in [
-        "/proc",
-        "/sys",
-        "/run",
-        "/dev/pts",
-        "/dev/shm",
-        "/dev/mqueue",
-    ] {
-        directory(path, 0o755);
-    }
-    mount(c"proc", c"/proc", c"proc", PLAIN, c"")?;
-    mount(c"sysfs", c"/sys", c"sysfs", PLAIN, c"")?;
-    mount(
-        c"devpts",
-        c"/dev/pts",
-        c"devpts",
-        libc::MS_NOSUID | libc::MS_NOEXEC,
-        c"mode=620,ptmxmode=666,gid=5",
-    )?;
-    let no_devices = libc::MS_NOSUID | libc::MS_NODEV;
-    mount(c"tmpfs", c"/dev/shm", c"tmpfs", no_devices, c"mode=1777")?;
-    mount(
-        c"tmpfs",
-        c"/run",
-        c"tmpfs",
-        no_devices,
-        c"mode=755,size=25%",
-    )?;
-    directory("/run/lock", 0o1777);
-    super::generation::make_home()?;
-    // Kernels without them are fine.
-    let _ = raw(c"mqueue", c"/dev/mqueue", c"mqueue", PLAIN, c"");
-    mount(
-        c"cgroup2",
-        c"/sys/fs/cgroup",
-        c"cgroup2",
-        PLAIN,
-        c"nsdelegate",
-    )?;
-    for (link, target) in [
-        ("/dev/fd", "/proc/self/fd"),
-        ("/dev/stdin", "/proc/self/fd/0"),
-        ("/dev/stdout", "/proc/self/fd/1"),
-        ("/dev/stderr", "/proc/self/fd/2"),
-    ] {
-        let _ = symlink(target, link);
-    }
-    temporary();
-    super::net::bring_up();
-    Ok(())
-}
-
-/// `/tmp` stays on the disk: unpacking a large archive there must not compete with programs for memory.
-fn temporary() {
-    directory("/tmp", 0o1777);
-    if let Ok(path) = sys::cstring(b"/tmp")
-        && let Ok(found) = std::fs::metadata("/tmp")
-        && std::os::unix::fs::MetadataExt::mode(&found) & 0o7777 != 0o1777
-    {
-        // SAFETY: a valid path.
-        unsafe { libc::chmod(path.as_ptr(), 0o1777) };
-    }
 }

@@ -28,8 +28,10 @@ pub enum GreetingError {
 }
 
 /// An agent that waits to be told who it is.
-pub(crate) struct Greeting {
+#[derive(Debug)]
+pub struct Greeting {
     stream: BufReader<UnixStream>,
+    /// What it said of itself.
     pub hello: Hello,
 }
 

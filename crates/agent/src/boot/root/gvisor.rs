@@ -1,0 +1,59 @@
+//! The root of a gVisor sandbox.
+//!
+//! The images are mounted on `/images/0` (the lowest) and so on before we start: programs cannot mount them. What this sandbox
+//! writes goes to a tmpfs.
+
+use super::{images, mount_overlay, system, text, writable};
+use crate::boot::mount::{directory, mount};
+use crate::sys;
+use jiffy_proto::agent::{GVISOR_DISK_MIB, GVISOR_IMAGES};
+use std::io;
+
+/// Most images of a template.
+const MOST_IMAGES: usize = 6;
+
+/// Builds the root and moves into it.
+pub fn enter() -> Result<(), String> {
+    let count =
+        images(GVISOR_IMAGES, MOST_IMAGES)?.ok_or_else(|| format!("{GVISOR_IMAGES} is not set"))?;
+    mount(
+        c"tmpfs",
+        c"/overlay",
+        c"tmpfs",
+        libc::MS_NOATIME,
+        &text(format!("mode=0755,size={}m", disk_mib()?))?,
+    )?;
+    writable("/overlay")?;
+    let lower: Vec<_> = (0..count).rev().map(|n| format!("/images/{n}")).collect();
+    // gVisor's overlay always copies files whole, and takes no option that says so.
+    mount_overlay(&lower.join(":"), "/overlay", c"/newroot", "")?;
+    directory("/newroot/dev", 0o755);
+    mount(
+        c"devtmpfs",
+        c"/newroot/dev",
+        c"devtmpfs",
+        libc::MS_NOSUID,
+        c"mode=0755",
+    )?;
+    switch().map_err(|e| format!("cannot mount the new root: {e}"))?;
+    system()
+}
+
+/// How much may be written.
+fn disk_mib() -> Result<u64, String> {
+    let said = std::env::var(GVISOR_DISK_MIB).map_err(|e| format!("{GVISOR_DISK_MIB}: {e}"))?;
+    let size = said.parse().ok().filter(|mib| *mib > 0);
+    size.ok_or_else(|| format!("{GVISOR_DISK_MIB} is {said:?}: no number of MiB"))
+}
+
+/// Makes the new root the root. The old one, mounted over it for a moment, goes.
+fn switch() -> io::Result<()> {
+    std::env::set_current_dir("/newroot")?;
+    // SAFETY: valid C strings.
+    unsafe {
+        let here = c".".as_ptr();
+        sys::check(libc::syscall(libc::SYS_pivot_root, here, here) as libc::c_int)?;
+        sys::check(libc::umount2(here, libc::MNT_DETACH))?;
+    }
+    std::env::set_current_dir("/")
+}

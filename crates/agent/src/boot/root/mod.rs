@@ -1,0 +1,127 @@
+//! The guest's file systems.
+//!
+//! The root is an overlay: a template's images, which nobody writes, below a layer for what this sandbox writes.
+
+pub mod gvisor;
+pub mod microvm;
+
+use super::mount::{PLAIN, directory, mount, raw};
+use crate::sys;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::sync::OnceLock;
+
+/// What this sandbox wrote, in overlayfs' own form. The directory lies beneath the root afterwards, where nothing finds it but
+/// this descriptor, which no program inherits.
+static WRITTEN: OnceLock<File> = OnceLock::new();
+
+/// The overlay's upper directory. None if we are not process 1.
+pub fn written() -> Option<&'static File> {
+    WRITTEN.get()
+}
+
+/// How many images the template is made of, if `variable` is there to say. Fewer than there are would be another template.
+fn images(variable: &str, most: usize) -> Result<Option<usize>, String> {
+    let Some(said) = std::env::var_os(variable) else {
+        return Ok(None);
+    };
+    let count = said.to_str().and_then(|n| n.parse().ok());
+    let sane = count.filter(|n| (1..=most).contains(n));
+    sane.map(Some)
+        .ok_or_else(|| format!("{variable} is {said:?}: not 1 to {most}"))
+}
+
+/// Makes the directories that an overlay writes to in the file system on `at`.
+fn writable(at: &str) -> Result<(), String> {
+    let data = format!("{at}/data");
+    directory(&data, 0o755);
+    directory(&format!("{at}/work"), 0o755);
+    let written = File::open(&data).map_err(|e| format!("cannot open {data}: {e}"))?;
+    // There is one root, made once.
+    let _ = WRITTEN.set(written);
+    Ok(())
+}
+
+/// Mounts the overlay of `lower`, the uppermost first, and the [`writable`] file system on `upper`.
+fn mount_overlay(lower: &str, upper: &str, at: &CStr, further: &str) -> Result<(), String> {
+    let options = format!("lowerdir={lower},upperdir={upper}/data,workdir={upper}/work{further}");
+    mount(
+        c"overlay",
+        at,
+        c"overlay",
+        libc::MS_NOATIME,
+        &text(options)?,
+    )
+}
+
+fn text(text: String) -> Result<CString, String> {
+    CString::new(text).map_err(|e| e.to_string())
+}
+
+/// What programs expect under `/proc`, `/sys`, `/dev`, `/run` and `/tmp`.
+fn system() -> Result<(), String> {
+    for path in [
+        "/proc",
+        "/sys",
+        "/run",
+        "/dev/pts",
+        "/dev/shm",
+        "/dev/mqueue",
+    ] {
+        directory(path, 0o755);
+    }
+    mount(c"proc", c"/proc", c"proc", PLAIN, c"")?;
+    mount(c"sysfs", c"/sys", c"sysfs", PLAIN, c"")?;
+    mount(
+        c"devpts",
+        c"/dev/pts",
+        c"devpts",
+        libc::MS_NOSUID | libc::MS_NOEXEC,
+        c"mode=620,ptmxmode=666,gid=5",
+    )?;
+    let no_devices = libc::MS_NOSUID | libc::MS_NODEV;
+    // In numbers: gVisor takes a share of its host's memory, which the guest does not have.
+    let memory_kib =
+        memory_kib().map_err(|e| format!("cannot tell how much memory there is: {e}"))?;
+    let shared = text(format!("mode=1777,size={}k", memory_kib / 2))?;
+    mount(c"tmpfs", c"/dev/shm", c"tmpfs", no_devices, &shared)?;
+    let running = text(format!("mode=755,size={}k", memory_kib / 4))?;
+    mount(c"tmpfs", c"/run", c"tmpfs", no_devices, &running)?;
+    directory("/run/lock", 0o1777);
+    super::generation::make_home()?;
+    // Kernels without them are fine.
+    let _ = raw(c"mqueue", c"/dev/mqueue", c"mqueue", PLAIN, c"");
+    for (link, target) in [
+        ("/dev/fd", "/proc/self/fd"),
+        ("/dev/stdin", "/proc/self/fd/0"),
+        ("/dev/stdout", "/proc/self/fd/1"),
+        ("/dev/stderr", "/proc/self/fd/2"),
+    ] {
+        let _ = symlink(target, link);
+    }
+    temporary();
+    Ok(())
+}
+
+/// Memory of the guest.
+fn memory_kib() -> io::Result<u64> {
+    // SAFETY: all zeroes are a valid sysinfo, which is plain integers.
+    let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
+    // SAFETY: it is ours, and outlives the call.
+    sys::check(unsafe { libc::sysinfo(&raw mut info) })?;
+    Ok(info.totalram * u64::from(info.mem_unit) / 1024)
+}
+
+/// `/tmp` stays on the disk: unpacking a large archive there must not compete with programs for memory.
+fn temporary() {
+    directory("/tmp", 0o1777);
+    if let Ok(path) = sys::cstring(b"/tmp")
+        && let Ok(found) = std::fs::metadata("/tmp")
+        && std::os::unix::fs::MetadataExt::mode(&found) & 0o7777 != 0o1777
+    {
+        // SAFETY: a valid path.
+        unsafe { libc::chmod(path.as_ptr(), 0o1777) };
+    }
+}

@@ -1,0 +1,91 @@
+//! What can go wrong.
+
+use jiffy_agent_client::GreetingError;
+use jiffy_proto::channel::ChannelError;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why gVisor did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum GvisorError {
+    /// The helper program could not be started.
+    #[error(
+        "cannot start {}: {source}; build it with `make build`, or name it in JIFFY_GVISOR",
+        path.display()
+    )]
+    Spawn {
+        /// Which program.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The helper program ended in the middle of it.
+    #[error("jiffy-gvisor ended while it was asked to {0}; try again")]
+    Gone(&'static str),
+    /// The socket to the helper program failed.
+    #[error(transparent)]
+    Control(#[from] ChannelError),
+    /// gVisor said no.
+    #[error("gVisor could not {what}: {reason}")]
+    Refused {
+        /// What it was asked to do.
+        what: &'static str,
+        /// Its own words.
+        reason: String,
+    },
+    /// A file.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A snapshot that cannot be used.
+    #[error("snapshot {id} {reason}")]
+    Snapshot {
+        /// Which.
+        id: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The agent misbehaved.
+    #[error("{source}{}", last_words(console))]
+    Greeting {
+        /// How.
+        source: GreetingError,
+        /// The guest's last output.
+        console: String,
+    },
+    /// The agent did not answer in time.
+    #[error(
+        "the guest agent did not answer within {limit_s} s{}",
+        last_words(console)
+    )]
+    Timeout {
+        /// How long it had.
+        limit_s: u64,
+        /// The guest's last output.
+        console: String,
+    },
+    /// No random bytes.
+    #[error("the host gives no random bytes: {0}")]
+    Random(#[from] getrandom::Error),
+    /// The process is gone.
+    #[error("the sandbox is gone: {0}")]
+    Process(io::Error),
+}
+
+impl GvisorError {
+    pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::File { path, source }
+    }
+}
+
+fn last_words(console: &str) -> String {
+    match console.trim() {
+        "" => String::new(),
+        words => format!("; its last words: {words}"),
+    }
+}

@@ -1,0 +1,381 @@
+//! The program `jiffy-gvisor` and the socket to it.
+
+use crate::error::GvisorError;
+use command_fds::{CommandFdExt, FdMapping};
+use jiffy_proto::channel::{Channel, ChannelError};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fs::DirBuilder;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::process::Command;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Descriptor of the socket in the helper.
+const CONTROL: i32 = 3;
+
+/// What a sandbox is made of, in the helper's words.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct SandboxSpec {
+    pub directory: PathBuf,
+    pub base: PathBuf,
+    pub images: Vec<PathBuf>,
+    pub env: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
+    pub memory_bytes: u64,
+    pub overhead_bytes: u64,
+    pub vcpus: u32,
+    pub tasks: u64,
+}
+
+/// What can be asked of the helper.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "op", rename_all = "lowercase")]
+pub(crate) enum Ask {
+    Version,
+    Create { sandbox: SandboxSpec },
+    Start,
+    Restore { image: PathBuf },
+    Checkpoint { image: PathBuf, resume: bool },
+    Resume,
+    Connect { port: u16 },
+    Load,
+    Keep,
+    Ended,
+    Destroy,
+}
+
+impl Ask {
+    fn what(&self) -> &'static str {
+        match self {
+            Self::Version => "tell its version",
+            Self::Create { .. } => "make a sandbox",
+            Self::Start => "start a sandbox",
+            Self::Restore { .. } => "restore a sandbox",
+            Self::Checkpoint { .. } => "take a snapshot",
+            Self::Resume => "let a sandbox go on",
+            Self::Connect { .. } => "connect to the guest agent",
+            Self::Load => "take over a sandbox",
+            Self::Keep => "keep a sandbox",
+            Self::Ended => "tell how a sandbox ended",
+            Self::Destroy => "remove a sandbox",
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Request<'a> {
+    number: u64,
+    id: &'a str,
+    #[serde(flatten)]
+    ask: &'a Ask,
+}
+
+/// What the helper answers.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Reply {
+    number: u64,
+    error: String,
+    /// It has no such sandbox.
+    unknown: bool,
+    /// Process that isolates the sandbox.
+    pub pid: u32,
+    /// How long it stood still, in microseconds.
+    pub stopped_us: u64,
+    /// Of gVisor.
+    pub version: String,
+    /// How its first process ended; none: it was killed, or that is not known.
+    pub exit: Option<i32>,
+    /// The kernel ended it, as it needed more memory than it may use.
+    pub out_of_memory: bool,
+    /// Signal that killed it; 0: none, or that is not known.
+    pub signal: i32,
+}
+
+type Answer = (Reply, Vec<OwnedFd>);
+
+/// One run of the program.
+#[derive(Debug)]
+struct Run {
+    channel: AsyncFd<Channel>,
+    next: AtomicU64,
+    /// None: it has ended.
+    waiting: Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>,
+}
+
+/// The helper program; started when it is needed first, and anew if it ends.
+#[derive(Debug, Clone)]
+pub struct Helper(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    program: PathBuf,
+    directory: PathBuf,
+    /// Whether what a sandbox uses is limited.
+    limited: bool,
+    /// Whether the directory goes with the program.
+    brief: bool,
+    /// Nothing is asked any more.
+    closed: AtomicBool,
+    run: tokio::sync::Mutex<Option<Started>>,
+}
+
+/// A run, and the task that reads from it and ends when the process has.
+#[derive(Debug)]
+struct Started(Arc<Run>, JoinHandle<()>);
+
+impl Helper {
+    /// The helper of the sandboxes in `directory`, which is theirs alone.
+    pub fn new(program: PathBuf, directory: PathBuf, limited: bool) -> Result<Self, GvisorError> {
+        Self::make(program, directory, limited, false)
+    }
+
+    /// A helper of sandboxes that nobody keeps: when this process ends, however it does, they end, and `directory` goes with all in it.
+    pub fn brief(program: PathBuf, directory: PathBuf, limited: bool) -> Result<Self, GvisorError> {
+        Self::make(program, directory, limited, true)
+    }
+
+    fn make(
+        program: PathBuf,
+        directory: PathBuf,
+        limited: bool,
+        brief: bool,
+    ) -> Result<Self, GvisorError> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o711)
+            .create(&directory)
+            .map_err(GvisorError::file(&directory))?;
+        Ok(Self(Arc::new(Shared {
+            program,
+            directory,
+            limited,
+            brief,
+            closed: AtomicBool::new(false),
+            run: tokio::sync::Mutex::default(),
+        })))
+    }
+
+    /// Lets the program end for good, and returns when it has. What is not kept ends first.
+    pub async fn close(&self) {
+        self.0.closed.store(true, Ordering::Release);
+        if let Some(Started(run, reading)) = self.0.run.lock().await.take() {
+            run.shut();
+            // It has ended in whatever way.
+            let _ = reading.await;
+        }
+    }
+
+    /// Where its sandboxes are.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.0.directory
+    }
+
+    /// Whether what a sandbox uses is limited.
+    pub(crate) fn limited(&self) -> bool {
+        self.0.limited
+    }
+
+    /// Version of gVisor.
+    pub async fn version(&self) -> Result<String, GvisorError> {
+        Ok(self.ask("", &Ask::Version).await?.0.version)
+    }
+
+    /// Asks, and waits for the answer.
+    pub(crate) async fn ask(&self, id: &str, ask: &Ask) -> Result<Answer, GvisorError> {
+        let run = self.run(ask).await?;
+        let mut answer = run.ask(id, ask).await?;
+        if answer.0.unknown && !matches!(ask, Ask::Load) {
+            // It was made by an earlier run.
+            let loaded = run.ask(id, &Ask::Load).await?;
+            check(loaded, &Ask::Load)?;
+            answer = run.ask(id, ask).await?;
+        }
+        check(answer, ask)
+    }
+
+    /// Asks without waiting for anything.
+    pub(crate) fn tell(&self, id: &str, ask: Ask) {
+        // Without a runtime this process ends, and with it all that is not kept.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let (helper, id) = (self.clone(), id.to_owned());
+            runtime.spawn(async move {
+                if let Err(e) = helper.ask(&id, &ask).await {
+                    tracing::debug!("sandbox {id}: {e}");
+                }
+            });
+        }
+    }
+
+    async fn run(&self, ask: &Ask) -> Result<Arc<Run>, GvisorError> {
+        let mut run = self.0.run.lock().await;
+        if self.0.closed.load(Ordering::Acquire) {
+            return Err(GvisorError::Gone(ask.what()));
+        }
+        if let Some(Started(run, _)) = &*run
+            && run.lives()
+        {
+            return Ok(run.clone());
+        }
+        let Started(started, _) = run.insert(self.start()?);
+        Ok(started.clone())
+    }
+
+    fn start(&self) -> Result<Started, GvisorError> {
+        let shared = &self.0;
+        let (channel, theirs) = Channel::pair()?;
+        let nonblocking = FcntlArg::F_SETFL(OFlag::O_NONBLOCK);
+        fcntl(channel.as_fd(), nonblocking).map_err(ChannelError::Io)?;
+        // SAFETY: a Channel owns its descriptor, returns the same one always, and closes it only when dropped.
+        let channel = unsafe {
+            let both = Interest::READABLE | Interest::WRITABLE;
+            AsyncFd::register_with_interest(channel, both)
+        };
+        let failed = |source| GvisorError::Spawn {
+            path: shared.program.clone(),
+            source,
+        };
+        let channel = channel.map_err(|e| failed(e.into_parts().1))?;
+        let mut command = std::process::Command::new(&shared.program);
+        command
+            .arg(if shared.brief { "serve-brief" } else { "serve" })
+            .arg(&shared.directory)
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        // It finds `ip`, and nothing else is its business.
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        if let Some(log) = std::env::var_os("JIFFY_GVISOR_LOG") {
+            command.env("JIFFY_GVISOR_LOG", log);
+        }
+        if shared.limited {
+            command.env("JIFFY_CGROUPS", "1");
+        }
+        let mapping = FdMapping {
+            parent_fd: theirs,
+            child_fd: CONTROL,
+        };
+        command
+            .fd_mappings(vec![mapping])
+            .map_err(|e| failed(std::io::Error::other(e)))?;
+        // What a terminal sends to a daemon in its foreground is not for it: it ends when the daemon has.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = Command::from(command).spawn().map_err(failed)?;
+        let run = Arc::new(Run {
+            channel,
+            next: AtomicU64::new(1),
+            waiting: Mutex::new(Some(HashMap::new())),
+        });
+        let asked = run.clone();
+        let reading = tokio::spawn(async move {
+            let error = loop {
+                match asked.receive().await {
+                    Ok(answer) => asked.give(answer),
+                    Err(e) => break e,
+                }
+            };
+            tracing::debug!("the socket to jiffy-gvisor: {error}");
+            asked.end();
+            // It is not left a zombie.
+            let _ = child.wait().await;
+        });
+        Ok(Started(run, reading))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(Started(run, _)) = self.run.get_mut() {
+            run.shut();
+        }
+    }
+}
+
+fn check(answer: Answer, ask: &Ask) -> Result<Answer, GvisorError> {
+    match answer.0.error.is_empty() {
+        true => Ok(answer),
+        false => Err(GvisorError::Refused {
+            what: ask.what(),
+            reason: answer.0.error,
+        }),
+    }
+}
+
+impl Run {
+    fn waiting(&self) -> std::sync::MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<Answer>>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It reads that nobody is there any more, and ends what is not kept.
+    fn shut(&self) {
+        let socket = self.channel.get_ref().as_fd();
+        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+    }
+
+    fn lives(&self) -> bool {
+        self.waiting().is_some()
+    }
+
+    fn end(&self) {
+        *self.waiting() = None;
+    }
+
+    fn give(&self, answer: Answer) {
+        let asker = self
+            .waiting()
+            .as_mut()
+            .and_then(|w| w.remove(&answer.0.number));
+        if let Some(asker) = asker {
+            // Whoever asked may have gone.
+            let _ = asker.send(answer);
+        }
+    }
+
+    async fn ask(&self, id: &str, ask: &Ask) -> Result<Answer, GvisorError> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (give, take) = oneshot::channel();
+        match &mut *self.waiting() {
+            Some(waiting) => waiting.insert(number, give),
+            None => return Err(GvisorError::Gone(ask.what())),
+        };
+        self.send(&Request { number, id, ask }).await?;
+        take.await.map_err(|_| GvisorError::Gone(ask.what()))
+    }
+
+    async fn send(&self, request: &Request<'_>) -> Result<(), ChannelError> {
+        loop {
+            let mut ready = self.channel.writable().await.map_err(errno)?;
+            match self.channel.get_ref().send(request, &[]) {
+                Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+                other => return other,
+            }
+        }
+    }
+
+    async fn receive(&self) -> Result<Answer, ChannelError> {
+        loop {
+            let mut ready = self.channel.readable().await.map_err(errno)?;
+            match self.channel.get_ref().recv::<Reply>() {
+                Err(ChannelError::Io(Errno::EAGAIN)) => ready.clear_ready(),
+                other => return other,
+            }
+        }
+    }
+}
+
+fn errno(error: std::io::Error) -> ChannelError {
+    ChannelError::Io(Errno::from_raw(error.raw_os_error().unwrap_or(0)))
+}

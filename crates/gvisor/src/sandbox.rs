@@ -1,0 +1,591 @@
+//! One sandbox: how it comes up, is reached, is written down, and ends.
+
+use crate::error::GvisorError;
+use crate::helper::{Ask, Helper, SandboxSpec};
+use crate::process::Process;
+use crate::snapshot::{Manifest, Store};
+use jiffy_agent_client::Greeting;
+use jiffy_engine::{BootMode, BootReport, ProcessMark, SandboxEnd, SandboxSize, Usage};
+use jiffy_proto::agent::{
+    GVISOR_DISK_MIB, GVISOR_DNS, GVISOR_IMAGES, HELLO_PORT, Hello, Identity, LINK_KEY, LINK_PORT,
+};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder};
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream as BlockingStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+
+/// Time from asking for a sandbox to its agent's greeting.
+const BOOT_LIMIT: Duration = Duration::from_secs(30);
+/// Time to take a connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// Time to say how a sandbox ended.
+const VERDICT_LIMIT: Duration = Duration::from_secs(1);
+/// Most of a console that is shown.
+const TAIL: usize = 16 * 1024;
+/// What gVisor's kernel needs besides the guest's memory, in bytes.
+const OVERHEAD: u64 = 64 << 20;
+/// Threads and processes that the kernel and the guest's programs are made of.
+const TASKS: u64 = 4096;
+
+/// Everything that a sandbox is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootSpec {
+    /// Its id in the helper; as long as all others.
+    pub id: String,
+    /// EROFS image with the agent.
+    pub base: PathBuf,
+    /// Images of the root file system, the lowest first.
+    pub images: Vec<PathBuf>,
+    /// Resources.
+    pub size: SandboxSize,
+    /// Name under which its snapshots remember what it was made of.
+    pub template: String,
+    /// Network namespace with its card.
+    pub namespace: Option<PathBuf>,
+    /// Name servers that it asks.
+    pub dns: Vec<IpAddr>,
+}
+
+/// A snapshot, and what it is restored onto.
+#[derive(Debug, Clone)]
+pub struct RestoreSpec {
+    /// As it was booted, with another id.
+    pub boot: BootSpec,
+    /// What the snapshot says about itself.
+    pub manifest: Manifest,
+}
+
+/// What is known of a sandbox that is to be adopted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdoptSpec {
+    /// As it was booted.
+    pub boot: BootSpec,
+    /// Which process it is.
+    pub mark: ProcessMark,
+    /// How its agent is addressed.
+    pub link_key: String,
+    /// How it came up.
+    pub report: BootReport,
+}
+
+/// What a sandbox that is coming up and one that is there have in common. Dropping it ends the sandbox, unless it is kept.
+#[derive(Debug)]
+struct Body {
+    helper: Helper,
+    spec: BootSpec,
+    directory: PathBuf,
+    process: Arc<Process>,
+    kept: AtomicBool,
+    /// Somebody here ended it.
+    stopped: AtomicBool,
+    /// It was removed, and nothing is left to do. Held by whoever removes it.
+    removed: tokio::sync::Mutex<bool>,
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        let left = !*self.removed.get_mut();
+        // One that somebody began to remove is not kept any more.
+        let kept = self.kept.load(Ordering::Acquire) && !self.stopped.load(Ordering::Acquire);
+        if kept || !left {
+            return;
+        }
+        self.process.kill();
+        self.helper.tell(&self.spec.id, Ask::Destroy);
+    }
+}
+
+/// A sandbox whose agent has greeted and is nobody yet.
+#[derive(Debug)]
+pub struct Arriving {
+    body: Body,
+    greeting: Greeting,
+    mode: BootMode,
+    asked: Instant,
+    /// Microseconds until the process ran, and until the agent greeted.
+    made_us: u64,
+    greeted_us: u64,
+}
+
+/// A sandbox whose agent has answered. Dropping it ends it, unless it is kept.
+#[derive(Debug)]
+pub struct Sandbox {
+    body: Body,
+    report: BootReport,
+    /// How its agent is addressed.
+    link_key: String,
+    /// While it stands the agent knows that somebody is there; one that was adopted knows nobody.
+    _greeting: Option<UnixStream>,
+    /// One snapshot at a time.
+    saving: tokio::sync::Mutex<()>,
+}
+
+impl AdoptSpec {
+    /// Ends the process that isolates it, without its helper; whether there was one. Must be called inside a tokio runtime.
+    pub fn end(&self) -> bool {
+        let process = Process::watch(self.mark.pid);
+        let own = process.ok().filter(|process| process.mark == self.mark);
+        own.as_ref().map(Process::kill).is_some()
+    }
+}
+
+impl BootSpec {
+    /// What the agent is started with.
+    fn environment(&self, key: &str) -> Vec<String> {
+        let dns: Vec<String> = self.dns.iter().map(IpAddr::to_string).collect();
+        vec![
+            format!("{LINK_KEY}={key}"),
+            format!("{GVISOR_IMAGES}={}", self.images.len()),
+            format!("{GVISOR_DISK_MIB}={}", self.size.disk_mib),
+            format!("{GVISOR_DNS}={}", dns.join(",")),
+        ]
+    }
+}
+
+fn us(from: Instant) -> u64 {
+    u64::try_from(from.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+/// 64 hexadecimal digits, 256 random bits.
+fn new_key() -> Result<String, GvisorError> {
+    let mut bytes = [0_u8; 32];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+impl Body {
+    /// Has the process made that will isolate the sandbox. If whoever asked does not wait for it any more it ends.
+    async fn make(helper: &Helper, spec: &BootSpec, key: &str) -> Result<Self, GvisorError> {
+        let (helper, spec, key) = (helper.clone(), spec.clone(), key.to_owned());
+        let making = tokio::spawn(Self::make_now(helper, spec, key));
+        let made = making.await;
+        made.map_err(|e| GvisorError::Process(io::Error::other(e)))?
+    }
+
+    async fn make_now(helper: Helper, spec: BootSpec, key: String) -> Result<Self, GvisorError> {
+        let directory = helper.directory().join(&spec.id);
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&directory)
+            .map_err(GvisorError::file(&directory))?;
+        let cleanup = |e| {
+            let _ = fs::remove_dir_all(&directory);
+            e
+        };
+        let sandbox = SandboxSpec {
+            directory: directory.clone(),
+            base: spec.base.clone(),
+            images: spec.images.clone(),
+            env: spec.environment(&key),
+            namespace: spec.namespace.clone(),
+            cgroup: helper
+                .limited()
+                .then(|| format!("/jiffy-gvisor/{}", spec.id)),
+            memory_bytes: u64::from(spec.size.memory_mib) << 20,
+            overhead_bytes: OVERHEAD,
+            vcpus: spec.size.vcpus.into(),
+            tasks: TASKS,
+        };
+        let made = helper.ask(&spec.id, &Ask::Create { sandbox }).await;
+        let (reply, _) = made.map_err(cleanup)?;
+        let process = Process::watch(reply.pid).map_err(cleanup)?;
+        Ok(Self {
+            helper,
+            spec,
+            directory,
+            process: Arc::new(process),
+            kept: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            removed: tokio::sync::Mutex::default(),
+        })
+    }
+
+    async fn ask(&self, ask: &Ask) -> Result<crate::helper::Reply, GvisorError> {
+        Ok(self.helper.ask(&self.spec.id, ask).await?.0)
+    }
+
+    /// Opens a stream to `port` of the agent.
+    async fn connect(&self, key: &str, port: u32) -> Result<UnixStream, GvisorError> {
+        let ask = Ask::Connect { port: LINK_PORT };
+        let asked = self.helper.ask(&self.spec.id, &ask);
+        let (_, fds) = tokio::time::timeout(CONNECT_LIMIT, asked)
+            .await
+            .map_err(|_| self.late(CONNECT_LIMIT))??;
+        let fd = fds.into_iter().next();
+        let fd = fd.ok_or(GvisorError::Gone("connect to the guest agent"))?;
+        let opened = async {
+            let stream = BlockingStream::from(fd);
+            stream.set_nonblocking(true)?;
+            let mut stream = UnixStream::from_std(stream)?;
+            stream
+                .write_all(format!("{key} {port}\n").as_bytes())
+                .await?;
+            Ok(stream)
+        };
+        opened.await.map_err(GvisorError::Process)
+    }
+
+    /// Hears the agent's greeting.
+    async fn greet(&self, key: &str) -> Result<Greeting, GvisorError> {
+        let stream = self.connect(key, HELLO_PORT).await?;
+        let heard = tokio::time::timeout(BOOT_LIMIT, Greeting::hear(stream)).await;
+        heard
+            .map_err(|_| self.late(BOOT_LIMIT))?
+            .map_err(|source| GvisorError::Greeting {
+                source,
+                console: self.console_tail(),
+            })
+    }
+
+    fn late(&self, limit: Duration) -> GvisorError {
+        GvisorError::Timeout {
+            limit_s: limit.as_secs(),
+            console: self.console_tail(),
+        }
+    }
+
+    fn console_tail(&self) -> String {
+        let bytes = fs::read(self.directory.join("console.log")).unwrap_or_default();
+        let tail = &bytes[bytes.len().saturating_sub(TAIL)..];
+        let clean = |c: char| (c == '\n' || c == '\t' || !c.is_control()).then_some(c);
+        String::from_utf8_lossy(tail)
+            .chars()
+            .filter_map(clean)
+            .collect()
+    }
+
+    /// Ends it without asking, and returns when nothing is left of it.
+    async fn remove(&self) {
+        self.stopped.store(true, Ordering::Release);
+        let mut removed = self.removed.lock().await;
+        if *removed {
+            return;
+        }
+        self.process.kill();
+        self.process.ended().await;
+        if let Err(e) = self.ask(&Ask::Destroy).await {
+            tracing::warn!("removing what sandbox {} left: {e}", self.spec.id);
+        }
+        *removed = true;
+    }
+
+    async fn ended(&self) -> SandboxEnd {
+        self.process.ended().await;
+        if self.stopped.load(Ordering::Acquire) {
+            return SandboxEnd::Requested;
+        }
+        let asked = self.ask(&Ask::Ended);
+        let verdict = tokio::time::timeout(VERDICT_LIMIT, asked).await;
+        if self.stopped.load(Ordering::Acquire) {
+            return SandboxEnd::Requested;
+        }
+        match verdict {
+            Ok(Ok(reply)) if reply.out_of_memory => SandboxEnd::GuestOutOfMemory {
+                message: format!(
+                    "its programs and the files it wrote needed more than {} MiB",
+                    self.spec.size.memory_mib
+                ),
+            },
+            Ok(Ok(reply)) if reply.exit.is_some() => SandboxEnd::GuestReset,
+            Ok(Ok(reply)) if reply.signal != 0 => SandboxEnd::VmmDied {
+                status: ExitStatus::from_raw(reply.signal).to_string(),
+            },
+            _ => SandboxEnd::VmmDied {
+                status: "how is not known; it may have needed more memory than it may use"
+                    .to_owned(),
+            },
+        }
+    }
+}
+
+impl Arriving {
+    /// Starts the agent in a new sandbox and returns when it has greeted.
+    pub async fn boot(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
+        let (asked, key) = (Instant::now(), new_key()?);
+        let body = Body::make(helper, spec, &key).await?;
+        let made_us = us(asked);
+        let started = body.ask(&Ask::Start);
+        tokio::time::timeout(BOOT_LIMIT, started)
+            .await
+            .map_err(|_| body.late(BOOT_LIMIT))??;
+        Self::hear(body, &key, BootMode::Cold, asked, made_us).await
+    }
+
+    /// Makes a sandbox of a snapshot and returns when its agent has greeted anew.
+    pub async fn restore(
+        helper: &Helper,
+        store: &Store,
+        spec: &RestoreSpec,
+    ) -> Result<Self, GvisorError> {
+        let asked = Instant::now();
+        let key = &spec.manifest.link_key;
+        let image = store.path(&spec.manifest.id)?;
+        let body = Body::make(helper, &spec.boot, key).await?;
+        let made_us = us(asked);
+        let ask = Ask::Restore { image };
+        let restored = body.ask(&ask);
+        tokio::time::timeout(BOOT_LIMIT, restored)
+            .await
+            .map_err(|_| body.late(BOOT_LIMIT))??;
+        Self::hear(body, key, BootMode::Snapshot, asked, made_us).await
+    }
+
+    async fn hear(
+        body: Body,
+        key: &str,
+        mode: BootMode,
+        asked: Instant,
+        made_us: u64,
+    ) -> Result<Self, GvisorError> {
+        let greeting = body.greet(key).await?;
+        Ok(Self {
+            body,
+            greeting,
+            mode,
+            asked,
+            made_us,
+            greeted_us: us(asked),
+        })
+    }
+
+    /// Whether it still waits; one that has ended does not.
+    pub fn waits(&self) -> bool {
+        !self.body.process.has_ended()
+    }
+
+    /// What its agent said.
+    pub fn hello(&self) -> &Hello {
+        &self.greeting.hello
+    }
+
+    /// Tells the agent who it is and returns when that is in force.
+    pub async fn welcome(self, identity: &Identity) -> Result<Sandbox, GvisorError> {
+        let Self {
+            body,
+            greeting,
+            mode,
+            made_us,
+            greeted_us,
+            asked,
+        } = self;
+        let welcomed = Instant::now();
+        let link_key = new_key()?;
+        let hello = greeting.hello.clone();
+        let identity = Identity {
+            link_key: Some(link_key.clone()),
+            ..identity.clone()
+        };
+        let answered = tokio::time::timeout(BOOT_LIMIT, greeting.answer(&identity)).await;
+        let (stream, _) = answered
+            .map_err(|_| body.late(BOOT_LIMIT))?
+            .map_err(|source| GvisorError::Greeting {
+                source,
+                console: body.console_tail(),
+            })?;
+        let init_us = match mode {
+            BootMode::Cold => hello.hello_us.saturating_sub(hello.init_us),
+            _ => 0,
+        };
+        let before = greeted_us.saturating_sub(made_us);
+        let report = BootReport {
+            mode,
+            vmm_us: made_us,
+            kernel_us: before.saturating_sub(init_us),
+            init_us: init_us.min(before),
+            agent_us: us(welcomed),
+            total_us: us(asked),
+        };
+        Ok(Sandbox {
+            body,
+            report,
+            link_key,
+            _greeting: Some(stream),
+            saving: tokio::sync::Mutex::default(),
+        })
+    }
+}
+
+impl Sandbox {
+    /// By what [`Self::adopt`] finds it.
+    pub fn estate(&self) -> AdoptSpec {
+        AdoptSpec {
+            boot: self.body.spec.clone(),
+            mark: self.body.process.mark.clone(),
+            link_key: self.link_key.clone(),
+            report: self.report,
+        }
+    }
+
+    /// Takes over a sandbox that an earlier process kept.
+    pub async fn adopt(helper: &Helper, spec: AdoptSpec) -> Result<Self, GvisorError> {
+        let process = Process::watch(spec.mark.pid)?;
+        if process.mark != spec.mark {
+            return Err(GvisorError::Process(io::ErrorKind::NotFound.into()));
+        }
+        let body = Body {
+            helper: helper.clone(),
+            directory: helper.directory().join(&spec.boot.id),
+            process: Arc::new(process),
+            kept: AtomicBool::new(true),
+            stopped: AtomicBool::new(false),
+            removed: tokio::sync::Mutex::default(),
+            spec: spec.boot,
+        };
+        body.ask(&Ask::Load).await?;
+        Ok(Self {
+            body,
+            report: spec.report,
+            link_key: spec.link_key,
+            _greeting: None,
+            saving: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// Ends all sandboxes in the helper's directory but those of these ids; returns how many there were.
+    pub async fn end_others(helper: &Helper, known: &[String]) -> Result<usize, GvisorError> {
+        let mut ended = 0;
+        let directory = helper.directory();
+        for entry in fs::read_dir(directory)
+            .map_err(GvisorError::file(directory))?
+            .flatten()
+        {
+            let name = entry.file_name();
+            let Some(id) = name.to_str().filter(|id| is_id(id)) else {
+                continue;
+            };
+            if known.iter().any(|k| k == id) {
+                continue;
+            }
+            if let Err(e) = helper.ask(id, &Ask::Destroy).await {
+                tracing::debug!("sandbox {id} is not gVisor's any more: {e}");
+            }
+            let _ = fs::remove_dir_all(entry.path());
+            ended += 1;
+        }
+        Ok(ended)
+    }
+
+    /// From now on it runs on when this process ends.
+    pub async fn keep(&self) -> Result<(), GvisorError> {
+        self.body.ask(&Ask::Keep).await?;
+        self.body.kept.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// How it came up.
+    pub fn report(&self) -> BootReport {
+        self.report
+    }
+
+    /// The process that isolates it.
+    pub fn pid(&self) -> u32 {
+        self.body.process.mark.pid
+    }
+
+    /// What it takes of its host.
+    pub fn usage(&self) -> Option<Usage> {
+        Some(Usage {
+            cpu_us: self.body.process.cpu_us()?,
+            memory_bytes: self.body.process.memory_bytes()?,
+            disk_bytes: None,
+        })
+    }
+
+    /// Opens a stream to `port` of the agent. A refused connection reads as closed.
+    pub fn connect(&self, port: u32) -> impl Future<Output = Result<UnixStream, GvisorError>> + '_ {
+        self.body.connect(&self.link_key, port)
+    }
+
+    /// Writes snapshot `id`. It stands still meanwhile; streams into it survive. Returns how long it stood still and how long everything
+    /// took, in microseconds.
+    pub async fn snapshot(
+        &self,
+        store: &Store,
+        id: &str,
+        resume: bool,
+    ) -> Result<(u64, u64), GvisorError> {
+        let _turn = self.saving.lock().await;
+        let began = Instant::now();
+        store.expect_free(id)?;
+        let draft = store.draft()?;
+        let taken = self.write(store, &draft, id, resume).await;
+        if taken.is_err() {
+            let _ = fs::remove_dir_all(&draft);
+        }
+        Ok((taken?, us(began)))
+    }
+
+    async fn write(
+        &self,
+        store: &Store,
+        draft: &Path,
+        id: &str,
+        resume: bool,
+    ) -> Result<u64, GvisorError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let created_ms = now.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(0));
+        let spec = &self.body.spec;
+        let manifest = Manifest {
+            version: self.body.helper.version().await?,
+            template: spec.template.clone(),
+            size: spec.size,
+            net: spec.namespace.is_some(),
+            base: spec.base.to_string_lossy().into_owned(),
+            link_key: self.link_key.clone(),
+            ..Manifest::new(id, created_ms)
+        };
+        let image = draft.to_owned();
+        let reply = self.body.ask(&Ask::Checkpoint { image, resume }).await?;
+        match (store.publish(draft, &manifest), resume) {
+            (Err(e), false) => {
+                // It stands still, and is all there is.
+                self.body.ask(&Ask::Resume).await?;
+                return Err(e);
+            }
+            (published, _) => published?,
+        }
+        if !resume {
+            self.body.remove().await;
+        }
+        Ok(reply.stopped_us)
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        self.body.process.has_ended()
+    }
+
+    /// Waits until it is gone and says why.
+    pub async fn ended(&self) -> SandboxEnd {
+        self.body.ended().await
+    }
+
+    /// Its last console output, cleaned for a terminal.
+    pub fn console_tail(&self) -> String {
+        self.body.console_tail()
+    }
+
+    /// Ends it, and returns when nothing of it is left.
+    pub async fn stop(&self) {
+        self.body.remove().await;
+    }
+}
+
+/// Directories of sandboxes have ids for names.
+fn is_id(name: &str) -> bool {
+    name.len() == 20
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+}

@@ -1,0 +1,301 @@
+//! Snapshots of gVisor sandboxes on disk: `<root>/<id>/` with a manifest and the files of gVisor's checkpoint. Each is whole: it needs no
+//! other.
+
+use crate::error::GvisorError;
+use jiffy_engine::SandboxSize;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Version of the directory's layout and of the manifest.
+const FORMAT: u32 = 1;
+const MANIFEST: &str = "manifest.json";
+/// In the directory of a snapshot that holds nothing but a boot.
+const BOOT: &str = "boot";
+/// Names of what is no snapshot (yet, or any more) begin with a dot, which no id does.
+const DRAFT: &str = ".draft-";
+
+/// What a snapshot says about itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of the layout.
+    pub format: u32,
+    /// Its name.
+    pub id: String,
+    /// The engine that took it: `gvisor`.
+    pub engine: String,
+    /// Version of gVisor: another one may not read it.
+    pub version: String,
+    /// Template of the sandbox, and its version.
+    pub template: String,
+    /// Milliseconds since the epoch.
+    pub created_ms: u64,
+    /// Size of the sandbox.
+    pub size: SandboxSize,
+    /// Whether there is a network card.
+    pub net: bool,
+    /// Image that its agent was started from.
+    pub base: String,
+    /// How the agent in it is addressed.
+    pub link_key: String,
+}
+
+impl Manifest {
+    /// Of a snapshot that is about to be taken.
+    pub(crate) fn new(id: &str, created_ms: u64) -> Self {
+        Self {
+            format: FORMAT,
+            id: id.to_owned(),
+            engine: "gvisor".to_owned(),
+            version: String::new(),
+            template: String::new(),
+            created_ms,
+            size: SandboxSize::default(),
+            net: false,
+            base: String::new(),
+            link_key: String::new(),
+        }
+    }
+}
+
+/// Snapshots by id.
+#[derive(Debug, Clone)]
+pub struct Store {
+    root: PathBuf,
+}
+
+impl Store {
+    /// Opens the directory, making it if need be.
+    pub fn open(root: impl Into<PathBuf>) -> Result<Self, GvisorError> {
+        let root = root.into();
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&root)
+            .map_err(GvisorError::file(&root))?;
+        Ok(Self { root })
+    }
+
+    /// Where the files of snapshot `id` are.
+    pub(crate) fn path(&self, id: &str) -> Result<PathBuf, GvisorError> {
+        check_id(id)?;
+        Ok(self.root.join(id))
+    }
+
+    /// Fails if `id` cannot be the name of a new one.
+    pub(crate) fn expect_free(&self, id: &str) -> Result<(), GvisorError> {
+        match self.path(id)?.exists() {
+            false => Ok(()),
+            true => Err(GvisorError::Snapshot {
+                id: id.to_owned(),
+                reason: "exists already".to_owned(),
+            }),
+        }
+    }
+
+    /// An empty directory for one that is being taken.
+    pub(crate) fn draft(&self) -> Result<PathBuf, GvisorError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = self
+            .root
+            .join(format!("{DRAFT}{}-{number}", std::process::id()));
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(GvisorError::file(&path))?;
+        Ok(path)
+    }
+
+    /// Makes a snapshot of a draft whose checkpoint is written.
+    pub(crate) fn publish(&self, draft: &Path, manifest: &Manifest) -> Result<(), GvisorError> {
+        let file = draft.join(MANIFEST);
+        let words = serde_json::to_vec_pretty(manifest).map_err(io::Error::other);
+        let written = words.and_then(|words| fs::write(&file, words));
+        written.map_err(GvisorError::file(&file))?;
+        let path = self.path(&manifest.id)?;
+        fs::rename(draft, &path).map_err(GvisorError::file(&path))
+    }
+
+    /// What snapshot `id` says about itself.
+    pub fn get(&self, id: &str) -> Result<Manifest, GvisorError> {
+        let path = self.path(id)?.join(MANIFEST);
+        let damaged = |reason: String| GvisorError::Snapshot {
+            id: id.to_owned(),
+            reason,
+        };
+        let words = match fs::read(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(damaged("does not exist".to_owned()));
+            }
+            other => other.map_err(GvisorError::file(&path))?,
+        };
+        let manifest: Manifest =
+            serde_json::from_slice(&words).map_err(|e| damaged(format!("is damaged: {e}")))?;
+        match manifest.format {
+            FORMAT => Ok(manifest),
+            other => Err(damaged(format!(
+                "has format {other}, and this program knows {FORMAT}: it was taken by another version of jiffy"
+            ))),
+        }
+    }
+
+    /// Writes down that snapshot `id` is what a boot of its template makes: nothing had been started in it.
+    pub fn mark_boot(&self, id: &str) -> Result<(), GvisorError> {
+        let path = self.path(id)?.join(BOOT);
+        File::create(&path)
+            .map(drop)
+            .map_err(GvisorError::file(&path))
+    }
+
+    /// Whether snapshot `id` is what a boot makes, too.
+    pub fn is_boot(&self, id: &str) -> bool {
+        self.path(id).is_ok_and(|path| path.join(BOOT).exists())
+    }
+
+    /// Whether there is a snapshot of that name.
+    pub fn has(&self, id: &str) -> bool {
+        self.path(id).is_ok_and(|path| path.exists())
+    }
+
+    /// Ids of all snapshots, sorted.
+    pub fn ids(&self) -> Result<Vec<String>, GvisorError> {
+        let failed = |e| GvisorError::file(&self.root)(e);
+        let mut ids = Vec::new();
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            if let Some(id) = name.to_str().filter(|id| check_id(id).is_ok()) {
+                ids.push(id.to_owned());
+            }
+        }
+        ids.sort();
+        Ok(ids)
+    }
+
+    /// Removes a snapshot; one that is not there is no error. What was restored from it runs on.
+    pub fn remove(&self, id: &str) -> Result<(), GvisorError> {
+        let path = self.path(id)?;
+        // Gone at once for everybody; its files follow.
+        let trash = self.draft()?;
+        match fs::rename(&path, trash.join(id)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(GvisorError::file(&path)(e));
+            }
+            _ => {}
+        }
+        fs::remove_dir_all(&trash).map_err(GvisorError::file(&trash))
+    }
+
+    /// Removes what processes that are gone left unfinished, and, if `all`, what this one did.
+    pub fn sweep(&self, all: bool) -> Result<usize, GvisorError> {
+        let failed = |e| GvisorError::file(&self.root)(e);
+        let mut swept = 0;
+        for entry in fs::read_dir(&self.root).map_err(failed)?.flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let Some(rest) = name.strip_prefix(DRAFT) else {
+                continue;
+            };
+            let maker = rest.split('-').next().unwrap_or_default();
+            let lives = Path::new("/proc").join(maker).exists();
+            if (all || !lives) && fs::remove_dir_all(entry.path()).is_ok() {
+                swept += 1;
+            }
+        }
+        Ok(swept)
+    }
+
+    /// Disk space of everything in it, in bytes.
+    pub fn disk_bytes(&self) -> Option<u64> {
+        let mut bytes = 0;
+        for entry in fs::read_dir(&self.root).ok()?.flatten() {
+            // One that is removed meanwhile counts nothing.
+            for file in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
+                bytes += file.metadata().map_or(0, |m| m.blocks() * 512);
+            }
+        }
+        Some(bytes)
+    }
+
+    /// Reads the files of snapshot `id` ahead into memory.
+    pub fn warm(&self, id: &str) -> Result<(), GvisorError> {
+        let path = self.path(id)?;
+        for file in fs::read_dir(&path)
+            .map_err(GvisorError::file(&path))?
+            .flatten()
+        {
+            let opened = File::open(file.path()).map_err(GvisorError::file(&file.path()))?;
+            let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_WILLNEED;
+            // Advice that is not taken costs time and nothing else.
+            let _ = nix::fcntl::posix_fadvise(&opened, 0, 0, advice);
+        }
+        Ok(())
+    }
+}
+
+/// 1 to 64 lower-case letters and digits.
+fn check_id(id: &str) -> Result<(), GvisorError> {
+    let good = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    match (1..=64).contains(&id.len()) && id.bytes().all(good) {
+        true => Ok(()),
+        false => Err(GvisorError::Snapshot {
+            id: format!("{:?}", id.chars().take(80).collect::<String>()),
+            reason: "cannot be: a name is 1 to 64 lower-case letters and digits".to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_there_whole_or_not_at_all() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(place.path().join("s")).unwrap();
+        let draft = store.draft().unwrap();
+        fs::write(draft.join("pages.img"), [1; 9000]).unwrap();
+        assert!(store.ids().unwrap().is_empty());
+        let manifest = Manifest::new("abc", 7);
+        store.publish(&draft, &manifest).unwrap();
+        assert_eq!(store.get("abc").unwrap(), manifest);
+        assert!(store.expect_free("abc").is_err() && store.expect_free("abd").is_ok());
+        assert!(store.has("abc") && store.disk_bytes().unwrap() >= 9000);
+        store.warm("abc").unwrap();
+        assert!(!store.is_boot("abc") && store.mark_boot("none").is_err());
+        store.mark_boot("abc").unwrap();
+        assert!(store.is_boot("abc"));
+        store.remove("abc").unwrap();
+        store.remove("abc").unwrap();
+        assert!(!store.has("abc") && store.ids().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_the_dead_left_is_swept_and_names_lead_nowhere_else() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(place.path()).unwrap();
+        // Beyond the largest process id there can be (pid_max, proc(5)).
+        fs::create_dir(place.path().join(".draft-4194305-0")).unwrap();
+        store.draft().unwrap();
+        assert_eq!(store.sweep(false).unwrap(), 1);
+        assert_eq!(store.sweep(true).unwrap(), 1);
+        for bad in ["", "..", "a/b", "A", ".draft-1-1"] {
+            assert!(
+                store.get(bad).is_err() && store.remove(bad).is_err(),
+                "{bad}"
+            );
+        }
+        fs::create_dir(place.path().join("abc")).unwrap();
+        fs::write(place.path().join("abc/manifest.json"), "{}").unwrap();
+        assert!(
+            store
+                .get("abc")
+                .unwrap_err()
+                .to_string()
+                .contains("damaged")
+        );
+    }
+}

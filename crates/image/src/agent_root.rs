@@ -1,0 +1,97 @@
+//! The root of the guest agent where no initial ramdisk starts it: a small image with the agent, and places for what it mounts.
+
+use crate::erofs::{Root, write};
+use crate::file::OnPath;
+use crate::home::Home;
+use crate::initrd::InitrdError;
+use crate::manifest::MAX_IMAGES;
+use crate::verified::{Check, VerifiedFile, sum_of};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// An image with the guest agent as `/jiffy-agent`.
+#[derive(Clone, Copy, Debug)]
+pub struct AgentRoot<'a> {
+    agent: &'a [u8],
+}
+
+/// Part of a cached image's name: changes with the image's layout.
+const LAYOUT: u32 = 1;
+/// Nothing tells two of these images apart but what is in them.
+const UUID: &str = "00000000-0000-4000-8000-000000000000";
+/// 2025-01-01, as for other images.
+const EPOCH: u64 = 1_735_689_600;
+
+impl<'a> AgentRoot<'a> {
+    /// An image for an agent binary, which must be static: there are no libraries beside it.
+    pub fn new(agent: &'a [u8]) -> Result<Self, InitrdError> {
+        match agent.starts_with(b"\x7fELF") {
+            true => Ok(Self { agent }),
+            false => Err(InitrdError::NotAProgram),
+        }
+    }
+
+    fn fill(&self, root: &Path) -> Result<(), InitrdError> {
+        let places = ["dev", "newroot", "overlay", "proc", "sys", "tmp"];
+        let images = (0..MAX_IMAGES).map(|n| format!("images/{n}"));
+        for place in places.map(str::to_owned).into_iter().chain(images) {
+            let place = root.join(place);
+            fs::create_dir_all(&place).on("create", &place)?;
+        }
+        let agent = root.join("jiffy-agent");
+        fs::write(&agent, self.agent).on("write", &agent)?;
+        fs::set_permissions(&agent, Permissions::from_mode(0o755)).on("write", &agent)?;
+        Ok(())
+    }
+
+    /// Opens the image, made once per agent binary.
+    pub fn file(&self, home: &Home) -> Result<VerifiedFile, InitrdError> {
+        let name = format!("{}-{LAYOUT}.erofs", &sum_of(self.agent)[..12]);
+        let path = home.initrd().join(&name);
+        let check = Check {
+            what: "image of the guest agent",
+            sha256: None,
+            size: None,
+            sparse: false,
+            remedy: "remove it together with its .stamp file and run again",
+        };
+        if let Some(verified) = check.open(&path)? {
+            return Ok(verified);
+        }
+        let _lock = home.lock("initrd", || ())?;
+        if let Some(verified) = check.open(&path)? {
+            return Ok(verified);
+        }
+        let work = home.initrd().join(format!(".new-{name}"));
+        let (root, image) = (work.join("root"), work.join("image"));
+        let _ = fs::remove_dir_all(&work);
+        let made = self.fill(&root).and_then(|()| {
+            write(&Root::Directory(root), &image, UUID, EPOCH, None)?;
+            fs::rename(&image, &path).on("rename", &image)?;
+            Ok(())
+        });
+        let _ = fs::remove_dir_all(&work);
+        made?;
+        Ok(check.record(&path)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agent_is_in_its_image_which_is_made_once() {
+        let place = tempfile::tempdir().unwrap();
+        let home = Home::at(place.path()).unwrap();
+        let agent = b"\x7fELF and more";
+        let root = AgentRoot::new(agent).unwrap();
+        let first = root.file(&home).unwrap();
+        assert_eq!(root.file(&home).unwrap().sha256, first.sha256);
+        let images: Vec<_> = fs::read_dir(place.path().join("initrd")).unwrap().collect();
+        // It and its stamp.
+        assert_eq!(images.len(), 2, "{images:?}");
+        assert!(AgentRoot::new(b"#!/bin/sh").is_err());
+    }
+}
