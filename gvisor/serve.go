@@ -1,0 +1,568 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/log"
+	"gvisor.dev/gvisor/pkg/sentry/control"
+	"gvisor.dev/gvisor/pkg/state/statefile"
+	"gvisor.dev/gvisor/runsc/boot"
+	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/runsc/container"
+	"gvisor.dev/gvisor/runsc/flag"
+	"gvisor.dev/gvisor/runsc/sandbox"
+	"gvisor.dev/gvisor/runsc/version"
+)
+
+// listening is what the agent writes to its console when it can be reached.
+const listening = "jiffy-agent: listening"
+
+// groupParent is the control group that holds those of all sandboxes.
+const groupParent = "jiffy-gvisor"
+
+// consoleBytes is how much of a console is kept.
+const consoleBytes = 64 << 10
+
+// startLimit is the time that an agent has to listen.
+const startLimit = 30 * time.Second
+
+// guest is a sandbox that this process made or took over.
+type guest struct {
+	container *container.Container
+	// box is the container's, which it forgets when it is destroyed.
+	box     *sandbox.Sandbox
+	conf    *config.Config
+	console *console
+	// kept: it runs on when the daemon is gone.
+	kept bool
+	// ended is closed when its first process has ended; exit is how, or signal if it was killed; none of both is known of one that
+	// another process made.
+	ended  chan struct{}
+	exit   *int
+	signal int
+	// outOfMemory: the kernel killed something of it for the limit of its control group, and it ended of that.
+	outOfMemory bool
+	// turn is held by whoever changes the container: runsc's lock on it is of the process, and not for two of its threads.
+	turn sync.Mutex
+}
+
+func newGuest(c *container.Container, conf *config.Config, words *console, kept bool) *guest {
+	return &guest{container: c, box: c.Sandbox, conf: conf, console: words, kept: kept, ended: make(chan struct{})}
+}
+
+// watch waits for the end of its first process, and leaves no zombie.
+func (g *guest) watch() {
+	defer close(g.ended)
+	if g.box == nil {
+		return
+	}
+	// Once the process that isolates it is gone its status is what Wait tells: 128 and more if the guest's first process was killed by the
+	// guest, a signal only if it was itself killed. It is a child if this process made it; otherwise Wait tells of the guest, or nothing.
+	err := unix.EINTR
+	for errors.Is(err, unix.EINTR) {
+		err, _ = unix.Waitid(unix.P_PID, g.box.Pid.Load(), nil, unix.WEXITED|unix.WNOWAIT, nil).(unix.Errno)
+	}
+	isChild := err == 0
+	status, failed := g.box.Wait(g.box.ID)
+	switch {
+	case failed != nil:
+	case isChild && status.Signaled():
+		g.signal = int(status.Signal())
+	default:
+		exit := status.ExitStatus()
+		g.exit = &exit
+	}
+	// Where the kernel kills its first process in it, that one tells of the signal.
+	killed := g.exit == nil || *g.exit == 128+int(unix.SIGKILL)
+	g.outOfMemory = killed && memoryKills(g.container.Spec.Linux.CgroupsPath) > 0
+}
+
+// memoryKills is how many processes of a control group the kernel has killed for its limit of memory.
+func memoryKills(group string) (kills int) {
+	if group == "" {
+		return 0
+	}
+	for _, path := range []string{"/sys/fs/cgroup/memory" + group + "/memory.oom_control", "/sys/fs/cgroup" + group + "/memory.events"} {
+		text, _ := os.ReadFile(path)
+		for _, line := range strings.Split(string(text), "\n") {
+			if count, ok := strings.CutPrefix(line, "oom_kill "); ok {
+				n, _ := strconv.Atoi(count)
+				kills += n
+			}
+		}
+	}
+	return kills
+}
+
+// change does something with the container that it does not bear at the same time as something else.
+func (g *guest) change(what func() error) error {
+	g.turn.Lock()
+	defer g.turn.Unlock()
+	return what()
+}
+
+// listens returns when its agent does.
+func (g *guest) listens() error {
+	select {
+	case <-g.console.ready:
+		return nil
+	case <-g.ended:
+		return errors.New("the sandbox ended before its agent listened")
+	case <-time.After(startLimit):
+		return fmt.Errorf("the guest agent did not listen within %v", startLimit)
+	}
+}
+
+// errUnknown is of a sandbox that this process neither made nor took over.
+var errUnknown = errors.New("there is no such sandbox")
+
+// server does what the daemon asks.
+type server struct {
+	link link
+	conf *config.Config
+	// directory has one of each sandbox in it.
+	directory string
+	// making is held while a sandbox is made: runsc hands its own standard streams on, and those are of the whole process.
+	making sync.Mutex
+	// creates are sandboxes that are being made.
+	creates sync.WaitGroup
+
+	mu     sync.Mutex
+	guests map[string]*guest
+}
+
+// configuration of runsc for sandboxes whose state is in directory.
+func configuration(directory string, groups bool) (*config.Config, error) {
+	flags := flag.NewFlagSet("jiffy-gvisor", flag.ContinueOnError)
+	config.RegisterFlags(flags)
+	// directfs off: the process that isolates a sandbox runs as nobody and without capabilities.
+	words := []string{
+		"--root=" + filepath.Join(directory, "state"), "--platform=systrap", "--network=sandbox", "--directfs=false",
+		"--overlay2=none", "--net-raw=true", "--host-settings=ignore",
+		"--restore-spec-validation=ignore", "--allow-suid=true",
+		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK",
+		fmt.Sprintf("--ignore-cgroups=%v", !groups),
+	}
+	if place := os.Getenv("JIFFY_GVISOR_LOG"); place != "" {
+		words = append(words, "--debug", "--debug-log="+place)
+	} else {
+		// What matters of it is in the answers.
+		log.SetTarget(&log.MultiEmitter{})
+	}
+	if err := flags.Parse(words); err != nil {
+		return nil, err
+	}
+	return config.NewFromFlags(flags)
+}
+
+// sweepGroups removes control groups of sandboxes whose helper was killed. The kernel refuses where anything is in one; one that is being
+// made is young.
+func sweepGroups() {
+	groups, _ := filepath.Glob("/sys/fs/cgroup/*/" + groupParent + "/*")
+	unified, _ := filepath.Glob("/sys/fs/cgroup/" + groupParent + "/*")
+	for _, group := range append(groups, unified...) {
+		if info, err := os.Stat(group); err == nil && info.IsDir() && time.Since(info.ModTime()) > time.Minute {
+			_ = unix.Rmdir(group)
+		}
+	}
+}
+
+// serve does what the daemon asks until it is gone, and then ends all sandboxes that are not kept. With brief set the directory, which
+// is of nobody else's, goes as well.
+func serve(directory string, brief bool) error {
+	if brief {
+		defer os.RemoveAll(directory)
+	}
+	conf, err := configuration(directory, os.Getenv("JIFFY_CGROUPS") != "")
+	if err != nil {
+		return err
+	}
+	// Not to be inherited by what isolates a sandbox.
+	unix.CloseOnExec(controlFD)
+	go sweepGroups()
+	s := &server{conf: conf, directory: directory, guests: map[string]*guest{}}
+	defer s.endUnkept()
+	for {
+		asked, err := s.link.receive()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if asked.Op == "create" {
+			s.creates.Add(1)
+		}
+		go s.answer(asked)
+	}
+}
+
+func (s *server) answer(asked request) {
+	answer, fds, err := s.perform(asked)
+	if asked.Op == "create" {
+		s.creates.Done()
+	}
+	answer.Number = asked.Number
+	if err != nil {
+		answer.Error, answer.Unknown = err.Error(), errors.Is(err, errUnknown)
+	}
+	if err := s.link.send(answer, fds...); err != nil && !errors.Is(err, unix.EPIPE) {
+		log.Warningf("answering the daemon: %v", err)
+	}
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+func (s *server) perform(asked request) (answer reply, fds []int, err error) {
+	// What is asked of a container while it is destroyed finds no sandbox, which runsc does not expect.
+	defer func() {
+		if reason := recover(); reason != nil {
+			answer, fds, err = reply{}, nil, fmt.Errorf("the sandbox is being removed (%v)", reason)
+		}
+	}()
+	switch asked.Op {
+	case "version":
+		return reply{Version: version.Version()}, nil, nil
+	case "create":
+		return s.create(asked)
+	case "load":
+		return s.load(asked)
+	}
+	g, err := s.guest(asked.ID)
+	if err != nil {
+		return reply{}, nil, err
+	}
+	switch asked.Op {
+	case "start":
+		if err := g.change(func() error { return g.container.Start(g.conf) }); err != nil {
+			return reply{}, nil, err
+		}
+		go g.watch()
+		return reply{}, nil, g.listens()
+	case "restore":
+		if err := g.change(func() error { return g.container.Restore(g.conf, asked.Image, false, true, nil) }); err != nil {
+			return reply{}, nil, err
+		}
+		go g.watch()
+		return reply{}, nil, nil
+	case "checkpoint":
+		return s.checkpoint(g, asked)
+	case "resume":
+		return reply{}, nil, g.container.Resume()
+	case "connect":
+		return s.connect(g, asked)
+	case "keep":
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		g.kept = true
+		return reply{}, nil, nil
+	case "ended":
+		<-g.ended
+		return reply{Exit: g.exit, Signal: g.signal, OutOfMemory: g.outOfMemory}, nil, nil
+	case "destroy":
+		return reply{}, nil, s.destroy(asked.ID, g)
+	}
+	return reply{}, nil, fmt.Errorf("%q is nothing that can be asked", asked.Op)
+}
+
+func (s *server) guest(id string) (*guest, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if g, ok := s.guests[id]; ok {
+		return g, nil
+	}
+	return nil, errUnknown
+}
+
+func (s *server) enter(id string, g *guest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.guests[id] = g
+}
+
+// configuration of one sandbox: without a namespace that holds its card it has no network but its own loopback.
+func (s *server) configuration(spec *specs.Spec) *config.Config {
+	conf := *s.conf
+	for _, namespace := range spec.Linux.Namespaces {
+		if namespace.Type == specs.NetworkNamespace && namespace.Path == "" {
+			conf.Network = config.NetworkNone
+		}
+	}
+	return &conf
+}
+
+// create makes a sandbox that has not begun to run.
+func (s *server) create(asked request) (reply, []int, error) {
+	wanted := asked.Sandbox
+	if wanted == nil {
+		return reply{}, nil, errors.New("a sandbox is made of something")
+	}
+	spec := wanted.oci()
+	if err := wanted.write(spec); err != nil {
+		return reply{}, nil, err
+	}
+	words, err := openConsole(wanted.Directory, true)
+	if err != nil {
+		return reply{}, nil, err
+	}
+	conf := s.configuration(spec)
+	args := container.Args{ID: asked.ID, Spec: spec, BundleDir: wanted.Directory}
+	made, err := s.make(conf, words, args)
+	if err != nil {
+		// It ended before anything of the sandbox had run: once more costs nothing but time.
+		made, err = s.make(conf, words, args)
+	}
+	if err != nil {
+		words.close()
+		return reply{}, nil, err
+	}
+	hold(made.SandboxPid(), wanted.Images)
+	s.enter(asked.ID, newGuest(made, conf, words, false))
+	return reply{Pid: made.SandboxPid()}, nil, nil
+}
+
+// make hands the sandbox its console in the place of this process's own streams.
+func (s *server) make(conf *config.Config, words *console, args container.Args) (*container.Container, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	guestEnd, err := os.OpenFile(words.path, os.O_WRONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer guestEnd.Close()
+	s.making.Lock()
+	defer s.making.Unlock()
+	in, out, bad := os.Stdin, os.Stdout, os.Stderr
+	defer func() { os.Stdin, os.Stdout, os.Stderr = in, out, bad }()
+	os.Stdin, os.Stdout, os.Stderr = null, guestEnd, guestEnd
+	return container.New(conf, args)
+}
+
+// hold locks the images as the sandbox has them open, for as long as it has: so nobody removes them, whoever else has gone by then. The
+// daemon holds them until this is done.
+func hold(pid int, images []string) {
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(process)
+	fds := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(fds)
+	if err != nil {
+		return
+	}
+	var places []string
+	for _, image := range images {
+		if place, err := filepath.EvalSymlinks(image); err == nil {
+			places = append(places, place)
+		}
+	}
+	for _, entry := range entries {
+		path, err := os.Readlink(filepath.Join(fds, entry.Name()))
+		if err != nil || !slices.Contains(places, path) {
+			continue
+		}
+		number, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		file, err := unix.PidfdGetfd(process, number, 0)
+		if err != nil {
+			continue
+		}
+		// The lock is that of the open file, which both have.
+		_ = unix.Flock(file, unix.LOCK_SH|unix.LOCK_NB)
+		unix.Close(file)
+	}
+}
+
+// load takes over a sandbox that an earlier process kept.
+func (s *server) load(asked request) (reply, []int, error) {
+	// A look at what is not there would leave a lock.
+	if _, err := os.Stat(filepath.Join(s.directory, asked.ID)); err != nil {
+		return reply{}, nil, errUnknown
+	}
+	full := container.FullID{SandboxID: asked.ID, ContainerID: asked.ID}
+	found, err := container.Load(s.conf.RootDir, full, container.LoadOpts{Exact: true})
+	if err != nil {
+		return reply{}, nil, err
+	}
+	words, err := openConsole(found.BundleDir, false)
+	if err != nil {
+		return reply{}, nil, err
+	}
+	// Of a snapshot that nobody finished.
+	if found.Status == container.Paused {
+		if err := found.Resume(); err != nil {
+			words.close()
+			return reply{}, nil, err
+		}
+	}
+	g := newGuest(found, s.configuration(found.Spec), words, true)
+	s.enter(asked.ID, g)
+	go g.watch()
+	return reply{Pid: found.SandboxPid()}, nil, nil
+}
+
+// checkpoint writes a sandbox down. One that is not to go on stands still afterwards, so that it can, if its snapshot comes to nothing.
+func (s *server) checkpoint(g *guest, asked request) (reply, []int, error) {
+	began := time.Now()
+	err := g.change(func() error {
+		if !asked.Resume {
+			if err := g.container.Pause(); err != nil {
+				return err
+			}
+		}
+		err := g.container.Checkpoint(g.conf, asked.Image, sandbox.CheckpointOpts{
+			Compression:               statefile.CompressionLevelNone,
+			Resume:                    true,
+			ExcludeCommittedZeroPages: true,
+			SaveRestoreExecTimeout:    control.DefaultSaveRestoreExecTimeout,
+		})
+		if err != nil && !asked.Resume {
+			err = errors.Join(err, g.container.Resume())
+		}
+		return err
+	})
+	return reply{StoppedUs: time.Since(began).Microseconds()}, nil, err
+}
+
+// connect opens a stream to a port of the sandbox's loopback.
+func (s *server) connect(g *guest, asked request) (reply, []int, error) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return reply{}, nil, err
+	}
+	theirs := os.NewFile(uintptr(ends[0]), "stream")
+	defer theirs.Close()
+	opts := boot.PortForwardOpts{ContainerID: g.container.ID, Port: asked.Port}
+	opts.Files = []*os.File{theirs}
+	if err := g.container.PortForward(&opts); err != nil {
+		unix.Close(ends[1])
+		return reply{}, nil, err
+	}
+	return reply{}, []int{ends[1]}, nil
+}
+
+func (s *server) destroy(id string, g *guest) error {
+	s.mu.Lock()
+	delete(s.guests, id)
+	s.mu.Unlock()
+	if !g.turn.TryLock() {
+		// What is under way fails at once when the sandbox is gone. Where there is none, the number is -1: that is everybody's.
+		if pid := g.container.SandboxPid(); pid > 1 {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		g.turn.Lock()
+	}
+	defer g.turn.Unlock()
+	err := g.container.Destroy()
+	g.console.close()
+	return errors.Join(err, os.RemoveAll(g.container.BundleDir))
+}
+
+// endUnkept ends what is nobody's any more.
+func (s *server) endUnkept() {
+	s.creates.Wait()
+	s.mu.Lock()
+	var left []string
+	for id, g := range s.guests {
+		if !g.kept {
+			left = append(left, id)
+		}
+	}
+	s.mu.Unlock()
+	for _, id := range left {
+		if g, err := s.guest(id); err == nil {
+			_ = s.destroy(id, g)
+		}
+	}
+}
+
+// console is what a sandbox's first process writes: a named pipe, which another process can read on when this one is gone.
+type console struct {
+	path string
+	pipe *os.File
+	// ready is closed when the agent said that it listens.
+	ready chan struct{}
+	file  *os.File
+}
+
+func openConsole(directory string, fresh bool) (*console, error) {
+	path := filepath.Join(directory, "console")
+	if fresh {
+		if err := unix.Mkfifo(path, 0o600); err != nil {
+			return nil, fmt.Errorf("making %s: %w", path, err)
+		}
+	}
+	// Both ways, so that it neither waits for a writer nor ends without one.
+	pipe, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.OpenFile(filepath.Join(directory, "console.log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	if err != nil {
+		pipe.Close()
+		return nil, err
+	}
+	c := &console{path: path, pipe: pipe, file: file, ready: make(chan struct{})}
+	go c.read()
+	return c, nil
+}
+
+// read keeps the last words in a file of bounded length.
+func (c *console) read() {
+	defer c.file.Close()
+	lines := bufio.NewReaderSize(c.pipe, 4096)
+	said, written := false, int64(0)
+	if info, err := c.file.Stat(); err == nil {
+		written = info.Size()
+	}
+	for {
+		line, err := lines.ReadSlice('\n')
+		if !said && strings.HasPrefix(string(line), listening) {
+			said = true
+			close(c.ready)
+		} else if len(line) > 0 {
+			if written > 2*consoleBytes {
+				written = c.shorten()
+			}
+			n, _ := c.file.Write(line)
+			written += int64(n)
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return
+		}
+	}
+}
+
+// shorten leaves the second half of what was written.
+func (c *console) shorten() int64 {
+	last := make([]byte, consoleBytes)
+	info, err := c.file.Stat()
+	if err != nil {
+		return 0
+	}
+	n, _ := c.file.ReadAt(last, max(0, info.Size()-consoleBytes))
+	_ = c.file.Truncate(0)
+	n, _ = c.file.Write(last[:n])
+	return int64(n)
+}
+
+func (c *console) close() { c.pipe.Close() }
