@@ -21,8 +21,10 @@ mod program;
 mod proxy;
 mod slot;
 mod upstream;
+mod veth;
 
 pub use error::NetError;
 pub use ipnet::{IpNet, Ipv4Net};
 pub use network::{Lease, Network, NetworkConfig};
 pub use policy::{Policy, Reach, RulesError};
+pub use slot::Card;

@@ -11,7 +11,7 @@ use crate::numbers::Numbers;
 use crate::policy::{Policy, Reach, RulesError};
 use crate::program;
 use crate::proxy::Proxy;
-use crate::slot::{self, Common, Slot, Sockets};
+use crate::slot::{self, Card, Common, Slot, Sockets};
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net};
 use jiffy_engine::{ConnectionLog, NetworkRules};
@@ -38,6 +38,8 @@ pub struct NetworkConfig {
     pub slots: u32,
     /// How many wait for a guest.
     pub ready: usize,
+    /// What these are made for.
+    pub card: Card,
     /// What of private ranges sandboxes may reach.
     pub granted: Vec<IpNet>,
 }
@@ -50,6 +52,7 @@ impl NetworkConfig {
             range: None,
             slots: 4096,
             ready: 4,
+            card: Card::Tap,
             granted: Vec::new(),
         }
     }
@@ -60,8 +63,6 @@ enum Order {
     Fill,
     /// Remove a slot; what its guest reached last is recorded first.
     Destroy(u32, Option<Arc<Record>>),
-    /// Do what is left and end.
-    End,
 }
 
 struct Shared {
@@ -69,9 +70,11 @@ struct Shared {
     claim: PathBuf,
     reach: Reach,
     wanted: usize,
+    card: Card,
     ready: Mutex<VecDeque<Slot>>,
     numbers: Mutex<Numbers>,
-    orders: Sender<Order>,
+    /// To the thread that makes and removes slots; none: the network is closed.
+    orders: Mutex<Option<Sender<Order>>>,
     upstreams: Arc<Upstreams>,
     worker: Mutex<Option<thread::JoinHandle<()>>>,
 }
@@ -112,8 +115,8 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Whether this process can make networks; why not.
-fn able() -> Result<(), NetError> {
+/// Whether this process can make networks with such cards; why not.
+fn able(card: Card) -> Result<(), NetError> {
     let unable = |why: &str| Err(NetError::Unable(why.to_owned()));
     if !nix::unistd::Uid::effective().is_root() {
         return unable("only root can make network namespaces and rules");
@@ -123,7 +126,7 @@ fn able() -> Result<(), NetError> {
             return unable(&format!("`{name}` is not installed: run scripts/setup"));
         }
     }
-    if !Path::new("/dev/net/tun").exists() {
+    if card == Card::Tap && !Path::new("/dev/net/tun").exists() {
         return unable("there is no /dev/net/tun: load the kernel module `tun`");
     }
     Ok(())
@@ -133,7 +136,7 @@ impl Network {
     /// Sets the host up, tries it with a first slot, and begins to make the others. Namespaces of an earlier daemon stay until
     /// [`Network::reclaim`].
     pub fn open(config: &NetworkConfig) -> Result<Self, NetError> {
-        able()?;
+        able(config.card)?;
         let slots = config.slots.clamp(1, 4096);
         let tag = claim::tag(&config.home);
         let claims = Claims::lock()?;
@@ -162,10 +165,8 @@ impl Network {
             usual,
             tells: host::tells_refusals(),
         };
-        let left = namespace::list(&common.prefix());
-        let left = left.iter().filter_map(|name| number(&common, name));
         let mut numbers = Numbers::new(slots.min(u32::try_from(fits).unwrap_or(slots)));
-        left.for_each(|number| numbers.enter(number));
+        (common.numbers().into_iter()).for_each(|number| numbers.enter(number));
         drop(claims);
         let (orders, inbox) = mpsc::channel();
         let network = Self(Arc::new(Shared {
@@ -173,15 +174,16 @@ impl Network {
             claim: config.home.clone(),
             reach,
             wanted: config.ready,
+            card: config.card,
             ready: Mutex::default(),
             numbers: Mutex::new(numbers),
-            orders,
+            orders: Mutex::new(Some(orders)),
             upstreams: Arc::new(Upstreams::in_file("/etc/resolv.conf")),
             worker: Mutex::default(),
         }));
         let first = network
             .0
-            .make()
+            .make(config.card)
             .inspect_err(|_| network.0.tear_down_if_unused())?;
         lock(&network.0.ready).push_back(first);
         network.begin(inbox)?;
@@ -195,16 +197,8 @@ impl Network {
             .spawn(move || shared.work(&inbox))
             .map_err(NetError::host("starting a thread"))?;
         *lock(&self.0.worker) = Some(worker);
-        self.order(Order::Fill);
+        self.0.order(Order::Fill);
         Ok(())
-    }
-
-    fn order(&self, order: Order) {
-        // It ends when the network is closed; a guest may last a moment longer.
-        if let Err(mpsc::SendError(Order::Destroy(number, record))) = self.0.orders.send(order) {
-            self.0.destroy(&[(number, record)]);
-            self.0.tear_down_if_unused();
-        }
     }
 
     /// Addresses between the host and slots.
@@ -233,19 +227,23 @@ impl Network {
         Policy::new(rules, &self.0.reach)
     }
 
-    /// A slot for a guest, closed until [`Lease::open`]. One that was made in advance is handed out at once; without one, it is made
-    /// now. Must be called inside a tokio runtime.
-    pub async fn take(&self) -> Result<Lease, NetError> {
-        let ready = lock(&self.0.ready).pop_front();
-        self.order(Order::Fill);
+    /// A slot for a guest with such a card, closed until [`Lease::open`]. One that was made in advance is handed out at once; without
+    /// one, it is made now. Must be called inside a tokio runtime.
+    pub async fn take(&self, card: Card) -> Result<Lease, NetError> {
+        let ready = {
+            let mut ready = lock(&self.0.ready);
+            let at = ready.iter().position(|slot| slot.card() == card);
+            at.and_then(|at| ready.remove(at))
+        };
+        self.0.order(Order::Fill);
         let slot = match ready {
             Some(slot) => slot,
             None => {
                 let shared = self.0.clone();
-                blocking(move || shared.make()).await?
+                blocking(move || New::make(shared, card)).await?.taken()?
             }
         };
-        self.lease(slot.number, Some(slot.tap), slot.sockets)
+        self.lease(slot.number, slot.tap, slot.sockets)
     }
 
     /// The slot of a guest that an earlier daemon kept, with the rules that are in force there.
@@ -253,7 +251,7 @@ impl Network {
         lock(&self.0.numbers).enter(number);
         let common = self.0.common.clone();
         let sockets = blocking(move || slot::listen(&common, number)).await;
-        let sockets = sockets.inspect_err(|_| self.order(Order::Destroy(number, None)))?;
+        let sockets = sockets.inspect_err(|_| self.0.order(Order::Destroy(number, None)))?;
         let lease = self.lease(number, None, sockets)?;
         lease.keep();
         // Said again, they are enforced again: the owner of the host may have changed what is private since.
@@ -272,7 +270,7 @@ impl Network {
         let both = dns.and_then(|dns| Ok((dns, Watch::start(&kernel, &record)?)));
         let (dns, watch) = both
             .map_err(NetError::host("listening in a slot"))
-            .inspect_err(|_| self.order(Order::Destroy(number, None)))?;
+            .inspect_err(|_| self.0.order(Order::Destroy(number, None)))?;
         Ok(Lease {
             network: self.clone(),
             number,
@@ -287,42 +285,78 @@ impl Network {
         })
     }
 
-    /// Removes every slot of an earlier daemon whose number is not among `known`.
-    pub fn reclaim(&self, known: &[u32]) {
+    /// Removes every slot of an earlier daemon that is made for such a card and whose number is not among `known`.
+    pub fn reclaim(&self, card: Card, known: &[u32]) {
         let known: HashSet<u32> = known.iter().copied().collect();
         let ready: HashSet<u32> = lock(&self.0.ready).iter().map(|s| s.number).collect();
-        for name in namespace::list(&self.0.common.prefix()) {
-            if let Some(number) = number(&self.0.common, &name)
+        for number in self.0.common.numbers() {
+            if self.0.common.card(number) == card
                 && !known.contains(&number)
                 && !ready.contains(&number)
                 && lock(&self.0.numbers).is_left(number)
             {
-                self.order(Order::Destroy(number, None));
+                self.0.order(Order::Destroy(number, None));
             }
         }
     }
 
     /// Removes the slots that nobody uses and, if no guest is left, everything else in the host. Returns when that is done.
     pub fn close(&self) {
-        self.order(Order::End);
+        // What was ordered so far is still done; what comes later is done by whoever would order it.
+        drop(lock(&self.0.orders).take());
         if let Some(worker) = lock(&self.0.worker).take() {
             let _ = worker.join();
         }
     }
 }
 
-fn number(common: &Common, name: &str) -> Option<u32> {
-    name.strip_prefix(&common.prefix())?.parse().ok()
+/// A slot that somebody waits for. One whose asker has gone meanwhile is removed.
+struct New {
+    shared: Arc<Shared>,
+    slot: Option<Slot>,
+}
+
+impl New {
+    fn make(shared: Arc<Shared>, card: Card) -> Result<Self, NetError> {
+        let slot = Some(shared.make(card)?);
+        Ok(Self { shared, slot })
+    }
+
+    fn taken(mut self) -> Result<Slot, NetError> {
+        let slot = self.slot.take();
+        slot.ok_or_else(|| NetError::Unable("the slot is gone".to_owned()))
+    }
+}
+
+impl Drop for New {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.shared.order(Order::Destroy(slot.number, None));
+        }
+    }
 }
 
 impl Shared {
-    fn make(&self) -> Result<Slot, NetError> {
+    fn order(&self, order: Order) {
+        let left = match &*lock(&self.orders) {
+            Some(orders) => orders.send(order).err().map(|unsent| unsent.0),
+            None => Some(order),
+        };
+        // A guest may last a moment longer than the network is open.
+        if let Some(Order::Destroy(number, record)) = left {
+            self.destroy(&[(number, record)]);
+            self.tear_down_if_unused();
+        }
+    }
+
+    fn make(&self, card: Card) -> Result<Slot, NetError> {
         let number = {
             let mut numbers = lock(&self.numbers);
             let most = numbers.most();
             numbers.take().ok_or(NetError::Full(most))?
         };
-        slot::make(&self.common, number).inspect_err(|_| lock(&self.numbers).give_back(number))
+        slot::make(&self.common, number, card)
+            .inspect_err(|_| lock(&self.numbers).give_back(number))
     }
 
     fn destroy(&self, gone: &[(u32, Option<Arc<Record>>)]) {
@@ -338,32 +372,28 @@ impl Shared {
         numbers.iter().for_each(|&number| own.give_back(number));
     }
 
-    /// Makes and removes slots, one thing after the other.
+    /// Makes and removes slots, one thing after the other, until the network is closed and everything that was ordered is done.
     fn work(&self, inbox: &Receiver<Order>) {
         while let Ok(first) = inbox.recv() {
-            let (mut gone, mut end) = (Vec::new(), false);
+            let mut gone = Vec::new();
             for order in std::iter::once(first).chain(inbox.try_iter()) {
                 match order {
                     Order::Fill => {}
                     Order::Destroy(number, record) => gone.push((number, record)),
-                    Order::End => end = true,
                 }
             }
-            if end {
-                gone.extend(lock(&self.ready).drain(..).map(|slot| (slot.number, None)));
-            }
             self.destroy(&gone);
-            if end {
-                self.tear_down_if_unused();
-                return;
-            }
             self.fill();
         }
+        let unused: Vec<_> = lock(&self.ready).drain(..).collect();
+        let unused: Vec<_> = unused.iter().map(|slot| (slot.number, None)).collect();
+        self.destroy(&unused);
+        self.tear_down_if_unused();
     }
 
     fn fill(&self) {
-        while lock(&self.ready).len() < self.wanted {
-            match self.make() {
+        while lock(&self.orders).is_some() && lock(&self.ready).len() < self.wanted {
+            match self.make(self.card) {
                 Ok(slot) => lock(&self.ready).push_back(slot),
                 // Whoever needs one hears of it.
                 Err(NetError::Full(_)) => return,
@@ -403,6 +433,12 @@ impl Lease {
     /// The tap, for the VMM; once.
     pub fn take_tap(&mut self) -> Option<File> {
         self.tap.take()
+    }
+
+    /// Network namespace with the guest's `eth0`; none: it has a tap.
+    pub fn namespace(&self) -> Option<PathBuf> {
+        let name = self.network.0.common.guest_name(self.number);
+        Some(namespace::path(&name)).filter(|path| path.exists())
     }
 
     /// Lets its guest out.
@@ -458,6 +494,7 @@ impl Drop for Lease {
         if !self.kept.load(Ordering::Acquire) {
             let record = self.record.clone();
             self.network
+                .0
                 .order(Order::Destroy(self.number, Some(record)));
         }
     }

@@ -1,9 +1,11 @@
-//! A slot: a network namespace with a tap for one guest, and a way out through the host.
+//! A slot: a network namespace with one guest's device, and a way out through the host.
 //!
 //! ```text
 //! guest eth0 -- tap0 [ namespace: guard, policy, NAT, DNS ] up0 -- jfTAG-N [ host: table, NAT ] -- the world
 //! ```
-//! Nothing passes until the host's end of the pair is switched on. A slot is used once: its namespace goes with everything in it - taps,
+//! For a guest without a VMM `tap0` is one end of a veth pair; the other is its `eth0`, in a namespace of its own (`veth.rs`).
+//!
+//! Nothing passes until the host's end of the pair is switched on. A slot is used once: its namespace goes with everything in it - devices,
 //! connections, neighbours, rules, counters - and the next has a new one.
 
 use crate::connections::{self, statement};
@@ -18,9 +20,11 @@ use crate::namespace;
 use crate::policy::Policy;
 use crate::program;
 use crate::proxy::{Listeners, PORTS};
+use crate::veth;
 use ipnet::{Ipv4Net, Ipv6Net};
 use jiffy_engine::Refusal;
 use nix::unistd::{Pid, gettid};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -35,7 +39,17 @@ const PAIR_MAC: [[u8; 6]; 2] = [
     [0x02, 0x4a, 0x49, 0x46, 0x46, 0x04],
 ];
 /// There if the kernel knows IPv6.
-const KNOWS_V6: &str = "/proc/sys/net/ipv6";
+pub(crate) const KNOWS_V6: &str = "/proc/sys/net/ipv6";
+
+/// What a guest is connected with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Card {
+    /// A tap, whose descriptor a VMM holds.
+    #[default]
+    Tap,
+    /// A veth pair: the guest's end is `eth0` in a network namespace of its own.
+    Veth,
+}
 
 /// What the slots of one daemon have in common.
 #[derive(Debug, Clone)]
@@ -63,6 +77,29 @@ impl Common {
     /// Namespace of slot `number`, and its device in the host.
     pub fn name(&self, number: u32) -> String {
         format!("{}{number}", self.prefix())
+    }
+
+    /// Namespace of the guest's own card in slot `number`, if that has one.
+    pub fn guest_name(&self, number: u32) -> String {
+        format!("{}g", self.name(number))
+    }
+
+    /// What the slot `number` that there is was made for.
+    pub fn card(&self, number: u32) -> Card {
+        match namespace::path(&self.guest_name(number)).exists() {
+            true => Card::Veth,
+            false => Card::Tap,
+        }
+    }
+
+    /// Numbers of the slots that there are.
+    pub fn numbers(&self) -> BTreeSet<u32> {
+        let number = |name: &String| -> Option<u32> {
+            let number = name.strip_prefix(&self.prefix())?;
+            number.strip_suffix('g').unwrap_or(number).parse().ok()
+        };
+        let names = namespace::list(&self.prefix());
+        names.iter().filter_map(number).collect()
     }
 
     /// The table that enforces `policy`.
@@ -105,8 +142,19 @@ pub(crate) fn prefix(tag: &str) -> String {
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub number: u32,
-    pub tap: File,
+    /// None: its guest has a namespace.
+    pub tap: Option<File>,
     pub sockets: Sockets,
+}
+
+impl Slot {
+    /// What its guest is connected with.
+    pub fn card(&self) -> Card {
+        match self.tap {
+            Some(_) => Card::Tap,
+            None => Card::Veth,
+        }
+    }
 }
 
 /// Where the daemon listens in a slot.
@@ -130,10 +178,10 @@ impl Sockets {
 }
 
 /// Makes slot `number`. If that fails there is nothing of it.
-pub(crate) fn make(common: &Common, number: u32) -> Result<Slot, NetError> {
+pub(crate) fn make(common: &Common, number: u32, card: Card) -> Result<Slot, NetError> {
     // The thread, not the process: it is in the namespace where the host's end belongs.
     let (name, here) = (common.name(number), gettid());
-    let (tap, sockets) = namespace::create(&name, || inside(common, number, here))?;
+    let (tap, sockets) = namespace::create(&name, || inside(common, number, card, here))?;
     outside(common, number).inspect_err(|_| destroy(common, &[number]))?;
     Ok(Slot {
         number,
@@ -142,13 +190,39 @@ pub(crate) fn make(common: &Common, number: u32) -> Result<Slot, NetError> {
     })
 }
 
-fn inside(common: &Common, number: u32, host_thread: Pid) -> Result<(File, Sockets), NetError> {
-    let set = |path: &str, value: &str| {
-        fs::write(path, value).map_err(NetError::host(format!("setting {path}")))
-    };
+pub(crate) fn set(path: &str, value: &str) -> Result<(), NetError> {
+    fs::write(path, value).map_err(NetError::host(format!("setting {path}")))
+}
+
+fn inside(
+    common: &Common,
+    number: u32,
+    card: Card,
+    host_thread: Pid,
+) -> Result<(Option<File>, Sockets), NetError> {
+    forward(common)?;
+    match card {
+        Card::Tap => {
+            let tap = device::tap(TAP).map_err(NetError::host("making a tap"))?;
+            configure(common, number, host_thread)?;
+            Ok((Some(tap), Sockets::open()?))
+        }
+        Card::Veth => {
+            let guest = common.guest_name(number);
+            veth::make(&guest, gettid())?;
+            let configured = configure(common, number, host_thread)
+                .and_then(|()| veth::configure(&guest))
+                .and_then(|()| Sockets::open())
+                .inspect_err(|_| namespace::remove(&guest))?;
+            Ok((None, configured))
+        }
+    }
+}
+
+/// Makes the namespace of this thread a router.
+fn forward(common: &Common) -> Result<(), NetError> {
     set("/proc/sys/net/ipv4/ip_forward", "1")?;
-    let knows6 = Path::new(KNOWS_V6).exists();
-    if knows6 {
+    if Path::new(KNOWS_V6).exists() {
         // The way out does not speak it where it leads nowhere; a namespace may begin with anything.
         let off = if common.version6() { "0" } else { "1" };
         set(&format!("{KNOWS_V6}/conf/default/disable_ipv6"), off)?;
@@ -156,7 +230,12 @@ fn inside(common: &Common, number: u32, host_thread: Pid) -> Result<(File, Socke
     if common.version6() {
         set(&format!("{KNOWS_V6}/conf/all/forwarding"), "1")?;
     }
-    let tap = device::tap(TAP).map_err(NetError::host("making a tap"))?;
+    Ok(())
+}
+
+/// Configures the guest's device and the way out of the namespace of this thread.
+fn configure(common: &Common, number: u32, host_thread: Pid) -> Result<(), NetError> {
+    let knows6 = Path::new(KNOWS_V6).exists();
     if knows6 {
         set(&format!("{KNOWS_V6}/conf/{TAP}/disable_ipv6"), "0")?;
     }
@@ -202,8 +281,7 @@ fn inside(common: &Common, number: u32, host_thread: Pid) -> Result<(File, Socke
         ]);
     }
     program::ip(&commands)?;
-    program::nft(&(rules(common.tells) + &common.script(&common.usual)))?;
-    Ok((tap, Sockets::open()?))
+    program::nft(&(rules(common.tells) + &common.script(&common.usual)))
 }
 
 fn outside(common: &Common, number: u32) -> Result<(), NetError> {
@@ -294,6 +372,8 @@ pub(crate) fn destroy(common: &Common, numbers: &[u32]) {
     for &number in numbers {
         let name = common.name(number);
         namespace::remove(&name);
+        // Last: by it the slot is known as one with a veth pair.
+        namespace::remove(&common.guest_name(number));
         // The kernel takes it away with its namespace, but later, and not while a guest's VMM holds the tap.
         if device::exists(&name) {
             devices.push(format!("link del {name}"));
