@@ -1,8 +1,58 @@
 //! Network cards of guests: what the engine asks of the network, and what it says where there is none.
 
-use jiffy_engine::{EngineError, NetworkRules};
+use jiffy_engine::{ConnectionLog, EngineError, NetworkRules};
 use jiffy_microvm::NetSpec;
-use jiffy_net::{Lease, Network, guest};
+use jiffy_net::{Card, Lease, Network, guest};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The card of a running guest, in its slot.
+pub(crate) struct GuestCard {
+    /// None: there is no card, or its guest is gone.
+    lease: Mutex<Option<Arc<Lease>>>,
+    /// None: there was no card.
+    connections: Option<Arc<dyn ConnectionLog>>,
+}
+
+impl GuestCard {
+    pub fn new(lease: Option<Lease>) -> Self {
+        Self {
+            connections: lease.as_ref().map(Lease::connections),
+            lease: Mutex::new(lease.map(Arc::new)),
+        }
+    }
+
+    fn lease(&self) -> Option<Arc<Lease>> {
+        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        lease.clone()
+    }
+
+    /// From now on the slot outlives this process, as its guest does. Its number.
+    pub fn keep(&self) -> Option<u32> {
+        let lease = self.lease()?;
+        lease.keep();
+        Some(lease.number())
+    }
+
+    pub async fn set_rules(&self, rules: &NetworkRules) -> Result<(), EngineError> {
+        match self.lease() {
+            Some(lease) => lease.replace(rules).await.map_err(EngineError::failed),
+            None => Ok(()),
+        }
+    }
+
+    /// What the guest reaches; it can be read when that is gone.
+    pub fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
+        self.connections.clone()
+    }
+
+    /// The guest is gone: so is the slot, kept or not.
+    pub fn give_up(&self) {
+        let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lease) = lease.take() {
+            lease.release();
+        }
+    }
+}
 
 /// The card of whoever has this slot; once.
 pub(crate) fn spec(lease: &mut Lease) -> Option<NetSpec> {
@@ -14,7 +64,11 @@ pub(crate) fn spec(lease: &mut Lease) -> Option<NetSpec> {
 }
 
 /// A slot for a guest of snapshot `id`, which has a card.
-pub(crate) async fn needed(network: Option<&Network>, id: &str) -> Result<Lease, EngineError> {
+pub(crate) async fn needed(
+    network: Option<&Network>,
+    card: Card,
+    id: &str,
+) -> Result<Lease, EngineError> {
     let Some(network) = network else {
         return Err(EngineError::Failed {
             reason: format!(
@@ -22,7 +76,7 @@ pub(crate) async fn needed(network: Option<&Network>, id: &str) -> Result<Lease,
             ),
         });
     };
-    network.take().await.map_err(EngineError::failed)
+    network.take(card).await.map_err(EngineError::failed)
 }
 
 /// Whether this host can keep the rules. Without network nothing is reached, whatever they say.

@@ -4,7 +4,7 @@ use crate::identity::{IdentityError, identity, new_id};
 use crate::programs::{ProgramError, Programs};
 use jiffy_engine::{Persona, SandboxSize, SizeError};
 use jiffy_image::{
-    BuildError, Defaults, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
+    AgentRoot, BuildError, Defaults, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
     KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError, Templates,
 };
 use jiffy_microvm::{BootError, BootSpec, Cgroups, MemoryPolicy, MicroVm, NetSpec, RestoreSpec};
@@ -13,6 +13,8 @@ use jiffy_proto::vm::DiskLimits;
 use jiffy_snapshot::{Lineage, Store};
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::{fs, io};
 
 /// Why a host cannot be used.
@@ -91,6 +93,8 @@ pub struct Prepared {
     programs: Programs,
     kernel: File,
     initrd: File,
+    /// Image with the agent, where one was asked for.
+    agent_root: OnceLock<PathBuf>,
     template: Template,
     template_version: String,
     version: String,
@@ -187,10 +191,7 @@ impl Host {
 
     fn with_template(&self, template: Template) -> Result<Prepared, CreateError> {
         let kernel = Kernel::choose()?.open(&self.home)?;
-        let agent = fs::read(&self.programs.agent).map_err(|source| CreateError::Agent {
-            path: self.programs.agent.display().to_string(),
-            source,
-        })?;
+        let agent = read_agent(&self.programs)?;
         let initrd = Initrd::new(&agent)?.file(&self.home)?;
         let template_version = template.manifest.version();
         Ok(Prepared {
@@ -201,6 +202,7 @@ impl Host {
             template_version,
             kernel: kernel.file,
             initrd: initrd.file,
+            agent_root: OnceLock::new(),
             template,
         })
     }
@@ -225,6 +227,16 @@ impl Prepared {
     /// The name under which snapshots remember what they were taken of: they run with that very version of the template only.
     pub(crate) fn image_name(&self) -> &str {
         &self.image_name
+    }
+
+    /// The image with the guest agent, where no initial ramdisk starts it.
+    pub(crate) fn agent_root(&self) -> Result<PathBuf, CreateError> {
+        if let Some(path) = self.agent_root.get() {
+            return Ok(path.clone());
+        }
+        let agent = read_agent(&self.programs)?;
+        let path = AgentRoot::new(&agent)?.file(&self.home)?.path;
+        Ok(self.agent_root.get_or_init(|| path).clone())
     }
 
     fn images(&self) -> Result<Vec<File>, BootError> {
@@ -332,6 +344,13 @@ impl Prepared {
         };
         Ok(MicroVm::restore(spec).await?)
     }
+}
+
+fn read_agent(programs: &Programs) -> Result<Vec<u8>, CreateError> {
+    fs::read(&programs.agent).map_err(|source| CreateError::Agent {
+        path: programs.agent.display().to_string(),
+        source,
+    })
 }
 
 /// Without a tag that says nothing.

@@ -345,6 +345,7 @@ mod tests {
             snapshot: None,
             forked_from: None,
             boot_mode: None,
+            engine: Some("microvm".into()),
             boot_ms: Some(1.5),
             created_ms: 1,
             changed_ms: 2,

@@ -2,7 +2,10 @@
 
 mod admission;
 mod card;
+mod engine_choice;
+mod gvisor_engine;
 mod host;
+mod host_engine;
 mod identity;
 mod journal;
 mod journal_room;
@@ -13,22 +16,26 @@ mod programs;
 mod record;
 mod restore_policy;
 mod sandboxes;
+mod shelf;
 mod startup;
 mod terms;
 mod usage;
 
 pub use admission::{HostFigures, Limits, Pressure, Promised, ReadHost, Shortage, ThisHost};
+pub use engine_choice::{EngineChoice, EngineFacts, EngineName};
+pub use gvisor_engine::{GVISOR, GvisorArrival, GvisorEngine, GvisorGuest};
 pub use host::{CreateError, Host, HostError, Prepared, SandboxSpec, usual_size};
+pub use host_engine::{HostArrival, HostEngine, HostGuest};
 pub use identity::{IdentityError, new_id, new_token};
 pub use journal::{Change, Journal, JournalError, JournalledSnapshot};
 pub use litter::OLD_LOGS;
 pub use metrics::{BootTimes, Figure};
-pub use microvm_engine::{MicroVmArrival, MicroVmEngine, MicroVmGuest, agent};
+pub use microvm_engine::{MICROVM, MicroVmArrival, MicroVmEngine, MicroVmGuest, agent};
 pub use programs::{ProgramError, Programs};
 pub use record::{Operation, Purpose, SandboxRecord, SnapshotRecord, State};
 pub use restore_policy::{
-    HostFile, HostFingerprint, KeepError, PolicyCost, PolicyInForce, PolicyReason, RestorePolicy,
-    Spread, choose,
+    EngineCost, HostFile, HostFingerprint, KeepError, PolicyCost, PolicyInForce, PolicyReason,
+    RestorePolicy, Spread, choose,
 };
 pub use sandboxes::{
     Child, CreateSpec, ErrorKind, ForkReport, OperationError, Options, PoolSize, Sandboxes, Source,

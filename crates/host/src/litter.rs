@@ -1,7 +1,8 @@
 //! What killed processes left in a data directory, outside the snapshots.
 
+use nix::fcntl::{Flock, FlockArg};
 use std::collections::HashSet;
-use std::fs::{self, FileType, Metadata};
+use std::fs::{self, File, FileType, Metadata};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ pub(crate) fn sweep(home: &Path, now: SystemTime) -> Vec<PathBuf> {
                     && age > SOCKET
                     && bound.as_ref().is_some_and(|b| !b.contains(&path))
             }
-            _ if name.starts_with(".tmp") => age > TEMPORARY,
+            _ if name.starts_with(".tmp") => age > TEMPORARY && !locked(&path, &metadata),
             t if t.is_file() => old_log(&name).is_some_and(|n| n > OLD_LOGS),
             _ => false,
         };
@@ -79,6 +80,14 @@ fn age(path: &Path, metadata: &Metadata, now: SystemTime) -> Duration {
         .unwrap_or_default()
 }
 
+/// Whether somebody says by a lock that a directory is in use.
+fn locked(path: &Path, metadata: &Metadata) -> bool {
+    let Some(Ok(directory)) = metadata.is_dir().then(|| File::open(path)) else {
+        return false;
+    };
+    Flock::lock(directory, FlockArg::LockExclusiveNonblock).is_err()
+}
+
 fn old_log(name: &str) -> Option<usize> {
     name.strip_prefix("jiffy.log.")?.parse().ok()
 }
@@ -108,7 +117,6 @@ fn remove(path: PathBuf, kind: FileType, gone: &mut Vec<PathBuf>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
 
@@ -125,6 +133,9 @@ mod tests {
         drop(socket("run/jiffy.sock"));
         let _live = socket("run/live.sock");
         fs::create_dir(home.join("run/.tmpX")).unwrap();
+        fs::create_dir(home.join("run/.tmpZ")).unwrap();
+        let used = File::open(home.join("run/.tmpZ")).unwrap();
+        let _used = Flock::lock(used, FlockArg::LockExclusive).unwrap();
         fs::create_dir(home.join("run/vmm")).unwrap();
         fs::create_dir(home.join("templates/.new-base")).unwrap();
         for name in [
@@ -168,6 +179,7 @@ mod tests {
             "run/live.sock",
             "run/jiffy.sock",
             "run/vmm",
+            "run/.tmpZ",
             "disks/kept.img.stamp",
             "elsewhere/.new-x",
         ] {

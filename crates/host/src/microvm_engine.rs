@@ -1,37 +1,38 @@
 //! The engine `microvm` in the host's terms: templates, snapshots and programs of a data directory.
 
-use crate::card;
-use crate::host::{CreateError, Host, Prepared};
+use crate::card::{self, GuestCard};
+use crate::host::{Host, Prepared};
 use crate::identity::{identity, renewed};
 use crate::litter;
 use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
+use crate::shelf::{Shelf, chain};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootReport, ConnectionLog, DamagedPiece, Engine, EngineError, Guest,
-    Handle, NetworkRules, Orphan, Persona, SandboxEnd, SandboxSize, SnapshotTimes, Startup, Usage,
-    VerifiedSnapshot,
+    AfterSnapshot, Arrival, BootReport, Capabilities, ConnectionLog, DamagedPiece, Engine,
+    EngineDescription, EngineError, Guest, Handle, NetworkRules, Orphan, Persona, ProcessMark,
+    SandboxEnd, SandboxSize, SnapshotTimes, Startup, Usage, VerifiedSnapshot,
 };
-use jiffy_image::TemplateError;
 use jiffy_microvm::{
     AdoptSpec, BootError, BootSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec,
-    VmmMark, Waiting,
+    Waiting, host_kvm,
 };
-use jiffy_net::{Lease, Network};
+use jiffy_net::{Card, Lease, Network};
 use jiffy_proto::agent::{ENVD_PORT, Hello, Identity};
 use jiffy_proto::snapshot::AfterSnapshot as Then;
 use jiffy_snapshot::{Durability, Lineage, Store, Verdict};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::net::UnixStream;
 
+/// Name of the engine.
+pub const MICROVM: &str = "microvm";
 /// Size of a page of this processor, in bytes.
 const PAGE: u64 = 4096;
 /// Directory of the snapshots in the data directory.
@@ -45,21 +46,14 @@ const LONG_LINEAGE: usize = 16;
 /// Time a guest has to run `true` while its working set is recorded.
 const LEARN_LIMIT: Duration = Duration::from_secs(10);
 
-/// What shows that a file was replaced: inode and change time.
-type Stamp = [(u64, i64, i64); 3];
-
 /// MicroVMs made from the templates and snapshots of one host.
 pub struct MicroVmEngine {
-    host: Host,
     store: Store,
     policy: PolicyInForce,
     /// None: guests have no network card.
     network: Option<Network>,
     place: Place,
-    /// Templates as they are now, by name.
-    prepared: Mutex<HashMap<String, (Stamp, Arc<Prepared>)>>,
-    /// What they were when snapshots were taken that are in use, by [`Prepared::image_name`].
-    older: Mutex<HashMap<String, Arc<Prepared>>>,
+    shelf: Arc<Shelf>,
     /// Held by whoever merges; one at a time, since it reads and writes a lot.
     merging: tokio::sync::Mutex<()>,
 }
@@ -67,6 +61,12 @@ pub struct MicroVmEngine {
 impl MicroVmEngine {
     /// The engine of `host`.
     pub fn new(host: Host) -> Result<Self, EngineError> {
+        Self::on(Arc::new(Shelf::new(host)))
+    }
+
+    /// The engine of the host of `shelf`.
+    pub(crate) fn on(shelf: Arc<Shelf>) -> Result<Self, EngineError> {
+        let host = shelf.host();
         let store = Store::open(host.home().path().join(SNAPSHOTS)).map_err(EngineError::failed)?;
         let place = Place::open(&host.home().run()).map_err(EngineError::failed)?;
         let policy = PolicyInForce::find(host.home().path(), &HostFingerprint::here());
@@ -76,13 +76,11 @@ impl MicroVmEngine {
             policy.why
         );
         Ok(Self {
-            host,
             store,
             policy,
             network: None,
             place,
-            prepared: Mutex::default(),
-            older: Mutex::default(),
+            shelf,
             merging: tokio::sync::Mutex::default(),
         })
     }
@@ -94,7 +92,7 @@ impl MicroVmEngine {
 
     /// Its host.
     pub fn host(&self) -> &Host {
-        &self.host
+        self.shelf.host()
     }
 
     /// The lineage of snapshot `id`; one that has become long is merged first.
@@ -140,11 +138,11 @@ impl MicroVmEngine {
             reason: format!("there is no snapshot {id}"),
         })?;
         let manifest = newest.manifest();
-        let prepared = self.prepare_version(&manifest.template).await?;
+        let prepared = self.shelf.prepare_version(&manifest.template).await?;
         let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
         let overlay = self.store.overlay().map_err(EngineError::failed)?;
         let mut lease = match manifest.net {
-            true => Some(card::needed(self.network.as_ref(), id).await?),
+            true => Some(card::needed(self.network.as_ref(), Card::Tap, id).await?),
             false => None,
         };
         let memory = memory(&lineage);
@@ -161,90 +159,6 @@ impl MicroVmEngine {
             lease,
         })
     }
-
-    fn stamp(&self, template: &str) -> io::Result<Stamp> {
-        let of = |path: &Path| {
-            let metadata = fs::metadata(path)?;
-            Ok::<_, io::Error>((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
-        };
-        let manifest = self.host.templates().manifest_path(template);
-        let manifest = manifest.map_err(io::Error::other)?;
-        let programs = self.host.programs();
-        Ok([
-            of(&manifest)?,
-            of(programs.vmm.path())?,
-            of(&programs.agent)?,
-        ])
-    }
-
-    /// The very version that a snapshot was taken of, whatever the template is now.
-    async fn prepare_version(&self, image: &str) -> Result<Arc<Prepared>, EngineError> {
-        if let Some(prepared) = self.known_version(image) {
-            return Ok(prepared);
-        }
-        let (host, name) = (self.host.clone(), image.to_owned());
-        let prepared = tokio::task::spawn_blocking(move || host.prepare_version(&name))
-            .await
-            .map_err(EngineError::failed)?
-            .map_err(chain)?;
-        let prepared = Arc::new(prepared);
-        let older = || self.older.lock().unwrap_or_else(PoisonError::into_inner);
-        older().insert(image.to_owned(), prepared.clone());
-        Ok(prepared)
-    }
-
-    fn known_version(&self, image: &str) -> Option<Arc<Prepared>> {
-        let current = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all = current.values().map(|(_, prepared)| prepared);
-        if let Some(found) = all.find(|p| p.image_name() == image) {
-            return Some(found.clone());
-        }
-        let older = self.older.lock().unwrap_or_else(PoisonError::into_inner);
-        older.get(image).cloned()
-    }
-
-    /// Lets go of the images of templates that are something else by now, unless a guest of theirs is coming up.
-    fn forget_older(&self) {
-        let mut older = self.older.lock().unwrap_or_else(PoisonError::into_inner);
-        older.retain(|_, prepared| Arc::strong_count(prepared) > 1);
-        drop(older);
-        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
-        prepared.retain(|name, (stamp, _)| self.stamp(name).is_ok_and(|now| now == *stamp));
-    }
-
-    async fn prepare(&self, template: &str) -> Result<Arc<Prepared>, EngineError> {
-        let cached = || self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
-        // A template that is not built yet has no stamp.
-        if let Ok(stamp) = self.stamp(template)
-            && let Some((found, prepared)) = cached().get(template)
-            && *found == stamp
-        {
-            return Ok(prepared.clone());
-        }
-        let (host, name) = (self.host.clone(), template.to_owned());
-        let prepared = tokio::task::spawn_blocking(move || host.prepare(&name, &mut |_| ()))
-            .await
-            .map_err(EngineError::failed)?
-            .map_err(chain)?;
-        let prepared = Arc::new(prepared);
-        let stamp = self.stamp(template).map_err(EngineError::failed)?;
-        cached().insert(template.to_owned(), (stamp, prepared.clone()));
-        Ok(prepared)
-    }
-}
-
-/// An error with its causes, in one line.
-fn chain(error: CreateError) -> EngineError {
-    let mut reason = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        let text = cause.to_string();
-        if !reason.contains(&text) {
-            reason = format!("{reason}: {text}");
-        }
-        source = cause.source();
-    }
-    EngineError::Failed { reason }
 }
 
 fn boot_error(error: BootError) -> EngineError {
@@ -312,7 +226,7 @@ impl Place {
 /// A [`Handle`] in words.
 #[derive(Serialize, Deserialize)]
 struct Words {
-    mark: VmmMark,
+    mark: ProcessMark,
     /// The image it was booted with, as its snapshots remember it.
     image: String,
     /// Who its agent was told to be; clock and entropy are left out.
@@ -341,24 +255,14 @@ pub struct MicroVmGuest {
     /// Who it was told to be.
     identity: Identity,
     place: Place,
-    /// None: it has no network card, or is gone.
-    lease: Mutex<Option<Arc<Lease>>>,
-    /// None: it had none.
-    connections: Option<Arc<dyn ConnectionLog>>,
-}
-
-impl MicroVmGuest {
-    fn lease(&self) -> Option<Arc<Lease>> {
-        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
-        lease.clone()
-    }
+    card: GuestCard,
 }
 
 impl Drop for MicroVmGuest {
     fn drop(&mut self) {
         // One that is kept and runs on keeps its slot, too.
-        if let (Some(lease), true) = (self.lease(), self.vm.end().is_some()) {
-            lease.release();
+        if self.vm.end().is_some() {
+            self.card.give_up();
         }
     }
 }
@@ -367,9 +271,36 @@ impl Engine for MicroVmEngine {
     type Guest = MicroVmGuest;
     type Arrival = MicroVmArrival;
 
+    fn engines(&self) -> Vec<EngineDescription> {
+        let why = host_kvm::open().err().map(|e| e.to_string());
+        vec![EngineDescription {
+            name: MICROVM.to_owned(),
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            usable: why.is_none(),
+            why,
+            default: true,
+            capabilities: Capabilities {
+                snapshot: true,
+                live_snapshot: true,
+                incremental: true,
+                fork_shares_memory: self.policy.policy != RestorePolicy::CopyAll,
+                rollback: true,
+                pause_frees_memory: true,
+                connections_survive_snapshot: true,
+                // Whoever wakes has a slot that knows none of them.
+                connections_survive_pause: false,
+                verify: true,
+                network: self.network.is_some(),
+                disk_limits: true,
+                nested_kvm: false,
+                own_kernel: true,
+            },
+        }]
+    }
+
     async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
-        let prepared = self.prepare(template).await?;
-        let [_, vmm, _] = self.stamp(template).map_err(EngineError::failed)?;
+        let prepared = self.shelf.prepare(template).await?;
+        let [_, vmm, _] = self.shelf.stamp(template).map_err(EngineError::failed)?;
         Ok(format!(
             "{} {} vmm {}.{}.{} {}c{}m{}d{}",
             prepared.template_version(),
@@ -385,12 +316,12 @@ impl Engine for MicroVmEngine {
     }
 
     async fn startup(&self, template: &str) -> Result<Startup, EngineError> {
-        let prepared = self.prepare(template).await?;
+        let prepared = self.shelf.prepare(template).await?;
         Ok(prepared.template().manifest.startup.clone())
     }
 
     async fn default_size(&self, template: &str) -> Result<SandboxSize, EngineError> {
-        self.host.default_size(template).map_err(chain)
+        self.host().default_size(template).map_err(chain)
     }
 
     fn check_network(&self, rules: &NetworkRules) -> Result<(), String> {
@@ -402,13 +333,13 @@ impl Engine for MicroVmEngine {
     }
 
     async fn boot(&self, template: &str, size: SandboxSize) -> Result<MicroVmArrival, EngineError> {
-        let prepared = self.prepare(template).await?;
+        let prepared = self.shelf.prepare(template).await?;
         let overlay = self.store.overlay().map_err(EngineError::failed)?;
         let mut spec = prepared
             .boot_spec(size, overlay, Identity::default())
             .map_err(chain)?;
         let mut lease = match &self.network {
-            Some(network) => Some(network.take().await.map_err(EngineError::failed)?),
+            Some(network) => Some(network.take(Card::Tap).await.map_err(EngineError::failed)?),
             None => None,
         };
         if let Some(lease) = &mut lease {
@@ -511,7 +442,7 @@ impl Engine for MicroVmEngine {
         let words = Words::read(&orphan.handle)?;
         let spec = AdoptSpec {
             mark: words.mark,
-            vmm: &self.host.programs().vmm,
+            vmm: &self.host().programs().vmm,
             directory: &self.place.sockets,
             store: &self.store,
             parent: orphan.snapshot.clone(),
@@ -524,11 +455,10 @@ impl Engine for MicroVmEngine {
         let lease = card::adopted(self.network.as_ref(), words.slot, &orphan.network).await;
         Ok(MicroVmGuest {
             vm,
-            connections: lease.as_ref().map(Lease::connections),
             image: words.image,
             identity: words.identity,
             place: self.place.clone(),
-            lease: Mutex::new(lease.map(Arc::new)),
+            card: GuestCard::new(lease),
         })
     }
 
@@ -539,10 +469,10 @@ impl Engine for MicroVmEngine {
             .filter_map(|handle| Words::read(handle).ok())
             .collect();
         let slots: Vec<u32> = known.iter().filter_map(|words| words.slot).collect();
-        let marks: Vec<VmmMark> = known.into_iter().map(|words| words.mark).collect();
+        let marks: Vec<ProcessMark> = known.into_iter().map(|words| words.mark).collect();
         let ended = jiffy_microvm::end_others(&self.place.sockets, &marks).await;
         if let Some(network) = &self.network {
-            network.reclaim(&slots);
+            network.reclaim(Card::Tap, &slots);
         }
         ended.map_err(EngineError::failed)
     }
@@ -559,9 +489,9 @@ impl Engine for MicroVmEngine {
     }
 
     fn sweep(&self) -> Result<usize, EngineError> {
-        self.forget_older();
+        self.shelf.forget_older();
         let now = SystemTime::now();
-        let litter = litter::sweep(self.host.home().path(), now);
+        let litter = litter::sweep(self.host().home().path(), now);
         for path in &litter {
             tracing::info!("removed {}, which nobody uses", path.display());
         }
@@ -578,17 +508,11 @@ impl Engine for MicroVmEngine {
     }
 
     fn serves(&self, template: &str, id: &str) -> bool {
-        let now = self.host.templates().manifest(template);
         let taken = self.store.get(id);
-        match (now, taken) {
-            (Ok(now), Ok(taken)) => {
-                let name = format!("{}@{}", now.reference(), now.version());
-                taken.manifest().template == name
-            }
-            (Err(TemplateError::Unknown { .. }), Ok(_)) => false,
-            // What cannot be told stays.
-            _ => true,
-        }
+        let taken = taken
+            .as_ref()
+            .map(|taken| taken.manifest().template.as_str());
+        self.shelf.serves(template, taken.ok())
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
@@ -636,16 +560,19 @@ impl Arrival for MicroVmArrival {
         }
         Ok(MicroVmGuest {
             vm,
-            connections: lease.as_ref().map(Lease::connections),
             image: prepared.image_name().to_owned(),
             identity,
             place,
-            lease: Mutex::new(lease.map(Arc::new)),
+            card: GuestCard::new(lease),
         })
     }
 }
 
 impl Guest for MicroVmGuest {
+    fn engine(&self) -> &'static str {
+        MICROVM
+    }
+
     async fn keep(&self) -> Result<Handle, EngineError> {
         let mark = self.vm.keep(&self.place.sockets, &self.place.log).await;
         let words = Words {
@@ -658,11 +585,8 @@ impl Guest for MicroVmGuest {
             },
             hello: self.vm.hello().await,
             report: self.vm.report(),
-            slot: self.lease().map(|lease| lease.number()),
+            slot: self.card.keep(),
         };
-        if let Some(lease) = self.lease() {
-            lease.keep();
-        }
         let words = serde_json::to_string(&words).map_err(EngineError::failed)?;
         Ok(Handle(words))
     }
@@ -705,14 +629,11 @@ impl Guest for MicroVmGuest {
     }
 
     async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {
-        match self.lease() {
-            Some(lease) => lease.replace(rules).await.map_err(EngineError::failed),
-            None => Ok(()),
-        }
+        self.card.set_rules(rules).await
     }
 
     fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
-        self.connections.clone()
+        self.card.connections()
     }
 
     async fn ended(&self) -> SandboxEnd {
@@ -725,9 +646,6 @@ impl Guest for MicroVmGuest {
 
     async fn stop(&self) {
         self.vm.end_now().await;
-        let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(lease) = lease.take() {
-            lease.release();
-        }
+        self.card.give_up();
     }
 }

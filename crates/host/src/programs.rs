@@ -1,20 +1,22 @@
-//! Where the other two programs of Jiffy are.
+//! Where the other programs of Jiffy are.
 
 use jiffy_microvm::Vmm;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-/// The VMM and the guest agent.
+/// The VMM, the guest agent, and the helper for gVisor.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// `jiffy-vmm`.
     pub vmm: Vmm,
     /// `jiffy-agent`, which goes into the guest.
     pub agent: PathBuf,
+    /// `jiffy-gvisor`; a host can do without.
+    pub gvisor: Result<PathBuf, ProgramError>,
 }
 
 /// Why there are no programs to use.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum ProgramError {
     /// It is not there.
     #[error("cannot find {name} ({why}): run `make build`, or name it in {variable}")]
@@ -32,12 +34,13 @@ pub enum ProgramError {
 }
 
 impl Programs {
-    /// `$JIFFY_VMM` and `$JIFFY_AGENT`, else beside the running program, else in `../lib/jiffy` from there. VMMs are jailed as
+    /// `$JIFFY_VMM`, `$JIFFY_AGENT` and `$JIFFY_GVISOR`, else beside the running program, else in `../lib/jiffy` from there. VMMs are jailed as
     /// `$JIFFY_JAIL` says: `on`, `off`, or, if nothing does, if the caller is root.
     pub fn find() -> Result<Self, ProgramError> {
         Ok(Self {
             vmm: Vmm::new(find("jiffy-vmm", "JIFFY_VMM")?, jailed()?),
             agent: find("jiffy-agent", "JIFFY_AGENT")?,
+            gvisor: find("jiffy-gvisor", "JIFFY_GVISOR"),
         })
     }
 }

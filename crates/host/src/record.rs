@@ -102,6 +102,9 @@ pub struct SandboxRecord {
     pub forked_from: Option<String>,
     /// Where its guest came from.
     pub boot_mode: Option<BootMode>,
+    /// Engine that isolates its guest, or did last; none: it had none yet.
+    #[serde(default)]
+    pub engine: Option<String>,
     /// From asking for it to its agent's word, in milliseconds.
     pub boot_ms: Option<f64>,
     /// Milliseconds since 1970.

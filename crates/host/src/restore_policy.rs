@@ -1,5 +1,5 @@
-//! How restored sandboxes of this host get their memory: measured by `jiffy doctor --measure`, kept in `<home>/host.json` with the
-//! host it was measured on, and believed only there.
+//! How restored sandboxes of this host get their memory, and what the engines cost: measured by `jiffy doctor --measure`, kept in
+//! `<home>/host.json` with the host it was measured on, and believed only there.
 
 use jiffy_microvm::host_kvm::{self, KvmKind};
 use serde::{Deserialize, Serialize};
@@ -139,6 +139,16 @@ pub struct PolicyCost {
     pub fresh_page_us: Spread,
 }
 
+/// What an engine was measured to cost.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineCost {
+    /// From asking for the sandbox to its agent's word, in milliseconds.
+    pub create_ms: Spread,
+    /// And on to the exit code of `true`.
+    pub create_exec_ms: Spread,
+}
+
 /// The policy to use: the one that takes the least memory, unless another one is so much faster in the median of create and exec
 /// that its memory is worth it, and not slower at the 99th percentile.
 pub fn choose(costs: &[PolicyCost]) -> Option<RestorePolicy> {
@@ -171,6 +181,9 @@ pub struct HostFile {
     pub measured_ms: u64,
     /// What was chosen from.
     pub costs: Vec<PolicyCost>,
+    /// What gVisor cost in the same run; none: it could not be used, or was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gvisor: Option<EngineCost>,
 }
 
 /// The choice could not be kept.
@@ -182,15 +195,37 @@ pub struct KeepError {
 }
 
 impl HostFile {
-    /// What was measured on `host`; none if nothing was.
-    pub fn new(host: HostFingerprint, costs: Vec<PolicyCost>) -> Option<Self> {
+    /// What was measured on `host`; none if no policy was.
+    pub fn new(
+        host: HostFingerprint,
+        costs: Vec<PolicyCost>,
+        gvisor: Option<EngineCost>,
+    ) -> Option<Self> {
         Some(Self {
             format: FORMAT,
             host,
             policy: choose(&costs)?,
             measured_ms: crate::record::now_ms(),
             costs,
+            gvisor,
         })
+    }
+
+    /// What is kept in the data directory `home`, if it was measured on `host` and can be used.
+    pub fn of_host(home: &Path, host: &HostFingerprint) -> Option<Self> {
+        let file = load(&home.join(FILE)).ok().flatten();
+        file.filter(|file| file.host == *host)
+    }
+
+    /// What restores of microVMs cost under the policy that was chosen.
+    pub fn microvm(&self) -> Option<&PolicyCost> {
+        self.costs.iter().find(|cost| cost.policy == self.policy)
+    }
+
+    /// Medians of create and exec with microVMs and with gVisor, in milliseconds, if both were measured.
+    pub fn engines_ms(&self) -> Option<(f64, f64)> {
+        let (microvm, gvisor) = (self.microvm()?, self.gvisor?);
+        Some((microvm.create_exec_ms.median, gvisor.create_exec_ms.median))
     }
 
     /// Writes it into the data directory, in one step.
@@ -247,8 +282,7 @@ impl fmt::Display for PolicyReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Measured(file) => {
-                let cost = file.costs.iter().find(|c| c.policy == file.policy);
-                let median = cost.map_or(f64::NAN, |c| c.create_exec_ms.median);
+                let median = file.microvm().map_or(f64::NAN, |c| c.create_exec_ms.median);
                 write!(
                     f,
                     "measured on this host, create and exec {median:.1} ms in the median"
@@ -362,7 +396,7 @@ mod tests {
         let find = |host: &HostFingerprint| PolicyInForce::find(home.path(), host);
         assert_eq!(find(&here()).why, PolicyReason::NeverMeasured);
         let costs = vec![cost(RestorePolicy::CopyAll, 9.0, 9.0, 9.0)];
-        let file = HostFile::new(here(), costs).unwrap();
+        let file = HostFile::new(here(), costs, None).unwrap();
         file.keep(home.path()).unwrap();
         file.keep(home.path()).unwrap();
         let found = find(&here());
@@ -391,11 +425,45 @@ mod tests {
     }
 
     #[test]
+    fn engines_are_compared_by_what_was_measured_of_both_on_this_host() {
+        let home = tempfile::tempdir().unwrap();
+        let costs = vec![
+            cost(RestorePolicy::Map, 20.0, 20.0, 4.0),
+            cost(RestorePolicy::CopyAll, 15.0, 20.0, 40.0),
+        ];
+        let flat = |value| Spread {
+            min: value,
+            median: value,
+            p99: value,
+        };
+        let gvisor = EngineCost {
+            create_ms: flat(30.0),
+            create_exec_ms: flat(35.0),
+        };
+        let kept = |gvisor| {
+            let file = HostFile::new(here(), costs.clone(), gvisor).unwrap();
+            file.keep(home.path()).unwrap();
+            HostFile::of_host(home.path(), &here()).unwrap()
+        };
+        // That of the policy in force.
+        assert_eq!(kept(Some(gvisor)).engines_ms(), Some((20.0, 35.0)));
+        let elsewhere = HostFingerprint {
+            kernel: "6.2".to_owned(),
+            ..here()
+        };
+        assert_eq!(HostFile::of_host(home.path(), &elsewhere), None);
+        // As files were written before there was a second engine.
+        assert_eq!(kept(None).engines_ms(), None);
+        let text = fs::read_to_string(home.path().join(FILE)).unwrap();
+        assert!(!text.contains("gvisor"), "{text}");
+    }
+
+    #[test]
     fn a_damaged_file_or_one_of_another_format_is_not_believed() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join(FILE);
         let costs = vec![cost(RestorePolicy::CopyAll, 9.0, 9.0, 9.0)];
-        HostFile::new(here(), costs)
+        HostFile::new(here(), costs, None)
             .unwrap()
             .keep(home.path())
             .unwrap();

@@ -2,8 +2,8 @@
 
 use super::entry::lock;
 use super::{OperationError, Sandboxes};
-use crate::record::State;
-use jiffy_engine::{Engine, EngineError, Orphan};
+use crate::record::{SandboxRecord, State};
+use jiffy_engine::{Engine, EngineError, Guest, Orphan};
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
@@ -36,6 +36,11 @@ impl<E: Engine> Sandboxes<E> {
         match guest {
             Ok(guest) => {
                 let guest = Arc::new(guest);
+                // Records of earlier versions do not tell.
+                entry.set_record(SandboxRecord {
+                    engine: Some(guest.engine().to_owned()),
+                    ..entry.record()
+                });
                 entry.replace_guest(Some(guest.clone()));
                 self.watch(&entry, &guest);
                 Ok(())
@@ -50,10 +55,15 @@ impl<E: Engine> Sandboxes<E> {
         }
     }
 
-    /// Lets go of every guest, so that the next daemon finds it. Returns how many run on.
-    pub fn let_go(&self) -> usize {
-        self.0.pool.clear();
+    /// How many guests run on when this process ends, for the next daemon to find.
+    pub fn kept(&self) -> usize {
         let entries = lock(&self.0.entries);
         entries.values().filter(|e| e.guest().is_some()).count()
+    }
+
+    /// Ends what waits to be somebody, and returns when nothing is left of it.
+    pub async fn close(&self) {
+        self.0.pool.clear();
+        self.0.engine.close().await;
     }
 }

@@ -146,6 +146,7 @@ impl<E: Engine> Sandboxes<E> {
             snapshot: None,
             forked_from: None,
             boot_mode: None,
+            engine: None,
             boot_ms: None,
             created_ms: now,
             changed_ms: now,
@@ -249,6 +250,7 @@ impl<E: Engine> Sandboxes<E> {
         let record = SandboxRecord {
             snapshot: origin.snapshot,
             boot_mode: Some(origin.mode),
+            engine: Some(guest.engine().to_owned()),
             boot_ms: Some(asked.elapsed().as_secs_f64() * 1000.0),
             deadline_ms: deadline,
             ..entry.record_in(State::Running)

@@ -53,7 +53,6 @@ impl<E: Engine> Sandboxes<E> {
     /// Removes a snapshot that nothing runs from and nothing descends from.
     pub fn remove_snapshot(&self, id: &str) -> Result<SnapshotRecord, OperationError> {
         let (record, pin) = self.pin(id)?;
-        drop(pin);
         if let Some(user) = self.user_of(&record.id) {
             return Err(OperationError::InUse {
                 id: record.id,
@@ -65,6 +64,7 @@ impl<E: Engine> Sandboxes<E> {
         self.0.journal.settle(&[Change::Snapshot(dropped.clone())]);
         self.0.pool.drop_shelf(&dropped.fingerprint);
         lock(&self.0.snapshots).insert(dropped.id.clone(), dropped);
+        drop(pin);
         self.collect();
         Ok(record)
     }

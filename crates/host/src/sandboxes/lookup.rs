@@ -100,12 +100,18 @@ impl<E: Engine> Sandboxes<E> {
             }
         };
         // Under the lock of the snapshots, so that it cannot be collected in between.
-        *lock(&self.0.pins).entry(record.id.clone()).or_insert(0) += 1;
-        let pin = Pin {
-            inner: self.0.clone(),
-            id: record.id.clone(),
-        };
+        let pin = self.hold(&record.id);
         Ok((record, pin))
+    }
+
+    /// Holds on to a snapshot, also to one that is only being taken: between its completion and the record of the sandbox that it is of,
+    /// nothing else says that it is needed.
+    pub(super) fn hold(&self, id: &str) -> Pin<E> {
+        *lock(&self.0.pins).entry(id.to_owned()).or_insert(0) += 1;
+        Pin {
+            inner: self.0.clone(),
+            id: id.to_owned(),
+        }
     }
 
     /// `id` and everything below it.

@@ -39,7 +39,7 @@ use crate::metrics::Metrics;
 use crate::record::{SandboxRecord, SnapshotRecord, State};
 use caretaker::Caretaker;
 use entry::{Entry, lock};
-use jiffy_engine::{Engine, EngineError, Guest, SandboxSize};
+use jiffy_engine::{Engine, EngineDescription, EngineError, Guest, SandboxSize};
 use pool::Pool;
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
@@ -217,6 +217,11 @@ impl<E: Engine> Sandboxes<E> {
         self.0.engine.network()
     }
 
+    /// The engines that sandboxes can have here.
+    pub fn engines(&self) -> Vec<EngineDescription> {
+        self.0.engine.engines()
+    }
+
     /// How many restored sandboxes wait in the warm pool.
     pub fn warm(&self) -> usize {
         self.0.pool.len()
@@ -270,7 +275,9 @@ impl<E: Engine> Sandboxes<E> {
         let entry = self.entry(id)?;
         let guest = entry.running(crate::record::Operation::Connect, "look at")?;
         let none = || EngineError::Unsupported {
+            engine: guest.engine(),
             what: "name the process of a sandbox",
+            instead: None,
         };
         let process = guest.pid().ok_or_else(none);
         let pid = process.map_err(OperationError::engine("look at the sandbox's process"))?;

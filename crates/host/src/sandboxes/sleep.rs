@@ -26,6 +26,7 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let guest = entry.running(Operation::Pause, "pause")?;
         let draft = self.draft(&entry.record(), Purpose::Pause, None)?;
+        let pin = self.hold(&draft.id);
         let paused = SandboxRecord {
             snapshot: Some(draft.id.clone()),
             ..entry.record_in(State::Paused)
@@ -36,6 +37,7 @@ impl<E: Engine> Sandboxes<E> {
         .await?;
         entry.replace_guest(None);
         entry.set_record(paused.clone());
+        drop(pin);
         guest.stop().await;
         self.collect();
         Ok(paused)

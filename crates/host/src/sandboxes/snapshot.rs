@@ -41,6 +41,7 @@ impl<E: Engine> Sandboxes<E> {
         }
         let guest = entry.running(operation, verb)?;
         let record = self.draft(&sandbox, purpose, name)?;
+        let _pin = self.hold(&record.id);
         let snapshot = self
             .take(&guest, record, AfterSnapshot::Resume, |snapshot| {
                 vec![Change::Sandbox(descended(&sandbox, snapshot))]

@@ -173,3 +173,29 @@ async fn all_is_well(bench: &Bench) {
         (0, 0, 0)
     );
 }
+
+#[test]
+fn what_somebody_sleeps_in_is_not_taken_for_what_nobody_needs() {
+    let bench = Bench::new();
+    bench.doomed(async {
+        let host = bench.open().await;
+        let mut sleepers = JoinSet::new();
+        for _ in 0..8 {
+            let host = host.clone();
+            sleepers.spawn(async move {
+                let id = host.create(base()).await.unwrap().id;
+                for _ in 0..80 {
+                    host.pause(&id).await.unwrap();
+                    host.resume(&id).await.unwrap();
+                    let report = host.fork(&id, 1, None).await.unwrap();
+                    for child in report.children {
+                        // What it was forked from is needed no more.
+                        host.remove(&child.unwrap().id).await.unwrap();
+                    }
+                }
+                host.remove(&id).await.unwrap();
+            });
+        }
+        sleepers.join_all().await;
+    });
+}

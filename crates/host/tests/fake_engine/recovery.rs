@@ -163,7 +163,7 @@ fn a_guest_that_ended_while_there_was_no_daemon_is_told_as_such() {
         for id in [&dead, &lost, &fine] {
             host.snapshot(id, Some(format!("of {id}"))).await.unwrap();
         }
-        host.let_go();
+        host.close().await;
         drop(host);
         bench.world.panic_guest(&dead);
         let host = bench.open().await;

@@ -7,7 +7,7 @@ pub mod wire;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::SandboxEnd;
-use jiffy_host::{Host, Prepared, Programs, SandboxSpec};
+use jiffy_host::{Host, Prepared, ProgramError, Programs, SandboxSpec};
 use jiffy_image::Home;
 use jiffy_microvm::{Connector, MicroVm, NetSpec};
 use jiffy_proto::agent::ENVD_PORT;
@@ -23,7 +23,7 @@ pub const LIMIT: Duration = Duration::from_secs(180);
 /// Most output of a command in a guest.
 const MAX_OUTPUT: usize = 1 << 20;
 
-/// Directory with the released `jiffy-vmm` and `jiffy-agent`.
+/// The released `jiffy-vmm` and `jiffy-agent`, and `jiffy-gvisor` where it was built.
 pub fn programs() -> Programs {
     let directory = std::env::var_os("JIFFY_BIN_DIR").map_or_else(
         || {
@@ -47,6 +47,13 @@ pub fn programs() -> Programs {
             nix::unistd::Uid::effective().is_root(),
         ),
         agent: program("jiffy-agent"),
+        gvisor: Some(directory.join("jiffy-gvisor"))
+            .filter(|path| path.exists())
+            .ok_or(ProgramError::Missing {
+                name: "jiffy-gvisor",
+                why: format!("looked in {}", directory.display()),
+                variable: "JIFFY_BIN_DIR",
+            }),
     }
 }
 

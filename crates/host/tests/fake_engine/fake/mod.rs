@@ -2,9 +2,9 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootMode, BootReport, Connection, ConnectionLog, Connections, Engine,
-    EngineError, Guest, Handle, Orphan, Persona, Protocol, SandboxEnd, SandboxSize, SnapshotTimes,
-    Usage,
+    AfterSnapshot, Arrival, BootMode, BootReport, Capabilities, Connection, ConnectionLog,
+    Connections, Engine, EngineDescription, EngineError, Guest, Handle, Orphan, Persona, Protocol,
+    SandboxEnd, SandboxSize, SnapshotTimes, Usage, VerifiedSnapshot,
 };
 use jiffy_host::{CreateSpec, HostFigures, Options, ReadHost, Sandboxes, Source, Terms};
 use std::collections::{BTreeMap, BTreeSet};
@@ -158,6 +158,21 @@ impl Engine for FakeEngine {
     type Guest = FakeGuest;
     type Arrival = FakeArrival;
 
+    fn engines(&self) -> Vec<EngineDescription> {
+        vec![EngineDescription {
+            name: "fake".to_owned(),
+            version: None,
+            usable: false,
+            why: Some("it is made up".to_owned()),
+            default: true,
+            capabilities: Capabilities {
+                snapshot: true,
+                rollback: true,
+                ..Capabilities::default()
+            },
+        }]
+    }
+
     async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
         self.world.step("fingerprint").await?;
         let version = *self.world.version.lock().unwrap();
@@ -253,6 +268,14 @@ impl Engine for FakeEngine {
         Ok(())
     }
 
+    fn verify(&self, _: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
+        Err(EngineError::Unsupported {
+            engine: "fake",
+            what: "verify snapshots",
+            instead: Some("the engine microvm"),
+        })
+    }
+
     fn snapshots(&self) -> Result<Vec<String>, EngineError> {
         let mut ids = Vec::new();
         for entry in fs::read_dir(&self.dir).unwrap() {
@@ -293,6 +316,10 @@ impl Arrival for FakeArrival {
 }
 
 impl Guest for FakeGuest {
+    fn engine(&self) -> &'static str {
+        "fake"
+    }
+
     async fn keep(&self) -> Result<Handle, EngineError> {
         self.1.step("keep").await?;
         self.0.kept.store(true, Ordering::Relaxed);

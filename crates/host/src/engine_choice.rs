@@ -1,0 +1,193 @@
+//! Which engine new sandboxes come up on where nobody names one.
+
+use crate::gvisor_engine::{self, GVISOR};
+use crate::host::Host;
+use crate::microvm_engine::MICROVM;
+use crate::restore_policy::{HostFile, HostFingerprint};
+use jiffy_microvm::host_kvm::{self, KvmKind};
+use std::fmt;
+use std::str::FromStr;
+
+/// An engine by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineName {
+    /// A virtual machine for each sandbox.
+    MicroVm,
+    /// A kernel in user space for each sandbox.
+    Gvisor,
+}
+
+impl fmt::Display for EngineName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::MicroVm => MICROVM,
+            Self::Gvisor => GVISOR,
+        })
+    }
+}
+
+impl FromStr for EngineName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            MICROVM => Ok(Self::MicroVm),
+            GVISOR => Ok(Self::Gvisor),
+            _ => Err(format!(
+                "there is no engine `{text}`: there are `{MICROVM}` and `{GVISOR}`"
+            )),
+        }
+    }
+}
+
+/// An engine, and why it was chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineChoice {
+    /// The engine.
+    pub engine: EngineName,
+    /// Why, in words.
+    pub why: String,
+}
+
+/// What the choice depends on.
+#[derive(Debug, Clone)]
+pub struct EngineFacts {
+    /// How KVM runs guests here, or why it does not.
+    pub kvm: Result<KvmKind, String>,
+    /// Why gVisor cannot be used, if it cannot.
+    pub gvisor: Result<(), String>,
+    /// Medians of create and exec with microVMs and with gVisor, in milliseconds, if both were measured on this host.
+    pub measured_ms: Option<(f64, f64)>,
+}
+
+impl EngineFacts {
+    /// Of `host`, by quick looks; nothing is started.
+    pub fn of(host: &Host) -> Self {
+        let measured = HostFile::of_host(host.home().path(), &HostFingerprint::here());
+        Self {
+            kvm: host_kvm::open()
+                .map(|_| host_kvm::kind())
+                .map_err(|e| e.to_string()),
+            gvisor: gvisor_engine::program(host)
+                .map(drop)
+                .map_err(|e| e.to_string()),
+            measured_ms: measured.and_then(|file| file.engines_ms()),
+        }
+    }
+
+    /// The engine to use: the one that is there; where both are, microVMs, unless KVM has to do without the processor's
+    /// virtualization and gVisor was measured to be faster.
+    pub fn choose(&self) -> EngineChoice {
+        let choice = |engine, why: &str| EngineChoice {
+            engine,
+            why: why.to_owned(),
+        };
+        match (&self.kvm, &self.gvisor, self.measured_ms) {
+            (Ok(KvmKind::Hardware), ..) => choice(
+                EngineName::MicroVm,
+                "this host has KVM with the processor's virtualization",
+            ),
+            (Ok(KvmKind::Software), Ok(()), Some((microvm, gvisor))) => {
+                let (engine, than) = match gvisor < microvm {
+                    true => (EngineName::Gvisor, "faster"),
+                    false => (EngineName::MicroVm, "not faster"),
+                };
+                choice(
+                    engine,
+                    &format!(
+                        "this host has KVM without the processor's virtualization, and gVisor was measured to be {than} on it: \
+                         create and exec {gvisor:.1} ms in the median, microVMs {microvm:.1} ms"
+                    ),
+                )
+            }
+            (Ok(KvmKind::Software), Ok(()), None) => choice(
+                EngineName::MicroVm,
+                "this host has KVM, without the processor's virtualization; `jiffy doctor --measure` finds whether gVisor is faster here",
+            ),
+            (Ok(KvmKind::Software), Err(_), _) => choice(
+                EngineName::MicroVm,
+                "this host has KVM, without the processor's virtualization, and no gVisor",
+            ),
+            (Err(_), Ok(()), _) => choice(
+                EngineName::Gvisor,
+                "there is no KVM that can be used here, and gVisor needs none",
+            ),
+            (Err(_), Err(_), _) => {
+                let why = self.check(EngineName::MicroVm).err();
+                choice(EngineName::MicroVm, &why.unwrap_or_default())
+            }
+        }
+    }
+
+    /// Whether sandboxes can come up on `engine`; if not, why, and every way out.
+    pub fn check(&self, engine: EngineName) -> Result<(), String> {
+        match (engine, &self.kvm, &self.gvisor) {
+            (EngineName::MicroVm, Ok(_), _) | (EngineName::Gvisor, _, Ok(())) => Ok(()),
+            (EngineName::MicroVm, Err(kvm), Ok(())) => Err(format!(
+                "{kvm}; or let sandboxes run on gVisor, which needs no KVM: `--engine gvisor`"
+            )),
+            (EngineName::MicroVm, Err(kvm), Err(gvisor)) => Err(format!(
+                "{kvm}; or let sandboxes run on gVisor, which needs no KVM but cannot be used yet: {gvisor}"
+            )),
+            (EngineName::Gvisor, kvm, Err(gvisor)) => Err(match kvm {
+                Ok(_) => format!("{gvisor}; or use microVMs: `--engine microvm`"),
+                Err(kvm) => format!("{gvisor}; or let sandboxes be microVMs: {kvm}"),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(kvm: Option<KvmKind>, gvisor: bool, measured_ms: Option<(f64, f64)>) -> EngineFacts {
+        EngineFacts {
+            kvm: kvm.ok_or_else(|| "no KVM".to_owned()),
+            gvisor: gvisor.then_some(()).ok_or_else(|| "no gVisor".to_owned()),
+            measured_ms,
+        }
+    }
+
+    #[test]
+    fn new_sandboxes_come_up_on_what_there_is_and_of_both_on_what_suits() {
+        use EngineName::{Gvisor, MicroVm};
+        let (hardware, software) = (Some(KvmKind::Hardware), Some(KvmKind::Software));
+        let (slower, faster) = (Some((20.0, 30.0)), Some((30.0, 20.0)));
+        for (kvm, gvisor, measured, engine) in [
+            (hardware.clone(), true, faster, MicroVm),
+            (hardware, false, None, MicroVm),
+            (software.clone(), true, None, MicroVm),
+            (software.clone(), true, slower, MicroVm),
+            (software.clone(), true, Some((20.0, 20.0)), MicroVm),
+            (software.clone(), true, faster, Gvisor),
+            (software, false, faster, MicroVm),
+            (None, true, None, Gvisor),
+            (None, true, slower, Gvisor),
+            (None, false, None, MicroVm),
+        ] {
+            let facts = facts(kvm, gvisor, measured);
+            assert_eq!(facts.choose().engine, engine, "{facts:?}");
+        }
+    }
+
+    #[test]
+    fn where_no_engine_can_be_used_both_ways_out_are_told() {
+        let facts = facts(None, false, None);
+        let why = facts.choose().why;
+        assert!(why.contains("no KVM") && why.contains("no gVisor"), "{why}");
+        for engine in [EngineName::MicroVm, EngineName::Gvisor] {
+            let why = facts.check(engine).unwrap_err();
+            assert!(why.contains("no KVM") && why.contains("no gVisor"), "{why}");
+        }
+    }
+
+    #[test]
+    fn an_engine_that_cannot_be_used_names_the_one_that_can() {
+        let why = facts(None, true, None).check(EngineName::MicroVm);
+        assert!(why.unwrap_err().ends_with("`--engine gvisor`"));
+        let why = facts(Some(KvmKind::Software), false, None).check(EngineName::Gvisor);
+        assert!(why.unwrap_err().ends_with("`--engine microvm`"));
+        assert_eq!(facts(None, true, None).check(EngineName::Gvisor), Ok(()));
+    }
+}

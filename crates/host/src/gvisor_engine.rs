@@ -1,0 +1,486 @@
+//! The engine `gvisor` in the host's terms: templates and snapshots of a data directory.
+
+use crate::card::{self, GuestCard};
+use crate::host::{Host, Prepared};
+use crate::identity::{identity, new_id};
+use crate::shelf::{Shelf, chain};
+use jiffy_engine::{
+    AfterSnapshot, Arrival, BootReport, Capabilities, ConnectionLog, Engine, EngineDescription,
+    EngineError, Guest, Handle, NetworkRules, Orphan, Persona, SandboxEnd, SandboxSize,
+    SnapshotTimes, Startup, Usage, VerifiedSnapshot,
+};
+use jiffy_gvisor::{
+    AdoptSpec, Arriving, BootSpec, GvisorError, Helper, Manifest, RestoreSpec, Sandbox, Store,
+};
+use jiffy_microvm::Cgroups;
+use jiffy_net::{Card, Lease, Network, guest};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::net::UnixStream;
+
+/// Name of the engine.
+pub const GVISOR: &str = "gvisor";
+/// Directory of the snapshots in the data directory.
+pub(crate) const SNAPSHOTS: &str = "gvisor";
+/// Directory of the sandboxes in that of running things.
+const SANDBOXES: &str = "gvisor";
+
+/// Sandboxes on gVisor, made from the templates and snapshots of one host.
+pub struct GvisorEngine {
+    shelf: Arc<Shelf>,
+    store: Store,
+    helper: Helper,
+    version: String,
+    /// None: sandboxes have no network card.
+    network: Option<Network>,
+}
+
+impl GvisorEngine {
+    /// The engine of the host of `shelf`. Fails if gVisor cannot be used.
+    pub(crate) async fn on(
+        shelf: Arc<Shelf>,
+        store: Store,
+        network: Option<Network>,
+    ) -> Result<Self, EngineError> {
+        let host = shelf.host();
+        let limited = host.programs().vmm.is_limited();
+        let directory = host.home().run().join(SANDBOXES);
+        let helper = Helper::new(program(host)?, directory, limited);
+        let helper = helper.map_err(EngineError::failed)?;
+        Self::with(shelf, store, helper, network).await
+    }
+
+    /// An engine of `host` beside a daemon's, for sandboxes that end with this process and have no network. They and their snapshots
+    /// are in `directory`, which is theirs alone and goes with them.
+    pub async fn apart(host: Host, directory: PathBuf) -> Result<Self, EngineError> {
+        // A virtual machine has no more than its memory; here it takes a control group to see to that.
+        let limited = matches!(Cgroups::find(), Ok(Some(_)));
+        let helper = Helper::brief(program(&host)?, directory.clone(), limited);
+        let helper = helper.map_err(EngineError::failed)?;
+        let store = Store::open(directory.join("snapshots")).map_err(EngineError::failed)?;
+        Self::with(Arc::new(Shelf::new(host)), store, helper, None).await
+    }
+
+    async fn with(
+        shelf: Arc<Shelf>,
+        store: Store,
+        helper: Helper,
+        network: Option<Network>,
+    ) -> Result<Self, EngineError> {
+        let version = helper.version().await.map_err(EngineError::failed)?;
+        Ok(Self {
+            shelf,
+            store,
+            helper,
+            version,
+            network,
+        })
+    }
+
+    /// Takes a template that was opened already.
+    pub fn hold(&self, template: &str, prepared: Prepared) -> Result<(), EngineError> {
+        self.shelf.hold(template, Arc::new(prepared))
+    }
+
+    fn spec(
+        &self,
+        prepared: &Prepared,
+        size: SandboxSize,
+        lease: Option<&Lease>,
+    ) -> Result<BootSpec, EngineError> {
+        size.check().map_err(EngineError::failed)?;
+        let images = &prepared.template().images;
+        Ok(BootSpec {
+            id: new_id().map_err(EngineError::failed)?,
+            base: prepared.agent_root().map_err(chain)?,
+            images: images.iter().map(|image| image.path.clone()).collect(),
+            size,
+            template: prepared.image_name().to_owned(),
+            namespace: lease.and_then(Lease::namespace),
+            dns: lease.map(|_| guest::GATEWAY.into()).into_iter().collect(),
+        })
+    }
+
+    fn manifest(&self, id: &str) -> Result<Manifest, EngineError> {
+        let manifest = self.store.get(id).map_err(EngineError::failed)?;
+        match manifest.version == self.version {
+            true => Ok(manifest),
+            false => Err(EngineError::Failed {
+                reason: format!(
+                    "snapshot {id} was taken with gVisor {}, and this is {}, which may not read it; restore it with that version of jiffy",
+                    manifest.version, self.version
+                ),
+            }),
+        }
+    }
+}
+
+/// The helper program, if sandboxes of it can be made here: what isolates them are namespaces and users, which only root hands out.
+pub(crate) fn program(host: &Host) -> Result<PathBuf, EngineError> {
+    let program = host.programs().gvisor.clone();
+    let program = program.map_err(EngineError::failed)?;
+    match nix::unistd::Uid::effective().is_root() {
+        true => Ok(program),
+        false => Err(EngineError::Failed {
+            reason: "gVisor needs root to isolate sandboxes: run this as root".to_owned(),
+        }),
+    }
+}
+
+fn ended(error: GvisorError, sandbox: &Sandbox) -> EngineError {
+    match sandbox.has_ended() {
+        true => EngineError::Ended {
+            end: SandboxEnd::VmmDied {
+                status: error.to_string(),
+            },
+        },
+        false => EngineError::failed(error),
+    }
+}
+
+/// What the engine is, whether it can be used here or not, and if not, why.
+pub(crate) fn describe(network: bool, why: Option<String>) -> EngineDescription {
+    EngineDescription {
+        name: GVISOR.to_owned(),
+        version: None,
+        usable: why.is_none(),
+        why,
+        default: false,
+        capabilities: Capabilities {
+            snapshot: true,
+            // It stands still while it is written.
+            live_snapshot: false,
+            incremental: false,
+            // A restore reads all of it.
+            fork_shares_memory: false,
+            rollback: true,
+            pause_frees_memory: true,
+            connections_survive_snapshot: true,
+            connections_survive_pause: false,
+            verify: false,
+            network,
+            disk_limits: false,
+            nested_kvm: false,
+            own_kernel: false,
+        },
+    }
+}
+
+/// A [`Handle`] in words.
+#[derive(Serialize, Deserialize)]
+struct Words {
+    /// [`GVISOR`].
+    engine: String,
+    estate: AdoptSpec,
+    /// Its network slot.
+    slot: Option<u32>,
+}
+
+impl Words {
+    fn read(handle: &Handle) -> Result<Self, EngineError> {
+        serde_json::from_str(&handle.0).map_err(|e| {
+            EngineError::failed(format!(
+                "it was written down by another version of jiffy: {e}"
+            ))
+        })
+    }
+}
+
+/// Whether a handle is one of this engine's.
+pub(crate) fn is_ours(handle: &Handle) -> bool {
+    Words::read(handle).is_ok_and(|words| words.engine == GVISOR)
+}
+
+/// Ends a sandbox that ran on, where gVisor cannot be used: nobody could reach it. Whether there was one.
+pub(crate) fn end_unreachable(handle: &Handle) -> bool {
+    Words::read(handle).is_ok_and(|words| words.estate.end())
+}
+
+/// A sandbox on its way.
+pub struct GvisorArrival {
+    coming: Arriving,
+    prepared: Arc<Prepared>,
+    lease: Option<Lease>,
+}
+
+/// A running sandbox.
+pub struct GvisorGuest {
+    sandbox: Sandbox,
+    /// As long as it runs, its images stay.
+    _prepared: Option<Arc<Prepared>>,
+    card: GuestCard,
+}
+
+impl GvisorGuest {
+    fn new(sandbox: Sandbox, prepared: Option<Arc<Prepared>>, lease: Option<Lease>) -> Self {
+        Self {
+            sandbox,
+            _prepared: prepared,
+            card: GuestCard::new(lease),
+        }
+    }
+}
+
+impl Drop for GvisorGuest {
+    fn drop(&mut self) {
+        // One that is kept and runs on keeps its slot, too.
+        if self.sandbox.has_ended() {
+            self.card.give_up();
+        }
+    }
+}
+
+impl Engine for GvisorEngine {
+    type Guest = GvisorGuest;
+    type Arrival = GvisorArrival;
+
+    fn engines(&self) -> Vec<EngineDescription> {
+        let network = self.network.is_some();
+        vec![EngineDescription {
+            version: Some(self.version.clone()),
+            default: true,
+            ..describe(network, None)
+        }]
+    }
+
+    async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
+        let prepared = self.shelf.prepare(template).await?;
+        Ok(format!(
+            "{} {} gvisor {} {}c{}m{}d{}",
+            prepared.template_version(),
+            prepared.version(),
+            self.version,
+            size.vcpus,
+            size.memory_mib,
+            size.disk_mib,
+            if self.network.is_some() { " net" } else { "" }
+        ))
+    }
+
+    async fn startup(&self, template: &str) -> Result<Startup, EngineError> {
+        let prepared = self.shelf.prepare(template).await?;
+        Ok(prepared.template().manifest.startup.clone())
+    }
+
+    async fn default_size(&self, template: &str) -> Result<SandboxSize, EngineError> {
+        self.shelf.host().default_size(template).map_err(chain)
+    }
+
+    fn check_network(&self, rules: &NetworkRules) -> Result<(), String> {
+        card::check(self.network.as_ref(), rules)
+    }
+
+    fn network(&self) -> String {
+        card::words(self.network.as_ref())
+    }
+
+    async fn boot(&self, template: &str, size: SandboxSize) -> Result<GvisorArrival, EngineError> {
+        let prepared = self.shelf.prepare(template).await?;
+        let lease = match &self.network {
+            Some(network) => {
+                let lease = network.take(Card::Veth).await;
+                Some(lease.map_err(EngineError::failed)?)
+            }
+            None => None,
+        };
+        let spec = self.spec(&prepared, size, lease.as_ref())?;
+        let coming = Arriving::boot(&self.helper, &spec).await;
+        Ok(GvisorArrival {
+            coming: coming.map_err(EngineError::failed)?,
+            prepared,
+            lease,
+        })
+    }
+
+    async fn restore(&self, _template: &str, id: &str) -> Result<GvisorArrival, EngineError> {
+        let manifest = self.manifest(id)?;
+        let prepared = self.shelf.prepare_version(&manifest.template).await?;
+        let is_boot = self.store.is_boot(id);
+        let lease = match manifest.net {
+            true => Some(card::needed(self.network.as_ref(), Card::Veth, id).await?),
+            false => None,
+        };
+        let mut boot = self.spec(&prepared, manifest.size, lease.as_ref())?;
+        // The very agent that it was started with.
+        boot.base = PathBuf::from(&manifest.base);
+        let coming = if is_boot {
+            Arriving::boot(&self.helper, &boot).await
+        } else {
+            let spec = RestoreSpec { boot, manifest };
+            Arriving::restore(&self.helper, &self.store, &spec).await
+        };
+        Ok(GvisorArrival {
+            coming: coming.map_err(EngineError::failed)?,
+            prepared,
+            lease,
+        })
+    }
+
+    async fn snapshot(
+        &self,
+        guest: &GvisorGuest,
+        id: &str,
+        _parent: Option<&str>,
+        then: AfterSnapshot,
+    ) -> Result<SnapshotTimes, EngineError> {
+        let resume = then == AfterSnapshot::Resume;
+        let taken = guest.sandbox.snapshot(&self.store, id, resume).await;
+        let (stopped_us, total_us) = taken.map_err(|e| ended(e, &guest.sandbox))?;
+        Ok(SnapshotTimes {
+            stopped_us,
+            total_us,
+        })
+    }
+
+    async fn learn(&self, template: &str, id: &str) -> Result<(), EngineError> {
+        // A boot takes half the time of a restore here, and half the memory: the kernel that was restored keeps what it read.
+        match self.startup(template).await?.is_empty() {
+            true => self.store.mark_boot(id).map_err(EngineError::failed),
+            false => Ok(()),
+        }
+    }
+
+    fn keep_warm(&self, id: &str) -> Result<(), EngineError> {
+        self.store.warm(id).map_err(EngineError::failed)
+    }
+
+    fn verify(&self, _id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
+        Err(EngineError::Unsupported {
+            engine: GVISOR,
+            what: "compare snapshots with checksums",
+            instead: Some("the engine microvm"),
+        })
+    }
+
+    async fn adopt(&self, orphan: &Orphan) -> Result<GvisorGuest, EngineError> {
+        let words = Words::read(&orphan.handle)?;
+        // Images that cannot be opened any more are still the sandbox's.
+        let prepared = self.shelf.prepare_version(&words.estate.boot.template);
+        let prepared = prepared.await.ok();
+        let sandbox = Sandbox::adopt(&self.helper, words.estate).await;
+        let sandbox = sandbox.map_err(EngineError::failed)?;
+        let lease = card::adopted(self.network.as_ref(), words.slot, &orphan.network).await;
+        Ok(GvisorGuest::new(sandbox, prepared, lease))
+    }
+
+    async fn end_others(&self, known: &[Handle]) -> Result<usize, EngineError> {
+        let known: Vec<Words> = known
+            .iter()
+            .filter_map(|handle| Words::read(handle).ok())
+            .collect();
+        let slots: Vec<u32> = known.iter().filter_map(|words| words.slot).collect();
+        let ids: Vec<String> = known.into_iter().map(|w| w.estate.boot.id).collect();
+        let ended = Sandbox::end_others(&self.helper, &ids).await;
+        if let Some(network) = &self.network {
+            network.reclaim(Card::Veth, &slots);
+        }
+        ended.map_err(EngineError::failed)
+    }
+
+    async fn close(&self) {
+        self.helper.close().await;
+    }
+
+    fn snapshots(&self) -> Result<Vec<String>, EngineError> {
+        self.store.sweep(true).map_err(EngineError::failed)?;
+        self.store.ids().map_err(EngineError::failed)
+    }
+
+    fn is_independent(&self, _id: &str) -> bool {
+        true
+    }
+
+    fn serves(&self, template: &str, id: &str) -> bool {
+        let taken = self.store.get(id).map(|manifest| manifest.template);
+        self.shelf.serves(template, taken.ok().as_deref())
+    }
+
+    fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
+        self.store.remove(id).map_err(EngineError::failed)
+    }
+}
+
+impl Arrival for GvisorArrival {
+    type Guest = GvisorGuest;
+
+    fn waits(&self) -> bool {
+        self.coming.waits()
+    }
+
+    async fn welcome(self, persona: &Persona) -> Result<GvisorGuest, EngineError> {
+        let Self {
+            coming,
+            prepared,
+            lease,
+        } = self;
+        let defaults = &prepared.template().manifest.defaults;
+        let identity = identity(persona, defaults).map_err(EngineError::failed)?;
+        if let Some(lease) = &lease {
+            let ruled = lease.replace(&persona.network).await;
+            ruled.map_err(EngineError::failed)?;
+        }
+        let sandbox = coming.welcome(&identity).await;
+        let sandbox = sandbox.map_err(EngineError::failed)?;
+        // Only now: a clone has none of its parent's connections any more.
+        if let Some(lease) = &lease {
+            lease.open().map_err(EngineError::failed)?;
+        }
+        Ok(GvisorGuest::new(sandbox, Some(prepared), lease))
+    }
+}
+
+impl Guest for GvisorGuest {
+    fn engine(&self) -> &'static str {
+        GVISOR
+    }
+
+    async fn keep(&self) -> Result<Handle, EngineError> {
+        self.sandbox.keep().await.map_err(EngineError::failed)?;
+        let words = Words {
+            engine: GVISOR.to_owned(),
+            estate: self.sandbox.estate(),
+            slot: self.card.keep(),
+        };
+        let words = serde_json::to_string(&words).map_err(EngineError::failed)?;
+        Ok(Handle(words))
+    }
+
+    fn report(&self) -> BootReport {
+        self.sandbox.report()
+    }
+
+    fn pid(&self) -> Option<u32> {
+        Some(self.sandbox.pid())
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.sandbox.usage()
+    }
+
+    async fn connect(&self, port: u32) -> io::Result<UnixStream> {
+        self.sandbox.connect(port).await.map_err(io::Error::other)
+    }
+
+    async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {
+        self.card.set_rules(rules).await
+    }
+
+    fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
+        self.card.connections()
+    }
+
+    async fn ended(&self) -> SandboxEnd {
+        self.sandbox.ended().await
+    }
+
+    fn console_tail(&self) -> String {
+        self.sandbox.console_tail()
+    }
+
+    async fn stop(&self) {
+        self.sandbox.stop().await;
+        self.card.give_up();
+    }
+}

@@ -1,0 +1,363 @@
+//! All engines of a host as one. New sandboxes come up on one of them; what is there stays with the engine that it is of.
+
+use crate::engine_choice::EngineName;
+use crate::gvisor_engine::{self, GvisorArrival, GvisorEngine, GvisorGuest, SNAPSHOTS};
+use crate::host::Host;
+use crate::microvm_engine::{MicroVmArrival, MicroVmEngine, MicroVmGuest};
+use crate::shelf::Shelf;
+use jiffy_engine::{
+    AfterSnapshot, Arrival, BootReport, ConnectionLog, Engine, EngineDescription, EngineError,
+    Guest, Handle, NetworkRules, Orphan, Persona, SandboxEnd, SandboxSize, SnapshotTimes, Startup,
+    Usage, VerifiedSnapshot,
+};
+use jiffy_gvisor::Store;
+use jiffy_net::{Card, Network};
+use std::io;
+use std::sync::Arc;
+use tokio::net::UnixStream;
+
+/// The engines of a host.
+pub struct HostEngine {
+    shelf: Arc<Shelf>,
+    microvm: MicroVmEngine,
+    /// Why it cannot be used, in words.
+    gvisor: Result<GvisorEngine, String>,
+    /// Its snapshots, which are there also where it cannot be used.
+    gvisor_store: Store,
+    /// None: sandboxes have no network card.
+    network: Option<Network>,
+    chosen: EngineName,
+}
+
+impl HostEngine {
+    /// The engines of `host`; new sandboxes come up on the one that is `chosen`, which must be usable if it is gVisor.
+    pub async fn open(
+        host: Host,
+        network: Option<Network>,
+        chosen: EngineName,
+    ) -> Result<Self, EngineError> {
+        let shelf = Arc::new(Shelf::new(host));
+        let microvm = MicroVmEngine::on(shelf.clone())?.with_network(network.clone());
+        let gvisor_store = Store::open(shelf.host().home().path().join(SNAPSHOTS));
+        let gvisor_store = gvisor_store.map_err(EngineError::failed)?;
+        let gvisor = GvisorEngine::on(shelf.clone(), gvisor_store.clone(), network.clone()).await;
+        let gvisor = match (gvisor, chosen) {
+            (Err(e), EngineName::Gvisor) => return Err(e),
+            (found, _) => found.map_err(|e| e.to_string()),
+        };
+        Ok(Self {
+            shelf,
+            microvm,
+            gvisor,
+            gvisor_store,
+            network,
+            chosen,
+        })
+    }
+
+    /// Its host.
+    pub fn host(&self) -> &Host {
+        self.shelf.host()
+    }
+
+    fn gvisor(&self) -> Result<&GvisorEngine, EngineError> {
+        self.gvisor.as_ref().map_err(|why| EngineError::Failed {
+            reason: format!("the engine gvisor cannot be used here: {why}"),
+        })
+    }
+
+    /// The engine of new sandboxes.
+    fn chosen(&self) -> Result<One<'_>, EngineError> {
+        match self.chosen {
+            EngineName::MicroVm => Ok(One::MicroVm(&self.microvm)),
+            EngineName::Gvisor => self.gvisor().map(One::Gvisor),
+        }
+    }
+
+    /// The engine that took snapshot `id`.
+    fn of_snapshot(&self, id: &str) -> Result<One<'_>, EngineError> {
+        match (self.gvisor_store.has(id), &self.gvisor) {
+            (false, _) => Ok(One::MicroVm(&self.microvm)),
+            (true, Ok(gvisor)) => Ok(One::Gvisor(gvisor)),
+            (true, Err(why)) => Err(EngineError::Failed {
+                reason: format!(
+                    "snapshot {id} was taken with the engine gvisor, which cannot be used here: {why}"
+                ),
+            }),
+        }
+    }
+}
+
+/// One of the engines.
+enum One<'a> {
+    MicroVm(&'a MicroVmEngine),
+    Gvisor(&'a GvisorEngine),
+}
+
+/// Does the same with whichever engine it is.
+macro_rules! with {
+    ($one:expr, $engine:ident => $work:expr) => {
+        match $one {
+            One::MicroVm($engine) => $work,
+            One::Gvisor($engine) => $work,
+        }
+    };
+}
+
+/// A guest on its way, of one of the engines.
+pub enum HostArrival {
+    /// A virtual machine.
+    MicroVm(Box<MicroVmArrival>),
+    /// A gVisor sandbox.
+    Gvisor(Box<GvisorArrival>),
+}
+
+/// A running guest of one of the engines.
+pub enum HostGuest {
+    /// A virtual machine.
+    MicroVm(MicroVmGuest),
+    /// A gVisor sandbox.
+    Gvisor(GvisorGuest),
+}
+
+/// Does the same with a guest of whichever engine.
+macro_rules! guest {
+    ($guest:expr, $name:ident => $work:expr) => {
+        match $guest {
+            HostGuest::MicroVm($name) => $work,
+            HostGuest::Gvisor($name) => $work,
+        }
+    };
+}
+
+impl Engine for HostEngine {
+    type Guest = HostGuest;
+    type Arrival = HostArrival;
+
+    fn engines(&self) -> Vec<EngineDescription> {
+        let gvisor = match &self.gvisor {
+            Ok(gvisor) => gvisor.engines(),
+            Err(why) => vec![gvisor_engine::describe(
+                self.network.is_some(),
+                Some(why.clone()),
+            )],
+        };
+        let all = self.microvm.engines().into_iter().chain(gvisor);
+        let chosen = self.chosen.to_string();
+        all.map(|engine| EngineDescription {
+            default: engine.name == chosen,
+            ..engine
+        })
+        .collect()
+    }
+
+    async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
+        with!(self.chosen()?, engine => engine.fingerprint(template, size).await)
+    }
+
+    async fn startup(&self, template: &str) -> Result<Startup, EngineError> {
+        self.microvm.startup(template).await
+    }
+
+    async fn default_size(&self, template: &str) -> Result<SandboxSize, EngineError> {
+        self.microvm.default_size(template).await
+    }
+
+    fn check_network(&self, rules: &NetworkRules) -> Result<(), String> {
+        self.microvm.check_network(rules)
+    }
+
+    fn network(&self) -> String {
+        self.microvm.network()
+    }
+
+    async fn boot(&self, template: &str, size: SandboxSize) -> Result<HostArrival, EngineError> {
+        match self.chosen()? {
+            One::MicroVm(engine) => Ok(HostArrival::MicroVm(Box::new(
+                engine.boot(template, size).await?,
+            ))),
+            One::Gvisor(engine) => Ok(HostArrival::Gvisor(Box::new(
+                engine.boot(template, size).await?,
+            ))),
+        }
+    }
+
+    async fn restore(&self, template: &str, id: &str) -> Result<HostArrival, EngineError> {
+        match self.of_snapshot(id)? {
+            One::MicroVm(engine) => Ok(HostArrival::MicroVm(Box::new(
+                engine.restore(template, id).await?,
+            ))),
+            One::Gvisor(engine) => Ok(HostArrival::Gvisor(Box::new(
+                engine.restore(template, id).await?,
+            ))),
+        }
+    }
+
+    async fn snapshot(
+        &self,
+        guest: &HostGuest,
+        id: &str,
+        parent: Option<&str>,
+        then: AfterSnapshot,
+    ) -> Result<SnapshotTimes, EngineError> {
+        match guest {
+            HostGuest::MicroVm(guest) => self.microvm.snapshot(guest, id, parent, then).await,
+            HostGuest::Gvisor(guest) => self.gvisor()?.snapshot(guest, id, parent, then).await,
+        }
+    }
+
+    async fn learn(&self, template: &str, id: &str) -> Result<(), EngineError> {
+        with!(self.of_snapshot(id)?, engine => engine.learn(template, id).await)
+    }
+
+    fn keep_warm(&self, id: &str) -> Result<(), EngineError> {
+        with!(self.of_snapshot(id)?, engine => engine.keep_warm(id))
+    }
+
+    fn seal(&self, id: &str) -> Result<(), EngineError> {
+        with!(self.of_snapshot(id)?, engine => engine.seal(id))
+    }
+
+    fn verify(&self, id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
+        with!(self.of_snapshot(id)?, engine => engine.verify(id))
+    }
+
+    async fn adopt(&self, orphan: &Orphan) -> Result<HostGuest, EngineError> {
+        match gvisor_engine::is_ours(&orphan.handle) {
+            true => Ok(HostGuest::Gvisor(self.gvisor()?.adopt(orphan).await?)),
+            false => Ok(HostGuest::MicroVm(self.microvm.adopt(orphan).await?)),
+        }
+    }
+
+    async fn end_others(&self, known: &[Handle]) -> Result<usize, EngineError> {
+        // Each knows its own handles, and none of the other's.
+        let ended = self.microvm.end_others(known).await?;
+        match &self.gvisor {
+            Ok(gvisor) => Ok(ended + gvisor.end_others(known).await?),
+            Err(_) => {
+                let left = known.iter().filter(|h| gvisor_engine::is_ours(h));
+                let left = left.filter(|h| gvisor_engine::end_unreachable(h)).count();
+                if let Some(network) = &self.network {
+                    network.reclaim(Card::Veth, &[]);
+                }
+                Ok(ended + left)
+            }
+        }
+    }
+
+    async fn close(&self) {
+        self.microvm.close().await;
+        if let Ok(gvisor) = &self.gvisor {
+            gvisor.close().await;
+        }
+    }
+
+    fn snapshots(&self) -> Result<Vec<String>, EngineError> {
+        let mut all = self.microvm.snapshots()?;
+        self.gvisor_store.sweep(true).map_err(EngineError::failed)?;
+        all.extend(self.gvisor_store.ids().map_err(EngineError::failed)?);
+        Ok(all)
+    }
+
+    fn is_independent(&self, id: &str) -> bool {
+        self.gvisor_store.has(id) || self.microvm.is_independent(id)
+    }
+
+    fn sweep(&self) -> Result<usize, EngineError> {
+        let swept = self.gvisor_store.sweep(false);
+        Ok(self.microvm.sweep()? + swept.map_err(EngineError::failed)?)
+    }
+
+    fn snapshots_on_disk(&self) -> Result<Vec<String>, EngineError> {
+        let mut all = self.microvm.snapshots_on_disk()?;
+        all.extend(self.gvisor_store.ids().map_err(EngineError::failed)?);
+        Ok(all)
+    }
+
+    fn snapshot_bytes(&self) -> Option<u64> {
+        Some(self.microvm.snapshot_bytes()? + self.gvisor_store.disk_bytes()?)
+    }
+
+    fn serves(&self, template: &str, id: &str) -> bool {
+        match self.of_snapshot(id) {
+            Ok(one) => with!(one, engine => engine.serves(template, id)),
+            // What cannot be told stays.
+            Err(_) => true,
+        }
+    }
+
+    fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
+        match self.gvisor_store.has(id) {
+            true => self.gvisor_store.remove(id).map_err(EngineError::failed),
+            false => self.microvm.remove_snapshot(id),
+        }
+    }
+}
+
+impl Arrival for HostArrival {
+    type Guest = HostGuest;
+
+    fn waits(&self) -> bool {
+        match self {
+            Self::MicroVm(arrival) => arrival.waits(),
+            Self::Gvisor(arrival) => arrival.waits(),
+        }
+    }
+
+    async fn welcome(self, persona: &Persona) -> Result<HostGuest, EngineError> {
+        match self {
+            Self::MicroVm(arrival) => Ok(HostGuest::MicroVm(arrival.welcome(persona).await?)),
+            Self::Gvisor(arrival) => Ok(HostGuest::Gvisor(arrival.welcome(persona).await?)),
+        }
+    }
+}
+
+impl Guest for HostGuest {
+    fn engine(&self) -> &'static str {
+        guest!(self, guest => guest.engine())
+    }
+
+    async fn keep(&self) -> Result<Handle, EngineError> {
+        guest!(self, guest => guest.keep().await)
+    }
+
+    fn report(&self) -> BootReport {
+        guest!(self, guest => guest.report())
+    }
+
+    fn pid(&self) -> Option<u32> {
+        guest!(self, guest => guest.pid())
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        guest!(self, guest => guest.usage())
+    }
+
+    async fn exits(&self) -> Option<u64> {
+        guest!(self, guest => guest.exits().await)
+    }
+
+    async fn connect(&self, port: u32) -> io::Result<UnixStream> {
+        guest!(self, guest => guest.connect(port).await)
+    }
+
+    async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {
+        guest!(self, guest => guest.set_network(rules).await)
+    }
+
+    fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
+        guest!(self, guest => guest.connections())
+    }
+
+    async fn ended(&self) -> SandboxEnd {
+        guest!(self, guest => guest.ended().await)
+    }
+
+    fn console_tail(&self) -> String {
+        guest!(self, guest => guest.console_tail())
+    }
+
+    async fn stop(&self) {
+        guest!(self, guest => guest.stop().await);
+    }
+}

@@ -1,0 +1,193 @@
+//! Snapshots and what is made of them.
+
+use crate::place::{Place, Running, TEMPLATE, gone, heard, name, somebody};
+use jiffy_engine::{AfterSnapshot, BootMode, Engine, Guest, Persona, SandboxEnd};
+use std::collections::BTreeSet;
+
+pub async fn a_snapshot_is_a_copy_and_its_guest_goes_on(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    running
+        .sh("echo disk > /root/file; echo memory > /dev/shm/file")
+        .await;
+    running.count().await;
+    let at = running.counted().await;
+    let id = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let id = id.unwrap();
+    let at = running.counts_on(at).await;
+    running.sh("echo later > /root/later").await;
+    assert!(engine.snapshots().unwrap().contains(&id));
+
+    let copy = place.restored(&engine, &id).await;
+    assert_eq!(copy.guest.report().mode, BootMode::Snapshot);
+    let files = "cat /root/file /dev/shm/file; ls /root/later 2>&1 | grep -c cannot";
+    assert_eq!(copy.sh(files).await, "disk\nmemory\n1");
+    let copied = copy.counted().await;
+    assert_eq!(copied.0, at.0);
+    copy.counts_on(copied).await;
+    running.counts_on(at).await;
+    // Neither sees what the other does.
+    copy.sh("rm /root/file").await;
+    assert_eq!(running.sh("cat /root/file").await, "disk");
+    copy.stop().await;
+    running.counts_on(running.counted().await).await;
+    running.stop().await;
+}
+
+pub async fn a_stream_stays_open_over_a_snapshot(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    let program = "import sys\nfor line in sys.stdin: print(line.strip()[::-1], flush=True)";
+    let mut spec = jiffy_agent_client::ProcessSpec::new("python3", ["-c", program]);
+    spec.stdin = true;
+    let mut process = running.agent.start(&spec).await.unwrap();
+    let pid = process.pid();
+    for (said, answered) in [("abc\n", "cba\n"), ("def\n", "fed\n"), ("ghi\n", "ihg\n")] {
+        let sent = running.agent.send_stdin(pid, said.as_bytes());
+        sent.await.unwrap();
+        assert_eq!(heard(&mut process).await, answered);
+        let taken = running.snapshot(&engine, AfterSnapshot::Resume).await;
+        taken.unwrap();
+    }
+    running.agent.close_stdin(pid).await.unwrap();
+    let (status, ..) = process.output(1024).await.unwrap();
+    assert_eq!(status.exit_code, 0);
+    running.stop().await;
+}
+
+pub async fn a_snapshot_that_ends_its_guest_leaves_no_process_and_loses_nothing(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    running.count().await;
+    let at = running.counted().await;
+    let pid = running.guest.pid().unwrap();
+    let id = running.snapshot(&engine, AfterSnapshot::Stop).await;
+    let id = id.unwrap();
+    gone(pid).await;
+    assert_eq!(running.guest.ended().await, SandboxEnd::Requested);
+    drop(running);
+    place.is_empty_but_for_the_engine().await;
+    let woken = place.restored(&engine, &id).await;
+    woken.counts_on(at).await;
+    woken.stop().await;
+}
+
+pub async fn two_restores_of_one_snapshot_are_two_guests_with_the_same_files(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    running.sh("echo same > /root/file").await;
+    let id = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let id = id.unwrap();
+    let (one, other) = tokio::join!(place.restored(&engine, &id), place.restored(&engine, &id));
+    let look = "hostname
+cat /etc/machine-id
+cat /proc/sys/kernel/random/boot_id
+cat /proc/sys/kernel/random/uuid
+head -c 32 /dev/urandom | od -An -tx1 | tr -d '\\n '; echo
+python3 -c 'import os; print(os.getrandom(32).hex())'
+cut -d' ' -f2 /run/jiffy/generation";
+    let mut seen = Vec::new();
+    for guest in [&running, &one, &other] {
+        assert_eq!(guest.sh("cat /root/file").await, "same");
+        seen.push(guest.sh(look).await);
+    }
+    let lines: Vec<Vec<&str>> = seen.iter().map(|text| text.lines().collect()).collect();
+    for line in 0..7 {
+        let of_all: BTreeSet<&str> = lines.iter().map(|of_one| of_one[line]).collect();
+        assert_eq!(of_all.len(), 3, "line {line} of {seen:#?}");
+    }
+    // A guest that runs on stays who it is.
+    let before: Vec<&str> = seen[0].lines().take(3).collect();
+    let after = running.sh(look).await;
+    assert_eq!(after.lines().take(3).collect::<Vec<_>>(), before);
+    for guest in [running, one, other] {
+        guest.stop().await;
+    }
+}
+
+pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
+    let engine = place.open().await;
+    let persona = Persona {
+        env: [("WHO".to_owned(), "me".to_owned())].into(),
+        ..somebody()
+    };
+    let arrival = engine.boot(TEMPLATE, crate::place::size()).await.unwrap();
+    let running = Running::welcome(arrival, &persona).await;
+    running.sh("echo before > /root/file").await;
+    running.count().await;
+    let generation = running.sh("cat /run/jiffy/generation").await;
+    let taken = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let id = taken.unwrap();
+    running
+        .sh("echo after > /root/file; touch /root/more")
+        .await;
+    let late = running.counts_on(running.counted().await).await;
+    running.stop().await;
+
+    let again = Persona {
+        rewound: true,
+        ..persona.clone()
+    };
+    let arrival = engine.restore(TEMPLATE, &id).await.unwrap();
+    let running = Running::welcome(arrival, &again).await;
+    let look = "hostname; echo $WHO; cat /root/file; ls /root/more 2>&1 | grep -c cannot";
+    let told = running.sh(look).await;
+    assert_eq!(told, format!("{}\nme\nbefore\n1", persona.id));
+    let now = running.counted().await;
+    assert_eq!(now.0, late.0);
+    running.counts_on(now).await;
+    // What programs watch tells them that they were put back.
+    assert_ne!(running.sh("cat /run/jiffy/generation").await, generation);
+    running.stop().await;
+}
+
+pub async fn a_snapshot_that_cannot_be_written_costs_nothing(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    running.count().await;
+    let at = running.counted().await;
+    let id = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let id = id.unwrap();
+    for then in [AfterSnapshot::Resume, AfterSnapshot::Stop] {
+        for taken in [&*id, "../up", "", "UPPER"] {
+            let refused = engine.snapshot(&running.guest, taken, None, then).await;
+            assert!(refused.is_err(), "{taken:?} {then:?}");
+            running.counts_on(running.counted().await).await;
+        }
+    }
+    assert_eq!(engine.snapshots().unwrap(), std::slice::from_ref(&id));
+    // The one that there was is what it was.
+    let copy = place.restored(&engine, &id).await;
+    copy.counts_on(at).await;
+    copy.stop().await;
+    running.stop().await;
+}
+
+pub async fn a_removed_snapshot_is_gone_and_takes_nothing_from_those_made_of_it(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    running.count().await;
+    let id = running.snapshot(&engine, AfterSnapshot::Stop).await;
+    let id = id.unwrap();
+    drop(running);
+    let woken = place.restored(&engine, &id).await;
+    // Where sandboxes share what their snapshot holds it stays as long as they need it.
+    let all = engine.engines();
+    let shared = all.iter().any(|e| e.default && e.capabilities.incremental);
+    let removed = engine.remove_snapshot(&id);
+    assert_eq!(removed.is_err(), shared, "{removed:?}");
+    let at = woken.counts_on(woken.counted().await).await;
+    let next = woken.snapshot(&engine, AfterSnapshot::Stop).await.unwrap();
+    drop(woken);
+    let woken = place.restored(&engine, &next).await;
+    woken.counts_on(at).await;
+    woken.stop().await;
+    for id in [&next, &id] {
+        for _ in 0..2 {
+            engine.remove_snapshot(id).unwrap();
+        }
+        assert!(engine.restore(TEMPLATE, id).await.is_err());
+    }
+    engine.remove_snapshot(&name()).unwrap();
+    assert_eq!(engine.snapshots().unwrap(), [""; 0]);
+}

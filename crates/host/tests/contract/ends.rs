@@ -1,0 +1,78 @@
+//! How guests end, and what is left of them.
+
+use crate::place::{Place, TEMPLATE, gone, size, within};
+use jiffy_engine::{AfterSnapshot, Arrival, Engine, Guest, SandboxEnd};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+pub async fn what_is_dropped_leaves_nothing(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    let id = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let id = id.unwrap();
+    let pid = running.guest.pid().unwrap();
+    drop(engine.boot(TEMPLATE, size()).await.unwrap());
+    let arrival = engine.restore(TEMPLATE, &id).await.unwrap();
+    assert!(arrival.waits());
+    drop((arrival, running));
+    gone(pid).await;
+    place.is_empty_but_for_the_engine().await;
+    // All at once.
+    let restored = (0..4).map(|_| engine.restore(TEMPLATE, &id));
+    let mut arrivals = Vec::new();
+    for restored in restored {
+        arrivals.push(restored.await.unwrap());
+    }
+    drop(arrivals);
+    place.is_empty_but_for_the_engine().await;
+}
+
+pub async fn who_is_stopped_was_told_to(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    let waits = running.guest.clone();
+    let ended = tokio::spawn(async move { waits.ended().await });
+    running.guest.stop().await;
+    running.guest.stop().await;
+    assert_eq!(ended.await.unwrap(), SandboxEnd::Requested);
+    assert_eq!(running.guest.ended().await, SandboxEnd::Requested);
+    assert!(running.agent.health().await.is_err());
+    // Nothing can be written down of one that is gone.
+    let late = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    assert!(late.is_err());
+    assert_eq!(engine.snapshots().unwrap(), [""; 0]);
+}
+
+pub async fn a_guest_that_shuts_itself_down_says_so(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    // reboot(2): LINUX_REBOOT_MAGIC1, LINUX_REBOOT_MAGIC2, LINUX_REBOOT_CMD_RESTART. Where the kernel has none, its first process ends.
+    let program = "import ctypes, os
+ctypes.CDLL(None).syscall(ctypes.c_long(169), ctypes.c_long(0xfee1dead), ctypes.c_long(672274793), ctypes.c_long(0x1234567), None)
+os.kill(1, 9)";
+    let _ = running.start(&["python3", "-c", program]).await;
+    let end = within("the end", running.guest.ended()).await;
+    assert_eq!(
+        end,
+        SandboxEnd::GuestReset,
+        "{}",
+        running.guest.console_tail()
+    );
+}
+
+pub async fn a_guest_that_is_killed_from_outside_is_told_as_that(place: &Place) {
+    let engine = place.open().await;
+    for restored in [false, true] {
+        let mut running = place.guest(&engine).await;
+        if restored {
+            let id = running.snapshot(&engine, AfterSnapshot::Stop).await;
+            running = place.restored(&engine, &id.unwrap()).await;
+        }
+        let pid = running.guest.pid().unwrap();
+        kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
+        let end = within("the end", running.guest.ended()).await;
+        assert!(matches!(end, SandboxEnd::VmmDied { .. }), "{end:?}");
+        assert!(end.to_string().contains("signal"), "{end}");
+        running.stop().await;
+    }
+}

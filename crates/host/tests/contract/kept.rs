@@ -1,0 +1,76 @@
+//! Guests that outlive the process which made them.
+
+use crate::place::{Place, Running, gone};
+use jiffy_engine::{AfterSnapshot, Engine, Guest, Handle, Orphan, SandboxEnd};
+
+fn orphan(handle: &Handle) -> Orphan {
+    Orphan {
+        handle: handle.clone(),
+        snapshot: None,
+        network: Default::default(),
+    }
+}
+
+pub async fn a_kept_guest_is_found_by_its_handle_and_goes_on(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    running.count().await;
+    let at = running.counted().await;
+    let pid = running.guest.pid();
+    let mut handle = running.guest.keep().await.unwrap();
+    drop((running, engine));
+    // Twice: kept once in its life, it stays kept.
+    for _ in 0..2 {
+        let engine = place.open().await;
+        let running = Running::of(engine.adopt(&orphan(&handle)).await.unwrap());
+        assert_eq!(running.guest.engine(), place.engine.to_string());
+        assert_eq!(running.guest.pid(), pid);
+        running.counts_on(at).await;
+        assert!(running.guest.usage().is_some());
+        handle = Handle(handle.0.clone());
+        drop((running, engine));
+    }
+    let engine = place.open().await;
+    let running = Running::of(engine.adopt(&orphan(&handle)).await.unwrap());
+    let id = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let copy = place.restored(&engine, &id.unwrap()).await;
+    copy.counts_on(at).await;
+    copy.stop().await;
+    running.counts_on(at).await;
+    let guest = running.guest.clone();
+    running.stop().await;
+    assert_eq!(guest.ended().await, SandboxEnd::Requested);
+}
+
+pub async fn a_kept_guest_that_nobody_knows_is_ended(place: &Place) {
+    let engine = place.open().await;
+    let (one, other) = (place.guest(&engine).await, place.guest(&engine).await);
+    let unkept = place.guest(&engine).await;
+    let pids = [&one, &other, &unkept].map(|running| running.guest.pid().unwrap());
+    let known = one.guest.keep().await.unwrap();
+    other.guest.keep().await.unwrap();
+    drop((one, other, unkept, engine));
+    gone(pids[2]).await;
+    let engine = place.open().await;
+    let known = [known];
+    // What was not kept may still be on its way out.
+    assert!((1..=2).contains(&engine.end_others(&known).await.unwrap()));
+    gone(pids[1]).await;
+    assert_eq!(engine.end_others(&known).await.unwrap(), 0);
+    let running = Running::of(engine.adopt(&orphan(&known[0])).await.unwrap());
+    assert_eq!(running.sh("echo fine").await, "fine");
+    drop(running);
+    assert_eq!(engine.end_others(&[]).await.unwrap(), 1);
+    gone(pids[0]).await;
+}
+
+pub async fn a_handle_of_a_guest_that_is_gone_finds_none(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    let handle = running.guest.keep().await.unwrap();
+    running.stop().await;
+    assert!(engine.adopt(&orphan(&handle)).await.is_err());
+    let nonsense = Handle("{}".to_owned());
+    assert!(engine.adopt(&orphan(&nonsense)).await.is_err());
+    assert_eq!(engine.end_others(&[handle]).await.unwrap(), 0);
+}

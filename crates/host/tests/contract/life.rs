@@ -1,0 +1,153 @@
+//! How guests come up, and what is done with them.
+
+use crate::place::{Place, Running, TEMPLATE, size, somebody};
+use crate::support::until;
+use jiffy_engine::{Arrival, BootMode, Engine, Guest, Persona};
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+
+pub async fn an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_told_to_be(
+    place: &Place,
+) {
+    let engine = place.open().await;
+    let arrival = engine.boot(TEMPLATE, size()).await.unwrap();
+    assert!(arrival.waits());
+    let token = "a-secret";
+    let persona = Persona {
+        env: [("WHO", "nobody else")]
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .into(),
+        access_token: Some(token.to_owned()),
+        ..somebody()
+    };
+    let mut running = Running::welcome(arrival, &persona).await;
+    assert_eq!(running.guest.engine(), place.engine.to_string());
+    let report = running.guest.report();
+    assert_eq!(report.mode, BootMode::Cold);
+    assert!(report.total_us > 0);
+    let refused = running.agent.list().await.unwrap_err();
+    assert!(refused.to_string().contains("X-Access-Token"), "{refused}");
+    running.agent = running.agent.clone().with_token(token);
+    let told = running
+        .sh("hostname; echo $WHO; cut -d' ' -f1 /run/jiffy/generation")
+        .await;
+    assert_eq!(told, format!("{0}\nnobody else\n{0}", persona.id));
+    running.stop().await;
+}
+
+pub async fn commands_run_and_say_how_they_ended(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    let (status, stdout, stderr) = running.script("echo out; echo bad >&2; exit 7").await;
+    assert_eq!((status.exit_code, status.exited), (7, true));
+    assert_eq!((&*stdout, &*stderr), ("out", "bad"));
+    let (status, ..) = running.script("kill -9 $$").await;
+    assert_eq!((status.exit_code, status.exited), (137, false));
+    // Much at once, to the last byte.
+    assert_eq!(
+        running
+            .sh("head -c 900000 /dev/zero | tr '\\0' x")
+            .await
+            .len(),
+        900_000
+    );
+    running.stop().await;
+}
+
+pub async fn files_are_written_and_read(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    let content: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
+    let file = "/root/deep/down/file";
+    let written = running.agent.write(file, Some("root"), content.clone());
+    written.await.unwrap();
+    assert_eq!(
+        running.sh(&format!("stat -c %s {file}")).await,
+        content.len().to_string()
+    );
+    running.sh(&format!("cp {file} /root/copy")).await;
+    let read = running.agent.read("/root/copy", Some("root"), 4 << 20);
+    assert!(read.await.unwrap() == content);
+    let none = running.agent.read("/none", None, 1).await.unwrap_err();
+    assert!(none.is_not_found(), "{none}");
+    running.stop().await;
+}
+
+pub async fn a_port_where_nobody_listens_reads_as_closed(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    let mut stream = running.guest.connect(49_990).await.unwrap();
+    let mut byte = [0];
+    let read = tokio::time::timeout(Duration::from_secs(20), stream.read(&mut byte));
+    // By a reset or by an end: there is nothing to read.
+    assert_eq!(read.await.unwrap().unwrap_or(0), 0);
+    assert_eq!(running.sh("echo fine").await, "fine");
+    running.stop().await;
+}
+
+pub async fn use_grows_when_the_guest_computes(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    let before = running.guest.usage().unwrap();
+    assert!(before.memory_bytes > 1 << 20, "{before:?}");
+    // Half a second of work, and 64 MiB that stay.
+    let program = "import time
+held = bytearray(b'x' * (64 << 20))
+end = time.process_time() + 0.5
+while time.process_time() < end: pass
+print('done', flush=True)
+time.sleep(3600)";
+    let mut process = running.start(&["python3", "-c", program]).await;
+    assert_eq!(crate::place::heard(&mut process).await, "done\n");
+    let grown = until(
+        "use to grow",
+        async || running.guest.usage().unwrap(),
+        |now| {
+            now.cpu_us >= before.cpu_us + 400_000
+                && now.memory_bytes >= before.memory_bytes + (48 << 20)
+        },
+    );
+    grown.await;
+    running.stop().await;
+}
+
+pub async fn memory_that_is_used_up_costs_the_program_that_used_it_and_nobody_else(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    running.count().await;
+    let before = running.counted().await;
+    // As it comes, and promised in advance.
+    let hogs = [
+        "held = []
+while True: held.append(b'x' * (1 << 20))",
+        "import mmap
+held = [mmap.mmap(-1, 200 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2)]
+for page in range(0, 200 << 20, 4096):
+    for one in held: one[page] = 1",
+    ];
+    for hog in hogs {
+        for _ in 0..2 {
+            let (status, stdout, stderr) = running.script(&format!("python3 -c \"{hog}\"")).await;
+            assert_eq!(status.exit_code, 137, "{stdout} {stderr}");
+            assert_eq!(running.sh("echo fine").await, "fine");
+        }
+    }
+    running.counts_on(before).await;
+    running.stop().await;
+}
+
+pub async fn a_disk_that_is_full_is_an_error_and_no_end(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    for _ in 0..3 {
+        let (status, _, stderr) = running
+            .script("dd if=/dev/zero of=/root/fill bs=1M count=1000")
+            .await;
+        assert_eq!(status.exit_code, 1, "{stderr}");
+        assert!(stderr.contains("No space left on device"), "{stderr}");
+        // Programs still run, and can make room.
+        let write = "python3 -c \"print('fine')\" && rm /root/fill && echo fine >/root/note && cat /root/note";
+        assert_eq!(running.sh(write).await, "fine\nfine");
+    }
+    running.stop().await;
+}

@@ -1,0 +1,114 @@
+//! What engines do not do, and how they say so.
+
+use crate::place::{Place, TEMPLATE, missing};
+use crate::support::{programs, skip};
+use jiffy_engine::{AfterSnapshot, Engine, EngineError, Guest};
+use jiffy_host::{EngineName, ProgramError};
+
+pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place) {
+    let engine = place.open().await;
+    let name = place.engine.to_string();
+    let all = engine.engines();
+    let mut defaults = all.iter().filter(|e| e.default);
+    let own = defaults.next().unwrap();
+    assert_eq!((own.name.as_str(), own.usable), (name.as_str(), true));
+    assert_eq!((defaults.next(), &own.why), (None, &None));
+    assert!(own.version.as_ref().is_some_and(|v| !v.is_empty()));
+    let able = own.capabilities;
+    assert!(able.snapshot && able.rollback && able.pause_frees_memory);
+    // There is none here.
+    assert!(!able.network && engine.network() == "off");
+
+    let running = place.guest(&engine).await;
+    let first = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    let first = first.unwrap();
+    let second = running.snapshot(&engine, AfterSnapshot::Resume).await;
+    assert_eq!(!engine.is_independent(&second.unwrap()), able.incremental);
+    engine.seal(&first).unwrap();
+    match engine.verify(&first) {
+        Ok(verified) => {
+            assert!(able.verify);
+            assert!(verified.iter().all(|v| v.sealed && v.damaged.is_empty()));
+            assert!(!verified.is_empty());
+        }
+        Err(EngineError::Unsupported { engine, .. }) => {
+            assert!(!able.verify);
+            assert_eq!(engine, name);
+        }
+        Err(other) => panic!("{other}"),
+    }
+    engine.keep_warm(&first).unwrap();
+    engine.learn(TEMPLATE, &first).await.unwrap();
+    assert!(engine.snapshot_bytes().unwrap() > 0);
+    let nested = running.script("[ -e /dev/kvm ]").await.0.exit_code == 0;
+    assert_eq!(nested, able.nested_kvm);
+    running.stop().await;
+}
+
+pub async fn a_snapshot_is_restored_by_the_engine_that_took_it(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    running.count().await;
+    let id = running.snapshot(&engine, AfterSnapshot::Stop).await;
+    let (id, other) = (
+        id.unwrap(),
+        match place.engine {
+            EngineName::MicroVm => EngineName::Gvisor,
+            EngineName::Gvisor => EngineName::MicroVm,
+        },
+    );
+    drop((running, engine));
+    if place.engine == EngineName::Gvisor {
+        let gone = ProgramError::Missing {
+            name: "jiffy-gvisor",
+            why: "it was removed".to_owned(),
+            variable: "JIFFY_GVISOR",
+        };
+        let mut programs = programs();
+        programs.gvisor = Err(gone);
+        let engine = place.open_with(EngineName::MicroVm, programs).await;
+        let refused = engine.restore(TEMPLATE, &id).await.err().unwrap();
+        let refused = refused.to_string();
+        assert!(
+            refused.contains("engine gvisor") && refused.contains("it was removed"),
+            "{refused}"
+        );
+        // It is still there for one that can.
+        assert_eq!(engine.snapshots().unwrap(), std::slice::from_ref(&id));
+    }
+    if other == EngineName::Gvisor
+        && let Some(why) = missing(other)
+    {
+        return skip("a_snapshot_is_restored_by_the_engine_that_took_it", &why);
+    }
+    // New sandboxes are the other's; this one is of whoever took it.
+    let engine = place.open_with(other, programs()).await;
+    let woken = place.restored(&engine, &id).await;
+    assert_eq!(woken.guest.engine(), place.engine.to_string());
+    woken.counts_on(woken.counted().await).await;
+    woken.stop().await;
+}
+
+pub async fn names_that_are_none_are_refused(place: &Place) {
+    let engine = place.open().await;
+    for bad in [
+        "",
+        "..",
+        "a/b",
+        "../snapshots",
+        "UPPER",
+        ".draft-1-1",
+        "a b",
+    ] {
+        assert!(engine.restore(TEMPLATE, bad).await.is_err(), "{bad}");
+        assert!(engine.remove_snapshot(bad).is_err(), "{bad}");
+    }
+    let none = engine.restore(TEMPLATE, "nosuchsnapshot").await.err();
+    assert!(none.unwrap().to_string().contains("nosuchsnapshot"));
+    assert!(
+        engine
+            .boot("no-such-template", crate::place::size())
+            .await
+            .is_err()
+    );
+}
