@@ -8,6 +8,7 @@ use nix::unistd::Pid;
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
+use support::engine::on_gvisor;
 use support::place::Place;
 use support::{alive, wait_for};
 
@@ -296,4 +297,28 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
         });
     }
     eprintln!("{outcomes:?}");
+}
+
+#[test]
+fn a_sandbox_whose_engine_is_gone_ends_and_is_told_as_such() {
+    on_gvisor(|| {
+        let Some(place) = Place::new("a_sandbox_whose_engine_is_gone_ends_and_is_told_as_such")
+        else {
+            return;
+        };
+        let options = ["--network", "off", "--warm-pool", "0"];
+        let mut daemon = place.serve(&options);
+        let id = place.ok(&["create"]);
+        place.ok(&["daemon", "stop"]);
+        daemon.wait().unwrap();
+        assert_eq!(place.vmms().len(), 1);
+        let options = [&options[..], &["--engine", "microvm"]].concat();
+        let mut daemon = place.serve_with(&options, &[("JIFFY_GVISOR", "/nonexistent")]);
+        assert_eq!(state(&place, &id), "broken");
+        let cause = cause(&place, &id);
+        assert!(cause.contains("gvisor cannot be used here"), "{cause}");
+        wait_for("the guest to end", || place.vmms().is_empty().then_some(()));
+        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        daemon.wait().unwrap();
+    });
 }

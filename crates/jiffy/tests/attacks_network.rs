@@ -17,8 +17,9 @@ use support::place::Place;
 
 /// Frames by hand, for programs in guests.
 const FRAMES: &str = r#"
-import struct
-OWN = bytes.fromhex(open("/sys/class/net/eth0/address").read().strip().replace(":", ""))
+import fcntl, struct
+# SIOCGIFHWADDR (netdevice(7)).
+OWN = fcntl.ioctl(socket.socket(), 0x8927, struct.pack("256s", b"eth0"))[18:24]
 GATEWAY = b"\x02\x4a\x49\x46\x46\x02"
 EVERYBODY = b"\xff" * 6
 link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
@@ -322,4 +323,10 @@ print(raw(two), raw(evil[:2] + b"\x29" + evil[3:]), raw(evil[:2] + b"\x81" + evi
         // NOTIMP (4) for more than one question and for updates; answers and what is cut short get none.
         assert_eq!(say(&names, hidden), "4 4 silence silence silence");
     });
+}
+
+on_gvisor! {
+    no_address_leads_a_guest_to_its_daemon_or_to_a_port_of_its_host,
+    raw_frames_of_any_kind_come_to_nobody cannot hold: "gVisor lets no bound packet socket send",
+    names_carry_nothing_out_where_nothing_or_only_names_may_be_reached,
 }

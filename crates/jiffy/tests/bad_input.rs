@@ -58,6 +58,8 @@ fn unshared(script: &str) -> Option<support::Done> {
             .env("JIFFY", programs.join("jiffy"))
             .env("JIFFY_VMM", programs.join("jiffy-vmm"))
             .env("JIFFY_AGENT", programs.join("jiffy-agent"))
+            // Nor is there gVisor to turn to.
+            .env("JIFFY_GVISOR", "/no/such/helper")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -77,7 +79,7 @@ fn a_host_without_kvm_says_so_and_what_to_do() {
     };
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(
-        done.stderr.contains("/dev/kvm") && done.stderr.contains("does not exist"),
+        done.stderr.contains("/dev/kvm does not exist") && done.stderr.contains("jiffy-gvisor"),
         "{done:?}"
     );
     let done =
@@ -246,9 +248,9 @@ fn a_vmm_killed_from_outside_is_a_clear_error() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let vmm = vmm_of(&child);
     let mut stdout = child.stdout.take().unwrap();
     support::read_until(&mut stdout, "up\n");
+    let vmm = vmm_of(&child);
     nix::sys::signal::kill(
         nix::unistd::Pid::from_raw(vmm.try_into().unwrap()),
         nix::sys::signal::SIGKILL,
@@ -260,4 +262,8 @@ fn a_vmm_killed_from_outside_is_a_clear_error() {
         done.stderr.contains("VMM process") && done.stderr.contains("killed"),
         "{done:?}"
     );
+}
+
+on_gvisor! {
+    a_process_that_eats_all_memory_is_reported_as_such,
 }

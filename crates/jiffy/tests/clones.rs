@@ -355,3 +355,13 @@ fn the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clo
         }
     }
 }
+
+on_gvisor! {
+    clones_draw_different_random_bytes_from_the_first_byte_on,
+    clones_have_names_and_ids_and_seeds_of_their_own,
+    a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity,
+    programs_learn_from_the_generation_that_they_were_copied_or_put_back,
+    the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_way_to_wake,
+    a_clone_with_another_environment_is_told_nothing_of_its_parents,
+    the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clone,
+}

@@ -89,9 +89,9 @@ fn nothing_is_left_behind_however_a_sandbox_ends() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-        let vmm = vmm_of(&child);
         let mut stdout = child.stdout.take().unwrap();
         read_until(&mut stdout, "up\n");
+        let vmm = vmm_of(&child);
         let doomed = if victim == "vmm" { vmm } else { child.id() };
         kill(Pid::from_raw(doomed.try_into().unwrap()), Signal::SIGKILL).unwrap();
         let done = finish(child);

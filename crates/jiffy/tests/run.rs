@@ -3,7 +3,13 @@
 
 mod support;
 
-use support::{call, call_with, guests};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use support::{
+    call, call_with, children, finish, guests, gvisor, jiffy, programs, read_until, wait_for,
+};
 
 #[test]
 fn a_python_program_sees_the_guests_own_kernel() {
@@ -299,4 +305,154 @@ fn output_of_any_size_arrives_whole() {
             done.stderr
         );
     }
+}
+
+#[test]
+fn on_gvisor_streams_exit_code_and_boot_are_told_as_ever() {
+    if !gvisor("on_gvisor_streams_exit_code_and_boot_are_told_as_ever") {
+        return;
+    }
+    let script = "uname -r; tr a-z A-Z; echo err >&2; exit 3";
+    let words = ["run", "--engine", "gvisor", "-i", "--", "sh", "-c", script];
+    let done = call_with(&words, b"input");
+    assert_eq!(done.code, Some(3), "{done:?}");
+    assert_eq!(done.stderr, "err\n");
+    let (kernel, rest) = done.stdout.split_once('\n').unwrap();
+    assert!(kernel.ends_with("-gvisor") && rest == "INPUT", "{done:?}");
+    let done = call(&["run", "--engine", "gvisor", "--json", "--", "true"]);
+    let report: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(
+        (&report["exit_code"], &report["boot_mode"]),
+        (&0.into(), &"cold".into())
+    );
+    assert!(report["boot_ms"].as_f64().unwrap() > 1.0, "{report}");
+}
+
+#[test]
+fn on_gvisor_a_command_not_found_and_one_over_its_time_have_their_codes() {
+    if !gvisor("on_gvisor_a_command_not_found_and_one_over_its_time_have_their_codes") {
+        return;
+    }
+    let done = call(&["run", "--engine", "gvisor", "--", "no-such-command"]);
+    assert_eq!(done.code, Some(127), "{done:?}");
+    let words = ["run", "--engine", "gvisor", "--timeout", "1s", "--"];
+    let done = call(&[&words[..], &["sleep", "600"]].concat());
+    assert_eq!(done.code, Some(124), "{done:?}");
+}
+
+/// The directory that a running `jiffy run` made for gVisor.
+fn gvisor_directory(jiffy: &Child) -> PathBuf {
+    wait_for("the helper for gVisor", || {
+        children(jiffy.id()).into_iter().find_map(|pid| {
+            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+            let mut words = line.split('\0').skip(1);
+            (words.next()? == "serve-brief").then(|| words.next().map(PathBuf::from))?
+        })
+    })
+}
+
+/// How many processes name a directory in their command lines.
+fn processes_of(directory: &Path) -> usize {
+    let name = directory.to_str().unwrap();
+    let lines = fs::read_dir("/proc").unwrap().flatten();
+    lines
+        .filter_map(|entry| fs::read_to_string(entry.path().join("cmdline")).ok())
+        .filter(|line| line.contains(name))
+        .count()
+}
+
+/// The control groups of the sandboxes in a directory of gVisor's that still exist, each sandbox's named after it.
+fn groups_of(sandboxes: &[OsString]) -> Vec<PathBuf> {
+    let trees = fs::read_dir("/sys/fs/cgroup").unwrap().flatten();
+    let trees = trees.map(|tree| tree.path().join("jiffy-gvisor"));
+    trees
+        .chain([PathBuf::from("/sys/fs/cgroup/jiffy-gvisor")])
+        .flat_map(|tree| sandboxes.iter().map(move |id| tree.join(id)))
+        .filter(|group| group.exists())
+        .collect()
+}
+
+#[test]
+fn a_run_on_gvisor_leaves_nothing_however_it_ends() {
+    if !gvisor("a_run_on_gvisor_leaves_nothing_however_it_ends") {
+        return;
+    }
+    // To its end, by a signal and killed; then killed before it is up.
+    for (signal, up) in [
+        (None, true),
+        (Some("-INT"), true),
+        (Some("-KILL"), true),
+        (Some("-INT"), false),
+        (Some("-KILL"), false),
+    ] {
+        let script = match signal {
+            Some(_) => "echo up; sleep 600",
+            None => "echo up; sleep 0.2",
+        };
+        let mut run = jiffy(&["run", "--engine", "gvisor", "--", "sh", "-c", script])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let directory = gvisor_directory(&run);
+        if up {
+            read_until(run.stdout.as_mut().unwrap(), "up");
+            // The helper, and what isolates the sandbox.
+            assert!(processes_of(&directory) > 1);
+        }
+        let inside = fs::read_dir(&directory).into_iter().flatten().flatten();
+        let sandboxes: Vec<OsString> = inside.map(|entry| entry.file_name()).collect();
+        if let Some(signal) = signal {
+            let pid = run.id().to_string();
+            let sent = Command::new("kill").args([signal, &pid]).status().unwrap();
+            assert!(sent.success());
+        }
+        let done = finish(run);
+        let code = match signal {
+            None => Some(0),
+            Some("-INT") => Some(130),
+            Some(_) => None,
+        };
+        assert_eq!(done.code, code, "{signal:?} {done:?}");
+        // What was asked to end has ended everything by now; what was killed has left that to the helper.
+        if signal != Some("-KILL") {
+            assert!(!directory.exists() && processes_of(&directory) == 0);
+        }
+        wait_for("the end of everything", || {
+            let gone = !directory.exists() && processes_of(&directory) == 0;
+            (gone && groups_of(&sandboxes).is_empty()).then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_host_without_kvm_runs_commands_on_gvisor() {
+    if !gvisor("a_host_without_kvm_runs_commands_on_gvisor") {
+        return;
+    }
+    // Something else in its place, for this command only.
+    let hidden = "[ ! -e /dev/kvm ] || mount --bind /dev/null /dev/kvm; exec \"$@\"";
+    let run = |helper: PathBuf| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["-m", "sh", "-c", hidden, "sh"])
+            .arg(programs().join("jiffy"))
+            .args(["run", "--", "uname", "-r"])
+            .env("JIFFY_VMM", programs().join("jiffy-vmm"))
+            .env("JIFFY_AGENT", programs().join("jiffy-agent"))
+            .env("JIFFY_GVISOR", helper)
+            .env_remove("JIFFY_ENGINE")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        finish(command.spawn().unwrap())
+    };
+    let done = run(programs().join("jiffy-gvisor"));
+    assert!(done.stdout.ends_with("-gvisor\n"), "{done:?}");
+    // Without gVisor either it is told what would help.
+    let done = run(PathBuf::from("/no/such/helper"));
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(
+        done.stderr.contains("/dev/kvm") && done.stderr.contains("jiffy-gvisor"),
+        "{done:?}"
+    );
 }

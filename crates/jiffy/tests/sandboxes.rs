@@ -259,3 +259,35 @@ fn restores_take_the_measured_policy_on_the_host_it_was_measured_on() {
     let foreign = own();
     assert!(foreign * 2 < set, "{foreign}, {set} KiB");
 }
+
+#[test]
+fn every_sandbox_tells_its_engine_which_tells_what_it_can() {
+    let test = "every_sandbox_tells_its_engine_which_tells_what_it_can";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let all = place.json(&["engines"]);
+    let engine = &all[0];
+    assert_eq!(engine["name"], "microvm");
+    assert_eq!(engine["usable"], true);
+    assert_eq!(engine["default"], true);
+    assert_eq!(engine["capabilities"]["liveSnapshot"], true);
+    assert_eq!(engine["capabilities"]["nestedKvm"], false);
+    let text = place.ok(&["engines"]);
+    assert!(text.starts_with("ENGINE"), "{text}");
+    assert!(
+        text.contains("runs on while a snapshot is written"),
+        "{text}"
+    );
+
+    let id = place.ok(&["create"]);
+    assert_eq!(place.json(&["ls"])[0]["engine"], "microvm");
+    place.ok(&["pause", &id]);
+    assert_eq!(place.json(&["ls"])[0]["engine"], "microvm");
+    // A guest has no KVM, and a kernel whose settings are its own.
+    place.ok(&["resume", &id]);
+    let file = "/proc/sys/kernel/domainname";
+    let own = format!("test ! -e /dev/kvm && echo inside | sudo tee {file} >&2; cat {file}");
+    assert_eq!(place.sh(&id, &own), "inside");
+    place.ok(&["rm", &id]);
+}

@@ -62,8 +62,8 @@ fn the_second_interrupt_ends_everything() {
         "-c",
         "trap 'echo again' INT; echo ready; while :; do sleep 0.05; done",
     ]);
-    let vmm = vmm_of(&child);
     read_until(&mut stdout, "ready\n");
+    let vmm = vmm_of(&child);
     send(&child, Signal::SIGINT);
     read_until(&mut stdout, "again\n");
     send(&child, Signal::SIGINT);
@@ -95,8 +95,8 @@ fn a_reader_that_goes_away_ends_the_sandbox() {
         return;
     }
     let (mut child, mut stdout) = begin(&["run", "--", "yes"]);
-    let vmm = vmm_of(&child);
     read_until(&mut stdout, "y\n");
+    let vmm = vmm_of(&child);
     drop(stdout);
     let status = child.wait().unwrap();
     assert_eq!(

@@ -3,8 +3,9 @@
 
 mod support;
 
-use jiffy_net::{Network, NetworkConfig};
-use std::time::Instant;
+use jiffy_net::{Card, Network, NetworkConfig};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use support::lab::{output, with_lab};
 use support::networked::clean;
 use support::{skip, wait_for};
@@ -54,6 +55,9 @@ fn devices() -> usize {
     links.lines().filter(|line| line.starts_with("jf")).count()
 }
 
+/// Held by whoever counts what this process and the host have.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// Leaves nothing, however the test ends.
 struct Closing(Network);
 
@@ -78,28 +82,32 @@ fn as_many_slots_as_a_host_may_have_are_made_and_removed_without_a_trace() {
         files.1,
     )
     .unwrap();
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     with_lab(test, |_| {
         let before = (open_files(), namespaces());
         let memory = kernel_memory();
         // Twice: what the first time left would be in the way of the second.
-        for round in 0..2 {
+        let rounds = [Card::Tap, Card::Tap, Card::Veth, Card::Veth];
+        for (round, card) in rounds.into_iter().enumerate() {
             let home = tempfile::tempdir().unwrap();
             let config = NetworkConfig {
                 ready: wanted as usize,
                 slots: wanted,
+                card,
                 ..NetworkConfig::new(home.path())
             };
             let began = Instant::now();
             let network = Network::open(&config).unwrap();
             let closing = Closing(network);
-            let all = (before.1.0 + wanted as usize, wanted as usize);
+            let each = if card == Card::Tap { 1 } else { 2 };
+            let all = (before.1.0 + each * wanted as usize, wanted as usize);
             wait_for("the slots", || {
                 ((namespaces().0, devices()) == all).then_some(())
             });
             let made = began.elapsed();
             let each = kernel_memory().saturating_sub(memory) / u64::from(wanted);
             eprintln!(
-                "{wanted} slots: made in {made:?} ({:?} each), {each} KiB of kernel memory each, so {} MiB for 4,096",
+                "{wanted} slots with a {card:?}: made in {made:?} ({:?} each), {each} KiB of kernel memory each, so {} MiB for 4,096",
                 made / wanted,
                 each * 4096 / 1024
             );
@@ -114,5 +122,52 @@ fn as_many_slots_as_a_host_may_have_are_made_and_removed_without_a_trace() {
         wait_for("namespaces and files to go", || {
             ((open_files(), namespaces()) == before).then_some(())
         });
+    });
+}
+
+#[test]
+fn slots_that_are_given_back_while_their_network_closes_are_removed() {
+    let test = "slots_that_are_given_back_while_their_network_closes_are_removed";
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    with_lab(test, |_| {
+        let before = namespaces();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        for card in [Card::Tap, Card::Veth] {
+            let home = tempfile::tempdir().unwrap();
+            let config = NetworkConfig {
+                ready: 4,
+                slots: 64,
+                card,
+                ..NetworkConfig::new(home.path())
+            };
+            let network = Network::open(&config).unwrap();
+            let mut leases = Vec::new();
+            for _ in 0..16 {
+                leases.push(runtime.block_on(network.take(card)).unwrap());
+            }
+            // Some are still being made, and nobody waits for them any more.
+            let asked: Vec<_> = (0..4)
+                .map(|_| {
+                    let network = network.clone();
+                    runtime.spawn(async move { network.take(card).await.map(drop) })
+                })
+                .collect();
+            std::thread::scope(|scope| {
+                scope.spawn(|| network.close());
+                asked.iter().for_each(tokio::task::JoinHandle::abort);
+                let _runtime = runtime.enter();
+                for lease in leases {
+                    drop(lease);
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            });
+            wait_for("namespaces to go", || {
+                (namespaces() == before).then_some(())
+            });
+            clean();
+        }
     });
 }

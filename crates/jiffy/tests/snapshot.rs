@@ -31,6 +31,7 @@ fn bench(test: &str) -> Option<Bench> {
             nix::unistd::Uid::effective().is_root(),
         ),
         agent: directory.join("jiffy-agent"),
+        gvisor: Ok(directory.join("jiffy-gvisor")),
     };
     let home = Home::locate().unwrap();
     // Beside the data of the host, so that overlays become layers without being copied.

@@ -468,6 +468,8 @@ fn templates() -> Vec<Operation> {
             json!({ "type": "array", "items": { "type": "object" } }),
         )
         .refuses(&[409, 501]),
+        Operation::get("/engines", "listEngines", "How sandboxes are isolated here")
+            .answers(200, "All there are", list("Engine")),
         Operation::get(
             "/host",
             "host",

@@ -206,6 +206,7 @@ fn ours() -> Value {
         "forkedFrom": text(),
         "snapshotID": text(),
         "bootMode": { "type": "string", "enum": ["cold", "snapshot", "warm-pool", "fork"] },
+        "engine": text(),
         "bootMs": { "type": "number", "minimum": 0 },
         "jiffy": { "type": "object", "description": "The whole record; with secrets for the host's owner only" },
     })
@@ -387,6 +388,14 @@ fn others() -> Value {
             "diskTotalMB": maybe(count()),
             "diskFreeMB": maybe(count()),
             "jiffy": { "type": "object", "description": "All about the daemon, for the host's owner" },
+        })),
+        "Engine": object(&["name", "version", "usable", "why", "default", "capabilities"], json!({
+            "name": text(),
+            "version": maybe(text()),
+            "usable": flag(),
+            "why": maybe(text()),
+            "default": flag(),
+            "capabilities": { "type": "object", "additionalProperties": flag() },
         })),
         "Process": object(&["pid"], json!({ "pid": count(), "exits": maybe(count()) })),
         "Metric": object(&metric, json!({

@@ -8,7 +8,7 @@ use crate::find::Wanted;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine::Engine;
+use jiffy_engine::{Engine, EngineDescription};
 use serde_json::{Value, json};
 
 /// `GET /host`: which daemon this is, and what it has left.
@@ -40,6 +40,18 @@ pub(super) async fn host<E: Engine>(
         map.insert("jiffy".to_owned(), about());
     }
     Ok(Json(shown))
+}
+
+/// `GET /engines`: how sandboxes are isolated here. Why one cannot be used is about the host, and only its owner is told.
+pub(super) async fn engines<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+) -> Json<Vec<EngineDescription>> {
+    let mut all = app.sandboxes.engines();
+    if !caller.is_owner() {
+        all.iter_mut().for_each(|engine| engine.why = None);
+    }
+    Json(all)
 }
 
 /// `GET /sandboxes/{id}/process`: of its VMM, and how often KVM left the guest so far, if the kernel tells. A process id means

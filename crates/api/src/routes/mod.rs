@@ -140,6 +140,7 @@ fn closed<E: Engine>() -> Calls<E> {
         )
         .get("/teams", templates::teams)
         .post("/snapshots/{snapshotID}/verify", host::verify)
+        .get("/engines", host::engines)
         .get("/host", host::host)
         .post("/host/stop", host::stop)
         .get("/pools", pools::list)

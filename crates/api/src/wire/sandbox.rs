@@ -48,6 +48,9 @@ struct Ours {
     snapshot_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     boot_mode: Option<BootMode>,
+    /// Engine that isolates it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     boot_ms: Option<f64>,
     /// The whole record; secrets are in it for the host's owner only.
@@ -108,6 +111,7 @@ fn ours(caller: &Caller, record: &SandboxRecord) -> Ours {
         forked_from: record.forked_from.clone(),
         snapshot_id: record.snapshot.clone(),
         boot_mode: record.boot_mode,
+        engine: record.engine.clone(),
         boot_ms: record.boot_ms,
         jiffy: whole(caller, record.clone()),
     }

@@ -290,6 +290,35 @@ async fn what_is_not_served_says_so() {
 }
 
 #[tokio::test]
+async fn engines_are_told_to_everybody_and_why_not_to_the_owner() {
+    let api = Api::new();
+    let told = api.get("/engines").await.expect(200);
+    let engine = &told.items()[0];
+    assert_eq!(
+        (&engine["name"], &engine["usable"], &engine["default"]),
+        (&json!("fake"), &json!(false), &json!(true))
+    );
+    assert_eq!(engine["capabilities"]["rollback"], true);
+    assert_eq!(engine["capabilities"]["liveSnapshot"], false);
+    assert_eq!(engine["why"], Value::Null);
+    let told = api
+        .call_as(&Who::Owner, "GET", "/engines", Value::Null)
+        .await;
+    assert_eq!(told.expect(200).body[0]["why"], "it is made up");
+}
+
+#[tokio::test]
+async fn what_an_engine_cannot_do_is_refused_with_what_can() {
+    let api = Api::new();
+    let taken = snapshot(&api, &api.sandbox().await, Value::Null).await;
+    let verify = format!("/snapshots/{taken}/verify");
+    let refused = api.post(&verify, Value::Null).await.expect(501);
+    let sentence = "the engine fake cannot verify snapshots; use the engine microvm";
+    assert!(refused.text("message").ends_with(sentence), "{refused:?}");
+    assert_eq!(refused.refused(501), "unsupported");
+}
+
+#[tokio::test]
 async fn pools_are_set_by_those_who_manage_the_host() {
     let api = Api::new();
     assert!(api.get("/pools").await.expect(200).items().is_empty());

@@ -4,12 +4,13 @@ use super::counters::Counters;
 use crate::cli::HostArgs;
 use crate::client::{Client, NewSandbox, Sandbox};
 use crate::daemon;
+use crate::serve::engine::EngineArgs;
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use hyper::Method;
 use jiffy_agent_client::{AgentClient, Answer, ProcessSpec};
 use jiffy_engine::SandboxSize;
-use jiffy_host::{SandboxRecord, SnapshotRecord};
+use jiffy_host::{Host, SandboxRecord, SnapshotRecord};
 use jiffy_image::Home;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -59,7 +60,7 @@ impl Target {
     pub async fn open(args: &HostArgs) -> anyhow::Result<Self> {
         let client = Client::open(args).await?;
         if !client.is_remote() {
-            crate::run::prepare("base")?;
+            crate::run::prepare(&Host::open()?, EngineArgs::default(), "base")?;
             let owner = Some(client.clone());
             return Ok(Self { client, owner });
         }

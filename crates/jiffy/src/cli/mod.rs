@@ -12,8 +12,9 @@ use std::path::PathBuf;
 pub use check::{BenchArgs, BenchTask, DoctorArgs};
 pub use key::{KeyCommand, KeyCreateArgs};
 pub use sandbox::{
-    CpArgs, CreateArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, LsArgs, ManyArgs, OneArgs,
-    PortForwardArgs, RollbackArgs, RunArgs, SandboxExecArgs, SizeArgs, SnapshotArgs, SnapshotsArgs,
+    CpArgs, CreateArgs, EnginesArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, LsArgs, ManyArgs,
+    OneArgs, PortForwardArgs, RollbackArgs, RunArgs, SandboxExecArgs, SizeArgs, SnapshotArgs,
+    SnapshotsArgs,
 };
 pub use serve::{LogFormat, ServeArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
@@ -83,6 +84,8 @@ pub enum Command {
     Rm(ManyArgs),
     /// Keep one child of a fork and remove its siblings
     Promote(OneArgs),
+    /// List the engines that isolate sandboxes, whether they can be used, and what they can do
+    Engines(EnginesArgs),
     /// Own the sandboxes of this host; the commands above start it in the background if it does not run
     Serve(ServeArgs),
     /// Start, stop and look at the daemon in the background

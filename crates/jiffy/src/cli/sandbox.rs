@@ -1,6 +1,7 @@
 //! Commands about sandboxes and snapshots.
 
 use super::HostArgs;
+use crate::serve::engine::EngineArgs;
 use crate::units;
 use clap::Args;
 use std::time::Duration;
@@ -21,6 +22,9 @@ pub struct RunArgs {
     /// Template to start from
     #[arg(long, default_value = "base", value_name = "NAME")]
     pub template: String,
+    /// What isolates it
+    #[command(flatten)]
+    pub engine: EngineArgs,
     /// Resources
     #[command(flatten)]
     pub size: SizeArgs,
@@ -93,6 +97,17 @@ pub struct CreateArgs {
     #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
     pub env: Vec<String>,
     /// Print the sandbox as JSON instead of its id
+    #[arg(long)]
+    pub json: bool,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
+/// `jiffy engines`.
+#[derive(Debug, Args)]
+pub struct EnginesArgs {
+    /// As JSON
     #[arg(long)]
     pub json: bool,
     /// Where

@@ -1,6 +1,7 @@
 //! `jiffy serve`.
 
 use crate::serve::confinement::ConfinementArgs;
+use crate::serve::engine::EngineArgs;
 use crate::serve::network::NetworkArgs;
 use crate::units;
 use clap::{Args, ValueEnum};
@@ -59,6 +60,9 @@ pub struct ServeArgs {
     /// The limits of VMMs
     #[command(flatten)]
     pub confinement: ConfinementArgs,
+    /// What isolates new sandboxes
+    #[command(flatten)]
+    pub engine: EngineArgs,
     /// The network of sandboxes
     #[command(flatten)]
     pub network: NetworkArgs,

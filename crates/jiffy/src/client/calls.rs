@@ -3,7 +3,7 @@
 use super::{Client, is};
 use anyhow::bail;
 use hyper::Method;
-use jiffy_engine::{SandboxSize, VerifiedSnapshot};
+use jiffy_engine::{EngineDescription, SandboxSize, VerifiedSnapshot};
 use jiffy_host::{SandboxRecord, SnapshotRecord, State};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -166,6 +166,11 @@ impl Client {
                 None => return Ok(all),
             }
         }
+    }
+
+    /// How sandboxes are isolated there.
+    pub async fn engines(&self) -> anyhow::Result<Vec<EngineDescription>> {
+        self.call(Method::GET, "/engines", &()).await
     }
 
     /// All sandboxes, those that were killed too if `killed`.

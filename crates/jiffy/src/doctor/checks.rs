@@ -1,13 +1,16 @@
 //! What is looked at before a guest is booted.
 
 use super::Finding;
-use jiffy_host::{Host, HostFingerprint, PolicyInForce, PolicyReason};
+use jiffy_host::{
+    EngineFacts, EngineName, Host, HostError, HostFingerprint, PolicyInForce, PolicyReason,
+};
 use jiffy_image::Home;
 use jiffy_microvm::host_kvm::{self, KvmError, KvmKind};
 use nix::unistd::geteuid;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::process::Command;
 
 /// Memory below which even one small sandbox is a squeeze, in KiB.
 const LEAST_MEMORY_KIB: u64 = 512 * 1024;
@@ -16,12 +19,25 @@ const LEAST_SPACE: u64 = 2 << 30;
 
 /// Runs all of them in the order in which they matter.
 pub fn all(tell: &mut dyn FnMut(Finding)) {
-    tell(kvm());
+    let host = Host::open();
+    let facts = match &host {
+        Ok(host) => EngineFacts::of(host),
+        Err(e) => EngineFacts {
+            kvm: Err(String::new()),
+            gvisor: Err(e.to_string()),
+            measured_ms: None,
+        },
+    };
+    tell(kvm(&facts));
+    if let Ok(host) = &host {
+        tell(gvisor(host, &facts));
+        tell(engine(&facts));
+    }
     tell(user());
     tell(memory());
     tell(huge_pages());
     tell(cgroups());
-    tell(programs());
+    tell(programs(&host));
     match Home::locate() {
         Ok(home) => {
             tell(space(home.path()));
@@ -37,7 +53,7 @@ pub fn all(tell: &mut dyn FnMut(Finding)) {
     }
 }
 
-fn kvm() -> Finding {
+fn kvm(facts: &EngineFacts) -> Finding {
     match host_kvm::open() {
         Ok(_) => match host_kvm::kind() {
             KvmKind::Hardware => Finding::ok("kvm", "/dev/kvm, with hardware virtualization"),
@@ -55,8 +71,60 @@ fn kvm() -> Finding {
                 KvmError::Denied => "`usermod -aG kvm $USER` and log in again, or run as root",
                 KvmError::Broken(_) => "update the host kernel",
             };
-            Finding::fail("kvm", e.to_string(), remedy)
+            let (found, gvisor) = (e.to_string(), facts.check(EngineName::Gvisor).is_ok());
+            match gvisor {
+                true => Finding::note(
+                    "kvm",
+                    found,
+                    format!("sandboxes run on gVisor instead; for microVMs: {remedy}"),
+                ),
+                false => Finding::fail(
+                    "kvm",
+                    found,
+                    format!("{remedy}; or make gVisor usable, which needs no KVM"),
+                ),
+            }
         }
+    }
+}
+
+/// The other engine, which hosts with KVM can do without.
+fn gvisor(host: &Host, facts: &EngineFacts) -> Finding {
+    let version = |program: &Path| {
+        let output = Command::new(program).arg("version").output();
+        let output = output.map_err(|e| format!("cannot start {}: {e}", program.display()))?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+            false => Err(format!("{} ended: {}", program.display(), output.status)),
+        }
+    };
+    let found = match (&facts.gvisor, &host.programs().gvisor) {
+        (Ok(()), Ok(program)) => version(program),
+        (Err(why), _) => Err(why.clone()),
+        (_, Err(why)) => Err(why.to_string()),
+    };
+    match (found, &facts.kvm) {
+        (Ok(version), _) => Finding::ok("gvisor", format!("jiffy-gvisor found, {version}")),
+        (Err(why), Ok(_)) => Finding::note(
+            "gvisor",
+            why,
+            "works; sandboxes are microVMs, and the engine gvisor is not there",
+        ),
+        (Err(why), Err(_)) => Finding::fail(
+            "gvisor",
+            why,
+            "as root, with jiffy-gvisor (`make build`, which needs Go), sandboxes need no KVM",
+        ),
+    }
+}
+
+/// What new sandboxes come up on.
+fn engine(facts: &EngineFacts) -> Finding {
+    let choice = facts.choose();
+    let found = format!("{}: {}", choice.engine, choice.why);
+    match facts.check(choice.engine) {
+        Ok(()) => Finding::ok("engine", found),
+        Err(_) => Finding::fail("engine", "none can be used", "mend `kvm` or `gvisor` above"),
     }
 }
 
@@ -129,8 +197,8 @@ fn cgroups() -> Finding {
     )
 }
 
-fn programs() -> Finding {
-    match Host::open() {
+fn programs(host: &Result<Host, HostError>) -> Finding {
+    match host {
         Ok(_) => Finding::ok("programs", "jiffy-vmm and jiffy-agent found"),
         Err(e) => Finding::fail(
             "programs",

@@ -1,41 +1,73 @@
-//! The last check: a guest that really boots.
+//! The last check: guests that really boot.
 
 use super::Finding;
+use crate::run::{Apart, OwnGuest, agent};
 use crate::runtime;
 use crate::units::millis;
 use jiffy_agent_client::ProcessSpec;
-use jiffy_host::{Host, SandboxSpec};
+use jiffy_host::{EngineFacts, EngineName, Host, SandboxSpec};
+use std::sync::Arc;
 use std::time::Instant;
 
 const WHAT: &str = "guest";
 const NONE: [&str; 0] = [];
 
-/// Boots a guest and runs `true` in it.
-pub fn boot() -> Finding {
-    match runtime().and_then(|rt| rt.block_on(run_true())) {
-        Ok(found) => Finding::ok(WHAT, found),
-        Err(e) => Finding::fail(
-            WHAT,
-            format!("{e:#}"),
-            "the lines above may tell why; `jiffy run -- true` shows the guest's last words",
-        ),
+/// Boots a guest on each engine that can be used and runs `true` in it.
+pub fn boot(tell: &mut dyn FnMut(Finding)) {
+    let host = match Host::open() {
+        Ok(host) => host,
+        Err(e) => return tell(Finding::fail(WHAT, e.to_string(), "check the programs")),
+    };
+    let facts = EngineFacts::of(&host);
+    let chosen = facts.choose().engine;
+    for engine in [EngineName::MicroVm, EngineName::Gvisor] {
+        if facts.check(engine).is_err() {
+            continue;
+        }
+        let booted = runtime().and_then(|rt| rt.block_on(boot_on(engine, &host)));
+        tell(match booted {
+            Ok(found) => Finding::ok(WHAT, format!("{engine}: {found}")),
+            Err(e) if engine == chosen => Finding::fail(
+                WHAT,
+                format!("{engine}: {e:#}"),
+                "the lines above may tell why; `jiffy run -- true` shows the guest's last words",
+            ),
+            Err(e) => Finding::note(
+                WHAT,
+                format!("{engine}: {e:#}"),
+                format!("works; new sandboxes come up on {chosen}"),
+            ),
+        });
     }
 }
 
-async fn run_true() -> anyhow::Result<String> {
-    let host = Host::open()?;
+async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
     let mut bar = crate::progress::Bar::new("base");
     let prepared = host.prepare("base", &mut |p| bar.update(p))?;
     drop(bar);
-    let vm = prepared.boot(&SandboxSpec::default()).await?;
+    let spec = SandboxSpec::default();
+    match engine {
+        EngineName::MicroVm => run_true(prepared.boot(&spec).await?).await,
+        EngineName::Gvisor => {
+            let apart = Apart::open(host, "base", prepared).await?;
+            let found = match apart.boot(spec.size).await {
+                Ok(guest) => run_true(guest).await,
+                Err(e) => Err(e.into()),
+            };
+            apart.close().await;
+            found
+        }
+    }
+}
+
+async fn run_true(guest: impl OwnGuest) -> anyhow::Result<String> {
+    let guest = Arc::new(guest);
     let began = Instant::now();
-    let process = jiffy_host::agent(&vm)
-        .start(&ProcessSpec::new("true", NONE))
-        .await?;
+    let process = agent(&guest).start(&ProcessSpec::new("true", NONE)).await?;
     let (status, ..) = process.output(0).await?;
     let exec_us = u64::try_from(began.elapsed().as_micros())?;
-    let report = vm.report();
-    vm.stop().await;
+    let report = guest.report();
+    guest.stop().await;
     anyhow::ensure!(
         status.exit_code == 0,
         "`true` exited with {}",

@@ -1,16 +1,21 @@
-//! `jiffy doctor --measure`: what a restore costs here under each memory policy, and which one this host uses from now on.
+//! `jiffy doctor --measure`: what a restore costs here with microVMs under each memory policy, and with gVisor, and what this host
+//! uses from now on.
 
 use super::Finding;
 use crate::cli::DoctorArgs;
+use crate::run::{Apart, OwnGuest, agent};
 use anyhow::{Context, ensure};
 use jiffy_agent_client::ProcessSpec;
+use jiffy_engine::SandboxSize;
 use jiffy_host::{
-    Host, HostFile, HostFingerprint, PolicyCost, Prepared, RestorePolicy, SandboxSpec, Spread,
+    EngineCost, EngineFacts, EngineName, Host, HostFile, HostFingerprint, PolicyCost, Prepared,
+    RestorePolicy, SandboxSpec, Spread,
 };
 use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, Store};
 use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const WHAT: &str = "restores";
@@ -46,30 +51,61 @@ def first_touch(work):
 print(first_touch(read), first_touch(write))
 ";
 
-/// Measures, prints the table, keeps the choice.
-pub fn run(args: &DoctorArgs) -> Finding {
-    let measured = crate::runtime().and_then(|rt| rt.block_on(measure(args.rounds)));
-    let kept = measured.and_then(|(home, file)| {
-        if !args.json {
-            print!("{}", table(&file, args.rounds));
-        }
-        file.keep(&home)?;
-        Ok(file)
-    });
-    match kept {
-        Ok(file) => Finding::ok(
+/// Measures, prints the tables, keeps the choice.
+pub fn run(args: &DoctorArgs, tell: &mut dyn FnMut(Finding)) {
+    match measure_and_keep(args) {
+        Ok(findings) => findings.into_iter().for_each(tell),
+        Err(e) => tell(Finding::fail(
+            WHAT,
+            format!("cannot be measured: {e:#}"),
+            "the lines above may tell why; what was in force before stays in force",
+        )),
+    }
+}
+
+fn measure_and_keep(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
+    ensure!(args.rounds > 0, "--rounds 0: at least one is needed");
+    let host = Host::open()?;
+    let measured = crate::runtime()?.block_on(measure(&host, args.rounds))?;
+    let kept = HostFile::new(HostFingerprint::here(), measured.policies, measured.gvisor);
+    if !args.json {
+        let policies = kept.as_ref().map(|file| policies(file, args.rounds));
+        print!("{}", policies.unwrap_or_default());
+        let microvm = kept.as_ref().and_then(HostFile::microvm);
+        let microvm = microvm.map(|cost| EngineCost {
+            create_ms: cost.create_ms,
+            create_exec_ms: cost.create_exec_ms,
+        });
+        let chosen = EngineFacts {
+            measured_ms: kept.as_ref().and_then(HostFile::engines_ms),
+            ..EngineFacts::of(&host)
+        };
+        let costs = [
+            (EngineName::MicroVm, microvm),
+            (EngineName::Gvisor, measured.gvisor),
+        ];
+        print!("{}", engines(costs, chosen.choose().engine, args.rounds));
+    }
+    let mut findings = Vec::new();
+    if let Some(file) = kept {
+        file.keep(host.home().path())?;
+        findings.push(Finding::ok(
             WHAT,
             format!(
                 "memory of restored sandboxes: {}, as measured now; kept in host.json; a daemon that runs takes it at its next start",
                 file.policy
             ),
-        ),
-        Err(e) => Finding::fail(
-            WHAT,
-            format!("cannot be measured: {e:#}"),
-            "the lines above may tell why; what was in force before stays in force",
-        ),
+        ));
     }
+    let choice = EngineFacts::of(&host).choose();
+    findings.push(Finding::ok(
+        "engine",
+        format!(
+            "new sandboxes come up on {} from now on, with a daemon from its next start: {}",
+            choice.engine, choice.why
+        ),
+    ));
+    Ok(findings)
 }
 
 #[derive(Default)]
@@ -81,28 +117,55 @@ struct Samples {
     fresh_page: Vec<f64>,
 }
 
-async fn measure(rounds: usize) -> anyhow::Result<(std::path::PathBuf, HostFile)> {
-    ensure!(rounds > 0, "--rounds 0: at least one is needed");
-    let host = Host::open()?;
-    let mut bar = crate::progress::Bar::new("base");
-    let prepared = host.prepare("base", &mut |p| bar.update(p))?;
-    drop(bar);
-    // On the file system that snapshots are on.
-    let dir = tempfile::tempdir_in(host.home().path().join("run"))
-        .context("cannot make a directory for the measurement")?;
-    let bench = Bench {
-        prepared,
-        store: Store::open(dir.path())?,
+/// What was measured; engines that cannot be used were not.
+struct Measured {
+    policies: Vec<PolicyCost>,
+    gvisor: Option<EngineCost>,
+}
+
+async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
+    let facts = EngineFacts::of(host);
+    let prepare = || {
+        let mut bar = crate::progress::Bar::new("base");
+        host.prepare("base", &mut |p| bar.update(p))
     };
-    bench.save(PLAIN, "true").await?;
-    bench.save(PAGES, WRITE_PAGES).await?;
-    let mut all: Vec<(RestorePolicy, Samples)> = RestorePolicy::ALL
-        .into_iter()
+    // On the file system that snapshots are on.
+    let dir = tempfile::tempdir_in(host.home().run())
+        .context("cannot make a directory for the measurement")?;
+    let bench = match facts.check(EngineName::MicroVm) {
+        Ok(()) => Some(Bench::open(prepare()?, Store::open(dir.path())?).await?),
+        Err(_) => None,
+    };
+    let gvisor = match facts.check(EngineName::Gvisor) {
+        Ok(()) => Some(Apart::open(host, "base", prepare()?).await?),
+        Err(_) => None,
+    };
+    let measured = in_turn(bench.as_ref(), gvisor.as_ref(), rounds).await;
+    if let Some(gvisor) = gvisor {
+        gvisor.close().await;
+    }
+    measured
+}
+
+async fn in_turn(
+    bench: Option<&Bench>,
+    gvisor: Option<&Apart>,
+    rounds: usize,
+) -> anyhow::Result<Measured> {
+    let policies = bench.map(|_| RestorePolicy::ALL).into_iter().flatten();
+    let mut all: Vec<(RestorePolicy, Samples)> = policies
         .map(|policy| (policy, Samples::default()))
         .collect();
+    let mut on_gvisor = Samples::default();
+    if let Some(apart) = gvisor {
+        let guest = Arc::new(apart.boot(SandboxSize::default()).await?);
+        output(&guest, "true", &[]).await?;
+        apart.save(&guest, PLAIN).await?;
+    }
     // In turn, so that whatever else this host does meets all of them.
     for round in 0..WARM_UP + rounds {
         for (policy, samples) in &mut all {
+            let Some(bench) = bench else { continue };
             let [create, exec, own] = bench.restore(*policy).await?;
             if round >= WARM_UP {
                 samples.create.push(create);
@@ -110,9 +173,18 @@ async fn measure(rounds: usize) -> anyhow::Result<(std::path::PathBuf, HostFile)
                 samples.own.push(own);
             }
         }
+        if let Some(apart) = gvisor {
+            let (times, guest) = until_used(async { Ok(apart.restore(PLAIN).await?) }).await?;
+            guest.stop().await;
+            if round >= WARM_UP {
+                on_gvisor.create.push(times[0]);
+                on_gvisor.exec.push(times[1]);
+            }
+        }
     }
     for _ in 0..FAULT_ROUNDS {
         for (policy, samples) in &mut all {
+            let Some(bench) = bench else { continue };
             let [snapshot, fresh] = bench.touch(*policy).await?;
             samples.snapshot_page.push(snapshot);
             samples.fresh_page.push(fresh);
@@ -129,9 +201,27 @@ async fn measure(rounds: usize) -> anyhow::Result<(std::path::PathBuf, HostFile)
             fresh_page_us: spread(&samples.fresh_page)?,
         })
     });
-    let costs = costs.collect::<anyhow::Result<Vec<_>>>()?;
-    let file = HostFile::new(HostFingerprint::here(), costs).context("nothing was measured")?;
-    Ok((host.home().path().to_owned(), file))
+    Ok(Measured {
+        policies: costs.collect::<anyhow::Result<_>>()?,
+        gvisor: Spread::of(&on_gvisor.create)
+            .zip(Spread::of(&on_gvisor.exec))
+            .map(|(create_ms, create_exec_ms)| EngineCost {
+                create_ms,
+                create_exec_ms,
+            }),
+    })
+}
+
+/// Milliseconds to the agent's word and to the end of `true`, and the guest.
+async fn until_used<G: OwnGuest>(
+    coming: impl Future<Output = anyhow::Result<G>>,
+) -> anyhow::Result<([f64; 2], Arc<G>)> {
+    let ms = |d: Duration| d.as_secs_f64() * 1000.0;
+    let began = Instant::now();
+    let guest = Arc::new(coming.await?);
+    let created = ms(began.elapsed());
+    output(&guest, "true", &[]).await?;
+    Ok(([created, ms(began.elapsed())], guest))
 }
 
 struct Bench {
@@ -140,9 +230,16 @@ struct Bench {
 }
 
 impl Bench {
+    async fn open(prepared: Prepared, store: Store) -> anyhow::Result<Self> {
+        let bench = Self { prepared, store };
+        bench.save(PLAIN, "true").await?;
+        bench.save(PAGES, WRITE_PAGES).await?;
+        Ok(bench)
+    }
+
     /// Boots a guest, runs `script` in it, and makes it snapshot `id`, with the working set of its first `true`.
     async fn save(&self, id: &str, script: &str) -> anyhow::Result<()> {
-        let vm = self.prepared.boot(&SandboxSpec::default()).await?;
+        let vm = Arc::new(self.prepared.boot(&SandboxSpec::default()).await?);
         output(&vm, "/bin/sh", &["-c", script]).await?;
         let spec = SnapshotSpec {
             id: id.to_owned(),
@@ -152,11 +249,11 @@ impl Bench {
         };
         let (snapshot, _) = vm.snapshot(&self.store, &spec).await?;
         vm.ended().await;
-        let vm = self.bring_up(id, RestorePolicy::Map).await?;
+        let vm = Arc::new(self.bring_up(id, RestorePolicy::Map).await?);
         output(&vm, "true", &[]).await?;
         let (set, _) = vm.working_set(&self.store).await?;
         snapshot.put_working_set(&set)?;
-        vm.stop().await;
+        vm.end_now().await;
         Ok(())
     }
 
@@ -178,21 +275,16 @@ impl Bench {
 
     /// Milliseconds to the agent's word and to the end of `true`, and MiB that are the sandbox's alone.
     async fn restore(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 3]> {
-        let ms = |d: Duration| d.as_secs_f64() * 1000.0;
-        let began = Instant::now();
-        let vm = self.bring_up(PLAIN, policy).await?;
-        let created = ms(began.elapsed());
-        output(&vm, "true", &[]).await?;
-        let used = ms(began.elapsed());
+        let ([created, used], vm) = until_used(self.bring_up(PLAIN, policy)).await?;
         let own = anonymous_mib(vm.vmm_pid())?;
-        vm.stop().await;
+        vm.end_now().await;
         Ok([created, used, own])
     }
 
     async fn touch(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 2]> {
-        let vm = self.bring_up(PAGES, policy).await?;
+        let vm = Arc::new(self.bring_up(PAGES, policy).await?);
         let text = output(&vm, "python3", &["-c", TOUCH]).await?;
-        vm.stop().await;
+        vm.end_now().await;
         let mut figures = text.split_whitespace().map(str::parse);
         match (figures.next(), figures.next()) {
             (Some(Ok(snapshot)), Some(Ok(fresh))) => Ok([snapshot, fresh]),
@@ -201,9 +293,13 @@ impl Bench {
     }
 }
 
-async fn output(vm: &MicroVm, command: &str, arguments: &[&str]) -> anyhow::Result<String> {
+async fn output<G: OwnGuest>(
+    guest: &Arc<G>,
+    command: &str,
+    arguments: &[&str],
+) -> anyhow::Result<String> {
     let spec = ProcessSpec::new(command, arguments.iter().copied());
-    let process = jiffy_host::agent(vm).start(&spec).await?;
+    let process = agent(guest).start(&spec).await?;
     let (status, stdout, stderr) = process.output(1 << 16).await?;
     ensure!(
         status.exit_code == 0,
@@ -223,9 +319,9 @@ fn anonymous_mib(pid: u32) -> anyhow::Result<f64> {
     Ok(kib.context("no Anonymous in smaps_rollup")?? / 1024.0)
 }
 
-fn table(file: &HostFile, rounds: usize) -> String {
+fn policies(file: &HostFile, rounds: usize) -> String {
     let mut text = format!(
-        "      restores of template base, 2 vCPUs, 512 MiB, {rounds} rounds each after {WARM_UP} (page figures: {FAULT_ROUNDS} guests each); \
+        "      restores of microVMs of template base, 2 vCPUs, 512 MiB, {rounds} rounds each after {WARM_UP} (page figures: {FAULT_ROUNDS} guests each); \
          min / median / p99\n      {:<12} {:>22} {:>22} {:>22} {:>22} {:>22}\n",
         "memory",
         "create, ms",
@@ -247,6 +343,31 @@ fn table(file: &HostFile, rounds: usize) -> String {
             fine(cost.snapshot_page_us),
             fine(cost.fresh_page_us),
         );
+    }
+    text
+}
+
+fn engines(
+    costs: [(EngineName, Option<EngineCost>); 2],
+    chosen: EngineName,
+    rounds: usize,
+) -> String {
+    let mut text = format!(
+        "      the engines in the same {rounds} rounds\n      {:<12} {:>22} {:>22}\n",
+        "engine", "create, ms", "create + exec, ms"
+    );
+    for (engine, cost) in costs {
+        let show = |s: Spread| format!("{:.1} / {:.1} / {:.1}", s.min, s.median, s.p99);
+        let mark = if engine == chosen { '*' } else { ' ' };
+        let name = engine.to_string();
+        text += &match cost {
+            Some(cost) => format!(
+                "    {mark} {name:<12} {:>22} {:>22}\n",
+                show(cost.create_ms),
+                show(cost.create_exec_ms)
+            ),
+            None => format!("    {mark} {name:<12} cannot be used here\n"),
+        };
     }
     text
 }

@@ -90,17 +90,21 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let fit = |findings: &[Finding]| findings.iter().all(|f| f.status != Status::Fail);
     if !args.no_boot && !args.security {
         if fit(&findings) {
-            let finding = guest::boot();
-            if !args.json {
-                finding.print();
-            }
-            findings.push(finding);
-            if args.measure && fit(&findings) {
-                let finding = measure::run(args);
+            let mut tell = |finding: Finding| {
                 if !args.json {
                     finding.print();
                 }
                 findings.push(finding);
+            };
+            guest::boot(&mut tell);
+            if args.measure && fit(&findings) {
+                let mut tell = |finding: Finding| {
+                    if !args.json {
+                        finding.print();
+                    }
+                    findings.push(finding);
+                };
+                measure::run(args, &mut tell);
             }
         } else if !args.json {
             println!("--    guest          not booted: mend the above first");

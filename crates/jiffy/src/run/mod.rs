@@ -1,5 +1,6 @@
 //! `jiffy run`: a fresh guest, one command, its output and exit code, and nothing left.
 
+mod apart;
 pub mod outcome;
 mod place;
 pub mod session;
@@ -8,14 +9,17 @@ mod terminal;
 
 use crate::cli::{RunArgs, SizeArgs};
 use crate::progress::Bar;
+use crate::serve::engine::EngineArgs;
 use anyhow::Context;
-use jiffy_engine::SandboxSize;
-use jiffy_host::{CreateError, Host, Prepared, SandboxSpec, start_up};
-use jiffy_microvm::host_kvm;
+pub use apart::Apart;
+use jiffy_engine::{SandboxSize, Startup};
+use jiffy_host::{CreateError, EngineName, Host, Prepared, SandboxSpec, start_up};
 use outcome::Outcome;
-pub use place::Place;
+pub use place::{OwnGuest, Place, agent};
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -23,14 +27,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let began = Instant::now();
     let size = size(&args.size, &args.template)?;
-    let spec = SandboxSpec {
-        size,
-        ..SandboxSpec::default()
-    };
     let env = environment(&args.exec.env)?;
-    let prepared = prepare(&args.template)?;
+    let host = Host::open()?;
+    let (engine, prepared) = prepare(&host, args.engine, &args.template)?;
     let runtime = crate::runtime()?;
-    let outcome = runtime.block_on(boot_and_run(args, &prepared, spec, env))?;
+    let run = Run {
+        args,
+        startup: prepared.template().manifest.startup.clone(),
+        size,
+        env,
+    };
+    let outcome = runtime.block_on(run.on(engine, &host, prepared))?;
     // A thread may still wait for our standard input: the runtime must not wait for it in turn.
     runtime.shutdown_background();
     outcome.report(args.exec.json, began)
@@ -57,14 +64,20 @@ pub fn size(args: &SizeArgs, template: &str) -> anyhow::Result<SandboxSize> {
     Ok(sized(args, Host::open()?.default_size(template)?))
 }
 
-pub fn prepare(template: &str) -> anyhow::Result<Prepared> {
+/// The engine as it was asked for, and the template opened; a stock one that is missing is built, with a bar.
+pub fn prepare(
+    host: &Host,
+    engine: EngineArgs,
+    template: &str,
+) -> anyhow::Result<(EngineName, Prepared)> {
     // Known before anything is built for minutes in vain; an unknown template is the nearer mistake, though.
-    let host = Host::open()?;
     host.knows(template)?;
-    host_kvm::open()?;
+    let engine = engine.choose_usable(host)?;
     let mut bar = Bar::new(template);
-    host.prepare(template, &mut |p| bar.update(p))
-        .with_context(|| format!("cannot use template `{template}`"))
+    let prepared = host
+        .prepare(template, &mut |p| bar.update(p))
+        .with_context(|| format!("cannot use template `{template}`"))?;
+    Ok((engine, prepared))
 }
 
 /// `KEY=VALUE` as it is, `KEY` from our own environment.
@@ -115,54 +128,86 @@ impl Signals {
     }
 }
 
-async fn boot_and_run(
-    args: &RunArgs,
-    prepared: &Prepared,
-    spec: SandboxSpec,
+/// What is to be run.
+struct Run<'a> {
+    args: &'a RunArgs,
+    startup: Startup,
+    size: SandboxSize,
     env: BTreeMap<String, String>,
-) -> anyhow::Result<Outcome> {
-    let mut signals = Signals::new()?;
-    let booted = tokio::select! {
-        booted = prepared.boot(&spec) => booted,
-        // Nothing runs yet that could handle it: dropping the boot ends the guest.
-        number = signals.next() => return Ok(Outcome::interrupted(number)),
-    };
-    let vm = booted.map_err(|e| match e {
-        CreateError::Boot(e) => outcome::boot_failure(e),
-        e => e.into(),
-    })?;
-    let startup = &prepared.template().manifest.startup;
-    if !startup.is_empty() {
-        let connector = vm.connector();
-        let starting = start_up(startup, move |port| {
-            let connector = connector.clone();
-            async move { connector.connect(port).await.map_err(std::io::Error::other) }
-        });
-        let started = tokio::select! {
-            started = starting => started.map_err(anyhow::Error::from),
-            end = vm.ended() => Err(anyhow::anyhow!(outcome::end(&end, &vm.console_tail()))),
-            number = signals.next() => {
-                vm.stop().await;
-                return Ok(Outcome::interrupted(number));
+}
+
+impl Run<'_> {
+    async fn on(
+        self,
+        engine: EngineName,
+        host: &Host,
+        prepared: Prepared,
+    ) -> anyhow::Result<Outcome> {
+        let signals = Signals::new()?;
+        let size = self.size;
+        match engine {
+            EngineName::MicroVm => {
+                let spec = SandboxSpec {
+                    size,
+                    ..SandboxSpec::default()
+                };
+                let booting = async {
+                    prepared.boot(&spec).await.map_err(|e| match e {
+                        CreateError::Boot(e) => outcome::boot_failure(e),
+                        e => e.into(),
+                    })
+                };
+                self.within(booting, signals).await
             }
-        };
-        if let Err(e) = started {
-            vm.stop().await;
-            return Err(e.context(format!("cannot start template `{}`", args.template)));
+            EngineName::Gvisor => {
+                let apart = Apart::open(host, &self.args.template, prepared).await?;
+                let booting = async { Ok(apart.boot(size).await?) };
+                let outcome = self.within(booting, signals).await;
+                apart.close().await;
+                outcome
+            }
         }
     }
-    let mut outcome = session::run(
-        &args.exec,
-        &place::Local::new(&vm, spec.size.memory_mib),
-        env,
-        signals,
-    )
-    .await;
-    if let Ok(outcome) = &mut outcome {
-        outcome.boot = Some(vm.report());
+
+    /// Runs it in the guest that is booting, and ends that.
+    async fn within<G: OwnGuest>(
+        self,
+        booting: impl Future<Output = anyhow::Result<G>>,
+        mut signals: Signals,
+    ) -> anyhow::Result<Outcome> {
+        let guest = tokio::select! {
+            booted = booting => Arc::new(booted?),
+            // Nothing runs yet that could handle it: dropping the boot ends the guest.
+            number = signals.next() => return Ok(Outcome::interrupted(number)),
+        };
+        let outcome = self.session(&guest, signals).await;
+        guest.stop().await;
+        outcome
     }
-    vm.stop().await;
-    outcome
+
+    async fn session<G: OwnGuest>(
+        self,
+        guest: &Arc<G>,
+        mut signals: Signals,
+    ) -> anyhow::Result<Outcome> {
+        if !self.startup.is_empty() {
+            let starting = guest.clone();
+            let starting = start_up(&self.startup, move |port| {
+                let guest = starting.clone();
+                async move { guest.connect(port).await }
+            });
+            let started = tokio::select! {
+                started = starting => started.map_err(anyhow::Error::from),
+                end = guest.ended() => Err(anyhow::anyhow!(outcome::end(&end, &guest.console_tail()))),
+                number = signals.next() => return Ok(Outcome::interrupted(number)),
+            };
+            started.with_context(|| format!("cannot start template `{}`", self.args.template))?;
+        }
+        let place = place::Local::new(guest.clone(), self.size.memory_mib);
+        let mut outcome = session::run(&self.args.exec, &place, self.env, signals).await?;
+        outcome.boot = Some(guest.report());
+        Ok(outcome)
+    }
 }
 
 #[cfg(test)]

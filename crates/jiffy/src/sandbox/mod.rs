@@ -1,6 +1,7 @@
 //! The commands on sandboxes that stay: each is a call or two to the control plane.
 
 mod copy;
+mod engines;
 pub mod exec;
 mod forward;
 mod logs;
@@ -10,7 +11,8 @@ mod tree;
 use crate::cli::{Command, CreateArgs, ForkArgs, HostArgs, ManyArgs, SnapshotsArgs};
 use crate::client::{Client, NewSandbox, is, is_elsewhere};
 use crate::run::{check_size, environment, prepare, size};
-use jiffy_host::SandboxRecord;
+use crate::serve::engine::EngineArgs;
+use jiffy_host::{Host, SandboxRecord};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -39,6 +41,10 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Ls(args) => {
             let all = Client::open(&args.host).await?.sandboxes(args.all).await?;
             table::show(args.json, &all, table::sandboxes)?;
+        }
+        Command::Engines(args) => {
+            let all = Client::open(&args.host).await?.engines().await?;
+            table::show(args.json, &all, engines::table)?;
         }
         Command::Snapshot(args) => {
             let client = Client::open(&args.host).await?;
@@ -107,7 +113,7 @@ fn of_template(args: &CreateArgs, env: BTreeMap<String, String>) -> anyhow::Resu
     }
     let size = size(&args.size, &args.template)?;
     // Here, where progress can be shown, rather than in the daemon.
-    prepare(&args.template)?;
+    prepare(&Host::open()?, EngineArgs::default(), &args.template)?;
     Ok(wanted.of_size(size))
 }
 

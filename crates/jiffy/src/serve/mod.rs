@@ -3,6 +3,7 @@
 //! It answers one and the same API (`front.rs`) to everybody at `--listen`, and to its owner at `<data directory>/run/jiffy.sock`.
 
 pub mod confinement;
+pub mod engine;
 mod figures;
 mod front;
 mod guests;
@@ -15,9 +16,10 @@ use crate::client::{Client, Stranger};
 use crate::daemon::{self, process, reach};
 use anyhow::{Context, bail};
 use confinement::{ConfinementArgs, confine};
+use engine::EngineArgs;
 use front::Front;
 use jiffy_api::Ending;
-use jiffy_host::{Host, MicroVmEngine, Options, Sandboxes};
+use jiffy_host::{EngineChoice, EngineName, Host, HostEngine, Options, Sandboxes};
 use jiffy_image::Home;
 use jiffy_net::Network;
 pub use log::open as open_log;
@@ -77,8 +79,10 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
         ..Options::default()
     };
     confine(&mut host, &args.confinement)?;
-    let network = network::open(&args.network, home.path())?;
-    let sandboxes = open(host, options, network.clone()).await?;
+    let EngineChoice { engine, why } = args.engine.choose(&host);
+    tracing::info!("engine: {engine}; {why}");
+    let network = network::open(&args.network, home.path(), engine::card(engine))?;
+    let sandboxes = open(host, options, network.clone(), engine).await?;
     let stopping = CancellationToken::new();
     let (tell_stop, mut stopped) = mpsc::channel(1);
     let stop = move |how| {
@@ -124,11 +128,15 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
     let _ = front.await;
     sandboxes.finish(FINISH_LIMIT).await;
     if !asked.kill_sandboxes {
-        let running = sandboxes.let_go();
+        let running = sandboxes.kept();
         tracing::info!(
             running,
             "sandboxes run on without a daemon; the next one takes them over"
         );
+    }
+    let gone = tokio::time::timeout(FINISH_LIMIT, sandboxes.close()).await;
+    if gone.is_err() {
+        tracing::warn!("what waited in warm pools takes too long to end, and is left to itself");
     }
     network::close(network).await;
     tracing::info!("ended");
@@ -140,9 +148,10 @@ async fn open(
     host: Host,
     options: Options,
     network: Option<Network>,
-) -> anyhow::Result<Sandboxes<MicroVmEngine>> {
+    engine: EngineName,
+) -> anyhow::Result<Sandboxes<HostEngine>> {
     let journal = host.home().path().join("state.db");
-    let engine = MicroVmEngine::new(host)?.with_network(network);
+    let engine = HostEngine::open(host, network, engine).await?;
     Ok(Sandboxes::open(engine, &journal, options).await?)
 }
 
@@ -225,11 +234,13 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
         }
     };
     // What they left of the network goes with them.
-    let network = network::open(&NetworkArgs::default(), home.path())?;
     let mut host = Host::open()?;
+    let engine = EngineArgs::default().choose(&host).engine;
+    let network = network::open(&NetworkArgs::default(), home.path(), engine::card(engine))?;
     confine(&mut host, &ConfinementArgs::default())?;
-    let sandboxes = open(host, Options::default(), network.clone()).await?;
+    let sandboxes = open(host, Options::default(), network.clone(), engine).await?;
     sandboxes.stop_all().await;
+    sandboxes.close().await;
     network::close(network).await;
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use jiffy_net::{IpNet, Ipv4Net, Network, NetworkConfig};
+use jiffy_net::{Card, IpNet, Ipv4Net, Network, NetworkConfig};
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -61,8 +61,8 @@ fn range(text: &str) -> Result<Ipv4Net, String> {
     }
 }
 
-/// Opens the network for the data directory `home`.
-pub fn open(args: &NetworkArgs, home: &Path) -> anyhow::Result<Option<Network>> {
+/// Opens the network for the data directory `home`, most of whose new sandboxes will have such a card.
+pub fn open(args: &NetworkArgs, home: &Path, card: Card) -> anyhow::Result<Option<Network>> {
     if args.network == Wanted::Off {
         tracing::info!("network: off; sandboxes reach nothing");
         return Ok(None);
@@ -71,6 +71,7 @@ pub fn open(args: &NetworkArgs, home: &Path) -> anyhow::Result<Option<Network>> 
         range: args.network_range,
         slots: args.network_slots,
         granted: args.allow_private.clone(),
+        card,
         ..NetworkConfig::new(home)
     };
     match Network::open(&config) {

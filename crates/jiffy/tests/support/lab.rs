@@ -1,7 +1,7 @@
 //! A host and an internet of their own, as network namespaces that are gone with the threads and processes in them. Nothing that a test
 //! sends leaves this machine.
 
-use super::skip;
+use super::{engine, skip};
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -54,9 +54,11 @@ fn run(test: &str, version6: bool, work: impl FnOnce(&Lab) + Send) {
     let (tell, datagrams) = mpsc::channel();
     let (ready, number) = mpsc::channel();
     let (leave, left) = mpsc::channel::<()>();
+    let engine = engine::wanted();
     thread::scope(|scope| {
         scope.spawn(move || internet(version6, &ready, tell, &left));
         let host = scope.spawn(move || {
+            engine::want(engine);
             let internet = number.recv().unwrap();
             host(internet);
             // The other side of the wire is up when it says so.

@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod devtools;
+pub mod engine;
 pub mod lab;
 pub mod networked;
 pub mod place;
@@ -51,22 +52,37 @@ pub fn jiffy(args: &[&str]) -> Command {
         .env_remove("JIFFY_URL")
         .env_remove("JIFFY_API_KEY")
         .stdin(Stdio::null());
+    if let Some(engine) = engine::wanted() {
+        command.env("JIFFY_ENGINE", engine);
+    }
     command
 }
 
 /// Whether guests can run here; if not, the test is counted as skipped, with the reason.
 pub fn guests(test: &str) -> bool {
-    match jiffy_microvm::host_kvm::open() {
-        Ok(_) => true,
-        Err(e) => {
-            skip(test, &e.to_string());
+    match engine::missing() {
+        None => true,
+        Some(why) => {
+            skip(test, &why);
             false
         }
     }
 }
 
+/// Whether sandboxes on gVisor can run here; if not, the test is counted as skipped, with the reason.
+pub fn gvisor(test: &str) -> bool {
+    let program = programs().join("jiffy-gvisor");
+    match (program.exists(), nix::unistd::geteuid().is_root()) {
+        (true, true) => return true,
+        (false, _) => skip(test, &format!("{} is not there", program.display())),
+        (true, false) => skip(test, "gVisor needs root"),
+    }
+    false
+}
+
 /// Counts `test` as skipped.
 pub fn skip(test: &str, reason: &str) {
+    let test = engine::name_of(test);
     eprintln!("SKIPPED {test}: {reason}");
     if let Some(log) = std::env::var_os("JIFFY_SKIP_LOG") {
         let mut log = OpenOptions::new()
@@ -184,7 +200,7 @@ pub fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// The VMM process of a running `jiffy`.
+/// The VMM process of a running `jiffy`; once its guest has said something there is no other process of that name.
 pub fn vmm_of(jiffy: &Child) -> u32 {
     wait_for("the VMM process", || {
         children(jiffy.id()).into_iter().find(|pid| {

@@ -101,7 +101,13 @@ impl Place {
 
     /// A daemon with options of its own, once it listens.
     pub fn serve(&self, options: &[&str]) -> Child {
+        self.serve_with(options, &[])
+    }
+
+    /// The same with variables of its own.
+    pub fn serve_with(&self, options: &[&str], variables: &[(&str, &str)]) -> Child {
         let mut command = jiffy(&[&["serve", "--no-listen"], options].concat());
+        command.envs(variables.iter().copied());
         command.env("JIFFY_HOME", self.dir.path());
         if let Some(vmm) = &self.vmm {
             command.env("JIFFY_VMM", vmm);
@@ -146,14 +152,22 @@ impl Place {
         });
     }
 
-    /// The VMM processes that write to this place, whoever is their parent.
+    /// The processes that isolate the sandboxes of this place, whoever is their parent.
     pub fn vmms(&self) -> BTreeSet<u32> {
         let store = self.dir.path().join("snapshots");
+        let gvisors = self.dir.path().join("run/gvisor").display().to_string();
         let writes = |process: &Path| {
-            let files = std::fs::read_dir(process.join("fd")).ok()?;
-            let mut targets = files.filter_map(|f| std::fs::read_link(f.ok()?.path()).ok());
+            let files = std::fs::read_dir(process.join("fd"));
+            let mut targets = files
+                .into_iter()
+                .flatten()
+                .filter_map(|f| std::fs::read_link(f.ok()?.path()).ok());
             let comm = std::fs::read_to_string(process.join("comm")).ok()?;
-            let ours = comm.trim() == "jiffy-vmm" && targets.any(|t| t.starts_with(&store));
+            let command = std::fs::read(process.join("cmdline")).ok()?;
+            let is_gvisors = command.starts_with(b"runsc-sandbox")
+                && String::from_utf8_lossy(&command).contains(&gvisors);
+            let ours =
+                is_gvisors || comm.trim() == "jiffy-vmm" && targets.any(|t| t.starts_with(&store));
             let pid = process.file_name()?.to_str()?.parse().ok()?;
             (ours && alive(pid)).then_some(pid)
         };
@@ -179,5 +193,11 @@ impl Drop for Place {
             self.vmms().is_empty().then_some(())
         });
         assert_eq!(self.sockets(), 0, "control sockets are left");
+        let sandboxes = self.dir.path().join("run/gvisor");
+        wait_for("the last directory of a sandbox to go", || {
+            let names = std::fs::read_dir(&sandboxes).into_iter().flatten();
+            let mut names = names.flatten().map(|entry| entry.file_name());
+            names.all(|name| name == "state").then_some(())
+        });
     }
 }

@@ -1,0 +1,164 @@
+//! Guests without a virtual machine: their card is in a network namespace, and what it leads to is what all guests reach.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_engine::NetworkRules;
+use jiffy_net::{Card, Network, NetworkConfig, guest};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpStream, UdpSocket};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+use support::lab::{HOST, PRIVATE, PUBLIC, PUBLIC6, output, with_lab6};
+use support::networked::clean;
+use support::wait_for;
+
+/// How many namespaces there are of the data directory that this one is of.
+fn namespaces(one: &Path) -> usize {
+    let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+    let own = name(one);
+    let prefix = own.split_inclusive('-').next().unwrap();
+    let all = std::fs::read_dir(one.parent().unwrap()).unwrap();
+    all.filter(|entry| name(&entry.as_ref().unwrap().path()).starts_with(prefix))
+        .count()
+}
+
+/// Runs `work` in a network namespace.
+fn inside<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> T {
+    let enter = || {
+        let file = File::open(namespace).unwrap();
+        nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        work()
+    };
+    thread::scope(|scope| scope.spawn(enter).join().unwrap())
+}
+
+/// Who answers at TCP port 80 of `host`, or the kind of the error.
+fn reach(host: &str) -> String {
+    let address = (host.parse::<IpAddr>().unwrap(), 80).into();
+    let mut line = [0; 100];
+    let heard = TcpStream::connect_timeout(&address, Duration::from_secs(10))
+        .and_then(|mut stream| stream.read(&mut line));
+    match heard {
+        Ok(length) => {
+            let line = String::from_utf8_lossy(&line[..length]);
+            line.split(' ').next().unwrap_or_default().to_owned()
+        }
+        Err(e) => format!("{:?}", e.kind()),
+    }
+}
+
+/// The address of a name, as the gateway says it.
+fn resolve() -> Option<Ipv4Addr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let limit = Some(Duration::from_secs(10));
+    socket.set_read_timeout(limit).unwrap();
+    // A recursive question for the address of some.example (RFC 1035 4.1).
+    let question =
+        b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x04some\x07example\x00\x00\x01\x00\x01";
+    socket.send_to(question, (guest::GATEWAY, 53)).unwrap();
+    let mut answer = [0; 512];
+    let length = socket.recv(&mut answer).unwrap();
+    let address = &answer[question.len()..length];
+    let address: [u8; 4] = address.get(12..16)?.try_into().ok()?;
+    Some(address.into())
+}
+
+/// Sends more than fits any buffer to an echo, and hears it.
+fn echoes(host: &str) -> bool {
+    let sent: Vec<u8> = (0..4_u32 << 20).map(|i| (i ^ (i >> 8)) as u8).collect();
+    let mut stream = TcpStream::connect((host, 80)).unwrap();
+    // The first line says who answers.
+    let mut byte = [0];
+    while byte != *b"\n" {
+        stream.read_exact(&mut byte).unwrap();
+    }
+    let mut writer = stream.try_clone().unwrap();
+    let mut heard = vec![0; sent.len()];
+    thread::scope(|scope| {
+        scope.spawn(|| writer.write_all(&sent).unwrap());
+        stream.read_exact(&mut heard).unwrap();
+    });
+    heard == sent
+}
+
+#[test]
+fn a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine() {
+    let test = "a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine";
+    with_lab6(test, |_| {
+        let home = tempfile::tempdir().unwrap();
+        let config = NetworkConfig {
+            ready: 1,
+            card: Card::Veth,
+            ..NetworkConfig::new(home.path())
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let usual = NetworkRules::default();
+        let closed = NetworkRules {
+            internet: false,
+            ..usual.clone()
+        };
+
+        let network = Network::open(&config).unwrap();
+        let take = |card| runtime.block_on(network.take(card)).unwrap();
+        let (mut lease, mut tap, left) = (take(Card::Veth), take(Card::Tap), take(Card::Veth));
+        assert!(tap.take_tap().is_some() && tap.namespace().is_none());
+        assert!(lease.take_tap().is_none());
+        let card = lease.namespace().unwrap();
+        let addresses = inside(&card, || output("ip", &["-br", "addr"]));
+        let addresses: Vec<Vec<&str>> = (addresses.lines())
+            .map(|line| line.split_whitespace().skip(2).collect())
+            .collect();
+        assert_eq!(
+            addresses,
+            [
+                ["127.0.0.1/8", "::1/128"],
+                ["169.254.0.21/30", "fd6a:6966:6679::21/126"]
+            ]
+        );
+        assert_eq!(inside(&card, resolve), None);
+
+        let welcome = |rules| runtime.block_on(lease.replace(rules)).unwrap();
+        welcome(&usual);
+        lease.open().unwrap();
+        for host in PUBLIC.iter().chain(&PUBLIC6) {
+            assert_eq!(inside(&card, || reach(host)), "internet", "{host}");
+        }
+        for host in PRIVATE.iter().chain(&[HOST, "169.254.0.22", "198.18.0.0"]) {
+            assert_eq!(inside(&card, || reach(host)), "ConnectionRefused", "{host}");
+        }
+        assert_eq!(inside(&card, resolve), Some(Ipv4Addr::new(9, 9, 9, 9)));
+        assert!(inside(&card, || echoes(PUBLIC[1])));
+        welcome(&closed);
+        assert_eq!(inside(&card, || reach(PUBLIC[1])), "ConnectionRefused");
+
+        // The next daemon finds it, and removes what no guest is in.
+        let number = lease.number();
+        [&lease, &left].into_iter().for_each(|lease| lease.keep());
+        drop((lease, left, tap));
+        network.close();
+        let network = Network::open(&config).unwrap();
+        let adopted = network.adopt(number, &usual);
+        let adopted = runtime.block_on(adopted).unwrap();
+        assert_eq!(adopted.namespace().as_deref(), Some(card.as_path()));
+        assert_eq!(inside(&card, || reach(PUBLIC[1])), "internet");
+        assert_eq!(inside(&card, resolve), Some(Ipv4Addr::new(9, 9, 9, 9)));
+        network.reclaim(Card::Tap, &[]);
+        network.reclaim(Card::Veth, &[number]);
+        // Its own, and the one that is ready.
+        wait_for("the one that was left to go", || {
+            (namespaces(&card) == 4).then_some(())
+        });
+        adopted.release();
+        drop(adopted);
+        network.close();
+        clean();
+        assert_eq!(namespaces(&card), 0);
+    });
+}
