@@ -11,7 +11,7 @@ test('a created sandbox runs commands at once', limit, async (t) => {
   const { stdout } = await sandbox.commands.run('id -un; pwd; uname -r')
   const [user, directory, release] = stdout.split('\n')
   assert.deepEqual([user, directory], ['user', '/home/user'])
-  assert.match(release, /-jiffy$/)
+  assert.match(release, /-(jiffy|gvisor)$/)
   assert.equal(await sandbox.isRunning(), true)
 })
 
