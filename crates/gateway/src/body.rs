@@ -7,8 +7,14 @@ use bytes::{Buf, Bytes};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// What is read of a request body that nobody wanted, and for how long, so that its connection can serve the next request.
+const UNREAD: u64 = 64 * 1024;
+const UNREAD_TIME: Duration = Duration::from_millis(250);
 
 /// Any error.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -22,15 +28,101 @@ pub fn full(text: impl Into<Bytes>) -> Body {
         .boxed_unsync()
 }
 
+/// A client's request body. What nobody read of it is found in its [`Unread`].
+#[derive(Debug)]
+pub struct FromClient {
+    /// Taken when it is dropped.
+    inner: Option<Incoming>,
+    unread: Unread,
+}
+
+/// Where a request body that was not read to its end is left.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Unread(Arc<Mutex<Option<Incoming>>>);
+
+impl Unread {
+    fn place(&self) -> std::sync::MutexGuard<'_, Option<Incoming>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads what was left, if it is little and comes soon. Whether nothing is left.
+    pub(crate) async fn read(&self) -> bool {
+        let Some(mut body) = self.place().take() else {
+            return true;
+        };
+        if body.size_hint().lower() > UNREAD {
+            return false;
+        }
+        let reading = async move {
+            let mut left = UNREAD;
+            while let Some(frame) = body.frame().await {
+                let length = frame.ok()?.data_ref().map_or(0, Bytes::len) as u64;
+                left = left.checked_sub(length)?;
+            }
+            Some(())
+        };
+        matches!(timeout(UNREAD_TIME, reading).await, Ok(Some(())))
+    }
+
+    /// Whether something was left.
+    pub(crate) fn is_some(&self) -> bool {
+        self.place().is_some()
+    }
+}
+
+impl FromClient {
+    pub(crate) const fn new(inner: Incoming, unread: Unread) -> Self {
+        Self {
+            inner: Some(inner),
+            unread,
+        }
+    }
+}
+
+impl Drop for FromClient {
+    fn drop(&mut self) {
+        *self.unread.place() = self.inner.take().filter(|body| !body.is_end_stream());
+    }
+}
+
+impl HttpBody for FromClient {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Some(inner) = &mut self.inner else {
+            return Poll::Ready(None);
+        };
+        let frame = ready!(Pin::new(inner).poll_frame(cx));
+        if frame.is_none() {
+            self.inner = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner
+            .as_ref()
+            .map_or(SizeHint::with_exact(0), HttpBody::size_hint)
+    }
+}
+
 /// A client's request body on its way to the guest.
 #[derive(Debug)]
 pub struct ToGuest {
-    inner: Option<Incoming>,
+    inner: Option<FromClient>,
     counters: Arc<Counters>,
 }
 
 impl ToGuest {
-    pub(crate) fn new(inner: Incoming, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(inner: FromClient, counters: Arc<Counters>) -> Self {
         Self {
             inner: Some(inner),
             counters,

@@ -1,7 +1,7 @@
 //! One client's connection: HTTP/1.1 or HTTP/2, watched so that it is not held open by saying nothing.
 
 use crate::admission::Permit;
-use crate::body::{Body, Holding};
+use crate::body::{Body, FromClient, Holding, Unread};
 use crate::config::Limits;
 use crate::counters::add;
 use crate::gateway::{ControlPlane, Gateway, Peer};
@@ -9,6 +9,7 @@ use crate::listener::Tasks;
 use crate::sandboxes::Sandboxes;
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
+use hyper::header::{CONNECTION, EXPECT, HeaderValue};
 use hyper::service::Service;
 use hyper::{Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -19,7 +20,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
@@ -50,6 +51,10 @@ struct State {
     body: bool,
     /// The gateway ends, and hears nobody out.
     leaving: bool,
+    /// A client that sends nothing any more still gets the answer that is under way.
+    patient: bool,
+    /// Who is to hear then that it sends nothing any more.
+    ended: Option<Waker>,
     /// Since when nothing is under way.
     quiet: Instant,
     /// Since when the head of a request is arriving.
@@ -65,6 +70,8 @@ impl Activity {
             http2: false,
             body: false,
             leaving: false,
+            patient: false,
+            ended: None,
             quiet: now,
             head: Some(now),
         }))
@@ -99,7 +106,7 @@ impl Activity {
 }
 
 /// A request that is under way until this is dropped.
-struct Turn(Arc<Activity>);
+pub(crate) struct Turn(Arc<Activity>);
 
 impl Turn {
     fn begin(activity: &Arc<Activity>, request: &Request<Incoming>) -> Self {
@@ -108,8 +115,15 @@ impl Turn {
         state.head = None;
         state.http2 = request.version() == Version::HTTP_2;
         state.body = !state.http2 && !request.body().is_end_stream();
+        state.patient = false;
         drop(state);
         Self(Arc::clone(activity))
+    }
+
+    /// The answer comes soon and also to a client that sends nothing any more. Otherwise such a client is taken for one that has gone.
+    pub(crate) fn wait(&self) {
+        let mut state = self.0.state();
+        state.patient = !state.http2;
     }
 }
 
@@ -118,6 +132,9 @@ impl Drop for Turn {
         let mut state = self.0.state();
         state.underway -= 1;
         state.quiet = Instant::now();
+        if let Some(waker) = state.ended.take() {
+            waker.wake();
+        }
     }
 }
 
@@ -169,6 +186,12 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
         let result = Pin::new(&mut self.inner).poll_read(cx, buf);
         if buf.filled().len() > before {
             self.activity.heard();
+        } else if matches!(result, Poll::Ready(Ok(()))) && buf.remaining() > 0 {
+            let mut state = self.activity.state();
+            if state.patient && state.underway > 0 {
+                state.ended = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
         }
         result
     }
@@ -225,18 +248,25 @@ impl<S: Sandboxes, C: ControlPlane> Service<Request<Incoming>> for Requests<S, C
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let underway = Turn::begin(&self.activity, &request);
-        let answer = self
-            .gateway
-            .clone()
-            .handle(request, self.peer, self.tasks.clone());
+        let turn = Turn::begin(&self.activity, &request);
+        let (gateway, peer, tasks) = (self.gateway.clone(), self.peer, self.tasks.clone());
+        let unread = Unread::default();
+        let http2 = request.version() == Version::HTTP_2;
+        // Reading would invite the client to send.
+        let invited = !request.headers().contains_key(EXPECT);
+        let request = request.map(|body| FromClient::new(body, unread.clone()));
         Box::pin(async move {
-            let answer = answer.await;
+            let mut answer = gateway.handle(request, peer, tasks, &turn).await;
+            if !http2 && unread.is_some() && !(invited && unread.read().await) {
+                // The connection is closed then, and whoever takes it for the next request should know.
+                let close = HeaderValue::from_static("close");
+                answer.headers_mut().insert(CONNECTION, close);
+            }
             if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
                 // What comes from now on is the stream's.
-                underway.0.state().body = false;
+                turn.0.state().body = false;
             }
-            Ok(answer.map(|body| Holding::new(body, underway).boxed_unsync()))
+            Ok(answer.map(|body| Holding::new(body, turn).boxed_unsync()))
         })
     }
 }

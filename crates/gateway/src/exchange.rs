@@ -1,7 +1,7 @@
 //! One request to a guest: on a connection that waited, or a fresh one.
 
 use crate::answer::Failure;
-use crate::body::ToGuest;
+use crate::body::{FromClient, ToGuest};
 use crate::counters::{Counters, add, remove};
 use crate::gateway::Shared;
 use crate::pool::{Key, Lease, Pool};
@@ -46,7 +46,7 @@ pub(crate) async fn send<S: Sandboxes>(
     shared: &Shared<S>,
     key: &Key,
     parts: Parts,
-    body: Incoming,
+    body: FromClient,
     fresh: bool,
 ) -> Result<(Response<Incoming>, Lease), Failure> {
     let counters = &shared.counters;

@@ -2,8 +2,9 @@
 
 use crate::admission::Admission;
 use crate::answer::{About, Failure, wants_page};
-use crate::body::{Body, BoxError, ToClient, full};
+use crate::body::{Body, BoxError, FromClient, ToClient, full};
 use crate::config::Config;
+use crate::connection::Turn;
 use crate::counters::{Counters, add};
 use crate::exchange::{self, Underway};
 use crate::file_link::FileLink;
@@ -19,7 +20,7 @@ use crate::set_cookie;
 use crate::tunnel;
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::Body as _;
 use hyper::header::{CONNECTION, COOKIE, HeaderValue, LOCATION, ORIGIN, SET_COOKIE};
 use hyper::http::request::Parts;
 use hyper::http::uri::PathAndQuery;
@@ -53,13 +54,15 @@ pub struct Peer {
 /// Who answers what is for no sandbox. Every `tower` service of requests is one; an `axum` router, say.
 pub trait ControlPlane: Clone + Send + 'static {
     /// Answers.
-    fn answer(&mut self, request: Request<Incoming>)
-    -> impl Future<Output = Response<Body>> + Send;
+    fn answer(
+        &mut self,
+        request: Request<FromClient>,
+    ) -> impl Future<Output = Response<Body>> + Send;
 }
 
 impl<T, B> ControlPlane for T
 where
-    T: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
+    T: Service<Request<FromClient>, Response = Response<B>, Error = Infallible>
         + Clone
         + Send
         + 'static,
@@ -67,7 +70,7 @@ where
     B: hyper::body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    async fn answer(&mut self, request: Request<Incoming>) -> Response<Body> {
+    async fn answer(&mut self, request: Request<FromClient>) -> Response<Body> {
         let Ok(()) = poll_fn(|cx| self.poll_ready(cx)).await;
         let Ok(answer) = self.call(request).await;
         answer.map(|body| body.map_err(Into::into).boxed_unsync())
@@ -137,9 +140,10 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
     /// Answers one request.
     pub(crate) async fn handle(
         mut self,
-        mut request: Request<Incoming>,
+        mut request: Request<FromClient>,
         peer: Peer,
         tasks: Tasks,
+        turn: &Turn,
     ) -> Response<Body> {
         let id = RequestId::of(request.headers());
         let span = info_span!(
@@ -156,6 +160,9 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
             let (parts, body) = request.into_parts();
             match self.shared.decide(&parts) {
                 Route::ControlPlane => {
+                    if matches!(parts.method, Method::GET | Method::HEAD) && body.is_end_stream() {
+                        turn.wait();
+                    }
                     let mut request = Request::from_parts(parts, body);
                     request
                         .headers_mut()
@@ -288,7 +295,7 @@ impl<S: Sandboxes> Shared<S> {
         &self,
         mut target: Target,
         mut parts: Parts,
-        body: Incoming,
+        body: FromClient,
         visit: Visit,
     ) -> Result<Response<Body>, Failure> {
         if u32::from(target.port) == ENVD_PORT && is_host_only(target.path.path()) {

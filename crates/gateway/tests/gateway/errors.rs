@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use support::client::{self, Http1, Raw, ask, body, to};
 use support::guest::Guests;
 use support::{ID, KEY, Setup, collected};
+use tokio::io::AsyncWriteExt;
 
 fn hello() -> Router {
     Router::new().fallback(get(|request: axum::extract::Request| async move {
@@ -378,5 +379,62 @@ async fn a_refusal_reaches_a_client_that_is_still_sending() {
         let answer = client.rest().await;
         let status = answer.split(' ').nth(1).unwrap_or_default();
         assert!(matches!(status, "502" | "400"), "{answer}");
+    }
+}
+
+/// The head of a request for a sandbox that is not there, with a body to come.
+fn unwanted(more: &str) -> String {
+    format!(
+        "POST /upload HTTP/1.1\r\nHost: 127.0.0.1\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 80\r\n{more}\r\n"
+    )
+}
+
+#[tokio::test]
+async fn a_connection_whose_request_was_refused_before_its_body_came_serves_the_next() {
+    let setup = Setup::new(&Guests::default()).await;
+    let bodies = [
+        ("Content-Length: 2\r\n", "{}"),
+        ("Transfer-Encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+    ];
+    for (number, (length, body)) in bodies.into_iter().enumerate() {
+        let mut client = Raw::new(setup.address).await;
+        client.say(&unwanted(length)).await;
+        setup.counted(|t| t.not_found == number as u64 + 1).await;
+        let next = "GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n";
+        client.say(&format!("{body}{next}")).await;
+        let answers = client.rest().await;
+        assert!(answers.starts_with("HTTP/1.1 502 "), "{answers}");
+        assert!(answers.ends_with("control plane"), "{answers}");
+        assert_eq!(answers.matches("connection: close").count(), 1, "{answers}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_is_refused_and_does_not_send_the_rest_is_told_that_the_connection_closes() {
+    let setup = Setup::new(&Guests::default()).await;
+    for more in [
+        "Content-Length: 2\r\n",
+        "Content-Length: 100000000\r\n",
+        // Waits to be asked for the rest, and is not.
+        "Content-Length: 2\r\nExpect: 100-continue\r\n",
+    ] {
+        let mut client = Raw::new(setup.address).await;
+        client.say(&unwanted(more)).await;
+        let answer = client.until("}").await;
+        assert!(answer.starts_with("HTTP/1.1 502 "), "{answer}");
+        assert!(answer.contains("connection: close"), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_stops_sending_gets_what_it_asked_the_control_plane_for() {
+    let setup = Setup::new(&Guests::default()).await;
+    for (method, answered) in [("GET", true), ("POST", false)] {
+        let mut client = Raw::new(setup.address).await;
+        let request = format!("{method} /slow HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+        client.say(&request).await;
+        client.0.shutdown().await.unwrap();
+        let answer = client.rest().await;
+        assert_eq!(answer.ends_with("control plane"), answered, "{answer}");
     }
 }

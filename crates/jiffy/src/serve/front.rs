@@ -7,11 +7,11 @@ use crate::cli::ServeArgs;
 use crate::client::{VERSION, VERSION_HEADER};
 use anyhow::{Context, bail};
 use hyper::Request;
-use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use jiffy_api::{App, Caller, Ending, Keys, Visitors, local_key};
 use jiffy_build::Builder;
 use jiffy_engine::Engine;
+use jiffy_gateway::body::{Body, FromClient};
 use jiffy_gateway::{Config, ControlPlane, Gateway, Peer, Signer, Tls};
 use jiffy_host::Sandboxes;
 use jiffy_image::{Home, Templates};
@@ -46,10 +46,7 @@ struct Listening {
 pub struct Control(axum::Router);
 
 impl ControlPlane for Control {
-    async fn answer(
-        &mut self,
-        mut request: Request<Incoming>,
-    ) -> hyper::Response<jiffy_gateway::body::Body> {
+    async fn answer(&mut self, mut request: Request<FromClient>) -> hyper::Response<Body> {
         if request.extensions().get::<Peer>().is_some_and(|p| p.local) {
             request.extensions_mut().insert(Caller::Owner);
         }

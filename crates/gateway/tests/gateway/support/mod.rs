@@ -5,7 +5,7 @@ pub mod client;
 pub mod guest;
 
 use axum::Router;
-use axum::routing::get;
+use axum::routing::{any, get};
 use guest::Guests;
 use hyper::body::Incoming;
 use jiffy_gateway::gateway::ControlPlane;
@@ -37,6 +37,7 @@ pub struct Setup {
 pub fn control_plane() -> Router {
     Router::new()
         .route("/health", get(|| async { "control plane" }))
+        .route("/slow", any(slow))
         .fallback(|request: axum::extract::Request| async move {
             let ip = request
                 .extensions()
@@ -45,6 +46,12 @@ pub fn control_plane() -> Router {
                 .ip;
             format!("{} {} for {ip}", request.method(), request.uri())
         })
+}
+
+/// Time enough to notice what the client does.
+async fn slow() -> &'static str {
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    "control plane"
 }
 
 pub fn config() -> Config {
