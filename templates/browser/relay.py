@@ -4,10 +4,14 @@ Chromium answers only requests whose Host is an address or `localhost`, so that 
 tells clients addresses that begin with that Host. Through the gateway, Host is the sandbox's name. So the relay speaks to Chromium as
 `127.0.0.1`, and puts the address by which the client came into what comes back. The protection stays: a foreign Host is let pass only
 with the sandbox's id beside it, which the gateway writes and no page knows. `Origin` is handed on, and judged by Chromium.
+
+The page that a browser begins with is in the memory that all sandboxes of the template begin with, and would draw the same random numbers
+in each. So it is replaced, and its process with it, when the first client comes and the sandbox is another than the page was made in.
 """
 
 import asyncio
 import ipaddress
+import json
 import re
 from dataclasses import dataclass
 
@@ -56,10 +60,11 @@ class Head:
         return "\r\n".join(lines).encode("latin-1")
 
 
-def own_id() -> str:
+def generation() -> str:
+    """The sandbox's id and a number that no copy of it has."""
     try:
         with open(GENERATION) as file:
-            return file.read().split(" ")[0]
+            return file.read()
     except OSError:
         return ""
 
@@ -81,7 +86,7 @@ def address(request: Head) -> tuple[bool, str]:
     host = request.get("host")
     if re.search(r"[^\w.:\[\]-]", host):
         raise Refused("400 Bad Request")
-    known = own_id()
+    known = generation().split(" ")[0]
     through_gateway = known != "" and request.get("e2b-sandbox-id") == known
     if not through_gateway and not is_here(host):
         raise Refused("403 Forbidden")
@@ -114,6 +119,35 @@ class Relay:
     def __init__(self, port: int) -> None:
         self.port = port
         self.inner = f"127.0.0.1:{port}"
+        self.turn = asyncio.Lock()
+        self.begin()
+
+    def begin(self) -> None:
+        """A browser begins, with a page that no client has seen."""
+        self.made_in: str | None = generation()
+
+    async def own_page(self) -> None:
+        """Sees to it, before the first client comes, that the page is not one that other sandboxes have, too."""
+        async with self.turn:
+            if self.made_in not in (None, generation()):
+                pages = json.loads(await self.ask("GET", "/json/list"))
+                await self.ask("PUT", "/json/new?about:blank")
+                for page in pages:
+                    await self.ask("GET", f"/json/close/{page['id']}")
+            self.made_in = None
+
+    async def ask(self, method: str, path: str) -> bytes:
+        """Asks DevTools."""
+        there, to = await self.connect()
+        try:
+            fields = [("Host", self.inner), ("Content-Length", "0"), ("Connection", "close")]
+            to.write(Head(f"{method} {path} HTTP/1.1", fields).bytes())
+            answer = await Head.read(there)
+            if answer is None or " 200 " not in answer.first:
+                raise Refused("502 Bad Gateway")
+            return await body_of(answer, there)
+        finally:
+            to.close()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         for _ in range(PATIENCE * 10):
@@ -139,6 +173,9 @@ class Relay:
 
     async def exchange(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tls, outer = address(request)
+        # Whether it is there is asked by whoever makes the template, too.
+        if "/json/version" not in request.first:
+            await self.own_page()
         there, to = await self.connect()
         try:
             request.set("Host", self.inner)

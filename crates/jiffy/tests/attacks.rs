@@ -70,7 +70,7 @@ fn besieged(test: &str, work: impl FnOnce(&Siege<'_>)) {
         (!alive(siege.vmm)).then_some(())
     });
     within("ending the attacker", began);
-    siege.hold_out();
+    siege.others_hold_out();
     assert_eq!(place.vmms(), before);
     place.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
@@ -117,8 +117,13 @@ impl Siege<'_> {
         ])
     }
 
-    /// The neighbour and the daemon answer in time, and the attacker's VMM has what it was given at most.
+    /// The neighbour and the daemon answer in time, and the attacker's sandbox has what it was given at most, and lives.
     fn hold_out(&self) {
+        self.others_hold_out();
+        assert!(alive(self.vmm), "the attack ended the attacker's sandbox");
+    }
+
+    fn others_hold_out(&self) {
         let mut took = Vec::new();
         for _ in 0..COMMANDS {
             let began = Instant::now();
