@@ -1,9 +1,10 @@
 //! Joins a stream from the host to a TCP port of the guest: see `jiffy_proto::agent::TCP_PORT`.
 
+use crate::sys;
 use jiffy_proto::agent::TCP_OK;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::time::Duration;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
@@ -11,6 +12,11 @@ use tokio::time::timeout;
 /// Most digits of a port.
 const LONGEST: usize = 5;
 const BUFFER: usize = 16 * 1024;
+/// How long the first call to a server waits, about, and how long the later ones do at most.
+const FIRST: Duration = Duration::from_millis(20);
+const LAST: Duration = Duration::from_secs(1);
+/// How long a server may take no connection.
+const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
 /// Serves one stream.
 pub async fn serve(mut stream: UnixStream) {
@@ -59,10 +65,28 @@ async fn read_port(stream: &mut UnixStream) -> Result<u16, String> {
 
 /// Most servers listen on IPv4; some only on `::1`.
 async fn connect(port: u16) -> io::Result<TcpStream> {
-    match TcpStream::connect((IpAddr::V4(Ipv4Addr::LOCALHOST), port)).await {
+    match reach((IpAddr::V4(Ipv4Addr::LOCALHOST), port).into()).await {
         Ok(tcp) => Ok(tcp),
-        Err(first) => TcpStream::connect((IpAddr::V6(Ipv6Addr::LOCALHOST), port))
+        Err(first) => reach((IpAddr::V6(Ipv6Addr::LOCALHOST), port).into())
             .await
             .map_err(|_| first),
+    }
+}
+
+/// Connects to a server on the loopback device, where an answer comes at once or not at all: a server that has as many connections waiting
+/// as it wants (Python's take five) drops the call. The kernel would call again after a second, then after two more; we do so sooner, and
+/// all who wait at moments of their own.
+async fn reach(to: SocketAddr) -> io::Result<TcpStream> {
+    let began = Instant::now();
+    let mut patience = FIRST;
+    loop {
+        let mut random = [0; 1];
+        sys::random(&mut random)?;
+        let wait = patience.mul_f64(0.5 + f64::from(random[0]) / 256.0);
+        match timeout(wait, TcpStream::connect(to)).await {
+            Ok(done) => return done,
+            Err(_) if began.elapsed() > LONGEST_WAIT => return Err(io::ErrorKind::TimedOut.into()),
+            Err(_) => patience = (patience * 5 / 4).min(LAST),
+        }
     }
 }

@@ -213,6 +213,43 @@ nohup python3 serve.py >serve.log 2>&1 & until [ -s drawn ]; do sleep 0.01; done
 }
 
 /// Nanoseconds since 1970.
+#[test]
+fn memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original() {
+    let test = "memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    // How libraries see that their state was copied: a byte that was set, in memory with MADV_WIPEONFORK.
+    place.sh(
+        &id,
+        "cat > mark.py <<'E'
+import mmap, os, time
+mark = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+mark.madvise(18)
+mark[0] = 1
+while True:
+    with open('new', 'w') as f: f.write('kept' if mark[0] else 'wiped')
+    os.rename('new', 'seen')
+    time.sleep(0.005)
+E
+nohup python3 mark.py >/dev/null 2>&1 & until [ -s seen ]; do sleep 0.01; done",
+    );
+    let snapshot = place.ok(&["snapshot", &id]);
+    // What is written from now on.
+    let look = "sleep 0.02; rm -f seen; until [ -s seen ]; do sleep 0.01; done; cat seen";
+    let copies = [
+        fork(&place, &id, 1).remove(0),
+        place.ok(&["create", "--from", &snapshot]),
+    ];
+    for copy in &copies {
+        assert_eq!(place.sh(copy, look), "wiped");
+    }
+    assert_eq!(place.sh(&id, look), "kept");
+    place.ok(&["rollback", &id, &snapshot]);
+    assert_eq!(place.sh(&id, look), "wiped", "it was put back");
+}
+
 fn now() -> i128 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     i128::try_from(since.as_nanos()).unwrap()
@@ -361,6 +398,8 @@ on_gvisor! {
     clones_have_names_and_ids_and_seeds_of_their_own,
     a_full_disk_in_the_guest_does_not_keep_its_clones_from_their_identity,
     programs_learn_from_the_generation_that_they_were_copied_or_put_back,
+    memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original
+        cannot hold: "gVisor has no MADV_WIPEONFORK, and says so to programs",
     the_wall_clock_is_right_and_the_monotonic_clock_goes_on_after_every_way_to_wake,
     a_clone_with_another_environment_is_told_nothing_of_its_parents,
     the_agent_of_a_clone_refuses_its_parents_token_and_its_parent_that_of_the_clone,

@@ -14,6 +14,18 @@ const SEEDS: [&str; 2] = [
     "/var/lib/urandom/random-seed",
 ];
 
+/// The guest kernel's: whoever writes to it says that the machine is a copy.
+const WIPE_ON_FORK: &str = "/proc/sys/vm/wipe_on_fork";
+
+/// Empties what programs marked as not to be copied by a fork (`MADV_WIPEONFORK`): generators of random numbers in libraries notice by that.
+pub fn wipe_on_fork() -> io::Result<()> {
+    match std::fs::write(WIPE_ON_FORK, "1") {
+        // The snapshot is of an earlier kernel.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
 /// Shows a new boot id to programs, by mounting a file over the kernel's.
 pub fn new_boot_id() -> io::Result<()> {
     let hex = random_id()?;

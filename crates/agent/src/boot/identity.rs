@@ -50,6 +50,9 @@ impl Applier {
             set_clock(identity.time_ns).map_err(|e| format!("cannot set the clock: {e}"))?;
             mix_entropy(&identity.entropy)?;
         }
+        if has_kernel && self.last_id.is_some() {
+            clone::wipe_on_fork().map_err(|e| format!("cannot wipe what forks wipe: {e}"))?;
+        }
         let hostname = identity.hostname.as_deref().unwrap_or(&identity.id);
         set_hostname(hostname).map_err(|e| format!("cannot set the host name: {e}"))?;
         let replaced = self.last_id.as_ref().is_some_and(|id| *id != identity.id);
@@ -152,7 +155,6 @@ fn set_hostname(name: &str) -> io::Result<()> {
     sys::check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })?;
     let before = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
     let after = hosts(&before, name);
-    // A root without /etc resolves nothing anyway.
     if before != after {
         // A root without /etc resolves nothing anyway.
         let _ = write_over("/etc/hosts", &after);

@@ -33,6 +33,9 @@ fn socket() -> io::Result<OwnedFd> {
 /// Brings `lo` up, and `eth0` if there is one and the command line says how. A guest without network is a
 /// guest: failures go to the console.
 pub fn bring_up() {
+    // A server that has no room for a connection is to drop the call, so that `forward` calls again. With cookies it would answer, and
+    // drop what follows.
+    let _ = std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "0");
     let cmdline = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let config = NetConfig::parse(&cmdline);
     let outcome = socket().and_then(|socket| {
