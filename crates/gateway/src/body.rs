@@ -31,7 +31,7 @@ pub fn full(text: impl Into<Bytes>) -> Body {
 /// A client's request body. What nobody read of it is found in its [`Unread`].
 #[derive(Debug)]
 pub struct FromClient {
-    /// Taken when it is dropped.
+    /// None: it has been read to its end.
     inner: Option<Incoming>,
     unread: Unread,
 }
@@ -77,6 +77,14 @@ impl FromClient {
             unread,
         }
     }
+
+    /// Nothing.
+    fn empty() -> Self {
+        Self {
+            inner: None,
+            unread: Unread::default(),
+        }
+    }
 }
 
 impl Drop for FromClient {
@@ -117,23 +125,17 @@ impl HttpBody for FromClient {
 /// A client's request body on its way to the guest.
 #[derive(Debug)]
 pub struct ToGuest {
-    inner: Option<FromClient>,
+    inner: FromClient,
     counters: Arc<Counters>,
 }
 
 impl ToGuest {
-    pub(crate) fn new(inner: FromClient, counters: Arc<Counters>) -> Self {
-        Self {
-            inner: Some(inner),
-            counters,
-        }
+    pub(crate) const fn new(inner: FromClient, counters: Arc<Counters>) -> Self {
+        Self { inner, counters }
     }
 
     pub(crate) fn empty(counters: Arc<Counters>) -> Self {
-        Self {
-            inner: None,
-            counters,
-        }
+        Self::new(FromClient::empty(), counters)
     }
 }
 
@@ -145,10 +147,7 @@ impl HttpBody for ToGuest {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let Some(inner) = &mut self.inner else {
-            return Poll::Ready(None);
-        };
-        let frame = ready!(Pin::new(inner).poll_frame(cx));
+        let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
         if let Some(Ok(frame)) = &frame {
             count(&self.counters.bytes_to_guests, frame);
         }
@@ -156,13 +155,11 @@ impl HttpBody for ToGuest {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.as_ref().is_none_or(HttpBody::is_end_stream)
+        self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner
-            .as_ref()
-            .map_or(SizeHint::with_exact(0), HttpBody::size_hint)
+        self.inner.size_hint()
     }
 }
 
