@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{CONNECTION, EXPECT, HeaderValue};
 use hyper::service::Service;
-use hyper::{Request, Response, StatusCode, Version};
+use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use std::convert::Infallible;
@@ -51,7 +51,7 @@ struct State {
     body: bool,
     /// The gateway ends, and hears nobody out.
     leaving: bool,
-    /// A client that sends nothing any more still gets the answer that is under way.
+    /// A client that sends nothing any more still gets the answer that is under way. Otherwise it is taken for one that has gone.
     patient: bool,
     /// Who is to hear then that it sends nothing any more.
     ended: Option<Waker>,
@@ -59,6 +59,15 @@ struct State {
     quiet: Instant,
     /// Since when the head of a request is arriving.
     head: Option<Instant>,
+}
+
+impl State {
+    fn no_patience(&mut self) {
+        self.patient = false;
+        if let Some(waker) = self.ended.take() {
+            waker.wake();
+        }
+    }
 }
 
 impl Activity {
@@ -115,15 +124,16 @@ impl Turn {
         state.head = None;
         state.http2 = request.version() == Version::HTTP_2;
         state.body = !state.http2 && !request.body().is_end_stream();
-        state.patient = false;
+        // What is only asked for is soon told, unless a guest is asked.
+        let asks = matches!(*request.method(), Method::GET | Method::HEAD);
+        state.patient = !state.http2 && !state.body && asks;
         drop(state);
         Self(Arc::clone(activity))
     }
 
-    /// The answer comes soon and also to a client that sends nothing any more. Otherwise such a client is taken for one that has gone.
-    pub(crate) fn wait(&self) {
-        let mut state = self.0.state();
-        state.patient = !state.http2;
+    /// The answer may take any time: nobody waits for it who sends nothing any more.
+    pub(crate) fn takes_long(&self) {
+        self.0.state().no_patience();
     }
 }
 
@@ -132,9 +142,7 @@ impl Drop for Turn {
         let mut state = self.0.state();
         state.underway -= 1;
         state.quiet = Instant::now();
-        if let Some(waker) = state.ended.take() {
-            waker.wake();
-        }
+        state.no_patience();
     }
 }
 
@@ -188,7 +196,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
             self.activity.heard();
         } else if matches!(result, Poll::Ready(Ok(()))) && buf.remaining() > 0 {
             let mut state = self.activity.state();
-            if state.patient && state.underway > 0 {
+            if state.patient {
                 state.ended = Some(cx.waker().clone());
                 return Poll::Pending;
             }
@@ -364,4 +372,68 @@ fn builder(limits: &Limits) -> Builder<TokioExecutor> {
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(SEND_BUFFER);
     builder
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::sandboxes::{Access, OpenError};
+    use std::net::Ipv4Addr;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::net::UnixStream;
+
+    /// One sandbox, whose guest never answers.
+    #[derive(Debug, Clone)]
+    struct Silent;
+
+    impl Sandboxes for Silent {
+        fn find(&self, _: &str) -> Option<Access> {
+            Some(Access::default())
+        }
+
+        async fn open(&self, _: &str, _: u16) -> Result<UnixStream, OpenError> {
+            std::future::pending().await
+        }
+    }
+
+    /// What a client hears whose request and end are there before anybody looks.
+    async fn heard(request: &str) -> String {
+        let control = axum::Router::new().fallback(async || {
+            tokio::task::yield_now().await;
+            "control plane"
+        });
+        let gateway = Gateway::new(Config::default(), Silent, control, None);
+        let peer = Peer {
+            ip: Ipv4Addr::LOCALHOST.into(),
+            tls: false,
+            local: false,
+        };
+        let permit = gateway.shared.admission.enter(peer.ip).unwrap();
+        let (mut client, server) = duplex(64 * 1024);
+        client.write_all(request.as_bytes()).await.unwrap();
+        client.shutdown().await.unwrap();
+        serve(gateway, server, peer, permit, Tasks::default()).await;
+        let mut heard = String::new();
+        client.read_to_string(&mut heard).await.unwrap();
+        heard
+    }
+
+    #[tokio::test]
+    async fn whoever_asked_and_sends_no_more_is_answered_unless_a_guest_was_asked() {
+        let of = |method: &str, more: &str| {
+            format!("{method} /x HTTP/1.1\r\nHost: localhost\r\n{more}\r\n")
+        };
+        let answer = heard(&of("GET", "")).await;
+        assert!(answer.ends_with("control plane"), "{answer}");
+        assert_eq!(heard(&of("POST", "")).await, "");
+        let guest = "E2b-Sandbox-Id: i0123456789abcdefghi\r\nE2b-Sandbox-Port: 80\r\n";
+        let began = Instant::now();
+        assert_eq!(heard(&of("GET", guest)).await, "");
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "it is let go at once"
+        );
+    }
 }

@@ -20,7 +20,6 @@ use crate::set_cookie;
 use crate::tunnel;
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use hyper::body::Body as _;
 use hyper::header::{CONNECTION, COOKIE, HeaderValue, LOCATION, ORIGIN, SET_COOKIE};
 use hyper::http::request::Parts;
 use hyper::http::uri::PathAndQuery;
@@ -160,9 +159,6 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
             let (parts, body) = request.into_parts();
             match self.shared.decide(&parts) {
                 Route::ControlPlane => {
-                    if matches!(parts.method, Method::GET | Method::HEAD) && body.is_end_stream() {
-                        turn.wait();
-                    }
                     let mut request = Request::from_parts(parts, body);
                     request
                         .headers_mut()
@@ -186,6 +182,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                     answer
                 }
                 Route::Sandbox(target) => {
+                    turn.takes_long();
                     let span = Span::current();
                     span.record("sandbox", &target.id);
                     span.record("port", target.port);
