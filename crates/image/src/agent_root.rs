@@ -56,24 +56,18 @@ impl<'a> AgentRoot<'a> {
             sparse: false,
             remedy: "remove it together with its .stamp file and run again",
         };
-        if let Some(verified) = check.open(&path)? {
-            return Ok(verified);
-        }
-        let _lock = home.lock("initrd", || ())?;
-        if let Some(verified) = check.open(&path)? {
-            return Ok(verified);
-        }
-        let work = home.initrd().join(format!(".new-{name}"));
-        let (root, image) = (work.join("root"), work.join("image"));
-        let _ = fs::remove_dir_all(&work);
-        let made = self.fill(&root).and_then(|()| {
-            write(&Root::Directory(root), &image, UUID, EPOCH, None)?;
-            fs::rename(&image, &path).on("rename", &image)?;
-            Ok(())
-        });
-        let _ = fs::remove_dir_all(&work);
-        made?;
-        Ok(check.record(&path)?)
+        check.open_or_make(&path, home, "initrd", || {
+            let work = home.initrd().join(format!(".new-{name}"));
+            let (root, image) = (work.join("root"), work.join("image"));
+            let _ = fs::remove_dir_all(&work);
+            let made = self.fill(&root).and_then(|()| {
+                write(&Root::Directory(root), &image, UUID, EPOCH, None)?;
+                fs::rename(&image, &path).on("rename", &image)?;
+                Ok(())
+            });
+            let _ = fs::remove_dir_all(&work);
+            made
+        })
     }
 }
 

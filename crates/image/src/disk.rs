@@ -74,18 +74,13 @@ impl Disk {
             sparse: true,
             remedy: "remove it together with its .stamp file and run again",
         };
-        if let Some(verified) = check.open(&path)? {
-            return Ok(verified);
-        }
-        let _lock = home.lock("disks", || ())?;
-        if let Some(verified) = check.open(&path)? {
-            return Ok(verified);
-        }
-        create(&home.disks(), &name, |file| {
-            file.as_file().set_len(size).on("size", &path)?;
-            format(file.path())
-        })?;
-        Ok(check.record(&path)?)
+        check.open_or_make(&path, home, "disks", || {
+            create(&home.disks(), &name, |file| {
+                file.as_file().set_len(size).on("size", &path)?;
+                format(file.path())
+            })?;
+            Ok(())
+        })
     }
 
     /// A file for what one sandbox writes: it has no name, and vanishes with its last descriptor.

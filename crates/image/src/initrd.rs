@@ -66,17 +66,12 @@ impl<'a> Initrd<'a> {
             sparse: false,
             remedy: "remove it together with its .stamp file and run again",
         };
-        if let Some(verified) = check.open(&path)? {
-            return Ok(verified);
-        }
-        let _lock = home.lock("initrd", || ())?;
-        if let Some(verified) = check.open(&path)? {
-            return Ok(verified);
-        }
-        create(&home.initrd(), &name, |file| {
-            file.write_all(&self.archive()).on("write", &path)
-        })?;
-        Ok(check.record(&path)?)
+        check.open_or_make(&path, home, "initrd", || {
+            create(&home.initrd(), &name, |file| {
+                file.write_all(&self.archive()).on("write", &path)
+            })?;
+            Ok(())
+        })
     }
 }
 

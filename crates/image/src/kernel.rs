@@ -112,33 +112,28 @@ impl Kernel {
             sparse: false,
             remedy: "remove it and run again",
         };
-        if let Some(verified) = check.open(&path)? {
-            return Ok(verified);
-        }
-        let _lock = home.lock("kernel", || ())?;
-        if let Some(verified) = check.open(&path)? {
-            return Ok(verified);
-        }
-        let found = sum_of(compressed);
-        if found != sums.compressed {
-            let detail = format!("expected sha256 {}, found {found}", sums.compressed);
-            return Err(KernelError::Packed { detail });
-        }
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        create(&home.kernel(), &name, |file| {
-            let mut output = Hashing {
-                inner: file,
-                hasher: Sha256::new(),
-            };
-            zstd::stream::copy_decode(compressed, &mut output).on("write", &path)?;
-            match hex(output.hasher) {
-                found if found == sums.vmlinux => Ok(()),
-                found => Err(KernelError::Packed {
-                    detail: format!("expected sha256 {}, found {found}", sums.vmlinux),
-                }),
+        check.open_or_make(&path, home, "kernel", || {
+            let found = sum_of(compressed);
+            if found != sums.compressed {
+                let detail = format!("expected sha256 {}, found {found}", sums.compressed);
+                return Err(KernelError::Packed { detail });
             }
-        })?;
-        Ok(check.record(&path)?)
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            create(&home.kernel(), &name, |file| {
+                let mut output = Hashing {
+                    inner: file,
+                    hasher: Sha256::new(),
+                };
+                zstd::stream::copy_decode(compressed, &mut output).on("write", &path)?;
+                match hex(output.hasher) {
+                    found if found == sums.vmlinux => Ok(()),
+                    found => Err(KernelError::Packed {
+                        detail: format!("expected sha256 {}, found {found}", sums.vmlinux),
+                    }),
+                }
+            })?;
+            Ok(())
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 //! After a full check a stamp beside the file records the checksum together with what changes whenever the content does:
 //! size, inode and timestamps. As long as they match, the file is what was checked; if not, it is checked in full again.
 
+use crate::Home;
 use crate::file::{FileError, OnPath, write};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -124,6 +125,25 @@ pub(crate) fn stamp_path(path: &Path) -> PathBuf {
 }
 
 impl Check<'_> {
+    /// Opens `path` verified; where it is not there, or nobody knows its checksum, `make` makes it first, once for all who hold this lock.
+    pub(crate) fn open_or_make<E: From<VerifyError> + From<FileError>>(
+        &self,
+        path: &Path,
+        home: &Home,
+        lock: &str,
+        make: impl FnOnce() -> Result<(), E>,
+    ) -> Result<VerifiedFile, E> {
+        if let Some(verified) = self.open(path)? {
+            return Ok(verified);
+        }
+        let _lock = home.lock(lock, || ())?;
+        if let Some(verified) = self.open(path)? {
+            return Ok(verified);
+        }
+        make()?;
+        Ok(self.record(path)?)
+    }
+
     /// Opens `path` verified. `Ok(None)`: no such file, or one whose checksum nobody knows (a stamp never written).
     pub(crate) fn open(&self, path: &Path) -> Result<Option<VerifiedFile>, VerifyError> {
         let file = match File::open(path) {
