@@ -115,6 +115,7 @@ impl Claims {
             }
             self.give_up(tag);
         }
+        self.remove_stray_routes();
         let routes = routes()?;
         let taken = |range: &Ipv4Net| routes.iter().find(|r| overlap(r, range));
         let range = match wanted {
@@ -142,6 +143,20 @@ impl Claims {
         Ok(range)
     }
 
+    /// Removes routes of claims whose file is gone: their ranges would be taken for ever.
+    fn remove_stray_routes(&self) {
+        let text = program::run("ip", &["-4", "route", "show", "type", "blackhole"], "");
+        let claimed: Vec<Ipv4Net> = self.all().iter().map(|(_, claim)| claim.range).collect();
+        for line in text.unwrap_or_default().lines() {
+            let own = line.trim_end().ends_with(&format!("metric {METRIC}"));
+            let stray = destination(line).filter(|range| own && !claimed.contains(range));
+            if let Some(range) = stray {
+                // One that is gone meanwhile is as it should be.
+                let _ = program::ip(&[blackhole("del", range)]);
+            }
+        }
+    }
+
     /// Takes the claim of `tag` back; what lay in it must be gone.
     pub fn give_up(&self, tag: &str) {
         if let Some(claim) = self.read(tag) {
@@ -152,9 +167,11 @@ impl Claims {
     }
 }
 
-/// Any route of somebody else is preferred to ours.
+/// Any route of somebody else is preferred to ours, and no other program's has this metric.
+const METRIC: u32 = 4_294_967;
+
 fn blackhole(verb: &str, range: Ipv4Net) -> String {
-    format!("route {verb} blackhole {range} metric 4294967")
+    format!("route {verb} blackhole {range} metric {METRIC}")
 }
 
 fn overlap(a: &Ipv4Net, b: &Ipv4Net) -> bool {

@@ -70,6 +70,15 @@ pub(crate) fn mtu(name: &str) -> io::Result<u32> {
     Ok(u32::try_from(mtu).unwrap_or(0))
 }
 
+/// Names of the devices of this thread's namespace.
+pub(crate) fn names() -> io::Result<Vec<String>> {
+    let devices = nix::net::if_::if_nameindex()?;
+    let names = devices
+        .iter()
+        .map(|device| device.name().to_string_lossy().into_owned());
+    Ok(names.collect())
+}
+
 /// Whether this thread's namespace has a device of that name.
 pub(crate) fn exists(name: &str) -> bool {
     nix::net::if_::if_nametoindex(name).is_ok()

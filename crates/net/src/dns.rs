@@ -5,6 +5,7 @@
 
 use crate::connections::Record;
 use crate::guest::GATEWAY;
+use crate::pace::Pace;
 use crate::policy::Policy;
 use crate::upstream::{self, Upstreams};
 use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
@@ -13,7 +14,7 @@ use jiffy_engine::Refusal;
 use std::io;
 use std::net::{self, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{Semaphore, watch};
@@ -22,6 +23,14 @@ use tokio::task::AbortHandle;
 const PORT: u16 = 53;
 /// Questions of one guest that are asked at the same time; more are dropped, and asked again by whoever wants to know.
 const QUESTIONS: usize = 64;
+/// Questions of one guest that are asked at once after a rest; the others wait.
+const BURST: u32 = 256;
+/// Time between two questions, by how full the host's table of connections is. Each is an entry there for half a minute at least.
+const INTERVALS: [Duration; 3] = [
+    Duration::from_millis(10),
+    Duration::from_millis(50),
+    Duration::from_millis(500),
+];
 /// Connections of one guest at the same time.
 const CONNECTIONS: usize = 16;
 /// How long a connection may be idle (RFC 7766 6.2.3).
@@ -54,6 +63,7 @@ struct Rules {
     policy: watch::Receiver<Option<Policy>>,
     host: Arc<Upstreams>,
     record: Arc<Record>,
+    pace: Pace,
 }
 
 /// The server of one slot; it ends with this.
@@ -82,6 +92,7 @@ impl Server {
             policy,
             host,
             record,
+            pace: Pace::new(BURST),
         });
         let udp = Arc::new(UdpSocket::from_std(sockets.udp)?);
         let tcp = TcpListener::from_std(sockets.tcp)?;
@@ -134,6 +145,8 @@ impl Rules {
         if query.query_type() == RecordType::AAAA && !version6 {
             return refuse(ResponseCode::NoError);
         }
+        let interval = INTERVALS[self.host.gauge.get() as usize];
+        tokio::time::sleep(self.pace.delay(Instant::now(), interval)).await;
         match upstream::ask(question, &asked, &upstreams, over).await {
             Some(answer) => Some(answer),
             None => refuse(ResponseCode::ServFail),

@@ -2,6 +2,7 @@
 
 use crate::NetError;
 use crate::claim::Claims;
+use crate::device;
 use crate::program;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -99,13 +100,10 @@ pub(crate) fn let_forward6(device: &str) -> Result<(), NetError> {
 }
 
 fn devices() -> Result<Vec<String>, NetError> {
-    let devices = nix::net::if_::if_nameindex()
-        .map_err(|e| NetError::host("listing network devices")(e.into()))?;
-    let names = devices
-        .iter()
-        .map(|d| d.name().to_string_lossy().into_owned());
+    let mut names = device::names().map_err(NetError::host("listing network devices"))?;
     // Devices of slots that are gone may still be on their way out.
-    Ok(names.filter(|name| !name.starts_with("jf")).collect())
+    names.retain(|name| !name.starts_with("jf"));
+    Ok(names)
 }
 
 /// Switches forwarding on. Where it was off, the devices there are now go on not to forward from one to another.

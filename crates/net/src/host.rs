@@ -3,6 +3,7 @@
 use crate::NetError;
 use crate::claim::Claims;
 use crate::connections;
+use crate::conntrack::{self, Limits};
 use crate::device;
 use crate::forwarding::{self, Version};
 use crate::namespace;
@@ -15,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 /// Packets that fit any path.
 const SMALLEST_USUAL_MTU: u32 = 1280;
 
-fn table(tag: &str) -> String {
+pub(crate) fn table(tag: &str) -> String {
     format!("jiffy_{tag}")
 }
 
@@ -26,9 +27,10 @@ pub(crate) fn set_up(
     tag: &str,
     range: Ipv4Net,
     uplink6: Option<&str>,
+    limits: Limits,
 ) -> Result<(), NetError> {
     let range6 = uplink6.map(|_| range6(tag));
-    program::nft(&script(tag, range, range6))?;
+    program::nft(&script(tag, range, range6, limits))?;
     forwarding::start(claims, Version::V4, "")?;
     if let (Some(uplink), Some(range)) = (uplink6, range6) {
         forwarding::start(claims, Version::V6, uplink)?;
@@ -41,9 +43,13 @@ pub(crate) fn set_up(
 
 /// Undoes it, and removes namespaces that were left.
 pub(crate) fn tear_down(claims: &Claims, tag: &str) {
-    for name in namespace::list(&prefix(tag)) {
+    let prefix = prefix(tag);
+    for name in namespace::list(&prefix) {
         namespace::remove(&name);
-        if device::exists(&name) {
+    }
+    // Also those whose namespace has lost its name.
+    for name in device::names().unwrap_or_default() {
+        if name.starts_with(&prefix) {
             let _ = program::ip(&[format!("link del {name}")]);
         }
     }
@@ -53,13 +59,16 @@ pub(crate) fn tear_down(claims: &Claims, tag: &str) {
     let table = table(tag);
     let _ = program::nft(&format!("table inet {table}\ndelete table inet {table}\n"));
     claims.give_up(tag);
+    namespace::release();
     if claims.all().is_empty() {
         forwarding::stop(claims, Version::V4);
         forwarding::stop(claims, Version::V6);
     }
 }
 
-fn script(tag: &str, range: Ipv4Net, range6: Option<Ipv6Net>) -> String {
+fn script(tag: &str, range: Ipv4Net, range6: Option<Ipv6Net>, limits: Limits) -> String {
+    let counted = limits.chains();
+    let (timeouts, shorten) = conntrack::ended_if_known();
     let (table, slots) = (table(tag), format!("\"{}*\"", prefix(tag)));
     let own6 = range6.map_or_else(
         || "meta nfproto ipv6 drop".to_owned(),
@@ -77,7 +86,7 @@ table inet {table} {{
     meta l4proto tcp reject with tcp reset
     reject with icmpx type admin-prohibited
   }}
-  chain arriving {{
+{timeouts}{counted}  chain arriving {{
     type filter hook prerouting priority mangle; policy accept;
     iifname {slots} jump from_sandbox
   }}
@@ -86,7 +95,7 @@ table inet {table} {{
     {own6}
     ip daddr {range} goto refuse
     fib daddr type != unicast goto refuse
-  }}
+{shorten}  }}
   chain here {{
     type filter hook input priority filter; policy accept;
     iifname {slots} drop
@@ -94,6 +103,7 @@ table inet {table} {{
   chain passing {{
     type filter hook forward priority filter; policy accept;
     iifname {slots} oifname "jf*" drop
+    iifname {slots} ct state new jump counted
     oifname {slots} ct state != {{ established, related }} drop
   }}
   chain leaving {{

@@ -4,6 +4,7 @@
 
 mod claim;
 mod connections;
+mod conntrack;
 mod counted;
 mod device;
 mod dns;
@@ -16,10 +17,13 @@ mod names;
 mod namespace;
 mod network;
 mod numbers;
+mod outbound;
+mod pace;
 mod policy;
 mod program;
 mod proxy;
 mod slot;
+mod special;
 mod upstream;
 mod veth;
 

@@ -2,7 +2,8 @@
 
 use crate::NetError;
 use crate::claim::{self, Claims};
-use crate::connections::{Record, Watch};
+use crate::connections::{self, Record, Watch};
+use crate::conntrack::{Limits, Watcher};
 use crate::dns::Server;
 use crate::forwarding;
 use crate::host;
@@ -24,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use tokio::sync::watch;
 
-/// Most connections of one sandbox at the same time.
+/// Most connections of one sandbox at the same time, unless the host's owner says another number.
 const CONNECTIONS: u32 = 4096;
 
 /// What a network is made with.
@@ -42,6 +43,10 @@ pub struct NetworkConfig {
     pub card: Card,
     /// What of private ranges sandboxes may reach.
     pub granted: Vec<IpNet>,
+    /// Most connections of one sandbox at the same time.
+    pub connections: u32,
+    /// Entries of the host's table of connections beyond which sandboxes get hardly any; none: three quarters of it.
+    pub connections_total: Option<u32>,
 }
 
 impl NetworkConfig {
@@ -54,6 +59,8 @@ impl NetworkConfig {
             ready: 4,
             card: Card::Tap,
             granted: Vec::new(),
+            connections: CONNECTIONS,
+            connections_total: None,
         }
     }
 }
@@ -76,6 +83,8 @@ struct Shared {
     /// To the thread that makes and removes slots; none: the network is closed.
     orders: Mutex<Option<Sender<Order>>>,
     upstreams: Arc<Upstreams>,
+    /// Sees to it that sandboxes leave room in the host's table of connections.
+    watcher: Mutex<Option<Watcher>>,
     worker: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -150,7 +159,11 @@ impl Network {
         let length = 32 - u8::try_from(bits).unwrap_or(13);
         let range = claims.make(&tag, &config.home, config.range, length)?;
         let uplink6 = forwarding::uplink6();
-        host::set_up(&claims, &tag, range, uplink6.as_deref())?;
+        let limits = Limits {
+            per_sandbox: config.connections.max(1),
+            total: config.connections_total,
+        };
+        host::set_up(&claims, &tag, range, uplink6.as_deref(), limits)?;
         let reach = Reach {
             granted: config.granted.clone(),
             version6: uplink6.is_some(),
@@ -161,7 +174,7 @@ impl Network {
             tag,
             range,
             mtu: host::mtu_out(),
-            connections: CONNECTIONS,
+            connections: limits.per_sandbox,
             usual,
             tells: host::tells_refusals(),
         };
@@ -169,6 +182,9 @@ impl Network {
         (common.numbers().into_iter()).for_each(|number| numbers.enter(number));
         drop(claims);
         let (orders, inbox) = mpsc::channel();
+        let upstreams = Arc::new(Upstreams::in_file("/etc/resolv.conf"));
+        let watcher = Watcher::start(host::table(&common.tag), limits, upstreams.gauge.clone());
+        let watcher = watcher.map_err(NetError::host("starting a thread"))?;
         let network = Self(Arc::new(Shared {
             common,
             claim: config.home.clone(),
@@ -178,7 +194,8 @@ impl Network {
             ready: Mutex::default(),
             numbers: Mutex::new(numbers),
             orders: Mutex::new(Some(orders)),
-            upstreams: Arc::new(Upstreams::in_file("/etc/resolv.conf")),
+            upstreams,
+            watcher: Mutex::new(Some(watcher)),
             worker: Mutex::default(),
         }));
         let first = network
@@ -220,6 +237,11 @@ impl Network {
     pub fn slots(&self) -> (usize, u32) {
         let numbers = lock(&self.0.numbers);
         (numbers.in_use(), numbers.most())
+    }
+
+    /// What a slot without rules of its own may reach, and the name servers of the host.
+    pub(crate) fn usual(&self) -> (&Policy, &Upstreams) {
+        (&self.0.common.usual, &self.0.upstreams)
     }
 
     /// Checks rules against what this host can enforce.
@@ -304,6 +326,7 @@ impl Network {
     pub fn close(&self) {
         // What was ordered so far is still done; what comes later is done by whoever would order it.
         drop(lock(&self.0.orders).take());
+        drop(lock(&self.0.watcher).take());
         if let Some(worker) = lock(&self.0.worker).take() {
             let _ = worker.join();
         }
@@ -344,22 +367,36 @@ impl Shared {
         };
         // A guest may last a moment longer than the network is open.
         if let Some(Order::Destroy(number, record)) = left {
-            self.destroy(&[(number, record)]);
+            self.destroy(&[(number, record)], false);
             self.tear_down_if_unused();
         }
     }
 
     fn make(&self, card: Card) -> Result<Slot, NetError> {
-        let number = {
-            let mut numbers = lock(&self.numbers);
-            let most = numbers.most();
-            numbers.take().ok_or(NetError::Full(most))?
-        };
+        let number = self.number()?;
         slot::make(&self.common, number, card)
             .inspect_err(|_| lock(&self.numbers).give_back(number))
     }
 
-    fn destroy(&self, gone: &[(u32, Option<Arc<Record>>)]) {
+    /// A free number that nothing in the host is in the way of: what a crash left is removed, what cannot be is gone around.
+    fn number(&self) -> Result<u32, NetError> {
+        loop {
+            let number = {
+                let mut numbers = lock(&self.numbers);
+                let most = numbers.most();
+                numbers.take().ok_or(NetError::Full(most))?
+            };
+            match slot::clear(&self.common, number) {
+                Ok(()) => return Ok(number),
+                Err(what) => {
+                    tracing::warn!("network slot {number} is left out: {what} cannot be removed");
+                    lock(&self.numbers).block(number);
+                }
+            }
+        }
+    }
+
+    fn destroy(&self, gone: &[(u32, Option<Arc<Record>>)], unused: bool) {
         if gone.is_empty() {
             return;
         }
@@ -368,6 +405,14 @@ impl Shared {
             .for_each(|record| record.close());
         let numbers: Vec<u32> = gone.iter().map(|(number, _)| *number).collect();
         slot::destroy(&self.common, &numbers);
+        // Those that nobody had have none; removing costs a walk through the table each.
+        let used: Vec<u32> = match unused {
+            true => Vec::new(),
+            false => numbers.clone(),
+        };
+        if let Err(e) = connections::forget(&self.common.addresses(&used)) {
+            tracing::warn!("connections of sandboxes that are gone stay in the host's table: {e}");
+        }
         let mut own = lock(&self.numbers);
         numbers.iter().for_each(|&number| own.give_back(number));
     }
@@ -382,12 +427,12 @@ impl Shared {
                     Order::Destroy(number, record) => gone.push((number, record)),
                 }
             }
-            self.destroy(&gone);
+            self.destroy(&gone, false);
             self.fill();
         }
         let unused: Vec<_> = lock(&self.ready).drain(..).collect();
         let unused: Vec<_> = unused.iter().map(|slot| (slot.number, None)).collect();
-        self.destroy(&unused);
+        self.destroy(&unused, true);
         self.tear_down_if_unused();
     }
 
@@ -439,6 +484,11 @@ impl Lease {
     pub fn namespace(&self) -> Option<PathBuf> {
         let name = self.network.0.common.guest_name(self.number);
         Some(namespace::path(&name)).filter(|path| path.exists())
+    }
+
+    /// Name of the network namespace with the guest's `eth0`, if it has no tap.
+    pub(crate) fn guest_name(&self) -> String {
+        self.network.0.common.guest_name(self.number)
     }
 
     /// Lets its guest out.

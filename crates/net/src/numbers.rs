@@ -10,6 +10,8 @@ pub(crate) struct Numbers {
     used: BTreeSet<u32>,
     /// Of those, the ones that an earlier daemon left and nobody has claimed.
     left: BTreeSet<u32>,
+    /// Free, but something of another program is in their way.
+    blocked: BTreeSet<u32>,
 }
 
 impl Numbers {
@@ -20,6 +22,7 @@ impl Numbers {
             next: 0,
             used: BTreeSet::new(),
             left: BTreeSet::new(),
+            blocked: BTreeSet::new(),
         }
     }
 
@@ -34,10 +37,17 @@ impl Numbers {
     /// One that is free.
     pub fn take(&mut self) -> Option<u32> {
         let mut tried = (0..self.most).map(|i| (self.next + i) % self.most);
-        let free = tried.find(|number| !self.used.contains(number))?;
+        let free =
+            tried.find(|number| !self.used.contains(number) && !self.blocked.contains(number))?;
         self.next = (free + 1) % self.most;
         self.used.insert(free);
         Some(free)
+    }
+
+    /// Gives one back that cannot be used, and is not tried again.
+    pub fn block(&mut self, number: u32) {
+        self.give_back(number);
+        self.blocked.insert(number);
     }
 
     /// Enters one that an earlier daemon used; a second time, it has been claimed.
@@ -72,6 +82,15 @@ mod tests {
         assert_eq!([numbers.take(), numbers.take()], [Some(2), Some(0)]);
         assert_eq!(numbers.take(), None);
         assert_eq!((numbers.in_use(), numbers.most()), (3, 3));
+    }
+
+    #[test]
+    fn what_is_in_the_way_of_one_number_is_in_the_way_of_no_other() {
+        let mut numbers = Numbers::new(2);
+        assert_eq!(numbers.take(), Some(0));
+        numbers.block(0);
+        assert_eq!([numbers.take(), numbers.take()], [Some(1), None]);
+        assert_eq!(numbers.in_use(), 1);
     }
 
     #[test]

@@ -4,41 +4,12 @@ use crate::connections;
 use crate::names::Names;
 use crate::proxy::PORTS;
 use crate::slot::{TAP, UPLINK};
+use crate::special;
 use crate::upstream::Upstreams;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use jiffy_engine::{NetworkRules, Refusal};
 use std::fmt::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
-/// What nobody reaches unless the host's owner says so: this network, private use, carriers' NAT, loopback, link-local with the metadata
-/// services of clouds, protocol assignments, benchmarks, multicast, and what is reserved (RFC 6890). Of IPv6 it is all that is not global
-/// unicast (2000::/3, RFC 4291), and of that what holds IPv4 addresses (6to4, Teredo): those could be private ones.
-const PRIVATE: [(IpAddr, u8); 16] = [
-    (v4(0, 0, 0, 0), 8),
-    (v4(10, 0, 0, 0), 8),
-    (v4(100, 64, 0, 0), 10),
-    (v4(127, 0, 0, 0), 8),
-    (v4(169, 254, 0, 0), 16),
-    (v4(172, 16, 0, 0), 12),
-    (v4(192, 0, 0, 0), 24),
-    (v4(192, 168, 0, 0), 16),
-    (v4(198, 18, 0, 0), 15),
-    (v4(224, 0, 0, 0), 4),
-    (v4(240, 0, 0, 0), 4),
-    (v6(0, 0), 3),
-    (v6(0x2001, 0), 23),
-    (v6(0x2002, 0), 16),
-    (v6(0x4000, 0), 2),
-    (v6(0x8000, 0), 1),
-];
-
-const fn v4(a: u8, b: u8, c: u8, d: u8) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::new(a, b, c, d))
-}
-
-const fn v6(a: u16, b: u16) -> IpAddr {
-    IpAddr::V6(Ipv6Addr::new(a, b, 0, 0, 0, 0, 0, 0))
-}
+use std::net::{IpAddr, SocketAddr};
 
 /// What the host has and its owner opened.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,7 +28,7 @@ pub enum RulesError {
     Name(String),
     /// What only the host's owner can allow.
     #[error(
-        "`allowOut`: `{0}` is in a private range, which the owner of this host has not opened to sandboxes (see `jiffy serve --allow-private`)"
+        "`allowOut`: `{0}` is in a private or special-purpose range, which the owner of this host has not opened to sandboxes (see `jiffy serve --allow-private`)"
     )]
     Private(String),
     /// There is no way there.
@@ -84,19 +55,13 @@ pub struct Policy {
     pace: Option<u64>,
 }
 
-fn private() -> Vec<IpNet> {
-    let nets = PRIVATE.iter();
-    nets.map(|&(address, length)| IpNet::new_assert(address, length))
-        .collect()
-}
-
 /// An address, a CIDR; everything is everything of both versions: the clients know it as `0.0.0.0/0` only.
 fn parse(text: &str) -> Option<Vec<IpNet>> {
     let net = text.parse::<IpNet>().ok();
     let net = net
         .or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?
         .trunc();
-    let all = [v4(0, 0, 0, 0), v6(0, 0)].map(|address| IpNet::new_assert(address, 0));
+    let all = [Ipv4Net::default().into(), Ipv6Net::default().into()];
     Some(if net.prefix_len() == 0 {
         all.to_vec()
     } else {
@@ -115,7 +80,7 @@ fn version6(net: &IpNet) -> bool {
 impl Policy {
     /// Checks `rules` on a host that has `reach`.
     pub fn new(rules: &NetworkRules, reach: &Reach) -> Result<Self, RulesError> {
-        let private = private();
+        let special = special::ranges();
         let (mut allowed, mut names) = (Vec::new(), Names::default());
         for text in &rules.allow_out {
             let nets = match parse(text) {
@@ -126,7 +91,7 @@ impl Policy {
             // A wider one allows what is not private in it.
             let inside = |nets: &[IpNet], net| nets.iter().any(|n| n.contains(net));
             match nets.as_slice() {
-                [net] if inside(&private, net) && !inside(&reach.granted, net) => {
+                [net] if inside(special, net) && !inside(&reach.granted, net) => {
                     return Err(RulesError::Private(text.clone()));
                 }
                 [IpNet::V6(_)] if !reach.version6 => {
@@ -188,7 +153,7 @@ impl Policy {
     /// Whether a name that is allowed may lead to `address`: what is private stays private whatever it is called.
     pub(crate) fn permits_by_name(&self, address: IpAddr) -> bool {
         (address.is_ipv4() || self.version6())
-            && (!holds(&private(), address) || holds(&self.reach.granted, address))
+            && (!special::contain(address) || holds(&self.reach.granted, address))
     }
 
     /// Whether anything can be reached over IPv6.
@@ -287,7 +252,7 @@ table inet jiffy {{
         let mut rule = |matches: String| text += &format!("    {matches}return\n");
         // What is granted is private, too, and is judged by the lists like the rest.
         if self.reach.granted.is_empty() {
-            among("daddr", "", &private())
+            among("daddr", "", special::ranges())
                 .into_iter()
                 .for_each(&mut rule);
         }
@@ -322,7 +287,7 @@ table inet jiffy {{
             // Writing to a string does not fail.
             let _ = writeln!(text, "    {matches}{verdict}");
         };
-        for never in among(field, "", &private()) {
+        for never in among(field, "", special::ranges()) {
             let family = never.split(' ').next().unwrap_or_default();
             let granted = among(field, "!= ", &self.reach.granted);
             let except = granted

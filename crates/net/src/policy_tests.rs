@@ -30,6 +30,10 @@ fn the_internet_is_open_and_what_is_private_is_not() {
         "255.255.255.255",
         "198.18.0.3",
         "0.0.0.0",
+        "168.63.129.16",
+        "192.0.2.1",
+        "198.51.100.1",
+        "203.0.113.1",
         "::1",
         "2001:db8::1",
     ] {
@@ -70,7 +74,7 @@ fn only_the_hosts_owner_opens_private_ranges() {
     let script = open.script(10, true);
     for one in [
         "8000::/1 } ip6 daddr != { fd00:5::/32 } goto refuse",
-        "240.0.0.0/4 } ip daddr != { 10.5.0.0/16 } goto refuse",
+        "224.0.0.0/3 } ip daddr != { 10.5.0.0/16 } goto refuse",
     ] {
         assert!(script.contains(one), "{script}");
     }
@@ -90,8 +94,17 @@ fn what_cannot_be_kept_is_refused() {
     let refused = |rules| Policy::new(&rules, &Reach::default()).unwrap_err();
     let name = refused(rules(&["*."], &[], true));
     assert_eq!(name, RulesError::Name("*.".into()));
-    let six = refused(rules(&["2001:db8::/32"], &[], true));
-    assert_eq!(six, RulesError::Version6("2001:db8::/32".into()));
+    let six = refused(rules(&["2a00:5::/32"], &[], true));
+    assert_eq!(six, RulesError::Version6("2a00:5::/32".into()));
+    for special in [
+        "203.0.113.7",
+        "168.63.129.16",
+        "2001:db8::/32",
+        "192.88.99.1/32",
+    ] {
+        let refused = refused(rules(&[special], &[], true));
+        assert_eq!(refused, RulesError::Private(special.into()));
+    }
     let server = NetworkRules {
         dns_servers: vec![ip("127.0.0.1")],
         ..NetworkRules::default()

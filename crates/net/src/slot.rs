@@ -26,7 +26,7 @@ use jiffy_engine::Refusal;
 use nix::unistd::{Pid, gettid};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 /// The guest's device in a namespace.
@@ -117,6 +117,13 @@ impl Common {
     fn pair6(&self, number: u32) -> (Ipv6Addr, Ipv6Addr) {
         let host = u128::from(range6(&self.tag).network()) + 2 * u128::from(number);
         (host.into(), (host + 1).into())
+    }
+
+    /// What the host knows slots of these numbers by.
+    pub fn addresses(&self, numbers: &[u32]) -> Vec<IpAddr> {
+        let v4 = numbers.iter().map(|&n| IpAddr::V4(self.pair(n).1));
+        let v6 = numbers.iter().filter(|_| self.version6());
+        v4.chain(v6.map(|&n| IpAddr::V6(self.pair6(n).1))).collect()
     }
 
     /// Whether slots have a way out over IPv6.
@@ -213,7 +220,9 @@ fn inside(
             let configured = configure(common, number, host_thread)
                 .and_then(|()| veth::configure(&guest))
                 .and_then(|()| Sockets::open())
-                .inspect_err(|_| namespace::remove(&guest))?;
+                .inspect_err(|_| {
+                    namespace::remove(&guest);
+                })?;
             Ok((None, configured))
         }
     }
@@ -281,7 +290,7 @@ fn configure(common: &Common, number: u32, host_thread: Pid) -> Result<(), NetEr
         ]);
     }
     program::ip(&commands)?;
-    program::nft(&(rules(common.tells) + &common.script(&common.usual)))
+    program::nft(&(rules(common.tells, common.connections) + &common.script(&common.usual)))
 }
 
 fn outside(common: &Common, number: u32) -> Result<(), NetError> {
@@ -302,8 +311,9 @@ fn outside(common: &Common, number: u32) -> Result<(), NetError> {
     program::ip(&commands)
 }
 
-/// Rules of every slot: only the guest's own addresses leave its card; of the namespace itself it reaches DNS and nothing else.
-fn rules(tells: bool) -> String {
+/// Rules of every slot: only the guest's own addresses leave its card; of the namespace itself it reaches DNS and nothing else, and the
+/// kernel does not track that: every question would be an entry in a table for a while.
+fn rules(tells: bool, connections: u32) -> String {
     let mac = guest::text(MAC);
     let [http, tls] = PORTS;
     let tell = match tells {
@@ -321,8 +331,19 @@ fn rules(tells: bool) -> String {
   }}
 }}
 table inet jiffy_slot {{
+  chain untracked {{
+    type filter hook prerouting priority raw;
+    iifname "{TAP}" ip daddr {GATEWAY} udp dport 53 notrack
+    iifname "{TAP}" ip daddr {GATEWAY} icmp type echo-request notrack
+  }}
+  chain untracked_back {{
+    type filter hook output priority raw;
+    oifname "{TAP}" ip saddr {GATEWAY} udp sport 53 notrack
+    oifname "{TAP}" ip saddr {GATEWAY} icmp type echo-reply notrack
+  }}
   chain input {{
     type filter hook input priority filter; policy drop;
+    iifname "{TAP}" ct state new ct count over {connections} drop
     iifname "{TAP}" ip daddr {GATEWAY} meta l4proto {{ tcp, udp }} th dport 53 accept
     iifname "{TAP}" ip daddr {GATEWAY} icmp type echo-request accept
     iifname "{TAP}" icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
@@ -364,6 +385,25 @@ pub(crate) fn listen_for_names(common: &Common, number: u32) -> Result<Listeners
 /// New sockets in slot `number`, whose guest ran on without a daemon.
 pub(crate) fn listen(common: &Common, number: u32) -> Result<Sockets, NetError> {
     namespace::enter(&common.name(number), Sockets::open)
+}
+
+/// Removes what is in the way of slot `number`, which nobody has: namespaces and a device that a crash left. The error names what stays.
+pub(crate) fn clear(common: &Common, number: u32) -> Result<(), String> {
+    let name = common.name(number);
+    for namespace in [common.guest_name(number), name.clone()] {
+        if !namespace::remove(&namespace) {
+            return Err(namespace::path(&namespace).display().to_string());
+        }
+    }
+    if device::exists(&name) {
+        // The kernel may take it away at the same moment, with its namespace.
+        let removed = program::ip(&[format!("link del {name}")]);
+        if device::exists(&name) {
+            let why = removed.err().map(|e| format!(" ({e})")).unwrap_or_default();
+            return Err(format!("the device {name}{why}"));
+        }
+    }
+    Ok(())
 }
 
 /// Removes slots.

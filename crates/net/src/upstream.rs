@@ -1,10 +1,12 @@
 //! Questions to the name servers of the host.
 
+use crate::conntrack::Gauge;
 use hickory_proto::op::{Message, MessageType, OpCode, Query};
 use hickory_proto::rr::{Name, RData, RecordType};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
@@ -19,11 +21,16 @@ const ROUNDS: usize = 2;
 pub(crate) struct Upstreams {
     /// `resolv.conf` of the host, read anew for every question: it changes with the network that a laptop is in.
     file: PathBuf,
+    /// How full the host's table of connections is: every question makes an entry there.
+    pub gauge: Arc<Gauge>,
 }
 
 impl Upstreams {
     pub fn in_file(file: impl Into<PathBuf>) -> Self {
-        Self { file: file.into() }
+        Self {
+            file: file.into(),
+            gauge: Arc::default(),
+        }
     }
 
     /// As resolv.conf(5) names them; without any it is the host itself.

@@ -7,9 +7,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The subsystem, what is asked of it, and what it says when a connection is gone.
-const CONNTRACK: u8 = 1;
-const GET: u8 = 1;
-const DELETE: u8 = 2;
+pub(super) const CONNTRACK: u8 = 1;
+pub(super) const GET: u8 = 1;
+pub(super) const DELETE: u8 = 2;
 const COUNT: u8 = 5;
 /// Bit of the group that hears of connections that are gone (NFNLGRP_CONNTRACK_DESTROY).
 const GONE: u32 = 1 << 2;
@@ -97,6 +97,13 @@ fn tuple(tuple: &[u8]) -> Option<(IpAddr, IpAddr, Protocol, Option<u16>)> {
     ))
 }
 
+/// The tuple of the connection with these attributes, if it began at `address`.
+pub(super) fn source(attributes: &[u8], address: IpAddr) -> Option<&[u8]> {
+    let original = attribute(attributes, 1)?;
+    let (from, ..) = tuple(original)?;
+    (from == address).then_some(original)
+}
+
 /// Hears of connections that are gone, in the network namespace of this thread.
 pub(super) fn listen() -> io::Result<Socket> {
     let socket = Socket::open(GONE)?;
@@ -107,7 +114,7 @@ pub(super) fn listen() -> io::Result<Socket> {
 
 /// How many connections there are. A list of them makes the kernel walk through a table of the whole host, which takes milliseconds also
 /// if there are none.
-fn entries(socket: &Socket) -> io::Result<u32> {
+pub(super) fn entries(socket: &Socket) -> io::Result<u32> {
     let mut count = 0;
     socket.command(CONNTRACK, COUNT, 0, &[], |attributes| {
         count = attribute(attributes, 1).and_then(word).unwrap_or(count);

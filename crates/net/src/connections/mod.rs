@@ -5,6 +5,7 @@
 //! packet, and a guest that makes more of them than are read loses lines of its own record, which are counted.
 
 mod flow;
+mod forget;
 mod netlink;
 mod record;
 mod refused;
@@ -12,6 +13,7 @@ mod ring;
 #[cfg(test)]
 mod told_tests;
 
+pub(crate) use forget::forget;
 use netlink::Socket;
 pub(crate) use record::{Carried, Record};
 pub(crate) use refused::statement;

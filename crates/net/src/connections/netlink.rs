@@ -104,15 +104,28 @@ pub(super) fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// Of every family.
+const ANY_FAMILY: u8 = libc::AF_UNSPEC as u8;
+
 fn request(subsystem: u8, what: u8, flags: u16, resource: u16, attributes: &[u8]) -> Vec<u8> {
+    request_for(ANY_FAMILY, subsystem, what, flags, resource, attributes)
+}
+
+fn request_for(
+    family: u8,
+    subsystem: u8,
+    what: u8,
+    flags: u16,
+    resource: u16,
+    attributes: &[u8],
+) -> Vec<u8> {
     let length = u32::try_from(HEADER + FAMILY + attributes.len()).unwrap_or(u32::MAX);
     let mut bytes = length.to_ne_bytes().to_vec();
     bytes.extend(u16::from_be_bytes([subsystem, what]).to_ne_bytes());
     bytes.extend((REQUEST | flags).to_ne_bytes());
     // Neither a number nor a sender is needed where one asks at a time.
     bytes.extend([0; 8]);
-    // Of every family.
-    bytes.extend([libc::AF_UNSPEC as u8, 0]);
+    bytes.extend([family, 0]);
     bytes.extend(resource.to_be_bytes());
     bytes.extend(attributes);
     bytes
@@ -145,9 +158,22 @@ impl Socket {
         what: u8,
         resource: u16,
         attributes: &[u8],
+        each: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
+        self.command_for(ANY_FAMILY, subsystem, what, resource, attributes, each)
+    }
+
+    /// The same about one family of addresses.
+    pub fn command_for(
+        &self,
+        family: u8,
+        subsystem: u8,
+        what: u8,
+        resource: u16,
+        attributes: &[u8],
         mut each: impl FnMut(&[u8]),
     ) -> io::Result<()> {
-        let request = request(subsystem, what, ACKNOWLEDGE, resource, attributes);
+        let request = request_for(family, subsystem, what, ACKNOWLEDGE, resource, attributes);
         send(self.0.as_raw_fd(), &request, MsgFlags::empty())?;
         self.answer(|message| {
             if let Message::Of(from, told, _, attributes) = message
