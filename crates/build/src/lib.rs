@@ -11,7 +11,8 @@ pub mod expand;
 pub mod spec;
 
 pub use builder::{
-    Admitted, BuildRecord, Builder, BuilderError, DEFAULT_TAG, Door, Level, Line, Lines,
-    MAX_UPLOAD, NewBuild, Progressing, Pruned, Reason, RecordError, Records, Room, Settings,
-    Status, TemplateRecord, Upload, UploadError, Uploads, WantedSize, now_ms,
+    BuildRecord, BuildUsage, Builder, BuilderError, DEFAULT_TAG, Level, Line, Lines, Look,
+    MAX_UPLOAD, MAX_WAITING_BUILDS, Meaning, NewBuild, Progressing, Pruned, Rank, Reason,
+    RecordError, Records, Settings, Status, TemplateRecord, Upload, UploadError, Uploads,
+    WAITING_BUILD_LIFE, WantedSize, WeakBuilder, is_visible, now_ms, resolve,
 };

@@ -12,6 +12,9 @@ pub struct BuildSpec {
     /// What runs in every sandbox of the template, and when that is ready.
     #[serde(default)]
     pub startup: Startup,
+    /// Whether the command that the image would run (`ENTRYPOINT`, `CMD`) is what is started.
+    #[serde(default)]
+    pub start_image_command: bool,
     /// Whether nothing of earlier builds is taken up.
     #[serde(default)]
     pub force: bool,

@@ -7,7 +7,7 @@ use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
 use crate::images::Images;
 use crate::lock::Lock;
-use crate::manifest::{Defaults, ImageSum, MANIFEST_FORMAT, Manifest, Origin, Step};
+use crate::manifest::{Defaults, ImageSum, MANIFEST_FORMAT, Manifest, Origin, Step, Visibility};
 use crate::progress::{Phase, Progress};
 use crate::recipe::Recipe;
 use crate::reference::Reference;
@@ -144,10 +144,12 @@ fn build_with(
     let root = make_root(&site, on_progress)?;
     on_progress(Progress::Percent(85));
     let shared = Images::new(home).share()?;
-    let root = Root::Directory(root);
+    let root = Root::Marked(root);
     let image = write_image(home, &root, recipe.hash(), &work, &lock, on_progress)?;
+    let stock = reference.is_stock().then_some(Visibility::Public);
     let plan = Plan {
         reference: &reference,
+        visibility: templates.visibility(&reference, stock),
         hash: recipe.hash(),
         history: vec![Step {
             text: format!("recipe {name}"),
@@ -182,6 +184,7 @@ fn up_to_date(templates: &Templates, recipe: &Recipe) -> Result<Option<Template>
 /// What a template is to say about itself.
 pub(crate) struct Plan<'a> {
     pub reference: &'a Reference,
+    pub visibility: Visibility,
     /// SHA-256 of all that it is made from, lower-case hexadecimal.
     pub hash: &'a str,
     /// The lowest first.
@@ -198,6 +201,8 @@ impl Plan<'_> {
             format: MANIFEST_FORMAT,
             name: self.reference.name().to_owned(),
             tag: self.reference.tag().to_owned(),
+            owner: self.reference.owner().map(str::to_owned),
+            visibility: self.visibility,
             created: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .unwrap_or_default()

@@ -1,6 +1,8 @@
 //! The programs of the host that build images.
 
+use crate::jail::{self, View, Watch, filter, privileges};
 use crate::lock::Lock;
+use seccompiler::BpfProgram;
 use std::collections::VecDeque;
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
@@ -10,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::ptr;
+use std::time::Duration;
 
 /// Why a program of the host did not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +43,18 @@ pub(crate) struct Tool {
     command: Command,
     private_mounts: bool,
     overlay: Option<Overlay>,
+    jail: Option<Jail>,
+    deadline: Option<Duration>,
+}
+
+/// A program's confinement.
+struct Jail {
+    view: View,
+    /// Capabilities that it has.
+    kept: &'static [u32],
+    /// File that becomes its own.
+    output: CString,
+    filter: BpfProgram,
 }
 
 /// A read-only union of directories, mounted for one program only.
@@ -70,6 +84,8 @@ impl Tool {
             command,
             private_mounts: false,
             overlay: None,
+            jail: None,
+            deadline: None,
         }
     }
 
@@ -116,6 +132,33 @@ impl Tool {
         Ok(self.private_mounts())
     }
 
+    /// The program sees the files of `view` only, is a user of its own with the capabilities `kept`, and reaches no network.
+    /// The file `output` becomes that user's. Needs root.
+    pub(crate) fn jailed(
+        &mut self,
+        view: View,
+        kept: &'static [u32],
+        output: &Path,
+    ) -> io::Result<&mut Self> {
+        // Words of ours may be secrets; the paths are those of its tree.
+        let programs = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        self.command.env_clear();
+        self.env("PATH", programs).env("LC_ALL", "C.UTF-8");
+        self.jail = Some(Jail {
+            view,
+            kept,
+            output: CString::new(output.as_os_str().as_bytes())?,
+            filter: filter::program()?,
+        });
+        Ok(self)
+    }
+
+    /// The program is killed when it takes longer.
+    pub(crate) fn deadline(&mut self, most: Duration) -> &mut Self {
+        self.deadline = Some(most);
+        self
+    }
+
     /// Runs the program to its end; `on_line` sees each line of output as it comes.
     ///
     /// Should this process die, the program is told to stop. It keeps `lock` until it really has: until then it may still be
@@ -133,6 +176,7 @@ impl Tool {
             .stderr(input);
         let lock = lock.map(|lock| lock.as_fd().as_raw_fd());
         let (private_mounts, overlay) = (self.private_mounts, self.overlay.take());
+        let jail = self.jail.take();
         // SAFETY: between fork and exec only system calls are made, which is async-signal-safe; the descriptor stays open
         // because the caller's borrow of the lock outlives the spawn.
         unsafe {
@@ -140,18 +184,20 @@ impl Tool {
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) < 0 {
                     return Err(io::Error::last_os_error());
                 }
-                if private_mounts {
+                if jail.is_some() {
+                    jail::detach()?;
+                } else if private_mounts {
                     detach_mounts()?;
                 }
                 if let Some(overlay) = &overlay {
                     overlay.mount()?;
                 }
-                match lock {
-                    Some(fd) if libc::fcntl(fd, libc::F_SETFD, 0) < 0 => {
-                        Err(io::Error::last_os_error())
-                    }
-                    _ => Ok(()),
+                if let Some(fd) = lock
+                    && libc::fcntl(fd, libc::F_SETFD, 0) < 0
+                {
+                    return Err(io::Error::last_os_error());
                 }
+                jail.as_ref().map_or(Ok(()), Jail::enter)
             });
         }
         let mut child = self.command.spawn().map_err(|source| match source.kind() {
@@ -163,8 +209,16 @@ impl Tool {
         })?;
         // The command holds the writing end too: without this the output would never end.
         drop(self.command);
+        let watch = self
+            .deadline
+            .map(|most| Watch::begin(&child, most))
+            .transpose();
+        if watch.is_err() {
+            let _ = child.kill();
+        }
         let tail = read_lines(output, on_line).map_err(failed);
         let status = child.wait().map_err(failed)?;
+        drop(watch.map_err(failed)?);
         let tail = tail?;
         match status.success() {
             true => Ok(()),
@@ -199,24 +253,26 @@ impl Overlay {
     }
 }
 
+impl Jail {
+    /// Only system calls, no allocation: it runs between fork and exec.
+    fn enter(&self) -> io::Result<()> {
+        let user = privileges::own_user();
+        // SAFETY: a string that ends in zero.
+        if unsafe { libc::chown(self.output.as_ptr(), user, user) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.view.enter()?;
+        privileges::leave(self.kept)?;
+        filter::apply(&self.filter)
+    }
+}
+
 /// Gives the calling process mounts of its own.
 fn detach_mounts() -> io::Result<()> {
-    let none = ptr::null();
-    // SAFETY: both calls take no pointers but null and a static string; they change only this process.
-    let done = unsafe {
-        libc::unshare(libc::CLONE_NEWNS) == 0
-            && libc::mount(
-                none,
-                c"/".as_ptr(),
-                none,
-                libc::MS_REC | libc::MS_PRIVATE,
-                ptr::null(),
-            ) == 0
-    };
-    if done {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+    // SAFETY: no pointers.
+    match unsafe { libc::unshare(libc::CLONE_NEWNS) } {
+        0 => jail::private_mounts(),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -5,8 +5,9 @@ use crate::erofs::Root;
 use crate::file::OnPath;
 use crate::images::Images;
 use crate::import::{ImportError, free_name};
-use crate::layer::{Limits, merge, unpack, unpack_image};
-use crate::manifest::{Defaults, ImageSum, MAX_IMAGES, Manifest, Origin, Step};
+use crate::layer::apart::{unpack, unpack_image};
+use crate::layer::{Limits, merge};
+use crate::manifest::{Defaults, ImageSum, MAX_IMAGES, Manifest, Origin, Step, Visibility};
 use crate::progress::{Phase, Progress};
 use crate::reference::Reference;
 use crate::template::{Template, Templates};
@@ -20,8 +21,10 @@ use std::time::Instant;
 /// What is to become a template.
 #[derive(Clone, Debug)]
 pub struct Derived<'a> {
-    /// `name` or `name:tag`.
+    /// `[owner/]name[:tag]`.
     pub name: &'a str,
+    /// None: that of the template in its place, else private.
+    pub visibility: Option<Visibility>,
     /// What was changed. With no images: nothing at all. Its images are there as long as somebody holds the [`Template`].
     pub base: &'a Manifest,
     pub defaults: Defaults,
@@ -92,7 +95,7 @@ impl Templates {
                 images.truncate(1);
             }
             let id = sum_of(format!("{images:?} {}", unpacked.diff_id).as_bytes());
-            let root = Root::Directory(root);
+            let root = Root::Marked(root);
             let image = builder::write_image(&self.home, &root, &id, &work, &lock, on_progress)?;
             history.push(Step {
                 text,
@@ -105,6 +108,7 @@ impl Templates {
         }
         let plan = Plan {
             reference: &reference,
+            visibility: self.visibility(&reference, derived.visibility),
             hash: &derived.recipe_sha256,
             images,
             defaults: &derived.defaults,
@@ -123,7 +127,7 @@ impl Templates {
 
 impl Derived<'_> {
     fn check(&self) -> Result<Reference, ImportError> {
-        let reference = free_name(self.name)?;
+        let reference = free_name(self.name, self.visibility)?;
         sound(&self.defaults, &self.startup)?;
         Ok(reference)
     }

@@ -4,9 +4,12 @@ mod layer;
 mod read;
 
 use crate::command::{CommandError, Tool};
+use crate::jail::{self, View, privileges};
 use crate::lock::Lock;
-use std::os::unix::fs::symlink;
+use std::fs::File;
+use std::os::unix::fs::{fchown, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{fs, io};
 
 pub use layer::LayerOfImageError;
@@ -16,6 +19,8 @@ pub use read::ImageError;
 /// What becomes an image.
 pub(crate) enum Root {
     Directory(PathBuf),
+    /// One that holds overlayfs's marks, which are to be in the image.
+    Marked(PathBuf),
     /// Unpacked layers, the lowest first, and an empty directory for the links and the mount point that putting them
     /// together takes.
     Layers {
@@ -37,6 +42,11 @@ pub(crate) fn write(
     lock: Option<&Lock>,
 ) -> Result<(), CommandError> {
     let mut mkfs = Tool::new("mkfs.erofs", "erofs-utils");
+    mkfs.deadline(MAX_TIME);
+    let failed = |source| CommandError::Run {
+        program: "mkfs.erofs",
+        source,
+    };
     // The order matters: a fixed time alone would apply to every file, not just to the image itself.
     mkfs.args([
         "--quiet",
@@ -45,22 +55,53 @@ pub(crate) fn write(
         "--preserve-mtime",
         &format!("-U{uuid}"),
     ]);
-    let root = match root {
-        Root::Directory(path) => path.clone(),
+    let tree = match root {
+        Root::Directory(path) | Root::Marked(path) => path.clone(),
         Root::Layers { layers, work } => {
             let at = work.join("whole");
-            let lower = link(layers, work, &at)
-                .and_then(|lower| mkfs.overlay(work, &lower, &at).map(drop))
-                .map_err(|source| CommandError::Run {
-                    program: "mkfs.erofs",
-                    source,
-                });
-            lower?;
+            let lower =
+                link(layers, work, &at).and_then(|lower| mkfs.overlay(work, &lower, &at).map(drop));
+            lower.map_err(failed)?;
             at
         }
     };
-    mkfs.arg(image).arg(root);
-    mkfs.run(lock, &mut |_| ())
+    if !jail::is_on() {
+        mkfs.arg(image).arg(tree);
+        return mkfs.run(lock, &mut |_| ());
+    }
+    let kept = match root {
+        Root::Marked(_) => TO_READ_MARKS,
+        Root::Directory(_) | Root::Layers { .. } => TO_READ,
+    };
+    let file = File::create(image).map_err(failed)?;
+    // Its tree is put together on a directory that stays empty.
+    let stage = tempfile::tempdir().map_err(failed)?;
+    confine(&mut mkfs, stage.path(), &tree, kept, image).map_err(failed)?;
+    let made = mkfs.run(lock, &mut |_| ());
+    // It was the program's while that ran.
+    fchown(&file, Some(0), Some(0)).map_err(failed)?;
+    made
+}
+
+/// Capabilities for reading files of all owners, and the attributes that overlayfs marks them with.
+const TO_READ: &[u32] = &[privileges::CAP_DAC_READ_SEARCH];
+const TO_READ_MARKS: &[u32] = &[privileges::CAP_DAC_READ_SEARCH, privileges::CAP_SYS_ADMIN];
+/// Time that the largest image has.
+const MAX_TIME: Duration = Duration::from_secs(3600);
+
+fn confine(
+    mkfs: &mut Tool,
+    stage: &Path,
+    tree: &Path,
+    kept: &'static [u32],
+    image: &Path,
+) -> io::Result<()> {
+    let view = View::new(stage)?
+        .programs()?
+        .reading(tree, "tree")?
+        .writing(image, "image")?;
+    mkfs.args(["/image", "/tree"]).jailed(view, kept, image)?;
+    Ok(())
 }
 
 /// Gives the layers names as short as can be, uppermost first, below all of them an empty one: a union takes two.

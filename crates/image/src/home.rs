@@ -5,7 +5,8 @@ use crate::lock::Lock;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Jiffy's data directory, readable by its owner only.
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// <home>/
 ///   kernel/vmlinux-<sha12>          guest kernel, unpacked and verified once
 ///   images/sha256-<digest>.erofs    root file systems and what lies on them, read-only, shared by all templates that name them
-///   templates/<name>[@<tag>]/template.json  manifest: its images, recipe hash, defaults
+///   templates/[<key>~]<name>[@<tag>]/template.json  manifest: its images, owner, visibility, recipe hash, defaults
 ///   versions/<sha256>.json          manifest of each version of a template that was ever used, as long as something needs it
 ///   layers/sha256-<diff id>/root    layers of images, unpacked; each as long as a template is made of it
 ///   blobs/sha256-<digest>           what of images is being downloaded
@@ -104,6 +105,11 @@ impl Home {
                 .mode(0o700)
                 .create(&path)
                 .on("create", &path)?;
+            let mode = fs::metadata(&path).on("examine", &path)?.mode();
+            if mode & 0o066 != 0 {
+                let closed = Permissions::from_mode(mode & 0o7711);
+                fs::set_permissions(&path, closed).on("protect", &path)?;
+            }
         }
         Ok(Self { root })
     }
@@ -192,6 +198,23 @@ fn place(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> Result<PathBuf, Ho
     let data = data.or_else(|| var("HOME").map(|home| Path::new(&home).join(".local/share")));
     data.map(|data| data.join("jiffy"))
         .ok_or(HomeError::NoPlace)
+}
+
+/// Makes the database `file` if there is none, and closes it and the files beside it to everybody but its owner; the database gives its
+/// mode to those that it makes later.
+pub fn keep_private(file: &Path) -> io::Result<()> {
+    let mut options = fs::OpenOptions::new();
+    options.create(true).truncate(false).write(true).mode(0o600);
+    drop(options.open(file)?);
+    for suffix in ["", "-wal", "-shm"] {
+        let mut name = file.as_os_str().to_owned();
+        name.push(suffix);
+        match fs::set_permissions(&name, Permissions::from_mode(0o600)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -18,10 +18,12 @@ mod home;
 mod images;
 mod import;
 mod initrd;
+mod jail;
 mod kernel;
 mod layer;
 mod lock;
 mod manifest;
+mod namespace;
 mod progress;
 mod prune;
 mod recipe;
@@ -39,16 +41,23 @@ pub use derive::Derived;
 pub use disk::{Disk, DiskError, MAX_DISK_MIB, MIN_DISK_MIB};
 pub use erofs::{ImageError, LayerOfImageError};
 pub use file::FileError;
-pub use home::{Home, HomeError};
-pub use import::{Access, Import, ImportError, RegistryError, Source, Start};
+pub use home::{Home, HomeError, keep_private};
+pub use import::{Access, DiskBudget, Import, ImportError, Pull, RegistryError, Source, Start};
 pub use initrd::{Initrd, InitrdError};
 pub use kernel::{Kernel, KernelError};
+pub use layer::apart::{ARGUMENT as UNPACK_ARGUMENT, unpack_in_processes_of, unpacker};
 pub use layer::{LayerError, Limits, Problem, Unpacked, unpack, unpack_image};
-pub use manifest::{Defaults, ImageSum, MANIFEST_FORMAT, MAX_IMAGES, Manifest, Origin, Step};
+pub use manifest::{
+    Defaults, ImageSum, MANIFEST_FORMAT, MAX_IMAGES, Manifest, Origin, Step, Visibility,
+};
+pub use namespace::Moved;
 pub use progress::{Phase, Progress};
 pub use prune::Pruned;
 pub use recipe::{Recipe, RecipeError};
-pub use reference::{DEFAULT_TAG, Reference};
+pub use reference::{
+    DEFAULT_TAG, ID_ALPHABET, ID_LENGTH, Reference, imported_image, is_id, is_imported_image,
+    is_reserved, is_unfinished_build, unfinished_build,
+};
 pub use template::{Template, TemplateError, Templates};
 pub use verified::{VerifiedFile, VerifyError};
 

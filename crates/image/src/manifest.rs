@@ -21,6 +21,11 @@ pub struct Manifest {
     pub name: String,
     #[serde(default = "default_tag")]
     pub tag: String,
+    /// API key whose template it is; none: the host's owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    #[serde(default)]
+    pub visibility: Visibility,
     /// Seconds since the epoch.
     pub created: u64,
     /// SHA-256 of everything that went into the build except the packages themselves.
@@ -37,6 +42,30 @@ pub struct Manifest {
     /// How it was made, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<Step>,
+}
+
+/// Callers for whom a template exists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Visibility {
+    /// Its owner, and the host's owner.
+    #[default]
+    Private,
+    /// Every key.
+    Public,
+    /// None: builds alone use it.
+    Internal,
+}
+
+impl Visibility {
+    /// One word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Private => "private",
+            Self::Public => "public",
+            Self::Internal => "internal",
+        }
+    }
 }
 
 /// A step of a template's making.
@@ -111,12 +140,21 @@ impl Manifest {
         sum_of(&said.unwrap_or_default())
     }
 
-    /// `name` or `name:tag`.
+    /// `[owner/]name[:tag]`.
     pub fn reference(&self) -> String {
+        let owner = self.owner.as_ref();
+        let owner = owner.map_or_else(String::new, |owner| format!("{owner}/"));
         match self.tag == DEFAULT_TAG {
-            true => self.name.clone(),
-            false => format!("{}:{}", self.name, self.tag),
+            true => format!("{owner}{}", self.name),
+            false => format!("{owner}{}:{}", self.name, self.tag),
         }
+    }
+
+    /// Takes on a name, with its owner and tag.
+    pub(crate) fn rename(&mut self, to: &Reference) {
+        self.owner = to.owner().map(str::to_owned);
+        to.name().clone_into(&mut self.name);
+        to.tag().clone_into(&mut self.tag);
     }
 
     /// Bytes of all its images, also of those that others have too.
@@ -191,6 +229,12 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn what_says_nothing_of_it_is_private_to_the_hosts_owner() {
+        let read = manifest(&["a"]);
+        assert_eq!((read.owner, read.visibility), (None, Visibility::Private));
+    }
+
+    #[test]
     fn the_first_format_is_a_stack_of_one() {
         let mut old = serde_json::to_value(manifest(&["a"])).unwrap();
         old["image"] = old["images"][0].take();
@@ -214,6 +258,7 @@ pub(crate) mod tests {
         let path = format!("{:.<64}", "../");
         assert!(refused(&|v| v["images"][0]["sha256"] = json!(path)).contains("checksum"));
         assert!(refused(&|v| v["name"] = json!("../x")).contains("not a template name"));
+        assert!(refused(&|v| v["owner"] = json!("..")).contains("not a template name"));
         assert!(refused(&|v| v["format"] = json!(3)).contains("format is 3"));
     }
 }

@@ -133,6 +133,11 @@ impl Recipe {
         })
     }
 
+    /// Tells if a stock template is called `name`.
+    pub fn is_built_in(name: &str) -> bool {
+        BUILT_IN.iter().any(|(known, _)| *known == name)
+    }
+
     /// The recipe in a directory.
     pub fn from_directory(directory: &Path) -> Result<Self, RecipeError> {
         let path = directory.join(RECIPE);

@@ -1,43 +1,90 @@
-//! How templates are called.
+//! Names of templates.
 
+use crate::recipe::Recipe;
 use crate::template::TemplateError;
 use std::fmt;
 
 /// The tag of a template that is named without one.
 pub const DEFAULT_TAG: &str = "default";
 
-/// Stands between name and tag in file names: a colon would end a word of overlayfs's options.
-const IN_FILES: char = '@';
+/// Letters of an id: no `-`, which separates port and id in host names, and nothing that reads as
+/// another letter.
+pub const ID_ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
+/// Letters of an id of a key, sandbox, snapshot or template.
+pub const ID_LENGTH: usize = 20;
 
-/// `name` or `name:tag`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Separator of name and tag in file names: a colon would end a word of overlayfs's options.
+const TAG_IN_FILES: char = '@';
+/// Separator of owner and name in file names. No name, tag or overlayfs option has it.
+const OWNER_IN_FILES: char = '~';
+/// Beginning of the name of a template that an image of a registry became for a build.
+const IMAGE: &str = "image-";
+/// Beginning of the name of a template that a build has not finished yet.
+const BUILD: &str = "build-";
+/// Hexadecimal digits at the end of the name of an imported image.
+const IMAGE_DIGITS: usize = 8;
+/// Lengths of the parts of a UUID.
+const UUID_PARTS: [usize; 5] = [8, 4, 4, 4, 12];
+
+/// `[owner/]name[:tag]`. The owner is the id of an API key; a template without one is the host's
+/// owner's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reference {
+    owner: Option<String>,
     name: String,
     tag: String,
 }
 
 impl Reference {
-    /// Reads `name` or `name:tag`: `[a-z0-9][a-z0-9._-]{0,62}` and `[A-Za-z0-9][A-Za-z0-9._-]{0,62}`.
+    /// Reads `name`, `name:tag`, `owner/name` or `owner/name:tag`: a name is
+    /// `[a-z0-9][a-z0-9._-]{0,62}`, a tag `[A-Za-z0-9][A-Za-z0-9._-]{0,62}`, an owner the id of a
+    /// key ([`is_id`]).
     pub fn parse(text: &str) -> Result<Self, TemplateError> {
-        Self::split(text, ':').ok_or_else(|| TemplateError::Name {
-            name: text.chars().take(130).collect(),
+        Self::split(text, '/', ':').ok_or_else(|| TemplateError::Name {
+            name: text.chars().take(150).collect(),
+        })
+    }
+
+    /// Reads `name` or `name:tag` in the namespace of `owner`.
+    pub fn in_namespace(owner: Option<&str>, text: &str) -> Result<Self, TemplateError> {
+        let wrong = || TemplateError::Name {
+            name: text.chars().take(150).collect(),
+        };
+        let bare = Self::parse(text)?;
+        if bare.owner.is_some() || owner.is_some_and(|owner| !is_id(owner)) {
+            return Err(wrong());
+        }
+        Ok(Self {
+            owner: owner.map(str::to_owned),
+            ..bare
         })
     }
 
     /// Reads the name of a directory of [`Self::file_name`].
     pub(crate) fn of_file(name: &str) -> Option<Self> {
-        Self::split(name, IN_FILES).filter(|found| found.file_name() == name)
+        Self::split(name, OWNER_IN_FILES, TAG_IN_FILES).filter(|found| found.file_name() == name)
     }
 
-    fn split(text: &str, between: char) -> Option<Self> {
-        let (name, tag) = text.split_once(between).unwrap_or((text, DEFAULT_TAG));
-        (is_template_name(name) && is_tag(tag)).then(|| Self {
+    fn split(text: &str, after_owner: char, before_tag: char) -> Option<Self> {
+        let (owner, rest) = match text.split_once(after_owner) {
+            Some((owner, rest)) => (Some(owner), rest),
+            None => (None, text),
+        };
+        let (name, tag) = rest.split_once(before_tag).unwrap_or((rest, DEFAULT_TAG));
+        let sound = owner.is_none_or(is_id) && is_template_name(name) && is_tag(tag);
+        sound.then(|| Self {
+            owner: owner.map(str::to_owned),
             name: name.to_owned(),
             tag: tag.to_owned(),
         })
     }
 
-    /// Without the tag.
+    /// API key whose template it is; none: the host's owner.
+    pub fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
+    }
+
+    /// Without owner and tag.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -46,22 +93,53 @@ impl Reference {
         &self.tag
     }
 
-    /// Whether it says no more than its name.
+    /// The same template with another tag.
+    pub fn with_tag(&self, tag: &str) -> Result<Self, TemplateError> {
+        match is_tag(tag) {
+            true => Ok(Self {
+                tag: tag.to_owned(),
+                ..self.clone()
+            }),
+            false => Err(TemplateError::Name {
+                name: format!("{}:{}", self.name, tag.chars().take(80).collect::<String>()),
+            }),
+        }
+    }
+
+    /// `[owner/]name`, as it is called with any tag.
+    pub fn without_tag(&self) -> String {
+        match &self.owner {
+            Some(owner) => format!("{owner}/{}", self.name),
+            None => self.name.clone(),
+        }
+    }
+
+    /// Tells if it has the tag of templates that are named without one.
     pub fn is_default(&self) -> bool {
         self.tag == DEFAULT_TAG
     }
 
+    /// Tells if a recipe of Jiffy's own makes it. Such templates are the same for every key.
+    pub fn is_stock(&self) -> bool {
+        self.owner.is_none() && self.is_default() && Recipe::is_built_in(&self.name)
+    }
+
     /// As names of files and locks hold it.
     pub(crate) fn file_name(&self) -> String {
+        let owner = self.owner.as_ref();
+        let owner = owner.map_or_else(String::new, |owner| format!("{owner}{OWNER_IN_FILES}"));
         match self.is_default() {
-            true => self.name.clone(),
-            false => format!("{}{IN_FILES}{}", self.name, self.tag),
+            true => format!("{owner}{}", self.name),
+            false => format!("{owner}{}{TAG_IN_FILES}{}", self.name, self.tag),
         }
     }
 }
 
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(owner) = &self.owner {
+            write!(f, "{owner}/")?;
+        }
         match self.is_default() {
             true => f.write_str(&self.name),
             false => write!(f, "{}:{}", self.name, self.tag),
@@ -82,9 +160,63 @@ fn is_tag(tag: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
 }
 
+/// Tells if `word` has the form of an id of a key, sandbox, snapshot or template.
+pub fn is_id(word: &str) -> bool {
+    word.len() == ID_LENGTH && word.bytes().all(|b| ID_ALPHABET.contains(&b))
+}
+
+/// Tells if `word` has the form of a UUID, which ids of builds are.
+fn is_uuid(word: &str) -> bool {
+    let parts: Vec<&str> = word.split('-').collect();
+    let hexadecimal = |part: &&str| part.bytes().all(|b| b.is_ascii_hexdigit());
+    let lengths = parts.iter().map(|part| part.len());
+    lengths.eq(UUID_PARTS) && parts.iter().all(hexadecimal)
+}
+
+/// Tells if `name` cannot be chosen by people: ids, and what builds call their own templates.
+pub fn is_reserved(name: &str) -> bool {
+    is_id(name) || is_uuid(name) || is_unfinished_build(name) || is_imported_image(name)
+}
+
+/// Name of the template that build `id` has not finished yet.
+pub fn unfinished_build(id: &str) -> String {
+    format!("{BUILD}{id}")
+}
+
+/// Tells if `name` is such a name.
+pub fn is_unfinished_build(name: &str) -> bool {
+    name.strip_prefix(BUILD).is_some_and(is_uuid)
+}
+
+/// Name of the template of an image `reference` of a registry, imported for `owner`.
+pub fn imported_image(owner: Option<&str>, reference: &str) -> String {
+    let last = reference.rsplit('/').next().unwrap_or_default();
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+    let last: String = last
+        .chars()
+        .map(|c| if fits(c) { c } else { '-' })
+        .take(40)
+        .collect();
+    let about = match owner {
+        Some(owner) => format!("{owner}\0{reference}"),
+        None => reference.to_owned(),
+    };
+    let sum = crate::verified::sum_of(about.as_bytes());
+    format!("{IMAGE}{last}-{}", &sum[..IMAGE_DIGITS])
+}
+
+/// Tells if `name` is such a name.
+pub fn is_imported_image(name: &str) -> bool {
+    let named = name.strip_prefix(IMAGE);
+    let sum = named.and_then(|n| n.rsplit_once('-')).map(|(_, sum)| sum);
+    sum.is_some_and(|s| s.len() == IMAGE_DIGITS && s.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const KEY: &str = "abcdefghijkmnpqrstuv";
 
     #[test]
     fn names_and_tags_are_short_and_harmless() {
@@ -97,6 +229,7 @@ mod tests {
             "-a",
             "Base",
             "a/b",
+            "a~b",
             "..",
             "ü",
             &"a".repeat(64),
@@ -121,5 +254,60 @@ mod tests {
         // Two names for one directory would be two locks for one template.
         assert_eq!(Reference::of_file("app@default"), None);
         assert_eq!(Reference::of_file(".new-app"), None);
+    }
+
+    #[test]
+    fn an_owner_is_a_key_and_survives_the_file_system() {
+        let said = |text: &str| Reference::parse(text).unwrap();
+        for (text, file) in [
+            (format!("{KEY}/app"), format!("{KEY}~app")),
+            (format!("{KEY}/app:V1"), format!("{KEY}~app@V1")),
+        ] {
+            let reference = said(&text);
+            assert_eq!(reference.owner(), Some(KEY));
+            assert_eq!(reference.to_string(), text);
+            assert_eq!(reference.file_name(), file);
+            assert_eq!(Reference::of_file(&file), Some(reference.clone()));
+            let bare = text.strip_prefix(&format!("{KEY}/")).unwrap();
+            assert_eq!(Reference::in_namespace(Some(KEY), bare).unwrap(), reference);
+        }
+        for bad in [
+            "library/python",
+            "a/b",
+            "/app",
+            "../app",
+            &format!("{KEY}/a/b"),
+        ] {
+            assert!(Reference::parse(bad).is_err(), "{bad}");
+            assert!(Reference::in_namespace(Some(KEY), bad).is_err(), "{bad}");
+        }
+        assert!(Reference::in_namespace(Some("k1"), "app").is_err());
+        assert_eq!(Reference::of_file("library~python"), None);
+        assert_ne!(said("app"), said(&format!("{KEY}/app")));
+    }
+
+    #[test]
+    fn what_reads_as_an_id_or_as_a_builds_own_template_is_no_name_to_choose() {
+        let build = "01234567-89ab-4cde-8f01-23456789abcd";
+        let image = imported_image(Some(KEY), "ghcr.io/me/App:1.2");
+        assert!(image.starts_with("image--pp-1.2-"), "{image}");
+        for reserved in [KEY, build, &unfinished_build(build), &image] {
+            assert!(is_reserved(reserved), "{reserved}");
+            Reference::in_namespace(Some(KEY), reserved).unwrap();
+        }
+        for free in [
+            "image",
+            "image-app",
+            "build-tools",
+            "app",
+            "build-",
+            "image-x-12345",
+        ] {
+            assert!(!is_reserved(free), "{free}");
+        }
+        assert_ne!(
+            imported_image(Some(KEY), "app"),
+            imported_image(None, "app")
+        );
     }
 }

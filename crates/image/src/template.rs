@@ -7,15 +7,16 @@ use crate::images::Images;
 use crate::import::{self, Import, ImportError};
 use crate::layer::Layers;
 use crate::lock::Lock;
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Visibility};
 use crate::progress::Progress;
 use crate::recipe::Recipe;
-use crate::reference::Reference;
+use crate::reference::{Reference, is_reserved};
 use crate::verified::{VerifiedFile, VerifyError};
 use crate::version;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Beside the manifest in the first format.
 const OLD_IMAGE: &str = "rootfs.erofs";
@@ -39,9 +40,15 @@ pub struct Templates {
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
     #[error(
-        "`{name}` is not a template name: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit, at most 63; a tag (`{{name}}:{{tag}}`) may have upper case too"
+        "`{name}` is not a template name: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit, at most 63; a tag (`{{name}}:{{tag}}`) may have upper case too, and `{{owner}}/{{name}}` begins with the id of an API key"
     )]
     Name { name: String },
+    #[error(
+        "`{name}` cannot be chosen as a name: ids and templates that builds make for themselves look so"
+    )]
+    Reserved { name: String },
+    #[error("`{name}` is a stock template, which every key may use")]
+    Stock { name: String },
     #[error("there is no template `{name}`; {known}")]
     Unknown { name: String, known: String },
     #[error("manifest {} is not readable: {problem}; run `jiffy template rm` for the template and build it again", path.display())]
@@ -76,6 +83,11 @@ impl Templates {
             .collect()
     }
 
+    /// When a template was last published or removed, as far as the file system tells: to the granularity of its time stamps.
+    pub fn changed(&self) -> Option<SystemTime> {
+        fs::metadata(self.home.templates()).ok()?.modified().ok()
+    }
+
     /// What is known about a template. Its images are not verified.
     pub fn manifest(&self, name: &str) -> Result<Manifest, TemplateError> {
         let reference = Reference::parse(name)?;
@@ -83,6 +95,14 @@ impl Templates {
             return Err(self.unknown(&reference));
         }
         self.load(&reference)
+    }
+
+    /// Manifest of a template, if it is there. Its images are not verified.
+    pub fn look_up(&self, reference: &Reference) -> Result<Option<Manifest>, TemplateError> {
+        match self.directory(reference).is_dir() {
+            true => self.load(reference).map(Some),
+            false => Ok(None),
+        }
     }
 
     /// The file that changes whenever the template does.
@@ -137,13 +157,23 @@ impl Templates {
     }
 
     /// Gives the version that `from` is now the name `to` as well. What `to` was before stays for those who were made with it.
-    pub fn tag(&self, from: &str, to: &str) -> Result<Manifest, BuildError> {
+    /// Visibility is that of the template in the place, else `visibility`.
+    pub fn tag(
+        &self,
+        from: &str,
+        to: &str,
+        visibility: Visibility,
+    ) -> Result<Manifest, BuildError> {
         let to = Reference::parse(to)?;
+        if is_reserved(to.name()) {
+            let name = to.name().to_owned();
+            return Err(TemplateError::Reserved { name }.into());
+        }
         let lock = self.lock(&to, &mut |_| ())?;
         let _shared = Images::new(&self.home).share()?;
         let mut manifest = self.manifest(from)?;
-        to.name().clone_into(&mut manifest.name);
-        to.tag().clone_into(&mut manifest.tag);
+        manifest.rename(&to);
+        manifest.visibility = self.inherited(&to).unwrap_or(visibility);
         let work = builder::Work::begin(self.unfinished(&to))?;
         builder::publish(self, &manifest, &work, &lock)?;
         Ok(manifest)
@@ -163,7 +193,13 @@ impl Templates {
             renamed => renamed.on("remove", &directory)?,
         }
         builder::clear(&doomed)?;
-        // One that is being imported now will look for layers without a template when it is done.
+        self.drop_unused()?;
+        Ok(())
+    }
+
+    /// Removes layers and images that no template is made of, unless an import is under way: that
+    /// one looks for them when it is done.
+    pub(crate) fn drop_unused(&self) -> Result<(), TemplateError> {
         if let Some(layers) = Layers::try_open(&self.home)? {
             import::collect(self, &self.home, &layers)?;
         }
@@ -200,7 +236,7 @@ impl Templates {
         self.home.templates().join(name)
     }
 
-    fn references(&self) -> Result<Vec<Reference>, FileError> {
+    pub(crate) fn references(&self) -> Result<Vec<Reference>, FileError> {
         let path = self.home.templates();
         let mut found = Vec::new();
         for entry in fs::read_dir(&path).on("list", &path)? {
@@ -211,12 +247,16 @@ impl Templates {
         Ok(found)
     }
 
-    fn unknown(&self, reference: &Reference) -> TemplateError {
+    pub(crate) fn unknown(&self, reference: &Reference) -> TemplateError {
         let names = match self.references() {
             Ok(names) => names,
             Err(e) => return e.into(),
         };
-        let names: Vec<String> = names.iter().map(Reference::to_string).collect();
+        // Those of the same owner, without what builds made for themselves.
+        let shown = names
+            .iter()
+            .filter(|r| r.owner() == reference.owner() && !is_reserved(r.name()));
+        let names: Vec<String> = shown.map(Reference::to_string).collect();
         TemplateError::Unknown {
             name: reference.to_string(),
             known: match names.is_empty() {
@@ -226,15 +266,19 @@ impl Templates {
         }
     }
 
-    fn load(&self, reference: &Reference) -> Result<Manifest, TemplateError> {
+    pub(crate) fn load(&self, reference: &Reference) -> Result<Manifest, TemplateError> {
         let directory = self.directory(reference);
         let path = directory.join(MANIFEST);
-        let manifest = load(&path)?;
+        let mut manifest = load(&path)?;
         if manifest.reference() != reference.to_string() {
             return Err(TemplateError::Manifest {
                 path,
                 problem: format!("it is the manifest of `{}`", manifest.reference()),
             });
+        }
+        if reference.is_stock() {
+            // Also where it was built before templates had owners.
+            manifest.visibility = Visibility::Public;
         }
         for sum in &manifest.images {
             Images::new(&self.home).adopt(sum, &directory.join(OLD_IMAGE))?;
@@ -270,7 +314,9 @@ mod tests {
         );
         Fake::new("one").build(&home).unwrap();
         Fake::new("two").build(&home).unwrap();
-        templates.tag("two", "two:old").unwrap();
+        templates
+            .tag("two", "two:old", Visibility::Private)
+            .unwrap();
         let message = templates.get("nope:x").unwrap_err().to_string();
         assert_eq!(
             message,
@@ -333,7 +379,7 @@ mod tests {
         let mut old = serde_json::to_value(&template.manifest).unwrap();
         old["image"] = old["images"][0].take();
         old["format"] = 1.into();
-        for added in ["images", "tag", "history"] {
+        for added in ["images", "tag", "history", "visibility"] {
             old.as_object_mut().unwrap().remove(added);
         }
         fs::remove_file(&path).unwrap();

@@ -9,7 +9,7 @@ use crate::file::OnPath;
 use crate::images::Images;
 use crate::import::{ImportError, free_name};
 use crate::layer::{LayerError, Limits, Stream};
-use crate::manifest::{ImageSum, Manifest};
+use crate::manifest::{ImageSum, Manifest, Visibility};
 use crate::progress::{Phase, Progress};
 use crate::template::{MANIFEST, Template, TemplateError, Templates};
 use crate::version;
@@ -52,7 +52,13 @@ impl Templates {
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> io::Result<()> {
         let manifest = &template.manifest;
-        let text = version::text(manifest, Path::new(MANIFEST)).map_err(io::Error::other)?;
+        // Keys and visibility are this host's.
+        let about = Manifest {
+            owner: None,
+            visibility: Visibility::default(),
+            ..manifest.clone()
+        };
+        let text = version::text(&about, Path::new(MANIFEST)).map_err(io::Error::other)?;
         let header = |size| {
             let mut header = Header::new_ustar();
             header.set_size(size);
@@ -77,11 +83,13 @@ impl Templates {
         archive.into_inner()?.finish()?.flush()
     }
 
-    /// Makes the template that such a file holds, as `name` or as it is called. Needs no more room than its images.
+    /// Makes the template that such a file holds, as `name` or as it is called. Needs no more room
+    /// than its images. Visibility as in [`crate::Import`]: what the file says counts for nothing.
     pub fn import_file(
         &self,
         from: impl Read,
         name: Option<&str>,
+        visibility: Option<Visibility>,
         limits: Limits,
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Template, ImportError> {
@@ -90,8 +98,9 @@ impl Templates {
         // Names and sizes are read from the headers alone: ours need no extensions, which would be read into memory.
         let mut entries = archive.entries().map_err(unreadable_io)?.raw(true);
         let mut manifest = first(entries.next())?;
+        manifest.owner = None;
         let name = name.map_or_else(|| manifest.reference(), str::to_owned);
-        let reference = free_name(&name)?;
+        let reference = free_name(&name, visibility)?;
         sound(&manifest.defaults, &manifest.startup)?;
         if manifest.size() > limits.bytes {
             let most = limits.bytes >> 20;
@@ -101,8 +110,8 @@ impl Templates {
             );
             return Err(ImportError::image(problem));
         }
-        reference.name().clone_into(&mut manifest.name);
-        reference.tag().clone_into(&mut manifest.tag);
+        manifest.rename(&reference);
+        manifest.visibility = self.visibility(&reference, visibility);
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         manifest.created = now.unwrap_or_default().as_secs();
 

@@ -91,6 +91,7 @@ mod tests {
         let build = BuildRecord {
             id: "b1".to_owned(),
             template: "t1".to_owned(),
+            caller: None,
             tags: vec!["default".to_owned()],
             size: WantedSize::default(),
             status: Status::Building,

@@ -10,12 +10,22 @@ use crate::spec::{
     Action, Beginning, BuildSpec, Command, Copy, CopyFrom, ImageSource, Stage, Step,
 };
 use jiffy_agent_client::{AgentClient, ClientError, ProcessEvent, ProcessSpec};
-use jiffy_engine::{Engine, SandboxSize, Startup};
-use jiffy_host::{CreateSpec, OnTimeout, Source, Terms, usual_size};
-use jiffy_image::{Defaults, Derived, Manifest, Progress, Step as HistoryStep};
+use jiffy_engine::{Engine, SandboxSize, StartCommand, Startup};
+use jiffy_host::{
+    Bytes, CreateSpec, OnTimeout, QuotaAmount, QuotaRequest, Source, Terms, usual_size,
+};
+use jiffy_image::{
+    Defaults, Derived, Manifest, Progress, Step as HistoryStep, TemplateError, Visibility,
+    unfinished_build,
+};
+use jiffy_pull::Cancel;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Refusal to start the command of an image that has none.
+const NO_IMAGE_COMMAND: &str = "there is no command to start: neither the Dockerfile nor what it \
+     begins with has a CMD or an ENTRYPOINT; name one with --start";
 
 const BASH: &str = "/bin/bash";
 /// Shown of a step in messages.
@@ -94,6 +104,8 @@ pub struct Job<E: Engine> {
     log: Arc<Log>,
     /// Sandboxes that there are because of it.
     sandboxes: Mutex<Vec<String>>,
+    /// Held while the template is written, which goes on when the build is cancelled.
+    writing: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// What a build became.
@@ -117,6 +129,7 @@ impl<E: Engine> Job<E> {
             spec,
             log,
             sandboxes: Mutex::default(),
+            writing: Arc::default(),
         }
     }
 
@@ -151,6 +164,22 @@ impl<E: Engine> Job<E> {
         }
     }
 
+    /// Removes the template under the build's own name, which one that was cancelled left. Needs
+    /// that its sandboxes are gone: what is written of them then ends.
+    pub async fn remove_hidden(&self) {
+        let _writing = self.writing.lock().await;
+        let (templates, name) = (self.inner.templates.clone(), self.hidden());
+        let remove = move || match templates.manifest(&name) {
+            Err(TemplateError::Unknown { .. }) => Ok(()),
+            _ => templates.remove(&name),
+        };
+        match tokio::task::spawn_blocking(remove).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => tracing::warn!("template {} stays: {e}", self.hidden()),
+            Err(e) => tracing::warn!("template {} stays: {e}", self.hidden()),
+        }
+    }
+
     async fn stage(
         &self,
         stage: &Stage,
@@ -158,6 +187,9 @@ impl<E: Engine> Job<E> {
         counter: &mut Counter,
     ) -> Result<Progressed, Failure> {
         let mut at = self.begin(stage, before).await.map_err(|e| e.at("base"))?;
+        if before.len() + 1 == self.spec.stages.len() {
+            self.check_startup(&at, stage).map_err(|e| e.at("base"))?;
+        }
         let mut fresh = self.spec.force;
         for step in &stage.steps {
             if !is_silent(step) {
@@ -248,10 +280,22 @@ impl<E: Engine> Job<E> {
         self.log
             .info(Some("base"), &format!("image {}", image.reference));
         let (inner, log, image) = (self.inner.clone(), self.log.clone(), image.clone());
-        let owner = self.template.owner.clone();
+        let (owner, caller) = (self.template.owner.clone(), self.build.caller.clone());
+        let place = self.inner.pulls.enter(caller.as_deref()).await;
+        let disk = self.inner.image_budget(owner.as_deref()).await;
+        let disk = disk.map_err(|e| Failure::because(&e))?;
+        let cancel = Cancel::new().map_err(|e| Failure::because(&e))?;
+        // A build that is cancelled drops this: its puller dies at once.
+        let _guard = cancel.guard();
         let work = move || {
             let mut on_progress = |progress: Progress<'_>| log.on_progress("base", &progress);
-            inner.import(&image, owner.as_deref(), &mut on_progress)
+            let (owner, caller) = (owner.as_deref(), caller.as_deref());
+            let imported = inner.import(&image, owner, caller, &cancel, disk, &mut on_progress);
+            drop(place);
+            if let Err(Some(detail)) = imported.as_ref().map_err(|e| e.detail()) {
+                tracing::info!("image {} for a key: {detail}", image.reference);
+            }
+            imported
         };
         let imported = tokio::task::spawn_blocking(work).await;
         self.log.end_progress();
@@ -378,7 +422,7 @@ impl<E: Engine> Job<E> {
                 source: at.source.clone(),
                 env: BTreeMap::new(),
                 terms: Terms {
-                    owner: self.template.owner.clone(),
+                    owner: self.build.caller.clone(),
                     metadata: [(LABEL.to_owned(), self.build.id.clone())].into(),
                     timeout_s: Some(LIFE.as_secs()),
                     on_timeout: OnTimeout::Kill,
@@ -389,11 +433,18 @@ impl<E: Engine> Job<E> {
             let cannot = |e: &dyn std::fmt::Display| {
                 Failure::of(format!("cannot make a sandbox to build in: {e}"))
             };
-            let room = match (&self.template.owner, self.inner.door.get()) {
-                (Some(owner), Some(door)) => Some(door.admit(owner, at.size).await),
-                _ => None,
+            let request = QuotaRequest {
+                amount: QuotaAmount {
+                    sandboxes: 1,
+                    vcpus: at.size.vcpus.into(),
+                    memory_mib: at.size.memory_mib.into(),
+                    ..QuotaAmount::default()
+                },
+                disk_floor: None,
             };
-            let _room = room.transpose().map_err(|e| cannot(&e))?;
+            // Held until it runs.
+            let room = self.inner.reserve(self.build.caller.as_deref(), request);
+            let _room = room.await.map_err(|e| cannot(&e))?;
             let made = sandboxes.create(spec).await.map_err(|e| cannot(&e))?;
             lock(&self.sandboxes).push(made.id.clone());
             at.sandbox = Some(made.id);
@@ -539,10 +590,7 @@ impl<E: Engine> Job<E> {
 
     /// Makes the template of what the last stage has come to.
     async fn finish(&self, mut at: Progressed) -> Result<Outcome, Failure> {
-        let startup = match self.spec.startup.is_empty() {
-            true => at.base.startup.clone(),
-            false => self.spec.startup.clone(),
-        };
+        let startup = self.startup(&at)?;
         let defaults = Defaults {
             user: at.setting.user.clone(),
             workdir: at.setting.workdir.clone(),
@@ -555,10 +603,25 @@ impl<E: Engine> Job<E> {
         let sum = key::template(&at.key, &about.unwrap_or_default());
         let names = self.names();
         let there = self.inner.templates.manifest(&names[0]);
+        // Nothing of a sandbox's disk is written twice; the rest are images that become one with it.
+        let images: u64 = at.base.images.iter().map(|i| i.size).sum();
+        let most = (at.size.disk_mib << 20)
+            .saturating_mul(2)
+            .saturating_add(images);
+        let owner = self.template.owner.as_deref();
         let manifest = match there {
             Ok(there) if there.recipe_sha256 == sum && !self.spec.force => there,
-            _ => self.derive(&mut at, defaults, startup, &sum).await?,
+            _ => {
+                let room = self.inner.reserve_template(owner, &[], most).await;
+                let room = room.map_err(|e| Failure::of(e.message))?;
+                let manifest = self.derive(&mut at, defaults, startup, &sum).await?;
+                self.measure(&manifest, &at, room.disk_bytes())?;
+                manifest
+            }
         };
+        // Held until its names lead to it.
+        let room = self.inner.reserve_template(owner, &names, 0).await;
+        let _room = room.map_err(|e| self.give_up(&manifest, e.message))?;
         self.let_go(&mut at).await;
         self.make_ready(&manifest, &at, &names).await?;
         Ok(Outcome {
@@ -567,19 +630,94 @@ impl<E: Engine> Job<E> {
         })
     }
 
+    /// Removes a template that was just made and may not stay.
+    fn give_up(&self, manifest: &Manifest, why: String) -> Failure {
+        let reference = manifest.reference();
+        if reference == self.hidden()
+            && let Err(e) = self.inner.templates.remove(&reference)
+        {
+            tracing::warn!("template {reference} stays: {e}");
+        }
+        Failure::of(why)
+    }
+
+    /// Refuses a template whose images beside its base's have more bytes than `most`.
+    fn measure(&self, made: &Manifest, at: &Progressed, most: Option<u64>) -> Result<(), Failure> {
+        let new = made.images.iter().filter(|i| !at.base.images.contains(i));
+        let bytes: u64 = new.map(|i| i.size).sum();
+        match most.filter(|most| bytes > *most) {
+            Some(most) => {
+                let why = format!(
+                    "the template's image has {}, and {} are left of this key's disk budget: remove snapshots, templates \
+                     or paused sandboxes, or raise the limit",
+                    Bytes(bytes),
+                    Bytes(most)
+                );
+                Err(self.give_up(made, why))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses at once what would be found out after all steps and a minute of waiting.
+    fn check_startup(&self, at: &Progressed, stage: &Stage) -> Result<(), Failure> {
+        let setting = &at.setting;
+        let says = |step: &Step| matches!(step.action, Action::Cmd(_) | Action::Entrypoint(_));
+        let inherits = !setting.entrypoint.is_empty() || !setting.cmd.is_empty();
+        if self.spec.start_image_command && !inherits && !stage.steps.iter().any(says) {
+            return Err(Failure::of(NO_IMAGE_COMMAND));
+        }
+        let startup = &self.spec.startup;
+        let starts = startup.start.is_some()
+            || self.spec.start_image_command
+            || at.base.startup.start.is_some();
+        let port = startup.ready.as_ref().and_then(|ready| ready.port);
+        match port.filter(|_| !starts) {
+            Some(port) => Err(Failure::of(format!(
+                "nothing would listen on port {port}, which is awaited: the template starts nothing"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// What the template starts and awaits: as the build says, else as what it begins with does.
+    fn startup(&self, at: &Progressed) -> Result<Startup, Failure> {
+        let mut startup = self.spec.startup.clone();
+        if self.spec.start_image_command {
+            let setting = &at.setting;
+            let mut words = setting.entrypoint.iter().chain(&setting.cmd).cloned();
+            let command = words.next().ok_or_else(|| Failure::of(NO_IMAGE_COMMAND))?;
+            startup.start = Some(StartCommand {
+                command,
+                args: Some(words.collect()),
+                user: None,
+                workdir: None,
+            });
+        } else if startup.is_empty() {
+            startup = at.base.startup.clone();
+        } else if startup.start.is_none() {
+            startup.start.clone_from(&at.base.startup.start);
+        }
+        Ok(startup)
+    }
+
     /// By which names the template is to be found.
     fn names(&self) -> Vec<String> {
         let tags = self.build.tags.iter();
-        let mut names: Vec<String> = tags.map(|tag| tagged(&self.template.name, tag)).collect();
+        let mut names: Vec<String> = tags.map(|tag| self.template.called(tag)).collect();
         if names.is_empty() {
-            names.push(self.template.name.clone());
+            names.push(self.template.called(super::DEFAULT_TAG));
         }
         names
     }
 
-    /// The name by which nobody else finds it.
+    /// Internal name of the template until it is ready.
     fn hidden(&self) -> String {
-        format!("build-{}", self.build.id)
+        let name = unfinished_build(&self.build.id);
+        match &self.template.owner {
+            Some(owner) => format!("{owner}/{name}"),
+            None => name,
+        }
     }
 
     async fn derive(
@@ -608,9 +746,12 @@ impl<E: Engine> Job<E> {
         );
         let (name, history) = (self.hidden(), at.history.clone());
         let reader = super::transfer::reader(layer);
+        let writing = self.writing.clone().lock_owned().await;
         let work = move || {
+            let _writing = writing;
             let derived = Derived {
                 name: &name,
+                visibility: Some(Visibility::Internal),
                 base: &base,
                 defaults,
                 startup,
@@ -644,9 +785,15 @@ impl<E: Engine> Job<E> {
         }
         let ready = self.inner.sandboxes.make_ready(&reference, at.size).await;
         let publish = || -> Result<(), String> {
+            let record = self.inner.records.template(&self.template.id);
+            let public = record.ok().flatten().is_some_and(|t| t.public);
+            let visibility = match public {
+                true => Visibility::Public,
+                false => Visibility::Private,
+            };
             for name in names {
                 if *name != reference {
-                    let tagged = self.inner.templates.tag(&reference, name);
+                    let tagged = self.inner.templates.tag(&reference, name, visibility);
                     tagged.map_err(|e| e.to_string())?;
                 }
             }

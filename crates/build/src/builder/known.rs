@@ -2,22 +2,37 @@
 //! without asking the builder.
 
 use super::records::{BuildRecord, Status, TemplateRecord};
-use super::{Builder, BuilderError, job, lock};
+use super::{Builder, BuilderError, lock};
 use jiffy_engine::Engine;
 use jiffy_image::TemplateError;
 
 impl<E: Engine> Builder<E> {
-    /// What is recorded of the template with this id or name. Tags that were removed without the builder are forgotten, and with
-    /// the last one the record.
-    pub fn known(&self, which: &str) -> Result<Option<TemplateRecord>, BuilderError> {
+    /// Record of the template with this name in the namespace of `owner`; none: of the host's
+    /// owner. Tags that were removed without the builder are forgotten, and with the last one the
+    /// record.
+    pub fn known(
+        &self,
+        owner: Option<&str>,
+        name: &str,
+    ) -> Result<Option<TemplateRecord>, BuilderError> {
         let _naming = lock(&self.0.naming);
-        self.known_alone(which)
+        self.current(self.0.records.named(owner, name)?)
     }
 
-    /// The same for whoever has the turn to change names.
-    pub(super) fn known_alone(&self, which: &str) -> Result<Option<TemplateRecord>, BuilderError> {
+    /// The same of the template with this id.
+    pub(super) fn known_id(&self, id: &str) -> Result<Option<TemplateRecord>, BuilderError> {
+        let _naming = lock(&self.0.naming);
+        self.current(self.0.records.template(id)?)
+    }
+
+    /// A record as it is after what was removed without the builder. Needs the turn to change
+    /// names.
+    pub(super) fn current(
+        &self,
+        template: Option<TemplateRecord>,
+    ) -> Result<Option<TemplateRecord>, BuilderError> {
         let records = &self.0.records;
-        let Some(template) = records.template(which)? else {
+        let Some(template) = template else {
             return Ok(None);
         };
         let mut builds = records.builds(&template.id)?;
@@ -26,7 +41,7 @@ impl<E: Engine> Builder<E> {
             let before = build.tags.len();
             build
                 .tags
-                .retain(|tag| !self.is_gone(&job::tagged(&template.name, tag)));
+                .retain(|tag| !self.is_gone(&template.called(tag)));
             if build.tags.len() != before {
                 records.set_tags(&build.id, &build.tags)?;
                 changed = true;

@@ -1,45 +1,56 @@
 //! The builder: builds that were asked for, and their carrying out.
 
 mod copy;
-mod door;
 mod ended;
 mod job;
 mod key;
 mod known;
 mod log;
+mod migrate;
+mod names;
+mod queue;
 mod records;
 mod setting;
 mod steps;
 mod transfer;
 mod uploads;
+mod usage;
 mod user;
+mod waiting;
 
-pub use door::{Admitted, Door, Room};
+pub use names::{Look, Meaning, Rank, is_visible, resolve};
 pub use records::{
     BuildRecord, Level, Line, Lines, Reason, RecordError, Records, Status, TemplateRecord,
     WantedSize, now_ms,
 };
 pub use uploads::{MAX_UPLOAD, Upload, UploadError, Uploads};
+pub use usage::{BuildUsage, WeakBuilder};
+pub use waiting::{MAX_WAITING_BUILDS, WAITING_BUILD_LIFE};
 
 use crate::spec::{BuildSpec, ImageSource};
 use ended::End;
 use jiffy_engine::Engine;
-use jiffy_host::{IdentityError, Sandboxes, new_id, new_token};
+use jiffy_host::{
+    IdentityError, OwnerQuota, QuotaAmount, QuotaRefusal, QuotaRequest, Sandboxes, new_id,
+    new_token,
+};
 pub use jiffy_image::DEFAULT_TAG;
 use jiffy_image::{
-    Access, BuildError, Home, Import, ImportError, Limits, Manifest, Progress, Recipe, Reference,
-    Source, Start, Template, TemplateError, Templates,
+    Access, BuildError, DiskBudget, Home, Import, ImportError, Limits, Manifest, Progress,
+    Reference, Source, Start, Template, TemplateError, Templates, Visibility, imported_image,
+    is_id, is_reserved,
 };
+use jiffy_pull::{Cancel, Queue, Registries};
 use job::{Failure, Job, Outcome};
 use log::Log;
 pub use log::Progressing;
-use sha2::{Digest, Sha256};
-use std::collections::HashMap;
+use queue::BuildQueue;
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use usage::TemplateUsage;
 
 /// By which word of its metadata a sandbox is known as one that a build made.
 const LABEL: &str = "jiffy.build";
@@ -62,12 +73,15 @@ pub struct Settings {
     pub at_once: usize,
     /// How long a step may take.
     pub step_limit: Duration,
-    /// Registries (`host` or `host:port`) that are spoken to without TLS.
-    pub plain_http: Vec<String>,
+    /// Rules about registries, and the network they are asked from.
+    pub registries: Registries,
     /// Bounds for what a build changes.
     pub limits: Limits,
     /// How long steps and uploads are kept that no build uses; none: until somebody removes them.
     pub cache_for: Option<Duration>,
+    /// API keys that act for the host's owner. Templates that are recorded as theirs become the
+    /// host's when a data directory of before templates had owners is taken over.
+    pub host_keys: HashSet<String>,
 }
 
 impl Default for Settings {
@@ -75,9 +89,10 @@ impl Default for Settings {
         Self {
             at_once: 2,
             step_limit: Duration::from_secs(3600),
-            plain_http: Vec::new(),
+            registries: Registries::default(),
             limits: Limits::default(),
             cache_for: Some(Duration::from_secs(14 * 24 * 3600)),
+            host_keys: HashSet::new(),
         }
     }
 }
@@ -93,9 +108,20 @@ pub enum BuilderError {
     /// Too many.
     #[error("a build has at most {MAX_TAGS} tags")]
     Tags,
-    /// Somebody else's.
+    /// Of a stock template.
     #[error("the name `{0}` is taken: choose another")]
     Taken(String),
+    /// Ids, and names of templates that builds make for themselves.
+    #[error(
+        "`{0}` cannot be chosen as a name: ids and templates that builds make for themselves look so"
+    )]
+    Reserved(String),
+    /// Too many that were not started.
+    #[error(
+        "{MAX_WAITING_BUILDS} builds of this key wait to be started: start or cancel one; each is given up {} minutes after it was asked for",
+        WAITING_BUILD_LIFE.as_secs() / 60
+    )]
+    Waiting,
     /// No such template.
     #[error("there is no template `{0}`")]
     UnknownTemplate(String),
@@ -113,6 +139,9 @@ pub enum BuilderError {
     /// What is to be built makes no sense.
     #[error("{0}")]
     Spec(String),
+    /// The owner's budget has no room.
+    #[error(transparent)]
+    Quota(#[from] QuotaRefusal),
     /// The records.
     #[error(transparent)]
     Records(#[from] RecordError),
@@ -165,8 +194,11 @@ pub(crate) struct Inner<E: Engine> {
     records: Arc<Records>,
     uploads: Uploads,
     settings: Settings,
-    permits: Semaphore,
-    door: OnceLock<Arc<dyn Door>>,
+    queue: BuildQueue,
+    pulls: Queue,
+    /// Budgets of owners; none: they have none.
+    quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
+    template_usage: Mutex<TemplateUsage>,
     running: Mutex<HashMap<String, Running>>,
     /// Held while names are entered or forgotten.
     naming: Mutex<()>,
@@ -175,67 +207,65 @@ pub(crate) struct Inner<E: Engine> {
 }
 
 impl<E: Engine> Inner<E> {
-    /// The name in the data directory of what `which` (an id or name, perhaps with a tag) means for `owner`.
+    /// The template that `which` (an id or name, perhaps with a tag) means for `owner`; none: the
+    /// host's owner.
     fn resolve_for(&self, which: &str, owner: Option<&str>) -> Result<String, BuilderError> {
-        let unknown = || BuilderError::UnknownTemplate(shown(which));
-        let (name, tag) = which.split_once(':').unwrap_or((which, DEFAULT_TAG));
-        let Some(record) = self.records.template(name)? else {
-            let reference = Reference::parse(which).map_err(|_| unknown())?;
-            return Ok(reference.to_string());
+        let look = |reference: &Reference| {
+            let found = self.templates.look_up(reference);
+            let stock = reference.is_stock().then_some(Visibility::Public);
+            // One that is not built yet is built when it is used.
+            found
+                .map(|manifest| manifest.map(|m| m.visibility).or(stock))
+                .map_err(BuilderError::Template)
         };
-        let theirs = owner.is_none() || record.owner.is_none() || record.owner.as_deref() == owner;
-        match theirs || record.public {
-            true => Ok(job::tagged(&record.name, tag)),
-            false => Err(unknown()),
+        let found = resolve(which, owner, Some(&*self.records), &look)?;
+        let found = found.map(|meaning| meaning.reference.to_string());
+        found.ok_or_else(|| BuilderError::UnknownTemplate(shown(which)))
+    }
+
+    /// Tells names of templates from images in a registry: `owner/name` is a template, if the owner
+    /// can be a key, so that no registry is asked for what a key withdrew; a bare name is, if it
+    /// means a template for `owner`.
+    fn is_template(&self, name: &str, owner: Option<&str>) -> bool {
+        match name.split_once('/') {
+            Some((key, _)) => is_id(key),
+            None => self.resolve_for(name, owner).is_ok(),
         }
     }
 
-    /// Whether there is, or can be, a template of that name for `owner`.
-    fn is_template(&self, name: &str, owner: Option<&str>) -> bool {
-        let Ok(found) = self.resolve_for(name, owner) else {
-            return false;
-        };
-        self.templates.manifest(&found).is_ok() || Recipe::built_in(&found).is_ok()
-    }
-
-    /// The template of an image. It is kept under a name that says which image it is of, and made anew when that changed.
+    /// The template of an image, in the namespace of `owner`. It is kept under a name that says
+    /// which image it is of, and made anew when that changed. `caller` is who asks the registry.
     fn import(
         &self,
         image: &ImageSource,
         owner: Option<&str>,
+        caller: Option<&str>,
+        cancel: &Cancel,
+        disk: DiskBudget,
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Manifest, ImportError> {
-        let sum: String = Sha256::digest(image.reference.as_bytes())
-            .iter()
-            .take(4)
-            .map(|b| format!("{b:02x}"))
-            .collect();
-        let last = image.reference.rsplit('/').next().unwrap_or_default();
-        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
-        let last: String = last
-            .chars()
-            .map(|c| if fits(c) { c } else { '-' })
-            .take(40)
-            .collect();
+        let name = imported_image(owner, &image.reference);
+        let name = Reference::in_namespace(owner, &name)?.to_string();
         let host = image.reference.split('/').next().unwrap_or_default();
-        let mut plain_http = self.settings.plain_http.clone();
+        let mut pull = self.settings.registries.pull(caller.is_some(), cancel);
         let own = host.starts_with("localhost:") || host.starts_with("127.0.0.1:");
         // Only its owner may have this host ask around in its own network.
-        if owner.is_none() && (image.plain_http || own) {
-            plain_http.push(host.to_owned());
+        if caller.is_none() && (image.plain_http || own) {
+            pull.registries.plain_http.push(host.to_owned());
         }
         let import = Import {
-            name: format!("image-{last}-{sum}"),
+            name,
+            visibility: Some(Visibility::Internal),
             source: Source::Registry {
                 reference: image.reference.clone(),
-                plain_http,
+                pull,
                 access: match &image.credentials {
                     Some((name, password)) => Access::User {
                         name: name.clone(),
                         password: password.clone(),
                     },
                     // What the host's owner may read is not for everybody.
-                    None if owner.is_some() => Access::Nobody,
+                    None if caller.is_some() => Access::Nobody,
                     None => Access::Host,
                 },
             },
@@ -245,6 +275,7 @@ impl<E: Engine> Inner<E> {
             start: Start::Nothing,
             ready: None,
             limits: self.settings.limits,
+            disk,
         };
         let template: Template = self.templates.import(&import, on_progress)?;
         Ok(template.manifest)
@@ -269,9 +300,11 @@ impl<E: Engine> Builder<E> {
             templates: Templates::new(home),
             records,
             uploads: Uploads::open(uploads).map_err(BuilderError::Directory)?,
-            permits: Semaphore::new(settings.at_once),
+            queue: BuildQueue::new(settings.at_once),
+            pulls: Queue::default(),
             settings,
-            door: OnceLock::new(),
+            quota: Mutex::default(),
+            template_usage: Mutex::default(),
             running: Mutex::default(),
             naming: Mutex::default(),
             turns: Mutex::default(),
@@ -284,16 +317,13 @@ impl<E: Engine> Builder<E> {
                 tracing::warn!("sandbox {} of an earlier build stays: {e}", left.id);
             }
         }
+        builder.migrate().await?;
+        builder.remove_unfinished().await?;
+        builder.keep_waiting_bounded();
         if let Some(unused_for) = builder.0.settings.cache_for {
             builder.keep_pruned(unused_for);
         }
         Ok(builder)
-    }
-
-    /// Asks `door` before every sandbox that belongs to a key; without one nobody is asked.
-    pub fn ask(&self, door: Arc<dyn Door>) {
-        // Whoever was there first stays.
-        let _ = self.0.door.set(door);
     }
 
     /// What it knows.
@@ -306,16 +336,21 @@ impl<E: Engine> Builder<E> {
         &self.0.uploads
     }
 
-    /// The name in the data directory of what `which` (an id or name, perhaps with a tag) means for `owner`; none: the host's owner.
-    pub fn resolve(&self, which: &str, owner: Option<&str>) -> Result<String, BuilderError> {
-        self.0.resolve_for(which, owner)
-    }
-
-    /// The template with this id or name that `owner` may change.
+    /// The template with this id or name that `owner` may change; none: the host's owner, who may
+    /// change all.
     pub fn own(&self, which: &str, owner: Option<&str>) -> Result<TemplateRecord, BuilderError> {
-        let name = which.split(':').next().unwrap_or_default();
-        let found = self.known(name)?;
-        let found = found.filter(|t| owner.is_none() || t.owner.as_deref() == owner);
+        let word = which.split(':').next().unwrap_or_default();
+        let theirs = |t: &TemplateRecord| owner.is_none() || t.owner.as_deref() == owner;
+        if is_id(word)
+            && let Some(found) = self.known_id(word)?.filter(theirs)
+        {
+            return Ok(found);
+        }
+        let (namespace, name) = match word.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), name),
+            None => (owner, word),
+        };
+        let found = self.known(namespace, name)?.filter(theirs);
         found.ok_or_else(|| BuilderError::UnknownTemplate(shown(which)))
     }
 
@@ -337,20 +372,33 @@ impl<E: Engine> Builder<E> {
         }
     }
 
-    /// Enters a build, which waits for its files and for its start.
+    /// Enters a build of a template in the namespace of `owner` (none: the host's owner), which
+    /// waits for its files and for its start. `caller` is the key that asks, if one does.
     pub fn request(
         &self,
         new: &NewBuild,
         owner: Option<&str>,
+        caller: Option<&str>,
     ) -> Result<(TemplateRecord, BuildRecord), BuilderError> {
         let (name, tag) = match new.name.split_once(':') {
             Some((name, tag)) => (name, Some(tag.to_owned())),
             None => (new.name.as_str(), None),
         };
         let name = name.to_ascii_lowercase();
+        // One's own namespace may be said.
+        let bare = name.split_once('/').filter(|(key, _)| Some(*key) == owner);
+        let name = bare.map_or(name.clone(), |(_, bare)| bare.to_owned());
+        check_name(&name)?;
+        let template = TemplateRecord {
+            id: new_id()?,
+            name,
+            owner: owner.map(str::to_owned),
+            public: false,
+            created_ms: now_ms(),
+        };
         let mut tags: Vec<String> = Vec::new();
         for tag in tag.into_iter().chain(new.tags.iter().cloned()) {
-            check_name(&job::tagged(&name, &tag))?;
+            check_name(&job::tagged(&template.name, &tag))?;
             if !tags.contains(&tag) {
                 tags.push(tag);
             }
@@ -358,33 +406,30 @@ impl<E: Engine> Builder<E> {
         if tags.is_empty() {
             tags.push(DEFAULT_TAG.to_owned());
         }
-        check_name(&name)?;
         if tags.len() > MAX_TAGS {
             return Err(BuilderError::Tags);
         }
-        if Recipe::built_in(&name).is_ok() {
-            return Err(BuilderError::Taken(name));
+        let reference = Reference::in_namespace(None, &template.name)?;
+        if reference.is_stock() {
+            return Err(BuilderError::Taken(template.name));
         }
+        if is_reserved(&template.name) {
+            return Err(BuilderError::Reserved(template.name));
+        }
+        // One more build, and one more template at its end: held until the build is entered.
+        let _permit = match (caller, lock(&self.0.quota).clone()) {
+            (Some(caller), Some(quota)) => Some(quota.try_reserve(caller, one_build())?),
+            _ => None,
+        };
         let _naming = lock(&self.0.naming);
-        let entered = self.known_alone(&name)?;
-        if entered.is_none() && owner.is_some() && self.0.templates.manifest(&name).is_ok() {
-            // The host's owner made it in another way.
-            return Err(BuilderError::Taken(name));
-        }
+        self.0.check_waiting(caller)?;
+        self.current(self.0.records.named(owner, &template.name)?)?;
+        let template = self.0.records.enter_template(&template)?;
         let now = now_ms();
-        let template = self.0.records.enter_template(&TemplateRecord {
-            id: new_id()?,
-            name: name.clone(),
-            owner: owner.map(str::to_owned),
-            public: false,
-            created_ms: now,
-        })?;
-        if owner.is_some() && template.owner.as_deref() != owner {
-            return Err(BuilderError::Taken(name));
-        }
         let build = BuildRecord {
             id: uuid()?,
             template: template.id.clone(),
+            caller: caller.map(str::to_owned),
             tags,
             size: new.size,
             status: Status::Waiting,
@@ -438,6 +483,7 @@ impl<E: Engine> Builder<E> {
             };
             job.clear().await;
             this.conclude(&template, &id, built, &log).await;
+            job.remove_hidden().await;
             lock(&this.0.running).remove(&id);
         });
         Ok(())
@@ -461,14 +507,9 @@ impl<E: Engine> Builder<E> {
                 turn.lock_owned().await
             }
         };
-        let _permit = match self.0.permits.try_acquire() {
-            Ok(permit) => permit,
-            Err(_) => {
-                log.info(None, "waiting: other templates are being built");
-                let permit = self.0.permits.acquire().await;
-                permit.map_err(|_| Failure::of("the daemon ends"))?
-            }
-        };
+        let on_wait = || log.info(None, "waiting: other templates are being built");
+        let slot = self.0.queue.enter(template.owner.as_deref(), on_wait);
+        let _slot = slot.await.ok_or_else(|| Failure::of("the daemon ends"))?;
         let moved = self
             .0
             .records
@@ -543,11 +584,16 @@ impl<E: Engine> Builder<E> {
         for tag in tags {
             check_name(&job::tagged(&template.name, tag))?;
         }
-        let (from, name) = (job::tagged(&template.name, tag), template.name.clone());
+        let names: Vec<String> = tags.iter().map(|tag| template.called(tag)).collect();
+        // Held until the tags are there.
+        let owner = template.owner.as_deref();
+        let _permit = self.0.reserve_template(owner, &names, 0).await?;
+        let (from, named) = (template.called(tag), template.clone());
         let (templates, wanted) = (self.0.templates.clone(), tags.to_vec());
         let work = move || {
-            let mut wanted = wanted.iter().map(|tag| job::tagged(&name, tag));
-            wanted.try_for_each(|to| templates.tag(&from, &to).map(drop))
+            let mut wanted = wanted.iter().map(|tag| named.called(tag));
+            let wish = Visibility::default();
+            wanted.try_for_each(|to| templates.tag(&from, &to, wish).map(drop))
         };
         blocking(work).await??;
         self.0.records.retag(&template.id, Some(&build.id), tags)?;
@@ -563,14 +609,10 @@ impl<E: Engine> Builder<E> {
         for tag in tags {
             check_name(&job::tagged(&template.name, tag))?;
         }
-        let (templates, name, gone) = (
-            self.0.templates.clone(),
-            template.name.clone(),
-            tags.to_vec(),
-        );
+        let (templates, named, gone) = (self.0.templates.clone(), template.clone(), tags.to_vec());
         let work = move || {
             for tag in &gone {
-                match templates.remove(&job::tagged(&name, tag)) {
+                match templates.remove(&named.called(tag)) {
                     Ok(()) | Err(TemplateError::Unknown { .. }) => {}
                     Err(e) => return Err(e),
                 }
@@ -592,6 +634,25 @@ impl<E: Engine> Builder<E> {
         tags.push(DEFAULT_TAG.to_owned());
         self.untag(template, &tags).await?;
         Ok(self.0.records.forget_template(&template.id)?)
+    }
+
+    /// Lets every key use a template, or its owner alone.
+    pub async fn set_public(
+        &self,
+        template: &TemplateRecord,
+        public: bool,
+    ) -> Result<(), BuilderError> {
+        self.0.records.set_public(&template.id, public)?;
+        let visibility = match public {
+            true => Visibility::Public,
+            false => Visibility::Private,
+        };
+        let (templates, name) = (self.0.templates.clone(), template.called(DEFAULT_TAG));
+        match blocking(move || templates.set_visibility(&name, visibility)).await? {
+            // It is so when it is built.
+            Err(BuildError::Template(TemplateError::Unknown { .. })) | Ok(()) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// What waits to become a sandbox of what is no template any more need not wait for the next sweep.
@@ -628,6 +689,17 @@ pub struct Pruned {
     pub steps: usize,
     /// Bytes of uploads.
     pub upload_bytes: u64,
+}
+
+/// Room for a build.
+fn one_build() -> QuotaRequest {
+    QuotaRequest {
+        amount: QuotaAmount {
+            builds: 1,
+            ..QuotaAmount::default()
+        },
+        disk_floor: None,
+    }
 }
 
 /// Whether a build can be begun at all.

@@ -1,18 +1,20 @@
 //! What the builder knows, in `<home>/builds.db`: templates that were built here, their builds, and what those said.
 
 use super::ended::Unwritten;
+use jiffy_image::DEFAULT_TAG;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 /// Most lines that are kept of one build; what it says after them is counted, and not kept.
 pub const MAX_LINES: u64 = 50_000;
 /// Longest line, in bytes.
 const MAX_LINE: usize = 4096;
 
+/// Schema of version 1. Later versions are made from it by [`MIGRATIONS`], also in a new file.
 const TABLES: &str = "
     CREATE TABLE templates (
         id TEXT PRIMARY KEY,
@@ -44,8 +46,27 @@ const TABLES: &str = "
         PRIMARY KEY (build, number)
     ) STRICT, WITHOUT ROWID;
 ";
+/// Schema changes; the first makes version 2 from version 1, and so on. Foreign keys are not
+/// enforced meanwhile: a table that is made anew would take the rows that refer to it along.
+const MIGRATIONS: &[&str] = &["
+    CREATE TABLE templates_2 (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        owner TEXT,
+        public INTEGER NOT NULL DEFAULT 0,
+        created_ms INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO templates_2 SELECT id, name, owner, public, created_ms FROM templates ORDER BY rowid;
+    DROP TABLE templates;
+    ALTER TABLE templates_2 RENAME TO templates;
+    CREATE UNIQUE INDEX templates_by_name ON templates (ifnull(owner, ''), name);
+    ALTER TABLE builds ADD COLUMN caller TEXT;
+    CREATE INDEX builds_by_status ON builds (status, created_ms);
+    CREATE TABLE migrations (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
+"];
 const BUILD: &str =
-    "id, template, tags, size, status, reason, steps, version, created_ms, changed_ms";
+    "id, template, tags, size, status, reason, steps, version, created_ms, changed_ms, caller";
+const TEMPLATE: &str = "id, name, owner, public, created_ms";
 
 /// Why the records cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -75,12 +96,24 @@ pub struct TemplateRecord {
     pub id: String,
     /// By which it is found, without a tag.
     pub name: String,
-    /// API key it was made with; none: the owner of this host.
+    /// API key in whose namespace its name is; none: the owner of this host.
     pub owner: Option<String>,
-    /// Whether others may make sandboxes of it.
+    /// Visible to every key when it is built for the first time; from then on its manifest says.
     pub public: bool,
     /// Milliseconds since 1970.
     pub created_ms: u64,
+}
+
+impl TemplateRecord {
+    /// `[owner/]name[:tag]`, by which the image store finds it.
+    pub fn called(&self, tag: &str) -> String {
+        let owner = self.owner.as_ref();
+        let owner = owner.map_or_else(String::new, |owner| format!("{owner}/"));
+        match tag {
+            DEFAULT_TAG => format!("{owner}{}", self.name),
+            tag => format!("{owner}{}:{tag}", self.name),
+        }
+    }
 }
 
 /// What its sandboxes get, as far as its author said.
@@ -148,6 +181,9 @@ pub struct BuildRecord {
     pub id: String,
     /// Template it is of.
     pub template: String,
+    /// API key that asked for it; none: the owner of this host. Its sandboxes are this key's, and
+    /// count for it.
+    pub caller: Option<String>,
     /// Tags it gets.
     pub tags: Vec<String>,
     /// What its sandboxes get.
@@ -240,24 +276,24 @@ impl Records {
             path: path.clone(),
             source,
         };
+        // What stands in the way is told by the database.
+        let _ = jiffy_image::keep_private(&path);
         let connection = Connection::open(&path).map_err(failed)?;
         let prepared = connection
             .pragma_update(None, "journal_mode", "WAL")
             .and_then(|()| connection.pragma_update(None, "synchronous", "NORMAL"))
-            .and_then(|()| connection.pragma_update(None, "foreign_keys", true));
+            .and_then(|()| connection.pragma_update(None, "foreign_keys", false));
         prepared.map_err(failed)?;
         let found: i64 = connection
             .query_row("PRAGMA user_version", [], |row| row.get(0))
             .map_err(failed)?;
-        match found {
-            0 => connection
-                .execute_batch(&format!(
-                    "BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
-                ))
-                .map_err(failed)?,
-            VERSION => {}
-            found => return Err(RecordError::Version { path, found }),
+        if !(0..=VERSION).contains(&found) {
+            return Err(RecordError::Version { path, found });
         }
+        migrate(&connection, found).map_err(failed)?;
+        connection
+            .pragma_update(None, "foreign_keys", true)
+            .map_err(failed)?;
         connection
             .execute_batch(super::steps::TABLE)
             .map_err(failed)?;
@@ -284,24 +320,35 @@ impl Records {
 
     /// All templates, the oldest first.
     pub fn templates(&self) -> Result<Vec<TemplateRecord>, RecordError> {
+        let query = format!("SELECT {TEMPLATE} FROM templates ORDER BY rowid");
+        self.with(|c| c.prepare_cached(&query)?.query_map([], template)?.collect())
+    }
+
+    /// The template with this id.
+    pub fn template(&self, id: &str) -> Result<Option<TemplateRecord>, RecordError> {
+        let query = format!("SELECT {TEMPLATE} FROM templates WHERE id = ?1");
         self.with(|c| {
-            let query = "SELECT id, name, owner, public, created_ms FROM templates ORDER BY rowid";
-            c.prepare_cached(query)?.query_map([], template)?.collect()
+            let mut query = c.prepare_cached(&query)?;
+            query.query_row([id], template).optional()
         })
     }
 
-    /// The template with this id or name.
-    pub fn template(&self, which: &str) -> Result<Option<TemplateRecord>, RecordError> {
+    /// The template of this name in the namespace of `owner`; none: of the host's owner.
+    pub fn named(
+        &self,
+        owner: Option<&str>,
+        name: &str,
+    ) -> Result<Option<TemplateRecord>, RecordError> {
+        let query =
+            format!("SELECT {TEMPLATE} FROM templates WHERE ifnull(owner, '') = ?1 AND name = ?2");
         self.with(|c| {
-            let query = "SELECT id, name, owner, public, created_ms FROM templates
-                WHERE id = ?1 OR name = ?1 ORDER BY id = ?1 DESC LIMIT 1";
-            c.prepare_cached(query)?
-                .query_row([which], template)
-                .optional()
+            let mut query = c.prepare_cached(&query)?;
+            let found = query.query_row([owner.unwrap_or_default(), name], template);
+            found.optional()
         })
     }
 
-    /// Enters a template unless there is one of its name; returns the one there is.
+    /// Enters a template unless its owner has one of its name; returns the one there is.
     pub fn enter_template(&self, new: &TemplateRecord) -> Result<TemplateRecord, RecordError> {
         self.with(|c| {
             let insert = "INSERT OR IGNORE INTO templates (id, name, owner, public, created_ms)
@@ -310,10 +357,16 @@ impl Records {
             c.execute(
                 insert,
                 params![new.id, new.name, new.owner, new.public, created],
-            )?;
-            let query = "SELECT id, name, owner, public, created_ms FROM templates WHERE name = ?1";
-            c.query_row(query, [&new.name], template)
-        })
+            )
+        })?;
+        let found = self.named(new.owner.as_deref(), &new.name)?;
+        Ok(found.unwrap_or_else(|| new.clone()))
+    }
+
+    /// Gives a template to the host's owner, with its name.
+    pub(super) fn give_to_host(&self, id: &str) -> Result<(), RecordError> {
+        let change = "UPDATE templates SET owner = NULL WHERE id = ?1";
+        self.with(|c| c.execute(change, [id]).map(drop))
     }
 
     /// Shows a template to everybody, or only to its owner.
@@ -339,8 +392,8 @@ impl Records {
     pub fn enter_build(&self, b: &BuildRecord) -> Result<(), RecordError> {
         self.with(|c| {
             c.execute(
-                "INSERT INTO builds (id, template, tags, size, status, created_ms, changed_ms)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                "INSERT INTO builds (id, template, tags, size, status, created_ms, changed_ms, caller)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
                 params![
                     b.id,
                     b.template,
@@ -348,7 +401,8 @@ impl Records {
                     json(&b.size),
                     b.status.name(),
                     stored(b.created_ms),
-                    stored(b.changed_ms)
+                    stored(b.changed_ms),
+                    b.caller
                 ],
             )
             .map(drop)
@@ -491,6 +545,23 @@ impl Records {
     }
 }
 
+/// Makes the newest schema of version `found`; 0: of nothing.
+fn migrate(connection: &Connection, found: i64) -> rusqlite::Result<()> {
+    let mut version = found;
+    while version < VERSION {
+        let change = match version {
+            0 => TABLES,
+            // Never out of bounds: there is one change for each version.
+            n => usize::try_from(n - 1).map_or("", |n| MIGRATIONS.get(n).copied().unwrap_or("")),
+        };
+        version += 1;
+        connection.execute_batch(&format!(
+            "BEGIN IMMEDIATE; {change} PRAGMA user_version = {version}; COMMIT;"
+        ))?;
+    }
+    Ok(())
+}
+
 fn template(row: &Row<'_>) -> rusqlite::Result<TemplateRecord> {
     Ok(TemplateRecord {
         id: row.get(0)?,
@@ -515,6 +586,7 @@ fn build(row: &Row<'_>) -> rusqlite::Result<BuildRecord> {
         version: row.get(7)?,
         created_ms: loaded(row.get(8)?),
         changed_ms: loaded(row.get(9)?),
+        caller: row.get(10)?,
     })
 }
 
@@ -569,135 +641,4 @@ pub fn now_ms() -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn records() -> (tempfile::TempDir, Records) {
-        let dir = tempfile::tempdir().unwrap();
-        let records = Records::open(dir.path()).unwrap();
-        let template = TemplateRecord {
-            id: "t1".into(),
-            name: "mine".into(),
-            owner: Some("k1".into()),
-            public: false,
-            created_ms: 1,
-        };
-        assert_eq!(records.enter_template(&template).unwrap(), template);
-        (dir, records)
-    }
-
-    fn a_build(id: &str, created_ms: u64) -> BuildRecord {
-        BuildRecord {
-            id: id.into(),
-            template: "t1".into(),
-            tags: vec!["default".into()],
-            size: WantedSize::default(),
-            status: Status::Waiting,
-            reason: None,
-            steps: Vec::new(),
-            version: None,
-            created_ms,
-            changed_ms: created_ms,
-        }
-    }
-
-    #[test]
-    fn a_name_belongs_to_whoever_took_it_first() {
-        let (_dir, records) = records();
-        let other = TemplateRecord {
-            id: "t2".into(),
-            name: "mine".into(),
-            owner: Some("k2".into()),
-            public: false,
-            created_ms: 2,
-        };
-        assert_eq!(records.enter_template(&other).unwrap().id, "t1");
-        assert_eq!(records.template("mine").unwrap().unwrap().id, "t1");
-        assert_eq!(records.template("t1").unwrap().unwrap().name, "mine");
-        assert_eq!(records.template("t2").unwrap(), None);
-    }
-
-    #[test]
-    fn a_build_ends_once() {
-        let (_dir, records) = records();
-        records.enter_build(&a_build("b1", 1)).unwrap();
-        assert!(
-            records
-                .move_on("b1", Status::Waiting, Status::Building)
-                .unwrap()
-        );
-        assert!(
-            !records
-                .move_on("b1", Status::Waiting, Status::Building)
-                .unwrap()
-        );
-        records.succeed("b1", &["s".into()], "v").unwrap();
-        let late = Reason {
-            message: "too late".into(),
-            step: None,
-        };
-        records.fail("b1", &late).unwrap();
-        let build = records.build("b1").unwrap().unwrap();
-        assert_eq!((build.status, build.reason), (Status::Ready, None));
-        records.enter_build(&a_build("b2", 2)).unwrap();
-        assert_eq!(records.abandon(&late).unwrap(), 1);
-        assert_eq!(records.build("b2").unwrap().unwrap().reason, Some(late));
-        assert_eq!(
-            records.builds("t1").unwrap()[0].id,
-            "b2",
-            "the newest first"
-        );
-    }
-
-    #[test]
-    fn a_tag_is_at_one_build() {
-        let (_dir, records) = records();
-        records.enter_build(&a_build("b1", 1)).unwrap();
-        records.enter_build(&a_build("b2", 2)).unwrap();
-        let tags = ["default".to_owned(), "v1".to_owned()];
-        records.retag("t1", Some("b1"), &tags).unwrap();
-        assert_eq!(records.build("b1").unwrap().unwrap().tags, tags);
-        assert!(records.build("b2").unwrap().unwrap().tags.is_empty());
-        records.retag("t1", None, &["v1".to_owned()]).unwrap();
-        assert_eq!(records.build("b1").unwrap().unwrap().tags, ["default"]);
-    }
-
-    #[test]
-    fn lines_are_read_in_pages_and_by_level() {
-        let (_dir, records) = records();
-        records.enter_build(&a_build("b1", 1)).unwrap();
-        for n in 0..10 {
-            let level = if n % 2 == 0 {
-                Level::Debug
-            } else {
-                Level::Warn
-            };
-            records
-                .say("b1", n, level, Some("1"), &format!("line {n}\u{7}"))
-                .unwrap();
-        }
-        let numbers = |from, limit, backwards, level| {
-            let which = Lines {
-                from,
-                limit,
-                backwards,
-                level,
-            };
-            let lines = records.lines("b1", which).unwrap();
-            lines.into_iter().map(|l| l.number).collect::<Vec<_>>()
-        };
-        assert_eq!(numbers(8, 100, false, Level::Debug), [8, 9]);
-        assert_eq!(numbers(0, 2, false, Level::Info), [1, 3]);
-        assert_eq!(numbers(9, 2, true, Level::Debug), [9, 8]);
-        assert_eq!(numbers(10, 2, false, Level::Debug), [0_u64; 0]);
-        let which = Lines {
-            from: 0,
-            limit: 1,
-            backwards: false,
-            level: Level::Debug,
-        };
-        assert_eq!(records.lines("b1", which).unwrap()[0].message, "line 0 ");
-        records.forget_template("t1").unwrap();
-        assert_eq!(records.build("b1").unwrap(), None);
-    }
-}
+mod tests;

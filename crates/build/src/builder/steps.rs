@@ -1,7 +1,7 @@
 //! Snapshots of steps: which were used when, and which are let go.
 
 use super::records::{RecordError, Records, loaded, now_ms, stored};
-use super::{Builder, BuilderError, Inner, Pruned};
+use super::{Builder, BuilderError, Inner, Pruned, lock};
 use jiffy_engine::Engine;
 use rusqlite::params;
 use std::collections::{HashMap, HashSet};
@@ -62,7 +62,7 @@ impl<E: Engine> Inner<E> {
         }
     }
 
-    fn prune(&self, unused_for: Duration) -> Result<Pruned, BuilderError> {
+    fn prune(&self, unused_for: Duration, of: Option<&str>) -> Result<Pruned, BuilderError> {
         let (now, unused_ms) = (now_ms(), unused_for.as_millis());
         let mut oldest = now.saturating_sub(u64::try_from(unused_ms).unwrap_or(u64::MAX));
         // What a build that is under way took up is still needed.
@@ -72,6 +72,10 @@ impl<E: Engine> Inner<E> {
         let mut uses = self.records.uses()?;
         let mut pruned = Pruned::default();
         for step in self.sandboxes.steps() {
+            if of.is_some() && step.owner.as_deref() != of {
+                uses.remove(&step.fingerprint);
+                continue;
+            }
             let used = uses.get(&step.fingerprint).copied();
             let gone = used.unwrap_or(step.created_ms) <= oldest
                 && self.sandboxes.release_snapshot(&step.id).is_ok();
@@ -82,20 +86,37 @@ impl<E: Engine> Inner<E> {
         }
         // What is left are those of steps that are gone.
         for (key, used) in uses {
-            if used <= oldest {
+            if of.is_none() && used <= oldest {
                 self.records.forget_step(&key)?;
             }
         }
-        let freed = self.uploads.prune(Duration::from_millis(now - oldest));
+        if of.is_none() {
+            self.remove_images(oldest)?;
+        }
+        let freed = self.uploads.prune(Duration::from_millis(now - oldest), of);
         pruned.upload_bytes = freed.map_err(BuilderError::Directory)?;
         Ok(pruned)
     }
 }
 
+impl<E: Engine> Inner<E> {
+    /// Removes templates that images of registries became for builds before `oldest_ms`, unless a
+    /// build is under way.
+    fn remove_images(&self, oldest_ms: u64) -> Result<(), BuilderError> {
+        // None is started meanwhile.
+        let running = lock(&self.running);
+        if running.is_empty() {
+            self.templates.remove_imported_images(oldest_ms / 1000)?;
+        }
+        Ok(())
+    }
+}
+
 impl<E: Engine> Builder<E> {
-    /// Removes what makes later builds faster, if it was not used for so long: steps and uploads. Returns how many there were.
-    pub fn prune(&self, unused_for: Duration) -> Result<Pruned, BuilderError> {
-        self.0.prune(unused_for)
+    /// Removes what makes later builds faster, if it was not used for so long: steps and uploads of one owner, or of all.
+    /// Returns how many there were.
+    pub fn prune(&self, unused_for: Duration, of: Option<&str>) -> Result<Pruned, BuilderError> {
+        self.0.prune(unused_for, of)
     }
 
     /// Does so now and once a day, as long as the builder is there.
@@ -103,7 +124,7 @@ impl<E: Engine> Builder<E> {
         let builder = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
             let round =
-                move |builder: Weak<Inner<E>>| builder.upgrade().map(|b| b.prune(unused_for));
+                move |builder: Weak<Inner<E>>| builder.upgrade().map(|b| b.prune(unused_for, None));
             loop {
                 let builder_now = builder.clone();
                 match tokio::task::spawn_blocking(move || round(builder_now)).await {

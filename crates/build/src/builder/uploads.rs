@@ -1,22 +1,32 @@
 //! Files that clients send for a build, kept until they are not used any more.
 
+use jiffy_host::{OwnerQuota, QuotaPermit, QuotaRefusal, QuotaRequest};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::fs::File;
 use tokio::io::AsyncWriteExt;
 
 /// How long a place to upload to is open.
 const OPEN_FOR: Duration = Duration::from_secs(3600);
-/// Most places that are open at once.
+/// Most places that are open at once, of all owners and of one key.
 const MAX_OPEN: usize = 10_000;
+const MAX_OPEN_PER_KEY: usize = 1_000;
+/// Most uploads of one key that come in at once.
+const MAX_INCOMING_PER_KEY: usize = 16;
+/// Bytes that are reserved at a time while an upload comes in.
+const RESERVED_AT_ONCE: u64 = 4 << 20;
+/// Bytes of a block of a file system: the smallest part that a file takes.
+const BLOCK: u64 = 4096;
 /// Largest upload, in bytes.
 pub const MAX_UPLOAD: u64 = 8 << 30;
+/// Beginning of the name of a key's directory.
+const OF_KEY: &str = "key-";
 /// Beginning of the name of what is being written.
 const UNFINISHED: &str = ".new-";
 
@@ -30,8 +40,14 @@ pub enum UploadError {
     #[error("this link to upload to is not known any more: ask for another")]
     Closed,
     /// Too many places.
-    #[error("{MAX_OPEN} uploads are open already: finish some, or wait an hour")]
-    TooMany,
+    #[error("{0} uploads are open already: finish some, or wait an hour")]
+    TooMany(usize),
+    /// Too many at once.
+    #[error("{MAX_INCOMING_PER_KEY} uploads of this key come in already: wait for one to end")]
+    TooManyAtOnce,
+    /// The owner's budget has no room.
+    #[error(transparent)]
+    Quota(#[from] QuotaRefusal),
     /// Too large.
     #[error("the upload is larger than {} GiB: leave out what is not needed with a .dockerignore", MAX_UPLOAD >> 30)]
     TooLarge,
@@ -46,7 +62,46 @@ pub enum UploadError {
 /// Uploads, by owner and name.
 pub struct Uploads {
     directory: PathBuf,
-    open: Mutex<HashMap<String, (PathBuf, Instant)>>,
+    open: Mutex<HashMap<String, Place>>,
+    /// Number and bytes of uploads, by owner; changed together with the files.
+    kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
+    /// Uploads that are coming in, by owner.
+    incoming: Arc<Mutex<HashMap<Owner, usize>>>,
+    quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
+}
+
+/// API key; none: the host's owner.
+type Owner = Option<String>;
+
+/// Place that may be filled.
+#[derive(Clone)]
+struct Place {
+    path: PathBuf,
+    owner: Owner,
+    since: Instant,
+}
+
+/// Upload that counts as coming in until this is dropped.
+struct Incoming {
+    owner: Owner,
+    incoming: Arc<Mutex<HashMap<Owner, usize>>>,
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        let mut incoming = lock(&self.incoming);
+        if let Some(count) = incoming.get_mut(&self.owner) {
+            *count -= 1;
+            if *count == 0 {
+                incoming.remove(&self.owner);
+            }
+        }
+    }
+}
+
+/// Bytes that a file counts for: an empty one takes space, too.
+fn charged(bytes: u64) -> u64 {
+    bytes.max(1).next_multiple_of(BLOCK)
 }
 
 /// An upload that is coming in. Nothing is kept unless it is finished.
@@ -54,6 +109,11 @@ pub struct Upload {
     file: File,
     hash: Sha256,
     bytes: u64,
+    /// Bytes that are reserved in its owner's budget.
+    reserved: u64,
+    permit: QuotaPermit,
+    kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
+    incoming: Incoming,
     /// Gone with whoever gives up.
     unfinished: Unfinished,
     target: PathBuf,
@@ -67,6 +127,14 @@ impl Drop for Unfinished {
     }
 }
 
+impl Upload {
+    /// The key that it is for; none: the host's owner.
+    pub fn owner(&self) -> Option<&str> {
+        let directory = self.target.parent()?.file_name()?;
+        directory.to_str()?.strip_prefix("key-")
+    }
+}
+
 impl Uploads {
     /// Those in `directory`. What nobody finished is removed.
     pub fn open(directory: PathBuf) -> io::Result<Self> {
@@ -77,14 +145,34 @@ impl Uploads {
         let this = Self {
             directory,
             open: Mutex::default(),
+            kept: Arc::default(),
+            incoming: Arc::default(),
+            quota: Mutex::default(),
         };
         for file in this.files()? {
-            let name = file.file_name().map(|n| n.to_string_lossy().into_owned());
-            if name.is_some_and(|n| n.starts_with(UNFINISHED)) {
+            if starts(&file, UNFINISHED) {
                 fs::remove_file(file)?;
+            } else if file.extension().is_none() {
+                let bytes = charged(fs::metadata(&file)?.len());
+                let mut kept = lock(&this.kept);
+                let of_owner = kept.entry(owner_of(&file)).or_default();
+                *of_owner = (of_owner.0 + 1, of_owner.1 + bytes);
             }
         }
         Ok(this)
+    }
+
+    /// Limits what owners keep by their budgets from now on.
+    pub(super) fn limit_owners(&self, quota: Arc<dyn OwnerQuota>) {
+        *lock(&self.quota) = Some(quota);
+    }
+
+    /// Number and bytes of the uploads of a key.
+    pub(super) fn usage_of(&self, owner: &str) -> (u64, u64) {
+        let kept = lock(&self.kept);
+        kept.get(&Some(owner.to_owned()))
+            .copied()
+            .unwrap_or_default()
     }
 
     fn files(&self) -> io::Result<Vec<PathBuf>> {
@@ -105,7 +193,7 @@ impl Uploads {
             return Err(UploadError::Name(shown));
         }
         // Ids of keys are letters and digits.
-        let owner = owner.map_or_else(|| "host".to_owned(), |id| format!("key-{id}"));
+        let owner = owner.map_or_else(|| "host".to_owned(), |id| format!("{OF_KEY}{id}"));
         Ok(self.directory.join(owner).join(name.to_ascii_lowercase()))
     }
 
@@ -136,26 +224,36 @@ impl Uploads {
     pub fn place(&self, owner: Option<&str>, name: &str) -> Result<String, UploadError> {
         let path = self.path(owner, name)?;
         let word = jiffy_host::new_token()?;
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|_, (_, since)| since.elapsed() < OPEN_FOR);
+        let owner: Owner = owner.map(str::to_owned);
+        let mut open = lock(&self.open);
+        open.retain(|_, place| place.since.elapsed() < OPEN_FOR);
         if open.len() >= MAX_OPEN {
-            return Err(UploadError::TooMany);
+            return Err(UploadError::TooMany(MAX_OPEN));
         }
-        open.insert(word.clone(), (path, Instant::now()));
+        let own = open.values().filter(|place| place.owner == owner);
+        if owner.is_some() && own.count() >= MAX_OPEN_PER_KEY {
+            return Err(UploadError::TooMany(MAX_OPEN_PER_KEY));
+        }
+        let since = Instant::now();
+        open.insert(word.clone(), Place { path, owner, since });
         Ok(word)
     }
 
     /// Begins to fill a place.
     pub async fn begin(&self, word: &str) -> Result<Upload, UploadError> {
-        let target = {
-            let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-            let place = open
-                .get(word)
-                .filter(|(_, since)| since.elapsed() < OPEN_FOR);
-            place
-                .map(|(path, _)| path.clone())
-                .ok_or(UploadError::Closed)?
+        let place = {
+            let open = lock(&self.open);
+            let place = open.get(word);
+            let place = place.filter(|place| place.since.elapsed() < OPEN_FOR);
+            place.cloned().ok_or(UploadError::Closed)?
         };
+        let incoming = self.come_in(&place.owner)?;
+        let quota = lock(&self.quota).clone();
+        let permit = match (&place.owner, quota) {
+            (Some(owner), Some(quota)) => quota.try_reserve(owner, QuotaRequest::default())?,
+            _ => QuotaPermit::unlimited(),
+        };
+        let target = place.path;
         let owner = target.parent().unwrap_or(&self.directory);
         DirBuilder::new()
             .recursive(true)
@@ -172,15 +270,36 @@ impl Uploads {
             file,
             hash: Sha256::new(),
             bytes: 0,
+            reserved: 0,
+            permit,
+            kept: self.kept.clone(),
+            incoming,
             unfinished: Unfinished(new),
             target,
         })
     }
 
-    /// Removes uploads that were not used for so long; returns how many bytes they had.
-    pub fn prune(&self, unused_for: Duration) -> io::Result<u64> {
+    fn come_in(&self, owner: &Owner) -> Result<Incoming, UploadError> {
+        let mut incoming = lock(&self.incoming);
+        let count = incoming.entry(owner.clone()).or_default();
+        if owner.is_some() && *count >= MAX_INCOMING_PER_KEY {
+            return Err(UploadError::TooManyAtOnce);
+        }
+        *count += 1;
+        Ok(Incoming {
+            owner: owner.clone(),
+            incoming: self.incoming.clone(),
+        })
+    }
+
+    /// Removes uploads of one owner, or of all, that were not used for so long; returns how many bytes they had.
+    pub fn prune(&self, unused_for: Duration, of: Option<&str>) -> io::Result<u64> {
         let mut freed = 0;
         for path in self.files()? {
+            let owner = owner_of(&path);
+            if of.is_some() && owner.as_deref() != of {
+                continue;
+            }
             // Sums go with what they are of, so they may be gone by now.
             if path.extension().is_some() || starts(&path, UNFINISHED) {
                 continue;
@@ -193,12 +312,35 @@ impl Uploads {
             let age = metadata.modified()?.elapsed().unwrap_or_default();
             if age >= unused_for {
                 // Without its sum it is not there.
+                let mut kept = lock(&self.kept);
                 let _ = fs::remove_file(path.with_extension("sum"));
                 fs::remove_file(&path)?;
+                forget(&mut kept, &owner, metadata.len());
                 freed += metadata.len();
             }
         }
         Ok(freed)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Owner of a file, as its directory says.
+fn owner_of(path: &Path) -> Owner {
+    let directory = path.parent()?.file_name()?.to_str()?;
+    directory.strip_prefix(OF_KEY).map(str::to_owned)
+}
+
+/// Counts an upload of so many bytes no more.
+fn forget(kept: &mut HashMap<Owner, (u64, u64)>, owner: &Owner, bytes: u64) {
+    if let Some((count, sum)) = kept.get_mut(owner) {
+        *count = count.saturating_sub(1);
+        *sum = sum.saturating_sub(charged(bytes));
+        if *count == 0 {
+            kept.remove(owner);
+        }
     }
 }
 
@@ -214,21 +356,51 @@ impl Upload {
         if self.bytes > MAX_UPLOAD {
             return Err(UploadError::TooLarge);
         }
+        self.reserve()?;
         self.hash.update(bytes);
         Ok(self.file.write_all(bytes).await?)
     }
 
+    /// Reserves room for what came in, ahead of it where there is room.
+    fn reserve(&mut self) -> Result<(), UploadError> {
+        let needed = charged(self.bytes);
+        if needed <= self.reserved {
+            return Ok(());
+        }
+        let more = needed - self.reserved;
+        let ahead = more.max(RESERVED_AT_ONCE);
+        let reserved = match self.permit.grow(ahead) {
+            Ok(()) => ahead,
+            // The last bytes of a budget are good, too.
+            Err(_) => self.permit.grow(more).map(|()| more)?,
+        };
+        self.reserved += reserved;
+        Ok(())
+    }
+
     /// Keeps what was written.
     pub async fn finish(mut self) -> Result<(), UploadError> {
+        self.reserve()?;
         self.file.flush().await?;
         self.file.sync_data().await?;
         let sum: String = (self.hash.finalize().iter())
             .map(|byte| format!("{byte:02x}"))
             .collect();
         let sums = self.target.with_extension("sum");
-        // Never the sum of other bytes than those there are: gone while they change.
-        let _ = fs::remove_file(&sums);
-        fs::rename(&self.unfinished.0, &self.target)?;
+        {
+            // The permit goes when it is counted.
+            let mut kept = lock(&self.kept);
+            let before = fs::metadata(&self.target).map(|m| m.len());
+            // Never the sum of other bytes than those there are: gone while they change.
+            let _ = fs::remove_file(&sums);
+            fs::rename(&self.unfinished.0, &self.target)?;
+            let owner = &self.incoming.owner;
+            if let Ok(bytes) = before {
+                forget(&mut kept, owner, bytes);
+            }
+            let of_owner = kept.entry(owner.clone()).or_default();
+            *of_owner = (of_owner.0 + 1, of_owner.1 + charged(self.bytes));
+        }
         let new = self.unfinished.0.with_extension("sum");
         fs::write(&new, sum)?;
         Ok(fs::rename(&new, &sums)?)
@@ -265,8 +437,8 @@ mod tests {
         assert!(sum.starts_with("ba7816bf"), "{sum}");
         assert!(uploads.find(None, &name()).unwrap().is_none());
         assert_eq!(uploads.files().unwrap().len(), 2, "nothing half is left");
-        assert_eq!(uploads.prune(Duration::from_secs(60)).unwrap(), 0);
-        assert_eq!(uploads.prune(Duration::ZERO).unwrap(), 3);
+        assert_eq!(uploads.prune(Duration::from_secs(60), None).unwrap(), 0);
+        assert_eq!(uploads.prune(Duration::ZERO, None).unwrap(), 3);
         assert!(uploads.files().unwrap().is_empty());
     }
 

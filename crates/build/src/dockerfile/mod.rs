@@ -47,6 +47,7 @@ pub fn parse(text: &str, options: &Options) -> Result<Parsed, DockerfileError> {
     let (stages, warnings) = stages.finish()?;
     Ok(Parsed {
         spec: BuildSpec {
+            start_image_command: false,
             stages,
             startup: Startup::default(),
             force: false,

@@ -28,6 +28,7 @@ fn scratch() -> Manifest {
 fn wanted<'a>(name: &'a str, base: &'a Manifest) -> Derived<'a> {
     Derived {
         name,
+        visibility: None,
         base,
         defaults: base.defaults.clone(),
         startup: Startup::default(),
@@ -327,7 +328,7 @@ fn what_templates_snapshots_and_open_files_need_stays_and_the_rest_goes() {
     snapshot(&home, "s1", &asleep);
     let running = make("running");
     let tagged = make("tagged").manifest;
-    templates.tag("x", "x:kept").unwrap();
+    templates.tag("x", "x:kept", Visibility::Private).unwrap();
     let unneeded = make("unneeded").manifest;
     let current = make("current").manifest;
 

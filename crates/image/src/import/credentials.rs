@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use oci_client::secrets::RegistryAuth;
+use jiffy_pull::Credentials;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::env;
@@ -44,22 +44,19 @@ type Pair = (String, String);
 type Ask = dyn Fn(&str, &str) -> Option<Pair>;
 
 /// Credentials for `registry`: `JIFFY_REGISTRY_USER` and `JIFFY_REGISTRY_PASSWORD`, else what `docker login` has kept.
-pub(super) fn find(registry: &str) -> RegistryAuth {
+pub(super) fn find(registry: &str) -> Option<Credentials> {
     let var = |name| env::var(name).ok().filter(|v| !v.is_empty());
     if let (Some(user), Some(password)) =
         (var("JIFFY_REGISTRY_USER"), var("JIFFY_REGISTRY_PASSWORD"))
     {
-        return RegistryAuth::Basic(user, password);
+        return Some(Credentials { user, password });
     }
     let docker = var("DOCKER_CONFIG").map(PathBuf::from);
     let docker = docker.or_else(|| var("HOME").map(|home| PathBuf::from(home).join(".docker")));
     let text = docker.and_then(|d| std::fs::read(d.join("config.json")).ok());
     let config: Option<DockerConfig> = text.and_then(|t| serde_json::from_slice(&t).ok());
-    config
-        .and_then(|config| config.credentials(registry, &ask_helper))
-        .map_or(RegistryAuth::Anonymous, |(user, password)| {
-            RegistryAuth::Basic(user, password)
-        })
+    let found = config.and_then(|config| config.credentials(registry, &ask_helper));
+    found.map(|(user, password)| Credentials { user, password })
 }
 
 impl DockerConfig {

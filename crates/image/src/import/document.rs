@@ -1,9 +1,9 @@
 //! The documents of an image: index, manifest, configuration (OCI image specification 1.1, and Docker's of the same shape).
 
-use super::ImportError;
+use super::{ImportError, few};
 use crate::layer::shown;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::BTreeMap;
 
 /// Largest document that is read, in bytes; registries take no larger manifests either.
@@ -21,7 +21,7 @@ pub(super) struct Descriptor {
     #[serde(default)]
     pub size: u64,
     pub platform: Option<Platform>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "few::map")]
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -34,10 +34,10 @@ pub(super) struct Platform {
 /// An index or a manifest: which one, its fields tell.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Document {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "few::list")]
     pub manifests: Vec<Descriptor>,
     pub config: Option<Descriptor>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "few::list")]
     pub layers: Vec<Descriptor>,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct ImageConfig {
 
 #[derive(Debug, Default, Deserialize)]
 struct Rootfs {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "few::list")]
     diff_ids: Vec<String>,
 }
 
@@ -64,12 +64,16 @@ struct Rootfs {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(super) struct Run {
+    #[serde(deserialize_with = "few::list_or_null")]
     pub env: Option<Vec<String>>,
     pub user: Option<String>,
     pub working_dir: Option<String>,
+    #[serde(deserialize_with = "few::list_or_null")]
     pub entrypoint: Option<Vec<String>>,
+    #[serde(deserialize_with = "few::list_or_null")]
     pub cmd: Option<Vec<String>>,
-    pub exposed_ports: Option<BTreeMap<String, serde_json::Value>>,
+    #[serde(deserialize_with = "few::map_or_null")]
+    pub exposed_ports: Option<BTreeMap<String, IgnoredAny>>,
 }
 
 /// Reads a document.
@@ -210,6 +214,26 @@ mod tests {
         for bad in ["sha256:../../etc", "sha512:aa", "", &good, "sha256:AA"] {
             assert!(sha256(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_document_of_many_small_entries_is_refused_while_it_is_read() {
+        let many = |entry: &str| vec![entry; 5000].join(",");
+        let layers = format!(r#"{{"layers":[{}]}}"#, many(r#"{"digest":""}"#));
+        let message = parse::<Document>("manifest", layers.as_bytes()).unwrap_err();
+        assert!(message.to_string().contains("more than 4096"), "{message}");
+        let named: Vec<String> = (0..5000).map(|n| format!("\"{n}\":0")).collect();
+        let named = named.join(",");
+        for text in [
+            format!(r#"{{"rootfs":{{"diff_ids":[{}]}}}}"#, many("\"\"")),
+            format!(r#"{{"config":{{"Env":[{}]}}}}"#, many("\"\"")),
+            format!(r#"{{"config":{{"ExposedPorts":{{{named}}}}}}}"#),
+        ] {
+            let message = parse::<ImageConfig>("configuration", text.as_bytes()).unwrap_err();
+            assert!(message.to_string().contains("more than 4096"), "{message}");
+        }
+        let null = br#"{"config":{"Env":null,"Cmd":null,"ExposedPorts":null}}"#;
+        assert!(parse::<ImageConfig>("configuration", null).is_ok());
     }
 
     #[test]

@@ -13,6 +13,11 @@ pub enum ImportError {
     Stock { name: String },
     #[error("importing needs root, to give files to their owners: run it with sudo")]
     NotRoot,
+    #[error("the import was cancelled")]
+    Cancelled,
+    /// No room in the budget of its owner.
+    #[error("{message}")]
+    Budget { message: String },
     #[error("{0}")]
     Choice(String),
     /// The image contradicts itself, or is none.
@@ -57,19 +62,44 @@ pub enum RegistryError {
         "cannot reach {registry}: {reason}; check network and proxy (a registry without TLS must be named with --plain-http)"
     )]
     Unreachable { registry: String, reason: String },
+    /// Said to keys in place of everything that tells of the host's network.
+    #[error("{registry} could not be reached, or does not speak the protocol over TLS")]
+    NoAnswer {
+        registry: String,
+        /// For the host's owner; not part of the message.
+        detail: String,
+    },
+    #[error(
+        "this host lets keys reach no registry but those that its owner names with --registry-allow, and {registry} is not among them"
+    )]
+    NotAllowed { registry: String },
+    #[error("{registry} is too slow: {reason}")]
+    Slow { registry: String, reason: String },
     #[error("{registry} refuses: {reason}")]
     Refused { registry: String, reason: String },
+    #[error("{digest} is longer than {most} bytes")]
+    TooLong { digest: String, most: u64 },
+    #[error("cannot ask {registry}: {problem}")]
+    Puller { registry: String, problem: String },
     #[error("{digest} ended after {found} of {expected} bytes: run again to get the rest")]
     Truncated {
         digest: String,
         found: u64,
         expected: u64,
     },
-    #[error("the disk is full at {}: free some space and run again; what was downloaded is kept", path.display())]
+    #[error("the disk is full at {}: free some space and run again", path.display())]
     DiskFull { path: PathBuf },
 }
 
 impl ImportError {
+    /// Detail that the message does not tell, because a key may read it.
+    pub fn detail(&self) -> Option<&str> {
+        match self {
+            Self::Registry(RegistryError::NoAnswer { detail, .. }) => Some(detail),
+            _ => None,
+        }
+    }
+
     pub(crate) fn image(problem: String) -> Self {
         Self::Image { problem }
     }

@@ -1,13 +1,19 @@
 //! Templates made of images that exist already: in a registry, an archive, a directory.
 
 mod credentials;
+mod disk_budget;
 mod document;
+mod download;
 mod error;
+mod fetched;
+mod few;
 mod layout;
 mod registry;
 mod steps;
 
+pub use disk_budget::DiskBudget;
 pub use error::{ImportError, RegistryError};
+pub use jiffy_pull::Pull;
 
 use crate::builder::{self, BuildError, Plan, Work};
 use crate::erofs::Root;
@@ -16,16 +22,15 @@ use crate::home::Home;
 use crate::images::Images;
 use crate::layer::{Layer, LayerError, Layers, Limits, shown};
 use crate::lock::Lock;
-use crate::manifest::{Defaults, Origin, Step};
+use crate::manifest::{Defaults, Origin, Step, Visibility};
 use crate::progress::{Phase, Progress};
-use crate::recipe::Recipe;
-use crate::reference::Reference;
+use crate::reference::{Reference, is_reserved};
 use crate::template::{Template, TemplateError, Templates};
 use crate::verified::sum_of;
 use document::{ImageConfig, Run};
+use fetched::{Fetched, Outcome};
 use jiffy_engine::{Readiness, SandboxSize, StartCommand, Startup};
 use layout::Layout;
-use registry::Registry;
 use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -35,11 +40,16 @@ use steps::Steps;
 /// Part of the hash of what is imported: raise it when something else is made of the same.
 const IMPORTER: u32 = 1;
 
+/// Times that layers are looked for in the store, if others remove them meanwhile.
+const MAX_ROUNDS: usize = 4;
+
 /// What is to become a template.
 #[derive(Clone, Debug)]
 pub struct Import {
-    /// Name of the template: `name` or `name:tag`.
+    /// Name of the template: `[owner/]name[:tag]`.
     pub name: String,
+    /// None: that of the template in its place, else private.
+    pub visibility: Option<Visibility>,
     pub source: Source,
     /// vCPUs of its sandboxes unless their creator says otherwise.
     pub vcpus: Option<u8>,
@@ -52,6 +62,7 @@ pub struct Import {
     pub ready: Option<Readiness>,
     /// Bounds for each layer.
     pub limits: Limits,
+    pub disk: DiskBudget,
 }
 
 /// Where the files come from.
@@ -60,9 +71,9 @@ pub enum Source {
     Registry {
         /// `alpine`, `ghcr.io/owner/name:tag`, `host:5000/name@sha256:…`
         reference: String,
-        /// Registries (`host` or `host:port`) that are spoken to without TLS.
-        plain_http: Vec<String>,
         access: Access,
+        /// The way there.
+        pull: Pull,
     },
     /// An OCI layout, what `docker save` writes, or a root's files; as tar, perhaps compressed.
     Archive(PathBuf),
@@ -105,6 +116,7 @@ pub enum Start {
 }
 
 /// What an image says about itself.
+#[derive(Clone)]
 struct Found {
     run: Run,
     /// SHA-256 of the layers' archives, the lowest first.
@@ -154,52 +166,140 @@ pub(crate) fn import(
         return Err(ImportError::NotRoot);
     }
     let began = Instant::now();
-    let lock = templates.lock(&reference, &mut |()| {
-        on_progress(Progress::Phase(Phase::Waiting))
-    })?;
-    let layers = Layers::open(home, || on_progress(Progress::Phase(Phase::Waiting)))?;
-    let work = Work::begin(templates.unfinished(&reference)).map_err(BuildError::from)?;
-    let job = Job {
-        import,
-        reference: &reference,
-        templates,
-        home,
-        work: &work,
-        layers,
-        lock: &lock,
-        began,
-    };
-    let template = match &import.source {
+    let mut fetched = match &import.source {
         Source::Registry {
             reference,
-            plain_http,
             access,
+            pull,
         } => {
-            let registry = Registry::new(reference, plain_http, access)?;
-            job.registry(&registry, on_progress)
+            let asked = (&reference[..], access, pull);
+            match Fetched::fetch((templates, home), import, asked, on_progress)? {
+                Outcome::UpToDate(template) => return Ok(*template),
+                Outcome::Fetched(fetched) => Some(fetched),
+            }
         }
-        Source::Archive(path) => job.archive(path, on_progress),
-        Source::Directory(path) => job.directory(path, on_progress),
-    }?;
-    job.collect()?;
-    templates.prune_if_quiet();
-    Ok(template)
+        _ => None,
+    };
+    for _ in 0..MAX_ROUNDS {
+        let made = import.once(
+            templates,
+            home,
+            &reference,
+            began,
+            &mut fetched,
+            on_progress,
+        );
+        if let Err(ImportError::Budget { .. }) = &made {
+            // What its owner has no room for stays on no disk.
+            templates.drop_unused()?;
+        }
+        match made? {
+            Once::Made(template) => {
+                templates.prune_if_quiet();
+                return Ok(*template);
+            }
+            // No lock is held across a download.
+            Once::Missing(blobs) => {
+                if let Some(image) = &mut fetched {
+                    image.download(home, &blobs, on_progress)?;
+                }
+            }
+        }
+    }
+    let problem = "its layers are removed by others as fast as they come: run again";
+    Err(ImportError::image(problem.to_owned()))
+}
+
+/// Template, or blobs of layers that are gone from the store.
+enum Once {
+    Made(Box<Template>),
+    Missing(Vec<String>),
+}
+
+impl Import {
+    /// Makes the template under the locks of its name and of the layers.
+    fn once(
+        &self,
+        templates: &Templates,
+        home: &Home,
+        reference: &Reference,
+        began: Instant,
+        fetched: &mut Option<Box<Fetched>>,
+        on_progress: &mut Sink<'_>,
+    ) -> Result<Once, ImportError> {
+        let lock = templates.lock(reference, &mut |()| {
+            on_progress(Progress::Phase(Phase::Waiting))
+        })?;
+        let layers = Layers::open(home, || on_progress(Progress::Phase(Phase::Waiting)))?;
+        self.check_cancelled()?;
+        let work = Work::begin(templates.unfinished(reference)).map_err(BuildError::from)?;
+        let job = Job {
+            import: self,
+            reference,
+            templates,
+            home,
+            work: &work,
+            layers,
+            lock: &lock,
+            began,
+        };
+        let template = match &self.source {
+            Source::Archive(path) => job.archive(path, on_progress)?,
+            Source::Directory(path) => job.directory(path, on_progress)?,
+            Source::Registry { .. } => {
+                let Some(image) = fetched else {
+                    return Err(ImportError::image("it was not downloaded".to_owned()));
+                };
+                match job.registry(image, on_progress)? {
+                    Ok(template) => template,
+                    Err(missing) => return Ok(Once::Missing(missing)),
+                }
+            }
+        };
+        job.collect()?;
+        Ok(Once::Made(Box::new(template)))
+    }
+}
+
+/// The template of an import, if it was made of the same.
+fn up_to_date(
+    templates: &Templates,
+    import: &Import,
+    found: &Found,
+) -> Result<Option<Template>, ImportError> {
+    let reference = Reference::parse(&import.name)?;
+    if !templates.directory(&reference).is_dir() {
+        return Ok(None);
+    }
+    let template = templates.get(&import.name)?;
+    let visibility = templates.visibility(&reference, import.visibility);
+    let same = template.manifest.recipe_sha256 == import.hash(found)?
+        && template.manifest.visibility == visibility;
+    Ok(same.then_some(template))
 }
 
 /// The name of a template that its maker may choose: of stock templates only those with a tag.
-pub(crate) fn free_name(name: &str) -> Result<Reference, ImportError> {
+/// Reserved names are for internal templates.
+pub(crate) fn free_name(
+    name: &str,
+    visibility: Option<Visibility>,
+) -> Result<Reference, ImportError> {
     let reference = Reference::parse(name)?;
-    match Recipe::built_in(&reference.to_string()) {
-        Ok(_) => Err(ImportError::Stock {
+    if reference.is_stock() {
+        return Err(ImportError::Stock {
             name: reference.to_string(),
-        }),
-        Err(_) => Ok(reference),
+        });
     }
+    if is_reserved(reference.name()) && visibility != Some(Visibility::Internal) {
+        let name = reference.name().to_owned();
+        return Err(TemplateError::Reserved { name }.into());
+    }
+    Ok(reference)
 }
 
 impl Import {
     fn check(&self) -> Result<Reference, ImportError> {
-        let reference = free_name(&self.name)?;
+        let reference = free_name(&self.name, self.visibility)?;
         let standard = SandboxSize::default();
         let size = SandboxSize {
             vcpus: self.vcpus.unwrap_or(standard.vcpus),
@@ -215,6 +315,15 @@ impl Import {
         (probe.and_then(Result::err)).map_or(Ok(reference), |e| Err(ImportError::Choice(e)))
     }
 
+    fn check_cancelled(&self) -> Result<(), ImportError> {
+        match &self.source {
+            Source::Registry { pull, .. } if pull.cancel.is_cancelled() => {
+                Err(ImportError::Cancelled)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn defaults(&self, run: &Run) -> Result<Defaults, ImportError> {
         Ok(Defaults {
             user: run.user()?,
@@ -224,6 +333,14 @@ impl Import {
             vcpus: self.vcpus,
             env: run.environment()?,
         })
+    }
+
+    /// SHA-256 of all that decides what the template is; by which name the image was found does not.
+    fn hash(&self, found: &Found) -> Result<String, ImportError> {
+        let defaults = self.defaults(&found.run)?;
+        let startup = self.startup(&found.run)?;
+        let text = serde_json::to_string(&(IMPORTER, &found.diff_ids, &defaults, &startup));
+        Ok(sum_of(text.unwrap_or_default().as_bytes()))
     }
 
     fn startup(&self, run: &Run) -> Result<Startup, ImportError> {
@@ -255,46 +372,6 @@ impl Import {
 }
 
 impl Job<'_> {
-    fn registry(
-        &self,
-        registry: &Registry,
-        on_progress: &mut Sink<'_>,
-    ) -> Result<Template, ImportError> {
-        let (found, layers) = registry.image()?;
-        let from = registry.name();
-        if let Some(template) = self.up_to_date(&found)? {
-            return Ok(template);
-        }
-        let sum: u64 = layers.iter().fold(0, |sum, l| sum.saturating_add(l.size));
-        if sum > self.import.limits.bytes {
-            let most = self.import.limits.bytes >> 20;
-            let problem = format!("its layers have {} MiB, more than {most}", sum >> 20);
-            return Err(ImportError::image(problem));
-        }
-        // Downloading and unpacking are 85 % of the time, and every byte goes through both.
-        let mut steps = Steps::new(Phase::Download, 2 * sum, 85, on_progress);
-        let mut unpacked = Vec::new();
-        for (layer, diff_id) in layers.iter().zip(&found.diff_ids) {
-            let known = self.layers.get(diff_id);
-            let ready = match known {
-                Some(layer) => layer,
-                None => {
-                    steps.phase(Phase::Download);
-                    let blob =
-                        registry.download(layer, &self.home.blobs(), &mut |n| steps.at(n))?;
-                    steps.phase(Phase::Layers);
-                    let file = File::open(&blob).on("open", &blob)?;
-                    let ready = self.unpack(&file, diff_id, &mut |n| steps.at(layer.size + n))?;
-                    fs::remove_file(&blob).on("remove", &blob)?;
-                    ready
-                }
-            };
-            steps.done(2 * layer.size);
-            unpacked.push(ready);
-        }
-        self.finish(from, found, unpacked, on_progress)
-    }
-
     fn archive(&self, path: &Path, on_progress: &mut Sink<'_>) -> Result<Template, ImportError> {
         // Not resolved: standard input may be a pipe, which has no name.
         let path = std::path::absolute(path).on("find", path)?;
@@ -422,13 +499,15 @@ impl Job<'_> {
     ) -> Result<Template, ImportError> {
         let defaults = self.import.defaults(&found.run)?;
         let startup = self.import.startup(&found.run)?;
-        let hash = self.hash(&found)?;
+        let hash = self.import.hash(&found)?;
         on_progress(Progress::Percent(85));
         let _shared = Images::new(self.home).share()?;
         let image =
             builder::write_image(self.home, root, &hash, self.work, self.lock, on_progress)?;
+        self.import.disk.need(image.size)?;
         let plan = Plan {
             reference: self.reference,
+            visibility: (self.templates).visibility(self.reference, self.import.visibility),
             hash: &hash,
             history: vec![Step {
                 text: format!("image {from}"),
@@ -440,27 +519,15 @@ impl Job<'_> {
             startup,
             origin: Some(origin(from, found)),
         };
+        self.import.check_cancelled()?;
         builder::publish(self.templates, &plan.manifest(), self.work, self.lock)?;
         on_progress(Progress::Percent(100));
         Ok(self.templates.get(&self.import.name)?)
     }
 
-    /// SHA-256 of all that decides what the template is; by which name the image was found does not.
-    fn hash(&self, found: &Found) -> Result<String, ImportError> {
-        let defaults = self.import.defaults(&found.run)?;
-        let startup = self.import.startup(&found.run)?;
-        let text = serde_json::to_string(&(IMPORTER, &found.diff_ids, &defaults, &startup));
-        Ok(sum_of(text.unwrap_or_default().as_bytes()))
-    }
-
     /// The template, if it was made of the same.
     fn up_to_date(&self, found: &Found) -> Result<Option<Template>, ImportError> {
-        if !self.templates.directory(self.reference).is_dir() {
-            return Ok(None);
-        }
-        let template = self.templates.get(&self.import.name)?;
-        let same = template.manifest.recipe_sha256 == self.hash(found)?;
-        Ok(same.then_some(template))
+        up_to_date(self.templates, self.import, found)
     }
 
     /// Removes layers of no template, and downloads that nobody took up again.

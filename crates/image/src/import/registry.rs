@@ -1,75 +1,63 @@
-//! Images in registries, over the OCI distribution protocol.
+//! Images in registries, asked for by a puller process. Nothing it says is believed: documents and layers
+//! are compared with their digests here.
 
 use super::document::{Descriptor, Document, ImageConfig, MAX_DOCUMENT, parse, sha256};
+use super::download::Download;
 use super::{Access, Found, ImportError, RegistryError, credentials};
 use crate::file::{FileError, OnPath};
+use crate::home::Home;
+use crate::layer::{Proofs, Repository};
 use crate::verified::{sum, sum_of};
-use futures_util::StreamExt;
-use oci_client::Reference;
-use oci_client::client::{BlobResponse, Client, ClientConfig, ClientProtocol};
-use oci_client::errors::OciDistributionError;
-use oci_client::secrets::RegistryAuth;
-use std::fs::File;
+use jiffy_pull::{Credentials, Fault, Gate, Pull, PullError, Puller, Setup};
+use oci_spec::distribution::Reference;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
-use tokio::runtime::{Builder, Runtime};
-use tokio::time::timeout;
+use std::os::unix::fs::FileExt;
 
-const MANIFESTS: &[&str] = &[
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-];
-/// For a connection, and for the next bytes of an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// For a manifest.
-const DOCUMENT_TIME: Duration = Duration::from_secs(60);
-/// How often a download that made progress and broke off is taken up again.
-const RESUMES: usize = 5;
+/// Attempts to take up a download that made progress and broke off.
+const MAX_RESUMES: usize = 5;
 
 /// One image in a registry.
 pub(super) struct Registry {
-    runtime: Runtime,
-    client: Client,
+    puller: Puller,
     reference: Reference,
-    auth: RegistryAuth,
+    by_key: bool,
+    /// The registry's name is vouched for by TLS.
+    tls: bool,
 }
 
 impl Registry {
-    pub(super) fn new(
-        reference: &str,
-        plain_http: &[String],
-        access: &Access,
-    ) -> Result<Self, ImportError> {
+    pub(super) fn new(reference: &str, access: &Access, pull: &Pull) -> Result<Self, ImportError> {
         let parsed: Result<Reference, _> = reference.parse();
         let reference = parsed.map_err(|e| RegistryError::Reference {
             reference: crate::layer::shown(reference.as_bytes()),
             problem: e.to_string(),
         })?;
-        // Another part of the program may have chosen before.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let config = ClientConfig {
-            protocol: ClientProtocol::HttpsExcept(plain_http.to_vec()),
-            connect_timeout: Some(PATIENCE),
-            read_timeout: Some(PATIENCE),
-            user_agent: concat!("jiffy/", env!("CARGO_PKG_VERSION")),
-            ..ClientConfig::default()
-        };
-        let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.on("start an event loop for", Path::new("downloads"))?;
-        let auth = match access {
+        let credentials = match access {
             Access::Host => credentials::find(reference.resolve_registry()),
-            Access::Nobody => RegistryAuth::Anonymous,
-            Access::User { name, password } => RegistryAuth::Basic(name.clone(), password.clone()),
+            Access::Nobody => None,
+            Access::User { name, password } => Some(Credentials {
+                user: name.clone(),
+                password: password.clone(),
+            }),
         };
-        let client = Client::try_from(config).map_err(|e| failed(&reference, e))?;
+        let registry = reference.resolve_registry().to_owned();
+        let plain_http = &pull.registries.plain_http;
+        let tls = !plain_http.iter().any(|h| h.eq_ignore_ascii_case(&registry));
+        let setup = Setup {
+            repository: reference.repository().to_owned(),
+            plain_http: plain_http.clone(),
+            credentials,
+            registry,
+        };
+        let failed = |e| failed(&reference, pull.by_key, "", e);
+        let gate = Gate::new(pull, &setup.registry).map_err(failed)?;
+        let program = pull.registries.program;
+        let puller = Puller::start(program, setup, gate, &pull.cancel).map_err(failed)?;
         Ok(Self {
-            runtime,
-            client,
+            puller,
             reference,
-            auth,
+            by_key: pull.by_key,
+            tls,
         })
     }
 
@@ -78,14 +66,23 @@ impl Registry {
         self.reference.whole()
     }
 
+    /// The repository, if a record about it can be believed later.
+    pub(super) fn repository(&self) -> Option<Repository> {
+        self.tls.then(|| Repository {
+            registry: self.reference.resolve_registry().to_owned(),
+            repository: self.reference.repository().to_owned(),
+        })
+    }
+
     /// What image it is, and its layers. Every document is what its digest says.
-    pub(super) fn image(&self) -> Result<(Found, Vec<Descriptor>), ImportError> {
-        let (mut text, mut digest) = self.manifest(&self.reference)?;
+    pub(super) fn image(&mut self) -> Result<(Found, Vec<Descriptor>), ImportError> {
+        let asked = self.reference.digest().map(str::to_owned);
+        let (mut text, mut digest) = self.manifest(asked)?;
         let mut document: Document = parse("manifest", &text)?;
         if document.config.is_none() && !document.manifests.is_empty() {
             let ours = document.ours()?.digest.clone();
             sha256(&ours)?;
-            (text, digest) = self.manifest(&self.reference.clone_with_digest(ours))?;
+            (text, digest) = self.manifest(Some(ours))?;
             document = parse("manifest", &text)?;
         }
         let config = document.config.as_ref().ok_or_else(|| {
@@ -96,46 +93,25 @@ impl Registry {
         Ok((found, document.layers))
     }
 
-    /// A manifest and its SHA-256, which is the one that was asked for if one was.
-    fn manifest(&self, reference: &Reference) -> Result<(Vec<u8>, String), ImportError> {
-        let pulling = self
-            .client
-            .pull_manifest_raw(reference, &self.auth, MANIFESTS);
-        let pulled = self
-            .runtime
-            .block_on(async { timeout(DOCUMENT_TIME, pulling).await });
-        let (text, _) = pulled
-            .map_err(|_| self.silent())?
-            .map_err(|e| failed(reference, e))?;
+    /// A manifest and its SHA-256, which is `digest` if there is one.
+    fn manifest(&mut self, digest: Option<String>) -> Result<(Vec<u8>, String), ImportError> {
+        let expected = digest.as_deref().map(sha256).transpose()?;
+        let tag = self.reference.tag().unwrap_or("latest");
+        let named = digest.as_deref().unwrap_or(tag).to_owned();
+        let text = self.puller.manifest(&named, MAX_DOCUMENT);
+        let text = text.map_err(|e| self.failed("its manifest", e))?;
         let found = sum_of(&text);
-        if let Some(expected) = reference.digest()
-            && sha256(expected)? != found
-        {
-            let what = format!("manifest {expected}");
+        if expected.is_some_and(|expected| expected != found) {
+            let what = format!("manifest {named}");
             return Err(ImportError::Digest { what, found });
         }
-        Ok((text.to_vec(), found))
+        Ok((text, found))
     }
 
-    fn silent(&self) -> RegistryError {
-        RegistryError::Unreachable {
-            registry: self.reference.resolve_registry().to_owned(),
-            reason: format!("no answer within {} s", DOCUMENT_TIME.as_secs()),
-        }
-    }
-
-    fn document(&self, descriptor: &Descriptor) -> Result<Vec<u8>, ImportError> {
+    fn document(&mut self, descriptor: &Descriptor) -> Result<Vec<u8>, ImportError> {
         let expected = sha256(&descriptor.digest)?;
-        let mut text = Vec::new();
-        let mut take = |bytes: &[u8]| {
-            text.extend_from_slice(bytes);
-            Ok(())
-        };
-        let reading = self.stream(descriptor, 0, MAX_DOCUMENT, &mut take);
-        let read = self
-            .runtime
-            .block_on(async { timeout(DOCUMENT_TIME, reading).await });
-        read.map_err(|_| self.silent())??;
+        let text = self.puller.small_blob(&descriptor.digest, MAX_DOCUMENT);
+        let text = text.map_err(|e| self.failed(&descriptor.digest, e))?;
         let found = sum_of(&text);
         if found != expected {
             let what = format!("document sha256:{expected}");
@@ -144,224 +120,150 @@ impl Registry {
         Ok(text)
     }
 
-    /// Downloads a layer into `blobs`, going on where an earlier download ended. `on_bytes` is told how many there are.
-    pub(super) fn download(
-        &self,
+    /// Tells if the registry proves without its bytes that it has a layer, which is then in the store.
+    pub(super) fn proves(
+        &mut self,
         layer: &Descriptor,
-        blobs: &Path,
+        diff_id: &str,
+        home: &Home,
+    ) -> Result<bool, ImportError> {
+        let digest = sha256(&layer.digest)?;
+        let served = |by: Repository| Proofs::peek(home, diff_id).served(digest, &by);
+        if !self.repository().is_some_and(served) {
+            return Ok(false);
+        }
+        let has = self.puller.has(&layer.digest, layer.size);
+        has.map_err(|e| self.failed(&layer.digest, e))
+    }
+
+    /// Downloads a layer. `on_bytes` is told how many bytes there are.
+    pub(super) fn download(
+        &mut self,
+        layer: &Descriptor,
+        home: &Home,
         on_bytes: &mut dyn FnMut(u64),
-    ) -> Result<PathBuf, ImportError> {
+    ) -> Result<Download, ImportError> {
         let expected = sha256(&layer.digest)?;
-        let path = blobs.join(format!("sha256-{expected}"));
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .open(&path);
-        let file = file.on("open", &path)?;
+        let download = Download::open(&home.blobs(), expected, self.by_key)?;
+        let (file, path) = (&download.file, &download.path);
+        let mut time = self.puller.layer();
         let mut resumes = 0;
         loop {
-            let have = file.metadata().on("examine", &path)?.len();
+            let have = file.metadata().on("examine", path)?.len();
             if have > layer.size {
-                file.set_len(0).on("shorten", &path)?;
+                file.set_len(0).on("shorten", path)?;
                 continue;
             }
             if have == layer.size {
                 break;
             }
-            match self.append(layer, &file, have, &path, on_bytes) {
-                Ok(()) => break,
-                Err(ImportError::Registry(
-                    RegistryError::Unreachable { .. } | RegistryError::Truncated { .. },
-                )) if resumes < RESUMES && file.metadata().on("examine", &path)?.len() > have => {
-                    resumes += 1;
+            let mut at = have;
+            let mut sink = |bytes: &[u8]| {
+                file.write_all_at(bytes, at)?;
+                at += bytes.len() as u64;
+                on_bytes(at);
+                Ok(())
+            };
+            let digest = &layer.digest;
+            let read = self
+                .puller
+                .blob(&mut time, digest, have, layer.size, &mut sink);
+            let broken = matches!(
+                read,
+                Err(PullError::Fault(Fault::Broken(_) | Fault::Unreachable(_)))
+            );
+            if (broken || (read.is_ok() && at < layer.size)) && resumes < MAX_RESUMES && at > have {
+                resumes += 1;
+                continue;
+            }
+            match read {
+                Ok(()) if at == layer.size => break,
+                // It has no more than what there is.
+                Ok(()) | Err(PullError::Fault(Fault::Status(416, _))) => {
+                    return Err(RegistryError::Truncated {
+                        digest: layer.digest.clone(),
+                        found: at,
+                        expected: layer.size,
+                    }
+                    .into());
                 }
-                Err(e) => return Err(e),
+                Err(PullError::Sink(e)) => return Err(not_written(e, &download)),
+                Err(e) => return Err(self.failed(digest, e)),
             }
         }
-        let found = sum(&file).on("read", &path)?;
+        let found = sum(file).on("read", path)?;
         if found != expected {
             // Nothing that begins with this can become right.
-            std::fs::remove_file(&path).on("remove", &path)?;
+            download.remove()?;
             let what = format!("layer sha256:{expected}");
             return Err(ImportError::Digest { what, found });
         }
-        Ok(path)
+        Ok(download)
     }
 
-    fn append(
-        &self,
-        layer: &Descriptor,
-        file: &File,
-        have: u64,
-        path: &Path,
-        on_bytes: &mut dyn FnMut(u64),
-    ) -> Result<(), ImportError> {
-        use std::os::unix::fs::FileExt;
-        let mut at = have;
-        let mut take = |bytes: &[u8]| {
-            file.write_all_at(bytes, at).map_err(|e| match e.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    RegistryError::DiskFull {
-                        path: path.to_owned(),
-                    }
-                    .into()
-                }
-                _ => ImportError::File(FileError {
-                    action: "write",
-                    path: path.to_owned(),
-                    source: e,
-                }),
-            })?;
-            at += bytes.len() as u64;
-            on_bytes(at);
-            Ok(())
-        };
-        self.runtime
-            .block_on(self.stream(layer, have, layer.size, &mut take))?;
-        if at < layer.size {
-            return Err(RegistryError::Truncated {
-                digest: layer.digest.clone(),
-                found: at,
-                expected: layer.size,
-            }
-            .into());
-        }
-        Ok(())
-    }
-
-    /// Passes on what the registry sends of a blob from `offset` on, if it is no more than up to `most`.
-    async fn stream(
-        &self,
-        blob: &Descriptor,
-        offset: u64,
-        most: u64,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), ImportError>,
-    ) -> Result<(), ImportError> {
-        let (client, digest) = (&self.client, blob.digest.as_str());
-        let failed = |e| failed(&self.reference, e);
-        client
-            .store_auth_if_needed(self.reference.resolve_registry(), &self.auth)
-            .await;
-        let (mut stream, mut skip) = if offset == 0 {
-            (
-                client
-                    .pull_blob_stream(&self.reference, digest)
-                    .await
-                    .map_err(failed)?,
-                0,
-            )
-        } else {
-            let pulled = client
-                .pull_blob_stream_partial(&self.reference, digest, offset, None)
-                .await;
-            match pulled.map_err(failed)? {
-                BlobResponse::Partial(stream) => (stream, 0),
-                // It does not know parts: what we have comes once more.
-                BlobResponse::Full(stream) => (stream, offset),
-            }
-        };
-        let mut left = most.saturating_sub(offset);
-        while let Some(bytes) = stream.next().await {
-            let bytes = bytes.map_err(|e| self.broken(blob, &e))?;
-            let known = usize::try_from(skip).unwrap_or(usize::MAX).min(bytes.len());
-            skip -= known as u64;
-            let bytes = &bytes[known..];
-            left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
-                ImportError::image(format!("`{digest}` is longer than its manifest says"))
-            })?;
-            take(bytes)?;
-        }
-        Ok(())
-    }
-
-    /// A stream that fails in the middle: the client's check of the content, or the connection.
-    fn broken(&self, blob: &Descriptor, error: &io::Error) -> ImportError {
-        let digest_error = error
-            .get_ref()
-            .is_some_and(|e| e.is::<oci_client::errors::DigestError>());
-        if digest_error || error.to_string().contains("igest") {
-            return ImportError::Digest {
-                what: format!("blob {}", blob.digest),
-                found: "another".to_owned(),
-            };
-        }
-        RegistryError::Unreachable {
-            registry: self.reference.resolve_registry().to_owned(),
-            reason: format!("the connection broke off: {}", chain(error)),
-        }
-        .into()
+    fn failed(&self, what: &str, error: PullError) -> ImportError {
+        failed(&self.reference, self.by_key, what, error)
     }
 }
 
-/// What a registry's answer means to whoever asked.
-fn failed(reference: &Reference, error: OciDistributionError) -> ImportError {
-    use oci_client::errors::OciErrorCode as Code;
+fn not_written(error: io::Error, download: &Download) -> ImportError {
+    let path = download.path.clone();
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            RegistryError::DiskFull { path }.into()
+        }
+        _ => ImportError::File(FileError {
+            action: "write",
+            path,
+            source: error,
+        }),
+    }
+}
+
+/// Meaning of a pull's failure for whoever asked. A key is told nothing of the host's network: closed,
+/// filtered and refused ports, other protocols and certificates are one message.
+fn failed(reference: &Reference, by_key: bool, what: &str, error: PullError) -> ImportError {
     let (registry, image) = (reference.resolve_registry().to_owned(), reference.whole());
-    let not_found = || RegistryError::NotFound {
-        image: image.clone(),
-    };
-    let auth = || RegistryError::Auth {
-        image: image.clone(),
-        registry: registry.clone(),
-    };
-    let limited = || RegistryError::RateLimit {
-        registry: registry.clone(),
-    };
-    let other = |reason: String| RegistryError::Refused {
-        registry: registry.clone(),
-        reason: crate::layer::shown(reason.as_bytes()),
+    let unreachable = |reason: String| match by_key {
+        true => RegistryError::NoAnswer {
+            registry: registry.clone(),
+            detail: reason,
+        },
+        false => RegistryError::Unreachable {
+            registry: registry.clone(),
+            reason,
+        },
     };
     match error {
-        OciDistributionError::UnauthorizedError { .. }
-        | OciDistributionError::AuthenticationFailure(_) => auth(),
-        OciDistributionError::ImageManifestNotFoundError(_) => not_found(),
-        OciDistributionError::ServerError { code, message, .. } => match code {
-            404 => not_found(),
-            401 | 403 => auth(),
-            429 => limited(),
-            code => other(format!("status {code}: {message}")),
+        PullError::Cancelled => return ImportError::Cancelled,
+        PullError::NoNetwork(registry) => RegistryError::NotAllowed { registry },
+        PullError::Slow(reason) => RegistryError::Slow { registry, reason },
+        PullError::Fault(Fault::NotFound) => RegistryError::NotFound { image },
+        PullError::Fault(Fault::Unauthorized) => RegistryError::Auth { image, registry },
+        PullError::Fault(Fault::RateLimit) => RegistryError::RateLimit { registry },
+        PullError::Fault(Fault::TooLong(most)) => RegistryError::TooLong {
+            digest: crate::layer::shown(what.as_bytes()),
+            most,
         },
-        OciDistributionError::RegistryError { envelope, .. } => {
-            match envelope.errors.first().map(|e| &e.code) {
-                Some(
-                    Code::ManifestUnknown
-                    | Code::NameUnknown
-                    | Code::NotFound
-                    | Code::BlobUnknown
-                    | Code::ManifestBlobUnknown,
-                ) => not_found(),
-                Some(Code::Unauthorized | Code::Denied) => auth(),
-                Some(Code::Toomanyrequests) => limited(),
-                _ => other(envelope.to_string()),
-            }
-        }
-        OciDistributionError::DigestError(e) => {
-            return ImportError::Digest {
-                what: format!("manifest of {image}"),
-                found: e.to_string(),
-            };
-        }
-        OciDistributionError::RequestError(e) => RegistryError::Unreachable {
-            registry: registry.clone(),
-            reason: chain(&e),
+        PullError::Fault(Fault::Status(code, text)) => RegistryError::Refused {
+            registry,
+            // The text of a server that may be no registry at all.
+            reason: match by_key {
+                true => format!("status {code}"),
+                false => format!("status {code}: {text}"),
+            },
         },
-        e => other(e.to_string()),
+        PullError::Fault(Fault::Unreachable(text) | Fault::Refused(text)) => unreachable(text),
+        PullError::Fault(Fault::Broken(text)) => {
+            unreachable(format!("the connection broke off: {text}"))
+        }
+        other @ (PullError::Start(_)
+        | PullError::Died(_)
+        | PullError::Sink(_)
+        | PullError::Fault(Fault::Confinement(_))) => RegistryError::Puller {
+            registry,
+            problem: other.to_string(),
+        },
     }
     .into()
-}
-
-/// An error with all its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }

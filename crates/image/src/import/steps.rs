@@ -7,28 +7,34 @@ use crate::progress::{Phase, Progress};
 pub(super) struct Steps<'a, 'b> {
     on_progress: &'a mut Sink<'b>,
     total: u64,
+    /// Percents before and after.
+    from: u64,
     share: u64,
     before: u64,
     told: u64,
-    phase: Option<Phase>,
 }
 
 impl<'a, 'b> Steps<'a, 'b> {
     pub(super) fn new(phase: Phase, total: u64, share: u64, on_progress: &'a mut Sink<'b>) -> Self {
+        Self::after(phase, total, 0, share, on_progress)
+    }
+
+    /// The same for a part of the work that begins at `from` percent and ends at `share`.
+    pub(super) fn after(
+        phase: Phase,
+        total: u64,
+        from: u64,
+        share: u64,
+        on_progress: &'a mut Sink<'b>,
+    ) -> Self {
         on_progress(Progress::Phase(phase));
         Self {
             on_progress,
             total,
-            share,
+            from,
+            share: share - from,
             before: 0,
-            told: 0,
-            phase: Some(phase),
-        }
-    }
-
-    pub(super) fn phase(&mut self, phase: Phase) {
-        if self.phase.replace(phase) != Some(phase) {
-            (self.on_progress)(Progress::Phase(phase));
+            told: from,
         }
     }
 
@@ -36,7 +42,7 @@ impl<'a, 'b> Steps<'a, 'b> {
     pub(super) fn at(&mut self, bytes: u64) {
         let done = u128::from(self.before.saturating_add(bytes)) * u128::from(self.share);
         let percent = done.checked_div(u128::from(self.total)).unwrap_or(0);
-        let percent = u64::try_from(percent).unwrap_or(0).min(self.share);
+        let percent = self.from + u64::try_from(percent).unwrap_or(0).min(self.share);
         if percent > self.told {
             self.told = percent;
             (self.on_progress)(Progress::Percent(u8::try_from(percent).unwrap_or(100)));

@@ -4,7 +4,7 @@ use super::*;
 use crate::builder::tests::home;
 use crate::layer::tests::Tar;
 use crate::skipped;
-use registry_on_loopback::Loopback;
+use registry_on_loopback::{Loopback, from_registry};
 use serde_json::{Value, json};
 use std::process::Command;
 use tar::EntryType;
@@ -96,6 +96,7 @@ fn two_layers() -> Vec<Vec<u8>> {
 fn wanted(name: &str, source: Source) -> Import {
     Import {
         name: name.to_owned(),
+        visibility: None,
         source,
         vcpus: None,
         memory_mib: None,
@@ -103,6 +104,7 @@ fn wanted(name: &str, source: Source) -> Import {
         start: Start::Nothing,
         ready: None,
         limits: Limits::default(),
+        disk: DiskBudget::default(),
     }
 }
 
@@ -483,20 +485,40 @@ fn a_registry_that_is_not_there_is_named() {
         .unwrap()
         .port();
     let host = format!("127.0.0.1:{port}");
-    let source = Source::Registry {
-        reference: format!("{host}/x"),
-        plain_http: vec![host.clone()],
-        access: Access::Host,
-    };
+    let source = from_registry(&host, "x");
     let message = refused(&home, &wanted("x", source));
     assert!(
         message.contains(&format!("cannot reach {host}")),
         "{message}"
     );
-    let source = Source::Registry {
-        reference: "A b".to_owned(),
-        plain_http: Vec::new(),
-        access: Access::Host,
-    };
+    let mut source = from_registry(&host, "x");
+    if let Source::Registry { reference, .. } = &mut source {
+        *reference = "A b".to_owned();
+    }
     assert!(refused(&home, &wanted("x", source)).contains("not an image reference"));
+}
+
+#[test]
+fn an_image_beyond_its_owners_budget_becomes_no_template_and_leaves_nothing() {
+    root_or_skip!(an_image_beyond_its_owners_budget_becomes_no_template_and_leaves_nothing);
+    let (_dir, home) = home();
+    let image = Image::new(two_layers());
+    image.write();
+    let budget = |most: u64| {
+        DiskBudget::new(move |bytes| match bytes <= most {
+            true => Ok(()),
+            false => Err(format!("{bytes} bytes of {most}")),
+        })
+    };
+    let mut import = wanted("x", Source::Directory(image.dir.path().to_owned()));
+    import.disk = budget(100);
+    let told = refused(&home, &import);
+    assert!(told.ends_with("bytes of 100"), "{told}");
+    assert_eq!(count(&home.templates()), 0);
+    for emptied in [home.images(), home.layers()] {
+        let left: Vec<_> = fs::read_dir(&emptied).unwrap().flatten().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+    import.disk = budget(1 << 30);
+    imported(&home, &import).unwrap();
 }

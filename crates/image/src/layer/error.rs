@@ -41,6 +41,11 @@ pub enum LayerError {
     },
     #[error(transparent)]
     File(#[from] FileError),
+    /// In words of the process that unpacks.
+    #[error("{0}")]
+    Told(String),
+    #[error("the process that unpacks it failed: {0}")]
+    Process(String),
 }
 
 /// What is wrong with an archive or one of its entries.

@@ -1,10 +1,11 @@
 //! How much one layer may cost.
 
 use super::LayerError;
+use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
 /// Bounds on what is unpacked from one archive. Whoever packed it is not trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes of all files together; a hole counts as what it stands for, because the image holds it written out.
     pub bytes: u64,

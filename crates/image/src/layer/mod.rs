@@ -1,9 +1,11 @@
 //! Layers of images: archives from strangers, turned into directories that nothing leads out of.
 
+pub(crate) mod apart;
 mod error;
 mod limits;
 mod merge;
 mod place;
+mod proof;
 mod store;
 mod stream;
 mod unpack;
@@ -12,6 +14,7 @@ pub use error::{LayerError, Problem};
 pub(crate) use jiffy_archive::error::shown;
 pub use limits::Limits;
 pub(crate) use merge::merge;
+pub(crate) use proof::{Proofs, Repository};
 pub(crate) use store::{Layer, Layers};
 pub(crate) use stream::Stream;
 pub use unpack::{unpack, unpack_image};

@@ -1,6 +1,7 @@
 //! Unpacked layers, each once, by content.
 
-use super::{LayerError, Limits, Unpacked, unpack};
+use super::apart::unpack;
+use super::{LayerError, Limits, Unpacked};
 use crate::builder;
 use crate::file::{self, FileError, OnPath, UNFINISHED};
 use crate::home::Home;
@@ -129,8 +130,12 @@ impl Layers {
         Ok(())
     }
 
-    fn place(&self, diff_id: &str) -> PathBuf {
-        self.directory.join(format!("{PREFIX}{diff_id}"))
+    pub(super) fn place(&self, diff_id: &str) -> PathBuf {
+        Self::place_in(&self.directory, diff_id)
+    }
+
+    pub(super) fn place_in(layers: &Path, diff_id: &str) -> PathBuf {
+        layers.join(format!("{PREFIX}{diff_id}"))
     }
 }
 

@@ -38,6 +38,23 @@ pub fn unpack(
     limits: Limits,
     on_bytes: &mut dyn FnMut(u64),
 ) -> Result<Unpacked, LayerError> {
+    unpack_with(packed, into, limits, on_bytes, Marks::Set)
+}
+
+/// Marks of overlayfs, which only a process with all rights can set.
+pub(super) enum Marks<'m> {
+    Set,
+    /// The directories that are to have them are told instead.
+    Told(&'m mut Vec<Vec<u8>>),
+}
+
+pub(super) fn unpack_with(
+    packed: impl Read,
+    into: &Path,
+    limits: Limits,
+    on_bytes: &mut dyn FnMut(u64),
+    marks: Marks<'_>,
+) -> Result<Unpacked, LayerError> {
     let opened = Place::open(into);
     let place =
         opened.map_err(|e| LayerError::write("open", into.as_os_str().as_encoded_bytes(), e))?;
@@ -53,6 +70,7 @@ pub fn unpack(
         directories: vec![(Vec::new(), (EPOCH.cast_signed(), 0))],
         done: Unpacked::default(),
         buffer: vec![0; BUFFER],
+        marks,
     };
     let root = unpacker.place.open_directory(b"");
     root.and_then(|fd| fs::fchmod(fd, Mode::from_raw_mode(0o755)))
@@ -68,11 +86,20 @@ pub fn unpack(
 /// Unpacks what a template's image holds into the empty directory `into`, as if it were the layer that the image was made of.
 /// Whoever made the image is not trusted.
 pub fn unpack_image(image: &File, into: &Path, limits: Limits) -> Result<(), LayerError> {
+    unpack_image_with(image, into, limits, Marks::Set)
+}
+
+pub(super) fn unpack_image_with(
+    image: &File,
+    into: &Path,
+    limits: Limits,
+    marks: Marks<'_>,
+) -> Result<(), LayerError> {
     let (reader, writer) = io::pipe().map_err(LayerError::Read)?;
     let (written, unpacked) = thread::scope(|scope| {
         let written = scope.spawn(|| write_layer(image, BufWriter::with_capacity(BUFFER, writer)));
         // The reader goes with this call, so that whoever writes never waits for nobody.
-        let unpacked = unpack(reader, into, limits, &mut |_| ());
+        let unpacked = unpack_with(reader, into, limits, &mut |_| (), marks);
         (written.join(), unpacked)
     });
     if let Ok(Err(damaged @ LayerOfImageError::Image(_))) = written {
@@ -92,6 +119,7 @@ struct Unpacker<'a> {
     directories: Vec<(Vec<u8>, (i64, u32))>,
     done: Unpacked,
     buffer: Vec<u8>,
+    marks: Marks<'a>,
 }
 
 impl Unpacker<'_> {
@@ -316,6 +344,11 @@ impl Unpacker<'_> {
     }
 
     fn mark_opaque(&mut self, path: &[u8]) -> Result<(), LayerError> {
+        if let Marks::Told(told) = &mut self.marks {
+            self.budget.name(path)?;
+            told.push(path.to_vec());
+            return Ok(());
+        }
         let marked = self
             .place
             .open_directory(path)

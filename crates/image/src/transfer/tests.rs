@@ -14,7 +14,7 @@ fn exported(home: &Home, name: &str) -> Vec<u8> {
 }
 
 fn imported(home: &Home, file: &[u8], name: Option<&str>) -> Result<Template, ImportError> {
-    Templates::new(home).import_file(file, name, Limits::default(), &mut |_| ())
+    Templates::new(home).import_file(file, name, None, Limits::default(), &mut |_| ())
 }
 
 /// What an archive holds, to be changed and packed again.

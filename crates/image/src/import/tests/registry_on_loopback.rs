@@ -3,6 +3,7 @@
 use crate::import::Access;
 use crate::import::Source;
 use crate::skipped;
+use jiffy_pull::{Cancel, Program, Registries};
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -11,6 +12,20 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(20);
+
+/// An image of a registry without TLS, asked for by the host's owner.
+pub(super) fn from_registry(host: &str, name: &str) -> Source {
+    let registries = Registries {
+        plain_http: vec![host.to_owned()],
+        program: Program::Thread,
+        ..Registries::default()
+    };
+    Source::Registry {
+        reference: format!("{host}/{name}"),
+        access: Access::Host,
+        pull: registries.pull(false, &Cancel::new().unwrap()),
+    }
+}
 
 pub(super) struct Loopback {
     dir: tempfile::TempDir,
@@ -110,11 +125,7 @@ impl Loopback {
     }
 
     pub(super) fn source(&self, name: &str) -> Source {
-        Source::Registry {
-            reference: format!("{}/{name}", self.host),
-            plain_http: vec![self.host.clone()],
-            access: Access::Host,
-        }
+        from_registry(&self.host, name)
     }
 
     /// The file in which it keeps a blob.

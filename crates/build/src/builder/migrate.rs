@@ -1,0 +1,83 @@
+//! Data directories of before templates had owners in the image store.
+
+use super::records::{RecordError, Records};
+use super::{Builder, BuilderError, blocking};
+use jiffy_engine::Engine;
+use jiffy_image::{TemplateError, Visibility, is_id};
+use std::collections::HashMap;
+
+/// Name of the migration that gives templates to their owners.
+const NAMESPACES: &str = "namespaces";
+
+impl Records {
+    fn is_migrated(&self, name: &str) -> Result<bool, RecordError> {
+        let query = "SELECT count(*) FROM migrations WHERE name = ?1";
+        self.with(|c| Ok(c.query_row(query, [name], |row| row.get::<_, i64>(0))? > 0))
+    }
+
+    fn set_migrated(&self, name: &str) -> Result<(), RecordError> {
+        let write = "INSERT OR IGNORE INTO migrations (name) VALUES (?1)";
+        self.with(|c| c.execute(write, [name]).map(drop))
+    }
+}
+
+impl<E: Engine> Builder<E> {
+    /// Gives every template of the image store to the owner that the records name, once. Templates
+    /// of keys that act for the host's owner become the host's. Begun again after a crash, it ends
+    /// the same; nothing is served before.
+    pub(super) async fn migrate(&self) -> Result<(), BuilderError> {
+        let records = &self.0.records;
+        if records.is_migrated(NAMESPACES)? {
+            return Ok(());
+        }
+        let mut owners = HashMap::new();
+        let mut public = Vec::new();
+        for record in records.templates()? {
+            let visibility = match record.public {
+                true => Visibility::Public,
+                false => Visibility::Private,
+            };
+            match record.owner {
+                Some(owner) if self.0.settings.host_keys.contains(&owner) => {
+                    records.give_to_host(&record.id)?;
+                    public.extend(record.public.then_some(record.name));
+                }
+                Some(owner) if is_id(&owner) => {
+                    owners.insert(record.name, (owner, visibility));
+                }
+                Some(owner) => {
+                    tracing::warn!(owner, "the owner of template {} is no key", record.name);
+                }
+                None => public.extend(record.public.then_some(record.name)),
+            }
+        }
+        let templates = self.0.templates.clone();
+        let work = move || {
+            let moved = templates.move_to_owners(&|name| owners.get(name).cloned())?;
+            for name in public {
+                match templates.set_visibility(&name, Visibility::Public) {
+                    Err(jiffy_image::BuildError::Template(TemplateError::Unknown { .. }))
+                    | Ok(()) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            Ok(moved)
+        };
+        for moved in blocking(work).await?? {
+            let (from, to) = (moved.from.to_string(), moved.to.to_string());
+            tracing::info!(from, to, "the template is its key's now");
+            self.0.sandboxes.hand_over_template(&from, &to);
+        }
+        Ok(records.set_migrated(NAMESPACES)?)
+    }
+
+    /// Removes templates that builds of an earlier daemon did not finish.
+    pub(super) async fn remove_unfinished(&self) -> Result<(), BuilderError> {
+        let templates = self.0.templates.clone();
+        let removed = blocking(move || templates.remove_unfinished_builds()).await??;
+        for name in removed {
+            tracing::info!("removed {name}, which an earlier build did not finish");
+        }
+        Ok(())
+    }
+}

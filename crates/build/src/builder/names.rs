@@ -1,0 +1,195 @@
+//! Names of templates: what a word means for its caller.
+
+use super::records::{RecordError, Records};
+use jiffy_image::{DEFAULT_TAG, Reference, Visibility, is_id};
+
+/// Kind of word by which a template was found. What callers call their own snapshots comes between
+/// [`Self::Own`] and [`Self::Shared`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rank {
+    /// Its id.
+    Id,
+    /// A name in the caller's own namespace.
+    Own,
+    /// A stock template, one of the host's owner, or one that is named with its owner.
+    Shared,
+}
+
+/// Template that a word means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Meaning {
+    /// By which the image store finds it.
+    pub reference: Reference,
+    /// Kind of word it was.
+    pub rank: Rank,
+}
+
+/// Visibility of a template of the image store; none: there is no such template.
+pub type Look<'a, E> = &'a dyn Fn(&Reference) -> Result<Option<Visibility>, E>;
+
+/// Tells if a template of `owner` exists for `caller`; none: the host's owner.
+pub fn is_visible(owner: Option<&str>, visibility: Visibility, caller: Option<&str>) -> bool {
+    match visibility {
+        Visibility::Internal => false,
+        Visibility::Public => true,
+        Visibility::Private => caller.is_none() || owner == caller,
+    }
+}
+
+/// The template that `which` (an id or `[owner/]name`, either perhaps with a tag) means for
+/// `caller`; none: the host's owner.
+///
+/// Ids come first, then the caller's own names, stock templates, and those of the host's owner that
+/// are public. The template of another key is found by `owner/name` alone, if it is public or the
+/// caller is the host's owner.
+pub fn resolve<E: From<RecordError>>(
+    which: &str,
+    caller: Option<&str>,
+    records: Option<&Records>,
+    look: Look<'_, E>,
+) -> Result<Option<Meaning>, E> {
+    let found = |reference: Reference, rank| -> Result<Option<Meaning>, E> {
+        let seen = look(&reference)?;
+        let seen = seen.filter(|v| is_visible(reference.owner(), *v, caller));
+        Ok(seen.map(|_| Meaning { reference, rank }))
+    };
+    let (word, tag) = which.split_once(':').unwrap_or((which, DEFAULT_TAG));
+    if is_id(word)
+        && let Some(records) = records
+        && let Some(record) = records.template(word)?
+        && let Ok(reference) = Reference::parse(&record.called(tag))
+        && let Some(meaning) = found(reference, Rank::Id)?
+    {
+        return Ok(Some(meaning));
+    }
+    let Ok(said) = Reference::parse(which) else {
+        return Ok(None);
+    };
+    if said.owner().is_none() && caller.is_some() {
+        // An owner that is no key has no namespace.
+        if let Ok(own) = Reference::in_namespace(caller, which)
+            && let Some(meaning) = found(own, Rank::Own)?
+        {
+            return Ok(Some(meaning));
+        }
+    }
+    let own = said.owner() == caller && !said.is_stock();
+    found(said, if own { Rank::Own } else { Rank::Shared })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::records::TemplateRecord;
+    use super::*;
+    use std::collections::HashMap;
+
+    const ALICE: &str = "aaaaaaaaaaaaaaaaaaaa";
+    const MALLORY: &str = "mmmmmmmmmmmmmmmmmmmm";
+    const ID: &str = "ttttttttttttttttttt2";
+
+    struct Store {
+        _dir: tempfile::TempDir,
+        records: Records,
+        all: HashMap<String, Visibility>,
+    }
+
+    impl Store {
+        fn new(all: &[(&str, Visibility)]) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let records = Records::open(dir.path()).unwrap();
+            Self {
+                records,
+                _dir: dir,
+                all: all.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect(),
+            }
+        }
+
+        fn means(&self, which: &str, caller: Option<&str>) -> Option<(String, Rank)> {
+            let look = |r: &Reference| {
+                let stock = r.is_stock().then_some(Visibility::Public);
+                Ok::<_, RecordError>(self.all.get(&r.to_string()).copied().or(stock))
+            };
+            let found = resolve(which, caller, Some(&self.records), &look).unwrap();
+            found.map(|m| (m.reference.to_string(), m.rank))
+        }
+    }
+
+    #[test]
+    fn a_bare_name_never_means_the_template_of_another_key() {
+        use Visibility::{Internal, Private, Public};
+        let of = |owner: &str, name: &str| format!("{owner}/{name}");
+        let (python, secret, hidden) = (
+            of(MALLORY, "python:3.12"),
+            of(MALLORY, "secret"),
+            of(MALLORY, "image-x-01234567"),
+        );
+        let store = Store::new(&[
+            (&python, Public),
+            (&secret, Private),
+            (&hidden, Internal),
+            ("hosts", Private),
+            ("shared", Public),
+            ("image-y-01234567", Internal),
+        ]);
+        for (which, caller) in [
+            ("python:3.12", Some(ALICE)),
+            ("python:3.12", None),
+            (&secret, Some(ALICE)),
+            (&hidden, Some(MALLORY)),
+            ("image-x-01234567", Some(MALLORY)),
+            ("image-y-01234567", Some(ALICE)),
+            (&hidden, None),
+            ("image-y-01234567", None),
+            ("hosts", Some(ALICE)),
+            ("library/python", None),
+            ("../hosts", None),
+        ] {
+            assert_eq!(store.means(which, caller), None, "{which} {caller:?}");
+        }
+        for (which, caller, means, rank) in [
+            ("python:3.12", Some(MALLORY), python.as_str(), Rank::Own),
+            (&python, Some(ALICE), &python, Rank::Shared),
+            (&python, Some(MALLORY), &python, Rank::Own),
+            (&secret, None, &secret, Rank::Shared),
+            ("hosts", None, "hosts", Rank::Own),
+            ("shared", Some(ALICE), "shared", Rank::Shared),
+            ("base", Some(ALICE), "base", Rank::Shared),
+            ("base", None, "base", Rank::Shared),
+        ] {
+            let expected = Some((means.to_owned(), rank));
+            assert_eq!(store.means(which, caller), expected, "{which} {caller:?}");
+        }
+    }
+
+    #[test]
+    fn ids_come_before_names_and_own_names_before_shared_ones() {
+        use Visibility::{Private, Public};
+        let of = |owner: &str, name: &str| format!("{owner}/{name}");
+        let (app, shadow, own) = (of(ALICE, "app"), of(MALLORY, ID), of(ALICE, "shared"));
+        let store = Store::new(&[
+            (&app, Private),
+            (&shadow, Public),
+            (&own, Private),
+            ("shared", Public),
+        ]);
+        let record = TemplateRecord {
+            id: ID.to_owned(),
+            name: "app".to_owned(),
+            owner: Some(ALICE.to_owned()),
+            public: false,
+            created_ms: 1,
+        };
+        store.records.enter_template(&record).unwrap();
+        let expected = |name: &str, rank| Some((name.to_owned(), rank));
+        assert_eq!(store.means(ID, Some(ALICE)), expected(&app, Rank::Id));
+        assert_eq!(store.means(ID, None), expected(&app, Rank::Id));
+        // One of before, when such names could be chosen, is its owner's alone.
+        assert_eq!(store.means(ID, Some(MALLORY)), expected(&shadow, Rank::Own));
+        assert_eq!(
+            store.means("shared", Some(ALICE)),
+            expected(&own, Rank::Own)
+        );
+        let host = expected("shared", Rank::Shared);
+        assert_eq!(store.means("shared", Some(MALLORY)), host);
+    }
+}

@@ -1,0 +1,185 @@
+use super::*;
+
+fn records() -> (tempfile::TempDir, Records) {
+    let dir = tempfile::tempdir().unwrap();
+    let records = Records::open(dir.path()).unwrap();
+    let template = TemplateRecord {
+        id: "t1".into(),
+        name: "mine".into(),
+        owner: Some("k1".into()),
+        public: false,
+        created_ms: 1,
+    };
+    assert_eq!(records.enter_template(&template).unwrap(), template);
+    (dir, records)
+}
+
+fn a_build(id: &str, created_ms: u64) -> BuildRecord {
+    BuildRecord {
+        id: id.into(),
+        template: "t1".into(),
+        caller: None,
+        tags: vec!["default".into()],
+        size: WantedSize::default(),
+        status: Status::Waiting,
+        reason: None,
+        steps: Vec::new(),
+        version: None,
+        created_ms,
+        changed_ms: created_ms,
+    }
+}
+
+#[test]
+fn a_name_is_taken_for_its_owner_alone() {
+    let (_dir, records) = records();
+    let of = |id: &str, owner: Option<&str>| TemplateRecord {
+        id: id.into(),
+        name: "mine".into(),
+        owner: owner.map(str::to_owned),
+        public: false,
+        created_ms: 2,
+    };
+    let enter = |id, owner| records.enter_template(&of(id, owner)).unwrap().id;
+    assert_eq!(enter("t2", Some("k2")), "t2");
+    assert_eq!(enter("t3", Some("k2")), "t2");
+    assert_eq!(enter("t4", None), "t4");
+    assert_eq!(enter("t5", None), "t4");
+    let named = |owner| records.named(owner, "mine").unwrap().map(|t| t.id);
+    assert_eq!(named(Some("k1")).as_deref(), Some("t1"));
+    assert_eq!(named(Some("k2")).as_deref(), Some("t2"));
+    assert_eq!(named(None).as_deref(), Some("t4"));
+    assert_eq!(named(Some("k3")), None);
+    assert_eq!(records.template("t1").unwrap().unwrap().name, "mine");
+    assert_eq!(records.template("mine").unwrap(), None);
+}
+
+#[test]
+fn records_of_the_first_version_are_kept_with_their_builds_and_lines() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = Connection::open(dir.path().join("builds.db")).unwrap();
+    let rows = "
+        INSERT INTO templates VALUES ('t1', 'mine', 'k1', 1, 5), ('t2', 'his', NULL, 0, 6);
+        INSERT INTO builds (id, template, tags, size, status, created_ms, changed_ms)
+            VALUES ('b1', 't1', '[\"default\"]', '{}', 'ready', 7, 8);
+        INSERT INTO lines VALUES ('b1', 0, 9, 'info', NULL, 'said');
+        PRAGMA user_version = 1;
+    ";
+    old.execute_batch(&format!("{TABLES} {rows}")).unwrap();
+    drop(old);
+    for _ in 0..2 {
+        let records = Records::open(dir.path()).unwrap();
+        let ids: Vec<String> = records
+            .templates()
+            .unwrap()
+            .into_iter()
+            .map(|t| t.id)
+            .collect();
+        assert_eq!(ids, ["t1", "t2"]);
+        let mine = records.named(Some("k1"), "mine").unwrap().unwrap();
+        assert!(mine.public);
+        let build = &records.builds("t1").unwrap()[0];
+        assert_eq!((build.id.as_str(), &build.caller), ("b1", &None));
+        let which = Lines {
+            from: 0,
+            limit: 9,
+            backwards: false,
+            level: Level::Debug,
+        };
+        assert_eq!(records.lines("b1", which).unwrap().len(), 1);
+    }
+    let records = Records::open(dir.path()).unwrap();
+    records.forget_template("t1").unwrap();
+    assert_eq!(records.build("b1").unwrap(), None);
+    drop(records);
+    let newer = Connection::open(dir.path().join("builds.db")).unwrap();
+    newer.pragma_update(None, "user_version", 3).unwrap();
+    assert!(matches!(
+        Records::open(dir.path()),
+        Err(RecordError::Version { found: 3, .. })
+    ));
+}
+
+#[test]
+fn a_build_ends_once() {
+    let (_dir, records) = records();
+    records.enter_build(&a_build("b1", 1)).unwrap();
+    assert!(
+        records
+            .move_on("b1", Status::Waiting, Status::Building)
+            .unwrap()
+    );
+    assert!(
+        !records
+            .move_on("b1", Status::Waiting, Status::Building)
+            .unwrap()
+    );
+    records.succeed("b1", &["s".into()], "v").unwrap();
+    let late = Reason {
+        message: "too late".into(),
+        step: None,
+    };
+    records.fail("b1", &late).unwrap();
+    let build = records.build("b1").unwrap().unwrap();
+    assert_eq!((build.status, build.reason), (Status::Ready, None));
+    records.enter_build(&a_build("b2", 2)).unwrap();
+    assert_eq!(records.abandon(&late).unwrap(), 1);
+    assert_eq!(records.build("b2").unwrap().unwrap().reason, Some(late));
+    assert_eq!(
+        records.builds("t1").unwrap()[0].id,
+        "b2",
+        "the newest first"
+    );
+}
+
+#[test]
+fn a_tag_is_at_one_build() {
+    let (_dir, records) = records();
+    records.enter_build(&a_build("b1", 1)).unwrap();
+    records.enter_build(&a_build("b2", 2)).unwrap();
+    let tags = ["default".to_owned(), "v1".to_owned()];
+    records.retag("t1", Some("b1"), &tags).unwrap();
+    assert_eq!(records.build("b1").unwrap().unwrap().tags, tags);
+    assert!(records.build("b2").unwrap().unwrap().tags.is_empty());
+    records.retag("t1", None, &["v1".to_owned()]).unwrap();
+    assert_eq!(records.build("b1").unwrap().unwrap().tags, ["default"]);
+}
+
+#[test]
+fn lines_are_read_in_pages_and_by_level() {
+    let (_dir, records) = records();
+    records.enter_build(&a_build("b1", 1)).unwrap();
+    for n in 0..10 {
+        let level = if n % 2 == 0 {
+            Level::Debug
+        } else {
+            Level::Warn
+        };
+        records
+            .say("b1", n, level, Some("1"), &format!("line {n}\u{7}"))
+            .unwrap();
+    }
+    let numbers = |from, limit, backwards, level| {
+        let which = Lines {
+            from,
+            limit,
+            backwards,
+            level,
+        };
+        let lines = records.lines("b1", which).unwrap();
+        lines.into_iter().map(|l| l.number).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers(8, 100, false, Level::Debug), [8, 9]);
+    assert_eq!(numbers(0, 2, false, Level::Info), [1, 3]);
+    assert_eq!(numbers(9, 2, true, Level::Debug), [9, 8]);
+    assert_eq!(numbers(10, 2, false, Level::Debug), [0_u64; 0]);
+    let which = Lines {
+        from: 0,
+        limit: 1,
+        backwards: false,
+        level: Level::Debug,
+    };
+    assert_eq!(records.lines("b1", which).unwrap()[0].message, "line 0 ");
+    records.forget_template("t1").unwrap();
+    assert_eq!(records.build("b1").unwrap(), None);
+}

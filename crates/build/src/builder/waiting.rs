@@ -1,0 +1,155 @@
+//! Builds that were asked for and not started: few for each key, and not for long.
+
+use super::records::{Reason, RecordError, Records, now_ms, stored};
+use super::{Builder, BuilderError, Inner, lock};
+use jiffy_engine::Engine;
+use rusqlite::params;
+use std::time::Duration;
+
+/// Builds that wait for their start, for each key.
+pub const MAX_WAITING_BUILDS: usize = 20;
+/// Time after which a build that was not started is given up.
+pub const WAITING_BUILD_LIFE: Duration = Duration::from_secs(3600);
+/// Failed builds that are kept for each key.
+const MAX_FAILED_BUILDS: usize = 200;
+/// Time between two looks for builds that wait too long.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(600);
+
+impl Records {
+    /// Ids of the builds that wait and were entered by `caller`; none: by the host's owner.
+    fn waiting_of(&self, caller: Option<&str>) -> Result<Vec<String>, RecordError> {
+        let query = "SELECT id FROM builds WHERE status = 'waiting' AND caller IS ?1";
+        self.with(|c| {
+            let mut query = c.prepare_cached(query)?;
+            query.query_map([caller], |row| row.get(0))?.collect()
+        })
+    }
+
+    /// Ids of the builds that wait and were entered before `before_ms`.
+    fn waiting_since(&self, before_ms: u64) -> Result<Vec<String>, RecordError> {
+        let query = "SELECT id FROM builds WHERE status = 'waiting' AND created_ms < ?1";
+        self.with(|c| {
+            let mut query = c.prepare_cached(query)?;
+            let ids = query.query_map([stored(before_ms)], |row| row.get(0));
+            ids?.collect()
+        })
+    }
+
+    /// Forgets all but the newest failed builds of `caller`, and templates without a build.
+    fn forget_failed(&self, caller: Option<&str>, keep: usize) -> Result<(), RecordError> {
+        let builds = "DELETE FROM builds WHERE id IN (
+            SELECT id FROM builds WHERE status = 'error' AND caller IS ?1
+            ORDER BY changed_ms DESC, rowid DESC LIMIT -1 OFFSET ?2)";
+        let templates = "DELETE FROM templates WHERE id NOT IN (SELECT template FROM builds)";
+        self.with(|c| {
+            let keep = i64::try_from(keep).unwrap_or(i64::MAX);
+            if c.execute(builds, params![caller, keep])? > 0 {
+                c.execute(templates, [])?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl<E: Engine> Inner<E> {
+    /// Refuses one more build of `caller` if too many of its builds wait to be started. Needs the
+    /// turn to enter builds.
+    pub(super) fn check_waiting(&self, caller: Option<&str>) -> Result<(), BuilderError> {
+        self.give_up_waiting(WAITING_BUILD_LIFE)?;
+        self.records.forget_failed(caller, MAX_FAILED_BUILDS)?;
+        // The host's owner has the disk anyway.
+        if caller.is_none() {
+            return Ok(());
+        }
+        let mut waiting = self.records.waiting_of(caller)?;
+        let running = lock(&self.running);
+        waiting.retain(|id| !running.contains_key(id));
+        match waiting.len() < MAX_WAITING_BUILDS {
+            true => Ok(()),
+            false => Err(BuilderError::Waiting),
+        }
+    }
+
+    /// Gives up builds that were not started for `life`.
+    fn give_up_waiting(&self, life: Duration) -> Result<(), RecordError> {
+        let life = u64::try_from(life.as_millis()).unwrap_or(u64::MAX);
+        let reason = Reason {
+            message: "the build was not started in time: ask for another".to_owned(),
+            step: None,
+        };
+        for id in self.records.waiting_since(now_ms().saturating_sub(life))? {
+            // It cannot be started meanwhile.
+            let running = lock(&self.running);
+            if !running.contains_key(&id) {
+                self.records.fail(&id, &reason)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<E: Engine> Builder<E> {
+    /// Gives up builds that wait too long, as long as the builder is there.
+    pub(super) fn keep_waiting_bounded(&self) {
+        let builder = std::sync::Arc::downgrade(&self.0);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(SWEEP_INTERVAL).await;
+                let Some(inner) = builder.upgrade() else {
+                    return;
+                };
+                if let Err(e) = inner.give_up_waiting(WAITING_BUILD_LIFE) {
+                    tracing::warn!("builds that were not started stay for now: {e}");
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::records::{BuildRecord, Status, TemplateRecord, WantedSize};
+    use super::*;
+
+    #[test]
+    fn failed_builds_and_templates_without_builds_are_forgotten_per_caller() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path()).unwrap();
+        for n in 0..6_u64 {
+            let owner = Some(if n < 5 { "k1" } else { "k2" }.to_owned());
+            let template = TemplateRecord {
+                id: format!("t{n}"),
+                name: format!("name{n}"),
+                owner: owner.clone(),
+                public: false,
+                created_ms: n,
+            };
+            records.enter_template(&template).unwrap();
+            let build = BuildRecord {
+                id: format!("b{n}"),
+                template: template.id,
+                caller: owner,
+                tags: Vec::new(),
+                size: WantedSize::default(),
+                status: if n == 0 {
+                    Status::Waiting
+                } else {
+                    Status::Error
+                },
+                reason: None,
+                steps: Vec::new(),
+                version: None,
+                created_ms: n,
+                changed_ms: n,
+            };
+            records.enter_build(&build).unwrap();
+        }
+        records.forget_failed(Some("k1"), 2).unwrap();
+        let left = records.templates().unwrap().into_iter().map(|t| t.id);
+        assert_eq!(left.collect::<Vec<_>>(), ["t0", "t3", "t4", "t5"]);
+        assert_eq!(records.waiting_of(Some("k1")).unwrap(), ["b0"]);
+        assert_eq!(records.waiting_of(Some("k2")).unwrap(), [""; 0]);
+        assert_eq!(records.waiting_since(1).unwrap(), ["b0"]);
+        assert_eq!(records.waiting_since(0).unwrap(), [""; 0]);
+    }
+}

@@ -1,0 +1,105 @@
+//! Files of layers that are being downloaded.
+
+use super::ImportError;
+use crate::file::{FileError, OnPath};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The file of a layer, which no other import writes to.
+///
+/// Of an import of the host's owner it has a name, by which an interrupted download is taken up again; one
+/// import at a time holds its lock. Of all others, and of a key always, it has none: what is not unpacked
+/// goes with the import, and nothing that a key began is continued or counted on by anybody.
+pub(super) struct Download {
+    pub file: File,
+    /// Name of the file, or the directory it is in.
+    pub path: PathBuf,
+    named: bool,
+}
+
+impl Download {
+    pub(super) fn open(blobs: &Path, sha256: &str, by_key: bool) -> Result<Self, ImportError> {
+        if !by_key && let Some(download) = Self::named(&blobs.join(format!("sha256-{sha256}")))? {
+            return Ok(download);
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_TMPFILE)
+            .open(blobs);
+        Ok(Self {
+            file: file.on("create a file in", blobs)?,
+            path: blobs.to_owned(),
+            named: false,
+        })
+    }
+
+    /// None: another import writes to it.
+    fn named(path: &Path) -> Result<Option<Self>, FileError> {
+        loop {
+            let file = OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .read(true)
+                .write(true)
+                .mode(0o600)
+                .open(path)
+                .on("open", path)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(e)) => return Err(e).on("lock", path),
+            }
+            // Whoever had the lock before may have removed the name meanwhile.
+            if file.metadata().on("examine", path)?.nlink() > 0 {
+                return Ok(Some(Self {
+                    file,
+                    path: path.to_owned(),
+                    named: true,
+                }));
+            }
+        }
+    }
+
+    /// Removes it: it is unpacked, or useless.
+    pub(super) fn remove(self) -> Result<(), ImportError> {
+        if self.named {
+            fs::remove_file(&self.path).on("remove", &self.path)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn no_two_imports_share_the_file_of_a_layer() {
+        let blobs = tempfile::tempdir().unwrap();
+        let open = |by_key| Download::open(blobs.path(), "x", by_key).unwrap();
+        let mut first = open(false);
+        first.file.write_all(b"half").unwrap();
+        for other in [open(false), open(true)] {
+            assert_eq!(other.file.metadata().unwrap().len(), 0);
+            drop(other);
+        }
+        drop(first);
+        assert_eq!(
+            open(true).file.metadata().unwrap().len(),
+            0,
+            "it is the owner's"
+        );
+        let again = open(false);
+        assert_eq!(
+            again.file.metadata().unwrap().len(),
+            4,
+            "it is taken up again"
+        );
+        again.remove().unwrap();
+        assert_eq!(fs::read_dir(blobs.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,182 @@
+//! An image from a registry, downloaded before any lock is taken.
+
+use super::download::Download;
+use super::registry::Registry;
+use super::steps::Steps;
+use super::{Access, Found, Import, ImportError, Job, Pull, RegistryError, Sink};
+use crate::file::OnPath;
+use crate::home::Home;
+use crate::layer::Repository;
+use crate::progress::Phase;
+use crate::template::{Template, Templates};
+use std::collections::BTreeMap;
+use std::io::{Seek, SeekFrom};
+use std::path::Path;
+
+/// Share of the progress that downloading and unpacking have, percent.
+const SHARE: u64 = 85;
+
+/// An image whose layers are proved ([`crate::layer::Proofs`]) but not unpacked.
+pub(super) struct Fetched {
+    registry: Registry,
+    from: String,
+    found: Found,
+    layers: Vec<FetchedLayer>,
+    /// By the SHA-256 of the blob.
+    blobs: BTreeMap<String, Blob>,
+}
+
+struct FetchedLayer {
+    descriptor: super::document::Descriptor,
+    diff_id: String,
+    sha256: String,
+}
+
+/// Proof that the registry has a blob.
+enum Blob {
+    Here(Download),
+    /// By its word, which counts because it served these bytes before.
+    Proved,
+}
+
+/// Fetched image, or the template that there is of the same.
+pub(super) enum Outcome {
+    Fetched(Box<Fetched>),
+    UpToDate(Box<Template>),
+}
+
+impl Fetched {
+    /// Asks for an image and downloads what must be.
+    pub(super) fn fetch(
+        (templates, home): (&Templates, &Home),
+        import: &Import,
+        (reference, access, pull): (&str, &Access, &Pull),
+        on_progress: &mut Sink<'_>,
+    ) -> Result<Outcome, ImportError> {
+        let mut registry = Registry::new(reference, access, pull)?;
+        let (found, descriptors) = registry.image()?;
+        if let Some(template) = super::up_to_date(templates, import, &found)? {
+            return Ok(Outcome::UpToDate(Box::new(template)));
+        }
+        let sum = (descriptors.iter()).fold(0_u64, |sum, l| sum.saturating_add(l.size));
+        if sum > import.limits.bytes {
+            let most = import.limits.bytes >> 20;
+            let problem = format!("its layers have {} MiB, more than {most}", sum >> 20);
+            return Err(ImportError::image(problem));
+        }
+        import.disk.need(sum)?;
+        let layers = descriptors.into_iter().zip(&found.diff_ids);
+        let layers = layers.map(|(descriptor, diff_id)| {
+            let sha256 = super::document::sha256(&descriptor.digest)?.to_owned();
+            Ok(FetchedLayer {
+                descriptor,
+                diff_id: diff_id.clone(),
+                sha256,
+            })
+        });
+        let mut fetched = Self {
+            from: registry.name(),
+            registry,
+            layers: layers.collect::<Result<_, ImportError>>()?,
+            found,
+            blobs: BTreeMap::new(),
+        };
+        fetched.download(home, &[], on_progress)?;
+        Ok(Outcome::Fetched(Box::new(fetched)))
+    }
+
+    /// Gets proof of all layers that have none; of those in `anew` the bytes.
+    pub(super) fn download(
+        &mut self,
+        home: &Home,
+        anew: &[String],
+        on_progress: &mut Sink<'_>,
+    ) -> Result<(), ImportError> {
+        let sum: u64 = self.layers.iter().map(|l| l.descriptor.size).sum();
+        // What cannot be kept is not begun: a full disk harms others, too.
+        let blobs = home.blobs();
+        let disk = rustix::fs::statvfs(&blobs).map_err(std::io::Error::from);
+        let disk = disk.on("examine", &blobs)?;
+        if sum > disk.f_bavail.saturating_mul(disk.f_frsize) {
+            return Err(RegistryError::DiskFull { path: blobs }.into());
+        }
+        let mut steps = Steps::new(Phase::Download, sum, SHARE / 2, on_progress);
+        for layer in &self.layers {
+            let FetchedLayer {
+                descriptor,
+                diff_id,
+                sha256,
+            } = layer;
+            let again = anew.contains(sha256);
+            if again || !self.blobs.contains_key(sha256) {
+                let proved = !again && self.registry.proves(descriptor, diff_id, home)?;
+                let blob = match proved {
+                    true => Blob::Proved,
+                    false => {
+                        let mut on_bytes = |n| steps.at(n);
+                        Blob::Here(self.registry.download(descriptor, home, &mut on_bytes)?)
+                    }
+                };
+                self.blobs.insert(sha256.clone(), blob);
+            }
+            steps.done(descriptor.size);
+        }
+        Ok(())
+    }
+}
+
+impl Job<'_> {
+    /// Makes the template of a fetched image, or tells which blobs must be downloaded after all.
+    pub(super) fn registry(
+        &self,
+        fetched: &mut Fetched,
+        on_progress: &mut Sink<'_>,
+    ) -> Result<Result<Template, Vec<String>>, ImportError> {
+        // Another import may have been faster.
+        if let Some(template) = self.up_to_date(&fetched.found)? {
+            return Ok(Ok(template));
+        }
+        let sum: u64 = fetched.layers.iter().map(|l| l.descriptor.size).sum();
+        let mut steps = Steps::after(Phase::Layers, sum, SHARE / 2, SHARE, on_progress);
+        let (mut layers, mut missing) = (Vec::new(), Vec::new());
+        let repository: Option<Repository> = fetched.registry.repository();
+        for layer in &fetched.layers {
+            let FetchedLayer {
+                descriptor,
+                diff_id,
+                sha256,
+            } = layer;
+            let stored = self.layers.get(diff_id);
+            let stored = stored.filter(|_| self.layers.knows(diff_id, sha256));
+            match (stored, fetched.blobs.get(sha256)) {
+                (Some(stored), Some(proof)) => {
+                    if matches!(proof, Blob::Here(_)) {
+                        self.layers.record(diff_id, sha256, repository.as_ref())?;
+                    }
+                    layers.push(stored);
+                }
+                (None, Some(Blob::Here(download))) => {
+                    let mut file = &download.file;
+                    let rewound = file.seek(SeekFrom::Start(0));
+                    rewound.on("read", Path::new(&download.path))?;
+                    let unpacked = self.unpack(file, diff_id, &mut |n| steps.at(n))?;
+                    self.layers.record(diff_id, sha256, repository.as_ref())?;
+                    layers.push(unpacked);
+                }
+                // It was removed since it was proved: its last template was.
+                (None, _) | (_, None) => missing.push(sha256.clone()),
+            }
+            steps.done(descriptor.size);
+        }
+        if !missing.is_empty() {
+            return Ok(Err(missing));
+        }
+        for blob in std::mem::take(&mut fetched.blobs).into_values() {
+            if let Blob::Here(download) = blob {
+                download.remove()?;
+            }
+        }
+        let (from, found) = (fetched.from.clone(), fetched.found.clone());
+        self.finish(from, found, layers, on_progress).map(Ok)
+    }
+}

@@ -1,0 +1,107 @@
+//! Lists of a stranger's documents, bounded while they are read: a document of a few MiB can hold more
+//! than a million entries, which take many times its size in memory.
+
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// Most entries of one list.
+const MAX_ENTRIES: usize = 4096;
+
+struct Few<T>(Vec<T>);
+struct FewNamed<T>(BTreeMap<String, T>);
+
+fn too_many<E: Error>() -> E {
+    E::custom(format_args!("a list of more than {MAX_ENTRIES} entries"))
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
+            type Value = Vec<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = list.next_element()? {
+                    if entries.len() == MAX_ENTRIES {
+                        return Err(too_many());
+                    }
+                    entries.push(entry);
+                }
+                Ok(entries)
+            }
+        }
+        deserializer.deserialize_seq(List(PhantomData)).map(Self)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for FewNamed<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Map<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Map<T> {
+            type Value = BTreeMap<String, T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = BTreeMap::new();
+                while let Some((name, value)) = map.next_entry()? {
+                    if entries.len() == MAX_ENTRIES {
+                        return Err(too_many());
+                    }
+                    entries.insert(name, value);
+                }
+                Ok(entries)
+            }
+        }
+        deserializer.deserialize_map(Map(PhantomData)).map(Self)
+    }
+}
+
+/// Reads a list.
+pub(super) fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Few::deserialize(deserializer).map(|few| few.0)
+}
+
+/// Reads a list or `null`.
+pub(super) fn list_or_null<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    let few: Option<Few<T>> = Option::deserialize(deserializer)?;
+    Ok(few.map(|few| few.0))
+}
+
+/// Reads a map.
+pub(super) fn map<'de, D, T>(deserializer: D) -> Result<BTreeMap<String, T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    FewNamed::deserialize(deserializer).map(|few| few.0)
+}
+
+/// Reads a map or `null`.
+pub(super) fn map_or_null<'de, D, T>(
+    deserializer: D,
+) -> Result<Option<BTreeMap<String, T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    let few: Option<FewNamed<T>> = Option::deserialize(deserializer)?;
+    Ok(few.map(|few| few.0))
+}

@@ -1,0 +1,238 @@
+//! Confinement of the processes that read strangers' files on the host: `mkfs.erofs` and the unpacker of layers.
+//!
+//! Started by root, each is a user of its own with few capabilities, in namespaces (mount, network, IPC, UTS) where there is
+//! nothing but what it works on. All of [`enter`](View::enter) and [`leave`](privileges::leave) happens between fork and
+//! exec: system calls only, no allocation.
+
+pub(crate) mod filter;
+pub(crate) mod privileges;
+mod watch;
+
+pub(crate) use watch::Watch;
+
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+/// Directories with programs and their libraries, as distributions have them.
+const PROGRAMS: [&str; 9] = [
+    "usr", "lib", "lib64", "lib32", "libx32", "bin", "sbin", "nix", "gnu",
+];
+
+/// Whether processes are confined: those of root are, unless `JIFFY_JAIL` is `off`.
+pub(crate) fn is_on() -> bool {
+    nix::unistd::Uid::effective().is_root()
+        && std::env::var_os("JIFFY_JAIL").is_none_or(|w| w != "off")
+}
+
+/// One step of making the tree.
+#[derive(Debug)]
+enum Step {
+    /// A file system, or another place's tree where it is none.
+    Mount {
+        from: CString,
+        at: CString,
+        kind: Option<&'static CStr>,
+        flags: libc::c_ulong,
+        options: Option<&'static CStr>,
+    },
+    Directory(CString),
+    File(CString),
+    Link {
+        to: CString,
+        at: CString,
+    },
+}
+
+/// The tree of files that a process sees.
+#[derive(Debug)]
+pub(crate) struct View {
+    steps: Vec<Step>,
+    root: PathBuf,
+}
+
+const SEALED: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV;
+
+fn path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+impl View {
+    /// An empty tree, on the directory `over`, which is not changed: what is mounted there is seen by the process alone.
+    pub(crate) fn new(over: &Path) -> io::Result<Self> {
+        let mount = Step::Mount {
+            from: c"tmpfs".to_owned(),
+            at: path(over)?,
+            kind: Some(c"tmpfs"),
+            flags: SEALED,
+            options: Some(c"mode=755,size=64k"),
+        };
+        Ok(Self {
+            steps: vec![mount],
+            root: over.to_owned(),
+        })
+    }
+
+    /// The directory `tree` and nothing else, to be written.
+    pub(crate) fn of(tree: &Path) -> io::Result<Self> {
+        let bound = |flags| {
+            Ok::<_, io::Error>(Step::Mount {
+                from: path(tree)?,
+                at: path(tree)?,
+                kind: None,
+                flags,
+                options: None,
+            })
+        };
+        let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_NOEXEC | SEALED;
+        Ok(Self {
+            steps: vec![bound(libc::MS_BIND)?, bound(flags)?],
+            root: tree.to_owned(),
+        })
+    }
+
+    /// With the programs of the host and their libraries, to be read and run.
+    pub(crate) fn programs(mut self) -> io::Result<Self> {
+        for name in PROGRAMS {
+            let of_host = Path::new("/").join(name);
+            match fs::symlink_metadata(&of_host) {
+                Ok(found) if found.is_symlink() => self.steps.push(Step::Link {
+                    to: path(&fs::read_link(&of_host)?)?,
+                    at: path(&self.root.join(name))?,
+                }),
+                Ok(found) if found.is_dir() => self = self.shown(&of_host, name, true, false)?,
+                _ => {}
+            }
+        }
+        Ok(self)
+    }
+
+    /// With the directory `tree` as `name`, to be read.
+    pub(crate) fn reading(self, tree: &Path, name: &str) -> io::Result<Self> {
+        self.shown(tree, name, true, true)
+    }
+
+    /// With the file `file` as `name`, to be written.
+    pub(crate) fn writing(self, file: &Path, name: &str) -> io::Result<Self> {
+        self.shown(file, name, false, true)
+    }
+
+    fn shown(mut self, of: &Path, name: &str, is_directory: bool, data: bool) -> io::Result<Self> {
+        let at = path(&self.root.join(name))?;
+        let mut flags = libc::MS_REMOUNT | libc::MS_BIND | SEALED;
+        if is_directory {
+            flags |= libc::MS_RDONLY;
+        }
+        if data {
+            flags |= libc::MS_NOEXEC;
+        }
+        let bound = |flags| {
+            Ok::<_, io::Error>(Step::Mount {
+                from: path(of)?,
+                at: at.clone(),
+                kind: None,
+                flags,
+                options: None,
+            })
+        };
+        self.steps.push(match is_directory {
+            true => Step::Directory(at.clone()),
+            false => Step::File(at.clone()),
+        });
+        self.steps.extend([bound(libc::MS_BIND)?, bound(flags)?]);
+        Ok(self)
+    }
+
+    /// Makes it the tree of the calling process, which has a mount namespace of its own that tells no other of mounts.
+    pub(crate) fn enter(&self) -> io::Result<()> {
+        for step in &self.steps {
+            step.take()?;
+        }
+        // SAFETY: strings that end in zero.
+        check(unsafe { libc::chdir(self.steps.first().map_or(c"/", Step::place).as_ptr()) })?;
+        pivot()
+    }
+}
+
+impl Step {
+    fn place(&self) -> &CStr {
+        match self {
+            Self::Mount { at, .. } | Self::Link { at, .. } => at,
+            Self::Directory(at) | Self::File(at) => at,
+        }
+    }
+
+    fn take(&self) -> io::Result<()> {
+        // SAFETY: all pointers are null or to strings that end in zero and live through the calls.
+        check(unsafe {
+            match self {
+                Self::Mount {
+                    from,
+                    at,
+                    kind,
+                    flags,
+                    options,
+                } => libc::mount(
+                    from.as_ptr(),
+                    at.as_ptr(),
+                    kind.map_or(ptr::null(), CStr::as_ptr),
+                    *flags,
+                    options.map_or(ptr::null(), CStr::as_ptr).cast(),
+                ),
+                Self::Directory(at) => libc::mkdir(at.as_ptr(), 0o755),
+                Self::File(at) => libc::mknod(at.as_ptr(), libc::S_IFREG | 0o600, 0),
+                Self::Link { to, at } => libc::symlink(to.as_ptr(), at.as_ptr()),
+            }
+        })
+    }
+}
+
+/// Gives the calling process namespaces in which there is nothing but the files of the host.
+pub(crate) fn detach() -> io::Result<()> {
+    const KINDS: libc::c_int =
+        libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+    // SAFETY: no pointers.
+    check(unsafe { libc::unshare(KINDS) })?;
+    private_mounts()
+}
+
+/// The calling process ends with the thread that started it.
+pub(crate) fn end_with_parent() -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) })
+}
+
+/// Makes mounts of the calling process its own alone.
+pub(crate) fn private_mounts() -> io::Result<()> {
+    let flags = libc::MS_REC | libc::MS_PRIVATE;
+    // SAFETY: null, and a string that ends in zero.
+    check(unsafe { libc::mount(ptr::null(), c"/".as_ptr(), ptr::null(), flags, ptr::null()) })
+}
+
+/// Makes the working directory, which something is mounted on, the root, and takes the former one off.
+pub(crate) fn pivot() -> io::Result<()> {
+    let here = c".".as_ptr();
+    // SAFETY: strings that end in zero.
+    unsafe {
+        check(
+            libc::syscall(libc::SYS_pivot_root, here, here)
+                .try_into()
+                .unwrap_or(-1),
+        )?;
+        check(libc::umount2(here, libc::MNT_DETACH))?;
+        check(libc::chdir(c"/".as_ptr()))
+    }
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    match result {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

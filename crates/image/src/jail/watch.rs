@@ -1,0 +1,44 @@
+//! Deadlines of processes.
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::io;
+use std::process::Child;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// Kills a process that takes too long, unless it is dropped before.
+pub(crate) struct Watch {
+    done: Option<mpsc::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Begins to watch `child`, which has not been waited for.
+    pub(crate) fn begin(child: &Child, most: Duration) -> io::Result<Self> {
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        // It means this very process, also once that has ended.
+        let process = pidfd_open(pid.ok_or(io::ErrorKind::NotFound)?, PidfdFlags::empty())?;
+        let (done, ended) = mpsc::channel();
+        let thread = thread::Builder::new().spawn(move || {
+            if ended.recv_timeout(most) == Err(mpsc::RecvTimeoutError::Timeout) {
+                // One that has ended needs none.
+                let _ = pidfd_send_signal(process, Signal::KILL);
+            }
+        })?;
+        Ok(Self {
+            done: Some(done),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.done.take());
+        if let Some(thread) = self.thread.take() {
+            // It ends by itself.
+            let _ = thread.join();
+        }
+    }
+}

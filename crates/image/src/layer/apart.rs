@@ -1,0 +1,301 @@
+//! Unpacking in a process of its own, because whoever packed is not trusted: it sees nothing but the directory that it fills.
+//!
+//! The process is the program itself, with [`ARGUMENT`] (see [`unpack_in_processes_of`]). It reads the archive from standard
+//! input, and writes an [`Outcome`] to standard output, as one line, with the directories behind it whose marks only this side
+//! has the right to set.
+
+use super::place::{Inside, Place};
+use super::unpack::{Marks, OVERLAY_OPAQUE, unpack_image_with, unpack_with};
+use super::{LayerError, Limits, Unpacked, shown};
+use crate::jail::{self, View, filter, privileges};
+use rustix::fs::{XattrFlags, fsetxattr};
+use serde::{Deserialize, Serialize};
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// First argument of the program when it is to unpack; the second is a [`Task`].
+pub const ARGUMENT: &str = "--unpack-layer";
+/// Of a process that gives no answer in time it is known that it hangs.
+const GRACE: Duration = Duration::from_secs(30);
+/// Longest first line of an answer.
+const MAX_OUTCOME_BYTES: u64 = 1 << 20;
+/// Memory of the process beside names that it remembers: windows of decompression.
+const MEMORY: u64 = 1 << 30;
+const CHUNK: usize = 1 << 18;
+/// Capabilities for giving files any owner, mode and capability.
+const TO_UNPACK: &[u32] = &[
+    privileges::CAP_CHOWN,
+    privileges::CAP_DAC_OVERRIDE,
+    privileges::CAP_FOWNER,
+    privileges::CAP_FSETID,
+    privileges::CAP_SETFCAP,
+];
+
+static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on layers are unpacked in processes of `program`, which calls [`unpacker`] when its first argument is [`ARGUMENT`].
+/// Programs that do not say so unpack in their own process.
+pub fn unpack_in_processes_of(program: impl Into<PathBuf>) {
+    // The first word counts.
+    let _ = PROGRAM.set(program.into());
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Task {
+    into: PathBuf,
+    limits: Limits,
+    is_image: bool,
+}
+
+/// What the process says at its end.
+#[derive(Debug, Serialize, Deserialize)]
+enum Outcome {
+    Done(Unpacked),
+    Truncated,
+    DiskFull { entry: String },
+    Failed(String),
+}
+
+/// As [`super::unpack`].
+pub(crate) fn unpack(
+    packed: impl Read,
+    into: &Path,
+    limits: Limits,
+    on_bytes: &mut dyn FnMut(u64),
+) -> Result<Unpacked, LayerError> {
+    match PROGRAM.get() {
+        None => super::unpack(packed, into, limits, on_bytes),
+        Some(program) => {
+            let mut process = Process::start(program, into, limits, None)?;
+            let fed = process.feed(packed, on_bytes);
+            process.finish(fed, into, limits)
+        }
+    }
+}
+
+/// As [`super::unpack_image`].
+pub(crate) fn unpack_image(image: &File, into: &Path, limits: Limits) -> Result<(), LayerError> {
+    match PROGRAM.get() {
+        None => super::unpack_image(image, into, limits),
+        Some(program) => {
+            let image = image.try_clone().map_err(LayerError::Read)?;
+            let process = Process::start(program, into, limits, Some(image))?;
+            process.finish(Ok(()), into, limits).map(drop)
+        }
+    }
+}
+
+/// A process that unpacks; it does not outlast this.
+struct Process {
+    child: Child,
+    _watch: jail::Watch,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // One that has ended needs none.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Process {
+    fn start(
+        program: &Path,
+        into: &Path,
+        limits: Limits,
+        image: Option<File>,
+    ) -> Result<Self, LayerError> {
+        let task = Task {
+            into: into.to_owned(),
+            limits,
+            is_image: image.is_some(),
+        };
+        let failed = |e: io::Error| LayerError::Process(e.to_string());
+        let task = serde_json::to_string(&task).map_err(|e| failed(e.into()))?;
+        let mut command = Command::new(program);
+        command
+            .args([ARGUMENT, &task])
+            .env_clear()
+            .current_dir("/")
+            .stdin(image.map_or_else(Stdio::piped, Stdio::from))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        if let Some(word) = std::env::var_os("JIFFY_JAIL") {
+            command.env("JIFFY_JAIL", word);
+        }
+        // SAFETY: one system call without pointers.
+        unsafe {
+            command.pre_exec(jail::end_with_parent);
+        }
+        let mut child = command.spawn().map_err(failed)?;
+        match jail::Watch::begin(&child, limits.time.saturating_add(GRACE)) {
+            Ok(watch) => Ok(Self {
+                child,
+                _watch: watch,
+            }),
+            Err(e) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(failed(e))
+            }
+        }
+    }
+
+    /// Hands the archive over, as far as the process takes it. An error is one of reading it.
+    fn feed(&mut self, mut packed: impl Read, on_bytes: &mut dyn FnMut(u64)) -> io::Result<()> {
+        let Some(mut input) = self.child.stdin.take() else {
+            return Ok(());
+        };
+        let (mut buffer, mut count) = (vec![0; CHUNK], 0);
+        loop {
+            let n = match packed.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
+            };
+            // One that has seen enough says why.
+            if input.write_all(&buffer[..n]).is_err() {
+                return Ok(());
+            }
+            count += n as u64;
+            on_bytes(count);
+        }
+    }
+
+    fn finish(
+        mut self,
+        fed: io::Result<()>,
+        into: &Path,
+        limits: Limits,
+    ) -> Result<Unpacked, LayerError> {
+        fed.map_err(LayerError::read)?;
+        let failed = |e: io::Error| LayerError::Process(e.to_string());
+        let output = self.child.stdout.take();
+        let output = output.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        let mut output = BufReader::new(output.take(MAX_OUTCOME_BYTES + limits.names));
+        let mut line = Vec::new();
+        (&mut output)
+            .take(MAX_OUTCOME_BYTES)
+            .read_until(b'\n', &mut line)
+            .map_err(failed)?;
+        let mut marks = Vec::new();
+        output.read_to_end(&mut marks).map_err(failed)?;
+        let status = self.child.wait().map_err(failed)?;
+        if let Some(signal) = status.signal() {
+            return Err(LayerError::Process(format!("it ended by signal {signal}")));
+        }
+        let told = serde_json::from_slice(&line);
+        match told.map_err(|_| LayerError::Process(format!("it ended ({status})")))? {
+            Outcome::Done(unpacked) => {
+                mark(into, &marks, &limits)?;
+                Ok(unpacked)
+            }
+            Outcome::Truncated => Err(LayerError::Truncated),
+            Outcome::DiskFull { entry } => Err(LayerError::DiskFull {
+                entry: shown(entry.as_bytes()),
+            }),
+            Outcome::Failed(why) => Err(LayerError::Told(shown(why.as_bytes()))),
+        }
+    }
+}
+
+/// Sets overlayfs's mark on directories of `into`, whose names the process told. They are a stranger's words.
+fn mark(into: &Path, names: &[u8], limits: &Limits) -> Result<(), LayerError> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    let failed =
+        |path: &[u8], errno| LayerError::write("mark as deleted what is below", path, errno);
+    let place = Place::open(into).map_err(|e| failed(into.as_os_str().as_encoded_bytes(), e))?;
+    for name in names.split(|b| *b == 0).filter(|name| !name.is_empty()) {
+        let inside = Inside::of(name, limits).map_err(|p| LayerError::entry(name, p))?;
+        place
+            .open_directory(inside.bytes())
+            .and_then(|fd| fsetxattr(fd, OVERLAY_OPAQUE, b"y", XattrFlags::empty()))
+            .map_err(|errno| failed(name, errno))?;
+    }
+    place.sync().map_err(|e| failed(b"/", e))
+}
+
+/// The program that unpacks: confines itself, and does its task.
+pub fn unpacker() -> ExitCode {
+    let mut marks = Vec::new();
+    let outcome = match work(&mut marks) {
+        Ok(unpacked) => Outcome::Done(unpacked),
+        Err(LayerError::Truncated) => Outcome::Truncated,
+        Err(LayerError::DiskFull { entry }) => Outcome::DiskFull { entry },
+        Err(error) => Outcome::Failed(chain(&error)),
+    };
+    // Whoever still writes learns that nothing more is read.
+    // SAFETY: nothing reads standard input any more.
+    unsafe { libc::close(libc::STDIN_FILENO) };
+    let mut line = serde_json::to_vec(&outcome).unwrap_or_default();
+    line.push(b'\n');
+    line.extend(marks.join(&0));
+    match io::stdout()
+        .write_all(&line)
+        .and_then(|()| io::stdout().flush())
+    {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn chain(error: &LayerError) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+fn work(marks: &mut Vec<Vec<u8>>) -> Result<Unpacked, LayerError> {
+    let task = std::env::args().nth(2).unwrap_or_default();
+    let failed = |e: io::Error| LayerError::Process(format!("confining it: {e}"));
+    let task: Task = serde_json::from_str(&task).map_err(|e| failed(e.into()))?;
+    // SAFETY: nothing in this process owns a descriptor above standard error yet.
+    if unsafe { libc::close_range(3, libc::c_uint::MAX, 0) } < 0 {
+        return Err(failed(io::Error::last_os_error()));
+    }
+    let place = confine(&task.into, &task.limits).map_err(failed)?;
+    let marks = Marks::Told(marks);
+    if !task.is_image {
+        return unpack_with(io::stdin().lock(), &place, task.limits, &mut |_| (), marks);
+    }
+    let image = io::stdin().as_fd().try_clone_to_owned();
+    let image = File::from(image.map_err(LayerError::Read)?);
+    unpack_image_with(&image, &place, task.limits, marks)?;
+    Ok(Unpacked::default())
+}
+
+/// Leaves everything but the directory `into`; returns where that is then.
+fn confine(into: &Path, limits: &Limits) -> io::Result<PathBuf> {
+    let filter = filter::unpacker()?;
+    let memory = limits.names.saturating_add(MEMORY);
+    privileges::limit(libc::RLIMIT_DATA, memory)?;
+    privileges::limit(libc::RLIMIT_FSIZE, limits.bytes)?;
+    let mut place = into.to_owned();
+    if jail::is_on() {
+        let view = View::of(into)?;
+        jail::detach()?;
+        view.enter()?;
+        privileges::leave(TO_UNPACK)?;
+        place = PathBuf::from("/");
+    }
+    filter::apply(&filter)?;
+    Ok(place)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+use super::*;
+use crate::skipped;
+use nix::errno::Errno;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork};
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, symlink};
+
+type Attempt = fn() -> bool;
+
+fn opens(path: &std::ffi::CStr, flags: libc::c_int) -> bool {
+    // SAFETY: a path, and flags that need no mode but this one.
+    unsafe { libc::open(path.as_ptr(), flags, 0o600) >= 0 }
+}
+
+fn call(number: libc::c_long, arguments: [libc::c_long; 4]) -> bool {
+    let [a, b, c, d] = arguments;
+    // SAFETY: each attempt passes what the call expects.
+    unsafe { libc::syscall(number, a, b, c, d) >= 0 }
+}
+
+/// What the unpacker may do.
+const WORK: &[(&str, Attempt)] = &[
+    ("make a file", || {
+        opens(c"/file", libc::O_CREAT | libc::O_WRONLY)
+    }),
+    ("give it away", || {
+        // SAFETY: a path.
+        unsafe { libc::fchownat(libc::AT_FDCWD, c"/file".as_ptr(), 1234, 1234, 0) == 0 }
+    }),
+    ("mark as deleted", || {
+        // SAFETY: a path.
+        unsafe { libc::mknodat(libc::AT_FDCWD, c"/deleted".as_ptr(), libc::S_IFCHR, 0) == 0 }
+    }),
+];
+
+/// What it may not, be it by its rights or by its filter.
+const ATTACKS: &[(&str, Attempt)] = &[
+    ("read a file of the host", || {
+        opens(c"/etc/passwd", libc::O_RDONLY)
+    }),
+    ("leave by ..", || {
+        opens(c"../../../../../../etc/passwd", libc::O_RDONLY)
+    }),
+    ("find the data directory", || opens(c"/var", libc::O_PATH)),
+    ("make a device", || {
+        // SAFETY: a path.
+        unsafe { libc::mknodat(libc::AT_FDCWD, c"/null".as_ptr(), libc::S_IFCHR, 0x103) == 0 }
+    }),
+    ("run a program", || {
+        // SAFETY: a path, and no arguments.
+        unsafe { libc::execve(c"/file".as_ptr(), std::ptr::null(), std::ptr::null()) == 0 }
+    }),
+    ("reach a network", || {
+        let (family, kind) = (libc::AF_INET.into(), libc::SOCK_STREAM.into());
+        call(libc::SYS_socket, [family, kind, 0, 0])
+    }),
+    ("be root", || call(libc::SYS_setresuid, [0, 0, 0, 0])),
+    ("mount", || call(libc::SYS_mount, [0; 4])),
+    ("make a namespace", || {
+        call(libc::SYS_unshare, [libc::CLONE_NEWUSER.into(), 0, 0, 0])
+    }),
+    ("signal", || call(libc::SYS_kill, [1, 0, 0, 0])),
+    ("trace", || call(libc::SYS_ptrace, [16, 1, 0, 0])),
+    ("open by handle", || {
+        call(
+            libc::SYS_open_by_handle_at,
+            [libc::AT_FDCWD.into(), 0, 0, 0],
+        )
+    }),
+    ("load BPF", || call(libc::SYS_bpf, [0; 4])),
+];
+
+/// Whether `attempt` succeeds in a process that is confined to `place`.
+fn succeeds(place: &Path, attempt: Attempt) -> bool {
+    // SAFETY: the child confines itself, tries one thing, and leaves by exit.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let confined = confine(place, &Limits::default());
+            let code = match confined {
+                Ok(_) if attempt() => 7,
+                Ok(_) => 8,
+                Err(_) => 9,
+            };
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(code) }
+        }
+        ForkResult::Parent { child } => match waitpid(child, None).unwrap() {
+            WaitStatus::Exited(_, 7) => true,
+            WaitStatus::Exited(_, 8) | WaitStatus::Signaled(..) => false,
+            other => panic!("{other:?}"),
+        },
+    }
+}
+
+#[test]
+fn the_process_that_unpacks_fills_its_directory_and_does_nothing_else() {
+    if !jail::is_on() {
+        return skipped(
+            "layer::apart::tests::the_process_that_unpacks_*",
+            "needs root",
+        );
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("in");
+    fs::create_dir(&place).unwrap();
+    for (name, attempt) in WORK {
+        assert!(succeeds(&place, *attempt), "it cannot {name}");
+    }
+    let file = fs::metadata(place.join("file")).unwrap();
+    assert_eq!((file.uid(), file.gid()), (1234, 1234));
+    for (name, attempt) in ATTACKS {
+        assert!(!succeeds(&place, *attempt), "it can {name}");
+    }
+    let mut made: Vec<_> = fs::read_dir(&place).unwrap().flatten().collect();
+    made.sort_by_key(fs::DirEntry::file_name);
+    let names: Vec<_> = made.iter().map(fs::DirEntry::file_name).collect();
+    assert_eq!(names, ["deleted", "file"]);
+}
+
+#[test]
+fn marks_that_a_process_tells_stay_in_its_directory() {
+    if !jail::is_on() {
+        return skipped(
+            "layer::apart::tests::marks_that_a_process_tells_*",
+            "needs root",
+        );
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (inside, outside) = (dir.path().join("in"), dir.path().join("outside"));
+    fs::create_dir_all(inside.join("a/b")).unwrap();
+    fs::create_dir(&outside).unwrap();
+    symlink("../outside", inside.join("link")).unwrap();
+    let limits = Limits::default();
+    for hostile in ["../outside", "a/../../outside", "link", "link/x", "missing"] {
+        assert!(
+            mark(&inside, hostile.as_bytes(), &limits).is_err(),
+            "{hostile}"
+        );
+    }
+    mark(&inside, b"a\0a/b", &limits).unwrap();
+    let marked = |path: &Path| {
+        let mut value = [0; 8];
+        let file = File::open(path).unwrap();
+        // SAFETY: a name that ends in zero, and room of the length given.
+        let length = unsafe {
+            let name = c"trusted.overlay.opaque".as_ptr();
+            libc::fgetxattr(
+                file.as_raw_fd(),
+                name,
+                value.as_mut_ptr().cast(),
+                value.len(),
+            )
+        };
+        Errno::result(length).map(|_| value[0])
+    };
+    assert_eq!(marked(&inside.join("a")), Ok(b'y'));
+    assert_eq!(marked(&inside.join("a/b")), Ok(b'y'));
+    assert_eq!(marked(&outside), Err(Errno::ENODATA));
+}

@@ -1,0 +1,150 @@
+//! Proofs that a registry has a layer.
+//!
+//! The store shares unpacked layers by content between all imports. A manifest alone must not give a
+//! layer out: anybody can write a manifest that names somebody's private layer by its diff id. So an
+//! import is given a layer of the store only if its registry has proved in this import that it has the
+//! layer's bytes:
+//!
+//! - it served the blob, whose digest the parent computed itself. If that digest is recorded as one that
+//!   unpacks to the layer, it need not be unpacked again; otherwise it is, and its diff id is compared;
+//! - or it answered `HEAD` for the blob with the right size, and the record says that *this* registry and
+//!   repository once served these very bytes to this host, over TLS. A `HEAD` of a registry that never
+//!   served the bytes proves nothing, since whoever runs a registry can answer 200 to everything. With the
+//!   record, the answer only says that the caller may still read what the registry is known to have: it is
+//!   made with the credentials of this import, and the name of the registry is vouched for by TLS.
+//!
+//! Records are written under the lock of the layers, beside the layer, and go with it.
+
+use super::store::Layers;
+use crate::file::{self, FileError, OnPath};
+use crate::home::Home;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io;
+use std::path::Path;
+
+const PROOFS: &str = "blobs.json";
+/// Most blobs and repositories that are remembered of one layer; more are downloaded again.
+const MAX_PROOFS: usize = 64;
+
+/// Repository that served a blob over TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Repository {
+    pub registry: String,
+    pub repository: String,
+}
+
+/// Blob that unpacks to a layer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Blob {
+    sha256: String,
+    served_by: Vec<Repository>,
+}
+
+/// Blobs that unpack to one layer.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Proofs(Vec<Blob>);
+
+impl Proofs {
+    /// Reads those of a layer, which may come or go meanwhile.
+    pub(crate) fn peek(home: &Home, diff_id: &str) -> Self {
+        Self::read(&Layers::place_in(&home.layers(), diff_id))
+    }
+
+    fn read(place: &Path) -> Self {
+        let text = fs::read(place.join(PROOFS)).ok();
+        let proofs = text.and_then(|text| serde_json::from_slice(&text).ok());
+        proofs.unwrap_or_default()
+    }
+
+    /// Tells if the blob unpacks to the layer.
+    pub(crate) fn knows(&self, sha256: &str) -> bool {
+        self.0.iter().any(|blob| blob.sha256 == sha256)
+    }
+
+    /// Tells if the blob unpacks to the layer and this repository has served it.
+    pub(crate) fn served(&self, sha256: &str, by: &Repository) -> bool {
+        let mut blobs = self.0.iter().filter(|blob| blob.sha256 == sha256);
+        blobs.any(|blob| blob.served_by.contains(by))
+    }
+
+    fn add(&mut self, sha256: &str, by: Option<&Repository>) -> bool {
+        let count: usize = self.0.iter().map(|b| 1 + b.served_by.len()).sum();
+        if count + 2 > MAX_PROOFS {
+            return false;
+        }
+        let at = self.0.iter().position(|blob| blob.sha256 == sha256);
+        let known = at.is_some();
+        let at = at.unwrap_or_else(|| {
+            self.0.push(Blob {
+                sha256: sha256.to_owned(),
+                served_by: Vec::new(),
+            });
+            self.0.len() - 1
+        });
+        let Some(blob) = self.0.get_mut(at) else {
+            return false;
+        };
+        match by {
+            Some(by) if !blob.served_by.contains(by) => {
+                blob.served_by.push(by.clone());
+                true
+            }
+            _ => !known,
+        }
+    }
+}
+
+impl Layers {
+    /// Tells if the blob is recorded to unpack to the layer.
+    pub(crate) fn knows(&self, diff_id: &str, sha256: &str) -> bool {
+        Proofs::read(&self.place(diff_id)).knows(sha256)
+    }
+
+    /// Records that the blob unpacks to the layer, and perhaps which repository served it over TLS.
+    pub(crate) fn record(
+        &self,
+        diff_id: &str,
+        sha256: &str,
+        by: Option<&Repository>,
+    ) -> Result<(), FileError> {
+        let place = self.place(diff_id);
+        let mut proofs = Proofs::read(&place);
+        if !proofs.add(sha256, by) {
+            return Ok(());
+        }
+        let text = serde_json::to_vec(&proofs).map_err(io::Error::other);
+        let text = text.on("write", &place)?;
+        file::write(&place, PROOFS, &text).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blob_counts_as_served_by_the_very_repository_that_served_it() {
+        let by = |registry: &str, repository: &str| Repository {
+            registry: registry.to_owned(),
+            repository: repository.to_owned(),
+        };
+        let mut proofs = Proofs::default();
+        assert!(proofs.add("b", Some(&by("r.example", "alice/app"))));
+        assert!(!proofs.add("b", Some(&by("r.example", "alice/app"))));
+        assert!(proofs.add("c", None) && proofs.knows("c"));
+        assert!(proofs.served("b", &by("r.example", "alice/app")));
+        for (sha256, registry, repository) in [
+            ("b", "r.example", "mallory/app"),
+            ("b", "mallory.example", "alice/app"),
+            ("c", "r.example", "alice/app"),
+            ("d", "r.example", "alice/app"),
+        ] {
+            assert!(!proofs.served(sha256, &by(registry, repository)));
+        }
+        for n in 0..1000 {
+            proofs.add(&n.to_string(), Some(&by("r.example", "x")));
+        }
+        assert!(serde_json::to_vec(&proofs).unwrap().len() < 16 << 10);
+    }
+}

@@ -1,0 +1,303 @@
+//! Owners of templates, and callers for whom they exist.
+
+use crate::builder::{self, BuildError};
+use crate::images::Images;
+use crate::manifest::{Manifest, Visibility};
+use crate::reference::{Reference, is_imported_image, is_unfinished_build};
+use crate::template::{TemplateError, Templates};
+use crate::version;
+use std::fs;
+
+/// A template that [`Templates::move_to_owners`] gave to its owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Its name before.
+    pub from: Reference,
+    /// Its name now.
+    pub to: Reference,
+}
+
+impl Templates {
+    /// Visibility that is `wanted`, else that of the template in the place; private if there is
+    /// none.
+    pub(crate) fn visibility(
+        &self,
+        reference: &Reference,
+        wanted: Option<Visibility>,
+    ) -> Visibility {
+        let inherited = || self.inherited(reference);
+        wanted.or_else(inherited).unwrap_or_default()
+    }
+
+    /// Visibility of what has the name now, else of what has it with another tag. An internal
+    /// template hands on nothing.
+    pub(crate) fn inherited(&self, reference: &Reference) -> Option<Visibility> {
+        let of = |r: &Reference| self.load(r).ok().map(|m| m.visibility);
+        let found = of(reference).or_else(|| {
+            let all = self.references().unwrap_or_default();
+            let same = |r: &&Reference| r.without_tag() == reference.without_tag();
+            all.iter().filter(same).find_map(of)
+        });
+        found.filter(|v| *v != Visibility::Internal)
+    }
+
+    /// All tags of the template `name` (`[owner/]name`; a tag of it counts for nothing).
+    pub fn tags(&self, name: &str) -> Result<Vec<Reference>, TemplateError> {
+        let wanted = Reference::parse(name)?.without_tag();
+        let mut found = self.references()?;
+        found.retain(|r| r.without_tag() == wanted);
+        Ok(found)
+    }
+
+    /// Lets every key use the template `name` (`[owner/]name`) with all its tags, or its owner
+    /// alone.
+    pub fn set_visibility(&self, name: &str, visibility: Visibility) -> Result<(), BuildError> {
+        let reference = Reference::parse(name)?;
+        if reference.is_stock() {
+            return Err(TemplateError::Stock {
+                name: reference.without_tag(),
+            }
+            .into());
+        }
+        let tags = self.tags(name)?;
+        if tags.is_empty() {
+            return Err(self.unknown(&reference).into());
+        }
+        for tag in tags {
+            self.change(&tag, |manifest| manifest.visibility = visibility)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a manifest anew.
+    fn change(
+        &self,
+        reference: &Reference,
+        change: impl FnOnce(&mut Manifest),
+    ) -> Result<(), BuildError> {
+        let lock = self.lock(reference, &mut |()| ())?;
+        let _shared = Images::new(&self.home).share()?;
+        let before = self.load(reference)?;
+        let mut manifest = before.clone();
+        change(&mut manifest);
+        if manifest != before {
+            let work = builder::Work::begin(self.unfinished(reference))?;
+            builder::publish(self, &manifest, &work, &lock)?;
+        }
+        Ok(())
+    }
+
+    /// Gives each template without an owner to the one that `owner_of` names, and makes what builds
+    /// left for themselves internal. Templates of other data directories stay as they are. Done
+    /// again after a crash, it ends the same: a template is published under its new name before it
+    /// goes from its old one.
+    pub fn move_to_owners(
+        &self,
+        owner_of: &dyn Fn(&str) -> Option<(String, Visibility)>,
+    ) -> Result<Vec<Moved>, BuildError> {
+        let mut moved = Vec::new();
+        if self.is_borrowed() {
+            return Ok(moved);
+        }
+        for from in self.references()? {
+            let place = self.directory(&from);
+            let borrowed = fs::symlink_metadata(&place).is_ok_and(|m| m.is_symlink());
+            if from.owner().is_some() || borrowed || from.is_stock() {
+                continue;
+            }
+            // One that cannot be read is not used either.
+            let Ok(manifest) = self.load(&from) else {
+                continue;
+            };
+            match owner_of(from.name()) {
+                Some((owner, visibility)) => {
+                    let to = Reference::in_namespace(Some(&owner), &bare(&from))?;
+                    self.move_one(manifest, &from, &to, visibility)?;
+                    moved.push(Moved { from, to });
+                }
+                None if is_unfinished_build(from.name()) || is_imported_image(from.name()) => {
+                    self.change(&from, |m| m.visibility = Visibility::Internal)?;
+                }
+                None => {}
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Removes templates that builds did not finish; returns their names. No build may be under
+    /// way.
+    pub fn remove_unfinished_builds(&self) -> Result<Vec<String>, TemplateError> {
+        self.remove_internal(&|r, _| is_unfinished_build(r.name()))
+    }
+
+    /// Removes templates that images of registries became for builds before `before`, in seconds
+    /// since 1970; returns their names. What was built on them stays. No build may be under way.
+    pub fn remove_imported_images(&self, before: u64) -> Result<Vec<String>, TemplateError> {
+        self.remove_internal(&|r, m| is_imported_image(r.name()) && m.created <= before)
+    }
+
+    /// Tells if all templates are those of another data directory.
+    fn is_borrowed(&self) -> bool {
+        fs::symlink_metadata(self.home.templates()).is_ok_and(|m| m.is_symlink())
+    }
+
+    fn remove_internal(
+        &self,
+        wanted: &dyn Fn(&Reference, &Manifest) -> bool,
+    ) -> Result<Vec<String>, TemplateError> {
+        let mut removed = Vec::new();
+        if self.is_borrowed() {
+            return Ok(removed);
+        }
+        for reference in self.references()? {
+            let internal = self
+                .load(&reference)
+                .is_ok_and(|m| m.visibility == Visibility::Internal && wanted(&reference, &m));
+            if internal {
+                self.remove(&reference.to_string())?;
+                removed.push(reference.to_string());
+            }
+        }
+        Ok(removed)
+    }
+
+    fn move_one(
+        &self,
+        mut manifest: Manifest,
+        from: &Reference,
+        to: &Reference,
+        visibility: Visibility,
+    ) -> Result<(), BuildError> {
+        let lock = self.lock(to, &mut |()| ())?;
+        {
+            let _shared = Images::new(&self.home).share()?;
+            // Snapshots that were taken of it find it by its version.
+            version::keep(&self.home, &manifest)?;
+            manifest.rename(to);
+            manifest.visibility = visibility;
+            let work = builder::Work::begin(self.unfinished(to))?;
+            builder::publish(self, &manifest, &work, &lock)?;
+        }
+        Ok(self.remove(&from.to_string())?)
+    }
+}
+
+/// `name[:tag]`.
+fn bare(reference: &Reference) -> String {
+    match reference.is_default() {
+        true => reference.name().to_owned(),
+        false => format!("{}:{}", reference.name(), reference.tag()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builder::tests::{Fake, home};
+    use std::os::unix::fs::symlink;
+
+    const KEY: &str = "abcdefghijkmnpqrstuv";
+
+    #[test]
+    fn templates_of_a_key_move_to_it_once_and_what_was_made_of_them_finds_them() {
+        let (_dir, home) = home();
+        let templates = Templates::new(&home);
+        let theirs = Fake::new("theirs").build(&home).unwrap();
+        let version = format!("theirs@{}", theirs.manifest.version());
+        drop(theirs);
+        templates
+            .tag("theirs", "theirs:v1", Visibility::Private)
+            .unwrap();
+        Fake::new("mine").build(&home).unwrap();
+        let (build, image) = (
+            "build-01234567-89ab-4cde-8f01-23456789abcd",
+            "image-python-3.12-01234567",
+        );
+        Fake::new(build).build(&home).unwrap();
+        Fake::new(image).build(&home).unwrap();
+        let owner_of =
+            |name: &str| (name == "theirs").then(|| (KEY.to_owned(), Visibility::Public));
+        let moved = templates.move_to_owners(&owner_of).unwrap();
+        let names: Vec<String> = moved.iter().map(|m| m.to.to_string()).collect();
+        assert_eq!(names, [format!("{KEY}/theirs"), format!("{KEY}/theirs:v1")]);
+        assert_eq!(templates.move_to_owners(&owner_of).unwrap(), []);
+
+        let seen = |name: &str| templates.manifest(name).unwrap().visibility;
+        assert_eq!(seen(&names[1]), Visibility::Public);
+        assert_eq!(seen("mine"), Visibility::Private);
+        assert_eq!(seen(build), Visibility::Internal);
+        assert_eq!(seen(image), Visibility::Internal);
+        assert!(matches!(
+            templates.manifest("theirs"),
+            Err(TemplateError::Unknown { .. })
+        ));
+        assert_eq!(templates.remove_unfinished_builds().unwrap(), [build]);
+        assert_eq!(templates.remove_imported_images(0).unwrap(), [""; 0]);
+        assert_eq!(templates.remove_imported_images(u64::MAX).unwrap(), [image]);
+        let found = templates.get(&names[0]).unwrap().manifest;
+        assert_eq!(found.owner.as_deref(), Some(KEY));
+        let old = templates.version(&version).unwrap().manifest;
+        assert_eq!(old.version(), found.version());
+        let new = format!("{}@{}", names[0], found.version());
+        assert_eq!(templates.version(&new).unwrap().manifest.images, old.images);
+        // The host's owner may take the name.
+        Fake::new("theirs").build(&home).unwrap();
+        assert_eq!(seen("theirs"), Visibility::Private);
+        assert_eq!(seen(&names[0]), Visibility::Public);
+    }
+
+    #[test]
+    fn a_move_that_was_interrupted_is_carried_on() {
+        let (_dir, home) = home();
+        let templates = Templates::new(&home);
+        Fake::new("theirs").build(&home).unwrap();
+        let owned = format!("{KEY}/theirs");
+        // As a crash between the two leaves it.
+        templates
+            .tag("theirs", &owned, Visibility::Private)
+            .unwrap();
+        let owner_of = |_: &str| Some((KEY.to_owned(), Visibility::Private));
+        assert_eq!(templates.move_to_owners(&owner_of).unwrap().len(), 1);
+        assert_eq!(templates.tags("theirs").unwrap(), []);
+        templates.get(&owned).unwrap();
+    }
+
+    #[test]
+    fn what_is_borrowed_from_another_data_directory_is_not_moved() {
+        let ((_a, lender), (_b, home)) = (home(), home());
+        Fake::new("theirs").build(&lender).unwrap();
+        let borrowed = home.templates().join("theirs");
+        symlink(lender.templates().join("theirs"), &borrowed).unwrap();
+        let templates = Templates::new(&home);
+        let owner_of = |_: &str| Some((KEY.to_owned(), Visibility::Private));
+        assert_eq!(templates.move_to_owners(&owner_of).unwrap(), []);
+        assert!(borrowed.exists());
+        // All of them.
+        fs::remove_dir_all(home.templates()).unwrap();
+        symlink(lender.templates(), home.templates()).unwrap();
+        assert_eq!(templates.move_to_owners(&owner_of).unwrap(), []);
+        Templates::new(&lender).get("theirs").unwrap();
+    }
+
+    #[test]
+    fn visibility_is_of_all_tags_and_stays_when_the_template_is_made_anew() {
+        let (_dir, home) = home();
+        let templates = Templates::new(&home);
+        Fake::new("app").build(&home).unwrap();
+        templates.tag("app", "app:v1", Visibility::Private).unwrap();
+        templates.set_visibility("app", Visibility::Public).unwrap();
+        let seen = |name: &str| templates.manifest(name).unwrap().visibility;
+        assert_eq!(seen("app:v1"), Visibility::Public);
+        Fake::with_package("app", "curl").build(&home).unwrap();
+        assert_eq!(seen("app"), Visibility::Public);
+        templates.tag("app", "app:v2", Visibility::Private).unwrap();
+        assert_eq!(seen("app:v2"), Visibility::Public);
+        templates.tag("app", "other", Visibility::Private).unwrap();
+        assert_eq!(seen("other"), Visibility::Private);
+        for (name, text) in [("nope", "no template"), ("base", "stock template")] {
+            let refused = templates.set_visibility(name, Visibility::Private);
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains(text), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Cancellation of an import from another thread.
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Cancels an import: kills its puller at once and wakes the thread that waits for it. Clones are the same.
+#[derive(Clone)]
+pub struct Cancel(Arc<Inner>);
+
+struct Inner {
+    /// Readable once cancelled.
+    event: EventFd,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    cancelled: bool,
+    /// Pullers that have not been waited for, so their process ids are still theirs.
+    pullers: Vec<Pid>,
+}
+
+/// Reason for the end of a wait without the event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Interrupted {
+    Cancelled,
+    Deadline,
+    Failed(Errno),
+}
+
+/// Cancels when it is dropped.
+#[derive(Debug)]
+pub struct CancelGuard(Cancel);
+
+impl Drop for CancelGuard {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+impl Cancel {
+    /// A new one. Fails where no descriptor is left.
+    pub fn new() -> io::Result<Self> {
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let state = Mutex::default();
+        Ok(Self(Arc::new(Inner { event, state })))
+    }
+
+    /// Returns a guard that cancels when it is dropped.
+    pub fn guard(&self) -> CancelGuard {
+        CancelGuard(self.clone())
+    }
+
+    /// Kills the pullers and wakes whoever waits.
+    pub fn cancel(&self) {
+        let mut state = self.state();
+        state.cancelled = true;
+        for puller in &state.pullers {
+            // One that has ended is still a zombie: it leaves the list before it is waited for.
+            let _ = kill(*puller, Signal::SIGKILL);
+        }
+        drop(state);
+        // Full means that it is readable.
+        let _ = self.0.event.write(1);
+    }
+
+    /// Tells if it was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.state().cancelled
+    }
+
+    pub(crate) fn enter(&self, puller: Pid) {
+        let mut state = self.state();
+        state.pullers.push(puller);
+        if state.cancelled {
+            let _ = kill(puller, Signal::SIGKILL);
+        }
+    }
+
+    pub(crate) fn leave(&self, puller: Pid) {
+        self.state().pullers.retain(|p| *p != puller);
+    }
+
+    /// Waits for events of a descriptor.
+    pub(crate) fn wait(
+        &self,
+        fd: BorrowedFd<'_>,
+        events: PollFlags,
+        deadline: Instant,
+    ) -> Result<(), Interrupted> {
+        loop {
+            if self.is_cancelled() {
+                return Err(Interrupted::Cancelled);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Interrupted::Deadline);
+            }
+            // Rounded up, so that no wait ends just before the deadline.
+            let millis = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
+            let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
+            let event = self.0.event.as_fd();
+            let mut fds = [
+                PollFd::new(fd, events),
+                PollFd::new(event, PollFlags::POLLIN),
+            ];
+            match poll(&mut fds, timeout) {
+                Ok(_) if fds[0].any().unwrap_or(true) => return Ok(()),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(e) => return Err(Interrupted::Failed(e)),
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cancel({})", self.is_cancelled())
+    }
+}

@@ -1,0 +1,121 @@
+//! The parent's end of the socket to a puller.
+
+use crate::cancel::{Cancel, Interrupted};
+use crate::error::PullError;
+use crate::wire::{self, HEADER, KIND_DATA, KIND_JSON, Order, Report};
+use nix::errno::Errno;
+use nix::poll::PollFlags;
+use nix::sys::socket::{ControlMessage, MsgFlags, recv, sendmsg};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a puller to read an order.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The parent's end. Nothing that comes from it is trusted.
+#[derive(Debug)]
+pub(crate) struct Link(UnixStream);
+
+/// Message of a puller.
+pub(crate) enum Message {
+    Report(Report),
+    Data(Vec<u8>),
+}
+
+fn interrupted(late: &str) -> impl Fn(Interrupted) -> PullError {
+    move |why| match why {
+        Interrupted::Cancelled => PullError::Cancelled,
+        Interrupted::Deadline => PullError::Slow(late.to_owned()),
+        Interrupted::Failed(e) => PullError::Died(e.to_string()),
+    }
+}
+
+impl Link {
+    pub fn new(socket: UnixStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self(socket))
+    }
+
+    #[cfg(feature = "testing")]
+    pub fn shut(&self) {
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// Sends an order, perhaps with a descriptor.
+    pub fn send(
+        &self,
+        order: &Order,
+        descriptor: Option<BorrowedFd<'_>>,
+        cancel: &Cancel,
+    ) -> Result<(), PullError> {
+        let payload = serde_json::to_vec(order).map_err(|e| PullError::Start(e.into()))?;
+        let mut frame = wire::header(KIND_JSON, payload.len()).to_vec();
+        frame.extend(payload);
+        let deadline = Instant::now() + SEND_TIMEOUT;
+        let (mut rest, mut descriptor) = (&frame[..], descriptor);
+        while !rest.is_empty() {
+            let ready = cancel.wait(self.0.as_fd(), PollFlags::POLLOUT, deadline);
+            ready.map_err(interrupted("the puller does not listen"))?;
+            let raw = descriptor.map(|d| [d.as_raw_fd()]);
+            let rights = raw.as_ref().map(|fds| ControlMessage::ScmRights(fds));
+            let sent = sendmsg::<()>(
+                self.0.as_raw_fd(),
+                &[IoSlice::new(rest)],
+                rights.as_slice(),
+                MsgFlags::MSG_NOSIGNAL,
+                None,
+            );
+            match sent {
+                // The descriptor goes with the first byte.
+                Ok(n) => (rest, descriptor) = (rest.get(n..).unwrap_or_default(), None),
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                Err(e) => return Err(PullError::Died(e.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives the next message; `deadline` comes with the text that names it.
+    pub fn receive(
+        &self,
+        deadline: &(Instant, String),
+        cancel: &Cancel,
+    ) -> Result<Message, PullError> {
+        let mut head = [0; HEADER];
+        self.fill(&mut head, deadline, cancel)?;
+        let nonsense = || PullError::Died("it does not keep to the protocol".to_owned());
+        let (kind, length) = wire::parse_header(head).ok_or_else(nonsense)?;
+        let mut payload = vec![0; length];
+        self.fill(&mut payload, deadline, cancel)?;
+        match kind {
+            KIND_DATA => Ok(Message::Data(payload)),
+            KIND_JSON => {
+                let report = serde_json::from_slice(&payload).map_err(|_| nonsense())?;
+                Ok(Message::Report(report))
+            }
+            _ => Err(nonsense()),
+        }
+    }
+
+    fn fill(
+        &self,
+        mut buffer: &mut [u8],
+        deadline: &(Instant, String),
+        cancel: &Cancel,
+    ) -> Result<(), PullError> {
+        while !buffer.is_empty() {
+            let ready = cancel.wait(self.0.as_fd(), PollFlags::POLLIN, deadline.0);
+            ready.map_err(interrupted(&deadline.1))?;
+            // Descriptors that a puller sends are dropped by the kernel: there is no room for them.
+            match recv(self.0.as_raw_fd(), buffer, MsgFlags::empty()) {
+                Ok(0) => return Err(PullError::Died(String::new())),
+                Ok(n) => buffer = buffer.get_mut(n..).unwrap_or_default(),
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                Err(e) => return Err(PullError::Died(e.to_string())),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! Deadlines of one answer.
+
+use std::time::{Duration, Instant};
+
+/// Longest wait for the next bytes of an answer.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time for a document.
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time before the rate of a layer counts.
+const RATE_GRACE: Duration = Duration::from_secs(60);
+/// Least average rate of a layer after that, bytes per second.
+const MIN_RATE: u64 = 64 << 10;
+/// Longest time for all layers of an image.
+const LAYERS_TIMEOUT: Duration = Duration::from_secs(7200);
+
+/// Deadlines of one answer: idle, total, and a least rate.
+#[derive(Debug, Clone)]
+pub(crate) struct Pace {
+    began: Instant,
+    /// Instant by which all must be done, and the time that this is.
+    end: Instant,
+    total: Duration,
+    rate: bool,
+    received: u64,
+}
+
+impl Pace {
+    /// Of a document or another short answer.
+    pub fn document() -> Self {
+        let began = Instant::now();
+        Self {
+            began,
+            end: began + DOCUMENT_TIMEOUT,
+            total: DOCUMENT_TIMEOUT,
+            rate: false,
+            received: 0,
+        }
+    }
+
+    /// Of a layer, retries included, of an image whose layers are pulled since `first`.
+    pub fn layer(first: Instant) -> Self {
+        Self {
+            end: first + LAYERS_TIMEOUT,
+            total: LAYERS_TIMEOUT,
+            rate: true,
+            ..Self::document()
+        }
+    }
+
+    pub fn count(&mut self, bytes: usize) {
+        self.received = self.received.saturating_add(bytes as u64);
+    }
+
+    /// Instant at which the next bytes are late, and the text that says so.
+    pub fn next(&self) -> (Instant, String) {
+        let idle = Instant::now() + IDLE_TIMEOUT;
+        let idle = (idle, format!("no answer for {} s", IDLE_TIMEOUT.as_secs()));
+        let end = (
+            self.end,
+            format!("not done after {} s", self.total.as_secs()),
+        );
+        let mut first = if end.0 < idle.0 { end } else { idle };
+        if self.rate {
+            let due = RATE_GRACE + Duration::from_secs(self.received / MIN_RATE);
+            let due = self.began + due;
+            if due < first.0 {
+                let text = format!("slower than {} KiB/s on average", MIN_RATE >> 10);
+                first = (due, text);
+            }
+        }
+        first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_is_due_by_its_rate_once_the_grace_is_over() {
+        let mut pace = Pace::layer(Instant::now());
+        pace.began = Instant::now() - Duration::from_secs(50);
+        let (due, text) = pace.next();
+        assert!(due <= Instant::now() + Duration::from_secs(10), "{text}");
+        assert!(text.contains("64 KiB/s"), "{text}");
+        // Ten more seconds at the least rate are behind it: the idle limit comes first.
+        pace.count(30 * 64 * 1024);
+        assert!(pace.next().1.contains("no answer for 30 s"));
+    }
+
+    #[test]
+    fn all_layers_of_an_image_share_one_deadline() {
+        let first = Instant::now() - Duration::from_secs(7195);
+        let mut pace = Pace::layer(first);
+        pace.count(1 << 30);
+        let (due, text) = pace.next();
+        assert!(due <= Instant::now() + Duration::from_secs(5), "{text}");
+        assert!(text.contains("not done after 7200 s"), "{text}");
+    }
+
+    #[test]
+    fn a_document_is_due_after_a_minute_however_it_trickles() {
+        let mut pace = Pace::document();
+        pace.end -= Duration::from_secs(59);
+        pace.count(4 << 20);
+        let (due, text) = pace.next();
+        assert!(due <= Instant::now() + Duration::from_secs(1), "{text}");
+        assert!(text.contains("not done after 60 s"), "{text}");
+    }
+}

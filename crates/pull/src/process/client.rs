@@ -1,0 +1,435 @@
+//! The OCI distribution protocol, as far as pulling needs it.
+
+use super::challenge::Challenge;
+use super::control::Control;
+use super::url::{Origin, Url};
+use crate::error::Fault;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{Builder, SendRequest};
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, HOST, HeaderMap, LOCATION, RANGE,
+    USER_AGENT, WWW_AUTHENTICATE,
+};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
+use std::error::Error;
+use std::rc::Rc;
+use std::sync::Arc;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json";
+const AGENT: &str = concat!("jiffy/", env!("CARGO_PKG_VERSION"));
+/// Most redirects of one request.
+const MAX_REDIRECTS: usize = 5;
+/// Longest answer of a token server, and longest error of a registry, bytes.
+const MAX_TOKEN: usize = 64 << 10;
+const MAX_ERROR: usize = 16 << 10;
+/// Buffer for the head of an answer, bytes.
+const MAX_HEAD: usize = 128 << 10;
+
+type Sender = SendRequest<Empty<Bytes>>;
+
+/// Client of one repository.
+pub(super) struct Client {
+    control: Rc<Control>,
+    tls: TlsConnector,
+    plain_http: Vec<String>,
+    credentials: Option<(String, String)>,
+    registry: Origin,
+    repository: String,
+    /// Value of `Authorization` for the registry.
+    authorization: Option<String>,
+    logged_in: bool,
+    /// The connection that was used last, if it is still open.
+    idle: Option<(Origin, Sender)>,
+}
+
+/// Errors of a registry.
+#[derive(Deserialize)]
+struct Errors {
+    errors: Vec<ErrorEntry>,
+}
+
+#[derive(Deserialize)]
+struct ErrorEntry {
+    #[serde(default)]
+    code: String,
+    #[serde(default)]
+    message: String,
+}
+
+#[derive(Deserialize)]
+struct Token {
+    token: Option<String>,
+    access_token: Option<String>,
+}
+
+impl Client {
+    pub fn new(
+        control: Rc<Control>,
+        roots: RootCertStore,
+        plain_http: Vec<String>,
+        credentials: Option<(String, String)>,
+    ) -> Result<Self, Fault> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|e| Fault::Unreachable(e.to_string()))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self {
+            control,
+            tls: TlsConnector::from(Arc::new(config)),
+            plain_http,
+            credentials,
+            registry: Origin {
+                tls: true,
+                host: String::new(),
+                port: 443,
+            },
+            repository: String::new(),
+            authorization: None,
+            logged_in: false,
+            idle: None,
+        })
+    }
+
+    /// The same for a repository of `registry` (`host` or `host:port`).
+    pub fn of(mut self, registry: &str, repository: &str) -> Result<Self, Fault> {
+        let plain = Url::parse(&format!("http://{registry}/"))?.origin;
+        self.registry = match plain.is_among(&self.plain_http) {
+            true => plain,
+            false => Url::parse(&format!("https://{registry}/"))?.origin,
+        };
+        self.repository = repository.to_owned();
+        Ok(self)
+    }
+
+    /// Passes a manifest on.
+    pub async fn manifest(&mut self, reference: &str, most: u64) -> Result<(), Fault> {
+        let target = format!("/v2/{}/manifests/{reference}", self.repository);
+        let answer = self.ask(&Method::GET, target, None).await?;
+        self.pass_on(answer, 0, 0, most).await
+    }
+
+    /// Passes a blob on from `offset`.
+    pub async fn blob(&mut self, digest: &str, offset: u64, most: u64) -> Result<(), Fault> {
+        let target = format!("/v2/{}/blobs/{digest}", self.repository);
+        let range = (offset > 0).then(|| format!("bytes={offset}-"));
+        let answer = self.ask(&Method::GET, target, range).await?;
+        let skip = match answer.status() {
+            StatusCode::PARTIAL_CONTENT => {
+                let range = header(answer.headers(), CONTENT_RANGE).unwrap_or_default();
+                if !range.starts_with(&format!("bytes {offset}-")) {
+                    let text = "it sends another part than was asked for";
+                    return Err(Fault::Broken(text.to_owned()));
+                }
+                0
+            }
+            // It does not know parts: what there is comes once more.
+            _ => offset,
+        };
+        self.pass_on(answer, skip, offset, most).await
+    }
+
+    /// Tells if the registry answers that it has a blob of this size.
+    pub async fn has(&mut self, digest: &str, size: u64) -> Result<bool, Fault> {
+        let target = format!("/v2/{}/blobs/{digest}", self.repository);
+        match self.ask(&Method::HEAD, target, None).await {
+            Ok(answer) => {
+                let length = header(answer.headers(), CONTENT_LENGTH);
+                Ok(length.and_then(|l| l.parse().ok()) == Some(size))
+            }
+            Err(Fault::NotFound | Fault::Unauthorized) => Ok(false),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    async fn pass_on(
+        &mut self,
+        answer: Response<Incoming>,
+        mut skip: u64,
+        offset: u64,
+        most: u64,
+    ) -> Result<(), Fault> {
+        let mut left = most.saturating_sub(offset);
+        let mut body = answer.into_body();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|e| Fault::Broken(chain(&e)))?;
+            let Ok(bytes) = frame.into_data() else {
+                continue;
+            };
+            let known = usize::try_from(skip).unwrap_or(usize::MAX).min(bytes.len());
+            skip -= known as u64;
+            let bytes = bytes.get(known..).unwrap_or_default();
+            left = left
+                .checked_sub(bytes.len() as u64)
+                .ok_or(Fault::TooLong(most))?;
+            let sent = self.control.data(bytes);
+            sent.map_err(|e| Fault::Broken(e.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Asks the registry; answers only if it did with success.
+    async fn ask(
+        &mut self,
+        method: &Method,
+        target: String,
+        range: Option<String>,
+    ) -> Result<Response<Incoming>, Fault> {
+        self.log_in().await?;
+        let origin = self.registry.clone();
+        let mut url = Url { origin, target };
+        let (mut redirects, mut challenged) = (0, false);
+        loop {
+            let own = url.origin == self.registry;
+            let authorization = self.authorization.clone().filter(|_| own);
+            let answer = self
+                .send(method, &url, range.as_deref(), authorization)
+                .await?;
+            let status = answer.status();
+            if status.is_success() {
+                return Ok(answer);
+            }
+            if status == StatusCode::UNAUTHORIZED && own && !challenged {
+                challenged = true;
+                self.authenticate(answer.headers()).await?;
+                continue;
+            }
+            let location = header(answer.headers(), LOCATION);
+            if status.is_redirection()
+                && status != StatusCode::NOT_MODIFIED
+                && let Some(location) = location
+            {
+                redirects += 1;
+                if redirects > MAX_REDIRECTS {
+                    let text = format!("it redirects more than {MAX_REDIRECTS} times");
+                    return Err(Fault::Refused(text));
+                }
+                let next = url.join(&location)?;
+                self.may(&url.origin, &next.origin)?;
+                url = next;
+                continue;
+            }
+            return Err(refusal(answer).await);
+        }
+    }
+
+    /// With credentials, asks once who may come in: some registries hide from strangers what they have.
+    async fn log_in(&mut self) -> Result<(), Fault> {
+        if self.logged_in || self.credentials.is_none() {
+            return Ok(());
+        }
+        self.logged_in = true;
+        let url = Url {
+            origin: self.registry.clone(),
+            target: "/v2/".to_owned(),
+        };
+        let answer = self.send(&Method::GET, &url, None, None).await?;
+        match answer.status() {
+            StatusCode::UNAUTHORIZED => self.authenticate(answer.headers()).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Only hosts that were named are spoken to without TLS, and never after one with it.
+    fn may(&self, from: &Origin, to: &Origin) -> Result<(), Fault> {
+        match to.tls || (!from.tls && to.is_among(&self.plain_http)) {
+            true => Ok(()),
+            false => Err(Fault::Refused(format!(
+                "it leads to {} without TLS",
+                to.authority()
+            ))),
+        }
+    }
+
+    /// Answers a challenge: with the credentials, or with a token of the server that it names.
+    async fn authenticate(&mut self, headers: &HeaderMap) -> Result<(), Fault> {
+        self.authorization = None;
+        let challenges = headers.get_all(WWW_AUTHENTICATE).iter();
+        let mut challenges = challenges.filter_map(|h| Challenge::parse(h.to_str().ok()?));
+        let basic = self.credentials.as_ref().map(|(user, password)| {
+            let both = STANDARD.encode(format!("{user}:{password}"));
+            format!("Basic {both}")
+        });
+        let (realm, service, scope) = match challenges.next() {
+            Some(Challenge::Bearer {
+                realm,
+                service,
+                scope,
+            }) => (realm, service, scope),
+            Some(Challenge::Basic) => {
+                self.authorization = Some(basic.ok_or(Fault::Unauthorized)?);
+                return Ok(());
+            }
+            None => return Err(Fault::Unauthorized),
+        };
+        let mut url = Url::parse(&realm)?;
+        self.may(&self.registry, &url.origin)?;
+        let scope = scope.unwrap_or_else(|| format!("repository:{}:pull", self.repository));
+        for (name, value) in [("service", service), ("scope", Some(scope))] {
+            if let Some(value) = value {
+                let separator = if url.target.contains('?') { '&' } else { '?' };
+                url.target += &format!("{separator}{name}={}", encoded(&value));
+            }
+        }
+        let answer = self.send(&Method::GET, &url, None, basic).await?;
+        match answer.status() {
+            status if status.is_success() => {}
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Err(Fault::Unauthorized),
+            _ => return Err(refusal(answer).await),
+        }
+        let body = bounded(answer, MAX_TOKEN).await?;
+        let token: Option<Token> = serde_json::from_slice(&body).ok();
+        let token = token.and_then(|t| t.token.or(t.access_token));
+        let token = token.filter(|t| !t.is_empty() && t.bytes().all(|b| b.is_ascii_graphic()));
+        let token = token.ok_or_else(|| Fault::Refused("its token cannot be read".to_owned()))?;
+        self.authorization = Some(format!("Bearer {token}"));
+        Ok(())
+    }
+
+    /// Sends one request and returns its answer, whatever it says.
+    async fn send(
+        &mut self,
+        method: &Method,
+        url: &Url,
+        range: Option<&str>,
+        authorization: Option<String>,
+    ) -> Result<Response<Incoming>, Fault> {
+        let request = || {
+            let mut request = Request::builder()
+                .method(method)
+                .uri(&url.target)
+                .header(HOST, url.origin.authority())
+                .header(USER_AGENT, AGENT);
+            if url.target.contains("/manifests/") {
+                request = request.header(ACCEPT, MANIFESTS);
+            }
+            if let Some(range) = range {
+                request = request.header(RANGE, range);
+            }
+            if let Some(value) = &authorization {
+                request = request.header(AUTHORIZATION, value);
+            }
+            let request = request.body(Empty::<Bytes>::new());
+            request.map_err(|e| Fault::Refused(Fault::text(&e.to_string())))
+        };
+        let kept = self.idle.take().filter(|(at, _)| *at == url.origin);
+        if let Some((origin, mut sender)) = kept
+            && sender.ready().await.is_ok()
+            && let Ok(answer) = sender.send_request(request()?).await
+        {
+            self.idle = Some((origin, sender));
+            return Ok(answer);
+        }
+        // The server may have closed the one there was.
+        let mut sender = self.connect(&url.origin).await?;
+        let answer = sender.send_request(request()?).await;
+        let answer = answer.map_err(|e| Fault::Unreachable(Fault::text(&chain(&e))))?;
+        self.idle = Some((url.origin.clone(), sender));
+        Ok(answer)
+    }
+
+    async fn connect(&self, origin: &Origin) -> Result<Sender, Fault> {
+        let failed = |e: &dyn Error| Fault::Unreachable(Fault::text(&chain(e)));
+        // Addresses of IPv6 are in brackets.
+        let host = origin.host.trim_matches(['[', ']']);
+        let stream = self.control.connect(host, origin.port)?;
+        let stream = TcpStream::from_std(stream).map_err(|e| failed(&e))?;
+        let mut builder = Builder::new();
+        builder.max_buf_size(MAX_HEAD);
+        if !origin.tls {
+            let opened = builder.handshake(TokioIo::new(stream)).await;
+            let (sender, connection) = opened.map_err(|e| failed(&e))?;
+            tokio::spawn(connection);
+            return Ok(sender);
+        }
+        let name = ServerName::try_from(host.to_owned()).map_err(|e| failed(&e))?;
+        let stream = self
+            .tls
+            .connect(name, stream)
+            .await
+            .map_err(|e| failed(&e))?;
+        let opened = builder.handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = opened.map_err(|e| failed(&e))?;
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+}
+
+/// Text of a header.
+fn header(headers: &HeaderMap, name: hyper::header::HeaderName) -> Option<String> {
+    let value = headers.get(name)?.to_str().ok()?;
+    Some(value.to_owned())
+}
+
+async fn bounded(answer: Response<Incoming>, most: usize) -> Result<Vec<u8>, Fault> {
+    let mut bytes = Vec::new();
+    let mut body = answer.into_body();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| Fault::Broken(Fault::text(&chain(&e))))?;
+        if let Ok(data) = frame.into_data() {
+            bytes.extend_from_slice(&data);
+        }
+        if bytes.len() > most {
+            return Err(Fault::TooLong(most as u64));
+        }
+    }
+    Ok(bytes)
+}
+
+/// Meaning of an answer without success.
+async fn refusal(answer: Response<Incoming>) -> Fault {
+    let status = answer.status();
+    match status {
+        StatusCode::NOT_FOUND => return Fault::NotFound,
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Fault::Unauthorized,
+        StatusCode::TOO_MANY_REQUESTS => return Fault::RateLimit,
+        _ => {}
+    }
+    let body = bounded(answer, MAX_ERROR).await.unwrap_or_default();
+    let errors: Option<Errors> = serde_json::from_slice(&body).ok();
+    let first = errors.and_then(|e| e.errors.into_iter().next());
+    let text = match first {
+        Some(entry) if entry.message.is_empty() => entry.code,
+        Some(entry) => entry.message,
+        None => status.canonical_reason().unwrap_or_default().to_owned(),
+    };
+    Fault::Status(status.as_u16(), Fault::text(&text))
+}
+
+/// A value of a query (RFC 3986 2.3).
+fn encoded(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~:/,".contains(&b);
+    let encode = |b: u8| match plain(b) {
+        true => char::from(b).to_string(),
+        false => format!("%{b:02X}"),
+    };
+    text.bytes().map(encode).collect()
+}
+
+/// An error with all its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = cause.source();
+    }
+    text
+}

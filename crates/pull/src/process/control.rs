@@ -1,0 +1,92 @@
+//! The puller's end of the socket to its parent.
+
+use crate::error::Fault;
+use crate::wire::{self, DATA_CHUNK, HEADER, KIND_DATA, KIND_JSON, Order, Report};
+use nix::errno::Errno;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use std::io::{self, IoSliceMut, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+/// The socket. It blocks: a puller has nothing to do while its parent is busy.
+pub(super) struct Control(UnixStream);
+
+impl Control {
+    pub fn new(socket: UnixStream) -> Self {
+        Self(socket)
+    }
+
+    /// The next order, with the descriptor that comes with it.
+    pub fn order(&self) -> io::Result<(Order, Option<OwnedFd>)> {
+        let mut descriptor = None;
+        let mut head = [0; HEADER];
+        self.fill(&mut head, &mut descriptor)?;
+        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+        let (kind, length) = wire::parse_header(head).ok_or_else(invalid)?;
+        let mut payload = vec![0; length];
+        self.fill(&mut payload, &mut descriptor)?;
+        match kind {
+            KIND_JSON => Ok((serde_json::from_slice(&payload)?, descriptor)),
+            _ => Err(invalid()),
+        }
+    }
+
+    pub fn report(&self, report: &Report) -> io::Result<()> {
+        self.send(KIND_JSON, &serde_json::to_vec(report)?)
+    }
+
+    /// Sends data of an answer.
+    pub fn data(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut chunks = bytes.chunks(DATA_CHUNK);
+        chunks.try_for_each(|chunk| self.send(KIND_DATA, chunk))
+    }
+
+    /// A TCP connection that the parent makes.
+    pub fn connect(&self, host: &str, port: u16) -> Result<TcpStream, Fault> {
+        let lost = |e: io::Error| Fault::Broken(e.to_string());
+        let host = host.to_owned();
+        self.report(&Report::Connect { host, port }).map_err(lost)?;
+        match self.order().map_err(lost)? {
+            (Order::Connected, Some(connection)) => {
+                let stream = TcpStream::from(connection);
+                stream.set_nonblocking(true).map_err(lost)?;
+                Ok(stream)
+            }
+            _ => Err(Fault::Unreachable("no connection".to_owned())),
+        }
+    }
+
+    fn send(&self, kind: u8, payload: &[u8]) -> io::Result<()> {
+        let mut socket = &self.0;
+        socket.write_all(&wire::header(kind, payload.len()))?;
+        socket.write_all(payload)
+    }
+
+    fn fill(&self, mut buffer: &mut [u8], descriptor: &mut Option<OwnedFd>) -> io::Result<()> {
+        while !buffer.is_empty() {
+            let mut space = nix::cmsg_space!([RawFd; 1]);
+            let mut parts = [IoSliceMut::new(buffer)];
+            let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+            let received = recvmsg::<()>(self.0.as_raw_fd(), &mut parts, Some(&mut space), flags);
+            let received = match received {
+                Err(Errno::EINTR) => continue,
+                received => received?,
+            };
+            for message in received.cmsgs()? {
+                if let ControlMessageOwned::ScmRights(descriptors) = message {
+                    for raw in descriptors {
+                        // SAFETY: the kernel has just made this descriptor for us.
+                        *descriptor = Some(unsafe { OwnedFd::from_raw_fd(raw) });
+                    }
+                }
+            }
+            let length = received.bytes;
+            if length == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            buffer = buffer.get_mut(length..).unwrap_or_default();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! The puller process.
+
+mod challenge;
+mod client;
+mod confine;
+mod control;
+mod seccomp;
+mod url;
+
+use crate::error::Fault;
+use crate::wire::{Order, Report};
+use client::Client;
+use control::Control;
+use rustls::RootCertStore;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::rc::Rc;
+use tokio::runtime::{Builder, Runtime};
+
+/// First argument of a program that is to be a puller.
+pub const ARGUMENT: &str = "--as-puller";
+/// Variables of the parent's environment that a puller has: where authorities of TLS are.
+pub const INHERITED_VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
+
+/// A puller process: standard input is the socket to the parent. Must be called before any other thread
+/// exists.
+pub fn main() -> ExitCode {
+    // SAFETY: descriptor 0 is open for as long as the process runs, and nothing else owns it.
+    let socket = unsafe { OwnedFd::from_raw_fd(0) };
+    let control = Rc::new(Control::new(UnixStream::from(socket)));
+    let prepared = prepare();
+    let (runtime, roots) = match prepared {
+        Ok(prepared) => prepared,
+        Err(e) => {
+            let fault = Fault::Confinement(Fault::text(&e.to_string()));
+            let _ = control.report(&Report::Failed(fault));
+            return ExitCode::FAILURE;
+        }
+    };
+    match serve(&runtime, &control, roots) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Reads what needs files, and gives up everything.
+fn prepare() -> io::Result<(Runtime, RootCertStore)> {
+    confine::close_descriptors()?;
+    let roots = authorities();
+    confine::limit_resources()?;
+    confine::leave_everything()?;
+    let runtime = Builder::new_current_thread().enable_io().build()?;
+    seccomp::enter()?;
+    Ok((runtime, roots))
+}
+
+/// Authorities that this host trusts.
+fn authorities() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots
+}
+
+/// The same on a thread of another program, without confinement.
+#[cfg(feature = "testing")]
+pub(crate) fn serve_unconfined(socket: UnixStream) {
+    let control = Rc::new(Control::new(socket));
+    if let Ok(runtime) = Builder::new_current_thread().enable_io().build() {
+        let _ = serve(&runtime, &control, authorities());
+    }
+}
+
+/// Carries out orders until the parent closes the socket.
+fn serve(runtime: &Runtime, control: &Rc<Control>, roots: RootCertStore) -> io::Result<()> {
+    control.report(&Report::Ready)?;
+    let Order::Setup {
+        registry,
+        repository,
+        plain_http,
+        credentials,
+    } = control.order()?.0
+    else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let client = Client::new(control.clone(), roots, plain_http, credentials);
+    let mut client = match client.and_then(|c| c.of(&registry, &repository)) {
+        Ok(client) => client,
+        Err(fault) => return control.report(&Report::Failed(fault)),
+    };
+    loop {
+        let (order, _) = control.order()?;
+        let done = runtime.block_on(async {
+            match &order {
+                Order::Manifest { reference, most } => {
+                    client.manifest(reference, *most).await?;
+                    Ok(Report::Done)
+                }
+                Order::Blob {
+                    digest,
+                    offset,
+                    most,
+                } => {
+                    client.blob(digest, *offset, *most).await?;
+                    Ok(Report::Done)
+                }
+                Order::Has { digest, size } => client.has(digest, *size).await.map(Report::Has),
+                _ => Err(Fault::Refused("no such order".to_owned())),
+            }
+        });
+        control.report(&done.unwrap_or_else(Report::Failed))?;
+    }
+}

@@ -1,0 +1,124 @@
+//! Addresses of requests.
+
+use crate::error::Fault;
+use hyper::Uri;
+
+/// An `http` or `https` address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Url {
+    pub origin: Origin,
+    /// Path and query.
+    pub target: String,
+}
+
+/// Scheme, host and port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Origin {
+    pub tls: bool,
+    pub host: String,
+    pub port: u16,
+}
+
+impl Origin {
+    /// `host` or `host:port`, as people write it.
+    pub fn authority(&self) -> String {
+        match (self.tls, self.port) {
+            (true, 443) | (false, 80) => self.host.clone(),
+            (_, port) => format!("{}:{port}", self.host),
+        }
+    }
+
+    /// Tells if one of `hosts` (`host` or `host:port`) names it.
+    pub fn is_among(&self, hosts: &[String]) -> bool {
+        let full = format!("{}:{}", self.host, self.port);
+        let short = self.authority();
+        let same = |h: &String| h.eq_ignore_ascii_case(&full) || h.eq_ignore_ascii_case(&short);
+        hosts.iter().any(same)
+    }
+}
+
+impl Url {
+    pub fn parse(text: &str) -> Result<Self, Fault> {
+        let bad = || Fault::Refused(format!("`{}` is no address", Fault::text(text)));
+        // Fragments stay with the client.
+        let text = text.split('#').next().unwrap_or_default();
+        let uri: Uri = text.parse().map_err(|_| bad())?;
+        let authority = uri.authority().ok_or_else(bad)?;
+        if authority.as_str().contains('@') {
+            return Err(bad());
+        }
+        let tls = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return Err(bad()),
+        };
+        let port = if tls { 443 } else { 80 };
+        let target = uri.path_and_query().map_or("/", |p| p.as_str());
+        Ok(Self {
+            origin: Origin {
+                tls,
+                host: authority.host().to_ascii_lowercase(),
+                port: authority.port_u16().unwrap_or(port),
+            },
+            target: target.to_owned(),
+        })
+    }
+
+    /// The address that `location` means in an answer of this one (RFC 3986 5.2, as far as registries
+    /// need it).
+    pub fn join(&self, location: &str) -> Result<Self, Fault> {
+        if location.contains("://") {
+            return Self::parse(location);
+        }
+        let scheme = if self.origin.tls { "https" } else { "http" };
+        if location.starts_with("//") {
+            return Self::parse(&format!("{scheme}:{location}"));
+        }
+        let at = format!("{scheme}://{}:{}", self.origin.host, self.origin.port);
+        if location.starts_with('/') {
+            return Self::parse(&format!("{at}{location}"));
+        }
+        let path = self.target.split('?').next().unwrap_or_default();
+        let directory = path.rsplit_once('/').map_or("", |(d, _)| d);
+        Self::parse(&format!("{at}{directory}/{location}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_are_read_relative_to_their_request() {
+        let at = Url::parse("https://r.example/v2/a/blobs/x?q").unwrap();
+        for (location, origin, target) in [
+            ("https://Other:8443/p?s=1#f", "other:8443", "/p?s=1"),
+            ("/p", "r.example", "/p"),
+            ("y", "r.example", "/v2/a/blobs/y"),
+            ("//c.example/z", "c.example", "/z"),
+        ] {
+            let url = at.join(location).unwrap();
+            assert_eq!(
+                (url.origin.authority().as_str(), &url.target[..]),
+                (origin, target)
+            );
+            assert!(url.origin.tls);
+        }
+        for bad in [
+            "ftp://a/b",
+            "https://u:p@a/b",
+            "https://",
+            "file:///etc/passwd",
+        ] {
+            assert!(at.join(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn hosts_without_tls_are_named_with_or_without_their_usual_port() {
+        let origin = Url::parse("http://a.example/x").unwrap().origin;
+        let named = |text: &str| origin.is_among(&[text.to_owned()]);
+        assert!(named("a.example") && named("A.example:80"));
+        assert!(!named("a.example:5000") && !named("b.example"));
+    }
+}

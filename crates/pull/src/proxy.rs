@@ -1,0 +1,164 @@
+//! The proxy that the environment of the host names (`HTTPS_PROXY`), for imports of the host's owner.
+
+use crate::cancel::Cancel;
+use crate::gate::direct;
+use nix::poll::PollFlags;
+use std::env;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Longest time for a proxy to connect.
+const PROXY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest answer of a proxy, bytes.
+const MAX_ANSWER: usize = 8 << 10;
+
+/// A proxy that carries TCP connections (RFC 9110 9.3.6).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Proxy {
+    host: String,
+    port: u16,
+    /// Hosts and domains that are reached without it.
+    except: Vec<String>,
+}
+
+impl Proxy {
+    /// As `HTTPS_PROXY` or `ALL_PROXY` says, in capitals or not.
+    pub fn of_environment() -> Option<Self> {
+        let var = |name: &str| {
+            let value = env::var(name).or_else(|_| env::var(name.to_ascii_lowercase()));
+            value.ok().filter(|v| !v.is_empty())
+        };
+        let address = var("HTTPS_PROXY").or_else(|| var("ALL_PROXY"))?;
+        Self::parse(&address, &var("NO_PROXY").unwrap_or_default())
+    }
+
+    fn parse(address: &str, except: &str) -> Option<Self> {
+        let address = address.strip_prefix("http://").unwrap_or(address);
+        let address = address.trim_end_matches('/');
+        // Of other schemes, and of names with passwords, nothing is known here.
+        let (host, port) = address.rsplit_once(':')?;
+        let good = |c: char| c.is_ascii_alphanumeric() || "-._[]:".contains(c);
+        if host.is_empty() || !host.chars().all(good) {
+            return None;
+        }
+        let except = except.split([',', ' ']).filter(|e| !e.is_empty());
+        Some(Self {
+            host: host.trim_matches(['[', ']']).to_owned(),
+            port: port.parse().ok()?,
+            except: except
+                .map(|e| e.trim_start_matches('.').to_owned())
+                .collect(),
+        })
+    }
+
+    /// Tells if connections to this host and port go through it: those of TLS to hosts that are not
+    /// excepted.
+    pub fn carries(&self, host: &str, port: u16) -> bool {
+        let local = host == "localhost"
+            || host
+                .parse()
+                .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+        let below = |domain: &String| {
+            domain == "*" || host == domain || host.ends_with(&format!(".{domain}"))
+        };
+        port == 443 && !local && !self.except.iter().any(below)
+    }
+
+    /// Has it connect.
+    pub fn connect(&self, host: &str, port: u16, cancel: &Cancel) -> Result<TcpStream, String> {
+        let stream = direct(&self.host, self.port, &|_| true, cancel)?;
+        let asked = self.ask(&stream, host, port, cancel);
+        let failed = |e| format!("the proxy {}:{}: {e}", self.host, self.port);
+        asked.map_err(failed)?;
+        Ok(stream)
+    }
+
+    fn ask(
+        &self,
+        mut stream: &TcpStream,
+        host: &str,
+        port: u16,
+        cancel: &Cancel,
+    ) -> io::Result<()> {
+        let deadline = Instant::now() + PROXY_TIMEOUT;
+        let at = match host.contains(':') {
+            true => format!("[{host}]:{port}"),
+            false => format!("{host}:{port}"),
+        };
+        let request = format!("CONNECT {at} HTTP/1.1\r\nHost: {at}\r\n\r\n");
+        // It is shorter than any buffer of a new connection.
+        stream.write_all(request.as_bytes())?;
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            let waited = cancel.wait(stream.as_fd(), PollFlags::POLLIN, deadline);
+            waited.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
+            // One by one: what follows the head is not ours.
+            let mut byte = [0];
+            match stream.read(&mut byte) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => answer.extend(byte),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e),
+            }
+            if answer.len() > MAX_ANSWER {
+                return Err(io::Error::other("its answer is too long"));
+            }
+        }
+        let text = String::from_utf8_lossy(&answer);
+        match text.split(' ').nth(1) {
+            Some(status) if status.starts_with('2') => Ok(()),
+            _ => Err(io::Error::other("it does not connect")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_proxy_carries_tls_to_hosts_that_are_not_excepted() {
+        let proxy = Proxy::parse("http://p.example:3128/", ".internal.example, r.example").unwrap();
+        assert!(proxy.carries("ghcr.io", 443));
+        for (host, port) in [
+            ("ghcr.io", 5000),
+            ("localhost", 443),
+            ("127.0.0.1", 443),
+            ("r.example", 443),
+            ("a.internal.example", 443),
+        ] {
+            assert!(!proxy.carries(host, port), "{host}:{port}");
+        }
+        for unknown in ["socks5://p:1", "http://u:p@p.example:1", "p.example", ""] {
+            assert_eq!(Proxy::parse(unknown, ""), None, "{unknown}");
+        }
+    }
+
+    #[test]
+    fn a_proxy_is_asked_once_and_nothing_after_its_answer_is_lost() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap().to_string();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.extend(byte);
+            }
+            stream.write_all(b"HTTP/1.1 200 ok\r\n\r\nhello").unwrap();
+            String::from_utf8(request).unwrap()
+        });
+        let proxy = Proxy::parse(&at, "").unwrap();
+        let cancel = Cancel::new().unwrap();
+        let mut stream = proxy.connect("r.example", 443, &cancel).unwrap();
+        assert!(server.join().unwrap().starts_with("CONNECT r.example:443 "));
+        stream.set_nonblocking(false).unwrap();
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "hello");
+    }
+}

@@ -1,0 +1,338 @@
+//! A puller, driven by its parent.
+
+use crate::cancel::Cancel;
+use crate::error::{Fault, PullError};
+use crate::gate::Gate;
+use crate::link::{Link, Message};
+use crate::pace::Pace;
+use crate::process::{ARGUMENT, INHERITED_VARIABLES};
+use crate::wire::{Order, Report};
+use nix::unistd::Pid;
+use std::env;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest time for a puller to confine itself.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Most connections that one puller is given.
+const MAX_CONNECTIONS: usize = 4096;
+
+/// Program that pullers run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Program {
+    /// This very program, which calls [`crate::process::main`] when its first argument is [`ARGUMENT`].
+    #[default]
+    Own,
+    /// A thread, without any confinement.
+    #[cfg(feature = "testing")]
+    Thread,
+}
+
+/// User and password for a registry.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// User.
+    pub user: String,
+    /// Password.
+    pub password: String,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Credentials").field(&self.user).finish()
+    }
+}
+
+/// Repository that a puller asks for.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// `host` or `host:port`.
+    pub registry: String,
+    /// Repository in the registry.
+    pub repository: String,
+    /// Hosts (`host` or `host:port`) that are spoken to without TLS.
+    pub plain_http: Vec<String>,
+    /// Credentials, if any.
+    pub credentials: Option<Credentials>,
+}
+
+/// A process that asks one repository of a registry. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Puller {
+    running: Running,
+    link: Link,
+    gate: Gate,
+    cancel: Cancel,
+    connections: usize,
+    first_layer: Option<Instant>,
+    /// Reason for the last connection that was not made.
+    refused: Option<String>,
+}
+
+#[derive(Debug)]
+enum Running {
+    Process(Child),
+    #[cfg(feature = "testing")]
+    Thread(Option<std::thread::JoinHandle<()>>),
+}
+
+impl Puller {
+    /// Starts a puller for a repository; its connections go through `gate`.
+    pub fn start(
+        program: Program,
+        setup: Setup,
+        gate: Gate,
+        cancel: &Cancel,
+    ) -> Result<Self, PullError> {
+        let (ours, theirs) = UnixStream::pair().map_err(PullError::Start)?;
+        let running = match program {
+            Program::Own => Running::Process(spawn(theirs.into()).map_err(PullError::Start)?),
+            #[cfg(feature = "testing")]
+            Program::Thread => {
+                let work = move || crate::process::serve_unconfined(theirs);
+                Running::Thread(Some(std::thread::spawn(work)))
+            }
+        };
+        if let Some(pid) = running.pid() {
+            cancel.enter(pid);
+        }
+        let mut puller = Self {
+            running,
+            link: Link::new(ours).map_err(PullError::Start)?,
+            gate,
+            cancel: cancel.clone(),
+            connections: 0,
+            first_layer: None,
+            refused: None,
+        };
+        let deadline = Instant::now() + START_TIMEOUT;
+        let deadline = (deadline, "the puller does not start".to_owned());
+        let first = puller.link.receive(&deadline, cancel);
+        match first.map_err(|e| puller.ended(e))? {
+            Message::Report(Report::Ready) => {}
+            Message::Report(Report::Failed(fault)) => return Err(fault.bounded().into()),
+            _ => return Err(nonsense()),
+        }
+        let order = Order::Setup {
+            registry: setup.registry,
+            repository: setup.repository,
+            plain_http: setup.plain_http,
+            credentials: setup.credentials.map(|c| (c.user, c.password)),
+        };
+        puller.link.send(&order, None, cancel)?;
+        Ok(puller)
+    }
+
+    /// A manifest by tag or digest, at most `most` bytes. It is not verified.
+    pub fn manifest(&mut self, reference: &str, most: u64) -> Result<Vec<u8>, PullError> {
+        let order = Order::Manifest {
+            reference: reference.to_owned(),
+            most,
+        };
+        self.document(&order, most)
+    }
+
+    /// A blob of at most `most` bytes in memory. It is not verified.
+    pub fn small_blob(&mut self, digest: &str, most: u64) -> Result<Vec<u8>, PullError> {
+        let order = Order::Blob {
+            digest: digest.to_owned(),
+            offset: 0,
+            most,
+        };
+        self.document(&order, most)
+    }
+
+    fn document(&mut self, order: &Order, most: u64) -> Result<Vec<u8>, PullError> {
+        let mut bytes = Vec::new();
+        let mut pace = Pace::document();
+        let mut take = |chunk: &[u8]| match bytes.len() as u64 + chunk.len() as u64 <= most {
+            true => {
+                bytes.extend_from_slice(chunk);
+                Ok(())
+            }
+            false => Err(Fault::TooLong(most).into()),
+        };
+        match self.exchange(order, &mut pace, &mut take)? {
+            Report::Done => Ok(bytes),
+            _ => Err(nonsense()),
+        }
+    }
+
+    /// Starts the clock of a layer, and with the first one that of all.
+    pub fn layer(&mut self) -> LayerPull {
+        let first = *self.first_layer.get_or_insert_with(Instant::now);
+        LayerPull(Pace::layer(first))
+    }
+
+    /// Passes on the bytes of a layer from `offset` on; offset and bytes are at most `most`.
+    pub fn blob(
+        &mut self,
+        layer: &mut LayerPull,
+        digest: &str,
+        offset: u64,
+        most: u64,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), PullError> {
+        let order = Order::Blob {
+            digest: digest.to_owned(),
+            offset,
+            most,
+        };
+        let mut left = most.saturating_sub(offset);
+        let mut take = |chunk: &[u8]| {
+            let rest = left.checked_sub(chunk.len() as u64);
+            left = rest.ok_or(Fault::TooLong(most))?;
+            sink(chunk).map_err(PullError::Sink)
+        };
+        match self.exchange(&order, &mut layer.0, &mut take)? {
+            Report::Done => Ok(()),
+            _ => Err(nonsense()),
+        }
+    }
+
+    /// Tells if the registry answers that it has a blob of this size.
+    pub fn has(&mut self, digest: &str, size: u64) -> Result<bool, PullError> {
+        let order = Order::Has {
+            digest: digest.to_owned(),
+            size,
+        };
+        let mut pace = Pace::document();
+        match self.exchange(&order, &mut pace, &mut |_| Err(nonsense()))? {
+            Report::Has(has) => Ok(has),
+            _ => Err(nonsense()),
+        }
+    }
+
+    /// Sends an order and serves the puller until it answers.
+    fn exchange(
+        &mut self,
+        order: &Order,
+        pace: &mut Pace,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), PullError>,
+    ) -> Result<Report, PullError> {
+        self.refused = None;
+        self.link.send(order, None, &self.cancel)?;
+        loop {
+            let message = self.link.receive(&pace.next(), &self.cancel);
+            match message.map_err(|e| self.ended(e))? {
+                Message::Data(bytes) => {
+                    pace.count(bytes.len());
+                    take(&bytes)?;
+                }
+                Message::Report(Report::Connect { host, port }) => self.connect(&host, port)?,
+                Message::Report(Report::Failed(fault)) => {
+                    let fault = match (fault.bounded(), self.refused.take()) {
+                        (Fault::Unreachable(_), Some(why)) => Fault::Unreachable(why),
+                        (fault, _) => fault,
+                    };
+                    return Err(fault.into());
+                }
+                Message::Report(report) => return Ok(report),
+            }
+        }
+    }
+
+    fn connect(&mut self, host: &str, port: u16) -> Result<(), PullError> {
+        self.connections += 1;
+        if self.connections > MAX_CONNECTIONS {
+            return Err(nonsense());
+        }
+        match self.gate.connect(host, port, &self.cancel) {
+            Ok(stream) => {
+                let descriptor = Some(stream.as_fd());
+                self.link.send(&Order::Connected, descriptor, &self.cancel)
+            }
+            Err(why) => {
+                self.refused = Some(Fault::text(&why));
+                self.link.send(&Order::NotConnected, None, &self.cancel)
+            }
+        }
+    }
+
+    /// Names the reason for the end of the process, if it has ended.
+    fn ended(&mut self, error: PullError) -> PullError {
+        if self.cancel.is_cancelled() {
+            return PullError::Cancelled;
+        }
+        match (&error, &mut self.running) {
+            (PullError::Died(_), Running::Process(child)) => {
+                if let Some(pid) = pid(child) {
+                    self.cancel.leave(pid);
+                }
+                // Its end of the socket is closed: what is left of it goes with this.
+                let _ = child.kill();
+                match child.wait() {
+                    Ok(status) => PullError::Died(status.to_string()),
+                    Err(e) => PullError::Died(e.to_string()),
+                }
+            }
+            _ => error,
+        }
+    }
+}
+
+impl Drop for Puller {
+    fn drop(&mut self) {
+        if let Some(pid) = self.running.pid() {
+            self.cancel.leave(pid);
+        }
+        match &mut self.running {
+            Running::Process(child) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            #[cfg(feature = "testing")]
+            Running::Thread(thread) => {
+                self.link.shut();
+                if let Some(thread) = thread.take() {
+                    let _ = thread.join();
+                }
+            }
+        }
+    }
+}
+
+impl Running {
+    fn pid(&self) -> Option<Pid> {
+        match self {
+            Self::Process(child) => pid(child),
+            #[cfg(feature = "testing")]
+            Self::Thread(_) => None,
+        }
+    }
+}
+
+fn pid(child: &Child) -> Option<Pid> {
+    i32::try_from(child.id()).ok().map(Pid::from_raw)
+}
+
+fn nonsense() -> PullError {
+    PullError::Died("it does not keep to the protocol".to_owned())
+}
+
+/// Time of a layer's download, over all its attempts.
+#[derive(Debug)]
+pub struct LayerPull(Pace);
+
+fn spawn(socket: OwnedFd) -> io::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0("jiffy-pull")
+        .arg(ARGUMENT)
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::from(socket))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    for name in INHERITED_VARIABLES {
+        if let Some(value) = env::var_os(name) {
+            command.env(name, value);
+        }
+    }
+    command.spawn()
+}

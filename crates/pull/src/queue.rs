@@ -1,0 +1,107 @@
+//! Places for pulls that go on at once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Most pulls of one key at once.
+const MAX_PER_KEY: usize = 2;
+/// Most pulls at once.
+const MAX_PULLS: usize = 8;
+
+/// Places for pulls: a few in all, fewer for each key. A key waits among its own first, so it never has
+/// more than [`MAX_PER_KEY`] in the line of all keys.
+#[derive(Debug)]
+pub struct Queue {
+    all: Arc<Semaphore>,
+    keys: Mutex<HashMap<Option<String>, Weak<Semaphore>>>,
+}
+
+/// A place; it is free again when this is dropped.
+#[derive(Debug)]
+pub struct Permit {
+    _all: OwnedSemaphorePermit,
+    _key: OwnedSemaphorePermit,
+    /// Kept while somebody has or wants a place.
+    _own: Arc<Semaphore>,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self {
+            all: Arc::new(Semaphore::new(MAX_PULLS)),
+            keys: Mutex::default(),
+        }
+    }
+}
+
+impl Queue {
+    /// Waits for a place of a key; none: the host's owner.
+    pub async fn enter(&self, key: Option<&str>) -> Option<Permit> {
+        let own = self.own(key);
+        let key = own.clone().acquire_owned().await.ok()?;
+        let all = self.all.clone().acquire_owned().await.ok()?;
+        Some(Permit {
+            _all: all,
+            _key: key,
+            _own: own,
+        })
+    }
+
+    fn own(&self, key: Option<&str>) -> Arc<Semaphore> {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = key.map(str::to_owned);
+        if let Some(own) = keys.get(&key).and_then(Weak::upgrade) {
+            return own;
+        }
+        keys.retain(|_, own| own.strong_count() > 0);
+        let own = Arc::new(Semaphore::new(MAX_PER_KEY));
+        keys.insert(key, Arc::downgrade(&own));
+        own
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::{Context, Poll, Waker};
+
+    /// Polls once.
+    fn ready<F: Future>(future: &mut std::pin::Pin<Box<F>>) -> Option<F::Output> {
+        match future
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn a_key_with_many_pulls_does_not_keep_another_from_its_first() {
+        let queue = Queue::default();
+        let mut greedy: Vec<_> = (0..50)
+            .map(|_| Box::pin(queue.enter(Some("mallory"))))
+            .collect();
+        let mut permits: Vec<_> = greedy.iter_mut().map(ready).collect();
+        assert_eq!(permits.iter().flatten().count(), MAX_PER_KEY);
+        let mut other = Box::pin(queue.enter(Some("alice")));
+        assert!(ready(&mut other).is_some());
+        // One that ends makes place for one more.
+        *permits.first_mut().unwrap() = None;
+        let next: Vec<_> = greedy.iter_mut().skip(2).filter_map(ready).collect();
+        assert_eq!(next.len(), 1);
+    }
+
+    #[test]
+    fn pulls_at_once_are_bounded_in_all() {
+        let queue = Queue::default();
+        let keys: Vec<String> = (0..MAX_PULLS + 2).map(|n| n.to_string()).collect();
+        let mut all: Vec<_> = keys
+            .iter()
+            .map(|k| Box::pin(queue.enter(Some(k))))
+            .collect();
+        let permits: Vec<_> = all.iter_mut().filter_map(ready).collect();
+        assert_eq!(permits.len(), MAX_PULLS);
+    }
+}

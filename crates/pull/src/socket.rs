@@ -1,0 +1,52 @@
+//! TCP connections with a deadline that a cancellation interrupts.
+
+use crate::cancel::{Cancel, Interrupted};
+use nix::errno::Errno;
+use nix::poll::PollFlags;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, connect, getsockopt, socket,
+    sockopt,
+};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Longest time for one connection.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A TCP socket in the network of this thread.
+pub(crate) fn open(ipv6: bool) -> io::Result<OwnedFd> {
+    let family = match ipv6 {
+        true => AddressFamily::Inet6,
+        false => AddressFamily::Inet,
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    Ok(socket(family, SockType::Stream, flags, SockProtocol::Tcp)?)
+}
+
+/// Connects a socket that does not block.
+pub(crate) fn connect_to(
+    socket: OwnedFd,
+    address: SocketAddr,
+    cancel: &Cancel,
+) -> io::Result<TcpStream> {
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
+        Ok(()) => {}
+        Err(Errno::EINPROGRESS | Errno::EINTR) => {
+            let waited = cancel.wait(socket.as_fd(), PollFlags::POLLOUT, deadline);
+            waited.map_err(|why| match why {
+                Interrupted::Deadline => io::ErrorKind::TimedOut.into(),
+                Interrupted::Cancelled => io::Error::other("cancelled"),
+                Interrupted::Failed(e) => e.into(),
+            })?;
+            match getsockopt(&socket, sockopt::SocketError)? {
+                0 => {}
+                code => return Err(io::Error::from_raw_os_error(code)),
+            }
+        }
+        Err(e) => return Err(e.into()),
+    }
+    Ok(TcpStream::from(socket))
+}
