@@ -41,6 +41,9 @@ pub enum Failure {
     /// It sleeps and may not be woken now.
     #[error("The sandbox sleeps on: {0}")]
     Limit(String),
+    /// Its owner has as many requests and streams under way as they may.
+    #[error("{0}")]
+    ExchangeLimit(String),
     /// It could not be reached.
     #[error("The sandbox cannot be reached: {0}")]
     Unavailable(String),
@@ -81,7 +84,7 @@ impl Failure {
             Self::NotFound | Self::NotRunning | Self::PortClosed | Self::Unavailable(_) => {
                 StatusCode::BAD_GATEWAY
             }
-            Self::Limit(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Limit(_) | Self::ExchangeLimit(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Busy | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -110,11 +113,11 @@ impl Failure {
         *answer.status_mut() = status;
         let headers = answer.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if status == StatusCode::TOO_MANY_REQUESTS {
+        if matches!(self, Self::Limit(_)) {
             // Waiting a moment changes nothing.
             headers.insert("should-retry", HeaderValue::from_static("false"));
         }
-        if status == StatusCode::SERVICE_UNAVAILABLE {
+        if status == StatusCode::SERVICE_UNAVAILABLE || matches!(self, Self::ExchangeLimit(_)) {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         answer

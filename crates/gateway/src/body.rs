@@ -1,11 +1,13 @@
 //! Bodies on their way: counted, never collected.
 
+use crate::api_key;
 use crate::counters::{Counters, add};
 use crate::exchange::Underway;
 use crate::pool::{Lease, Pool};
 use bytes::{Buf, Bytes};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -147,9 +149,12 @@ impl HttpBody for ToGuest {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
-        if let Some(Ok(frame)) = &frame {
+        let mut frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        if let Some(Ok(frame)) = &mut frame {
             count(&self.counters.bytes_to_guests, frame);
+            if let Some(trailers) = frame.trailers_mut() {
+                api_key::strip(trailers);
+            }
         }
         Poll::Ready(frame)
     }
@@ -234,6 +239,41 @@ impl HttpBody for ToClient {
                 Poll::Ready(None)
             }
         }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// Body that breaks off when a future ends.
+pub struct Until<F> {
+    inner: Body,
+    end: Pin<Box<F>>,
+}
+
+impl<F> Until<F> {
+    pub(crate) const fn new(inner: Body, end: Pin<Box<F>>) -> Self {
+        Self { inner, end }
+    }
+}
+
+impl<F: Future<Output = ()>> HttpBody for Until<F> {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if self.end.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(Err("the link is not valid any more".into())));
+        }
+        Pin::new(&mut self.inner).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -38,6 +38,10 @@ pub struct Limits {
     pub connections: usize,
     /// Connections at once from one address (IPv6: one /64). Loopback addresses are not counted: all local programs and proxies share them.
     pub connections_per_client: usize,
+    /// Connections at once, from everybody, on which neither a key was shown nor a sandbox reached yet.
+    pub unknown_connections: usize,
+    /// The same from one address, counted as above.
+    pub unknown_connections_per_client: usize,
     /// Requests to sandboxes under way at once.
     pub exchanges: usize,
     /// Connections into one sandbox at once.
@@ -54,6 +58,8 @@ pub struct Limits {
     pub handshake: Duration,
     /// Time a connection may stay open with nothing under way. Longer than clients keep theirs (300 s), so that no request crosses a close.
     pub idle: Duration,
+    /// The same for a connection on which neither a key was shown nor a sandbox reached yet.
+    pub idle_unknown: Duration,
     /// Time for opening a connection into a sandbox, waking it included.
     pub open: Duration,
     /// Time an upgraded stream may be silent once one side has finished.
@@ -67,6 +73,8 @@ impl Default for Limits {
         Self {
             connections: 20_000,
             connections_per_client: 2_000,
+            unknown_connections: 16_000,
+            unknown_connections_per_client: 256,
             exchanges: 10_000,
             exchanges_per_sandbox: 512,
             streams: 256,
@@ -75,6 +83,7 @@ impl Default for Limits {
             head: Duration::from_secs(15),
             handshake: Duration::from_secs(10),
             idle: Duration::from_secs(620),
+            idle_unknown: Duration::from_secs(15),
             open: Duration::from_secs(120),
             half_closed: Duration::from_secs(300),
             drain: Duration::from_secs(10),

@@ -4,6 +4,7 @@ use crate::admission::Permit;
 use crate::body::{Body, FromClient, Holding, Unread};
 use crate::config::Limits;
 use crate::counters::add;
+use crate::first::First;
 use crate::gateway::{ControlPlane, Gateway, Peer};
 use crate::listener::Tasks;
 use crate::sandboxes::Sandboxes;
@@ -23,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
 /// Bytes a client may send ahead on one HTTP/2 stream, and on a connection.
 const WINDOW: u32 = 256 * 1024;
@@ -39,7 +40,10 @@ const HEAR_OUT_BYTES: usize = 64 << 20;
 
 /// What happens on a connection.
 #[derive(Debug)]
-struct Activity(Mutex<State>);
+struct Activity {
+    state: Mutex<State>,
+    permit: Permit,
+}
 
 #[derive(Debug)]
 struct State {
@@ -72,22 +76,22 @@ impl State {
 
 impl Activity {
     /// A connection begins as if a head had begun: whoever connects is to say what for.
-    fn new() -> Self {
-        let now = Instant::now();
-        Self(Mutex::new(State {
+    fn new(began: Instant, permit: Permit) -> Self {
+        let state = Mutex::new(State {
             underway: 0,
             http2: false,
             body: false,
             leaving: false,
             patient: false,
             ended: None,
-            quiet: now,
-            head: Some(now),
-        }))
+            quiet: began,
+            head: Some(began),
+        });
+        Self { state, permit }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn heard(&self) {
@@ -109,7 +113,8 @@ impl Activity {
         match state.head {
             _ if state.underway > 0 => None,
             Some(since) => since.checked_add(limits.head),
-            None => state.quiet.checked_add(limits.idle),
+            None if self.permit.known() => state.quiet.checked_add(limits.idle),
+            None => state.quiet.checked_add(limits.idle_unknown),
         }
     }
 }
@@ -135,6 +140,11 @@ impl Turn {
     pub(crate) fn takes_long(&self) {
         self.0.state().no_patience();
     }
+
+    /// The client showed a key, or reached a sandbox.
+    pub(crate) fn is_known(&self) {
+        self.0.permit.is_known();
+    }
 }
 
 impl Drop for Turn {
@@ -149,9 +159,10 @@ impl Drop for Turn {
 /// The stream below, telling when bytes arrive. It stays with the connection through an upgrade, and so does the permit.
 struct Watched<T> {
     inner: T,
+    /// Read before anything was made for the connection.
+    first: First,
     activity: Arc<Activity>,
     hearing_out: Option<HearingOut>,
-    _permit: Permit,
 }
 
 /// Reading what nobody wants: a close with bytes unread would reset the connection and take the answer with it.
@@ -190,6 +201,10 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.first.give(buf) {
+            self.activity.heard();
+            return Poll::Ready(Ok(()));
+        }
         let before = buf.filled().len();
         let result = Pin::new(&mut self.inner).poll_read(cx, buf);
         if buf.filled().len() > before {
@@ -279,10 +294,11 @@ impl<S: Sandboxes, C: ControlPlane> Service<Request<Incoming>> for Requests<S, C
     }
 }
 
-/// Serves a connection to its end.
+/// Serves a connection to its end. Until its client has sent something it costs little more than
+/// the stream: buffers come with the first byte, and so does most of the future.
 pub(crate) async fn serve<S, C, T>(
     gateway: Gateway<S, C>,
-    stream: T,
+    mut stream: T,
     peer: Peer,
     permit: Permit,
     tasks: Tasks,
@@ -291,15 +307,43 @@ pub(crate) async fn serve<S, C, T>(
     C: ControlPlane,
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let shared = Arc::clone(&gateway.shared);
-    let limits = &shared.config.limits;
-    let activity = Arc::new(Activity::new());
+    let began = Instant::now();
+    let first = tokio::select! {
+        first = timeout(gateway.shared.config.limits.head, First::read(&mut stream)) => first,
+        () = tasks.stopping() => return,
+    };
+    let first = match first {
+        Ok(Ok(first)) if !first.is_empty() => first,
+        Ok(_) => return,
+        Err(_) => {
+            add(&gateway.shared.counters.connections_timed_out, 1);
+            return;
+        }
+    };
+    let activity = Arc::new(Activity::new(began, permit));
     let stream = Watched {
         inner: stream,
+        first,
         activity: Arc::clone(&activity),
         hearing_out: None,
-        _permit: permit,
     };
+    Box::pin(exchange(gateway, stream, peer, activity, tasks)).await;
+}
+
+/// Serves a connection on which something was said.
+async fn exchange<S, C, T>(
+    gateway: Gateway<S, C>,
+    stream: Watched<T>,
+    peer: Peer,
+    activity: Arc<Activity>,
+    tasks: Tasks,
+) where
+    S: Sandboxes,
+    C: ControlPlane,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let shared = Arc::clone(&gateway.shared);
+    let limits = &shared.config.limits;
     let requests = Requests {
         gateway,
         peer,
@@ -359,6 +403,8 @@ fn builder(limits: &Limits) -> Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         // A second wall behind `Activity`, which tells apart waiting for a request and waiting for its rest.
         .header_read_timeout(limits.idle)
+        // Servers in guests that are older than their standards look for names as clients write them.
+        .preserve_header_case(true)
         .max_headers(limits.headers)
         .max_buf_size(limits.head_bytes.max(8 * 1024));
     builder

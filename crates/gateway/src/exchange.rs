@@ -5,7 +5,7 @@ use crate::body::{FromClient, ToGuest};
 use crate::counters::{Counters, add, remove};
 use crate::gateway::Shared;
 use crate::pool::{Key, Lease, Pool};
-use crate::sandboxes::{OpenError, Sandboxes};
+use crate::sandboxes::{ExchangePermit, OpenError, Sandboxes};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1;
 use hyper::http::request::Parts;
@@ -23,13 +23,24 @@ const FRESH: Duration = Duration::from_secs(1);
 
 /// One of the exchanges under way.
 #[derive(Debug)]
-pub(crate) struct Underway(Arc<Counters>);
+pub(crate) struct Underway {
+    counters: Arc<Counters>,
+    /// Its place among those of the sandbox's owner.
+    _permit: ExchangePermit,
+}
 
 impl Underway {
     /// None if `most` are under way already.
-    pub(crate) fn begin(counters: &Arc<Counters>, most: usize) -> Option<Self> {
+    pub(crate) fn begin(
+        counters: &Arc<Counters>,
+        most: usize,
+        permit: ExchangePermit,
+    ) -> Option<Self> {
         add(&counters.exchanges_open, 1);
-        let underway = Self(Arc::clone(counters));
+        let underway = Self {
+            counters: Arc::clone(counters),
+            _permit: permit,
+        };
         let count = counters.exchanges_open.load(Relaxed);
         (count <= most as u64).then_some(underway)
     }
@@ -37,7 +48,7 @@ impl Underway {
 
 impl Drop for Underway {
     fn drop(&mut self) {
-        remove(&self.0.exchanges_open);
+        remove(&self.counters.exchanges_open);
     }
 }
 
@@ -118,6 +129,7 @@ async fn connect<S: Sandboxes>(shared: &Shared<S>, key: &Key) -> Result<Lease, F
     };
     add(&shared.counters.guest_connections, 1);
     let (sender, connection) = http1::Builder::new()
+        .preserve_header_case(true)
         .max_headers(limits.headers)
         .max_header_size(limits.head_bytes)
         .max_buf_size(limits.head_bytes)

@@ -2,14 +2,14 @@
 
 use crate::admission::Admission;
 use crate::answer::{About, Failure, wants_page};
-use crate::body::{Body, BoxError, FromClient, ToClient, full};
+use crate::body::{Body, BoxError, FromClient, ToClient, Until, full};
 use crate::config::Config;
 use crate::connection::Turn;
 use crate::counters::{Counters, add};
 use crate::exchange::{self, Underway};
 use crate::file_link::FileLink;
 use crate::headers::{Passage, TRAFFIC_TOKEN, host_written, upgrade};
-use crate::link::{EXPIRES, SIGNATURE, Signer};
+use crate::link::{Signer, take_link};
 use crate::listener::Tasks;
 use crate::pool::Pool;
 use crate::private_path::is_host_only;
@@ -22,7 +22,6 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::header::{CONNECTION, COOKIE, HeaderValue, LOCATION, ORIGIN, SET_COOKIE};
 use hyper::http::request::Parts;
-use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Response, StatusCode, Version};
 use jiffy_proto::agent::ENVD_PORT;
 use std::convert::Infallible;
@@ -49,6 +48,12 @@ pub struct Peer {
     /// Whether it came over a Unix socket, which only its owner can open.
     pub local: bool,
 }
+
+/// Mark that the control plane puts among the extensions of an answer to a caller it knows. The
+/// connection may then stay open as long as those of clients do; others are bounded in number and
+/// closed soon when nothing happens on them.
+#[derive(Debug, Clone, Copy)]
+pub struct KnownCaller;
 
 /// Who answers what is for no sandbox. Every `tower` service of requests is one; an `axum` router, say.
 pub trait ControlPlane: Clone + Send + 'static {
@@ -168,7 +173,11 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                     // So that the control plane can upgrade, as the gateway can.
                     request.extensions_mut().insert(upgrade);
                     add(&self.shared.counters.control_plane, 1);
-                    self.control.answer(request).await
+                    let answer = self.control.answer(request).await;
+                    if answer.extensions().get::<KnownCaller>().is_some() {
+                        turn.is_known();
+                    }
+                    answer
                 }
                 Route::Refused(status, reason) => {
                     let failure = Failure::Refused(status, reason);
@@ -195,7 +204,10 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                         tasks,
                     };
                     match self.shared.pass(target, parts, body, visit).await {
-                        Ok(answer) => answer,
+                        Ok(answer) => {
+                            turn.is_known();
+                            answer
+                        }
                         Err(failure) => {
                             let failure = self.shared.explained(failure, &sandbox).await;
                             self.shared.failed(&failure);
@@ -282,7 +294,9 @@ impl<S: Sandboxes> Shared<S> {
             Failure::NotFound | Failure::NotRunning => &counters.not_found,
             Failure::PortClosed => &counters.port_closed,
             Failure::Unavailable(_) => &counters.unavailable,
-            Failure::Limit(_) | Failure::Busy | Failure::Overloaded => &counters.limited,
+            Failure::Limit(_) | Failure::ExchangeLimit(_) | Failure::Busy | Failure::Overloaded => {
+                &counters.limited
+            }
         };
         add(counter, 1);
     }
@@ -305,9 +319,18 @@ impl<S: Sandboxes> Shared<S> {
         {
             return Ok(redirect);
         }
-        let cookie = self.admit(&mut target, &parts, &access, visit.peer.tls)?;
-        let underway = Underway::begin(&self.counters, self.config.limits.exchanges)
-            .ok_or(Failure::Overloaded)?;
+        let (cookie, linked) = self.admit(&mut target, &parts, &access, visit.peer.tls)?;
+        // Who came by a link stays no longer than links are good.
+        let mut end = linked.then(|| {
+            let (sandboxes, id) = (self.sandboxes.clone(), target.id.clone());
+            Box::pin(async move { sandboxes.links_closed(&id).await })
+        });
+        let permit = self
+            .sandboxes
+            .begin(&access)
+            .map_err(Failure::ExchangeLimit)?;
+        let most = self.config.limits.exchanges;
+        let underway = Underway::begin(&self.counters, most, permit).ok_or(Failure::Overloaded)?;
         let host = host_written(&parts);
         let passage = Passage {
             peer: visit.peer,
@@ -319,8 +342,14 @@ impl<S: Sandboxes> Shared<S> {
         };
         passage.to_guest(&mut parts);
         let key = (target.id.clone(), target.port);
-        let (mut answer, lease) =
-            exchange::send(self, &key, parts, body, protocol.is_some()).await?;
+        let sending = exchange::send(self, &key, parts, body, protocol.is_some());
+        let (mut answer, lease) = match &mut end {
+            None => sending.await?,
+            Some(end) => tokio::select! {
+                sent = sending => sent?,
+                () = end => return Err(Failure::Link),
+            },
+        };
         add(&self.counters.answered, 1);
         let switched = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
         let upgraded = match (&protocol, answer.headers().get(hyper::header::UPGRADE)) {
@@ -347,13 +376,25 @@ impl<S: Sandboxes> Shared<S> {
                 lease,
                 underway,
             );
-            return Ok(Response::from_parts(head, body.boxed_unsync()));
+            let body = body.boxed_unsync();
+            let body = match end {
+                None => body,
+                Some(end) => Until::new(body, end).boxed_unsync(),
+            };
+            return Ok(Response::from_parts(head, body));
         };
         let (counters, half_closed) = (Arc::clone(&self.counters), self.config.limits.half_closed);
         let stream = async move {
             if let (Ok(client), Ok(guest)) = tokio::join!(visit.upgrade, guest) {
                 add(&counters.upgraded, 1);
-                tunnel::join(client, guest, &counters, half_closed).await;
+                let joined = tunnel::join(client, guest, &counters, half_closed);
+                match end {
+                    None => joined.await,
+                    Some(end) => tokio::select! {
+                        () = joined => {}
+                        () = end => {}
+                    },
+                }
             }
             drop((lease, underway));
         };
@@ -361,20 +402,21 @@ impl<S: Sandboxes> Shared<S> {
         Ok(Response::from_parts(head, full("")))
     }
 
-    /// Checks that the client may pass; takes a signed link out of the query. Gives the cookie that stands for the link.
+    /// Checks that the client may pass; takes a signed link out of the query. Gives the cookie that stands for the link, and whether
+    /// the client came by one.
     fn admit(
         &self,
         target: &mut Target,
         parts: &Parts,
         access: &Access,
         tls: bool,
-    ) -> Result<Cookie, Failure> {
+    ) -> Result<(Cookie, bool), Failure> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(u64::MAX, |since| since.as_secs());
         let (id, port) = (&target.id, target.port);
         let by_path = |expires: &str, signature: &str| {
-            let signer = self.signer.as_ref()?;
+            let signer = self.signer.as_ref().filter(|_| !access.links_closed)?;
             signer.opens_path(id, port, expires, signature, now)
         };
         let mut cookie = None;
@@ -382,7 +424,8 @@ impl<S: Sandboxes> Shared<S> {
             How::Headers | How::Host(None) => false,
             How::Host(Some((expires, signature))) => {
                 let signer = self.signer.as_ref().ok_or(Failure::Link)?;
-                if !signer.opens_label(id, port, expires, signature, now) {
+                let opens = signer.opens_label(id, port, expires, signature, now);
+                if !opens || access.links_closed {
                     return Err(Failure::Link);
                 }
                 true
@@ -415,12 +458,12 @@ impl<S: Sandboxes> Shared<S> {
                 let given = only(&parts.headers, TRAFFIC_TOKEN);
                 let given = given.map_err(|()| Failure::Token)?.ok_or(Failure::Token)?;
                 if bool::from(given.as_bytes().ct_eq(token.as_bytes())) {
-                    Ok(cookie)
+                    Ok((cookie, linked))
                 } else {
                     Err(Failure::Token)
                 }
             }
-            _ => Ok(cookie),
+            _ => Ok((cookie, linked)),
         }
     }
 }
@@ -439,30 +482,4 @@ fn with_slash(target: &Target, parts: &Parts) -> Option<Response<Body>> {
     *answer.status_mut() = StatusCode::PERMANENT_REDIRECT;
     answer.headers_mut().insert(LOCATION, location);
     Some(answer)
-}
-
-/// The path without the parameters of a signed link, and these; none if there are none. Given twice they are good for nothing.
-fn take_link(path: &PathAndQuery) -> Option<(PathAndQuery, String, String)> {
-    let query = path.query()?;
-    let (mut expires, mut signature) = (Vec::new(), Vec::new());
-    let mut rest = Vec::new();
-    for pair in query.split('&') {
-        match pair.split_once('=') {
-            Some((EXPIRES, value)) => expires.push(value),
-            Some((SIGNATURE, value)) => signature.push(value),
-            _ => rest.push(pair),
-        }
-    }
-    if expires.is_empty() && signature.is_empty() {
-        return None;
-    }
-    let mut stripped = path.path().to_owned();
-    if !rest.is_empty() {
-        stripped = format!("{stripped}?{}", rest.join("&"));
-    }
-    Some((
-        stripped.try_into().ok()?,
-        expires.join("&"),
-        signature.join("&"),
-    ))
 }

@@ -1,5 +1,6 @@
 //! What of a message's head is passed on, in both directions.
 
+use crate::api_key;
 use crate::config::Config;
 use crate::gateway::Peer;
 use crate::request_id::{RequestId, X_REQUEST_ID};
@@ -128,6 +129,7 @@ impl Passage<'_> {
         ] {
             headers.remove(name);
         }
+        api_key::strip(headers);
         match set_cookie::without_own(headers.get_all(COOKIE).iter()) {
             Some(cookies) => drop(headers.insert(COOKIE, cookies)),
             None => drop(headers.remove(COOKIE)),

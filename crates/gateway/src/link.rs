@@ -7,6 +7,7 @@ use crate::host_name;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, Mac};
+use hyper::http::uri::PathAndQuery;
 use sha2::Sha256;
 use std::fmt;
 use subtle::ConstantTimeEq;
@@ -151,6 +152,32 @@ impl Signer {
         mac.update(format!("jiffy-link-1\n{kind}\n{id}\n{port}\n{expires}").as_bytes());
         mac.finalize().into_bytes().into()
     }
+}
+
+/// The path without the parameters of a signed link, and these; none if there are none. Given twice they are good for nothing.
+pub(crate) fn take_link(path: &PathAndQuery) -> Option<(PathAndQuery, String, String)> {
+    let query = path.query()?;
+    let (mut expires, mut signature) = (Vec::new(), Vec::new());
+    let mut rest = Vec::new();
+    for pair in query.split('&') {
+        match pair.split_once('=') {
+            Some((EXPIRES, value)) => expires.push(value),
+            Some((SIGNATURE, value)) => signature.push(value),
+            _ => rest.push(pair),
+        }
+    }
+    if expires.is_empty() && signature.is_empty() {
+        return None;
+    }
+    let mut stripped = path.path().to_owned();
+    if !rest.is_empty() {
+        stripped = format!("{stripped}?{}", rest.join("&"));
+    }
+    Some((
+        stripped.try_into().ok()?,
+        expires.join("&"),
+        signature.join("&"),
+    ))
 }
 
 fn check(id: &str, port: u16) -> Result<(), LinkError> {

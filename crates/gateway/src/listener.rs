@@ -164,6 +164,7 @@ pub async fn serve_local<S, C>(
         }
         // One that is too many is closed without a word.
         if let Ok(permit) = gateway.shared.admission.enter(peer.ip) {
+            permit.is_known();
             let work = connection::serve(gateway.clone(), stream, peer, permit, tasks.clone());
             tasks.tracker.spawn(work);
         }
@@ -200,6 +201,31 @@ async fn attend<S, C>(
     let Some(tls) = tls else {
         return connection::serve(gateway, stream, peer, permit, tasks).await;
     };
+    // Nothing is made for a client before it has sent something.
+    let limits = &gateway.shared.config.limits;
+    let begun = tokio::select! {
+        begun = timeout(limits.handshake, stream.readable()) => matches!(begun, Ok(Ok(()))),
+        () = tasks.stopping() => return,
+    };
+    if begun {
+        Box::pin(encrypted(gateway, stream, tls, peer, permit, tasks)).await;
+    } else {
+        add(&gateway.shared.counters.handshakes_failed, 1);
+    }
+}
+
+/// Serves a client that has begun to speak TLS.
+async fn encrypted<S, C>(
+    gateway: Gateway<S, C>,
+    stream: TcpStream,
+    tls: Tls,
+    peer: Peer,
+    permit: Permit,
+    tasks: Tasks,
+) where
+    S: Sandboxes,
+    C: ControlPlane,
+{
     let shared = Arc::clone(&gateway.shared);
     let handshake = timeout(shared.config.limits.handshake, tls.accept(stream));
     let result = tokio::select! {

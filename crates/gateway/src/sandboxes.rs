@@ -16,6 +16,19 @@ pub trait Sandboxes: Clone + Send + Sync + 'static {
         None
     }
 
+    /// Waits until signed links to a sandbox, which are good now, open nothing any more.
+    fn links_closed(&self, id: &str) -> impl Future<Output = ()> + Send {
+        let _ = id;
+        std::future::pending()
+    }
+
+    /// Counts one more request or stream to a sandbox with this access, until what is returned is dropped; or says, for clients,
+    /// why there may be no more.
+    fn begin(&self, access: &Access) -> Result<ExchangePermit, String> {
+        let _ = access;
+        Ok(Box::new(()))
+    }
+
     /// Why a sandbox that could not be reached does not run, once what is under way with it has been decided; none if it runs.
     fn why_gone(&self, id: &str) -> impl Future<Output = Option<OpenError>> + Send {
         let _ = id;
@@ -30,6 +43,9 @@ pub trait Sandboxes: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<UnixStream, OpenError>> + Send;
 }
 
+/// One request or stream, counted until this is dropped.
+pub type ExchangePermit = Box<dyn std::any::Any + Send + Sync>;
+
 /// What a client needs to reach a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Access {
@@ -37,6 +53,10 @@ pub struct Access {
     pub traffic_token: Option<String>,
     /// Sent to the guest as `Host` instead of the client's; `${PORT}` stands for the port.
     pub mask_request_host: Option<String>,
+    /// Signed links to it open nothing: the key that it was made with is not in force any more.
+    pub links_closed: bool,
+    /// API key that the sandbox belongs to; none: the host's owner.
+    pub owner: Option<String>,
 }
 
 /// Why there is no stream into a sandbox.

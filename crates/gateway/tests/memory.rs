@@ -136,11 +136,9 @@ async fn a_guest_that_does_not_read_holds_back_the_client() {
     assert_eq!(text, (100 * MIB).to_string());
 }
 
-async fn idle_connections(count: usize) {
-    let _turn = TURN.lock().await;
-    // Both ends of each are in this process.
+/// Lets this process have so many descriptors; a test that cannot is skipped by name.
+fn descriptors(test: &str, needed: u64) -> bool {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    let needed = count as u64 * 2 + 200;
     // Whoever may raise the limit does.
     if setrlimit(Resource::RLIMIT_NOFILE, needed, hard.max(needed)).is_err() {
         let reason = format!("needs {needed} descriptors, the limit is {hard}");
@@ -152,8 +150,18 @@ async fn idle_connections(count: usize) {
                 .create(true)
                 .open(log)
                 .unwrap();
-            writeln!(log, "ten_thousand_idle_connections_cost_little: {reason}").unwrap();
+            writeln!(log, "{test}: {reason}").unwrap();
         }
+        return false;
+    }
+    true
+}
+
+async fn idle_connections(count: usize) {
+    let _turn = TURN.lock().await;
+    // Both ends of each are in this process.
+    let test = "ten_thousand_idle_connections_cost_little";
+    if !descriptors(test, count as u64 * 2 + 200) {
         return;
     }
     let router = Router::new().fallback(any(|| async { "hello" }));
@@ -180,6 +188,32 @@ async fn idle_connections(count: usize) {
     }
     drop(open);
     setup.counted(|t| t.connections_open == 0).await;
+}
+
+#[tokio::test]
+async fn a_connection_on_which_nothing_was_said_costs_little_more_than_its_socket() {
+    const COUNT: usize = 4_000;
+    let _turn = TURN.lock().await;
+    let test = "a_connection_on_which_nothing_was_said_costs_little_more_than_its_socket";
+    if !descriptors(test, COUNT as u64 * 2 + 200) {
+        return;
+    }
+    let setup = Setup::new(&Guests::default()).await;
+    let before = memory("VmRSS");
+    let mut open = Vec::with_capacity(COUNT);
+    for _ in 0..COUNT {
+        open.push(Raw::new(setup.address).await);
+    }
+    setup.counted(|t| t.connections_open == COUNT as u64).await;
+    let each = memory("VmRSS").saturating_sub(before) / COUNT as u64;
+    println!("{COUNT} silent connections: {each} bytes each, the client's end included");
+    assert!(each < 8 * 1024, "{each} bytes per connection");
+    // All can still begin.
+    for raw in open.iter_mut().step_by(100) {
+        raw.say("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            .await;
+        raw.until("control plane").await;
+    }
 }
 
 #[tokio::test]

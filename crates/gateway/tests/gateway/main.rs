@@ -4,6 +4,7 @@
 mod encrypted;
 mod errors;
 mod file_links;
+mod keys;
 mod limits;
 mod local;
 mod proxy;

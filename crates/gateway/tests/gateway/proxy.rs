@@ -419,8 +419,9 @@ async fn a_websocket_passes_bytes_both_ways_and_keeps_half_close() {
     assert_eq!(raw.rest().await, " and last");
     let (head, all) = within(heard).await.unwrap();
     assert!(head.starts_with("GET /chat HTTP/1.1"), "{head}");
+    // As the client wrote the names.
     assert!(
-        head.contains("upgrade: websocket") && head.contains("connection: upgrade"),
+        head.contains("Upgrade: websocket") && head.contains("Connection: upgrade"),
         "{head}"
     );
     assert_eq!(all, b"early late");
@@ -533,4 +534,45 @@ async fn a_cancelled_http2_stream_takes_its_connection_to_the_guest_along() {
     .await;
     setup.counted(|t| t.exchanges_open == 0).await;
     poll_fn(|cx| http.sender.poll_ready(cx)).await.unwrap();
+}
+
+#[tokio::test]
+async fn names_of_headers_arrive_as_they_were_written_in_both_directions() {
+    let (told, mut heard) = mpsc::channel(1);
+    let guests = Guests::raw(ID, 3000, move |mut stream| {
+        let told = told.clone();
+        async move {
+            let mut head = vec![0; 16 * 1024];
+            let mut length = 0;
+            while !head[..length].ends_with(b"\r\n\r\n") {
+                length += stream.read(&mut head[length..]).await.unwrap();
+            }
+            head.truncate(length);
+            told.send(String::from_utf8(head).unwrap()).await.unwrap();
+            let answer = "HTTP/1.1 200 OK\r\nX-Ratelimit-LEFT: 1\r\nContent-Length: 0\r\n\r\n";
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            // Until the gateway has read it.
+            let _ = stream.read(&mut [0]).await;
+        }
+    });
+    let setup = Setup::new(&guests).await;
+    let mut raw = Raw::new(setup.address).await;
+    raw.say(&format!(
+        "GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\
+         X-API-Token: a\r\nSOAPAction: b\r\nx-lower: c\r\nX-FORWARDED-FOR: 9.9.9.9\r\n\r\n"
+    ))
+    .await;
+    let head = within(heard.recv()).await.unwrap();
+    for line in [
+        "\r\nHost: localhost",
+        "\r\nX-API-Token: a",
+        "\r\nSOAPAction: b",
+        "\r\nx-lower: c",
+    ] {
+        assert!(head.contains(line), "{line:?} in {head}");
+    }
+    // The gateway's word stays the gateway's, however it is written.
+    assert!(!head.contains("9.9.9.9"), "{head}");
+    let answer = raw.until("\r\n\r\n").await;
+    assert!(answer.contains("\r\nX-Ratelimit-LEFT: 1\r\n"), "{answer}");
 }

@@ -23,6 +23,7 @@ pub struct Guests {
     stalled: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,
     open: Arc<AtomicUsize>,
+    closed: Arc<tokio::sync::Notify>,
 }
 
 impl Guests {
@@ -85,6 +86,14 @@ impl Guests {
         self.known.lock().unwrap().remove(id);
     }
 
+    /// Signed links to it are not good any more.
+    pub fn close_links(&self, id: &str) {
+        let mut known = self.known.lock().unwrap();
+        known.get_mut(id).unwrap().links_closed = true;
+        drop(known);
+        self.closed.notify_waiters();
+    }
+
     pub fn trouble(&self, error: OpenError) {
         *self.trouble.lock().unwrap() = Some(error);
     }
@@ -116,6 +125,19 @@ impl Drop for Running {
 impl Sandboxes for Guests {
     fn find(&self, id: &str) -> Option<Access> {
         self.known.lock().unwrap().get(id).cloned()
+    }
+
+    async fn links_closed(&self, id: &str) {
+        loop {
+            let closed = self.closed.notified();
+            tokio::pin!(closed);
+            closed.as_mut().enable();
+            let known = self.known.lock().unwrap().get(id).cloned();
+            if known.is_none_or(|access| access.links_closed) {
+                return;
+            }
+            closed.await;
+        }
     }
 
     async fn why_gone(&self, id: &str) -> Option<OpenError> {

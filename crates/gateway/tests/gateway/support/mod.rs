@@ -72,6 +72,11 @@ impl Setup {
         Self::of(gateway, tls).await
     }
 
+    /// With another control plane.
+    pub async fn before(config: Config, guests: &Guests, control: Router) -> Self {
+        Self::of(Gateway::new(config, guests.clone(), control, None), None).await
+    }
+
     async fn of<C>(gateway: Gateway<Guests, C>, tls: Option<Tls>) -> Self
     where
         C: ControlPlane + Sync,

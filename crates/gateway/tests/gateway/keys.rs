@@ -1,0 +1,266 @@
+//! What a key of the control plane means on the way to a guest, and what is left of one that ended.
+
+use crate::support;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::routing::any;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http_body_util::BodyExt;
+use jiffy_gateway::{Config, KnownCaller, Signer};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use support::client::{Http1, Http2, Raw, ask, body, get, to};
+use support::guest::Guests;
+use support::{ID, KEY, Setup, collected, config, within};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const API_KEY: &str = "e2b_0123456789abcdef0123456789abcdef01234567";
+
+/// A guest that tells the headers it was sent.
+fn telling() -> Router {
+    Router::new().fallback(any(|request: Request| async move {
+        let told = |(name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)| {
+            format!("{name}: {}", value.to_str().unwrap())
+        };
+        let lines: Vec<String> = request.headers().iter().map(told).collect();
+        lines.join("\n")
+    }))
+}
+
+/// Headers in which clients show a key, and one that is the application's.
+fn shown() -> Vec<(&'static str, String)> {
+    let basic = |text: String| format!("Basic {}", STANDARD.encode(text));
+    vec![
+        ("x-api-key", API_KEY.to_owned()),
+        ("authorization", format!("Bearer {API_KEY}")),
+        ("authorization", basic(format!("{API_KEY}:"))),
+        ("authorization", basic(format!("user:{API_KEY}"))),
+        ("authorization", "Bearer of-the-application".to_owned()),
+        ("authorization", basic("user:".to_owned())),
+        ("x-key-of-mine", API_KEY.to_owned()),
+    ]
+}
+
+fn assert_stripped(text: &str) {
+    assert!(!text.contains("e2b_"), "{text}");
+    assert!(
+        !text.contains(&STANDARD.encode("user:e2b_")[..12]),
+        "{text}"
+    );
+    let basic = format!("Basic {}", STANDARD.encode("user:"));
+    for passes in ["Bearer of-the-application", &basic] {
+        assert!(text.contains(passes), "{passes} in {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_never_reaches_a_guest_in_any_protocol() {
+    let guests = Guests::one(ID, 3000, telling());
+    guests.web(ID, 49983, telling());
+    let setup = Setup::new(&guests).await;
+    for port in [3000, 49983] {
+        let request = || {
+            let mut request = to(port, "/");
+            for (name, value) in shown() {
+                request = request.header(name, value);
+            }
+            request.body(body("")).unwrap()
+        };
+        assert_stripped(&ask(setup.address, request()).await.1);
+        let stream = TcpStream::connect(setup.address).await.unwrap();
+        let answer = Http2::over(stream).await.send(request()).await;
+        assert_stripped(&collected(answer.into_body()).await);
+    }
+}
+
+#[tokio::test]
+async fn a_key_does_not_reach_a_guest_with_an_upgrade_or_behind_a_body() {
+    let guests = Guests::raw(ID, 3000, |mut stream| async move {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        let begin = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+        stream.write_all(begin).await.unwrap();
+        stream.write_all(&head).await.unwrap();
+    });
+    guests.program(ID, 3001, |mut stream| async move {
+        let mut all = Vec::new();
+        while !all.ends_with(b"\r\n\r\n") || !all.windows(5).any(|w| w == b"\r\n0\r\n") {
+            all.push(stream.read_u8().await.unwrap());
+        }
+        let begin = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", all.len());
+        stream.write_all(begin.as_bytes()).await.unwrap();
+        stream.write_all(&all).await.unwrap();
+    });
+    let setup = Setup::new(&guests).await;
+    let lines: String = shown()
+        .iter()
+        .map(|(n, v)| format!("{n}: {v}\r\n"))
+        .collect();
+    let to = |method: &str, port: u16| {
+        format!(
+            "{method} / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: {port}\r\n"
+        )
+    };
+    let mut raw = Raw::new(setup.address).await;
+    raw.say(&format!(
+        "{}Connection: Upgrade\r\nUpgrade: websocket\r\n{lines}\r\n",
+        to("GET", 3000)
+    ))
+    .await;
+    raw.until("\r\n\r\n").await;
+    assert_stripped(&raw.until("\r\n\r\n").await);
+    drop(raw);
+    let mut raw = Raw::new(setup.address).await;
+    raw.say(&format!(
+        "{}Connection: close\r\nTransfer-Encoding: chunked\r\nTrailer: x-api-key, x-other\r\n\r\n2\r\nhi\r\n0\r\n{}X-Other: 1\r\n\r\n",
+        to("POST", 3001),
+        format_args!("X-API-KEY: {API_KEY}\r\n"),
+    ))
+    .await;
+    let seen = raw.rest().await;
+    assert!(seen.contains("hi") && seen.contains("x-other: 1"), "{seen}");
+    assert!(!seen.contains("e2b_"), "{seen}");
+}
+
+fn soon() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    now.as_secs() + 600
+}
+
+#[tokio::test]
+async fn links_and_what_came_by_them_end_with_the_key() {
+    // One line at once, and nothing more.
+    let router = Router::new().fallback(any(|| async {
+        let (sender, receiver) = tokio::sync::mpsc::channel::<Result<_, std::io::Error>>(1);
+        let line = hyper::body::Frame::data(bytes::Bytes::from("line\n"));
+        sender.send(Ok(line)).await.unwrap();
+        tokio::spawn(async move {
+            sender.closed().await;
+        });
+        Body::new(http_body_util::StreamBody::new(Receiving(receiver)))
+    }));
+    let guests = Guests::one(ID, 3000, router);
+    guests.program(ID, 3001, |mut stream| async move {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        let begin = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nfirst";
+        stream.write_all(begin).await.unwrap();
+        let _ = stream.read_to_end(&mut Vec::new()).await;
+    });
+    let setup = Setup::new(&guests).await;
+    let signer = Signer::new(&KEY);
+    let link = |port| signer.path(ID, port, "/x", soon()).unwrap();
+    let by_path = |port| {
+        let request = hyper::Request::builder().uri(link(port));
+        request.header("host", "localhost").body(body("")).unwrap()
+    };
+    let by_name = || {
+        let label = signer.label(ID, 3000, soon()).unwrap();
+        let request = hyper::Request::builder().uri("/");
+        request
+            .header("host", format!("{label}.localhost"))
+            .body(body(""))
+            .unwrap()
+    };
+    let (mut first, mut second) = (
+        Http1::new(setup.address).await,
+        Http1::new(setup.address).await,
+    );
+    let mut streams = vec![
+        first.send(by_path(3000)).await.into_body(),
+        second.send(by_name()).await.into_body(),
+    ];
+    for stream in &mut streams {
+        let frame = within(stream.frame()).await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), "line\n");
+    }
+    let mut upgraded = Raw::new(setup.address).await;
+    upgraded
+        .say(&format!(
+            "GET {} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+            link(3001)
+        ))
+        .await;
+    upgraded.until("first").await;
+    let mut public = Http1::new(setup.address).await;
+    let mut unharmed = public.send(get(3000, "/")).await.into_body();
+    within(unharmed.frame()).await.unwrap().unwrap();
+    guests.close_links(ID);
+    for stream in &mut streams {
+        assert!(within(stream.frame()).await.unwrap().is_err());
+    }
+    assert_eq!(upgraded.rest().await, "");
+    for request in [by_path(3000), by_name()] {
+        let (status, text) = ask(setup.address, request).await;
+        assert!(status == 403 && text.contains("link"), "{status} {text}");
+    }
+    // Traffic that needs no link goes on.
+    assert_eq!(setup.counters.totals().exchanges_open, 1);
+    drop(unharmed);
+}
+
+struct Receiving(
+    tokio::sync::mpsc::Receiver<Result<hyper::body::Frame<bytes::Bytes>, std::io::Error>>,
+);
+
+impl futures_core::Stream for Receiving {
+    type Item = Result<hyper::body::Frame<bytes::Bytes>, std::io::Error>;
+
+    fn poll_next(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx)
+    }
+}
+
+/// A control plane that knows whoever asks for `/known`.
+fn knowing() -> Router {
+    Router::new()
+        .route(
+            "/known",
+            any(|| async { ([("x-is", "known")], axum::Extension(KnownCaller), "hello") }),
+        )
+        .fallback(any(|| async { "hello" }))
+}
+
+#[tokio::test]
+async fn connections_of_those_who_show_nothing_are_few_and_soon_closed() {
+    let mut config: Config = config();
+    config.limits.unknown_connections = 2;
+    config.limits.idle_unknown = Duration::from_millis(200);
+    let guests = Guests::one(ID, 3000, Router::new().fallback(any(|| async { "hello" })));
+    let setup = Setup::before(config, &guests, knowing()).await;
+    let ask = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let guest = format!(
+        "GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n"
+    );
+    // Whoever showed a key or reached a sandbox is not counted among them any more.
+    let mut known = Raw::new(setup.address).await;
+    known.say(&ask("/known")).await;
+    known.until("hello").await;
+    let mut visitor = Raw::new(setup.address).await;
+    visitor.say(&guest).await;
+    visitor.until("hello").await;
+    let mut silent = Raw::new(setup.address).await;
+    let mut unknown = Raw::new(setup.address).await;
+    unknown.say(&ask("/")).await;
+    unknown.until("hello").await;
+    let refused = Raw::new(setup.address).await.rest().await;
+    assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+    assert_eq!(unknown.rest().await, "", "nothing happened on it");
+    setup.counted(|t| t.connections_timed_out == 1).await;
+    for (raw, request) in [(&mut known, ask("/known")), (&mut visitor, guest)] {
+        raw.say(&request).await;
+        raw.until("hello").await;
+    }
+    silent.say(&ask("/")).await;
+    silent.until("hello").await;
+}
