@@ -30,7 +30,7 @@ type request struct {
 	Image string `json:"image,omitempty"`
 	// Resume: the sandbox runs on after its checkpoint.
 	Resume bool `json:"resume,omitempty"`
-	// Port to connect to.
+	// Port of the agent to connect to.
 	Port uint16 `json:"port,omitempty"`
 }
 

@@ -147,7 +147,7 @@ type server struct {
 func configuration(directory string, groups bool) (*config.Config, error) {
 	flags := flag.NewFlagSet("jiffy-gvisor", flag.ContinueOnError)
 	config.RegisterFlags(flags)
-	// directfs off: the process that isolates a sandbox runs as nobody and without capabilities.
+	// directfs off: the process that isolates a sandbox runs as a user of its own and without capabilities.
 	words := []string{
 		"--root=" + filepath.Join(directory, "state"), "--platform=systrap", "--network=sandbox", "--directfs=false",
 		"--overlay2=none", "--net-raw=true", "--host-settings=ignore",
@@ -310,7 +310,11 @@ func (s *server) create(asked request) (reply, []int, error) {
 	if wanted == nil {
 		return reply{}, nil, errors.New("a sandbox is made of something")
 	}
-	spec := wanted.oci()
+	uid, err := newUID()
+	if err != nil {
+		return reply{}, nil, err
+	}
+	spec := wanted.oci(uid)
 	if err := wanted.write(spec); err != nil {
 		return reply{}, nil, err
 	}
@@ -336,11 +340,13 @@ func (s *server) create(asked request) (reply, []int, error) {
 
 // make hands the sandbox its console in the place of this process's own streams.
 func (s *server) make(conf *config.Config, words *console, args container.Args) (*container.Container, error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
+	// A pipe that has ended: its streams become the sandbox's user's, which no file of the host is to be.
+	nothing, end, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	defer null.Close()
+	defer nothing.Close()
+	end.Close()
 	guestEnd, err := os.OpenFile(words.path, os.O_WRONLY, 0)
 	if err != nil {
 		return nil, err
@@ -350,7 +356,7 @@ func (s *server) make(conf *config.Config, words *console, args container.Args) 
 	defer s.making.Unlock()
 	in, out, bad := os.Stdin, os.Stdout, os.Stderr
 	defer func() { os.Stdin, os.Stdout, os.Stderr = in, out, bad }()
-	os.Stdin, os.Stdout, os.Stderr = null, guestEnd, guestEnd
+	os.Stdin, os.Stdout, os.Stderr = nothing, guestEnd, guestEnd
 	return container.New(conf, args)
 }
 
@@ -443,7 +449,7 @@ func (s *server) checkpoint(g *guest, asked request) (reply, []int, error) {
 	return reply{StoppedUs: time.Since(began).Microseconds()}, nil, err
 }
 
-// connect opens a stream to a port of the sandbox's loopback.
+// connect opens a stream to a port of the agent.
 func (s *server) connect(g *guest, asked request) (reply, []int, error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -48,8 +48,8 @@ var capabilities = []string{
 	"CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_WAKE_ALARM",
 }
 
-// oci is the sandbox in the terms of the OCI runtime specification.
-func (s *sandboxSpec) oci() *specs.Spec {
+// oci is the sandbox in the terms of the OCI runtime specification. The process that isolates it is run by user uid of the host.
+func (s *sandboxSpec) oci(uid int) *specs.Spec {
 	network := specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: s.Namespace}
 	spec := &specs.Spec{
 		Version: "1.0.2",
@@ -73,6 +73,7 @@ func (s *sandboxSpec) oci() *specs.Spec {
 			"dev.gvisor.spec.rootfs.type":   "erofs",
 			"dev.jiffy.memory":              strconv.FormatInt(s.MemoryBytes, 10),
 			"dev.jiffy.vcpus":               strconv.FormatInt(s.VCPUs, 10),
+			"dev.jiffy.uid":                 strconv.Itoa(uid),
 		},
 	}
 	for number, image := range s.Images {

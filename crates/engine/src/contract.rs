@@ -115,6 +115,14 @@ pub enum EngineError {
         /// Why.
         end: SandboxEnd,
     },
+    /// A snapshot would take more disk space than it may. Nothing was written, and the guest runs on.
+    #[error("the snapshot takes {needed} bytes of disk space, and may take {most}")]
+    SnapshotTooLarge {
+        /// Bytes that it would take at most.
+        needed: u64,
+        /// Bytes that it may take.
+        most: u64,
+    },
     /// The engine cannot do that at all.
     #[error("the engine {engine} cannot {what}{}", .instead.map(|i| format!("; use {i}")).unwrap_or_default())]
     Unsupported {
@@ -194,12 +202,15 @@ pub trait Engine: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Self::Arrival, EngineError>> + Send;
 
     /// Writes snapshot `id` of `guest`, whose latest ancestor is `parent`. Either it is complete afterwards or there is none.
+    /// One that would take more than `max_bytes` ([`Engine::snapshot_size`]) is refused
+    /// ([`EngineError::SnapshotTooLarge`]).
     fn snapshot(
         &self,
         guest: &Self::Guest,
         id: &str,
         parent: Option<&str>,
         then: AfterSnapshot,
+        max_bytes: Option<u64>,
     ) -> impl Future<Output = Result<SnapshotTimes, EngineError>> + Send;
 
     /// Learns from snapshot `id` of `template` what makes the next restores fast. Asked once, when a template's has been made; what
@@ -244,28 +255,40 @@ pub trait Engine: Send + Sync + 'static {
         async {}
     }
 
-    /// The snapshots that are complete on this host. Unfinished ones are removed on the way.
+    /// The snapshots that are complete on this host, by a look at the disk that changes nothing.
     fn snapshots(&self) -> Result<Vec<String>, EngineError>;
 
     /// Whether snapshot `id` needs the files of none of its ancestors. An engine may come to this by itself, to keep restores fast.
+    /// Answered from memory: others wait for the answer.
     fn is_independent(&self, _id: &str) -> bool {
         false
     }
 
     /// Removes what nobody finished and nobody will, wherever the engine keeps files, beside whole snapshots; returns how many things
-    /// there were. Called every minute, while others use them.
+    /// there were. Called soon after the start and every minute, while others use them.
     fn sweep(&self) -> Result<usize, EngineError> {
         Ok(0)
-    }
-
-    /// The snapshots there are, whole ones, by a look at the disk that changes nothing.
-    fn snapshots_on_disk(&self) -> Result<Vec<String>, EngineError> {
-        Ok(Vec::new())
     }
 
     /// Disk space that all snapshots take, in bytes, if it can be told.
     fn snapshot_bytes(&self) -> Option<u64> {
         None
+    }
+
+    /// Disk space of snapshot `id` itself, in bytes, without what lies below it. It changes only by [`Engine::merge`].
+    fn snapshot_size(&self, _id: &str) -> Option<u64> {
+        None
+    }
+
+    /// Most bytes of disk space by which snapshot `id` grows when it is made independent of a long lineage, which keeps
+    /// restores fast; none: its lineage is short enough.
+    fn merge_growth(&self, _id: &str) -> Option<u64> {
+        None
+    }
+
+    /// Makes snapshot `id` independent of what lies below it, if its lineage is long.
+    fn merge(&self, _id: &str) -> impl Future<Output = Result<(), EngineError>> + Send {
+        std::future::ready(Ok(()))
     }
 
     /// Whether a new sandbox of `template` may still start from its snapshot `id`: not when the template has become something else, or
@@ -274,7 +297,7 @@ pub trait Engine: Send + Sync + 'static {
         true
     }
 
-    /// Removes a snapshot's files; one that is not there is no error.
+    /// Removes a snapshot's files; one that is not there is no error. Blocks.
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError>;
 }
 

@@ -25,6 +25,14 @@ pub enum GvisorError {
     /// The socket to the helper program failed.
     #[error(transparent)]
     Control(#[from] ChannelError),
+    /// A snapshot has more bytes than it may.
+    #[error("the snapshot has {needed} bytes, more than the {most} that it may have")]
+    TooLarge {
+        /// Bytes it has.
+        needed: u64,
+        /// Bytes it may have.
+        most: u64,
+    },
     /// gVisor said no.
     #[error("gVisor could not {what}: {reason}")]
     Refused {
@@ -68,9 +76,6 @@ pub enum GvisorError {
         /// The guest's last output.
         console: String,
     },
-    /// No random bytes.
-    #[error("the host gives no random bytes: {0}")]
-    Random(#[from] getrandom::Error),
     /// The process is gone.
     #[error("the sandbox is gone: {0}")]
     Process(io::Error),

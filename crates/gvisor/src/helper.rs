@@ -5,6 +5,7 @@ use command_fds::{CommandFdExt, FdMapping};
 use jiffy_proto::channel::{Channel, ChannelError};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::DirBuilder;
@@ -22,6 +23,25 @@ use tokio::task::JoinHandle;
 
 /// Descriptor of the socket in the helper.
 const CONTROL: i32 = 3;
+/// Capabilities by their numbers (include/uapi/linux/capability.h) that making sandboxes takes: users and groups of their
+/// processes (SETUID, SETGID, SETPCAP, CHOWN), their namespaces, roots and cards (SYS_ADMIN, SYS_CHROOT, NET_ADMIN, NET_RAW), and
+/// looking after them (KILL, SYS_PTRACE, DAC_OVERRIDE, SYS_RESOURCE).
+const CAPABILITIES: [u32; 12] = [0, 1, 5, 6, 7, 8, 12, 13, 18, 19, 21, 24];
+/// No kernel has more capabilities.
+const MAX_CAPABILITY: u32 = 63;
+
+/// Gives up all other capabilities, for ever. Only system calls, no allocation: it runs between fork and exec.
+fn leave_capabilities() -> std::io::Result<()> {
+    for capability in (0..=MAX_CAPABILITY).filter(|c| !CAPABILITIES.contains(c)) {
+        // SAFETY: no pointers. One that this kernel does not know cannot be had either.
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+    }
+    // SAFETY: no pointers.
+    match unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
 
 /// What a sandbox is made of, in the helper's words.
 #[derive(Debug, Clone, Serialize)]
@@ -271,6 +291,10 @@ impl Helper {
         command
             .fd_mappings(vec![mapping])
             .map_err(|e| failed(std::io::Error::other(e)))?;
+        // SAFETY: only system calls between fork and exec.
+        unsafe {
+            std::os::unix::process::CommandExt::pre_exec(&mut command, leave_capabilities);
+        }
         // What a terminal sends to a daemon in its foreground is not for it: it ends when the daemon has.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = Command::from(command).spawn().map_err(failed)?;

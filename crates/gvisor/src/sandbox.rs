@@ -7,7 +7,7 @@ use crate::snapshot::{Manifest, Store};
 use jiffy_agent_client::Greeting;
 use jiffy_engine::{BootMode, BootReport, ProcessMark, SandboxEnd, SandboxSize, Usage};
 use jiffy_proto::agent::{
-    GVISOR_DISK_MIB, GVISOR_DNS, GVISOR_IMAGES, HELLO_PORT, Hello, Identity, LINK_KEY, LINK_PORT,
+    ENVD_PORT, GVISOR_DISK_MIB, GVISOR_DNS, GVISOR_IMAGES, HELLO_PORT, Hello, Identity, TCP_PORT,
 };
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder};
@@ -22,7 +22,6 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 
 /// Time from asking for a sandbox to its agent's greeting.
@@ -73,8 +72,6 @@ pub struct AdoptSpec {
     pub boot: BootSpec,
     /// Which process it is.
     pub mark: ProcessMark,
-    /// How its agent is addressed.
-    pub link_key: String,
     /// How it came up.
     pub report: BootReport,
 }
@@ -123,8 +120,6 @@ pub struct Arriving {
 pub struct Sandbox {
     body: Body,
     report: BootReport,
-    /// How its agent is addressed.
-    link_key: String,
     /// While it stands the agent knows that somebody is there; one that was adopted knows nobody.
     _greeting: Option<UnixStream>,
     /// One snapshot at a time.
@@ -142,10 +137,9 @@ impl AdoptSpec {
 
 impl BootSpec {
     /// What the agent is started with.
-    fn environment(&self, key: &str) -> Vec<String> {
+    fn environment(&self) -> Vec<String> {
         let dns: Vec<String> = self.dns.iter().map(IpAddr::to_string).collect();
         vec![
-            format!("{LINK_KEY}={key}"),
             format!("{GVISOR_IMAGES}={}", self.images.len()),
             format!("{GVISOR_DISK_MIB}={}", self.size.disk_mib),
             format!("{GVISOR_DNS}={}", dns.join(",")),
@@ -157,23 +151,15 @@ fn us(from: Instant) -> u64 {
     u64::try_from(from.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// 64 hexadecimal digits, 256 random bits.
-fn new_key() -> Result<String, GvisorError> {
-    let mut bytes = [0_u8; 32];
-    getrandom::fill(&mut bytes)?;
-    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
-}
-
 impl Body {
     /// Has the process made that will isolate the sandbox. If whoever asked does not wait for it any more it ends.
-    async fn make(helper: &Helper, spec: &BootSpec, key: &str) -> Result<Self, GvisorError> {
-        let (helper, spec, key) = (helper.clone(), spec.clone(), key.to_owned());
-        let making = tokio::spawn(Self::make_now(helper, spec, key));
+    async fn make(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
+        let making = tokio::spawn(Self::make_now(helper.clone(), spec.clone()));
         let made = making.await;
         made.map_err(|e| GvisorError::Process(io::Error::other(e)))?
     }
 
-    async fn make_now(helper: Helper, spec: BootSpec, key: String) -> Result<Self, GvisorError> {
+    async fn make_now(helper: Helper, spec: BootSpec) -> Result<Self, GvisorError> {
         let directory = helper.directory().join(&spec.id);
         DirBuilder::new()
             .mode(0o700)
@@ -187,7 +173,7 @@ impl Body {
             directory: directory.clone(),
             base: spec.base.clone(),
             images: spec.images.clone(),
-            env: spec.environment(&key),
+            env: spec.environment(),
             namespace: spec.namespace.clone(),
             cgroup: helper
                 .limited()
@@ -216,29 +202,31 @@ impl Body {
     }
 
     /// Opens a stream to `port` of the agent.
-    async fn connect(&self, key: &str, port: u32) -> Result<UnixStream, GvisorError> {
-        let ask = Ask::Connect { port: LINK_PORT };
+    async fn connect(&self, port: u32) -> Result<UnixStream, GvisorError> {
+        let known = [HELLO_PORT, ENVD_PORT, TCP_PORT].contains(&port);
+        let Some(port) = u16::try_from(port).ok().filter(|_| known) else {
+            // As a refused connection reads: its other end goes at once.
+            let closed = UnixStream::pair().map(|(stream, _)| stream);
+            return closed.map_err(GvisorError::Process);
+        };
+        let ask = Ask::Connect { port };
         let asked = self.helper.ask(&self.spec.id, &ask);
         let (_, fds) = tokio::time::timeout(CONNECT_LIMIT, asked)
             .await
             .map_err(|_| self.late(CONNECT_LIMIT))??;
         let fd = fds.into_iter().next();
         let fd = fd.ok_or(GvisorError::Gone("connect to the guest agent"))?;
-        let opened = async {
+        let opened = || {
             let stream = BlockingStream::from(fd);
             stream.set_nonblocking(true)?;
-            let mut stream = UnixStream::from_std(stream)?;
-            stream
-                .write_all(format!("{key} {port}\n").as_bytes())
-                .await?;
-            Ok(stream)
+            UnixStream::from_std(stream)
         };
-        opened.await.map_err(GvisorError::Process)
+        opened().map_err(GvisorError::Process)
     }
 
     /// Hears the agent's greeting.
-    async fn greet(&self, key: &str) -> Result<Greeting, GvisorError> {
-        let stream = self.connect(key, HELLO_PORT).await?;
+    async fn greet(&self) -> Result<Greeting, GvisorError> {
+        let stream = self.connect(HELLO_PORT).await?;
         let heard = tokio::time::timeout(BOOT_LIMIT, Greeting::hear(stream)).await;
         heard
             .map_err(|_| self.late(BOOT_LIMIT))?
@@ -312,14 +300,14 @@ impl Body {
 impl Arriving {
     /// Starts the agent in a new sandbox and returns when it has greeted.
     pub async fn boot(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
-        let (asked, key) = (Instant::now(), new_key()?);
-        let body = Body::make(helper, spec, &key).await?;
+        let asked = Instant::now();
+        let body = Body::make(helper, spec).await?;
         let made_us = us(asked);
         let started = body.ask(&Ask::Start);
         tokio::time::timeout(BOOT_LIMIT, started)
             .await
             .map_err(|_| body.late(BOOT_LIMIT))??;
-        Self::hear(body, &key, BootMode::Cold, asked, made_us).await
+        Self::hear(body, BootMode::Cold, asked, made_us).await
     }
 
     /// Makes a sandbox of a snapshot and returns when its agent has greeted anew.
@@ -329,26 +317,24 @@ impl Arriving {
         spec: &RestoreSpec,
     ) -> Result<Self, GvisorError> {
         let asked = Instant::now();
-        let key = &spec.manifest.link_key;
         let image = store.path(&spec.manifest.id)?;
-        let body = Body::make(helper, &spec.boot, key).await?;
+        let body = Body::make(helper, &spec.boot).await?;
         let made_us = us(asked);
         let ask = Ask::Restore { image };
         let restored = body.ask(&ask);
         tokio::time::timeout(BOOT_LIMIT, restored)
             .await
             .map_err(|_| body.late(BOOT_LIMIT))??;
-        Self::hear(body, key, BootMode::Snapshot, asked, made_us).await
+        Self::hear(body, BootMode::Snapshot, asked, made_us).await
     }
 
     async fn hear(
         body: Body,
-        key: &str,
         mode: BootMode,
         asked: Instant,
         made_us: u64,
     ) -> Result<Self, GvisorError> {
-        let greeting = body.greet(key).await?;
+        let greeting = body.greet().await?;
         Ok(Self {
             body,
             greeting,
@@ -380,13 +366,8 @@ impl Arriving {
             asked,
         } = self;
         let welcomed = Instant::now();
-        let link_key = new_key()?;
         let hello = greeting.hello.clone();
-        let identity = Identity {
-            link_key: Some(link_key.clone()),
-            ..identity.clone()
-        };
-        let answered = tokio::time::timeout(BOOT_LIMIT, greeting.answer(&identity)).await;
+        let answered = tokio::time::timeout(BOOT_LIMIT, greeting.answer(identity)).await;
         let (stream, _) = answered
             .map_err(|_| body.late(BOOT_LIMIT))?
             .map_err(|source| GvisorError::Greeting {
@@ -409,7 +390,6 @@ impl Arriving {
         Ok(Sandbox {
             body,
             report,
-            link_key,
             _greeting: Some(stream),
             saving: tokio::sync::Mutex::default(),
         })
@@ -422,7 +402,6 @@ impl Sandbox {
         AdoptSpec {
             boot: self.body.spec.clone(),
             mark: self.body.process.mark.clone(),
-            link_key: self.link_key.clone(),
             report: self.report,
         }
     }
@@ -446,7 +425,6 @@ impl Sandbox {
         Ok(Self {
             body,
             report: spec.report,
-            link_key: spec.link_key,
             _greeting: None,
             saving: tokio::sync::Mutex::default(),
         })
@@ -504,7 +482,7 @@ impl Sandbox {
 
     /// Opens a stream to `port` of the agent. A refused connection reads as closed.
     pub fn connect(&self, port: u32) -> impl Future<Output = Result<UnixStream, GvisorError>> + '_ {
-        self.body.connect(&self.link_key, port)
+        self.body.connect(port)
     }
 
     /// Writes snapshot `id`. It stands still meanwhile; streams into it survive. Returns how long it stood still and how long everything
@@ -514,12 +492,13 @@ impl Sandbox {
         store: &Store,
         id: &str,
         resume: bool,
+        max_bytes: Option<u64>,
     ) -> Result<(u64, u64), GvisorError> {
         let _turn = self.saving.lock().await;
         let began = Instant::now();
         store.expect_free(id)?;
         let draft = store.draft()?;
-        let taken = self.write(store, &draft, id, resume).await;
+        let taken = self.write(store, &draft, id, resume, max_bytes).await;
         if taken.is_err() {
             let _ = fs::remove_dir_all(&draft);
         }
@@ -532,6 +511,7 @@ impl Sandbox {
         draft: &Path,
         id: &str,
         resume: bool,
+        max_bytes: Option<u64>,
     ) -> Result<u64, GvisorError> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let created_ms = now.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(0));
@@ -542,12 +522,16 @@ impl Sandbox {
             size: spec.size,
             net: spec.namespace.is_some(),
             base: spec.base.to_string_lossy().into_owned(),
-            link_key: self.link_key.clone(),
             ..Manifest::new(id, created_ms)
         };
         let image = draft.to_owned();
         let reply = self.body.ask(&Ask::Checkpoint { image, resume }).await?;
-        match (store.publish(draft, &manifest), resume) {
+        let published = match (Store::size_of(draft), max_bytes) {
+            // The size of a checkpoint is known when it is written.
+            (needed, Some(most)) if needed > most => Err(GvisorError::TooLarge { needed, most }),
+            _ => store.publish(draft, &manifest),
+        };
+        match (published, resume) {
             (Err(e), false) => {
                 // It stands still, and is all there is.
                 self.body.ask(&Ask::Resume).await?;

@@ -5,9 +5,11 @@ use crate::error::GvisorError;
 use jiffy_engine::SandboxSize;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Version of the directory's layout and of the manifest.
@@ -39,8 +41,6 @@ pub struct Manifest {
     pub net: bool,
     /// Image that its agent was started from.
     pub base: String,
-    /// How the agent in it is addressed.
-    pub link_key: String,
 }
 
 impl Manifest {
@@ -56,7 +56,6 @@ impl Manifest {
             size: SandboxSize::default(),
             net: false,
             base: String::new(),
-            link_key: String::new(),
         }
     }
 }
@@ -100,9 +99,8 @@ impl Store {
     pub(crate) fn draft(&self) -> Result<PathBuf, GvisorError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = self
-            .root
-            .join(format!("{DRAFT}{}-{number}", std::process::id()));
+        let name = format!("{DRAFT}{}-{}-{number}", std::process::id(), run());
+        let path = self.root.join(name);
         DirBuilder::new()
             .mode(0o700)
             .create(&path)
@@ -189,8 +187,9 @@ impl Store {
         fs::remove_dir_all(&trash).map_err(GvisorError::file(&trash))
     }
 
-    /// Removes what processes that are gone left unfinished, and, if `all`, what this one did.
-    pub fn sweep(&self, all: bool) -> Result<usize, GvisorError> {
+    /// Removes what processes that are gone left unfinished.
+    pub fn sweep(&self) -> Result<usize, GvisorError> {
+        let own = std::process::id().to_string();
         let failed = |e| GvisorError::file(&self.root)(e);
         let mut swept = 0;
         for entry in fs::read_dir(&self.root).map_err(failed)?.flatten() {
@@ -200,8 +199,12 @@ impl Store {
                 continue;
             };
             let maker = rest.split('-').next().unwrap_or_default();
-            let lives = Path::new("/proc").join(maker).exists();
-            if (all || !lives) && fs::remove_dir_all(entry.path()).is_ok() {
+            // An earlier process may have had our number.
+            let lives = match maker == own {
+                true => rest.contains(run()),
+                false => Path::new("/proc").join(maker).exists(),
+            };
+            if !lives && fs::remove_dir_all(entry.path()).is_ok() {
                 swept += 1;
             }
         }
@@ -220,6 +223,19 @@ impl Store {
         Some(bytes)
     }
 
+    /// Bytes of snapshot `id`.
+    pub fn size(&self, id: &str) -> Option<u64> {
+        let path = self.path(id).ok()?;
+        path.exists().then(|| Self::size_of(&path))
+    }
+
+    /// Bytes of the checkpoint in `directory`: the lengths of its files, without the manifest.
+    pub(crate) fn size_of(directory: &Path) -> u64 {
+        let files = fs::read_dir(directory).into_iter().flatten().flatten();
+        let files = files.filter(|f| f.file_name() != MANIFEST);
+        files.map(|f| f.metadata().map_or(0, |m| m.len())).sum()
+    }
+
     /// Reads the files of snapshot `id` ahead into memory.
     pub fn warm(&self, id: &str) -> Result<(), GvisorError> {
         let path = self.path(id)?;
@@ -234,6 +250,12 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// Word for this run of this process.
+fn run() -> &'static str {
+    static RUN: OnceLock<String> = OnceLock::new();
+    RUN.get_or_init(|| format!("{:016x}", RandomState::new().build_hasher().finish()))
 }
 
 /// 1 to 64 lower-case letters and digits.
@@ -279,9 +301,12 @@ mod tests {
         let store = Store::open(place.path()).unwrap();
         // Beyond the largest process id there can be (pid_max, proc(5)).
         fs::create_dir(place.path().join(".draft-4194305-0")).unwrap();
-        store.draft().unwrap();
-        assert_eq!(store.sweep(false).unwrap(), 1);
-        assert_eq!(store.sweep(true).unwrap(), 1);
+        // Of an earlier process with our number, and of this one.
+        let earlier = format!(".draft-{}-0", std::process::id());
+        fs::create_dir(place.path().join(earlier)).unwrap();
+        let own = store.draft().unwrap();
+        assert_eq!(store.sweep().unwrap(), 2);
+        assert!(own.exists());
         for bad in ["", "..", "a/b", "A", ".draft-1-1"] {
             assert!(
                 store.get(bad).is_err() && store.remove(bad).is_err(),
