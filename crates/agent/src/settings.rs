@@ -16,8 +16,6 @@ pub struct Settings {
     pub default_user: Option<String>,
     /// Directory when a request names none.
     pub default_workdir: Option<String>,
-    /// What the host shows when it connects where there is no vsock.
-    pub link_key: Option<String>,
 }
 
 /// Compares without telling by its duration how much was right.

@@ -2,10 +2,14 @@
 
 use crate::filesystem::watcher::Watchers;
 use crate::process::table::ProcessTable;
+use crate::rest::error::RestError;
 use crate::rest::metrics::CpuSample;
+use crate::rpc::{Code, RpcError};
 use crate::settings::Settings;
 use crate::users::{User, Users};
+use hyper::StatusCode;
 use std::cell::RefCell;
+use std::fmt;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,6 +29,34 @@ pub struct Agent {
     pub archives: Arc<Semaphore>,
 }
 
+/// Name of a user that does not exist here. Its words are those of E2B's envd, which clients compare.
+#[derive(Debug)]
+pub struct UnknownUser(pub String);
+
+impl fmt::Display for UnknownUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.0;
+        write!(
+            f,
+            "error looking up user '{name}': user: unknown user {name}"
+        )
+    }
+}
+
+impl std::error::Error for UnknownUser {}
+
+impl From<UnknownUser> for RpcError {
+    fn from(UnknownUser(name): UnknownUser) -> Self {
+        Self::new(Code::Unauthenticated, format!("invalid username: '{name}'"))
+    }
+}
+
+impl From<UnknownUser> for RestError {
+    fn from(error: UnknownUser) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, error.to_string())
+    }
+}
+
 /// Archives that are sent or received at the same time; further ones wait.
 pub const MAX_ARCHIVES: usize = 4;
 
@@ -41,13 +73,11 @@ impl Agent {
     }
 
     /// The named user, or the default one: as configured, else `user` when it exists, else root.
-    pub fn user(&self, name: Option<&str>) -> Result<User, String> {
+    pub fn user(&self, name: Option<&str>) -> Result<User, UnknownUser> {
         let users = Users::load();
         let configured = self.settings.borrow().default_user.clone();
         match name.or(configured.as_deref()) {
-            Some(name) => users
-                .find(name)
-                .ok_or_else(|| format!("unknown user '{name}'")),
+            Some(name) => users.find(name).ok_or_else(|| UnknownUser(name.to_owned())),
             None => Ok(users
                 .find("user")
                 .or_else(|| users.find("root"))

@@ -1,4 +1,5 @@
 //! What clients can rely on of files, directories and watchers.
+#![allow(clippy::unwrap_used, reason = "a panic is a test's answer")]
 
 mod common;
 
@@ -330,6 +331,91 @@ fn a_polled_watcher_tells_what_happened() {
             .0
             .starts_with("HTTP/1.1 404")
     );
+}
+
+/// Lets a watcher's reader see what has happened so far: an event that it must have read by then.
+fn seen(agent: &TestAgent, id: &str, mark: &str, events: &mut Vec<String>) {
+    std::fs::write(agent.path(mark), "").unwrap();
+    let name = mark.rsplit('/').next().unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while !events.iter().any(|e| e == &format!("{name} CREATE")) {
+        assert!(std::time::Instant::now() < deadline, "{events:?}");
+        let (_, answer) = agent.rpc("/filesystem.Filesystem/GetWatcherEvents", id);
+        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        events.extend(answer["events"].as_array().unwrap().iter().map(|e| {
+            let kind = e["type"].as_str().unwrap();
+            let kind = kind.trim_start_matches("EVENT_TYPE_");
+            format!("{} {kind}", e["name"].as_str().unwrap())
+        }));
+    }
+}
+
+fn watcher(agent: &TestAgent, dir: &str) -> String {
+    std::fs::create_dir(agent.path(dir)).unwrap();
+    let request = format!(r#"{{"path":"{}","recursive":true}}"#, agent.path(dir));
+    let (_, created) = agent.rpc("/filesystem.Filesystem/CreateWatcher", &request);
+    let created: serde_json::Value = serde_json::from_str(&created).unwrap();
+    serde_json::json!({"watcherId": created["watcherId"]}).to_string()
+}
+
+#[test]
+fn a_polled_watcher_sees_into_directories_made_between_polls() {
+    let agent = TestAgent::new();
+    let id = watcher(&agent, "w");
+    // Directories that the agent watches, as the kernel tells.
+    let watched = || {
+        let files = std::fs::read_dir(format!("/proc/{}/fdinfo", agent.pid())).unwrap();
+        let texts = files.flatten().map(|f| std::fs::read_to_string(f.path()));
+        let lines = |text: String| text.lines().filter(|l| l.starts_with("inotify ")).count();
+        texts.flatten().map(lines).sum::<usize>()
+    };
+    for (at, dir) in ["w/sub", "w/sub/deep"].iter().enumerate() {
+        std::fs::create_dir(agent.path(dir)).unwrap();
+        wait_for("a watch of the new directory", || watched() == at + 2);
+    }
+    std::fs::write(agent.path("w/sub/deep/f"), "x").unwrap();
+    std::fs::remove_file(agent.path("w/sub/deep/f")).unwrap();
+    std::fs::remove_dir(agent.path("w/sub/deep")).unwrap();
+    let mut events = Vec::new();
+    seen(&agent, &id, "w/mark", &mut events);
+    assert_eq!(
+        events[..6],
+        [
+            "sub CREATE",
+            "sub/deep CREATE",
+            "sub/deep/f CREATE",
+            "sub/deep/f WRITE",
+            "sub/deep/f REMOVE",
+            "sub/deep REMOVE"
+        ],
+        "{events:?}"
+    );
+}
+
+#[test]
+fn events_that_nobody_asks_for_are_bounded_and_their_loss_is_told() {
+    let agent = TestAgent::new();
+    let id = watcher(&agent, "w");
+    let (here, there) = (agent.path("w/a"), agent.path("w/b"));
+    std::fs::write(&here, "").unwrap();
+    // Two events each.
+    for _ in 0..2_600 {
+        std::fs::rename(&here, &there).unwrap();
+        std::fs::rename(&there, &here).unwrap();
+    }
+    let take = || agent.rpc("/filesystem.Filesystem/GetWatcherEvents", &id);
+    let (head, answer) = take();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    let events = answer["events"].as_array().unwrap();
+    assert_eq!(events.len(), 10_000);
+    assert_eq!(events[0]["name"], "a");
+    let (head, answer) = take();
+    assert!(head.starts_with("HTTP/1.1 429"), "{head}");
+    assert!(answer.contains("were lost"), "{answer}");
+    // And it goes on.
+    let mut events = Vec::new();
+    seen(&agent, &id, "w/mark", &mut events);
 }
 
 #[test]

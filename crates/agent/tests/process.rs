@@ -250,6 +250,50 @@ async fn the_timeout_kills_the_process_and_is_told() {
 }
 
 #[tokio::test]
+async fn a_process_over_its_time_may_clean_up_and_its_whole_group_ends() {
+    let agent = TestAgent::new();
+    // Its child ignores SIGTERM and is in the same group.
+    let mut spec = sh("trap 'echo cleaned; exit' TERM; \
+         sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.1; done' & wait");
+    spec.timeout = Some(Duration::from_millis(500));
+    let mut process = agent.client.start(&spec).await.unwrap();
+    let mut said = Vec::new();
+    let end = loop {
+        match process.next_event().await {
+            Ok(Some(ProcessEvent::Stdout(bytes))) => said.extend_from_slice(&bytes),
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it ended by itself: {said:?}"),
+            Err(e) => break e,
+        }
+    };
+    let is_over_time = matches!(
+        &end,
+        ClientError::Rpc {
+            code: Code::DeadlineExceeded,
+            ..
+        }
+    );
+    assert!(is_over_time, "{end}");
+    let said = String::from_utf8(said).unwrap();
+    let (child, rest) = said.split_once('\n').unwrap();
+    assert_eq!(rest, "cleaned\n");
+    let child = child.parse().unwrap();
+    wait_for("the end of its child", || !alive(child));
+}
+
+#[tokio::test]
+async fn a_process_that_ignores_the_end_of_its_time_is_killed_before_its_client_is_told() {
+    let agent = TestAgent::new();
+    let mut spec = sh("trap '' TERM; while :; do sleep 0.1; done");
+    spec.timeout = Some(Duration::from_millis(100));
+    let process = agent.client.start(&spec).await.unwrap();
+    let pid = process.pid();
+    let told = process.output(LIMIT).await.unwrap_err();
+    assert!(told.to_string().contains("was killed"), "{told}");
+    assert!(!alive(pid));
+}
+
+#[tokio::test]
 async fn a_process_survives_its_client_and_can_be_followed_by_several() {
     let agent = TestAgent::new();
     let mut spec = sh("read line; echo $line; exit 7");

@@ -260,11 +260,43 @@ fn a_signature_stands_for_the_token_until_it_expires() {
     assert!(get(url("read", None, &path)).starts_with("HTTP/1.1 200"));
     assert!(get(url("read", Some(99_999_999_999), &path)).starts_with("HTTP/1.1 200"));
     assert!(get(url("read", Some(1_000_000_000), &path)).starts_with("HTTP/1.1 401"));
+    let refused = |url: String| {
+        let (head, body) = agent.raw(&format!("GET {url}"), &[], b"");
+        assert!(head.starts_with("HTTP/1.1 401"), "{head}");
+        serde_json::from_slice::<serde_json::Value>(&body).unwrap()["message"].clone()
+    };
+    // In the words that E2B's clients compare.
+    assert_eq!(
+        refused(url("read", Some(1_000_000_000), &path)),
+        "signature is already expired"
+    );
+    assert_eq!(refused(url("write", None, &path)), "invalid signature");
     assert!(get(url("write", None, &path)).starts_with("HTTP/1.1 401"));
     assert!(get(url("read", None, "/etc/shadow")).starts_with("HTTP/1.1 401"));
     let post = format!("POST {}", url("write", None, &path));
     assert!(agent.raw(&post, &[], b"new").0.starts_with("HTTP/1.1 200"));
     assert_eq!(std::fs::read(&path).unwrap(), b"new");
+}
+
+#[test]
+fn a_user_that_does_not_exist_is_refused_in_the_words_of_envd() {
+    let agent = TestAgent::new();
+    let (head, body) = agent.raw("GET /files?path=/etc/passwd&username=ghost", &[], b"");
+    assert!(head.starts_with("HTTP/1.1 401"), "{head}");
+    let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    let expected = "error looking up user 'ghost': user: unknown user ghost";
+    assert_eq!(body["message"], expected);
+    // `ghost:`
+    let headers = [
+        "Content-Type: application/json",
+        "Authorization: Basic Z2hvc3Q6",
+    ];
+    let stat = "POST /filesystem.Filesystem/Stat";
+    let (head, body) = agent.raw(stat, &headers, br#"{"path":"/"}"#);
+    assert!(head.starts_with("HTTP/1.1 401"), "{head}");
+    let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(body["message"], "invalid username: 'ghost'");
+    assert_eq!(body["code"], "unauthenticated");
 }
 
 #[test]

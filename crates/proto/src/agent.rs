@@ -3,7 +3,7 @@
 //! The agent connects to [`HELLO_PORT`] on the host and both sides write one JSON object per line:
 //! agent [`Hello`], host [`Identity`], agent [`Ready`]. After that the connection stays open; when it breaks
 //! (the VM was restored elsewhere) the agent greets again. Everything else is the envd protocol on [`ENVD_PORT`].
-//! A sandbox without vsock has [`LINK_PORT`] instead.
+//! A sandbox without vsock has [`LINK_SOCKET`] instead.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -24,14 +24,10 @@ pub const MAX_GREETING: usize = 64 * 1024;
 /// Word on the kernel's command line, with a number: how many images the root file system is made of, if there are several. Without a
 /// dot in it, so that the kernel passes it on as a variable of the environment, which can be read before anything is mounted.
 pub const IMAGES: &str = "jiffy_images";
-/// TCP port on the loopback address of a sandbox without vsock that stands for all of the ports above: a connection begins with
-/// `<key> <port>\n`, and goes on as one to that port would. To [`HELLO_PORT`] it is the host that connects. What begins otherwise
-/// is closed without a word, since programs of the sandbox can connect, too.
-pub const LINK_PORT: u16 = 49_983;
-/// Variable of the agent's environment with the first key of [`LINK_PORT`]: that of [`Identity::link_key`] replaces it.
-pub const LINK_KEY: &str = "JIFFY_LINK_KEY";
-/// Length of a key of [`LINK_PORT`] in hexadecimal digits.
-pub const LINK_KEY_DIGITS: usize = 64;
+/// Name, with a port's number behind it, of the abstract Unix socket that stands for one of the ports above in a sandbox without
+/// vsock. To [`HELLO_PORT`] it is the host that connects. What programs of the sandbox connect is closed without a word: the kernel
+/// tells the agent that it was not the host.
+pub const LINK_SOCKET: &str = "jiffy-agent-";
 /// Argument that tells the agent that it is process 1 of a gVisor sandbox.
 pub const GVISOR: &str = "gvisor";
 /// Variable of the agent's environment in gVisor: how many images the root file system is made of.
@@ -40,7 +36,7 @@ pub const GVISOR_IMAGES: &str = "JIFFY_IMAGES";
 pub const GVISOR_DISK_MIB: &str = "JIFFY_DISK_MIB";
 /// Variable of the agent's environment in gVisor: addresses of the name servers with commas between them, if there is a network.
 pub const GVISOR_DNS: &str = "JIFFY_DNS";
-/// The line on the agent's standard output after which [`LINK_PORT`] takes connections.
+/// The line on the agent's standard output after which [`LINK_SOCKET`] takes connections.
 pub const LISTENING: &str = "jiffy-agent: listening";
 /// Context id every guest has.
 pub const GUEST_CID: u32 = 3;
@@ -86,9 +82,6 @@ pub struct Identity {
     /// Directory for processes that name none.
     #[serde(default)]
     pub default_workdir: Option<String>,
-    /// Key of [`LINK_PORT`] from now on, [`LINK_KEY_DIGITS`] hexadecimal digits; none keeps the former.
-    #[serde(default)]
-    pub link_key: Option<String>,
 }
 
 /// Agent to host: the identity is in force and requests are served.

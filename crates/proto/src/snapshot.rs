@@ -25,6 +25,9 @@ pub struct SnapshotConfig {
     pub disks: Vec<DiskFreeze>,
     /// What the VM does afterwards.
     pub then: AfterSnapshot,
+    /// Most bytes that its layers, indexes and state may have together; none: any number.
+    #[serde(default)]
+    pub max_bytes: Option<u64>,
 }
 
 /// The overlay in use becomes a layer of the snapshot, which only its index has to be written for.

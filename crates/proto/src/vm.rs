@@ -128,6 +128,9 @@ pub enum Event {
     SnapshotFailed {
         /// What failed, on what.
         reason: String,
+        /// Bytes that it would have had at most, if they are more than it might have.
+        #[serde(default)]
+        needed_bytes: Option<u64>,
     },
     /// Answer to [`Request::WorkingSet`].
     WorkingSet {

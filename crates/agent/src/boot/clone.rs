@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 const BOOT_ID: &str = "/run/jiffy/boot-id";
-const SHOWN: &std::ffi::CStr = c"/proc/sys/kernel/random/boot_id";
+const SHOWN: &str = "/proc/sys/kernel/random/boot_id";
 /// Where distributions keep random bytes for the next boot.
 const SEEDS: [&str; 2] = [
     "/var/lib/systemd/random-seed",
@@ -26,8 +26,15 @@ pub fn wipe_on_fork() -> io::Result<()> {
     }
 }
 
-/// Shows a new boot id to programs, by mounting a file over the kernel's.
+/// Gives the machine a new boot id.
+///
+/// The guest kernel makes one when the file is written to. Other kernels refuse that: there a file
+/// is mounted over theirs, which keeps user namespaces from mounting a `/proc` of their own.
 pub fn new_boot_id() -> io::Result<()> {
+    let is_mounted = std::fs::exists(BOOT_ID)?;
+    if !is_mounted && std::fs::write(SHOWN, "1").is_ok() {
+        return Ok(());
+    }
     let hex = random_id()?;
     let id = format!(
         "{}-{}-4{}-8{}-{}\n",
@@ -37,10 +44,10 @@ pub fn new_boot_id() -> io::Result<()> {
         &hex[17..20],
         &hex[20..]
     );
-    let fresh = !std::fs::exists(BOOT_ID)?;
     std::fs::write(BOOT_ID, id)?;
-    if fresh {
-        raw(c"/run/jiffy/boot-id", SHOWN, c"", libc::MS_BIND, c"")?;
+    if !is_mounted {
+        let shown = sys::cstring(SHOWN.as_bytes())?;
+        raw(c"/run/jiffy/boot-id", &shown, c"", libc::MS_BIND, c"")?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@
 use super::{Engine, clone, connections, environment, generation, net};
 use crate::settings::Settings;
 use crate::state::Agent;
-use crate::{link, sys};
+use crate::sys;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiffy_proto::agent::Identity;
@@ -39,11 +39,6 @@ impl Applier {
 
     /// Makes an identity take effect, completely or with an error.
     pub fn apply(&mut self, agent: &Agent, identity: Identity) -> Result<(), String> {
-        if let Some(key) = &identity.link_key
-            && !link::is_key(key)
-        {
-            return Err("the link key of the identity has not the form of one".to_owned());
-        }
         let has_kernel = self.engine == Engine::MicroVm;
         // Time and randomness first: the later steps draw on both.
         if has_kernel {
@@ -73,7 +68,7 @@ impl Applier {
                 .map_err(|e| format!("cannot reset the connections of the original: {e}"))?;
         }
         if let Some(user) = &identity.default_user {
-            agent.user(Some(user))?;
+            agent.user(Some(user)).map_err(|e| e.to_string())?;
         }
         let mut settings = agent.settings.borrow_mut();
         *settings = Settings {
@@ -81,7 +76,6 @@ impl Applier {
             access_token: identity.access_token,
             default_user: identity.default_user,
             default_workdir: identity.default_workdir,
-            link_key: identity.link_key.or(settings.link_key.take()),
         };
         drop(settings);
         environment::show(agent).map_err(|e| format!("cannot show the environment: {e}"))?;

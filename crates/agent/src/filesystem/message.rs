@@ -101,3 +101,14 @@ pub struct Event {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entry: Option<EntryInfo>,
 }
+
+impl Event {
+    /// Bytes that it takes in memory, about.
+    pub fn weight(&self) -> usize {
+        let entry = self.entry.as_ref().map_or(0, |entry| {
+            let words = entry.metadata.iter().map(|(k, v)| k.len() + v.len() + 64);
+            size_of::<EntryInfo>() + 2 * entry.path.len() + words.sum::<usize>()
+        });
+        size_of::<Self>() + self.name.len() + entry
+    }
+}

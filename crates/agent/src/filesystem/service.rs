@@ -91,9 +91,7 @@ pub async fn watch_dir(
 }
 
 fn find_user(agent: &Agent, call: &CallInfo) -> Result<User, RpcError> {
-    agent
-        .user(call.user.as_deref())
-        .map_err(|e| RpcError::new(Code::Unauthenticated, e))
+    Ok(agent.user(call.user.as_deref())?)
 }
 
 /// Runs work that may take long where it does not hold up everything else.

@@ -27,6 +27,7 @@ pub struct Watch {
     /// Watch descriptor to path relative to the root.
     directories: HashMap<i32, PathBuf>,
     buffer: Vec<u8>,
+    overflow: bool,
 }
 
 impl AsRawFd for Watch {
@@ -54,6 +55,7 @@ impl Watch {
             include_entry,
             directories: HashMap::new(),
             buffer: vec![0; 8 * 1024],
+            overflow: false,
         };
         watch.add(Path::new(""))?;
         if recursive {
@@ -103,7 +105,16 @@ impl Watch {
         Ok(events)
     }
 
+    /// Says once whether the kernel dropped events because too many waited.
+    pub fn take_overflow(&mut self) -> bool {
+        std::mem::take(&mut self.overflow)
+    }
+
     fn translate(&mut self, id: i32, mask: u32, name: &[u8], events: &mut Vec<Event>) {
+        if mask & libc::IN_Q_OVERFLOW != 0 {
+            self.overflow = true;
+            return;
+        }
         if mask & libc::IN_IGNORED != 0 {
             self.directories.remove(&id);
             return;

@@ -10,27 +10,119 @@ use bytes::Bytes;
 use serde_json::json;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep};
 
 /// Most watchers that wait to be polled. Each holds an inotify instance, of which the kernel gives out 128.
 const MAX_WATCHERS: usize = 100;
-/// Most events one poll brings; the kernel queues further ones (16,384) and drops what is beyond.
+/// Most events that wait for a poll, per watcher; later ones are dropped, and the client is told.
 const MAX_EVENTS: usize = 10_000;
+/// Most bytes that waiting events take, per watcher.
+const MAX_BYTES: usize = 8 << 20;
 
-/// Watchers by id. Nobody waits for their events: the kernel keeps them until the next poll.
+/// Watchers by id.
 #[derive(Default)]
 pub struct Watchers {
-    by_id: RefCell<HashMap<String, Watch>>,
+    by_id: RefCell<HashMap<String, Polled>>,
+}
+
+/// A watcher that is polled. Its events are read as they come, since a directory made beneath it is
+/// seen into only from the moment its event is read.
+struct Polled {
+    queue: Rc<RefCell<Queue>>,
+    reader: AbortHandle,
+}
+
+impl Drop for Polled {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// Events that wait for a poll.
+struct Queue {
+    watch: AsyncFd<Watch>,
+    events: Vec<Event>,
+    bytes: usize,
+    /// Some were dropped since the client was told so.
+    lost: bool,
+}
+
+impl Queue {
+    fn new(watch: Watch) -> io::Result<Self> {
+        Ok(Self {
+            watch: sys::register(watch, Interest::READABLE)?,
+            events: Vec::new(),
+            bytes: 0,
+            lost: false,
+        })
+    }
+
+    /// Reads what the kernel has; ready only when it can be read no more.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        loop {
+            let mut ready = match std::task::ready!(self.watch.poll_read_ready_mut(cx)) {
+                Ok(ready) => ready,
+                Err(e) => return Poll::Ready(e),
+            };
+            match ready.try_io(|watch| watch.get_mut().read()) {
+                Ok(Ok(events)) => self.keep(events),
+                Ok(Err(e)) => return Poll::Ready(e),
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    fn keep(&mut self, events: Vec<Event>) {
+        self.lost |= self.watch.get_mut().take_overflow();
+        for event in events {
+            // The kernel merges what repeats itself while it waits; so does this.
+            let last = self.events.last_mut();
+            if let Some(last) = last.filter(|l| (&l.name, l.kind) == (&event.name, event.kind)) {
+                *last = event;
+                continue;
+            }
+            let bytes = event.weight();
+            if self.events.len() >= MAX_EVENTS || self.bytes + bytes > MAX_BYTES {
+                self.lost = true;
+                continue;
+            }
+            self.bytes += bytes;
+            self.events.push(event);
+        }
+    }
+
+    /// Events since the last call, also those that the reader has not come to yet.
+    fn take(&mut self) -> Result<Vec<Event>, RpcError> {
+        while let Ok(events) = self.watch.get_mut().read() {
+            self.keep(events);
+        }
+        // First what there is, then the word that it is not all.
+        if self.events.is_empty() && std::mem::take(&mut self.lost) {
+            return Err(RpcError::new(
+                Code::ResourceExhausted,
+                format!(
+                    "events of this watcher were lost: more than {MAX_EVENTS} events or {} MiB waited; \
+                     list the directory, and ask more often",
+                    MAX_BYTES >> 20
+                ),
+            ));
+        }
+        self.bytes = 0;
+        Ok(std::mem::take(&mut self.events))
+    }
 }
 
 impl Watchers {
-    /// Keeps a watch under a new id.
+    /// Keeps a watch under a new id, and reads its events from now on.
     pub fn create(&self, watch: Watch) -> Result<String, RpcError> {
         let mut watchers = self.by_id.borrow_mut();
         if watchers.len() >= MAX_WATCHERS {
@@ -40,22 +132,23 @@ impl Watchers {
             ));
         }
         let id = random_id().map_err(|e| RpcError::io("cannot name the watcher", &e))?;
-        watchers.insert(id.clone(), watch);
+        let queue = Queue::new(watch).map_err(|e| RpcError::io("cannot watch", &e))?;
+        let queue = Rc::new(RefCell::new(queue));
+        let read = queue.clone();
+        let reader = tokio::task::spawn_local(async move {
+            let _ended = poll_fn(|cx| read.borrow_mut().poll_read(cx)).await;
+        });
+        let reader = reader.abort_handle();
+        watchers.insert(id.clone(), Polled { queue, reader });
         Ok(id)
     }
 
     /// Events since the last call.
     pub fn take(&self, id: &str) -> Result<Vec<Event>, RpcError> {
-        let mut watchers = self.by_id.borrow_mut();
-        let watch = watchers.get_mut(id).ok_or_else(|| unknown(id))?;
-        let mut events = Vec::new();
-        while events.len() < MAX_EVENTS {
-            match watch.read() {
-                Ok(more) => events.extend(more),
-                Err(_) => break,
-            }
-        }
-        Ok(events)
+        let watchers = self.by_id.borrow();
+        let watcher = watchers.get(id).ok_or_else(|| unknown(id))?;
+        let mut queue = watcher.queue.borrow_mut();
+        queue.take()
     }
 
     /// Ends a watcher.

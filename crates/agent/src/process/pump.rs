@@ -21,6 +21,10 @@ pub const PIPE_CHUNK: usize = 32 * 1024;
 pub const PTY_CHUNK: usize = 16 * 1024;
 /// How long after the process's exit a background child that holds its output open delays the end.
 const GRACE: Duration = Duration::from_millis(200);
+/// How long a process over its time has to end after SIGTERM before SIGKILL follows.
+const TERM_GRACE: Duration = Duration::from_secs(2);
+/// How long the end of a process is awaited after SIGKILL before its reader is told that it goes on.
+const KILL_WAIT: Duration = Duration::from_secs(2);
 /// Reads before others get their turn.
 const TURN: usize = 16;
 
@@ -76,14 +80,41 @@ impl Output {
     }
 }
 
+/// Time limit of a process.
+pub struct Deadline {
+    timer: Pin<Box<Sleep>>,
+    /// Reader that is told that the limit was reached.
+    reader: u64,
+    stage: Stage,
+}
+
+impl Deadline {
+    /// A limit of `limit` from now, which `reader` is told about.
+    pub fn new(limit: Duration, reader: u64) -> Self {
+        Self {
+            timer: Box::pin(sleep(limit)),
+            reader,
+            stage: Stage::Running,
+        }
+    }
+}
+
+/// Signal that the process was sent last because of its time limit.
+#[derive(Clone, Copy)]
+enum Stage {
+    Running,
+    Terminated,
+    Killed,
+}
+
 /// The task of one process.
 pub struct Pump {
     /// The process.
     pub process: Rc<Process>,
     /// Its outputs.
     pub outputs: Vec<Output>,
-    /// When it is killed, and which reader is told that it was.
-    pub deadline: Option<(Pin<Box<Sleep>>, u64)>,
+    /// Its time limit.
+    pub deadline: Option<Deadline>,
     /// Runs since its exit.
     pub grace: Option<Pin<Box<Sleep>>>,
 }
@@ -153,22 +184,45 @@ impl Pump {
         Poll::Pending
     }
 
+    /// Ends a process that is over its time: SIGTERM to its group, then SIGKILL. Its reader is told
+    /// when it has ended, so that what it is told is true.
     fn check_deadline(&mut self, cx: &mut Context<'_>) {
-        let Some((sleep, reader)) = &mut self.deadline else {
-            return;
-        };
-        if self.process.exit.get().is_some() {
-            self.deadline = None;
-        } else if sleep.as_mut().poll_elapsed(cx) {
-            let error = RpcError::new(
-                Code::DeadlineExceeded,
-                "the process ran into its timeout and was killed",
-            );
-            self.process
-                .hub
-                .close_one(*reader, frame::end(Some(&error)));
-            // It may have left its group without a member already.
-            let _ = self.process.signal(libc::SIGKILL);
+        while let Some(deadline) = &mut self.deadline {
+            let told = if self.process.exit.get().is_some() {
+                match deadline.stage {
+                    Stage::Running => None,
+                    _ => {
+                        self.process.kill_orphans();
+                        Some("the process ran into its timeout and was killed")
+                    }
+                }
+            } else if deadline.timer.as_mut().poll_elapsed(cx) {
+                // An error says that the process has ended: the reaper tells in a moment.
+                match deadline.stage {
+                    Stage::Running => {
+                        let _ = self.process.signal(libc::SIGTERM);
+                        deadline.timer = Box::pin(sleep(TERM_GRACE));
+                        deadline.stage = Stage::Terminated;
+                        continue;
+                    }
+                    Stage::Terminated => {
+                        let _ = self.process.signal(libc::SIGKILL);
+                        deadline.timer = Box::pin(sleep(KILL_WAIT));
+                        deadline.stage = Stage::Killed;
+                        continue;
+                    }
+                    Stage::Killed => Some(
+                        "the process ran into its timeout and was sent SIGKILL, but has not ended yet",
+                    ),
+                }
+            } else {
+                return;
+            };
+            if let Some(told) = told {
+                let error = RpcError::new(Code::DeadlineExceeded, told);
+                let end = frame::end(Some(&error));
+                self.process.hub.close_one(deadline.reader, end);
+            }
             self.deadline = None;
         }
     }

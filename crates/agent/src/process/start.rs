@@ -6,7 +6,7 @@ use super::hub::{Hub, Subscription};
 use super::input::{ProcessInput, Sink};
 use super::message::StartRequest;
 use super::pty;
-use super::pump::{Output, Pump};
+use super::pump::{Deadline, Output, Pump};
 use super::table::Process;
 use crate::rpc::request::CallInfo;
 use crate::rpc::{Code, RpcError, frame};
@@ -22,7 +22,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
-use tokio::time::sleep;
 
 /// The `start` event of a process.
 pub fn start_event(pid: u32) -> Bytes {
@@ -35,9 +34,7 @@ pub fn start(
     request: StartRequest,
     call: &CallInfo,
 ) -> Result<Subscription<Process>, RpcError> {
-    let user = agent
-        .user(call.user.as_deref())
-        .map_err(|e| RpcError::new(Code::Unauthenticated, e))?;
+    let user = agent.user(call.user.as_deref())?;
     let cwd = working_directory(agent, &user, request.process.cwd.as_deref())?;
     let env = environment(agent, &user, &request);
     let path = env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
@@ -103,7 +100,7 @@ pub fn start(
         outputs: pipes.outputs,
         deadline: call
             .timeout
-            .map(|t| (Box::pin(sleep(t)), subscription.id())),
+            .map(|limit| Deadline::new(limit, subscription.id())),
         grace: None,
     };
     tokio::task::spawn_local(pump.run(Rc::clone(agent)));

@@ -61,6 +61,18 @@ impl Process {
         sys::check(unsafe { libc::kill(-self.pid.cast_signed(), signal) })?;
         Ok(())
     }
+
+    /// Kills what is left of the group of a process that has ended.
+    ///
+    /// The kernel keeps the number while the group has members. Once it is empty another process
+    /// may have it, which then exists under that number.
+    pub fn kill_orphans(&self) {
+        let pid = self.pid.cast_signed();
+        if !std::path::Path::new("/proc").join(pid.to_string()).exists() {
+            // SAFETY: no pointers.
+            let _ = sys::check(unsafe { libc::kill(-pid, libc::SIGKILL) });
+        }
+    }
 }
 
 /// All processes, and what is needed to start more.

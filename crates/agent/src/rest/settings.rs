@@ -37,7 +37,9 @@ pub async fn answer(
     let given = |text: Option<String>| text.filter(|t| !t.is_empty());
     let user = given(init.default_user);
     if let Some(user) = &user {
-        agent.user(Some(user)).map_err(RestError::bad)?;
+        agent
+            .user(Some(user))
+            .map_err(|e| RestError::bad(e.to_string()))?;
     }
     let mut settings = agent.settings.borrow_mut();
     if let Some(env) = init.env_vars {

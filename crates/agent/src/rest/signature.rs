@@ -34,16 +34,16 @@ pub fn sign(claim: Claim<'_>, token: &str) -> String {
     format!("v1_{}", STANDARD_NO_PAD.encode(Sha256::digest(text)))
 }
 
-/// Whether the signature fits and has not expired.
+/// Checks that the signature fits and has not expired; refusals in the words of E2B's envd, which clients compare.
 pub fn verify(claim: Claim<'_>, token: &str, signature: &str) -> Result<(), &'static str> {
     if !same_secret(&sign(claim, token), signature) {
-        return Err("wrong signature");
+        return Err("invalid signature");
     }
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |d| d.as_secs());
     match claim.expiry {
-        Some(expiry) if expiry < now => Err("the signature has expired"),
+        Some(expiry) if expiry < now => Err("signature is already expired"),
         _ => Ok(()),
     }
 }

@@ -45,9 +45,7 @@ impl Query {
             self.check_signature(agent, operation)
                 .map_err(|e| RestError::new(StatusCode::UNAUTHORIZED, e))?;
         }
-        agent
-            .user(self.username.as_deref())
-            .map_err(|e| RestError::new(StatusCode::UNAUTHORIZED, e))
+        Ok(agent.user(self.username.as_deref())?)
     }
 
     fn check_signature(&self, agent: &Agent, operation: &str) -> Result<(), String> {

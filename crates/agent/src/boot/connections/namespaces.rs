@@ -8,7 +8,10 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// Most attempts to open the namespace of a process that may have just ended.
+const ATTEMPTS: u32 = 16;
 
 /// Does `work` in every network namespace that a process is in or that is mounted, our own first; stops at the first that says
 /// `true`, and says so.
@@ -17,15 +20,9 @@ pub fn everywhere(work: impl Fn() -> io::Result<bool> + Sync) -> io::Result<bool
         return Ok(true);
     }
     let mut seen = BTreeSet::from([std::fs::metadata("/proc/self/ns/net")?.ino()]);
-    let mut visit = |path: PathBuf| {
-        let known = std::fs::metadata(&path).map(|found| !seen.insert(found.ino()));
-        match known.and_then(|known| (!known).then(|| File::open(&path)).transpose()) {
-            Ok(Some(namespace)) => inside(&namespace, &work),
-            Ok(None) => Ok(false),
-            // The process has ended, or something else is mounted over it.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(false),
-            Err(e) => Err(e),
-        }
+    let mut visit = |path: PathBuf| match open(&path)? {
+        Some(namespace) if seen.insert(namespace.metadata()?.ino()) => inside(&namespace, &work),
+        _ => Ok(false),
     };
     for entry in std::fs::read_dir("/proc")? {
         let entry = entry?;
@@ -41,6 +38,23 @@ pub fn everywhere(work: impl Fn() -> io::Result<bool> + Sync) -> io::Result<bool
         }
     }
     Ok(false)
+}
+
+/// Opens a namespace; none if its process has ended, or something else is mounted over it.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    let mut attempt = 1;
+    loop {
+        match File::open(path) {
+            Ok(namespace) => return Ok(Some(namespace)),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {
+                return Ok(None);
+            }
+            // The kernel's word (`proc_ns_get_link`) for a process that ended between the look-up of its directory and this.
+            // Its number may be another one's by now, which the next attempt opens.
+            Err(e) if e.raw_os_error() == Some(libc::EACCES) && attempt < ATTEMPTS => attempt += 1,
+            Err(e) => return Err(e),
+        }
+    }
 }
 
 /// Does `work` in a namespace, on a thread of its own, since a thread that went there is not used for anything else.
@@ -99,6 +113,28 @@ mod tests {
             90 80 0:4 net:[4026532201] /run/netns/a\\040b rw shared:1 - nsfs nsfs rw\n\
             91 80 0:4 mnt:[4026532202] /run/mnt rw - nsfs nsfs rw\n";
         assert_eq!(mounted(mounts), [PathBuf::from("/run/netns/a b")]);
+    }
+
+    /// Processes whose end is raced against; the kernel refuses about one open in ten.
+    const CHILDREN: u32 = 400;
+
+    #[test]
+    fn a_process_that_ends_while_its_namespace_is_opened_is_no_failure() {
+        for _ in 0..CHILDREN {
+            // SAFETY: the child does nothing but end.
+            let pid = sys::check(unsafe { libc::fork() }).unwrap();
+            if pid == 0 {
+                // SAFETY: ends the child without running anything of the parent's.
+                unsafe { libc::_exit(0) };
+            }
+            let reaper = std::thread::spawn(move || {
+                // SAFETY: waits for our own child, and wants no status.
+                sys::check(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) })
+            });
+            let directory = PathBuf::from(format!("/proc/{pid}"));
+            while open(&directory.join("ns/net")).unwrap().is_some() || directory.exists() {}
+            assert_eq!(reaper.join().unwrap().unwrap(), pid);
+        }
     }
 
     #[test]

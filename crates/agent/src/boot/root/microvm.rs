@@ -21,7 +21,12 @@ const DISK_WAIT: Duration = Duration::from_secs(2);
 const IMAGE_DISKS: &[u8] = b"acdefgh";
 
 /// Every file that was touched is whole in the upper directory, under its own name: layers are made of it.
-const OVERLAY_OPTIONS: &str = ",metacopy=off,redirect_dir=nofollow,index=off";
+/// Inode numbers in directory entries are those that `stat` tells.
+const OVERLAY_OPTIONS: &str = ",metacopy=off,redirect_dir=nofollow,index=off,xino=on";
+
+/// Devices that every user may open, as udev has it elsewhere: what they do is bound to privileges
+/// or to namespaces of the user's own.
+const OPEN_DEVICES: [&CStr; 2] = [c"/dev/fuse", c"/dev/net/tun"];
 
 /// Builds the root and moves into it.
 pub fn enter() -> Result<(), String> {
@@ -29,6 +34,7 @@ pub fn enter() -> Result<(), String> {
         directory(path, 0o755);
     }
     mount_devices()?;
+    open_devices();
     open_console();
     mount_image(c"/dev/vda", c"/lower")?;
     let lower = mount_others(images(IMAGES, IMAGE_DISKS.len())?.unwrap_or(1))?;
@@ -65,6 +71,14 @@ fn mount_devices() -> Result<(), String> {
             Err(format!("cannot mount devtmpfs on /dev: {e}"))
         }
         _ => Ok(()),
+    }
+}
+
+/// Lets every user open [`OPEN_DEVICES`]; a kernel that lacks one is fine.
+fn open_devices() {
+    for device in OPEN_DEVICES {
+        // SAFETY: a valid path.
+        unsafe { libc::chmod(device.as_ptr(), 0o666) };
     }
 }
 
@@ -130,7 +144,9 @@ fn mount_image(disk: &CStr, at: &CStr) -> Result<(), String> {
 
 fn mount_writable() -> Result<(), String> {
     if Path::new("/dev/vdb").exists() {
-        mount(c"/dev/vdb", c"/upper", c"ext4", libc::MS_NOATIME, c"")?;
+        // A write that the host refuses must not go unseen: there is no journal that would stop for it.
+        let options = c"errors=remount-ro";
+        mount(c"/dev/vdb", c"/upper", c"ext4", libc::MS_NOATIME, options)?;
     } else {
         mount(
             c"tmpfs",

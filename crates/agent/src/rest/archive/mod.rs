@@ -46,9 +46,7 @@ impl Query {
     }
 
     fn user(&self, agent: &Agent) -> Result<User, RestError> {
-        agent
-            .user(self.username.as_deref())
-            .map_err(|e| RestError::new(StatusCode::UNAUTHORIZED, e))
+        Ok(agent.user(self.username.as_deref())?)
     }
 }
 
