@@ -5,9 +5,10 @@ use jiffy_proto::channel::{Channel, ChannelError};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
 };
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Where the VMM of that mark listens, in the directory of all control sockets. The name tells enough to end one that nobody knows of.
@@ -35,6 +36,8 @@ pub(crate) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     let _ = fs::remove_file(path);
     let listener = seqpacket()?;
     bind(listener.as_raw_fd(), &UnixAddr::new(path)?)?;
+    // The directory is closed, too; whoever connects gives orders.
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
     // As many as would ever try at once.
     listen(&listener, Backlog::new(8)?)?;
     Ok(listener)

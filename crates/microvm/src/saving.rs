@@ -24,6 +24,12 @@ pub enum SaveError {
     /// The VMM could not do it.
     #[error("the snapshot failed and the sandbox runs on: {0}")]
     Refused(String),
+    /// The snapshot would have more bytes than it may.
+    #[error("the snapshot would have {needed} bytes, more than it may; the sandbox runs on")]
+    TooLarge {
+        /// Bytes it would have at most.
+        needed: u64,
+    },
     /// The store could not.
     #[error(transparent)]
     Store(#[from] SnapshotError),

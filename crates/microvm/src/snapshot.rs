@@ -25,6 +25,8 @@ pub struct SnapshotSpec {
     pub then: AfterSnapshot,
     /// When the snapshot survives a crash of the host.
     pub durability: Durability,
+    /// Most bytes that it may have ([`Snapshot::bytes`]); none: any number.
+    pub max_bytes: Option<u64>,
 }
 
 /// A snapshot that the VMM has written: its memory and disk lie on it from now on, whether or not it gets its name.
@@ -85,11 +87,14 @@ impl Taker {
         let report = saving
             .reply(|event| match event {
                 Event::Snapshotted(report) => Some(Ok(report)),
-                Event::SnapshotFailed { reason } => Some(Err(reason)),
+                Event::SnapshotFailed {
+                    needed_bytes: Some(needed),
+                    ..
+                } => Some(Err(SaveError::TooLarge { needed })),
+                Event::SnapshotFailed { reason, .. } => Some(Err(SaveError::Refused(reason))),
                 _ => None,
             })
-            .await?
-            .map_err(SaveError::Refused)?;
+            .await??;
         saving.unnamed = Some(Unnamed {
             draft,
             frozen: std::mem::replace(&mut saving.overlay, overlay),
@@ -134,6 +139,7 @@ impl Taker {
                 AfterSnapshot::Stop => AfterSnapshot::Stay,
                 other => other,
             },
+            max_bytes: self.spec.max_bytes,
         };
         Ok(self.link.send(&Request::Snapshot(config), &fds)?)
     }

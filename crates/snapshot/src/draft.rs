@@ -1,6 +1,7 @@
 //! A snapshot that is being written. It has no name until it is complete; dropped before that, nothing of it is left.
 
 use crate::SnapshotError;
+use crate::family::Family;
 use crate::manifest::Manifest;
 use crate::snapshot::{
     MANIFEST, MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index, disk_layer,
@@ -12,6 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Bytes kept free for the manifest.
 const MANIFEST_ROOM: i64 = 4096;
@@ -28,6 +30,7 @@ pub enum Durability {
 /// Files of a snapshot to be, opened for reading and writing.
 #[derive(Debug)]
 pub struct Draft {
+    family: Arc<Family>,
     root: PathBuf,
     dir: PathBuf,
     /// Takes the state.
@@ -43,16 +46,26 @@ pub struct Draft {
 }
 
 impl Draft {
-    pub(crate) fn create(root: &Path, dir: PathBuf, disks: usize) -> Result<Self, SnapshotError> {
+    pub(crate) fn create(
+        family: &Arc<Family>,
+        root: &Path,
+        dir: PathBuf,
+        disks: usize,
+    ) -> Result<Self, SnapshotError> {
         fs::create_dir(&dir).map_err(SnapshotError::io(&dir))?;
-        let made = Self::files(root, &dir, disks);
+        let made = Self::files(family, root, &dir, disks);
         if made.is_err() {
             let _ = fs::remove_dir_all(&dir);
         }
         made
     }
 
-    fn files(root: &Path, dir: &Path, disks: usize) -> Result<Self, SnapshotError> {
+    fn files(
+        family: &Arc<Family>,
+        root: &Path,
+        dir: &Path,
+        disks: usize,
+    ) -> Result<Self, SnapshotError> {
         let new = |name: &str| {
             let path = dir.join(name);
             File::options()
@@ -76,6 +89,7 @@ impl Draft {
             disk_indexes: (0..disks)
                 .map(|n| new(&disk_index(n)))
                 .collect::<Result<_, _>>()?,
+            family: family.clone(),
             root: root.to_owned(),
             dir: dir.to_owned(),
             finished: false,
@@ -123,6 +137,7 @@ impl Draft {
             _ => SnapshotError::io(&place)(e),
         })?;
         self.finished = true;
+        self.family.insert(&manifest.id, manifest.parent.as_deref());
         if durability == Durability::Storage {
             let synced = File::open(&self.root).and_then(|root| root.sync_all());
             synced.map_err(SnapshotError::io(&self.root))?;

@@ -15,6 +15,7 @@
 mod dir;
 mod draft;
 mod error;
+mod family;
 mod lineage;
 mod manifest;
 mod merge;

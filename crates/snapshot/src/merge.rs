@@ -54,6 +54,7 @@ impl Store {
         }
         manifest.parent = None;
         replace(draft, &manifest, newest.path())?;
+        self.family.insert(id, None);
         self.get(id)
     }
 }

@@ -1,7 +1,7 @@
 //! One snapshot, checked when it is opened.
 
-use crate::manifest::{Manifest, check_id};
-use crate::{SnapshotError, Verdict, seal};
+use crate::manifest::Manifest;
+use crate::{SnapshotError, Verdict, family, seal};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Longest manifest.
-const MAX_MANIFEST: u64 = 1 << 20;
+pub(crate) const MAX_MANIFEST: u64 = 1 << 20;
 /// Longest index: that of a disk of 1 TiB.
 const MAX_INDEX: u64 = 65 << 20;
 
@@ -50,13 +50,8 @@ pub(crate) fn disk_index(number: usize) -> String {
 impl Snapshot {
     /// Opens snapshot `id` in the directory `root` and checks that its files are what its manifest says.
     pub(crate) fn open(root: &Path, id: &str) -> Result<Self, SnapshotError> {
-        check_id(id)?;
+        let manifest = family::manifest(root, id)?;
         let path = root.join(id);
-        if !path.is_dir() {
-            return Err(SnapshotError::Missing(id.to_owned()));
-        }
-        let file = path.join(MANIFEST);
-        let manifest = Manifest::parse(&read(&file, MAX_MANIFEST)?, id, &file)?;
         let snapshot = Self { path, manifest };
         snapshot.check()?;
         Ok(snapshot)
@@ -121,6 +116,28 @@ impl Snapshot {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Bytes of its layers, their indexes and its state: what it takes on disk without the snapshots below it. Holes of the
+    /// layers take nothing and do not count.
+    pub fn bytes(&self) -> Result<u64, SnapshotError> {
+        let memory = self
+            .manifest
+            .memory
+            .stored
+            .saturating_mul(MEMORY_CHUNK.into());
+        let mut bytes = memory;
+        let mut files = vec![STATE.to_owned(), MEMORY_INDEX.to_owned()];
+        for (number, disk) in self.manifest.disks.iter().enumerate() {
+            bytes = bytes.saturating_add(disk.stored.saturating_mul(DISK_BLOCK.into()));
+            files.push(disk_index(number));
+        }
+        for name in files {
+            let path = self.path.join(name);
+            let metadata = fs::metadata(&path).map_err(SnapshotError::io(&path))?;
+            bytes = bytes.saturating_add(metadata.len());
+        }
+        Ok(bytes)
     }
 
     fn file(&self, name: &str) -> Result<File, SnapshotError> {

@@ -1,27 +1,31 @@
 //! A directory of snapshots.
 
-use crate::manifest::check_id;
+use crate::family::{self, Family};
+use crate::manifest::{Manifest, check_id};
 use crate::snapshot::MANIFEST;
 use crate::{Draft, Lineage, Snapshot, SnapshotError};
 use nix::fcntl::{Flock, FlockArg};
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 /// Names of what is no snapshot (yet, or any more) begin with a dot, which no id does.
 const DRAFT: &str = ".draft-";
 const TRASH: &str = ".trash-";
 
-/// No draft takes this long.
+/// No removal takes this long.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// Snapshots by id.
 #[derive(Debug, Clone)]
 pub struct Store {
     root: PathBuf,
+    pub(crate) family: Arc<Family>,
 }
 
 impl Store {
@@ -29,7 +33,11 @@ impl Store {
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, SnapshotError> {
         let root = root.into();
         fs::create_dir_all(&root).map_err(SnapshotError::io(&root))?;
-        Ok(Self { root })
+        // What is in it is for its owner, also where the directory above is not closed.
+        fs::set_permissions(&root, Permissions::from_mode(0o700))
+            .map_err(SnapshotError::io(&root))?;
+        let family = Family::of(&root).map_err(SnapshotError::io(&root))?;
+        Ok(Self { root, family })
     }
 
     /// Where it is.
@@ -50,10 +58,9 @@ impl Store {
 
     /// Files for a new snapshot of a sandbox with `disks` writable disks.
     pub fn draft(&self, disks: usize) -> Result<Draft, SnapshotError> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{DRAFT}{}-{number}", std::process::id());
-        Draft::create(&self.root, self.root.join(name), disks)
+        let (own, pid) = (own_mark(), std::process::id());
+        let name = format!("{DRAFT}{pid}-{own}");
+        Draft::create(&self.family, &self.root, self.root.join(name), disks)
     }
 
     /// Opens and checks one snapshot.
@@ -66,21 +73,26 @@ impl Store {
         Lineage::open(&self.root, id)
     }
 
-    /// Ids of all snapshots, sorted; whether each is sound is told by [`Self::get`].
-    pub fn ids(&self) -> Result<Vec<String>, SnapshotError> {
-        let failed = |e| SnapshotError::io(&self.root)(e);
-        let mut ids = Vec::new();
-        for entry in fs::read_dir(&self.root).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            if let Some(id) = name.to_str().filter(|id| check_id(id).is_ok()) {
-                ids.push(id.to_owned());
-            }
-        }
-        ids.sort();
-        Ok(ids)
+    /// The manifest of one snapshot. The files it speaks of are not checked: see [`Self::get`].
+    pub fn manifest(&self, id: &str) -> Result<Manifest, SnapshotError> {
+        family::manifest(&self.root, id)
     }
 
-    /// Removes a snapshot that nothing runs from and nothing descends from. A damaged one can be removed too.
+    /// Ids of all snapshots, sorted; whether each is sound is told by [`Self::get`].
+    pub fn ids(&self) -> Result<Vec<String>, SnapshotError> {
+        family::ids(&self.root)
+    }
+
+    /// Whether a snapshot lies on no other. Answered from memory.
+    pub fn is_independent(&self, id: &str) -> Result<bool, SnapshotError> {
+        let family = self.family.known()?;
+        let parent = family.as_ref().and_then(|tree| tree.parent(id));
+        let parent = parent.ok_or_else(|| SnapshotError::Missing(id.to_owned()))?;
+        Ok(parent.is_none())
+    }
+
+    /// Removes a snapshot that nothing runs from and nothing descends from. A damaged one can be removed too. It costs the
+    /// same however many others there are.
     pub fn remove(&self, id: &str) -> Result<(), SnapshotError> {
         check_id(id)?;
         let path = self.root.join(id);
@@ -96,16 +108,25 @@ impl Store {
         if !path.exists() {
             return Err(SnapshotError::Missing(id.to_owned()));
         }
-        if let Some(child) = self.child_of(id)? {
-            let id = id.to_owned();
-            return Err(SnapshotError::HasChild { id, child });
+        let pid = std::process::id();
+        let trash = self.root.join(format!("{TRASH}{id}-{}-{pid}", own_mark()));
+        let mut family = self.family.known()?;
+        while let Some(tree) = family.as_mut()
+            && let Some(child) = tree.child(id).map(str::to_owned)
+        {
+            if self.root.join(&child).exists() {
+                let id = id.to_owned();
+                return Err(SnapshotError::HasChild { id, child });
+            }
+            // Its files were taken away by hand.
+            tree.remove(&child);
         }
         // Gone at once for everybody; its files follow.
-        let trash = self
-            .root
-            .join(format!("{TRASH}{id}-{}", std::process::id()));
         fs::rename(&path, &trash).map_err(SnapshotError::io(&path))?;
-        drop(lock);
+        if let Some(tree) = family.as_mut() {
+            tree.remove(id);
+        }
+        drop((family, lock));
         let removed = match fs::remove_dir_all(&trash) {
             // Whoever was sealing it put the seal in after the others were gone, and does so once.
             Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => fs::remove_dir_all(&trash),
@@ -114,21 +135,11 @@ impl Store {
         removed.map_err(SnapshotError::io(&trash))
     }
 
-    fn child_of(&self, id: &str) -> Result<Option<String>, SnapshotError> {
-        for other in self.ids()? {
-            match self.get(&other) {
-                Ok(snapshot) if snapshot.manifest().parent.as_deref() == Some(id) => {
-                    return Ok(Some(other));
-                }
-                _ => {}
-            }
-        }
-        Ok(None)
-    }
-
-    /// The same while others use the store: what belongs to a process that is gone, or is an hour old.
-    pub fn sweep_abandoned(&self, now: SystemTime) -> Result<usize, SnapshotError> {
+    /// Removes what processes that are gone left half written or half removed, and what is half removed for an hour, while
+    /// others use the store. Returns how many things there were.
+    pub fn sweep(&self, now: SystemTime) -> Result<usize, SnapshotError> {
         let failed = |e| SnapshotError::io(&self.root)(e);
+        let own = std::process::id().to_string();
         let mut swept = 0;
         for entry in fs::read_dir(&self.root).map_err(failed)? {
             let entry = entry.map_err(failed)?;
@@ -138,9 +149,13 @@ impl Store {
             let modified = entry.metadata().and_then(|m| m.modified());
             let age = modified.ok().and_then(|m| now.duration_since(m).ok());
             let old = age.is_some_and(|age| age > ABANDONED);
-            if (old || !Path::new("/proc").join(pid).exists())
-                && fs::remove_dir_all(entry.path()).is_ok()
-            {
+            let dead = match name.contains(run()) {
+                // A draft of this process is somebody's as long as it is there.
+                true => old && name.starts_with(TRASH),
+                // Of an earlier process, whose number may be ours by now.
+                false => old || pid == own || !Path::new("/proc").join(pid).exists(),
+            };
+            if dead && fs::remove_dir_all(entry.path()).is_ok() {
                 swept += 1;
             }
         }
@@ -159,25 +174,21 @@ impl Store {
         }
         Ok(bytes)
     }
-
-    /// Removes what killed processes left half written or half removed. Call it when no other process uses the store.
-    pub fn sweep(&self) -> Result<usize, SnapshotError> {
-        let failed = |e| SnapshotError::io(&self.root)(e);
-        let mut swept = 0;
-        for entry in fs::read_dir(&self.root).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            if name.starts_with(DRAFT) || name.starts_with(TRASH) {
-                fs::remove_dir_all(entry.path()).map_err(failed)?;
-                swept += 1;
-            }
-        }
-        Ok(swept)
-    }
 }
 
-/// Process that made a draft (`.draft-PID-N`) or trash (`.trash-ID-PID`); none of other names.
+/// Word for this run of this process: its number may have been another one's before, in a container for example.
+fn run() -> &'static str {
+    static RUN: OnceLock<String> = OnceLock::new();
+    RUN.get_or_init(|| format!("{:016x}", RandomState::new().build_hasher().finish()))
+}
+
+/// Part of a name that nothing else has or had.
+fn own_mark() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("{}-{}", run(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Process that made a draft (`.draft-PID-...`) or trash (`.trash-...-PID`); none of other names.
 fn maker(name: &str) -> Option<&str> {
     let pid = match name.strip_prefix(DRAFT) {
         Some(rest) => rest.split('-').next(),
@@ -196,9 +207,15 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let own = std::process::id();
         // Beyond the largest process id there can be (pid_max, proc(5)).
-        let (dead, living) = (4_194_305, format!(".draft-{own}-0"));
+        let dead = 4_194_305;
+        let draft = store.draft(1).unwrap();
+        let foreign = ".draft-1-0".to_owned();
+        let removing = format!(".trash-abc-{}-{own}", own_mark());
         for name in [
-            &living,
+            &foreign,
+            &removing,
+            // Of an earlier process with our number.
+            &format!(".draft-{own}-0"),
             &format!(".draft-{dead}-3"),
             &format!(".trash-abc-{dead}"),
             "abc",
@@ -206,9 +223,13 @@ mod tests {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
         let now = SystemTime::now();
-        assert_eq!(store.sweep_abandoned(now).unwrap(), 2);
-        assert!(dir.path().join(&living).exists() && dir.path().join("abc").exists());
-        assert_eq!(store.sweep_abandoned(now + ABANDONED * 2).unwrap(), 1);
+        assert_eq!(store.sweep(now).unwrap(), 3);
+        for name in [&foreign, &removing, "abc"] {
+            assert!(dir.path().join(name).exists(), "{name}");
+        }
+        assert_eq!(store.sweep(now + ABANDONED * 2).unwrap(), 2);
+        assert!(draft.path().exists() && dir.path().join("abc").exists());
+        drop(draft);
         fs::write(dir.path().join("abc/x"), [1; 10_000]).unwrap();
         assert!((10_000..100_000).contains(&store.disk_bytes().unwrap()));
     }

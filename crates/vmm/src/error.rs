@@ -17,6 +17,14 @@ pub enum VmmError {
         /// What the host answered.
         reason: String,
     },
+    /// A snapshot would have more bytes than it may.
+    #[error("the snapshot would have {needed} bytes, more than the {most} that it may have")]
+    SnapshotTooLarge {
+        /// Bytes it would have at most.
+        needed: u64,
+        /// Bytes it may have.
+        most: u64,
+    },
     /// The guest did something no VM can go on from.
     #[error("{0}")]
     Guest(String),
@@ -36,7 +44,7 @@ impl From<VmmError> for StopCause {
     fn from(error: VmmError) -> Self {
         match error {
             VmmError::Config(reason) => Self::BadConfig { reason },
-            VmmError::Host { .. } => Self::HostError {
+            VmmError::Host { .. } | VmmError::SnapshotTooLarge { .. } => Self::HostError {
                 reason: error.to_string(),
             },
             VmmError::Guest(reason) => Self::GuestFault { reason },

@@ -17,6 +17,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::{Gid, Uid, chdir, pivot_root, setgroups, setresgid, setresuid, setsid};
 use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
@@ -64,6 +65,16 @@ fn limit_resources() -> nix::Result<()> {
     }
     // A core file would hold the guest's memory.
     setrlimit(Resource::RLIMIT_CORE, 0, 0)
+}
+
+/// Lets no file that this process writes become longer than `bytes`: an overlay is as long as its disk, a layer of memory as
+/// memory. What would pass that fails with `EFBIG`, like a disk that is full.
+pub fn limit_file_size(bytes: u64) -> Result<(), VmmError> {
+    let failed = |e: nix::Error| VmmError::host("limiting the size of files", e);
+    let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+    // SAFETY: no handler is installed that could run.
+    unsafe { sigaction(Signal::SIGXFSZ, &ignore) }.map_err(failed)?;
+    setrlimit(Resource::RLIMIT_FSIZE, bytes, bytes).map_err(failed)
 }
 
 /// This process as the host sees it. In a process namespace of its own it is 1.

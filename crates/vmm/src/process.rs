@@ -10,7 +10,9 @@ use crate::machine::vcpu::{VcpuEnd, Vcpus};
 use crate::machine::{Descriptors, ExitCounters, Machine, Slot, build, restore};
 use crate::poll::Ready;
 use crate::seccomp;
+use crate::snapshot::linear::Linear;
 use crate::virtio::balloon::Balloon;
+use crate::virtio::blk::Block;
 use crate::virtio::vsock::{ConnectError, GuestConnect, Vsock};
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::snapshot::RestoreConfig;
@@ -27,6 +29,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+/// Bytes by which state and indexes of a small VM may be longer than its memory and disk.
+const FILE_HEADROOM: u64 = 16 << 20;
 const SLOT_CONTROL: u32 = 0;
 const SLOT_LISTENER: u32 = 1;
 const SLOT_VCPU_END: u32 = 2;
@@ -179,6 +183,7 @@ fn start(
         cause: None,
     };
     vm.watch_all()?;
+    jail::limit_file_size(vm.longest_file()?)?;
     seccomp::confine_main()?;
     if vm.running {
         vm.vcpus.resume();
@@ -204,6 +209,16 @@ fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 impl Vm {
+    /// Bytes of the longest file that the VM ever writes.
+    fn longest_file(&self) -> Result<u64, VmmError> {
+        let memory = Linear::new(&self.machine.memory)?.bytes();
+        let disks = self.machine.devices.iter();
+        let written = |block: &Block| block.writable().then(|| block.bytes());
+        let disks = disks.filter_map(|device| lock(device).peek(written).flatten());
+        let longest = disks.fold(memory, u64::max);
+        Ok(longest.saturating_add(FILE_HEADROOM))
+    }
+
     fn watch_all(&self) -> Result<(), VmmError> {
         let poller = &self.machine.poller;
         if let Some(channel) = lock(&self.link.0).as_ref() {
@@ -265,6 +280,12 @@ impl Vm {
         if let Some(reason) = device.take_failure() {
             let device = device.name().to_owned();
             self.link.send(&Event::DeviceFailed { device, reason }, &[]);
+        }
+        let warning = device.take_warning();
+        // A vCPU that holds the ports may wait for the device.
+        drop(device);
+        if let Some(warning) = warning {
+            self.machine.bus.say(&warning);
         }
     }
 

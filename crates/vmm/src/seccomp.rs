@@ -1,7 +1,10 @@
 //! What the kernel lets a VMM thread do once the guest runs. Everything else kills the process: a thread that
 //! makes an unlisted call is no longer ours.
 
+pub mod ioctl;
+
 use crate::error::VmmError;
+use ioctl::IoctlRequest;
 use seccompiler::{
     SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
     TargetArch, apply_filter,
@@ -132,38 +135,49 @@ fn argument(call: libc::c_long) -> Option<(u8, u64)> {
 
 /// Confines the calling vCPU thread.
 pub fn confine_vcpu() -> Result<(), VmmError> {
-    confine(VCPU)
+    confine(VCPU, ioctl::VCPU)
 }
 
 /// Confines the event loop's thread.
 pub fn confine_main() -> Result<(), VmmError> {
-    confine(MAIN)
+    confine(MAIN, ioctl::MAIN)
 }
 
-fn confine(calls: &[Call]) -> Result<(), VmmError> {
-    let failed = |e: &dyn std::fmt::Display| VmmError::host("seccomp filter", e);
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+fn failed(e: impl std::fmt::Display) -> VmmError {
+    VmmError::host("seccomp filter", e)
+}
+
+/// A rule that holds where the argument at `index` is `value`.
+fn only(index: u8, length: SeccompCmpArgLen, value: u64) -> Result<SeccompRule, VmmError> {
+    let equal = SeccompCondition::new(index, length, SeccompCmpOp::Eq, value).map_err(failed)?;
+    SeccompRule::new(vec![equal]).map_err(failed)
+}
+
+/// Rules of one call, of which one must hold; none: it is allowed with any arguments.
+fn rules(call: libc::c_long, requests: &[IoctlRequest]) -> Result<Vec<SeccompRule>, VmmError> {
+    if call == libc::SYS_ioctl {
+        // The kernel reads 32 bits of the request, so these are what is compared.
+        let of = |r: &IoctlRequest| only(1, SeccompCmpArgLen::Dword, r.number.into());
+        return requests.iter().map(of).collect();
+    }
+    let rule = argument(call).map(|(index, value)| only(index, SeccompCmpArgLen::Qword, value));
+    rule.into_iter().collect()
+}
+
+fn confine(calls: &[Call], requests: &[IoctlRequest]) -> Result<(), VmmError> {
+    let mut allowed: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for call in calls {
-        let only = match argument(call.number) {
-            None => Vec::new(),
-            Some((argument, value)) => {
-                let length = SeccompCmpArgLen::Qword;
-                let equal = SeccompCondition::new(argument, length, SeccompCmpOp::Eq, value)
-                    .map_err(|e| failed(&e))?;
-                vec![SeccompRule::new(vec![equal]).map_err(|e| failed(&e))?]
-            }
-        };
-        rules.insert(call.number, only);
+        allowed.insert(call.number, rules(call.number, requests)?);
     }
     let filter = SeccompFilter::new(
-        rules,
+        allowed,
         SeccompAction::KillProcess,
         SeccompAction::Allow,
         TargetArch::x86_64,
     )
-    .map_err(|e| failed(&e))?;
-    let program: seccompiler::BpfProgram = filter.try_into().map_err(|e| failed(&e))?;
-    apply_filter(&program).map_err(|e| failed(&e))
+    .map_err(failed)?;
+    let program: seccompiler::BpfProgram = filter.try_into().map_err(failed)?;
+    apply_filter(&program).map_err(failed)
 }
 
 #[cfg(test)]
@@ -214,6 +228,49 @@ mod tests {
             replace(0),
             WaitStatus::Signaled(_, Signal::SIGSYS, _)
         ));
+    }
+
+    #[test]
+    fn a_confined_thread_makes_the_listed_requests_and_dies_of_any_other() {
+        /// `KVM_CREATE_VM`, `KVM_CREATE_VCPU`, `KVM_SET_USER_MEMORY_REGION`, `KVM_CREATE_DEVICE`, `KVM_SET_REGS`.
+        const KVM: [u64; 5] = [0xae01, 0xae41, 0x4020_ae46, 0xc00c_aee0, 0x4090_ae82];
+        /// `UFFDIO_API`, `TUNSETIFF`.
+        const OTHERS: [u64; 2] = [0xc018_aa3f, 0x4004_54ca];
+        let files = [libc::TIOCSTI, libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX];
+        let unlisted: Vec<u64> = [&KVM[..], &OTHERS, &files].concat();
+        type Confine = fn() -> Result<(), VmmError>;
+        let (main, vcpu) = (ioctl::MAIN, ioctl::VCPU);
+        let threads: [(Confine, libc::c_long, _, _); 2] = [
+            (confine_main, libc::SYS_exit_group, main, vcpu),
+            (confine_vcpu, libc::SYS_exit, vcpu, main),
+        ];
+        for (confine, exit, listed, of_others) in threads {
+            let request = |number: u64| {
+                in_child(|| {
+                    confine().unwrap();
+                    // SAFETY: there is no such descriptor, so nothing is read or written.
+                    unsafe { libc::ioctl(-1, number, 0) };
+                    // SAFETY: ends the child by the one call that its filter has for that.
+                    unsafe { libc::syscall(exit, 0) };
+                })
+            };
+            for allowed in listed {
+                let status = request(allowed.number.into());
+                assert!(
+                    matches!(status, WaitStatus::Exited(_, 0)),
+                    "{}: {status:?}",
+                    allowed.name
+                );
+            }
+            let of_others = of_others.iter().map(|r| u64::from(r.number));
+            for number in unlisted.iter().copied().chain(of_others) {
+                let status = request(number);
+                assert!(
+                    matches!(status, WaitStatus::Signaled(_, Signal::SIGSYS, _)),
+                    "{number:#x}: {status:?}"
+                );
+            }
+        }
     }
 
     #[test]

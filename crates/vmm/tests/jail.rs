@@ -17,6 +17,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::{Child, Command};
 
@@ -390,4 +391,27 @@ fn each_vmm_is_a_user_of_its_own_without_rights_in_an_empty_place() {
     assert_eq!(place, other_place);
     assert_ne!(user, other_user);
     assert!(user.parse::<u32>().unwrap() < FIRST_UID);
+}
+
+#[test]
+fn no_file_of_a_vmm_becomes_longer_than_it_may_and_it_lives_on() {
+    if !allowed("no_file_of_a_vmm_becomes_longer_than_it_may_and_it_lives_on") {
+        return;
+    }
+    let said = in_jail(|report| {
+        let limited = jail::limit_file_size(1 << 20);
+        // SAFETY: a name, and no flags.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"overlay".as_ptr(), 0)) };
+        let within = file.write_all_at(&[1; 4096], (1 << 20) - 4096);
+        let beyond = file.write_at(&[1], 1 << 20);
+        let beyond = beyond.map_err(|e| e.raw_os_error() == Some(libc::EFBIG));
+        let raised = nix::sys::resource::setrlimit(
+            nix::sys::resource::Resource::RLIMIT_FSIZE,
+            nix::sys::resource::RLIM_INFINITY,
+            nix::sys::resource::RLIM_INFINITY,
+        );
+        let told = (limited.is_ok(), within.is_ok(), beyond, raised.is_err());
+        let _ = writeln!(report, "{told:?}");
+    });
+    assert_eq!(said, "(true, true, Err(true), true)\n");
 }

@@ -109,6 +109,11 @@ impl Bus {
         }
     }
 
+    /// Puts a line of the VMM's own among the console's output.
+    pub fn say(&self, line: &str) {
+        lock(&self.ports).say(line);
+    }
+
     /// State of interrupt pins and console port; no vCPU may be running.
     pub fn save(&self) -> (IoApicState, SerialSaved) {
         (lock(&self.ioapic).save(), lock(&self.ports).save())

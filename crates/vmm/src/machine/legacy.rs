@@ -69,6 +69,12 @@ impl LegacyPorts {
         }
     }
 
+    /// Puts a line among the guest's output.
+    pub fn say(&mut self, line: &str) {
+        // The ring takes everything.
+        let _ = writeln!(self.serial.writer_mut(), "\r\njiffy: {line}\r");
+    }
+
     /// Reads the registers.
     pub fn save(&self) -> SerialSaved {
         let state = self.serial.state();

@@ -10,7 +10,7 @@ use crate::snapshot::linear::Linear;
 use crate::snapshot::scan::{Pages, scan};
 use crate::snapshot::writer::Writer;
 use crate::virtio::blk::Block;
-use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
+use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, UnitSet};
 use jiffy_proto::snapshot::{
     AfterSnapshot, FreezePhases, MAX_LIVE_LAYERS, SnapshotConfig, SnapshotReport,
 };
@@ -78,6 +78,18 @@ impl Frozen {
         Ok(())
     }
 
+    /// Bytes that its layers, indexes and state have together at most: every chunk that may have changed is stored.
+    fn most_bytes(&self, chunks_of_memory: u64) -> u64 {
+        let chunks = self.candidates.count().saturating_mul(MEMORY_CHUNK.into());
+        let index = LayerIndex::encoded_len(chunks_of_memory) as u64;
+        let disks = self.disks.iter().map(|(_, index, _)| {
+            let blocks = index.stored.count().saturating_mul(DISK_BLOCK.into());
+            blocks.saturating_add(index.encode().len() as u64)
+        });
+        let state = self.state.len() as u64;
+        disks.fold(chunks + index + state, u64::saturating_add)
+    }
+
     fn devices(&self) -> Vec<usize> {
         self.disks.iter().map(|(device, ..)| *device).collect()
     }
@@ -105,7 +117,15 @@ impl Vm {
 
     fn report_failure(&self, error: &VmmError) {
         let reason = error.to_string();
-        self.link.send(&Event::SnapshotFailed { reason }, &[]);
+        let needed_bytes = match error {
+            VmmError::SnapshotTooLarge { needed, .. } => Some(*needed),
+            _ => None,
+        };
+        let failed = Event::SnapshotFailed {
+            reason,
+            needed_bytes,
+        };
+        self.link.send(&failed, &[]);
     }
 
     /// `None` when memory is still being written.
@@ -135,6 +155,13 @@ impl Vm {
             &mut report.phases,
         )?;
         report.candidates = frozen.candidates.count();
+        if let Some(most) = config.max_bytes {
+            let needed = frozen.most_bytes(linear.chunks());
+            if needed > most {
+                self.thaw(frozen.devices())?;
+                return Err(VmmError::SnapshotTooLarge { needed, most });
+            }
+        }
 
         let copying = Instant::now();
         let mut writer = Writer::new(

@@ -77,6 +77,10 @@ pub struct Block {
     again: Again,
     /// None: it is as fast as it can be.
     throttle: Option<Throttle>,
+    /// Why the host failed, until it is told.
+    warning: Option<String>,
+    /// Whether it was told once.
+    warned: bool,
 }
 
 impl Block {
@@ -95,6 +99,8 @@ impl Block {
             active: None,
             again: Again::new()?,
             throttle: None,
+            warning: None,
+            warned: false,
         })
     }
 
@@ -255,6 +261,7 @@ impl VirtioDevice for Block {
             disk: &mut self.disk,
             id,
             flush_to_host: self.flush_to_host,
+            failed: None,
             zeroed: 0,
         };
         let throttle = self.throttle.as_ref();
@@ -277,11 +284,22 @@ impl VirtioDevice for Block {
                 written
             },
         )?;
+        if let Some(error) = server.failed.filter(|_| !self.warned) {
+            self.warned = true;
+            self.warning = Some(format!(
+                "{}: the host cannot serve this disk ({error}): what was written and not synced may be lost",
+                self.name
+            ));
+        }
         match (left, &mut self.throttle) {
             (Left::Held(wait), Some(throttle)) => throttle.wake_after(wait),
             (Left::Nothing, _) => Ok(()),
             _ => self.again.schedule(0),
         }
+    }
+
+    fn take_warning(&mut self) -> Option<String> {
+        self.warning.take()
     }
 
     fn host_event(&mut self, token: u32, _flags: EpollFlags) -> Result<(), DeviceError> {

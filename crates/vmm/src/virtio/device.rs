@@ -101,6 +101,10 @@ pub trait VirtioDevice: Any + Send {
     fn restored(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
+    /// Takes what the sandbox's owner is to be told of the host beneath the device. The device goes on.
+    fn take_warning(&mut self) -> Option<String> {
+        None
+    }
     /// Forgets the driver: queues, memory, registered descriptors. Host resources given at creation stay.
     fn reset(&mut self);
     /// The guest kicked queue `index` (below the number of queues). Does a bounded amount of work.

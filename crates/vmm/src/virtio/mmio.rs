@@ -144,6 +144,11 @@ impl MmioDevice {
         self.failure.take()
     }
 
+    /// Takes what the sandbox's owner is to be told of the host beneath the device.
+    pub fn take_warning(&mut self) -> Option<String> {
+        self.device.take_warning()
+    }
+
     fn features(&self) -> u64 {
         self.device.features()
             | 1 << VIRTIO_F_VERSION_1

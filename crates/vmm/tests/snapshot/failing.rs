@@ -6,6 +6,7 @@ use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
 use jiffy_proto::vm::{Event, StopCause};
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -127,4 +128,32 @@ fn a_damaged_state_is_refused_in_words() {
     refuse(b"", "damaged");
     refuse(b"JIFFYVMS\xff\0\0\0", "of format 255");
     refuse(b"JIFFYVMS\x01\0\0\0\xff\xff\xff", "damaged");
+}
+
+#[test]
+fn a_snapshot_larger_than_it_may_be_is_refused_before_a_byte_is_written() {
+    let test = "a_snapshot_larger_than_it_may_be_is_refused_before_a_byte_is_written";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = Vm::boot(guest, 1, 256, "");
+    assert_eq!(vm.ask("dirty 32"), "ok");
+    assert_eq!(vm.ask("mark one"), "ok");
+    for then in [AfterSnapshot::Resume, AfterSnapshot::Stay] {
+        let target = Target::new();
+        let memory = target.memory.try_clone().unwrap();
+        vm.max_bytes = Some(8 << 20);
+        let error = vm.snapshot_to(target, then).err().unwrap();
+        assert!(
+            error.contains("more than the 8388608 that it may have"),
+            "{error}"
+        );
+        assert_eq!(memory.metadata().unwrap().blocks(), 0);
+        vm.verify();
+    }
+    // Nothing is lost on the way: the next one has it all, and no more than it may.
+    vm.max_bytes = Some(300 << 20);
+    let snapshot = vm.snapshot(AfterSnapshot::Resume);
+    let mut restored = Vm::restore(snapshot, &vm.base(), MemorySource::Map);
+    assert_eq!(restored.ask("marks"), "one one");
+    restored.verify();
+    vm.verify();
 }

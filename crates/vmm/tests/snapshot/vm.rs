@@ -85,6 +85,8 @@ pub struct Vm {
     /// Where it wrote before it was adopted.
     former: Option<File>,
     base: File,
+    /// Most bytes of its next snapshots.
+    pub max_bytes: Option<u64>,
     /// Held: its closing tells the guest to greet again.
     greeting: Option<UnixStream>,
 }
@@ -187,6 +189,7 @@ impl Vm {
             origin: Snapshot::default(),
             overlay,
             former: None,
+            max_bytes: None,
             base,
             greeting: None,
         };
@@ -253,6 +256,7 @@ impl Vm {
             origin: snapshot,
             overlay,
             former: None,
+            max_bytes: None,
             base,
             greeting: None,
         }
@@ -510,6 +514,7 @@ impl Vm {
                 index: fds.add(&target.disk_index),
             }],
             then,
+            max_bytes: self.max_bytes,
         };
         self.channel
             .send(&Request::Snapshot(config), &fds.0)
@@ -519,7 +524,7 @@ impl Vm {
     pub fn outcome(&mut self) -> Result<SnapshotReport, String> {
         self.wait(|event| match event {
             Event::Snapshotted(report) => Ok(Ok(report)),
-            Event::SnapshotFailed { reason } => Ok(Err(reason)),
+            Event::SnapshotFailed { reason, .. } => Ok(Err(reason)),
             other => Err(other),
         })
     }

@@ -22,12 +22,18 @@ pub const MAX_DATA: usize = 4 << 20;
 #[derive(Debug)]
 enum Refusal {
     Unsupported,
+    /// The guest asks for what cannot be.
     Io,
+    /// A file of the host cannot be read or written.
+    Host(io::Error),
 }
 
 impl From<io::Error> for Refusal {
-    fn from(_: io::Error) -> Self {
-        Self::Io
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(_) => Self::Host(error),
+            None => Self::Io,
+        }
     }
 }
 
@@ -39,6 +45,8 @@ pub struct Server<'d> {
     pub id: [u8; ID_BYTES],
     /// Whether a flush reaches the host's storage.
     pub flush_to_host: bool,
+    /// The first failure of the host's files.
+    pub failed: Option<io::Error>,
     /// Pieces of the disk that were zeroed or discarded so far.
     pub zeroed: u64,
 }
@@ -66,6 +74,10 @@ impl Server<'_> {
             Ok(()) => (VIRTIO_BLK_S_OK, bytes + 1),
             Err(Refusal::Unsupported) => (VIRTIO_BLK_S_UNSUPP, 1),
             Err(Refusal::Io) => (VIRTIO_BLK_S_IOERR, 1),
+            Err(Refusal::Host(error)) => {
+                self.failed.get_or_insert(error);
+                (VIRTIO_BLK_S_IOERR, 1)
+            }
         };
         writable.copy_from(&[u8::try_from(status).unwrap_or(u8::MAX)]);
         u32::try_from(written)

@@ -176,3 +176,25 @@ fn any_mix_of_requests_agrees_with_a_plain_array() {
     }
     assert!(driver.read(0, model.len()) == model);
 }
+
+#[test]
+fn a_write_that_the_host_refuses_is_an_error_of_the_guest_and_told_once() {
+    use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    let overlay = memfd_create(c"overlay", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+    let overlay = File::from(overlay);
+    let host = overlay.try_clone().unwrap();
+    let base = file(&pattern(1 << 16));
+    let mut driver = Driver::new(Backend::Overlay { base, overlay });
+    assert_eq!(driver.write(0, &[1; 4096]), OK);
+    fcntl(&host, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)).unwrap();
+    assert_eq!(driver.write(8, &[1; 4096]), IOERR);
+    let warning = driver.block.take_warning().unwrap();
+    assert!(warning.contains("Operation not permitted"), "{warning}");
+    assert_eq!(driver.write(8, &[1; 4096]), IOERR);
+    // An error of the guest is not the host's.
+    assert_eq!(driver.write(1 << 40, &[1; 512]), IOERR);
+    assert_eq!(driver.block.take_warning(), None);
+    assert_eq!(driver.read(0, 4096), [1; 4096]);
+    assert_eq!(driver.read(8, 4096), pattern(1 << 16)[4096..8192]);
+}

@@ -1,0 +1,142 @@
+//! A removal costs the same however many snapshots there are.
+#![allow(clippy::unwrap_used)]
+
+use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
+use jiffy_snapshot::{
+    DiskSizes, Durability, FORMAT, Manifest, MemorySizes, SnapshotError, Store, Versions,
+};
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+
+const MEMORY: u64 = MEMORY_CHUNK as u64;
+const DISK: u64 = DISK_BLOCK as u64;
+
+fn put(store: &Store, id: &str, parent: Option<&str>) {
+    let mut draft = store.draft(1).unwrap();
+    draft.state.write_all_at(b"state", 0).unwrap();
+    draft.memory.set_len(MEMORY).unwrap();
+    let index = LayerIndex::empty(MEMORY_CHUNK, MEMORY);
+    draft.memory_index.write_all_at(&index.encode(), 0).unwrap();
+    let overlay = store.overlay().unwrap();
+    overlay.set_len(DISK).unwrap();
+    let index = LayerIndex::empty(DISK_BLOCK, DISK);
+    let disk = &draft.disk_indexes[0];
+    disk.write_all_at(&index.encode(), 0).unwrap();
+    let manifest = manifest(id, parent);
+    let finished = draft.finish(&manifest, &[overlay], Durability::PageCache);
+    finished.unwrap();
+}
+
+fn manifest(id: &str, parent: Option<&str>) -> Manifest {
+    Manifest {
+        format: FORMAT,
+        id: id.to_owned(),
+        parent: parent.map(str::to_owned),
+        template: "base".to_owned(),
+        created_ms: 1,
+        versions: Versions::default(),
+        cpu: "cpu".to_owned(),
+        vcpus: 1,
+        memory: MemorySizes {
+            bytes: MEMORY,
+            ..MemorySizes::default()
+        },
+        disks: vec![DiskSizes {
+            bytes: DISK,
+            stored: 0,
+        }],
+        net: false,
+    }
+}
+
+/// The least of a snapshot that a look for children reads.
+fn fabricate(store: &Store, id: &str, parent: &str) {
+    let directory = store.root().join(id);
+    fs::create_dir(&directory).unwrap();
+    let text = serde_json::to_vec(&manifest(id, Some(parent))).unwrap();
+    fs::write(directory.join("manifest.json"), text).unwrap();
+}
+
+/// Counts files of snapshots that are opened (inotify(7)).
+struct Opens(File);
+
+impl Opens {
+    /// Of all snapshots in `store` but `except`.
+    fn of_all_but(store: &Store, except: &str) -> Self {
+        // SAFETY: no pointers; the kernel has made the descriptor for us.
+        let events = unsafe {
+            let fd = libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC);
+            assert!(fd >= 0);
+            File::from_raw_fd(fd)
+        };
+        for id in store.ids().unwrap().iter().filter(|id| *id != except) {
+            let path = store.root().join(id).into_os_string().into_encoded_bytes();
+            let path = CString::new(path).unwrap();
+            // SAFETY: a path that ends in zero and lives as long as the call.
+            let watch = unsafe {
+                libc::inotify_add_watch(events.as_raw_fd(), path.as_ptr(), libc::IN_OPEN)
+            };
+            assert!(watch >= 0, "{}", std::io::Error::last_os_error());
+        }
+        Self(events)
+    }
+
+    /// Bytes of events, which is none if nothing was opened.
+    fn seen(&mut self) -> usize {
+        let mut buffer = vec![0; 1 << 20];
+        match self.0.read(&mut buffer) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => 0,
+            seen => seen.unwrap(),
+        }
+    }
+}
+
+#[test]
+fn a_removal_opens_no_file_of_any_other_snapshot() {
+    for others in [10, 1000] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        put(&store, "root", None);
+        for number in 0..others {
+            fabricate(&store, &format!("other{number}"), "root");
+        }
+        // The first one after the start reads the manifests, once.
+        put(&store, "first", None);
+        store.remove("first").unwrap();
+        put(&store, "leaf", Some("root"));
+        let mut opens = Opens::of_all_but(&store, "leaf");
+        store.remove("leaf").unwrap();
+        assert_eq!(opens.seen(), 0, "beside {others} others");
+        let refused = store.remove("root");
+        assert!(matches!(refused, Err(SnapshotError::HasChild { .. })));
+        // The watch sees what there is to see: the manifest that was locked.
+        assert_ne!(opens.seen(), 0);
+    }
+}
+
+#[test]
+fn a_child_is_known_to_a_store_that_was_opened_before_it_was_made_and_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = Store::open(dir.path()).unwrap();
+    put(&before, "a", None);
+    assert!(before.is_independent("a").unwrap());
+    put(&Store::open(dir.path()).unwrap(), "b", Some("a"));
+    assert!(!before.is_independent("b").unwrap());
+    let refused = |store: &Store| {
+        let removed = store.remove("a");
+        matches!(removed, Err(SnapshotError::HasChild { child, .. }) if child == "b")
+    };
+    assert!(refused(&before));
+    drop(before);
+    // As the next process finds it.
+    let after = Store::open(dir.path()).unwrap();
+    assert!(refused(&after));
+    after.merge("b").unwrap();
+    assert!(after.is_independent("b").unwrap());
+    after.remove("a").unwrap();
+    assert!(after.is_independent("a").is_err());
+    assert_eq!(after.ids().unwrap(), ["b"]);
+}
