@@ -130,6 +130,9 @@ pub(crate) fn program(host: &Host) -> Result<PathBuf, EngineError> {
 }
 
 fn ended(error: GvisorError, sandbox: &Sandbox) -> EngineError {
+    if let GvisorError::TooLarge { needed, most } = error {
+        return EngineError::SnapshotTooLarge { needed, most };
+    }
     match sandbox.has_ended() {
         true => EngineError::Ended {
             end: SandboxEnd::VmmDied {
@@ -324,9 +327,11 @@ impl Engine for GvisorEngine {
         id: &str,
         _parent: Option<&str>,
         then: AfterSnapshot,
+        max_bytes: Option<u64>,
     ) -> Result<SnapshotTimes, EngineError> {
         let resume = then == AfterSnapshot::Resume;
-        let taken = guest.sandbox.snapshot(&self.store, id, resume).await;
+        let sandbox = &guest.sandbox;
+        let taken = sandbox.snapshot(&self.store, id, resume, max_bytes).await;
         let (stopped_us, total_us) = taken.map_err(|e| ended(e, &guest.sandbox))?;
         Ok(SnapshotTimes {
             stopped_us,
@@ -384,12 +389,19 @@ impl Engine for GvisorEngine {
     }
 
     fn snapshots(&self) -> Result<Vec<String>, EngineError> {
-        self.store.sweep(true).map_err(EngineError::failed)?;
         self.store.ids().map_err(EngineError::failed)
     }
 
     fn is_independent(&self, _id: &str) -> bool {
         true
+    }
+
+    fn sweep(&self) -> Result<usize, EngineError> {
+        self.store.sweep().map_err(EngineError::failed)
+    }
+
+    fn snapshot_size(&self, id: &str) -> Option<u64> {
+        self.store.size(id)
     }
 
     fn serves(&self, template: &str, id: &str) -> bool {

@@ -199,10 +199,11 @@ impl Engine for HostEngine {
         id: &str,
         parent: Option<&str>,
         then: AfterSnapshot,
+        max: Option<u64>,
     ) -> Result<SnapshotTimes, EngineError> {
         match guest {
-            HostGuest::MicroVm(guest) => self.microvm.snapshot(guest, id, parent, then).await,
-            HostGuest::Gvisor(guest) => self.gvisor()?.snapshot(guest, id, parent, then).await,
+            HostGuest::MicroVm(guest) => self.microvm.snapshot(guest, id, parent, then, max).await,
+            HostGuest::Gvisor(guest) => self.gvisor()?.snapshot(guest, id, parent, then, max).await,
         }
     }
 
@@ -254,7 +255,6 @@ impl Engine for HostEngine {
 
     fn snapshots(&self) -> Result<Vec<String>, EngineError> {
         let mut all = self.microvm.snapshots()?;
-        self.gvisor_store.sweep(true).map_err(EngineError::failed)?;
         all.extend(self.gvisor_store.ids().map_err(EngineError::failed)?);
         Ok(all)
     }
@@ -264,18 +264,33 @@ impl Engine for HostEngine {
     }
 
     fn sweep(&self) -> Result<usize, EngineError> {
-        let swept = self.gvisor_store.sweep(false);
+        let swept = self.gvisor_store.sweep();
         Ok(self.microvm.sweep()? + swept.map_err(EngineError::failed)?)
-    }
-
-    fn snapshots_on_disk(&self) -> Result<Vec<String>, EngineError> {
-        let mut all = self.microvm.snapshots_on_disk()?;
-        all.extend(self.gvisor_store.ids().map_err(EngineError::failed)?);
-        Ok(all)
     }
 
     fn snapshot_bytes(&self) -> Option<u64> {
         Some(self.microvm.snapshot_bytes()? + self.gvisor_store.disk_bytes()?)
+    }
+
+    fn snapshot_size(&self, id: &str) -> Option<u64> {
+        match self.gvisor_store.has(id) {
+            true => self.gvisor_store.size(id),
+            false => self.microvm.snapshot_size(id),
+        }
+    }
+
+    fn merge_growth(&self, id: &str) -> Option<u64> {
+        match self.gvisor_store.has(id) {
+            true => None,
+            false => self.microvm.merge_growth(id),
+        }
+    }
+
+    async fn merge(&self, id: &str) -> Result<(), EngineError> {
+        match self.gvisor_store.has(id) {
+            true => Ok(()),
+            false => self.microvm.merge(id).await,
+        }
     }
 
     fn serves(&self, template: &str, id: &str) -> bool {

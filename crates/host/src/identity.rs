@@ -7,8 +7,8 @@ use jiffy_image::Defaults;
 use jiffy_proto::agent::Identity;
 
 /// Letters of an id: no `-`, which separates port and id in host names, and nothing that reads as another letter.
-const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
-const ID_LENGTH: usize = 20;
+const ALPHABET: &[u8; 32] = jiffy_image::ID_ALPHABET;
+const ID_LENGTH: usize = jiffy_image::ID_LENGTH;
 const ENTROPY: usize = 64;
 
 /// No identity could be made.
@@ -54,7 +54,6 @@ pub(crate) fn identity(persona: &Persona, defaults: &Defaults) -> Result<Identit
         access_token: persona.access_token.clone(),
         default_user: Some(defaults.user.clone()),
         default_workdir: Some(defaults.workdir.clone()).filter(|d| !d.is_empty()),
-        link_key: None,
     })
 }
 

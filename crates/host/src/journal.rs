@@ -137,6 +137,8 @@ impl Journal {
             path: file.to_owned(),
             source,
         };
+        // Environments of sandboxes are in it. What stands in the way is told by the database.
+        let _ = jiffy_image::keep_private(file);
         let mut connection = Connection::open(file).map_err(failed)?;
         connection
             .pragma_update(None, "journal_mode", "WAL")
@@ -367,6 +369,7 @@ mod tests {
             kept: true,
             stopped_ms: 0.0,
             total_ms: 0.0,
+            bytes: 0,
             created_ms: 1,
         }
     }

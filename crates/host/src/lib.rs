@@ -13,6 +13,7 @@ mod litter;
 mod metrics;
 mod microvm_engine;
 mod programs;
+mod quota;
 mod record;
 mod restore_policy;
 mod sandboxes;
@@ -29,16 +30,20 @@ pub use host_engine::{HostArrival, HostEngine, HostGuest};
 pub use identity::{IdentityError, new_id, new_token};
 pub use journal::{Change, Journal, JournalError, JournalledSnapshot};
 pub use litter::OLD_LOGS;
-pub use metrics::{BootTimes, Figure};
+pub use metrics::{BootTimes, Figure, FigureFamily};
 pub use microvm_engine::{MICROVM, MicroVmArrival, MicroVmEngine, MicroVmGuest, agent};
 pub use programs::{ProgramError, Programs};
+pub use quota::{
+    Bytes, OwnerQuota, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest, Reserving,
+};
 pub use record::{Operation, Purpose, SandboxRecord, SnapshotRecord, State};
 pub use restore_policy::{
     EngineCost, HostFile, HostFingerprint, KeepError, PolicyCost, PolicyInForce, PolicyReason,
     RestorePolicy, Spread, choose,
 };
 pub use sandboxes::{
-    Child, CreateSpec, ErrorKind, ForkReport, OperationError, Options, PoolSize, Sandboxes, Source,
+    AwakeTime, Child, CreateSpec, ErrorKind, ForkReport, OperationError, Options, OwnerUsage,
+    PoolSize, Sandboxes, Source, WakeOptions, WeakSandboxes,
 };
 pub use startup::{StartupError, start_up};
 pub use terms::{Network, OnTimeout, Terms};

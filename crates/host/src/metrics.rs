@@ -32,6 +32,19 @@ pub struct Figure {
     pub value: f64,
 }
 
+/// Figures of one name, each of something else.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FigureFamily {
+    /// Name after `jiffy_`.
+    pub name: &'static str,
+    /// What they are.
+    pub help: &'static str,
+    /// Name of the label that tells them apart.
+    pub label: &'static str,
+    /// The label's values, and the figures.
+    pub values: Vec<(String, f64)>,
+}
+
 /// How long boots of one mode took, in milliseconds; of the last 1,024.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BootTimes {
@@ -237,6 +250,16 @@ impl Now {
         self.0.register(name, help, family);
     }
 
+    /// Several of somebody else's.
+    pub fn family(&mut self, of: &FigureFamily) {
+        let family = Family::<[(&'static str, String); 1], Gauge<f64, AtomicU64>>::default();
+        for (value, figure) in &of.values {
+            let labels = [(of.label, value.clone())];
+            family.get_or_create(&labels).set(*figure);
+        }
+        self.0.register(of.name, of.help, family);
+    }
+
     /// Somebody else's.
     pub fn figure(&mut self, figure: &Figure) {
         if figure.counter {
@@ -284,6 +307,12 @@ mod tests {
             counter: true,
             value: 5.0,
         });
+        now.family(&FigureFamily {
+            name: "key_disk_bytes",
+            help: "Bytes",
+            label: "key",
+            values: vec![("k1".to_owned(), 7.0), ("k2".to_owned(), 8.0)],
+        });
         let text = metrics.render(now);
         for line in [
             "jiffy_operations_total{operation=\"pause\",outcome=\"ok\"} 1",
@@ -292,6 +321,8 @@ mod tests {
             "jiffy_creates_total{boot_mode=\"none\",outcome=\"busy\"} 1",
             "jiffy_sandboxes{state=\"running\"} 2.0",
             "jiffy_gateway_requests_total 5.0",
+            "jiffy_key_disk_bytes{key=\"k1\"} 7.0",
+            "jiffy_key_disk_bytes{key=\"k2\"} 8.0",
             "# EOF",
         ] {
             assert!(text.lines().any(|l| l == line), "no {line} in {text}");

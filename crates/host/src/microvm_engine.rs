@@ -95,22 +95,6 @@ impl MicroVmEngine {
         self.shelf.host()
     }
 
-    /// The lineage of snapshot `id`; one that has become long is merged first.
-    async fn short_lineage(&self, id: &str) -> Result<Lineage, EngineError> {
-        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
-        if lineage.snapshots().len() <= LONG_LINEAGE {
-            return Ok(lineage);
-        }
-        let _turn = self.merging.lock().await;
-        let (store, owned) = (self.store.clone(), id.to_owned());
-        // Whoever waited for the turn may find it merged already, which costs nothing.
-        tokio::task::spawn_blocking(move || store.merge(&owned))
-            .await
-            .map_err(EngineError::failed)?
-            .map_err(EngineError::failed)?;
-        self.store.lineage(id).map_err(EngineError::failed)
-    }
-
     /// Where memory of a guest made from `lineage` comes from on this host.
     fn memory(&self, lineage: &Lineage) -> MemoryPolicy {
         match self.policy.policy {
@@ -133,7 +117,7 @@ impl MicroVmEngine {
         id: &str,
         memory: impl FnOnce(&Lineage) -> MemoryPolicy,
     ) -> Result<MicroVmArrival, EngineError> {
-        let lineage = self.short_lineage(id).await?;
+        let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
         let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
             reason: format!("there is no snapshot {id}"),
         })?;
@@ -364,6 +348,7 @@ impl Engine for MicroVmEngine {
         id: &str,
         _parent: Option<&str>,
         then: AfterSnapshot,
+        max_bytes: Option<u64>,
     ) -> Result<SnapshotTimes, EngineError> {
         let spec = SnapshotSpec {
             id: id.to_owned(),
@@ -373,10 +358,15 @@ impl Engine for MicroVmEngine {
                 AfterSnapshot::Stop => Then::Stop,
             },
             durability: Durability::PageCache,
+            max_bytes,
         };
         let saved = guest.vm.snapshot(&self.store, &spec).await;
         let (_, report) = saved.map_err(|e| match (e, guest.vm.end()) {
             (SaveError::Gone, Some(end)) => EngineError::Ended { end },
+            (SaveError::TooLarge { needed }, _) => EngineError::SnapshotTooLarge {
+                needed,
+                most: max_bytes.unwrap_or(u64::MAX),
+            },
             (e, _) => EngineError::failed(e),
         })?;
         Ok(SnapshotTimes {
@@ -478,14 +468,11 @@ impl Engine for MicroVmEngine {
     }
 
     fn snapshots(&self) -> Result<Vec<String>, EngineError> {
-        self.store.sweep().map_err(EngineError::failed)?;
         self.store.ids().map_err(EngineError::failed)
     }
 
     fn is_independent(&self, id: &str) -> bool {
-        self.store
-            .get(id)
-            .is_ok_and(|snapshot| snapshot.manifest().parent.is_none())
+        self.store.is_independent(id).unwrap_or(false)
     }
 
     fn sweep(&self) -> Result<usize, EngineError> {
@@ -495,24 +482,48 @@ impl Engine for MicroVmEngine {
         for path in &litter {
             tracing::info!("removed {}, which nobody uses", path.display());
         }
-        let swept = self.store.sweep_abandoned(now);
+        let swept = self.store.sweep(now);
         Ok(swept.map_err(EngineError::failed)? + litter.len())
-    }
-
-    fn snapshots_on_disk(&self) -> Result<Vec<String>, EngineError> {
-        self.store.ids().map_err(EngineError::failed)
     }
 
     fn snapshot_bytes(&self) -> Option<u64> {
         self.store.disk_bytes().ok()
     }
 
+    fn snapshot_size(&self, id: &str) -> Option<u64> {
+        self.store.get(id).and_then(|s| s.bytes()).ok()
+    }
+
+    fn merge_growth(&self, id: &str) -> Option<u64> {
+        let lineage = self.store.lineage(id).ok()?;
+        if lineage.snapshots().len() <= LONG_LINEAGE {
+            return None;
+        }
+        // All that the layers say together, each chunk once; a chunk that is in several makes it less.
+        let mut bytes = lineage.snapshots().iter().map(|s| s.bytes().unwrap_or(0));
+        let newest = lineage.newest()?.bytes().ok()?;
+        Some(
+            bytes
+                .try_fold(0u64, u64::checked_add)?
+                .saturating_sub(newest),
+        )
+    }
+
+    async fn merge(&self, id: &str) -> Result<(), EngineError> {
+        let _turn = self.merging.lock().await;
+        // Another call may have merged it meanwhile.
+        if self.merge_growth(id).is_none() {
+            return Ok(());
+        }
+        let (store, owned) = (self.store.clone(), id.to_owned());
+        let merged = tokio::task::spawn_blocking(move || store.merge(&owned)).await;
+        let merged = merged.map_err(EngineError::failed)?;
+        merged.map(drop).map_err(EngineError::failed)
+    }
+
     fn serves(&self, template: &str, id: &str) -> bool {
-        let taken = self.store.get(id);
-        let taken = taken
-            .as_ref()
-            .map(|taken| taken.manifest().template.as_str());
-        self.shelf.serves(template, taken.ok())
+        let taken = self.store.manifest(id).map(|taken| taken.template);
+        self.shelf.serves(template, taken.ok().as_deref())
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {

@@ -161,6 +161,9 @@ pub struct SnapshotRecord {
     pub stopped_ms: f64,
     /// From the request to its completion, in milliseconds.
     pub total_ms: f64,
+    /// Disk space that it takes itself, without the snapshots below it.
+    #[serde(default)]
+    pub bytes: u64,
     /// Milliseconds since 1970.
     pub created_ms: u64,
 }

@@ -84,14 +84,24 @@ impl Shelf {
         let mut older = self.older.lock().unwrap_or_else(PoisonError::into_inner);
         older.retain(|_, prepared| Arc::strong_count(prepared) > 1);
         drop(older);
-        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
-        prepared.retain(|name, (stamp, _)| self.stamp(name).is_ok_and(|now| now == *stamp));
+        // Files are looked at while nobody waits for the lock.
+        let cached = || self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let known: Vec<_> = cached().iter().map(|(n, (s, _))| (n.clone(), *s)).collect();
+        let stale = |(name, stamp): &(String, Stamp)| !self.stamp(name).is_ok_and(|s| s == *stamp);
+        for (name, stamp) in known.into_iter().filter(stale) {
+            let mut cached = cached();
+            // Another one may have been opened meanwhile.
+            if cached.get(&name).is_some_and(|(s, _)| *s == stamp) {
+                cached.remove(&name);
+            }
+        }
     }
 
     /// Whether `template` is still what it was when a snapshot was taken of the version that is called `taken`.
     pub(crate) fn serves(&self, template: &str, taken: Option<&str>) -> bool {
         match (self.host.templates().manifest(template), taken) {
-            (Ok(now), Some(taken)) => taken == format!("{}@{}", now.reference(), now.version()),
+            // Names change hands: what it is called counts for nothing.
+            (Ok(now), Some(taken)) => taken.rsplit('@').next() == Some(&*now.version()),
             (Err(TemplateError::Unknown { .. }), Some(_)) => false,
             // What cannot be told stays.
             _ => true,

@@ -228,6 +228,7 @@ impl Bench {
             template: "base".to_owned(),
             then,
             durability: Durability::PageCache,
+            max_bytes: None,
         };
         vm.snapshot(&self.store, &spec).await.unwrap();
     }

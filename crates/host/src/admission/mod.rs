@@ -34,6 +34,10 @@ pub struct Limits {
     pub reserve_memory_mib: Option<u64>,
     /// Disk space that stays free, in MiB; none: 1,024 or 1 % of the disk, whichever is more.
     pub reserve_disk_mib: Option<u64>,
+    /// Disks of all guests together, in multiples of the space that is free beside the reserve. A guest writes a few MiB of the
+    /// 10,240 it may, so counting each in full would leave a host empty. With 1 whatever was admitted can be written; with more,
+    /// guests that all fill their disks at once can fill the host's.
+    pub disk_overcommit: f64,
     /// Pressure above which nothing is begun, in percent of ten seconds. Waiting for processors slows everybody and harms nobody,
     /// so by default it refuses nothing.
     pub pressure: Pressure,
@@ -46,6 +50,7 @@ impl Default for Limits {
             memory_overcommit: 8.0,
             reserve_memory_mib: None,
             reserve_disk_mib: None,
+            disk_overcommit: 256.0,
             pressure: Pressure {
                 cpu_some: 100.0,
                 memory_some: 40.0,
@@ -69,6 +74,8 @@ pub enum Shortage {
     Pressure,
     /// Too little disk space is left.
     Disk,
+    /// Guests may write as much as they may together.
+    PromisedDisk,
     /// Too few tasks can be started.
     Tasks,
     /// Too few descriptors can be opened.
@@ -86,6 +93,7 @@ impl Shortage {
             Self::Memory => "available_memory",
             Self::Pressure => "pressure",
             Self::Disk => "disk",
+            Self::PromisedDisk => "promised_disk",
             Self::Tasks => "tasks",
             Self::Descriptors => "descriptors",
             Self::Size => "size",
@@ -96,7 +104,9 @@ impl Shortage {
     fn retry_after(self) -> Option<Duration> {
         match self {
             Self::Size => None,
-            Self::Sandboxes | Self::Promised | Self::Memory => Some(Duration::from_secs(2)),
+            Self::Sandboxes | Self::Promised | Self::PromisedDisk | Self::Memory => {
+                Some(Duration::from_secs(2))
+            }
             // Pressure is an average over ten seconds.
             Self::Pressure | Self::Tasks | Self::Descriptors => Some(Duration::from_secs(5)),
             Self::Disk => Some(Duration::from_secs(30)),
@@ -104,8 +114,8 @@ impl Shortage {
     }
 
     /// Whether giving up what is only waiting would help.
-    pub(crate) fn is_of_memory(self) -> bool {
-        matches!(self, Self::Promised | Self::Memory)
+    pub(crate) fn is_of_waiting(self) -> bool {
+        matches!(self, Self::Promised | Self::PromisedDisk | Self::Memory)
     }
 }
 
@@ -146,6 +156,8 @@ pub struct Promised {
     pub coming_up: usize,
     /// What all of them may grow to, in MiB.
     pub memory_mib: u64,
+    /// What all of them may write to the host's disk, in MiB.
+    pub disk_mib: u64,
     /// How often something was refused, by what was short.
     pub refused: BTreeMap<Shortage, u64>,
 }
@@ -164,6 +176,7 @@ pub(crate) struct Place {
     promised: Arc<Mutex<Promised>>,
     occupant: Occupant,
     memory_mib: u64,
+    disk_mib: u64,
     coming_up: bool,
 }
 
@@ -241,10 +254,12 @@ impl Admission {
             promised: self.promised.clone(),
             occupant,
             memory_mib: size.memory_mib.into(),
+            disk_mib: size.disk_mib,
             coming_up,
         };
         *place.counter(promised) += 1;
         promised.memory_mib += place.memory_mib;
+        promised.disk_mib += place.disk_mib;
         promised.coming_up += usize::from(coming_up);
         place
     }
@@ -290,7 +305,45 @@ impl Admission {
                 ),
             );
         }
+        // Where disks are promised more than once, one guest may have as much as it likes.
+        let one = match self.limits.disk_overcommit > 1.0 {
+            true => size.disk_mib,
+            false => 0,
+        };
+        if let Some(most) = self.disk_limit_mib(figures)
+            && promised.disk_mib.saturating_add(size.disk_mib) > most.max(one)
+        {
+            let (before, wanted) = (promised.disk_mib, size.disk_mib);
+            return refuse(
+                Shortage::PromisedDisk,
+                format!(
+                    "the disks of this host's sandboxes may grow to {before} MiB together, and {wanted} MiB more would pass the limit of {most} MiB: make room on the data directory's disk, or pause or kill a sandbox"
+                ),
+            );
+        }
         Ok(())
+    }
+
+    /// Disks that all guests together may have, in MiB, if the host tells how much space it has. What they wrote is not free any
+    /// more and counts twice: on the safe side.
+    fn disk_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
+        let left = figures.disk_free_mib?;
+        let left = left.saturating_sub(self.reserve_disk(figures));
+        Some((left as f64 * self.limits.disk_overcommit) as u64)
+    }
+
+    /// Space on the data directory's disk that may be written to beside what guests were promised, in MiB; none: cannot be told.
+    pub fn disk_to_write_mib(&self) -> Option<u64> {
+        let figures = self.host.read();
+        let left = figures.disk_free_mib?;
+        let left = left.saturating_sub(self.reserve_disk(&figures));
+        let promised = lock(&self.promised).disk_mib as f64 / self.limits.disk_overcommit;
+        Some(left.saturating_sub(promised as u64))
+    }
+
+    fn reserve_disk(&self, figures: &HostFigures) -> u64 {
+        let reserve = self.limits.reserve_disk_mib;
+        reserve.unwrap_or_else(|| (figures.disk_total_mib.unwrap_or(0) / 100).max(1024))
     }
 
     fn reserve_memory(&self, figures: &HostFigures) -> u64 {
@@ -304,9 +357,6 @@ impl Admission {
         let guests = u64::try_from(coming_up)
             .unwrap_or(u64::MAX)
             .saturating_add(1);
-        let reserve_disk = self.limits.reserve_disk_mib;
-        let reserve_disk =
-            reserve_disk.unwrap_or_else(|| (figures.disk_total_mib.unwrap_or(0) / 100).max(1024));
         let checks = [
             (
                 Shortage::Memory,
@@ -318,7 +368,7 @@ impl Admission {
             (
                 Shortage::Disk,
                 figures.disk_free_mib,
-                reserve_disk,
+                self.reserve_disk(figures),
                 "MiB of disk space free",
             ),
             (
@@ -386,6 +436,7 @@ impl Drop for Place {
         let mut promised = lock(&promised);
         *self.counter(&mut promised) -= 1;
         promised.memory_mib -= self.memory_mib;
+        promised.disk_mib -= self.disk_mib;
     }
 }
 

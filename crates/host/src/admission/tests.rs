@@ -195,3 +195,37 @@ fn a_thousand_at_once_never_pass_the_limit() {
     assert_eq!(places.len(), 100);
     assert_eq!(door.promised().refused[&Shortage::Sandboxes], 900);
 }
+
+#[test]
+fn what_guests_may_write_is_counted_until_they_are_gone() {
+    let disk = |disk_mib| SandboxSize {
+        disk_mib,
+        ..size(128)
+    };
+    let limits = Limits {
+        disk_overcommit: 1.0,
+        ..Limits::default()
+    };
+    // 100,000 MiB are free, of which 2,000 are the reserve.
+    let strict = door(limits, ample());
+    let refusal = strict.admit(Occupant::Sandbox, disk(98_001)).unwrap_err();
+    assert_eq!(refusal.short_of, Shortage::PromisedDisk);
+    let most = strict.admit(Occupant::Sandbox, disk(90_000)).unwrap();
+    let rest = strict.admit(Occupant::Sandbox, disk(8_000)).unwrap();
+    assert_eq!(
+        strict.disk_to_write_mib(),
+        Some(0),
+        "others may write nothing"
+    );
+    let refusal = strict.admit(Occupant::Sandbox, disk(1)).unwrap_err();
+    let error = OperationError::from(refusal);
+    assert!(matches!(error, OperationError::Busy { .. }), "{error}");
+    assert!(error.to_string().contains("limit of 98000 MiB"), "{error}");
+    drop(most);
+    assert_eq!(strict.disk_to_write_mib(), Some(90_000));
+    drop(rest);
+    assert_eq!(strict.promised().disk_mib, 0);
+    let usual = door(Limits::default(), ample());
+    let _large = usual.admit(Occupant::Sandbox, disk(98_001)).unwrap();
+    assert_eq!(usual.disk_to_write_mib(), Some(98_000 - 98_001 / 256));
+}

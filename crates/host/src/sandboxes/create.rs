@@ -2,6 +2,7 @@
 
 use super::deadline::deadline_in;
 use super::entry::{Entry, lock};
+use super::sleep::WakeOptions;
 use super::{OperationError, Sandboxes};
 use crate::admission::Place;
 use crate::identity::{new_id, new_token};
@@ -46,8 +47,17 @@ pub(super) struct Origin<A> {
     pub mode: BootMode,
     /// Snapshot it was restored from.
     pub snapshot: Option<String>,
-    /// It is put back to that snapshot, after which it had gone on.
-    pub rewound: bool,
+    /// Reason for restoring a sandbox that exists; none: it is new.
+    pub revival: Option<Revival>,
+}
+
+/// Reason for restoring a sandbox that exists.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Revival {
+    /// It is put back to a snapshot, after which it had gone on.
+    Rollback,
+    /// It slept in its snapshot.
+    Wake(WakeOptions),
 }
 
 impl<E: Engine> Sandboxes<E> {
@@ -79,7 +89,7 @@ impl<E: Engine> Sandboxes<E> {
                 };
                 size.check()?;
                 let place = self.admit(size)?;
-                let new = self.enter(place, &template, size, spec.env, spec.terms)?;
+                let new = self.enter(place, &template, size, spec.env, spec.terms, None)?;
                 let origin = self.origin_in_template(&template, size).await;
                 self.bring_up(new, asked, origin).await
             }
@@ -93,7 +103,7 @@ impl<E: Engine> Sandboxes<E> {
                     true => snapshot.env.clone(),
                     false => spec.env,
                 };
-                let new = self.enter(place, template, size, env, spec.terms)?;
+                let new = self.enter(place, template, size, env, spec.terms, None)?;
                 let origin = self
                     .origin_in_snapshot(&snapshot.template, &snapshot.id, BootMode::Snapshot)
                     .await;
@@ -113,12 +123,13 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         mode: BootMode,
     ) -> Result<Origin<E::Arrival>, OperationError> {
+        self.shorten_lineage(id).await?;
         let arrival = self.0.engine.restore(template, id).await;
         Ok(Origin {
             arrival: arrival.map_err(OperationError::engine(format!("restore snapshot {id}")))?,
             mode,
             snapshot: Some(id.to_owned()),
-            rewound: false,
+            revival: None,
         })
     }
 
@@ -130,10 +141,11 @@ impl<E: Engine> Sandboxes<E> {
         size: SandboxSize,
         env: BTreeMap<String, String>,
         terms: Terms,
+        forked_from: Option<String>,
     ) -> Result<Arc<Entry<E::Guest>>, OperationError> {
         let now = now_ms();
         let secret = |wanted: bool| wanted.then(new_token).transpose();
-        let entry = Arc::new(Entry::new(SandboxRecord {
+        let record = SandboxRecord {
             id: new_id()?,
             state: State::Creating,
             template: template.to_owned(),
@@ -144,13 +156,14 @@ impl<E: Engine> Sandboxes<E> {
             traffic_token: secret(terms.network.restrict_traffic)?,
             terms,
             snapshot: None,
-            forked_from: None,
+            forked_from,
             boot_mode: None,
             engine: None,
             boot_ms: None,
             created_ms: now,
             changed_ms: now,
-        }));
+        };
+        let entry = Arc::new(Entry::new(record, self.0.users.clone()));
         entry.set_place(Some(place));
         // Of a create only; the others know whom they are about.
         tracing::Span::current().record("sandbox", entry.id());
@@ -166,6 +179,10 @@ impl<E: Engine> Sandboxes<E> {
         origin: Result<Origin<E::Arrival>, OperationError>,
     ) -> Result<SandboxRecord, OperationError> {
         let _turn = entry.turn.lock().await;
+        if entry.record().state != State::Creating {
+            // Killed before there was a guest: it stays killed, and its origin goes.
+            return Err(entry.refuse("bring up"));
+        }
         let result = match origin {
             Ok(origin) => self.install(&entry, asked, origin).await,
             Err(e) => Err(e),
@@ -180,19 +197,22 @@ impl<E: Engine> Sandboxes<E> {
         result
     }
 
-    /// Gives a sandbox that there is a guest from a snapshot, to which it is put back (`rewound`) or in which it slept; if that fails and it had none before, it needs no place. Needs the turn.
+    /// Gives a sandbox that there is a guest from a snapshot, to which it is put back or in which it slept; if that fails and it had none before, it needs no place. Needs the turn.
     pub(super) async fn revive(
         &self,
         entry: &Arc<Entry<E::Guest>>,
         asked: Instant,
         template: &str,
         snapshot: &str,
-        rewound: bool,
+        revival: Revival,
     ) -> Result<SandboxRecord, OperationError> {
         let mode = BootMode::Snapshot;
         let result = match self.origin_in_snapshot(template, snapshot, mode).await {
             Ok(origin) => {
-                let origin = Origin { rewound, ..origin };
+                let origin = Origin {
+                    revival: Some(revival),
+                    ..origin
+                };
                 self.install(entry, asked, origin).await
             }
             Err(e) => Err(e),
@@ -216,7 +236,7 @@ impl<E: Engine> Sandboxes<E> {
                 id: record.id,
                 env: record.env,
                 access_token: record.agent_token,
-                rewound: origin.rewound,
+                rewound: matches!(origin.revival, Some(Revival::Rollback)),
                 network: record.terms.network.rules(),
             }
         };
@@ -239,15 +259,17 @@ impl<E: Engine> Sandboxes<E> {
             }
         };
         let before = entry.record();
+        let mut terms = before.terms;
+        if let Some(Revival::Wake(options)) = origin.revival {
+            options.apply(&mut terms);
+        }
         // Time runs from the moment there is something to use. A rollback changes nothing about it.
         let deadline = match before.state {
             State::Running => before.deadline_ms,
-            _ => before
-                .terms
-                .timeout_s
-                .map(|s| deadline_in(Duration::from_secs(s))),
+            _ => terms.timeout_s.map(|s| deadline_in(Duration::from_secs(s))),
         };
         let record = SandboxRecord {
+            terms,
             snapshot: origin.snapshot,
             boot_mode: Some(origin.mode),
             engine: Some(guest.engine().to_owned()),

@@ -1,6 +1,7 @@
 //! Time limits: what happens to a sandbox when its time is over, and to the records of those that ended long ago.
 
 use super::entry::{Entry, lock};
+use super::sleep::AwakeTime;
 use super::{Inner, OperationError, Sandboxes};
 use crate::journal::Change;
 use crate::record::{SandboxRecord, State, now_ms};
@@ -50,26 +51,59 @@ impl<E: Engine> Sandboxes<E> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("extend_timeout", &entry.id(), async move {
             let _turn = entry.turn.lock().await;
-            let record = entry.record();
-            if matches!(record.state, State::Killed) {
-                return Err(entry.refuse("extend the time of"));
-            }
-            match record.deadline_ms {
-                Some(before) if before < deadline_in(timeout) => this.limit(&entry, Some(timeout)),
-                _ => Ok(record),
+            match entry.record().state {
+                State::Killed => Err(entry.refuse("extend the time of")),
+                // A deadline counts only while it runs: asleep, the time it wakes to is what there is.
+                State::Running => this.extend(&entry, timeout),
+                _ => match entry.record().terms.timeout_s {
+                    Some(own) if own < timeout.as_secs() => this.limit(&entry, Some(timeout)),
+                    _ => Ok(entry.record()),
+                },
             }
         })
         .await
     }
 
-    /// The same for whoever has the turn.
-    pub(super) fn limit(
+    /// Gives a running sandbox its time. Needs the turn.
+    pub(super) fn give_time(
+        &self,
+        entry: &Entry<E::Guest>,
+        time: AwakeTime,
+    ) -> Result<SandboxRecord, OperationError> {
+        match time {
+            AwakeTime::Unlimited => self.limit(entry, None),
+            AwakeTime::AtLeast(time) => self.extend(entry, time),
+            AwakeTime::Own => match entry.record().terms.timeout_s {
+                Some(own) => self.extend(entry, Duration::from_secs(own)),
+                None => Ok(entry.record()),
+            },
+        }
+    }
+
+    /// Moves the deadline of a running sandbox, never to an earlier time. Needs the turn.
+    fn extend(
+        &self,
+        entry: &Entry<E::Guest>,
+        time: Duration,
+    ) -> Result<SandboxRecord, OperationError> {
+        let record = entry.record();
+        match record.deadline_ms {
+            Some(before) if before < deadline_in(time) => self.limit(entry, Some(time)),
+            _ => Ok(record),
+        }
+    }
+
+    /// Ends a sandbox's time `timeout` from now, or never. Needs the turn.
+    fn limit(
         &self,
         entry: &Entry<E::Guest>,
         timeout: Option<Duration>,
     ) -> Result<SandboxRecord, OperationError> {
         let mut record = entry.record();
-        record.terms.timeout_s = timeout.map(|t| t.as_secs());
+        // No time at all ends it now; what it wakes to afterwards is the time it had before.
+        if timeout != Some(Duration::ZERO) {
+            record.terms.timeout_s = timeout.map(|t| t.as_secs());
+        }
         record.deadline_ms = timeout.map(deadline_in);
         self.commit(entry, record.clone(), &[])?;
         self.0.deadlines.notify_one();
@@ -131,16 +165,15 @@ impl<E: Engine> Sandboxes<E> {
 
     fn forget_killed(&self) {
         let limit = now_ms().saturating_sub(u64::try_from(REMEMBERED.as_millis()).unwrap_or(0));
-        let mut entries = lock(&self.0.entries);
-        let old: Vec<String> = entries
-            .values()
-            .map(|e| e.record())
-            .filter(|r| r.state == State::Killed && r.changed_ms < limit)
-            .map(|r| r.id)
+        let old: Vec<String> = lock(&self.0.entries)
+            .iter()
+            .filter(|(_, entry)| entry.was_killed_before(limit))
+            .map(|(id, _)| id.clone())
             .collect();
         let changes: Vec<_> = old.iter().cloned().map(Change::NoSandbox).collect();
-        // Without any it still writes what is owed.
+        // Without any it still writes what is owed. Nothing else brings back one that was killed.
         self.0.journal.settle(&changes);
+        let mut entries = lock(&self.0.entries);
         for id in &old {
             entries.remove(id);
         }

@@ -35,17 +35,25 @@ impl<E: Engine> Sandboxes<E> {
             guest.stop().await;
         }
         let record = entry.record_in(State::Killed);
-        self.settle(entry, record.clone());
-        self.collect();
+        let known = lock(&self.0.entries).contains_key(&record.id);
+        if known {
+            self.settle(entry, record.clone());
+        } else {
+            // Its making failed, or its record was removed: the journal hears no more of it.
+            entry.set_record(record.clone());
+        }
+        self.collect(record.snapshot.clone());
         Ok(record)
     }
 
     /// Kills a sandbox and forgets it. Snapshots that were asked for stay.
     pub async fn remove(&self, id: &str) -> Result<SandboxRecord, OperationError> {
-        let record = self.kill(id).await?;
-        self.0
-            .journal
-            .settle(&[Change::NoSandbox(record.id.clone())]);
+        let entry = self.entry(id)?;
+        let record = self.kill(&entry.id()).await?;
+        // Another kill that is under way must not write it down again.
+        let _turn = entry.turn.lock().await;
+        let change = Change::NoSandbox(record.id.clone());
+        self.0.journal.settle(&[change]);
         lock(&self.0.entries).remove(&record.id);
         Ok(record)
     }
@@ -59,39 +67,32 @@ impl<E: Engine> Sandboxes<E> {
                 user,
             });
         }
-        let mut dropped = record.clone();
-        dropped.kept = false;
-        self.0.journal.settle(&[Change::Snapshot(dropped.clone())]);
-        self.0.pool.drop_shelf(&dropped.fingerprint);
-        lock(&self.0.snapshots).insert(dropped.id.clone(), dropped);
+        if let Some(dropped) = self.update_snapshot(&record.id, |s| s.kept = false) {
+            self.0.pool.drop_shelf(&dropped.fingerprint);
+        }
         drop(pin);
-        self.collect();
+        self.collect([record.id.clone()]);
         Ok(record)
     }
 
     /// Lets go of a snapshot: nobody finds it by its name any more, and it goes when nothing runs, sleeps or descends from it.
     pub fn release_snapshot(&self, id: &str) -> Result<SnapshotRecord, OperationError> {
         let (record, pin) = self.pin(id)?;
-        let mut released = record.clone();
-        released.kept = false;
-        released.name = None;
-        self.0.journal.settle(&[Change::Snapshot(released.clone())]);
-        lock(&self.0.snapshots).insert(released.id.clone(), released);
+        self.update_snapshot(&record.id, |s| {
+            s.kept = false;
+            s.name = None;
+        });
         drop(pin);
-        self.collect();
+        self.collect([record.id.clone()]);
         Ok(record)
     }
 
     fn user_of(&self, id: &str) -> Option<String> {
-        let child = lock(&self.0.snapshots)
-            .values()
-            .find(|s| s.parent.as_deref() == Some(id))
-            .map(|s| format!("snapshot {}", s.id));
+        let child = lock(&self.0.snapshots).children(id).next().cloned();
+        let child = child.map(|child| format!("snapshot {child}"));
         child.or_else(|| {
-            self.list()
-                .into_iter()
-                .find(|r| r.state != State::Killed && r.snapshot.as_deref() == Some(id))
-                .map(|r| format!("sandbox {}", r.id))
+            let sandbox = self.0.users.one_of(id)?;
+            Some(format!("sandbox {sandbox}"))
         })
     }
 

@@ -2,6 +2,7 @@
 
 use super::connections::Reached;
 use super::error::OperationError;
+use super::snapshot_index::SnapshotUsers;
 use crate::admission::Place;
 use crate::record::{Operation, SandboxRecord, State, now_ms};
 use crate::usage::History;
@@ -13,6 +14,8 @@ use tokio::sync::watch;
 /// A sandbox: its record, its guest while it has one, and whose turn it is to change them.
 pub(crate) struct Entry<G> {
     record: Mutex<SandboxRecord>,
+    /// Where it is noted which snapshot it descends from.
+    users: Arc<SnapshotUsers>,
     guest: Mutex<Option<Arc<G>>>,
     /// What it takes of the host, from before its guest comes up until that is gone.
     place: Mutex<Option<Place>>,
@@ -32,10 +35,25 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl<G> Drop for Entry<G> {
+    fn drop(&mut self) {
+        let record = lock(&self.record);
+        self.users.change(&record.id, needed_by(&record), None);
+    }
+}
+
+/// The snapshot that a sandbox needs.
+fn needed_by(record: &SandboxRecord) -> Option<&str> {
+    let alive = record.state != State::Killed;
+    record.snapshot.as_deref().filter(|_| alive)
+}
+
 impl<G: Guest> Entry<G> {
-    pub fn new(record: SandboxRecord) -> Self {
+    pub fn new(record: SandboxRecord, users: Arc<SnapshotUsers>) -> Self {
+        users.change(&record.id, None, needed_by(&record));
         Self {
             record: Mutex::new(record),
+            users,
             guest: Mutex::default(),
             place: Mutex::default(),
             history: Mutex::default(),
@@ -50,6 +68,11 @@ impl<G: Guest> Entry<G> {
         lock(&self.record).clone()
     }
 
+    /// Shows the record without a copy of it.
+    pub fn look(&self, at: impl FnOnce(&SandboxRecord)) {
+        at(&lock(&self.record));
+    }
+
     pub fn id(&self) -> String {
         lock(&self.record).id.clone()
     }
@@ -57,6 +80,12 @@ impl<G: Guest> Entry<G> {
     /// One word for its state.
     pub fn state_name(&self) -> &'static str {
         lock(&self.record).state.name()
+    }
+
+    /// Whether it was killed before `limit_ms`, in milliseconds since 1970.
+    pub fn was_killed_before(&self, limit_ms: u64) -> bool {
+        let record = lock(&self.record);
+        record.state == State::Killed && record.changed_ms < limit_ms
     }
 
     pub fn size(&self) -> SandboxSize {
@@ -77,6 +106,12 @@ impl<G: Guest> Entry<G> {
 
     pub fn end_expiring(&self) {
         self.expiring.store(false, Ordering::Release);
+    }
+
+    /// Whether it belongs to this key and was not killed.
+    pub fn is_alive_of(&self, owner: &str) -> bool {
+        let record = lock(&self.record);
+        record.state != State::Killed && record.terms.owner.as_deref() == Some(owner)
     }
 
     /// Whether it is alive, and its agent's token fits.
@@ -111,7 +146,11 @@ impl<G: Guest> Entry<G> {
             // Its guest's, too: many are killed, and each is remembered for an hour.
             lock(&self.reached).clear();
         }
-        *lock(&self.record) = record;
+        let mut current = lock(&self.record);
+        let (before, now) = (needed_by(&current), needed_by(&record));
+        self.users.change(&record.id, before, now);
+        *current = record;
+        drop(current);
         if !alive {
             self.set_place(None);
         }

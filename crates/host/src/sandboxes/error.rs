@@ -2,6 +2,7 @@
 
 use crate::identity::IdentityError;
 use crate::journal::JournalError;
+use crate::quota::{Bytes, QuotaRefusal};
 use crate::startup::StartupError;
 use jiffy_engine::{EngineError, SizeError};
 use std::time::Duration;
@@ -19,6 +20,10 @@ pub enum ErrorKind {
     TooLarge,
     /// The host has no room now: 503 with `Retry-After`, worth another try.
     Busy,
+    /// The owner has as much as they may: 429.
+    Quota,
+    /// The owner keeps as much on disk as they may: 507.
+    DiskQuota,
     /// The host failed: 500.
     Failed,
 }
@@ -32,6 +37,8 @@ impl ErrorKind {
             Self::Conflict => "conflict",
             Self::TooLarge => "too_large",
             Self::Busy => "busy",
+            Self::Quota => "quota",
+            Self::DiskQuota => "disk_quota",
             Self::Failed => "failed",
         }
     }
@@ -153,6 +160,21 @@ pub enum OperationError {
         /// What is too large, and what could be had.
         what: String,
     },
+    /// The owner's budget has no room.
+    #[error(transparent)]
+    Quota(#[from] QuotaRefusal),
+    /// The owner's budget of disk space has too little room for a snapshot, which was not taken.
+    #[error(
+        "it would take up to {} on disk, and {} are left of the budget: remove snapshots or paused sandboxes, or raise the limit",
+        Bytes(*needed),
+        Bytes(*left)
+    )]
+    DiskQuota {
+        /// Bytes it would take at most.
+        needed: u64,
+        /// Bytes that are left.
+        left: u64,
+    },
     /// The operation was aborted from inside.
     #[error("the operation was lost: {0}; the log of the daemon says more")]
     Lost(String),
@@ -185,6 +207,8 @@ impl OperationError {
             | Self::Connect { .. } => ErrorKind::Conflict,
             Self::TooLarge { .. } => ErrorKind::TooLarge,
             Self::Busy { .. } => ErrorKind::Busy,
+            Self::Quota(refusal) if !refusal.of_disk => ErrorKind::Quota,
+            Self::Quota(_) | Self::DiskQuota { .. } => ErrorKind::DiskQuota,
             Self::Identity(_)
             | Self::Engine { .. }
             | Self::Startup { .. }

@@ -25,12 +25,12 @@ pub struct ForkReport {
 impl<E: Engine> Sandboxes<E> {
     /// Takes a snapshot of a sandbox and makes `count` sandboxes from it. It fails as a whole only if there is no snapshot; each
     /// child succeeds or fails for itself. Children have their parent's terms, tokens of their own, and the same time from now on
-    /// that the parent was given, unless `timeout` says otherwise.
+    /// that the parent was given, unless `timeout` says otherwise: another time, or none for no limit.
     pub async fn fork(
         &self,
         id: &str,
         count: usize,
-        timeout: Option<Duration>,
+        timeout: Option<Option<Duration>>,
     ) -> Result<ForkReport, OperationError> {
         if !(1..=MOST).contains(&count) {
             return Err(OperationError::Count { count, most: MOST });
@@ -47,7 +47,7 @@ impl<E: Engine> Sandboxes<E> {
                 (entry.record(), snapshot, pin)
             };
             if let Some(timeout) = timeout {
-                sandbox.terms.timeout_s = Some(timeout.as_secs());
+                sandbox.terms.timeout_s = timeout.map(|t| t.as_secs());
             }
             let mut work = JoinSet::new();
             for _ in 0..count {
@@ -83,11 +83,8 @@ impl<E: Engine> Sandboxes<E> {
         let template = &parent.template;
         let terms = parent.terms.clone();
         let place = self.admit(parent.size)?;
-        let new = self.enter(place, template, parent.size, parent.env.clone(), terms)?;
-        new.set_record(SandboxRecord {
-            forked_from: Some(parent.id.clone()),
-            ..new.record()
-        });
+        let (env, from) = (parent.env.clone(), Some(parent.id.clone()));
+        let new = self.enter(place, template, parent.size, env, terms, from)?;
         let origin = self
             .origin_in_snapshot(template, snapshot, BootMode::Fork)
             .await;

@@ -4,8 +4,12 @@ use super::entry::{Entry, lock};
 use super::{Inner, OperationError, Sandboxes};
 use crate::record::SnapshotRecord;
 use jiffy_engine::Engine;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
+
+/// Most ids that a refusal of an ambiguous one names.
+const MAX_CANDIDATES: usize = 100;
 
 /// As long as it lives, the snapshot is not collected.
 pub(crate) struct Pin<E: Engine> {
@@ -27,32 +31,40 @@ impl<E: Engine> Drop for Pin<E> {
 
 /// The one key that is `id` or begins with it.
 fn choose<'a>(
-    keys: impl Iterator<Item = &'a String>,
+    mut beginning_with_it: impl Iterator<Item = &'a String>,
     id: &str,
     what: &'static str,
     list: &'static str,
 ) -> Result<String, OperationError> {
-    let mut candidates: Vec<String> = Vec::new();
-    for key in keys {
-        if key == id {
-            return Ok(key.clone());
-        }
-        if key.starts_with(id) {
-            candidates.push(key.clone());
+    let unknown = || OperationError::Unknown {
+        what,
+        id: id.to_owned(),
+        list,
+    };
+    // The shortest is the first.
+    let first = beginning_with_it.next().ok_or_else(unknown)?;
+    match beginning_with_it.next() {
+        _ if first == id => Ok(first.clone()),
+        _ if id.is_empty() => Err(unknown()),
+        None => Ok(first.clone()),
+        Some(second) => {
+            let others = beginning_with_it.take(MAX_CANDIDATES - 2);
+            Err(OperationError::Ambiguous {
+                id: id.to_owned(),
+                candidates: [first, second].into_iter().chain(others).cloned().collect(),
+            })
         }
     }
-    match candidates.len() {
-        1 if !id.is_empty() => Ok(candidates.remove(0)),
-        0 | 1 => Err(OperationError::Unknown {
-            what,
-            id: id.to_owned(),
-            list,
-        }),
-        _ => Err(OperationError::Ambiguous {
-            id: id.to_owned(),
-            candidates,
-        }),
-    }
+}
+
+/// Keys that begin with `prefix`, in order.
+fn beginning_with<'a, T>(
+    map: &'a BTreeMap<String, T>,
+    prefix: &'a str,
+) -> impl Iterator<Item = &'a String> {
+    let from = (Bound::Included(prefix), Bound::Unbounded);
+    let keys = map.range::<str, _>(from).map(|(key, _)| key);
+    keys.take_while(move |key| key.starts_with(prefix))
 }
 
 impl<E: Engine> Sandboxes<E> {
@@ -61,7 +73,8 @@ impl<E: Engine> Sandboxes<E> {
         if let Some(entry) = entries.get(id) {
             return Ok(entry.clone());
         }
-        let id = choose(entries.keys(), id, "sandbox", "jiffy ls --all")?;
+        let candidates = beginning_with(&entries, id);
+        let id = choose(candidates, id, "sandbox", "jiffy ls --all")?;
         entries.get(&id).cloned().ok_or(OperationError::Unknown {
             what: "sandbox",
             id,
@@ -76,15 +89,13 @@ impl<E: Engine> Sandboxes<E> {
         // An id first: a name that somebody made like another one's id does not stand in for it.
         let named: Vec<_> = match snapshots.get(id) {
             Some(exact) => vec![exact],
-            None => snapshots
-                .values()
-                .filter(|s| s.name.as_deref() == Some(id))
-                .collect(),
+            None => snapshots.named(id).collect(),
         };
         let record = match named.as_slice() {
             [one] => (*one).clone(),
             [] => {
-                let id = choose(snapshots.keys(), id, "snapshot", LIST)?;
+                let candidates = snapshots.beginning_with(id).map(|s| &s.id);
+                let id = choose(candidates, id, "snapshot", LIST)?;
                 let unknown = OperationError::Unknown {
                     what: "snapshot",
                     id: id.clone(),
@@ -135,11 +146,15 @@ mod tests {
 
     #[test]
     fn a_short_id_finds_one_and_only_one() {
-        let keys = ["abc".to_owned(), "abd".to_owned(), "x".to_owned()];
-        let find = |id| choose(keys.iter(), id, "sandbox", "ls");
+        let keys = ["ab", "abc", "abd", "x", "xy1", "xy2"].map(|id| (id.to_owned(), ()));
+        let keys = BTreeMap::from(keys);
+        let find = |id| choose(beginning_with(&keys, id), id, "sandbox", "ls");
         assert_eq!(find("abc").unwrap(), "abc");
         assert_eq!(find("x").unwrap(), "x");
-        assert!(matches!(find("ab"), Err(OperationError::Ambiguous { .. })));
+        assert_eq!(find("ab").unwrap(), "ab");
+        assert_eq!(find("abd").unwrap(), "abd");
+        let ambiguous = find("xy").unwrap_err().to_string();
+        assert!(ambiguous.contains("xy1") && ambiguous.contains("xy2"));
         assert!(matches!(find("q"), Err(OperationError::Unknown { .. })));
         assert!(find("").is_err());
     }

@@ -6,7 +6,6 @@
 
 mod adopt;
 mod caretaker;
-mod collect;
 mod connections;
 mod create;
 mod deadline;
@@ -14,39 +13,46 @@ mod end;
 mod entry;
 mod error;
 mod fork;
+mod gc;
 mod lookup;
 mod observe;
+mod owner_usage;
 mod pool;
 mod recover;
 mod rollback;
 mod sleep;
 mod snapshot;
+mod snapshot_index;
 mod step;
-mod sweep;
 mod template;
 mod terms;
 
 pub use create::{CreateSpec, Source};
 pub use error::{ErrorKind, OperationError};
 pub use fork::{Child, ForkReport};
+pub use owner_usage::OwnerUsage;
 pub use pool::PoolSize;
+pub use sleep::{AwakeTime, WakeOptions};
 
 use crate::admission::{
     Admission, HostFigures, Limits, Occupant, Place, Promised, ReadHost, ThisHost,
 };
 use crate::journal::{Change, Journal, JournalError};
 use crate::metrics::Metrics;
+use crate::quota::OwnerQuota;
 use crate::record::{SandboxRecord, SnapshotRecord, State};
 use caretaker::Caretaker;
 use entry::{Entry, lock};
+use gc::remover::{self, Remover};
 use jiffy_engine::{Engine, EngineDescription, EngineError, Guest, SandboxSize};
 use pool::Pool;
+use snapshot_index::{SnapshotIndex, SnapshotUsers};
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
 /// How a host is run.
@@ -84,7 +90,14 @@ struct Inner<E: Engine> {
     journal: Journal,
     entries: Mutex<BTreeMap<String, Arc<Entry<E::Guest>>>>,
     /// Complete snapshots. Locked before `entries` where both are.
-    snapshots: Mutex<BTreeMap<String, SnapshotRecord>>,
+    snapshots: Mutex<SnapshotIndex>,
+    /// Held from a change of snapshots' records in memory or in the journal to that in the other, so that both see changes in
+    /// one order, and no reader waits for the disk. Locked before `snapshots`.
+    snapshot_changes: Mutex<()>,
+    /// What descends from each snapshot.
+    users: Arc<SnapshotUsers>,
+    /// Removes files of snapshots.
+    remover: Remover,
     /// Snapshots that something is being made from.
     pins: Mutex<HashMap<String, usize>>,
     pool: Pool<E::Arrival>,
@@ -92,6 +105,7 @@ struct Inner<E: Engine> {
     metrics: Metrics,
     /// Further figures for the scrape.
     sources: Mutex<Vec<observe::Source>>,
+    families: Mutex<Vec<observe::FamilySource>>,
     /// Operations that have begun and not ended.
     under_way: watch::Sender<usize>,
     /// Nothing is begun any more.
@@ -102,7 +116,11 @@ struct Inner<E: Engine> {
     deadlines: Arc<Notify>,
     /// One lock per template snapshot that is being made.
     making: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// Last use of template snapshots, by id.
+    template_uses: Mutex<HashMap<String, Instant>>,
     caretaker: Caretaker,
+    /// Budgets of owners; none: they have none.
+    quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
 }
 
 /// The sandboxes of one host. Clones are the same sandboxes. Must be used inside a tokio runtime.
@@ -114,12 +132,30 @@ impl<E: Engine> Clone for Sandboxes<E> {
     }
 }
 
+/// The same sandboxes, for as long as another holds them.
+pub struct WeakSandboxes<E: Engine>(Weak<Inner<E>>);
+
+impl<E: Engine> WeakSandboxes<E> {
+    /// The sandboxes, if they are still there.
+    pub fn upgrade(&self) -> Option<Sandboxes<E>> {
+        self.0.upgrade().map(Sandboxes)
+    }
+}
+
 impl<E: Engine> Sandboxes<E> {
+    /// A handle that does not keep them.
+    pub fn downgrade(&self) -> WeakSandboxes<E> {
+        WeakSandboxes(Arc::downgrade(&self.0))
+    }
+
     /// Opens the journal in `file`, puts in order what a daemon that was killed left behind, and takes over the guests that ran on.
     pub async fn open(engine: E, file: &Path, options: Options) -> Result<Self, OperationError> {
         let journal = Journal::open(file)?;
         let recovered = recover::recover(&engine, &journal)?;
         let (caretaker, orders) = Caretaker::new();
+        let (remover, removals) = Remover::new();
+        let users = Arc::<SnapshotUsers>::default();
+        let entry = |r: SandboxRecord| (r.id.clone(), Arc::new(Entry::new(r, users.clone())));
         let reader = options.reader.unwrap_or_else(|| {
             let data = file.parent().unwrap_or(Path::new("/"));
             Arc::new(ThisHost::new(data))
@@ -127,33 +163,28 @@ impl<E: Engine> Sandboxes<E> {
         let this = Self(Arc::new(Inner {
             engine,
             journal,
-            entries: Mutex::new(
-                recovered
-                    .sandboxes
-                    .into_iter()
-                    .map(|r| (r.id.clone(), Arc::new(Entry::new(r))))
-                    .collect(),
-            ),
-            snapshots: Mutex::new(
-                recovered
-                    .snapshots
-                    .into_iter()
-                    .map(|s| (s.id.clone(), s))
-                    .collect(),
-            ),
+            entries: Mutex::new(recovered.sandboxes.into_iter().map(entry).collect()),
+            snapshots: Mutex::new(recovered.snapshots.into_iter().collect()),
+            snapshot_changes: Mutex::default(),
+            users,
+            remover,
             pins: Mutex::default(),
             pool: Pool::new(options.warm),
             admission: Admission::new(options.limits, reader),
             metrics: Metrics::new(),
             sources: Mutex::default(),
+            families: Mutex::default(),
             under_way: watch::Sender::default(),
             closing: AtomicBool::default(),
             snapshot_bytes: AtomicU64::default(),
             deadlines: Arc::default(),
             making: Mutex::default(),
+            template_uses: Mutex::default(),
             caretaker,
+            quota: Mutex::default(),
         }));
-        this.collect();
+        remover::begin(Arc::downgrade(&this.0), removals);
+        this.collect_all();
         this.adopt(recovered.orphans).await?;
         this.keep_time();
         this.keep_samples(options.sample);
@@ -183,6 +214,13 @@ impl<E: Engine> Sandboxes<E> {
         lock(&self.0.entries).get(id).map(|e| e.record())
     }
 
+    /// Ids of the sandboxes of a key that were not killed.
+    pub fn alive_of(&self, owner: &str) -> Vec<String> {
+        let entries = lock(&self.0.entries);
+        let alive = entries.iter().filter(|(_, e)| e.is_alive_of(owner));
+        alive.map(|(id, _)| id.clone()).collect()
+    }
+
     /// The sandbox, alive, whose agent's token fits. Looks at every one.
     pub fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
         let entries = lock(&self.0.entries);
@@ -202,14 +240,38 @@ impl<E: Engine> Sandboxes<E> {
 
     /// All snapshots, oldest first; with `sandbox`, those that were taken of it or that it descends from.
     pub fn snapshots(&self, sandbox: Option<&str>) -> Result<Vec<SnapshotRecord>, OperationError> {
-        let mut all: Vec<_> = lock(&self.0.snapshots).values().cloned().collect();
-        if let Some(id) = sandbox {
-            let record = self.get(id)?;
-            let lineage = self.lineage(record.snapshot.as_deref());
-            all.retain(|s| s.sandbox == record.id || lineage.contains(&s.id));
-        }
+        let of = match sandbox {
+            Some(id) => {
+                let record = self.get(id)?;
+                Some((self.lineage(record.snapshot.as_deref()), record.id))
+            }
+            None => None,
+        };
+        let wanted = |s: &&SnapshotRecord| {
+            let mut of = of.iter();
+            of.all(|(lineage, sandbox)| s.sandbox == *sandbox || lineage.contains(&s.id))
+        };
+        let snapshots = lock(&self.0.snapshots);
+        let mut all: Vec<_> = snapshots.values().filter(wanted).cloned().collect();
+        drop(snapshots);
         all.sort_by_key(|s| s.created_ms);
         Ok(all)
+    }
+
+    /// Snapshots whose name is `id`, or whose id is that or begins with it, oldest first.
+    pub fn snapshots_like(&self, id: &str) -> Vec<SnapshotRecord> {
+        let snapshots = lock(&self.0.snapshots);
+        let by_id = snapshots.beginning_with(id);
+        let by_name = snapshots.named(id).filter(|s| !s.id.starts_with(id));
+        let mut found: Vec<_> = by_id.chain(by_name).cloned().collect();
+        drop(snapshots);
+        found.sort_by_key(|s| s.created_ms);
+        found
+    }
+
+    /// How many snapshots there are.
+    pub fn snapshot_count(&self) -> usize {
+        lock(&self.0.snapshots).len()
     }
 
     /// Which network sandboxes have on this host, in a few words.
@@ -244,7 +306,7 @@ impl<E: Engine> Sandboxes<E> {
             match self.0.admission.admit(Occupant::Sandbox, size) {
                 Ok(place) => return Ok(place),
                 Err(refusal) => {
-                    if !refusal.short_of.is_of_memory() || !self.0.pool.give_way() {
+                    if !refusal.short_of.is_of_waiting() || !self.0.pool.give_way() {
                         return Err(refusal.into());
                     }
                 }
@@ -303,16 +365,19 @@ impl<E: Engine> Sandboxes<E> {
         }
     }
 
-    /// Writes the record and `more` to the journal, then to memory.
+    /// Writes the record and `more` to the journal, then to memory. The journal hears of a sandbox
+    /// when it is up: until then it is in memory only.
     fn commit(
         &self,
         entry: &Entry<E::Guest>,
         record: SandboxRecord,
         more: &[Change],
     ) -> Result<(), JournalError> {
-        let mut changes = vec![Change::Sandbox(record.clone())];
-        changes.extend_from_slice(more);
-        self.0.journal.commit(&changes)?;
+        if record.state != State::Creating {
+            let mut changes = vec![Change::Sandbox(record.clone())];
+            changes.extend_from_slice(more);
+            self.0.journal.commit(&changes)?;
+        }
         entry.set_record(record);
         Ok(())
     }

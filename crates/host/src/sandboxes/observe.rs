@@ -2,7 +2,7 @@
 
 use super::entry::{Entry, lock};
 use super::{Inner, OperationError, Sandboxes, detached};
-use crate::metrics::{BootTimes, Figure, Now};
+use crate::metrics::{BootTimes, Figure, FigureFamily, Now};
 use crate::record::{State, now_ms};
 use crate::usage::Sample;
 use jiffy_agent_client::AgentClient;
@@ -24,6 +24,8 @@ const NEXT_DAEMON: Duration = Duration::from_secs(2);
 
 /// More of what the scrape shows.
 pub(super) type Source = Box<dyn Fn() -> Vec<Figure> + Send + Sync>;
+/// More of it, several figures under each name.
+pub(super) type FamilySource = Box<dyn Fn() -> Vec<FigureFamily> + Send + Sync>;
 
 /// An operation that is under way.
 struct UnderWay<E: Engine>(Arc<Inner<E>>);
@@ -160,6 +162,11 @@ impl<E: Engine> Sandboxes<E> {
         lock(&self.0.sources).push(Box::new(source));
     }
 
+    /// Shows the families that `source` tells, at every scrape.
+    pub fn show_families(&self, source: impl Fn() -> Vec<FigureFamily> + Send + Sync + 'static) {
+        lock(&self.0.families).push(Box::new(source));
+    }
+
     /// All figures in the text that Prometheus scrapes (`application/openmetrics-text; version=1.0.0`).
     pub fn render_metrics(&self) -> String {
         let mut now = Now::new();
@@ -226,7 +233,7 @@ impl<E: Engine> Sandboxes<E> {
         now.add(
             "snapshots",
             "Snapshots there are",
-            lock(&self.0.snapshots).len() as f64,
+            self.snapshot_count() as f64,
         );
         let bytes = self.0.snapshot_bytes.load(Ordering::Relaxed);
         now.add(
@@ -236,6 +243,9 @@ impl<E: Engine> Sandboxes<E> {
         );
         for source in lock(&self.0.sources).iter() {
             source().iter().for_each(|figure| now.figure(figure));
+        }
+        for source in lock(&self.0.families).iter() {
+            source().iter().for_each(|family| now.family(family));
         }
         self.0.metrics.render(now)
     }

@@ -62,14 +62,18 @@ impl<A: Arrival> Pool<A> {
     /// Sets the number for `template` and ends those that are too many. Fingerprints and snapshots of its shelves.
     fn choose(&self, template: &str, wanted: usize) -> Vec<(String, String)> {
         lock(&self.chosen).insert(template.to_owned(), wanted);
+        // Their guests end when nobody waits for the lock.
+        let mut ended = Vec::new();
         let mut shelves = lock(&self.shelves);
         let of_template = shelves.iter_mut().filter(|(_, s)| s.template == template);
-        of_template
-            .map(|(fingerprint, shelf)| {
-                shelf.waiting.truncate(wanted);
-                (fingerprint.clone(), shelf.snapshot.clone())
-            })
-            .collect()
+        let chosen = of_template.map(|(fingerprint, shelf)| {
+            let kept = shelf.waiting.len().min(wanted);
+            ended.extend(shelf.waiting.drain(kept..));
+            (fingerprint.clone(), shelf.snapshot.clone())
+        });
+        let chosen = chosen.collect();
+        drop(shelves);
+        chosen
     }
 
     fn sizes(&self) -> Vec<PoolSize> {
@@ -115,15 +119,21 @@ impl<A: Arrival> Pool<A> {
     /// Gives up one that waits; whether there was one.
     pub fn give_way(&self) -> bool {
         let mut shelves = lock(&self.shelves);
-        shelves.values_mut().any(|s| s.waiting.pop().is_some())
+        let given = shelves.values_mut().find_map(|s| s.waiting.pop());
+        // Its guest ends when nobody waits for the lock.
+        drop(shelves);
+        given.is_some()
     }
 
     pub fn drop_shelf(&self, fingerprint: &str) {
-        lock(&self.shelves).remove(fingerprint);
+        let shelf = lock(&self.shelves).remove(fingerprint);
+        // Its guests end when nobody waits for the lock.
+        drop(shelf);
     }
 
     pub fn clear(&self) {
-        lock(&self.shelves).clear();
+        let shelves = std::mem::take(&mut *lock(&self.shelves));
+        drop(shelves);
     }
 
     /// Whether the caller is to refill the shelf.

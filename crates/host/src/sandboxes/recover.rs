@@ -1,11 +1,10 @@
 //! What a daemon that was killed left behind, put in order.
 
 use super::OperationError;
-use super::collect::remove_files;
 use crate::journal::{Change, Journal};
 use crate::record::{Purpose, SandboxRecord, SnapshotRecord, State, now_ms};
 use jiffy_engine::{Engine, Orphan};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 pub(super) const DAEMON_STOPPED: &str = "the daemon was stopped while it ran";
 const SNAPSHOT_LOST: &str = "the snapshot it slept in is gone from the disk";
@@ -18,8 +17,8 @@ pub(super) struct Recovered {
     pub orphans: Vec<(String, Orphan)>,
 }
 
-/// Decides for everything that was under way whether it happened or not, makes journal and disk say the same, and removes what
-/// belongs to nobody.
+/// Decides for everything that was under way whether it happened or not, and has the journal say what the disk does. Files that
+/// belong to nothing are left to the sweep, which needs time.
 pub(super) fn recover<E: Engine>(
     engine: &E,
     journal: &Journal,
@@ -30,15 +29,18 @@ pub(super) fn recover<E: Engine>(
         .into_iter()
         .collect();
     let mut sandboxes = journal.sandboxes()?;
+    let places = sandboxes.iter().enumerate();
+    let places: HashMap<String, usize> = places.map(|(at, s)| (s.id.clone(), at)).collect();
     let mut snapshots = Vec::new();
     let mut changes = Vec::new();
     for found in journal.snapshots()? {
         let record = found.record;
         let there = on_disk.contains(&record.id);
         // One whose files are complete lacked only its last word: it happened.
-        let owner = sandboxes
-            .iter_mut()
-            .find(|s| s.id == record.sandbox && s.state == State::Running);
+        let owner = places
+            .get(&record.sandbox)
+            .and_then(|&at| sandboxes.get_mut(at));
+        let owner = owner.filter(|s| s.state == State::Running);
         match (found.complete, there, owner) {
             (true, true, _) => snapshots.push(record),
             (false, true, Some(sandbox)) => {
@@ -52,6 +54,16 @@ pub(super) fn recover<E: Engine>(
                 snapshots.push(record);
             }
             _ => changes.push(Change::NoSnapshot(record.id)),
+        }
+    }
+    // As they are on disk: a merge may have changed one before the journal heard of it, and records of earlier versions have none.
+    for record in &mut snapshots {
+        match engine.snapshot_size(&record.id) {
+            Some(bytes) if bytes != record.bytes => {
+                record.bytes = bytes;
+                changes.push(Change::Snapshot(record.clone()));
+            }
+            _ => {}
         }
     }
     let mut guests = journal.guests()?;
@@ -83,11 +95,6 @@ pub(super) fn recover<E: Engine>(
         changes.push(Change::Sandbox(sandbox.clone()));
     }
     journal.settle(&changes);
-    let mut unknown: Vec<String> = on_disk
-        .into_iter()
-        .filter(|id| !known.contains(id))
-        .collect();
-    remove_files(engine, &mut unknown);
     Ok(Recovered {
         sandboxes,
         snapshots,

@@ -1,5 +1,6 @@
 //! `rollback`: the same sandbox, as it was.
 
+use super::create::Revival;
 use super::{OperationError, Sandboxes};
 use crate::record::{Operation, SandboxRecord};
 use jiffy_engine::Engine;
@@ -35,8 +36,11 @@ impl<E: Engine> Sandboxes<E> {
                 entry.set_place(Some(this.admit(record.size)?));
             }
             let (template, id) = (&record.template, &snapshot.id);
-            let record = this.revive(&entry, asked, template, id, true).await?;
-            this.collect();
+            let left = record.snapshot.clone();
+            let record = this
+                .revive(&entry, asked, template, id, Revival::Rollback)
+                .await?;
+            this.collect(left);
             Ok(record)
         })
         .await

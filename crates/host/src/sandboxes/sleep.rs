@@ -1,12 +1,49 @@
 //! `pause` and `resume`: a sandbox that holds no memory while nobody needs it.
 
+use super::create::Revival;
 use super::entry::Entry;
 use super::{OperationError, Sandboxes};
 use crate::journal::Change;
 use crate::record::{Operation, Purpose, SandboxRecord, State};
+use crate::terms::{OnTimeout, Terms};
 use jiffy_engine::{AfterSnapshot, Engine, Guest};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Time limit of a sandbox from the moment it is woken or reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AwakeTime {
+    /// The time the sandbox was given last begins anew.
+    #[default]
+    Own,
+    /// At least this long; a running sandbox that has more keeps it.
+    AtLeast(Duration),
+    /// No limit.
+    Unlimited,
+}
+
+/// Settings that take effect in the same step as a sandbox's waking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WakeOptions {
+    /// Time limit from now on.
+    pub time: AwakeTime,
+    /// Action at the end of that time, if it changes.
+    pub on_timeout: Option<OnTimeout>,
+}
+
+impl WakeOptions {
+    /// Changes the terms of a sandbox that is about to wake.
+    pub(super) fn apply(self, terms: &mut Terms) {
+        match self.time {
+            AwakeTime::Own => {}
+            AwakeTime::AtLeast(time) => terms.timeout_s = Some(time.as_secs()),
+            AwakeTime::Unlimited => terms.timeout_s = None,
+        }
+        if let Some(action) = self.on_timeout {
+            terms.on_timeout = action;
+        }
+    }
+}
 
 impl<E: Engine> Sandboxes<E> {
     /// Puts a sandbox to sleep in a snapshot of what changed since the one it came from. Its memory is free afterwards.
@@ -25,36 +62,49 @@ impl<E: Engine> Sandboxes<E> {
         entry: &Entry<E::Guest>,
     ) -> Result<SandboxRecord, OperationError> {
         let guest = entry.running(Operation::Pause, "pause")?;
-        let draft = self.draft(&entry.record(), Purpose::Pause, None)?;
+        let sandbox = entry.record();
+        let draft = self.draft(&sandbox, Purpose::Pause, None)?;
+        let left = draft.parent.clone();
+        // Held until it counts as paused.
+        let permit = self.reserve_snapshot(&draft, &sandbox).await?;
         let pin = self.hold(&draft.id);
         let paused = SandboxRecord {
             snapshot: Some(draft.id.clone()),
             ..entry.record_in(State::Paused)
         };
-        self.take(&guest, draft, AfterSnapshot::Stop, |_| {
+        self.take(&guest, draft, AfterSnapshot::Stop, &permit, |_| {
             vec![Change::Sandbox(paused.clone())]
         })
         .await?;
         entry.replace_guest(None);
         entry.set_record(paused.clone());
-        drop(pin);
+        drop((pin, permit));
         guest.stop().await;
-        self.collect();
+        self.collect(left);
         Ok(paused)
     }
 
     /// Wakes a sandbox. Its time begins anew.
     pub async fn resume(&self, id: &str) -> Result<SandboxRecord, OperationError> {
+        self.resume_with(id, WakeOptions::default()).await
+    }
+
+    /// Wakes a sandbox with `options` in force before anything else can happen to it.
+    pub async fn resume_with(
+        &self,
+        id: &str,
+        options: WakeOptions,
+    ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("resume", &entry.id(), async move {
             let _turn = entry.turn.lock().await;
             entry.allow(Operation::Resume, "resume")?;
-            this.resume_held(&entry).await
+            this.resume_held(&entry, options).await
         })
         .await
     }
 
-    /// Makes sure that a sandbox runs; says whether it had to be woken.
+    /// Makes sure that a sandbox runs; says whether it had to be woken. The time of one that ran stays.
     pub async fn wake(&self, id: &str) -> Result<(SandboxRecord, bool), OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("wake", &entry.id(), async move {
@@ -64,7 +114,48 @@ impl<E: Engine> Sandboxes<E> {
                 return Ok((record, false));
             }
             entry.allow(Operation::Resume, "wake")?;
-            Ok((this.resume_held(&entry).await?, true))
+            let options = WakeOptions::default();
+            Ok((this.resume_held(&entry, options).await?, true))
+        })
+        .await
+    }
+
+    /// Makes sure that a sandbox runs and has its time, in one step: between the two no deadline of
+    /// before can end it. Says whether it had to be woken.
+    pub async fn wake_for(
+        &self,
+        id: &str,
+        time: AwakeTime,
+    ) -> Result<(SandboxRecord, bool), OperationError> {
+        let (this, entry) = (self.clone(), self.entry(id)?);
+        self.perform("wake", &entry.id(), async move {
+            let _turn = entry.turn.lock().await;
+            if entry.record().state == State::Running {
+                return Ok((this.give_time(&entry, time)?, false));
+            }
+            entry.allow(Operation::Resume, "wake")?;
+            let options = WakeOptions {
+                time,
+                ..WakeOptions::default()
+            };
+            Ok((this.resume_held(&entry, options).await?, true))
+        })
+        .await
+    }
+
+    /// Gives a running sandbox its time; none if it does not run.
+    pub async fn keep_awake(
+        &self,
+        id: &str,
+        time: AwakeTime,
+    ) -> Result<Option<SandboxRecord>, OperationError> {
+        let (this, entry) = (self.clone(), self.entry(id)?);
+        self.perform("keep_awake", &entry.id(), async move {
+            let _turn = entry.turn.lock().await;
+            match entry.record().state {
+                State::Running => this.give_time(&entry, time).map(Some),
+                _ => Ok(None),
+            }
         })
         .await
     }
@@ -72,12 +163,19 @@ impl<E: Engine> Sandboxes<E> {
     async fn resume_held(
         &self,
         entry: &Arc<Entry<E::Guest>>,
+        options: WakeOptions,
     ) -> Result<SandboxRecord, OperationError> {
         let asked = Instant::now();
         let record = entry.record();
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
         entry.set_place(Some(self.admit(record.size)?));
-        self.revive(entry, asked, &record.template, snapshot, false)
-            .await
+        self.revive(
+            entry,
+            asked,
+            &record.template,
+            snapshot,
+            Revival::Wake(options),
+        )
+        .await
     }
 }

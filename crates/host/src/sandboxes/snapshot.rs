@@ -4,8 +4,9 @@ use super::entry::{Entry, lock};
 use super::{OperationError, Sandboxes};
 use crate::identity::new_id;
 use crate::journal::Change;
+use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::record::{Operation, Purpose, SandboxRecord, SnapshotRecord, State, now_ms};
-use jiffy_engine::{AfterSnapshot, Engine};
+use jiffy_engine::{AfterSnapshot, Engine, EngineError};
 
 impl<E: Engine> Sandboxes<E> {
     /// Takes a snapshot of a sandbox, which runs on. One of a paused sandbox is what it sleeps in.
@@ -37,38 +38,71 @@ impl<E: Engine> Sandboxes<E> {
         };
         let sandbox = entry.allow(operation, verb)?;
         if sandbox.state == State::Paused {
-            return self.snapshot_of_sleeper(&sandbox, purpose, name);
+            return self.snapshot_of_sleeper(&sandbox, purpose, name).await;
         }
         let guest = entry.running(operation, verb)?;
         let record = self.draft(&sandbox, purpose, name)?;
+        let permit = self.reserve_snapshot(&record, &sandbox).await?;
         let _pin = self.hold(&record.id);
         let snapshot = self
-            .take(&guest, record, AfterSnapshot::Resume, |snapshot| {
+            .take(&guest, record, AfterSnapshot::Resume, &permit, |snapshot| {
                 vec![Change::Sandbox(descended(&sandbox, snapshot))]
             })
             .await?;
         entry.set_record(descended(&sandbox, &snapshot));
+        self.collect(sandbox.snapshot);
         Ok(snapshot)
     }
 
-    fn snapshot_of_sleeper(
+    async fn snapshot_of_sleeper(
         &self,
         sandbox: &SandboxRecord,
         purpose: Purpose,
         name: Option<String>,
     ) -> Result<SnapshotRecord, OperationError> {
-        let (mut snapshot, _pin) = self.pin(sandbox.snapshot.as_deref().unwrap_or_default())?;
+        let id = sandbox.snapshot.as_deref().unwrap_or_default();
+        let (mut snapshot, _pin) = self.pin(id)?;
         if purpose == Purpose::Asked {
+            // One that was asked for before is counted already.
+            let counted = snapshot.purpose == Purpose::Asked && snapshot.kept;
+            let amount = QuotaAmount {
+                snapshots: u64::from(!counted),
+                ..QuotaAmount::default()
+            };
+            let request = QuotaRequest {
+                amount,
+                disk_floor: None,
+            };
+            let _permit = self.reserve(snapshot.owner.as_deref(), request).await?;
+            let _order = lock(&self.0.snapshot_changes);
+            // Its parent may be another one by now.
+            if let Some(current) = lock(&self.0.snapshots).get(&snapshot.id) {
+                snapshot = current.clone();
+            }
             snapshot.name = name.or(snapshot.name);
             snapshot.purpose = Purpose::Asked;
             snapshot.kept = true;
             self.0
                 .journal
                 .commit(&[Change::Snapshot(snapshot.clone())])?;
-            lock(&self.0.snapshots).insert(snapshot.id.clone(), snapshot.clone());
+            lock(&self.0.snapshots).insert(snapshot.clone());
             self.0.caretaker.seal(&snapshot.id);
         }
         Ok(snapshot)
+    }
+
+    /// Changes what is known of a snapshot, in the journal and in memory; none: it is gone.
+    pub(super) fn update_snapshot(
+        &self,
+        id: &str,
+        change: impl FnOnce(&mut SnapshotRecord),
+    ) -> Option<SnapshotRecord> {
+        let _order = lock(&self.0.snapshot_changes);
+        let mut record = lock(&self.0.snapshots).get(id).cloned()?;
+        change(&mut record);
+        self.0.journal.settle(&[Change::Snapshot(record.clone())]);
+        lock(&self.0.snapshots).insert(record.clone());
+        Some(record)
     }
 
     /// A snapshot of `sandbox` to be.
@@ -92,22 +126,32 @@ impl<E: Engine> Sandboxes<E> {
             kept: purpose == Purpose::Asked,
             stopped_ms: 0.0,
             total_ms: 0.0,
+            bytes: 0,
             created_ms: now_ms(),
         })
     }
 
-    /// Has the engine write `draft`; `with` is committed together with its completion.
+    /// Has the engine write `draft`, no larger than `permit` says; `with` is committed together with its completion.
     pub(super) async fn take(
         &self,
         guest: &E::Guest,
         draft: SnapshotRecord,
         then: AfterSnapshot,
+        permit: &QuotaPermit,
         with: impl FnOnce(&SnapshotRecord) -> Vec<Change>,
     ) -> Result<SnapshotRecord, OperationError> {
+        // Until it has its record, nothing else says that its files are needed.
+        let _pin = self.hold(&draft.id);
         self.0.journal.commit(&[Change::Intent(draft.clone())])?;
         let (id, parent) = (&draft.id, draft.parent.as_deref());
-        let times = match self.0.engine.snapshot(guest, id, parent, then).await {
+        let most = permit.disk_bytes();
+        let taken = self.0.engine.snapshot(guest, id, parent, then, most).await;
+        let times = match taken {
             Ok(times) => times,
+            Err(EngineError::SnapshotTooLarge { needed, most }) => {
+                self.0.journal.settle(&[Change::NoSnapshot(id.clone())]);
+                return Err(OperationError::DiskQuota { needed, left: most });
+            }
             Err(e) => {
                 self.0.journal.settle(&[Change::NoSnapshot(id.clone())]);
                 let what = match draft.sandbox.as_str() {
@@ -120,12 +164,15 @@ impl<E: Engine> Sandboxes<E> {
         let snapshot = SnapshotRecord {
             stopped_ms: times.stopped_us as f64 / 1000.0,
             total_ms: times.total_us as f64 / 1000.0,
+            bytes: self.0.engine.snapshot_size(&draft.id).unwrap_or(0),
             ..draft
         };
         let mut changes = vec![Change::Snapshot(snapshot.clone())];
         changes.extend(with(&snapshot));
+        let order = lock(&self.0.snapshot_changes);
         self.0.journal.settle(&changes);
-        lock(&self.0.snapshots).insert(snapshot.id.clone(), snapshot.clone());
+        lock(&self.0.snapshots).insert(snapshot.clone());
+        drop(order);
         if snapshot.kept {
             self.0.caretaker.seal(&snapshot.id);
         }

@@ -49,8 +49,9 @@ impl<E: Engine> Sandboxes<E> {
                 kept: true,
                 ..this.draft(&sandbox, Purpose::Step, None)?
             };
+            let permit = this.reserve_snapshot(&draft, &sandbox).await?;
             let snapshot = this
-                .take(&guest, draft, AfterSnapshot::Resume, |snapshot| {
+                .take(&guest, draft, AfterSnapshot::Resume, &permit, |snapshot| {
                     vec![Change::Sandbox(descended(&sandbox, snapshot))]
                 })
                 .await?;
@@ -63,8 +64,7 @@ impl<E: Engine> Sandboxes<E> {
     /// The newest snapshot of the step `key`.
     pub fn step(&self, key: &str) -> Option<SnapshotRecord> {
         let snapshots = lock(&self.0.snapshots);
-        let of_key = |s: &&SnapshotRecord| s.purpose == Purpose::Step && s.fingerprint == key;
-        let kept = snapshots.values().filter(of_key).filter(|s| s.kept);
+        let kept = snapshots.kept_for(Purpose::Step, key);
         kept.max_by_key(|s| s.created_ms).cloned()
     }
 
@@ -93,17 +93,12 @@ impl<E: Engine> Sandboxes<E> {
 
     /// The booted template `from` is that of `to` from now on, which is the same by another name.
     pub fn hand_over_template(&self, from: &str, to: &str) {
-        let mut changed = Vec::new();
-        for s in lock(&self.0.snapshots).values_mut() {
-            if s.purpose == Purpose::Template && s.template == from && s.kept {
-                s.template = to.to_owned();
-                changed.push(s.clone());
+        let of_template =
+            |s: &SnapshotRecord| s.purpose == Purpose::Template && s.template == from && s.kept;
+        for id in self.ids_of(of_template) {
+            if let Some(newest) = self.update_snapshot(&id, |s| s.template = to.to_owned()) {
+                self.retire_older(&newest);
             }
-        }
-        let changes = changed.iter().cloned().map(Change::Snapshot);
-        self.0.journal.settle(&changes.collect::<Vec<_>>());
-        for newest in &changed {
-            self.retire_older(newest);
         }
     }
 }

@@ -4,7 +4,7 @@ use super::create::Origin;
 use super::entry::lock;
 use super::{OperationError, Sandboxes};
 use crate::identity::new_id;
-use crate::journal::Change;
+use crate::quota::QuotaPermit;
 use crate::record::{Purpose, SnapshotRecord, now_ms};
 use crate::startup::start_up;
 use jiffy_engine::{
@@ -12,6 +12,11 @@ use jiffy_engine::{
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
+
+/// Sizes of one template that keep their snapshot. Callers choose sizes freely, and each snapshot
+/// takes disk space that no key is charged for.
+const MAX_SIZES_PER_TEMPLATE: usize = 8;
 
 impl<E: Engine> Sandboxes<E> {
     /// A guest of `template`: from the warm pool, else from the template's snapshot, which is made first if there is none.
@@ -24,16 +29,18 @@ impl<E: Engine> Sandboxes<E> {
         let failed = || OperationError::engine(format!("use template `{template}`"));
         let fingerprint = engine.fingerprint(template, size).await.map_err(failed())?;
         if let Some((arrival, snapshot)) = self.0.pool.take(&fingerprint) {
+            self.note_template_use(&snapshot);
             self.refill(&fingerprint, template, &snapshot);
             return Ok(Origin {
                 arrival,
                 mode: BootMode::WarmPool,
                 snapshot: Some(snapshot),
-                rewound: false,
+                revival: None,
             });
         }
         match self.template_snapshot(template, size, &fingerprint).await {
             Ok(snapshot) => {
+                self.note_template_use(&snapshot);
                 let (_, _pin) = self.pin(&snapshot)?;
                 let origin = self
                     .origin_in_snapshot(template, &snapshot, BootMode::Snapshot)
@@ -48,7 +55,7 @@ impl<E: Engine> Sandboxes<E> {
                 arrival: engine.boot(template, size).await.map_err(failed())?,
                 mode: BootMode::Cold,
                 snapshot: None,
-                rewound: false,
+                revival: None,
             }),
             Err(e) => Err(e),
         }
@@ -69,10 +76,9 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     fn find_template_snapshot(&self, fingerprint: &str) -> Option<String> {
-        lock(&self.0.snapshots)
-            .values()
-            .find(|s| s.purpose == Purpose::Template && s.kept && s.fingerprint == fingerprint)
-            .map(|s| s.id.clone())
+        let snapshots = lock(&self.0.snapshots);
+        let mut found = snapshots.kept_for(Purpose::Template, fingerprint);
+        found.next().map(|s| s.id.clone())
     }
 
     /// The snapshot of the booted template. However many ask at once, one makes it and the others wait.
@@ -119,13 +125,19 @@ impl<E: Engine> Sandboxes<E> {
             kept: true,
             stopped_ms: 0.0,
             total_ms: 0.0,
+            bytes: 0,
             created_ms: now_ms(),
         };
-        let taken = self.take(&guest, record, AfterSnapshot::Stop, |_| Vec::new());
+        let permit = QuotaPermit::unlimited();
+        let taken = self.take(&guest, record, AfterSnapshot::Stop, &permit, |_| Vec::new());
         let taken = taken.await;
         guest.stop().await;
         let snapshot = taken?;
+        // Sizes that are made at the same time must not take it away before its first use.
+        let _pin = self.hold(&snapshot.id);
+        self.note_template_use(&snapshot.id);
         self.retire_older(&snapshot);
+        self.retire_surplus(&snapshot);
         if let Err(e) = engine.learn(template, &snapshot.id).await {
             tracing::warn!(template, "what its guests touch first is not known: {e}");
         }
@@ -160,40 +172,65 @@ impl<E: Engine> Sandboxes<E> {
     /// Snapshots of templates that have become something else, or are gone, serve no new sandbox either, and hold what the templates
     /// were.
     pub(super) fn retire_unused(&self) {
-        let all: Vec<_> = lock(&self.0.snapshots).values().cloned().collect();
-        let of_template = |s: &&SnapshotRecord| s.purpose == Purpose::Template && s.kept;
-        let unused: Vec<_> = all
-            .iter()
-            .filter(of_template)
-            .filter(|s| !self.0.engine.serves(&s.template, &s.id))
-            .collect();
-        if unused.is_empty() {
-            return;
-        }
-        let mut changes = Vec::new();
-        for found in unused {
-            if let Some(s) = lock(&self.0.snapshots).get_mut(&found.id) {
-                s.kept = false;
-                self.0.pool.drop_shelf(&s.fingerprint);
-                changes.push(Change::Snapshot(s.clone()));
-            }
-        }
-        self.0.journal.settle(&changes);
-        self.collect();
+        let of_template = |s: &SnapshotRecord| s.purpose == Purpose::Template && s.kept;
+        let snapshots = lock(&self.0.snapshots);
+        let kept = snapshots.values().filter(|s| of_template(s));
+        let kept: Vec<_> = kept.map(|s| (s.id.clone(), s.template.clone())).collect();
+        drop(snapshots);
+        let serves = |id: &str, template: &str| self.0.engine.serves(template, id);
+        let unused = kept
+            .into_iter()
+            .filter(|(id, template)| !serves(id, template));
+        self.retire(unused.map(|(id, _)| id).collect());
     }
 
     /// Snapshots of the same template and size with another fingerprint serve no new sandbox.
     pub(super) fn retire_older(&self, newest: &SnapshotRecord) {
-        let mut older = Vec::new();
-        for s in lock(&self.0.snapshots).values_mut() {
+        let older = |s: &SnapshotRecord| {
             let same = s.template == newest.template && s.size == newest.size;
-            if s.purpose == Purpose::Template && same && s.id != newest.id && s.kept {
-                s.kept = false;
-                self.0.pool.drop_shelf(&s.fingerprint);
-                older.push(Change::Snapshot(s.clone()));
+            s.purpose == Purpose::Template && same && s.id != newest.id && s.kept
+        };
+        self.retire(self.ids_of(older));
+    }
+
+    /// Lets go of the sizes of a template that were not used for longest, beyond
+    /// [`MAX_SIZES_PER_TEMPLATE`]. Their next create boots.
+    fn retire_surplus(&self, newest: &SnapshotRecord) {
+        let other = |s: &SnapshotRecord| {
+            let same = s.template == newest.template && s.id != newest.id;
+            s.purpose == Purpose::Template && same && s.kept
+        };
+        let mut others = self.ids_of(other);
+        let Some(surplus) = (others.len() + 1).checked_sub(MAX_SIZES_PER_TEMPLATE) else {
+            return;
+        };
+        let uses = lock(&self.0.template_uses);
+        // Unused ones come first.
+        others.sort_by_key(|id| uses.get(id).copied());
+        drop(uses);
+        others.truncate(surplus);
+        self.retire(others);
+    }
+
+    fn note_template_use(&self, snapshot: &str) {
+        lock(&self.0.template_uses).insert(snapshot.to_owned(), Instant::now());
+    }
+
+    /// Lets go of the snapshots of booted templates.
+    fn retire(&self, ids: Vec<String>) {
+        for id in &ids {
+            lock(&self.0.template_uses).remove(id);
+            if let Some(retired) = self.update_snapshot(id, |s| s.kept = false) {
+                self.0.pool.drop_shelf(&retired.fingerprint);
             }
         }
-        self.0.journal.settle(&older);
-        self.collect();
+        self.collect(ids);
+    }
+
+    /// Ids of the snapshots that are `wanted`.
+    pub(super) fn ids_of(&self, wanted: impl Fn(&SnapshotRecord) -> bool) -> Vec<String> {
+        let snapshots = lock(&self.0.snapshots);
+        let wanted = snapshots.values().filter(|s| wanted(s));
+        wanted.map(|s| s.id.clone()).collect()
     }
 }

@@ -150,7 +150,9 @@ pub async fn a_snapshot_that_cannot_be_written_costs_nothing(place: &Place) {
     let id = id.unwrap();
     for then in [AfterSnapshot::Resume, AfterSnapshot::Stop] {
         for taken in [&*id, "../up", "", "UPPER"] {
-            let refused = engine.snapshot(&running.guest, taken, None, then).await;
+            let refused = engine
+                .snapshot(&running.guest, taken, None, then, None)
+                .await;
             assert!(refused.is_err(), "{taken:?} {then:?}");
             running.counts_on(running.counted().await).await;
         }

@@ -237,7 +237,7 @@ for n in itertools.count():
         then: AfterSnapshot,
     ) -> Result<String, EngineError> {
         let id = name();
-        engine.snapshot(&self.guest, &id, None, then).await?;
+        engine.snapshot(&self.guest, &id, None, then, None).await?;
         Ok(id)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::fake;
 
-use fake::{Bench, FakeEngine, base, until};
+use fake::{Bench, Dice, FakeEngine, base, until};
 use jiffy_host::{ErrorKind, OperationError, Sandboxes, State};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,22 +14,6 @@ const CALLS: usize = 1000;
 const CLIENTS: usize = 20;
 const DEATHS: usize = 5;
 
-/// A generator that needs no crate and can be repeated (xorshift, Marsaglia 2003).
-struct Dice(u64);
-
-impl Dice {
-    fn throw(&mut self, sides: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % sides as u64).unwrap()
-    }
-
-    fn pick(&mut self, among: &[String]) -> Option<String> {
-        (!among.is_empty()).then(|| among[self.throw(among.len())].clone())
-    }
-}
-
 /// One random call; the errors it may meet are refusals, since nothing in this world fails.
 async fn call(host: &Sandboxes<FakeEngine>, dice: &mut Dice) -> Result<(), OperationError> {
     let alive = |r: &&jiffy_host::SandboxRecord| r.state != State::Killed;
@@ -39,7 +23,7 @@ async fn call(host: &Sandboxes<FakeEngine>, dice: &mut Dice) -> Result<(), Opera
         .filter(alive)
         .map(|r| r.id.clone())
         .collect();
-    let Some(id) = dice.pick(&ids).filter(|_| ids.len() > 3) else {
+    let Some(id) = dice.pick(&ids).cloned().filter(|_| ids.len() > 3) else {
         return host.create(base()).await.map(drop);
     };
     match dice.throw(12) {
@@ -59,7 +43,7 @@ async fn call(host: &Sandboxes<FakeEngine>, dice: &mut Dice) -> Result<(), Opera
                 .map(|s| s.id)
                 .collect();
             match dice.pick(&all) {
-                Some(snapshot) => host.rollback(&id, &snapshot).await.map(drop),
+                Some(snapshot) => host.rollback(&id, snapshot).await.map(drop),
                 None => Ok(()),
             }
         }
@@ -137,10 +121,8 @@ async fn all_is_well(bench: &Bench) {
         .into_iter()
         .map(|s| s.id)
         .collect();
-    assert_eq!(
-        bench.file_names().into_iter().collect::<HashSet<_>>(),
-        known
-    );
+    let files = || bench.file_names().into_iter().collect::<HashSet<_>>();
+    until("files and journal to say the same", || files() == known).await;
     // Not wedged: each does what its state allows, and in the end goes.
     assert!(!host.list().is_empty());
     for record in host.list() {

@@ -67,7 +67,7 @@ async fn a_rebuilt_template_is_not_served_from_its_old_snapshot() {
     // The old one is there for as long as something runs from it.
     assert_eq!(bench.file_names().len(), 2);
     host.kill(&old.id).await.unwrap();
-    assert_eq!(bench.file_names().len(), 1);
+    bench.until_files(1).await;
 }
 
 #[tokio::test]
@@ -252,11 +252,8 @@ async fn a_hundred_rollbacks_and_pauses_leave_no_more_than_one() {
         host.rollback(&id, &snapshot).await.unwrap();
     }
     assert_eq!(bench.world.running(), [id]);
-    assert_eq!(
-        bench.file_names().len(),
-        2,
-        "the template's and the one asked for"
-    );
+    // The template's and the one asked for.
+    bench.until_files(2).await;
 }
 
 #[tokio::test]
@@ -290,7 +287,8 @@ async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
     host.remove(&id).await.unwrap();
     assert!(bench.file_names().contains(&snapshot.id));
     host.remove_snapshot("kept").unwrap();
-    assert_eq!(bench.file_names().len(), 1, "the template's");
+    // The template's.
+    bench.until_files(1).await;
 }
 
 #[tokio::test]
@@ -415,7 +413,8 @@ async fn a_snapshot_that_is_needed_cannot_be_removed() {
     host.kill(&id).await.unwrap();
     host.remove_snapshot(&second).unwrap();
     host.remove_snapshot(&first).unwrap();
-    assert_eq!(bench.file_names().len(), 1, "the template's");
+    // The template's.
+    bench.until_files(1).await;
 }
 
 #[tokio::test]
@@ -448,7 +447,10 @@ async fn a_released_snapshot_goes_when_nothing_needs_it_any_more() {
     assert!(bench.file_names().contains(&snapshot));
     assert!(host.release_snapshot(name).is_err(), "its name is free");
     host.kill(&parent).await.unwrap();
-    assert!(!bench.file_names().contains(&snapshot));
+    until("its files to go", || {
+        !bench.file_names().contains(&snapshot)
+    })
+    .await;
 }
 
 #[tokio::test]

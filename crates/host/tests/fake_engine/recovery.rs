@@ -78,6 +78,7 @@ fn whole(bench: &Bench, host: &Sandboxes<FakeEngine>) {
         .collect();
     let mut known: Vec<_> = known.into_iter().collect();
     known.sort();
+    host.sweep().unwrap();
     let files: Vec<String> = bench.file_names().into_iter().collect();
     assert_eq!(files, known, "files and journal tell the same");
 }
@@ -226,6 +227,8 @@ async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
     std::fs::write(bench.files().join("orphan"), "x").unwrap();
     std::fs::write(bench.files().join(".half"), "x").unwrap();
     let host = bench.open().await;
+    // The template's and the sleeper's, without a call for it.
+    bench.until_files(2).await;
     whole(&bench, &host);
     assert_eq!(host.get(&killed).unwrap().state, State::Killed);
     host.resume(&sleeper).await.unwrap();

@@ -132,7 +132,10 @@ async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
     host.remove(&child.id).await.unwrap();
     host.remove(&sandbox.id).await.unwrap();
     host.remove_snapshot(&asked.id).unwrap();
-    assert!(!bench.file_names().contains(&asked.id));
+    until("its files to go", || {
+        !bench.file_names().contains(&asked.id)
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -156,4 +159,44 @@ async fn a_pool_grows_and_shrinks_as_it_is_told() {
     assert_eq!(host.pools().len(), 1);
     bench.world.fail("boot");
     assert!(host.set_pool("other", size, 1).await.is_err());
+}
+
+#[tokio::test]
+async fn sizes_that_callers_choose_keep_a_bounded_number_of_template_snapshots() {
+    let bench = Bench::new();
+    let host = bench.open_with(Options::default()).await;
+    let usual = host.create(base()).await.unwrap().snapshot;
+    let mut spec = base();
+    for memory_mib in (0..20).map(|n| 512 + n) {
+        spec.size = Some(SandboxSize {
+            memory_mib,
+            ..SandboxSize::default()
+        });
+        let made = host.create(spec.clone()).await.unwrap();
+        host.remove(&made.id).await.unwrap();
+        // The size that is in use keeps its snapshot.
+        let made = host.create(base()).await.unwrap();
+        assert_eq!(made.snapshot, usual);
+        host.remove(&made.id).await.unwrap();
+        let all = host.snapshots(None).unwrap();
+        let of_template = all.iter().filter(|s| s.purpose == Purpose::Template);
+        assert!(of_template.count() <= 8, "{all:?}");
+    }
+}
+
+#[tokio::test]
+async fn sizes_that_are_made_at_the_same_time_do_not_take_each_others_snapshots() {
+    let bench = Bench::new();
+    let host = bench.open_with(Options::default()).await;
+    let creates = (0..20).map(|n| {
+        let (host, mut spec) = (host.clone(), base());
+        spec.size = Some(SandboxSize {
+            memory_mib: 512 + n,
+            ..SandboxSize::default()
+        });
+        tokio::spawn(async move { host.create(spec).await })
+    });
+    for create in creates.collect::<Vec<_>>() {
+        create.await.unwrap().unwrap();
+    }
 }

@@ -17,18 +17,44 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
+/// A generator that needs no crate and can be repeated (xorshift, Marsaglia 2003).
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn throw(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % sides as u64).unwrap()
+    }
+
+    pub fn pick<'a, T>(&mut self, among: &'a [T]) -> Option<&'a T> {
+        (!among.is_empty()).then(|| &among[self.throw(among.len())])
+    }
+}
+
 /// What runs, and what is to go wrong.
 #[derive(Default)]
 pub struct World {
     guests: Mutex<Vec<Arc<Body>>>,
     failing: Mutex<BTreeSet<&'static str>>,
     hanging: Mutex<BTreeSet<&'static str>>,
+    /// Seed of how often each step gives way to other tasks; zero: never.
+    pub jitter: AtomicU64,
     pub boots: Mutex<usize>,
     pub restores: Mutex<usize>,
     pub version: Mutex<u32>,
     pub learned: Mutex<Vec<String>>,
     pub warmed: Mutex<Vec<String>>,
     pub sealed: Mutex<BTreeSet<String>>,
+    /// Snapshots that need the files of no other.
+    pub merged: Mutex<BTreeSet<String>>,
+    /// How often the engine was asked for that.
+    pub asked: Mutex<usize>,
+    /// How often it looked for what was not finished.
+    pub sweeps: Mutex<usize>,
+    /// Snapshots whose files it was told to remove.
+    pub removed: Mutex<Vec<String>>,
 }
 
 /// A guest's inside.
@@ -59,6 +85,14 @@ impl World {
     }
 
     async fn step(&self, step: &'static str) -> Result<(), EngineError> {
+        let mut dice = Dice(self.jitter.load(Ordering::Relaxed));
+        if dice.0 != 0 {
+            let times = dice.throw(6);
+            self.jitter.store(dice.0, Ordering::Relaxed);
+            for _ in 0..times {
+                tokio::task::yield_now().await;
+            }
+        }
         if self.hanging.lock().unwrap().contains(step) {
             std::future::pending::<()>().await;
         }
@@ -119,6 +153,7 @@ impl World {
 pub struct FakeEngine {
     pub world: Arc<World>,
     pub dir: PathBuf,
+    writing: Mutex<BTreeSet<String>>,
 }
 
 pub struct FakeArrival(Arc<World>, Option<Arc<Body>>);
@@ -151,6 +186,19 @@ impl Body {
             end.get_or_insert(SandboxEnd::Requested);
             first
         });
+    }
+}
+
+impl FakeEngine {
+    fn names(&self, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+        let names = fs::read_dir(&self.dir).unwrap().flatten();
+        let names = names.map(|e| e.file_name().into_string().unwrap());
+        names.filter(|name| wanted(name)).collect()
+    }
+
+    /// Whether a file is one that this engine is writing.
+    fn writes(&self, name: &str) -> bool {
+        self.writing.lock().unwrap().contains(name)
     }
 }
 
@@ -229,15 +277,24 @@ impl Engine for FakeEngine {
         id: &str,
         parent: Option<&str>,
         then: AfterSnapshot,
+        max_bytes: Option<u64>,
     ) -> Result<SnapshotTimes, EngineError> {
         if let Some(parent) = parent {
             assert!(self.dir.join(parent).exists(), "parent {parent} is gone");
         }
         assert_eq!(guest.0.parent.lock().unwrap().as_deref(), parent);
-        fs::write(self.dir.join(format!(".{id}")), "half").map_err(EngineError::failed)?;
+        let half = format!(".{id}");
+        self.writing.lock().unwrap().insert(half.clone());
+        fs::write(self.dir.join(half), "half").map_err(EngineError::failed)?;
         *guest.0.undecided.lock().unwrap() = Some(id.to_owned());
         self.world.step("snapshot").await?;
         let memory = guest.0.memory.lock().unwrap().clone();
+        let needed = memory.len() as u64;
+        if let Some(most) = max_bytes.filter(|most| needed > *most) {
+            fs::remove_file(self.dir.join(format!(".{id}"))).unwrap();
+            *guest.0.undecided.lock().unwrap() = None;
+            return Err(EngineError::SnapshotTooLarge { needed, most });
+        }
         fs::write(self.dir.join(id), memory).map_err(EngineError::failed)?;
         fs::remove_file(self.dir.join(format!(".{id}"))).unwrap();
         self.world.step("snapshot-named").await?;
@@ -277,26 +334,36 @@ impl Engine for FakeEngine {
     }
 
     fn snapshots(&self) -> Result<Vec<String>, EngineError> {
-        let mut ids = Vec::new();
-        for entry in fs::read_dir(&self.dir).unwrap() {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            if name.starts_with('.') {
-                fs::remove_file(self.dir.join(name)).unwrap();
-            } else {
-                ids.push(name);
-            }
-        }
-        Ok(ids)
+        Ok(self.names(|name| !name.starts_with('.')))
     }
 
-    fn snapshots_on_disk(&self) -> Result<Vec<String>, EngineError> {
-        let names = fs::read_dir(&self.dir).unwrap().flatten();
-        let names = names.map(|e| e.file_name().into_string().unwrap());
-        Ok(names.filter(|n| !n.starts_with('.')).collect())
+    fn sweep(&self) -> Result<usize, EngineError> {
+        let left = self.names(|name| name.starts_with('.') && !self.writes(name));
+        for name in &left {
+            fs::remove_file(self.dir.join(name)).unwrap();
+        }
+        *self.world.sweeps.lock().unwrap() += 1;
+        Ok(left.len())
+    }
+
+    fn is_independent(&self, id: &str) -> bool {
+        *self.world.asked.lock().unwrap() += 1;
+        self.world.merged.lock().unwrap().contains(id)
+    }
+
+    fn snapshot_size(&self, id: &str) -> Option<u64> {
+        fs::metadata(self.dir.join(id)).map(|m| m.len()).ok()
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
-        fs::remove_file(self.dir.join(id)).map_err(EngineError::failed)
+        if self.world.hanging.lock().unwrap().contains("remove") {
+            return Err(EngineError::failed("it is in use"));
+        }
+        self.world.removed.lock().unwrap().push(id.to_owned());
+        match fs::remove_file(self.dir.join(id)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(EngineError::failed(e)),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -458,6 +525,7 @@ impl Bench {
         let engine = FakeEngine {
             world: self.world.clone(),
             dir: self.files(),
+            writing: Mutex::default(),
         };
         let journal = self.dir.path().join("state.db");
         Sandboxes::open(engine, &journal, options).await.unwrap()
@@ -473,6 +541,12 @@ impl Bench {
             .unwrap()
             .map(|e| e.unwrap().file_name().into_string().unwrap())
             .collect()
+    }
+
+    /// Waits until there are as many files of snapshots.
+    pub async fn until_files(&self, count: usize) {
+        let what = format!("{count} files, of {:?}", self.file_names());
+        until(&what, || self.file_names().len() == count).await;
     }
 
     /// Runs `work` in a runtime of its own that is then torn down as a killed process is: nothing in it goes on.

@@ -1,15 +1,15 @@
-//! What belongs to nobody, removed while everything runs.
+//! Files that belong to nothing, removed while everything runs.
 
-use super::collect::remove_files;
-use super::{OperationError, Sandboxes};
+use super::super::entry::lock;
+use super::super::{OperationError, Sandboxes};
+use super::remover::remove_files;
 use jiffy_engine::Engine;
-use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl<E: Engine> Sandboxes<E> {
     /// Sweeps now and then every `every`, for as long as the sandboxes are there.
-    pub(super) fn keep_clean(&self, every: Duration) {
+    pub(in super::super) fn keep_clean(&self, every: Duration) {
         let inner = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
             loop {
@@ -28,19 +28,19 @@ impl<E: Engine> Sandboxes<E> {
         });
     }
 
-    /// Removes snapshots that the journal does not know and whatever else nobody finished; returns how many things went.
+    /// Removes snapshots that nothing needs, files of snapshots that have no record, and whatever else was never finished.
+    /// Returns how many things went. Blocks, and holds no lock while it looks at the disk.
     pub fn sweep(&self) -> Result<usize, OperationError> {
         self.retire_unused();
+        self.collect_all();
         let engine = &self.0.engine;
         let failed = || OperationError::engine("look for what belongs to nobody");
-        // In this order: a snapshot is in the journal before its first byte is on the disk, and out of it before its last one is gone.
-        let on_disk = engine.snapshots_on_disk().map_err(failed())?;
-        let known = self.0.journal.snapshots()?;
-        let known: HashSet<String> = known.into_iter().map(|s| s.record.id).collect();
-        let mut unknown: Vec<String> = on_disk
-            .into_iter()
-            .filter(|id| !known.contains(id))
-            .collect();
+        // In this order: a snapshot is held from before its first byte is on the disk until it has its record.
+        let mut unknown = engine.snapshots().map_err(failed())?;
+        let pins: Vec<String> = lock(&self.0.pins).keys().cloned().collect();
+        let snapshots = lock(&self.0.snapshots);
+        unknown.retain(|id| snapshots.get(id).is_none() && !pins.contains(id));
+        drop(snapshots);
         let found = unknown.len();
         remove_files(engine, &mut unknown);
         let removed = found - unknown.len() + engine.sweep().map_err(failed())?;

@@ -1,0 +1,87 @@
+//! Snapshots that nothing needs any more.
+
+use super::super::Sandboxes;
+use super::super::entry::lock;
+use super::super::snapshot_index::SnapshotIndex;
+use crate::journal::Change;
+use crate::record::SnapshotRecord;
+use jiffy_engine::Engine;
+use std::collections::{BTreeMap, HashMap};
+
+/// Snapshots that were taken out of the index.
+#[derive(Default)]
+struct Collected {
+    /// Children before their parents.
+    gone: Vec<String>,
+    /// Their children, which have another parent now.
+    moved: BTreeMap<String, SnapshotRecord>,
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Removes those of `candidates` that nothing needs, and of their ancestors those that nothing else needed. Costs as much
+    /// as goes, however much there is.
+    pub(in super::super) fn collect(&self, candidates: impl IntoIterator<Item = String>) {
+        let _order = lock(&self.0.snapshot_changes);
+        let collected = {
+            let mut snapshots = lock(&self.0.snapshots);
+            self.take_unneeded(&mut snapshots, candidates.into_iter().collect())
+        };
+        if collected.gone.is_empty() {
+            return;
+        }
+        // The journal before the files: files without a record are removed by a sweep, a record without files would be a lie.
+        let gone = collected.gone.iter().cloned().map(Change::NoSnapshot);
+        let moved = collected.moved.into_values().map(Change::Snapshot);
+        self.0
+            .journal
+            .settle(&gone.chain(moved).collect::<Vec<_>>());
+        self.0.remover.remove(collected.gone);
+    }
+
+    /// Looks at every snapshot there is.
+    pub(in super::super) fn collect_all(&self) {
+        let all: Vec<String> = lock(&self.0.snapshots).ids().cloned().collect();
+        self.collect(all);
+    }
+
+    fn take_unneeded(&self, snapshots: &mut SnapshotIndex, mut queue: Vec<String>) -> Collected {
+        let mut collected = Collected::default();
+        let pins = lock(&self.0.pins);
+        while let Some(id) = queue.pop() {
+            if self.is_needed(snapshots, &pins, &id) {
+                continue;
+            }
+            let Some(record) = snapshots.remove(&id) else {
+                continue;
+            };
+            // Lineages go on over the gap.
+            let children: Vec<String> = snapshots.children(&id).cloned().collect();
+            for child in children {
+                let Some(mut child) = snapshots.get(&child).cloned() else {
+                    continue;
+                };
+                child.parent = record.parent.clone();
+                snapshots.insert(child.clone());
+                collected.moved.insert(child.id.clone(), child);
+            }
+            collected.moved.remove(&id);
+            collected.gone.push(id);
+            queue.extend(record.parent);
+        }
+        collected
+    }
+
+    /// Whether a snapshot is kept, something is or is being made from it, or one that is there lies on its files.
+    fn is_needed(
+        &self,
+        snapshots: &SnapshotIndex,
+        pins: &HashMap<String, usize>,
+        id: &str,
+    ) -> bool {
+        let lies_on_it = |child: &String| !self.0.engine.is_independent(child);
+        snapshots.get(id).is_some_and(|s| s.kept)
+            || pins.contains_key(id)
+            || self.0.users.one_of(id).is_some()
+            || snapshots.children(id).any(lies_on_it)
+    }
+}

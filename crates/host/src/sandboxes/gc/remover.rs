@@ -1,0 +1,84 @@
+//! The thread that removes files of snapshots, so that no caller and no lock waits for them.
+
+use super::super::Inner;
+use super::super::entry::lock;
+use jiffy_engine::Engine;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, Weak};
+use std::time::Duration;
+
+/// Time until files that could not be removed are tried again; doubled each time.
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+/// Longest time between two tries. Files that stay longer are left to the sweep.
+const LAST_RETRY: Duration = Duration::from_secs(10);
+
+/// The way to the thread, which ends with the sandboxes.
+pub(in super::super) struct Remover(Mutex<Sender<Vec<String>>>);
+
+/// The other end, until the thread has begun.
+pub(in super::super) type Orders = Receiver<Vec<String>>;
+
+impl Remover {
+    pub fn new() -> (Self, Orders) {
+        let (orders, taken) = channel();
+        (Self(Mutex::new(orders)), taken)
+    }
+
+    /// Has the files of snapshots removed that have no record any more.
+    pub fn remove(&self, ids: Vec<String>) {
+        // Without the thread the sweep removes them.
+        let _ = lock(&self.0).send(ids);
+    }
+}
+
+/// Begins the thread.
+pub(in super::super) fn begin<E: Engine>(inner: Weak<Inner<E>>, orders: Orders) {
+    let thread = std::thread::Builder::new().name("remover".to_owned());
+    if let Err(e) = thread.spawn(move || serve(&inner, &orders)) {
+        tracing::warn!("files of removed snapshots go at the next sweep only: no thread: {e}");
+    }
+}
+
+fn serve<E: Engine>(inner: &Weak<Inner<E>>, orders: &Orders) {
+    let mut left = Vec::new();
+    let mut wait = FIRST_RETRY;
+    loop {
+        let order = match left.is_empty() {
+            true => orders.recv().map_err(RecvTimeoutError::from),
+            false => orders.recv_timeout(wait),
+        };
+        wait = match order {
+            Ok(ids) => {
+                left.extend(ids);
+                left.extend(orders.try_iter().flatten());
+                FIRST_RETRY
+            }
+            Err(RecvTimeoutError::Timeout) => wait * 2,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        let Some(inner) = inner.upgrade() else { return };
+        remove_files(&inner.engine, &mut left);
+        if wait > LAST_RETRY {
+            left.clear();
+        }
+    }
+}
+
+/// Removes files of snapshots, in whichever order the engine lets them go. What stays is left in `ids`.
+pub(super) fn remove_files<E: Engine>(engine: &E, ids: &mut Vec<String>) {
+    loop {
+        let before = ids.len();
+        ids.retain(|id| match engine.remove_snapshot(id) {
+            Ok(()) => false,
+            Err(e) => {
+                tracing::debug!(id, "a snapshot's files stay for now: {e}");
+                true
+            }
+        });
+        if ids.is_empty() || ids.len() == before {
+            return;
+        }
+        // A parent that came before its children comes after them now.
+        ids.reverse();
+    }
+}

@@ -1,0 +1,196 @@
+//! Shares of the host that one owner's sandboxes and snapshots have.
+
+use super::entry::lock;
+use super::{OperationError, Sandboxes};
+use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
+use crate::record::{Purpose, SandboxRecord, SnapshotRecord, State};
+use crate::terms::OnTimeout;
+use jiffy_engine::{Engine, SandboxSize};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Least bytes of a budget with which a snapshot is begun: what state and indexes of a small guest take.
+const SNAPSHOT_FLOOR: u64 = 1 << 20;
+/// Bytes that state and indexes of a snapshot take at most, beside one in 512 of what they are about.
+const SNAPSHOT_OVERHEAD: u64 = 16 << 20;
+/// Snapshots in a row from which on the disk is asked whether they are too many.
+const LOOK_AT_LINEAGE: usize = 8;
+
+/// Sandboxes and snapshots of one owner.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerUsage {
+    /// Running sandboxes.
+    pub sandboxes: u64,
+    /// Their virtual CPUs.
+    pub vcpus: u64,
+    /// Their memory, in MiB.
+    pub memory_mib: u64,
+    /// Sandboxes that are paused, or will be at their timeout.
+    pub paused: u64,
+    /// Snapshots that were asked for.
+    pub snapshots: u64,
+    /// Bytes of what sandboxes sleep in, or were paused or forked in and still run from.
+    pub paused_bytes: u64,
+    /// Bytes of snapshots that were asked for.
+    pub snapshot_bytes: u64,
+    /// Bytes of build steps.
+    pub step_bytes: u64,
+}
+
+impl SandboxRecord {
+    /// Whether it counts as paused in its owner's budget: it sleeps, or will when its time is over.
+    pub(super) fn has_paused_place(&self) -> bool {
+        match self.state {
+            State::Killed => false,
+            State::Paused => true,
+            _ => self.terms.on_timeout == OnTimeout::Pause,
+        }
+    }
+}
+
+impl SnapshotRecord {
+    /// Whether it counts as a snapshot in its owner's budget.
+    fn is_counted(&self) -> bool {
+        self.purpose == Purpose::Asked && self.kept
+    }
+}
+
+/// Most bytes that a snapshot of a guest of `size` can have.
+fn most_bytes(size: SandboxSize) -> u64 {
+    let guest = u64::from(size.memory_mib).saturating_add(size.disk_mib) << 20;
+    guest + guest / 512 + SNAPSHOT_OVERHEAD
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Limits what is made for owners by their budgets from now on.
+    pub fn limit_owners(&self, quota: Arc<dyn OwnerQuota>) {
+        *lock(&self.0.quota) = Some(quota);
+    }
+
+    /// Bytes that may be written to the data directory's disk beside what guests were promised; none: the host does not tell.
+    pub fn disk_to_write(&self) -> Option<u64> {
+        let mib = self.0.admission.disk_to_write_mib()?;
+        Some(mib.saturating_mul(1 << 20))
+    }
+
+    fn quota(&self) -> Option<Arc<dyn OwnerQuota>> {
+        lock(&self.0.quota).clone()
+    }
+
+    /// What sandboxes and snapshots of `owner` take. It is counted from the records themselves, a few microseconds for a
+    /// thousand of them, so that it cannot drift from what there is.
+    pub fn usage_of(&self, owner: &str) -> OwnerUsage {
+        let mut used = OwnerUsage::default();
+        let owned_by = |of: &Option<String>| of.as_deref() == Some(owner);
+        {
+            let snapshots = lock(&self.0.snapshots);
+            for snapshot in snapshots.values().filter(|s| owned_by(&s.owner)) {
+                used.snapshots += u64::from(snapshot.is_counted());
+                let bytes = match snapshot.purpose {
+                    Purpose::Asked => &mut used.snapshot_bytes,
+                    Purpose::Step => &mut used.step_bytes,
+                    Purpose::Pause | Purpose::Fork | Purpose::Template => &mut used.paused_bytes,
+                };
+                *bytes = bytes.saturating_add(snapshot.bytes);
+            }
+        }
+        let entries: Vec<_> = lock(&self.0.entries).values().cloned().collect();
+        for entry in entries {
+            entry.look(|record| {
+                if !owned_by(&record.terms.owner) {
+                    return;
+                }
+                used.paused += u64::from(record.has_paused_place());
+                if record.state == State::Running {
+                    used.sandboxes += 1;
+                    used.vcpus += u64::from(record.size.vcpus);
+                    used.memory_mib += u64::from(record.size.memory_mib);
+                }
+            });
+        }
+        used
+    }
+
+    /// Room for `amount` in the budget of `owner`.
+    pub(super) async fn reserve(
+        &self,
+        owner: Option<&str>,
+        request: QuotaRequest,
+    ) -> Result<QuotaPermit, OperationError> {
+        match (owner, self.quota()) {
+            (Some(owner), Some(quota)) => Ok(quota.reserve(owner, request).await?),
+            _ => Ok(QuotaPermit::unlimited()),
+        }
+    }
+
+    /// Room for the snapshot `draft` of `sandbox`, which pauses it if that is its purpose.
+    pub(super) async fn reserve_snapshot(
+        &self,
+        draft: &SnapshotRecord,
+        sandbox: &SandboxRecord,
+    ) -> Result<QuotaPermit, OperationError> {
+        let pauses = draft.purpose == Purpose::Pause && !sandbox.has_paused_place();
+        let amount = QuotaAmount {
+            paused: u64::from(pauses),
+            snapshots: u64::from(draft.is_counted()),
+            disk_bytes: most_bytes(draft.size),
+            ..QuotaAmount::default()
+        };
+        let request = QuotaRequest {
+            amount,
+            disk_floor: Some(SNAPSHOT_FLOOR),
+        };
+        self.reserve(draft.owner.as_deref(), request).await
+    }
+
+    /// Makes a snapshot with a long lineage independent of it, so that it is restored fast, if its owner's budget has room for
+    /// how much larger that makes it. Without room it is restored as it is.
+    pub(super) async fn shorten_lineage(&self, id: &str) -> Result<(), OperationError> {
+        // A look at the disk that almost no restore needs.
+        if self.lineage(Some(id)).len() <= LOOK_AT_LINEAGE {
+            return Ok(());
+        }
+        let engine = &self.0.engine;
+        let Some(growth) = engine.merge_growth(id) else {
+            return Ok(());
+        };
+        let owner = lock(&self.0.snapshots)
+            .get(id)
+            .and_then(|s| s.owner.clone());
+        let request = QuotaRequest {
+            amount: QuotaAmount {
+                disk_bytes: growth,
+                ..QuotaAmount::default()
+            },
+            disk_floor: None,
+        };
+        let permit = match (&owner, self.quota()) {
+            (Some(owner), Some(quota)) => quota.try_reserve(owner, request),
+            _ => Ok(QuotaPermit::unlimited()),
+        };
+        let _permit = match permit {
+            Ok(permit) => permit,
+            Err(refusal) => {
+                tracing::debug!(id, "its lineage stays long: {refusal}");
+                return Ok(());
+            }
+        };
+        let merged = engine.merge(id).await;
+        merged.map_err(OperationError::engine(format!("restore snapshot {id}")))?;
+        self.measure_snapshot(id);
+        // What it lay on may be nobody's now.
+        let parent = lock(&self.0.snapshots)
+            .get(id)
+            .and_then(|s| s.parent.clone());
+        self.collect(parent);
+        Ok(())
+    }
+
+    /// Notes how large a snapshot has become.
+    fn measure_snapshot(&self, id: &str) {
+        let Some(bytes) = self.0.engine.snapshot_size(id) else {
+            return;
+        };
+        self.update_snapshot(id, |snapshot| snapshot.bytes = bytes);
+    }
+}

@@ -1,0 +1,221 @@
+//! Snapshots of a host in memory, found by everything that asks for them.
+
+use crate::record::{Purpose, SnapshotRecord};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Ids of snapshots by a word.
+#[derive(Debug, Default)]
+struct Groups(HashMap<String, BTreeSet<String>>);
+
+impl Groups {
+    fn add(&mut self, word: Option<&str>, id: &str) {
+        if let Some(word) = word.filter(|word| !word.is_empty()) {
+            let group = self.0.entry(word.to_owned()).or_default();
+            group.insert(id.to_owned());
+        }
+    }
+
+    fn take(&mut self, word: Option<&str>, id: &str) {
+        if let Some(word) = word
+            && let Some(group) = self.0.get_mut(word)
+        {
+            group.remove(id);
+            if group.is_empty() {
+                self.0.remove(word);
+            }
+        }
+    }
+
+    fn of(&self, word: &str) -> impl Iterator<Item = &String> {
+        self.0.get(word).into_iter().flatten()
+    }
+}
+
+/// Complete snapshots by id, with their children, names and fingerprints.
+#[derive(Debug, Default)]
+pub(crate) struct SnapshotIndex {
+    records: BTreeMap<String, SnapshotRecord>,
+    by_parent: Groups,
+    by_name: Groups,
+    by_fingerprint: Groups,
+}
+
+impl SnapshotIndex {
+    /// The snapshot `id`.
+    pub fn get(&self, id: &str) -> Option<&SnapshotRecord> {
+        self.records.get(id)
+    }
+
+    /// Adds a snapshot, or replaces what is known of it.
+    pub fn insert(&mut self, record: SnapshotRecord) {
+        self.remove(&record.id);
+        let id = &record.id;
+        self.by_parent.add(record.parent.as_deref(), id);
+        self.by_name.add(record.name.as_deref(), id);
+        self.by_fingerprint.add(Some(&record.fingerprint), id);
+        self.records.insert(record.id.clone(), record);
+    }
+
+    /// Takes a snapshot out.
+    pub fn remove(&mut self, id: &str) -> Option<SnapshotRecord> {
+        let record = self.records.remove(id)?;
+        self.by_parent.take(record.parent.as_deref(), id);
+        self.by_name.take(record.name.as_deref(), id);
+        self.by_fingerprint.take(Some(&record.fingerprint), id);
+        Some(record)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// All of them, by id.
+    pub fn values(&self) -> impl Iterator<Item = &SnapshotRecord> {
+        self.records.values()
+    }
+
+    /// All ids.
+    pub fn ids(&self) -> impl Iterator<Item = &String> {
+        self.records.keys()
+    }
+
+    /// Those whose parent is `id`.
+    pub fn children(&self, id: &str) -> impl Iterator<Item = &String> {
+        self.by_parent.of(id)
+    }
+
+    /// Those that are called `name`.
+    pub fn named(&self, name: &str) -> impl Iterator<Item = &SnapshotRecord> {
+        let ids = self.by_name.of(name);
+        ids.filter_map(|id| self.records.get(id))
+    }
+
+    /// Those whose id begins with `prefix`.
+    pub fn beginning_with<'a>(
+        &'a self,
+        prefix: &'a str,
+    ) -> impl Iterator<Item = &'a SnapshotRecord> {
+        let from = (Bound::Included(prefix), Bound::Unbounded);
+        let from = self.records.range::<str, _>(from);
+        let found = from.take_while(move |(id, _)| id.starts_with(prefix));
+        found.map(|(_, record)| record)
+    }
+
+    /// Those that are kept for `purpose` and depend on `fingerprint`.
+    pub fn kept_for(
+        &self,
+        purpose: Purpose,
+        fingerprint: &str,
+    ) -> impl Iterator<Item = &SnapshotRecord> {
+        let ids = self.by_fingerprint.of(fingerprint);
+        let records = ids.filter_map(|id| self.records.get(id));
+        records.filter(move |s| s.purpose == purpose && s.kept)
+    }
+}
+
+impl FromIterator<SnapshotRecord> for SnapshotIndex {
+    fn from_iter<T: IntoIterator<Item = SnapshotRecord>>(records: T) -> Self {
+        let mut index = Self::default();
+        for record in records {
+            index.insert(record);
+        }
+        index
+    }
+}
+
+/// Sandboxes that are not killed, by the snapshot that they descend from.
+#[derive(Debug, Default)]
+pub(crate) struct SnapshotUsers(Mutex<Groups>);
+
+impl SnapshotUsers {
+    fn groups(&self) -> MutexGuard<'_, Groups> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that `sandbox` descends from `now` and no longer from `before`.
+    pub fn change(&self, sandbox: &str, before: Option<&str>, now: Option<&str>) {
+        if before != now {
+            let mut groups = self.groups();
+            groups.take(before, sandbox);
+            groups.add(now, sandbox);
+        }
+    }
+
+    /// One of the sandboxes that descend from `snapshot`.
+    pub fn one_of(&self, snapshot: &str) -> Option<String> {
+        self.groups().of(snapshot).next().cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_engine::SandboxSize;
+
+    fn record(id: &str, parent: Option<&str>) -> SnapshotRecord {
+        SnapshotRecord {
+            id: id.to_owned(),
+            name: Some("n".to_owned()),
+            purpose: Purpose::Template,
+            sandbox: String::new(),
+            owner: None,
+            env: BTreeMap::new(),
+            template: "base".to_owned(),
+            fingerprint: "f".to_owned(),
+            size: SandboxSize::default(),
+            parent: parent.map(str::to_owned),
+            kept: true,
+            stopped_ms: 0.0,
+            total_ms: 0.0,
+            bytes: 0,
+            created_ms: 1,
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_found_by_what_it_is_now_and_by_nothing_that_it_was() {
+        let mut index: SnapshotIndex = [record("a", None), record("ab", Some("a"))]
+            .into_iter()
+            .collect();
+        let found = |index: &SnapshotIndex| {
+            [
+                index.children("a").count(),
+                index.named("n").count(),
+                index.kept_for(Purpose::Template, "f").count(),
+                index.beginning_with("a").count(),
+            ]
+        };
+        assert_eq!(found(&index), [1, 2, 2, 2]);
+        index.insert(SnapshotRecord {
+            name: None,
+            kept: false,
+            parent: None,
+            ..record("ab", None)
+        });
+        assert_eq!(found(&index), [0, 1, 1, 2]);
+        assert_eq!(index.beginning_with("ab").count(), 1);
+        index.remove("a");
+        index.remove("a");
+        assert_eq!(found(&index), [0, 0, 0, 1]);
+        index.remove("ab");
+        assert_eq!(index.len(), 0);
+        assert!(index.by_parent.0.is_empty() && index.by_fingerprint.0.is_empty());
+    }
+
+    #[test]
+    fn a_snapshot_has_users_as_long_as_one_descends_from_it() {
+        let users = SnapshotUsers::default();
+        users.change("x", None, Some("s"));
+        users.change("y", None, Some("s"));
+        users.change("x", Some("s"), None);
+        assert_eq!(users.one_of("s"), Some("y".to_owned()));
+        users.change("y", Some("s"), Some("t"));
+        assert_eq!(
+            (users.one_of("s"), users.one_of("t")),
+            (None, Some("y".to_owned()))
+        );
+    }
+}

@@ -1,0 +1,125 @@
+//! A removal costs what goes, and nobody waits for files.
+
+use crate::fake;
+
+use fake::{Bench, FakeEngine, base, until};
+use jiffy_host::{Change, Journal, OperationError, Purpose, Sandboxes, SnapshotRecord};
+use std::collections::BTreeMap;
+
+/// Makes snapshots that are kept, the first one the parent of all others, as an earlier daemon left them.
+fn fabricate(bench: &Bench, number: usize) {
+    let journal = Journal::open(&bench.dir.path().join("state.db")).unwrap();
+    let records = (0..number).map(|n| SnapshotRecord {
+        id: format!("made{n:04}"),
+        name: None,
+        purpose: Purpose::Asked,
+        sandbox: "gone".to_owned(),
+        owner: None,
+        env: BTreeMap::new(),
+        template: "base".to_owned(),
+        fingerprint: String::new(),
+        size: jiffy_engine::SandboxSize::default(),
+        parent: (n > 0).then(|| "made0000".to_owned()),
+        kept: true,
+        stopped_ms: 0.0,
+        total_ms: 0.0,
+        bytes: 0,
+        created_ms: 1,
+    });
+    let changes: Vec<_> = records.map(Change::Snapshot).collect();
+    for change in &changes {
+        if let Change::Snapshot(s) = change {
+            std::fs::write(bench.files().join(&s.id), "made").unwrap();
+        }
+    }
+    journal.commit(&changes).unwrap();
+}
+
+/// Questions to the engine, and files that it removed, while a sleeper is killed and a snapshot removed.
+async fn cost(others: usize) -> (usize, usize) {
+    let bench = Bench::new();
+    fabricate(&bench, others);
+    let host = bench.open().await;
+    assert_eq!(host.snapshot_count(), others);
+    let id = host.create(base()).await.unwrap().id;
+    let kept = host.snapshot(&id, None).await.unwrap().id;
+    host.pause(&id).await.unwrap();
+    // From here on nothing is looked at but what these two calls are about.
+    until("the first sweep", || {
+        *bench.world.sweeps.lock().unwrap() == 1
+    })
+    .await;
+    assert_eq!(bench.file_names().len(), others + 3);
+    let before = *bench.world.asked.lock().unwrap();
+    host.kill(&id).await.unwrap();
+    host.remove_snapshot(&kept).unwrap();
+    let asked = *bench.world.asked.lock().unwrap() - before;
+    bench.until_files(others + 1).await;
+    let removed = bench.world.removed.lock().unwrap().len();
+    (asked, removed)
+}
+
+#[tokio::test]
+async fn a_removal_costs_the_same_beside_ten_snapshots_and_a_thousand() {
+    let few = cost(10).await;
+    assert_eq!(few, cost(1000).await);
+    assert_eq!(few.1, 2, "the sleeper's and the one that was kept");
+}
+
+#[tokio::test]
+async fn a_call_is_answered_before_the_files_are_gone_and_they_go_when_they_can() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    host.pause(&id).await.unwrap();
+    bench.world.hang("remove");
+    host.remove(&id).await.unwrap();
+    assert_eq!((host.snapshot_count(), bench.file_names().len()), (1, 2));
+    bench.world.mend();
+    bench.until_files(1).await;
+}
+
+#[tokio::test]
+async fn a_daemon_serves_before_what_an_earlier_one_left_is_gone() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    host.create(base()).await.unwrap();
+    drop(host);
+    bench.world.hang("remove");
+    for number in 0..1000 {
+        std::fs::write(bench.files().join(format!("left{number}")), "x").unwrap();
+    }
+    let host = bench.open().await;
+    host.create(base()).await.unwrap();
+    assert_eq!(bench.file_names().len(), 1001);
+    bench.world.mend();
+    assert!(host.sweep().unwrap() <= 1000);
+    bench.until_files(1).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_that_was_merged_lets_its_parent_go_and_takes_its_place_in_the_lineage() {
+    let bench = Bench::new();
+    let host = bench.open().await;
+    let id = host.create(base()).await.unwrap().id;
+    let template = host.get(&id).unwrap().snapshot.unwrap();
+    let first = host.snapshot(&id, None).await.unwrap().id;
+    let second = host.snapshot(&id, None).await.unwrap().id;
+    host.release_snapshot(&first).unwrap();
+    let parent = |host: &Sandboxes<FakeEngine>| {
+        let found = host.snapshots_like(&second);
+        found[0].parent.clone()
+    };
+    assert_eq!(parent(&host), Some(first.clone()));
+    bench.world.merged.lock().unwrap().insert(second.clone());
+    host.sweep().unwrap();
+    assert_eq!(parent(&host), Some(template.clone()));
+    until("its files to go", || !bench.file_names().contains(&first)).await;
+    // So the next daemon finds it.
+    drop(host);
+    let host = bench.open().await;
+    assert_eq!(parent(&host), Some(template.clone()));
+    assert_eq!(host.snapshots(Some(&id)).unwrap().len(), 2);
+    let held = host.remove_snapshot(&template);
+    assert!(matches!(held, Err(OperationError::InUse { .. })));
+}
