@@ -1,12 +1,13 @@
 //! What the calls work on.
 
+use crate::failures::Failures;
 use crate::hooks::{Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::Replays;
 use crate::keys::Keys;
-use crate::quota::{BuildRoom, Quota};
+use crate::quota::{ExchangePermit, Quota};
 use jiffy_build::Builder;
 use jiffy_engine::Engine;
-use jiffy_host::Sandboxes;
+use jiffy_host::{FigureFamily, Sandboxes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ pub struct Config {
     pub max_fork: usize,
     /// Most sandboxes that wait in one pool.
     pub max_pool: usize,
+    /// Disk budget of keys of scope `create` that were given none, in MiB; none: they have no limit.
+    pub default_key_disk_mib: Option<u64>,
 }
 
 impl Default for Config {
@@ -37,6 +40,7 @@ impl Default for Config {
             max_timeout_s: 30 * 24 * 3600,
             max_fork: 100,
             max_pool: 1000,
+            default_key_disk_mib: None,
         }
     }
 }
@@ -62,6 +66,7 @@ pub struct App<E: Engine> {
     pub(crate) about: Option<Arc<dyn Fn() -> Value + Send + Sync>>,
     pub(crate) quota: Arc<Quota>,
     pub(crate) replays: Arc<Replays>,
+    pub(crate) failures: Arc<Failures>,
 }
 
 impl<E: Engine> Clone for App<E> {
@@ -78,6 +83,7 @@ impl<E: Engine> Clone for App<E> {
             about: self.about.clone(),
             quota: self.quota.clone(),
             replays: self.replays.clone(),
+            failures: self.failures.clone(),
         }
     }
 }
@@ -90,6 +96,7 @@ impl<E: Engine> App<E> {
         templates: Arc<dyn TemplateSource>,
         config: Config,
     ) -> Self {
+        let quota = Quota::new(&sandboxes, keys.clone(), config.default_key_disk_mib);
         Self {
             sandboxes,
             keys,
@@ -100,25 +107,33 @@ impl<E: Engine> App<E> {
             ports: None,
             stop: None,
             about: None,
-            quota: Arc::default(),
+            quota,
             replays: Arc::default(),
+            failures: Arc::default(),
         }
     }
 
     /// The same with a builder of templates; without, asking for one is refused.
     pub fn with_builder(mut self, builder: Builder<E>) -> Self {
-        builder.ask(Arc::new(self.build_room()));
+        self.quota.count_builder(&builder);
         self.builder = Some(builder);
         self
     }
 
-    /// What limits builds.
-    pub(crate) fn build_room(&self) -> BuildRoom<E> {
-        BuildRoom {
-            sandboxes: self.sandboxes.clone(),
-            keys: self.keys.clone(),
-            quota: self.quota.clone(),
-        }
+    /// The same where no key has more than `most` exchanges with its sandboxes at once, unless it was given a limit of its own.
+    pub fn with_exchange_share(self, most: u64) -> Self {
+        self.quota.share_exchanges(most);
+        self
+    }
+
+    /// Counts one more request or stream to a sandbox of `owner`; the refusal is for clients.
+    pub fn exchange(&self, owner: &str) -> Result<ExchangePermit, String> {
+        self.quota.exchange(owner).map_err(|e| e.message)
+    }
+
+    /// What each key in force uses, and its limits, for a scrape.
+    pub fn figures(&self) -> Vec<FigureFamily> {
+        self.quota.figures()
     }
 
     /// The same with signed links to ports; without, asking for one is refused.

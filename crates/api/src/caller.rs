@@ -1,18 +1,27 @@
 //! Who calls.
 
 use crate::app::App;
-use crate::error::{ApiError, reveal};
-use crate::keys::{Key, Scope};
+use crate::error::{ApiError, in_one_form, reveal};
+use crate::find::SHORT_ID;
+use crate::keys::{Key, Scope, Verdict, hash};
+use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
+use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use jiffy_engine::Engine;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Longest key that is looked at.
 const MAX_KEY: usize = 256;
+
+/// Address of the client, for keys that are bound to addresses and for the limit on failures. A
+/// listener inserts it into the request's extensions; headers are not believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientAddress(pub IpAddr);
 
 /// Who calls. A listener that knows that only the host's owner can reach it inserts [`Caller::Owner`] into the request's extensions;
 /// everybody else shows a key.
@@ -63,6 +72,30 @@ impl Caller {
         }
     }
 
+    /// Whether the caller is told how the host as a whole is doing.
+    pub fn sees_host(&self) -> bool {
+        self.is_admin() || self.only_reads()
+    }
+
+    /// A sandbox's id as the caller may know it. The whole of it leads to the sandbox's ports, so
+    /// that a caller who may only look is given a beginning, which finds it in all calls.
+    pub(crate) fn shown_id<'a>(&self, id: &'a str) -> &'a str {
+        match self.only_reads() {
+            true => id.get(..SHORT_ID).unwrap_or(id),
+            false => id,
+        }
+    }
+
+    /// The name `[owner/]name[:tag]` of a template as the caller calls it: its own namespace is not
+    /// said.
+    pub(crate) fn called(&self, name: &str) -> String {
+        let own = self.bounds().and_then(|key| {
+            let rest = name.strip_prefix(key)?;
+            rest.strip_prefix('/')
+        });
+        own.unwrap_or(name).to_owned()
+    }
+
     pub(crate) fn key(&self) -> Option<&Arc<Key>> {
         match self {
             Self::Owner => None,
@@ -107,7 +140,16 @@ fn shown(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-/// Lets nobody pass who is not known, and nobody write who may only look.
+/// Serves `router` to callers with a key in force only, or the host's owner. Handlers find the
+/// [`Caller`].
+pub fn guarded<E: Engine>(app: &App<E>, router: Router) -> Router {
+    router
+        .route_layer(from_fn_with_state(app.clone(), authenticate::<E>))
+        .layer(map_response(in_one_form))
+}
+
+/// Lets nobody pass who is not known, and nobody write who may only look. The answer tells the
+/// listener that its caller is known, by the [`Caller`] among its extensions.
 pub(crate) async fn authenticate<E: Engine>(
     State(app): State<App<E>>,
     mut request: Request,
@@ -115,7 +157,7 @@ pub(crate) async fn authenticate<E: Engine>(
 ) -> Response {
     let caller = match request.extensions().get::<Caller>() {
         Some(caller) => caller.clone(),
-        None => match known(&app, request.headers()) {
+        None => match known(&app, &request) {
             Ok(caller) => caller,
             Err(e) => return e.into_response(),
         },
@@ -125,21 +167,51 @@ pub(crate) async fn authenticate<E: Engine>(
         return ApiError::forbidden("this key may only look (scope `read`)").into_response();
     }
     let trusted = caller.is_admin();
-    request.extensions_mut().insert(caller);
+    request.extensions_mut().insert(caller.clone());
     let response = next.run(request).await;
-    if trusted { reveal(response) } else { response }
+    let mut response = if trusted { reveal(response) } else { response };
+    response.extensions_mut().insert(caller);
+    response
 }
 
-fn known<E: Engine>(app: &App<E>, headers: &HeaderMap) -> Result<Caller, ApiError> {
-    let key = shown(headers).filter(|k| !k.is_empty() && k.len() <= MAX_KEY);
-    let key = key.ok_or_else(unauthenticated)?;
-    match app.keys.check(key) {
-        Ok(Some(key)) => Ok(Caller::Key(Arc::new(key))),
-        Ok(None) => Err(ApiError::new(
+/// The holder of the key that a request shows. An address that showed too many wrong ones is told
+/// so without a look at the file of keys; keys in force pass also then, so that an address shared
+/// by many clients is not closed by one of them.
+fn known<E: Engine>(app: &App<E>, request: &Request) -> Result<Caller, ApiError> {
+    let from = request.extensions().get::<ClientAddress>().map(|a| a.0);
+    let refused = |error: ApiError| {
+        if let Some(ip) = from {
+            app.failures.count(ip);
+        }
+        Err(error)
+    };
+    let key = shown(request.headers()).filter(|k| !k.is_empty() && k.len() <= MAX_KEY);
+    let wait = from.and_then(|ip| app.failures.wait(ip));
+    if let Some(wait) = wait.filter(|_| key.is_none_or(|key| !app.keys.knows(&hash(key)))) {
+        let message = "too many calls from this address showed no key in force: wait a moment";
+        let seconds = wait.as_secs() + 1;
+        return Err(ApiError::too_many("authentication_failures", message).after(seconds));
+    }
+    let Some(key) = key else {
+        return refused(unauthenticated());
+    };
+    let verdict = app.keys.check(key, from);
+    match verdict.map_err(|e| ApiError::internal(e.to_string()))? {
+        Verdict::Valid(key) => Ok(Caller::Key(Arc::from(key))),
+        Verdict::Unknown | Verdict::Revoked => refused(ApiError::new(
             StatusCode::UNAUTHORIZED,
             "unauthenticated",
             "this API key is not known here, or was revoked; `jiffy key ls` shows those there are",
         )),
-        Err(e) => Err(ApiError::internal(e.to_string())),
+        Verdict::Expired => refused(ApiError::new(
+            StatusCode::UNAUTHORIZED,
+            "key_expired",
+            "this API key has expired; `jiffy key rotate KEY --expires 30d` makes it valid again",
+        )),
+        Verdict::Elsewhere => refused(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "address_not_allowed",
+            "this API key may not be used from this address; `jiffy key ls` shows from where",
+        )),
     }
 }

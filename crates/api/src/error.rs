@@ -4,9 +4,12 @@ use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiffy_engine::EngineError;
-use jiffy_host::{ErrorKind, OperationError};
+use jiffy_host::{ErrorKind, OperationError, State};
 use serde::Serialize;
 
+/// Words for programs of refusals that are the host's and not a limit's.
+pub(crate) const HOST_BUSY: &str = "host_busy";
+pub(crate) const INTERNAL: &str = "internal";
 /// Tells clients whether sending the same again makes sense.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 
@@ -83,8 +86,23 @@ impl ApiError {
         Self::new(StatusCode::TOO_MANY_REQUESTS, error_code, message)
     }
 
+    /// The key's budget of disk space has no room.
+    pub(crate) fn out_of_disk(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INSUFFICIENT_STORAGE, "max_disk", message).permanent()
+    }
+
+    /// The host has no room now.
+    pub(crate) fn host_busy(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, HOST_BUSY, message).after(30)
+    }
+
+    /// Whether it is for want of disk space in the key's budget.
+    pub(crate) fn is_out_of_disk(&self) -> bool {
+        self.status == StatusCode::INSUFFICIENT_STORAGE
+    }
+
     pub(crate) fn internal(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, message)
     }
 
     fn is_inside(&self) -> bool {
@@ -136,6 +154,10 @@ impl From<OperationError> for ApiError {
                 };
                 Self::not_found(error_code, message)
             }
+            // Killed since it was looked up: for clients there is no such sandbox any more.
+            (O::State { state, .. }, _) if state == State::Killed.name() => {
+                Self::not_found("sandbox_not_found", message)
+            }
             (O::InUse { .. }, _) => Self::conflict("in_use", message),
             (O::Stranger { .. }, _) => Self::conflict("wrong_snapshot", message),
             (_, ErrorKind::Unknown) => Self::not_found("not_found", message),
@@ -149,6 +171,9 @@ impl From<OperationError> for ApiError {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_busy", message)
                     .after(wait.as_secs().max(1))
             }
+            (O::Quota(refusal), _) => refusal.clone().into(),
+            (_, ErrorKind::Quota) => Self::too_many("quota", message).permanent(),
+            (_, ErrorKind::DiskQuota) => Self::out_of_disk(message),
             (_, ErrorKind::Failed) => Self::internal(message),
         }
     }

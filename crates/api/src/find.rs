@@ -4,10 +4,14 @@ use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
-use jiffy_build::{BuilderError, DEFAULT_TAG};
+use crate::keys::Scope;
+use jiffy_build::{DEFAULT_TAG, Meaning, Rank, resolve};
 use jiffy_engine::Engine;
 use jiffy_host::{OperationError, Purpose, SandboxRecord, SnapshotRecord, State};
+use jiffy_image::Reference;
 
+/// Characters of a sandbox's id that a caller who may only look is shown: 50 of its 100 bits.
+pub(crate) const SHORT_ID: usize = 10;
 /// Longest id or name that is looked for.
 const MAX_NAME: usize = 256;
 /// Tags that every template answers to.
@@ -49,7 +53,8 @@ impl<E: Engine> App<E> {
         if caller.is_owner() {
             return Ok(record);
         }
-        if record.id != id || !caller.sees(record.terms.owner.as_deref()) {
+        let whole = record.id == id || (caller.only_reads() && id.len() >= SHORT_ID);
+        if !whole || !caller.sees(record.terms.owner.as_deref()) {
             return Err(unknown());
         }
         match &record.state {
@@ -71,15 +76,66 @@ impl<E: Engine> App<E> {
         caller.is_owner() || (asked && caller.sees(snapshot.owner.as_deref()))
     }
 
-    /// A snapshot by its id or name. The host's owner finds it also by the beginning of its id.
+    /// A snapshot by its id, or by a name of the caller's own. The host's owner finds it also by
+    /// the beginning of its id.
     pub(crate) fn snapshot(&self, caller: &Caller, id: &str) -> Result<SnapshotRecord, ApiError> {
+        if let Some(found) = self.snapshot_by_id(caller, id) {
+            return Ok(found);
+        }
+        if let Some(found) = self.snapshot_by_name(caller, id)? {
+            return Ok(found);
+        }
         let unknown = || {
             let message = format!("there is no snapshot `{}`", short(id));
             ApiError::not_found("snapshot_not_found", message)
         };
-        let mut all = self.sandboxes.snapshots(None)?;
-        all.retain(|s| self.shows(caller, s));
-        choose(&all, id, caller.is_owner()).ok_or_else(unknown)
+        let short_id = caller.is_owner().then(|| self.snapshot_by_prefix(id));
+        short_id.flatten().ok_or_else(unknown)
+    }
+
+    fn snapshot_by_id(&self, caller: &Caller, id: &str) -> Option<SnapshotRecord> {
+        let wanted = |s: &SnapshotRecord| s.id == id && self.shows(caller, s);
+        let all = self.sandboxes.snapshots_like(id);
+        all.into_iter().find(wanted)
+    }
+
+    /// The newest of the caller's own with this name: names of others mean nothing.
+    fn snapshot_by_name(
+        &self,
+        caller: &Caller,
+        name: &str,
+    ) -> Result<Option<SnapshotRecord>, ApiError> {
+        let named = |s: &SnapshotRecord| s.name.as_deref() == Some(name) && self.shows(caller, s);
+        let all = self.sandboxes.snapshots_like(name).into_iter().rev();
+        for found in all.filter(named) {
+            let own = match caller.bounds() {
+                Some(key) => found.owner.as_deref() == Some(key),
+                None => self.is_hosts(found.owner.as_deref())?,
+            };
+            if own {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    fn snapshot_by_prefix(&self, id: &str) -> Option<SnapshotRecord> {
+        let mut all = self.sandboxes.snapshots_like(id);
+        all.retain(|s| s.id.starts_with(id));
+        match (id.is_empty(), all.len()) {
+            (false, 1) => all.pop(),
+            _ => None,
+        }
+    }
+
+    /// Tells things of the host's owner, or of a key that acts for it, from those of other keys.
+    fn is_hosts(&self, owner: Option<&str>) -> Result<bool, ApiError> {
+        let Some(owner) = owner else {
+            return Ok(true);
+        };
+        let scope = self.keys.scope_of(owner);
+        let scope = scope.map_err(|e| ApiError::internal(e.to_string()))?;
+        Ok(scope.is_some_and(|scope| scope != Scope::Create))
     }
 
     /// A snapshot that a sandbox can be rolled back to: one that exists for the caller, or any that the sandbox descends from.
@@ -96,56 +152,83 @@ impl<E: Engine> App<E> {
         }
     }
 
-    /// What `templateID` means: a template by name or id, perhaps with a tag, or a snapshot.
+    /// Origin that `templateID` names: ids come first, then the caller's own templates, its own
+    /// snapshots, and templates that all share.
     pub(crate) fn origin(&self, caller: &Caller, id: &str) -> Result<Origin, ApiError> {
-        match self.template(caller, id) {
-            Ok(info) => Ok(Origin::Template(info)),
-            Err(e) if e.error_code == "template_not_found" => match self.snapshot(caller, id) {
-                Ok(snapshot) => Ok(Origin::Snapshot(Box::new(snapshot))),
-                Err(_) => Err(e),
+        let meaning = self.meaning(caller, id)?;
+        let rank = meaning.as_ref().map(|meaning| meaning.rank);
+        let snapshot = match rank {
+            Some(Rank::Id) => None,
+            // An id is no name, except in data directories of before.
+            Some(Rank::Own) => self.snapshot_by_id(caller, id),
+            Some(Rank::Shared) | None => match self.snapshot_by_id(caller, id) {
+                None => self.snapshot_by_name(caller, id)?,
+                found => found,
             },
-            Err(e) => Err(e),
+        };
+        let short_id = || caller.is_owner().then(|| self.snapshot_by_prefix(id));
+        match (snapshot, meaning) {
+            (Some(snapshot), _) => Ok(Origin::Snapshot(Box::new(snapshot))),
+            (None, Some(meaning)) => self.info(&meaning).map(Origin::Template),
+            (None, None) => match short_id().flatten() {
+                Some(snapshot) => Ok(Origin::Snapshot(Box::new(snapshot))),
+                None => Err(self.no_template(caller, id)),
+            },
         }
     }
 
-    /// A template by name or id, perhaps with a tag, if the caller may use it.
+    /// A template by name or id, perhaps with a tag, if it exists for the caller.
     pub(crate) fn template(&self, caller: &Caller, id: &str) -> Result<TemplateInfo, ApiError> {
-        let unknown = |why: &str| {
-            let message = format!("there is no template or snapshot `{}`{why}", short(id));
-            ApiError::not_found("template_not_found", message)
-        };
-        const WHERE: &str = "; `jiffy template ls` and `jiffy snapshots` list them, as do `GET /templates` and `GET /snapshots`";
-        if id.contains('/') {
-            return Err(unknown(
-                ": templates of this host are named without a namespace",
-            ));
-        }
-        let name = match &self.builder {
-            Some(builder) => builder.resolve(id, caller.bounds()),
-            None => Ok(id.to_owned()),
-        };
-        let name = match name {
-            Ok(name) => name,
-            Err(BuilderError::UnknownTemplate(_)) => return Err(unknown(WHERE)),
-            Err(e) => return Err(e.into()),
-        };
-        let (bare, tag) = name.split_once(':').unwrap_or((&name, DEFAULT_TAG));
-        let found = match self.templates.find(&name) {
-            // What has no tag of that name is meant as it is.
-            Err(TemplateRefusal::Unknown(_)) if OWN_TAGS.contains(&tag) => {
-                self.templates.find(bare)
-            }
-            found => found,
-        };
-        match found {
-            Ok(info) => Ok(info),
-            Err(TemplateRefusal::Unknown(_)) if self.templates.find(bare).is_ok() => {
-                Err(unknown(&format!(": template `{bare}` has no such tag")))
-            }
-            Err(TemplateRefusal::Unknown(_)) => Err(unknown(WHERE)),
-            Err(TemplateRefusal::Failed(why)) => Err(ApiError::internal(why)),
+        match self.meaning(caller, id)? {
+            Some(meaning) => self.info(&meaning),
+            None => Err(self.no_template(caller, id)),
         }
     }
+
+    /// The template that `id` means for the caller. Tags that every template answers to mean it as
+    /// it is.
+    fn meaning(&self, caller: &Caller, id: &str) -> Result<Option<Meaning>, ApiError> {
+        let records = self.builder.as_ref().map(|builder| builder.records());
+        let look = |reference: &Reference| match self.templates.find(&reference.to_string()) {
+            Ok(info) => Ok(Some(info.visibility)),
+            Err(TemplateRefusal::Unknown(_)) => Ok(None),
+            Err(e) => Err(ApiError::internal(e.to_string())),
+        };
+        let found = resolve(id, caller.bounds(), records, &look)?;
+        match id.split_once(':') {
+            Some((name, tag)) if found.is_none() && OWN_TAGS.contains(&tag) => {
+                resolve(name, caller.bounds(), records, &look)
+            }
+            _ => Ok(found),
+        }
+    }
+
+    fn info(&self, meaning: &Meaning) -> Result<TemplateInfo, ApiError> {
+        let found = self.templates.find(&meaning.reference.to_string());
+        found.map_err(|e| match e {
+            TemplateRefusal::Unknown(name) => missing(&name, WHERE),
+            e => ApiError::internal(e.to_string()),
+        })
+    }
+
+    fn no_template(&self, caller: &Caller, id: &str) -> ApiError {
+        let name = id.split_once(':').map(|(name, _)| name);
+        match name.map(|name| (name, self.meaning(caller, name))) {
+            Some((name, Ok(Some(_)))) => {
+                let why = format!(": template `{}` has no such tag", short(name));
+                missing(id, &why)
+            }
+            _ => missing(id, WHERE),
+        }
+    }
+}
+
+/// Tells where templates and snapshots are listed.
+const WHERE: &str = "; `jiffy template ls` and `jiffy snapshots` list them, as do `GET /templates` and `GET /snapshots`";
+
+fn missing(id: &str, why: &str) -> ApiError {
+    let message = format!("there is no template or snapshot `{}`{why}", short(id));
+    ApiError::not_found("template_not_found", message)
 }
 
 /// The one with this id, else the newest with this name, else, if that is allowed, the only one whose id begins so.

@@ -2,7 +2,9 @@
 
 use jiffy_engine::SandboxSize;
 use jiffy_host::usual_size;
-use jiffy_image::{DEFAULT_TAG, Manifest, Recipe, TemplateError, Templates};
+use jiffy_image::{
+    BuildError, DEFAULT_TAG, Manifest, Recipe, Reference, TemplateError, Templates, Visibility,
+};
 use std::future::Future;
 use std::pin::Pin;
 use tokio::net::UnixStream;
@@ -10,8 +12,12 @@ use tokio::net::UnixStream;
 /// A template as the control plane shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateInfo {
-    /// Its name, without a tag.
+    /// Its name, without owner and tag.
     pub name: String,
+    /// API key whose template it is; none: the host's owner.
+    pub owner: Option<String>,
+    /// Callers for whom it exists.
+    pub visibility: Visibility,
     /// Its tag.
     pub tag: String,
     /// SHA-256 of what it is in hexadecimal; none: it has not been built yet and is built when it is first used.
@@ -23,11 +29,20 @@ pub struct TemplateInfo {
 }
 
 impl TemplateInfo {
-    /// By which it is found.
+    /// By which it is found: `[owner/]name[:tag]`.
     pub fn reference(&self) -> String {
+        let name = self.without_tag();
         match self.tag.as_str() {
-            DEFAULT_TAG => self.name.clone(),
-            tag => format!("{}:{tag}", self.name),
+            DEFAULT_TAG => name,
+            tag => format!("{name}:{tag}"),
+        }
+    }
+
+    /// `[owner/]name`.
+    pub fn without_tag(&self) -> String {
+        match &self.owner {
+            Some(owner) => format!("{owner}/{}", self.name),
+            None => self.name.clone(),
         }
     }
 }
@@ -38,23 +53,30 @@ pub enum TemplateRefusal {
     /// No such template.
     #[error("there is no template `{0}`")]
     Unknown(String),
+    /// One that every key may use, always.
+    #[error("`{0}` is a stock template, which every key may use")]
+    Stock(String),
     /// The data directory.
     #[error("{0}")]
     Failed(String),
 }
 
-/// The templates of this host. Calls are short: no image is read.
+/// The templates of this host, by `[owner/]name[:tag]`. Calls are short: no image is read.
 pub trait TemplateSource: Send + Sync + 'static {
     /// Those that are built.
     fn list(&self) -> Result<Vec<TemplateInfo>, TemplateRefusal>;
     /// One by name: built, or one that can be.
     fn find(&self, name: &str) -> Result<TemplateInfo, TemplateRefusal>;
+    /// Lets every key use one with all its tags, or its owner alone.
+    fn set_public(&self, name: &str, public: bool) -> Result<(), TemplateRefusal>;
     /// Removes one. Sandboxes that run of it go on.
     fn remove(&self, name: &str) -> Result<(), TemplateRefusal>;
 }
 
 fn info(manifest: Manifest) -> TemplateInfo {
     TemplateInfo {
+        visibility: manifest.visibility,
+        owner: manifest.owner.clone(),
         version: Some(manifest.version()),
         size: usual_size(&manifest.defaults),
         created: manifest.created,
@@ -68,6 +90,7 @@ fn refusal(error: TemplateError) -> TemplateRefusal {
         TemplateError::Name { name } | TemplateError::Unknown { name, .. } => {
             TemplateRefusal::Unknown(name)
         }
+        TemplateError::Stock { name } => TemplateRefusal::Stock(name),
         e => TemplateRefusal::Failed(e.to_string()),
     }
 }
@@ -79,20 +102,35 @@ impl TemplateSource for Templates {
     }
 
     fn find(&self, name: &str) -> Result<TemplateInfo, TemplateRefusal> {
-        let unknown = match self.manifest(name).map_err(refusal) {
-            Err(TemplateRefusal::Unknown(name)) => name,
-            found => return found.map(info),
-        };
+        let reference = Reference::parse(name).map_err(refusal)?;
+        if let Some(manifest) = self.look_up(&reference).map_err(refusal)? {
+            return Ok(info(manifest));
+        }
+        let unknown = reference.to_string();
         // One that is not built yet. Every create comes by here, so the recipe is read only for those.
         match Recipe::built_in(&unknown) {
             Ok(recipe) => Ok(TemplateInfo {
                 name: unknown,
+                owner: None,
+                visibility: Visibility::Public,
                 tag: DEFAULT_TAG.to_owned(),
                 version: None,
                 size: usual_size(recipe.defaults()),
                 created: 0,
             }),
             Err(_) => Err(TemplateRefusal::Unknown(unknown)),
+        }
+    }
+
+    fn set_public(&self, name: &str, public: bool) -> Result<(), TemplateRefusal> {
+        let visibility = match public {
+            true => Visibility::Public,
+            false => Visibility::Private,
+        };
+        match self.set_visibility(name, visibility) {
+            Ok(()) => Ok(()),
+            Err(BuildError::Template(e)) => Err(refusal(e)),
+            Err(e) => Err(TemplateRefusal::Failed(e.to_string())),
         }
     }
 

@@ -4,28 +4,40 @@
 //! revocation is in force with the next call. Only a key's SHA-256 is stored. The lookup is by that hash, so how long it takes tells
 //! nothing about any key.
 
+mod check;
+mod revoke;
+mod standing;
+
+pub use check::Verdict;
+pub use standing::Standing;
+
+use check::networks;
 use jiffy_host::{IdentityError, new_id, new_token};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
+use standing::Standings;
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Every key begins so; clients of older versions insist on it.
 const PREFIX: &str = "e2b_";
-const VERSION: i64 = 1;
+const VERSION: i64 = 3;
 /// How exactly the last use of a key is known.
 const USE_NOTED: Duration = Duration::from_secs(60);
 /// How long a change by another process is waited for.
 const BUSY: Duration = Duration::from_secs(5);
 /// Longest name of a key.
 const MAX_NAME: usize = 100;
+/// Most networks that a key may be used from.
+const MAX_NETWORKS: usize = 64;
 
+/// Schema of version 1. Later versions are made from it by [`MIGRATIONS`], also in a new file.
 const TABLE: &str = "
     CREATE TABLE keys (
         id TEXT PRIMARY KEY,
@@ -41,8 +53,28 @@ const TABLE: &str = "
         revoked_ms INTEGER
     ) STRICT;
 ";
+/// Schema changes; the first makes version 2 from version 1, and so on.
+const MIGRATIONS: &[&str] = &[
+    "
+    ALTER TABLE keys ADD COLUMN max_paused INTEGER;
+    ALTER TABLE keys ADD COLUMN max_snapshots INTEGER;
+    ALTER TABLE keys ADD COLUMN max_templates INTEGER;
+    ALTER TABLE keys ADD COLUMN max_builds INTEGER;
+    ALTER TABLE keys ADD COLUMN max_disk_mib INTEGER;
+    ALTER TABLE keys ADD COLUMN max_exchanges INTEGER;
+    ALTER TABLE keys ADD COLUMN expires_ms INTEGER;
+    ALTER TABLE keys ADD COLUMN addresses TEXT;
+    ALTER TABLE keys ADD COLUMN previous_hash BLOB;
+    ALTER TABLE keys ADD COLUMN previous_until_ms INTEGER;
+    CREATE INDEX keys_by_previous ON keys (previous_hash);
+",
+    "
+    ALTER TABLE keys ADD COLUMN end_ms INTEGER;
+",
+];
 const COLUMNS: &str = "id, name, scope, max_sandboxes, max_vcpus, max_memory_mib, \
-    creates_per_minute, created_ms, used_ms, revoked_ms";
+    creates_per_minute, created_ms, used_ms, revoked_ms, max_paused, max_snapshots, \
+    max_templates, max_builds, max_disk_mib, max_exchanges, expires_ms, addresses, end_ms";
 
 /// Why keys cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -77,8 +109,21 @@ pub enum KeyError {
     /// A name that is empty, too long or not printable.
     #[error("`{0}` is not a name for a key: use 1 to {MAX_NAME} printable characters")]
     Name(String),
+    /// Not an address or a network.
+    #[error(
+        "`{0}` is no address or network that a key could be used from: write 192.0.2.7 or 10.1.0.0/16"
+    )]
+    Network(String),
+    /// More networks than are looked through at a call.
+    #[error("a key may be used from {MAX_NETWORKS} networks at most")]
+    Networks,
+    /// An end that has passed already.
+    #[error("the key would have expired already: choose a moment to come")]
+    Expired,
     /// No such key.
-    #[error("there is no key `{0}` that could be revoked; `jiffy key ls` shows those there are")]
+    #[error(
+        "there is no key `{0}` in force, or several have that name; `jiffy key ls` shows those there are"
+    )]
     Unknown(String),
 }
 
@@ -111,7 +156,7 @@ impl Scope {
     }
 }
 
-/// How much the sandboxes of a key may be at once; none: no limit.
+/// Budget of a key: what it may have at once; none: no limit of its own.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Limits {
     /// Running sandboxes.
@@ -122,6 +167,18 @@ pub struct Limits {
     pub max_memory_mib: Option<u32>,
     /// New sandboxes in any 60 s.
     pub creates_per_minute: Option<u32>,
+    /// Paused sandboxes.
+    pub max_paused: Option<u32>,
+    /// Snapshots.
+    pub max_snapshots: Option<u32>,
+    /// Templates, counted by name and tag.
+    pub max_templates: Option<u32>,
+    /// Template builds that wait or run.
+    pub max_builds: Option<u32>,
+    /// Disk space of paused sandboxes, snapshots, templates, uploads and build steps together, in MiB.
+    pub max_disk_mib: Option<u64>,
+    /// Requests and streams to sandboxes.
+    pub max_exchanges: Option<u32>,
 }
 
 /// A key, without its secret.
@@ -141,6 +198,21 @@ pub struct Key {
     pub used_ms: Option<u64>,
     /// When it was revoked, in milliseconds since 1970.
     pub revoked_ms: Option<u64>,
+    /// When it stops being valid, in milliseconds since 1970; none: never.
+    pub expires_ms: Option<u64>,
+    /// Client addresses it may be used from, as networks in CIDR notation; empty: from anywhere.
+    pub addresses: Vec<String>,
+    /// When the end of everything it has was asked for, in milliseconds since 1970.
+    pub end_ms: Option<u64>,
+}
+
+/// Period and places a key can be used in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Validity {
+    /// End of the period, in milliseconds since 1970; none: it has none.
+    pub expires_ms: Option<u64>,
+    /// Client addresses and networks in CIDR notation; empty: any.
+    pub addresses: Vec<String>,
 }
 
 /// A key that was just made: the only moment its secret is known.
@@ -158,8 +230,12 @@ pub struct NewKey {
 pub struct Keys {
     path: PathBuf,
     connection: Mutex<Connection>,
+    /// For [`standing`], which must not wait until somebody has written.
+    reader: Mutex<Connection>,
     /// When a use was last written down, by id.
     noted: Mutex<HashMap<String, Instant>>,
+    /// What was in force when the file was last read.
+    standing: Mutex<Option<Arc<Standings>>>,
 }
 
 impl Keys {
@@ -188,19 +264,21 @@ impl Keys {
         let found: i64 = tx
             .query_row("PRAGMA user_version", [], |row| row.get(0))
             .map_err(failed)?;
-        match found {
-            0 => tx
-                .execute_batch(TABLE)
-                .and_then(|()| tx.pragma_update(None, "user_version", VERSION))
-                .and_then(|()| tx.commit())
-                .map_err(failed)?,
-            VERSION => drop(tx),
-            found => return Err(KeyError::Version { path, found }),
+        if !(0..=VERSION).contains(&found) {
+            return Err(KeyError::Version { path, found });
         }
+        if found < VERSION {
+            migrate(&tx, found).map_err(failed)?;
+        }
+        tx.commit().map_err(failed)?;
+        let reader = Connection::open(&path).map_err(failed)?;
+        reader.busy_timeout(BUSY).map_err(failed)?;
         Ok(Self {
             path,
             connection: Mutex::new(connection),
+            reader: Mutex::new(reader),
             noted: Mutex::default(),
+            standing: Mutex::default(),
         })
     }
 
@@ -216,12 +294,27 @@ impl Keys {
         }
     }
 
-    /// Makes a key.
+    /// Makes a key that is valid everywhere and for ever.
     pub fn create(&self, name: &str, scope: Scope, limits: Limits) -> Result<NewKey, KeyError> {
+        self.create_within(name, scope, limits, &Validity::default())
+    }
+
+    /// Makes a key.
+    pub fn create_within(
+        &self,
+        name: &str,
+        scope: Scope,
+        limits: Limits,
+        validity: &Validity,
+    ) -> Result<NewKey, KeyError> {
         let printable = !name.chars().any(char::is_control);
         if name.is_empty() || name.chars().count() > MAX_NAME || !printable {
             return Err(KeyError::Name(name.escape_debug().to_string()));
         }
+        if validity.expires_ms.is_some_and(|at| at <= now_ms()) {
+            return Err(KeyError::Expired);
+        }
+        let addresses = networks(&validity.addresses)?;
         let secret = format!("{PREFIX}{}", new_token()?);
         let key = Key {
             id: new_id()?,
@@ -231,11 +324,16 @@ impl Keys {
             created_ms: now_ms(),
             used_ms: None,
             revoked_ms: None,
+            expires_ms: validity.expires_ms,
+            addresses,
+            end_ms: None,
         };
         self.connection()
             .execute(
                 "INSERT INTO keys (id, hash, name, scope, max_sandboxes, max_vcpus, max_memory_mib,
-                    creates_per_minute, created_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                    creates_per_minute, created_ms, max_paused, max_snapshots, max_templates,
+                    max_builds, max_disk_mib, max_exchanges, expires_ms, addresses)
+                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
                 params![
                     key.id,
                     hash(&secret),
@@ -246,9 +344,18 @@ impl Keys {
                     limits.max_memory_mib,
                     limits.creates_per_minute,
                     stored(key.created_ms),
+                    limits.max_paused,
+                    limits.max_snapshots,
+                    limits.max_templates,
+                    limits.max_builds,
+                    limits.max_disk_mib.map(stored),
+                    limits.max_exchanges,
+                    key.expires_ms.map(stored),
+                    (!key.addresses.is_empty()).then(|| key.addresses.join(" ")),
                 ],
             )
             .map_err(|e| self.failed(e))?;
+        self.forget_standing();
         Ok(NewKey { key, secret })
     }
 
@@ -275,55 +382,16 @@ impl Keys {
         read().map_err(|e| self.failed(e))
     }
 
-    /// Revokes a key by its id, or by its name if only one that is in force has it. Its sandboxes stay.
-    pub fn revoke(&self, which: &str) -> Result<Key, KeyError> {
-        let unknown = || KeyError::Unknown(which.escape_debug().to_string());
-        let mut live: Vec<Key> = self.list()?;
-        live.retain(|k| k.revoked_ms.is_none() && (k.id == which || k.name == which));
-        let found = match live.iter().position(|k| k.id == which) {
-            Some(exact) => live.swap_remove(exact),
-            None if live.len() == 1 => live.swap_remove(0),
-            None => return Err(unknown()),
+    /// Scope of the key with this id, also of one that was revoked.
+    pub(crate) fn scope_of(&self, id: &str) -> Result<Option<Scope>, KeyError> {
+        let connection = self.connection();
+        let read = || -> rusqlite::Result<Option<String>> {
+            let mut statement =
+                connection.prepare_cached("SELECT scope FROM keys WHERE id = ?1")?;
+            statement.query_row([id], |row| row.get(0)).optional()
         };
-        let now = now_ms();
-        let changed = self.connection().execute(
-            "UPDATE keys SET revoked_ms = ?2 WHERE id = ?1 AND revoked_ms IS NULL",
-            params![found.id, stored(now)],
-        );
-        match changed.map_err(|e| self.failed(e))? {
-            0 => Err(unknown()),
-            _ => Ok(Key {
-                revoked_ms: Some(now),
-                ..found
-            }),
-        }
-    }
-
-    /// The key with this secret, if it is in force.
-    pub fn check(&self, secret: &str) -> Result<Option<Key>, KeyError> {
-        let found = {
-            let connection = self.connection();
-            let read = || -> rusqlite::Result<Option<Key>> {
-                let query =
-                    format!("SELECT {COLUMNS} FROM keys WHERE hash = ?1 AND revoked_ms IS NULL");
-                let mut statement = connection.prepare_cached(&query)?;
-                statement.query_row([hash(secret)], key).optional()
-            };
-            read().map_err(|e| self.failed(e))?
-        };
-        if let Some(key) = &found
-            && self.is_to_be_noted(&key.id)
-        {
-            // A use that cannot be written down is no reason to refuse.
-            let noted = self.connection().execute(
-                "UPDATE keys SET used_ms = ?2 WHERE id = ?1",
-                params![key.id, stored(now_ms())],
-            );
-            if let Err(e) = noted {
-                tracing::warn!("the use of key {} is not noted: {e}", key.id);
-            }
-        }
-        Ok(found)
+        let scope = read().map_err(|e| self.failed(e))?;
+        Ok(scope.as_deref().and_then(Scope::from_name))
     }
 
     fn is_to_be_noted(&self, id: &str) -> bool {
@@ -353,18 +421,11 @@ pub fn local_key(home: &Path, keys: &Keys) -> Result<(String, bool), KeyError> {
         Err(e) => return Err(failed(e)),
     }
     let made = keys.create("local", Scope::Admin, Limits::default())?;
-    // Whole or not at all.
-    let new = home.join(".new-api-key");
-    let mut options = OpenOptions::new();
-    options.create(true).truncate(true).write(true).mode(0o600);
-    let mut file = options.open(&new).map_err(failed)?;
-    writeln!(file, "{}", made.secret).map_err(failed)?;
-    file.sync_all().map_err(failed)?;
-    fs::rename(&new, &path).map_err(failed)?;
+    revoke::write_secret(&path, &made.secret)?;
     Ok((made.secret, true))
 }
 
-fn hash(secret: &str) -> [u8; 32] {
+pub(crate) fn hash(secret: &str) -> [u8; 32] {
     Sha256::digest(secret).into()
 }
 
@@ -394,77 +455,40 @@ fn key(row: &Row<'_>) -> rusqlite::Result<Key> {
             max_vcpus: row.get(4)?,
             max_memory_mib: row.get(5)?,
             creates_per_minute: row.get(6)?,
+            max_paused: row.get(10)?,
+            max_snapshots: row.get(11)?,
+            max_templates: row.get(12)?,
+            max_builds: row.get(13)?,
+            max_disk_mib: ms(14)?,
+            max_exchanges: row.get(15)?,
         },
         created_ms: ms(7)?.unwrap_or(0),
         used_ms: ms(8)?,
         revoked_ms: ms(9)?,
+        expires_ms: ms(16)?,
+        addresses: {
+            let networks: Option<String> = row.get(17)?;
+            networks
+                .iter()
+                .flat_map(|n| n.split_whitespace())
+                .map(str::to_owned)
+                .collect()
+        },
+        end_ms: ms(18)?,
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::PermissionsExt;
-
-    fn mode(path: &Path) -> u32 {
-        fs::metadata(path).unwrap().permissions().mode() & 0o777
+/// Brings the schema from version `found` (0: an empty file) to [`VERSION`].
+fn migrate(tx: &Connection, found: i64) -> rusqlite::Result<()> {
+    if found == 0 {
+        tx.execute_batch(TABLE)?;
     }
-
-    #[test]
-    fn a_key_is_known_by_its_secret_until_another_process_revokes_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let daemon = Keys::open(dir.path()).unwrap();
-        let command = Keys::open(dir.path()).unwrap();
-        let limits = Limits {
-            max_vcpus: Some(8),
-            ..Limits::default()
-        };
-        let made = command.create("ci", Scope::Create, limits).unwrap();
-        let hex = made.secret.strip_prefix("e2b_").unwrap();
-        assert!(hex.len() == 40 && hex.bytes().all(|b| b"0123456789abcdef".contains(&b)));
-        assert_eq!(daemon.check(&made.secret).unwrap().unwrap(), made.key);
-        assert!(daemon.check("e2b_0").unwrap().is_none());
-        assert!(command.list().unwrap()[0].used_ms.is_some());
-        command.revoke("ci").unwrap();
-        assert!(daemon.check(&made.secret).unwrap().is_none());
-        assert!(command.revoke(&made.key.id).is_err(), "once is enough");
+    let done = usize::try_from(found.max(1) - 1).unwrap_or(0);
+    for migration in MIGRATIONS.iter().skip(done) {
+        tx.execute_batch(migration)?;
     }
-
-    #[test]
-    fn the_file_holds_no_secret_and_is_its_owners() {
-        let dir = tempfile::tempdir().unwrap();
-        let keys = Keys::open(dir.path()).unwrap();
-        let made = keys.create("x", Scope::Admin, Limits::default()).unwrap();
-        for file in fs::read_dir(dir.path()).unwrap() {
-            let path = file.unwrap().path();
-            assert_eq!(mode(&path), 0o600, "{path:?}");
-            let bytes = fs::read(&path).unwrap();
-            let needle = &made.secret.as_bytes()[PREFIX.len()..];
-            assert!(!bytes.windows(needle.len()).any(|w| w == needle));
-        }
-    }
-
-    #[test]
-    fn a_name_that_two_keys_have_revokes_neither() {
-        let dir = tempfile::tempdir().unwrap();
-        let keys = Keys::open(dir.path()).unwrap();
-        let first = keys.create("a", Scope::Read, Limits::default()).unwrap();
-        keys.create("a", Scope::Read, Limits::default()).unwrap();
-        assert!(matches!(keys.revoke("a"), Err(KeyError::Unknown(_))));
-        keys.revoke(&first.key.id).unwrap();
-        keys.revoke("a").unwrap();
-        let bad =
-            ["", "a\nb", &"x".repeat(101)].map(|n| keys.create(n, Scope::Read, Limits::default()));
-        assert!(bad.iter().all(|b| matches!(b, Err(KeyError::Name(_)))));
-    }
-
-    #[test]
-    fn the_local_key_is_made_once_and_is_the_owners() {
-        let dir = tempfile::tempdir().unwrap();
-        let keys = Keys::open(dir.path()).unwrap();
-        let (secret, new) = local_key(dir.path(), &keys).unwrap();
-        assert!(new && keys.check(&secret).unwrap().unwrap().scope == Scope::Admin);
-        assert_eq!(local_key(dir.path(), &keys).unwrap(), (secret, false));
-        assert_eq!(mode(&dir.path().join("api-key")), 0o600);
-    }
+    tx.pragma_update(None, "user_version", VERSION)
 }
+
+#[cfg(test)]
+mod tests;

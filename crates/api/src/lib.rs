@@ -6,7 +6,9 @@
 mod app;
 mod body;
 mod caller;
+mod ending;
 mod error;
+mod failures;
 mod find;
 mod hooks;
 mod idempotency;
@@ -21,11 +23,15 @@ mod visitors;
 mod wire;
 
 pub use app::{App, Config, Ending};
-pub use caller::Caller;
+pub use caller::{Caller, ClientAddress, guarded};
+pub use ending::{Ended, end_revoked};
 pub use error::ApiError;
 pub use hooks::{
     Opening, PortRefusal, Ports, PreviewLinks, TemplateInfo, TemplateRefusal, TemplateSource,
 };
-pub use keys::{Key, KeyError, Keys, Limits, NewKey, Scope, local_key};
+pub use keys::{
+    Key, KeyError, Keys, Limits, NewKey, Scope, Standing, Validity, Verdict, local_key,
+};
+pub use quota::ExchangePermit;
 pub use routes::{calls, router};
 pub use visitors::{Visitors, WakeError};

@@ -1,133 +1,223 @@
-//! What the limits of a key leave room for.
+//! Budgets of keys: what each uses, and what its limits leave room for.
+
+mod figures;
+mod ledger;
+mod refusal;
+mod usage;
+
+pub(crate) use usage::KeyUsage;
 
 use crate::error::ApiError;
-use crate::keys::{Key, Keys, Limits};
-use jiffy_build::{Admitted, Door};
+use crate::keys::{Key, Keys, Limits, Scope};
+use jiffy_build::{BuildUsage, Builder};
 use jiffy_engine::{Engine, SandboxSize};
-use jiffy_host::{Sandboxes, State};
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use jiffy_host::{
+    OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,
+    Reserving, Sandboxes,
+};
+use ledger::Ledger;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// A minute, for creates per minute.
-const WINDOW: Duration = Duration::from_secs(60);
-/// How long a request at the limit waits to see what becomes of those before it.
+/// Time that a request at the limit waits to see what becomes of those before it.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Time for which the limit of exchanges of a key is remembered: requests to sandboxes do not look it up each time.
+const LIMIT_REMEMBERED: Duration = Duration::from_secs(1);
 
-/// A number of sandboxes and what they have together.
-#[derive(Debug, Clone, Copy, Default)]
-struct Amount {
-    sandboxes: u64,
-    vcpus: u64,
-    memory_mib: u64,
-}
+type HostSource = Box<dyn Fn(&str) -> OwnerUsage + Send + Sync>;
+type DiskSource = Box<dyn Fn() -> Option<u64> + Send + Sync>;
+type BuildSource = Box<dyn Fn(&str) -> Result<BuildUsage, String> + Send + Sync>;
 
-impl Amount {
-    fn of(size: SandboxSize, count: usize) -> Self {
-        let count = count as u64;
-        Self {
-            sandboxes: count,
-            vcpus: count * u64::from(size.vcpus),
-            memory_mib: count * u64::from(size.memory_mib),
-        }
-    }
-
-    fn plus(self, other: Self) -> Self {
-        Self {
-            sandboxes: self.sandboxes + other.sandboxes,
-            vcpus: self.vcpus + other.vcpus,
-            memory_mib: self.memory_mib + other.memory_mib,
-        }
-    }
-
-    /// What it has too much of.
-    fn beyond(self, limits: &Limits) -> Option<ApiError> {
-        let over = |used: u64, limit: Option<u32>| limit.map(u64::from).filter(|l| used > *l);
-        let refuse = |code, what: &str, limit: u64| {
-            let message = format!(
-                "this key may have {limit} {what} at once: kill or pause a sandbox, or raise the limit"
-            );
-            // Nothing changes by waiting a moment.
-            Some(ApiError::too_many(code, message).permanent())
-        };
-        if let Some(limit) = over(self.sandboxes, limits.max_sandboxes) {
-            return refuse("max_sandboxes", "running sandboxes", limit);
-        }
-        if let Some(limit) = over(self.vcpus, limits.max_vcpus) {
-            return refuse("max_vcpus", "vCPUs", limit);
-        }
-        if let Some(limit) = over(self.memory_mib, limits.max_memory_mib) {
-            return refuse("max_memory", "MiB of memory", limit);
-        }
-        None
+/// Resources for `count` sandboxes of `size`.
+pub(crate) fn running(size: SandboxSize, count: usize) -> QuotaAmount {
+    let count = count as u64;
+    QuotaAmount {
+        sandboxes: count,
+        vcpus: count * u64::from(size.vcpus),
+        memory_mib: count * u64::from(size.memory_mib),
+        ..QuotaAmount::default()
     }
 }
 
-#[derive(Debug, Default)]
-struct Ledger {
-    /// What requests under way will add, by key.
-    promised: HashMap<String, Amount>,
-    /// When sandboxes were made in the last minute, by key.
-    made: HashMap<String, VecDeque<Instant>>,
-}
-
-/// What is promised to requests under way.
-#[derive(Debug, Default)]
+/// The budgets of all keys.
 pub(crate) struct Quota {
+    keys: Arc<Keys>,
+    /// Disk budget of keys of scope `create` that were given none, in MiB.
+    default_disk_mib: Option<u64>,
+    host: HostSource,
+    /// Bytes that may be written to the host's disk beside what guests were promised.
+    disk_to_write: DiskSource,
+    builds: OnceLock<BuildSource>,
     ledger: Mutex<Ledger>,
     changed: Notify,
+    exchanges: Mutex<HashMap<String, u64>>,
+    /// Most exchanges of a key that was given no limit.
+    exchange_share: OnceLock<u64>,
+    exchange_limits: Mutex<HashMap<String, (Instant, u64)>>,
 }
 
-/// Room for sandboxes that are about to run. Dropped when they do, or will not.
+impl fmt::Debug for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Quota")
+            .field("ledger", &self.ledger)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A reserved part of a key's budget.
 #[derive(Debug)]
-pub(crate) struct Room {
+struct Hold {
     quota: Arc<Quota>,
-    key: String,
-    amount: Amount,
+    key: Key,
+    amount: QuotaAmount,
 }
 
-impl Drop for Room {
+impl Drop for Hold {
     fn drop(&mut self) {
-        let mut ledger = self.quota.lock();
-        if let Some(promised) = ledger.promised.get_mut(&self.key) {
-            promised.sandboxes -= self.amount.sandboxes;
-            promised.vcpus -= self.amount.vcpus;
-            promised.memory_mib -= self.amount.memory_mib;
-            if promised.sandboxes == 0 {
-                ledger.promised.remove(&self.key);
-            }
-        }
-        drop(ledger);
+        lock(&self.quota.ledger).release(&self.key.id, self.amount);
         self.quota.changed.notify_waiters();
     }
 }
 
-impl Quota {
-    fn lock(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+impl QuotaHold for Hold {
+    fn disk_bytes(&self) -> u64 {
+        self.amount.disk_bytes
     }
 
-    /// Room for `count` sandboxes of `size` for `key`; `new` ones also count for its creates per minute.
-    pub async fn room<E: Engine>(
-        self: &Arc<Self>,
+    fn grow(&mut self, bytes: u64) -> Result<(), QuotaRefusal> {
+        let more = QuotaAmount {
+            disk_bytes: bytes,
+            ..QuotaAmount::default()
+        };
+        let request = QuotaRequest {
+            amount: more,
+            disk_floor: None,
+        };
+        let granted = self.quota.grant(&self.key, request, None);
+        granted.map_err(|(refusal, _)| refusal.quota())?;
+        self.amount = self.amount + more;
+        Ok(())
+    }
+}
+
+/// A request or stream to a sandbox that is under way.
+#[derive(Debug)]
+pub struct ExchangePermit {
+    quota: Arc<Quota>,
+    owner: String,
+}
+
+impl Drop for ExchangePermit {
+    fn drop(&mut self) {
+        let mut exchanges = lock(&self.quota.exchanges);
+        if let Some(count) = exchanges.get_mut(&self.owner) {
+            *count -= 1;
+            if *count == 0 {
+                exchanges.remove(&self.owner);
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Quota {
+    /// Budgets of `keys` for what is made of `sandboxes`.
+    pub fn new<E: Engine>(
         sandboxes: &Sandboxes<E>,
+        keys: Arc<Keys>,
+        default_disk_mib: Option<u64>,
+    ) -> Arc<Self> {
+        // They hold this, so this does not hold them.
+        let weak = sandboxes.downgrade();
+        let host = move |owner: &str| {
+            let sandboxes = weak.upgrade();
+            sandboxes.map_or_else(OwnerUsage::default, |s| s.usage_of(owner))
+        };
+        let weak = sandboxes.downgrade();
+        let disk_to_write = move || weak.upgrade()?.disk_to_write();
+        let quota = Arc::new(Self {
+            keys,
+            default_disk_mib,
+            host: Box::new(host),
+            disk_to_write: Box::new(disk_to_write),
+            builds: OnceLock::new(),
+            ledger: Mutex::default(),
+            changed: Notify::new(),
+            exchanges: Mutex::default(),
+            exchange_share: OnceLock::new(),
+            exchange_limits: Mutex::default(),
+        });
+        sandboxes.limit_owners(Arc::new(Budgets(quota.clone())));
+        quota
+    }
+
+    /// Counts what `builder` keeps, and limits it.
+    pub fn count_builder<E: Engine>(self: &Arc<Self>, builder: &Builder<E>) {
+        let weak = builder.downgrade();
+        let source = move |owner: &str| match weak.upgrade() {
+            Some(builder) => builder.usage_of(owner).map_err(|e| e.to_string()),
+            None => Ok(BuildUsage::default()),
+        };
+        // The first one stays; there is one.
+        let _ = self.builds.set(Box::new(source));
+        builder.limit_owners(Arc::new(Budgets(self.clone())));
+    }
+
+    /// Limits exchanges of each key that was given no limit.
+    pub fn share_exchanges(&self, most: u64) {
+        let _ = self.exchange_share.set(most);
+    }
+
+    /// The limits in force for a key.
+    pub fn limits_of(&self, key: &Key) -> Limits {
+        let mut limits = key.limits;
+        if limits.max_disk_mib.is_none() && key.scope == Scope::Create {
+            limits.max_disk_mib = self.default_disk_mib;
+        }
+        limits
+    }
+
+    /// Most exchanges of a key, by its own limit or by the share of the host's that each has.
+    pub fn most_exchanges(&self, key: &Key) -> Option<u64> {
+        let own = key.limits.max_exchanges.map(u64::from);
+        own.or_else(|| self.exchange_share.get().copied())
+    }
+
+    /// What a key uses.
+    pub fn usage_of(&self, key: &str) -> Result<KeyUsage, ApiError> {
+        let builds = self.builds.get().map(|source| source(key));
+        let builds = builds.transpose().map_err(ApiError::internal)?;
+        let exchanges = lock(&self.exchanges).get(key).copied();
+        Ok(KeyUsage {
+            host: (self.host)(key),
+            builds: builds.unwrap_or_default(),
+            exchanges: exchanges.unwrap_or(0),
+        })
+    }
+
+    /// Room in the budget of `key`; `new` sandboxes also count for its creates per minute.
+    pub async fn reserve(
+        self: &Arc<Self>,
         key: &Key,
-        size: SandboxSize,
-        count: usize,
-        new: bool,
-    ) -> Result<Room, ApiError> {
-        let wanted = Amount::of(size, count);
+        request: QuotaRequest,
+        new: Option<usize>,
+    ) -> Result<QuotaPermit, ApiError> {
         let give_up = Instant::now() + PATIENCE;
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             // From here on no change is missed.
             changed.as_mut().enable();
-            match self.try_room(sandboxes, key, wanted, new.then_some(count)) {
-                Ok(room) => return Ok(room),
+            match self.take(key, request, new) {
+                Ok(permit) => return Ok(permit),
                 Err((refusal, false)) => return Err(refusal),
-                // Those before us may fail, or be counted both as promised and as running for a moment.
+                // Those before us may fail, or be counted both as promised and as there for a moment.
                 Err((refusal, true)) => {
                     let left = give_up.saturating_duration_since(Instant::now());
                     if tokio::time::timeout(left, changed).await.is_err() {
@@ -139,109 +229,149 @@ impl Quota {
     }
 
     /// The same at once; a refusal says whether requests under way are its reason.
-    fn try_room<E: Engine>(
+    fn take(
         self: &Arc<Self>,
-        sandboxes: &Sandboxes<E>,
         key: &Key,
-        amount: Amount,
+        request: QuotaRequest,
         new: Option<usize>,
-    ) -> Result<Room, (ApiError, bool)> {
-        let mut ledger = self.lock();
-        let mut running = amount;
-        for record in sandboxes.list() {
-            let own = record.terms.owner.as_deref() == Some(key.id.as_str());
-            if own && record.state == State::Running {
-                running = running.plus(Amount::of(record.size, 1));
-            }
-        }
-        if let Some(refusal) = running.beyond(&key.limits) {
+    ) -> Result<QuotaPermit, (ApiError, bool)> {
+        let amount = self.grant(key, request, new)?;
+        Ok(QuotaPermit::held(Hold {
+            quota: self.clone(),
+            key: key.clone(),
+            amount,
+        }))
+    }
+
+    /// Enters in the ledger what of `request` fits, which is all of it but for disk space above its floor.
+    fn grant(
+        &self,
+        key: &Key,
+        request: QuotaRequest,
+        new: Option<usize>,
+    ) -> Result<QuotaAmount, (ApiError, bool)> {
+        let limits = self.limits_of(key);
+        let mut ledger = lock(&self.ledger);
+        // Under the lock: what a request made is there before its promise is taken back.
+        let usage = self.usage_of(&key.id).map_err(|e| (e, false))?;
+        let used = usage.amount();
+        let promised = ledger.promised(&key.id);
+        let refuse = |under_way: QuotaAmount| {
+            let now = used + under_way;
+            refusal::refuse(&limits, &usage, now, &request)
+        };
+        if let Some(refusal) = refuse(QuotaAmount::default()) {
             return Err((refusal, false));
         }
-        let promised = ledger.promised.get(&key.id).copied().unwrap_or_default();
-        if let Some(refusal) = running.plus(promised).beyond(&key.limits) {
+        if let Some(refusal) = refuse(promised) {
             return Err((refusal, true));
+        }
+        if let Some(limit) = refusal::disk_limit(&limits)
+            && refusal::is_too_small_a_part(limit, used + promised, promised, &request)
+        {
+            let refusal =
+                refusal::out_of_disk(limit, &usage, used + promised, request.amount.disk_bytes);
+            return Err((refusal, true));
+        }
+        let mut amount = request.amount;
+        if amount.disk_bytes > 0
+            && let Some(left) = (self.disk_to_write)()
+        {
+            // What guests of the host were promised is theirs, whatever a key's budget says.
+            let under_way = ledger.all_disk_bytes();
+            let left = left.saturating_sub(under_way);
+            if let Some(refusal) = refusal::refuse_of_host(left, under_way, &request) {
+                return Err((refusal, under_way > 0));
+            }
+            amount.disk_bytes = amount.disk_bytes.min(left);
         }
         if let Some(count) = new {
             ledger.note(key, count).map_err(|e| (e, false))?;
         }
-        let now = promised.plus(amount);
-        ledger.promised.insert(key.id.clone(), now);
-        drop(ledger);
-        Ok(Room {
+        if let Some(limit) = refusal::disk_limit(&limits) {
+            let left = limit.saturating_sub((used + promised).disk_bytes);
+            amount.disk_bytes = amount.disk_bytes.min(left);
+        }
+        ledger.promise(&key.id, amount);
+        Ok(amount)
+    }
+
+    /// One more request or stream to a sandbox of `owner`.
+    pub fn exchange(self: &Arc<Self>, owner: &str) -> Result<ExchangePermit, ApiError> {
+        let most = self.exchange_limit(owner)?;
+        let mut exchanges = lock(&self.exchanges);
+        let count = exchanges.entry(owner.to_owned()).or_default();
+        if *count >= most {
+            let none = *count == 0;
+            if none {
+                exchanges.remove(owner);
+            }
+            let message = format!(
+                "{most} requests and streams to sandboxes of this key are under way, and no more may: end some"
+            );
+            return Err(ApiError::too_many("max_exchanges", message).after(1));
+        }
+        *count += 1;
+        drop(exchanges);
+        Ok(ExchangePermit {
             quota: self.clone(),
-            key: key.id.clone(),
-            amount,
+            owner: owner.to_owned(),
         })
     }
-}
 
-/// The limits of keys, for the sandboxes that their builds take.
-pub(crate) struct BuildRoom<E: Engine> {
-    pub sandboxes: Sandboxes<E>,
-    pub keys: Arc<Keys>,
-    pub quota: Arc<Quota>,
-}
-
-impl<E: Engine> BuildRoom<E> {
-    /// Room for one sandbox of `owner`; a `new` build also counts for its creates per minute.
-    pub async fn room(
-        &self,
-        owner: &str,
-        size: SandboxSize,
-        new: bool,
-    ) -> Result<Option<Room>, ApiError> {
-        let key = self.keys.in_force(owner);
-        // Whose key is no more has no limits; only the host's owner can still build for them.
-        let Some(key) = key.map_err(|e| ApiError::internal(e.to_string()))? else {
-            return Ok(None);
-        };
-        let room = self.quota.room(&self.sandboxes, &key, size, 1, new);
-        room.await.map(Some)
-    }
-}
-
-impl<E: Engine> Door for BuildRoom<E> {
-    fn admit<'a>(&'a self, owner: &'a str, size: SandboxSize) -> Admitted<'a> {
-        Box::pin(async move {
-            let room = self.room(owner, size, false).await;
-            let room = room.map_err(|e| e.message)?;
-            Ok(Box::new(room) as jiffy_build::Room)
-        })
-    }
-}
-
-impl Ledger {
-    /// Counts `count` creates, unless they are too many for this minute.
-    fn note(&mut self, key: &Key, count: usize) -> Result<(), ApiError> {
-        let Some(limit) = key.limits.creates_per_minute else {
-            return Ok(());
-        };
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let refuse = || {
-            ApiError::too_many(
-                "creates_per_minute",
-                format!("this key may make {limit} sandboxes per minute"),
-            )
-        };
-        if count > limit {
-            return Err(refuse().permanent());
-        }
+    fn exchange_limit(&self, owner: &str) -> Result<u64, ApiError> {
         let now = Instant::now();
-        let made = self.made.entry(key.id.clone()).or_default();
-        while made
-            .front()
-            .is_some_and(|at| now.duration_since(*at) >= WINDOW)
+        if let Some((at, most)) = lock(&self.exchange_limits).get(owner)
+            && now.duration_since(*at) < LIMIT_REMEMBERED
         {
-            made.pop_front();
+            return Ok(*most);
         }
-        let over = (made.len() + count).saturating_sub(limit);
-        if over > 0 {
-            // The wait is over when enough of the oldest have left the window.
-            let oldest = made.get(over - 1).copied().unwrap_or(now);
-            let wait = WINDOW.saturating_sub(now.duration_since(oldest));
-            return Err(refuse().after(wait.as_secs() + 1));
+        let key = self.keys.in_force(owner);
+        let key = key.map_err(|e| ApiError::internal(e.to_string()))?;
+        let own = key.and_then(|key| key.limits.max_exchanges).map(u64::from);
+        let share = self.exchange_share.get().copied().unwrap_or(u64::MAX);
+        let most = own.unwrap_or(share);
+        let mut limits = lock(&self.exchange_limits);
+        // Of keys that nobody asks for any more nothing stays.
+        limits.retain(|_, (at, _)| now.duration_since(*at) < LIMIT_REMEMBERED);
+        limits.insert(owner.to_owned(), (now, most));
+        Ok(most)
+    }
+}
+
+/// The budgets as operations on sandboxes and templates see them.
+struct Budgets(Arc<Quota>);
+
+impl Budgets {
+    /// The key, if it is in force: the sandboxes of one that is not have no limits, since only the host's owner can act on them.
+    fn key(&self, owner: &str) -> Result<Option<Key>, QuotaRefusal> {
+        self.0.keys.in_force(owner).map_err(|e| {
+            tracing::error!("{e}");
+            ApiError::internal("the host failed; its log says why").quota()
+        })
+    }
+}
+
+impl OwnerQuota for Budgets {
+    fn reserve<'a>(&'a self, owner: &'a str, request: QuotaRequest) -> Reserving<'a> {
+        Box::pin(async move {
+            match self.key(owner)? {
+                Some(key) => {
+                    let permit = self.0.reserve(&key, request, None).await;
+                    permit.map_err(|refusal| refusal.quota())
+                }
+                None => Ok(QuotaPermit::unlimited()),
+            }
+        })
+    }
+
+    fn try_reserve(&self, owner: &str, request: QuotaRequest) -> Result<QuotaPermit, QuotaRefusal> {
+        match self.key(owner)? {
+            Some(key) => {
+                let permit = self.0.take(&key, request, None);
+                permit.map_err(|(refusal, _)| refusal.quota())
+            }
+            None => Ok(QuotaPermit::unlimited()),
         }
-        made.extend(std::iter::repeat_n(now, count));
-        Ok(())
     }
 }

@@ -1,8 +1,9 @@
 //! Those who reach a sandbox's ports, and wake it by that.
 
 use crate::app::App;
+use crate::quota::{ExchangePermit, running};
 use jiffy_engine::Engine;
-use jiffy_host::{OperationError, State};
+use jiffy_host::{OperationError, QuotaRequest, State};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -52,26 +53,33 @@ impl<E: Engine> Visitors<E> {
         self.wake_held(id).await
     }
 
+    /// Counts one more request or stream to a sandbox of `owner`; the refusal is for clients.
+    pub fn exchange(&self, owner: &str) -> Result<ExchangePermit, String> {
+        self.app.exchange(owner)
+    }
+
     async fn wake_held(&self, id: &str) -> Result<(), WakeError> {
         let app = &self.app;
         let record = app.sandboxes.get(id)?;
         if record.state == State::Running {
             return Ok(());
         }
-        let keys = app.keys.list();
-        let keys = keys.map_err(|e| WakeError::Limit(e.to_string()))?;
         let owner = record.terms.owner.as_deref();
-        let key = keys
-            .iter()
-            .find(|k| Some(k.id.as_str()) == owner && k.revoked_ms.is_none());
+        let key = owner.map(|owner| app.keys.in_force(owner)).transpose();
+        let key = key.map_err(|e| WakeError::Limit(e.to_string()))?.flatten();
         let _room = match key {
             Some(key) => {
-                let room = app.quota.room(&app.sandboxes, key, record.size, 1, false);
-                Some(room.await.map_err(|e| WakeError::Limit(e.message))?)
+                let request = QuotaRequest {
+                    amount: running(record.size, 1),
+                    disk_floor: None,
+                };
+                let room = app.quota.reserve(&key, request, None).await;
+                Some(room.map_err(|e| WakeError::Limit(e.message))?)
             }
             None => None,
         };
-        app.sandboxes.wake(id).await?;
+        let time = app.awake_time(&record, None);
+        app.sandboxes.wake_for(id, time).await?;
         Ok(())
     }
 }

@@ -127,8 +127,8 @@ fn path_parameters(path: &str) -> Vec<Value> {
 fn refusal(status: u16) -> &'static str {
     match status {
         400 => "The request makes no sense, or asks for something this host does not have",
-        401 => "No API key, or one that is not in force",
-        403 => "The key's scope does not allow it",
+        401 => "No API key, or one that is not in force any more",
+        403 => "The key's scope does not allow it, or its use from this address",
         404 => "It is not there, or not the caller's",
         409 => "Its state does not allow it",
         413 => "The body is too long",
@@ -136,8 +136,14 @@ fn refusal(status: u16) -> &'static str {
         426 => "The call is for HTTP/1.1 with `Upgrade: tcp`",
         502 => "Nothing answers there in the guest",
         422 => "The `Idempotency-Key` was sent before with another request",
-        429 => "A limit of the key is reached; `Retry-After` says when it helps to try again",
+        429 => {
+            "A limit of the key is reached, or that on failures to authenticate of this address; \
+                `Retry-After` says when it helps to try again"
+        }
         501 => "This host does not serve that",
+        507 => {
+            "The key keeps as much on disk as it may; the message says what is used and what would free it"
+        }
         503 => "Refused for now; nothing changed",
         _ => "The host failed; nothing changed unless the message says so",
     }

@@ -132,10 +132,7 @@ impl Operation {
         if self.open {
             return all;
         }
-        all.extend([401, 500]);
-        if self.method != Method::GET {
-            all.push(403);
-        }
+        all.extend([401, 403, 429, 500]);
         if self.path.contains('{') {
             all.extend([400, 404]);
         }

@@ -73,15 +73,17 @@ fn create(path: &'static str, id: &'static str, summary: &'static str) -> Operat
 }
 
 fn connect(path: &'static str, id: &'static str) -> Operation {
-    Operation::post(
-        path,
-        id,
-        "Make sure that a sandbox runs; never shortens its time",
-    )
-    .may_take("ConnectSandbox")
-    .answers(200, "It ran", schema("Sandbox"))
-    .answers(201, "It was woken", schema("Sandbox"))
-    .refuses(&[409, 429, 501, 503])
+    let what = "Make sure that a sandbox runs; never shortens its time";
+    let operation = Operation::post(path, id, what).may_take("ConnectSandbox");
+    let answered = match path.starts_with("/v2/") {
+        true => operation.answers(200, "It ran", schema("Sandbox")).answers(
+            201,
+            "It was woken",
+            schema("Sandbox"),
+        ),
+        false => operation.answers(200, "It runs", schema("Sandbox")),
+    };
+    answered.refuses(&[409, 429, 501, 503])
 }
 
 fn sandboxes() -> Vec<Operation> {
@@ -139,7 +141,7 @@ fn sandboxes() -> Vec<Operation> {
         )
         .may_take("PauseSandbox")
         .answers_nothing()
-        .refuses(&[409, 501, 503]),
+        .refuses(&[409, 429, 501, 503, 507]),
         Operation::post(
             "/sandboxes/{sandboxID}/timeout",
             "setTimeout",
@@ -167,7 +169,7 @@ fn sandboxes() -> Vec<Operation> {
             "One entry per child, each with a sandbox or an error",
             list("Forked"),
         )
-        .refuses(&[409, 429, 501, 503]),
+        .refuses(&[409, 429, 501, 503, 507]),
         Operation::post(
             "/sandboxes/{sandboxID}/promote",
             "promoteSandbox",
@@ -190,7 +192,7 @@ fn sandboxes() -> Vec<Operation> {
         )
         .may_take("SnapshotSandbox")
         .answers(201, "The snapshot", schema("Snapshot"))
-        .refuses(&[409, 501, 503]),
+        .refuses(&[409, 429, 501, 503, 507]),
     ]
 }
 
@@ -284,7 +286,7 @@ fn inside() -> Vec<Operation> {
         )
         .with(vec![port, query("ttl", ttl)])
         .answers(200, "The link", schema("Preview"))
-        .refuses(&[403, 501]),
+        .refuses(&[403, 409, 501]),
         Operation::get(
             "/sandboxes/{sandboxID}/process",
             "process",
@@ -347,8 +349,7 @@ fn templates() -> Vec<Operation> {
             "getAlias",
             "Whether there is a template of that name",
         )
-        .answers(200, "There is", schema("Alias"))
-        .refuses(&[403]),
+        .answers(200, "There is", schema("Alias")),
         Operation::get("/templates/{templateID}/tags", "listTags", "Its tags").answers(
             200,
             "All of them",
@@ -376,7 +377,7 @@ fn templates() -> Vec<Operation> {
             "It waits for its files and its start",
             schema("RequestedBuild"),
         )
-        .refuses(&[409, 501]),
+        .refuses(&[409, 429, 501]),
         Operation::get(
             "/templates/{templateID}/files/{hash}",
             "buildFile",
@@ -390,7 +391,7 @@ fn templates() -> Vec<Operation> {
             "Send files, as a link says; needs no key",
         )
         .answers_with(200, "Kept")
-        .refuses(&[400, 404, 413, 501])
+        .refuses(&[400, 404, 413, 429, 501, 503, 507])
         .open(),
         Operation::post(
             "/v2/templates/{templateID}/builds/{buildID}",
@@ -430,7 +431,7 @@ fn templates() -> Vec<Operation> {
         )
         .takes("AddTags")
         .answers(201, "It has them", schema("AddedTags"))
-        .refuses(&[404, 501]),
+        .refuses(&[404, 429, 501]),
         Operation::delete("/templates/tags", "removeTags", "Take tags from a template")
             .takes("RemoveTags")
             .answers_nothing()
@@ -443,11 +444,11 @@ fn templates() -> Vec<Operation> {
         )
         .takes("TemplateChange")
         .answers(200, "It is so", schema("ChangedTemplate"))
-        .refuses(&[501]),
+        .refuses(&[403, 501]),
         Operation::post(
             "/templates/prune",
             "pruneTemplates",
-            "Remove what only makes later builds faster: snapshots of steps, and uploads",
+            "Remove what only makes later builds faster: snapshots of steps, and uploads; the caller's own, or all for whoever manages the host",
         )
         .may_take("Prune")
         .answers(200, "What is gone", schema("Pruned"))
@@ -471,6 +472,14 @@ fn templates() -> Vec<Operation> {
         Operation::get("/engines", "listEngines", "How sandboxes are isolated here")
             .answers(200, "All there are", list("Engine")),
         Operation::get(
+            "/limits",
+            "getLimits",
+            "Limits of a key, and what is used of them: the caller's own, or those of `key` for whoever manages the host",
+        )
+        .with(vec![query("key", json!({ "type": "string", "maxLength": 256 }))])
+        .answers(200, "Its budget", schema("Budget"))
+        .refuses(&[403, 404]),
+        Operation::get(
             "/host",
             "host",
             "Which daemon this is, and what it has left",
@@ -485,6 +494,13 @@ fn templates() -> Vec<Operation> {
         .may_take("StopHost")
         .accepts()
         .refuses(&[501]),
+        Operation::post(
+            "/keys/{keyID}/revoke",
+            "revokeKey",
+            "Revoke an API key, by its id or name, and end all it has if that is asked for",
+        )
+        .may_take("RevokeKey")
+        .answers(200, "Revoked", schema("RevokedKey")),
         Operation::get(
             "/pools",
             "listPools",

@@ -195,6 +195,12 @@ fn requests() -> Value {
         "NetworkUpdate": object(&[], joined(lists(), json!({
             "allow_internet_access": maybe(flag()),
         }))),
+        "RevokeKey": object(&[], json!({
+            "end": {
+                "type": "boolean",
+                "description": "Kill its sandboxes, also paused ones, and cancel its builds",
+            },
+        })),
         "StopHost": object(&[], json!({ "killSandboxes": flag() })),
         "SetPool": object(&["size"], json!({ "size": integer(0, 1000) })),
     })
@@ -376,6 +382,13 @@ fn others() -> Value {
             "error_code": text(),
         })),
         "Health": object(&["status"], json!({ "status": { "type": "string", "enum": ["ok"] } })),
+        "RevokedKey": object(&["keyID", "name", "revokedAt"], json!({
+            "keyID": text(),
+            "name": text(),
+            "revokedAt": { "type": "string", "format": "date-time" },
+            "sandboxes": count(),
+            "builds": count(),
+        })),
         "Host": object(&["version", "pid", "running", "warm"], json!({
             "version": text(),
             "pid": count(),
@@ -388,6 +401,44 @@ fn others() -> Value {
             "diskTotalMB": maybe(count()),
             "diskFreeMB": maybe(count()),
             "jiffy": { "type": "object", "description": "All about the daemon, for the host's owner" },
+        })),
+        "Budget": object(&["keyID", "name", "limits", "used"], json!({
+            "keyID": text(),
+            "name": text(),
+            "limits": object(&["diskBytes"], json!({
+                "sandboxes": maybe(count()),
+                "vcpus": maybe(count()),
+                "memoryMB": maybe(count()),
+                "createsPerMinute": maybe(count()),
+                "paused": maybe(count()),
+                "snapshots": maybe(count()),
+                "templates": maybe(count()),
+                "builds": maybe(count()),
+                "exchanges": maybe(count()),
+                "diskBytes": maybe(count()),
+            })),
+            "used": object(&["sandboxes", "paused", "snapshots", "diskBytes", "disk"], json!({
+                "sandboxes": count(),
+                "vcpus": count(),
+                "memoryMB": count(),
+                "paused": count(),
+                "snapshots": count(),
+                "templates": count(),
+                "builds": count(),
+                "uploads": count(),
+                "exchanges": count(),
+                "diskBytes": count(),
+                "disk": object(
+                    &["paused", "snapshots", "templates", "uploads", "buildSteps"],
+                    json!({
+                        "paused": count(),
+                        "snapshots": count(),
+                        "templates": count(),
+                        "uploads": count(),
+                        "buildSteps": count(),
+                    }),
+                ),
+            })),
         })),
         "Engine": object(&["name", "version", "usable", "why", "default", "capabilities"], json!({
             "name": text(),

@@ -4,7 +4,11 @@ use crate::app::App;
 use crate::body::{Optional, Required};
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::hooks::TemplateRefusal;
+use crate::keys::Standing;
 use crate::query::Query;
+use crate::quota::running;
+use crate::routes::templates::is_own;
 use crate::wire::build::{BuildStart, LEVELS, NewTemplate, entry, status};
 use axum::Json;
 use axum::body::Body;
@@ -12,9 +16,11 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
 use jiffy_build::{
-    Builder, BuilderError, Level, Lines, NewBuild, RecordError, UploadError, WantedSize,
+    Builder, BuilderError, DEFAULT_TAG, Level, Lines, NewBuild, RecordError, UploadError,
+    WantedSize,
 };
 use jiffy_engine::{Engine, SandboxSize};
+use jiffy_host::QuotaRequest;
 use jiffy_image::TemplateError;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -30,9 +36,14 @@ impl From<BuilderError> for ApiError {
         use BuilderError as B;
         let message = error.to_string();
         match error {
-            B::Name(_) | B::Tags | B::Spec(_) | B::Upload(UploadError::Name(_)) => {
-                Self::invalid(message)
-            }
+            B::Name(_)
+            | B::Reserved(_)
+            | B::Tags
+            | B::Spec(_)
+            | B::Upload(UploadError::Name(_))
+            | B::Template(TemplateError::Name { .. }) => Self::invalid(message),
+            // Nothing changes by waiting a moment.
+            B::Waiting => Self::too_many("too_many_waiting_builds", message).permanent(),
             B::Taken(_) => Self::conflict("name_taken", message),
             B::Started(_) => Self::conflict("build_started", message),
             B::UnknownTemplate(_) | B::Template(TemplateError::Unknown { .. }) => {
@@ -43,7 +54,10 @@ impl From<BuilderError> for ApiError {
             B::Upload(UploadError::TooLarge) => {
                 Self::new(StatusCode::PAYLOAD_TOO_LARGE, "upload_too_large", message)
             }
-            B::Upload(UploadError::TooMany) => Self::too_many("too_many_uploads", message),
+            B::Upload(UploadError::TooMany(_) | UploadError::TooManyAtOnce) => {
+                Self::too_many("too_many_uploads", message)
+            }
+            B::Quota(refusal) | B::Upload(UploadError::Quota(refusal)) => refusal.into(),
             B::Upload(_)
             | B::Records(_)
             | B::Template(_)
@@ -88,8 +102,9 @@ pub(super) async fn request<E: Engine>(
         tags: new.tags.unwrap_or_default(),
         size,
     };
-    let owner = caller.owner_id();
-    let (template, build) = app.builder()?.request(&wanted, owner.as_deref())?;
+    let key = caller.owner_id();
+    let builder = app.builder()?;
+    let (template, build) = builder.request(&wanted, caller.bounds(), key.as_deref())?;
     Ok((
         StatusCode::ACCEPTED,
         Json(json!({
@@ -147,10 +162,19 @@ pub(super) async fn upload<E: Engine>(
     body: Body,
 ) -> Result<StatusCode, ApiError> {
     let mut upload = app.builder()?.uploads().begin(&word).await?;
+    let owner = upload.owner().map(str::to_owned);
+    let is_closed = || app.keys.standing(owner.as_deref()) != Standing::InForce;
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
+        // A link ends with the key that it was made with.
+        if is_closed() {
+            return Err(BuilderError::from(UploadError::Closed).into());
+        }
         let piece = piece.map_err(|e| ApiError::invalid(format!("the upload broke off: {e}")))?;
         upload.write(&piece).await?;
+    }
+    if is_closed() {
+        return Err(BuilderError::from(UploadError::Closed).into());
     }
     upload.finish().await?;
     Ok(StatusCode::OK)
@@ -167,10 +191,16 @@ pub(super) async fn start<E: Engine>(
     let (template, build) = builder.own_build(&id, &build, caller.bounds())?;
     let spec = start.spec()?;
     // What has no room now is refused now; each of its sandboxes is asked about again when it is made.
-    let _room = match &template.owner {
-        Some(owner) => {
-            let size = usual_or(build.size);
-            app.build_room().room(owner, size, true).await?
+    let owner = build.caller.as_deref().map(|id| app.keys.in_force(id));
+    let owner = owner.transpose();
+    let owner = owner.map_err(|e| ApiError::internal(e.to_string()))?;
+    let _room = match owner.flatten() {
+        Some(key) => {
+            let request = QuotaRequest {
+                amount: running(usual_or(build.size), 1),
+                disk_floor: None,
+            };
+            Some(app.quota.reserve(&key, request, Some(1)).await?)
         }
         None => None,
     };
@@ -295,11 +325,34 @@ pub(super) async fn change<E: Engine>(
     Required(change): Required<Change>,
 ) -> Result<Json<Value>, ApiError> {
     let builder = app.builder()?;
-    let template = builder.own(&id, caller.bounds())?;
-    if let Some(public) = change.public {
-        builder.records().set_public(&template.id, public)?;
-    }
-    Ok(Json(json!({ "names": [template.name] })))
+    let name = match builder.own(&id, caller.bounds()) {
+        Ok(template) => {
+            if let Some(public) = change.public {
+                builder.set_public(&template, public).await?;
+            }
+            template.called(DEFAULT_TAG)
+        }
+        // One that was made without the builder.
+        Err(BuilderError::UnknownTemplate(_)) => {
+            let info = app.template(&caller, &id)?;
+            if !is_own(&caller, &info) {
+                caller.require_admin("changing a template of others")?;
+            }
+            let name = info.without_tag();
+            if let Some(public) = change.public {
+                let (templates, name) = (app.templates.clone(), name.clone());
+                let set = tokio::task::spawn_blocking(move || templates.set_public(&name, public));
+                let set = set.await.map_err(|e| ApiError::internal(e.to_string()))?;
+                set.map_err(|e| match e {
+                    TemplateRefusal::Stock(_) => ApiError::invalid(e.to_string()),
+                    e => ApiError::internal(e.to_string()),
+                })?;
+            }
+            name
+        }
+        Err(e) => return Err(e.into()),
+    };
+    Ok(Json(json!({ "names": [caller.called(&name)] })))
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -308,16 +361,16 @@ pub(super) struct PruneBody {
     unused_seconds: u64,
 }
 
-/// `POST /templates/prune`: removes what only makes later builds faster.
+/// `POST /templates/prune`: removes what only makes later builds faster, of the caller's own if the key is for its own.
 pub(super) async fn prune<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
     Optional(body): Optional<PruneBody>,
 ) -> Result<Json<Value>, ApiError> {
-    caller.require_admin("removing what builds keep")?;
+    let of = caller.bounds().map(str::to_owned);
     let builder = app.builder()?.clone();
     let unused = Duration::from_secs(body.unused_seconds.min(MAX_UNUSED_S));
-    let pruned = tokio::task::spawn_blocking(move || builder.prune(unused)).await;
+    let pruned = tokio::task::spawn_blocking(move || builder.prune(unused, of.as_deref())).await;
     let pruned = pruned.map_err(|e| ApiError::internal(e.to_string()))??;
     Ok(Json(json!(pruned)))
 }

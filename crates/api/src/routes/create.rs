@@ -144,11 +144,13 @@ async fn make<E: Engine>(
             timeout_s: app.config.timeout_or_default(wanted.timeout)?,
             on_timeout: on_timeout(wanted.auto_pause, wanted.lifecycle.as_ref()),
             auto_resume: auto_resume(wanted.auto_resume, wanted.lifecycle.as_ref()),
-            secure: secure.unwrap_or(wanted.secure == Some(true)),
+            // Unless it was asked otherwise, in which case its id is all that its agent asks for.
+            secure: secure.unwrap_or(wanted.secure != Some(false)),
             network: checked(wanted.network, wanted.allow_internet_access)?,
         },
     };
-    let _room = app.room(caller, room_for, 1, true).await?;
+    let then = spec.terms.on_timeout;
+    let _room = app.room(caller, room_for, 1, then).await?;
     let made = app.sandboxes.create(spec).await?;
     Ok((StatusCode::CREATED, Json(app.answer(caller, &made))).into_response())
 }

@@ -58,15 +58,12 @@ pub(super) async fn fork<E: Engine>(
         return Err(ApiError::invalid(format!("`count` must be 1 to {most}")));
     }
     let record = app.sandbox(&caller, &id, Wanted::Alive)?;
-    let _room = app.room(&caller, record.size, count, true).await?;
-    let limit = timeout.flatten().map(Duration::from_secs);
+    let then = record.terms.on_timeout;
+    let _room = app.room(&caller, record.size, count, then).await?;
+    let limit = timeout.map(|t| t.map(Duration::from_secs));
     let report = app.sandboxes.fork(&record.id, count, limit).await?;
     let mut forked = Vec::with_capacity(report.children.len());
     for child in report.children {
-        let child = match (child, timeout) {
-            (Ok(child), Some(None)) => app.sandboxes.set_timeout(&child.id, None).await,
-            (child, _) => child,
-        };
         forked.push(entry(&app, &caller, &report.snapshot.id, child));
     }
     Ok((StatusCode::CREATED, Json(forked)))

@@ -5,6 +5,7 @@ use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::find::Wanted;
+use crate::keys::Standing;
 use crate::network::NetworkUpdate;
 use crate::query::Query;
 use crate::wire::moment;
@@ -94,7 +95,8 @@ pub(super) async fn all_metrics<E: Engine>(
             continue;
         };
         if let Some(latest) = app.sandboxes.metrics(&record.id, None, None)?.last() {
-            found.insert(record.id, metric(latest));
+            let id = caller.shown_id(&record.id).to_owned();
+            found.insert(id, metric(latest));
         }
     }
     Ok(Json(json!({ "sandboxes": found })))
@@ -111,7 +113,9 @@ impl Console {
         let record = app.sandbox(caller, id, Wanted::Mendable)?;
         let text = app.sandboxes.console_tail(&record.id)?.unwrap_or_default();
         let most = usize::try_from(MAX_LINES).unwrap_or(usize::MAX);
-        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        // A guest's host name is its id.
+        let shown = |line: &str| line.replace(&record.id, caller.shown_id(&record.id));
+        let lines: Vec<String> = text.lines().map(shown).collect();
         let begin = lines.len().saturating_sub(most);
         Ok(Self {
             at: moment(record.changed_ms),
@@ -234,6 +238,12 @@ pub(super) async fn preview<E: Engine>(
     if caller.only_reads() {
         return Err(ApiError::forbidden(
             "a link lets its holder change the sandbox: a key with the scope `read` gets none",
+        ));
+    }
+    if app.keys.standing(record.terms.owner.as_deref()) != Standing::InForce {
+        return Err(ApiError::conflict(
+            "key_over",
+            "the key that made this sandbox was revoked or has expired: links to it open nothing",
         ));
     }
     let Some(links) = &app.preview else {

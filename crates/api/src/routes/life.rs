@@ -6,14 +6,17 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::find::Wanted;
 use crate::query::Query;
-use crate::quota::Room;
+use crate::quota::running;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::{Engine, SandboxSize};
-use jiffy_host::{OnTimeout, OperationError, SandboxRecord, State as Life};
+use jiffy_host::{
+    AwakeTime, OnTimeout, OperationError, QuotaAmount, QuotaPermit, QuotaRequest, SandboxRecord,
+    State as Life, WakeOptions,
+};
 use jiffy_proto::agent::ENVD_PORT;
 use serde::Deserialize;
 use std::io;
@@ -38,53 +41,89 @@ pub(super) struct PauseBody {
 }
 
 impl<E: Engine> App<E> {
-    /// Room for sandboxes that are about to run; only keys have limits.
+    /// Room for `count` new sandboxes; only keys have limits. Those that will be paused at their timeout have a place among the
+    /// paused ones from the beginning.
     pub(crate) async fn room(
         &self,
         caller: &Caller,
         size: SandboxSize,
         count: usize,
-        new: bool,
-    ) -> Result<Option<Room>, ApiError> {
-        let Some(key) = caller.key() else {
-            return Ok(None);
+        then: OnTimeout,
+    ) -> Result<QuotaPermit, ApiError> {
+        let paused = match then {
+            OnTimeout::Pause => count as u64,
+            OnTimeout::Kill => 0,
         };
-        let room = self.quota.room(&self.sandboxes, key, size, count, new);
-        room.await.map(Some)
+        let amount = QuotaAmount {
+            paused,
+            ..running(size, count)
+        };
+        self.reserve(caller, amount, Some(count)).await
     }
 
-    /// Makes sure that a sandbox runs and has its time; says whether it had to be woken.
+    /// Room for `amount` in the budget of the caller; `new` sandboxes also count for its creates per minute.
+    async fn reserve(
+        &self,
+        caller: &Caller,
+        amount: QuotaAmount,
+        new: Option<usize>,
+    ) -> Result<QuotaPermit, ApiError> {
+        let Some(key) = caller.key() else {
+            return Ok(QuotaPermit::unlimited());
+        };
+        let request = QuotaRequest {
+            amount,
+            disk_floor: None,
+        };
+        self.quota.reserve(key, request, new).await
+    }
+
+    /// Room for a sandbox that is about to run again.
+    pub(crate) async fn room_again(
+        &self,
+        caller: &Caller,
+        size: SandboxSize,
+    ) -> Result<QuotaPermit, ApiError> {
+        self.reserve(caller, running(size, 1), None).await
+    }
+
+    /// Makes sure that a sandbox runs and has its time; says whether it had to be woken. Time and
+    /// state change in one step: a deadline of before cannot end it once this has returned.
     async fn wake(
         &self,
         caller: &Caller,
         record: &SandboxRecord,
-        timeout: Option<Option<u64>>,
+        time: AwakeTime,
     ) -> Result<(SandboxRecord, bool), ApiError> {
-        let _room = match record.state {
-            Life::Running => None,
-            _ => self.room(caller, record.size, 1, false).await?,
-        };
-        let (now, woken) = self.sandboxes.wake(&record.id).await?;
-        let now = match timeout {
-            // Its time began anew with waking.
-            None if woken => now,
-            None => match now.terms.timeout_s {
-                Some(own) => self.extend(&now.id, own).await?,
-                None => now,
+        if let Some(now) = self.sandboxes.keep_awake(&record.id, time).await? {
+            return Ok((now, false));
+        }
+        // Only one that does not run takes room of its key; another request may wake it meanwhile.
+        let _room = match self.room_again(caller, record.size).await {
+            Ok(room) => room,
+            Err(refusal) => match self.sandboxes.keep_awake(&record.id, time).await? {
+                Some(now) => return Ok((now, false)),
+                None => return Err(refusal),
             },
-            Some(None) => self.sandboxes.set_timeout(&now.id, None).await?,
-            Some(Some(seconds)) if woken => {
-                let limit = Some(Duration::from_secs(seconds));
-                self.sandboxes.set_timeout(&now.id, limit).await?
-            }
-            Some(Some(seconds)) => self.extend(&now.id, seconds).await?,
         };
-        Ok((now, woken))
+        Ok(self.sandboxes.wake_for(&record.id, time).await?)
     }
 
-    async fn extend(&self, id: &str, seconds: u64) -> Result<SandboxRecord, OperationError> {
-        let more = Duration::from_secs(seconds);
-        self.sandboxes.extend_timeout(id, more).await
+    /// Time that waking gives to a sandbox, as a caller asked for it.
+    pub(crate) fn awake_time(
+        &self,
+        record: &SandboxRecord,
+        timeout: Option<Option<u64>>,
+    ) -> AwakeTime {
+        match (timeout, record.terms.timeout_s) {
+            (Some(None), _) => AwakeTime::Unlimited,
+            (Some(Some(seconds)), _) => AwakeTime::AtLeast(Duration::from_secs(seconds)),
+            // One that was made with no time at all would be put to sleep before it is of use.
+            (None, Some(0)) => {
+                AwakeTime::AtLeast(Duration::from_secs(self.config.default_timeout_s))
+            }
+            (None, _) => AwakeTime::Own,
+        }
     }
 
     async fn is_healthy(&self, id: &str) -> bool {
@@ -110,22 +149,44 @@ fn no_cold_start(memory: Option<bool>) -> Result<(), ApiError> {
     }
 }
 
-/// `POST /sandboxes/{id}/connect`: 200 if it ran, 201 if it was woken. Never shortens its time.
+/// `POST /v2/sandboxes/{id}/connect`: 200 if it ran, 201 if it was woken. Never shortens its time.
 pub(super) async fn connect<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
     Path(id): Path<String>,
     Optional(body): Optional<WakeBody>,
 ) -> Result<Response, ApiError> {
-    let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
-    no_cold_start(body.memory)?;
-    let (now, woken) = app.wake(&caller, &record, timeout).await?;
+    let (now, woken) = make_run(&app, &caller, &id, &body).await?;
     let status = match woken {
         true => StatusCode::CREATED,
         false => StatusCode::OK,
     };
     Ok((status, Json(app.answer(&caller, &now))).into_response())
+}
+
+/// `POST /sandboxes/{id}/connect`: the same, and 200 also if it was woken. CubeSandbox's clients take
+/// nothing else here; E2B's take either.
+pub(super) async fn connect_v1<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Optional(body): Optional<WakeBody>,
+) -> Result<Response, ApiError> {
+    let (now, _) = make_run(&app, &caller, &id, &body).await?;
+    Ok(Json(app.answer(&caller, &now)).into_response())
+}
+
+async fn make_run<E: Engine>(
+    app: &App<E>,
+    caller: &Caller,
+    id: &str,
+    body: &WakeBody,
+) -> Result<(SandboxRecord, bool), ApiError> {
+    let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
+    let record = app.sandbox(caller, id, Wanted::Alive)?;
+    no_cold_start(body.memory)?;
+    let time = app.awake_time(&record, timeout);
+    app.wake(caller, &record, time).await
 }
 
 /// `POST /sandboxes/{id}/resume`: as older clients wake a sandbox; 409 if it runs.
@@ -145,19 +206,24 @@ pub(super) async fn resume<E: Engine>(
     if record.state == Life::Running {
         return Err(runs());
     }
-    let (now, woken) = app.wake(&caller, &record, timeout).await?;
-    if !woken {
-        return Err(runs());
-    }
-    if let Some(pause) = body.auto_pause {
-        let change = move |terms: &mut jiffy_host::Terms| {
-            terms.on_timeout = match pause {
-                true => OnTimeout::Pause,
-                false => OnTimeout::Kill,
-            };
-        };
-        app.sandboxes.change_terms(&now.id, change).await?;
-    }
+    let options = WakeOptions {
+        time: app.awake_time(&record, timeout),
+        on_timeout: body.auto_pause.map(|pause| match pause {
+            true => OnTimeout::Pause,
+            false => OnTimeout::Kill,
+        }),
+    };
+    let _room = app.room_again(&caller, record.size).await?;
+    let now = match app.sandboxes.resume_with(&record.id, options).await {
+        Ok(now) => now,
+        Err(e) => {
+            let now = app.sandboxes.find(&record.id).map(|r| r.state);
+            return Err(match now {
+                Some(Life::Running) => runs(),
+                _ => e.into(),
+            });
+        }
+    };
     Ok((StatusCode::CREATED, Json(app.answer(&caller, &now))).into_response())
 }
 

@@ -41,14 +41,17 @@ impl Filter {
         let started = i64::try_from(record.created_ms).unwrap_or(i64::MAX);
         self.states.contains(&record.state.name())
             && self.metadata.iter().all(has)
-            && self.started_after.is_none_or(|after| started > after)
-            && self.template.as_ref().is_none_or(|t| *t == record.template)
+            && self.started_after.is_none_or(|after| started >= after)
     }
 }
 
 fn wanted<E: Engine>(app: &App<E>, caller: &Caller, filter: &Filter) -> Vec<SandboxRecord> {
     let mut all = app.sandboxes.list();
-    all.retain(|r| caller.sees(r.terms.owner.as_deref()) && filter.wants(r));
+    let of_template = |r: &SandboxRecord| match &filter.template {
+        Some(t) => *t == r.template || *t == caller.called(&r.template),
+        None => true,
+    };
+    all.retain(|r| caller.sees(r.terms.owner.as_deref()) && filter.wants(r) && of_template(r));
     all
 }
 
@@ -61,7 +64,7 @@ pub(super) async fn list_v2<E: Engine>(
     let filter = Filter::from_query(&query, &["running", "paused"])?;
     let page = Page::from_query(&query)?;
     let found = wanted(&app, &caller, &filter);
-    let (found, next) = page.cut(found, |r| (r.created_ms, r.id.clone()));
+    let (found, next) = page.cut(found, |r| (r.created_ms, caller.shown_id(&r.id).to_owned()));
     let shown: Vec<ListedSandbox> = found.iter().map(|r| app.listed(&caller, r)).collect();
     let mut response = Json(shown).into_response();
     if let Some(next) = next {

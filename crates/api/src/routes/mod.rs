@@ -5,7 +5,9 @@ mod create;
 mod fork;
 mod guest;
 mod host;
+mod keys;
 mod life;
+mod limits;
 mod list;
 mod pools;
 mod ports;
@@ -95,7 +97,7 @@ fn closed<E: Engine>() -> Calls<E> {
         .get("/sandboxes/{sandboxID}", list::one)
         .delete("/sandboxes/{sandboxID}", life::delete)
         .post("/v2/sandboxes/{sandboxID}/connect", life::connect)
-        .post("/sandboxes/{sandboxID}/connect", life::connect)
+        .post("/sandboxes/{sandboxID}/connect", life::connect_v1)
         .post("/sandboxes/{sandboxID}/resume", life::resume)
         .post("/sandboxes/{sandboxID}/pause", life::pause)
         .post("/sandboxes/{sandboxID}/timeout", time::timeout)
@@ -141,8 +143,10 @@ fn closed<E: Engine>() -> Calls<E> {
         .get("/teams", templates::teams)
         .post("/snapshots/{snapshotID}/verify", host::verify)
         .get("/engines", host::engines)
+        .get("/limits", limits::limits)
         .get("/host", host::host)
         .post("/host/stop", host::stop)
+        .post("/keys/{keyID}/revoke", keys::revoke)
         .get("/pools", pools::list)
         .put("/pools/{templateID}", pools::set)
 }

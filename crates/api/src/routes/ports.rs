@@ -22,7 +22,7 @@ const PROTOCOL: &str = "tcp";
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
 
 /// `GET /sandboxes/{id}/ports/{port}` with `Upgrade: tcp`: what follows are the bytes of a TCP connection to the port, also of a server that
-/// listens on the guest's loopback only.
+/// listens on the guest's loopback only. The stream ends with the key that opened it.
 pub(super) async fn stream<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -54,14 +54,23 @@ pub(super) async fn stream<E: Engine>(
             "this host opens no streams: its daemon serves no data plane",
         ));
     };
+    // A stream counts like a request through the gateway, for as long as it is open.
+    let owner = record.terms.owner.as_deref();
+    let permit = owner.map(|owner| app.quota.exchange(owner)).transpose()?;
     let opened = timeout(OPEN_LIMIT, ports.open(&record.id, port)).await;
     let too_late = |_| PortRefusal::Unavailable("it could not be opened in time".to_owned());
     let mut guest = opened.map_err(too_late)??;
     let client = hyper::upgrade::on(&mut request);
+    let (keys, key) = (app.keys.clone(), caller.owner_id());
     tokio::spawn(async move {
+        let _permit = permit;
         let Ok(client) = client.await else { return };
-        // Either side breaking is an ordinary end.
-        let _ = copy_bidirectional(&mut TokioIo::new(client), &mut guest).await;
+        let mut client = TokioIo::new(client);
+        tokio::select! {
+            // Either side breaking is an ordinary end.
+            _ = copy_bidirectional(&mut client, &mut guest) => {}
+            () = keys.over(key.as_deref()) => {}
+        }
     });
     let headers = [(CONNECTION, "upgrade"), (UPGRADE, PROTOCOL)];
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())

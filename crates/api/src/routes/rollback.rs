@@ -44,7 +44,7 @@ pub(super) async fn rollback<E: Engine>(
     let snapshot = app.ancestor(&caller, &record, &body.snapshot_id)?;
     let _room = match record.state {
         Life::Running => None,
-        _ => app.room(&caller, record.size, 1, false).await?,
+        _ => Some(app.room_again(&caller, record.size).await?),
     };
     let now = app.sandboxes.rollback(&record.id, &snapshot.id).await?;
     Ok(Json(RolledBack {

@@ -13,6 +13,8 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiffy_engine::Engine;
+use jiffy_host::SnapshotRecord;
+use jiffy_image::is_reserved;
 use serde::Deserialize;
 
 /// Longest name.
@@ -25,12 +27,14 @@ pub(super) struct SnapshotBody {
     memory: Option<bool>,
 }
 
-/// `[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}`: what also templates and tags are made of.
+/// `[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}`: what also templates and tags are made of. What reads as an
+/// id is no name.
 fn is_name(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || "._:/-".contains(c);
     name.len() <= MAX_NAME
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(good)
+        && !is_reserved(name)
 }
 
 /// `POST /sandboxes/{id}/snapshots`: of one that runs, which runs on, or of one that sleeps.
@@ -50,11 +54,11 @@ pub(super) async fn take<E: Engine>(
         && !is_name(name)
     {
         return Err(ApiError::invalid(format!(
-            "`name` must begin with a letter or digit and go on with those and `._:/-`, {MAX_NAME} at most"
+            "`name` must begin with a letter or digit and go on with those and `._:/-`, {MAX_NAME} at most; what reads as an id is no name"
         )));
     }
     let taken = app.sandboxes.snapshot(&record.id, body.name).await?;
-    Ok((StatusCode::CREATED, Json(Snapshot::new(&taken))).into_response())
+    Ok((StatusCode::CREATED, Json(Snapshot::new(&caller, &taken))).into_response())
 }
 
 /// `GET /snapshots`: those that were asked for, newest first, in pages. The host's owner gets all with `all=true`.
@@ -78,13 +82,16 @@ pub(super) async fn list<E: Engine>(
             None => Vec::new(),
         };
         let id = sandbox.as_ref().map_or(id, |sandbox| &sandbox.id);
-        found.retain(|s| s.sandbox == id || lineage.iter().any(|l| l.id == s.id));
+        let id = caller.shown_id(id);
+        let of_it = |s: &SnapshotRecord| caller.shown_id(&s.sandbox) == id;
+        found.retain(|s| of_it(s) || lineage.iter().any(|l| l.id == s.id));
     }
     if let Some(name) = query.get("name") {
         found.retain(|s| s.name.as_deref() == Some(name));
     }
     let (found, next) = page.cut(found, |s| (s.created_ms, s.id.clone()));
-    let shown: Vec<Snapshot> = found.iter().map(Snapshot::new).collect();
+    let shown = found.iter().map(|s| Snapshot::new(&caller, s));
+    let shown: Vec<Snapshot> = shown.collect();
     let mut response = Json(shown).into_response();
     if let Some(next) = next {
         response.headers_mut().insert(NEXT, next);
@@ -99,5 +106,5 @@ pub(super) async fn one<E: Engine>(
     Path(id): Path<String>,
 ) -> Result<Json<Snapshot>, ApiError> {
     let found = app.snapshot(&caller, &id)?;
-    Ok(Json(Snapshot::new(&found)))
+    Ok(Json(Snapshot::new(&caller, &found)))
 }

@@ -4,15 +4,17 @@ use super::builds;
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::find::{Origin, short};
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::query::Query;
 use crate::wire::moment;
-use crate::wire::template::{build_id, created, is_public, listed};
+use crate::wire::template::{build_id, created, listed};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_build::{DEFAULT_TAG, Status, TemplateRecord};
+use jiffy_build::{DEFAULT_TAG, Status, TemplateRecord, is_visible};
 use jiffy_engine::Engine;
+use jiffy_image::Visibility;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -29,9 +31,14 @@ fn record_of<E: Engine>(
     info: &TemplateInfo,
 ) -> Result<Option<TemplateRecord>, ApiError> {
     match &app.builder {
-        Some(builder) => Ok(builder.known(&info.name)?),
+        Some(builder) => Ok(builder.known(info.owner.as_deref(), &info.name)?),
         None => Ok(None),
     }
+}
+
+/// Tells templates that the caller may change from others that it sees.
+pub(super) fn is_own(caller: &Caller, info: &TemplateInfo) -> bool {
+    caller.bounds().is_none() || info.owner.as_deref() == caller.bounds()
 }
 
 /// `GET /templates`: those that are built, each with all its tags.
@@ -41,23 +48,26 @@ pub(super) async fn list<E: Engine>(
 ) -> Result<Json<Vec<Value>>, ApiError> {
     let mut by_name: BTreeMap<String, Vec<TemplateInfo>> = BTreeMap::new();
     for info in app.templates.list().map_err(failed)? {
-        by_name.entry(info.name.clone()).or_default().push(info);
+        if is_visible(info.owner.as_deref(), info.visibility, caller.bounds()) {
+            by_name.entry(info.without_tag()).or_default().push(info);
+        }
     }
     let mut shown = Vec::new();
-    for tags in by_name.values() {
+    for (name, tags) in &by_name {
         let own = tags.iter().find(|t| t.tag == DEFAULT_TAG);
         let Some(info) = own.or(tags.first()) else {
             continue;
         };
         let record = record_of(&app, info)?;
-        let hers = |r: &TemplateRecord| r.owner.as_deref() == caller.bounds();
-        let visible = caller.bounds().is_none()
-            || is_public(record.as_ref())
-            || record.as_ref().is_some_and(hers);
-        if visible {
-            let names: Vec<String> = tags.iter().map(TemplateInfo::reference).collect();
-            shown.push(listed(info, record.as_ref(), &names));
+        let own = |name: &str| caller.bounds().map(|key| format!("{key}/{name}"));
+        let hidden = own(name).is_some_and(|own| by_name.contains_key(&own));
+        if hidden && record.is_none() {
+            // The name means the caller's own, and there is no other word for this one.
+            continue;
         }
+        let called = |name: &str| caller.called(name);
+        let names: Vec<String> = tags.iter().map(|t| called(&t.reference())).collect();
+        shown.push(listed(info, &called(name), record.as_ref(), &names));
     }
     Ok(Json(shown))
 }
@@ -70,7 +80,9 @@ pub(super) async fn one<E: Engine>(
 ) -> Result<Json<Value>, ApiError> {
     let info = app.template(&caller, &id)?;
     let record = record_of(&app, &info)?;
-    let mut shown = listed(&info, record.as_ref(), &[info.reference()]);
+    let called = caller.called(&info.without_tag());
+    let names = [caller.called(&info.reference())];
+    let mut shown = listed(&info, &called, record.as_ref(), &names);
     let build = |id: String, status: &str, created: String, changed: String| {
         json!({
             "buildID": id,
@@ -84,16 +96,18 @@ pub(super) async fn one<E: Engine>(
         })
     };
     let builds: Vec<Value> = match (&app.builder, &record) {
-        (Some(builder), Some(record)) => (builder.records().builds(&record.id)?.into_iter())
-            .map(|b| {
-                build(
-                    b.id,
-                    b.status.name(),
-                    moment(b.created_ms),
-                    moment(b.changed_ms),
-                )
-            })
-            .collect(),
+        (Some(builder), Some(record)) if is_own(&caller, &info) => {
+            (builder.records().builds(&record.id)?.into_iter())
+                .map(|b| {
+                    build(
+                        b.id,
+                        b.status.name(),
+                        moment(b.created_ms),
+                        moment(b.changed_ms),
+                    )
+                })
+                .collect()
+        }
         _ => vec![build(
             build_id(&info),
             "ready",
@@ -122,9 +136,12 @@ pub(super) async fn delete<E: Engine>(
         }
         return Ok(StatusCode::NO_CONTENT);
     }
-    let unknown = match app.template(&caller, &id) {
-        Ok(info) => {
-            caller.require_admin("removing a template")?;
+    let snapshot = match app.origin(&caller, &id)? {
+        Origin::Snapshot(snapshot) => snapshot,
+        Origin::Template(info) => {
+            if !is_own(&caller, &info) {
+                caller.require_admin("removing a template of others")?;
+            }
             let templates = app.templates.clone();
             let reference = info.reference();
             // Hundreds of megabytes.
@@ -140,11 +157,6 @@ pub(super) async fn delete<E: Engine>(
                 Err(e) => Err(ApiError::internal(e.to_string())),
             };
         }
-        Err(e) if e.error_code == "template_not_found" => e,
-        Err(e) => return Err(e),
-    };
-    let Ok(snapshot) = app.snapshot(&caller, &id) else {
-        return Err(unknown);
     };
     // Its owner is told what still needs it; clients expect that it is simply gone.
     match caller.is_owner() {
@@ -160,23 +172,19 @@ pub(super) async fn alias<E: Engine>(
     caller: Caller,
     Path(alias): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let (name, bounds) = (alias.as_str(), caller.bounds());
     if let Some(builder) = &app.builder
-        && let Some(record) = builder.known(name)?
+        && let Ok(record) = builder.own(&alias, caller.bounds())
         && builder.is_there(&record)?
     {
-        let theirs = bounds.is_none() || record.owner.as_deref() == bounds;
-        return match theirs || is_public(Some(&record)) {
-            true => Ok(Json(
-                json!({ "templateID": record.id, "public": is_public(Some(&record)) }),
-            )),
-            false => Err(ApiError::forbidden(format!(
-                "the template `{name}` belongs to another key"
-            ))),
-        };
+        let built = app.templates.find(&record.called(DEFAULT_TAG)).ok();
+        let public = built.map_or(record.public, |info| info.visibility == Visibility::Public);
+        return Ok(Json(json!({ "templateID": record.id, "public": public })));
     }
     let info = app.template(&caller, &alias)?;
-    Ok(Json(json!({ "templateID": info.name, "public": true })))
+    let name = caller.called(&info.without_tag());
+    let id = record_of(&app, &info)?.map_or(name, |record| record.id);
+    let public = info.visibility == Visibility::Public;
+    Ok(Json(json!({ "templateID": id, "public": public })))
 }
 
 /// `GET /templates/{id}/tags`.
@@ -187,7 +195,9 @@ pub(super) async fn tags<E: Engine>(
 ) -> Result<Json<Value>, ApiError> {
     let info = app.template(&caller, &id)?;
     let tag = |tag: &str, build: String, created: String| json!({ "tag": tag, "buildID": build, "createdAt": created });
-    if let (Some(builder), Some(record)) = (&app.builder, record_of(&app, &info)?) {
+    if is_own(&caller, &info)
+        && let (Some(builder), Some(record)) = (&app.builder, record_of(&app, &info)?)
+    {
         let mut tags = Vec::new();
         for build in builder.records().builds(&record.id)? {
             if build.status == Status::Ready {
@@ -204,7 +214,7 @@ pub(super) async fn tags<E: Engine>(
     }
     let mut tags = Vec::new();
     for other in app.templates.list().map_err(failed)? {
-        if other.name == info.name {
+        if other.without_tag() == info.without_tag() {
             tags.push(tag(&other.tag, build_id(&other), created(&other)));
         }
     }
@@ -231,11 +241,11 @@ pub(super) async fn build_status<E: Engine>(
     if build != build_id(&info) {
         return Err(ApiError::not_found(
             "build_not_found",
-            format!("template `{}` has no such build", info.name),
+            format!("template `{}` has no such build", short(&id)),
         ));
     }
     Ok(Json(json!({
-        "templateID": info.name,
+        "templateID": caller.called(&info.without_tag()),
         "buildID": build,
         "status": "ready",
         "logs": [],

@@ -128,6 +128,7 @@ impl BuildStart {
             step.add_to(&mut steps)?;
         }
         Ok(BuildSpec {
+            start_image_command: false,
             stages: vec![Stage {
                 name: None,
                 from,

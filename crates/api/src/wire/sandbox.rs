@@ -108,13 +108,17 @@ struct Lifecycle {
 
 fn ours(caller: &Caller, record: &SandboxRecord) -> Ours {
     Ours {
-        forked_from: record.forked_from.clone(),
+        forked_from: shown(caller, record.forked_from.clone()),
         snapshot_id: record.snapshot.clone(),
         boot_mode: record.boot_mode,
         engine: record.engine.clone(),
         boot_ms: record.boot_ms,
         jiffy: whole(caller, record.clone()),
     }
+}
+
+fn shown(caller: &Caller, id: Option<String>) -> Option<String> {
+    id.map(|id| caller.shown_id(&id).to_owned())
 }
 
 /// All that is known about a sandbox, as far as the caller may know it.
@@ -124,6 +128,8 @@ pub(crate) fn whole(caller: &Caller, mut record: SandboxRecord) -> SandboxRecord
         record.agent_token = None;
         record.traffic_token = None;
     }
+    record.id = caller.shown_id(&record.id).to_owned();
+    record.forked_from = shown(caller, record.forked_from);
     record
 }
 
@@ -156,11 +162,11 @@ impl<E: Engine> App<E> {
     pub(crate) fn answer(&self, caller: &Caller, record: &SandboxRecord) -> Sandbox {
         let secret = |token: &Option<String>| token.clone().filter(|_| !caller.only_reads());
         Sandbox {
-            template_id: record.template.clone(),
-            sandbox_id: record.id.clone(),
+            template_id: caller.called(&record.template),
+            sandbox_id: caller.shown_id(&record.id).to_owned(),
             client_id: CLIENT_ID,
             envd_version: ENVD_VERSION,
-            alias: record.template.clone(),
+            alias: caller.called(&record.template),
             envd_access_token: secret(&record.agent_token),
             traffic_access_token: secret(&record.traffic_token),
             domain: self.config.domain.clone(),
@@ -170,10 +176,10 @@ impl<E: Engine> App<E> {
 
     pub(crate) fn listed(&self, caller: &Caller, record: &SandboxRecord) -> ListedSandbox {
         ListedSandbox {
-            template_id: record.template.clone(),
-            sandbox_id: record.id.clone(),
+            template_id: caller.called(&record.template),
+            sandbox_id: caller.shown_id(&record.id).to_owned(),
             client_id: CLIENT_ID,
-            alias: record.template.clone(),
+            alias: caller.called(&record.template),
             started_at: moment(record.created_ms),
             end_at: end_at(record),
             cpu_count: record.size.vcpus,

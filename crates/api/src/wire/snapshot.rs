@@ -1,6 +1,7 @@
 //! Snapshots as clients see them.
 
 use super::moment;
+use crate::caller::Caller;
 use jiffy_host::{Purpose, SnapshotRecord};
 use serde::Serialize;
 
@@ -30,18 +31,23 @@ pub(crate) struct Snapshot {
     stopped_ms: f64,
     /// From the request to its completion.
     total_ms: f64,
-    /// The whole record.
+    /// The whole record; its environment is in it for the host's owner only.
     jiffy: SnapshotRecord,
 }
 
 impl Snapshot {
-    pub fn new(record: &SnapshotRecord) -> Self {
+    pub fn new(caller: &Caller, record: &SnapshotRecord) -> Self {
+        let mut whole = record.clone();
+        whole.sandbox = caller.shown_id(&record.sandbox).to_owned();
+        if !caller.is_owner() {
+            whole.env.clear();
+        }
         Self {
             snapshot_id: record.id.clone(),
             names: record.name.iter().cloned().collect(),
             status: "ready",
-            origin_sandbox_id: Some(record.sandbox.clone()).filter(|s| !s.is_empty()),
-            template_id: record.template.clone(),
+            origin_sandbox_id: Some(whole.sandbox.clone()).filter(|s| !s.is_empty()),
+            template_id: caller.called(&record.template),
             parent_snapshot_id: record.parent.clone(),
             purpose: record.purpose,
             cpu_count: record.size.vcpus,
@@ -51,7 +57,7 @@ impl Snapshot {
             updated_at: moment(record.created_ms),
             stopped_ms: record.stopped_ms,
             total_ms: record.total_ms,
-            jiffy: record.clone(),
+            jiffy: whole,
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::moment;
 use crate::hooks::TemplateInfo;
 use jiffy_build::TemplateRecord;
+use jiffy_image::Visibility;
 use jiffy_proto::agent::ENVD_VERSION;
 use serde_json::{Value, json};
 
@@ -20,20 +21,22 @@ pub(crate) fn build_id(info: &TemplateInfo) -> String {
         .join("-")
 }
 
-/// A template in a list, with the names of all its tags. One that was built here has an id of its own.
+/// A template in a list: `called` so by its viewer, with the names of all its tags. One that was
+/// built here has an id of its own.
 pub(crate) fn listed(
     info: &TemplateInfo,
+    called: &str,
     record: Option<&TemplateRecord>,
     names: &[String],
 ) -> Value {
     json!({
-        "templateID": record.map_or(&info.name, |r| &r.id),
+        "templateID": record.map_or(called, |r| &r.id),
         "buildID": build_id(info),
         "cpuCount": info.size.vcpus,
         "memoryMB": info.size.memory_mib,
         "diskSizeMB": info.size.disk_mib,
-        "public": is_public(record),
-        "aliases": [info.name],
+        "public": info.visibility == Visibility::Public,
+        "aliases": [called],
         "names": names,
         "createdAt": record.map_or_else(|| created(info), |r| moment(r.created_ms)),
         "updatedAt": created(info),
@@ -44,11 +47,6 @@ pub(crate) fn listed(
         "envdVersion": ENVD_VERSION,
         "buildStatus": "ready",
     })
-}
-
-/// Whether every key may make sandboxes of it: of the host's own, each may.
-pub(crate) fn is_public(record: Option<&TemplateRecord>) -> bool {
-    record.is_none_or(|r| r.public || r.owner.is_none())
 }
 
 /// When it was built.
@@ -65,6 +63,8 @@ mod tests {
     fn a_build_is_named_by_its_image() {
         let mut info = TemplateInfo {
             name: "x".to_owned(),
+            owner: None,
+            visibility: Visibility::Private,
             tag: "default".to_owned(),
             version: Some("0123456789abcdef".repeat(4)),
             size: SandboxSize::default(),

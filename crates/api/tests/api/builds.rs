@@ -73,13 +73,12 @@ async fn a_build_that_was_cancelled_before_it_began_is_over() {
 }
 
 #[tokio::test]
-async fn a_template_belongs_to_the_key_that_asked_for_it_first() {
+async fn a_template_belongs_to_the_key_that_asked_for_it_and_does_not_exist_for_others() {
     let api = Api::building().await;
     let (hers, _) = api.key(Scope::Create, Limits::default());
     let (his, _) = api.key(Scope::Create, Limits::default());
     let asked = request(&api, &hers, "hers").await.expect(202);
     let (template, build) = (asked.text("templateID"), asked.text("buildID"));
-    assert_eq!(request(&api, &his, "hers").await.refused(409), "name_taken");
     let status = format!("/templates/{template}/builds/{build}/status");
     api.call_as(&hers, "GET", &status, Value::Null)
         .await
@@ -131,16 +130,27 @@ async fn a_template_belongs_to_the_key_that_asked_for_it_first() {
     let alias = "/templates/aliases/hers";
     api.call_as(&his, "GET", alias, Value::Null)
         .await
-        .expect(403);
+        .expect(404);
+    // A name of others is free.
+    let his_own = request(&api, &his, "hers").await.expect(202);
+    assert_ne!(his_own.text("templateID"), template);
     let public = json!({ "public": true });
     api.call_as(&hers, "PATCH", "/v2/templates/hers", public)
         .await
         .expect(200);
     let shown = api
+        .call_as(&hers, "GET", alias, Value::Null)
+        .await
+        .expect(200);
+    assert_eq!(
+        shown.body,
+        json!({ "templateID": template, "public": true })
+    );
+    let shown = api
         .call_as(&his, "GET", alias, Value::Null)
         .await
         .expect(200);
-    assert_eq!(shown.body["public"], true);
+    assert_eq!(shown.body["templateID"], his_own.body["templateID"]);
     api.call_as(&hers, "DELETE", "/templates/hers", Value::Null)
         .await
         .expect(204);
@@ -149,21 +159,28 @@ async fn a_template_belongs_to_the_key_that_asked_for_it_first() {
         .expect(404);
 }
 
+/// Id of the template that [`built`] enters; made as ids are.
+pub fn id_of(name: &str) -> String {
+    format!("{name:t<20}")
+}
+
 /// Enters that `name` was built for a key, and puts the template there.
-fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
+pub fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
     let home = Home::at(api.bench.dir.path().join("home")).unwrap();
     let records = Records::open(home.path()).unwrap();
     let template = TemplateRecord {
-        id: format!("id{name}"),
+        id: id_of(name),
         name: name.to_owned(),
         owner: Some(owner.to_owned()),
         public: false,
         created_ms: 1,
     };
     records.enter_template(&template).unwrap();
+    let (called, owner) = (template.clone(), template.owner.clone());
     let build = BuildRecord {
         id: format!("build-of-{name}"),
         template: template.id,
+        caller: owner.clone(),
         tags: tags.iter().map(|t| (*t).to_owned()).collect(),
         size: WantedSize::default(),
         status: Status::Building,
@@ -178,13 +195,11 @@ fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
     for tag in tags {
         let manifest = json!({
             "format": MANIFEST_FORMAT, "name": name, "tag": tag, "created": 1, "recipe_sha256": "",
+            "owner": owner,
             "images": [{ "sha256": "ab".repeat(32), "size": 1 }],
             "defaults": { "user": "user", "workdir": "/", "disk_mib": 512 },
         });
-        let file = match *tag {
-            "default" => name.to_owned(),
-            tag => format!("{name}@{tag}"),
-        };
+        let file = called.called(tag).replace('/', "~").replace(':', "@");
         let directory = home.path().join("templates").join(file);
         fs::create_dir(&directory).unwrap();
         fs::write(directory.join("template.json"), manifest.to_string()).unwrap();
@@ -200,15 +215,15 @@ async fn a_template_that_was_removed_without_the_builder_is_gone_for_the_builder
     let alias = "/templates/aliases/app";
     let get = async |who: &Who, path: &str| api.call_as(who, "GET", path, Value::Null).await;
     get(&hers, alias).await.expect(200);
-    get(&his, alias).await.expect(403);
+    get(&his, alias).await.expect(404);
     let home = Home::at(api.bench.dir.path().join("home")).unwrap();
     let templates = Templates::new(&home);
-    templates.remove("app:v1").unwrap();
+    templates.remove(&format!("{}/app:v1", key.key.id)).unwrap();
     let tags = get(&hers, "/templates/app/tags").await.expect(200);
     assert_eq!(tags.items().len(), 1, "{}", tags.body);
     get(&hers, alias).await.expect(200);
     // As `jiffy template rm` does.
-    templates.remove("app").unwrap();
+    templates.remove(&format!("{}/app", key.key.id)).unwrap();
     for who in [&hers, &his, &api.admin] {
         assert_eq!(get(who, alias).await.refused(404), "template_not_found");
     }
@@ -217,7 +232,7 @@ async fn a_template_that_was_removed_without_the_builder_is_gone_for_the_builder
     // The name is free.
     let asked = request(&api, &his, "app").await.expect(202);
     get(&his, alias).await.expect(200);
-    get(&hers, alias).await.expect(403);
+    get(&hers, alias).await.expect(404);
     // A build that came to nothing leaves no name behind, and tells why.
     let (template, build) = (asked.text("templateID"), asked.text("buildID"));
     let path = format!("/templates/{template}/builds/{build}");
@@ -297,14 +312,28 @@ async fn what_builds_keep_goes_when_it_was_not_used_for_as_long_as_was_said() {
     let pruned = api.post("/templates/prune", week).await.expect(200);
     assert_eq!(pruned.body["steps"], 1);
     assert_eq!(keys(), ["new", "used"]);
-    let pruned = builder.prune(Duration::ZERO).unwrap();
+    let pruned = builder.prune(Duration::ZERO, None).unwrap();
     assert_eq!(pruned.steps, 2);
 }
 
 #[tokio::test]
 async fn names_that_cannot_be_or_are_taken_are_refused() {
     let api = Api::building().await;
-    for name in ["", "a/b", "../x", "A b", "x:", ":y", "-x", &"a".repeat(64)] {
+    for name in [
+        "",
+        "a/b",
+        "../x",
+        "A b",
+        "x:",
+        ":y",
+        "-x",
+        &"a".repeat(64),
+        // Ids of sandboxes, snapshots, templates and builds, and what builds call their own.
+        "abcdefghijkmnpqrstuv",
+        "01234567-89ab-4cde-8f01-23456789abcd",
+        "build-01234567-89ab-4cde-8f01-23456789abcd",
+        "image-python-3.12-01234567",
+    ] {
         assert_eq!(
             request(&api, &api.admin, name).await.refused(400),
             "invalid_request",

@@ -170,6 +170,13 @@ async fn a_list_is_filtered_by_metadata_state_template_and_age() {
     );
     assert_eq!(list("template=large").await, sorted(&[&c]));
     assert!(list("startedAfter=2999-01-01T00:00:00Z").await.is_empty());
+    // At or after: the moment that a list shows finds the sandbox that it was shown of.
+    for id in [&a, &b, &c] {
+        let detail = api.get(&format!("/sandboxes/{id}")).await.expect(200);
+        let started = detail.text("startedAt");
+        let found = list(&format!("startedAfter={started}")).await;
+        assert!(found.contains(id), "{started}: {found:?}");
+    }
     assert_eq!(
         list("startedAfter=2000-01-01T00:00:00%2B02:00").await.len(),
         3

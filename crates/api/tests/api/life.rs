@@ -4,7 +4,7 @@ use crate::support;
 
 use jiffy_host::{OnTimeout, State};
 use serde_json::{Value, json};
-use support::{Api, Who};
+use support::{Api, Who, fake::until};
 
 fn path(id: &str, call: &str) -> String {
     format!("/sandboxes/{id}/{call}")
@@ -296,4 +296,56 @@ async fn a_promoted_child_is_left_alone_with_its_parent() {
     let mut expected = vec![parent, ids[1].clone()];
     expected.sort();
     assert_eq!(left, expected);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_connect_woke_is_awake_whatever_its_time_was() {
+    let api = Api::new();
+    let body = json!({ "templateID": "base", "timeout": 3600, "autoPause": true });
+    let id = api.post("/sandboxes", body).await.expect(201).id();
+    let state = || api.host.get(&id).unwrap().state;
+    for body in [json!({ "timeout": 300 }), json!({}), Value::Null] {
+        for call in ["connect", "resume"] {
+            api.post(&path(&id, "timeout"), json!({ "timeout": 0 }))
+                .await
+                .expect(204);
+            until("its sleep", || state() == State::Paused).await;
+            let (call, status) = match call {
+                "connect" => (format!("/v2/sandboxes/{id}/connect"), 201),
+                _ => (path(&id, call), 201),
+            };
+            api.post(&call, body.clone()).await.expect(status);
+            // Nothing here waits for a clock: a deadline that is over takes effect at once.
+            for _ in 0..400 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(state(), State::Running, "{call} {body}");
+        }
+    }
+    // One that was made with no time at all gets the usual.
+    let body = json!({ "templateID": "base", "timeout": 0, "autoPause": true });
+    let id = api.post("/sandboxes", body).await.expect(201).id();
+    let state = || api.host.get(&id).unwrap().state;
+    until("its sleep", || state() == State::Paused).await;
+    // CubeSandbox's clients take nothing but 200 here.
+    api.post(&path(&id, "connect"), json!({})).await.expect(200);
+    for _ in 0..400 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(state(), State::Running);
+}
+
+#[tokio::test]
+async fn a_child_without_a_limit_outlives_the_time_its_parent_was_given() {
+    let api = Api::new();
+    let body = json!({ "templateID": "base", "timeout": 3600, "autoPause": true });
+    let id = api.post("/sandboxes", body).await.expect(201).id();
+    let change = |terms: &mut jiffy_host::Terms| terms.timeout_s = Some(0);
+    api.host.change_terms(&id, change).await.unwrap();
+    for _ in 0..10 {
+        let forked = api.post(&path(&id, "fork"), json!({ "timeout": -1 })).await;
+        let child = forked.expect(201).body[0]["sandbox"]["sandboxID"].clone();
+        let child = api.host.get(child.as_str().unwrap()).unwrap();
+        assert_eq!((child.deadline_ms, child.state), (None, State::Running));
+    }
 }

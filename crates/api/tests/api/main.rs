@@ -1,11 +1,15 @@
 //! The control plane, with an engine that is none: one program for all themes, which share most of what they are made of.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod access;
 mod builds;
+mod callers;
 mod create;
 mod document;
 mod form;
 mod keys;
 mod life;
+mod limits;
+mod names;
 mod snapshots;
 mod support;

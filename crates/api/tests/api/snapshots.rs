@@ -218,11 +218,11 @@ async fn snapshots_of_one_key_are_nothing_to_another() {
             .await
             .expect(404);
     }
-    // A name like somebody's id gets nothing of theirs, and names are one's own.
+    // An id cannot be chosen as a name.
     let named = json!({ "name": taken });
     api.call_as(&b, "POST", &path(&own, "snapshots"), named)
         .await
-        .expect(201);
+        .expect(400);
     api.bench.world.write(&id, "a's");
     let made = api
         .call_as(&a, "POST", "/v2/sandboxes", json!({ "templateID": taken }))

@@ -16,7 +16,7 @@ use jiffy_api::{
 use jiffy_build::{Builder, Settings};
 use jiffy_engine::SandboxSize;
 use jiffy_host::{Options, Sandboxes};
-use jiffy_image::{Home, Templates};
+use jiffy_image::{Home, Templates, Visibility};
 use serde_json::{Value, json};
 use std::sync::{Arc, LazyLock, Mutex};
 use tower::ServiceExt;
@@ -39,6 +39,10 @@ impl TemplateSource for FakeTemplates {
         let found = all.iter().find(|t| t.name == name);
         let unknown = || TemplateRefusal::Unknown(name.to_owned());
         found.cloned().ok_or_else(unknown)
+    }
+
+    fn set_public(&self, name: &str, _: bool) -> Result<(), TemplateRefusal> {
+        Err(TemplateRefusal::Stock(name.to_owned()))
     }
 
     fn remove(&self, name: &str) -> Result<(), TemplateRefusal> {
@@ -134,19 +138,29 @@ impl Api {
     /// One with a builder of templates.
     pub async fn building() -> Self {
         let api = Self::new();
-        let home = Home::at(api.bench.dir.path().join("home")).unwrap();
+        let home = api.home();
         let builder = Builder::open(&home, api.host.clone(), Settings::default());
         let builder = builder.await.unwrap();
-        let (keys, host) = (api.keys.clone(), api.host.clone());
-        let templates = Arc::new(Templates::new(&home));
+        api.reopened(builder)
+    }
+
+    /// The same with another builder.
+    pub fn reopened(self, builder: Builder<FakeEngine>) -> Self {
+        let (keys, host) = (self.keys.clone(), self.host.clone());
+        let templates = Arc::new(Templates::new(&self.home()));
         let app = App::new(host, keys, templates, Config::default()).with_builder(builder);
         Self {
             router: router(app),
-            ..api
+            ..self
         }
     }
 
-    fn over(options: Options, change: impl FnOnce(App<FakeEngine>) -> App<FakeEngine>) -> Self {
+    /// Data directory of those with a builder.
+    pub fn home(&self) -> Home {
+        Home::at(self.bench.dir.path().join("home")).unwrap()
+    }
+
+    pub fn over(options: Options, change: impl FnOnce(App<FakeEngine>) -> App<FakeEngine>) -> Self {
         let bench = Bench::new();
         let host = bench.open_first(options);
         let keys = Arc::new(Keys::open(bench.dir.path()).unwrap());
@@ -155,6 +169,8 @@ impl Api {
             .unwrap();
         let template = |name: &str, disk_mib| TemplateInfo {
             name: name.into(),
+            owner: None,
+            visibility: Visibility::Public,
             tag: "default".into(),
             version: Some("ab".repeat(32)),
             size: SandboxSize {

@@ -1,0 +1,92 @@
+//! End of everything that a revoked key has.
+
+use crate::app::App;
+use crate::error::ApiError;
+use jiffy_build::BuildRecord;
+use jiffy_engine::Engine;
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// How often revoked keys are looked at.
+const POLL: Duration = Duration::from_millis(500);
+/// Looks at a key's builds. One that was being started when the key was revoked is found by a
+/// later look; none can be started afterwards.
+const BUILD_LOOKS: u32 = 20;
+
+/// Number of things that ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Sandboxes, running or paused.
+    pub sandboxes: usize,
+    /// Builds of templates, waiting or under way.
+    pub builds: usize,
+}
+
+impl<E: Engine> App<E> {
+    /// Kills the sandboxes of a key. Returns their number, and an error if one is still there.
+    pub(crate) async fn kill_all_of(&self, key: &str) -> Result<usize, ApiError> {
+        let mut killed = 0;
+        let mut failed = None;
+        for id in self.sandboxes.alive_of(key) {
+            match self.sandboxes.kill(&id).await {
+                Ok(_) => killed += 1,
+                Err(e) => failed = Some(e),
+            }
+        }
+        match failed {
+            None => Ok(killed),
+            Some(e) => Err(e.into()),
+        }
+    }
+
+    /// Cancels the builds of a key. Returns their number.
+    pub(crate) fn cancel_all_of(&self, key: &str) -> Result<usize, ApiError> {
+        let Some(builder) = &self.builder else {
+            return Ok(0);
+        };
+        let failed = |e: jiffy_build::RecordError| ApiError::internal(e.to_string());
+        let mut cancelled = 0;
+        let templates = builder.records().templates().map_err(failed)?;
+        // Those of a key that acts for the host's owner are of the host's templates.
+        for template in templates {
+            let builds = builder.records().builds(&template.id).map_err(failed)?;
+            let own = |b: &&BuildRecord| b.caller.as_deref() == Some(key) && !b.status.is_over();
+            for build in builds.iter().filter(own) {
+                builder.cancel(build)?;
+                cancelled += 1;
+            }
+        }
+        Ok(cancelled)
+    }
+
+    /// Ends everything of a key that was marked for it.
+    pub(crate) async fn end_all_of(&self, key: &str) -> Result<Ended, ApiError> {
+        // Builds have sandboxes of their own, which end with them.
+        let builds = self.cancel_all_of(key)?;
+        let sandboxes = self.kill_all_of(key).await?;
+        Ok(Ended { sandboxes, builds })
+    }
+}
+
+/// Ends what keys have that were revoked with that intention, also by another process and before
+/// this daemon began. Never returns.
+pub async fn end_revoked<E: Engine>(app: App<E>) {
+    let mut looks: HashMap<String, u32> = HashMap::new();
+    loop {
+        for key in app.keys.ended() {
+            let look = looks.entry(key.clone()).or_default();
+            if *look < BUILD_LOOKS {
+                *look += 1;
+                if let Err(e) = app.cancel_all_of(&key) {
+                    tracing::error!("builds of key {key} are not cancelled: {}", e.message);
+                }
+            }
+            match app.kill_all_of(&key).await {
+                Ok(0) => {}
+                Ok(killed) => tracing::info!("key {key} ended, and {killed} sandboxes with it"),
+                Err(e) => tracing::error!("sandboxes of key {key} do not end: {}", e.message),
+            }
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}

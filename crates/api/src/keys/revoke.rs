@@ -1,0 +1,132 @@
+//! Revocation and rotation.
+
+use super::{Key, KeyError, Keys, NewKey, PREFIX, hash, now_ms, stored};
+use jiffy_host::new_token;
+use rusqlite::params;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+impl Keys {
+    /// Revokes a key by its id, or by its name if only one that is in force has it. Its sandboxes
+    /// stay.
+    pub fn revoke(&self, which: &str) -> Result<Key, KeyError> {
+        let found = self.only(which, |key| key.revoked_ms.is_none())?;
+        self.mark_revoked(found, false)
+    }
+
+    /// Revokes a key, unless that was done before, and marks everything it has for its end. The
+    /// mark stays: what was under way at that moment ends, too.
+    pub fn revoke_and_end(&self, which: &str) -> Result<Key, KeyError> {
+        let found = self.only(which, |key| key.revoked_ms.is_none());
+        let found = found.or_else(|_| self.only(which, |_| true))?;
+        self.mark_revoked(found, true)
+    }
+
+    fn mark_revoked(&self, found: Key, end: bool) -> Result<Key, KeyError> {
+        let now = now_ms();
+        let changed = self.connection().execute(
+            "UPDATE keys SET revoked_ms = coalesce(revoked_ms, ?2),
+                end_ms = CASE WHEN ?3 THEN coalesce(end_ms, ?2) ELSE end_ms END
+                WHERE id = ?1 AND (revoked_ms IS NULL OR ?3)",
+            params![found.id, stored(now), end],
+        );
+        let changed = changed.map_err(|e| self.failed(e))?;
+        self.forget_standing();
+        match changed {
+            0 => Err(KeyError::Unknown(found.id)),
+            _ => Ok(Key {
+                revoked_ms: found.revoked_ms.or(Some(now)),
+                end_ms: found.end_ms.or(end.then_some(now)),
+                ..found
+            }),
+        }
+    }
+
+    /// Gives a key in force a new secret. The old one is good for `overlap` longer; one from
+    /// before that, not any more. With `expires_ms` the key's time ends then instead.
+    pub fn rotate(
+        &self,
+        which: &str,
+        overlap: Duration,
+        expires_ms: Option<u64>,
+    ) -> Result<NewKey, KeyError> {
+        let now = now_ms();
+        if expires_ms.is_some_and(|at| at <= now) {
+            return Err(KeyError::Expired);
+        }
+        let found = self.only(which, |key| key.revoked_ms.is_none())?;
+        let secret = format!("{PREFIX}{}", new_token()?);
+        let overlap = u64::try_from(overlap.as_millis()).unwrap_or(u64::MAX);
+        let until = now.saturating_add(overlap);
+        let local = self.path.with_file_name("api-key");
+        let is_local = self.is_secret_of(&found.id, &local)?;
+        let changed = self.connection().execute(
+            "UPDATE keys SET previous_hash = hash, previous_until_ms = ?2, hash = ?3,
+                expires_ms = coalesce(?4, expires_ms) WHERE id = ?1 AND revoked_ms IS NULL",
+            params![
+                found.id,
+                stored(until),
+                hash(&secret),
+                expires_ms.map(stored)
+            ],
+        );
+        let changed = changed.map_err(|e| self.failed(e))?;
+        self.forget_standing();
+        if changed == 0 {
+            return Err(KeyError::Unknown(found.id));
+        }
+        if is_local {
+            write_secret(&local, &secret)?;
+        }
+        let key = Key {
+            expires_ms: expires_ms.or(found.expires_ms),
+            ..found
+        };
+        Ok(NewKey { key, secret })
+    }
+
+    /// The only key that `counts`, by its id, else by its name.
+    fn only(&self, which: &str, counts: impl Fn(&Key) -> bool) -> Result<Key, KeyError> {
+        let mut found: Vec<Key> = self.list()?;
+        found.retain(|k| counts(k) && (k.id == which || k.name == which));
+        match found.iter().position(|k| k.id == which) {
+            Some(exact) => Ok(found.swap_remove(exact)),
+            None if found.len() == 1 => Ok(found.swap_remove(0)),
+            None => Err(KeyError::Unknown(which.escape_debug().to_string())),
+        }
+    }
+
+    /// Whether the file at `path` holds the secret of the key with this id.
+    fn is_secret_of(&self, id: &str, path: &Path) -> Result<bool, KeyError> {
+        let secret = match fs::read_to_string(path) {
+            Ok(secret) => secret,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(source) => {
+                let path = path.to_owned();
+                return Err(KeyError::File { path, source });
+            }
+        };
+        let query = "SELECT EXISTS (SELECT 1 FROM keys WHERE id = ?1 AND hash = ?2)";
+        let connection = self.connection();
+        let found = connection.query_row(query, params![id, hash(secret.trim())], |r| r.get(0));
+        found.map_err(|e| self.failed(e))
+    }
+}
+
+/// Writes the secret of the host's owner, whole or not at all.
+pub(super) fn write_secret(path: &Path, secret: &str) -> Result<(), KeyError> {
+    let failed = |source| KeyError::File {
+        path: path.to_owned(),
+        source,
+    };
+    let new = path.with_file_name(".new-api-key");
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(true).write(true).mode(0o600);
+    let mut file = options.open(&new).map_err(failed)?;
+    writeln!(file, "{secret}").map_err(failed)?;
+    file.sync_all().map_err(failed)?;
+    fs::rename(&new, path).map_err(failed)
+}

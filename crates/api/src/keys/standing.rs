@@ -1,0 +1,148 @@
+//! Keys in force, kept in memory for checks at every request to a sandbox.
+
+use super::{KeyError, Keys, now_ms};
+use rusqlite::Row;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Age at which the file is read again. A change by another process is noticed that much later.
+const MAX_AGE: Duration = Duration::from_millis(500);
+/// How often the end of a key is looked for.
+const POLL: Duration = Duration::from_secs(1);
+
+/// State of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It can be used.
+    InForce,
+    /// It was revoked, has expired, or is not known.
+    Over,
+    /// It was revoked, and everything it has is to end.
+    Ended,
+}
+
+/// State of all keys at one moment.
+#[derive(Debug)]
+pub(super) struct Standings {
+    read: Instant,
+    keys: HashMap<String, Entry>,
+    hashes: HashSet<Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    revoked: bool,
+    end: bool,
+    expires_ms: Option<u64>,
+}
+
+impl Entry {
+    fn standing(&self, now: u64) -> Standing {
+        match self {
+            Self { end: true, .. } => Standing::Ended,
+            Self { revoked: true, .. } => Standing::Over,
+            Self {
+                expires_ms: Some(at),
+                ..
+            } if *at <= now => Standing::Over,
+            _ => Standing::InForce,
+        }
+    }
+}
+
+impl Keys {
+    /// State of the key with this id; none is the host's owner. At most half a second old.
+    pub fn standing(&self, id: Option<&str>) -> Standing {
+        let Some(id) = id else {
+            return Standing::InForce;
+        };
+        let entry = |all: &Arc<Standings>| all.keys.get(id).map(|k| k.standing(now_ms()));
+        self.standings()
+            .and_then(|all| entry(&all))
+            .unwrap_or(Standing::Over)
+    }
+
+    /// Whether a key of this hash is in force, without a look at the file unless it is time.
+    pub(crate) fn knows(&self, hash: &[u8; 32]) -> bool {
+        self.standings()
+            .is_some_and(|all| all.hashes.contains(hash.as_slice()))
+    }
+
+    /// Ids of the keys all of whose sandboxes are to end.
+    pub(crate) fn ended(&self) -> Vec<String> {
+        let Some(all) = self.standings() else {
+            return Vec::new();
+        };
+        let ended = all.keys.iter().filter(|(_, k)| k.end);
+        ended.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Waits until the key with this id is not in force any more: noticed within two seconds.
+    pub async fn over(&self, id: Option<&str>) {
+        if id.is_none() {
+            std::future::pending::<()>().await;
+        }
+        while self.standing(id) == Standing::InForce {
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Has the file read again at the next look.
+    pub(super) fn forget_standing(&self) {
+        *self.standing.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// The state of all keys; none: they could never be read.
+    fn standings(&self) -> Option<Arc<Standings>> {
+        let mut known = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(all) = known.as_ref()
+            && all.read.elapsed() < MAX_AGE
+        {
+            return Some(all.clone());
+        }
+        match self.read_standings() {
+            Ok(all) => *known = Some(Arc::new(all)),
+            Err(e) => tracing::error!("{e}"),
+        }
+        known.clone()
+    }
+
+    fn read_standings(&self) -> Result<Standings, KeyError> {
+        let read = Instant::now();
+        let now = now_ms();
+        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let query = || -> rusqlite::Result<Standings> {
+            let mut statement = reader.prepare_cached(
+                "SELECT id, revoked_ms, end_ms, expires_ms, hash, previous_hash, previous_until_ms
+                    FROM keys",
+            )?;
+            let mut rows = statement.query([])?;
+            let (mut keys, mut hashes) = (HashMap::new(), HashSet::new());
+            while let Some(row) = rows.next()? {
+                let moment = |i| moment(row, i);
+                let entry = Entry {
+                    revoked: moment(1)?.is_some(),
+                    end: moment(2)?.is_some(),
+                    expires_ms: moment(3)?,
+                };
+                if entry.standing(now) == Standing::InForce {
+                    hashes.insert(row.get(4)?);
+                    if moment(6)?.is_some_and(|until| until > now)
+                        && let Some(previous) = row.get(5)?
+                    {
+                        hashes.insert(previous);
+                    }
+                }
+                keys.insert(row.get(0)?, entry);
+            }
+            Ok(Standings { read, keys, hashes })
+        };
+        query().map_err(|e| self.failed(e))
+    }
+}
+
+fn moment(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
+    let ms: Option<i64> = row.get(column)?;
+    Ok(ms.and_then(|ms| u64::try_from(ms).ok()))
+}

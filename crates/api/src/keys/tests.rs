@@ -1,0 +1,205 @@
+use super::*;
+use std::os::unix::fs::PermissionsExt;
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn a_key_is_known_by_its_secret_until_another_process_revokes_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Keys::open(dir.path()).unwrap();
+    let command = Keys::open(dir.path()).unwrap();
+    let limits = Limits {
+        max_vcpus: Some(8),
+        ..Limits::default()
+    };
+    let made = command.create("ci", Scope::Create, limits).unwrap();
+    let hex = made.secret.strip_prefix("e2b_").unwrap();
+    assert!(hex.len() == 40 && hex.bytes().all(|b| b"0123456789abcdef".contains(&b)));
+    assert_eq!(
+        daemon.check(&made.secret, None).unwrap().valid().unwrap(),
+        made.key
+    );
+    assert_eq!(daemon.check("e2b_0", None).unwrap(), Verdict::Unknown);
+    assert!(command.list().unwrap()[0].used_ms.is_some());
+    command.revoke("ci").unwrap();
+    assert_eq!(daemon.check(&made.secret, None).unwrap(), Verdict::Revoked);
+    assert!(command.revoke(&made.key.id).is_err(), "once is enough");
+}
+
+#[test]
+fn the_file_holds_no_secret_and_is_its_owners() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = Keys::open(dir.path()).unwrap();
+    let made = keys.create("x", Scope::Admin, Limits::default()).unwrap();
+    for file in fs::read_dir(dir.path()).unwrap() {
+        let path = file.unwrap().path();
+        assert_eq!(mode(&path), 0o600, "{path:?}");
+        let bytes = fs::read(&path).unwrap();
+        let needle = &made.secret.as_bytes()[PREFIX.len()..];
+        assert!(!bytes.windows(needle.len()).any(|w| w == needle));
+    }
+}
+
+#[test]
+fn keys_of_the_first_version_stay_valid_and_have_no_new_limits() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = Connection::open(dir.path().join("keys.db")).unwrap();
+    file.execute_batch(TABLE).unwrap();
+    file.pragma_update(None, "user_version", 1).unwrap();
+    file.execute(
+        "INSERT INTO keys (id, hash, name, scope, max_sandboxes, created_ms)
+            VALUES ('a', ?1, 'ci', 'create', 3, 5)",
+        [hash("e2b_old")],
+    )
+    .unwrap();
+    drop(file);
+    for _ in 0..2 {
+        let keys = Keys::open(dir.path()).unwrap();
+        let key = keys.check("e2b_old", None).unwrap().valid().unwrap();
+        let limits = Limits {
+            max_sandboxes: Some(3),
+            ..Limits::default()
+        };
+        assert_eq!((key.limits, key.expires_ms), (limits, None));
+        assert!(key.addresses.is_empty());
+    }
+    let newer = Connection::open(dir.path().join("keys.db")).unwrap();
+    newer
+        .pragma_update(None, "user_version", VERSION + 1)
+        .unwrap();
+    assert!(matches!(
+        Keys::open(dir.path()),
+        Err(KeyError::Version { .. })
+    ));
+}
+
+#[test]
+fn a_name_that_two_keys_have_revokes_neither() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = Keys::open(dir.path()).unwrap();
+    let first = keys.create("a", Scope::Read, Limits::default()).unwrap();
+    keys.create("a", Scope::Read, Limits::default()).unwrap();
+    assert!(matches!(keys.revoke("a"), Err(KeyError::Unknown(_))));
+    keys.revoke(&first.key.id).unwrap();
+    keys.revoke("a").unwrap();
+    let bad =
+        ["", "a\nb", &"x".repeat(101)].map(|n| keys.create(n, Scope::Read, Limits::default()));
+    assert!(bad.iter().all(|b| matches!(b, Err(KeyError::Name(_)))));
+}
+
+#[test]
+fn the_local_key_is_made_once_and_is_the_owners() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = Keys::open(dir.path()).unwrap();
+    let (secret, new) = local_key(dir.path(), &keys).unwrap();
+    assert!(new && keys.check(&secret, None).unwrap().valid().unwrap().scope == Scope::Admin);
+    assert_eq!(local_key(dir.path(), &keys).unwrap(), (secret, false));
+    assert_eq!(mode(&dir.path().join("api-key")), 0o600);
+}
+
+#[test]
+fn a_key_is_good_until_it_expires_and_from_its_networks_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = Keys::open(dir.path()).unwrap();
+    let create = |expires_ms, addresses: &[&str]| {
+        let addresses = addresses.iter().map(|a| (*a).to_owned()).collect();
+        let validity = Validity {
+            expires_ms,
+            addresses,
+        };
+        keys.create_within("x", Scope::Create, Limits::default(), &validity)
+    };
+    assert!(matches!(
+        create(Some(now_ms()), &[]),
+        Err(KeyError::Expired)
+    ));
+    let short = create(Some(now_ms() + 50), &[]).unwrap();
+    let check = |made: &NewKey, from| keys.check(&made.secret, from).unwrap();
+    assert_eq!(
+        check(&short, None),
+        Verdict::Valid(Box::new(short.key.clone()))
+    );
+    assert_eq!(keys.standing(Some(&short.key.id)), Standing::InForce);
+    while now_ms() < short.key.expires_ms.unwrap() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(check(&short, None), Verdict::Expired);
+    assert_eq!(keys.standing(Some(&short.key.id)), Standing::Over);
+    let bound = create(None, &["192.0.2.0/24"]).unwrap();
+    let at = |ip: [u8; 4]| check(&bound, Some(ip.into()));
+    assert!(at([192, 0, 2, 9]).valid().is_some());
+    assert_eq!(at([192, 0, 3, 9]), Verdict::Elsewhere);
+    assert_eq!(check(&bound, None), Verdict::Elsewhere);
+}
+
+#[test]
+fn a_rotated_key_is_the_same_key_with_another_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = Keys::open(dir.path()).unwrap();
+    let first = keys.create("a", Scope::Create, Limits::default()).unwrap();
+    let valid = |made: &NewKey| keys.check(&made.secret, None).unwrap().valid().is_some();
+    let known = |made: &NewKey| keys.knows(&hash(&made.secret));
+    let hour = Duration::from_secs(3600);
+    let second = keys.rotate("a", hour, None).unwrap();
+    assert_eq!(second.key.id, first.key.id);
+    assert!(valid(&first) && valid(&second) && known(&first) && known(&second));
+    let third = keys.rotate(&first.key.id, Duration::ZERO, None).unwrap();
+    assert!(!valid(&first) && !valid(&second) && valid(&third));
+    assert!(!known(&second) && known(&third), "no overlap was asked for");
+    let at = now_ms() + 1_000_000;
+    let fourth = keys.rotate("a", hour, Some(at)).unwrap();
+    assert_eq!(keys.list().unwrap()[0].expires_ms, Some(at));
+    keys.revoke("a").unwrap();
+    assert!(
+        !valid(&third) && !valid(&fourth),
+        "both secrets are the key's"
+    );
+    assert!(matches!(
+        keys.rotate("a", hour, None),
+        Err(KeyError::Unknown(_))
+    ));
+    let (secret, _) = local_key(dir.path(), &keys).unwrap();
+    let rotated = keys.rotate("local", Duration::ZERO, None).unwrap();
+    assert_ne!(secret, rotated.secret);
+    assert_eq!(
+        local_key(dir.path(), &keys).unwrap(),
+        (rotated.secret, false)
+    );
+}
+
+#[test]
+fn requests_to_sandboxes_do_not_wait_for_a_change_of_the_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = Keys::open(dir.path()).unwrap();
+    let made = keys.create("a", Scope::Create, Limits::default()).unwrap();
+    let other = Connection::open(dir.path().join("keys.db")).unwrap();
+    other.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    // As long as a call waits to note a use.
+    let waiting = keys.connection();
+    let began = Instant::now();
+    assert_eq!(keys.standing(Some(&made.key.id)), Standing::InForce);
+    assert!(keys.knows(&hash(&made.secret)));
+    assert!(began.elapsed() < BUSY);
+    drop(waiting);
+}
+
+#[test]
+fn the_end_of_a_key_is_remembered_and_can_be_asked_for_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = Keys::open(dir.path()).unwrap();
+    let key = keys.create("a", Scope::Create, Limits::default()).unwrap();
+    let id = Some(key.key.id.as_str());
+    assert_eq!(keys.standing(id), Standing::InForce);
+    keys.revoke("a").unwrap();
+    assert_eq!(keys.standing(id), Standing::Over);
+    assert!(keys.ended().is_empty());
+    let first = keys.revoke_and_end("a").unwrap();
+    assert_eq!(keys.revoke_and_end(&key.key.id).unwrap(), first);
+    let other = Keys::open(dir.path()).unwrap();
+    assert_eq!(other.standing(id), Standing::Ended);
+    assert_eq!(other.ended(), [key.key.id]);
+    assert_eq!(other.standing(Some("unknown")), Standing::Over);
+    assert_eq!(other.standing(None), Standing::InForce, "the host's owner");
+}

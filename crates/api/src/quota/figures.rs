@@ -1,0 +1,93 @@
+//! Figures of keys for a scrape: what each uses, and its limits.
+
+use super::{KeyUsage, Quota};
+use crate::keys::{Key, Limits};
+use jiffy_host::FigureFamily;
+
+/// A figure of a key, and how it is read.
+type OfKey<T> = (&'static str, &'static str, fn(&T) -> Option<u64>);
+
+const USED: [OfKey<KeyUsage>; 8] = [
+    ("key_sandboxes", "Running sandboxes of a key", |u| {
+        Some(u.host.sandboxes)
+    }),
+    (
+        "key_paused",
+        "Sandboxes of a key that are paused or will be at their timeout",
+        |u| Some(u.host.paused),
+    ),
+    ("key_snapshots", "Snapshots of a key", |u| {
+        Some(u.host.snapshots)
+    }),
+    ("key_templates", "Tags of templates of a key", |u| {
+        Some(u.builds.templates)
+    }),
+    ("key_builds", "Builds of a key that wait or run", |u| {
+        Some(u.builds.builds)
+    }),
+    ("key_uploads", "Uploaded files of a key", |u| {
+        Some(u.builds.uploads)
+    }),
+    (
+        "key_exchanges",
+        "Requests and streams to sandboxes of a key",
+        |u| Some(u.exchanges),
+    ),
+    ("key_disk_bytes", "Disk space of what a key keeps", |u| {
+        Some(u.amount().disk_bytes)
+    }),
+];
+const LIMITS: [OfKey<Limits>; 6] = [
+    ("key_sandboxes_limit", "Most running sandboxes", |l| {
+        l.max_sandboxes.map(u64::from)
+    }),
+    ("key_paused_limit", "Most paused sandboxes", |l| {
+        l.max_paused.map(u64::from)
+    }),
+    ("key_snapshots_limit", "Most snapshots", |l| {
+        l.max_snapshots.map(u64::from)
+    }),
+    ("key_templates_limit", "Most tags of templates", |l| {
+        l.max_templates.map(u64::from)
+    }),
+    ("key_builds_limit", "Most builds that wait or run", |l| {
+        l.max_builds.map(u64::from)
+    }),
+    ("key_disk_limit_bytes", "Most disk space", |l| {
+        l.max_disk_mib.map(|mib| mib.saturating_mul(1 << 20))
+    }),
+];
+/// Most keys that are shown: each is a dozen lines of every scrape.
+const MAX_KEYS: usize = 1000;
+
+fn families<T>(all: &[OfKey<T>], of_keys: &[(String, T)]) -> Vec<FigureFamily> {
+    let family = |(name, help, read): &OfKey<T>| {
+        let value = |(key, of): &(String, T)| Some((key.clone(), read(of)? as f64));
+        FigureFamily {
+            name,
+            help,
+            label: "key",
+            values: of_keys.iter().filter_map(value).collect(),
+        }
+    };
+    all.iter().map(family).collect()
+}
+
+impl Quota {
+    /// What each key in force uses, and its limits.
+    pub fn figures(&self) -> Vec<FigureFamily> {
+        let mut keys: Vec<Key> = self.keys.list().unwrap_or_default();
+        keys.retain(|key| key.revoked_ms.is_none());
+        keys.truncate(MAX_KEYS);
+        let used = keys.iter().filter_map(|key| {
+            let usage = self.usage_of(&key.id).ok()?;
+            Some((key.id.clone(), usage))
+        });
+        let used: Vec<_> = used.collect();
+        let limits = keys.iter().map(|key| (key.id.clone(), self.limits_of(key)));
+        let limits: Vec<_> = limits.collect();
+        let mut figures = families(&USED, &used);
+        figures.extend(families(&LIMITS, &limits));
+        figures
+    }
+}

@@ -1,0 +1,238 @@
+//! Refusals for want of room in a budget: what is used, and what would free it.
+
+use super::KeyUsage;
+use crate::error::{ApiError, HOST_BUSY, INTERNAL};
+use crate::keys::Limits;
+use jiffy_host::{Bytes, QuotaAmount, QuotaRefusal, QuotaRequest};
+
+/// A request begins with this part of what it may come to need, one in so many, while others are under way.
+const LEAST_PART: u64 = 4;
+const STOP: &str = "kill or pause a sandbox";
+
+/// Most bytes on disk.
+pub(super) fn disk_limit(limits: &Limits) -> Option<u64> {
+    let mib = limits.max_disk_mib?;
+    Some(mib.saturating_mul(1 << 20))
+}
+
+/// What `request` would be too much of beside `now`, which is what `usage` says and what was promised to others.
+pub(super) fn refuse(
+    limits: &Limits,
+    usage: &KeyUsage,
+    now: QuotaAmount,
+    request: &QuotaRequest,
+) -> Option<ApiError> {
+    let wanted = request.amount;
+    let counts = [
+        (
+            "max_sandboxes",
+            "running sandboxes",
+            limits.max_sandboxes,
+            (now.sandboxes, wanted.sandboxes),
+            STOP,
+        ),
+        (
+            "max_vcpus",
+            "vCPUs",
+            limits.max_vcpus,
+            (now.vcpus, wanted.vcpus),
+            STOP,
+        ),
+        (
+            "max_memory",
+            "MiB of memory",
+            limits.max_memory_mib,
+            (now.memory_mib, wanted.memory_mib),
+            STOP,
+        ),
+        (
+            "max_paused",
+            "sandboxes that are paused or will be at their timeout",
+            limits.max_paused,
+            (now.paused, wanted.paused),
+            "kill or resume a paused one",
+        ),
+        (
+            "max_snapshots",
+            "snapshots",
+            limits.max_snapshots,
+            (now.snapshots, wanted.snapshots),
+            "remove one (`DELETE /templates/{snapshotID}`)",
+        ),
+        (
+            "max_templates",
+            "templates, counted by tag",
+            limits.max_templates,
+            (now.templates, wanted.templates),
+            "remove one (`DELETE /templates/{templateID}`) or a tag of one (`DELETE /templates/tags`)",
+        ),
+        (
+            "max_builds",
+            "builds that wait or run",
+            limits.max_builds,
+            (now.builds, wanted.builds),
+            "wait for one to end, or cancel it",
+        ),
+    ];
+    for (code, what, limit, (used, wanted), remedy) in counts {
+        let Some(limit) = limit.map(u64::from) else {
+            continue;
+        };
+        if wanted > 0 && used.saturating_add(wanted) > limit {
+            let message = format!(
+                "this key may have {limit} {what} at once, and has {used}: {remedy}, or raise the limit"
+            );
+            // Nothing changes by waiting a moment.
+            return Some(ApiError::too_many(code, message).permanent());
+        }
+    }
+    let limit = disk_limit(limits)?;
+    let least = request.disk_floor.unwrap_or(wanted.disk_bytes);
+    let least = least.min(wanted.disk_bytes);
+    let short = least > 0 && now.disk_bytes.saturating_add(least) > limit;
+    short.then(|| out_of_disk(limit, usage, now, least))
+}
+
+/// Refuses what the host's disk has no room for: `left` bytes are neither used nor promised.
+/// Of what was promised `under_way` most is given back soon.
+pub(super) fn refuse_of_host(
+    left: u64,
+    under_way: u64,
+    request: &QuotaRequest,
+) -> Option<ApiError> {
+    let wanted = request.amount.disk_bytes;
+    let least = match under_way {
+        0 => request.disk_floor.unwrap_or(wanted).min(wanted),
+        _ => wanted,
+    };
+    (least > left).then(|| {
+        ApiError::host_busy(format!(
+            "this host's disk has {} to give beside what its sandboxes may write, and this needs {}",
+            Bytes(left),
+            Bytes(least)
+        ))
+    })
+}
+
+/// Whether it is better to wait for requests under way, which give most of what they were promised back, than to begin with the
+/// little that is left.
+pub(super) fn is_too_small_a_part(
+    limit: u64,
+    now: QuotaAmount,
+    under_way: QuotaAmount,
+    request: &QuotaRequest,
+) -> bool {
+    let left = limit.saturating_sub(now.disk_bytes);
+    let enough = request.amount.disk_bytes / LEAST_PART;
+    request.disk_floor.is_some() && under_way.disk_bytes > 0 && left < enough
+}
+
+pub(super) fn out_of_disk(limit: u64, usage: &KeyUsage, now: QuotaAmount, least: u64) -> ApiError {
+    let used = usage.amount().disk_bytes;
+    let parts = usage.disk().into_iter().filter(|(_, bytes)| *bytes > 0);
+    let mut parts: Vec<String> = parts
+        .map(|(what, bytes)| format!("{what} {}", Bytes(bytes)))
+        .collect();
+    let promised = now.disk_bytes.saturating_sub(used);
+    if promised > 0 {
+        parts.push(format!("under way {}", Bytes(promised)));
+    }
+    let parts = match parts.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", parts.join(", ")),
+    };
+    ApiError::out_of_disk(format!(
+        "this key may keep {} on disk and keeps {}{parts}, so that there is no room for {} more: remove snapshots and \
+         templates (`DELETE /templates/{{id}}`) or paused sandboxes, let go of build steps and uploads \
+         (`POST /templates/prune`), or raise the limit",
+        Bytes(limit),
+        Bytes(now.disk_bytes),
+        Bytes(least),
+    ))
+}
+
+impl ApiError {
+    /// The refusal as those who make things hear it.
+    pub(super) fn quota(self) -> QuotaRefusal {
+        QuotaRefusal {
+            code: self.error_code,
+            of_disk: self.is_out_of_disk(),
+            message: self.message,
+        }
+    }
+}
+
+impl From<QuotaRefusal> for ApiError {
+    fn from(refusal: QuotaRefusal) -> Self {
+        match refusal.code {
+            _ if refusal.of_disk => Self::out_of_disk(refusal.message),
+            HOST_BUSY => Self::host_busy(refusal.message),
+            INTERNAL => Self::internal(refusal.message),
+            code => Self::too_many(code, refusal.message).permanent(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(disk_bytes: u64, disk_floor: Option<u64>) -> QuotaRequest {
+        QuotaRequest {
+            amount: QuotaAmount {
+                disk_bytes,
+                ..QuotaAmount::default()
+            },
+            disk_floor,
+        }
+    }
+
+    #[test]
+    fn disk_space_is_refused_from_the_first_byte_too_many() {
+        let limits = Limits {
+            max_disk_mib: Some(1),
+            ..Limits::default()
+        };
+        let mut usage = KeyUsage::default();
+        usage.host.snapshot_bytes = (1 << 20) - 10;
+        let now = usage.amount();
+        let ask = |bytes, floor| refuse(&limits, &usage, now, &request(bytes, floor));
+        assert!(ask(10, None).is_none());
+        let refused = ask(11, None).unwrap();
+        assert!(refused.is_out_of_disk());
+        assert!(
+            refused.message.contains("snapshots 1024.0 KiB"),
+            "{}",
+            refused.message
+        );
+        assert!(ask(1 << 30, Some(10)).is_none(), "what is left will do");
+        assert!(ask(1 << 30, Some(11)).is_some());
+        assert!(
+            ask(5, Some(11)).is_none(),
+            "no more than is wanted is needed"
+        );
+    }
+
+    #[test]
+    fn what_is_not_asked_for_is_not_refused_for_being_over_its_limit() {
+        let limits = Limits {
+            max_snapshots: Some(0),
+            max_disk_mib: Some(0),
+            ..Limits::default()
+        };
+        let mut usage = KeyUsage::default();
+        usage.host.snapshots = 3;
+        usage.host.snapshot_bytes = 5;
+        let nothing = QuotaRequest::default();
+        assert!(refuse(&limits, &usage, usage.amount(), &nothing).is_none());
+        let mut one = nothing;
+        one.amount.snapshots = 1;
+        let refused = refuse(&limits, &usage, usage.amount(), &one).unwrap();
+        assert_eq!(refused.error_code, "max_snapshots");
+        assert!(
+            refused
+                .message
+                .contains("may have 0 snapshots at once, and has 3")
+        );
+    }
+}

@@ -1,0 +1,43 @@
+//! Everything a key uses at one moment.
+
+use jiffy_build::BuildUsage;
+use jiffy_host::{OwnerUsage, QuotaAmount};
+
+/// Everything a key uses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct KeyUsage {
+    /// Sandboxes and snapshots.
+    pub host: OwnerUsage,
+    /// Templates, builds and uploads.
+    pub builds: BuildUsage,
+    /// Requests and streams to sandboxes that are under way.
+    pub exchanges: u64,
+}
+
+impl KeyUsage {
+    /// Bytes on disk, by what has them.
+    pub fn disk(&self) -> [(&'static str, u64); 5] {
+        [
+            ("paused sandboxes", self.host.paused_bytes),
+            ("snapshots", self.host.snapshot_bytes),
+            ("templates", self.builds.template_bytes),
+            ("uploads", self.builds.upload_bytes),
+            ("build steps", self.host.step_bytes),
+        ]
+    }
+
+    /// What its limits are about.
+    pub fn amount(&self) -> QuotaAmount {
+        let disk = self.disk().into_iter().map(|(_, bytes)| bytes);
+        QuotaAmount {
+            sandboxes: self.host.sandboxes,
+            vcpus: self.host.vcpus,
+            memory_mib: self.host.memory_mib,
+            paused: self.host.paused,
+            snapshots: self.host.snapshots,
+            templates: self.builds.templates,
+            builds: self.builds.builds,
+            disk_bytes: disk.fold(0, u64::saturating_add),
+        }
+    }
+}

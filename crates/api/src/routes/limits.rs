@@ -1,0 +1,146 @@
+//! Budgets of keys: limits and what is used of them.
+
+use crate::app::App;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::find::short;
+use crate::keys::{Key, Limits};
+use crate::query::Query;
+use crate::quota::KeyUsage;
+use axum::Json;
+use axum::extract::State;
+use jiffy_engine::Engine;
+use serde::Serialize;
+
+/// A key's budget.
+#[derive(Debug, Serialize)]
+pub(super) struct Budget {
+    #[serde(rename = "keyID")]
+    key_id: String,
+    name: String,
+    limits: WireLimits,
+    used: Used,
+}
+
+/// Limits in force; null: none.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WireLimits {
+    sandboxes: Option<u32>,
+    vcpus: Option<u32>,
+    #[serde(rename = "memoryMB")]
+    memory_mb: Option<u32>,
+    creates_per_minute: Option<u32>,
+    paused: Option<u32>,
+    snapshots: Option<u32>,
+    templates: Option<u32>,
+    builds: Option<u32>,
+    exchanges: Option<u64>,
+    disk_bytes: Option<u64>,
+}
+
+impl WireLimits {
+    fn new(limits: &Limits, exchanges: Option<u64>) -> Self {
+        Self {
+            sandboxes: limits.max_sandboxes,
+            vcpus: limits.max_vcpus,
+            memory_mb: limits.max_memory_mib,
+            creates_per_minute: limits.creates_per_minute,
+            paused: limits.max_paused,
+            snapshots: limits.max_snapshots,
+            templates: limits.max_templates,
+            builds: limits.max_builds,
+            exchanges,
+            disk_bytes: limits.max_disk_mib.map(|mib| mib.saturating_mul(1 << 20)),
+        }
+    }
+}
+
+/// What is used.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Used {
+    sandboxes: u64,
+    vcpus: u64,
+    #[serde(rename = "memoryMB")]
+    memory_mb: u64,
+    paused: u64,
+    snapshots: u64,
+    templates: u64,
+    builds: u64,
+    uploads: u64,
+    exchanges: u64,
+    disk_bytes: u64,
+    disk: Disk,
+}
+
+/// Bytes on disk, by what has them.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Disk {
+    paused: u64,
+    snapshots: u64,
+    templates: u64,
+    uploads: u64,
+    build_steps: u64,
+}
+
+impl From<KeyUsage> for Used {
+    fn from(usage: KeyUsage) -> Self {
+        let amount = usage.amount();
+        Self {
+            sandboxes: amount.sandboxes,
+            vcpus: amount.vcpus,
+            memory_mb: amount.memory_mib,
+            paused: amount.paused,
+            snapshots: amount.snapshots,
+            templates: amount.templates,
+            builds: amount.builds,
+            uploads: usage.builds.uploads,
+            exchanges: usage.exchanges,
+            disk_bytes: amount.disk_bytes,
+            disk: Disk {
+                paused: usage.host.paused_bytes,
+                snapshots: usage.host.snapshot_bytes,
+                templates: usage.builds.template_bytes,
+                uploads: usage.builds.upload_bytes,
+                build_steps: usage.host.step_bytes,
+            },
+        }
+    }
+}
+
+fn budget<E: Engine>(app: &App<E>, key: &Key) -> Result<Budget, ApiError> {
+    let limits = app.quota.limits_of(key);
+    Ok(Budget {
+        key_id: key.id.clone(),
+        name: key.name.clone(),
+        limits: WireLimits::new(&limits, app.quota.most_exchanges(key)),
+        used: app.quota.usage_of(&key.id)?.into(),
+    })
+}
+
+/// `GET /limits`: the caller's own, or those of `key` for whoever manages the host.
+pub(super) async fn limits<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<Budget>, ApiError> {
+    let Some(id) = query.get("key") else {
+        let own = caller.key().ok_or_else(|| {
+            ApiError::invalid("the host's owner has no limits: name a key with `?key=ID`")
+        })?;
+        return budget(&app, own).map(Json);
+    };
+    if !caller.is_admin() && caller.key().is_none_or(|own| own.id != id) {
+        return Err(ApiError::forbidden(
+            "budgets of other keys are shown to the host's owner and to keys with the scope `admin`",
+        ));
+    }
+    let found = app.keys.in_force(id);
+    let found = found.map_err(|e| ApiError::internal(e.to_string()))?;
+    let found = found.ok_or_else(|| {
+        ApiError::not_found("key_not_found", format!("there is no key `{}`", short(id)))
+    })?;
+    budget(&app, &found).map(Json)
+}

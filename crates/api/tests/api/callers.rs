@@ -1,0 +1,332 @@
+//! Every call of the document, made by everybody who is not its resource's owner.
+//!
+//! The table is generated: a call that is added to the document is tried here without being named.
+//! A path parameter of a new name has to be classified in [`Tenant::fill`].
+
+use crate::builds::{built, id_of};
+use crate::support;
+
+use jiffy_api::{Limits, Scope, openapi};
+use serde_json::{Map, Value, json};
+use std::sync::LazyLock;
+use support::{Answer, Api, Who};
+
+static DOCUMENT: LazyLock<Value> = LazyLock::new(openapi::document);
+/// Calls that need no key.
+const OPEN: [&str; 3] = ["/health", "/openapi.json", "/templates/uploads/{word}"];
+/// A value that the owner gave to a sandbox and nobody else may read.
+const SECRET: &str = "value-of-the-secret-variable";
+
+/// Resources of one key.
+struct Tenant {
+    who: Who,
+    key: String,
+    sandbox: String,
+    snapshot: String,
+    template: String,
+    build: String,
+    name: String,
+}
+
+impl Tenant {
+    /// A key with a running sandbox, a snapshot and a template that is built.
+    async fn new(api: &Api) -> Self {
+        let (who, key) = api.key(Scope::Create, Limits::default());
+        let body = json!({
+            "templateID": "base", "secure": true, "envVars": { "SECRET": SECRET },
+            "network": { "allowPublicTraffic": false },
+        });
+        let made = api.call_as(&who, "POST", "/v2/sandboxes", body).await;
+        let sandbox = made.expect(201).id();
+        let path = format!("/sandboxes/{sandbox}/snapshots");
+        let body = json!({ "name": "mine" });
+        let taken = api.call_as(&who, "POST", &path, body).await.expect(201);
+        let name = "app".to_owned();
+        built(api, &name, &key.key.id, &["default"]);
+        Self {
+            who,
+            key: key.key.id,
+            sandbox,
+            snapshot: taken.text("snapshotID"),
+            template: id_of(&name),
+            build: format!("build-of-{name}"),
+            name,
+        }
+    }
+
+    /// Ids that no resource has.
+    fn unknown(&self) -> Self {
+        let other = |id: &str| -> String { id.chars().rev().collect() };
+        Self {
+            who: self.who.clone(),
+            key: other(&self.key),
+            sandbox: other(&self.sandbox),
+            snapshot: other(&self.snapshot),
+            template: other(&self.template),
+            build: other(&self.build),
+            name: other(&self.name),
+        }
+    }
+
+    /// The path with the tenant's resources as parameters.
+    fn fill(&self, path: &str) -> String {
+        let part = |part: &str| match part {
+            "{sandboxID}" => self.sandbox.clone(),
+            "{snapshotID}" => self.snapshot.clone(),
+            "{templateID}" => self.template.clone(),
+            "{buildID}" => self.build.clone(),
+            "{alias}" => self.name.clone(),
+            "{keyID}" => self.key.clone(),
+            "{port}" => "80".to_owned(),
+            "{hash}" => "ab".repeat(32),
+            "{word}" => "0".repeat(40),
+            part => {
+                assert!(!part.starts_with('{'), "classify the parameter {part}");
+                part.to_owned()
+            }
+        };
+        path.split('/').map(part).collect::<Vec<_>>().join("/")
+    }
+
+    /// The smallest body of a schema that names the tenant's resources where it names any.
+    fn body(&self, schema: &Value) -> Value {
+        let mut schema = schema;
+        if let Some(name) = schema["$ref"].as_str() {
+            let name = name.rsplit('/').next().unwrap();
+            schema = &DOCUMENT["components"]["schemas"][name];
+        }
+        let none = Map::new();
+        let properties = schema["properties"].as_object().unwrap_or(&none);
+        let required: Vec<&str> = schema["required"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let mut body = Map::new();
+        for (name, schema) in properties {
+            let resource = match name.as_str() {
+                "snapshotID" => Some(&self.snapshot),
+                "sandboxID" => Some(&self.sandbox),
+                "templateID" | "fromTemplate" => Some(&self.template),
+                "keyID" => Some(&self.key),
+                "name" | "alias" | "target" => Some(&self.name),
+                other => {
+                    let id = other.ends_with("ID") || other.ends_with("IDs");
+                    assert!(!id, "classify the property {other}");
+                    None
+                }
+            };
+            let value = match resource {
+                Some(resource) => json!(resource),
+                None if required.contains(&name.as_str()) => sample(schema),
+                None => continue,
+            };
+            body.insert(name.clone(), value);
+        }
+        Value::Object(body)
+    }
+
+    /// All that tells of the tenant's resources.
+    fn marks(&self) -> [&str; 5] {
+        [
+            &self.key,
+            &self.sandbox,
+            &self.snapshot,
+            &self.template,
+            &self.build,
+        ]
+    }
+}
+
+/// A value of a schema.
+fn sample(schema: &Value) -> Value {
+    let kind = match &schema["type"] {
+        Value::Array(kinds) => kinds[0].clone(),
+        kind => kind.clone(),
+    };
+    match kind.as_str() {
+        Some("integer" | "number") => {
+            json!(schema["minimum"].as_i64().unwrap_or(0).max(1))
+        }
+        Some("boolean") => json!(false),
+        Some("array") => json!(["x"]),
+        Some("string") => json!("x"),
+        _ => json!({}),
+    }
+}
+
+/// A call of the document.
+struct Call {
+    method: String,
+    path: String,
+    query: String,
+    body: Option<Value>,
+}
+
+impl Call {
+    fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for (path, calls) in DOCUMENT["paths"].as_object().unwrap() {
+            for (method, call) in calls.as_object().unwrap() {
+                let schema = &call["requestBody"]["content"]["application/json"]["schema"];
+                let needed = call["parameters"].as_array().unwrap().iter();
+                let needed = needed.filter(|p| p["in"] == "query" && p["required"] == true);
+                let query: Vec<String> = needed
+                    .map(|p| format!("{}={}", p["name"].as_str().unwrap(), sample(&p["schema"])))
+                    .collect();
+                all.push(Self {
+                    method: method.to_uppercase(),
+                    path: path.clone(),
+                    query: query.join("&"),
+                    body: (!schema.is_null()).then(|| schema.clone()),
+                });
+            }
+        }
+        assert!(all.len() > 50, "{}", all.len());
+        all
+    }
+
+    fn is_open(&self) -> bool {
+        OPEN.contains(&self.path.as_str())
+    }
+
+    /// Whether a parameter of its path names a resource that has an owner.
+    fn names_a_resource(&self) -> bool {
+        let word = |part: &str| part.starts_with('{') && part != "{word}";
+        self.path.split('/').any(word)
+    }
+
+    async fn made_by(&self, api: &Api, who: &Who, of: &Tenant) -> Answer {
+        let mut path = of.fill(&self.path);
+        if !self.query.is_empty() {
+            path = format!("{path}?{}", self.query);
+        }
+        let body = self.body.as_ref().map_or(Value::Null, |s| of.body(s));
+        api.call_as(who, &self.method, &path, body).await
+    }
+
+    fn name(&self) -> String {
+        format!("{} {}", self.method, self.path)
+    }
+}
+
+/// All that the owner of the resources sees of them, without what changes by itself.
+async fn view(api: &Api, tenant: &Tenant) -> String {
+    let mut all = String::new();
+    for path in [
+        "/v2/sandboxes".to_owned(),
+        format!("/sandboxes/{}", tenant.sandbox),
+        "/snapshots".to_owned(),
+        format!("/templates/{}", tenant.template),
+        format!("/templates/{}/tags", tenant.template),
+        format!(
+            "/templates/{}/builds/{}/status",
+            tenant.template, tenant.build
+        ),
+    ] {
+        let answer = api.call_as(&tenant.who, "GET", &path, Value::Null).await;
+        all += &answer.expect(200).body.to_string();
+    }
+    all
+}
+
+#[tokio::test]
+async fn no_call_serves_a_request_without_a_valid_key() {
+    let api = Api::building().await;
+    let alice = Tenant::new(&api).await;
+    let (revoked, key) = api.key(Scope::Admin, Limits::default());
+    api.keys.revoke(&key.key.id).unwrap();
+    let before = view(&api, &alice).await;
+    for call in Call::all().iter().filter(|call| !call.is_open()) {
+        for who in [&revoked, &Who::Nobody] {
+            let refused = call.made_by(&api, who, &alice).await;
+            assert_eq!(refused.refused(401), "unauthenticated", "{}", call.name());
+        }
+    }
+    assert_eq!(view(&api, &alice).await, before);
+}
+
+#[tokio::test]
+async fn resources_of_another_key_answer_every_call_as_if_they_did_not_exist() {
+    let api = Api::building().await;
+    let alice = Tenant::new(&api).await;
+    let (mallory, _) = api.key(Scope::Create, Limits::default());
+    let unknown = alice.unknown();
+    let before = view(&api, &alice).await;
+    for call in Call::all() {
+        let seen = call.made_by(&api, &mallory, &alice).await;
+        let text = seen.body.to_string();
+        if call.names_a_resource() && !call.is_open() {
+            assert!(matches!(seen.status, 403 | 404), "{}: {text}", call.name());
+            let nothing = call.made_by(&api, &mallory, &unknown).await;
+            let mut same = nothing.body.to_string();
+            for (id, other) in alice.marks().iter().zip(unknown.marks()) {
+                same = same.replace(other, id);
+            }
+            same = same.replace(&unknown.name, &alice.name);
+            assert_eq!(
+                (seen.status, text),
+                (nothing.status, same),
+                "{}",
+                call.name()
+            );
+        } else if call.path != "/openapi.json" {
+            // A refusal may repeat what it was asked for.
+            let told = if seen.status < 400 {
+                text
+            } else {
+                String::new()
+            };
+            let mark = alice.marks().into_iter().find(|mark| told.contains(mark));
+            assert_eq!(mark, None, "{}: {told}", call.name());
+            assert!(!told.contains(SECRET), "{}: {told}", call.name());
+        }
+        assert_eq!(view(&api, &alice).await, before, "{}", call.name());
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_scope_read_changes_nothing_and_reads_no_secret_by_any_call() {
+    let api = Api::building().await;
+    let alice = Tenant::new(&api).await;
+    let (reader, _) = api.key(Scope::Read, Limits::default());
+    let path = format!("/sandboxes/{}", alice.sandbox);
+    let own = api.call_as(&alice.who, "GET", &path, Value::Null).await;
+    let token = own.expect(200).text("envdAccessToken");
+    let before = view(&api, &alice).await;
+    for call in Call::all().iter().filter(|call| !call.is_open()) {
+        let seen = call.made_by(&api, &reader, &alice).await;
+        match call.method.as_str() {
+            "GET" => {
+                let text = seen.body.to_string();
+                assert!(!text.contains(&token), "{}", call.name());
+                assert!(!text.contains(SECRET), "{}", call.name());
+            }
+            _ => assert_eq!(seen.refused(403), "forbidden", "{}", call.name()),
+        }
+    }
+    assert_eq!(view(&api, &alice).await, before);
+}
+
+/// Requests that are refused to a stranger must be good ones: made by the owner of the resource, or
+/// by the owner of the host where only that one may, they are answered otherwise.
+#[tokio::test]
+async fn what_is_refused_to_a_stranger_is_served_to_the_owner() {
+    for call in Call::all() {
+        if !call.names_a_resource() || call.is_open() {
+            continue;
+        }
+        let api = Api::building().await;
+        let alice = Tenant::new(&api).await;
+        let (mallory, _) = api.key(Scope::Create, Limits::default());
+        let refused = call.made_by(&api, &mallory, &alice).await;
+        let served = match refused.status {
+            403 => call.made_by(&api, &Who::Owner, &alice).await,
+            _ => call.made_by(&api, &alice.who, &alice).await,
+        };
+        let good = served.status != refused.status && served.status != 401 && served.status != 403;
+        let text = served.body.to_string();
+        assert!(good, "{}: {} {text}", call.name(), served.status);
+    }
+}

@@ -1,0 +1,488 @@
+//! Budgets of keys: exact however many ask at once, seen by their holders, and as they were after a crash.
+
+use crate::support;
+
+use axum::body::Body;
+use axum::http::Request;
+use futures_util::future::join_all;
+use jiffy_api::{App, Config, Keys, Limits, Scope, router};
+use jiffy_host::{HostFigures, Options, ReadHost};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use support::{Answer, Api, Who};
+
+/// Bytes of every guest's snapshot in these tests.
+const GUEST: u64 = 1 << 20;
+/// Clients that ask at once.
+const CLIENTS: usize = 64;
+
+fn path(id: &str, call: &str) -> String {
+    format!("/sandboxes/{id}/{call}")
+}
+
+async fn used(api: &Api, who: &Who) -> Value {
+    let budget = api.call_as(who, "GET", "/limits", Value::Null).await;
+    budget.expect(200).body["used"].clone()
+}
+
+/// Sandboxes of `who`, each of whose snapshots has [`GUEST`] bytes.
+async fn sandboxes(api: &Api, who: &Who, count: usize, body: &Value) -> Vec<String> {
+    let mut ids = Vec::new();
+    for _ in 0..count {
+        let made = api
+            .call_as(who, "POST", "/v2/sandboxes", body.clone())
+            .await;
+        let id = made.expect(201).id();
+        api.bench.world.write(&id, &"x".repeat(GUEST as usize));
+        ids.push(id);
+    }
+    ids
+}
+
+fn succeeded(answers: &[Answer]) -> usize {
+    answers.iter().filter(|a| a.status < 300).count()
+}
+
+/// The answers are successes, or refusals with this status and word.
+#[track_caller]
+fn refused_with(answers: &[Answer], status: u16, word: &str) {
+    for answer in answers.iter().filter(|a| a.status >= 300) {
+        assert_eq!(answer.status, status, "{}", answer.body);
+        assert_eq!(answer.text("error_code"), word);
+    }
+}
+
+fn disk(mib: u64) -> Limits {
+    Limits {
+        max_disk_mib: Some(mib),
+        ..Limits::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn snapshots_of_64_clients_at_once_fill_a_disk_budget_to_the_byte() {
+    let api = Api::new();
+    let (who, _) = api.key(Scope::Create, disk(40));
+    let body = json!({ "templateID": "base" });
+    let ids = sandboxes(&api, &who, CLIENTS, &body).await;
+    let snapshots = ids.iter().map(|id| {
+        let path = path(id, "snapshots");
+        let (api, who) = (&api, &who);
+        async move { api.call_as(who, "POST", &path, json!({})).await }
+    });
+    let answers = join_all(snapshots).await;
+    assert_eq!(succeeded(&answers), 40);
+    refused_with(&answers, 507, "max_disk");
+    let used = used(&api, &who).await;
+    assert_eq!(used["diskBytes"], 40 * GUEST);
+    assert_eq!(used["disk"]["snapshots"], 40 * GUEST);
+    assert_eq!(used["snapshots"], 40);
+    // A budget that is full refuses pauses, too, and the sandboxes run on.
+    let pause = api
+        .call_as(&who, "POST", &path(&ids[0], "pause"), json!({}))
+        .await;
+    assert_eq!(pause.header("should-retry"), Some("false"));
+    let why = pause.text("message");
+    assert!(why.contains("snapshots 40.0 MiB"), "{why}");
+    assert_eq!(pause.refused(507), "max_disk");
+    api.bench.world.body(&ids[0]);
+    // What is removed makes room at once.
+    let listed = api.call_as(&who, "GET", "/snapshots", Value::Null).await;
+    let id = listed.items()[0]["snapshotID"].as_str().unwrap().to_owned();
+    let sandbox = listed.items()[0]["originSandboxID"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    api.call_as(&who, "DELETE", &path_of(&sandbox), Value::Null)
+        .await
+        .expect(204);
+    api.call_as(&who, "DELETE", &format!("/templates/{id}"), Value::Null)
+        .await
+        .expect(204);
+    let left = ids.iter().find(|i| **i != sandbox).unwrap();
+    api.call_as(&who, "POST", &path(left, "snapshots"), json!({}))
+        .await
+        .expect(201);
+}
+
+fn path_of(id: &str) -> String {
+    format!("/sandboxes/{id}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pauses_and_snapshots_at_once_take_no_more_places_than_there_are() {
+    let api = Api::new();
+    let limits = Limits {
+        max_paused: Some(5),
+        max_snapshots: Some(7),
+        ..Limits::default()
+    };
+    let (who, _) = api.key(Scope::Create, limits);
+    let body = json!({ "templateID": "base" });
+    let ids = sandboxes(&api, &who, CLIENTS, &body).await;
+    let all = |call: &'static str| {
+        let (api, who) = (&api, &who);
+        ids.iter().map(move |id| async move {
+            api.call_as(who, "POST", &path(id, call), json!({})).await
+        })
+    };
+    let (paused, taken) = tokio::join!(join_all(all("pause")), join_all(all("snapshots")));
+    assert_eq!(succeeded(&paused), 5);
+    refused_with(&paused, 429, "max_paused");
+    assert_eq!(succeeded(&taken), 7);
+    refused_with(&taken, 429, "max_snapshots");
+    let used = used(&api, &who).await;
+    assert_eq!(
+        (&used["paused"], &used["snapshots"]),
+        (&json!(5), &json!(7))
+    );
+}
+
+#[tokio::test]
+async fn a_sandbox_that_will_be_paused_at_its_timeout_has_its_place_from_the_beginning() {
+    let api = Api::new();
+    let limits = Limits {
+        max_paused: Some(2),
+        ..Limits::default()
+    };
+    let (who, _) = api.key(Scope::Create, limits);
+    let body = json!({ "templateID": "base", "autoPause": true });
+    let create = || api.call_as(&who, "POST", "/v2/sandboxes", body.clone());
+    let answers = join_all((0..CLIENTS).map(|_| create())).await;
+    assert_eq!(succeeded(&answers), 2);
+    refused_with(&answers, 429, "max_paused");
+    let ids = api
+        .call_as(&who, "GET", "/v2/sandboxes", Value::Null)
+        .await
+        .ids();
+    // Those that have one need no other.
+    for id in &ids {
+        api.call_as(&who, "POST", &path(id, "pause"), json!({}))
+            .await
+            .expect(204);
+    }
+    api.call_as(&who, "POST", &path(&ids[0], "resume"), json!({}))
+        .await
+        .expect(201);
+    let plain = json!({ "templateID": "base" });
+    let id = api
+        .call_as(&who, "POST", "/v2/sandboxes", plain)
+        .await
+        .expect(201)
+        .id();
+    let refused = api
+        .call_as(&who, "POST", &path(&id, "pause"), json!({}))
+        .await;
+    assert_eq!(refused.refused(429), "max_paused");
+    // Children are as their parents, and one that is to be killed makes room.
+    let fork = api
+        .call_as(&who, "POST", &path(&ids[0], "fork"), json!({}))
+        .await;
+    assert_eq!(fork.refused(429), "max_paused");
+    api.call_as(&who, "DELETE", &path_of(&ids[0]), Value::Null)
+        .await
+        .expect(204);
+    api.call_as(&who, "POST", &path(&id, "pause"), json!({}))
+        .await
+        .expect(204);
+    let wake = json!({ "autoPause": true });
+    api.call_as(&who, "POST", &path(&id, "resume"), wake)
+        .await
+        .expect(201);
+    assert_eq!(used(&api, &who).await["paused"], 2);
+}
+
+#[tokio::test]
+async fn an_asked_for_snapshot_of_a_sleeper_counts_once_and_its_bytes_are_there_already() {
+    let api = Api::new();
+    let limits = Limits {
+        max_snapshots: Some(1),
+        ..disk(1)
+    };
+    let (who, _) = api.key(Scope::Create, limits);
+    let body = json!({ "templateID": "base" });
+    let ids = sandboxes(&api, &who, 1, &body).await;
+    api.call_as(&who, "POST", &path(&ids[0], "pause"), json!({}))
+        .await
+        .expect(204);
+    for _ in 0..2 {
+        api.call_as(&who, "POST", &path(&ids[0], "snapshots"), json!({}))
+            .await
+            .expect(201);
+    }
+    let used = used(&api, &who).await;
+    assert_eq!(
+        (&used["snapshots"], &used["diskBytes"]),
+        (&json!(1), &json!(GUEST))
+    );
+}
+
+#[tokio::test]
+async fn after_a_crash_what_is_there_counts_once() {
+    let api = Api::new();
+    let (who, _) = api.key(Scope::Create, disk(3));
+    let body = json!({ "templateID": "base" });
+    let ids = sandboxes(&api, &who, 3, &body).await;
+    let take = |id: String, call: &'static str| {
+        let (api, who) = (&api, &who);
+        async move { api.call_as(who, "POST", &path(&id, call), json!({})).await }
+    };
+    take(ids[0].clone(), "snapshots").await.expect(201);
+    take(ids[1].clone(), "pause").await.expect(204);
+    let before = used(&api, &who).await;
+    // One more is complete on disk when the daemon dies, and acknowledged to nobody.
+    api.bench.world.hang("snapshot-named");
+    let hanging = take(ids[2].clone(), "snapshots");
+    let limit = std::time::Duration::from_millis(300);
+    assert!(tokio::time::timeout(limit, hanging).await.is_err());
+    api.bench.world.mend();
+    let next = api.bench.open().await;
+    let keys = Arc::new(Keys::open(api.bench.dir.path()).unwrap());
+    let templates = support::FakeTemplates(Vec::new().into());
+    let app = App::new(next, keys, Arc::new(templates), Config::default());
+    let api = Api {
+        router: router(app),
+        ..api
+    };
+    let after = used(&api, &who).await;
+    assert_eq!(before["diskBytes"], 2 * GUEST);
+    assert_eq!(after["diskBytes"], 3 * GUEST, "{after}");
+    assert_eq!(after["snapshots"], 2);
+    assert_eq!(after["paused"], 1);
+    let refused = api
+        .call_as(&who, "POST", &path(&ids[0], "snapshots"), json!({}))
+        .await;
+    assert_eq!(refused.refused(507), "max_disk");
+}
+
+#[tokio::test]
+async fn a_key_of_scope_create_has_the_hosts_disk_budget_unless_it_was_given_one() {
+    let api = Api::new();
+    let config = Config {
+        default_key_disk_mib: Some(7),
+        ..Config::default()
+    };
+    let templates = support::FakeTemplates(Vec::new().into());
+    let app = App::new(
+        api.host.clone(),
+        api.keys.clone(),
+        Arc::new(templates),
+        config,
+    );
+    let api = Api {
+        router: router(app.with_exchange_share(100)),
+        ..api
+    };
+    let limits = async |who: &Who| {
+        let budget = api.call_as(who, "GET", "/limits", Value::Null).await;
+        budget.expect(200).body["limits"].clone()
+    };
+    let (plain, _) = api.key(Scope::Create, Limits::default());
+    let (given, _) = api.key(Scope::Create, disk(9));
+    let (admin, _) = api.key(Scope::Admin, Limits::default());
+    assert_eq!(limits(&plain).await["diskBytes"], 7 << 20);
+    assert_eq!(limits(&plain).await["exchanges"], 100);
+    assert_eq!(limits(&given).await["diskBytes"], 9 << 20);
+    assert_eq!(limits(&admin).await["diskBytes"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_budget_is_shown_to_its_holder_and_to_those_who_manage_the_host() {
+    let api = Api::new();
+    let (alice, key) = api.key(Scope::Create, disk(5));
+    let (mallory, _) = api.key(Scope::Create, Limits::default());
+    let (reader, _) = api.key(Scope::Read, Limits::default());
+    let id = &key.key.id;
+    let path = format!("/limits?key={id}");
+    for who in [&alice, &api.admin, &Who::Owner] {
+        let shown = api.call_as(who, "GET", &path, Value::Null).await;
+        assert_eq!(shown.expect(200).text("keyID"), *id);
+    }
+    for who in [&mallory, &reader] {
+        let refused = api.call_as(who, "GET", &path, Value::Null).await;
+        assert_eq!(refused.refused(403), "forbidden");
+        // Whether there is such a key is nothing to them either.
+        let unknown = api.call_as(who, "GET", "/limits?key=nope", Value::Null);
+        assert_eq!(unknown.await.refused(403), "forbidden");
+    }
+    let unknown = api.get("/limits?key=nope").await;
+    assert_eq!(unknown.refused(404), "key_not_found");
+    let none = api.call_as(&Who::Owner, "GET", "/limits", Value::Null);
+    assert_eq!(none.await.refused(400), "invalid_request");
+    let nobody = api.call_as(&Who::Nobody, "GET", "/limits", Value::Null);
+    nobody.await.expect(401);
+}
+
+/// A link to send files to, for a template of `who`.
+async fn upload_link(api: &Api, who: &Who, template: &str, file: usize) -> String {
+    let hash = format!("{file:064x}");
+    let path = format!("/templates/{template}/files/{hash}");
+    let link = api.call_as(who, "GET", &path, Value::Null).await;
+    let url = link.expect(201).text("url");
+    url.split_once("/templates/").unwrap().1.to_owned()
+}
+
+#[tokio::test]
+async fn uploads_of_64_clients_at_once_fill_a_disk_budget_to_the_block() {
+    let api = Api::building().await;
+    let (who, _) = api.key(Scope::Create, disk(1));
+    let new = json!({ "name": "mine" });
+    let requested = api.call_as(&who, "POST", "/v3/templates", new).await;
+    let template = requested.expect(202).text("templateID");
+    // Twelve of 80 KiB fit, and the thirteenth's first blocks.
+    let files: Vec<_> = (0..CLIENTS).collect();
+    let mut links = Vec::new();
+    for file in &files {
+        links.push(upload_link(&api, &who, &template, *file).await);
+    }
+    let mut answers = Vec::new();
+    // As many at once as one key may have.
+    for links in links.chunks(16) {
+        let send = links.iter().map(|link| {
+            let body = Body::from(vec![7; 80 << 10]);
+            api.send(
+                Request::put(format!("/templates/{link}"))
+                    .body(body)
+                    .unwrap(),
+            )
+        });
+        answers.extend(join_all(send).await);
+    }
+    assert_eq!(succeeded(&answers), 12);
+    refused_with(&answers, 507, "max_disk");
+    let now = used(&api, &who).await;
+    assert_eq!(
+        (&now["uploads"], &now["diskBytes"]),
+        (&json!(12), &json!(12 * (80 << 10)))
+    );
+    // The rest takes a file of just that size, and then not one byte.
+    let rest = (1usize << 20) - 12 * (80 << 10);
+    let link = upload_link(&api, &who, &template, 100).await;
+    let send = |link: String, bytes: usize| {
+        let body = Body::from(vec![7; bytes]);
+        api.send(
+            Request::put(format!("/templates/{link}"))
+                .body(body)
+                .unwrap(),
+        )
+    };
+    send(link, rest).await.expect(200);
+    let link = upload_link(&api, &who, &template, 101).await;
+    send(link, 1).await.expect(507);
+    // Files of builds make room where their owner says so; nobody else's go.
+    let (other, _) = api.key(Scope::Create, Limits::default());
+    api.call_as(&other, "POST", "/templates/prune", json!({}))
+        .await
+        .expect(200);
+    assert_eq!(used(&api, &who).await["uploads"], 13);
+    api.call_as(&who, "POST", "/templates/prune", json!({}))
+        .await
+        .expect(200);
+    let now = used(&api, &who).await;
+    assert_eq!((&now["uploads"], &now["diskBytes"]), (&json!(0), &json!(0)));
+}
+
+#[tokio::test]
+async fn builds_that_wait_are_as_many_as_a_key_may_have() {
+    let api = Api::building().await;
+    let limits = Limits {
+        max_builds: Some(3),
+        ..Limits::default()
+    };
+    let (who, _) = api.key(Scope::Create, limits);
+    let ask = (0..CLIENTS).map(|n| {
+        let body = json!({ "name": format!("t{n}") });
+        api.call_as(&who, "POST", "/v3/templates", body)
+    });
+    let answers = join_all(ask).await;
+    assert_eq!(succeeded(&answers), 3);
+    refused_with(&answers, 429, "max_builds");
+    assert_eq!(used(&api, &who).await["builds"], 3);
+    let first = answers.iter().find(|a| a.status == 202).unwrap();
+    let (template, build) = (first.text("templateID"), first.text("buildID"));
+    let cancel = format!("/templates/{template}/builds/{build}/cancel");
+    api.call_as(&who, "POST", &cancel, Value::Null)
+        .await
+        .expect(204);
+    api.call_as(&who, "POST", "/v3/templates", json!({ "name": "next" }))
+        .await
+        .expect(202);
+}
+
+#[tokio::test]
+async fn exchanges_of_a_key_are_limited_by_its_own_limit_or_by_its_share() {
+    let mut app = None;
+    let api = Api::with(|made| {
+        let made = made.with_exchange_share(4);
+        app = Some(made.clone());
+        made
+    });
+    let app = app.unwrap();
+    let limits = Limits {
+        max_exchanges: Some(2),
+        ..Limits::default()
+    };
+    let (who, few) = api.key(Scope::Create, limits);
+    let (_, plain) = api.key(Scope::Create, Limits::default());
+    let first = app.exchange(&few.key.id).unwrap();
+    let _second = app.exchange(&few.key.id).unwrap();
+    let refused = app.exchange(&few.key.id).unwrap_err();
+    assert!(refused.contains("2 requests and streams"), "{refused}");
+    assert_eq!(used(&api, &who).await["exchanges"], 2);
+    drop(first);
+    app.exchange(&few.key.id).unwrap();
+    let _all: Vec<_> = (0..4)
+        .map(|_| app.exchange(&plain.key.id).unwrap())
+        .collect();
+    assert!(app.exchange(&plain.key.id).is_err());
+}
+
+/// A host of whose disk so many MiB are free beside the reserve.
+#[derive(Debug)]
+struct SmallDisk(u64);
+
+impl ReadHost for SmallDisk {
+    fn read(&self) -> HostFigures {
+        HostFigures {
+            disk_free_mib: Some(1024 + self.0),
+            disk_total_mib: Some(10_000),
+            ..HostFigures::default()
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_guests_were_promised_of_the_hosts_disk_is_not_given_to_what_keys_keep() {
+    // Two disks of 1 GiB, promised once, and 100 MiB.
+    let reader: Arc<dyn ReadHost> = Arc::new(SmallDisk(2 * 1024 + 100));
+    let limits = jiffy_host::Limits {
+        disk_overcommit: 1.0,
+        ..jiffy_host::Limits::default()
+    };
+    let options = Options {
+        limits,
+        reader: Some(reader),
+        ..Options::default()
+    };
+    let api = Api::over(options, |app| app);
+    let (who, _) = api.key(Scope::Create, Limits::default());
+    let body = json!({ "templateID": "base" });
+    let first = sandboxes(&api, &who, 1, &body).await.remove(0);
+    api.call_as(&who, "POST", &path(&first, "snapshots"), json!({}))
+        .await
+        .expect(201);
+    sandboxes(&api, &who, 1, &body).await;
+    let third = api.call_as(&who, "POST", "/v2/sandboxes", body).await;
+    assert!(third.text("message").contains("disk"), "{}", third.body);
+    assert_eq!(third.refused(503), "host_busy");
+    // 100 MiB are left for a snapshot, and it takes one.
+    api.call_as(&who, "POST", &path(&first, "snapshots"), json!({}))
+        .await
+        .expect(201);
+    let large = "x".repeat(101 << 20);
+    api.bench.world.write(&first, &large);
+    let refused = api
+        .call_as(&who, "POST", &path(&first, "snapshots"), json!({}))
+        .await;
+    refused.expect(507);
+}

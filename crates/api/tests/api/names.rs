@@ -1,0 +1,422 @@
+//! Names: what belongs to one key is not found, chosen or shadowed by another.
+
+use crate::support;
+
+use jiffy_api::{Limits, Scope};
+use jiffy_build::{Builder, MAX_WAITING_BUILDS, Records, Settings};
+use jiffy_image::{MANIFEST_FORMAT, Reference, Templates};
+use serde_json::{Value, json};
+use std::fs;
+use support::{Answer, Api, Who};
+
+const BUILD: &str = "build-01234567-89ab-4cde-8f01-23456789abcd";
+const IMAGE: &str = "image-python-3.12-01234567";
+
+/// Puts a template (`[owner/]name[:tag]`) into the image store, as its manifest says; versions of
+/// before say nothing.
+fn put(api: &Api, name: &str, visibility: Option<&str>) {
+    let reference = Reference::parse(name).unwrap();
+    let mut manifest = json!({
+        "format": MANIFEST_FORMAT, "name": reference.name(), "tag": reference.tag(), "created": 1,
+        "recipe_sha256": "", "images": [{ "sha256": "ab".repeat(32), "size": 1 }],
+        "defaults": { "user": "user", "workdir": "/", "disk_mib": 512 },
+    });
+    if let Some(visibility) = visibility {
+        manifest["visibility"] = json!(visibility);
+        manifest["owner"] = json!(reference.owner());
+    }
+    let file = name.replace('/', "~").replace(':', "@");
+    let directory = api.home().path().join("templates").join(file);
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("template.json"), manifest.to_string()).unwrap();
+}
+
+async fn create(api: &Api, who: &Who, template: &str) -> Answer {
+    let body = json!({ "templateID": template });
+    api.call_as(who, "POST", "/v2/sandboxes", body).await
+}
+
+async fn get(api: &Api, who: &Who, path: &str) -> Answer {
+    api.call_as(who, "GET", path, Value::Null).await
+}
+
+async fn request(api: &Api, who: &Who, name: &str) -> Answer {
+    let body = json!({ "name": name, "cpuCount": 1, "memoryMB": 512 });
+    api.call_as(who, "POST", "/v3/templates", body).await
+}
+
+/// Names of a list of templates.
+async fn listed(api: &Api, who: &Who) -> Vec<String> {
+    let all = get(api, who, "/templates").await.expect(200);
+    let mut names = Vec::new();
+    for template in all.items() {
+        let of_one = template["names"].as_array().unwrap();
+        names.extend(of_one.iter().map(|n| n.as_str().unwrap().to_owned()));
+    }
+    names
+}
+
+fn quoted(name: &str) -> String {
+    name.replace('/', "%2F")
+}
+
+#[tokio::test]
+async fn what_builds_keep_for_themselves_exists_for_no_caller() {
+    let api = Api::building().await;
+    let (hers, key) = api.key(Scope::Create, Limits::default());
+    let (other, _) = api.key(Scope::Create, Limits::default());
+    let (reader, _) = api.key(Scope::Read, Limits::default());
+    let (image, build) = (
+        format!("{}/{IMAGE}", key.key.id),
+        format!("{}/{BUILD}", key.key.id),
+    );
+    for name in [&image, &build, IMAGE, BUILD] {
+        put(&api, name, Some("internal"));
+    }
+    put(&api, "base", Some("public"));
+    for who in [&hers, &other, &reader, &api.admin, &Who::Owner] {
+        assert_eq!(listed(&api, who).await, ["base"]);
+        for name in [image.as_str(), &build, IMAGE, BUILD] {
+            let quoted = quoted(name);
+            for path in [
+                format!("/templates/{quoted}"),
+                format!("/templates/{quoted}/tags"),
+                format!("/templates/aliases/{quoted}"),
+            ] {
+                let refused = get(&api, who, &path).await.refused(404);
+                assert_eq!(refused, "template_not_found", "{path}");
+            }
+        }
+    }
+    for who in [&hers, &other, &api.admin, &Who::Owner] {
+        for name in [image.as_str(), &build, IMAGE, BUILD] {
+            assert_eq!(
+                create(&api, who, name).await.refused(404),
+                "template_not_found"
+            );
+            let path = format!("/templates/{}", quoted(name));
+            let removed = api.call_as(who, "DELETE", &path, Value::Null).await;
+            assert_eq!(removed.refused(404), "template_not_found");
+            let path = format!("/v2/templates/{}", quoted(name));
+            let public = json!({ "public": true });
+            api.call_as(who, "PATCH", &path, public).await.expect(404);
+            for (method, body) in [
+                ("POST", json!({ "target": name, "tags": ["x"] })),
+                ("DELETE", json!({ "name": name, "tags": ["x"] })),
+            ] {
+                let tagged = api.call_as(who, method, "/templates/tags", body).await;
+                assert_eq!(tagged.refused(404), "template_not_found");
+            }
+        }
+    }
+    let pool = format!("/pools/{IMAGE}");
+    let pooled = api.call_as(&api.admin, "PUT", &pool, json!({ "size": 1 }));
+    assert_eq!(pooled.await.refused(404), "template_not_found");
+}
+
+#[tokio::test]
+async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public() {
+    let api = Api::building().await;
+    let (alice, a) = api.key(Scope::Create, Limits::default());
+    let (mallory, m) = api.key(Scope::Create, Limits::default());
+    let of_alice = |name: &str| format!("{}/{name}", a.key.id);
+    let of_mallory = |name: &str| format!("{}/{name}", m.key.id);
+    put(&api, &of_mallory("python"), Some("public"));
+    put(&api, &of_mallory("secret"), Some("private"));
+    put(&api, &of_alice("app"), Some("private"));
+    put(&api, &of_alice("shared"), Some("private"));
+    put(&api, "shared", Some("public"));
+    put(&api, "hosts", Some("private"));
+
+    for (who, name, made_of) in [
+        (&mallory, "python", of_mallory("python")),
+        (&alice, &*of_mallory("python"), of_mallory("python")),
+        (&alice, "app", of_alice("app")),
+        (&alice, &of_alice("app"), of_alice("app")),
+        (&alice, "shared", of_alice("shared")),
+        (&mallory, "shared", "shared".to_owned()),
+        (&Who::Owner, "shared", "shared".to_owned()),
+        (&Who::Owner, &of_alice("shared"), of_alice("shared")),
+        (&api.admin, &of_mallory("secret"), of_mallory("secret")),
+        (&api.admin, "hosts", "hosts".to_owned()),
+    ] {
+        let made = create(&api, who, name).await.expect(201);
+        assert_eq!(made.body["jiffy"]["template"], made_of, "{name}");
+    }
+    for (who, name) in [
+        (&alice, "python"),
+        (&Who::Owner, "python"),
+        (&api.admin, "app"),
+        (&alice, &*of_mallory("secret")),
+        (&mallory, &of_alice("app")),
+        (&alice, "hosts"),
+        (&alice, "secret"),
+    ] {
+        let refused = create(&api, who, name).await.refused(404);
+        assert_eq!(refused, "template_not_found", "{name}");
+        let alias = format!("/templates/aliases/{}", quoted(name));
+        let refused = get(&api, who, &alias).await.refused(404);
+        assert_eq!(refused, "template_not_found", "{name}");
+        let path = format!("/templates/{}", quoted(name));
+        let removed = api.call_as(who, "DELETE", &path, Value::Null).await;
+        assert_eq!(removed.refused(404), "template_not_found", "{name}");
+    }
+    let python = of_mallory("python");
+    let mut seen = listed(&api, &alice).await;
+    seen.sort();
+    let mut expected = ["app", "shared", &python];
+    expected.sort();
+    assert_eq!(
+        seen, expected,
+        "of two that are called the same, the one that is meant"
+    );
+    assert_eq!(listed(&api, &mallory).await.len(), 3);
+    assert_eq!(listed(&api, &Who::Owner).await.len(), 6);
+    // Visible is not changeable.
+    for name in [python.as_str(), "shared"] {
+        let path = format!("/templates/{}", quoted(name));
+        if name != "shared" {
+            let removed = api.call_as(&alice, "DELETE", &path, Value::Null).await;
+            removed.expect(403);
+        }
+        let path = format!("/v2{path}");
+        let private = json!({ "public": false });
+        let who = if name == "shared" { &mallory } else { &alice };
+        api.call_as(who, "PATCH", &path, private).await.expect(403);
+    }
+    // Made without the builder, and published all the same.
+    let public = json!({ "public": true });
+    let path = "/v2/templates/hosts";
+    api.call_as(&mallory, "PATCH", path, public.clone())
+        .await
+        .expect(404);
+    api.call_as(&Who::Owner, "PATCH", path, public)
+        .await
+        .expect(200);
+    create(&api, &mallory, "hosts").await.expect(201);
+    let private = json!({ "public": false });
+    let path = "/v2/templates/app";
+    api.call_as(&alice, "PATCH", path, private)
+        .await
+        .expect(200);
+    let stock = api.call_as(
+        &Who::Owner,
+        "PATCH",
+        "/v2/templates/base",
+        json!({ "public": false }),
+    );
+    assert_eq!(stock.await.refused(400), "invalid_request");
+}
+
+#[tokio::test]
+async fn a_snapshot_is_not_shadowed_by_templates_or_snapshots_of_others() {
+    let api = Api::building().await;
+    let (alice, _) = api.key(Scope::Create, Limits::default());
+    let (mallory, m) = api.key(Scope::Create, Limits::default());
+    let taken = async |who: &Who, name: &str| {
+        let sandbox = api.sandbox_of(who).await;
+        let path = format!("/sandboxes/{sandbox}/snapshots");
+        let taken = api
+            .call_as(who, "POST", &path, json!({ "name": name }))
+            .await;
+        taken.expect(201).text("snapshotID")
+    };
+    let golden = taken(&alice, "golden").await;
+    let of_mallory = |name: &str| format!("{}/{name}", m.key.id);
+    // As they could be chosen before.
+    put(&api, &of_mallory("golden"), Some("public"));
+    put(&api, &of_mallory(&golden), Some("public"));
+    put(&api, "golden", Some("public"));
+    for name in ["golden", &golden] {
+        let made = create(&api, &alice, name).await.expect(201);
+        assert_eq!(made.text("snapshotID"), golden, "{name}");
+    }
+    // Nor for those who see everything.
+    for who in [&api.admin, &Who::Owner] {
+        let stranger = taken(&mallory, "base").await;
+        let made = create(&api, who, "base").await.expect(201);
+        assert_eq!(made.body["jiffy"]["template"], "base");
+        let made = create(&api, who, &stranger).await.expect(201);
+        assert_eq!(made.text("snapshotID"), stranger);
+        let made = create(&api, who, &golden).await.expect(201);
+        assert_eq!(made.text("snapshotID"), golden);
+    }
+    assert_eq!(
+        get(&api, &mallory, &format!("/snapshots/{golden}"))
+            .await
+            .refused(404),
+        "snapshot_not_found"
+    );
+    // An id cannot be chosen as a name.
+    let sandbox = api.sandbox_of(&alice).await;
+    let path = format!("/sandboxes/{sandbox}/snapshots");
+    for name in [&golden, BUILD, "01234567-89ab-4cde-8f01-23456789abcd"] {
+        let named = api.call_as(&alice, "POST", &path, json!({ "name": name }));
+        assert_eq!(named.await.refused(400), "invalid_request", "{name}");
+        let named = request(&api, &mallory, name).await.refused(400);
+        assert_eq!(named, "invalid_request", "{name}");
+    }
+}
+
+#[tokio::test]
+async fn builds_that_wait_for_their_start_are_few_and_take_no_name_from_others() {
+    let api = Api::building().await;
+    let (alice, _) = api.key(Scope::Create, Limits::default());
+    let (mallory, _) = api.key(Scope::Create, Limits::default());
+    let mut entered = Vec::new();
+    for n in 0..400 {
+        let asked = request(&api, &mallory, &format!("name{n}")).await;
+        if asked.status == 202 {
+            entered.push(asked);
+            continue;
+        }
+        assert_eq!(asked.header("should-retry"), Some("false"));
+        assert_eq!(asked.refused(429), "too_many_waiting_builds");
+    }
+    assert_eq!(entered.len(), MAX_WAITING_BUILDS);
+    request(&api, &alice, "name0").await.expect(202);
+    request(&api, &Who::Owner, "name0").await.expect(202);
+    // One that is cancelled makes room.
+    let (template, build) = (entered[0].text("templateID"), entered[0].text("buildID"));
+    let path = format!("/templates/{template}/builds/{build}/cancel");
+    api.call_as(&mallory, "POST", &path, Value::Null)
+        .await
+        .expect(204);
+    request(&api, &mallory, "another").await.expect(202);
+    // One that is not started is given up.
+    let records = rusqlite(&api);
+    records
+        .execute("UPDATE builds SET created_ms = 0", [])
+        .unwrap();
+    request(&api, &mallory, "again").await.expect(202);
+    let (template, build) = (entered[1].text("templateID"), entered[1].text("buildID"));
+    let path = format!("/templates/{template}/builds/{build}/status");
+    let status = get(&api, &mallory, &path).await.expect(200);
+    assert_eq!(status.text("status"), "error");
+    // Builds that fail all the time leave no more than was said.
+    for n in 0..300 {
+        let asked = request(&api, &mallory, &format!("fails{n}"))
+            .await
+            .expect(202);
+        let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+        let path = format!("/templates/{template}/builds/{build}/cancel");
+        api.call_as(&mallory, "POST", &path, Value::Null)
+            .await
+            .expect(204);
+    }
+    let count = "SELECT count(*) FROM templates";
+    let left: i64 = records.query_row(count, [], |row| row.get(0)).unwrap();
+    assert!((200..250).contains(&left), "{left}");
+}
+
+fn rusqlite(api: &Api) -> rusqlite::Connection {
+    rusqlite::Connection::open(api.home().path().join("builds.db")).unwrap()
+}
+
+#[tokio::test]
+async fn admins_and_the_hosts_owner_share_names() {
+    let api = Api::building().await;
+    let asked = request(&api, &api.admin, "mine").await.expect(202);
+    let same = request(&api, &Who::Owner, "mine").await.expect(202);
+    assert_eq!(asked.body["templateID"], same.body["templateID"]);
+    let (hers, key) = api.key(Scope::Create, Limits::default());
+    let other = request(&api, &hers, "mine").await.expect(202);
+    assert_ne!(asked.body["templateID"], other.body["templateID"]);
+    // Its owner may say whose it is; others may not.
+    let said = format!("{}/mine", key.key.id);
+    let same = request(&api, &hers, &said).await.expect(202);
+    assert_eq!(same.body["templateID"], other.body["templateID"]);
+    let refused = request(&api, &api.admin, &said).await.refused(400);
+    assert_eq!(refused, "invalid_request");
+}
+
+#[tokio::test]
+async fn builds_of_a_key_that_acts_for_the_hosts_owner_end_with_it_and_not_those_of_others() {
+    let api = Api::building().await;
+    let (second, made) = api.key(Scope::Admin, Limits::default());
+    let ended = request(&api, &second, "mine").await.expect(202);
+    let stays = request(&api, &api.admin, "mine").await.expect(202);
+    let path = format!("/keys/{}/revoke", made.key.id);
+    let revoked = api.call_as(&Who::Owner, "POST", &path, json!({ "end": true }));
+    assert_eq!(revoked.await.expect(200).body["builds"], 1);
+    for (asked, status) in [(&ended, "error"), (&stays, "waiting")] {
+        let (template, build) = (asked.text("templateID"), asked.text("buildID"));
+        let path = format!("/templates/{template}/builds/{build}/status");
+        let now = get(&api, &Who::Owner, &path).await.expect(200);
+        assert_eq!(now.text("status"), status);
+    }
+}
+
+#[tokio::test]
+async fn a_data_directory_of_before_gives_its_templates_to_their_owners_once() {
+    let api = Api::new();
+    let (hers, key) = api.key(Scope::Create, Limits::default());
+    let (his, _) = api.key(Scope::Create, Limits::default());
+    let admin = api.key(Scope::Admin, Limits::default()).1.key.id;
+    for name in [
+        "app", "app:v1", "open", "admins", "hosts", "base", BUILD, IMAGE,
+    ] {
+        put(&api, name, None);
+    }
+    let id = &key.key.id;
+    let rows = format!(
+        "INSERT INTO templates (id, name, owner, public, created_ms) VALUES
+            ('temptatetemptatetem2', 'app', '{id}', 0, 1), ('temptatetemptatetem3', 'open', '{id}', 1, 1), ('temptatetemptatetem4', 'admins', '{admin}', 1, 1);
+         INSERT INTO builds (id, template, tags, size, status, created_ms, changed_ms) VALUES
+            ('b1', 'temptatetemptatetem2', '[\"default\",\"v1\"]', '{{}}', 'ready', 1, 1),
+            ('b2', 'temptatetemptatetem3', '[\"default\"]', '{{}}', 'ready', 1, 1),
+            ('b3', 'temptatetemptatetem4', '[\"default\"]', '{{}}', 'ready', 1, 1);"
+    );
+    drop(Records::open(api.home().path()).unwrap());
+    rusqlite(&api).execute_batch(&rows).unwrap();
+
+    let settings = || Settings {
+        host_keys: [admin.clone()].into(),
+        ..Settings::default()
+    };
+    let home = api.home();
+    let opened = Builder::open(&home, api.host.clone(), settings());
+    let api = api.reopened(opened.await.unwrap());
+    let made_of = async |who: &Who, name: &str| {
+        let made = create(&api, who, name).await.expect(201);
+        made.body["jiffy"]["template"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(made_of(&hers, "app").await, format!("{id}/app"));
+    assert_eq!(made_of(&hers, "app:v1").await, format!("{id}/app:v1"));
+    assert_eq!(
+        made_of(&hers, "temptatetemptatetem2").await,
+        format!("{id}/app")
+    );
+    let open = format!("{id}/open");
+    assert_eq!(made_of(&his, &open).await, open);
+    assert_eq!(made_of(&Who::Owner, "admins").await, "admins");
+    assert_eq!(made_of(&api.admin, "hosts").await, "hosts");
+    assert_eq!(made_of(&his, "admins").await, "admins");
+    assert_eq!(made_of(&his, "base").await, "base");
+    for (who, name) in [
+        (&his, "app"),
+        (&his, "open"),
+        (&his, "hosts"),
+        (&hers, "hosts"),
+        (&Who::Owner, "app"),
+        (&Who::Owner, IMAGE),
+        (&his, IMAGE),
+    ] {
+        let refused = create(&api, who, name).await.refused(404);
+        assert_eq!(refused, "template_not_found", "{name}");
+    }
+    let templates = Templates::new(&api.home());
+    assert_eq!(
+        templates.tags(BUILD).unwrap(),
+        [],
+        "left by a build that was not finished"
+    );
+    // Once: what the host's owner makes later under the same name stays the host's.
+    put(&api, "app", None);
+    let opened = Builder::open(&home, api.host.clone(), settings());
+    let api = api.reopened(opened.await.unwrap());
+    let made = create(&api, &Who::Owner, "app").await.expect(201);
+    assert_eq!(made.body["jiffy"]["template"], "app");
+    let made = create(&api, &hers, "app").await.expect(201);
+    assert_eq!(made.body["jiffy"]["template"], format!("{id}/app"));
+}
