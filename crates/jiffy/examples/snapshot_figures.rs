@@ -29,6 +29,7 @@ fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
         template: "base".to_owned(),
         then,
         durability: Durability::PageCache,
+        max_bytes: None,
     }
 }
 

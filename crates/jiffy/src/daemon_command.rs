@@ -1,15 +1,17 @@
 //! `jiffy daemon`: the daemon in the background, from outside.
 
-use crate::cli::{Cli, DaemonCommand};
+use crate::cli::{DaemonCommand, ServeArgs};
 use crate::client::Client;
 use crate::daemon::{process, reach, spawn_and_wait};
 use crate::serve::status::Status;
+use anyhow::Context;
 use clap::Parser;
 use hyper::Method;
 use jiffy_api::Ending;
 use jiffy_image::Home;
 use serde::Deserialize;
 use std::fmt::Write;
+use std::net::TcpListener;
 use std::process::ExitCode;
 use tokio::net::UnixStream;
 
@@ -17,6 +19,8 @@ use tokio::net::UnixStream;
 const NOT_RUNNING: u8 = 3;
 /// Option that the daemon is given by whoever starts it in the background.
 const LOG_FILE: &str = "--log-file";
+/// Option of a daemon that a command starts by itself.
+const NO_LISTEN: &str = "--no-listen";
 
 /// Runs one command.
 pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
@@ -35,17 +39,50 @@ pub fn run(command: &DaemonCommand) -> anyhow::Result<ExitCode> {
 }
 
 async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
-    check(options);
+    let wanted = check(options);
     let home = Home::locate()?;
     if let Some(stream) = reach(&home).await {
+        let process = process(&stream);
         let status = ask(&home, stream).await?;
-        println!(
-            "runs already: process {}, version {}",
-            status.pid, status.version
+        if status.listen.is_some() || wanted.no_listen {
+            println!(
+                "runs already: process {}, version {}",
+                status.pid, status.version
+            );
+            if !options.is_empty() {
+                println!("its options stay as they were: `jiffy daemon restart` changes them");
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        // One that a command started by itself has no address, and this one was asked to have one.
+        let typed = process.map(|(_, arguments)| arguments).unwrap_or_default();
+        anyhow::ensure!(
+            typed.iter().any(|word| word == LOG_FILE),
+            "process {} runs without an address, in the foreground or as a service: \
+             start it there without --no-listen",
+            status.pid
         );
-        return Ok(ExitCode::SUCCESS);
+        // Before the other one has gone.
+        TcpListener::bind(wanted.listen).with_context(|| {
+            let address = wanted.listen;
+            format!("cannot listen on {address}: choose another with `--listen`")
+        })?;
+        println!(
+            "process {} has no address: another takes its place, and the sandboxes",
+            status.pid
+        );
+        crate::serve::stop(Ending::default()).await?;
+        let options = match options.is_empty() {
+            true => listening(as_typed(typed)),
+            false => options.to_vec(),
+        };
+        return bring_up(&home, &options).await;
     }
-    let status = ask(&home, spawn_and_wait(&home, options).await?).await?;
+    bring_up(&home, options).await
+}
+
+async fn bring_up(home: &Home, options: &[String]) -> anyhow::Result<ExitCode> {
+    let status = ask(home, spawn_and_wait(home, options).await?).await?;
     println!("process {}", status.pid);
     if let Some(url) = &status.listen {
         println!("listening on {url}");
@@ -54,12 +91,23 @@ async fn start(options: &[String]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Options that `jiffy serve` does not take end this program here, with its words, rather than in the log.
-fn check(options: &[String]) {
-    let line = ["jiffy", "serve"]
-        .into_iter()
-        .chain(options.iter().map(String::as_str));
-    drop(Cli::parse_from(line));
+/// Reads options of `jiffy serve`. Those that it does not take end this program here, with its words,
+/// rather than in the log.
+fn check(options: &[String]) -> ServeArgs {
+    #[derive(Parser)]
+    #[command(name = "jiffy serve")]
+    struct Options {
+        #[command(flatten)]
+        serve: ServeArgs,
+    }
+    let line = ["jiffy serve"].into_iter();
+    Options::parse_from(line.chain(options.iter().map(String::as_str))).serve
+}
+
+/// The same options with an address.
+fn listening(mut options: Vec<String>) -> Vec<String> {
+    options.retain(|option| option != NO_LISTEN);
+    options
 }
 
 async fn restart(options: &[String]) -> anyhow::Result<ExitCode> {
@@ -192,5 +240,7 @@ mod tests {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let before = words("--log-file /x/jiffy.log --warm-pool 3 --log-format json");
         assert_eq!(as_typed(before), words("--warm-pool 3 --log-format json"));
+        let before = words("--log-file /x/jiffy.log --no-listen --warm-pool 3");
+        assert_eq!(listening(as_typed(before)), words("--warm-pool 3"));
     }
 }

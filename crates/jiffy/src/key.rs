@@ -1,30 +1,59 @@
 //! `jiffy key`: who may use the control plane of this host.
 
+mod budget;
+
 use crate::cli::{KeyCommand, KeyCreateArgs};
+use crate::client::Client;
+use crate::daemon;
+use crate::runtime;
 use crate::sandbox::table::age as ago;
-use jiffy_api::{Key, Keys, Limits};
+use budget::{Budgets, budgets, shown};
+use hyper::Method;
+use jiff::Timestamp;
+use jiffy_api::{Key, Keys, Limits, NewKey, Validity};
 use jiffy_image::Home;
+use serde_json::Value;
 use std::process::ExitCode;
 
 /// Runs one subcommand. It works on the file of keys, which a daemon that runs reads at every call.
 pub fn run(command: &KeyCommand) -> anyhow::Result<ExitCode> {
-    let keys = Keys::open(Home::locate()?.path())?;
+    let home = Home::locate()?;
+    let keys = Keys::open(home.path())?;
     match command {
         KeyCommand::Create(args) => create(&keys, args)?,
         KeyCommand::Ls { all, json } => {
             let mut found = keys.list()?;
             found.retain(|k| *all || k.revoked_ms.is_none());
+            let budgets = runtime()?.block_on(budgets(&home, &found));
             match json {
-                true => println!("{}", serde_json::to_string_pretty(&found)?),
-                false => print!("{}", table(&found)),
+                true => println!(
+                    "{}",
+                    serde_json::to_string_pretty(&listed(&found, &budgets)?)?
+                ),
+                false => print!("{}", table(&found, &budgets)),
             }
         }
-        KeyCommand::Revoke { key, json } => {
-            let gone = keys.revoke(key)?;
+        KeyCommand::Revoke { key, end, json } => {
+            let gone = match end {
+                true => keys.revoke_and_end(key)?,
+                false => keys.revoke(key)?,
+            };
             match json {
                 true => println!("{}", serde_json::to_string_pretty(&gone)?),
                 false => println!("{}", gone.id),
             }
+            if *end {
+                end_now(&home, &gone)?;
+            }
+        }
+        KeyCommand::Rotate {
+            key,
+            overlap,
+            expires,
+            json,
+        } => {
+            let overlap = overlap.unwrap_or_default();
+            show(&keys.rotate(key, overlap, *expires)?, *json)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -36,10 +65,44 @@ fn create(keys: &Keys, args: &KeyCreateArgs) -> anyhow::Result<()> {
         max_vcpus: args.max_cpus,
         max_memory_mib: args.max_memory,
         creates_per_minute: args.creates_per_minute,
+        max_paused: args.max_paused,
+        max_snapshots: args.max_snapshots,
+        max_templates: args.max_templates,
+        max_builds: args.max_builds,
+        max_disk_mib: args.max_disk,
+        max_exchanges: args.max_exchanges,
     };
-    let made = keys.create(&args.name, args.scope.into(), limits)?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&made)?);
+    let validity = Validity {
+        expires_ms: args.expires,
+        addresses: args.allow_from.clone(),
+    };
+    let made = keys.create_within(&args.name, args.scope.into(), limits, &validity)?;
+    show(&made, args.json)
+}
+
+/// Has a daemon that runs end what a key has, which is marked for it: the next one does otherwise.
+fn end_now(home: &Home, key: &Key) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let Some(stream) = daemon::reach(home).await else {
+            eprintln!("jiffy: no daemon runs; the next one ends the sandboxes of this key");
+            return Ok(());
+        };
+        let client = Client::over(home, stream).await?;
+        let path = format!("/keys/{}/revoke", key.id);
+        let body = serde_json::json!({ "end": true });
+        let _: serde_json::Value = client.call(Method::POST, &path, &body).await?;
+        eprintln!("jiffy: its sandboxes and builds have ended");
+        Ok(())
+    })
+}
+
+/// Prints a key whose secret is known only now.
+fn show(made: &NewKey, json: bool) -> anyhow::Result<()> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(made)?);
     } else {
         println!("{}", made.secret);
         eprintln!(
@@ -50,7 +113,19 @@ fn create(keys: &Keys, args: &KeyCreateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn table(keys: &[Key]) -> String {
+/// The keys, each with its budget where a daemon tells it.
+fn listed(keys: &[Key], budgets: &Budgets) -> anyhow::Result<Vec<Value>> {
+    let with_budget = |key: &Key| {
+        let mut shown = serde_json::to_value(key)?;
+        if let (Some(map), Some(budget)) = (shown.as_object_mut(), budgets.get(&key.id)) {
+            map.insert("budget".to_owned(), budget.clone());
+        }
+        Ok(shown)
+    };
+    keys.iter().map(with_budget).collect()
+}
+
+fn table(keys: &[Key], budgets: &Budgets) -> String {
     if keys.is_empty() {
         return "no keys; `jiffy key create` makes one\n".to_owned();
     }
@@ -59,7 +134,10 @@ fn table(keys: &[Key]) -> String {
         "ID", "NAME", "SCOPE", "CREATED", "LAST USED"
     );
     for key in keys {
-        let mut limits = limits(&key.limits);
+        let mut limits = shown(&key.limits, budgets.get(&key.id));
+        if let Some(validity) = validity(key) {
+            limits = format!("{limits}; {validity}");
+        }
         if let Some(at) = key.revoked_ms {
             limits = format!("revoked {} ago", ago(at));
         }
@@ -76,19 +154,26 @@ fn table(keys: &[Key]) -> String {
     text
 }
 
-fn limits(limits: &Limits) -> String {
-    let all = [
-        (limits.max_sandboxes, " sandboxes"),
-        (limits.max_vcpus, " vCPUs"),
-        (limits.max_memory_mib, " MiB"),
-        (limits.creates_per_minute, " creates/min"),
-    ];
-    let set = all
-        .iter()
-        .filter_map(|(limit, what)| limit.map(|l| format!("{l}{what}")));
-    let set: Vec<String> = set.collect();
-    match set.is_empty() {
-        true => "none".to_owned(),
-        false => set.join(", "),
-    }
+/// When and from where a key can be used, unless it is always and from everywhere.
+fn validity(key: &Key) -> Option<String> {
+    let expires = key.expires_ms.map(|at| {
+        let text = i64::try_from(at).ok().map(Timestamp::from_millisecond);
+        let text = text
+            .and_then(Result::ok)
+            .map(|at| at.strftime("%Y-%m-%d %H:%M UTC"));
+        let verb = match key.is_expired() {
+            true => "expired",
+            false => "until",
+        };
+        format!(
+            "{verb} {}",
+            text.map_or_else(|| at.to_string(), |t| t.to_string())
+        )
+    });
+    let from = match key.addresses.is_empty() {
+        true => None,
+        false => Some(format!("from {}", key.addresses.join(" "))),
+    };
+    let all: Vec<String> = expires.into_iter().chain(from).collect();
+    (!all.is_empty()).then(|| all.join(", "))
 }

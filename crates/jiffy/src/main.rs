@@ -14,7 +14,6 @@ mod serve;
 mod template;
 mod units;
 
-use clap::Parser;
 use cli::{Cli, Command};
 use std::process::ExitCode;
 
@@ -22,7 +21,23 @@ use std::process::ExitCode;
 const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    // Started by ourselves to ask registries: before anything else exists in this process.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|a| a == jiffy_pull::process::ARGUMENT)
+    {
+        return jiffy_pull::process::main();
+    }
+    // Started by ourselves to unpack a stranger's archive: before anything else exists in this process.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|a| a == jiffy_image::UNPACK_ARGUMENT)
+    {
+        return jiffy_image::unpacker();
+    }
+    // This very program, also when its file has been replaced.
+    jiffy_image::unpack_in_processes_of("/proc/self/exe");
+    let cli = Cli::read();
     let (result, failed) = match &cli.command {
         Command::Run(args) => (run::run(args), FAILED),
         Command::Doctor(args) => (doctor::run(args), 1),

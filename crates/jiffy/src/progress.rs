@@ -1,9 +1,42 @@
 //! Progress of long steps on standard error: a bar on a terminal, plain lines elsewhere.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use jiffy_image::Progress;
+use std::future::Future;
 use std::io::IsTerminal;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Time that work may take without a word.
+const SILENT: Duration = Duration::from_secs(1);
+/// Time between two pictures of a spinner.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Waits for `work`. If it takes longer than a second, a terminal shows what it is and how long it has taken.
+pub async fn while_waiting<T>(what: &'static str, work: impl Future<Output = T>) -> T {
+    show_waiting(what, work, SILENT, ProgressDrawTarget::stderr).await
+}
+
+async fn show_waiting<T>(
+    what: &'static str,
+    work: impl Future<Output = T>,
+    silent: Duration,
+    target: impl FnOnce() -> ProgressDrawTarget,
+) -> T {
+    let mut work = std::pin::pin!(work);
+    if let Ok(done) = tokio::time::timeout(silent, &mut work).await {
+        return done;
+    }
+    // Nothing is drawn where there is no terminal. Dropped, it leaves no trace.
+    let spinner = ProgressBar::with_draw_target(None, target())
+        .with_elapsed(silent)
+        .with_finish(ProgressFinish::AndClear);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+        spinner.set_style(style);
+    }
+    spinner.set_message(what);
+    spinner.enable_steady_tick(TICK);
+    work.await
+}
 
 /// Shows how a template build is going. Silent as long as nothing has to be built.
 pub struct Bar {
@@ -122,5 +155,88 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use indicatif::TermLike;
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    /// Remembers what was written.
+    #[derive(Debug, Clone, Default)]
+    struct Screen(Arc<Mutex<String>>);
+
+    impl Screen {
+        fn text(&self) -> String {
+            self.0.lock().unwrap().clone()
+        }
+
+        fn target(&self) -> ProgressDrawTarget {
+            ProgressDrawTarget::term_like(Box::new(self.clone()))
+        }
+    }
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            self.0.lock().unwrap().clear();
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_soon_done_is_not_spoken_of() {
+        let screen = Screen::default();
+        let work = async { 7 };
+        let hour = Duration::from_secs(3600);
+        assert_eq!(
+            show_waiting("work", work, hour, || screen.target()).await,
+            7
+        );
+        assert_eq!(screen.text(), "");
+    }
+
+    #[tokio::test]
+    async fn what_takes_long_is_shown_until_it_is_done() {
+        let screen = Screen::default();
+        let seen = screen.clone();
+        let work = async move {
+            while !seen.text().contains("taking the snapshot") {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let limit = Duration::from_secs(20);
+        let shown = show_waiting("taking the snapshot", work, Duration::ZERO, || {
+            screen.target()
+        });
+        tokio::time::timeout(limit, shown).await.unwrap();
+        assert!(!screen.text().contains("snapshot"), "{}", screen.text());
     }
 }

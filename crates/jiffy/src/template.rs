@@ -8,7 +8,7 @@ mod show;
 use crate::cli::{TemplateBuildArgs, TemplateCommand};
 use crate::progress::Bar;
 use anyhow::Context;
-use jiffy_image::{Home, Limits, Manifest, Recipe, Template, Templates};
+use jiffy_image::{Home, Limits, Manifest, Recipe, Template, Templates, Visibility};
 use serde_json::{Value, json};
 use show::{mib, short};
 use std::fs::{self, File};
@@ -21,7 +21,30 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
     let home = Home::locate()?;
     let templates = Templates::new(&home);
     match command {
-        TemplateCommand::Ls { json } => show::list(&templates.list()?, *json)?,
+        TemplateCommand::Ls { all, json } => {
+            let mut found = templates.list()?;
+            found.retain(|m| *all || m.visibility != Visibility::Internal);
+            show::list(&found, *json)?;
+        }
+        TemplateCommand::Publish {
+            names,
+            private,
+            json,
+        } => {
+            let visibility = match private {
+                true => Visibility::Private,
+                false => Visibility::Public,
+            };
+            for name in names {
+                templates.set_visibility(name, visibility)?;
+                let text = format!("template {name} is {}", visibility.name());
+                say(
+                    *json,
+                    &text,
+                    json!({ "name": name, "visibility": visibility }),
+                )?;
+            }
+        }
         TemplateCommand::Build(args) => build(&templates, args)?,
         TemplateCommand::Inspect { name, json } => {
             show::inspect(&templates.manifest(name)?, &templates.list()?, *json)?;
@@ -30,7 +53,7 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
             show::history(&templates.manifest(name)?, *json)?;
         }
         TemplateCommand::Tag { from, to, json } => {
-            let manifest = templates.tag(from, to)?;
+            let manifest = templates.tag(from, to, Visibility::Private)?;
             let to = manifest.reference();
             let text = format!("{to} is {}", short(&manifest.version()));
             say(
@@ -40,8 +63,14 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
             )?;
         }
         TemplateCommand::Export { name, file, json } => export(&templates, name, file, *json)?,
-        TemplateCommand::Import { file, name, json } => {
-            let made = import_file(&templates, file, name.as_deref())?;
+        TemplateCommand::Import {
+            file,
+            name,
+            public,
+            json,
+        } => {
+            let wanted = public.then_some(Visibility::Public);
+            let made = import_file(&templates, file, name.as_deref(), wanted)?;
             built(&made.manifest, *json)?;
         }
         TemplateCommand::Rm { names, json } => {
@@ -103,15 +132,20 @@ fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::R
     say(json, &text, value)
 }
 
-fn import_file(templates: &Templates, from: &Path, name: Option<&str>) -> anyhow::Result<Template> {
+fn import_file(
+    templates: &Templates,
+    from: &Path,
+    name: Option<&str>,
+    wanted: Option<Visibility>,
+) -> anyhow::Result<Template> {
     let mut bar = Bar::new("import");
     let limits = Limits::default();
     let mut told = |p: jiffy_image::Progress<'_>| bar.update(p);
     let imported = if from.as_os_str() == "-" {
-        templates.import_file(io::stdin().lock(), name, limits, &mut told)
+        templates.import_file(io::stdin().lock(), name, wanted, limits, &mut told)
     } else {
         let file = File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
-        templates.import_file(file, name, limits, &mut told)
+        templates.import_file(file, name, wanted, limits, &mut told)
     };
     bar.finish();
     imported.with_context(|| format!("cannot import {}", from.display()))
@@ -164,10 +198,16 @@ fn shown(
     built
 }
 
-/// A path is a directory with a recipe; anything else names a stock template.
+/// The recipe in a directory, or that of a stock template.
 fn recipe(name: &str) -> anyhow::Result<Recipe> {
-    if name.contains('/') || name == "." {
-        Ok(Recipe::from_directory(Path::new(name))?)
+    if build::is_directory(name) {
+        let directory = Path::new(name);
+        anyhow::ensure!(
+            !directory.is_dir() || directory.join("recipe.toml").exists(),
+            "{} has neither a Dockerfile nor a recipe.toml: name the Dockerfile with --file",
+            directory.display()
+        );
+        Ok(Recipe::from_directory(directory)?)
     } else {
         Ok(Recipe::built_in(name)?)
     }

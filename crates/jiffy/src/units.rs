@@ -26,6 +26,14 @@ pub fn mebibytes(text: &str) -> Result<u64, String> {
     Ok(mib as u64)
 }
 
+/// The same, where 0 stands for no limit.
+pub fn mebibytes_or_zero(text: &str) -> Result<u64, String> {
+    match text.trim() {
+        "0" => Ok(0),
+        text => mebibytes(text),
+    }
+}
+
 /// Parses a size into MiB that fits memory.
 pub fn memory_mib(text: &str) -> Result<u32, String> {
     u32::try_from(mebibytes(text)?).map_err(|_| format!("`{text}` is out of range"))

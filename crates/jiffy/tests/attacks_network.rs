@@ -77,13 +77,7 @@ fn no_address_leads_a_guest_to_its_daemon_or_to_a_port_of_its_host() {
         ports.extend([22, 53, 80, 443, 3000, 3180, 3443, 8080, 49_983, 49_984]);
         let id = place.ok(&["create"]);
         let slots: Vec<String> = (0..8).map(|i| format!("198.18.0.{i}")).collect();
-        let addresses = [
-            HOST,
-            "169.254.0.22",
-            "169.254.0.1",
-            "0.0.0.0",
-            "203.0.113.255",
-        ];
+        let addresses = [HOST, "169.254.0.22", "169.254.0.1", "0.0.0.0", "11.0.0.255"];
         let addresses = addresses.map(str::to_owned).into_iter().chain(slots);
         let (addresses, ports): (Vec<_>, Vec<_>) = (addresses.collect(), ports.iter().collect());
         let program = format!(
@@ -107,7 +101,7 @@ print(sorted(found))
         // the sender's choice (RFC 791, loose source routing).
         let program = format!(
             r#"{FRAMES}
-here = ["127.0.0.1", "{HOST}", "0.0.0.0", "255.255.255.255", "224.0.0.1", "203.0.113.255"]
+here = ["127.0.0.1", "{HOST}", "0.0.0.0", "255.255.255.255", "224.0.0.1", "11.0.0.255"]
 here += ["198.18.0.%d" % n for n in range(16)]
 for to in here:
     for mac in (GATEWAY, EVERYBODY, b"\x01\x00\x5e\x00\x00\x01"):
@@ -198,7 +192,7 @@ def arp(operation, mac, address, to=GATEWAY):
     send(0x0806, struct.pack("!HHBBH", 1, 0x800, 6, 4, operation) + mac + socket.inet_aton(address) + EVERYBODY + socket.inet_aton(address), EVERYBODY)
 # Whoever believes one of these sends elsewhere from then on.
 for operation in (1, 2):
-    for address in ("169.254.0.22", "169.254.0.23", "198.18.0.0", "198.18.0.1", "198.18.0.2", "203.0.113.1"):
+    for address in ("169.254.0.22", "169.254.0.23", "198.18.0.0", "198.18.0.1", "198.18.0.2", "11.0.0.1"):
         arp(operation, OWN, address)
         arp(operation, GATEWAY, address)
     arp(operation, b"\x02\0\0\0\0\x01", "169.254.0.21")
@@ -213,7 +207,7 @@ for tag in (0, 1, 100, 4095):
         send(outer, struct.pack("!HH", tag, 0x0800) + packet)
         send(outer, struct.pack("!HHHH", tag, 0x8100, tag, 0x0800) + packet)
 # A router of IPv6 with a prefix of its own, and a neighbour.
-router = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + b"\3\4\x40\xc0" + b"\xff" * 8 + bytes(4) + bytes.fromhex("20010db8") + bytes(12)
+router = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + b"\3\4\x40\xc0" + b"\xff" * 8 + bytes(4) + bytes.fromhex("2a000001") + bytes(12)
 for kind in (router, struct.pack("!BBHI", 136, 0, 0, 0xe0000000) + bytes.fromhex("fe80") + bytes(14)):
     head = struct.pack("!IHBB", 0x60000000, len(kind), 58, 255) + bytes.fromhex("fe80") + bytes(13) + b"\1"
     send(0x86dd, head + bytes.fromhex("ff02") + bytes(13) + b"\1" + kind, b"\x33\x33\0\0\0\1")
@@ -225,8 +219,8 @@ try:
     import fcntl
     six = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     index = socket.if_nametoindex("eth0")
-    fcntl.ioctl(six, 0x8916, socket.inet_pton(socket.AF_INET6, "2001:db8::2") + struct.pack("Ii", 64, index))
-    for to in ("2001:db8::1", "ff02::1"):
+    fcntl.ioctl(six, 0x8916, socket.inet_pton(socket.AF_INET6, "2a00:1::7") + struct.pack("Ii", 64, index))
+    for to in ("2a00:1::1", "ff02::1"):
         six.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
         six.sendto(b"by IPv6", (to, 7, 0, index))
 except OSError: pass

@@ -203,6 +203,33 @@ fn what_a_template_starts_listens_when_its_sandboxes_are_made() {
         "page",
         "the template is what it was"
     );
+
+    // A port that nothing will listen on is told before anything is done.
+    let ready = ["--ready-port", "8000"];
+    let refused = bench.build("idle", &ready);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    let why = "nothing would listen on port 8000";
+    assert!(refused.stderr.contains(why), "{refused:?}");
+    assert!(!refused.stderr.contains("RUN echo page"), "{refused:?}");
+    let no_command = bench.build("idle", &["--start-image-command"]);
+    let why = "there is no command to start";
+    assert!(no_command.stderr.contains(why), "{no_command:?}");
+    // The Dockerfile's own command, which is only recorded otherwise.
+    let file = "FROM base\nWORKDIR /home/user/www\nRUN echo page > index.html\n\
+                ENTRYPOINT [\"python3\", \"-m\"]\nCMD [\"http.server\", \"8000\"]\n";
+    bench.file("Dockerfile", file);
+    bench.built(
+        "image-command",
+        &[&["--start-image-command"], &ready[..]].concat(),
+    );
+    assert_eq!(bench.run("image-command", page), "page");
+    // What is built on a template that starts something may await it anew.
+    bench.file(
+        "Dockerfile",
+        "FROM image-command\nRUN echo other > index.html\n",
+    );
+    bench.built("upon-it", &ready);
+    assert_eq!(bench.run("upon-it", page), "other");
     assert!(bench.alive().is_empty());
 }
 

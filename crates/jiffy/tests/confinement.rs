@@ -91,6 +91,13 @@ fn every_vmm_is_a_user_of_its_own_without_rights_or_files_in_a_group_with_limits
             let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
             assert_ne!(of(&vmm.to_string()), of("self"), "{namespace}");
         }
+        let limits = fs::read_to_string(format!("/proc/{vmm}/limits")).unwrap();
+        let longest = limits.lines().find(|l| l.starts_with("Max file size"));
+        let longest: Vec<&str> = longest.unwrap().split_whitespace().skip(3).collect();
+        let soft: u64 = longest[0].parse().unwrap();
+        // No longer than the disk and a little.
+        assert!((256 << 20..=11 << 30).contains(&soft), "{longest:?}");
+        assert_eq!(longest[0], longest[1], "nor can it be raised");
         let groups = groups(vmm);
         if groups.is_empty() {
             continue;
@@ -138,6 +145,27 @@ fn the_group_of_a_sandbox_that_outlived_its_daemon_goes_with_it() {
 }
 
 #[test]
+fn a_daemon_leaves_nothing_in_its_data_directory_that_others_may_use() {
+    let test = "a_daemon_leaves_nothing_in_its_data_directory_that_others_may_use";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let mut daemon = place.serve(&["--network", "off", "--warm-pool", "0"]);
+    place.ok(&["key", "create", "--name", "test"]);
+    let id = place.ok(&["create"]);
+    place.ok(&["snapshot", &id]);
+    let out = place.call(&["doctor", "--security", "--json"]);
+    let findings: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
+    for what in ["data", "owner", "secrets", "directories"] {
+        let finding = findings.as_array().unwrap().iter();
+        let finding = finding.clone().find(|f| f["what"] == what).unwrap();
+        assert_eq!(finding["status"], "ok", "{finding}");
+    }
+    place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
+}
+
+#[test]
 fn the_doctor_tells_what_protects_sandboxes_on_this_host() {
     let out = support::call(&["doctor", "--security", "--json"]);
     let findings: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
@@ -149,7 +177,18 @@ fn the_doctor_tells_what_protects_sandboxes_on_this_host() {
             .clone()
     };
     for what in [
-        "wall", "jail", "limits", "daemon", "data", "smt", "ksm", "swap", "landlock",
+        "wall",
+        "jail",
+        "limits",
+        "daemon",
+        "data",
+        "smt",
+        "ksm",
+        "swap",
+        "landlock",
+        "kernel",
+        "connections",
+        "namespaces",
     ] {
         let finding = named(what);
         assert!(finding["found"].as_str().is_some_and(|f| !f.is_empty()));

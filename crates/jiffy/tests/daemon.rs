@@ -6,6 +6,7 @@ mod support;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -74,6 +75,30 @@ fn the_daemon_is_started_looked_at_restarted_with_its_options_and_stopped() {
     place.ok(&["rm", &id]);
     place.ok(&["daemon", "stop"]);
     assert_eq!(place.call(&["daemon", "status"]).code, Some(3));
+
+    // One that a command starts by itself has no address, until it is asked for.
+    let made = place.json(&["create"]);
+    let id = made["id"].as_str().unwrap();
+    assert!(place.json(&["daemon", "status"])["listen"].is_null());
+    let held = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = held.local_addr().unwrap().to_string();
+    let refused = place.call(&["daemon", "start", "--listen", &taken]);
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    assert!(refused.stderr.contains("cannot listen on"), "{refused:?}");
+    let started = place.ok(&["daemon", "start", "--listen", "127.0.0.1:0"]);
+    assert!(
+        started.contains("listening on http://127.0.0.1:"),
+        "{started}"
+    );
+    assert_eq!(place.sh(id, "echo runs on"), "runs on");
+    // What opens a sandbox is in no output.
+    let listed = place.json(&["ls"]);
+    let killed = place.json(&["kill", id]);
+    for record in [&made, &listed[0], &killed[0]] {
+        assert_eq!(record["id"], made["id"]);
+        assert!(record["agent_token"].is_null(), "{record}");
+    }
+    place.ok(&["daemon", "stop"]);
 }
 
 #[test]

@@ -129,6 +129,42 @@ fn a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on() {
 }
 
 #[test]
+fn a_guest_whose_writes_the_host_has_no_room_for_sees_errors_and_its_log_says_why() {
+    let test = "a_guest_whose_writes_the_host_has_no_room_for_sees_errors_and_its_log_says_why";
+    let Some(disk) = SmallDisk::new(test, "1g") else {
+        return;
+    };
+    let Some(place) = Place::beneath(disk.path(), test) else {
+        return;
+    };
+    let mut daemon = place.serve(&["--warm-pool", "0", "--reserve-disk", "1MiB"]);
+    let id = place.ok(&["create"]);
+    let shell =
+        |script: &str| place.call(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
+    disk.fill(20 << 20);
+    // A program that asks whether its data is written is told.
+    let synced = shell("dd if=/dev/urandom of=/root/synced bs=1M count=60 conv=fsync 2>&1");
+    assert_ne!(synced.code, Some(0), "{synced:?}");
+    let words = ["Input/output error", "Read-only file system"];
+    let told = |text: &str| words.iter().any(|words| text.contains(words));
+    assert!(told(&synced.stdout), "{synced:?}");
+    // A program that does not ask meets it soon: what was lost is noticed, and nothing is written any more.
+    let refused = wait_for("the file system to refuse writes", || {
+        let script = "for i in 1 2 3 4; do mkdir -p /root/d$i; head -c 8M /dev/urandom > /root/d$i/f; done; sync";
+        shell(script);
+        let done = shell("touch /root/new");
+        (done.code != Some(0)).then_some(done.stderr)
+    });
+    assert!(told(&refused), "{refused}");
+    let log = place.ok(&["logs", &id]);
+    let why = "the host cannot serve this disk (No space left on device";
+    assert!(log.contains(why), "{log}");
+    disk.free();
+    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
+}
+
+#[test]
 fn a_build_that_finds_no_room_says_so_and_leaves_nothing() {
     let test = "a_build_that_finds_no_room_says_so_and_leaves_nothing";
     let Some(disk) = SmallDisk::new(test, "1g") else {

@@ -76,7 +76,7 @@ fn the_base_template_has_its_programs() {
         return;
     }
     let script = "set -e; bash --version | head -1; ps --version; git --version; curl --version | head -1; \
-        python3 -m pip --version; test -s /etc/ssl/certs/ca-certificates.crt; sudo -n true; \
+        python3 -m pip --version; python --version; test -s /etc/ssl/certs/ca-certificates.crt; sudo -n true; \
         python3 -m venv /tmp/v && /tmp/v/bin/python -c 'print(42)'; cd /tmp && git init -q r && cd r && \
         git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x && git log --oneline | wc -l";
     let done = call(&["run", "--", "bash", "-c", script]);

@@ -69,8 +69,11 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
             let all = place.json(&["ls", "--all"]);
             let mine = all.as_array().unwrap().iter().find(|s| s["id"] == id);
             let mine = mine.unwrap().clone();
+            // Children of a fork run beside it: each sandbox that runs has its own VMM.
+            let listed = all.as_array().unwrap().iter();
+            let running = listed.filter(|s| s["state"] == "running").count();
             let settled = match mine["state"].as_str().unwrap() {
-                "running" => !place.vmms().is_empty() && !place.vmms().contains(&victim),
+                "running" => place.vmms().len() >= running && !place.vmms().contains(&victim),
                 "broken" | "paused" => true,
                 _ => false,
             };

@@ -40,7 +40,7 @@ fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ra
             python(
                 place,
                 &id,
-                "print(socket.has_dualstack_ipv6(), tcp('2001:db8::1'))"
+                "print(socket.has_dualstack_ipv6(), tcp('2a00:9::9'))"
             ),
             "True OSError"
         );
@@ -109,7 +109,7 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
             json!({ "network": { "allowOut": ["9.9.9.9"], "denyOut": ["8.8.8.0/24", "9.0.0.0/8"] } }),
         );
         let now = |id: &str| {
-            ["9.9.9.9", "8.8.8.8", "203.0.113.1", "10.9.9.9"]
+            ["9.9.9.9", "8.8.8.8", "11.0.0.1", "10.9.9.9"]
                 .map(|h| reach(place, id, h) == "internet")
         };
         assert_eq!(now(&id), [true, false, true, true]);
@@ -139,7 +139,7 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
         assert_eq!(now(&id), [false, true, true, true]);
         // What cannot be kept is refused, and changes nothing.
         for rules in [
-            json!({ "allowOut": ["2001:db8::1"], "denyOut": ["0.0.0.0/0"] }),
+            json!({ "allowOut": ["2a00:9::9"], "denyOut": ["0.0.0.0/0"] }),
             json!({ "allowOut": ["10.1.0.0/16"] }),
             json!({ "dnsServers": ["127.0.0.1"] }),
         ] {
@@ -230,7 +230,7 @@ def resolve(name):
 fn names_are_allowed_by_what_connections_say_and_lead_where_they_really_lead() {
     let test = "names_are_allowed_by_what_connections_say_and_lead_where_they_really_lead";
     networked(test, &[], |place, _| {
-        let rules = json!({ "allowOut": ["good.example", "*.wild.example", "trap.example"], "denyOut": ["0.0.0.0/0"] });
+        let rules = json!({ "allowOut": ["good.example", "*.wild.example", "trap.example", "trap5.example", "trap6.example"], "denyOut": ["0.0.0.0/0"] });
         let id = create(place, json!({ "network": rules }));
         let say = |what: &str| python(place, &id, &format!("{GREET}\nprint({what})"));
         // The address that the guest chose does not count.
@@ -248,7 +248,11 @@ fn names_are_allowed_by_what_connections_say_and_lead_where_they_really_lead() {
             ),
             "closed closed"
         );
-        // A name that is allowed does not lead into a private range, and no other port is open.
+        // A name that is allowed does not lead into a private or special-purpose range, and no other port is open.
+        assert_eq!(
+            say("http('trap5.example'), http('trap6.example'), tls('trap5.example')"),
+            "HTTP/1.1 HTTP/1.1 closed"
+        );
         assert_eq!(
             say("http('trap.example'), http('good.example', '10.9.9.9')"),
             "HTTP/1.1 ConnectionRefusedError"

@@ -4,6 +4,7 @@
 mod support;
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use support::engine::is_gvisor;
 use support::place::Place;
 use support::wait_for;
 
@@ -290,4 +291,89 @@ fn every_sandbox_tells_its_engine_which_tells_what_it_can() {
     let own = format!("test ! -e /dev/kvm && echo inside | sudo tee {file} >&2; cat {file}");
     assert_eq!(place.sh(&id, &own), "inside");
     place.ok(&["rm", &id]);
+}
+
+/// Ids of processes of the guest whose command line contains `text`.
+fn guest_processes(place: &Place, id: &str, text: &str) -> String {
+    // The pattern does not match the line that it stands in.
+    let pattern = format!("[{}]{}", &text[..1], &text[1..]);
+    place.sh(id, &format!("pgrep -f '{pattern}' || true"))
+}
+
+#[test]
+fn a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone() {
+    let test = "a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    let words = ["exec", "--timeout", "1s", &id, "--"];
+    let done = place.call(&[&words[..], &["sleep", "99"]].concat());
+    assert_eq!(done.code, Some(124), "{done:?}");
+    let told = "timed out after 1 s: the process ran into its timeout and was killed";
+    assert!(done.stderr.contains(told), "{done:?}");
+    assert_eq!(guest_processes(&place, &id, "sleep 99"), "");
+
+    let mut command = support::jiffy(&[&words[..], &["sleep", "98"]].concat());
+    command.env("JIFFY_HOME", place.dir.path());
+    let mut client = command.spawn().unwrap();
+    wait_for("the command", || {
+        Some(()).filter(|()| !guest_processes(&place, &id, "sleep 98").is_empty())
+    });
+    client.kill().unwrap();
+    client.wait().unwrap();
+    wait_for("the end of the command", || {
+        Some(()).filter(|()| guest_processes(&place, &id, "sleep 98").is_empty())
+    });
+}
+
+#[test]
+fn a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts() {
+    let test = "a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    // What bubblewrap and rootless podman do; the user has no rights.
+    place.sh(&id, "test $(id -u) != 0 && unshare -Urpf --mount-proc true");
+    let boot_id = "cat /proc/sys/kernel/random/boot_id";
+    let first = place.sh(&id, boot_id);
+    assert_eq!(place.sh(&id, boot_id), first);
+    let other = place.ok(&["create"]);
+    assert_ne!(place.sh(&other, boot_id), first);
+    let denied = place.call(&[
+        "exec",
+        &id,
+        "--",
+        "sh",
+        "-c",
+        "echo 1 > /proc/sys/kernel/random/boot_id",
+    ]);
+    assert_ne!(denied.code, Some(0), "{denied:?}");
+    if is_gvisor() {
+        return;
+    }
+    let modes = "stat -c %a /dev/fuse /dev/net/tun";
+    assert_eq!(place.sh(&id, modes), "666\n666");
+    let mount = "truncate -s 8M /tmp/disk && /sbin/mkfs.ext4 -q /tmp/disk && \
+        sudo mount -o loop /tmp/disk /mnt && sudo touch /mnt/file && ls /mnt/file";
+    assert_eq!(place.sh(&id, mount), "/mnt/file");
+    // Of directories with entries of both layers of the root.
+    let inodes = "sudo touch /etc/new /usr/new && python3 -c '
+import os
+for path in \"/etc\", \"/usr\", \"/\":
+    for entry in os.scandir(path):
+        if not entry.is_symlink() and not os.path.ismount(entry.path):
+            assert entry.inode() == entry.stat().st_ino, entry.path
+'";
+    place.sh(&id, inodes);
+    place.sh(
+        &id,
+        "grep -q rchar /proc/self/io && zgrep -q CONFIG_NET=y /proc/config.gz && cat /proc/self/schedstat",
+    );
+}
+
+on_gvisor! {
+    a_command_over_its_time_has_ended_in_the_guest_also_when_its_client_is_gone,
+    a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts,
 }

@@ -1,9 +1,10 @@
-//! The filter of a VMM allows what a VMM does, and nothing else.
+//! The filter of a VMM allows the calls and requests that a VMM makes, and no others.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
 
-use jiffy_vmm::seccomp::{Call, MAIN, VCPU};
+use jiffy_vmm::seccomp::ioctl::IoctlRequest;
+use jiffy_vmm::seccomp::{Call, MAIN, VCPU, ioctl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +38,7 @@ fn traced(directory: &Path, traces: &Path) -> PathBuf {
         "#!/bin/sh\n\
          # What makes the namespaces of VMMs has no filter.\n\
          case \"$1\" in --make-namespaces) exec {vmm} \"$@\" ;; esac\n\
-         exec {STRACE} -D -f -qq -s 0 -o \"$(/usr/bin/mktemp {traces}/XXXXXXXX)\" {vmm} \"$@\"\n",
+         exec {STRACE} -D -f -qq -s 0 -X raw -o \"$(/usr/bin/mktemp {traces}/XXXXXXXX)\" {vmm} \"$@\"\n",
         vmm = vmm.display()
     );
     let path = directory.join("jiffy-vmm-traced");
@@ -46,18 +47,28 @@ fn traced(directory: &Path, traces: &Path) -> PathBuf {
     path
 }
 
-/// System calls that were made with a filter in force.
+/// System calls that were made with a filter in force, and numbers of requests that were made by `ioctl`.
 #[derive(Debug, Default)]
 struct Made {
     main: BTreeSet<String>,
     vcpu: BTreeSet<String>,
+    main_requests: BTreeSet<u32>,
+    vcpu_requests: BTreeSet<u32>,
+}
+
+/// The request of an `ioctl`, as a trace without names has it.
+fn request(arguments: &str) -> u32 {
+    let second = arguments.split(", ").nth(1).unwrap();
+    let digits = second.trim_start_matches("0x");
+    let end = digits.find(|c: char| !c.is_ascii_hexdigit());
+    u32::from_str_radix(&digits[..end.unwrap_or(digits.len())], 16).unwrap()
 }
 
 impl Made {
     /// Adds those of one VMM. Its first task is the event loop; its threads have filters of their own, and the processes that it
     /// forks have the event loop's from their first call on.
     fn add(&mut self, trace: &str) {
-        let mut calls: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        let mut calls: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
         let mut main = None;
         for line in trace.lines() {
             let Some((task, event)) = line.split_once(' ') else {
@@ -65,22 +76,30 @@ impl Made {
             };
             main.get_or_insert(task);
             // Not the rest of one that was interrupted by another's, nor signals and ends.
-            let name = event.trim_start().split_once('(').map(|(name, _)| name);
-            let is_name = |n: &&str| n.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
-            if let Some(name) = name.filter(is_name) {
-                calls.entry(task).or_default().push(name);
+            let call = event.trim_start().split_once('(');
+            let is_name = |n: &str| n.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+            if let Some(call) = call.filter(|(name, _)| is_name(name)) {
+                calls.entry(task).or_default().push(call);
             }
         }
         for (task, calls) in calls {
-            let confined = calls.iter().rposition(|&name| name == "seccomp");
-            let (kind, first) = match confined {
-                Some(at) if Some(task) != main => (&mut self.vcpu, at + 1),
-                Some(at) => (&mut self.main, at + 1),
+            let confined = calls.iter().rposition(|(name, _)| *name == "seccomp");
+            let (is_vcpu, first) = match confined {
+                Some(at) => (Some(task) != main, at + 1),
                 // One that never came so far.
                 None if Some(task) == main => continue,
-                None => (&mut self.main, 0),
+                None => (false, 0),
             };
-            kind.extend(calls.iter().skip(first).map(|&name| name.to_owned()));
+            let (names, requests) = match is_vcpu {
+                true => (&mut self.vcpu, &mut self.vcpu_requests),
+                false => (&mut self.main, &mut self.main_requests),
+            };
+            for (name, arguments) in calls.into_iter().skip(first) {
+                names.insert(name.to_owned());
+                if name == "ioctl" {
+                    requests.insert(request(arguments));
+                }
+            }
         }
     }
 }
@@ -91,6 +110,12 @@ fn idle(allowed: &[Call], made: &BTreeSet<String>) -> Vec<&'static str> {
     idle.map(Call::name)
         .filter(|name| !made.contains(*name))
         .collect()
+}
+
+/// Names of those of `allowed` that were not made.
+fn unmade(allowed: &[IoctlRequest], made: &BTreeSet<u32>) -> Vec<&'static str> {
+    let unmade = allowed.iter().filter(|r| !made.contains(&r.number));
+    unmade.map(|r| r.name).collect()
 }
 
 fn serve(place: &Place) -> Child {
@@ -190,6 +215,12 @@ fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
             main.is_empty() && vcpu.is_empty(),
             "allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"
         );
+        let main = unmade(ioctl::MAIN, &made.main_requests);
+        let vcpu = unmade(ioctl::VCPU, &made.vcpu_requests);
+        assert!(
+            main.is_empty() && vcpu.is_empty(),
+            "requests allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"
+        );
     });
 }
 
@@ -198,17 +229,21 @@ fn a_trace_is_read_from_the_filter_on() {
     let mut made = Made::default();
     made.add(
         "1     execve(\"\", [], 0x1 /* 0 vars */) = 0\n\
+         1     ioctl(3, 0xae01, 0) = 4\n\
          1     seccomp(SECCOMP_SET_MODE_FILTER, 0, {len=3}) = 0\n\
          7     set_robust_list(0x1, 24) = 0\n\
          7     seccomp(SECCOMP_SET_MODE_FILTER, 0, {len=3}) = 0\n\
-         7     ioctl(3, KVM_RUN <unfinished ...>\n\
-         1     clone(child_stack=NULL, flags=CLONE_PIDFD|SIGCHLD) = 9\n\
+         7     ioctl(3, 0xae80 <unfinished ...>\n\
+         1     ioctl(5, 0xc0606610, 0x7ffc) = 0\n\
+         1     clone(child_stack=NULL, flags=0x1011) = 9\n\
          7     <... ioctl resumed>) = 0\n\
          7     --- SIGUSR1 {si_signo=SIGUSR1} ---\n\
          9     pwrite64(4, \"\"..., 8, 0) = 8\n\
          9     +++ exited with 0 +++\n",
     );
     assert_eq!(made.vcpu, BTreeSet::from(["ioctl".to_owned()]));
-    let main = ["clone", "pwrite64"].map(str::to_owned);
+    let main = ["clone", "ioctl", "pwrite64"].map(str::to_owned);
     assert_eq!(made.main, BTreeSet::from(main));
+    assert_eq!(made.vcpu_requests, BTreeSet::from([0xae80]));
+    assert_eq!(made.main_requests, BTreeSet::from([0xc060_6610]));
 }

@@ -4,9 +4,10 @@
 mod support;
 
 use jiffy_net::{Card, Network, NetworkConfig};
+use nix::mount::MsFlags;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use support::lab::{output, with_lab};
+use support::lab::{output, own_run, with_lab};
 use support::networked::clean;
 use support::{skip, wait_for};
 
@@ -44,9 +45,9 @@ fn open_files() -> usize {
 
 /// Namespaces with a name, and mounts of them.
 fn namespaces() -> (usize, usize) {
-    let names = std::fs::read_dir("/run/netns").map_or(0, Iterator::count);
-    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
-    (names, mounts.matches(" /run/netns/").count())
+    let names = std::fs::read_dir("/run/jiffy-net/netns").map_or(0, Iterator::count);
+    let mounts = std::fs::read_to_string("/proc/thread-self/mounts").unwrap();
+    (names, mounts.matches(" /run/jiffy-net/netns/").count())
 }
 
 /// Devices of slots.
@@ -84,6 +85,7 @@ fn as_many_slots_as_a_host_may_have_are_made_and_removed_without_a_trace() {
     .unwrap();
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     with_lab(test, |_| {
+        own_run(MsFlags::MS_PRIVATE);
         let before = (open_files(), namespaces());
         let memory = kernel_memory();
         // Twice: what the first time left would be in the way of the second.
@@ -130,6 +132,7 @@ fn slots_that_are_given_back_while_their_network_closes_are_removed() {
     let test = "slots_that_are_given_back_while_their_network_closes_are_removed";
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     with_lab(test, |_| {
+        own_run(MsFlags::MS_PRIVATE);
         let before = namespaces();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()

@@ -45,6 +45,7 @@ fn derived(
 ) -> Template {
     let derived = Derived {
         name,
+        visibility: None,
         base,
         defaults: base.defaults.clone(),
         startup: base.startup.clone(),

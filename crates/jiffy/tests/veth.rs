@@ -20,7 +20,9 @@ fn namespaces(one: &Path) -> usize {
     let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
     let own = name(one);
     let prefix = own.split_inclusive('-').next().unwrap();
-    let all = std::fs::read_dir(one.parent().unwrap()).unwrap();
+    // The directory goes with the last of them.
+    let all = std::fs::read_dir(one.parent().unwrap());
+    let all = all.into_iter().flatten();
     all.filter(|entry| name(&entry.as_ref().unwrap().path()).starts_with(prefix))
         .count()
 }

@@ -39,6 +39,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
         template: "base".to_owned(),
         then: AfterSnapshot::Stop,
         durability: Durability::PageCache,
+        max_bytes: None,
     };
     let (snapshot, _) = vm.snapshot(&store, &saved).await?;
     vm.ended().await;

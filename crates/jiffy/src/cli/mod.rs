@@ -6,6 +6,7 @@ mod sandbox;
 mod serve;
 mod template;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -142,6 +143,56 @@ pub struct HostArgs {
     pub key_file: Option<PathBuf>,
 }
 
+/// Options of `docker run` that people type, and what is meant here.
+const FOREIGN_OPTIONS: [(&[&str], &str); 5] = [
+    (
+        &["--rm"],
+        "the guest of `jiffy run` always goes with its command: leave it out",
+    ),
+    (
+        &["-d", "--detach", "--name"],
+        "`jiffy create` makes a sandbox that stays, and `jiffy exec` runs commands in it",
+    ),
+    (
+        &["-p", "--publish"],
+        "`jiffy create` makes a sandbox whose ports `jiffy port-forward` reaches",
+    ),
+    (
+        &["-v", "--volume", "--mount"],
+        "`jiffy create` makes a sandbox, and `jiffy cp` copies files into it and out of it",
+    ),
+    (
+        &["--network", "--net"],
+        "`jiffy run` has no network; sandboxes of `jiffy create` have one",
+    ),
+];
+
+impl Cli {
+    /// Reads the command line. What cannot be understood ends the program, with what is meant instead
+    /// where that is known.
+    pub fn read() -> Self {
+        Self::try_parse().unwrap_or_else(|error| {
+            let hint = hint(&error);
+            let _ = error.print();
+            if let Some(hint) = hint {
+                eprintln!("\n{hint}");
+            }
+            std::process::exit(error.exit_code())
+        })
+    }
+}
+
+/// The meaning here of an option that is known elsewhere.
+fn hint(error: &clap::Error) -> Option<&'static str> {
+    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let option = typed.split('=').next()?;
+    let known = FOREIGN_OPTIONS.iter();
+    let mut found = known.filter(|(options, _)| options.contains(&option));
+    found.next().map(|(_, meant)| *meant)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,5 +212,27 @@ mod tests {
         };
         assert_eq!(run.exec.command, ["ls", "-la", "--timeout"]);
         assert!(run.exec.interactive && !run.exec.tty);
+        let cli = Cli::try_parse_from(["jiffy", "exec", "k3x9", "ls", "-la", "--all"]).unwrap();
+        let Command::Exec(exec) = cli.command else {
+            panic!()
+        };
+        assert_eq!(exec.exec.command, ["ls", "-la", "--all"]);
+    }
+
+    #[test]
+    fn an_unknown_option_is_not_taken_for_the_command() {
+        let typed: [(&[&str], bool); 5] = [
+            (&["run", "--rm", "--", "true"], true),
+            (&["run", "-v", "/a:/b", "true"], true),
+            (&["run", "--network=off", "true"], true),
+            (&["run", "--frobnicate", "true"], false),
+            (&["exec", "k3x9", "--rm", "true"], true),
+        ];
+        for (words, known) in typed {
+            let line = ["jiffy"].iter().chain(words);
+            let error = Cli::try_parse_from(line).unwrap_err();
+            assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument);
+            assert_eq!(hint(&error).is_some(), known, "{words:?}");
+        }
     }
 }

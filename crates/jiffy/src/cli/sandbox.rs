@@ -72,12 +72,7 @@ pub struct ExecArgs {
     #[arg(long, conflicts_with = "tty")]
     pub json: bool,
     /// Command and arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "CMD"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<String>,
 }
 

@@ -5,9 +5,14 @@ use crate::serve::engine::EngineArgs;
 use crate::serve::network::NetworkArgs;
 use crate::units;
 use clap::{Args, ValueEnum};
-use jiffy_host::Limits;
+use jiffy_host::{Limits, ReadHost, ThisHost};
+use jiffy_image::Home;
+use jiffy_pull::Destination;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+
+/// Part of the data directory's file system that one key may fill unless it was told otherwise: one in so many.
+const DISK_SHARE_OF_KEY: u64 = 4;
 
 /// `jiffy serve`.
 #[derive(Debug, Args)]
@@ -21,9 +26,20 @@ pub struct ServeArgs {
     /// Listen on the data directory's socket only
     #[arg(long, conflicts_with = "listen")]
     pub no_listen: bool,
+    /// Answer `/metrics`, and nothing else, without a key at this address
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
     /// Registry (HOST or HOST:PORT) that templates are built from images of without TLS
     #[arg(long, value_name = "HOST")]
     pub plain_http: Vec<String>,
+    /// Registry of this host's own network (HOST or HOST:PORT) that images may come from; may be repeated
+    #[arg(
+        long,
+        env = "JIFFY_REGISTRY_ALLOW",
+        value_name = "HOST",
+        value_delimiter = ','
+    )]
+    pub registry_allow: Vec<Destination>,
     /// Most templates that are built at once; others wait
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub builds: u8,
@@ -57,6 +73,14 @@ pub struct ServeArgs {
     /// Disk space that stays free (default: 1GiB or 1 %)
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes)]
     pub reserve_disk: Option<u64>,
+    /// Disks of all running sandboxes together, in multiples of the space that is free; with 1 all that was admitted can be
+    /// written
+    #[arg(long, value_name = "FACTOR", default_value_t = Limits::default().disk_overcommit, value_parser = units::factor)]
+    pub disk_overcommit: f64,
+    /// Disk space that each key of scope `create` may keep snapshots, paused sandboxes, templates, uploads and build steps
+    /// in, unless it was made with `--max-disk`; 0: no limit (default: a quarter of the data directory's file system)
+    #[arg(long, value_name = "SIZE", value_parser = units::mebibytes_or_zero)]
+    pub default_key_disk: Option<u64>,
     /// The limits of VMMs
     #[command(flatten)]
     pub confinement: ConfinementArgs,
@@ -81,6 +105,18 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
+    /// Disk budget of keys that were given none, in MiB.
+    pub fn key_disk_mib(&self, home: &Home) -> Option<u64> {
+        match self.default_key_disk {
+            Some(0) => None,
+            Some(mib) => Some(mib),
+            None => {
+                let disk = ThisHost::new(home.path()).read().disk_total_mib?;
+                Some(disk / DISK_SHARE_OF_KEY)
+            }
+        }
+    }
+
     /// What the host may be used for.
     pub fn limits(&self) -> Limits {
         Limits {
@@ -88,6 +124,7 @@ impl ServeArgs {
             memory_overcommit: self.memory_overcommit,
             reserve_memory_mib: self.reserve_memory,
             reserve_disk_mib: self.reserve_disk,
+            disk_overcommit: self.disk_overcommit,
             ..Limits::default()
         }
     }

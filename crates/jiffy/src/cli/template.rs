@@ -3,6 +3,7 @@
 use super::HostArgs;
 use crate::units;
 use clap::{Args, Subcommand};
+use jiffy_pull::Destination;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +12,9 @@ use std::time::Duration;
 pub enum TemplateCommand {
     /// List the templates on this host
     Ls {
+        /// Also those that builds made for themselves
+        #[arg(long, short)]
+        all: bool,
         /// As JSON
         #[arg(long)]
         json: bool,
@@ -43,6 +47,18 @@ pub enum TemplateCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Let every API key make sandboxes of a template, under all its tags
+    Publish {
+        /// Which ones
+        #[arg(required = true)]
+        names: Vec<String>,
+        /// Let its owner alone again
+        #[arg(long)]
+        private: bool,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Write a template to one file, which `import` takes on any host
     Export {
         /// Which one
@@ -60,6 +76,9 @@ pub enum TemplateCommand {
         /// Name of the template (default: as it was called)
         #[arg(long)]
         name: Option<String>,
+        /// Let every API key use it
+        #[arg(long)]
+        public: bool,
         /// Print the template as JSON
         #[arg(long)]
         json: bool,
@@ -96,7 +115,7 @@ pub enum TemplateCommand {
 
 Credentials for a registry: JIFFY_REGISTRY_USER and JIFFY_REGISTRY_PASSWORD, else those of `docker login`.")]
 pub struct TemplateBuildArgs {
-    /// A directory with a Dockerfile or a recipe.toml (a path: `.`, `./mine`), or a stock template's name [default: base]
+    /// A directory with a Dockerfile or a recipe.toml, or a stock template's name [default: base]
     #[arg(conflicts_with = "source")]
     pub recipe: Option<String>,
     /// The Dockerfile, if it is not CONTEXT/Dockerfile (`-`: standard input)
@@ -150,6 +169,12 @@ pub struct TemplateBuildArgs {
     /// Speak to this registry (HOST or HOST:PORT) without TLS
     #[arg(long, requires = "image", value_name = "HOST")]
     pub plain_http: Vec<String>,
+    /// Reach this registry of the host's own network, too (HOST or HOST:PORT); may be repeated
+    #[arg(long, requires = "image", value_name = "HOST")]
+    pub registry_allow: Vec<Destination>,
+    /// Let every API key use it
+    #[arg(long)]
+    pub public: bool,
     /// Where a Dockerfile is built
     #[command(flatten)]
     pub host: HostArgs,
@@ -165,7 +190,8 @@ impl TemplateBuildArgs {
         let ready = self.ready_port.is_some() || self.ready_command.is_some();
         let dockerfile = !self.build_arg.is_empty() || self.target.is_some() || self.no_cache;
         let start = self.start.is_some() || self.start_image_command;
-        size || ready || dockerfile || start || self.name.is_some() || !self.tag.is_empty()
+        let named = self.name.is_some() || !self.tag.is_empty();
+        size || ready || dockerfile || start || named || self.public
     }
 }
 

@@ -7,6 +7,7 @@ mod stream;
 
 use crate::cli::HostArgs;
 use crate::daemon;
+use crate::progress::while_waiting;
 use address::{Address, Url};
 use anyhow::Context;
 use bytes::Bytes;
@@ -101,6 +102,27 @@ pub struct Client {
     server: Arc<Server>,
 }
 
+/// Words for what a call has done, if that may take long and nothing else shows it.
+fn activity(method: &Method, path: &str) -> Option<&'static str> {
+    let path = path.split('?').next().unwrap_or_default();
+    let words: Vec<&str> = path.split('/').filter(|w| !w.is_empty()).collect();
+    match (method.as_str(), words.as_slice()) {
+        ("POST", ["v2", "sandboxes"]) => Some("making the sandbox"),
+        ("POST", ["sandboxes", _, "snapshots"]) => Some("taking the snapshot"),
+        ("POST", ["sandboxes", _, "pause"]) => Some("pausing the sandbox"),
+        ("POST", ["sandboxes", _, "resume"]) => Some("waking the sandbox"),
+        ("POST", ["sandboxes", _, "fork"]) => Some("forking the sandbox"),
+        ("POST", ["sandboxes", _, "rollback"]) => Some("rolling the sandbox back"),
+        ("POST", ["sandboxes", _, "promote"]) => Some("removing the sandbox's siblings"),
+        ("POST" | "GET", ["snapshots", _, "verify"]) => {
+            Some("comparing the snapshot with its seal")
+        }
+        ("DELETE", ["sandboxes", _]) => Some("removing the sandbox"),
+        ("DELETE", ["templates", _]) => Some("removing the snapshot"),
+        _ => None,
+    }
+}
+
 impl Client {
     /// Of the control plane that is asked for; if it is this host's, a daemon is started unless one runs.
     pub async fn open(args: &HostArgs) -> anyhow::Result<Self> {
@@ -153,7 +175,12 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> anyhow::Result<(HeaderMap, T)> {
-        self.understand(self.send(method, path, body).await?).await
+        let activity = activity(&method, path);
+        let asked = async { self.understand(self.send(method, path, body).await?).await };
+        match activity {
+            Some(what) => while_waiting(what, asked).await,
+            None => asked.await,
+        }
     }
 
     /// What an answer says.
@@ -285,5 +312,25 @@ impl Client {
             Some(token) => agent.with_token(token),
             None => agent,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_take_long_has_words_and_lists_have_none() {
+        let of = |method: Method, path| activity(&method, path);
+        assert_eq!(
+            of(Method::POST, "/sandboxes/abc/fork"),
+            Some("forking the sandbox")
+        );
+        assert_eq!(
+            of(Method::DELETE, "/sandboxes/abc?record=true"),
+            Some("removing the sandbox")
+        );
+        assert_eq!(of(Method::GET, "/v2/sandboxes?state=running"), None);
+        assert_eq!(of(Method::POST, "/v3/templates"), None);
     }
 }

@@ -246,6 +246,7 @@ impl Bench {
             template: "base".to_owned(),
             then: AfterSnapshot::Stop,
             durability: Durability::PageCache,
+            max_bytes: None,
         };
         let (snapshot, _) = vm.snapshot(&self.store, &spec).await?;
         vm.ended().await;

@@ -1,7 +1,9 @@
 //! `jiffy doctor`: can this host run sandboxes, and if not, what mends it.
 
 mod checks;
+mod files;
 mod guest;
+mod kernel;
 mod measure;
 mod security;
 

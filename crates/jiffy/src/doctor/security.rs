@@ -1,6 +1,6 @@
 //! `jiffy doctor --security`: what of this host's state helps somebody in a sandbox, and how to change it.
 
-use super::Finding;
+use super::{Finding, files, kernel};
 use jiffy_host::Host;
 use jiffy_image::Home;
 use jiffy_microvm::Cgroups;
@@ -18,7 +18,7 @@ pub fn all(tell: &mut dyn FnMut(Finding)) {
     tell(limits());
     tell(user());
     if let Ok(home) = Home::locate() {
-        tell(private(home.path()));
+        files::all(home.path(), tell);
     }
     tell(kvm_device(&root.join("dev/kvm")));
     tell(smt(root));
@@ -26,9 +26,13 @@ pub fn all(tell: &mut dyn FnMut(Finding)) {
     tell(ksm(root));
     tell(swap(root));
     tell(landlock(root));
+    tell(kernel::users(root));
+    tell(kernel::connections(root));
+    tell(kernel::namespaces(root));
 }
 
-fn read(root: &Path, path: &str) -> Option<String> {
+/// A file of the host below `root`, without what is around its text.
+pub(super) fn read(root: &Path, path: &str) -> Option<String> {
     let text = fs::read_to_string(root.join(path)).ok()?;
     Some(text.trim().to_owned())
 }
@@ -88,28 +92,6 @@ fn user() -> Finding {
             "daemon",
             "not root: no jail, no network, no users for VMMs",
             "fine for one person's own sandboxes; for others' code run it as root",
-        ),
-    }
-}
-
-fn private(home: &Path) -> Finding {
-    match fs::metadata(home) {
-        Err(e) => Finding::note(
-            "data",
-            format!("{}: {e}", home.display()),
-            "it is made by the first command that needs it",
-        ),
-        Ok(data) if data.mode() & 0o077 == 0 => {
-            Finding::ok("data", format!("{}: for its owner only", home.display()))
-        }
-        Ok(data) => Finding::fail(
-            "data",
-            format!(
-                "{}: mode {:o}: others may read what sandboxes leave there",
-                home.display(),
-                data.mode() & 0o7777
-            ),
-            format!("chmod 700 {}", home.display()),
         ),
     }
 }
@@ -275,18 +257,5 @@ mod tests {
         ] {
             assert_eq!(finding.status, Status::Ok, "{finding:?}");
         }
-    }
-
-    #[test]
-    fn a_data_directory_that_others_may_read_is_a_failure() {
-        use std::os::unix::fs::PermissionsExt;
-        let home = tempfile::tempdir().unwrap();
-        let set = |mode| fs::set_permissions(home.path(), fs::Permissions::from_mode(mode));
-        set(0o700).unwrap();
-        assert_eq!(private(home.path()).status, Status::Ok);
-        set(0o755).unwrap();
-        let finding = private(home.path());
-        assert_eq!(finding.status, Status::Fail);
-        assert!(finding.found.contains("755"), "{}", finding.found);
     }
 }

@@ -43,7 +43,9 @@ impl Apart {
 
     /// Ends a sandbox and makes it snapshot `id`.
     pub async fn save(&self, guest: &GvisorGuest, id: &str) -> Result<(), EngineError> {
-        let saved = self.engine.snapshot(guest, id, None, AfterSnapshot::Stop);
+        let saved = self
+            .engine
+            .snapshot(guest, id, None, AfterSnapshot::Stop, None);
         saved.await.map(drop)
     }
 

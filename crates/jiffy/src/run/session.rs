@@ -7,7 +7,8 @@ use super::{Signals, terminal};
 use crate::cli::ExecArgs;
 use anyhow::Context;
 use jiffy_agent_client::{
-    AgentClient, ClientError, ExitStatus, Process, ProcessEvent, ProcessSpec, PtySize, StdinStream,
+    AgentClient, ClientError, Code, ExitStatus, Process, ProcessEvent, ProcessSpec, PtySize,
+    StdinStream,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -19,6 +20,9 @@ const TIMED_OUT: u8 = 124;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 const FAILED: u8 = 125;
+/// Time that the agent has to end a command that is over its time and to say so: SIGTERM, two
+/// seconds, SIGKILL, two seconds, and the way here.
+const AGENT_KILL_LIMIT: Duration = Duration::from_secs(8);
 
 /// Runs the command of `args` and says what came of it. The guest is the caller's to end.
 pub async fn run(
@@ -67,6 +71,8 @@ fn spec(args: &ExecArgs, env: BTreeMap<String, String>) -> ProcessSpec {
     spec.cwd = args.workdir.clone();
     spec.user = args.user.clone();
     spec.stdin = args.interactive || args.tty;
+    // The agent's clock ends it also when this program is gone.
+    spec.timeout = args.timeout;
     if args.tty {
         let size = terminal::size();
         spec.pty = Some(PtySize {
@@ -154,7 +160,7 @@ impl<P: Place> Session<'_, P> {
         let deadline = self
             .args
             .timeout
-            .map(|limit| tokio::time::Instant::now() + limit);
+            .map(|limit| tokio::time::Instant::now() + limit + AGENT_KILL_LIMIT);
         loop {
             let happening = tokio::select! {
                 event = self.process.next_event() => Happening::Event(event),
@@ -175,6 +181,10 @@ impl<P: Place> Session<'_, P> {
     async fn on(&mut self, happening: Happening) -> Option<Outcome> {
         match happening {
             Happening::Event(Ok(Some(event))) => self.on_event(event).await,
+            Happening::Event(Err(ClientError::Rpc {
+                code: Code::DeadlineExceeded,
+                message,
+            })) => Some(self.timed_out(&message)),
             Happening::Event(end) => Some(self.lost(end.err()).await),
             Happening::Signal(number) => self.on_signal(number).await,
             Happening::Resized => {
@@ -187,7 +197,9 @@ impl<P: Place> Session<'_, P> {
                 let _ = self.process.client().resize(self.process.pid(), size).await;
                 None
             }
-            Happening::TimedOut => Some(self.timed_out()),
+            Happening::TimedOut => {
+                Some(self.timed_out("the agent does not answer, so the command may go on"))
+            }
         }
     }
 
@@ -219,12 +231,10 @@ impl<P: Place> Session<'_, P> {
         None
     }
 
-    fn timed_out(&self) -> Outcome {
-        let limit = self.args.timeout.unwrap_or_default();
-        Outcome::failed(
-            TIMED_OUT,
-            format!("timed out after {} s and was killed", limit.as_secs_f64()),
-        )
+    /// `how` is what became of the command.
+    fn timed_out(&self, how: &str) -> Outcome {
+        let limit = self.args.timeout.unwrap_or_default().as_secs_f64();
+        Outcome::failed(TIMED_OUT, format!("timed out after {limit} s: {how}"))
     }
 
     fn ended(&self, status: &ExitStatus) -> Outcome {

@@ -40,6 +40,7 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Logs(args) => logs::run(args).await?,
         Command::Ls(args) => {
             let all = Client::open(&args.host).await?.sandboxes(args.all).await?;
+            let all = all.into_iter().map(table::without_tokens).collect();
             table::show(args.json, &all, table::sandboxes)?;
         }
         Command::Engines(args) => {
@@ -72,6 +73,7 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Promote(args) => {
             let client = Client::open(&args.host).await?;
             let gone = client.promote(&args.id).await?;
+            let gone: Vec<_> = gone.into_iter().map(table::without_tokens).collect();
             table::show(args.json, &gone, |gone| {
                 gone.iter().map(|s| format!("removed {}\n", s.id)).collect()
             })?;
@@ -84,7 +86,8 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
 
 /// Prints one sandbox.
 fn show(json: bool, sandbox: &SandboxRecord) -> anyhow::Result<()> {
-    table::show(json, sandbox, |s| format!("{}\n", s.id))
+    let sandbox = table::without_tokens(sandbox.clone());
+    table::show(json, &sandbox, |s| format!("{}\n", s.id))
 }
 
 async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
@@ -138,7 +141,7 @@ async fn fork(args: &ForkArgs) -> anyhow::Result<ExitCode> {
     };
     for child in forked {
         match (child.sandbox, child.error) {
-            (Some(sandbox), _) => family.children.push(sandbox.record),
+            (Some(sandbox), _) => family.children.push(table::without_tokens(sandbox.record)),
             (None, why) => family.failed.extend(why.map(|why| why.message)),
         }
     }
@@ -192,7 +195,7 @@ async fn many(args: &ManyArgs, remove: bool) -> anyhow::Result<ExitCode> {
 
 async fn end(client: &Client, id: &str, remove: bool) -> anyhow::Result<Value> {
     match client.end(id, remove).await {
-        Ok(record) => Ok(serde_json::to_value(record)?),
+        Ok(record) => Ok(serde_json::to_value(table::without_tokens(record))?),
         // No sandbox: then it is a snapshot, or nothing.
         Err(e) if remove && is(&e, "sandbox_not_found") => {
             Ok(serde_json::to_value(client.remove_snapshot(id).await?)?)

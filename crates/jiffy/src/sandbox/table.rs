@@ -28,6 +28,15 @@ pub fn show<T: Serialize>(
     }
 }
 
+/// A sandbox without the tokens that open it: output ends up in logs and issues.
+pub fn without_tokens(sandbox: SandboxRecord) -> SandboxRecord {
+    SandboxRecord {
+        agent_token: None,
+        traffic_token: None,
+        ..sandbox
+    }
+}
+
 fn short(id: &str) -> &str {
     &id[..id.len().min(SHORT)]
 }

@@ -1,16 +1,23 @@
 //! All figures of the daemon, for Prometheus.
 
-use axum::Router;
+use crate::cli::ServeArgs;
+use anyhow::Context;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
+use jiffy_api::{App, Caller};
 use jiffy_engine::Engine;
-use jiffy_gateway::{Counters, Peer};
+use jiffy_gateway::{Access, Config, Counters, Gateway, OpenError};
 use jiffy_host::{Figure, Sandboxes};
+use std::net::SocketAddr;
 use std::sync::Arc;
+use tokio::net::{TcpListener, UnixStream};
 
 /// What `Sandboxes::render_metrics` writes.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Connections of scrapers at once.
+const MAX_SCRAPERS: usize = 64;
 
 /// Lets the gateway's counts be shown with the host's.
 pub fn show_gateway<E: Engine>(sandboxes: &Sandboxes<E>, counters: Arc<Counters>) {
@@ -28,21 +35,74 @@ pub fn show_gateway<E: Engine>(sandboxes: &Sandboxes<E>, counters: Arc<Counters>
     });
 }
 
-/// `GET /metrics`, for programs on this machine.
-pub fn route<E: Engine>(sandboxes: Sandboxes<E>) -> Router {
-    let render = move |peer: Option<axum::Extension<Peer>>| {
-        let sandboxes = sandboxes.clone();
-        async move { render(&sandboxes, peer.map(|peer| peer.0)) }
+/// `GET /metrics`, for callers who are told how the host is doing. An address says nothing about a
+/// caller: behind a proxy of this host all have its.
+pub fn guarded<E: Engine>(app: &App<E>, sandboxes: Sandboxes<E>) -> Router {
+    let show = move |Extension(caller): Extension<Caller>| {
+        let shown = match caller.sees_host() {
+            true => render(&sandboxes),
+            false => {
+                let why = "figures of the host need a key with the scope `admin` or `read`";
+                let body = serde_json::json!({
+                    "code": 403, "message": why, "error_code": "forbidden",
+                });
+                (StatusCode::FORBIDDEN, axum::Json(body)).into_response()
+            }
+        };
+        std::future::ready(shown)
     };
-    Router::new().route("/metrics", get(render))
+    jiffy_api::guarded(app, Router::new().route("/metrics", get(show)))
 }
 
-fn render<E: Engine>(sandboxes: &Sandboxes<E>, peer: Option<Peer>) -> Response {
-    if !peer.is_some_and(|peer| peer.ip.is_loopback()) {
-        let why = "figures are for programs on this machine: scrape 127.0.0.1";
-        let body = serde_json::json!({ "code": 403, "message": why });
-        return (StatusCode::FORBIDDEN, axum::Json(body)).into_response();
-    }
+fn render<E: Engine>(sandboxes: &Sandboxes<E>) -> Response {
     let text = sandboxes.render_metrics();
     ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
+}
+
+/// An address at which figures, and nothing else, are answered to everybody.
+pub struct Figures {
+    listener: TcpListener,
+    gateway: Gateway<NoSandboxes, Router>,
+}
+
+impl Figures {
+    /// Listens at `address`.
+    pub async fn open<E: Engine>(
+        address: SocketAddr,
+        args: &ServeArgs,
+        sandboxes: Sandboxes<E>,
+    ) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(address).await.with_context(|| {
+            format!("cannot listen on {address}: choose another with `--metrics-listen`")
+        })?;
+        tracing::info!("figures at http://{}/metrics", listener.local_addr()?);
+        let show = move || std::future::ready(render(&sandboxes));
+        let control = Router::new().route("/metrics", get(show));
+        let mut config = Config {
+            allowed_hosts: args.allow_host.clone(),
+            ..Config::default()
+        };
+        config.limits.connections = MAX_SCRAPERS;
+        let gateway = Gateway::new(config, NoSandboxes, control, None);
+        Ok(Self { listener, gateway })
+    }
+
+    /// Serves until `shutdown`.
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) {
+        jiffy_gateway::serve(self.listener, None, self.gateway, shutdown).await;
+    }
+}
+
+/// Sandboxes of a listener that leads to none.
+#[derive(Debug, Clone, Copy)]
+struct NoSandboxes;
+
+impl jiffy_gateway::Sandboxes for NoSandboxes {
+    fn find(&self, _: &str) -> Option<Access> {
+        None
+    }
+
+    async fn open(&self, _: &str, _: u16) -> Result<UnixStream, OpenError> {
+        Err(OpenError::NotFound)
+    }
 }

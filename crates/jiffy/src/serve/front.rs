@@ -1,6 +1,6 @@
 //! What the daemon answers: control plane and gateway, on its owner's socket and on an address.
 
-use super::figures;
+use super::figures::{self, Figures};
 use super::guests::Guests;
 use super::status::Status;
 use crate::cli::ServeArgs;
@@ -8,14 +8,17 @@ use crate::client::{VERSION, VERSION_HEADER};
 use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::header::HeaderValue;
-use jiffy_api::{App, Caller, Ending, Keys, Visitors, local_key};
+use jiffy_api::{App, Caller, ClientAddress, Ending, Keys, Visitors, end_revoked, local_key};
 use jiffy_build::Builder;
 use jiffy_engine::Engine;
 use jiffy_gateway::body::{Body, FromClient};
-use jiffy_gateway::{Config, ControlPlane, Gateway, Peer, Signer, Tls};
+use jiffy_gateway::{Config, ControlPlane, Gateway, KnownCaller, Peer, Signer, Tls};
 use jiffy_host::Sandboxes;
 use jiffy_image::{Home, Templates};
+use jiffy_net::Network;
+use jiffy_pull::Registries;
 use nix::unistd::geteuid;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -23,6 +26,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 /// Where preview links get their signatures from.
@@ -30,8 +34,10 @@ const SIGNING_KEY: &str = "preview-key";
 
 /// Control plane and gateway, ready to serve the owner's socket and, if that was asked for, an address.
 pub struct Front<E: Engine> {
+    app: App<E>,
     gateway: Gateway<Guests<E>, Control>,
     address: Option<Listening>,
+    figures: Option<Figures>,
 }
 
 /// An address that is listened at.
@@ -41,16 +47,25 @@ struct Listening {
     base: Base,
 }
 
-/// The control plane. Whoever comes over the owner's socket is the owner.
+/// The control plane. Whoever comes over the owner's socket is the owner; of others it is told the address.
 #[derive(Clone)]
 pub struct Control(axum::Router);
 
 impl ControlPlane for Control {
     async fn answer(&mut self, mut request: Request<FromClient>) -> hyper::Response<Body> {
-        if request.extensions().get::<Peer>().is_some_and(|p| p.local) {
-            request.extensions_mut().insert(Caller::Owner);
+        match request.extensions().get::<Peer>().copied() {
+            Some(Peer { local: true, .. }) => {
+                request.extensions_mut().insert(Caller::Owner);
+            }
+            Some(peer) => {
+                request.extensions_mut().insert(ClientAddress(peer.ip));
+            }
+            None => {}
         }
         let mut answer = self.0.answer(request).await;
+        if answer.extensions().get::<Caller>().is_some() {
+            answer.extensions_mut().insert(KnownCaller);
+        }
         let version = HeaderValue::from_static(VERSION);
         answer.headers_mut().insert(VERSION_HEADER, version);
         answer
@@ -63,6 +78,7 @@ impl<E: Engine> Front<E> {
         args: &ServeArgs,
         home: &Home,
         sandboxes: Sandboxes<E>,
+        network: Option<Network>,
         began: Instant,
         stop: impl Fn(Ending) + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
@@ -71,25 +87,44 @@ impl<E: Engine> Front<E> {
             true => None,
             false => Some(Listening::open(args, home, &keys).await?),
         };
+        let figures = match args.metrics_listen {
+            Some(address) => Some(Figures::open(address, args, sandboxes.clone()).await?),
+            None => None,
+        };
         let base = address.as_ref().map(|address| address.base.clone());
         let url = base.as_ref().map(|base| base.url.clone());
         let signer = Signer::new(&signing_key(home)?);
         let config = jiffy_api::Config {
             domain: base.as_ref().and_then(|base| base.domain.clone()),
             scheme: base.as_ref().map_or("http", |base| base.scheme),
+            default_key_disk_mib: args.key_disk_mib(home),
             ..jiffy_api::Config::default()
         };
         let templates = Arc::new(Templates::new(home));
         let builds = jiffy_build::Settings {
-            plain_http: args.plain_http.clone(),
+            registries: Registries {
+                plain_http: args.plain_http.clone(),
+                allowed: args.registry_allow.clone(),
+                network: network.map(|network| (network, Handle::current())),
+                ..Registries::default()
+            },
             at_once: args.builds.into(),
             cache_for: cache_for(args.build_cache_days),
+            host_keys: host_keys(&keys)?,
             ..jiffy_build::Settings::default()
         };
         let builder = Builder::open(home, sandboxes.clone(), builds).await?;
-        let mut app = App::new(sandboxes.clone(), keys, templates, config)
+        let gateway_config = Config {
+            domains: args.domain.clone(),
+            allowed_hosts: args.allow_host.clone(),
+            ..Config::default()
+        };
+        // No key has more than half of the exchanges of all.
+        let share = gateway_config.limits.exchanges / 2;
+        let mut app = App::new(sandboxes.clone(), keys.clone(), templates, config)
             .with_stop(stop)
-            .with_builder(builder);
+            .with_builder(builder)
+            .with_exchange_share(u64::try_from(share).unwrap_or(u64::MAX));
         if let Some(base) = base {
             let signer = signer.clone();
             let link = move |id: &str, port, expires| base.link(&signer, id, port, expires);
@@ -100,33 +135,59 @@ impl<E: Engine> Front<E> {
             let status = Status::now(&about, began, url.clone());
             serde_json::to_value(status).unwrap_or_default()
         });
-        let config = Config {
-            domains: args.domain.clone(),
-            allowed_hosts: args.allow_host.clone(),
-            ..Config::default()
-        };
-        let guests = Guests::new(sandboxes.clone(), Visitors::new(app.clone()));
+        let budgets = app.clone();
+        sandboxes.show_families(move || budgets.figures());
+        let guests = Guests::new(sandboxes.clone(), Visitors::new(app.clone()), keys);
         let app = app.with_ports(Arc::new(guests.clone()));
-        let control = Control(jiffy_api::router(app).merge(figures::route(sandboxes.clone())));
-        let gateway = Gateway::new(config, guests, control, Some(signer));
+        let shown = figures::guarded(&app, sandboxes.clone());
+        let control = Control(jiffy_api::router(app.clone()).merge(shown));
+        let gateway = Gateway::new(gateway_config, guests, control, Some(signer));
         figures::show_gateway(&sandboxes, gateway.counters());
-        Ok(Self { gateway, address })
+        Ok(Self {
+            app,
+            gateway,
+            address,
+            figures,
+        })
     }
 
     /// Serves `local` and the address until `stopping`, then lets requests under way finish.
     pub async fn serve(self, local: UnixListener, stopping: CancellationToken) {
-        let Self { gateway, address } = self;
+        let Self {
+            app,
+            gateway,
+            address,
+            figures,
+        } = self;
+        let ending = end_revoked(app);
         let us = geteuid();
         // The socket's permissions say the same; this also holds where somebody loosened them.
         let may = move |uid| uid == us.as_raw() || uid == 0;
         let end = stopping.clone().cancelled_owned();
         let local = jiffy_gateway::serve_local(local, gateway.clone(), may, end);
-        let Some(Listening { listener, tls, .. }) = address else {
-            return local.await;
+        let address = async {
+            let end = stopping.clone().cancelled_owned();
+            if let Some(Listening { listener, tls, .. }) = address {
+                jiffy_gateway::serve(listener, tls, gateway, end).await;
+            }
         };
-        let end = stopping.cancelled_owned();
-        tokio::join!(local, jiffy_gateway::serve(listener, tls, gateway, end));
+        let figures = async {
+            if let Some(figures) = figures {
+                figures.serve(stopping.clone().cancelled_owned()).await;
+            }
+        };
+        tokio::select! {
+            _ = async { tokio::join!(local, address, figures) } => {}
+            () = ending => {}
+        }
     }
+}
+
+/// Keys that act for the host's owner, also those that were revoked.
+fn host_keys(keys: &Keys) -> Result<HashSet<String>, jiffy_api::KeyError> {
+    let all = keys.list()?.into_iter();
+    let hosts = all.filter(|key| key.scope == jiffy_api::Scope::Admin);
+    Ok(hosts.map(|key| key.id).collect())
 }
 
 fn cache_for(days: u16) -> Option<Duration> {

@@ -1,42 +1,60 @@
 //! The host's sandboxes as the gateway sees them.
 
-use jiffy_api::{Opening, PortRefusal, Ports, Visitors, WakeError};
+use jiffy_api::{Keys, Opening, PortRefusal, Ports, Standing, Visitors, WakeError};
 use jiffy_engine::Engine;
-use jiffy_gateway::{Access, OpenError, tcp_handshake};
+use jiffy_gateway::{Access, ExchangePermit, OpenError, tcp_handshake};
 use jiffy_host::{OperationError, Sandboxes, State};
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
+use std::sync::Arc;
 use tokio::net::UnixStream;
 
 /// The sandboxes of a host, each of whose ports can be reached.
-pub struct Guests<E: Engine>(Sandboxes<E>, Visitors<E>);
+pub struct Guests<E: Engine>(Sandboxes<E>, Visitors<E>, Arc<Keys>);
 
 impl<E: Engine> Guests<E> {
-    /// Those of `sandboxes`, which `visitors` wake.
-    pub fn new(sandboxes: Sandboxes<E>, visitors: Visitors<E>) -> Self {
-        Self(sandboxes, visitors)
+    /// Those of `sandboxes`, which were made with `keys`, and which `visitors` wake.
+    pub fn new(sandboxes: Sandboxes<E>, visitors: Visitors<E>, keys: Arc<Keys>) -> Self {
+        Self(sandboxes, visitors, keys)
     }
 }
 
 impl<E: Engine> Clone for Guests<E> {
     fn clone(&self) -> Self {
-        Self(self.0.clone(), self.1.clone())
+        Self(self.0.clone(), self.1.clone(), self.2.clone())
     }
 }
 
 impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
     fn find(&self, id: &str) -> Option<Access> {
         let record = self.0.find(id)?;
-        if matches!(record.state, State::Killed | State::Creating) {
+        let standing = self.2.standing(record.terms.owner.as_deref());
+        // What its key's end will kill is gone from the moment that was asked for.
+        if matches!(record.state, State::Killed | State::Creating) || standing == Standing::Ended {
             return None;
         }
         Some(Access {
+            links_closed: standing != Standing::InForce,
             traffic_token: record.traffic_token,
             mask_request_host: record.terms.network.mask_request_host,
+            owner: record.terms.owner,
         })
+    }
+
+    fn begin(&self, access: &Access) -> Result<ExchangePermit, String> {
+        match &access.owner {
+            Some(owner) => Ok(Box::new(self.1.exchange(owner)?)),
+            None => Ok(Box::new(())),
+        }
     }
 
     fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
         self.0.find_by_token(fits)
+    }
+
+    async fn links_closed(&self, id: &str) {
+        if let Some(record) = self.0.find(id) {
+            self.2.over(record.terms.owner.as_deref()).await;
+        }
     }
 
     async fn why_gone(&self, id: &str) -> Option<OpenError> {
@@ -48,6 +66,22 @@ impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
     }
 
     async fn open(&self, id: &str, port: u16) -> Result<UnixStream, OpenError> {
+        match self.try_open(id, port).await {
+            Err(error) if error != OpenError::PortClosed => {
+                // One that was put to sleep at that moment is woken like one that slept before.
+                let now = self.0.settled(id).await;
+                match now.is_some_and(|r| r.state == State::Paused && r.terms.auto_resume) {
+                    true => self.try_open(id, port).await,
+                    false => Err(error),
+                }
+            }
+            opened => opened,
+        }
+    }
+}
+
+impl<E: Engine> Guests<E> {
+    async fn try_open(&self, id: &str, port: u16) -> Result<UnixStream, OpenError> {
         let record = self.0.find(id).ok_or(OpenError::NotFound)?;
         match record.state {
             State::Running => {}

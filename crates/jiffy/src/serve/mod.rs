@@ -89,7 +89,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
         // A second one finds the first still waiting.
         let _ = tell_stop.try_send(how);
     };
-    let front = Front::open(args, &home, sandboxes.clone(), began, stop).await?;
+    let front = Front::open(args, &home, sandboxes.clone(), network.clone(), began, stop).await?;
     let path = daemon::socket(&home);
     let front = front.serve(listen(&path)?, stopping.clone());
     let front = tokio::spawn(front);

@@ -45,6 +45,13 @@ pub struct NetworkArgs {
     /// Most sandboxes with a network at once
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub network_slots: u32,
+    /// Most connections of one sandbox at the same time
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    pub connections: u32,
+    /// Most entries in this host's table of connections before sandboxes get hardly any new ones (default: three quarters
+    /// of net.netfilter.nf_conntrack_max)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(64..))]
+    pub connections_total: Option<u32>,
 }
 
 fn cidr(text: &str) -> Result<IpNet, String> {
@@ -72,6 +79,8 @@ pub fn open(args: &NetworkArgs, home: &Path, card: Card) -> anyhow::Result<Optio
         slots: args.network_slots,
         granted: args.allow_private.clone(),
         card,
+        connections: args.connections,
+        connections_total: args.connections_total,
         ..NetworkConfig::new(home)
     };
     match Network::open(&config) {

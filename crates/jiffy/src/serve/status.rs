@@ -58,7 +58,7 @@ impl Status {
             sandboxes: states.map(|(name, n)| (name.to_owned(), n)).collect(),
             warm: sandboxes.warm(),
             network: sandboxes.network(),
-            snapshots: sandboxes.snapshots(None).map_or(0, |all| all.len()),
+            snapshots: sandboxes.snapshot_count(),
             memory_committed_mib: promised.memory_mib,
             memory_limit_mib: limit,
             memory_available_mib: figures.memory_available_mib,

@@ -10,6 +10,7 @@ use jiffy_build::context::{Prepared, prepare};
 use jiffy_build::dockerfile::{Options, parse};
 use jiffy_build::spec::BuildSpec;
 use jiffy_engine::{StartCommand, Startup};
+use jiffy_image::Recipe;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -29,8 +30,17 @@ pub fn dockerfile(args: &TemplateBuildArgs) -> Option<PathBuf> {
     }
     let context = Path::new(args.recipe.as_deref()?);
     let file = context.join("Dockerfile");
-    let is_path = context.components().count() > 1 || context == Path::new(".");
-    (is_path && file.is_file() && !context.join("recipe.toml").exists()).then_some(file)
+    (is_directory(args.recipe.as_deref()?)
+        && file.is_file()
+        && !context.join("recipe.toml").exists())
+    .then_some(file)
+}
+
+/// Tells a directory from the name of a stock template, which a directory with the same name hides
+/// only if it is given as a path (`./base`).
+pub fn is_directory(name: &str) -> bool {
+    let is_path = name.contains('/') || matches!(name, "." | "..");
+    is_path || (Path::new(name).is_dir() && Recipe::built_in(name).is_err())
 }
 
 #[derive(Deserialize)]
@@ -92,6 +102,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
         eprintln!("jiffy: {warning}");
     }
     prepared.spec.startup = startup(args);
+    prepared.spec.start_image_command = args.start_image_command;
     prepared.spec.force = args.no_cache;
     let client = Client::open(&args.host).await?;
     let body = json!({
@@ -106,6 +117,11 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     send_files(&client, &asked.template, &prepared, &mut bar).await?;
     bar.end();
     let (template, build) = (&asked.template, &asked.build);
+    if args.public {
+        let path = format!("/v2/templates/{template}");
+        let body = json!({ "public": true });
+        let _: Value = client.call(Method::PATCH, &path, &body).await?;
+    }
     start(&client, template, build, &prepared.spec).await?;
     let path = format!("/templates/{template}/builds/{build}");
     let followed = tokio::select! {
@@ -283,5 +299,21 @@ fn show(entry: &Entry, colours: bool, quiet: bool, bar: &Bar) {
         (_, true) => bar.print(&format!("\u{1b}[1m{}\u{1b}[0m", entry.message)),
         ("debug", _) => {}
         _ => bar.print(&entry.message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_one_also_without_a_slash() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        assert!(is_directory(path) && is_directory(".") && is_directory("./nowhere"));
+        // A stock template's name is the template's, and what is not there is no directory.
+        assert!(!is_directory("base") && !is_directory("nowhere"));
+        // Tests run in the directory of their package.
+        assert!(is_directory("src"));
     }
 }

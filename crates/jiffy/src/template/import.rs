@@ -3,8 +3,13 @@
 use crate::cli::{TemplateBuildArgs, TemplateSource};
 use anyhow::bail;
 use jiffy_engine::Readiness;
-use jiffy_image::{Access, Import, Limits, Source, Start};
+use jiffy_image::{Access, DiskBudget, Import, Limits, Source, Start, Visibility};
+use jiffy_pull::{Cancel, Registries};
 use std::path::Path;
+
+/// Reason for which a port cannot be awaited.
+const NOTHING_LISTENS: &str = "nothing would listen on the port of --ready-port: say what is started, \
+     with --start COMMAND or --start-image-command";
 
 /// What is to be imported, if anything is.
 pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
@@ -15,10 +20,15 @@ pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
     } = &args.source;
     let (source, suggested) = match (image, from_tar, from_dir) {
         (Some(reference), ..) => {
+            let registries = Registries {
+                plain_http: args.plain_http.clone(),
+                allowed: args.registry_allow.clone(),
+                ..Registries::default()
+            };
             let source = Source::Registry {
                 reference: reference.clone(),
-                plain_http: args.plain_http.clone(),
                 access: Access::Host,
+                pull: registries.pull(false, &Cancel::new()?),
             };
             (source, name_of_image(reference))
         }
@@ -36,12 +46,17 @@ pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
         (.., Some(path)) => (Source::Directory(path.clone()), name_of_file(path)),
         _ => return Ok(None),
     };
+    let starts = args.start.is_some() || args.start_image_command;
+    if args.ready_port.is_some() && !starts {
+        bail!("{NOTHING_LISTENS}");
+    }
     let name = args.name.clone().unwrap_or(suggested);
     if name.is_empty() {
         bail!("the template needs a name: say --name");
     }
     Ok(Some(Import {
         name,
+        visibility: args.public.then_some(Visibility::Public),
         source,
         vcpus: args.cpus,
         memory_mib: args.memory,
@@ -53,6 +68,7 @@ pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
         },
         ready: readiness(args),
         limits: Limits::default(),
+        disk: DiskBudget::default(),
     }))
 }
 

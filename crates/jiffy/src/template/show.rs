@@ -61,13 +61,15 @@ pub fn list(all: &[Manifest], json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     println!(
-        "{:<24} {:>10} {:>10} {:>6}  {:<14} USER",
-        "NAME", "SIZE", "OWN", "IMAGES", "VERSION"
+        "{:<24} {:<20} {:<10} {:>10} {:>10} {:>6}  {:<14} USER",
+        "NAME", "OWNER", "VISIBLE", "SIZE", "OWN", "IMAGES", "VERSION"
     );
     for l in &listed {
         println!(
-            "{:<24} {:>10} {:>10} {:>6}  {:<14} {}",
+            "{:<24} {:<20} {:<10} {:>10} {:>10} {:>6}  {:<14} {}",
             l.manifest.reference(),
+            l.manifest.owner.as_deref().unwrap_or("host"),
+            l.manifest.visibility.name(),
             mib(l.size),
             mib(l.own),
             l.manifest.images.len(),
@@ -88,6 +90,8 @@ pub fn inspect(m: &Manifest, all: &[Manifest], json: bool) -> anyhow::Result<()>
     }
     let d = &m.defaults;
     line("name", &m.reference());
+    line("owner", m.owner.as_deref().unwrap_or("host"));
+    line("visibility", m.visibility.name());
     line("version", &listed.version);
     for image in &m.images {
         let others = sharing.others(image, &m.reference()).join(", ");

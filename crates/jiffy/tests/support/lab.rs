@@ -2,32 +2,38 @@
 //! sends leaves this machine.
 
 use super::{engine, skip};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
-/// The host's own address.
-pub const HOST: &str = "203.0.113.2";
+/// The host's own address. Those of documentation would not do: the lab's internet is of addresses that count as public.
+pub const HOST: &str = "11.0.0.2";
 /// Addresses that the lab's internet answers at, at TCP port 80 and UDP port 7.
-pub const PUBLIC: [&str; 3] = ["203.0.113.1", "8.8.8.8", "9.9.9.9"];
+pub const PUBLIC: [&str; 3] = ["11.0.0.1", "8.8.8.8", "9.9.9.9"];
 /// Addresses that it answers at as well, if it is let.
-pub const PRIVATE: [&str; 5] = [
+pub const PRIVATE: [&str; 9] = [
     "10.9.9.9",
     "172.16.9.9",
     "192.168.9.9",
     "169.254.169.254",
     "100.64.9.9",
+    "168.63.129.16",
+    "192.0.2.9",
+    "198.51.100.9",
+    "203.0.113.9",
 ];
 /// The one of them where a name server answers, over UDP; over TCP it says who answers, as at port 80.
 pub const RESOLVER: &str = PUBLIC[1];
-/// The host's own address in IPv6, and those that the internet answers at, in a lab that has it (of documentation, RFC 3849).
-pub const HOST6: &str = "2001:db8:1::2";
-pub const PUBLIC6: [&str; 2] = ["2001:db8:1::1", "2001:db8:9::9"];
+/// The host's own address in IPv6, and those that the internet answers at, in a lab that has it.
+pub const HOST6: &str = "2a00:1::2";
+pub const PUBLIC6: [&str; 2] = ["2a00:1::1", "2a00:9::9"];
 /// It answers here as well, if it is let.
-pub const PRIVATE6: &str = "fd00:9::9";
+pub const PRIVATE6: [&str; 3] = ["fd00:9::9", "2001:db8:9::9", "3fff:9::9"];
 /// What the name server there says to every question.
 const ANSWER: Ipv4Addr = Ipv4Addr::new(9, 9, 9, 9);
 
@@ -35,6 +41,23 @@ const ANSWER: Ipv4Addr = Ipv4Addr::new(9, 9, 9, 9);
 pub struct Lab {
     /// Who sent each datagram to port 7, and what.
     pub datagrams: Receiver<(SocketAddr, Vec<u8>)>,
+    /// Thread in the internet.
+    internet: i32,
+}
+
+impl Lab {
+    /// Runs `work` on a thread in the internet; threads that it starts are there, too.
+    pub fn in_internet<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let namespace = format!("/proc/self/task/{}/ns/net", self.internet);
+        thread::scope(|scope| {
+            let inside = scope.spawn(move || {
+                let namespace = fs::File::open(namespace).unwrap();
+                nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+                work()
+            });
+            inside.join().unwrap()
+        })
+    }
 }
 
 /// Runs `work` on a thread in the lab's host; what it starts is there, too. Counts `test` as skipped where that cannot be.
@@ -70,7 +93,10 @@ fn run(test: &str, version6: bool, work: impl FnOnce(&Lab) + Send) {
                 ));
                 serve_tcp_at(HOST6, 80, "host");
             }
-            work(&Lab { datagrams });
+            work(&Lab {
+                datagrams,
+                internet,
+            });
         });
         let outcome = host.join();
         drop(leave);
@@ -93,6 +119,21 @@ fn missing() -> Option<String> {
 
 fn unshare() {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+}
+
+/// Gives this thread, and what it starts, mounts and a `/run` of its own, which propagates as it is told.
+pub fn own_run(propagation: MsFlags) {
+    let none = None::<&str>;
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+    // Copies of what is there meanwhile would be below.
+    let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    for point in points.filter(|point| point.starts_with("/run/")) {
+        let _ = umount2(point, MntFlags::MNT_DETACH);
+    }
+    mount(Some("run"), "/run", Some("tmpfs"), MsFlags::empty(), none).unwrap();
+    mount(none, "/run", none, propagation, none).unwrap();
 }
 
 /// Calls ip(8) with one command for each line.
@@ -165,10 +206,13 @@ fn internet(
     ip(&commands);
     if version6 {
         ip(&format!(
-            "addr add {}/64 dev eth0 nodad\naddr add {}/128 dev lo nodad\naddr add {PRIVATE6}/128 dev lo nodad",
+            "addr add {}/64 dev eth0 nodad\naddr add {}/128 dev lo nodad",
             PUBLIC6[0], PUBLIC6[1]
         ));
-        for address in PUBLIC6.iter().chain([&PRIVATE6]) {
+        for address in PRIVATE6 {
+            ip(&format!("addr add {address}/128 dev lo nodad"));
+        }
+        for address in PUBLIC6.iter().chain(&PRIVATE6) {
             [80, 443]
                 .into_iter()
                 .for_each(|port| serve_tcp_at(address, port, "internet"));
@@ -208,10 +252,30 @@ fn name_servers(loopback: bool) -> Vec<String> {
     all.iter().map(Ipv4Addr::to_string).collect()
 }
 
-/// Names below this lead to an address that is private.
+/// Names with this lead to an address of [`PRIVATE`]: the one whose number follows, or the first.
 const TRAP: &[u8] = b"trap";
 /// Names below this lead to an address of IPv6, and to no other.
 const SIX: &[u8] = b"six";
+
+/// The private address that a question with [`TRAP`] in it is answered with.
+fn trapped(question: &[u8]) -> Ipv4Addr {
+    let at = question.windows(TRAP.len()).position(|w| w == TRAP);
+    let digit = question[at.unwrap() + TRAP.len()];
+    let number = char::from(digit).to_digit(10).unwrap_or(0);
+    PRIVATE[number as usize].parse().unwrap()
+}
+
+/// Names with this lead to the world at one question, and to a slot at the next.
+const REBIND: &[u8] = b"rebind";
+
+/// The address that the next question with [`REBIND`] in it is answered with.
+fn rebound() -> Ipv4Addr {
+    static ASKED: AtomicU8 = AtomicU8::new(0);
+    match ASKED.fetch_add(1, Ordering::Relaxed) {
+        asked if asked % 2 == 0 => ANSWER,
+        asked => Ipv4Addr::new(198, 18, 0, asked % 16),
+    }
+}
 
 /// Every connection is told who answers and who asked, and then echoed.
 fn serve_http(name: &'static str) {
@@ -259,8 +323,10 @@ fn serve_dns(address: &str) {
             // A or AAAA.
             let (kind, found): (u8, Vec<u8>) = if below(SIX) {
                 (28, PUBLIC6[1].parse::<Ipv6Addr>().unwrap().octets().into())
+            } else if below(REBIND) && answer[end - 3] == 1 {
+                (1, rebound().octets().into())
             } else if below(TRAP) {
-                (1, vec![10, 9, 9, 9])
+                (1, trapped(&buffer[..length]).octets().into())
             } else {
                 (1, ANSWER.octets().into())
             };

@@ -18,13 +18,17 @@ pub struct Remote {
 impl Remote {
     /// A daemon with these further options; none if this machine runs no guests.
     pub fn new(test: &str, options: &[&str]) -> Option<Self> {
-        let place = Place::new(test)?;
+        Some(Self::of(Place::new(test)?, options))
+    }
+
+    /// The same with a place that is there.
+    pub fn of(place: Place, options: &[&str]) -> Self {
         let start = ["daemon", "start", "--listen", "127.0.0.1:0"];
         let told = place.ok(&[&start, options].concat());
         let url = told.lines().find_map(|l| l.strip_prefix("listening on "));
         let url = url.unwrap_or_else(|| panic!("{told}")).to_owned();
         let key = place.ok(&["key", "create", "--name", "test"]);
-        Some(Self { place, url, key })
+        Self { place, url, key }
     }
 
     /// A data directory that nothing makes, because nothing is done on this host.

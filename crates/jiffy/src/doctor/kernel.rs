@@ -1,0 +1,229 @@
+//! Settings of the host's kernel that matter to sandboxes: the table of connections, the mount with their namespaces, and what its
+//! users, and whoever escapes, may do.
+
+use super::Finding;
+use super::security::read;
+use std::path::Path;
+
+/// Connections that one sandbox may have, unless the daemon is told otherwise.
+const CONNECTIONS: u64 = 4096;
+/// Memory of a sandbox of the usual size that the host has to have, in KiB: 512 MiB, promised eight times.
+const MEMORY_KIB: u64 = 512 * 1024 / 8;
+/// Most sandboxes with a network.
+const MAX_SANDBOXES: u64 = 4096;
+/// Mount with the names of sandboxes' network namespaces.
+const NAMESPACES: &str = "/run/jiffy-net/netns";
+
+/// Settings that close what nothing needs: name, values that do, and what is open otherwise.
+const SETTINGS: [(&str, &[&str], &str); 6] = [
+    (
+        "kernel/unprivileged_userns_clone",
+        &["0"],
+        "every user may be root in a namespace",
+    ),
+    (
+        "kernel/unprivileged_bpf_disabled",
+        &["1", "2"],
+        "every user may load BPF programs",
+    ),
+    (
+        "kernel/kptr_restrict",
+        &["1", "2"],
+        "every user may read the kernel's addresses",
+    ),
+    (
+        "kernel/dmesg_restrict",
+        &["1"],
+        "every user may read the kernel's messages",
+    ),
+    (
+        "fs/protected_hardlinks",
+        &["1"],
+        "links to others' files may be made",
+    ),
+    (
+        "fs/protected_symlinks",
+        &["1"],
+        "links of others are followed in shared directories",
+    ),
+];
+
+fn setting(root: &Path, name: &str) -> Option<String> {
+    read(root, &format!("proc/sys/{name}"))
+}
+
+/// The table of connections, which all sandboxes of the host share with the host.
+pub fn connections(root: &Path) -> Finding {
+    let what = "connections";
+    let number = |name: &str| setting(root, name)?.parse::<u64>().ok();
+    let Some(maximum) = number("net/netfilter/nf_conntrack_max") else {
+        return Finding::note(
+            what,
+            "this kernel does not tell how large its table of connections is",
+            "it does when the first sandbox with a network has been made",
+        );
+    };
+    let meminfo = read(root, "proc/meminfo").unwrap_or_default();
+    let total = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"));
+    let total = total.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok());
+    let sandboxes = (total.unwrap_or(0_u64) / MEMORY_KIB).clamp(1, MAX_SANDBOXES);
+    let wanted = (sandboxes * CONNECTIONS).div_ceil(3) * 4;
+    if maximum == 0 || maximum >= wanted {
+        return Finding::ok(
+            what,
+            format!("room for {CONNECTIONS} of each of {sandboxes} sandboxes"),
+        );
+    }
+    let full = maximum / 4 * 3 / CONNECTIONS;
+    let each = (maximum / 4 * 3 / sandboxes).max(16);
+    Finding::note(
+        what,
+        format!(
+            "the table has {maximum} entries: when {full} of the {sandboxes} sandboxes that fit this host have \
+             all of their {CONNECTIONS} connections, each gets fewer"
+        ),
+        format!(
+            "sysctl -w net.netfilter.nf_conntrack_max={wanted} (up to {} MiB of memory), or `jiffy serve --connections {each}`",
+            (wanted * 320) >> 20
+        ),
+    )
+}
+
+/// The mount with the names of network namespaces: what is made there must not be copied to other mount namespaces.
+pub fn namespaces(root: &Path) -> Finding {
+    let what = "namespaces";
+    let mounts = read(root, "proc/self/mountinfo").unwrap_or_default();
+    // Fields before the dash: numbers, device, root, mount point, options, and tags of propagation (proc(5)).
+    let found = mounts
+        .lines()
+        .rfind(|line| line.split(' ').nth(4) == Some(NAMESPACES));
+    let Some(mount) = found else {
+        return Finding::ok(
+            what,
+            format!("none: {NAMESPACES} is mounted with the first"),
+        );
+    };
+    let tags = mount.split(" - ").next().unwrap_or_default();
+    let unbindable = tags.split(' ').skip(6).any(|tag| tag == "unbindable");
+    let shared = tags
+        .split(' ')
+        .skip(6)
+        .any(|tag| tag.starts_with("shared:") || tag.starts_with("master:"));
+    if unbindable && !shared {
+        return Finding::ok(what, format!("{NAMESPACES} is a mount of its own"));
+    }
+    Finding::note(
+        what,
+        format!(
+            "{NAMESPACES} is shared with other mount namespaces, which may keep what sandboxes leave"
+        ),
+        format!("mount --make-unbindable {NAMESPACES}"),
+    )
+}
+
+/// What every user of this host may do, and code that escaped to one.
+pub fn users(root: &Path) -> Finding {
+    let what = "kernel";
+    if setting(root, "user/max_user_namespaces").as_deref() == Some("0") {
+        return Finding::fail(
+            what,
+            "there are no user namespaces, in which VMMs and gVisor's kernel are jailed",
+            "sysctl -w user.max_user_namespaces=16384",
+        );
+    }
+    let open = SETTINGS.iter().filter_map(|(name, closed, open)| {
+        let value = setting(root, name)?;
+        let name = name.replace('/', ".");
+        (!closed.contains(&value.as_str())).then(|| (format!("{name}={}", closed[0]), *open))
+    });
+    let (remedies, found): (Vec<String>, Vec<&str>) = open.unzip();
+    match found.is_empty() {
+        true => Finding::ok(what, "its users may not do more than they need"),
+        false => Finding::note(
+            what,
+            found.join("; "),
+            format!(
+                "unless other programs of this host need it: sysctl -w {}",
+                remedies.join(" ")
+            ),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Status;
+    use std::fs;
+
+    fn host(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_table_of_connections_that_sandboxes_can_fill_is_told_with_its_remedy() {
+        let table = "proc/sys/net/netfilter/nf_conntrack_max";
+        let with = |maximum: &str| {
+            let memory = ("proc/meminfo", "MemTotal:  16777216 kB\nMemFree: 1 kB\n");
+            connections(host(&[(table, maximum), memory]).path())
+        };
+        // 16 GiB hold 256 sandboxes of the usual size.
+        let small = with("65536\n");
+        assert_eq!(small.status, Status::Note);
+        assert!(
+            small.found.contains("when 12 of the 256"),
+            "{}",
+            small.found
+        );
+        let remedy = small.remedy.unwrap();
+        assert!(remedy.contains("nf_conntrack_max=1398104"), "{remedy}");
+        assert!(remedy.contains("--connections 192"), "{remedy}");
+        assert_eq!(with("1398104").status, Status::Ok);
+        assert_eq!(with("0").status, Status::Ok);
+        assert_eq!(connections(host(&[]).path()).status, Status::Note);
+    }
+
+    #[test]
+    fn a_directory_of_namespaces_that_propagates_is_told() {
+        let with = |tags: &str| {
+            let line = format!(
+                "30 1 0:25 / /run rw shared:3 - tmpfs run rw\n\
+                 77 30 0:53 / /run/jiffy-net/netns rw,nosuid{tags} - tmpfs jiffy-netns rw\n\
+                 78 77 0:4 net:[1] /run/jiffy-net/netns/jf-0 rw - nsfs nsfs rw\n"
+            );
+            namespaces(host(&[("proc/self/mountinfo", &line)]).path()).status
+        };
+        assert_eq!(with(" unbindable"), Status::Ok);
+        assert_eq!(with(" shared:9"), Status::Note);
+        assert_eq!(with(" master:3"), Status::Note);
+        assert_eq!(with(""), Status::Note);
+        assert_eq!(namespaces(host(&[]).path()).status, Status::Ok);
+    }
+
+    #[test]
+    fn what_every_user_may_do_is_told_with_the_setting_that_ends_it() {
+        let open = host(&[
+            ("proc/sys/kernel/unprivileged_userns_clone", "1\n"),
+            ("proc/sys/kernel/unprivileged_bpf_disabled", "2\n"),
+            ("proc/sys/kernel/kptr_restrict", "0\n"),
+        ]);
+        let finding = users(open.path());
+        assert_eq!(finding.status, Status::Note);
+        let remedy = finding.remedy.unwrap();
+        assert!(
+            remedy.ends_with("sysctl -w kernel.unprivileged_userns_clone=0 kernel.kptr_restrict=1"),
+            "{remedy}"
+        );
+        assert_eq!(users(host(&[]).path()).status, Status::Ok);
+        let none = host(&[("proc/sys/user/max_user_namespaces", "0\n")]);
+        assert_eq!(users(none.path()).status, Status::Fail);
+    }
+}

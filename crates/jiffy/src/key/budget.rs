@@ -1,0 +1,106 @@
+//! Budgets of keys as `jiffy key ls` shows them: limits, and where a daemon runs, what is used of them.
+
+use crate::client::Client;
+use crate::daemon;
+use hyper::Method;
+use jiffy_api::{Key, Limits};
+use jiffy_host::Bytes;
+use jiffy_image::Home;
+use serde_json::Value;
+use std::collections::HashMap;
+
+/// What the daemon says about keys, by their ids.
+pub type Budgets = HashMap<String, Value>;
+
+/// A limit: its name in the daemon's words, its value, and the unit as people read it.
+type Shown = (&'static str, Option<u64>, &'static str);
+
+/// Budgets of `keys` as the daemon of `home` tells them; none where no daemon runs, or one that cannot tell.
+pub async fn budgets(home: &Home, keys: &[Key]) -> Budgets {
+    let mut budgets = Budgets::new();
+    let Some(stream) = daemon::reach(home).await else {
+        return budgets;
+    };
+    let Ok(client) = Client::over(home, stream).await else {
+        return budgets;
+    };
+    for key in keys.iter().filter(|key| key.revoked_ms.is_none()) {
+        let path = format!("/limits?key={}", key.id);
+        if let Ok(budget) = client.call::<Value>(Method::GET, &path, &()).await {
+            budgets.insert(key.id.clone(), budget);
+        }
+    }
+    budgets
+}
+
+/// Limits, each with what is used of it where that is known: `2/5 sandboxes`.
+pub fn shown(limits: &Limits, budget: Option<&Value>) -> String {
+    let few = |limit: Option<u32>| limit.map(u64::from);
+    let all: [Shown; 9] = [
+        ("sandboxes", few(limits.max_sandboxes), " sandboxes"),
+        ("vcpus", few(limits.max_vcpus), " vCPUs"),
+        ("memoryMB", few(limits.max_memory_mib), " MiB"),
+        (
+            "createsPerMinute",
+            few(limits.creates_per_minute),
+            " creates/min",
+        ),
+        ("paused", few(limits.max_paused), " paused"),
+        ("snapshots", few(limits.max_snapshots), " snapshots"),
+        ("templates", few(limits.max_templates), " templates"),
+        ("builds", few(limits.max_builds), " builds"),
+        ("exchanges", few(limits.max_exchanges), " exchanges"),
+    ];
+    let used = |name: &str| budget.and_then(|b| b["used"][name].as_u64());
+    let set = all.iter().filter_map(|(name, limit, unit)| {
+        match (
+            used(name).filter(|used| *used > 0 || limit.is_some()),
+            limit,
+        ) {
+            (Some(used), Some(limit)) => Some(format!("{used}/{limit}{unit}")),
+            (Some(used), None) => Some(format!("{used}{unit}")),
+            (None, limit) => limit.map(|limit| format!("{limit}{unit}")),
+        }
+    });
+    let mut set: Vec<String> = set.collect();
+    // The daemon knows the budget of those that were given none.
+    let in_force = budget.and_then(|b| b["limits"]["diskBytes"].as_u64());
+    let own = limits.max_disk_mib.map(|mib| mib.saturating_mul(1 << 20));
+    let disk = match (used("diskBytes"), in_force.or(own)) {
+        (Some(used), Some(limit)) => Some(format!("{}/{} disk", Bytes(used), Bytes(limit))),
+        (Some(used), None) if used > 0 => Some(format!("{} disk", Bytes(used))),
+        (_, limit) => limit.map(|limit| format!("{} disk", Bytes(limit))),
+    };
+    set.extend(disk);
+    match set.is_empty() {
+        true => "none".to_owned(),
+        false => set.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn limits_are_shown_with_what_is_used_of_them_where_that_is_known() {
+        let limits = Limits {
+            max_sandboxes: Some(5),
+            max_disk_mib: Some(1024),
+            ..Limits::default()
+        };
+        assert_eq!(shown(&limits, None), "5 sandboxes, 1.0 GiB disk");
+        assert_eq!(shown(&Limits::default(), None), "none");
+        let budget = json!({
+            "limits": { "diskBytes": 1u64 << 30 },
+            "used": { "sandboxes": 0, "snapshots": 3, "paused": 0, "diskBytes": 1 << 20 },
+        });
+        assert_eq!(
+            shown(&limits, Some(&budget)),
+            "0/5 sandboxes, 3 snapshots, 1.0 MiB/1.0 GiB disk"
+        );
+        let budget = json!({ "limits": { "diskBytes": null }, "used": { "diskBytes": 0 } });
+        assert_eq!(shown(&Limits::default(), Some(&budget)), "none");
+    }
+}

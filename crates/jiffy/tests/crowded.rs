@@ -1,0 +1,116 @@
+//! The host's table of connections: what sandboxes may fill of it, and what they leave there.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::io::Read;
+use std::net::TcpStream;
+use support::networked::{networked, python, reach, root_python};
+use support::place::Place;
+use support::wait_for;
+
+/// Entries in the table of the lab's host.
+fn entries() -> usize {
+    let text = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").unwrap();
+    text.trim().parse().unwrap()
+}
+
+/// How many of so many new flows of a sandbox are answered.
+fn flows(place: &Place, id: &str, count: usize) -> usize {
+    let program = format!(
+        r#"
+import select
+sockets = []
+for _ in range({count}):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.connect(("11.0.0.1", 7))
+    try: s.send(b"x")
+    except OSError: pass
+    sockets.append(s)
+answered, quiet = 0, 0
+waiting = select.poll()
+for s in sockets: waiting.register(s, select.POLLIN)
+while sockets and (ready := waiting.poll(1000)):
+    for number, _ in ready:
+        waiting.unregister(number)
+        s = next(s for s in sockets if s.fileno() == number)
+        try: answered += len(s.recv(9))
+        except OSError: pass
+print(answered)
+"#
+    );
+    python(place, id, &program).parse().unwrap()
+}
+
+#[test]
+fn what_a_slot_has_forgotten_counts_in_the_host_and_goes_with_its_sandbox() {
+    let test = "what_a_slot_has_forgotten_counts_in_the_host_and_goes_with_its_sandbox";
+    networked(test, &["--connections", "64"], |place, _| {
+        let (id, other) = (place.ok(&["create"]), place.ok(&["create"]));
+        // A reset that lives as far as the slot ends the connection there, and not in the host.
+        let program = r#"
+import struct
+# So do those that answer what comes later.
+try: open("/proc/sys/net/ipv4/ip_default_ttl", "w").write("1")
+except OSError: pass
+made = 0
+for _ in range(300):
+    s = socket.socket()
+    s.settimeout(5)
+    s.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 64)
+    try: s.connect(("9.9.9.9", 80)); s.recv(100)
+    except OSError: continue
+    made += 1
+    s.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 1)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    s.close()
+print(made)
+"#;
+        let made: usize = root_python(place, &id, program).parse().unwrap();
+        assert!(made >= 48, "{made} connections");
+        // Those that it counts, and those that have ended a moment ago.
+        assert!(entries() <= 160, "{} entries", entries());
+        assert_eq!(reach(place, &other, "9.9.9.9"), "internet");
+        // The server says nothing, so these would stay for days.
+        place.ok(&["kill", &id]);
+        wait_for("the entries to go", || (entries() <= 16).then_some(()));
+        assert_eq!(reach(place, &other, "9.9.9.9"), "internet");
+    });
+}
+
+#[test]
+fn a_flood_of_some_leaves_connections_to_others_and_to_the_host() {
+    let test = "a_flood_of_some_leaves_connections_to_others_and_to_the_host";
+    let options = ["--connections", "512", "--connections-total", "800"];
+    networked(test, &options, |place, _| {
+        let ids: Vec<String> = (0..5).map(|_| place.ok(&["create"])).collect();
+        let first = flows(place, &ids[0], 700);
+        assert!((100..=512).contains(&first), "{first} flows");
+        // Half of the total is in use: others get a sixteenth of what one may have.
+        wait_for("pressure", || {
+            (flows(place, &ids[1], 40) < 40).then_some(())
+        });
+        let more: Vec<usize> = ids[2..4].iter().map(|id| flows(place, id, 700)).collect();
+        assert!(
+            more.iter().all(|flows| (1..=64).contains(flows)),
+            "{more:?}"
+        );
+        assert!(entries() < 800, "{} entries", entries());
+        // Whoever comes last, and the host, have some.
+        assert_eq!(reach(place, &ids[4], "9.9.9.9"), "internet");
+        let mut line = [0; 8];
+        let mut host = TcpStream::connect("9.9.9.9:80").unwrap();
+        host.read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"internet");
+        // What the first had is free again when it is gone.
+        place.ok(&["kill", &ids[0]]);
+        wait_for("the pressure to go", || {
+            (flows(place, &ids[4], 100) == 100).then_some(())
+        });
+    });
+}
+
+on_gvisor! {
+    what_a_slot_has_forgotten_counts_in_the_host_and_goes_with_its_sandbox,
+    a_flood_of_some_leaves_connections_to_others_and_to_the_host,
+}

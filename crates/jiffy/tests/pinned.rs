@@ -1,0 +1,275 @@
+//! Slots beside other programs' namespaces, crashes and earlier versions: nothing is pinned, nothing is in the way for good.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use jiffy_engine::NetworkRules;
+use jiffy_net::{Card, Lease, Network, NetworkConfig};
+use nix::mount::MsFlags;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use support::lab::{ip, own_run, with_lab};
+use support::networked::{clean, reach};
+use support::place::Place;
+use support::wait_for;
+
+const DIRECTORY: &str = "/run/jiffy-net/netns";
+/// Directory of `ip netns`, and of earlier versions.
+const FORMER: &str = "/run/netns";
+
+fn run(program: &str, args: &[&str]) {
+    let done = Command::new(program).args(args).output().unwrap();
+    assert!(done.status.success(), "{program} {args:?}: {done:?}");
+}
+
+/// What any other program does that makes a namespace and removes it.
+fn another_programs_namespace() {
+    run("ip", &["netns", "add", "theirs"]);
+    run("ip", &["netns", "del", "theirs"]);
+}
+
+/// A process with a copy of all mounts, as many services have.
+struct Copy(Child);
+
+impl Copy {
+    fn begin() -> Self {
+        let mut child = Command::new("unshare")
+            .args([
+                "-m",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                "echo up; exec cat",
+            ])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut up = [0; 3];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut up).unwrap();
+        Self(child)
+    }
+
+    /// Namespaces that its copies of mounts keep.
+    fn kept(&self) -> usize {
+        let mounts = fs::read_to_string(format!("/proc/{}/mountinfo", self.0.id())).unwrap();
+        mounts.matches(" nsfs ").count()
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn names(directory: &str) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
+    names.collect()
+}
+
+/// Nothing has a name or a mount any more.
+fn nothing_is_left() {
+    wait_for("the last name to go", || {
+        (names(DIRECTORY).is_empty() && names(FORMER).is_empty()).then_some(())
+    });
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    assert!(!mounts.contains(" nsfs "), "{mounts}");
+    assert!(!mounts.contains(DIRECTORY), "{mounts}");
+    clean();
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+fn config(home: &Path, card: Card) -> NetworkConfig {
+    NetworkConfig {
+        ready: 1,
+        slots: 8,
+        card,
+        ..NetworkConfig::new(home)
+    }
+}
+
+#[test]
+fn another_programs_namespaces_pin_no_slot() {
+    let test = "another_programs_namespaces_pin_no_slot";
+    let of_run = |propagation: MsFlags| {
+        own_run(propagation);
+        let runtime = runtime();
+        for card in [Card::Tap, Card::Veth] {
+            let home = tempfile::tempdir().unwrap();
+            let network = Network::open(&config(home.path(), card)).unwrap();
+            let take = || runtime.block_on(network.take(card)).unwrap();
+            let before = [take(), take()];
+            another_programs_namespace();
+            let copy = Copy::begin();
+            assert!(copy.kept() >= 2);
+            // Every number, several times: what was pinned would be in the way.
+            for _ in 0..3 {
+                let more: Vec<Lease> = (0..4).map(|_| take()).collect();
+                another_programs_namespace();
+                drop(more);
+                wait_for("the slots to be given back", || {
+                    (network.slots().0 <= 3).then_some(())
+                });
+            }
+            drop(before);
+            network.close();
+            assert_eq!(copy.kept(), 0);
+            // The directory of the others is left as it is.
+            let _ = nix::mount::umount(FORMER);
+            nothing_is_left();
+        }
+    };
+    // As it is where nothing else is said, and under systemd.
+    with_lab(test, |_| of_run(MsFlags::MS_PRIVATE));
+    with_lab(test, |_| of_run(MsFlags::MS_SHARED));
+}
+
+#[test]
+fn what_a_crash_left_is_removed_and_what_cannot_be_is_gone_around() {
+    let test = "what_a_crash_left_is_removed_and_what_cannot_be_is_gone_around";
+    with_lab(test, |_| {
+        own_run(MsFlags::MS_PRIVATE);
+        let runtime = runtime();
+        let home = tempfile::tempdir().unwrap();
+        // A claim whose file is gone.
+        ip("route add blackhole 198.18.0.0/19 metric 4294967");
+        let network = Network::open(&config(home.path(), Card::Tap)).unwrap();
+        assert_eq!(network.range().to_string(), "198.18.0.0/28");
+        let lease = runtime.block_on(network.take(Card::Tap)).unwrap();
+        wait_for("a second slot", || {
+            (names(DIRECTORY).len() == 2).then_some(())
+        });
+        let name = |number: u32| {
+            let own = names(DIRECTORY).remove(0);
+            format!("{}-{number}", own.split_once('-').unwrap().0)
+        };
+        let path = |number: u32| Path::new(DIRECTORY).join(name(number));
+        // Ends of a daemon between any two of its steps, and a name that is no file.
+        fs::write(path(2), "").unwrap();
+        fs::write(path(3), "").unwrap();
+        let third = path(3).display().to_string();
+        run("mount", &["--bind", "/proc/self/ns/net", &third]);
+        run("mount", &["--bind", "/proc/self/ns/net", &third]);
+        ip(&format!("link add {} type veth peer name other", name(4)));
+        fs::write(format!("{}g", path(5).display()), "").unwrap();
+        fs::create_dir(path(6)).unwrap();
+        fs::write(path(6).join("theirs"), "").unwrap();
+        let leases: Vec<Lease> = (0..6)
+            // The last may be one that is just being made in advance.
+            .map(|_| wait_for("a slot", || runtime.block_on(network.take(Card::Tap)).ok()))
+            .collect();
+        let mut numbers: Vec<u32> = leases.iter().map(Lease::number).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 7]);
+        let full = runtime.block_on(network.take(Card::Tap)).err().unwrap();
+        assert!(full.to_string().contains("in use"), "{full}");
+        fs::remove_dir_all(path(6)).unwrap();
+        drop((lease, leases));
+        network.close();
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
+    let test = "slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed";
+    with_lab(test, |_| {
+        own_run(MsFlags::MS_PRIVATE);
+        let runtime = runtime();
+        let home = tempfile::tempdir().unwrap();
+        let network = Network::open(&config(home.path(), Card::Tap)).unwrap();
+        let mut leases = [0; 2].map(|_| runtime.block_on(network.take(Card::Tap)).unwrap());
+        let taps = [0, 1].map(|at| leases[at].take_tap());
+        let [kept, lost] = leases;
+        kept.keep();
+        lost.keep();
+        let numbers = [kept.number(), lost.number()];
+        drop((kept, lost));
+        network.close();
+        // Where they would have been made before; the second under another program's mount.
+        fs::create_dir(FORMER).unwrap();
+        let own = names(DIRECTORY);
+        assert_eq!(own.len(), 2, "{own:?}");
+        let mut moved = own.clone();
+        moved.sort();
+        for name in &moved {
+            let (from, to) = (format!("{DIRECTORY}/{name}"), format!("{FORMER}/{name}"));
+            fs::write(&to, "").unwrap();
+            run("mount", &["--bind", &from, &to]);
+            run("umount", &[&from]);
+            fs::remove_file(from).unwrap();
+        }
+        let network = Network::open(&config(home.path(), Card::Tap)).unwrap();
+        let rules = NetworkRules::default();
+        let adopted = runtime.block_on(network.adopt(numbers[0], &rules)).unwrap();
+        another_programs_namespace();
+        network.reclaim(Card::Tap, &numbers[..1]);
+        wait_for("the other to be given back", || {
+            (network.slots().0 <= 2).then_some(())
+        });
+        for _ in 0..8 {
+            drop(runtime.block_on(network.take(Card::Tap)).unwrap());
+        }
+        adopted.release();
+        drop((adopted, taps));
+        network.close();
+        // What another program has mounted over is out of everybody's reach, and in nobody's way.
+        let _ = nix::mount::umount(FORMER);
+        for name in names(FORMER) {
+            let path = Path::new(FORMER).join(name);
+            let _ = nix::mount::umount(&path);
+            fs::remove_file(path).unwrap();
+        }
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn sandboxes_come_and_go_while_another_program_makes_namespaces() {
+    let test = "sandboxes_come_and_go_while_another_program_makes_namespaces";
+    with_lab(test, |_| {
+        own_run(MsFlags::MS_PRIVATE);
+        let Some(place) = Place::new(test) else {
+            return;
+        };
+        let options = [
+            "--network",
+            "on",
+            "--warm-pool",
+            "0",
+            "--network-slots",
+            "6",
+        ];
+        let mut daemon = place.serve(&options);
+        let first = place.ok(&["create"]);
+        another_programs_namespace();
+        for _ in 0..4 {
+            let ids = [place.ok(&["create"]), place.ok(&["create"])];
+            another_programs_namespace();
+            assert_eq!(reach(&place, &ids[0], "9.9.9.9"), "internet");
+            place.ok(&["kill", &ids[0], &ids[1]]);
+        }
+        assert_eq!(reach(&place, &first, "9.9.9.9"), "internet");
+        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        daemon.wait().unwrap();
+        drop(place);
+        let _ = nix::mount::umount(FORMER);
+        nothing_is_left();
+    });
+}
+
+on_gvisor! {
+    sandboxes_come_and_go_while_another_program_makes_namespaces,
+}

@@ -1,0 +1,109 @@
+//! A daemon with two tenants.
+
+use crate::support::Done;
+use crate::support::finish;
+use crate::support::place::Place;
+use crate::support::remote::{Remote, from};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+
+/// Daemon listening on loopback, and two keys of scope `create`.
+pub struct TwoKeys {
+    /// Daemon, called with the first tenant's key.
+    pub remote: Remote,
+    /// Key of the first tenant.
+    pub alice: String,
+    /// Key of the second tenant.
+    pub mallory: String,
+}
+
+impl TwoKeys {
+    /// A daemon with these further options; none if this machine runs no guests.
+    pub fn new(test: &str, options: &[&str]) -> Option<Self> {
+        Remote::new(test, options).map(Self::of)
+    }
+
+    /// The same with templates of its own, beside the stock one.
+    pub fn with_templates(test: &str, options: &[&str]) -> Option<Self> {
+        let place = Place::with_templates(test)?;
+        Some(Self::of(Remote::of(place, options)))
+    }
+
+    fn of(remote: Remote) -> Self {
+        let mallory = remote.place.ok(&["key", "create", "--name", "mallory"]);
+        Self {
+            alice: remote.key.clone(),
+            mallory,
+            remote,
+        }
+    }
+
+    /// Kills the daemon and starts another with these options.
+    pub fn restart(&mut self, options: &[&str]) {
+        self.remote.place.kill_daemon();
+        let start = ["daemon", "start", "--listen", "127.0.0.1:0"];
+        let told = self.remote.place.ok(&[&start, options].concat());
+        let url = told.lines().find_map(|l| l.strip_prefix("listening on "));
+        url.unwrap_or_else(|| panic!("{told}"))
+            .clone_into(&mut self.remote.url);
+    }
+
+    /// A `jiffy` command with the key `key`.
+    pub fn command(&self, key: &str, args: &[&str]) -> Command {
+        let mut command = from(&self.remote.elsewhere(), args);
+        command
+            .env("JIFFY_URL", &self.remote.url)
+            .env("JIFFY_API_KEY", key);
+        command
+    }
+
+    /// Runs a `jiffy` command with the key `key` to its end.
+    pub fn call(&self, key: &str, args: &[&str]) -> Done {
+        finish(self.command(key, args).spawn().unwrap())
+    }
+
+    /// Output of a command that must succeed.
+    pub fn ok(&self, key: &str, args: &[&str]) -> String {
+        let done = self.call(key, args);
+        assert_eq!(done.code, Some(0), "{args:?}: {done:?}");
+        done.stdout.trim_end().to_owned()
+    }
+
+    /// Status and body (null if empty) of one API call.
+    pub fn http(&self, key: &str, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let header = format!("X-API-KEY: {key}\r\n");
+        let (status, text) = self.raw(method, path, &header, body);
+        let value = match text.is_empty() {
+            true => Value::Null,
+            false => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+        };
+        (status, value)
+    }
+
+    /// Status and body of one HTTP/1.0 request with these header lines.
+    pub fn raw(&self, method: &str, path: &str, headers: &str, body: &Value) -> (u16, String) {
+        let address = self.remote.url.strip_prefix("http://").unwrap();
+        let body = match body {
+            Value::Null => String::new(),
+            body => body.to_string(),
+        };
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream
+            .set_read_timeout(Some(crate::support::LIMIT))
+            .unwrap();
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.0\r\nHost: {address}\r\n{headers}\
+             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let answer = String::from_utf8_lossy(&answer);
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, body.to_owned())
+    }
+}

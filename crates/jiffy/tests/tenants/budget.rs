@@ -1,0 +1,224 @@
+//! Budgets of one key: exact, kept across a crash, and nothing that other keys could notice.
+
+use crate::bench::TwoKeys;
+use crate::support::wait_for;
+use serde_json::{Value, json};
+
+/// A key made with these limits.
+fn key(keys: &TwoKeys, limits: &[&str]) -> String {
+    keys.remote.place.ok(&[&["key", "create"], limits].concat())
+}
+
+fn post(keys: &TwoKeys, key: &str, path: &str, body: &Value) -> (u16, Value) {
+    keys.http(key, "POST", path, body)
+}
+
+/// What a key uses.
+fn used(keys: &TwoKeys, key: &str) -> Value {
+    let (status, budget) = keys.http(key, "GET", "/limits", &Value::Null);
+    assert_eq!(status, 200, "{budget}");
+    budget["used"].clone()
+}
+
+#[track_caller]
+fn refused(answer: (u16, Value), status: u16, word: &str) {
+    let (got, body) = answer;
+    assert_eq!((got, &body["error_code"]), (status, &json!(word)), "{body}");
+}
+
+#[test]
+fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
+    let test = "a_key_keeps_no_more_than_its_budget_also_across_a_crash";
+    let Some(mut keys) = TwoKeys::with_templates(test, &["--warm-pool", "0"]) else {
+        return;
+    };
+    let limits = [
+        "--name=hoarder",
+        "--max-sandboxes=1",
+        "--max-paused=2",
+        "--max-snapshots=3",
+        "--max-disk=1GiB",
+    ];
+    let hoarder = key(&keys, &limits);
+    let create = json!({ "templateID": "base" });
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let (status, made) = post(&keys, &hoarder, "/v2/sandboxes", &create);
+        assert_eq!(status, 201, "{made}");
+        let id = made["sandboxID"].as_str().unwrap().to_owned();
+        let path = format!("/sandboxes/{id}/pause");
+        let (status, answer) = post(&keys, &hoarder, &path, &json!({}));
+        assert_eq!(status, 204, "{answer}");
+        ids.push(id);
+    }
+    let (_, made) = post(&keys, &hoarder, "/v2/sandboxes", &create);
+    let third = made["sandboxID"].as_str().unwrap().to_owned();
+    let pause = format!("/sandboxes/{third}/pause");
+    refused(post(&keys, &hoarder, &pause, &json!({})), 429, "max_paused");
+    let snapshot = format!("/sandboxes/{third}/snapshots");
+    for n in 0..3 {
+        let (status, taken) = post(&keys, &hoarder, &snapshot, &json!({}));
+        assert_eq!(status, 201, "{n}: {taken}");
+    }
+    refused(
+        post(&keys, &hoarder, &snapshot, &json!({})),
+        429,
+        "max_snapshots",
+    );
+
+    // Each byte is one of a file that is there.
+    let before = used(&keys, &hoarder);
+    let bytes = before["diskBytes"].as_u64().unwrap();
+    let disk = &before["disk"];
+    let parts = ["paused", "snapshots"].map(|part| disk[part].as_u64().unwrap());
+    assert!(parts.iter().all(|part| *part > 0), "{before}");
+    assert_eq!(parts.iter().sum::<u64>(), bytes, "{before}");
+    assert!(on_disk(&keys) >= bytes, "{before}");
+
+    // The same after the daemon was killed, by another one that knows only the disk.
+    keys.restart(&["--warm-pool", "0"]);
+    let after = used(&keys, &hoarder);
+    for what in ["paused", "snapshots", "sandboxes", "diskBytes", "disk"] {
+        assert_eq!(before[what], after[what], "{what}");
+    }
+    refused(
+        post(&keys, &hoarder, &snapshot, &json!({})),
+        429,
+        "max_snapshots",
+    );
+
+    // What would go beyond the budget is not written, and the guest runs on.
+    let small = key(&keys, &["--name=small", "--max-disk=24MiB"]);
+    let (_, made) = post(&keys, &small, "/v2/sandboxes", &create);
+    let id = made["sandboxID"].as_str().unwrap().to_owned();
+    let fill = "head -c 100000000 /dev/urandom > /dev/shm/x && echo full";
+    assert_eq!(
+        keys.ok(&small, &["exec", &id, "--", "sh", "-c", fill]),
+        "full"
+    );
+    for call in ["snapshots", "pause", "fork"] {
+        let path = format!("/sandboxes/{id}/{call}");
+        let (status, answer) = post(&keys, &small, &path, &json!({}));
+        assert_eq!(
+            (status, &answer["error_code"]),
+            (507, &json!("max_disk")),
+            "{call}: {answer}"
+        );
+    }
+    assert_eq!(used(&keys, &small)["diskBytes"], 0);
+    let count = ["exec", &id, "--", "stat", "-c", "%s", "/dev/shm/x"];
+    assert_eq!(keys.ok(&small, &count), "100000000");
+
+    // The owner of the host sees it all.
+    let place = &keys.remote.place;
+    let listed = place.json(&["key", "ls"]);
+    let of = |name: &str| {
+        let mut all = listed.as_array().unwrap().iter();
+        all.find(|key| key["name"] == name).unwrap()["budget"].clone()
+    };
+    assert_eq!(of("hoarder")["used"]["diskBytes"], bytes);
+    assert_eq!(of("hoarder")["limits"]["diskBytes"], 1u64 << 30);
+    // A key that was given no budget has part of the disk, not all of it.
+    assert!(of("mallory")["limits"]["diskBytes"].as_u64().unwrap() > 0);
+    let table = place.ok(&["key", "ls"]);
+    assert!(table.contains("3/3 snapshots"), "{table}");
+    let reader = format!("X-API-KEY: {}\r\n", key(&keys, &["--scope=read"]));
+    let (_, figures) = keys.raw("GET", "/metrics", &reader, &Value::Null);
+    let line = format!(
+        "jiffy_key_disk_bytes{{key=\"{}\"}} {bytes}.0",
+        of("hoarder")["keyID"].as_str().unwrap()
+    );
+    assert!(figures.lines().any(|l| l == line), "no {line} in {figures}");
+
+    // And whoever is within theirs notices nothing of it.
+    let (status, other) = post(&keys, &keys.alice.clone(), "/v2/sandboxes", &create);
+    assert_eq!(status, 201, "{other}");
+}
+
+/// Bytes of all snapshots of the daemon.
+fn on_disk(keys: &TwoKeys) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let store = keys.remote.place.dir.path().join("snapshots");
+    let snapshots = std::fs::read_dir(store).unwrap().flatten();
+    let files = snapshots.flat_map(|s| std::fs::read_dir(s.path()).unwrap().flatten());
+    files.map(|f| f.metadata().unwrap().blocks() * 512).sum()
+}
+
+/// A build of `key` with one command; its template and build.
+fn build(keys: &TwoKeys, key: &str, name: &str, command: &str) -> (String, String) {
+    let (status, new) = post(keys, key, "/v3/templates", &json!({ "name": name }));
+    assert_eq!(status, 202, "{new}");
+    let text = |field: &str| new[field].as_str().unwrap().to_owned();
+    let (template, build) = (text("templateID"), text("buildID"));
+    let path = format!("/v2/templates/{template}/builds/{build}");
+    let steps = json!({
+        "fromTemplate": "base",
+        "steps": [{ "type": "RUN", "args": [command] }],
+    });
+    let (status, answer) = post(keys, key, &path, &steps);
+    assert_eq!(status, 202, "{answer}");
+    (template, build)
+}
+
+fn status(keys: &TwoKeys, key: &str, (template, build): &(String, String)) -> String {
+    let path = format!("/templates/{template}/builds/{build}/status");
+    let (_, status) = keys.http(key, "GET", &path, &Value::Null);
+    status["status"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn builds_of_one_key_that_sleep_do_not_stop_those_of_another() {
+    let test = "builds_of_one_key_that_sleep_do_not_stop_those_of_another";
+    let options = ["--warm-pool", "0", "--builds", "2"];
+    let Some(keys) = TwoKeys::with_templates(test, &options) else {
+        return;
+    };
+    let sleeping: Vec<_> = ["one", "two", "three"]
+        .map(|name| {
+            build(
+                &keys,
+                &keys.mallory,
+                name,
+                &format!("sleep 600; echo {name}"),
+            )
+        })
+        .into();
+    wait_for("a build that sleeps", || {
+        (status(&keys, &keys.mallory, &sleeping[0]) == "building").then_some(())
+    });
+    let quick = build(&keys, &keys.alice, "quick", "echo done > /tmp/done");
+    wait_for("the other key's build", || {
+        match status(&keys, &keys.alice, &quick).as_str() {
+            "ready" => Some(()),
+            "error" => panic!("it failed"),
+            _ => None,
+        }
+    });
+    // Its templates and steps count for whoever built them.
+    let after = used(&keys, &keys.alice);
+    assert_eq!(after["templates"], 1, "{after}");
+    assert!(after["disk"]["templates"].as_u64().unwrap() > 0, "{after}");
+    assert!(after["disk"]["buildSteps"].as_u64().unwrap() > 0, "{after}");
+    let of_sleeper = used(&keys, &keys.mallory);
+    assert_eq!(of_sleeper["builds"], 3, "{of_sleeper}");
+    let states: Vec<String> = (sleeping.iter())
+        .map(|of| status(&keys, &keys.mallory, of))
+        .collect();
+    assert_eq!(
+        states.iter().filter(|s| *s == "building").count(),
+        1,
+        "{states:?}"
+    );
+    // One that waits can be cancelled, and one that sleeps.
+    for (template, build) in &sleeping {
+        let path = format!("/templates/{template}/builds/{build}/cancel");
+        let (status, answer) = post(&keys, &keys.mallory, &path, &Value::Null);
+        assert_eq!(status, 204, "{answer}");
+    }
+    wait_for("no build", || {
+        (used(&keys, &keys.mallory)["builds"] == 0).then_some(())
+    });
+    let (status, answer) = post(&keys, &keys.alice, "/templates/prune", &json!({}));
+    assert_eq!((status, &answer["steps"]), (200, &json!(1)), "{answer}");
+    assert_eq!(used(&keys, &keys.alice)["disk"]["buildSteps"], 0);
+}

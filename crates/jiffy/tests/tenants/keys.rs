@@ -1,0 +1,247 @@
+//! What a key leaves behind, and what those without one can do.
+
+use crate::bench::TwoKeys;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Time in which what a key opened ends with it.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// Answers every request with its head, and says when it listens.
+const ECHO: &str = "cat >/tmp/echo.py <<'END'
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Echo(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = str(self.headers).encode()
+        self.send_response(200)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+s = ThreadingHTTPServer(('127.0.0.1', 8000), Echo)
+open('/tmp/listens', 'w').close()
+s.serve_forever()
+END
+setsid python3 /tmp/echo.py >/dev/null 2>&1 &
+until [ -e /tmp/listens ]; do sleep 0.02; done";
+
+impl TwoKeys {
+    fn key(&self, args: &[&str]) -> String {
+        self.remote.place.ok(&[&["key", "create"], args].concat())
+    }
+
+    /// Status and body of a `GET` of a port of a sandbox, with further header lines.
+    fn port(&self, id: &str, port: u16, path: &str, headers: &str) -> (u16, String) {
+        let way = format!("E2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n{headers}");
+        self.raw("GET", path, &way, &Value::Null)
+    }
+
+    /// A stream to a port of a sandbox.
+    fn stream(&self, key: &str, id: &str, port: u16) -> TcpStream {
+        let address = self.remote.url.strip_prefix("http://").unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        let head = format!(
+            "GET /sandboxes/{id}/ports/{port} HTTP/1.1\r\nHost: {address}\r\nX-API-KEY: {key}\r\n\
+             Connection: upgrade\r\nUpgrade: tcp\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            answer.extend(byte);
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 101"), "{answer:?}");
+        stream
+    }
+}
+
+/// Time until the other side closes.
+fn closed(mut stream: TcpStream) -> Duration {
+    let began = Instant::now();
+    stream.set_read_timeout(Some(4 * END_LIMIT)).unwrap();
+    let heard = stream.read_to_end(&mut Vec::new());
+    assert!(
+        !heard.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock),
+        "it stays open"
+    );
+    began.elapsed()
+}
+
+#[test]
+fn what_a_key_opened_ends_with_it_and_its_sandboxes_when_asked() {
+    let test = "what_a_key_opened_ends_with_it_and_its_sandboxes_when_asked";
+    let Some(keys) = TwoKeys::new(test, &["--warm-pool", "0"]) else {
+        return;
+    };
+    let (alice, place) = (&keys.alice, &keys.remote.place);
+    let id = keys.ok(alice, &["create"]);
+    let paused = keys.ok(alice, &["create"]);
+    let others = keys.ok(&keys.mallory, &["create"]);
+    keys.ok(alice, &["pause", &paused]);
+    keys.ok(alice, &["exec", &id, "--", "sh", "-c", ECHO]);
+
+    // A key that is shown to a guest does not reach it.
+    let shown = format!("X-API-KEY: {alice}\r\nAuthorization: Bearer {alice}\r\nX-Kept: 1\r\n");
+    let (status, heard) = keys.port(&id, 8000, "/", &shown);
+    assert_eq!(status, 200, "{heard}");
+    let heard = heard.to_lowercase();
+    assert!(heard.contains("x-kept: 1"), "{heard}");
+    assert!(
+        !heard.contains("e2b_") && !heard.contains("authorization"),
+        "{heard}"
+    );
+
+    // What the key opened, and a link made with it, end with the key.
+    let path = format!("/sandboxes/{id}/preview?port=8000");
+    let (status, link) = keys.http(alice, "GET", &path, &Value::Null);
+    assert_eq!(status, 200, "{link}");
+    let link = link["url"].as_str().unwrap().to_owned();
+    let link = link.strip_prefix(&keys.remote.url).unwrap();
+    assert_eq!(keys.raw("GET", link, "", &Value::Null).0, 200);
+    let stream = keys.stream(alice, &id, 8000);
+    place.ok(&["key", "revoke", "test"]);
+    let took = closed(stream);
+    assert!(took < END_LIMIT, "{took:?}");
+    assert_eq!(keys.raw("GET", link, "", &Value::Null).0, 403);
+    assert_eq!(keys.http(alice, "GET", "/sandboxes", &Value::Null).0, 401);
+    // Its sandboxes stay, and so does what everybody may reach.
+    assert_eq!(keys.port(&id, 8000, "/", "").0, 200);
+    assert_eq!(place.ok(&["exec", &id, "--", "echo", "ok"]), "ok");
+
+    place.ok(&["key", "revoke", "test", "--end"]);
+    assert_eq!(keys.port(&id, 8000, "/", "").0, 502);
+    let left = place.ok(&["ls", "--json"]);
+    assert!(!left.contains(&id) && !left.contains(&paused), "{left}");
+    assert_eq!(
+        keys.ok(&keys.mallory, &["exec", &others, "--", "echo", "ok"]),
+        "ok"
+    );
+
+    // Asked for while no daemon runs, it is what the next one begins with.
+    let address = keys.remote.url.strip_prefix("http://").unwrap();
+    place.ok(&["daemon", "stop"]);
+    place.ok(&["key", "revoke", "mallory", "--end"]);
+    place.ok(&["daemon", "start", "--listen", address, "--warm-pool", "0"]);
+    let began = Instant::now();
+    while place.ok(&["ls", "--json"]).contains(&others) {
+        assert!(began.elapsed() < 4 * END_LIMIT, "the sandbox runs on");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_key_opens_no_more_than_it_says_and_none_opens_nothing() {
+    let test = "a_key_opens_no_more_than_it_says_and_none_opens_nothing";
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let scraped = free.local_addr().unwrap().to_string();
+    drop(free);
+    let options = ["--warm-pool", "0", "--metrics-listen", &scraped];
+    let Some(keys) = TwoKeys::new(test, &options) else {
+        return;
+    };
+    let alice = &keys.alice;
+    let reader = keys.key(&["--name", "reader", "--scope", "read"]);
+
+    // The agent asks for its token unless its maker wanted otherwise, and then its id is a secret.
+    let create = |body: Value| {
+        let (status, made) = keys.http(alice, "POST", "/sandboxes", &body);
+        assert_eq!(status, 201, "{made}");
+        let token = made["envdAccessToken"].as_str().map(str::to_owned);
+        (made["sandboxID"].as_str().unwrap().to_owned(), token)
+    };
+    let (id, token) = create(json!({ "templateID": "base" }));
+    let stat = "/files?path=/etc/hostname&username=root";
+    assert_eq!(keys.port(&id, 49983, stat, "").0, 401);
+    let token = format!("X-Access-Token: {}\r\n", token.unwrap());
+    assert_eq!(keys.port(&id, 49983, stat, &token).0, 200);
+    // A name as user, which clients send as Basic credentials, passes.
+    let user = "Authorization: Basic cm9vdDo=\r\n";
+    let named = keys.port(
+        &id,
+        49983,
+        "/files?path=/etc/hostname",
+        &format!("{token}{user}"),
+    );
+    assert_eq!(named.0, 200, "{named:?}");
+    let (open, none) = create(json!({ "templateID": "base", "secure": false }));
+    assert_eq!(none, None);
+    assert_eq!(keys.port(&open, 49983, stat, "").0, 200);
+    let (_, seen) = keys.http(&reader, "GET", "/v2/sandboxes", &Value::Null);
+    let seen = seen.as_array().unwrap();
+    assert_eq!(seen.len(), 2);
+    for sandbox in seen {
+        let shown = sandbox["sandboxID"].as_str().unwrap();
+        assert!(open.starts_with(shown) != id.starts_with(shown), "{shown}");
+        assert_eq!(keys.port(shown, 49983, stat, "").0, 502);
+    }
+
+    // Figures of the host are for those who may look at it, wherever they ask from.
+    let metrics = |headers: &str| keys.raw("GET", "/metrics", headers, &Value::Null).0;
+    assert_eq!(metrics(""), 401);
+    assert_eq!(metrics("X-Forwarded-For: 127.0.0.1\r\n"), 401);
+    assert_eq!(metrics(&format!("X-API-KEY: {alice}\r\n")), 403);
+    assert_eq!(metrics(&format!("Authorization: Bearer {reader}\r\n")), 200);
+    let scrape = |path: &str| {
+        let mut stream = TcpStream::connect(&scraped).unwrap();
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: {scraped}\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(
+        (scrape("/metrics"), scrape("/sandboxes")),
+        ("200".into(), "404".into())
+    );
+
+    // Where and how long a key is good.
+    let list = |key: &str| keys.http(key, "GET", "/sandboxes", &Value::Null);
+    let elsewhere = keys.key(&["--name", "elsewhere", "--allow-from", "192.0.2.0/24"]);
+    let here = [
+        "--name",
+        "here",
+        "--allow-from",
+        "192.0.2.7",
+        "--allow-from",
+        "127.0.0.0/8",
+    ];
+    let here = keys.key(&[&here[..], &["--expires", "1h"]].concat());
+    assert_eq!(list(&elsewhere).0, 403);
+    assert_eq!(list(&here).0, 200);
+    let shown = keys.remote.place.ok(&["key", "ls"]);
+    for words in [
+        "from 192.0.2.0/24",
+        "until 20",
+        "from 192.0.2.7/32 127.0.0.0/8",
+    ] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    let rotate = |args: &[&str]| {
+        let command = [&["key", "rotate", "here"], args].concat();
+        keys.remote.place.ok(&command)
+    };
+    let second = rotate(&["--overlap", "1h"]);
+    assert_eq!((list(&here).0, list(&second).0), (200, 200));
+    let third = rotate(&["--expires", "2s"]);
+    assert_eq!(
+        (list(&here).0, list(&second).0, list(&third).0),
+        (401, 401, 200)
+    );
+    let began = Instant::now();
+    while list(&third).0 == 200 {
+        assert!(began.elapsed() < 4 * END_LIMIT, "it does not expire");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(list(&third).1["error_code"], "key_expired");
+
+    // Who guesses is told to wait, and nobody else is.
+    let wrong = format!("e2b_{}", "0".repeat(40));
+    let mut guesses = 0;
+    while list(&wrong).0 == 401 {
+        guesses += 1;
+        assert!(guesses < 300, "it may guess for ever");
+    }
+    assert_eq!(list(&wrong).1["error_code"], "authentication_failures");
+    assert_eq!(list(alice).0, 200);
+}

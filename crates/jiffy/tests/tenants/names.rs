@@ -1,0 +1,296 @@
+//! Templates and images of one key are not seen, chosen or shadowed by another.
+
+use crate::bench::TwoKeys;
+use crate::support::wait_for;
+use jiffy_image::{
+    DiskBudget, Import, Limits, Source, Start, Templates, Visibility, imported_image,
+};
+use serde_json::{Value, json};
+use std::fs;
+
+impl TwoKeys {
+    /// Id of the key that was made under this name.
+    fn key_id(&self, name: &str) -> String {
+        let keys = self.remote.place.json(&["key", "ls"]);
+        let mut keys = keys.as_array().unwrap().iter();
+        let found = keys.find(|k| k["name"] == name).unwrap();
+        found["id"].as_str().unwrap().to_owned()
+    }
+
+    /// Asks for a build and starts it; paths of the template and of the build.
+    fn begin(&self, key: &str, name: &str, start: &Value) -> (String, String) {
+        let body = json!({ "name": name, "cpuCount": 1, "memoryMB": 512 });
+        let (status, asked) = self.http(key, "POST", "/v3/templates", &body);
+        assert_eq!(status, 202, "{asked}");
+        let (template, build) = (text(&asked, "templateID"), text(&asked, "buildID"));
+        let path = format!("/templates/{template}/builds/{build}");
+        let (status, begun) = self.http(key, "POST", &format!("/v2{path}"), start);
+        assert_eq!(status, 202, "{begun}");
+        (path, build)
+    }
+
+    /// Builds, and waits for the end: `ready`, or why there is no template.
+    fn build(&self, key: &str, name: &str, start: &Value) -> String {
+        let (path, _) = self.begin(key, name, start);
+        wait_for("the build", || {
+            let (_, now) = self.http(key, "GET", &format!("{path}/status"), &Value::Null);
+            match now["status"].as_str().unwrap() {
+                "ready" => Some("ready".to_owned()),
+                "error" => Some(now["reason"]["message"].as_str().unwrap().to_owned()),
+                _ => None,
+            }
+        })
+    }
+
+    /// Content of `/tmp/who` in a new sandbox.
+    fn who(&self, key: &str, template: &str) -> String {
+        let body = json!({ "templateID": template, "envVars": { "SECRET": "mine" } });
+        let (status, made) = self.http(key, "POST", "/v2/sandboxes", &body);
+        assert_eq!(status, 201, "{made}");
+        let id = text(&made, "sandboxID");
+        let said = self.ok(key, &["exec", &id, "--", "cat", "/tmp/who"]);
+        self.ok(key, &["kill", &id]);
+        said
+    }
+
+    /// Asserts that `name` is nothing for the holder of `key`, in whatever call.
+    fn assert_unknown(&self, key: &str, name: &str) {
+        let quoted = name.replace('/', "%2F");
+        let calls = [
+            (
+                "POST",
+                "/v2/sandboxes".to_owned(),
+                json!({ "templateID": name }),
+            ),
+            ("GET", format!("/templates/{quoted}"), Value::Null),
+            ("GET", format!("/templates/{quoted}/tags"), Value::Null),
+            ("GET", format!("/templates/aliases/{quoted}"), Value::Null),
+            ("DELETE", format!("/templates/{quoted}"), Value::Null),
+            (
+                "PATCH",
+                format!("/v2/templates/{quoted}"),
+                json!({ "public": true }),
+            ),
+            (
+                "POST",
+                "/templates/tags".to_owned(),
+                json!({ "target": name, "tags": ["x"] }),
+            ),
+        ];
+        for (method, path, body) in calls {
+            let (status, answer) = self.http(key, method, &path, &body);
+            assert_eq!(status, 404, "{method} {path}: {answer}");
+        }
+        let (status, all) = self.http(key, "GET", "/templates", &Value::Null);
+        assert_eq!(status, 200);
+        let names = all.as_array().unwrap().iter().flat_map(|t| {
+            let names = t["names"].as_array().unwrap();
+            names.iter().map(|n| n.as_str().unwrap().to_owned())
+        });
+        assert!(!names.collect::<Vec<_>>().contains(&name.to_owned()));
+    }
+}
+
+fn text(value: &Value, field: &str) -> String {
+    value[field].as_str().unwrap().to_owned()
+}
+
+/// Builds a template that says whose it is.
+fn says(word: &str) -> Value {
+    json!({
+        "fromTemplate": "base",
+        "steps": [{ "type": "RUN", "args": [format!("echo {word} > /tmp/who")] }],
+    })
+}
+
+fn hidden(templates: &Templates, build: &str) -> bool {
+    let all = templates.list().unwrap();
+    all.iter().any(|m| m.name.ends_with(build))
+}
+
+#[test]
+fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
+    let test = "tenants::templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another";
+    let Some(keys) = TwoKeys::with_templates(test, &["--warm-pool", "0"]) else {
+        return;
+    };
+    let (alice, mallory) = (&keys.alice, &keys.mallory);
+    let (alice_id, mallory_id) = (keys.key_id("test"), keys.key_id("mallory"));
+    let templates = keys.remote.place.templates();
+
+    // Mallory publishes what Alice may come to name.
+    for name in ["golden", "tools:1"] {
+        assert_eq!(keys.build(mallory, name, &says("mallory")), "ready");
+        let (name, _) = name.split_once(':').unwrap_or((name, ""));
+        let path = format!("/v2/templates/{name}");
+        let (status, _) = keys.http(mallory, "PATCH", &path, &json!({ "public": true }));
+        assert_eq!(status, 200);
+    }
+    let tools = format!("{mallory_id}/tools:1");
+    assert_eq!(keys.who(alice, &tools), "mallory", "public, and named");
+    keys.assert_unknown(alice, "tools:1");
+    for start in [
+        json!({ "fromTemplate": "tools:1" }),
+        json!({ "fromImage": "tools:1" }),
+    ] {
+        let ended = keys.build(alice, "stands-on-tools", &start);
+        assert_ne!(ended, "ready", "{start}");
+    }
+    let context = keys.remote.place.dir.path().join("context");
+    fs::create_dir(&context).unwrap();
+    fs::write(context.join("Dockerfile"), "FROM tools:1\n").unwrap();
+    let args = [
+        "template",
+        "build",
+        context.to_str().unwrap(),
+        "--name",
+        "stands",
+    ];
+    let refused = keys.call(alice, &args);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    fs::write(context.join("Dockerfile"), format!("FROM {tools}\n")).unwrap();
+    let args = [
+        "template",
+        "build",
+        context.to_str().unwrap(),
+        "--name",
+        "tools",
+    ];
+    keys.ok(alice, &args);
+    assert_eq!(keys.who(alice, "tools"), "mallory", "by the whole name");
+    // The same name is another template for each.
+    assert_eq!(keys.build(alice, "tools:1", &says("alice")), "ready");
+    assert_eq!(keys.who(alice, "tools:1"), "alice");
+    assert_eq!(keys.who(mallory, "tools:1"), "mallory");
+    let stood = keys.build(alice, "stood", &json!({ "fromTemplate": "tools:1" }));
+    assert_eq!(stood, "ready");
+    assert_eq!(keys.who(alice, "stood"), "alice");
+    for name in ["stood".to_owned(), format!("{alice_id}/stood")] {
+        keys.assert_unknown(mallory, &name);
+    }
+
+    // A snapshot wins over what others call the same, by its name and by its id.
+    let id = keys.ok(alice, &["create", "--template", "tools:1"]);
+    let path = format!("/sandboxes/{id}/snapshots");
+    let (status, taken) = keys.http(alice, "POST", &path, &json!({ "name": "golden" }));
+    assert_eq!(status, 201, "{taken}");
+    let snapshot = text(&taken, "snapshotID");
+    let body = json!({ "name": snapshot, "cpuCount": 1, "memoryMB": 512 });
+    let (status, refused) = keys.http(mallory, "POST", "/v3/templates", &body);
+    assert_eq!(status, 400, "{refused}");
+    // As one of before may be called.
+    let shadow = format!("{mallory_id}/{snapshot}");
+    let directory = keys.remote.place.dir.path().join("templates");
+    let from = directory.join(format!("{mallory_id}~golden"));
+    let to = directory.join(format!("{mallory_id}~{snapshot}"));
+    fs::create_dir(&to).unwrap();
+    let manifest = fs::read_to_string(from.join("template.json")).unwrap();
+    let mut manifest: Value = serde_json::from_str(&manifest).unwrap();
+    manifest["name"] = json!(snapshot);
+    fs::write(to.join("template.json"), manifest.to_string()).unwrap();
+    assert_eq!(keys.who(mallory, &shadow), "mallory");
+    for word in ["golden", &snapshot] {
+        assert_eq!(keys.who(alice, word), "alice", "{word}");
+    }
+
+    // Templates of the host's owner are its alone until it publishes them.
+    let root = keys.remote.place.dir.path().join("root");
+    fs::create_dir(&root).unwrap();
+    fs::write(root.join("file"), "of the host").unwrap();
+    let root = root.to_str().unwrap();
+    let place = &keys.remote.place;
+    place.ok(&["template", "build", "--from-dir", root, "--name", "hosts"]);
+    keys.assert_unknown(mallory, "hosts");
+    place.ok(&["template", "publish", "hosts"]);
+    let (status, _) = keys.http(mallory, "GET", "/templates/hosts", &Value::Null);
+    assert_eq!(status, 200);
+    let (status, _) = keys.http(mallory, "DELETE", "/templates/hosts", &Value::Null);
+    assert_eq!(status, 403);
+
+    place.ok(&["template", "publish", "--private", "hosts"]);
+    keys.assert_unknown(mallory, "hosts");
+    let args = ["template", "build", "--from-dir", root, "--name", "open"];
+    place.ok(&[&args[..], &["--public"]].concat());
+    let (status, open) = keys.http(mallory, "GET", "/templates/open", &Value::Null);
+    assert_eq!((status, &open["public"]), (200, &json!(true)));
+
+    // Templates that builds make of images are for builds alone.
+    let name = imported_image(Some(&alice_id), "ghcr.io/alice/private:1");
+    let image = format!("{alice_id}/{name}");
+    let import = Import {
+        name: image.clone(),
+        visibility: Some(Visibility::Internal),
+        source: Source::Directory(root.into()),
+        vcpus: None,
+        memory_mib: None,
+        disk_mib: None,
+        start: Start::Nothing,
+        ready: None,
+        limits: Limits::default(),
+        disk: DiskBudget::default(),
+    };
+    templates.import(&import, &mut |_| ()).unwrap();
+    let listed = place.ok(&["template", "ls"]);
+    assert!(!listed.contains(&name), "{listed}");
+    let listed = place.ok(&["template", "ls", "--all"]);
+    assert!(listed.contains(&image), "{listed}");
+    for key in [alice, mallory] {
+        keys.assert_unknown(key, &image);
+        keys.assert_unknown(key, &name);
+        let start = json!({ "fromTemplate": image });
+        let ended = keys.build(key, "taken", &start);
+        assert!(ended.contains("no template"), "{ended}");
+    }
+
+    // Neither is what a build has not finished, however that ends.
+    let never = json!({
+        "fromTemplate": "tools:1", "startCmd": "sleep infinity", "readyCmd": "false",
+        "steps": [{ "type": "RUN", "args": ["echo never > /tmp/never"] }],
+    });
+    for how in ["cancelled", "killed"] {
+        let (path, build) = keys.begin(alice, "never", &never);
+        wait_for("the build to finish", || {
+            hidden(&templates, &build).then_some(())
+        });
+        let name = format!("build-{build}");
+        let whole = format!("{alice_id}/{name}");
+        for (key, name) in [(mallory, &name), (mallory, &whole), (alice, &name)] {
+            keys.assert_unknown(key, name);
+        }
+        match how {
+            "cancelled" => {
+                let cancel = format!("{path}/cancel");
+                assert_eq!(keys.http(alice, "POST", &cancel, &Value::Null).0, 204);
+            }
+            _ => {
+                place.kill_daemon();
+                place.ok(&["daemon", "start", "--no-listen"]);
+            }
+        }
+        wait_for("the template to go", || {
+            (!hidden(&templates, &build)).then_some(())
+        });
+    }
+}
+
+#[test]
+fn builds_that_are_not_started_are_bounded_for_each_key() {
+    let test = "tenants::builds_that_are_not_started_are_bounded_for_each_key";
+    let Some(keys) = TwoKeys::new(test, &["--warm-pool", "0"]) else {
+        return;
+    };
+    let mut entered = 0;
+    for n in 0..400 {
+        let body = json!({ "name": format!("name{n}"), "cpuCount": 1, "memoryMB": 512 });
+        let (status, answer) = keys.http(&keys.mallory, "POST", "/v3/templates", &body);
+        match status {
+            202 => entered += 1,
+            429 => assert_eq!(answer["error_code"], "too_many_waiting_builds"),
+            status => panic!("{status}: {answer}"),
+        }
+    }
+    assert_eq!(entered, jiffy_build::MAX_WAITING_BUILDS);
+    let body = json!({ "name": "name0", "cpuCount": 1, "memoryMB": 512 });
+    let (status, answer) = keys.http(&keys.alice, "POST", "/v3/templates", &body);
+    assert_eq!(status, 202, "{answer}");
+}

@@ -1,0 +1,477 @@
+//! Hostile registries harm their caller's build only, and reach nothing of the host.
+
+use crate::bench::TwoKeys;
+use crate::registry::{Image, Request, Seen, page, send, serve, serve_tls};
+use crate::support::lab::{Lab, with_lab};
+use crate::support::networked::clean;
+use crate::support::place::Place;
+use crate::support::wait_for;
+use jiffy_proto::vm::jail::FIRST_UID;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longest time for a build that fails as soon as its registry answers, or does not.
+const FAILURE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs `work` with a daemon in a lab.
+fn tenants(test: &str, options: &[&str], work: impl FnOnce(&TwoKeys, &Lab) + Send) {
+    with_lab(test, |lab| {
+        let networked = [&["--network", "on", "--warm-pool", "0"], options].concat();
+        let Some(keys) = TwoKeys::new(test, &networked) else {
+            return;
+        };
+        keys.remote.place.own_templates();
+        work(&keys, lab);
+        // Also one that was killed: what it left of the network goes with the next.
+        keys.remote.place.ok(&["daemon", "start", "--no-listen"]);
+        keys.remote
+            .place
+            .ok(&["daemon", "stop", "--kill-sandboxes"]);
+        drop(keys);
+        clean();
+    });
+}
+
+/// A build that goes on.
+struct Build<'a> {
+    keys: &'a TwoKeys,
+    key: &'a str,
+    path: String,
+}
+
+impl<'a> Build<'a> {
+    /// Starts a build of an image, perhaps with a user and a password.
+    fn of(keys: &'a TwoKeys, key: &'a str, image: &str, user: Option<(&str, &str)>) -> Self {
+        static BUILDS: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("pulled-{}", BUILDS.fetch_add(1, Relaxed));
+        let (status, asked) = keys.http(key, "POST", "/v3/templates", &json!({ "name": name }));
+        assert_eq!(status, 202, "{asked}");
+        let id = |field: &str| asked[field].as_str().unwrap().to_owned();
+        let (template, build) = (id("templateID"), id("buildID"));
+        let mut body = json!({ "fromImage": image, "steps": [] });
+        if let Some((name, password)) = user {
+            body["fromImageRegistry"] =
+                json!({ "type": "registry", "username": name, "password": password });
+        }
+        let path = format!("/v2/templates/{template}/builds/{build}");
+        let (status, answer) = keys.http(key, "POST", &path, &body);
+        assert_eq!(status, 202, "{answer}");
+        let path = format!("/templates/{template}/builds/{build}");
+        Self { keys, key, path }
+    }
+
+    /// Its end: `ready`, or the reason for its failure.
+    fn end(&self) -> String {
+        wait_for("the end of a build", || {
+            let path = format!("{}/status", self.path);
+            let (status, told) = self.keys.http(self.key, "GET", &path, &Value::Null);
+            assert_eq!(status, 200, "{told}");
+            match told["status"].as_str().unwrap() {
+                "ready" => Some("ready".to_owned()),
+                "error" => Some(told["reason"]["message"].as_str().unwrap().to_owned()),
+                _ => None,
+            }
+        })
+    }
+
+    fn cancel(&self) {
+        let path = format!("{}/cancel", self.path);
+        let (status, answer) = self.keys.http(self.key, "POST", &path, &Value::Null);
+        assert!((200..300).contains(&status), "{answer}");
+    }
+}
+
+/// Pullers of a daemon.
+fn pullers(daemon: u32) -> Vec<PathBuf> {
+    let ours = |process: &Path| {
+        let command = fs::read(process.join("cmdline")).ok()?;
+        let status = fs::read_to_string(process.join("status")).ok()?;
+        let parent = status.contains(&format!("PPid:\t{daemon}\n"));
+        (parent && command.starts_with(b"jiffy-pull\0")).then(|| process.to_owned())
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    processes.filter_map(|p| ours(&p.path())).collect()
+}
+
+/// A word of a process's status.
+fn status(process: &Path, name: &str) -> String {
+    let text = fs::read_to_string(process.join("status")).unwrap();
+    let line = text.lines().find_map(|l| l.strip_prefix(name));
+    let line = line.unwrap().trim_start_matches(':');
+    line.split_whitespace().next().unwrap().to_owned()
+}
+
+/// A listener at a port of all addresses of the lab's internet.
+fn public(
+    lab: &Lab,
+    port: u16,
+    answer: impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static,
+) -> Seen {
+    lab.in_internet(move || serve(TcpListener::bind(("0.0.0.0", port)).unwrap(), answer))
+}
+
+#[test]
+fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
+    let test = "pull::a_registry_of_a_key_reaches_the_public_internet_and_nothing_else";
+    // Without TLS, so that only the network's rules are between them and what is asked for.
+    let trap = [
+        "9.9.9.9",
+        "10.9.9.9",
+        "169.254.169.254",
+        "127.0.0.1",
+        "11.0.0.2",
+        "168.63.129.16",
+    ];
+    let mut options = vec!["--registry-allow".to_owned(), "localhost:5002".to_owned()];
+    let plain = trap.iter().map(|address| format!("{address}:5001"));
+    let plain =
+        plain.chain(["8.8.8.8:5000", "localhost:5002", "127.0.0.1:5002"].map(str::to_owned));
+    options.extend(plain.flat_map(|host| ["--plain-http".to_owned(), host]));
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    tenants(test, &options, |keys, lab| {
+        let own = |request: &Request, stream: &mut dyn Write| {
+            // `/v2/<kind>-<address>/…`
+            let name = request.path.split('/').nth(2).unwrap_or_default();
+            let (kind, address) = name.split_once('-').unwrap_or_default();
+            let there = format!("http://{address}:5001/there");
+            let header = match kind {
+                "redirect" => format!("Location: {there}\r\n"),
+                "realm" => format!("WWW-Authenticate: Bearer realm=\"{there}\"\r\n"),
+                _ => String::new(),
+            };
+            let status = match kind {
+                "redirect" => "307 Temporary Redirect",
+                _ => "401 Unauthorized",
+            };
+            send(stream, status, &header, b"");
+        };
+        public(lab, 5000, own);
+        let nothing = |_: &Request, stream: &mut dyn Write| send(stream, "404 Not Found", "", b"");
+        let outside = public(lab, 5001, nothing);
+        let inside = serve(TcpListener::bind("0.0.0.0:5001").unwrap(), nothing);
+        let allowed = serve(TcpListener::bind("127.0.0.1:5002").unwrap(), nothing);
+        let build = |image: &str| {
+            let began = Instant::now();
+            let end = Build::of(keys, &keys.mallory, image, None).end();
+            assert!(
+                began.elapsed() < FAILURE_LIMIT,
+                "{image}: {:?}",
+                began.elapsed()
+            );
+            end
+        };
+        let unreachable = "could not be reached, or does not speak the protocol over TLS";
+        for kind in ["redirect", "realm"] {
+            // It does lead to the public internet.
+            build(&format!("8.8.8.8:5000/{kind}-9.9.9.9:1"));
+            let seen = std::mem::take(&mut *outside.lock().unwrap());
+            assert!(
+                seen.iter().any(|s| s.contains("/there")),
+                "{kind}: {seen:?}"
+            );
+            for address in &trap[1..] {
+                let end = build(&format!("8.8.8.8:5000/{kind}-{address}:1"));
+                assert!(end.contains(unreachable), "{kind} to {address}: {end}");
+            }
+        }
+        // Named themselves: open, closed, and another protocol, in the internet, the host and elsewhere.
+        let mut told = Vec::new();
+        let hosts = trap[1..].iter().map(|address| format!("{address}:5001"));
+        let others = [
+            "9.9.9.9:81",
+            "9.9.9.9:80",
+            "127.0.0.1:80",
+            "127.0.0.1:81",
+            "11.0.0.2:80",
+        ];
+        let others =
+            others
+                .into_iter()
+                .chain(["169.254.169.254:80", "trap.example", "127.0.0.1:5002"]);
+        for host in hosts.chain(others.map(str::to_owned)) {
+            told.push(build(&format!("{host}/x:1")).replace(&host, "HOST"));
+        }
+        told.sort_unstable();
+        told.dedup();
+        assert_eq!(told, [format!("HOST {unreachable}")]);
+        assert_eq!(*outside.lock().unwrap(), Vec::<String>::new());
+        assert_eq!(*inside.lock().unwrap(), Vec::<String>::new());
+        // By its very name, the registry that the host's owner allows.
+        assert_eq!(*allowed.lock().unwrap(), Vec::<String>::new());
+        let end = build("localhost:5002/x:1");
+        assert!(
+            end.contains("there is no image localhost:5002/x:1"),
+            "{end}"
+        );
+    });
+}
+
+#[test]
+fn a_hostile_registry_delays_and_costs_nobody_but_its_callers_build() {
+    let test = "pull::a_hostile_registry_delays_and_costs_nobody_but_its_callers_build";
+    let options = [5000, 5001].map(|port| ["--plain-http".to_owned(), format!("9.9.9.9:{port}")]);
+    let options: Vec<&str> = options.iter().flatten().map(String::as_str).collect();
+    tenants(test, &options, |keys, lab| {
+        let daemon = keys.remote.place.daemon();
+        let private = Image::of_file("secret", &b"of alice".repeat(1000));
+        let pages = private.pages("app");
+        let alices = move |request: &Request, stream: &mut dyn Write| {
+            // alice:secret
+            match request.head.contains("Basic YWxpY2U6c2VjcmV0") {
+                true => page(&pages, request, stream),
+                false => send(
+                    stream,
+                    "401 Unauthorized",
+                    "WWW-Authenticate: Basic realm=\"a\"\r\n",
+                    b"",
+                ),
+            }
+        };
+        public(lab, 5000, alices);
+        let hostile = public(lab, 5001, mallorys(&private));
+
+        // One byte per second.
+        let slow = Build::of(keys, &keys.mallory, "9.9.9.9:5001/slow:1", None);
+        wait_for("the download", || {
+            let seen = hostile.lock().unwrap();
+            seen.iter()
+                .any(|s| s.contains("/slow/blobs/") && s.contains("0000"))
+                .then_some(())
+        });
+        let puller = pullers(daemon);
+        assert_eq!(puller.len(), 1, "{puller:?}");
+        confined(&puller[0]);
+        // The daemon has it.
+        let began = Instant::now();
+        let alice = Build::of(
+            keys,
+            &keys.alice,
+            "9.9.9.9:5000/app:1",
+            Some(("alice", "secret")),
+        );
+        assert_eq!(alice.end(), "ready");
+        assert!(began.elapsed() < FAILURE_LIMIT, "{:?}", began.elapsed());
+        assert_eq!(pullers(daemon), puller, "the slow one goes on");
+        slow.cancel();
+        let cancelled = Instant::now();
+        wait_for("the puller to die", || {
+            pullers(daemon).is_empty().then_some(())
+        });
+        assert!(
+            cancelled.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            cancelled.elapsed()
+        );
+        assert!(slow.end().contains("cancelled"));
+
+        // 600 MiB.
+        fs::write(format!("/proc/{daemon}/clear_refs"), "5").unwrap();
+        let before = memory(daemon, "VmRSS");
+        let huge = Build::of(keys, &keys.mallory, "9.9.9.9:5001/huge:1", None);
+        let end = huge.end();
+        assert!(end.contains("is longer than"), "{end}");
+        let most = memory(daemon, "VmHWM");
+        assert!(most < before + 16 * 1024, "{before} KiB, then {most} KiB");
+
+        // Layers that mallory's registry names and does not have.
+        for name in ["named", "lying"] {
+            let end = Build::of(keys, &keys.mallory, &format!("9.9.9.9:5001/{name}:1"), None).end();
+            let told = ["there is no image", "sha256"];
+            assert!(told.iter().any(|t| end.contains(t)), "{name}: {end}");
+        }
+        // Nor without alice's password.
+        let end = Build::of(keys, &keys.mallory, "9.9.9.9:5000/app:1", None).end();
+        assert!(end.contains("does not let us read"), "{end}");
+
+        // A daemon that is killed leaves no puller behind, and the next no slot of it.
+        let left = Build::of(keys, &keys.mallory, "9.9.9.9:5001/slow:1", None);
+        wait_for("the next puller", || {
+            (!pullers(daemon).is_empty()).then_some(())
+        });
+        drop(left);
+        let puller = pullers(daemon).remove(0);
+        keys.remote.place.kill_daemon();
+        wait_for("the puller to die", || (!puller.exists()).then_some(()));
+    });
+}
+
+/// Registry of mallory: a slow layer, an endless manifest, and images that name the layer of `private`.
+fn mallorys(private: &Image) -> impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static {
+    let layer = crate::registry::sha256(&private.layer);
+    let slow = Image::naming(vec![0; 1 << 20], &"0".repeat(64), &"0".repeat(64));
+    // The layer's own digest, without its bytes; and other bytes that are said to unpack to it.
+    let named = Image::naming(private.layer.clone(), &layer, &layer);
+    let other = Image::of_file("other", b"of mallory");
+    let lying = Image::naming(
+        other.layer.clone(),
+        &crate::registry::sha256(&other.layer),
+        &layer,
+    );
+    let mut pages = slow.documents("slow");
+    pages.extend(named.documents("named"));
+    pages.extend(lying.documents("lying"));
+    pages.insert(lying.layer_path("lying"), lying.layer.clone());
+    move |request, stream| {
+        if request.method == "HEAD" {
+            // It has everything.
+            let length = private_length(&request.path, &named);
+            let head =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+            let _ = stream.write_all(head.as_bytes());
+            return;
+        }
+        if request.path.contains("/slow/blobs/sha256:0000") {
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1048576\r\n\r\n");
+            while stream.write_all(b"x").is_ok() {
+                thread::sleep(Duration::from_secs(1));
+            }
+            return;
+        }
+        if request.path.contains("/huge/") {
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{{\"a\":\"",
+                600 << 20
+            );
+            let mut sent = stream.write_all(head.as_bytes());
+            let chunk = vec![b'x'; 1 << 20];
+            for _ in 0..600 {
+                sent = sent.and_then(|()| stream.write_all(&chunk));
+            }
+            return;
+        }
+        page(&pages, request, stream);
+    }
+}
+
+fn private_length(path: &str, named: &Image) -> usize {
+    match path == named.layer_path("named") {
+        true => named.layer.len(),
+        false => 0,
+    }
+}
+
+/// A puller has no rights, no file, no network and no environment of the host.
+fn confined(puller: &Path) {
+    let uid: u32 = status(puller, "Uid").parse().unwrap();
+    let pid: u32 = puller
+        .file_name()
+        .unwrap()
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert_eq!(uid, FIRST_UID + pid);
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(status(puller, set), "0000000000000000", "{set}");
+    }
+    assert_eq!(status(puller, "NoNewPrivs"), "1");
+    assert_eq!(status(puller, "Seccomp"), "2");
+    assert_eq!(status(puller, "Threads"), "1");
+    for namespace in ["net", "mnt", "ipc", "uts", "cgroup"] {
+        let of = |process: &Path| {
+            fs::metadata(process.join("ns").join(namespace))
+                .unwrap()
+                .ino()
+        };
+        assert_ne!(
+            of(puller),
+            of(Path::new("/proc/thread-self")),
+            "{namespace}"
+        );
+    }
+    assert_eq!(
+        fs::read_dir(puller.join("root")).unwrap().count(),
+        0,
+        "its root is empty"
+    );
+    let devices = fs::read_to_string(puller.join("net/dev")).unwrap();
+    assert_eq!(devices.lines().count(), 3, "{devices}");
+    for descriptor in fs::read_dir(puller.join("fd")).unwrap().flatten() {
+        let leads = fs::read_link(descriptor.path()).unwrap();
+        let leads = leads.to_str().unwrap();
+        let own = ["socket:", "anon_inode:", "pipe:", "/dev/null"];
+        assert!(own.iter().any(|o| leads.starts_with(o)), "{leads}");
+    }
+    let environment = fs::read(puller.join("environ")).unwrap();
+    let mut variables = environment.split(|b| *b == 0).filter(|v| !v.is_empty());
+    assert!(variables.all(|v| v.starts_with(b"SSL_CERT_")));
+    let limits = fs::read_to_string(puller.join("limits")).unwrap();
+    assert!(
+        limits.contains("Max address space         536870912"),
+        "{limits}"
+    );
+}
+
+/// KiB of a process's memory.
+fn memory(process: u32, name: &str) -> u64 {
+    status(Path::new(&format!("/proc/{process}")), name)
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn a_layer_is_believed_without_its_bytes_to_the_repository_that_served_them() {
+    let test = "pull::a_layer_is_believed_without_its_bytes_to_the_repository_that_served_them";
+    let Some(place) = Place::with_templates(test) else {
+        return;
+    };
+    let image = Image::of_file("file", &b"content".repeat(1000));
+    let again = image.with_environment("A=b");
+    let mut pages = image.pages("app");
+    pages.extend(again.documents_of("app", "2"));
+    pages.extend(image.pages("other"));
+    // Of the other repository it has nothing but words.
+    pages.remove(&image.layer_path("other"));
+    let length = image.layer.len();
+    let answer = move |request: &Request, stream: &mut dyn Write| match &request.method[..] {
+        "HEAD" => {
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+            let _ = stream.write_all(head.as_bytes());
+        }
+        _ => page(&pages, request, stream),
+    };
+    let listener = TcpListener::bind("127.0.0.2:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    let authority = place.dir.path().join("authority.pem");
+    let seen = serve_tls(listener, "127.0.0.2", &authority, answer);
+    let authority = authority.to_str().unwrap();
+    let mut daemon = place.serve_with(&["--network", "off"], &[("SSL_CERT_FILE", authority)]);
+    let context = place.dir.path().join("context");
+    fs::create_dir(&context).unwrap();
+    let build = |name: &str, image: &str| {
+        seen.lock().unwrap().clear();
+        fs::write(context.join("Dockerfile"), format!("FROM {at}/{image}\n")).unwrap();
+        place.call(&[
+            "template",
+            "build",
+            context.to_str().unwrap(),
+            "--name",
+            name,
+        ])
+    };
+    let asked = |method: &str, repository: &str| {
+        let line = format!("{method} {}", image.layer_path(repository));
+        seen.lock().unwrap().contains(&line)
+    };
+    let first = build("first", "app:1");
+    assert_eq!(first.code, Some(0), "{first:?}");
+    assert!(asked("GET", "app") && !asked("HEAD", "app"));
+    // The same layer in another image of the same repository.
+    let second = build("second", "app:2");
+    assert_eq!(second.code, Some(0), "{second:?}");
+    assert!(asked("HEAD", "app") && !asked("GET", "app"));
+    // Another repository says that it has it, too.
+    let third = build("third", "other:1");
+    assert_eq!(third.code, Some(1), "{third:?}");
+    assert!(third.stderr.contains("there is no image"), "{third:?}");
+    assert!(asked("GET", "other") && !asked("HEAD", "other"));
+    place.ok(&["daemon", "stop"]);
+    daemon.wait().unwrap();
+}

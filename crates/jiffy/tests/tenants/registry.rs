@@ -1,0 +1,208 @@
+//! Registries written for one test: what they answer is the test's.
+
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+/// Requests that a server saw: method and path, or `connection` for one that said nothing yet.
+pub type Seen = Arc<Mutex<Vec<String>>>;
+
+/// Serves until the test program ends; every request has a connection of its own.
+pub fn serve(
+    listener: TcpListener,
+    answer: impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static,
+) -> Seen {
+    serve_with(listener, Some, answer)
+}
+
+/// The same over TLS, with a certificate for `name` that the file `authority` vouches for.
+pub fn serve_tls(
+    listener: TcpListener,
+    name: &str,
+    authority: &Path,
+    answer: impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static,
+) -> Seen {
+    let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+    fs::write(authority, made.cert.pem()).unwrap();
+    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key.into())
+        .unwrap();
+    let config = Arc::new(config);
+    let greet = move |stream| {
+        let connection = ServerConnection::new(config.clone()).unwrap();
+        Some(StreamOwned::new(connection, stream))
+    };
+    serve_with(listener, greet, answer)
+}
+
+fn serve_with<S: Read + Write + 'static>(
+    listener: TcpListener,
+    greet: impl Fn(TcpStream) -> Option<S> + Send + Sync + 'static,
+    answer: impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static,
+) -> Seen {
+    let seen = Seen::default();
+    let (told, both) = (seen.clone(), Arc::new((greet, answer)));
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let (told, both) = (told.clone(), both.clone());
+            told.lock().unwrap().push("connection".to_owned());
+            thread::spawn(move || {
+                let (greet, answer) = &*both;
+                let mut stream = greet(stream)?;
+                let request = Request::read(&mut stream)?;
+                let line = format!("{} {}", request.method, request.path);
+                told.lock().unwrap().push(line);
+                answer(&request, &mut stream);
+                let _ = stream.flush();
+                Some(())
+            });
+        }
+    });
+    seen
+}
+
+pub struct Request {
+    pub method: String,
+    pub path: String,
+    pub head: String,
+}
+
+impl Request {
+    fn read(stream: &mut impl Read) -> Option<Self> {
+        let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+        let first = lines.next()?;
+        let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+        let mut words = first.split(' ');
+        Some(Self {
+            method: words.next()?.to_owned(),
+            path: words.next()?.to_owned(),
+            head: head.join("\n"),
+        })
+    }
+}
+
+/// Sends a whole answer; a client that has gone needs none.
+pub fn send(stream: &mut dyn Write, status: &str, headers: &str, body: &[u8]) {
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n{headers}\r\n"
+    );
+    let _ = stream.write_all(head.as_bytes());
+    let _ = stream.write_all(body);
+}
+
+pub fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect()
+}
+
+/// An image of one layer, which is not compressed: blob digest and diff id are the same.
+pub struct Image {
+    pub layer: Vec<u8>,
+    pub config: Vec<u8>,
+    pub manifest: Vec<u8>,
+}
+
+impl Image {
+    /// An image of one file.
+    pub fn of_file(name: &str, content: &[u8]) -> Self {
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_ustar();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        tar.append_data(&mut header, name, content).unwrap();
+        let layer = tar.into_inner().unwrap();
+        let digest = sha256(&layer);
+        Self::naming(layer, &digest, &digest)
+    }
+
+    /// An image that says so of its layer.
+    pub fn naming(layer: Vec<u8>, digest: &str, diff_id: &str) -> Self {
+        Self::described(
+            layer,
+            digest,
+            json!({
+                "os": "linux", "architecture": "amd64", "config": {},
+                "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{diff_id}")] },
+            }),
+        )
+    }
+
+    /// Another image of the same layer.
+    pub fn with_environment(&self, variable: &str) -> Self {
+        let mut config: Value = serde_json::from_slice(&self.config).unwrap();
+        config["config"]["Env"] = json!([variable]);
+        Self::described(self.layer.clone(), &sha256(&self.layer), config)
+    }
+
+    fn described(layer: Vec<u8>, digest: &str, config: Value) -> Self {
+        let config = config.to_string().into_bytes();
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": {
+                "mediaType": "application/vnd.oci.image.config.v1+json",
+                "digest": format!("sha256:{}", sha256(&config)), "size": config.len(),
+            },
+            "layers": [{
+                "mediaType": "application/vnd.oci.image.layer.v1.tar",
+                "digest": format!("sha256:{digest}"), "size": layer.len(),
+            }],
+        });
+        Self {
+            layer,
+            config,
+            manifest: manifest.to_string().into_bytes(),
+        }
+    }
+
+    /// Its documents and its layer by their paths in repository `name`.
+    pub fn pages(&self, name: &str) -> HashMap<String, Vec<u8>> {
+        let mut pages = self.documents(name);
+        pages.insert(self.layer_path(name), self.layer.clone());
+        pages
+    }
+
+    pub fn documents(&self, name: &str) -> HashMap<String, Vec<u8>> {
+        self.documents_of(name, "1")
+    }
+
+    /// Its documents under a tag.
+    pub fn documents_of(&self, name: &str, tag: &str) -> HashMap<String, Vec<u8>> {
+        let config = format!("/v2/{name}/blobs/sha256:{}", sha256(&self.config));
+        HashMap::from([
+            (format!("/v2/{name}/manifests/{tag}"), self.manifest.clone()),
+            (config, self.config.clone()),
+        ])
+    }
+
+    pub fn layer_path(&self, name: &str) -> String {
+        format!("/v2/{name}/blobs/sha256:{}", sha256(&self.layer))
+    }
+}
+
+/// Answers with a page, or that there is none.
+pub fn page(pages: &HashMap<String, Vec<u8>>, request: &Request, stream: &mut dyn Write) {
+    match pages.get(&request.path) {
+        Some(body) => send(stream, "200 OK", "", body),
+        None => send(stream, "404 Not Found", "", b""),
+    }
+}
