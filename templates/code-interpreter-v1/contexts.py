@@ -1,6 +1,7 @@
 """Contexts: places where code runs and leaves its state for the next piece."""
 
 import asyncio
+import getpass
 import os
 import uuid
 
@@ -174,15 +175,20 @@ class Contexts:
         cwd = cwd or HOME
         if not os.path.isdir(cwd):
             raise Refused(400, f"There is no directory {cwd}")
+        if not os.access(cwd, os.X_OK):
+            raise Refused(400, f"The directory {cwd} cannot be entered: {getpass.getuser()} may not")
         if len(self._all) >= MOST:
             raise Refused(429, f"There are {MOST} contexts already; remove one")
         context = kind(name, cwd)
         self._all[context.id] = context
         try:
             await context.launch()
-        except BaseException:
+        except BaseException as error:
             self._all.pop(context.id, None)
             await context.remove()
+            if isinstance(error, (OSError, Died, asyncio.TimeoutError)):
+                why = str(error) or type(error).__name__
+                raise Refused(500, f"The {name} process did not come up: {why}") from error
             raise
         return context
 

@@ -1,6 +1,8 @@
 """Runs inside each Python kernel, as the module `jiffy_kernel`: what is imported beforehand, what is shown, what is limited."""
 
+import base64
 import datetime
+import functools
 import importlib.util
 import math
 import os
@@ -14,6 +16,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 MOST_OUTPUT = 64 << 20
 # Bytes that wait to be sent from which on whoever writes waits as well.
 UNSENT = 1 << 20
+# Most pixels of a picture that is shown because it was saved.
+MOST_PIXELS = 32 << 20
 # Most cells of a table that is also given as data.
 MOST_CELLS = 100_000
 
@@ -32,6 +36,7 @@ def set_up(shell):
         import numpy
         import pandas
 
+        _show_images()
         charts = _charts()
         charts.watch()
         # As methods, because `%matplotlib inline` takes away all functions that are registered for figures.
@@ -53,6 +58,47 @@ def _charts():
     module = sys.modules["jiffy_charts"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _show_images():
+    """Has pictures of PIL that are shown, or saved to a file, displayed as results: there is no screen."""
+    import PIL.Image
+    import PIL.ImageShow
+
+    class Displayed(PIL.ImageShow.Viewer):
+        def show(self, image, **options):
+            _display(image)
+            return 1
+
+    # Before those that look for a program with a window.
+    PIL.ImageShow.register(Displayed(), 0)
+    save = PIL.Image.Image.save
+
+    @functools.wraps(save)
+    def displayed(self, fp, *args, **kwargs):
+        saved = save(self, fp, *args, **kwargs)
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        # A figure that is saved is a picture, too, and shown as one already.
+        if isinstance(fp, (str, os.PathLike)) and not caller.startswith("matplotlib."):
+            _display(self)
+        return saved
+
+    PIL.Image.Image.save = displayed
+
+
+def _display(image):
+    from IPython.display import publish_display_data
+
+    if image.width * image.height > MOST_PIXELS:
+        return
+    try:
+        png = image._repr_png_()
+    except Exception:
+        # Of a kind that PNG has not.
+        png = None
+    if png:
+        encoded = base64.b64encode(png).decode("ascii")
+        publish_display_data({"text/plain": repr(image), "image/png": encoded})
 
 
 def _add_format(shell, kind, name, function):

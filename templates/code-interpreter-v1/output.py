@@ -3,7 +3,7 @@
 import asyncio
 import collections
 import json
-import time
+from datetime import datetime, timezone
 
 # Bytes waiting for the client from which on whatever can be told to wait is told to.
 FULL = 4 << 20
@@ -74,7 +74,9 @@ class Output:
     def text(self, stream, text):
         """A piece of `stdout` or `stderr`."""
         if text:
-            self.put({"type": stream, "text": text, "timestamp": time.time_ns()})
+            # As Jupyter's messages have it: clients in typed languages read a string.
+            now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+            self.put({"type": stream, "text": text, "timestamp": now})
 
     def result(self, bundle, main):
         """A displayed value: a bundle of representations by MIME type."""

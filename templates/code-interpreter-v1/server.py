@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 
@@ -194,7 +195,10 @@ async def main():
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    # Those that E2B's clients find waiting. Others come up when they are first asked for.
     await contexts.default("python")
+    if shutil.which("node"):
+        await contexts.default("javascript")
     warm.set()
     await ended.wait()
     await contexts.close()

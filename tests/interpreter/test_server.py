@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import unittest
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 SERVER = Path(__file__).resolve().parents[2] / "templates/code-interpreter-v1/server.py"
@@ -82,7 +83,10 @@ class Server:
         lines = text.split(b"\n")
         assert lines.pop() == b"" and b"" not in lines, "a blank line breaks the clients"
         events = [json.loads(line) for line in lines]
-        assert all(type(e["timestamp"]) is int for e in events if e["type"] in ("stdout", "stderr"))
+        for event in events:
+            if event["type"] in ("stdout", "stderr"):
+                age = datetime.now(timezone.utc) - datetime.fromisoformat(event["timestamp"])
+                assert timedelta(0) <= age < timedelta(minutes=5), event
         assert events[-1]["type"] == "end_of_execution"
         return [e for e in events if e["type"] != "keepalive"]
 
@@ -184,6 +188,7 @@ class Protocol(unittest.TestCase):
         self.assertEqual(status("POST", "/execute", {"code": "1", "env_vars": {"A=B": "c"}}), 400)
         self.assertEqual(status("POST", "/execute", []), 400)
         self.assertEqual(status("POST", "/contexts", {"cwd": "/not/there"}), 400)
+        self.assertEqual(status("POST", "/contexts", {"cwd": "/etc/passwd"}), 400)
         self.assertEqual(status("DELETE", "/contexts/nope", None), 404)
         self.assertEqual(status("POST", "/contexts/nope/restart", None), 404)
         self.assertIn(b"cobol", self.server.request("POST", "/execute", {"code": "1", "language": "cobol"})[1])
@@ -205,6 +210,27 @@ class Protocol(unittest.TestCase):
             self.assertIn(after, ["/tmp\n", "False /tmp\n", "undefined /tmp\n"])
             self.assertEqual(self.server.request("DELETE", one)[0], 204)
             self.assertEqual(self.server.request("POST", "/execute", {"code": "1", "context_id": made["id"]})[0], 404)
+
+    def test_clients_find_a_context_of_python_and_one_of_javascript(self):
+        listed = json.loads(self.server.request("GET", "/contexts")[1])
+        languages = [context["language"] for context in listed]
+        self.assertEqual(languages[:2] if NODE else languages[:1], ["python", "javascript"][: 2 if NODE else 1])
+
+    def test_pictures_of_pil_are_results_when_they_are_shown_or_saved(self):
+        make = "from PIL import Image\nimage = Image.new('RGBA', (16, 16), 'red')\n"
+        saved = self.server.home / "saved.png"
+        pictures = lambda code: [e for e in self.server.execute(code) if e["type"] == "result"]
+        for code in ("image.show()", f"image.save({str(saved)!r})", "image"):
+            (result,) = pictures(make + code)
+            png = base64.b64decode(result["png"])
+            self.assertTrue(png.startswith(b"\x89PNG"), code)
+        self.assertTrue(saved.exists())
+        # Into memory is no picture for people, nor is what PNG has not; a figure is shown once.
+        self.assertEqual(pictures(make + "import io; image.save(io.BytesIO(), 'PNG')"), [])
+        self.assertEqual(pictures(f"Image.new('F', (2, 2)).save({str(saved.with_suffix('.tiff'))!r})"), [])
+        plot = f"import matplotlib.pyplot as plt; plt.plot([1]); plt.savefig({str(saved)!r}); plt.show()"
+        (result,) = pictures(plot)
+        self.assertIn("chart", result)
 
     def test_variables_of_one_execution_are_gone_in_the_next(self):
         show = {
@@ -348,6 +374,28 @@ sandbox.remove_code_context(context)
         env = {**os.environ, "E2B_DEBUG": "true", "E2B_API_KEY": "e2b_00"}
         run = subprocess.run([sys.executable, "-c", client, str(self.server.port)], env=env, capture_output=True, timeout=LIMIT)
         self.assertEqual(run.returncode, 0, run.stderr.decode())
+
+
+class Directories(unittest.IsolatedAsyncioTestCase):
+    @unittest.skipIf(os.geteuid() != 0, "needs root to become somebody else")
+    async def test_a_directory_that_cannot_be_entered_is_refused_in_words(self):
+        closed = tempfile.mkdtemp()
+        self.addCleanup(os.rmdir, closed)
+        code = f"""
+import asyncio, os, sys
+sys.path.insert(0, {str(SERVER.parent)!r})
+import contexts
+from pipe_context import BashContext
+os.setuid(65534)
+async def main():
+    try:
+        await contexts.Contexts({{"bash": BashContext}}).create("bash", {closed!r})
+    except contexts.Refused as refused:
+        print(refused.status, refused)
+asyncio.run(main())
+"""
+        run = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=LIMIT)
+        self.assertIn(f"400 The directory {closed} cannot be entered", run.stdout, run.stderr)
 
 
 class Replies(unittest.IsolatedAsyncioTestCase):
