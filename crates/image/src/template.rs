@@ -77,10 +77,9 @@ impl Templates {
 
     /// All templates by name and tag. Their images are not verified: that happens when one is used.
     pub fn list(&self) -> Result<Vec<Manifest>, TemplateError> {
-        self.references()?
-            .iter()
-            .map(|reference| self.load(reference))
-            .collect()
+        let references = self.references()?;
+        let found = references.iter().map(|r| self.look_up(r));
+        found.filter_map(Result::transpose).collect()
     }
 
     /// When a template was last published or removed, as far as the file system tells: to the granularity of its time stamps.
@@ -91,17 +90,20 @@ impl Templates {
     /// What is known about a template. Its images are not verified.
     pub fn manifest(&self, name: &str) -> Result<Manifest, TemplateError> {
         let reference = Reference::parse(name)?;
-        if !self.directory(&reference).is_dir() {
-            return Err(self.unknown(&reference));
-        }
-        self.load(&reference)
+        self.look_up(&reference)?
+            .ok_or_else(|| self.unknown(&reference))
     }
 
     /// Manifest of a template, if it is there. Its images are not verified.
     pub fn look_up(&self, reference: &Reference) -> Result<Option<Manifest>, TemplateError> {
-        match self.directory(reference).is_dir() {
-            true => self.load(reference).map(Some),
-            false => Ok(None),
+        let directory = self.directory(reference);
+        if !directory.is_dir() {
+            return Ok(None);
+        }
+        match self.load(reference) {
+            // Removed or renamed since: a build that is ready takes its name so.
+            Err(_) if !directory.exists() => Ok(None),
+            loaded => loaded.map(Some),
         }
     }
 
@@ -302,6 +304,37 @@ mod tests {
     use super::*;
     use crate::builder::tests::{Fake, home};
     use std::os::unix::fs::FileExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn templates_are_listed_while_others_are_renamed() {
+        let (_dir, home) = home();
+        let templates = Templates::new(&home);
+        Fake::new("stays").build(&home).unwrap();
+        let manifest = fs::read_to_string(templates.manifest_path("stays").unwrap()).unwrap();
+        let names: Vec<_> = (0..300).map(|n| format!("moves{n}")).collect();
+        for name in &names {
+            let directory = home.templates().join(name);
+            fs::create_dir(&directory).unwrap();
+            fs::write(directory.join(MANIFEST), manifest.replace("stays", name)).unwrap();
+        }
+        assert_eq!(templates.list().unwrap().len(), 301);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                for name in &names {
+                    let elsewhere = home.templates().with_file_name(name);
+                    fs::rename(home.templates().join(name), elsewhere).unwrap();
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                let listed = templates.list().unwrap();
+                assert!(listed.iter().any(|m| m.name == "stays"), "{listed:?}");
+            }
+        });
+        assert_eq!(templates.list().unwrap().len(), 1);
+    }
 
     #[test]
     fn an_unknown_template_is_named_together_with_those_that_exist() {

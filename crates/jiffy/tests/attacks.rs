@@ -364,12 +364,10 @@ def storm():
         try: s.send(b"{{\"version\":")
         except OSError: pass
     time.sleep(1)
-for _ in range(4):
+while True:
     threads = [threading.Thread(target=storm) for _ in range(3)]
     [t.start() for t in threads]
     [t.join() for t in threads]
-open("/tmp/done", "w")
-time.sleep(3600)
 "#
             );
             fs::write(siege.place.dir.path().join("storm.py"), program).unwrap();

@@ -199,7 +199,9 @@ fn a_kept_snapshot_is_sealed_by_itself_and_a_flipped_byte_of_it_is_found() {
     assert!(damaged.stdout.contains(&named), "{damaged:?}");
     place.ok(&["rm", &id]);
     place.ok(&["rm", "precious"]);
-    assert!(!dir.exists());
+    wait_for("the files to go behind the answer", || {
+        (!dir.exists()).then_some(())
+    });
 }
 
 /// Memory of the daemon's VMMs that no file lies behind, in KiB.
