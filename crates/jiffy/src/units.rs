@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
-/// Parses a size into MiB: `512MiB`, `512M`, `1GiB`, `1.5G`, or a bare number of MiB.
+/// Parses a size into MiB, as Docker, Kubernetes and people write it: `4GiB`, `4Gi`, `4g`, `1.5GB`,
+/// `4096MiB`, `4096M`, or a bare number of MiB. All units are powers of 1024.
 pub fn mebibytes(text: &str) -> Result<u64, String> {
-    let (number, unit) = split(text);
+    let (number, unit) = split(text.trim());
     let factor: f64 = match unit.to_ascii_lowercase().as_str() {
-        "" | "m" | "mb" | "mib" => 1.0,
-        "g" | "gb" | "gib" => 1024.0,
-        "t" | "tb" | "tib" => 1024.0 * 1024.0,
+        "k" | "ki" | "kb" | "kib" => 1.0 / 1024.0,
+        "" | "m" | "mi" | "mb" | "mib" => 1.0,
+        "g" | "gi" | "gb" | "gib" => 1024.0,
+        "t" | "ti" | "tb" | "tib" => 1024.0 * 1024.0,
         _ => {
             return Err(format!(
-                "`{text}`: the unit must be MiB, GiB or TiB, as in 512MiB"
+                "`{text}`: the unit must be KiB, MiB, GiB or TiB, as in 512MiB, 512Mi or 512m"
             ));
         }
     };
@@ -95,10 +97,32 @@ mod tests {
             ("1GiB", 1024),
             ("1.5G", 1536),
             ("2 TiB", 2 << 20),
+            ("4Gi", 4096),
+            ("4gi", 4096),
+            ("4g", 4096),
+            ("4GB", 4096),
+            ("4GiB", 4096),
+            ("4096MiB", 4096),
+            ("4096Mi", 4096),
+            ("4096M", 4096),
+            ("4096m", 4096),
+            ("524288k", 512),
+            ("524288Ki", 512),
+            (" 4Gi ", 4096),
         ] {
             assert_eq!(mebibytes(text), Ok(mib), "{text}");
         }
-        for text in ["", "x", "5 parsecs", "-1", "0", "1e400", "999999TiB"] {
+        for text in [
+            "",
+            "x",
+            "5 parsecs",
+            "-1",
+            "0",
+            "1e400",
+            "999999TiB",
+            "4Gig",
+            "1k",
+        ] {
             assert!(mebibytes(text).is_err(), "{text}");
         }
     }
