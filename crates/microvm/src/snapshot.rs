@@ -83,7 +83,8 @@ impl Taker {
         let overlay = self.store.overlay()?;
         // Without it the VMM looks through all of memory.
         let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm)).ok();
-        self.ask(&draft, &overlay, pagemap.as_ref())?;
+        let direct = draft.memory_direct();
+        self.ask(&draft, &overlay, pagemap.as_ref(), direct.as_ref())?;
         let report = saving
             .reply(|event| match event {
                 Event::Snapshotted(report) => Some(Ok(report)),
@@ -117,13 +118,20 @@ impl Taker {
         named?.ok_or(SaveError::Gone)
     }
 
-    fn ask(&self, draft: &Draft, overlay: &File, pagemap: Option<&File>) -> Result<(), SaveError> {
+    fn ask(
+        &self,
+        draft: &Draft,
+        overlay: &File,
+        pagemap: Option<&File>,
+        direct: Option<&File>,
+    ) -> Result<(), SaveError> {
         let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
         let mut add = |file| add(&mut fds, file);
         let config = SnapshotConfig {
             id: self.spec.id.clone(),
             state: add(&draft.state),
             memory: add(&draft.memory),
+            direct: direct.map(&mut add),
             index: add(&draft.memory_index),
             pagemap: pagemap.map(&mut add),
             disks: draft

@@ -96,6 +96,19 @@ impl UnitSet {
         }
     }
 
+    /// Adds the units of word `at`, as [`Self::words`] gives it. Allocates nothing.
+    pub fn insert_word(&mut self, at: usize, word: u64) {
+        let first = u64::try_from(at).map_or(u64::MAX, |at| at.saturating_mul(64));
+        let known = match self.units.saturating_sub(first) {
+            0 => 0,
+            units @ 1..64 => (1 << units) - 1,
+            _ => u64::MAX,
+        };
+        if let Some(to) = self.words.get_mut(at) {
+            *to |= word & known;
+        }
+    }
+
     /// Takes `unit` out.
     pub fn remove(&mut self, unit: u64) {
         if let Ok(at) = usize::try_from(unit / 64)
@@ -247,6 +260,16 @@ impl LayerIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_are_inserted_without_units_that_do_not_exist() {
+        let mut set = UnitSet::empty(70);
+        set.insert_word(1, u64::MAX);
+        set.insert_word(2, 1);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [64, 65, 66, 67, 68, 69]);
+        set.insert_word(0, u64::MAX);
+        assert_eq!(set, UnitSet::full(70));
+    }
 
     fn sample() -> LayerIndex {
         let mut index = LayerIndex::empty(MEMORY_CHUNK, 100 * u64::from(MEMORY_CHUNK) - 1);

@@ -17,6 +17,9 @@ pub struct SnapshotConfig {
     pub state: FdIndex,
     /// Takes the chunks of memory that differ from the layers below ([`crate::layer`]).
     pub memory: FdIndex,
+    /// The file of `memory` once more, opened with `O_DIRECT`; none where its file system refuses that.
+    #[serde(default)]
+    pub direct: Option<FdIndex>,
     /// Takes the index of `memory`.
     pub index: FdIndex,
     /// `/proc/PID/pagemap` of the VMM, which tells what was written; without it all of memory is looked through.

@@ -11,7 +11,7 @@ use nix::fcntl::posix_fallocate;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -94,6 +94,14 @@ impl Draft {
             dir: dir.to_owned(),
             finished: false,
         })
+    }
+
+    /// [`Self::memory`] once more, with writes that go past the page cache; none where the file system
+    /// has no such thing.
+    pub fn memory_direct(&self) -> Option<File> {
+        let mut options = File::options();
+        options.write(true).custom_flags(nix::libc::O_DIRECT);
+        options.open(self.dir.join(MEMORY_LAYER)).ok()
     }
 
     /// Where it is being written.

@@ -33,7 +33,7 @@ pub fn restore(
     let layers = config.memory.iter().map(|layer| {
         let file = File::from(fds.take(layer.file, "memory layer")?);
         let index = index(fds, layer.index, "memory layer index", MEMORY_CHUNK)?;
-        Ok(Layer { file, index })
+        Ok(Layer::new(file, index))
     });
     let layers = layers.collect::<Result<Vec<_>, VmmError>>()?;
     let layers = Layers::new(layers, linear.bytes())?;

@@ -5,10 +5,12 @@ use crate::error::VmmError;
 use crate::machine::Descriptors;
 use crate::machine::bus::lock;
 use crate::snapshot::child::Child;
+use crate::snapshot::hashes::Hashes;
 use crate::snapshot::layers::Layer;
 use crate::snapshot::linear::Linear;
+use crate::snapshot::output::Output;
 use crate::snapshot::scan::{Pages, scan};
-use crate::snapshot::writer::Writer;
+use crate::snapshot::writer::{LARGE_LAYER_CHUNKS, Source, Writer};
 use crate::virtio::blk::Block;
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, UnitSet};
 use jiffy_proto::snapshot::{
@@ -31,6 +33,7 @@ pub(super) struct Copying {
     disks: Vec<usize>,
     /// What failed beside the child.
     failure: Option<VmmError>,
+    hashes: Option<Hashes>,
 }
 
 impl Copying {
@@ -48,6 +51,8 @@ pub(super) struct Undecided {
 
 struct MemoryFiles {
     layer: File,
+    /// The layer's file, past the page cache.
+    direct: Option<File>,
     index: File,
 }
 
@@ -164,18 +169,29 @@ impl Vm {
         }
 
         let copying = Instant::now();
-        let mut writer = Writer::new(
-            &linear,
-            &self.machine.layers,
-            &frozen.candidates,
-            &files.memory.layer,
-            &files.memory.index,
-        );
-        if config.then == AfterSnapshot::Resume {
+        // Of a VM that ends there is no next snapshot to compare.
+        let goes_on = config.then == AfterSnapshot::Resume;
+        let large = report.candidates >= LARGE_LAYER_CHUNKS;
+        let direct = files.memory.direct.as_ref().filter(|_| large);
+        let hashes = match direct {
+            // What there is no memory for is compared by reading it.
+            Some(_) if goes_on => Hashes::new(linear.chunks()).ok(),
+            _ => None,
+        };
+        let source = Source {
+            linear: &linear,
+            layers: &self.machine.layers,
+            candidates: &frozen.candidates,
+            hashes: hashes.as_ref(),
+        };
+        let output = Output::new(&files.memory.layer, direct);
+        let mut writer = Writer::new(source, output, &files.memory.index);
+        if goes_on {
             let mut keep = vec![
                 files.memory.layer.as_raw_fd(),
                 files.memory.index.as_raw_fd(),
             ];
+            keep.extend(files.memory.direct.as_ref().map(AsRawFd::as_raw_fd));
             keep.extend(self.machine.layers.descriptors());
             let child = Child::start(&mut writer, &keep);
             let child = child.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
@@ -193,6 +209,7 @@ impl Vm {
                 began,
                 disks: frozen.devices(),
                 failure,
+                hashes,
             });
             return Ok(None);
         }
@@ -207,7 +224,13 @@ impl Vm {
         let id = config.id.clone();
         let disks = frozen.devices();
         self.undecided = Some(Undecided { id, disks });
-        Ok(Some(self.complete(report, began, files.memory, index)))
+        Ok(Some(self.complete(
+            report,
+            began,
+            files.memory,
+            index,
+            None,
+        )))
     }
 
     fn take_files(
@@ -236,6 +259,10 @@ impl Vm {
         Ok(Files {
             memory: MemoryFiles {
                 layer: take(config.memory, "memory layer")?,
+                direct: config
+                    .direct
+                    .map(|fd| take(fd, "memory layer"))
+                    .transpose()?,
                 index: take(config.index, "memory index")?,
             },
             state: take(config.state, "snapshot state")?,
@@ -330,7 +357,8 @@ impl Vm {
         let index = written.and_then(|()| self.read_index(&copying.files.index));
         match index {
             Ok(index) => {
-                let report = self.complete(copying.report, copying.began, copying.files, index);
+                let (files, hashes) = (copying.files, copying.hashes);
+                let report = self.complete(copying.report, copying.began, files, index, hashes);
                 let (id, disks) = (copying.id, copying.disks);
                 self.undecided = Some(Undecided { id, disks });
                 self.link.send(&Event::Snapshotted(report), &[]);
@@ -372,6 +400,7 @@ impl Vm {
         began: Instant,
         files: MemoryFiles,
         index: LayerIndex,
+        hashes: Option<Hashes>,
     ) -> SnapshotReport {
         report.stored = index.stored.count();
         report.zero = index.zero.count();
@@ -379,6 +408,7 @@ impl Vm {
         self.machine.layers.push(Layer {
             file: files.layer,
             index,
+            hashes,
         });
         report
     }

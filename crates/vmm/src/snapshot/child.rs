@@ -5,7 +5,11 @@ use super::failed;
 use super::writer::Writer;
 use crate::error::VmmError;
 use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use std::num::NonZeroUsize;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A writer at work. Dropping it leaves it at work: it dies with the VMM's main thread.
 #[derive(Debug)]
@@ -20,29 +24,11 @@ impl Child {
     pub fn start(writer: &mut Writer<'_>, keep: &[RawFd]) -> Result<Self, VmmError> {
         let mut keep = keep.to_vec();
         keep.sort_unstable();
-        let flags = libc::CLONE_PIDFD | libc::SIGCHLD;
-        let mut pidfd: libc::c_int = -1;
-        // SAFETY: without CLONE_VM the child has its own copy of everything and goes on here. It makes only system calls and
-        // touches only memory that exists already: it takes no lock and allocates nothing, and leaves by _exit.
-        let pid = unsafe {
-            libc::syscall(
-                libc::SYS_clone,
-                libc::c_long::from(flags),
-                0,
-                &raw mut pidfd,
-                0,
-                0,
-            )
-        };
-        match pid {
-            0 => serve(writer, &keep),
-            1.. => Ok(Self {
-                // SAFETY: the kernel has just made this descriptor for us.
-                pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) },
-            }),
-            _ => Err(failed("forking the process that writes memory")(
-                Errno::last(),
-            )),
+        // SAFETY: the child goes on in `serve`.
+        match unsafe { fork() } {
+            Ok(None) => serve(writer, &keep),
+            Ok(Some(pidfd)) => Ok(Self { pidfd }),
+            Err(e) => Err(failed("forking the process that writes memory")(e)),
         }
     }
 
@@ -55,22 +41,10 @@ impl Child {
 
     /// Takes the result of a child that is done.
     pub fn finish(self) -> Result<(), VmmError> {
-        // SAFETY: an all-zero siginfo_t is valid, and the kernel fills it.
-        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        let id = libc::id_t::try_from(self.pidfd.as_raw_fd()).unwrap_or(0);
-        // SAFETY: waits for a child of ours by an open descriptor, into a local.
-        let result = unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, libc::WEXITED) };
-        if result != 0 {
-            return Err(failed("waiting for the process that writes memory")(
-                Errno::last(),
-            ));
-        }
-        // SAFETY: waitid succeeded with WEXITED, so this is the field that is set.
-        let status = unsafe { info.si_status() };
-        match (info.si_code, status) {
-            (libc::CLD_EXITED, 0) => Ok(()),
-            (libc::CLD_EXITED, errno) => Err(failed("writing memory")(Errno::from_raw(errno))),
-            (_, signal) => Err(VmmError::host(
+        match wait(&self.pidfd).map_err(failed("waiting for the process that writes memory"))? {
+            End::Exited(0) => Ok(()),
+            End::Exited(errno) => Err(failed("writing memory")(Errno::from_raw(errno))),
+            End::Killed(signal) => Err(VmmError::host(
                 "writing memory",
                 format!("the process that does it was killed by signal {signal}"),
             )),
@@ -78,11 +52,65 @@ impl Child {
     }
 }
 
+/// Forks; `None` in the child, which ends with the thread that forked it.
+///
+/// # Safety
+/// The child has its own copy of everything, and other threads' locks as they were: it may only make system calls and touch memory
+/// that exists already, and must leave by `_exit`.
+unsafe fn fork() -> Result<Option<OwnedFd>, Errno> {
+    let flags = libc::CLONE_PIDFD | libc::SIGCHLD;
+    let mut pidfd: libc::c_int = -1;
+    // SAFETY: without CLONE_VM the child goes on here; the rest is the caller's promise.
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone,
+            libc::c_long::from(flags),
+            0,
+            &raw mut pidfd,
+            0,
+            0,
+        )
+    };
+    match pid {
+        0 => {
+            // SAFETY: takes no pointers.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            Ok(None)
+        }
+        // SAFETY: the kernel has just made this descriptor for us.
+        1.. => Ok(Some(unsafe { OwnedFd::from_raw_fd(pidfd) })),
+        _ => Err(Errno::last()),
+    }
+}
+
+/// End of a process.
+enum End {
+    Exited(i32),
+    Killed(i32),
+}
+
+/// Waits for a child of this process. Makes a system call only.
+fn wait(pidfd: &OwnedFd) -> Result<End, Errno> {
+    // SAFETY: an all-zero siginfo_t is valid, and the kernel fills it.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let id = libc::id_t::try_from(pidfd.as_raw_fd()).unwrap_or(0);
+    // SAFETY: waits for a child of ours by an open descriptor, into a local.
+    let result = unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, libc::WEXITED) };
+    if result != 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: waitid succeeded with WEXITED, so this is the field that is set.
+    let status = unsafe { info.si_status() };
+    Ok(match info.si_code {
+        libc::CLD_EXITED => End::Exited(status),
+        _ => End::Killed(status),
+    })
+}
+
 /// The child's life.
 fn serve(writer: &mut Writer<'_>, keep: &[RawFd]) -> ! {
     // SAFETY: system calls that take no pointers; the descriptors closed are this process's own copies.
     unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         // KVM's and the sockets' descriptors must not live longer than the VMM because of us.
         let mut next = 3;
         for &fd in keep {
@@ -91,7 +119,75 @@ fn serve(writer: &mut Writer<'_>, keep: &[RawFd]) -> ! {
         }
         close_range(next, libc::c_int::MAX);
     }
-    let status = match writer.write() {
+    writer.copy_first();
+    leave(match writer.middle() {
+        Some(middle) => write_by_two(writer, middle),
+        None => writer.write(),
+    })
+}
+
+/// Has a child of its own write what lies beyond `middle`: one copies and compares while the other waits for storage.
+fn write_by_two(writer: &mut Writer<'_>, middle: u64) -> Result<(), Errno> {
+    writer.set_len()?;
+    let Some(words) = SharedWords::new(writer.words().count()) else {
+        return writer.write();
+    };
+    // SAFETY: the child writes, which allocates nothing, and leaves.
+    let Ok(helper) = (unsafe { fork() }) else {
+        // As many processes as there may be. It takes longer alone.
+        return writer.write();
+    };
+    let Some(helper) = helper else {
+        let written = writer.write_range(middle..u64::MAX);
+        words.fill(writer.words());
+        leave(written);
+    };
+    let written = writer.write_range(0..middle);
+    match wait(&helper)? {
+        End::Exited(0) => written?,
+        End::Exited(errno) => return Err(Errno::from_raw(errno)),
+        End::Killed(_) => return Err(Errno::EINTR),
+    }
+    writer.add_words(words.iter());
+    writer.write_index()
+}
+
+/// Words that a process and its child see both, for as long as they live.
+struct SharedWords {
+    start: NonNull<AtomicU64>,
+    count: usize,
+}
+
+impl SharedWords {
+    fn new(count: usize) -> Option<Self> {
+        let bytes = NonZeroUsize::new(count.checked_mul(size_of::<u64>())?)?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping, which replaces none.
+        let start =
+            unsafe { mmap_anonymous(None, bytes, protection, MapFlags::MAP_SHARED) }.ok()?;
+        let start = start.cast();
+        Some(Self { start, count })
+    }
+
+    fn slice(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is of this length, page-aligned and zero at first, and is never unmapped.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+
+    fn fill(&self, words: impl Iterator<Item = u64>) {
+        let slots = self.slice().iter();
+        slots
+            .zip(words)
+            .for_each(|(to, word)| to.store(word, Ordering::Release));
+    }
+
+    fn iter(&self) -> impl Iterator<Item = u64> {
+        self.slice().iter().map(|word| word.load(Ordering::Acquire))
+    }
+}
+
+fn leave(written: Result<(), Errno>) -> ! {
+    let status = match written {
         Ok(()) => 0,
         Err(Errno::UnknownErrno) => libc::EIO,
         Err(errno) => errno as libc::c_int,

@@ -1,5 +1,6 @@
 //! The memory layers below a VM: which file says what a chunk held when it was last saved.
 
+use super::hashes::{Hash, Hashes};
 use super::linear::CHUNK;
 use crate::error::VmmError;
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
@@ -15,6 +16,19 @@ pub struct Layer {
     pub file: File,
     /// What it holds.
     pub index: LayerIndex,
+    /// Hashes of what it stores, where it is not in the page cache.
+    pub hashes: Option<Hashes>,
+}
+
+impl Layer {
+    /// A layer that is compared with by reading it.
+    pub fn new(file: File, index: LayerIndex) -> Self {
+        Self {
+            file,
+            index,
+            hashes: None,
+        }
+    }
 }
 
 /// What lies below a chunk.
@@ -24,6 +38,8 @@ pub enum Below<'a> {
     Zero,
     /// What this file holds at the chunk's offset.
     File(&'a File),
+    /// Something with this hash.
+    Hashed(Hash),
 }
 
 /// Layers, oldest first. Of a VM that was booted there are none, and everything below is zero.
@@ -59,7 +75,10 @@ impl Layers {
     /// What lies below `chunk`. Allocates nothing.
     pub fn below(&self, chunk: u64) -> Below<'_> {
         match self.owner(chunk).and_then(|at| self.0.get(at)) {
-            Some(layer) if layer.index.stored.contains(chunk) => Below::File(&layer.file),
+            Some(layer) if layer.index.stored.contains(chunk) => {
+                let hash = layer.hashes.as_ref().and_then(|hashes| hashes.get(chunk));
+                hash.map_or(Below::File(&layer.file), Below::Hashed)
+            }
             _ => Below::Zero,
         }
     }
@@ -140,7 +159,7 @@ mod tests {
         let mut index = LayerIndex::empty(MEMORY_CHUNK, 256 * CHUNK);
         stored.iter().for_each(|&c| index.stored.insert(c));
         zero.iter().for_each(|&c| index.zero.insert(c));
-        Layer { file, index }
+        Layer::new(file, index)
     }
 
     #[test]

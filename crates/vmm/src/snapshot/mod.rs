@@ -1,9 +1,11 @@
 //! Snapshots: a machine's state as a value ([`state`]), memory as layers ([`layers`], [`linear`], [`place`]), what was written
-//! since ([`scan`]), and writing that down ([`writer`]) while the guest runs on ([`child`]).
+//! since ([`scan`]), and writing that down ([`writer`], [`output`]) while the guest runs on ([`child`]).
 
 pub mod child;
+pub mod hashes;
 pub mod layers;
 pub mod linear;
+pub mod output;
 pub mod place;
 pub mod scan;
 pub mod state;

@@ -211,7 +211,7 @@ mod tests {
         file.write_all_at(&[7; 65536], 3 * CHUNK).unwrap();
         let mut index = LayerIndex::empty(MEMORY_CHUNK, bytes);
         index.stored.insert(3);
-        let layers = Layers::new(vec![Layer { file, index }], bytes).unwrap();
+        let layers = Layers::new(vec![Layer::new(file, index)], bytes).unwrap();
         let memory = memory::allocate(128).unwrap();
         let linear = Linear::new(&memory).unwrap();
         let plan = plan(layers.runs(linear.chunks()), None, MAX_MAPPINGS);
@@ -233,7 +233,7 @@ mod tests {
                 file.write_all_at(&[fill; 65536], chunk * CHUNK).unwrap();
             }
             zero.iter().for_each(|&c| index.zero.insert(c));
-            Layer { file, index }
+            Layer::new(file, index)
         };
         let layers = vec![layer(&[0, 1, 2, 9], &[], 1), layer(&[1], &[2], 2)];
         let layers = Layers::new(layers, bytes).unwrap();

@@ -163,7 +163,7 @@ mod tests {
         file.set_len(linear.bytes()).unwrap();
         let mut index = LayerIndex::empty(MEMORY_CHUNK, linear.bytes());
         index.stored.insert_range(0..64);
-        let layers = Layers::new(vec![Layer { file, index }], linear.bytes()).unwrap();
+        let layers = Layers::new(vec![Layer::new(file, index)], linear.bytes()).unwrap();
         let plan = plan(layers.runs(linear.chunks()), None, MAX_MAPPINGS);
         place(&plan, &layers, &linear).unwrap();
         memory.write_obj(1u8, GuestAddress(5 * CHUNK)).unwrap();

@@ -1,22 +1,35 @@
 //! Writes the chunks that differ from the layers below. Allocates nothing once made, because it may run in a process forked
 //! from one with threads.
 
+use super::hashes::{Hashes, hash};
 use super::layers::{Below, Layers};
 use super::linear::{CHUNK_BYTES, Linear};
+use super::output::{MAX_RUN, Output, write};
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
 use nix::errno::Errno;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-/// Most bytes written by one call.
-const MAX_RUN: usize = 4 << 20;
+/// Candidates from which on a layer is worth two processes, and room outside the page cache: 64 MiB.
+pub const LARGE_LAYER_CHUNKS: u64 = 1024;
+
+/// What a memory layer is made of.
+pub struct Source<'a> {
+    /// Guest memory, to which nobody writes meanwhile.
+    pub linear: &'a Linear,
+    /// The layers below.
+    pub layers: &'a Layers,
+    /// Chunks that may differ from them.
+    pub candidates: &'a UnitSet,
+    /// Takes the hashes of what is stored, if the next snapshot is to compare with them.
+    pub hashes: Option<&'a Hashes>,
+}
 
 /// Everything needed to write a memory layer.
 pub struct Writer<'a> {
-    linear: &'a Linear,
-    layers: &'a Layers,
-    candidates: &'a UnitSet,
-    file: &'a File,
+    source: Source<'a>,
+    output: Output<'a>,
     index_file: &'a File,
     index: LayerIndex,
     encoded: Vec<u8>,
@@ -32,20 +45,10 @@ struct Run {
 }
 
 impl<'a> Writer<'a> {
-    /// Of the `candidates` among the chunks; `file` and `index_file` are empty.
-    pub fn new(
-        linear: &'a Linear,
-        layers: &'a Layers,
-        candidates: &'a UnitSet,
-        file: &'a File,
-        index_file: &'a File,
-    ) -> Self {
+    /// Of files that are empty.
+    pub fn new(source: Source<'a>, output: Output<'a>, index_file: &'a File) -> Self {
+        let linear = source.linear;
         Self {
-            linear,
-            layers,
-            candidates,
-            file,
-            index_file,
             index: LayerIndex::empty(MEMORY_CHUNK, linear.bytes()),
             encoded: vec![0; LayerIndex::encoded_len(linear.chunks())],
             below: vec![0; CHUNK_BYTES],
@@ -54,45 +57,74 @@ impl<'a> Writer<'a> {
                 bytes: 0,
                 offset: 0,
             },
+            source,
+            output,
+            index_file,
         }
     }
 
-    /// Writes layer and index. Nobody may write to guest memory meanwhile.
+    /// Writes layer and index.
     pub fn write(&mut self) -> Result<(), Errno> {
-        let size = i64::try_from(self.linear.bytes()).map_err(|_| Errno::EOVERFLOW)?;
-        // SAFETY: a call on an open descriptor that touches no memory of ours.
-        if unsafe { libc::ftruncate(self.file.as_raw_fd(), size) } != 0 {
-            return Err(Errno::last());
-        }
-        let candidates = self.candidates;
-        for chunk in candidates.iter() {
-            self.chunk(chunk)?;
-        }
-        self.flush()?;
+        self.set_len()?;
+        self.write_range(0..self.source.linear.chunks())?;
         self.write_index()
     }
 
+    /// Makes the file as long as memory.
+    pub fn set_len(&self) -> Result<(), Errno> {
+        self.output.set_len(self.source.linear.bytes())
+    }
+
+    /// The chunk in the middle of those to be looked at, if there are enough of them for two processes.
+    pub fn middle(&self) -> Option<u64> {
+        let count = self.source.candidates.count();
+        let half = usize::try_from(count / 2).ok()?;
+        let middle = (count >= LARGE_LAYER_CHUNKS).then(|| self.source.candidates.iter().nth(half));
+        middle.flatten()
+    }
+
+    /// For a process that shares memory with its parent.
+    pub fn copy_first(&mut self) {
+        self.output.copy_first();
+    }
+
+    /// Writes what `range` has of the layer.
+    pub fn write_range(&mut self, range: Range<u64>) -> Result<(), Errno> {
+        let candidates = self.source.candidates;
+        let those = candidates.iter().skip_while(|&chunk| chunk < range.start);
+        for chunk in those.take_while(|&chunk| chunk < range.end) {
+            self.chunk(chunk)?;
+        }
+        self.flush()
+    }
+
     fn chunk(&mut self, chunk: u64) -> Result<(), Errno> {
-        let host = self.linear.chunk(chunk).ok_or(Errno::EFAULT)?;
-        // SAFETY: a chunk is CHUNK_BYTES of mapped guest memory, to which nobody writes now (see `write`).
+        let host = self.source.linear.chunk(chunk).ok_or(Errno::EFAULT)?;
+        // SAFETY: a chunk is CHUNK_BYTES of mapped guest memory, to which nobody writes now (see `Source`).
         let now = unsafe { std::slice::from_raw_parts(host.cast_const(), CHUNK_BYTES) };
         let offset =
             i64::try_from(chunk * u64::from(MEMORY_CHUNK)).map_err(|_| Errno::EOVERFLOW)?;
-        match self.layers.below(chunk) {
-            Below::Zero if is_zero(now) => return Ok(()),
-            Below::Zero => {}
+        let below = self.source.layers.below(chunk);
+        let mut hashed = None;
+        let same = match below {
+            Below::Zero => is_zero(now),
+            Below::Hashed(stored) => *hashed.insert(hash(now)) == stored,
             Below::File(file) => {
                 read(file, &mut self.below, offset)?;
-                if self.below == now {
-                    return Ok(());
-                }
-                if is_zero(now) {
-                    self.index.zero.insert(chunk);
-                    return Ok(());
-                }
+                self.below == now
             }
+        };
+        if same {
+            return Ok(());
+        }
+        if !matches!(below, Below::Zero) && is_zero(now) {
+            self.index.zero.insert(chunk);
+            return Ok(());
         }
         self.index.stored.insert(chunk);
+        if let Some(hashes) = self.source.hashes {
+            hashes.set(chunk, hashed.unwrap_or_else(|| hash(now)));
+        }
         let joined = !self.run.host.is_null()
             && self.run.host.wrapping_add(self.run.bytes) == host.cast_const()
             && i64::try_from(self.run.bytes).is_ok_and(|n| self.run.offset + n == offset)
@@ -114,22 +146,37 @@ impl<'a> Writer<'a> {
         // SAFETY: the run consists of whole chunks of guest memory, side by side in one mapping.
         let data = unsafe { std::slice::from_raw_parts(self.run.host, bytes) };
         self.run.host = std::ptr::null();
-        write(self.file, data, self.run.offset)
+        self.output.write(data, self.run.offset)
     }
 
-    fn write_index(&mut self) -> Result<(), Errno> {
-        let header = LayerIndex::header(MEMORY_CHUNK, self.linear.chunks());
-        let words = self
-            .index
-            .stored
-            .words()
-            .iter()
-            .chain(self.index.zero.words());
+    /// Words of an index of this memory: those of what is stored, then those of what is zero.
+    pub fn words(&self) -> impl Iterator<Item = u64> {
+        let (stored, zero) = (&self.index.stored, &self.index.zero);
+        stored.words().iter().chain(zero.words()).copied()
+    }
+
+    /// Takes what another writer of the same memory has in its index.
+    pub fn add_words(&mut self, words: impl Iterator<Item = u64>) {
+        let count = self.index.stored.words().len();
+        for (at, word) in (0..).zip(words) {
+            let (set, at) = match usize::checked_sub(at, count) {
+                None => (&mut self.index.stored, at),
+                Some(at) => (&mut self.index.zero, at),
+            };
+            set.insert_word(at, word);
+        }
+    }
+
+    /// Writes the index.
+    pub fn write_index(&mut self) -> Result<(), Errno> {
+        let header = LayerIndex::header(MEMORY_CHUNK, self.source.linear.chunks());
+        let (stored, zero) = (&self.index.stored, &self.index.zero);
         let (head, maps) = self
             .encoded
             .split_at_mut_checked(header.len())
             .ok_or(Errno::EOVERFLOW)?;
         head.copy_from_slice(&header);
+        let words = stored.words().iter().chain(zero.words());
         for (to, word) in maps.as_chunks_mut().0.iter_mut().zip(words) {
             *to = word.to_le_bytes();
         }
@@ -168,23 +215,6 @@ fn read(file: &File, mut to: &mut [u8], mut offset: i64) -> Result<(), Errno> {
     Ok(())
 }
 
-fn write(file: &File, mut from: &[u8], mut offset: i64) -> Result<(), Errno> {
-    while !from.is_empty() {
-        // SAFETY: `from` is readable memory of this length.
-        let put =
-            unsafe { libc::pwrite(file.as_raw_fd(), from.as_ptr().cast(), from.len(), offset) };
-        let put = match usize::try_from(put) {
-            Ok(0) => return Err(Errno::EIO),
-            Ok(put) => put,
-            Err(_) if Errno::last() == Errno::EINTR => continue,
-            Err(_) => return Err(Errno::last()),
-        };
-        from = from.get(put..).ok_or(Errno::EIO)?;
-        offset += i64::try_from(put).map_err(|_| Errno::EOVERFLOW)?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::layers::Layer;
@@ -193,7 +223,7 @@ mod tests {
     use super::*;
     use crate::GuestMemory;
     use crate::memory;
-    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
     use vm_memory::{Bytes, GuestAddress};
     use vmm_sys_util::tempfile::TempFile;
 
@@ -202,12 +232,28 @@ mod tests {
         memory.write_slice(&[byte; CHUNK_BYTES], at).unwrap();
     }
 
+    fn writer<'a>(
+        linear: &'a Linear,
+        layers: &'a Layers,
+        candidates: &'a UnitSet,
+        file: &'a File,
+        index_file: &'a File,
+    ) -> Writer<'a> {
+        let source = Source {
+            linear,
+            layers,
+            candidates,
+            hashes: None,
+        };
+        Writer::new(source, Output::new(file, None), index_file)
+    }
+
     fn save(memory: &GuestMemory, layers: &Layers) -> Layer {
         let linear = Linear::new(memory).unwrap();
         let (file, index) = (TempFile::new().unwrap(), TempFile::new().unwrap());
         let all = UnitSet::full(linear.chunks());
         let (file, index_file) = (file.into_file(), index.into_file());
-        let mut writer = Writer::new(&linear, layers, &all, &file, &index_file);
+        let mut writer = writer(&linear, layers, &all, &file, &index_file);
         writer.write().unwrap();
         let index = writer.index();
         let mut written = vec![0; LayerIndex::encoded_len(linear.chunks())];
@@ -216,7 +262,7 @@ mod tests {
             LayerIndex::decode(&written, MEMORY_CHUNK, linear.bytes()).unwrap(),
             index
         );
-        Layer { file, index }
+        Layer::new(file, index)
     }
 
     #[test]
@@ -256,6 +302,71 @@ mod tests {
     }
 
     #[test]
+    fn long_runs_go_past_the_page_cache_and_are_compared_with_by_their_hashes() {
+        let memory = memory::allocate(128).unwrap();
+        let linear = Linear::new(&memory).unwrap();
+        (16u8..)
+            .zip(64..192)
+            .for_each(|(byte, chunk)| fill(&memory, chunk, byte));
+        fill(&memory, 1000, 7);
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("memory");
+        let mut both = File::options();
+        both.read(true).write(true).create(true);
+        let file = both.open(&path).unwrap();
+        let direct = both.custom_flags(libc::O_DIRECT).open(&path).ok();
+        let (all, mut layers) = (UnitSet::full(linear.chunks()), Layers::default());
+        let hashes = Hashes::new(linear.chunks()).unwrap();
+        let source = Source {
+            linear: &linear,
+            layers: &layers,
+            candidates: &all,
+            hashes: Some(&hashes),
+        };
+        let index_file = TempFile::new().unwrap().into_file();
+        let output = Output::new(&file, direct.as_ref());
+        let mut writer = Writer::new(source, output, &index_file);
+        // As a forked process does it, in two parts.
+        writer.copy_first();
+        writer.set_len().unwrap();
+        writer.write_range(100..u64::MAX).unwrap();
+        writer.write_range(0..100).unwrap();
+        let index = writer.index();
+        assert_eq!(index.stored.count(), 129);
+        let mut read = vec![0; CHUNK_BYTES];
+        for (byte, chunk) in (16u8..).zip(64..192).chain([(7, 1000)]) {
+            file.read_exact_at(&mut read, chunk * CHUNK).unwrap();
+            assert!(read.iter().all(|&b| b == byte), "chunk {chunk}");
+        }
+        layers.push(Layer {
+            hashes: Some(hashes),
+            ..Layer::new(file, index)
+        });
+        fill(&memory, 70, 99);
+        fill(&memory, 71, 0);
+        let second = save(&memory, &layers);
+        assert_eq!(second.index.stored.iter().collect::<Vec<_>>(), [70]);
+        assert_eq!(second.index.zero.iter().collect::<Vec<_>>(), [71]);
+    }
+
+    #[test]
+    fn indexes_of_two_writers_are_joined() {
+        let memory = memory::allocate(128).unwrap();
+        let linear = Linear::new(&memory).unwrap();
+        let (all, layers) = (UnitSet::full(linear.chunks()), Layers::default());
+        let file = TempFile::new().unwrap().into_file();
+        let mut writers = [(); 2].map(|()| writer(&linear, &layers, &all, &file, &file));
+        let [one, other] = &mut writers;
+        one.index.stored.insert(3);
+        other.index.stored.insert(linear.chunks() - 1);
+        other.index.zero.insert(64);
+        one.add_words(other.words());
+        let stored: Vec<_> = one.index.stored.iter().collect();
+        assert_eq!(stored, [3, linear.chunks() - 1]);
+        assert_eq!(one.index.zero.iter().collect::<Vec<_>>(), [64]);
+    }
+
+    #[test]
     fn a_full_disk_is_reported() {
         let memory = memory::allocate(128).unwrap();
         fill(&memory, 1, 1);
@@ -263,7 +374,7 @@ mod tests {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let all = UnitSet::full(linear.chunks());
         let layers = Layers::default();
-        let mut writer = Writer::new(&linear, &layers, &all, &full, &full);
+        let mut writer = writer(&linear, &layers, &all, &full, &full);
         // /dev/full cannot be made longer either.
         assert!(writer.write().is_err());
     }

@@ -45,10 +45,7 @@ fn a_full_disk_fails_the_snapshot_and_the_guest_runs_on() {
         let Some(memory) = small_disk() else {
             return skip(test, "a small file system cannot be mounted");
         };
-        let target = Target {
-            memory,
-            ..Target::new()
-        };
+        let target = Target::to(memory);
         let error = vm.snapshot_to(target, then).err().unwrap();
         assert!(error.contains("ENOSPC"), "{error}");
         vm.verify();

@@ -17,6 +17,7 @@ use nix::sys::socket::{
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -58,6 +59,8 @@ impl Snapshot {
 pub struct Target {
     pub state: File,
     pub memory: File,
+    /// `memory` past the page cache.
+    pub direct: Option<File>,
     pub index: File,
     pub overlay: File,
     pub disk_index: File,
@@ -65,9 +68,18 @@ pub struct Target {
 
 impl Target {
     pub fn new() -> Self {
+        Self::to(file())
+    }
+
+    /// Files of which the one for memory is given.
+    pub fn to(memory: File) -> Self {
+        let mut direct = File::options();
+        direct.write(true).custom_flags(libc::O_DIRECT);
+        let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
         Self {
             state: file(),
-            memory: file(),
+            direct: direct.open(path).ok(),
+            memory,
             index: file(),
             overlay: file(),
             disk_index: file(),
@@ -507,6 +519,7 @@ impl Vm {
             id: "next".to_owned(),
             state: fds.add(&target.state),
             memory: fds.add(&target.memory),
+            direct: target.direct.as_ref().map(|file| fds.add(file)),
             index: fds.add(&target.index),
             pagemap: Some(fds.add(&pagemap)),
             disks: vec![DiskFreeze {
