@@ -98,6 +98,20 @@ impl Cgroups {
         Ok(())
     }
 
+    /// Number of processes in the group of a VMM that the kernel killed for its limit of memory.
+    pub(crate) fn memory_kills(&self, vmm: u32) -> u64 {
+        let groups = self
+            .0
+            .0
+            .iter()
+            .map(|tree| tree.parent.join(vmm.to_string()));
+        let texts = groups.flat_map(|group| {
+            let files = ["memory.events", "memory.oom_control"];
+            files.map(|file| fs::read_to_string(group.join(file)).unwrap_or_default())
+        });
+        texts.map(|text| kills_in(&text)).sum()
+    }
+
     /// Removes the group of a VMM that is gone.
     pub(crate) fn forget(&self, vmm: u32) {
         for tree in &self.0.0 {
@@ -172,6 +186,13 @@ impl Tree {
             }
         }
     }
+}
+
+/// The count in a group's events of memory.
+fn kills_in(events: &str) -> u64 {
+    let mut lines = events.lines();
+    let count = lines.find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
+    count.unwrap_or(0)
 }
 
 /// Writes to a file that is there: an attempt to make one is refused in other words.
@@ -310,6 +331,13 @@ mod tests {
             assert_eq!(trees.len(), count, "{controllers}");
             assert!(trees.iter().all(|t| t.parent == slice.join("jiffy")));
         }
+    }
+
+    #[test]
+    fn kills_for_memory_are_counted_in_the_words_of_both_versions() {
+        let two = "low 0\nhigh 0\nmax 12\noom 1\noom_kill 1\noom_group_kill 0\n";
+        let one = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n";
+        assert_eq!((kills_in(two), kills_in(one), kills_in("")), (1, 2, 0));
     }
 
     #[test]

@@ -78,6 +78,7 @@ impl Driver {
                 self.process.wait().await
             }
         };
+        let over_limit = self.vmm.ran_out_of_memory(self.pid);
         self.vmm.forget(self.pid);
         if let Some(socket) = self.kept.get() {
             let _ = std::fs::remove_file(socket);
@@ -85,7 +86,7 @@ impl Driver {
         if let Some(greeting) = greeting {
             greeting.abort();
         }
-        let end = judge(self.cause.take(), status, &self.console.tail());
+        let end = judge(self.cause.take(), status, over_limit, &self.console.tail());
         tracing::debug!(?end, "sandbox ended");
         // The end is known before the steps close, so that whoever waits for a step finds it.
         tell_end.send_replace(Some(end));

@@ -131,6 +131,13 @@ impl Vmm {
         Ok((child, Some(limiting)))
     }
 
+    /// Whether the kernel killed a process, which has ended, since its group needed more memory
+    /// than it may use.
+    pub(crate) fn ran_out_of_memory(&self, pid: u32) -> bool {
+        let cgroups = self.cgroups.as_ref();
+        cgroups.is_some_and(|cgroups| cgroups.memory_kills(pid) > 0)
+    }
+
     /// Removes what is left of a process that has ended.
     pub(crate) fn forget(&self, pid: u32) {
         if let Some(cgroups) = &self.cgroups {

@@ -6,10 +6,12 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Why the sandbox ended: what the VMM said, how its process ended if that is known, and the guest's last words.
+/// Why the sandbox ended: what the VMM said, how its process ended if that is known, whether its
+/// group was over its limit of memory, and the guest's last words.
 pub(crate) fn judge(
     cause: Option<StopCause>,
     status: io::Result<Option<ExitStatus>>,
+    over_limit: bool,
     console: &[u8],
 ) -> SandboxEnd {
     // Whatever a VMM said before: one that made a call its filter forbids was broken, or no longer ours.
@@ -27,6 +29,9 @@ pub(crate) fn judge(
         Some(StopCause::BadConfig { reason } | StopCause::HostError { reason }) => {
             SandboxEnd::HostError { reason }
         }
+        None if over_limit => SandboxEnd::VmmDied {
+            status: "out of memory: it needed more than its control group may use".to_owned(),
+        },
         None => SandboxEnd::VmmDied {
             status: match status {
                 Ok(Some(status)) => status.to_string(),
@@ -95,12 +100,22 @@ mod tests {
             judge(
                 Some(StopCause::Requested),
                 Ok(Some(ExitStatus::from_raw(signal))),
+                false,
                 b"",
             )
         };
         assert!(matches!(end(libc::SIGSYS), SandboxEnd::VmmDied { .. }));
         // One that was slow to leave and was killed for it did nothing wrong.
         assert_eq!(end(libc::SIGKILL), SandboxEnd::Requested);
+    }
+
+    #[test]
+    fn a_vmm_that_was_killed_for_memory_is_told_as_such() {
+        let status = || Ok(Some(ExitStatus::from_raw(libc::SIGKILL)));
+        let end = judge(None, status(), true, b"").to_string();
+        assert!(end.contains("out of memory"), "{end}");
+        let end = judge(None, status(), false, b"").to_string();
+        assert!(!end.contains("out of memory"), "{end}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{greeting, net, root, until_reset};
 use crate::link::LinkListener;
-use crate::process::reaper;
+use crate::process::{oom_log, reaper};
 use crate::settings::Settings;
 use crate::state::Agent;
 use crate::{forward, runtime, server, sys};
@@ -30,6 +30,8 @@ async fn serve(began_us: u64) -> io::Result<()> {
     sys::raise_open_files();
     let signals = reaper::signals()?;
     let agent = Agent::new(Settings::default())?;
+    let kills = oom_log::CountedKills::default();
+    agent.processes.counted_kills.replace(Some(kills));
     let [hello, envd, tcp] = [HELLO_PORT, ENVD_PORT, TCP_PORT].map(LinkListener::bind);
     let (hello, envd, tcp) = (hello?, envd?, tcp?);
     // The host waits for the line. What is written here is not buffered beyond it.

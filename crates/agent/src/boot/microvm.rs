@@ -1,7 +1,7 @@
 //! Process 1 of a microVM: the host is reached over vsock.
 
 use super::{greeting, root, until_reset};
-use crate::process::reaper;
+use crate::process::{oom_log, reaper};
 use crate::settings::Settings;
 use crate::state::Agent;
 use crate::vsock::{self, VsockListener};
@@ -80,6 +80,7 @@ async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
             }
         }
     });
+    tokio::task::spawn_local(oom_log::follow_kernel());
     tokio::task::spawn_local(greeting::run(Rc::clone(&agent), began_us, early, broken));
     reaper::run(agent, signals).await
 }

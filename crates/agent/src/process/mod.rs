@@ -8,6 +8,7 @@ pub mod input;
 pub mod limits;
 pub mod message;
 pub mod oom;
+pub mod oom_log;
 pub mod pty;
 pub mod pump;
 pub mod reaper;

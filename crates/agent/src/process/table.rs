@@ -6,6 +6,7 @@ use super::hub::Hub;
 use super::input::ProcessInput;
 use super::message::{ProcessConfig, Selector};
 use super::oom::OomWatch;
+use super::oom_log::CountedKills;
 use crate::rpc::{Code, RpcError};
 use crate::sys;
 use bytes::Bytes;
@@ -86,6 +87,8 @@ pub struct ProcessTable {
     /// `/dev/null`.
     pub null: OwnedFd,
     oom: OomWatch,
+    /// Told to the console, where nothing else tells of kills.
+    pub counted_kills: RefCell<Option<CountedKills>>,
 }
 
 impl ProcessTable {
@@ -102,6 +105,7 @@ impl ProcessTable {
             scratch: RefCell::new(vec![0; super::pump::PIPE_CHUNK].into()),
             null: null.into(),
             oom: OomWatch::new(),
+            counted_kills: RefCell::default(),
         })
     }
 
@@ -118,6 +122,10 @@ impl ProcessTable {
         let process = self.running.borrow_mut().remove(&pid);
         // Ask for every kill, so that one nobody waits for is not taken for a later one.
         let oom = exit.looks_killed() && self.oom.happened();
+        if let Some(kills) = &mut *self.counted_kills.borrow_mut() {
+            let known = process.as_ref().filter(|_| exit.looks_killed());
+            kills.child_ended(pid, known.map(|p| p.config.cmd.as_str()));
+        }
         let Some(process) = process else {
             return;
         };

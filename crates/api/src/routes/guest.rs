@@ -13,7 +13,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiffy_engine::{Connection, Engine};
-use jiffy_host::{Sample, Terms};
+use jiffy_host::{Sample, State as Life, Terms};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -115,7 +115,10 @@ impl Console {
         let most = usize::try_from(MAX_LINES).unwrap_or(usize::MAX);
         // A guest's host name is its id.
         let shown = |line: &str| line.replace(&record.id, caller.shown_id(&record.id));
-        let lines: Vec<String> = text.lines().map(shown).collect();
+        let mut lines: Vec<String> = text.lines().map(shown).collect();
+        if let Life::Broken { cause } = &record.state {
+            lines.push(format!("jiffy: {}", shown(cause)));
+        }
         let begin = lines.len().saturating_sub(most);
         Ok(Self {
             at: moment(record.changed_ms),

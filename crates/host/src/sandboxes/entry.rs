@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
+/// Bytes of a console that are kept when its guest has ended by itself.
+const MAX_LAST_WORDS: usize = 16 << 10;
+
 /// A sandbox: its record, its guest while it has one, and whose turn it is to change them.
 pub(crate) struct Entry<G> {
     record: Mutex<SandboxRecord>,
@@ -23,6 +26,8 @@ pub(crate) struct Entry<G> {
     pub history: Mutex<History>,
     /// What its earlier guests reached.
     pub reached: Mutex<Reached>,
+    /// Console of a guest that ended by itself, as far as it is kept.
+    last_words: Mutex<Option<String>>,
     /// Whether its time is over and that is being acted upon.
     expiring: AtomicBool,
     /// Whether it is being killed.
@@ -58,6 +63,7 @@ impl<G: Guest> Entry<G> {
             place: Mutex::default(),
             history: Mutex::default(),
             reached: Mutex::default(),
+            last_words: Mutex::default(),
             expiring: AtomicBool::new(false),
             ending: watch::Sender::default(),
             turn: tokio::sync::Mutex::default(),
@@ -145,6 +151,7 @@ impl<G: Guest> Entry<G> {
         if record.state == State::Killed {
             // Its guest's, too: many are killed, and each is remembered for an hour.
             lock(&self.reached).clear();
+            lock(&self.last_words).take();
         }
         let mut current = lock(&self.record);
         let (before, now) = (needed_by(&current), needed_by(&record));
@@ -193,6 +200,23 @@ impl<G: Guest> Entry<G> {
             lock(&self.reached).add(log);
         }
         before
+    }
+
+    /// Keeps the end of the console of a guest that ended by itself.
+    pub fn keep_last_words(&self, console: &str) {
+        let mut begin = console.len().saturating_sub(MAX_LAST_WORDS);
+        while !console.is_char_boundary(begin) {
+            begin += 1;
+        }
+        *lock(&self.last_words) = Some(console[begin..].to_owned());
+    }
+
+    /// Console of its guest, or of the one that ended by itself.
+    pub fn console(&self) -> Option<String> {
+        match self.guest() {
+            Some(guest) => Some(guest.console_tail()),
+            None => lock(&self.last_words).clone(),
+        }
     }
 
     /// Where what its guest reaches is recorded.

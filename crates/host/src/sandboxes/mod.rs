@@ -346,9 +346,10 @@ impl<E: Engine> Sandboxes<E> {
         Ok((pid, guest.exits().await))
     }
 
-    /// The last console output of a sandbox that has a guest.
+    /// The last console output of a sandbox that has a guest, or whose guest ended by itself while
+    /// this process was there.
     pub fn console_tail(&self, id: &str) -> Result<Option<String>, OperationError> {
-        Ok(self.entry(id)?.guest().map(|g| g.console_tail()))
+        Ok(self.entry(id)?.console())
     }
 
     /// Ends every guest. The journal says so.
@@ -403,6 +404,7 @@ impl<E: Engine> Sandboxes<E> {
             if !entry.is_guest(&guest) {
                 return;
             }
+            entry.keep_last_words(&guest.console_tail());
             entry.replace_guest(None);
             let cause = end.to_string();
             let record = entry.record_in(State::Broken { cause });

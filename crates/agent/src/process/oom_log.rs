@@ -1,0 +1,221 @@
+//! Tells the console which process was killed for want of memory: what the kernel says of it is
+//! below the level that the console shows.
+
+use super::oom::OomWatch;
+use crate::sys;
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::io::Interest;
+
+/// Where the kernel's messages are read, a record at a time.
+const KERNEL_LOG: &str = "/dev/kmsg";
+/// Longest record (`PRINTKRB_RECORD_MAX`, and what precedes and follows the text).
+const RECORD: usize = 8192;
+/// Lines told at most: a guest that lives at the edge of its memory does not fill its console.
+const MAX_LINES: u32 = 100;
+
+/// A process that the kernel killed.
+#[derive(Debug, PartialEq, Eq)]
+struct Victim {
+    pid: u32,
+    name: String,
+    /// Resident memory.
+    kib: u64,
+    /// It hit the limit of a control group; there may be memory left in the guest.
+    in_group: bool,
+}
+
+impl Victim {
+    /// The victim that a record of the kernel's log tells of.
+    fn parse(record: &str) -> Option<Self> {
+        let (prefix, text) = record.split_once(';')?;
+        // Records of programs have a facility, those of the kernel have none.
+        let level: u32 = prefix.split(',').next()?.parse().ok()?;
+        if level > 7 {
+            return None;
+        }
+        let text = text.lines().next()?;
+        let (kind, rest) = text.split_once(": Killed process ")?;
+        let in_group = match kind {
+            "Out of memory" | "Out of memory (oom_kill_allocating_task)" => false,
+            "Memory cgroup out of memory" => true,
+            _ => return None,
+        };
+        let (pid, rest) = rest.split_once(" (")?;
+        // A name may have parentheses in it.
+        let (name, rest) = rest.rsplit_once(") total-vm:")?;
+        let resident = ["anon-rss:", "file-rss:", "shmem-rss:"];
+        let parts = rest.split([' ', ',']).filter_map(|word| {
+            let number = resident.iter().find_map(|key| word.strip_prefix(key))?;
+            number.strip_suffix("kB")?.parse::<u64>().ok()
+        });
+        Some(Self {
+            pid: pid.parse().ok()?,
+            name: name.to_owned(),
+            kib: parts.fold(0, u64::saturating_add),
+            in_group,
+        })
+    }
+
+    fn line(&self, at: SystemTime) -> String {
+        let of = match self.in_group {
+            true => "a control group of the guest".to_owned(),
+            false => the_guest(),
+        };
+        format!(
+            "{} out of memory: the kernel killed process {} ({}), which used {} MiB; {of} had none left",
+            moment(at),
+            self.pid,
+            self.name,
+            self.kib / 1024,
+        )
+    }
+}
+
+/// The guest with its memory, in words.
+fn the_guest() -> String {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| {
+        let rest = line.strip_prefix("MemTotal:")?.trim();
+        rest.strip_suffix(" kB")?.parse::<u64>().ok()
+    });
+    match total {
+        Some(kib) => format!("the guest ({} MiB)", kib / 1024),
+        None => "the guest".to_owned(),
+    }
+}
+
+/// Writes a line to the console, which the host keeps.
+fn tell(line: &str) {
+    // Nobody hears that telling failed.
+    let _ = writeln!(io::stderr(), "jiffy: {line}");
+}
+
+/// Tells of every kill from now on. Returns only where the kernel's log cannot be read.
+pub async fn follow_kernel() {
+    let mut told = 0;
+    let opened = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(KERNEL_LOG)
+        .and_then(|mut log| {
+            log.seek(SeekFrom::End(0))?;
+            sys::register(OwnedFd::from(log), Interest::READABLE)
+        });
+    let Ok(log) = opened else { return };
+    let mut buffer = vec![0; RECORD];
+    loop {
+        let Ok(mut ready) = log.readable().await else {
+            return;
+        };
+        match ready.try_io(|log| sys::read(log.as_raw_fd(), &mut buffer)) {
+            Ok(Ok(n)) => {
+                let record = String::from_utf8_lossy(&buffer[..n]);
+                if let Some(victim) = Victim::parse(&record).filter(|_| told < MAX_LINES) {
+                    told += 1;
+                    tell(&victim.line(SystemTime::now()));
+                }
+            }
+            // Records that were overwritten before they were read, or one that is too long.
+            Ok(Err(e)) if matches!(e.raw_os_error(), Some(libc::EPIPE | libc::EINVAL)) => {}
+            Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
+            Ok(Err(_)) => return,
+            Err(_would_block) => {}
+        }
+    }
+}
+
+/// Kills told by a count alone, where the kernel keeps no log: gVisor's.
+#[derive(Debug, Default)]
+pub struct CountedKills {
+    watch: OomWatch,
+    told: u32,
+}
+
+impl CountedKills {
+    /// Looks at the count after a child of ours ended; `command` is what it ran, if it looks killed.
+    pub fn child_ended(&mut self, pid: u32, command: Option<&str>) {
+        if self.watch.happened() && self.told < MAX_LINES {
+            self.told += 1;
+            let now = moment(SystemTime::now());
+            let of = the_guest();
+            tell(&match command {
+                Some(command) => format!(
+                    "{now} out of memory: process {pid} ({command}), or one that it waited for, was killed; {of} had none left"
+                ),
+                None => format!("{now} out of memory: a process was killed; {of} had none left"),
+            });
+        }
+    }
+}
+
+/// A moment as RFC 3339 has it, in seconds and UTC.
+fn moment(at: SystemTime) -> String {
+    let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
+    // Days of the proleptic Gregorian calendar, in years that begin in March, by eras of 400 years.
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let shifted = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 {
+        shifted + 3
+    } else {
+        shifted - 9
+    };
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (h, m, s) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    format!("{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_kill_is_known_by_the_kernels_own_record_alone() {
+        let text = "Killed process 212 (my (odd) name) total-vm:527552kB, anon-rss:476160kB, file-rss:1024kB, shmem-rss:1024kB, UID:1000 pgtables:984kB oom_score_adj:0\n SUBSYSTEM=x\n";
+        let whole = format!("3,512,4711,-;Out of memory: {text}");
+        let victim = Victim::parse(&whole).unwrap();
+        assert_eq!(
+            (
+                victim.pid,
+                victim.name.as_str(),
+                victim.kib,
+                victim.in_group
+            ),
+            (212, "my (odd) name", 478_208, false)
+        );
+        let line = victim.line(UNIX_EPOCH + Duration::from_secs(1_795_444_999));
+        assert!(
+            line.starts_with("2026-11-23T14:43:19Z out of memory: the kernel killed process 212 (my (odd) name), which used 467 MiB; the guest"),
+            "{line}"
+        );
+        let group = format!("3,512,4711,-;Memory cgroup out of memory: {text}");
+        assert!(Victim::parse(&group).unwrap().in_group);
+        // A program can write to the log, too: such a record has a facility.
+        for other in [
+            format!("11,512,4711,-;Out of memory: {text}"),
+            "6,1,2,-;oom_reaper: reaped process 212 (x)".to_owned(),
+            "3,1,2,-;Out of memory: Killed process x (y) total-vm:1kB".to_owned(),
+            String::new(),
+        ] {
+            assert_eq!(Victim::parse(&other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_moment_is_told_in_utc() {
+        let at = |s| moment(UNIX_EPOCH + Duration::from_secs(s));
+        assert_eq!(at(0), "1970-01-01T00:00:00Z");
+        assert_eq!(at(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(at(4_102_444_800), "2100-01-01T00:00:00Z");
+    }
+}
