@@ -301,6 +301,13 @@ fn inside() -> Vec<Operation> {
         )
         .answers_with(101, "What follows are the bytes of the connection")
         .refuses(&[403, 409, 426, 429, 501, 502]),
+        Operation::post(
+            "/sandboxes/{sandboxID}/lease",
+            "leaseSandbox",
+            "Remove the sandbox when this connection ends, for HTTP/1.1 with `Upgrade: lease`",
+        )
+        .answers_with(101, "The sandbox lives as long as the connection")
+        .refuses(&[426]),
         Operation::get(
             "/snapshots",
             "listSnapshots",

@@ -6,6 +6,7 @@ mod fork;
 mod guest;
 mod host;
 mod keys;
+mod lease;
 mod life;
 mod limits;
 mod list;
@@ -114,6 +115,7 @@ fn closed<E: Engine>() -> Calls<E> {
         .get("/sandboxes/{sandboxID}/preview", guest::preview)
         .get("/sandboxes/{sandboxID}/process", host::process)
         .get("/sandboxes/{sandboxID}/ports/{port}", ports::stream)
+        .post("/sandboxes/{sandboxID}/lease", lease::lease)
         .get("/snapshots", snapshots::list)
         .get("/snapshots/{snapshotID}", snapshots::one)
         .get("/templates", templates::list)

@@ -37,7 +37,7 @@ pub(super) async fn stream<E: Engine>(
             "a stream lets its holder change the sandbox: a key with the scope `read` gets none",
         ));
     }
-    if request.version() != Version::HTTP_11 || !asks(request.headers()) {
+    if request.version() != Version::HTTP_11 || !asks(request.headers(), PROTOCOL) {
         return Err(ApiError::new(
             StatusCode::UPGRADE_REQUIRED,
             "upgrade_required",
@@ -76,13 +76,14 @@ pub(super) async fn stream<E: Engine>(
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
-fn asks(headers: &HeaderMap) -> bool {
+/// Whether a request asks to change to `protocol`.
+pub(super) fn asks(headers: &HeaderMap, protocol: &str) -> bool {
     let says = |name, word: &str| {
         let values = headers.get_all(name).iter().filter_map(|v| v.to_str().ok());
         let mut words = values.flat_map(|value| value.split(','));
         words.any(|said| said.trim().eq_ignore_ascii_case(word))
     };
-    says(CONNECTION, "upgrade") && says(UPGRADE, PROTOCOL)
+    says(CONNECTION, "upgrade") && says(UPGRADE, protocol)
 }
 
 impl From<PortRefusal> for ApiError {

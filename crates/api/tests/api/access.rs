@@ -35,6 +35,7 @@ fn sandbox_calls(id: &str) -> Vec<(&'static str, String, Value)> {
         ("GET", of("/preview?port=80"), Value::Null),
         ("GET", of("/process"), Value::Null),
         ("GET", of("/ports/80"), Value::Null),
+        ("POST", of("/lease"), Value::Null),
         ("GET", format!("/snapshots?sandboxID={id}"), Value::Null),
         (
             "GET",
