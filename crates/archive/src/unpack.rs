@@ -35,6 +35,8 @@ pub struct Rules {
     pub confined: bool,
     /// Instead of the first name of every path.
     pub rename: Option<Vec<u8>>,
+    /// Bytes that all files together may have, holes counted.
+    pub max_bytes: Option<u64>,
 }
 
 /// What was unpacked.
@@ -65,6 +67,7 @@ pub fn unpack(
         rules,
         open: Vec::new(),
         buffer: vec![0; BUFFER],
+        size: 0,
         done: Unpacked::default(),
     };
     let outcome = work.run();
@@ -88,6 +91,8 @@ struct Work<'a, R> {
     /// Directories within each other, the innermost last.
     open: Vec<Pending>,
     buffer: Vec<u8>,
+    /// Of all files so far, holes counted.
+    size: u64,
     done: Unpacked,
 }
 
@@ -96,6 +101,12 @@ impl<R: Read> Work<'_, R> {
         while let Some(entry) = self.reader.next_entry()? {
             let path = self.inside(&entry.path)?;
             self.settle(Some(&path))?;
+            // Before it is read: what is refused need not come.
+            self.size = self.size.saturating_add(entry.size);
+            if self.rules.max_bytes.is_some_and(|max| self.size > max) {
+                let problem = "is more than may be unpacked";
+                return Err(ArchiveError::entry(&entry.path, problem));
+            }
             match entry.kind {
                 Kind::Directory => self.directory(entry, path)?,
                 _ if path.is_place() => {

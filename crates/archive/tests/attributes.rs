@@ -27,6 +27,7 @@ fn attributes_of_users_are_kept() {
         mode: None,
         confined: false,
         rename: None,
+        max_bytes: None,
     };
     let root = File::open(dir.path().join("into")).unwrap();
     unpack(&bytes[..], root.as_fd(), &rules).unwrap();

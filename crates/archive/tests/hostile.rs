@@ -28,6 +28,7 @@ impl Scene {
             mode: None,
             confined: true,
             rename: rename.map(|name| name.as_bytes().to_vec()),
+            max_bytes: None,
         };
         unpack(archive, root.as_fd(), &rules)
     }
@@ -237,4 +238,22 @@ fn bytes_changed_at_random_do_no_harm() {
         let _ = scene.unpack(&bytes, None);
         scene.check();
     }
+}
+
+#[test]
+fn what_is_more_than_may_be_unpacked_is_refused_before_it_is_read() {
+    let scene = Scene::new();
+    let root = File::open(scene.dir.path().join("in")).unwrap();
+    let rules = |max| Rules {
+        owner: Owner::Ours,
+        mode: None,
+        confined: true,
+        rename: None,
+        max_bytes: Some(max),
+    };
+    let two = archive(&[file("a"), file("b")]);
+    unpack(&two[..], root.as_fd(), &rules(8)).unwrap();
+    let refused = unpack(&two[..], root.as_fd(), &rules(7)).unwrap_err();
+    assert!(refused.to_string().contains("more than may be unpacked"));
+    scene.check();
 }

@@ -115,6 +115,14 @@ pub enum EngineError {
         /// Why.
         end: SandboxEnd,
     },
+    /// The guest did not come up.
+    #[error("{reason}")]
+    Boot {
+        /// Failure, its object, and what to do.
+        reason: String,
+        /// Last output of the guest.
+        console: String,
+    },
     /// A snapshot would take more disk space than it may. Nothing was written, and the guest runs on.
     #[error("the snapshot takes {needed} bytes of disk space, and may take {most}")]
     SnapshotTooLarge {

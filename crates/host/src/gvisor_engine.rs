@@ -52,15 +52,19 @@ impl GvisorEngine {
         Self::with(shelf, store, helper, network).await
     }
 
-    /// An engine of `host` beside a daemon's, for sandboxes that end with this process and have no network. They and their snapshots
-    /// are in `directory`, which is theirs alone and goes with them.
-    pub async fn apart(host: Host, directory: PathBuf) -> Result<Self, EngineError> {
+    /// An engine beside a daemon's, for sandboxes that end with this process. They are in
+    /// `directory`, which is theirs alone and goes with them, and so is `store`.
+    pub(crate) async fn ephemeral(
+        shelf: Arc<Shelf>,
+        store: Store,
+        directory: PathBuf,
+        network: Option<Network>,
+    ) -> Result<Self, EngineError> {
         // A virtual machine has no more than its memory; here it takes a control group to see to that.
         let limited = matches!(Cgroups::find(), Ok(Some(_)));
-        let helper = Helper::brief(program(&host)?, directory.clone(), limited);
+        let helper = Helper::brief(program(shelf.host())?, directory, limited);
         let helper = helper.map_err(EngineError::failed)?;
-        let store = Store::open(directory.join("snapshots")).map_err(EngineError::failed)?;
-        Self::with(Arc::new(Shelf::new(host)), store, helper, None).await
+        Self::with(shelf, store, helper, network).await
     }
 
     async fn with(
@@ -77,11 +81,6 @@ impl GvisorEngine {
             version,
             network,
         })
-    }
-
-    /// Takes a template that was opened already.
-    pub fn hold(&self, template: &str, prepared: Prepared) -> Result<(), EngineError> {
-        self.shelf.hold(template, Arc::new(prepared))
     }
 
     fn spec(

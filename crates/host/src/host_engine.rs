@@ -2,7 +2,7 @@
 
 use crate::engine_choice::EngineName;
 use crate::gvisor_engine::{self, GvisorArrival, GvisorEngine, GvisorGuest, SNAPSHOTS};
-use crate::host::Host;
+use crate::host::{Host, Prepared};
 use crate::microvm_engine::{MicroVmArrival, MicroVmEngine, MicroVmGuest};
 use crate::shelf::Shelf;
 use jiffy_engine::{
@@ -13,6 +13,7 @@ use jiffy_engine::{
 use jiffy_gvisor::Store;
 use jiffy_net::{Card, Network};
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
@@ -53,6 +54,43 @@ impl HostEngine {
             network,
             chosen,
         })
+    }
+
+    /// The engine that is `chosen`, beside a daemon's: its guests end with this process, and what
+    /// is theirs alone is in `directory`.
+    pub async fn ephemeral(
+        host: Host,
+        network: Option<Network>,
+        chosen: EngineName,
+        directory: &Path,
+    ) -> Result<Self, EngineError> {
+        let shelf = Arc::new(Shelf::new(host));
+        let microvm = MicroVmEngine::on(shelf.clone())?.with_network(network.clone());
+        let gvisor_store = Store::open(directory.join("snapshots"));
+        let gvisor_store = gvisor_store.map_err(EngineError::failed)?;
+        let gvisor = match chosen {
+            EngineName::MicroVm => Err("it was not asked for".to_owned()),
+            EngineName::Gvisor => Ok(GvisorEngine::ephemeral(
+                shelf.clone(),
+                gvisor_store.clone(),
+                directory.to_owned(),
+                network.clone(),
+            )
+            .await?),
+        };
+        Ok(Self {
+            shelf,
+            microvm,
+            gvisor,
+            gvisor_store,
+            network,
+            chosen,
+        })
+    }
+
+    /// Takes a template that was opened already.
+    pub fn hold(&self, template: &str, prepared: Prepared) -> Result<(), EngineError> {
+        self.shelf.hold(template, Arc::new(prepared))
     }
 
     /// Its host.

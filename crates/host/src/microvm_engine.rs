@@ -146,9 +146,12 @@ impl MicroVmEngine {
 }
 
 fn boot_error(error: BootError) -> EngineError {
-    match error {
-        BootError::Ended { end, .. } => EngineError::Ended { end },
-        other => EngineError::failed(other),
+    match error.console() {
+        Some(console) => EngineError::Boot {
+            reason: error.to_string(),
+            console: console.to_owned(),
+        },
+        None => EngineError::failed(error),
     }
 }
 

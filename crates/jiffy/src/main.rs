@@ -15,6 +15,7 @@ mod template;
 mod units;
 
 use cli::{Cli, Command};
+use run::ephemeral;
 use std::process::ExitCode;
 
 /// Exit code when Jiffy itself failed, as `docker run` has it.
@@ -34,6 +35,13 @@ fn main() -> ExitCode {
         .is_some_and(|a| a == jiffy_image::UNPACK_ARGUMENT)
     {
         return jiffy_image::unpacker();
+    }
+    // Started by ourselves to remove the network of a run that has ended.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|a| a == ephemeral::REMOVER_ARGUMENT)
+    {
+        return ephemeral::remover();
     }
     // This very program, also when its file has been replaced.
     jiffy_image::unpack_in_processes_of("/proc/self/exe");

@@ -141,7 +141,22 @@ fn able(card: Card) -> Result<(), NetError> {
     Ok(())
 }
 
+/// Removes networks of data directories that are gone, which have no other process to remove them.
+fn remove_unowned(claims: &Claims, except: &str) {
+    for (tag, claim) in claims.all() {
+        if tag != except && !claim.home.exists() {
+            host::tear_down(claims, &tag);
+        }
+    }
+}
+
 impl Network {
+    /// Removes all that is left of the networks of data directories that are gone.
+    pub fn remove_dead() -> Result<(), NetError> {
+        remove_unowned(&Claims::lock()?, "");
+        Ok(())
+    }
+
     /// Sets the host up, tries it with a first slot, and begins to make the others. Namespaces of an earlier daemon stay until
     /// [`Network::reclaim`].
     pub fn open(config: &NetworkConfig) -> Result<Self, NetError> {
@@ -149,12 +164,7 @@ impl Network {
         let slots = config.slots.clamp(1, 4096);
         let tag = claim::tag(&config.home);
         let claims = Claims::lock()?;
-        // Those of data directories that somebody removed have nobody else to remove them.
-        for (other, claim) in claims.all() {
-            if other != tag && !claim.home.exists() {
-                host::tear_down(&claims, &other);
-            }
-        }
+        remove_unowned(&claims, &tag);
         let bits = (2 * slots).next_power_of_two().trailing_zeros();
         let length = 32 - u8::try_from(bits).unwrap_or(13);
         let range = claims.make(&tag, &config.home, config.range, length)?;

@@ -1,7 +1,10 @@
 //! `ip`, `nft` and `iptables`, as programs: their languages are stabler than the kernel's, and what they did can be repeated by hand.
 
 use crate::NetError;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -22,14 +25,18 @@ pub(crate) fn run(program: &'static str, args: &[&str], input: &str) -> Result<S
         NetError::Unable(format!("`{program}` is not installed: run scripts/setup"))
     })?;
     let failed = || NetError::host(format!("running {}", path.display()));
-    let mut child = Command::new(&path)
+    let mut command = Command::new(&path);
+    command
         .args(args)
         .env_clear()
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(failed())?;
+        .stderr(Stdio::piped());
+    // It does not outlive a process that is killed: what comes to clean up would find less than
+    // there is a moment later.
+    // SAFETY: one system call between fork and exec.
+    unsafe { command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)) };
+    let mut child = command.spawn().map_err(failed())?;
     if let Some(mut stdin) = child.stdin.take() {
         // One that does not read to the end says why when it ends.
         let _ = stdin.write_all(input.as_bytes());

@@ -3,6 +3,7 @@
 
 pub const BOOT: f64 = 900.0;
 pub const EXEC: f64 = 15.0;
+pub const RUN: f64 = 20.0;
 pub const VMM_MEMORY: f64 = 5.0;
 pub const CREATE: f64 = 25.0;
 pub const CREATE_EXEC: f64 = 40.0;

@@ -8,6 +8,7 @@ mod goal;
 mod machine;
 mod memory;
 mod restore;
+mod run;
 mod snapshots;
 mod stats;
 mod target;
@@ -74,7 +75,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let measured = match args.task {
         BenchTask::Boot => runtime.block_on(tasks::boot(n, w))?,
         BenchTask::Exec => runtime.block_on(tasks::exec(n, w))?,
-        BenchTask::Run => tasks::run(n, w)?,
+        BenchTask::Run => runtime.block_on(run::run(n, w, &args.host))?,
         BenchTask::Memory => runtime.block_on(tasks::memory(n))?,
         BenchTask::Create => runtime.block_on(create::create(n, w, c, &args.host))?,
         BenchTask::Snapshot => runtime.block_on(snapshots::snapshot(n, w, c, &args.host))?,

@@ -12,6 +12,7 @@ use jiffy_agent_client::{AgentClient, Answer, ProcessSpec};
 use jiffy_engine::SandboxSize;
 use jiffy_host::{Host, SandboxRecord, SnapshotRecord};
 use jiffy_image::Home;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -90,6 +91,32 @@ impl Target {
         let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
         let kib = line.context("no VmRSS")?.trim().trim_end_matches(" kB");
         Ok(kib.parse()?)
+    }
+
+    /// Sandboxes of template `base` that wait in the warm pool, and how many are to.
+    async fn pool(&self) -> anyhow::Result<(u64, u64)> {
+        let all: Vec<Value> = self.client.call(Method::GET, "/pools", &()).await?;
+        let base = all.iter().find(|pool| pool["templateID"] == "base");
+        let number = |name: &str| base.and_then(|pool| pool[name].as_u64()).unwrap_or(0);
+        Ok((number("ready"), number("size")))
+    }
+
+    /// Sandboxes of template `base` that wait for a creator.
+    pub async fn waiting(&self) -> anyhow::Result<u64> {
+        Ok(self.pool().await?.0)
+    }
+
+    /// Sandboxes of template `base` that are to wait.
+    pub async fn pool_size(&self) -> anyhow::Result<u64> {
+        Ok(self.pool().await?.1)
+    }
+
+    /// Changes that number.
+    pub async fn set_pool(&self, size: u64) -> anyhow::Result<()> {
+        let body = json!({ "size": size });
+        let set: Value = self.client.call(Method::PUT, "/pools/base", &body).await?;
+        drop(set);
+        Ok(())
     }
 
     /// Makes a sandbox of a template as large as that says.

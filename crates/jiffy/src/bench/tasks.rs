@@ -7,7 +7,6 @@ use anyhow::{Context, ensure};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::BootReport;
 use jiffy_host::{Host, Prepared, SandboxSpec};
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// Template `base`, built if need be.
@@ -89,35 +88,6 @@ pub async fn exec(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
         method: "one running guest, one request at a time over one kept connection: from sending process.Start to having read the exit code; and GET /health for comparison",
         limits: "a process with output or input; several at once; a guest under load",
         ..Measured::new("exec", series, &meter)
-    })
-}
-
-/// `jiffy run -- true` as a user would type it.
-pub fn run(n: usize, warm_up: usize) -> anyhow::Result<Measured> {
-    drop(prepare()?);
-    let program = std::env::current_exe().context("cannot find our own program")?;
-    let mut samples = Vec::new();
-    for round in 0..warm_up + n {
-        let began = Instant::now();
-        let status = Command::new(&program)
-            .args(["run", "--", "true"])
-            .stdin(Stdio::null())
-            .status()
-            .context("cannot run ourselves")?;
-        let took = ms(began.elapsed());
-        ensure!(status.success(), "`jiffy run -- true` failed: {status}");
-        if round >= warm_up {
-            samples.push(took);
-        }
-    }
-    Ok(Measured {
-        name: "run",
-        method: "the command `jiffy run -- true`, from before its process is created to after it has exited and nothing of its guest is left",
-        limits: "the first run on a host, which unpacks the kernel and builds the template",
-        not_available: vec![
-            "KVM exits and page faults of a run: not available: the process ends with it (`boot` and `exec` have them)".to_owned(),
-        ],
-        series: vec![Series::new("jiffy run -- true", "ms", None, samples)],
     })
 }
 

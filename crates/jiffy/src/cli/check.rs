@@ -37,7 +37,7 @@ pub enum BenchTask {
     Boot,
     /// `true` in a running guest
     Exec,
-    /// `jiffy run -- true` end to end
+    /// `jiffy run -- echo hello` end to end, with a daemon and without
     Run,
     /// Memory of the VMM and of a fresh guest
     Memory,

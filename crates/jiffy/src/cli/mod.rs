@@ -2,6 +2,7 @@
 
 mod check;
 mod key;
+mod run;
 mod sandbox;
 mod serve;
 mod template;
@@ -12,10 +13,10 @@ use std::path::PathBuf;
 
 pub use check::{BenchArgs, BenchTask, DoctorArgs};
 pub use key::{KeyCommand, KeyCreateArgs};
+pub use run::{Publication, RunArgs, Volume};
 pub use sandbox::{
     CpArgs, CreateArgs, EnginesArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, LsArgs, ManyArgs,
-    OneArgs, PortForwardArgs, RollbackArgs, RunArgs, SandboxExecArgs, SizeArgs, SnapshotArgs,
-    SnapshotsArgs,
+    OneArgs, PortForwardArgs, RollbackArgs, SandboxExecArgs, SizeArgs, SnapshotArgs, SnapshotsArgs,
 };
 pub use serve::{LogFormat, ServeArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
@@ -143,30 +144,6 @@ pub struct HostArgs {
     pub key_file: Option<PathBuf>,
 }
 
-/// Options of `docker run` that people type, and what is meant here.
-const FOREIGN_OPTIONS: [(&[&str], &str); 5] = [
-    (
-        &["--rm"],
-        "the guest of `jiffy run` always goes with its command: leave it out",
-    ),
-    (
-        &["-d", "--detach", "--name"],
-        "`jiffy create` makes a sandbox that stays, and `jiffy exec` runs commands in it",
-    ),
-    (
-        &["-p", "--publish"],
-        "`jiffy create` makes a sandbox whose ports `jiffy port-forward` reaches",
-    ),
-    (
-        &["-v", "--volume", "--mount"],
-        "`jiffy create` makes a sandbox, and `jiffy cp` copies files into it and out of it",
-    ),
-    (
-        &["--network", "--net"],
-        "`jiffy run` has no network; sandboxes of `jiffy create` have one",
-    ),
-];
-
 impl Cli {
     /// Reads the command line. What cannot be understood ends the program, with what is meant instead
     /// where that is known.
@@ -187,10 +164,7 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
-    let option = typed.split('=').next()?;
-    let known = FOREIGN_OPTIONS.iter();
-    let mut found = known.filter(|(options, _)| options.contains(&option));
-    found.next().map(|(_, meant)| *meant)
+    run::meaning(typed.split('=').next()?)
 }
 
 #[cfg(test)]
@@ -220,11 +194,24 @@ mod tests {
     }
 
     #[test]
+    fn a_line_as_docker_run_takes_it_is_understood() {
+        let line = "jiffy run --rm -it --network none -v /a:/b:ro -p 8080:80 -w /b -- make -v x";
+        let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+        let Command::Run(run) = cli.command else {
+            panic!()
+        };
+        assert!(run.rm && run.exec.interactive && run.exec.tty);
+        assert_eq!((run.volumes.len(), run.publish.len()), (1, 1));
+        assert_eq!(run.network, crate::serve::network::Wanted::Off);
+        assert_eq!(run.exec.command, ["make", "-v", "x"]);
+    }
+
+    #[test]
     fn an_unknown_option_is_not_taken_for_the_command() {
         let typed: [(&[&str], bool); 5] = [
-            (&["run", "--rm", "--", "true"], true),
-            (&["run", "-v", "/a:/b", "true"], true),
-            (&["run", "--network=off", "true"], true),
+            (&["run", "-d", "--", "true"], true),
+            (&["run", "--mount", "/a:/b", "true"], true),
+            (&["run", "--net=none", "true"], true),
             (&["run", "--frobnicate", "true"], false),
             (&["exec", "k3x9", "--rm", "true"], true),
         ];

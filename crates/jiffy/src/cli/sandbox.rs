@@ -1,37 +1,9 @@
 //! Commands about sandboxes and snapshots.
 
 use super::HostArgs;
-use crate::serve::engine::EngineArgs;
 use crate::units;
 use clap::Args;
 use std::time::Duration;
-
-/// `jiffy run`.
-#[derive(Debug, Args)]
-#[command(after_help = "Exit code:
-  that of the command; 128+N when signal N ended it; 127 command not found; 126 not executable;
-  124 at --timeout; 125 when Jiffy itself failed (the reason is on standard error).
-
-Examples:
-  jiffy run -- python3 -c 'import platform; print(platform.release())'
-  jiffy run --cpus 4 --memory 2GiB --disk 10GiB -- make -j4
-  jiffy run -e TOKEN=abc -w /tmp -u root -- env
-  yes | jiffy run -i -- head -c 1000000 | wc -c
-  jiffy run --timeout 10s --json -- python3 script.py")]
-pub struct RunArgs {
-    /// Template to start from
-    #[arg(long, default_value = "base", value_name = "NAME")]
-    pub template: String,
-    /// What isolates it
-    #[command(flatten)]
-    pub engine: EngineArgs,
-    /// Resources
-    #[command(flatten)]
-    pub size: SizeArgs,
-    /// What to run in it
-    #[command(flatten)]
-    pub exec: ExecArgs,
-}
 
 /// How large a sandbox is to be.
 #[derive(Debug, Args)]
@@ -167,7 +139,7 @@ pub struct PortForwardArgs {
     /// Sandbox, or the beginning of its id
     pub id: String,
     /// Port of this host and port of the sandbox: LOCAL:REMOTE, PORT for the same, :REMOTE for any that is free
-    #[arg(required = true, value_name = "[LOCAL:]REMOTE", value_parser = forwarding)]
+    #[arg(required = true, value_name = "[LOCAL:]REMOTE", value_parser = port)]
     pub ports: Vec<Forwarding>,
     /// Address of this host to listen at; others than loopback open the sandbox to the network
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
@@ -186,14 +158,15 @@ pub struct Forwarding {
     pub remote: u16,
 }
 
-fn forwarding(text: &str) -> Result<Forwarding, String> {
+/// Reads `LOCAL:REMOTE`, `PORT` or `:REMOTE`.
+pub(super) fn port(text: &str) -> Result<Forwarding, String> {
     let (local, remote) = text.split_once(':').unwrap_or((text, text));
-    let port = |text: &str| text.parse().ok().filter(|&port: &u16| port != 0);
+    let number = |text: &str| text.parse().ok().filter(|&port: &u16| port != 0);
     let local = match local {
         "" => Some(0),
-        local => port(local),
+        local => number(local),
     };
-    match (local, port(remote)) {
+    match (local, number(remote)) {
         (Some(local), Some(remote)) => Ok(Forwarding { local, remote }),
         _ => Err(format!(
             "`{text}` is no pair of ports, as in 8080:80, 8080 or :80"

@@ -20,8 +20,13 @@ const NEXT: &str = "x-next-token";
 pub struct NewSandbox {
     #[serde(rename = "templateID")]
     template_id: String,
-    /// No limit: it stays until it is killed.
+    /// Seconds; -1: no limit, it stays until it is killed.
     timeout: i64,
+    #[serde(
+        rename = "allow_internet_access",
+        skip_serializing_if = "Option::is_none"
+    )]
+    internet: Option<bool>,
     #[serde(rename = "envVars")]
     env: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,11 +43,24 @@ impl NewSandbox {
         Self {
             template_id: source.into(),
             timeout: -1,
+            internet: None,
             env,
             cpu_count: None,
             memory_mb: None,
             disk_size_mb: None,
         }
+    }
+
+    /// The same that is killed after this many seconds, unless its time is extended.
+    pub fn for_seconds(mut self, seconds: u32) -> Self {
+        self.timeout = seconds.into();
+        self
+    }
+
+    /// The same, which reaches nothing.
+    pub fn without_network(mut self) -> Self {
+        self.internet = Some(false);
+        self
     }
 
     /// The same of this size; what is not given is the template's to say.

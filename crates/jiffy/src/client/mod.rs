@@ -2,6 +2,7 @@
 
 mod address;
 mod calls;
+mod lease;
 mod refusal;
 mod stream;
 
@@ -17,6 +18,7 @@ use hyper::{Method, Request};
 use jiffy_agent_client::{AgentClient, Answer, ClientError, Connections, Outgoing};
 use jiffy_image::Home;
 use jiffy_proto::agent::ENVD_PORT;
+pub use lease::SandboxLease;
 pub use refusal::{Stranger, VERSION, VERSION_HEADER, is};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -276,11 +278,29 @@ impl Client {
         id: &str,
         port: u16,
     ) -> anyhow::Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<>> {
-        let mut request = Request::builder().uri(format!("/sandboxes/{id}/ports/{port}"));
+        let path = format!("/sandboxes/{id}/ports/{port}");
+        self.switch(Method::GET, &path, "tcp").await
+    }
+
+    /// Has a sandbox removed when the lease is dropped or this process ends, however it ends.
+    pub async fn lease(&self, id: &str) -> anyhow::Result<SandboxLease> {
+        let path = format!("/sandboxes/{id}/lease");
+        let stream = self.switch(Method::POST, &path, "lease").await?;
+        Ok(SandboxLease::keep(stream))
+    }
+
+    /// The stream of `protocol` that a call is answered with.
+    async fn switch(
+        &self,
+        method: Method,
+        path: &str,
+        protocol: &'static str,
+    ) -> anyhow::Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<>> {
+        let mut request = Request::builder().method(method).uri(path);
         let headers = request.headers_mut().context("not a path")?;
         headers.clone_from(&self.server.headers);
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(header::UPGRADE, HeaderValue::from_static("tcp"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static(protocol));
         let request = request.body(Outgoing::Whole(None))?;
         let answer = self.connections.send(request).await;
         let answer = answer.map_err(|e| self.server.silent(e))?;

@@ -1,11 +1,14 @@
 //! The last check: guests that really boot.
 
 use super::Finding;
-use crate::run::{Apart, OwnGuest, agent};
+use crate::run::agent;
+use crate::run::ephemeral::EphemeralGuests;
 use crate::runtime;
+use crate::serve::network::Wanted;
 use crate::units::millis;
 use jiffy_agent_client::ProcessSpec;
-use jiffy_host::{EngineFacts, EngineName, Host, SandboxSpec};
+use jiffy_engine::{Guest, SandboxSize};
+use jiffy_host::{EngineFacts, EngineName, Host, HostGuest};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -45,22 +48,16 @@ async fn boot_on(engine: EngineName, host: &Host) -> anyhow::Result<String> {
     let mut bar = crate::progress::Bar::new("base");
     let prepared = host.prepare("base", &mut |p| bar.update(p))?;
     drop(bar);
-    let spec = SandboxSpec::default();
-    match engine {
-        EngineName::MicroVm => run_true(prepared.boot(&spec).await?).await,
-        EngineName::Gvisor => {
-            let apart = Apart::open(host, "base", prepared).await?;
-            let found = match apart.boot(spec.size).await {
-                Ok(guest) => run_true(guest).await,
-                Err(e) => Err(e.into()),
-            };
-            apart.close().await;
-            found
-        }
-    }
+    let guests = EphemeralGuests::open(host, engine, "base", prepared, Wanted::Off).await?;
+    let found = match guests.boot(SandboxSize::default()).await {
+        Ok(guest) => run_true(guest).await,
+        Err(e) => Err(e.into()),
+    };
+    guests.close().await;
+    found
 }
 
-async fn run_true(guest: impl OwnGuest) -> anyhow::Result<String> {
+async fn run_true(guest: HostGuest) -> anyhow::Result<String> {
     let guest = Arc::new(guest);
     let began = Instant::now();
     let process = agent(&guest).start(&ProcessSpec::new("true", NONE)).await?;

@@ -3,10 +3,12 @@
 
 use super::Finding;
 use crate::cli::DoctorArgs;
-use crate::run::{Apart, OwnGuest, agent};
+use crate::run::agent;
+use crate::run::ephemeral::EphemeralGuests;
+use crate::serve::network::Wanted;
 use anyhow::{Context, ensure};
-use jiffy_agent_client::ProcessSpec;
-use jiffy_engine::SandboxSize;
+use jiffy_agent_client::{AgentClient, ProcessSpec};
+use jiffy_engine::{Guest, SandboxSize};
 use jiffy_host::{
     EngineCost, EngineFacts, EngineName, Host, HostFile, HostFingerprint, PolicyCost, Prepared,
     RestorePolicy, SandboxSpec, Spread,
@@ -137,7 +139,11 @@ async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
         Err(_) => None,
     };
     let gvisor = match facts.check(EngineName::Gvisor) {
-        Ok(()) => Some(Apart::open(host, "base", prepare()?).await?),
+        Ok(()) => {
+            let (engine, prepared) = (EngineName::Gvisor, prepare()?);
+            let opened = EphemeralGuests::open(host, engine, "base", prepared, Wanted::Off);
+            Some(opened.await?)
+        }
         Err(_) => None,
     };
     let measured = in_turn(bench.as_ref(), gvisor.as_ref(), rounds).await;
@@ -149,7 +155,7 @@ async fn measure(host: &Host, rounds: usize) -> anyhow::Result<Measured> {
 
 async fn in_turn(
     bench: Option<&Bench>,
-    gvisor: Option<&Apart>,
+    gvisor: Option<&EphemeralGuests>,
     rounds: usize,
 ) -> anyhow::Result<Measured> {
     let policies = bench.map(|_| RestorePolicy::ALL).into_iter().flatten();
@@ -159,7 +165,7 @@ async fn in_turn(
     let mut on_gvisor = Samples::default();
     if let Some(apart) = gvisor {
         let guest = Arc::new(apart.boot(SandboxSize::default()).await?);
-        output(&guest, "true", &[]).await?;
+        output(&agent(&guest), "true", &[]).await?;
         apart.save(&guest, PLAIN).await?;
     }
     // In turn, so that whatever else this host does meets all of them.
@@ -174,7 +180,8 @@ async fn in_turn(
             }
         }
         if let Some(apart) = gvisor {
-            let (times, guest) = until_used(async { Ok(apart.restore(PLAIN).await?) }).await?;
+            let coming = async { Ok(Arc::new(apart.restore(PLAIN).await?)) };
+            let (times, guest) = until_used(coming, agent).await?;
             guest.stop().await;
             if round >= WARM_UP {
                 on_gvisor.create.push(times[0]);
@@ -213,14 +220,15 @@ async fn in_turn(
 }
 
 /// Milliseconds to the agent's word and to the end of `true`, and the guest.
-async fn until_used<G: OwnGuest>(
+async fn until_used<G>(
     coming: impl Future<Output = anyhow::Result<G>>,
-) -> anyhow::Result<([f64; 2], Arc<G>)> {
+    agent: impl FnOnce(&G) -> AgentClient,
+) -> anyhow::Result<([f64; 2], G)> {
     let ms = |d: Duration| d.as_secs_f64() * 1000.0;
     let began = Instant::now();
-    let guest = Arc::new(coming.await?);
+    let guest = coming.await?;
     let created = ms(began.elapsed());
-    output(&guest, "true", &[]).await?;
+    output(&agent(&guest), "true", &[]).await?;
     Ok(([created, ms(began.elapsed())], guest))
 }
 
@@ -239,8 +247,8 @@ impl Bench {
 
     /// Boots a guest, runs `script` in it, and makes it snapshot `id`, with the working set of its first `true`.
     async fn save(&self, id: &str, script: &str) -> anyhow::Result<()> {
-        let vm = Arc::new(self.prepared.boot(&SandboxSpec::default()).await?);
-        output(&vm, "/bin/sh", &["-c", script]).await?;
+        let vm = self.prepared.boot(&SandboxSpec::default()).await?;
+        output(&jiffy_host::agent(&vm), "/bin/sh", &["-c", script]).await?;
         let spec = SnapshotSpec {
             id: id.to_owned(),
             template: "base".to_owned(),
@@ -250,8 +258,8 @@ impl Bench {
         };
         let (snapshot, _) = vm.snapshot(&self.store, &spec).await?;
         vm.ended().await;
-        let vm = Arc::new(self.bring_up(id, RestorePolicy::Map).await?);
-        output(&vm, "true", &[]).await?;
+        let vm = self.bring_up(id, RestorePolicy::Map).await?;
+        output(&jiffy_host::agent(&vm), "true", &[]).await?;
         let (set, _) = vm.working_set(&self.store).await?;
         snapshot.put_working_set(&set)?;
         vm.end_now().await;
@@ -276,15 +284,16 @@ impl Bench {
 
     /// Milliseconds to the agent's word and to the end of `true`, and MiB that are the sandbox's alone.
     async fn restore(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 3]> {
-        let ([created, used], vm) = until_used(self.bring_up(PLAIN, policy)).await?;
+        let ([created, used], vm) =
+            until_used(self.bring_up(PLAIN, policy), jiffy_host::agent).await?;
         let own = anonymous_mib(vm.vmm_pid())?;
         vm.end_now().await;
         Ok([created, used, own])
     }
 
     async fn touch(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 2]> {
-        let vm = Arc::new(self.bring_up(PAGES, policy).await?);
-        let text = output(&vm, "python3", &["-c", TOUCH]).await?;
+        let vm = self.bring_up(PAGES, policy).await?;
+        let text = output(&jiffy_host::agent(&vm), "python3", &["-c", TOUCH]).await?;
         vm.end_now().await;
         let mut figures = text.split_whitespace().map(str::parse);
         match (figures.next(), figures.next()) {
@@ -294,13 +303,9 @@ impl Bench {
     }
 }
 
-async fn output<G: OwnGuest>(
-    guest: &Arc<G>,
-    command: &str,
-    arguments: &[&str],
-) -> anyhow::Result<String> {
+async fn output(agent: &AgentClient, command: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let spec = ProcessSpec::new(command, arguments.iter().copied());
-    let process = agent(guest).start(&spec).await?;
+    let process = agent.start(&spec).await?;
     let (status, stdout, stderr) = process.output(1 << 16).await?;
     ensure!(
         status.exit_code == 0,

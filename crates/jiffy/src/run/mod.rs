@@ -1,46 +1,107 @@
 //! `jiffy run`: a fresh guest, one command, its output and exit code, and nothing left.
+//!
+//! Where there is a daemon the guest is a sandbox of its (`remote.rs`), else it is a child of this
+//! process; `source.rs` decides.
 
-mod apart;
+pub mod ephemeral;
 pub mod outcome;
+mod own;
 mod place;
+mod publish;
+mod remote;
 pub mod session;
+mod source;
 mod streams;
 mod terminal;
+mod volume;
 
 use crate::cli::{RunArgs, SizeArgs};
 use crate::progress::Bar;
 use crate::serve::engine::EngineArgs;
 use anyhow::Context;
-pub use apart::Apart;
-use jiffy_engine::{SandboxSize, Startup};
-use jiffy_host::{CreateError, EngineName, Host, Prepared, SandboxSpec, start_up};
+use jiffy_engine::SandboxSize;
+use jiffy_host::{EngineName, Host, Prepared};
 use outcome::Outcome;
-pub use place::{OwnGuest, Place, agent};
+pub use place::{Place, agent};
+use publish::Listeners;
+use source::GuestSource;
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Instant;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use volume::Volumes;
 
 /// Runs the command and returns its exit code. Errors are Jiffy's own.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let began = Instant::now();
-    let size = size(&args.size, &args.template)?;
+    check_size(&args.size)?;
     let env = environment(&args.exec.env)?;
-    let host = Host::open()?;
-    let (engine, prepared) = prepare(&host, args.engine, &args.template)?;
     let runtime = crate::runtime()?;
-    let run = Run {
+    let work = Work {
         args,
-        startup: prepared.template().manifest.startup.clone(),
-        size,
         env,
+        // Looked at before there is a guest: mistakes in them are the nearer ones.
+        volumes: Volumes::open(&args.volumes)?,
+        listeners: runtime.block_on(Listeners::open(&args.publish))?,
     };
-    let outcome = runtime.block_on(run.on(engine, &host, prepared))?;
+    let outcome = match runtime.block_on(source::choose(args))? {
+        GuestSource::Daemon(client) => runtime.block_on(remote::run(work, &client)),
+        GuestSource::Own => own::run(work, &runtime),
+    };
     // A thread may still wait for our standard input: the runtime must not wait for it in turn.
     runtime.shutdown_background();
-    outcome.report(args.exec.json, began)
+    outcome?.report(args.exec.json, began)
+}
+
+/// A command with all that is to be around it.
+struct Work<'a> {
+    args: &'a RunArgs,
+    env: BTreeMap<String, String>,
+    volumes: Volumes,
+    listeners: Listeners,
+}
+
+impl Work<'_> {
+    /// Runs the command in a guest that is ready: volumes are copied into it before and back
+    /// afterwards, and ports lead into it meanwhile.
+    async fn run_in(self, place: &impl Place, signals: &mut Signals) -> anyhow::Result<Outcome> {
+        let Self {
+            args,
+            env,
+            volumes,
+            listeners,
+        } = self;
+        let (agent, user) = (place.agent(), args.exec.user.as_deref());
+        if !volumes.is_empty() {
+            tokio::select! {
+                copied = volumes.copy_in(&agent, user) => copied?,
+                number = signals.next() => return Ok(Outcome::interrupted(number)),
+            }
+        }
+        let published = listeners.lead(&place.ports());
+        let mut outcome = session::run(&args.exec, place, env, signals).await?;
+        drop(published);
+        if !volumes.come_back() {
+            return Ok(outcome);
+        }
+        let back = match outcome.finished {
+            true => tokio::select! {
+                copied = volumes.copy_back(&agent, user) => copied,
+                _ = signals.next() => Err(anyhow::anyhow!("interrupted while volumes were copied back")),
+            },
+            false => Err(anyhow::anyhow!("no volume was copied back")),
+        };
+        if let Err(e) = back {
+            let before = outcome.message.take();
+            let before =
+                before.unwrap_or_else(|| format!("the command ended with {}", outcome.code));
+            outcome.message = Some(format!("{before}; {e:#}"));
+            if outcome.finished {
+                outcome.code = crate::FAILED;
+            }
+        }
+        Ok(outcome)
+    }
 }
 
 /// The size asked for, with what of `usual` is not.
@@ -125,88 +186,6 @@ impl Signals {
             _ = self.terminate.recv() => libc::SIGTERM,
             _ = self.hang_up.recv() => libc::SIGHUP,
         }
-    }
-}
-
-/// What is to be run.
-struct Run<'a> {
-    args: &'a RunArgs,
-    startup: Startup,
-    size: SandboxSize,
-    env: BTreeMap<String, String>,
-}
-
-impl Run<'_> {
-    async fn on(
-        self,
-        engine: EngineName,
-        host: &Host,
-        prepared: Prepared,
-    ) -> anyhow::Result<Outcome> {
-        let signals = Signals::new()?;
-        let size = self.size;
-        match engine {
-            EngineName::MicroVm => {
-                let spec = SandboxSpec {
-                    size,
-                    ..SandboxSpec::default()
-                };
-                let booting = async {
-                    prepared.boot(&spec).await.map_err(|e| match e {
-                        CreateError::Boot(e) => outcome::boot_failure(e),
-                        e => e.into(),
-                    })
-                };
-                self.within(booting, signals).await
-            }
-            EngineName::Gvisor => {
-                let apart = Apart::open(host, &self.args.template, prepared).await?;
-                let booting = async { Ok(apart.boot(size).await?) };
-                let outcome = self.within(booting, signals).await;
-                apart.close().await;
-                outcome
-            }
-        }
-    }
-
-    /// Runs it in the guest that is booting, and ends that.
-    async fn within<G: OwnGuest>(
-        self,
-        booting: impl Future<Output = anyhow::Result<G>>,
-        mut signals: Signals,
-    ) -> anyhow::Result<Outcome> {
-        let guest = tokio::select! {
-            booted = booting => Arc::new(booted?),
-            // Nothing runs yet that could handle it: dropping the boot ends the guest.
-            number = signals.next() => return Ok(Outcome::interrupted(number)),
-        };
-        let outcome = self.session(&guest, signals).await;
-        guest.stop().await;
-        outcome
-    }
-
-    async fn session<G: OwnGuest>(
-        self,
-        guest: &Arc<G>,
-        mut signals: Signals,
-    ) -> anyhow::Result<Outcome> {
-        if !self.startup.is_empty() {
-            let starting = guest.clone();
-            let starting = start_up(&self.startup, move |port| {
-                let guest = starting.clone();
-                async move { guest.connect(port).await }
-            });
-            let started = tokio::select! {
-                started = starting => started.map_err(anyhow::Error::from),
-                end = guest.ended() => Err(anyhow::anyhow!(outcome::end(&end, &guest.console_tail()))),
-                number = signals.next() => return Ok(Outcome::interrupted(number)),
-            };
-            started.with_context(|| format!("cannot start template `{}`", self.args.template))?;
-        }
-        let place = place::Local::new(guest.clone(), self.size.memory_mib);
-        let mut outcome = session::run(&self.args.exec, &place, self.env, signals).await?;
-        outcome.boot = Some(guest.report());
-        Ok(outcome)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What came of a run, and how it is told.
 
 use jiffy_engine::{BootMode, BootReport, SandboxEnd};
-use jiffy_microvm::BootError;
+use jiffy_host::SandboxRecord;
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -32,15 +32,51 @@ impl Captured {
     }
 }
 
-/// What came of a run.
+/// How the guest of a run came up.
+#[derive(Debug, Clone, Copy)]
+pub struct GuestBoot {
+    mode: Option<BootMode>,
+    ms: Option<f64>,
+    phases: Option<Phases>,
+}
+
+impl From<BootReport> for GuestBoot {
+    fn from(report: BootReport) -> Self {
+        Self {
+            mode: Some(report.mode),
+            ms: Some(ms(report.total_us)),
+            phases: Some(Phases {
+                vmm: ms(report.vmm_us),
+                kernel: ms(report.kernel_us),
+                init: ms(report.init_us),
+                agent: ms(report.agent_us),
+            }),
+        }
+    }
+}
+
+impl From<&SandboxRecord> for GuestBoot {
+    fn from(record: &SandboxRecord) -> Self {
+        Self {
+            mode: record.boot_mode,
+            ms: record.boot_ms,
+            // A daemon's client hears of the whole only.
+            phases: None,
+        }
+    }
+}
+
+/// Outcome of a run.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Our exit code.
     pub code: u8,
     /// Said on standard error, if there is something to say beyond the command's own words.
     pub message: Option<String>,
+    /// The command ended, in whatever way, and its guest did not.
+    pub finished: bool,
     /// How the guest came up.
-    pub boot: Option<BootReport>,
+    pub boot: Option<GuestBoot>,
     /// From asking for the process to its end, in microseconds.
     pub exec_us: u64,
     /// Captured output.
@@ -65,7 +101,7 @@ struct Json<'a> {
     total_ms: f64,
 }
 
-#[derive(Serialize)]
+#[derive(Debug, Clone, Copy, Serialize)]
 struct Phases {
     vmm: f64,
     kernel: f64,
@@ -114,14 +150,9 @@ impl Outcome {
             stderr: self.stderr.text(),
             stdout_truncated: self.stdout.truncated,
             stderr_truncated: self.stderr.truncated,
-            boot_mode: self.boot.map(|b| b.mode),
-            boot_ms: self.boot.map(|b| ms(b.total_us)),
-            boot_phases_ms: self.boot.map(|b| Phases {
-                vmm: ms(b.vmm_us),
-                kernel: ms(b.kernel_us),
-                init: ms(b.init_us),
-                agent: ms(b.agent_us),
-            }),
+            boot_mode: self.boot.and_then(|b| b.mode),
+            boot_ms: self.boot.and_then(|b| b.ms),
+            boot_phases_ms: self.boot.and_then(|b| b.phases),
             exec_ms: ms(self.exec_us),
             total_ms: ms(total_us),
         }
@@ -133,15 +164,14 @@ pub fn signalled(number: i32) -> u8 {
     u8::try_from(128 + number).unwrap_or(u8::MAX)
 }
 
-/// A guest that did not come up, with its last words.
-pub fn boot_failure(error: BootError) -> anyhow::Error {
-    let words = error.console().map(last_lines).unwrap_or_default();
-    anyhow::Error::msg(format!("{error}{words}"))
-}
-
 /// A guest that is gone, with its last words.
 pub fn end(end: &SandboxEnd, console: &str) -> String {
-    format!("{end}{}", last_lines(console))
+    with_last_lines(&end.to_string(), console)
+}
+
+/// A sentence about a guest, with the last lines of its console.
+pub fn with_last_lines(sentence: &str, console: &str) -> String {
+    format!("{sentence}{}", last_lines(console))
 }
 
 /// The console's last lines under a heading; nothing if there are none.

@@ -29,7 +29,7 @@ pub async fn run(
     args: &ExecArgs,
     place: &impl Place,
     env: BTreeMap<String, String>,
-    signals: Signals,
+    signals: &mut Signals,
 ) -> anyhow::Result<Outcome> {
     let began = Instant::now();
     let process = match place.agent().start(&spec(args, env)).await {
@@ -149,7 +149,7 @@ enum Happening {
 }
 
 impl<P: Place> Session<'_, P> {
-    async fn follow(&mut self, mut signals: Signals) -> anyhow::Result<Outcome> {
+    async fn follow(&mut self, signals: &mut Signals) -> anyhow::Result<Outcome> {
         let mut resized: Signal = signal(SignalKind::window_change())?;
         let with_input = self.args.interactive || self.args.tty;
         let client = self.process.client().clone();
@@ -184,7 +184,10 @@ impl<P: Place> Session<'_, P> {
             Happening::Event(Err(ClientError::Rpc {
                 code: Code::DeadlineExceeded,
                 message,
-            })) => Some(self.timed_out(&message)),
+            })) => Some(Outcome {
+                finished: true,
+                ..self.timed_out(&message)
+            }),
             Happening::Event(end) => Some(self.lost(end.err()).await),
             Happening::Signal(number) => self.on_signal(number).await,
             Happening::Resized => {
@@ -241,15 +244,17 @@ impl<P: Place> Session<'_, P> {
         let code = u8::try_from(status.exit_code).unwrap_or(u8::MAX);
         if status.oom_killed {
             let mib = self.place.memory_mib();
-            return Outcome::failed(
-                code,
-                format!(
-                    "the command was killed: the guest ran out of memory ({mib} MiB); give it more with --memory"
-                ),
+            let why = format!(
+                "the command was killed: the guest ran out of memory ({mib} MiB); give it more with --memory"
             );
+            return Outcome {
+                finished: true,
+                ..Outcome::failed(code, why)
+            };
         }
         Outcome {
             code,
+            finished: true,
             ..Outcome::default()
         }
     }

@@ -1,7 +1,10 @@
 //! `jiffy exec`: a command in a sandbox of a daemon's.
 
+use super::forward::{PortOpener, opener};
+use super::logs::Console;
 use crate::cli::{HostArgs, SandboxExecArgs};
 use crate::client::{Client, Sandbox};
+use crate::run::outcome::with_last_lines;
 use crate::run::{Place, Signals, environment, session};
 use jiffy_agent_client::AgentClient;
 use jiffy_host::State;
@@ -11,6 +14,9 @@ use std::time::{Duration, Instant};
 /// How often the daemon is asked whether a sandbox is gone, while a lost connection is explained.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
+/// Lines of a console that are shown with the end of a guest.
+const LAST_LINES: u16 = 20;
+
 /// A sandbox of the daemon's.
 pub struct Remote {
     client: Client,
@@ -19,17 +25,22 @@ pub struct Remote {
 }
 
 impl Remote {
+    /// One that runs.
+    pub fn new(client: Client, sandbox: Sandbox) -> anyhow::Result<Self> {
+        Ok(Self {
+            agent: client.agent(&sandbox)?,
+            client,
+            sandbox,
+        })
+    }
+
     /// Sandbox `id`, which must run.
     pub async fn find(host: &HostArgs, id: &str) -> anyhow::Result<Self> {
         let client = Client::open(host).await?;
         let sandbox = client.sandbox(id).await?;
         let whole = &sandbox.record.id;
         match &sandbox.record.state {
-            State::Running => Ok(Self {
-                agent: client.agent(&sandbox)?,
-                client,
-                sandbox,
-            }),
+            State::Running => Self::new(client, sandbox),
             State::Paused => {
                 anyhow::bail!("sandbox {whole} is paused: wake it with `jiffy resume {id}`")
             }
@@ -41,9 +52,26 @@ impl Remote {
     }
 }
 
+impl Remote {
+    /// The cause of its end, with the last lines of its console.
+    async fn last_words(&self, cause: &str) -> String {
+        let id = &self.sandbox.record.id;
+        let console = self.client.look::<Console>(id, "logs", LAST_LINES).await;
+        let lines = console.map_or_else(|_| Vec::new(), |console| console.logs);
+        // The last one tells the cause once more.
+        let lines = lines.split_last().map_or(&[][..], |(_, before)| before);
+        let text: String = lines.iter().map(|l| format!("{}\n", l.line)).collect();
+        with_last_lines(cause, &text)
+    }
+}
+
 impl Place for Remote {
     fn agent(&self) -> AgentClient {
         self.agent.clone()
+    }
+
+    fn ports(&self) -> PortOpener {
+        opener(self.client.clone(), self.sandbox.record.id.clone())
     }
 
     fn memory_mib(&self) -> u32 {
@@ -58,7 +86,7 @@ impl Place for Remote {
                 Ok(now) if now.record.state == State::Running => {}
                 Ok(now) => {
                     return Some(match now.record.state {
-                        State::Broken { cause } => cause,
+                        State::Broken { cause } => self.last_words(&cause).await,
                         state => format!("sandbox {id} is {} now", state.name()),
                     });
                 }
@@ -78,9 +106,9 @@ pub fn run(args: &SandboxExecArgs) -> anyhow::Result<ExitCode> {
     let env = environment(&args.exec.env)?;
     let runtime = crate::runtime()?;
     let outcome = runtime.block_on(async {
-        let signals = Signals::new()?;
+        let mut signals = Signals::new()?;
         let remote = Remote::find(&args.host, &args.id).await?;
-        session::run(&args.exec, &remote, env, signals).await
+        session::run(&args.exec, &remote, env, &mut signals).await
     });
     // A thread may still wait for our standard input: the runtime must not wait for it in turn.
     runtime.shutdown_background();

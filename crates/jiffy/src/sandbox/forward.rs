@@ -3,70 +3,94 @@
 use crate::cli::{Forwarding, PortForwardArgs};
 use crate::client::Client;
 use anyhow::Context;
+use std::future::Future;
 use std::io::Write;
+use std::net::IpAddr;
+use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// Most connections of one port at a time; further ones wait.
-const MOST: usize = 256;
+/// Connections of one port at a time; further ones wait.
+const MAX_CONNECTIONS: usize = 256;
 /// Time until the next attempt where this host had no descriptor left.
-const BREATH: Duration = Duration::from_millis(100);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// A sandbox, and who is asked for its ports.
-struct Target {
-    client: Client,
-    id: String,
+/// A stream to a port of a guest.
+pub trait PortStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> PortStream for T {}
+
+/// A stream that is being opened.
+pub type OpeningPort = Pin<Box<dyn Future<Output = anyhow::Result<Box<dyn PortStream>>> + Send>>;
+
+/// Opens streams to TCP ports of one guest.
+pub type PortOpener = Arc<dyn Fn(u16) -> OpeningPort + Send + Sync>;
+
+/// The opener of a sandbox of a daemon.
+pub fn opener(client: Client, id: String) -> PortOpener {
+    Arc::new(move |port| {
+        let (client, id) = (client.clone(), id.clone());
+        Box::pin(async move {
+            let stream = client.stream(&id, port).await?;
+            Ok(Box::new(stream) as Box<dyn PortStream>)
+        })
+    })
 }
 
 pub async fn run(args: &PortForwardArgs) -> anyhow::Result<ExitCode> {
     let client = Client::open(&args.host).await?;
     let id = client.sandbox(&args.id).await?.record.id;
-    let target = Arc::new(Target { client, id });
+    let opener = opener(client, id);
     let mut work = JoinSet::new();
     for &Forwarding { local, remote } in &args.ports {
-        let listener = TcpListener::bind((args.address, local)).await;
-        let listener =
-            listener.with_context(|| format!("cannot listen at {}:{local}", args.address))?;
+        let listener = listen(args.address, local).await?;
         let mut out = std::io::stdout().lock();
-        // Whoever reads may wait for it.
+        // A reader may wait for it.
         writeln!(out, "{} -> {remote}", listener.local_addr()?)?;
         out.flush()?;
-        work.spawn(forward(listener, target.clone(), remote));
+        work.spawn(forward(listener, opener.clone(), remote));
     }
     tokio::signal::ctrl_c().await?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn forward(listener: TcpListener, target: Arc<Target>, port: u16) {
-    let places = Arc::new(Semaphore::new(MOST));
+/// Listens at a port of this host.
+pub async fn listen(address: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind((address, port)).await;
+    listener.with_context(|| format!("cannot listen at {address}:{port}"))
+}
+
+/// Carries connections to `port` of a guest. Never returns.
+pub async fn forward(listener: TcpListener, opener: PortOpener, port: u16) {
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut streams = JoinSet::new();
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else {
+        let Ok(permit) = permits.clone().acquire_owned().await else {
             return;
         };
         let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(BREATH).await;
+            tokio::time::sleep(RETRY_DELAY).await;
             continue;
         };
-        let target = target.clone();
+        let opening = opener(port);
         streams.spawn(async move {
-            if let Err(e) = join(stream, &target, port).await {
+            if let Err(e) = join(stream, opening).await {
                 eprintln!("jiffy: {e:#}");
             }
-            drop(place);
+            drop(permit);
         });
         while streams.try_join_next().is_some() {}
     }
 }
 
-async fn join(mut stream: TcpStream, target: &Target, port: u16) -> anyhow::Result<()> {
+async fn join(mut stream: TcpStream, opening: OpeningPort) -> anyhow::Result<()> {
     let _ = stream.set_nodelay(true);
-    let mut guest = target.client.stream(&target.id, port).await?;
+    let mut guest = opening.await?;
     // Either side breaking is an ordinary end.
     let _ = copy_bidirectional(&mut stream, &mut guest).await;
     Ok(())

@@ -3,10 +3,10 @@
 mod copy;
 mod engines;
 pub mod exec;
-mod forward;
+pub mod forward;
 mod logs;
 pub mod table;
-mod tree;
+pub mod tree;
 
 use crate::cli::{Command, CreateArgs, ForkArgs, HostArgs, ManyArgs, SnapshotsArgs};
 use crate::client::{Client, NewSandbox, is, is_elsewhere};

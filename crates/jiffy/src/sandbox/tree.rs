@@ -6,7 +6,7 @@
 use crate::cli::CpArgs;
 use anyhow::Context;
 use bytes::{Buf, Bytes};
-use jiffy_agent_client::{AgentClient, ArchiveOptions, ClientError, EntryKind, FileReader};
+use jiffy_agent_client::{AgentClient, ArchiveOptions, EntryKind, FileReader};
 use jiffy_archive::{Contents, Owner, Packer, Rules, unpack};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -44,8 +44,17 @@ pub async fn upload(
         owner: (from != "-").then(|| "@".to_owned()),
         ..ArchiveOptions::default()
     };
-    let mut writer = agent.archive_write(&directory, &options);
-    let (mut pieces, work) = source;
+    send(agent, &directory, &options, source).await
+}
+
+/// Unpacks an archive in a directory of the sandbox.
+pub async fn send(
+    agent: &AgentClient,
+    directory: &str,
+    options: &ArchiveOptions,
+    (mut pieces, work): Source,
+) -> anyhow::Result<()> {
+    let mut writer = agent.archive_write(directory, options);
     let failed = || format!("cannot unpack in {directory} of the sandbox");
     while let Some(piece) = pieces.recv().await {
         writer.write(piece).await.with_context(failed)?;
@@ -103,21 +112,39 @@ pub async fn download(
     let (directory, rename) = place_here(path, to)?;
     let root =
         File::open(&directory).with_context(|| format!("cannot open {}", directory.display()))?;
+    let unpacked = receive(reader, root, rename, None).await;
+    unpacked.with_context(failed)
+}
+
+/// Unpacks what a sandbox sends beneath `root`, as a stranger's: at most `max_bytes` of files, and
+/// so many of archive around them.
+pub async fn receive(
+    reader: FileReader,
+    root: File,
+    rename: Option<Vec<u8>>,
+    max_bytes: Option<u64>,
+) -> anyhow::Result<()> {
     let rules = Rules {
         owner: Owner::Ours,
         mode: None,
         confined: true,
         rename,
+        max_bytes,
     };
     let (sender, receiver) = mpsc::channel(PIECES);
     let work = tokio::task::spawn_blocking(move || {
         unpack(Received::new(receiver), root.as_fd(), &rules).map(drop)
     });
-    let sent = forward(reader, sender).await;
+    let sent = forward(
+        reader,
+        sender,
+        max_bytes.map_or(u64::MAX, |max| max.saturating_mul(2)),
+    )
+    .await;
     let unpacked = work.await?;
     // What broke the connection is behind an archive that ends too early.
-    sent.with_context(failed)?;
-    unpacked.with_context(|| format!("cannot unpack in {}", directory.display()))
+    sent?;
+    unpacked.context("cannot unpack it here")
 }
 
 /// The directory here that is unpacked in, and the one name that everything is put beneath, whatever the sandbox calls it; none
@@ -147,7 +174,8 @@ fn has_name(path: &str) -> bool {
     Path::new(path).file_name().is_some()
 }
 
-type Source = (mpsc::Receiver<Bytes>, JoinHandle<anyhow::Result<()>>);
+/// Pieces of an archive, and the work that makes them.
+pub type Source = (mpsc::Receiver<Bytes>, JoinHandle<anyhow::Result<()>>);
 
 fn from_stdin() -> Source {
     let (sender, receiver) = mpsc::channel(PIECES);
@@ -165,7 +193,8 @@ fn from_stdin() -> Source {
     (receiver, work)
 }
 
-fn from_tree(path: PathBuf, name: Vec<u8>) -> Source {
+/// The tree at `path`, called `name` in the archive.
+pub fn from_tree(path: PathBuf, name: Vec<u8>) -> Source {
     let (sender, receiver) = mpsc::channel(PIECES);
     let work = tokio::task::spawn_blocking(move || {
         let pieces = io::BufWriter::with_capacity(CHUNK, Sent(sender));
@@ -192,9 +221,18 @@ impl Write for Sent {
     }
 }
 
-async fn forward(mut reader: FileReader, sender: mpsc::Sender<Bytes>) -> Result<(), ClientError> {
+async fn forward(
+    mut reader: FileReader,
+    sender: mpsc::Sender<Bytes>,
+    max_bytes: u64,
+) -> anyhow::Result<()> {
+    let mut left = max_bytes;
     while let Some(piece) = reader.next().await? {
-        // Whoever unpacks may have had enough of it.
+        let size = u64::try_from(piece.len())?;
+        left = left
+            .checked_sub(size)
+            .with_context(|| format!("it is more than {} MiB", max_bytes >> 20))?;
+        // The unpacking side may have had enough of it.
         if sender.send(piece).await.is_err() {
             return Ok(());
         }

@@ -14,6 +14,7 @@ pub mod status;
 use crate::cli::ServeArgs;
 use crate::client::{Client, Stranger};
 use crate::daemon::{self, process, reach};
+use crate::run::ephemeral;
 use anyhow::{Context, bail};
 use confinement::{ConfinementArgs, confine};
 use engine::EngineArgs;
@@ -81,6 +82,8 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
     confine(&mut host, &args.confinement)?;
     let EngineChoice { engine, why } = args.engine.choose(&host);
     tracing::info!("engine: {engine}; {why}");
+    // Networks of processes that were killed go when ours is opened.
+    ephemeral::sweep(&home);
     let network = network::open(&args.network, home.path(), engine::card(engine))?;
     let sandboxes = open(host, options, network.clone(), engine).await?;
     let stopping = CancellationToken::new();

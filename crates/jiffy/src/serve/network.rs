@@ -15,6 +15,7 @@ pub enum Wanted {
     /// The daemon does not start without
     On,
     /// It is not done
+    #[value(alias = "none")]
     Off,
 }
 

@@ -38,6 +38,7 @@ pub async fn answer(
         mode: query.mode.as_deref().map(mode).transpose()?,
         confined: false,
         rename: None,
+        max_bytes: None,
     };
     let encoding = request.headers().get(header::CONTENT_ENCODING);
     let gzip = match encoding.map_or(Ok(""), |v| v.to_str()).map(str::trim) {

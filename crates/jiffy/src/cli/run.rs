@@ -1,0 +1,243 @@
+//! `jiffy run`.
+
+use super::sandbox::port;
+use super::{ExecArgs, Forwarding, HostArgs, SizeArgs};
+use crate::serve::engine::EngineArgs;
+use crate::serve::network::Wanted;
+use clap::Args;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+
+/// `jiffy run`.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit code:
+  that of the command; 128+N when signal N ended it; 127 command not found; 126 not executable;
+  124 at --timeout; 125 when Jiffy itself failed (the reason is on standard error).
+
+Where a daemon runs the guest is one of its sandboxes, removed when this command ends, however it
+ends; else it is a process of this command.
+
+Examples:
+  jiffy run -- python3 -c 'import platform; print(platform.release())'
+  jiffy run --cpus 4 --memory 2GiB --disk 10GiB -- make -j4
+  jiffy run -e TOKEN=abc -w /tmp -u root -- env
+  yes | jiffy run -i -- head -c 1000000 | wc -c
+  jiffy run -v .:/work -w /work -- make       what it changed is copied back
+  jiffy run -p 8080:80 -u root -- python3 -m http.server 80
+  jiffy run --timeout 10s --json -- python3 script.py")]
+pub struct RunArgs {
+    /// Template to start from
+    #[arg(long, default_value = "base", value_name = "NAME")]
+    pub template: String,
+    /// What isolates it
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Resources
+    #[command(flatten)]
+    pub size: SizeArgs,
+    /// Copy a directory or file of this host into the guest before the command, and what changed
+    /// of it back afterwards, unless `:ro`. There is no shared file system
+    #[arg(short, long = "volume", value_name = "HOST:GUEST[:ro]", value_parser = volume)]
+    pub volumes: Vec<Volume>,
+    /// Lead a port of this host to one of the guest while the command runs; on loopback unless an
+    /// address is given
+    #[arg(short, long = "publish", value_name = "[IP:][LOCAL:]REMOTE", value_parser = publication)]
+    pub publish: Vec<Publication>,
+    /// Whether it has a network: the internet, and nothing of this host or of private networks
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub network: Wanted,
+    /// Accepted for those who are used to it: the guest always goes with its command
+    #[arg(long)]
+    pub rm: bool,
+    /// Make the guest in this process, also where a daemon runs
+    #[arg(long)]
+    pub no_daemon: bool,
+    /// What to run in it
+    #[command(flatten)]
+    pub exec: ExecArgs,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
+/// A directory or file of this host and its place in the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// Here.
+    pub host: PathBuf,
+    /// There; absolute.
+    pub guest: String,
+    /// Changes stay in the guest.
+    pub read_only: bool,
+}
+
+fn volume(text: &str) -> Result<Volume, String> {
+    const FORM: &str = "write it as HOST:GUEST or HOST:GUEST:ro, as in ./src:/work";
+    let (rest, read_only) = match text.strip_suffix(":ro") {
+        Some(rest) => (rest, true),
+        None => (text.strip_suffix(":rw").unwrap_or(text), false),
+    };
+    let (host, guest) = rest.rsplit_once(':').ok_or(FORM)?;
+    let guest = guest.trim_end_matches('/');
+    let parts = guest.split('/').skip(1);
+    let plain = parts.clone().count() > 0
+        && parts
+            .clone()
+            .all(|part| !matches!(part, "" | "." | "..") && !part.contains('\0'));
+    if host.is_empty() || !guest.starts_with('/') || !plain {
+        return Err(format!(
+            "`{text}`: {FORM}; the path in the guest is absolute, and not the root"
+        ));
+    }
+    Ok(Volume {
+        host: PathBuf::from(host),
+        guest: guest.to_owned(),
+        read_only,
+    })
+}
+
+/// A port of this host that leads to one of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Publication {
+    /// Address of this host.
+    pub address: IpAddr,
+    /// Ports.
+    pub ports: Forwarding,
+}
+
+fn publication(text: &str) -> Result<Publication, String> {
+    let wrong =
+        || format!("`{text}` is no port to publish, as in 8080:80, 80, :80 or 192.0.2.1:8080:80");
+    let ports_of = |text: &str| text.strip_suffix("/tcp").unwrap_or(text).to_owned();
+    let (address, ports) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (address, ports) = rest.split_once("]:").ok_or_else(wrong)?;
+            (Some(address), ports_of(ports))
+        }
+        None => {
+            let ports = ports_of(text);
+            match ports.matches(':').count() {
+                2 => {
+                    let (address, ports) = text.split_once(':').ok_or_else(wrong)?;
+                    (Some(address), ports_of(ports))
+                }
+                _ => (None, ports),
+            }
+        }
+    };
+    let address = match address {
+        Some(address) => address.parse().map_err(|_| wrong())?,
+        None => IpAddr::V4(Ipv4Addr::LOCALHOST),
+    };
+    let ports = port(&ports).map_err(|_| wrong())?;
+    Ok(Publication { address, ports })
+}
+
+/// Options of `docker run` that people type, and what is meant here.
+const FOREIGN_OPTIONS: [(&[&str], &str); 13] = [
+    (
+        &["--rm"],
+        "a sandbox stays until `jiffy rm`; the guest of `jiffy run` always goes with its command",
+    ),
+    (
+        &["-d", "--detach", "--restart"],
+        "`jiffy create` makes a sandbox that stays, and `jiffy exec` runs commands in it",
+    ),
+    (
+        &["-p", "--publish"],
+        "`jiffy port-forward` leads ports of this host to those of a sandbox, and so does `jiffy run -p`",
+    ),
+    (
+        &["-P", "--publish-all", "--expose"],
+        "name the ports: `jiffy run -p 8080:80`",
+    ),
+    (
+        &["-v", "--volume"],
+        "`jiffy cp` copies files into a sandbox and out of it; `jiffy run -v` does so around its command",
+    ),
+    (
+        &["--mount"],
+        "write it as `-v HOST:GUEST` or `-v HOST:GUEST:ro`",
+    ),
+    (&["--net"], "write it as `--network on` or `--network off`"),
+    (&["-m"], "write it as `--memory SIZE`"),
+    (
+        &["-c", "--cpu-shares", "--cpuset-cpus"],
+        "the guest has processors of its own: `--cpus N`",
+    ),
+    (
+        &["--entrypoint"],
+        "the program and its arguments follow `--`",
+    ),
+    (
+        &[
+            "--privileged",
+            "--cap-add",
+            "--security-opt",
+            "--device",
+            "--init",
+        ],
+        "leave it out: the guest is a machine of its own, where the command may `sudo` anything",
+    ),
+    (&["--gpus"], "sandboxes have no graphics processors"),
+    (
+        &["--env-file"],
+        "write each variable as `-e KEY=VALUE`, or `-e KEY` for one that is set here",
+    ),
+];
+
+/// The meaning here of an option that is known elsewhere.
+pub fn meaning(option: &str) -> Option<&'static str> {
+    let known = FOREIGN_OPTIONS.iter();
+    let mut found = known.filter(|(options, _)| options.contains(&option));
+    found.next().map(|(_, meant)| *meant)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_has_two_ends_and_may_be_read_only() {
+        let of = |host: &str, guest: &str, read_only| {
+            let (host, guest) = (PathBuf::from(host), guest.to_owned());
+            Ok(Volume {
+                host,
+                guest,
+                read_only,
+            })
+        };
+        assert_eq!(volume("./src:/work"), of("./src", "/work", false));
+        assert_eq!(volume("/a:b:/c/d/:ro"), of("/a:b", "/c/d", true));
+        assert_eq!(volume("a:/b:rw"), of("a", "/b", false));
+        for bad in [
+            "",
+            "/a",
+            ":/b",
+            "/a:",
+            "/a:b",
+            "/a:/",
+            "/a:/b/../c",
+            "/a:/b//c",
+        ] {
+            assert!(volume(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_port_is_published_on_loopback_unless_an_address_is_given() {
+        let of = |address: &str, local, remote| {
+            let address = address.parse().unwrap();
+            let ports = Forwarding { local, remote };
+            Ok(Publication { address, ports })
+        };
+        assert_eq!(publication("8080:80"), of("127.0.0.1", 8080, 80));
+        assert_eq!(publication("80"), of("127.0.0.1", 80, 80));
+        assert_eq!(publication(":80/tcp"), of("127.0.0.1", 0, 80));
+        assert_eq!(publication("0.0.0.0:8080:80"), of("0.0.0.0", 8080, 80));
+        assert_eq!(publication("[::1]:8080:80"), of("::1", 8080, 80));
+        for bad in ["", "x", "80:", "1:2:3", "70000", "[::1]80", "8080:80/udp"] {
+            assert!(publication(bad).is_err(), "{bad}");
+        }
+    }
+}

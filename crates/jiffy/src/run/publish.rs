@@ -1,0 +1,38 @@
+//! Ports of this host that lead into a guest while its command runs.
+
+use crate::cli::Publication;
+use crate::sandbox::forward::{PortOpener, forward, listen};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+/// Ports of this host that are listened at, and those of the guest that they are for.
+pub struct Listeners(Vec<(TcpListener, u16)>);
+
+/// Ports that lead into a guest, until this is dropped.
+pub struct Published {
+    _work: JoinSet<()>,
+}
+
+impl Listeners {
+    /// Listens at all of `ports`. One that the system chose is told on standard error.
+    pub async fn open(ports: &[Publication]) -> anyhow::Result<Self> {
+        let mut all = Vec::new();
+        for &Publication { address, ports } in ports {
+            let listener = listen(address, ports.local).await?;
+            if ports.local == 0 {
+                eprintln!("jiffy: {} -> {}", listener.local_addr()?, ports.remote);
+            }
+            all.push((listener, ports.remote));
+        }
+        Ok(Self(all))
+    }
+
+    /// Leads connections, also those that wait already, into a guest.
+    pub fn lead(self, opener: &PortOpener) -> Published {
+        let mut work = JoinSet::new();
+        for (listener, port) in self.0 {
+            work.spawn(forward(listener, opener.clone(), port));
+        }
+        Published { _work: work }
+    }
+}

@@ -1,0 +1,83 @@
+//! A run in a sandbox of a daemon's, which lives as long as this process holds its lease.
+
+use super::outcome::{GuestBoot, Outcome};
+use super::{Signals, Work, prepare};
+use crate::cli::RunArgs;
+use crate::client::{Client, NewSandbox};
+use crate::sandbox::exec::Remote;
+use crate::serve::network::Wanted;
+use jiffy_host::Host;
+use jiffy_image::Home;
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::time::Duration;
+
+/// Seconds that a sandbox has until its lease begins; the lease extends them.
+const UNLEASED_S: u32 = 60;
+/// Time a create that is given up has to say which sandbox it made.
+const CREATE_END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Runs the command and says what came of it. The sandbox is removed behind the answer.
+pub async fn run(work: Work<'_>, client: &Client) -> anyhow::Result<Outcome> {
+    let args = work.args;
+    if !client.is_remote() {
+        make_ready(args)?;
+    }
+    let mut signals = Signals::new()?;
+    let size = &args.size;
+    let mut wanted = NewSandbox::of(&args.template, BTreeMap::new())
+        .sized(size.cpus, size.memory, size.disk)
+        .for_seconds(UNLEASED_S);
+    if args.network == Wanted::Off {
+        wanted = wanted.without_network();
+    }
+    let mut creating = pin!(client.create(&wanted));
+    let sandbox = tokio::select! {
+        made = &mut creating => made?,
+        number = signals.next() => {
+            // The daemon makes it whether we listen or not.
+            if let Ok(Ok(made)) = tokio::time::timeout(CREATE_END_LIMIT, creating).await {
+                client.delete(&made.record.id, true).await?;
+            }
+            return Ok(Outcome::interrupted(number));
+        }
+    };
+    let id = sandbox.record.id.clone();
+    let boot = GuestBoot::from(&sandbox.record);
+    let mut leased = false;
+    let outcome = {
+        // It comes up beside the command, and ends with this block.
+        let lease = async {
+            match client.lease(&id).await {
+                Ok(lease) => {
+                    leased = true;
+                    let _lease = lease;
+                    std::future::pending().await
+                }
+                Err(e) => e,
+            }
+        };
+        let place = Remote::new(client.clone(), sandbox)?;
+        tokio::select! {
+            outcome = work.run_in(&place, &mut signals) => outcome,
+            failed = lease => Err(failed.context("the sandbox cannot be held")),
+        }
+    };
+    if !leased {
+        // One that is gone already is as it should be.
+        let _ = client.delete(&id, true).await;
+    }
+    let mut outcome = outcome?;
+    outcome.boot = Some(boot);
+    Ok(outcome)
+}
+
+/// Makes a template of this host that is missing here, where progress can be shown, rather than in
+/// the daemon.
+fn make_ready(args: &RunArgs) -> anyhow::Result<()> {
+    let home = Home::locate()?;
+    if home.path().join("templates").join(&args.template).exists() {
+        return Ok(());
+    }
+    prepare(&Host::open()?, args.engine, &args.template).map(drop)
+}

@@ -1,0 +1,256 @@
+//! `jiffy run` where a daemon runs: its warm pool, its network, and no sandbox that outlives its run.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+use support::networked::call;
+use support::place::Place;
+use support::{engine, finish, jiffy, read_until, wait_for};
+
+on_gvisor! {
+    a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does,
+    a_run_that_is_killed_leaves_no_sandbox,
+    a_volume_comes_back_as_the_command_left_it_and_nothing_else_is_written,
+    logs_tell_which_process_was_killed_for_want_of_memory,
+}
+
+/// A run in the background, its outputs piped.
+fn start(place: &Place, args: &[&str]) -> Child {
+    jiffy(&[&["run"], args].concat())
+        .env("JIFFY_HOME", place.dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits until the daemon knows of no sandbox, not even of one that was killed.
+fn wait_until_forgotten(place: &Place) {
+    wait_for("the sandbox to be removed", || {
+        let all = place.json(&["ls", "--all"]);
+        all.as_array().unwrap().is_empty().then_some(())
+    });
+}
+
+fn end(place: &Place, mut daemon: Child) {
+    place.ok(&["serve", "--stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
+}
+
+#[test]
+fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
+    let test = "a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let daemon = place.serve(&["--warm-pool", "1"]);
+    let report = wait_for("a run out of the pool", || {
+        let done = place.call(&["run", "--json", "--", "sh", "-c", "echo out; exit 3"]);
+        assert_eq!(done.code, Some(3), "{done:?}");
+        let report: Value = serde_json::from_str(&done.stdout).unwrap();
+        (report["boot_mode"] == "warm-pool").then_some(report)
+    });
+    assert_eq!(report["stdout"], "out\n");
+    assert!(report["boot_ms"].as_f64().unwrap() > 0.0, "{report}");
+    wait_until_forgotten(&place);
+    let script = "echo out; echo err >&2; kill -TERM $$";
+    let done = place.call(&["run", "--rm", "--", "sh", "-c", script]);
+    let streams = (done.stdout.as_str(), done.stderr.as_str());
+    assert_eq!((done.code, streams), (Some(143), ("out\n", "err\n")));
+    assert_eq!(
+        place.call(&["run", "--", "no-such-command"]).code,
+        Some(127)
+    );
+    let done = place.call(&["run", "--timeout", "1s", "--", "sleep", "600"]);
+    assert_eq!(done.code, Some(124), "{done:?}");
+    // A guest that is gone is told as such.
+    let mut run = start(&place, &["--", "sh", "-c", "echo up; sleep 600"]);
+    read_until(run.stdout.as_mut().unwrap(), "up");
+    let report = place.json(&["ls"]);
+    let id = report[0]["id"].as_str().unwrap();
+    let process = call(
+        &place,
+        "GET",
+        &format!("/sandboxes/{id}/process"),
+        &Value::Null,
+    )
+    .1;
+    let process: Value = serde_json::from_str(&process).unwrap();
+    let vmm = process["pid"].as_i64().unwrap().try_into().unwrap();
+    kill(Pid::from_raw(vmm), Signal::SIGKILL).unwrap();
+    let done = finish(run);
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(done.stderr.contains("is lost"), "{done:?}");
+    wait_until_forgotten(&place);
+    // A signal that comes while the command runs is the command's.
+    let mut run = start(
+        &place,
+        &[
+            "--",
+            "sh",
+            "-c",
+            "trap 'echo caught; exit 7' INT; echo up; while :; do sleep 0.1; done",
+        ],
+    );
+    read_until(run.stdout.as_mut().unwrap(), "up");
+    kill(Pid::from_raw(run.id().try_into().unwrap()), Signal::SIGINT).unwrap();
+    let done = finish(run);
+    assert_eq!(
+        (done.code, done.stdout.trim()),
+        (Some(7), "caught"),
+        "{done:?}"
+    );
+    // A port of this host leads into the guest while the command runs.
+    let server = "import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True); s.accept()[0].sendall(b'from the guest')";
+    let mut run = start(&place, &["-p", ":8000", "--", "python3", "-c", server]);
+    let mut told = String::new();
+    BufReader::new(run.stderr.as_mut().unwrap())
+        .read_line(&mut told)
+        .unwrap();
+    let address = told
+        .trim()
+        .strip_prefix("jiffy: ")
+        .unwrap()
+        .split(' ')
+        .next();
+    read_until(run.stdout.as_mut().unwrap(), "up");
+    let mut heard = String::new();
+    let mut stream = TcpStream::connect(address.unwrap()).unwrap();
+    stream.read_to_string(&mut heard).unwrap();
+    assert_eq!(heard, "from the guest");
+    assert_eq!(finish(run).code, Some(0));
+    wait_until_forgotten(&place);
+    end(&place, daemon);
+}
+
+#[test]
+fn a_run_that_is_killed_leaves_no_sandbox() {
+    let Some(place) = Place::new("a_run_that_is_killed_leaves_no_sandbox") else {
+        return;
+    };
+    let daemon = place.serve(&["--warm-pool", "0"]);
+    let mut run = start(&place, &["--", "sh", "-c", "echo up; sleep 600"]);
+    read_until(run.stdout.as_mut().unwrap(), "up");
+    assert_eq!(place.vmms().len(), 1);
+    run.kill().unwrap();
+    run.wait().unwrap();
+    wait_until_forgotten(&place);
+    assert!(place.vmms().is_empty());
+    // A daemon that is killed with it leaves a sandbox that has a minute at most.
+    let mut run = start(&place, &["--", "sh", "-c", "echo up; sleep 600"]);
+    read_until(run.stdout.as_mut().unwrap(), "up");
+    place.kill_daemon();
+    drop(daemon);
+    let done = finish(run);
+    assert_eq!(done.code, Some(125), "{done:?}");
+    // The command starts another.
+    let all = place.json(&["ls"]);
+    let deadline = all[0]["deadline_ms"].as_u64().unwrap();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    assert!(u128::from(deadline) <= now.as_millis() + 60_000, "{all}");
+}
+
+#[test]
+fn a_volume_comes_back_as_the_command_left_it_and_nothing_else_is_written() {
+    let test = "a_volume_comes_back_as_the_command_left_it_and_nothing_else_is_written";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let daemon = place.serve(&["--warm-pool", "0"]);
+    let dir = tempfile::tempdir().unwrap();
+    let (work, outside) = (dir.path().join("work"), dir.path().join("outside"));
+    fs::create_dir_all(work.join("sub")).unwrap();
+    fs::create_dir(&outside).unwrap();
+    for (name, text) in [
+        ("work/kept", "kept"),
+        ("work/sub/gone", "gone"),
+        ("outside/x", "mine"),
+        ("input", "in"),
+    ] {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let text = |path: &Path| fs::read_to_string(path).unwrap();
+    let volume = format!("{}:/work", work.display());
+    let input = format!("{}:/etc/input:ro", dir.path().join("input").display());
+    // A link out of the volume, that a second run then writes through.
+    let script = format!(
+        "cat kept /etc/input; echo new > new; rm sub/gone; ln -s {} way; echo x >> /etc/input",
+        outside.display()
+    );
+    let args = [
+        "run", "-v", &volume, "-v", &input, "-w", "/work", "-u", "root", "--", "sh", "-c",
+    ];
+    let done = place.call(&[&args[..], &[script.as_str()]].concat());
+    assert_eq!(
+        (done.code, done.stdout.as_str()),
+        (Some(0), "keptin"),
+        "{done:?}"
+    );
+    assert_eq!(text(&work.join("new")), "new\n");
+    assert_eq!(text(&dir.path().join("input")), "in");
+    assert!(!work.join("sub/gone").exists());
+    assert_eq!(fs::read_link(work.join("way")).unwrap(), outside);
+    let script = "rm way; mkdir way; echo theirs > way/x; echo theirs > kept; exit 4";
+    symlink(&outside, work.join("other")).unwrap();
+    let done = place.call(&[&args[..], &[script]].concat());
+    assert_eq!(done.code, Some(4), "{done:?}");
+    assert_eq!(
+        (
+            text(&work.join("way/x")).as_str(),
+            text(&work.join("kept")).as_str()
+        ),
+        ("theirs\n", "theirs\n")
+    );
+    assert_eq!(text(&outside.join("x")), "mine");
+    // What is more than a volume may be changes nothing here, and is told.
+    let script = "echo other > kept; truncate -s 1T huge";
+    let done = place.call(&[&args[..], &[script]].concat());
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(done.stderr.contains("/work back to"), "{done:?}");
+    assert_eq!(text(&work.join("kept")), "theirs\n");
+    // A directory that is not there is refused before there is a guest.
+    let done = place.call(&["run", "-v", "/no/such/directory:/work", "--", "true"]);
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(done.stderr.contains("/no/such/directory"), "{done:?}");
+    end(&place, daemon);
+}
+
+#[test]
+fn logs_tell_which_process_was_killed_for_want_of_memory() {
+    let test = "logs_tell_which_process_was_killed_for_want_of_memory";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let daemon = place.serve(&["--warm-pool", "0"]);
+    let id = place.ok(&["create", "--memory", "256MiB"]);
+    let done = place.call(&["exec", &id, "--", "tail", "/dev/zero"]);
+    assert_eq!(done.code, Some(137), "{done:?}");
+    let logs = wait_for("the line about it", || {
+        let logs = place.ok(&["logs", &id]);
+        logs.contains("out of memory").then_some(logs)
+    });
+    assert!(logs.contains("(tail)"), "{logs}");
+    assert!(logs.contains(" MiB) had none left"), "{logs}");
+    if !engine::is_gvisor() {
+        assert!(logs.contains("the kernel killed process"), "{logs}");
+    }
+    // A guest that is gone still has its last words, and the reason.
+    let vmm = *place.vmms().first().unwrap();
+    kill(Pid::from_raw(vmm.try_into().unwrap()), Signal::SIGKILL).unwrap();
+    let logs = wait_for("the reason of its end", || {
+        let logs = place.ok(&["logs", &id]);
+        logs.contains("is lost").then_some(logs)
+    });
+    assert!(logs.contains("(tail)"), "{logs}");
+    end(&place, daemon);
+}

@@ -1,0 +1,100 @@
+//! `jiffy run` without a daemon has the network that sandboxes of a daemon have, and leaves none.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::process::Stdio;
+use support::lab::{PRIVATE, PUBLIC, output, with_lab6};
+use support::networked::{PRELUDE, clean};
+use support::place::Place;
+use support::{children, jiffy, read_until, wait_for};
+
+on_gvisor! {
+    without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network,
+}
+
+#[test]
+fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network() {
+    let test = "without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network";
+    with_lab6(test, |_| {
+        let Some(place) = Place::new(test) else {
+            return;
+        };
+        let reach = |options: &[&str]| {
+            let (public, private) = (PUBLIC[1], PRIVATE[0]);
+            let program = format!(
+                "{PRELUDE}\nprint(tcp({public:?}), tcp({private:?}), socket.gethostbyname('a.example'))"
+            );
+            let words = [
+                &["run", "--no-daemon"],
+                options,
+                &["--", "python3", "-c", &program],
+            ];
+            place.call(&words.concat())
+        };
+        let done = reach(&[]);
+        let heard: Vec<&str> = done.stdout.split_whitespace().collect();
+        assert_eq!(
+            heard,
+            ["internet", "ConnectionRefusedError", "9.9.9.9"],
+            "{done:?}"
+        );
+        assert_eq!(done.stderr, "");
+        wait_for("the last rule to go", || {
+            output("nft", &["list", "tables"]).is_empty().then_some(())
+        });
+        clean();
+        let program = format!("{PRELUDE}\nprint(tcp({:?}, 80, 1))", PUBLIC[1]);
+        let off = [
+            "run",
+            "--no-daemon",
+            "--network",
+            "off",
+            "--",
+            "python3",
+            "-c",
+            &program,
+        ];
+        let done = place.call(&off);
+        assert_eq!(done.code, Some(0), "{done:?}");
+        assert_ne!(done.stdout.trim(), "internet", "{done:?}");
+        // One that is killed leaves none either.
+        let mut run = jiffy(&["run", "--no-daemon", "--", "sh", "-c", "echo up; sleep 600"])
+            .env("JIFFY_HOME", place.dir.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        read_until(run.stdout.as_mut().unwrap(), "up");
+        assert!(output("nft", &["list", "tables"]).contains("jiffy_"));
+        run.kill().unwrap();
+        run.wait().unwrap();
+        wait_for("the last rule to go", || {
+            output("nft", &["list", "tables"]).is_empty().then_some(())
+        });
+        clean();
+        // Where what would remove it was killed as well, the next run does.
+        let mut run = jiffy(&["run", "--no-daemon", "--", "sh", "-c", "echo up; sleep 600"])
+            .env("JIFFY_HOME", place.dir.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        read_until(run.stdout.as_mut().unwrap(), "up");
+        let remover = children(run.id()).into_iter().find(|pid| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
+            line.is_ok_and(|line| line.contains("__remove-network-of"))
+        });
+        let remover = Pid::from_raw(remover.unwrap().try_into().unwrap());
+        kill(remover, Signal::SIGKILL).unwrap();
+        run.kill().unwrap();
+        run.wait().unwrap();
+        assert!(output("nft", &["list", "tables"]).contains("jiffy_"));
+        let done = reach(&["--network", "on"]);
+        assert_eq!(done.code, Some(0), "{done:?}");
+        wait_for("the last rule to go", || {
+            output("nft", &["list", "tables"]).is_empty().then_some(())
+        });
+        clean();
+    });
+}
