@@ -98,6 +98,8 @@ pub struct Usage {
     pub memory_bytes: u64,
     /// What it wrote to its disk since its last snapshot, in bytes; none: cannot be told at the moment.
     pub disk_bytes: Option<u64>,
+    /// What it sent and received over its network since it came up, in bytes; none: it has none.
+    pub net_bytes: Option<(u64, u64)>,
 }
 
 /// Why an engine did not do what it was asked.
@@ -163,8 +165,10 @@ pub trait Engine: Send + Sync + 'static {
     fn engines(&self) -> Vec<EngineDescription>;
 
     /// What a snapshot of the booted template depends on, as one word: equal words may share a snapshot.
+    /// `engine` is one of [`Engine::engines`]; none: the default.
     fn fingerprint(
         &self,
+        engine: Option<&str>,
         template: &str,
         size: SandboxSize,
     ) -> impl Future<Output = Result<String, EngineError>> + Send;
@@ -195,9 +199,10 @@ pub trait Engine: Send + Sync + 'static {
         "off".to_owned()
     }
 
-    /// Boots a template from its kernel.
+    /// Boots a template from its kernel, on `engine`, one of [`Engine::engines`]; none: the default.
     fn boot(
         &self,
+        engine: Option<&str>,
         template: &str,
         size: SandboxSize,
     ) -> impl Future<Output = Result<Self::Arrival, EngineError>> + Send;

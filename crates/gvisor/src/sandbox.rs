@@ -477,6 +477,7 @@ impl Sandbox {
             cpu_us: self.body.process.cpu_us()?,
             memory_bytes: self.body.process.memory_bytes()?,
             disk_bytes: None,
+            net_bytes: None,
         })
     }
 

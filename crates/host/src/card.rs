@@ -40,6 +40,11 @@ impl GuestCard {
         }
     }
 
+    /// Bytes that the guest sent and received.
+    pub fn traffic(&self) -> Option<(u64, u64)> {
+        self.lease()?.traffic()
+    }
+
     /// What the guest reaches; it can be read when that is gone.
     pub fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
         self.connections.clone()

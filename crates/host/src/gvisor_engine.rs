@@ -247,7 +247,12 @@ impl Engine for GvisorEngine {
         }]
     }
 
-    async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
+    async fn fingerprint(
+        &self,
+        _engine: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<String, EngineError> {
         let prepared = self.shelf.prepare(template).await?;
         Ok(format!(
             "{} {} gvisor {} {}c{}m{}d{}",
@@ -278,7 +283,12 @@ impl Engine for GvisorEngine {
         card::words(self.network.as_ref())
     }
 
-    async fn boot(&self, template: &str, size: SandboxSize) -> Result<GvisorArrival, EngineError> {
+    async fn boot(
+        &self,
+        _engine: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<GvisorArrival, EngineError> {
         let prepared = self.shelf.prepare(template).await?;
         let lease = match &self.network {
             Some(network) => {
@@ -467,7 +477,11 @@ impl Guest for GvisorGuest {
     }
 
     fn usage(&self) -> Option<Usage> {
-        self.sandbox.usage()
+        let usage = self.sandbox.usage()?;
+        Some(Usage {
+            net_bytes: self.card.traffic(),
+            ..usage
+        })
     }
 
     async fn connect(&self, port: u32) -> io::Result<UnixStream> {

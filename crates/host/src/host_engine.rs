@@ -104,9 +104,15 @@ impl HostEngine {
         })
     }
 
-    /// The engine of new sandboxes.
-    fn chosen(&self) -> Result<One<'_>, EngineError> {
-        match self.chosen {
+    /// The engine of new sandboxes, if none is `wanted`, else that one.
+    fn engine(&self, wanted: Option<&str>) -> Result<One<'_>, EngineError> {
+        let name = match wanted {
+            Some(name) => name
+                .parse()
+                .map_err(|reason| EngineError::Failed { reason })?,
+            None => self.chosen,
+        };
+        match name {
             EngineName::MicroVm => Ok(One::MicroVm(&self.microvm)),
             EngineName::Gvisor => self.gvisor().map(One::Gvisor),
         }
@@ -189,8 +195,13 @@ impl Engine for HostEngine {
         .collect()
     }
 
-    async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
-        with!(self.chosen()?, engine => engine.fingerprint(template, size).await)
+    async fn fingerprint(
+        &self,
+        engine: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<String, EngineError> {
+        with!(self.engine(engine)?, one => one.fingerprint(None, template, size).await)
     }
 
     async fn startup(&self, template: &str) -> Result<Startup, EngineError> {
@@ -209,13 +220,18 @@ impl Engine for HostEngine {
         self.microvm.network()
     }
 
-    async fn boot(&self, template: &str, size: SandboxSize) -> Result<HostArrival, EngineError> {
-        match self.chosen()? {
+    async fn boot(
+        &self,
+        engine: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<HostArrival, EngineError> {
+        match self.engine(engine)? {
             One::MicroVm(engine) => Ok(HostArrival::MicroVm(Box::new(
-                engine.boot(template, size).await?,
+                engine.boot(None, template, size).await?,
             ))),
             One::Gvisor(engine) => Ok(HostArrival::Gvisor(Box::new(
-                engine.boot(template, size).await?,
+                engine.boot(None, template, size).await?,
             ))),
         }
     }

@@ -333,6 +333,7 @@ mod tests {
     fn sandbox(id: &str) -> SandboxRecord {
         SandboxRecord {
             id: id.into(),
+            name: None,
             state: State::Broken { cause: "x".into() },
             template: "base".into(),
             size: SandboxSize::default(),
@@ -365,6 +366,7 @@ mod tests {
             template: "base".into(),
             fingerprint: String::new(),
             size: SandboxSize::default(),
+            engine: None,
             parent: Some("p".into()),
             kept: true,
             stopped_ms: 0.0,

@@ -42,8 +42,8 @@ pub use restore_policy::{
     RestorePolicy, Spread, choose,
 };
 pub use sandboxes::{
-    AwakeTime, Child, CreateSpec, ErrorKind, ForkReport, OperationError, Options, OwnerUsage,
-    PoolSize, Sandboxes, Source, WakeOptions, WeakSandboxes,
+    AwakeTime, Child, CreateSpec, ErrorKind, ForkReport, MAX_RESTART_GRACE, MAX_SANDBOX_NAME,
+    OperationError, Options, OwnerUsage, PoolSize, Sandboxes, Source, WakeOptions, WeakSandboxes,
 };
 pub use startup::{StartupError, start_up};
 pub use terms::{Network, OnTimeout, Terms};

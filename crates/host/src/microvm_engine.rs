@@ -285,7 +285,12 @@ impl Engine for MicroVmEngine {
         }]
     }
 
-    async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
+    async fn fingerprint(
+        &self,
+        _engine: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<String, EngineError> {
         let prepared = self.shelf.prepare(template).await?;
         let [_, vmm, _] = self.shelf.stamp(template).map_err(EngineError::failed)?;
         Ok(format!(
@@ -319,7 +324,12 @@ impl Engine for MicroVmEngine {
         card::words(self.network.as_ref())
     }
 
-    async fn boot(&self, template: &str, size: SandboxSize) -> Result<MicroVmArrival, EngineError> {
+    async fn boot(
+        &self,
+        _engine: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<MicroVmArrival, EngineError> {
         let prepared = self.shelf.prepare(template).await?;
         let overlay = self.store.overlay().map_err(EngineError::failed)?;
         let mut spec = prepared
@@ -630,6 +640,7 @@ impl Guest for MicroVmGuest {
             cpu_us: u64::try_from(cpu_us).unwrap_or(u64::MAX),
             memory_bytes: resident.saturating_sub(shared).saturating_mul(PAGE),
             disk_bytes: self.vm.overlay_bytes(),
+            net_bytes: self.card.traffic(),
         })
     }
 

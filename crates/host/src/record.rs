@@ -74,6 +74,9 @@ impl State {
 pub struct SandboxRecord {
     /// Letters and digits.
     pub id: String,
+    /// Name that people call it by, unique among those of its owner that are not killed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// Where it is in its life.
     #[serde(flatten)]
     pub state: State,
@@ -153,6 +156,9 @@ pub struct SnapshotRecord {
     /// Resources a guest made from it has.
     #[serde(flatten)]
     pub size: SandboxSize,
+    /// Engine that took it and restores it; none: a version took it that did not write that down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<String>,
     /// Snapshot below it.
     pub parent: Option<String>,
     /// Stays though nothing descends from it.

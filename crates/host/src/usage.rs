@@ -30,7 +30,16 @@ pub struct Sample {
     pub disk_used: u64,
     /// Disk there is.
     pub disk_total: u64,
+    /// Bytes that it sent over its network since its guest came up; none: it has no network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub net_out: Option<u64>,
+    /// Bytes that it received likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub net_in: Option<u64>,
 }
+
+/// Shortest time over which use of processors is told, in milliseconds.
+const SHORTEST_SPAN_MS: u64 = 500;
 
 /// The samples of one sandbox, oldest first.
 #[derive(Debug, Default)]
@@ -43,7 +52,29 @@ pub(crate) struct History {
 impl History {
     /// Adds what a guest of `size` uses at `now_ms`.
     pub fn add(&mut self, now_ms: u64, size: SandboxSize, usage: Usage) {
-        let cpu_used_pct = match self.before.replace((now_ms, usage.cpu_us)) {
+        let sample = self.sample(now_ms, size, usage);
+        self.before = Some((now_ms, usage.cpu_us));
+        if self.samples.len() >= KEPT {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(sample);
+    }
+
+    /// What a guest of `size` uses at `now_ms`, which is not kept: looks in between do not shorten
+    /// the history. Processors are those since the sample before.
+    pub fn peek(&self, now_ms: u64, size: SandboxSize, usage: Usage) -> Sample {
+        let sample = self.sample(now_ms, size, usage);
+        match (self.before, self.samples.back()) {
+            (Some((then_ms, _)), Some(last)) if now_ms < then_ms + SHORTEST_SPAN_MS => Sample {
+                cpu_used_pct: last.cpu_used_pct,
+                ..sample
+            },
+            _ => sample,
+        }
+    }
+
+    fn sample(&self, now_ms: u64, size: SandboxSize, usage: Usage) -> Sample {
+        let cpu_used_pct = match self.before {
             // Less than before: it is another process now.
             Some((then_ms, cpu_us)) if now_ms > then_ms && usage.cpu_us >= cpu_us => {
                 let had_us = (now_ms - then_ms) as f64 * 1000.0 * f64::from(size.vcpus);
@@ -53,7 +84,7 @@ impl History {
         };
         let (mem_total, disk_total) = (u64::from(size.memory_mib) << 20, size.disk_mib << 20);
         let last_disk = self.samples.back().map_or(0, |s| s.disk_used);
-        let sample = Sample {
+        Sample {
             at_ms: now_ms,
             cpu_count: size.vcpus,
             cpu_used_pct,
@@ -62,11 +93,9 @@ impl History {
             mem_cache: 0,
             disk_used: usage.disk_bytes.unwrap_or(last_disk).min(disk_total),
             disk_total,
-        };
-        if self.samples.len() >= KEPT {
-            self.samples.pop_front();
+            net_out: usage.net_bytes.map(|(out, _)| out),
+            net_in: usage.net_bytes.map(|(_, back)| back),
         }
-        self.samples.push_back(sample);
     }
 
     /// Those from `start_ms` to `end_ms`, both included.
@@ -86,6 +115,7 @@ mod tests {
             cpu_us,
             memory_bytes: 5 << 20,
             disk_bytes: Some(4096),
+            net_bytes: Some((7, 8)),
         }
     }
 
@@ -104,6 +134,12 @@ mod tests {
             .map(|s| s.cpu_used_pct)
             .collect();
         assert_eq!(used, [0.0, 25.0, 0.0, 100.0]);
+        // A look at one moment is not kept.
+        let peek = history.peek(50_000, size, usage(905_000_000));
+        assert_eq!((peek.cpu_used_pct, peek.net_in), (25.0, Some(8)));
+        let soon = history.peek(40_001, size, usage(905_000_000));
+        assert_eq!(soon.cpu_used_pct, 100.0);
+        assert_eq!(history.between(None, None).len(), 4);
         let some = history.between(Some(20_000), Some(30_000));
         assert_eq!(
             some.iter().map(|s| s.at_ms).collect::<Vec<_>>(),

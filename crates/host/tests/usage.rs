@@ -69,6 +69,8 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
             secure: true,
             ..Terms::default()
         },
+        name: None,
+        engine: None,
     };
     let made = host.create(spec).await.unwrap();
     let id = made.id.clone();
@@ -124,7 +126,10 @@ async fn a_thousand_samples_cost_less_than_a_hundredth_of_ten_seconds() {
     }
     let dir = tempfile::tempdir().unwrap();
     let engine = engine(dir.path());
-    let arrival = engine.boot("base", SandboxSize::default()).await.unwrap();
+    let arrival = engine
+        .boot(None, "base", SandboxSize::default())
+        .await
+        .unwrap();
     let guest = arrival.welcome(&Persona::default()).await.unwrap();
     let clock = || {
         let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;

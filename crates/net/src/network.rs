@@ -485,6 +485,16 @@ impl Lease {
         self.number
     }
 
+    /// Bytes that its guest sent and received, as the host's end of the slot counts them.
+    pub fn traffic(&self) -> Option<(u64, u64)> {
+        let device = self.network.0.common.name(self.number);
+        let count = |what: &str| -> Option<u64> {
+            let file = format!("/sys/class/net/{device}/statistics/{what}");
+            std::fs::read_to_string(file).ok()?.trim().parse().ok()
+        };
+        Some((count("rx_bytes")?, count("tx_bytes")?))
+    }
+
     /// The tap, for the VMM; once.
     pub fn take_tap(&mut self) -> Option<File> {
         self.tap.take()

@@ -39,6 +39,22 @@ pub struct CreateSpec {
     /// What its maker decides.
     #[serde(default)]
     pub terms: Terms,
+    /// Name that it is called by, unique among its owner's.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Engine that isolates it; none: the default, or the one that took the snapshot.
+    #[serde(default)]
+    pub engine: Option<String>,
+}
+
+/// A sandbox that is to be entered.
+pub(super) struct NewEntry {
+    pub template: String,
+    pub size: SandboxSize,
+    pub env: BTreeMap<String, String>,
+    pub terms: Terms,
+    pub name: Option<String>,
+    pub forked_from: Option<String>,
 }
 
 /// Where a new guest comes from.
@@ -81,6 +97,10 @@ impl<E: Engine> Sandboxes<E> {
             .engine
             .check_network(&rules)
             .map_err(OperationError::Network)?;
+        let engine = match &spec.engine {
+            Some(name) => self.named_engine(name)?,
+            None => None,
+        };
         match spec.source {
             Source::Template(template) => {
                 let size = match spec.size {
@@ -89,26 +109,69 @@ impl<E: Engine> Sandboxes<E> {
                 };
                 size.check()?;
                 let place = self.admit(size)?;
-                let new = self.enter(place, &template, size, spec.env, spec.terms, None)?;
-                let origin = self.origin_in_template(&template, size).await;
+                let new = NewEntry {
+                    template: template.clone(),
+                    size,
+                    env: spec.env,
+                    terms: spec.terms,
+                    name: spec.name,
+                    forked_from: None,
+                };
+                let new = self.enter(place, new)?;
+                let origin = self.origin_in_template(engine, &template, size);
+                let origin = origin.await;
                 self.bring_up(new, asked, origin).await
             }
             Source::Snapshot(_) if spec.size.is_some() => Err(OperationError::FixedSize),
             Source::Snapshot(id) => {
                 let (snapshot, _pin) = self.pin(&id)?;
+                if let (Some(wanted), Some(own)) = (spec.engine, &snapshot.engine)
+                    && wanted != *own
+                {
+                    return Err(OperationError::FixedEngine {
+                        snapshot: snapshot.id,
+                        own: own.clone(),
+                    });
+                }
                 let place = self.admit(snapshot.size)?;
-                let (template, size) = (&snapshot.template, snapshot.size);
                 // As a whole: whoever gives one decides what of their own the clone is told.
                 let env = match spec.env.is_empty() {
                     true => snapshot.env.clone(),
                     false => spec.env,
                 };
-                let new = self.enter(place, template, size, env, spec.terms, None)?;
+                let new = NewEntry {
+                    template: snapshot.template.clone(),
+                    size: snapshot.size,
+                    env,
+                    terms: spec.terms,
+                    name: spec.name,
+                    forked_from: None,
+                };
+                let new = self.enter(place, new)?;
                 let origin = self
                     .origin_in_snapshot(&snapshot.template, &snapshot.id, BootMode::Snapshot)
                     .await;
                 self.bring_up(new, asked, origin).await
             }
+        }
+    }
+
+    /// The engine of this name as the engines are asked for it: none for the default. Refuses one
+    /// that makes no sandboxes here.
+    fn named_engine<'a>(&self, name: &'a str) -> Result<Option<&'a str>, OperationError> {
+        let all = self.0.engine.engines();
+        match all.iter().find(|engine| engine.name == name) {
+            Some(found) if found.default => Ok(None),
+            Some(found) if found.usable => Ok(Some(name)),
+            found => Err(OperationError::NoEngine {
+                wanted: name.to_owned(),
+                known: found.is_some(),
+                usable: all
+                    .into_iter()
+                    .filter(|e| e.usable)
+                    .map(|e| e.name)
+                    .collect(),
+            }),
         }
     }
 
@@ -137,33 +200,34 @@ impl<E: Engine> Sandboxes<E> {
     pub(super) fn enter(
         &self,
         place: Place,
-        template: &str,
-        size: SandboxSize,
-        env: BTreeMap<String, String>,
-        terms: Terms,
-        forked_from: Option<String>,
+        new: NewEntry,
     ) -> Result<Arc<Entry<E::Guest>>, OperationError> {
         let now = now_ms();
         let secret = |wanted: bool| wanted.then(new_token).transpose();
         let record = SandboxRecord {
             id: new_id()?,
+            name: new.name,
             state: State::Creating,
-            template: template.to_owned(),
-            size,
-            env,
+            template: new.template,
+            size: new.size,
+            env: new.env,
             deadline_ms: None,
-            agent_token: secret(terms.secure)?,
-            traffic_token: secret(terms.network.restrict_traffic)?,
-            terms,
+            agent_token: secret(new.terms.secure)?,
+            traffic_token: secret(new.terms.network.restrict_traffic)?,
+            terms: new.terms,
             snapshot: None,
-            forked_from,
+            forked_from: new.forked_from,
             boot_mode: None,
             engine: None,
             boot_ms: None,
             created_ms: now,
             changed_ms: now,
         };
-        let entry = Arc::new(Entry::new(record, self.0.users.clone()));
+        if let Some(name) = &record.name {
+            // It goes with the entry.
+            self.claim_name(&record.terms.owner, name, &record.id)?;
+        }
+        let entry = Arc::new(Entry::new(record, self.0.indexes.clone()));
         entry.set_place(Some(place));
         // Of a create only; the others know whom they are about.
         tracing::Span::current().record("sandbox", entry.id());

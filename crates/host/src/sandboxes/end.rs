@@ -7,6 +7,9 @@ use crate::record::{SandboxRecord, SnapshotRecord, State};
 use jiffy_engine::{Engine, Guest};
 use std::collections::HashSet;
 
+/// Users of a snapshot that the refusal to remove it names.
+const MAX_NAMED_USERS: usize = 5;
+
 impl<E: Engine> Sandboxes<E> {
     /// Ends a sandbox. Needs nothing of its guest, of its VMM or of an operation under way; killing twice is no error.
     pub async fn kill(&self, id: &str) -> Result<SandboxRecord, OperationError> {
@@ -87,13 +90,33 @@ impl<E: Engine> Sandboxes<E> {
         Ok(record)
     }
 
+    /// What needs a snapshot, in words: sandboxes with their names, and snapshots.
     fn user_of(&self, id: &str) -> Option<String> {
-        let child = lock(&self.0.snapshots).children(id).next().cloned();
-        let child = child.map(|child| format!("snapshot {child}"));
-        child.or_else(|| {
-            let sandbox = self.0.users.one_of(id)?;
-            Some(format!("sandbox {sandbox}"))
-        })
+        let sandboxes = self.0.indexes.users.some_of(id, MAX_NAMED_USERS + 1);
+        let sandboxes = sandboxes.into_iter().map(|id| {
+            let name = self.find(&id).and_then(|record| record.name);
+            match name {
+                Some(name) => format!("sandbox {id} ({name})"),
+                None => format!("sandbox {id}"),
+            }
+        });
+        let mut users: Vec<String> = sandboxes.collect();
+        {
+            let snapshots = lock(&self.0.snapshots);
+            let room = (MAX_NAMED_USERS + 1).saturating_sub(users.len());
+            for child in snapshots.children(id).take(room) {
+                let name = snapshots.get(child).and_then(|s| s.name.as_ref());
+                users.push(match name {
+                    Some(name) => format!("snapshot {child} ({name})"),
+                    None => format!("snapshot {child}"),
+                });
+            }
+        }
+        if users.len() > MAX_NAMED_USERS {
+            users.truncate(MAX_NAMED_USERS);
+            users.push("others".to_owned());
+        }
+        (!users.is_empty()).then(|| users.join(", "))
     }
 
     /// Keeps one child of a fork and removes its siblings with everything that was forked from them. Returns those removed.

@@ -2,6 +2,7 @@
 
 use super::connections::Reached;
 use super::error::OperationError;
+use super::names::SandboxNames;
 use super::snapshot_index::SnapshotUsers;
 use crate::admission::Place;
 use crate::record::{Operation, SandboxRecord, State, now_ms};
@@ -14,11 +15,31 @@ use tokio::sync::watch;
 /// Bytes of a console that are kept when its guest has ended by itself.
 const MAX_LAST_WORDS: usize = 16 << 10;
 
+/// What is found by what records of sandboxes say.
+#[derive(Debug, Default)]
+pub(crate) struct EntryIndexes {
+    /// What descends from each snapshot.
+    pub users: SnapshotUsers,
+    /// Names of those that are not killed.
+    pub names: SandboxNames,
+}
+
+impl EntryIndexes {
+    /// Notes that a sandbox's record changes. A name that it gets was claimed before.
+    fn change(&self, before: &SandboxRecord, now: &SandboxRecord) {
+        self.users
+            .change(&now.id, needed_by(before), needed_by(now));
+        let name = held_by(before);
+        if let Some(name) = name.filter(|_| name != held_by(now)) {
+            self.names.release(&before.terms.owner, name, &before.id);
+        }
+    }
+}
+
 /// A sandbox: its record, its guest while it has one, and whose turn it is to change them.
 pub(crate) struct Entry<G> {
     record: Mutex<SandboxRecord>,
-    /// Where it is noted which snapshot it descends from.
-    users: Arc<SnapshotUsers>,
+    indexes: Arc<EntryIndexes>,
     guest: Mutex<Option<Arc<G>>>,
     /// What it takes of the host, from before its guest comes up until that is gone.
     place: Mutex<Option<Place>>,
@@ -32,6 +53,8 @@ pub(crate) struct Entry<G> {
     expiring: AtomicBool,
     /// Whether it is being killed.
     ending: watch::Sender<bool>,
+    /// Told whenever its record changes.
+    changed: watch::Sender<()>,
     /// Held by the operation that is changing the sandbox.
     pub turn: tokio::sync::Mutex<()>,
 }
@@ -43,8 +66,18 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<G> Drop for Entry<G> {
     fn drop(&mut self) {
         let record = lock(&self.record);
-        self.users.change(&record.id, needed_by(&record), None);
+        let (id, name) = (&record.id, held_by(&record));
+        self.indexes.users.change(id, needed_by(&record), None);
+        if let Some(name) = name {
+            self.indexes.names.release(&record.terms.owner, name, id);
+        }
     }
+}
+
+/// The name that a sandbox has for itself.
+fn held_by(record: &SandboxRecord) -> Option<&str> {
+    let alive = record.state != State::Killed;
+    record.name.as_deref().filter(|_| alive)
 }
 
 /// The snapshot that a sandbox needs.
@@ -54,11 +87,12 @@ fn needed_by(record: &SandboxRecord) -> Option<&str> {
 }
 
 impl<G: Guest> Entry<G> {
-    pub fn new(record: SandboxRecord, users: Arc<SnapshotUsers>) -> Self {
-        users.change(&record.id, None, needed_by(&record));
+    /// A sandbox that has its name, if it has one.
+    pub fn new(record: SandboxRecord, indexes: Arc<EntryIndexes>) -> Self {
+        indexes.users.change(&record.id, None, needed_by(&record));
         Self {
             record: Mutex::new(record),
-            users,
+            indexes,
             guest: Mutex::default(),
             place: Mutex::default(),
             history: Mutex::default(),
@@ -66,6 +100,7 @@ impl<G: Guest> Entry<G> {
             last_words: Mutex::default(),
             expiring: AtomicBool::new(false),
             ending: watch::Sender::default(),
+            changed: watch::Sender::default(),
             turn: tokio::sync::Mutex::default(),
         }
     }
@@ -145,6 +180,19 @@ impl<G: Guest> Entry<G> {
         }
     }
 
+    /// Waits until the record is as `wanted`, and returns it.
+    pub async fn until(&self, wanted: impl Fn(&SandboxRecord) -> bool) -> SandboxRecord {
+        let mut changes = self.changed.subscribe();
+        loop {
+            changes.borrow_and_update();
+            let record = self.record();
+            // The sender lives as long as this entry.
+            if wanted(&record) || changes.changed().await.is_err() {
+                return record;
+            }
+        }
+    }
+
     /// Takes over `record`. In a state without a guest it needs no place.
     pub fn set_record(&self, record: SandboxRecord) {
         let alive = matches!(record.state, State::Creating | State::Running);
@@ -154,10 +202,10 @@ impl<G: Guest> Entry<G> {
             lock(&self.last_words).take();
         }
         let mut current = lock(&self.record);
-        let (before, now) = (needed_by(&current), needed_by(&record));
-        self.users.change(&record.id, before, now);
+        self.indexes.change(&current, &record);
         *current = record;
         drop(current);
+        self.changed.send_replace(());
         if !alive {
             self.set_place(None);
         }

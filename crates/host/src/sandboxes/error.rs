@@ -1,5 +1,6 @@
 //! Why an operation on sandboxes failed.
 
+use super::MAX_SANDBOX_NAME;
 use crate::identity::IdentityError;
 use crate::journal::JournalError;
 use crate::quota::{Bytes, QuotaRefusal};
@@ -90,12 +91,25 @@ pub enum OperationError {
         theirs: String,
     },
     /// The snapshot is needed.
-    #[error("cannot remove snapshot {id}: {user} needs it")]
+    #[error("cannot remove snapshot {id}: it is needed by {user}")]
     InUse {
         /// Snapshot.
         id: String,
         /// What needs it.
         user: String,
+    },
+    /// No name of a sandbox.
+    #[error(
+        "a name of a sandbox begins with a letter or digit and goes on with those and `._-`, {MAX_SANDBOX_NAME} at most; what reads as an id is no name"
+    )]
+    BadName,
+    /// Another sandbox has the name.
+    #[error("the name `{name}` is that of sandbox {holder}: choose another, or rename that one")]
+    NameTaken {
+        /// What was asked for.
+        name: String,
+        /// Sandbox that has it.
+        holder: String,
     },
     /// More or fewer children than a fork has.
     #[error("cannot fork {count} children: choose 1 to {most}")]
@@ -111,6 +125,26 @@ pub enum OperationError {
     /// A size where the snapshot decides.
     #[error("a sandbox made from a snapshot has the snapshot's size: leave the size out")]
     FixedSize,
+    /// An engine that makes no sandboxes here.
+    #[error("{}", no_engine(wanted, *known, usable))]
+    NoEngine {
+        /// What was asked for.
+        wanted: String,
+        /// It exists, and cannot be used.
+        known: bool,
+        /// Those that can be used.
+        usable: Vec<String>,
+    },
+    /// An engine where the snapshot decides.
+    #[error(
+        "snapshot {snapshot} was taken with the engine {own}, and so are sandboxes made from it: leave the engine out"
+    )]
+    FixedEngine {
+        /// Snapshot.
+        snapshot: String,
+        /// Engine that took it.
+        own: String,
+    },
     /// Rules for the network that cannot be kept.
     #[error("{0}")]
     Network(String),
@@ -198,12 +232,16 @@ impl OperationError {
             Self::Unknown { .. } => ErrorKind::Unknown,
             Self::Ambiguous { .. }
             | Self::Count { .. }
+            | Self::BadName
             | Self::Size(_)
             | Self::FixedSize
+            | Self::NoEngine { .. }
+            | Self::FixedEngine { .. }
             | Self::Network(_) => ErrorKind::Invalid,
             Self::State { .. }
             | Self::Stranger { .. }
             | Self::InUse { .. }
+            | Self::NameTaken { .. }
             | Self::Connect { .. } => ErrorKind::Conflict,
             Self::TooLarge { .. } => ErrorKind::TooLarge,
             Self::Busy { .. } => ErrorKind::Busy,
@@ -224,6 +262,18 @@ impl OperationError {
             _ => None,
         }
     }
+}
+
+fn no_engine(wanted: &str, known: bool, usable: &[String]) -> String {
+    let what = match known {
+        true => format!("the engine `{wanted}` cannot be used on this host"),
+        false => format!("there is no engine `{wanted}`"),
+    };
+    let instead = match usable {
+        [] => "and no other can be used either".to_owned(),
+        usable => format!("sandboxes here come up on {}", usable.join(" or ")),
+    };
+    format!("{what}: {instead}; `jiffy engines` says more")
 }
 
 fn hint(state: &str) -> &'static str {

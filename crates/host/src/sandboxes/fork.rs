@@ -1,5 +1,6 @@
 //! `fork`: children of a live sandbox.
 
+use super::create::NewEntry;
 use super::{OperationError, Sandboxes};
 use crate::record::{Purpose, SandboxRecord, SnapshotRecord};
 use jiffy_engine::{BootMode, Engine};
@@ -83,8 +84,16 @@ impl<E: Engine> Sandboxes<E> {
         let template = &parent.template;
         let terms = parent.terms.clone();
         let place = self.admit(parent.size)?;
-        let (env, from) = (parent.env.clone(), Some(parent.id.clone()));
-        let new = self.enter(place, template, parent.size, env, terms, from)?;
+        let new = NewEntry {
+            template: template.clone(),
+            size: parent.size,
+            env: parent.env.clone(),
+            terms,
+            // A name is one sandbox's.
+            name: None,
+            forked_from: Some(parent.id.clone()),
+        };
+        let new = self.enter(place, new)?;
         let origin = self
             .origin_in_snapshot(template, snapshot, BootMode::Fork)
             .await;

@@ -15,10 +15,12 @@ mod error;
 mod fork;
 mod gc;
 mod lookup;
+mod names;
 mod observe;
 mod owner_usage;
 mod pool;
 mod recover;
+mod restart;
 mod rollback;
 mod sleep;
 mod snapshot;
@@ -30,8 +32,10 @@ mod terms;
 pub use create::{CreateSpec, Source};
 pub use error::{ErrorKind, OperationError};
 pub use fork::{Child, ForkReport};
+pub use names::MAX_SANDBOX_NAME;
 pub use owner_usage::OwnerUsage;
 pub use pool::PoolSize;
+pub use restart::MAX_RESTART_GRACE;
 pub use sleep::{AwakeTime, WakeOptions};
 
 use crate::admission::{
@@ -42,11 +46,11 @@ use crate::metrics::Metrics;
 use crate::quota::OwnerQuota;
 use crate::record::{SandboxRecord, SnapshotRecord, State};
 use caretaker::Caretaker;
-use entry::{Entry, lock};
+use entry::{Entry, EntryIndexes, lock};
 use gc::remover::{self, Remover};
 use jiffy_engine::{Engine, EngineDescription, EngineError, Guest, SandboxSize};
 use pool::Pool;
-use snapshot_index::{SnapshotIndex, SnapshotUsers};
+use snapshot_index::SnapshotIndex;
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::path::Path;
@@ -94,8 +98,8 @@ struct Inner<E: Engine> {
     /// Held from a change of snapshots' records in memory or in the journal to that in the other, so that both see changes in
     /// one order, and no reader waits for the disk. Locked before `snapshots`.
     snapshot_changes: Mutex<()>,
-    /// What descends from each snapshot.
-    users: Arc<SnapshotUsers>,
+    /// What is found by what records of sandboxes say.
+    indexes: Arc<EntryIndexes>,
     /// Removes files of snapshots.
     remover: Remover,
     /// Snapshots that something is being made from.
@@ -154,8 +158,14 @@ impl<E: Engine> Sandboxes<E> {
         let recovered = recover::recover(&engine, &journal)?;
         let (caretaker, orders) = Caretaker::new();
         let (remover, removals) = Remover::new();
-        let users = Arc::<SnapshotUsers>::default();
-        let entry = |r: SandboxRecord| (r.id.clone(), Arc::new(Entry::new(r, users.clone())));
+        let indexes = Arc::<EntryIndexes>::default();
+        for r in &recovered.sandboxes {
+            if let Some(name) = r.name.as_ref().filter(|_| r.state != State::Killed) {
+                // Unique when it was given.
+                let _ = indexes.names.claim(&r.terms.owner, name, &r.id);
+            }
+        }
+        let entry = |r: SandboxRecord| (r.id.clone(), Arc::new(Entry::new(r, indexes.clone())));
         let reader = options.reader.unwrap_or_else(|| {
             let data = file.parent().unwrap_or(Path::new("/"));
             Arc::new(ThisHost::new(data))
@@ -166,7 +176,7 @@ impl<E: Engine> Sandboxes<E> {
             entries: Mutex::new(recovered.sandboxes.into_iter().map(entry).collect()),
             snapshots: Mutex::new(recovered.snapshots.into_iter().collect()),
             snapshot_changes: Mutex::default(),
-            users,
+            indexes,
             remover,
             pins: Mutex::default(),
             pool: Pool::new(options.warm),
@@ -236,6 +246,24 @@ impl<E: Engine> Sandboxes<E> {
             return Some(entry.record_in(State::Killed));
         }
         Some(entry.record())
+    }
+
+    /// Waits until a sandbox is in a state that is `wanted`, at most so long, and returns what it is
+    /// then, also if its record was removed meanwhile.
+    pub async fn wait(
+        &self,
+        id: &str,
+        limit: Duration,
+        wanted: impl Fn(&State) -> bool,
+    ) -> Result<SandboxRecord, OperationError> {
+        let entry = self.entry(id)?;
+        // One that is being killed may look broken for a moment.
+        let settled = |state: &State| *state == State::Killed || !entry.is_ending();
+        let until = entry.until(|record| settled(&record.state) && wanted(&record.state));
+        match tokio::time::timeout(limit, until).await {
+            Ok(record) => Ok(record),
+            Err(_) => Ok(entry.record()),
+        }
     }
 
     /// All snapshots, oldest first; with `sandbox`, those that were taken of it or that it descends from.

@@ -140,7 +140,17 @@ impl<E: Engine> Sandboxes<E> {
             mem_cache: seen.mem_cache,
             disk_used: seen.disk_used,
             disk_total: seen.disk_total,
+            net_out: None,
+            net_in: None,
         })
+    }
+
+    /// What a sandbox uses now, as the host sees it; none: it does not run. Wakes nobody.
+    pub fn usage_now(&self, id: &str) -> Result<Option<Sample>, OperationError> {
+        let entry = self.entry(id)?;
+        let usage = entry.guest().and_then(|guest| guest.usage());
+        let history = lock(&entry.history);
+        Ok(usage.map(|usage| history.peek(now_ms(), entry.size(), usage)))
     }
 
     /// How long guests took to come up, by where they came from.

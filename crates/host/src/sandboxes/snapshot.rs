@@ -6,7 +6,7 @@ use crate::identity::new_id;
 use crate::journal::Change;
 use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
 use crate::record::{Operation, Purpose, SandboxRecord, SnapshotRecord, State, now_ms};
-use jiffy_engine::{AfterSnapshot, Engine, EngineError};
+use jiffy_engine::{AfterSnapshot, Engine, EngineError, Guest};
 
 impl<E: Engine> Sandboxes<E> {
     /// Takes a snapshot of a sandbox, which runs on. One of a paused sandbox is what it sleeps in.
@@ -122,6 +122,7 @@ impl<E: Engine> Sandboxes<E> {
             template: sandbox.template.clone(),
             fingerprint: String::new(),
             size: sandbox.size,
+            engine: None,
             parent: sandbox.snapshot.clone(),
             kept: purpose == Purpose::Asked,
             stopped_ms: 0.0,
@@ -165,6 +166,7 @@ impl<E: Engine> Sandboxes<E> {
             stopped_ms: times.stopped_us as f64 / 1000.0,
             total_ms: times.total_us as f64 / 1000.0,
             bytes: self.0.engine.snapshot_size(&draft.id).unwrap_or(0),
+            engine: Some(guest.engine().to_owned()),
             ..draft
         };
         let mut changes = vec![Change::Snapshot(snapshot.clone())];

@@ -144,9 +144,14 @@ impl SnapshotUsers {
         }
     }
 
-    /// One of the sandboxes that descend from `snapshot`.
-    pub fn one_of(&self, snapshot: &str) -> Option<String> {
-        self.groups().of(snapshot).next().cloned()
+    /// Whether a sandbox descends from `snapshot`.
+    pub fn has_any(&self, snapshot: &str) -> bool {
+        self.groups().of(snapshot).next().is_some()
+    }
+
+    /// At most so many of the sandboxes that descend from `snapshot`.
+    pub fn some_of(&self, snapshot: &str, most: usize) -> Vec<String> {
+        self.groups().of(snapshot).take(most).cloned().collect()
     }
 }
 
@@ -166,6 +171,7 @@ mod tests {
             template: "base".to_owned(),
             fingerprint: "f".to_owned(),
             size: SandboxSize::default(),
+            engine: None,
             parent: parent.map(str::to_owned),
             kept: true,
             stopped_ms: 0.0,
@@ -211,11 +217,8 @@ mod tests {
         users.change("x", None, Some("s"));
         users.change("y", None, Some("s"));
         users.change("x", Some("s"), None);
-        assert_eq!(users.one_of("s"), Some("y".to_owned()));
+        assert_eq!(users.some_of("s", 9), ["y"]);
         users.change("y", Some("s"), Some("t"));
-        assert_eq!(
-            (users.one_of("s"), users.one_of("t")),
-            (None, Some("y".to_owned()))
-        );
+        assert_eq!((users.has_any("s"), users.has_any("t")), (false, true));
     }
 }

@@ -17,7 +17,7 @@ impl<E: Engine> Sandboxes<E> {
         template: &str,
         size: SandboxSize,
     ) -> Result<String, OperationError> {
-        let word = self.0.engine.fingerprint(template, size).await;
+        let word = self.0.engine.fingerprint(None, template, size).await;
         word.map_err(OperationError::engine(format!("use template `{template}`")))
     }
 
@@ -28,7 +28,8 @@ impl<E: Engine> Sandboxes<E> {
         size: SandboxSize,
     ) -> Result<SnapshotRecord, OperationError> {
         let fingerprint = self.fingerprint(template, size).await?;
-        let id = self.template_snapshot(template, size, &fingerprint).await?;
+        let id = self.template_snapshot(None, template, size, &fingerprint);
+        let id = id.await?;
         Ok(self.pin(&id)?.0)
     }
 

@@ -12,22 +12,25 @@ use jiffy_engine::{
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Sizes of one template that keep their snapshot. Callers choose sizes freely, and each snapshot
 /// takes disk space that no key is charged for.
 const MAX_SIZES_PER_TEMPLATE: usize = 8;
 
 impl<E: Engine> Sandboxes<E> {
-    /// A guest of `template`: from the warm pool, else from the template's snapshot, which is made first if there is none.
+    /// A guest of `template` on the engine of this name, or the default: from the warm pool, which
+    /// the default has, else from the template's snapshot, which is made first if there is none.
     pub(super) async fn origin_in_template(
         &self,
+        engine_name: Option<&str>,
         template: &str,
         size: SandboxSize,
     ) -> Result<Origin<E::Arrival>, OperationError> {
         let engine = &self.0.engine;
         let failed = || OperationError::engine(format!("use template `{template}`"));
-        let fingerprint = engine.fingerprint(template, size).await.map_err(failed())?;
+        let fingerprint = engine.fingerprint(engine_name, template, size).await;
+        let fingerprint = fingerprint.map_err(failed())?;
         if let Some((arrival, snapshot)) = self.0.pool.take(&fingerprint) {
             self.note_template_use(&snapshot);
             self.refill(&fingerprint, template, &snapshot);
@@ -38,21 +41,27 @@ impl<E: Engine> Sandboxes<E> {
                 revival: None,
             });
         }
-        match self.template_snapshot(template, size, &fingerprint).await {
+        let found = self.template_snapshot(engine_name, template, size, &fingerprint);
+        match found.await {
             Ok(snapshot) => {
                 self.note_template_use(&snapshot);
                 let (_, _pin) = self.pin(&snapshot)?;
                 let origin = self
                     .origin_in_snapshot(template, &snapshot, BootMode::Snapshot)
                     .await?;
-                self.refill(&fingerprint, template, &snapshot);
+                if engine_name.is_none() {
+                    self.refill(&fingerprint, template, &snapshot);
+                }
                 Ok(origin)
             }
             Err(OperationError::Engine {
                 source: EngineError::Unsupported { .. },
                 ..
             }) => Ok(Origin {
-                arrival: engine.boot(template, size).await.map_err(failed())?,
+                arrival: engine
+                    .boot(engine_name, template, size)
+                    .await
+                    .map_err(failed())?,
                 mode: BootMode::Cold,
                 snapshot: None,
                 revival: None,
@@ -67,10 +76,11 @@ impl<E: Engine> Sandboxes<E> {
         template: &str,
         size: SandboxSize,
     ) -> Result<(), OperationError> {
-        let fingerprint = self.0.engine.fingerprint(template, size).await;
+        let fingerprint = self.0.engine.fingerprint(None, template, size).await;
         let fingerprint =
             fingerprint.map_err(OperationError::engine(format!("use template `{template}`")))?;
-        let snapshot = self.template_snapshot(template, size, &fingerprint).await?;
+        let snapshot = self.template_snapshot(None, template, size, &fingerprint);
+        let snapshot = snapshot.await?;
         self.refill(&fingerprint, template, &snapshot);
         Ok(())
     }
@@ -84,6 +94,7 @@ impl<E: Engine> Sandboxes<E> {
     /// The snapshot of the booted template. However many ask at once, one makes it and the others wait.
     pub(super) async fn template_snapshot(
         &self,
+        engine_name: Option<&str>,
         template: &str,
         size: SandboxSize,
         fingerprint: &str,
@@ -105,7 +116,8 @@ impl<E: Engine> Sandboxes<E> {
             id: "template".to_owned(),
             ..Persona::default()
         };
-        let arrival = engine.boot(template, size).await.map_err(failed())?;
+        let arrival = engine.boot(engine_name, template, size).await;
+        let arrival = arrival.map_err(failed())?;
         let guest = Arc::new(arrival.welcome(&persona).await.map_err(failed())?);
         if let Err(e) = self.start_up(template, &guest).await {
             guest.stop().await;
@@ -121,6 +133,7 @@ impl<E: Engine> Sandboxes<E> {
             template: template.to_owned(),
             fingerprint: fingerprint.to_owned(),
             size,
+            engine: None,
             parent: None,
             kept: true,
             stopped_ms: 0.0,
@@ -184,11 +197,14 @@ impl<E: Engine> Sandboxes<E> {
         self.retire(unused.map(|(id, _)| id).collect());
     }
 
-    /// Snapshots of the same template and size with another fingerprint serve no new sandbox.
+    /// Snapshots of the same template, size and engine with another fingerprint serve no new sandbox.
     pub(super) fn retire_older(&self, newest: &SnapshotRecord) {
         let older = |s: &SnapshotRecord| {
-            let same = s.template == newest.template && s.size == newest.size;
-            s.purpose == Purpose::Template && same && s.id != newest.id && s.kept
+            let same = (&s.template, s.size) == (&newest.template, newest.size);
+            // Records of earlier versions do not tell: they are of another agent or kernel.
+            let other_engine = s.engine.is_some() && s.engine != newest.engine;
+            let old = s.purpose == Purpose::Template && s.id != newest.id && s.kept;
+            old && same && !other_engine
         };
         self.retire(self.ids_of(older));
     }
@@ -210,6 +226,38 @@ impl<E: Engine> Sandboxes<E> {
         drop(uses);
         others.truncate(surplus);
         self.retire(others);
+    }
+
+    /// Snapshots of booted templates that nothing runs, waits or descends from, and that no create
+    /// used for so long. Without one the template's next create boots.
+    pub fn idle_template_snapshots(&self, unused_for: Duration) -> Vec<SnapshotRecord> {
+        let waiting = self.0.pool.snapshots();
+        let uses = lock(&self.0.template_uses).clone();
+        let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
+        let limit_ms = now_ms().saturating_sub(unused_ms);
+        let snapshots = lock(&self.0.snapshots);
+        let idle = |s: &&SnapshotRecord| {
+            let used = match uses.get(&s.id) {
+                Some(at) => at.elapsed() < unused_for,
+                // Uses are known since the daemon started.
+                None => s.created_ms > limit_ms,
+            };
+            let needed = waiting.contains(&s.id)
+                || self.0.indexes.users.has_any(&s.id)
+                || snapshots.children(&s.id).next().is_some();
+            s.purpose == Purpose::Template && s.kept && !used && !needed
+        };
+        snapshots.values().filter(idle).cloned().collect()
+    }
+
+    /// Lets go of snapshots of booted templates.
+    pub fn retire_templates(&self, ids: &[String]) {
+        let of_template = |id: &String| {
+            let snapshots = lock(&self.0.snapshots);
+            let found = snapshots.get(id);
+            found.is_some_and(|s| s.purpose == Purpose::Template)
+        };
+        self.retire(ids.iter().filter(|id| of_template(id)).cloned().collect());
     }
 
     fn note_template_use(&self, snapshot: &str) {

@@ -111,7 +111,10 @@ pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
         env: [("WHO".to_owned(), "me".to_owned())].into(),
         ..somebody()
     };
-    let arrival = engine.boot(TEMPLATE, crate::place::size()).await.unwrap();
+    let arrival = engine
+        .boot(None, TEMPLATE, crate::place::size())
+        .await
+        .unwrap();
     let running = Running::welcome(arrival, &persona).await;
     running.sh("echo before > /root/file").await;
     running.count().await;

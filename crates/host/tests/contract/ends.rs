@@ -11,7 +11,7 @@ pub async fn what_is_dropped_leaves_nothing(place: &Place) {
     let id = running.snapshot(&engine, AfterSnapshot::Resume).await;
     let id = id.unwrap();
     let pid = running.guest.pid().unwrap();
-    drop(engine.boot(TEMPLATE, size()).await.unwrap());
+    drop(engine.boot(None, TEMPLATE, size()).await.unwrap());
     let arrival = engine.restore(TEMPLATE, &id).await.unwrap();
     assert!(arrival.waits());
     drop((arrival, running));

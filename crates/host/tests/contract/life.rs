@@ -1,8 +1,9 @@
 //! How guests come up, and what is done with them.
 
-use crate::place::{Place, Running, TEMPLATE, size, somebody};
-use crate::support::until;
-use jiffy_engine::{Arrival, BootMode, Engine, Guest, Persona};
+use crate::place::{Place, Running, TEMPLATE, missing, size, somebody};
+use crate::support::{programs, skip, until};
+use jiffy_engine::{AfterSnapshot, Arrival, BootMode, Engine, Guest, Persona};
+use jiffy_host::EngineName;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 
@@ -10,7 +11,7 @@ pub async fn an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_tol
     place: &Place,
 ) {
     let engine = place.open().await;
-    let arrival = engine.boot(TEMPLATE, size()).await.unwrap();
+    let arrival = engine.boot(None, TEMPLATE, size()).await.unwrap();
     assert!(arrival.waits());
     let token = "a-secret";
     let persona = Persona {
@@ -33,6 +34,36 @@ pub async fn an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_tol
         .await;
     assert_eq!(told, format!("{0}\nnobody else\n{0}", persona.id));
     running.stop().await;
+}
+
+pub async fn a_sandbox_comes_up_on_the_engine_that_is_named_beside_another(place: &Place) {
+    let other = match place.engine {
+        EngineName::MicroVm => EngineName::Gvisor,
+        EngineName::Gvisor => EngineName::MicroVm,
+    };
+    let test = "a_sandbox_comes_up_on_the_engine_that_is_named_beside_another";
+    if let Some(why) = missing(other) {
+        return skip(test, &why);
+    }
+    // The other one is the default.
+    let engine = place.open_with(other, programs()).await;
+    let own = place.engine.to_string();
+    let word = engine.fingerprint(Some(&own), TEMPLATE, size()).await;
+    let usual = engine.fingerprint(None, TEMPLATE, size()).await;
+    assert_ne!(word.unwrap(), usual.unwrap());
+    let arrival = engine.boot(Some(&own), TEMPLATE, size()).await.unwrap();
+    let running = Running::welcome(arrival, &somebody()).await;
+    assert_eq!(running.guest.engine(), own);
+    running.count().await;
+    let id = running
+        .snapshot(&engine, AfterSnapshot::Stop)
+        .await
+        .unwrap();
+    let woken = place.restored(&engine, &id).await;
+    assert_eq!(woken.guest.engine(), own);
+    woken.stop().await;
+    assert!(engine.boot(Some("nosuch"), TEMPLATE, size()).await.is_err());
+    engine.remove_snapshot(&id).unwrap();
 }
 
 pub async fn commands_run_and_say_how_they_ended(place: &Place) {

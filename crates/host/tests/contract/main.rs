@@ -43,6 +43,7 @@ promises! {
     life::memory_that_is_used_up_costs_the_program_that_used_it_and_nobody_else,
     life::a_disk_that_is_full_is_an_error_and_no_end,
     life::use_grows_when_the_guest_computes,
+    life::a_sandbox_comes_up_on_the_engine_that_is_named_beside_another,
     copies::a_snapshot_is_a_copy_and_its_guest_goes_on,
     copies::a_stream_stays_open_over_a_snapshot,
     copies::a_snapshot_that_ends_its_guest_leaves_no_process_and_loses_nothing,

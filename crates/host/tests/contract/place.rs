@@ -81,7 +81,7 @@ impl Place {
 
     /// A guest that was booted, as somebody new.
     pub async fn guest<E: Engine>(&self, engine: &E) -> Running<E::Guest> {
-        let arrival = engine.boot(TEMPLATE, size()).await.unwrap();
+        let arrival = engine.boot(None, TEMPLATE, size()).await.unwrap();
         Running::welcome(arrival, &somebody()).await
     }
 

@@ -107,7 +107,7 @@ pub async fn names_that_are_none_are_refused(place: &Place) {
     assert!(none.unwrap().to_string().contains("nosuchsnapshot"));
     assert!(
         engine
-            .boot("no-such-template", crate::place::size())
+            .boot(None, "no-such-template", crate::place::size())
             .await
             .is_err()
     );

@@ -7,6 +7,7 @@ mod fake;
 mod full_disk;
 mod lifecycle;
 mod model;
+mod names;
 mod observe;
 mod operations;
 mod recovery;

@@ -395,20 +395,19 @@ async fn a_sandbox_is_found_by_its_agents_token_while_it_lives() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_is_needed_cannot_be_removed() {
+async fn a_snapshot_that_is_needed_cannot_be_removed_and_says_by_what() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
     let first = host.snapshot(&id, None).await.unwrap().id;
     let second = host.snapshot(&id, None).await.unwrap().id;
-    assert!(matches!(
-        host.remove_snapshot(&first),
-        Err(OperationError::InUse { .. })
-    ));
-    assert!(matches!(
-        host.remove_snapshot(&second),
-        Err(OperationError::InUse { .. })
-    ));
+    host.rename(&id, Some("web".to_owned())).await.unwrap();
+    let refused = |snapshot: &str| match host.remove_snapshot(snapshot) {
+        Err(OperationError::InUse { user, .. }) => user,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(&first), format!("snapshot {second}"));
+    assert_eq!(refused(&second), format!("sandbox {id} (web)"));
     host.kill(&id).await.unwrap();
     host.kill(&id).await.unwrap();
     host.remove_snapshot(&second).unwrap();

@@ -19,6 +19,7 @@ fn fabricate(bench: &Bench, number: usize) {
         template: "base".to_owned(),
         fingerprint: String::new(),
         size: jiffy_engine::SandboxSize::default(),
+        engine: None,
         parent: (n > 0).then(|| "made0000".to_owned()),
         kept: true,
         stopped_ms: 0.0,

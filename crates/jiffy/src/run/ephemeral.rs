@@ -189,7 +189,7 @@ impl EphemeralGuests {
 
     /// Boots a guest and returns when its agent has answered.
     pub async fn boot(&self, size: SandboxSize) -> Result<HostGuest, EngineError> {
-        let arrival = self.engine.boot(&self.template, size).await?;
+        let arrival = self.engine.boot(None, &self.template, size).await?;
         arrival.welcome(&anonymous()?).await
     }
 

@@ -81,7 +81,7 @@ impl<E: Engine> Sandboxes<E> {
         let lies_on_it = |child: &String| !self.0.engine.is_independent(child);
         snapshots.get(id).is_some_and(|s| s.kept)
             || pins.contains_key(id)
-            || self.0.users.one_of(id).is_some()
+            || self.0.indexes.users.has_any(id)
             || snapshots.children(id).any(lies_on_it)
     }
 }

@@ -17,6 +17,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
+/// An engine beside the default one.
+pub const OTHER: &str = "other";
+
 /// A generator that needs no crate and can be repeated (xorshift, Marsaglia 2003).
 pub struct Dice(pub u64);
 
@@ -53,6 +56,8 @@ pub struct World {
     pub asked: Mutex<usize>,
     /// How often it looked for what was not finished.
     pub sweeps: Mutex<usize>,
+    /// Snapshots that were taken with [`OTHER`].
+    pub of_other: Mutex<BTreeSet<String>>,
     /// Snapshots whose files it was told to remove.
     pub removed: Mutex<Vec<String>>,
 }
@@ -62,6 +67,7 @@ pub struct Body {
     pub persona: Mutex<Persona>,
     pub memory: Mutex<String>,
     cpu_us: AtomicU64,
+    engine: &'static str,
     /// Latest snapshot it lies on, as it sees it.
     pub parent: Mutex<Option<String>>,
     /// Snapshot of it that is complete, or was to be, when its daemon died.
@@ -135,8 +141,9 @@ impl World {
         self.body(id).end.send_replace(Some(end));
     }
 
-    fn new_body(&self, memory: String) -> Arc<Body> {
+    fn new_body(&self, engine: &'static str, memory: String) -> Arc<Body> {
         let body = Arc::new(Body {
+            engine,
             persona: Mutex::default(),
             memory: Mutex::new(memory),
             cpu_us: AtomicU64::default(),
@@ -207,30 +214,53 @@ impl Engine for FakeEngine {
     type Arrival = FakeArrival;
 
     fn engines(&self) -> Vec<EngineDescription> {
-        vec![EngineDescription {
-            name: "fake".to_owned(),
+        let engine = |name: &str, default, why: Option<&str>| EngineDescription {
+            name: name.to_owned(),
             version: None,
-            usable: false,
-            why: Some("it is made up".to_owned()),
-            default: true,
+            usable: why.is_none(),
+            why: why.map(str::to_owned),
+            default,
             capabilities: Capabilities {
                 snapshot: true,
                 rollback: true,
                 ..Capabilities::default()
             },
-        }]
+        };
+        vec![
+            engine("fake", true, Some("it is made up")),
+            engine(OTHER, false, None),
+            engine("absent", false, Some("it is not there")),
+        ]
     }
 
-    async fn fingerprint(&self, template: &str, size: SandboxSize) -> Result<String, EngineError> {
+    async fn fingerprint(
+        &self,
+        engine: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<String, EngineError> {
         self.world.step("fingerprint").await?;
         let version = *self.world.version.lock().unwrap();
-        Ok(format!("{template}{version}m{}", size.memory_mib))
+        let engine = engine.unwrap_or_default();
+        Ok(format!("{template}{version}m{}{engine}", size.memory_mib))
     }
 
-    async fn boot(&self, template: &str, _: SandboxSize) -> Result<FakeArrival, EngineError> {
+    async fn boot(
+        &self,
+        engine: Option<&str>,
+        template: &str,
+        _: SandboxSize,
+    ) -> Result<FakeArrival, EngineError> {
         *self.world.boots.lock().unwrap() += 1;
         self.world.step("boot").await?;
-        let body = self.world.new_body(format!("fresh {template}"));
+        let engine = match engine {
+            Some(name) => {
+                assert_eq!(name, OTHER);
+                OTHER
+            }
+            None => "fake",
+        };
+        let body = self.world.new_body(engine, format!("fresh {template}"));
         Ok(FakeArrival(self.world.clone(), Some(body)))
     }
 
@@ -238,7 +268,11 @@ impl Engine for FakeEngine {
         *self.world.restores.lock().unwrap() += 1;
         self.world.step("restore").await?;
         let memory = fs::read_to_string(self.dir.join(id)).map_err(EngineError::failed)?;
-        let body = self.world.new_body(memory);
+        let engine = match self.world.of_other.lock().unwrap().contains(id) {
+            true => OTHER,
+            false => "fake",
+        };
+        let body = self.world.new_body(engine, memory);
         *body.parent.lock().unwrap() = Some(id.to_owned());
         Ok(FakeArrival(self.world.clone(), Some(body)))
     }
@@ -296,6 +330,9 @@ impl Engine for FakeEngine {
             return Err(EngineError::SnapshotTooLarge { needed, most });
         }
         fs::write(self.dir.join(id), memory).map_err(EngineError::failed)?;
+        if guest.0.engine == OTHER {
+            self.world.of_other.lock().unwrap().insert(id.to_owned());
+        }
         fs::remove_file(self.dir.join(format!(".{id}"))).unwrap();
         self.world.step("snapshot-named").await?;
         *guest.0.undecided.lock().unwrap() = None;
@@ -384,7 +421,7 @@ impl Arrival for FakeArrival {
 
 impl Guest for FakeGuest {
     fn engine(&self) -> &'static str {
-        "fake"
+        self.0.engine
     }
 
     async fn keep(&self) -> Result<Handle, EngineError> {
@@ -417,6 +454,7 @@ impl Guest for FakeGuest {
             cpu_us,
             memory_bytes: 3 << 20,
             disk_bytes: Some(8192),
+            net_bytes: Some((100, 200)),
         })
     }
 
@@ -569,6 +607,8 @@ pub fn base() -> CreateSpec {
         size: None,
         env: BTreeMap::new(),
         terms: Terms::default(),
+        name: None,
+        engine: None,
     }
 }
 

@@ -1,0 +1,160 @@
+//! Names that people give to sandboxes, each unique among those of one owner.
+
+use super::entry::lock;
+use super::{OperationError, Sandboxes};
+use crate::record::{SandboxRecord, State};
+use jiffy_engine::Engine;
+use jiffy_image::is_reserved;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
+
+/// Longest name of a sandbox: what a host name's label may have.
+pub const MAX_SANDBOX_NAME: usize = 63;
+
+/// Owner of a sandbox; none: the host's.
+type Owner = Option<String>;
+
+/// Sandboxes that are not killed, by name and owner.
+#[derive(Debug, Default)]
+pub(crate) struct SandboxNames(Mutex<HashMap<String, BTreeMap<Owner, String>>>);
+
+impl SandboxNames {
+    /// Gives `name` to sandbox `id` of `owner`, unless another one of that owner has it, whose id
+    /// is returned.
+    pub fn claim(&self, owner: &Owner, name: &str, id: &str) -> Result<(), String> {
+        let mut names = lock(&self.0);
+        let holders = names.entry(name.to_owned()).or_default();
+        match holders.get(owner) {
+            Some(holder) if holder != id => Err(holder.clone()),
+            _ => {
+                holders.insert(owner.clone(), id.to_owned());
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes `name` from sandbox `id` of `owner`, if it has it.
+    pub fn release(&self, owner: &Owner, name: &str, id: &str) {
+        let mut names = lock(&self.0);
+        let Some(holders) = names.get_mut(name) else {
+            return;
+        };
+        if holders.get(owner).is_some_and(|holder| holder == id) {
+            holders.remove(owner);
+        }
+        if holders.is_empty() {
+            names.remove(name);
+        }
+    }
+
+    /// Ids of the sandboxes with this name.
+    fn ids(&self, name: &str) -> Vec<String> {
+        let names = lock(&self.0);
+        let holders = names.get(name).into_iter().flatten();
+        holders.map(|(_, id)| id.clone()).collect()
+    }
+}
+
+/// Refuses what cannot be a name, because it could not be typed or reads as an id.
+fn check(name: &str) -> Result<(), OperationError> {
+    let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let sound = name.len() <= MAX_SANDBOX_NAME
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(good)
+        && !is_reserved(name);
+    match sound {
+        true => Ok(()),
+        false => Err(OperationError::BadName),
+    }
+}
+
+impl<E: Engine> Sandboxes<E> {
+    /// Sandboxes with this name that are not killed, at most one of each owner.
+    pub fn named(&self, name: &str) -> Vec<SandboxRecord> {
+        let ids = self.0.indexes.names.ids(name);
+        ids.iter().filter_map(|id| self.find(id)).collect()
+    }
+
+    /// Gives `name` to a sandbox that is being made, or to none of `owner` if another has it.
+    pub(super) fn claim_name(
+        &self,
+        owner: &Owner,
+        name: &str,
+        id: &str,
+    ) -> Result<(), OperationError> {
+        check(name)?;
+        let claimed = self.0.indexes.names.claim(owner, name, id);
+        claimed.map_err(|holder| OperationError::NameTaken {
+            name: name.to_owned(),
+            holder,
+        })
+    }
+
+    /// Gives a sandbox another name, or none.
+    pub async fn rename(
+        &self,
+        id: &str,
+        name: Option<String>,
+    ) -> Result<SandboxRecord, OperationError> {
+        let (this, entry) = (self.clone(), self.entry(id)?);
+        self.perform("rename", &entry.id(), async move {
+            let _turn = entry.turn.lock().await;
+            let mut record = entry.record();
+            if record.state == State::Killed {
+                return Err(entry.refuse("rename"));
+            }
+            if record.name == name {
+                return Ok(record);
+            }
+            let owner = record.terms.owner.clone();
+            if let Some(name) = &name {
+                this.claim_name(&owner, name, &record.id)?;
+            }
+            record.name = name;
+            // The name that it has no longer is released with the record in memory.
+            if let Err(e) = this.commit(&entry, record.clone(), &[]) {
+                if let Some(name) = &record.name {
+                    this.0.indexes.names.release(&owner, name, &record.id);
+                }
+                return Err(e.into());
+            }
+            Ok(record)
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_sandbox_s_of_each_owner() {
+        let names = SandboxNames::default();
+        let (mine, yours) = (None, Some("k".to_owned()));
+        names.claim(&mine, "web", "a").unwrap();
+        names.claim(&mine, "web", "a").unwrap();
+        names.claim(&yours, "web", "b").unwrap();
+        assert_eq!(names.claim(&mine, "web", "c"), Err("a".to_owned()));
+        assert_eq!(names.ids("web"), ["a", "b"]);
+        // One that has it no longer cannot take it from its heir.
+        names.release(&mine, "web", "a");
+        names.claim(&mine, "web", "c").unwrap();
+        names.release(&mine, "web", "a");
+        assert_eq!(names.ids("web"), ["c", "b"]);
+        names.release(&mine, "web", "c");
+        names.release(&yours, "web", "b");
+        assert!(lock(&names.0).is_empty());
+    }
+
+    #[test]
+    fn what_could_not_be_typed_or_reads_as_an_id_is_no_name() {
+        for good in ["web", "Web-1", "a.b_c", "0", &"a".repeat(63)] {
+            assert!(check(good).is_ok(), "{good}");
+        }
+        for bad in ["", "-x", ".x", "a b", "a/b", "a:b", "ä", &"a".repeat(64)] {
+            assert!(check(bad).is_err(), "{bad}");
+        }
+        assert!(check(&crate::identity::new_id().unwrap()).is_err());
+    }
+}
