@@ -5,6 +5,8 @@ use crate::client::{AgentClient, Call};
 use crate::error::ClientError;
 use crate::files::{FileReader, FileWriter, escape};
 use hyper::Method;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// How an archive is unpacked in the sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -18,6 +20,27 @@ pub struct ArchiveOptions {
     pub mode: Option<String>,
     /// Whether the bytes are compressed with gzip.
     pub gzip: bool,
+}
+
+/// Longest list of changes, in bytes.
+const MAX_CHANGES_ANSWER: usize = 64 << 20;
+
+/// Files that are not as the template has them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changes {
+    /// By path.
+    pub changes: Vec<Change>,
+    /// There are more, which are not told.
+    pub more: bool,
+}
+
+/// A file that is not as the template has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// From the root.
+    pub path: String,
+    /// `A`: it is new; `C`: it is another; `D`: it is gone.
+    pub kind: char,
 }
 
 impl AgentClient {
@@ -59,6 +82,36 @@ impl AgentClient {
     /// Reads what the sandbox changed against its template, as a layer of an OCI image (a tar archive).
     pub async fn layer(&self) -> Result<FileReader, ClientError> {
         self.get("/layer?username=root").await
+    }
+
+    /// Files that the sandbox changed against its template, at most so many, by path.
+    pub async fn changes(&self, most: u32) -> Result<Changes, ClientError> {
+        let uri = format!("/changes?username=root&limit={most}");
+        let mut reader = self.get(&uri).await?;
+        let mut body = Vec::new();
+        while let Some(piece) = reader.next().await? {
+            if body.len() + piece.len() > MAX_CHANGES_ANSWER {
+                return Err(ClientError::Protocol("too many changes".to_owned()));
+            }
+            body.extend_from_slice(&piece);
+        }
+        serde_json::from_slice(&body)
+            .map_err(|e| ClientError::Protocol(format!("answer of /changes: {e}")))
+    }
+
+    /// Ends every process of the sandbox, which have `grace` to do so by themselves.
+    pub async fn end_processes(&self, grace: Duration) -> Result<(), ClientError> {
+        let uri = format!("/restart?username=root&grace_ms={}", grace.as_millis());
+        let call = Call {
+            method: Method::POST,
+            path: &uri,
+            content: "",
+            user: None,
+            headers: &[],
+        };
+        let answer = self.send(call, Outgoing::Whole(None)).await?;
+        self.expect_success(answer).await?.collect(1024).await?;
+        Ok(())
     }
 
     /// What is at `uri`, as it comes.

@@ -16,7 +16,7 @@ pub mod pool;
 pub mod process;
 pub mod stdin;
 
-pub use archive::ArchiveOptions;
+pub use archive::{ArchiveOptions, Change, Changes};
 pub use body::Outgoing;
 pub use client::AgentClient;
 pub use error::{ClientError, Code};

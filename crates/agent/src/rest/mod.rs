@@ -1,11 +1,13 @@
 //! Plain HTTP beside the Connect services.
 
 pub mod archive;
+pub mod changes;
 pub mod compose;
 pub mod download;
 pub mod error;
 pub mod metrics;
 pub mod range;
+pub mod restart;
 pub mod settings;
 pub mod signature;
 pub mod target;
@@ -29,13 +31,15 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
         (&Method::GET, "/archive") => archive::send::answer(agent, &request).await,
         (&Method::PUT, "/archive") => archive::receive::answer(agent, request).await,
         (&Method::GET, "/layer") => archive::layer::answer(agent, &request).await,
+        (&Method::GET, "/changes") => changes::answer(agent, &request).await,
+        (&Method::POST, "/restart") => restart::answer(agent, &request).await,
         (&Method::GET, "/metrics") => Ok(json(&metrics::now(agent))),
         (&Method::GET, "/envs") => Ok(json(&agent.settings.borrow().env)),
         (&Method::POST, "/init") => settings::answer(agent, request).await,
         (
             _,
-            "/health" | "/files" | "/files/compose" | "/archive" | "/layer" | "/metrics" | "/envs"
-            | "/init",
+            "/health" | "/files" | "/files/compose" | "/archive" | "/layer" | "/changes"
+            | "/restart" | "/metrics" | "/envs" | "/init",
         ) => Err(RestError::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "this path does not take this method",
@@ -46,6 +50,19 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
         )),
     };
     result.unwrap_or_else(|e| e.response())
+}
+
+/// Refuses callers without a token in force that do not say that they are root.
+fn only_root(agent: &Agent, username: Option<&str>, what: &str) -> Result<(), RestError> {
+    // A token in force was shown on the way here.
+    let open = agent.settings.borrow().access_token.is_none();
+    if open && agent.user(username)?.uid != 0 {
+        return Err(RestError::new(
+            StatusCode::FORBIDDEN,
+            format!("{what} for root only: add username=root"),
+        ));
+    }
+    Ok(())
 }
 
 fn no_content() -> Response<Reply> {

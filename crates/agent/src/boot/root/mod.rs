@@ -22,6 +22,15 @@ pub fn written() -> Option<&'static File> {
     WRITTEN.get()
 }
 
+/// The template's images, the uppermost first. Their directories, too, are found by these descriptors
+/// alone.
+static IMAGES_BELOW: OnceLock<Vec<File>> = OnceLock::new();
+
+/// The overlay's lower directories, the uppermost first. None if we are not process 1.
+pub fn images_below() -> Option<&'static [File]> {
+    IMAGES_BELOW.get().map(Vec::as_slice)
+}
+
 /// How many images the template is made of, if `variable` is there to say. Fewer than there are would be another template.
 fn images(variable: &str, most: usize) -> Result<Option<usize>, String> {
     let Some(said) = std::env::var_os(variable) else {
@@ -46,6 +55,10 @@ fn writable(at: &str) -> Result<(), String> {
 
 /// Mounts the overlay of `lower`, the uppermost first, and the [`writable`] file system on `upper`.
 fn mount_overlay(lower: &str, upper: &str, at: &CStr, further: &str) -> Result<(), String> {
+    let open = |at: &str| File::open(at).map_err(|e| format!("cannot open {at}: {e}"));
+    let images = lower.split(':').map(open).collect::<Result<_, _>>()?;
+    // There is one root, made once.
+    let _ = IMAGES_BELOW.set(images);
     let options = format!("lowerdir={lower},upperdir={upper}/data,workdir={upper}/work{further}");
     mount(
         c"overlay",

@@ -27,14 +27,9 @@ pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
 ) -> Result<Response<Reply>, RestError> {
-    // A token in force was shown on the way here; without one, only root may see what all users wrote.
-    let open = agent.settings.borrow().access_token.is_none();
-    if open && Query::of(request.uri()).user(agent)?.uid != 0 {
-        return Err(RestError::new(
-            StatusCode::FORBIDDEN,
-            "layers are for root only: add username=root",
-        ));
-    }
+    // Of all users.
+    let username = Query::of(request.uri()).username;
+    crate::rest::only_root(agent, username.as_deref(), "layers are")?;
     let failed = |e: io::Error| RestError::io("cannot open what this sandbox wrote", &e);
     let written = root::written().ok_or_else(|| {
         RestError::new(
@@ -63,7 +58,8 @@ pub async fn answer(
     .await
 }
 
-fn is_left_out(path: &[u8]) -> bool {
+/// Whether a path belongs to a boot or to the sandbox itself rather than to what was changed in it.
+pub fn is_left_out(path: &[u8]) -> bool {
     OURS.contains(&path)
         || PASSING.iter().any(|above| path.starts_with(above))
         || path.starts_with(b"tmp/.jiffy")

@@ -7,6 +7,8 @@ pub mod layer;
 pub mod receive;
 pub mod send;
 
+pub use layer::is_left_out;
+
 use super::error::RestError;
 use super::target::{decode, decode_bytes, pairs};
 use crate::state::Agent;

@@ -1,0 +1,116 @@
+//! `POST /restart`: ends every process but this agent, as before a reboot.
+
+use super::error::RestError;
+use super::target::{decode, pairs};
+use crate::body::Reply;
+use crate::state::Agent;
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// Longest time that processes have to end by themselves.
+const MAX_GRACE: Duration = Duration::from_secs(60);
+/// Time in which killed processes are gone; one that waits for a disk takes longer.
+const KILLED_LIMIT: Duration = Duration::from_secs(20);
+/// Time between two looks at what is left.
+const LOOK: Duration = Duration::from_millis(20);
+/// Flag of threads of the kernel (`PF_KTHREAD`, linux/sched.h).
+const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// Ends them: TERM, and KILL when `grace_ms` is over.
+pub async fn answer(
+    agent: &Agent,
+    request: &Request<&mut Incoming>,
+) -> Result<Response<Reply>, RestError> {
+    let query = |name: &str| {
+        let mut found = pairs(request.uri()).filter(|(n, v)| *n == name && !v.is_empty());
+        found.next().map(|(_, value)| decode(value))
+    };
+    super::only_root(agent, query("username").as_deref(), "restarts are")?;
+    // SAFETY: no argument.
+    if unsafe { libc::getpid() } != 1 {
+        return Err(RestError::new(
+            StatusCode::NOT_FOUND,
+            "there is nothing to restart: this agent is not process 1",
+        ));
+    }
+    let grace = query("grace_ms").and_then(|text| text.parse().ok());
+    let grace = grace
+        .map_or(MAX_GRACE, Duration::from_millis)
+        .min(MAX_GRACE);
+    // Stopped ones take the signal when they go on.
+    for (signal, limit) in [
+        (libc::SIGTERM, grace),
+        (libc::SIGCONT, grace),
+        (libc::SIGKILL, KILLED_LIMIT),
+    ] {
+        // SAFETY: no pointers; as process 1 it reaches every process but this one.
+        unsafe { libc::kill(-1, signal) };
+        if signal != libc::SIGTERM && gone_within(limit, signal).await {
+            return Ok(super::no_content());
+        }
+    }
+    Err(RestError::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        format!("processes are left: {:?}", left()),
+    ))
+}
+
+/// Whether nothing is left before `limit` is over. New processes of those that end are told, too.
+async fn gone_within(limit: Duration, signal: libc::c_int) -> bool {
+    let end = Instant::now() + limit;
+    loop {
+        if left().is_empty() {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        if signal == libc::SIGKILL {
+            // SAFETY: as above.
+            unsafe { libc::kill(-1, signal) };
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Processes beside this one that are not of the kernel and have not ended.
+fn left() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    let pids = pids.filter(|pid| *pid != 1);
+    let lives = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_ok_and(|stat| is_program(&stat))
+    };
+    pids.filter(lives).collect()
+}
+
+/// Whether `/proc/PID/stat` is that of a program that has not ended.
+fn is_program(stat: &str) -> bool {
+    // The name may contain anything.
+    let Some((_, rest)) = stat.rsplit_once(')') else {
+        return false;
+    };
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let ended = matches!(fields.first(), Some(&"Z" | &"X") | None);
+    // Field 9 of proc_pid_stat(5), of which the first two are before the bracket.
+    let flags = fields.get(6).and_then(|f| f.parse::<u64>().ok());
+    !ended && flags.unwrap_or(0) & KERNEL_THREAD == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_told_from_threads_of_the_kernel_and_from_what_has_ended() {
+        assert!(is_program("7 (a) b) S 1 7 7 0 -1 4194560 0 0"));
+        assert!(!is_program("2 (kthreadd) S 0 0 0 0 -1 2129984 0 0"));
+        assert!(!is_program("9 (gone) Z 1 9 9 0 -1 4194572 0 0"));
+        assert!(!is_program(""));
+        let own = fs::read_to_string("/proc/self/stat").unwrap();
+        assert!(is_program(&own));
+    }
+}
