@@ -12,7 +12,7 @@ pub mod spec;
 
 pub use builder::{
     BuildRecord, BuildUsage, Builder, BuilderError, DEFAULT_TAG, Level, Line, Lines, Look,
-    MAX_UPLOAD, MAX_WAITING_BUILDS, Meaning, NewBuild, Progressing, Pruned, Rank, Reason,
+    MAX_UPLOAD, MAX_WAITING_BUILDS, Meaning, NewBuild, Progressing, Prunable, Pruned, Rank, Reason,
     RecordError, Records, Settings, Status, TemplateRecord, Upload, UploadError, Uploads,
     WAITING_BUILD_LIFE, WantedSize, WeakBuilder, is_visible, now_ms, resolve,
 };

@@ -55,8 +55,8 @@ pub use progress::{Phase, Progress};
 pub use prune::Pruned;
 pub use recipe::{Recipe, RecipeError};
 pub use reference::{
-    DEFAULT_TAG, ID_ALPHABET, ID_LENGTH, Reference, imported_image, is_id, is_imported_image,
-    is_reserved, is_unfinished_build, unfinished_build,
+    DEFAULT_TAG, ID_ALPHABET, ID_LENGTH, Reference, image_on_demand, imported_image, is_id,
+    is_image_on_demand, is_imported_image, is_reserved, is_unfinished_build, unfinished_build,
 };
 pub use template::{Template, TemplateError, Templates};
 pub use verified::{VerifiedFile, VerifyError};

@@ -34,15 +34,25 @@ struct Needs {
 impl Templates {
     /// Removes images and versions that nobody needs. Waits for builds that are under way.
     pub fn prune(&self) -> Result<Pruned, TemplateError> {
-        Ok(self.prune_when(true)?.unwrap_or_default())
+        Ok(self.prune_when(true, None)?.unwrap_or_default())
+    }
+
+    /// Tells what that would remove if the templates `without` were gone. Removes nothing.
+    pub fn would_prune(&self, without: &[String]) -> Result<Pruned, TemplateError> {
+        Ok(self.prune_when(true, Some(without))?.unwrap_or_default())
     }
 
     /// The same if nobody builds or opens a template just now. What fails here is left for the next time.
     pub(crate) fn prune_if_quiet(&self) {
-        let _ = self.prune_when(false);
+        let _ = self.prune_when(false, None);
     }
 
-    fn prune_when(&self, wait: bool) -> Result<Option<Pruned>, TemplateError> {
+    /// With `rehearsal` nothing is removed, and the templates that it names count as gone.
+    fn prune_when(
+        &self,
+        wait: bool,
+        rehearsal: Option<&[String]>,
+    ) -> Result<Option<Pruned>, TemplateError> {
         let images = Images::new(&self.home);
         // What is borrowed from another data directory is needed there.
         if fs::symlink_metadata(self.home.images()).is_ok_and(|m| m.is_symlink()) {
@@ -53,7 +63,8 @@ impl Templates {
         };
         // In this order: a sandbox that falls asleep has its snapshot before it lets go of its images.
         let (unused, in_use) = images.sort_out()?;
-        let templates = self.list()?;
+        let mut templates = self.list()?;
+        templates.retain(|m| !rehearsal.unwrap_or_default().contains(&m.reference()));
         let named = named_by_snapshots(&self.home)?;
 
         let in_use: HashSet<&String> = in_use.iter().collect();
@@ -72,7 +83,9 @@ impl Templates {
             if needed(&manifest) {
                 wanted.extend(sums(&manifest));
             } else {
-                fs::remove_file(&path).on("remove", &path)?;
+                if rehearsal.is_none() {
+                    fs::remove_file(&path).on("remove", &path)?;
+                }
                 let name = manifest.reference();
                 pruned
                     .versions
@@ -80,7 +93,9 @@ impl Templates {
             }
         }
         for image in unused.iter().filter(|i| !wanted.contains(&i.sum.sha256)) {
-            image.remove()?;
+            if rehearsal.is_none() {
+                image.remove()?;
+            }
             pruned.bytes += image.bytes;
             pruned.images.push(image.sum.clone());
         }

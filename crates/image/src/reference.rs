@@ -19,6 +19,8 @@ const TAG_IN_FILES: char = '@';
 const OWNER_IN_FILES: char = '~';
 /// Beginning of the name of a template that an image of a registry became for a build.
 const IMAGE: &str = "image-";
+/// Beginning of the name of a template that an image became for sandboxes of it.
+const ON_DEMAND: &str = "img-";
 /// Beginning of the name of a template that a build has not finished yet.
 const BUILD: &str = "build-";
 /// Hexadecimal digits at the end of the name of an imported image.
@@ -203,6 +205,19 @@ pub fn imported_image(owner: Option<&str>, reference: &str) -> String {
     };
     let sum = crate::verified::sum_of(about.as_bytes());
     format!("{IMAGE}{last}-{}", &sum[..IMAGE_DIGITS])
+}
+
+/// Name of the template that stands for an image `reference` of a registry where a sandbox is made
+/// of the image itself.
+pub fn image_on_demand(reference: &str) -> String {
+    let name = imported_image(None, reference);
+    format!("{ON_DEMAND}{}", name.strip_prefix(IMAGE).unwrap_or(&name))
+}
+
+/// Tells if `name` is such a name.
+pub fn is_image_on_demand(name: &str) -> bool {
+    let rest = name.strip_prefix(ON_DEMAND);
+    rest.is_some_and(|rest| is_imported_image(&format!("{IMAGE}{rest}")))
 }
 
 /// Tells if `name` is such a name.

@@ -420,6 +420,8 @@ impl<E: Engine> Job<E> {
                     Source::Snapshot(_) => None,
                 },
                 source: at.source.clone(),
+                name: None,
+                engine: None,
                 env: BTreeMap::new(),
                 terms: Terms {
                     owner: self.build.caller.clone(),

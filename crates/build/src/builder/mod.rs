@@ -31,8 +31,8 @@ use crate::spec::{BuildSpec, ImageSource};
 use ended::End;
 use jiffy_engine::Engine;
 use jiffy_host::{
-    IdentityError, OwnerQuota, QuotaAmount, QuotaRefusal, QuotaRequest, Sandboxes, new_id,
-    new_token,
+    IdentityError, OwnerQuota, QuotaAmount, QuotaRefusal, QuotaRequest, Sandboxes, SnapshotRecord,
+    new_id, new_token,
 };
 pub use jiffy_image::DEFAULT_TAG;
 use jiffy_image::{
@@ -689,6 +689,17 @@ pub struct Pruned {
     pub steps: usize,
     /// Bytes of uploads.
     pub upload_bytes: u64,
+}
+
+/// Things that make later builds faster and were not used for long.
+#[derive(Debug, Clone, Default)]
+pub struct Prunable {
+    /// Snapshots of steps.
+    pub steps: Vec<SnapshotRecord>,
+    /// Bytes of uploads.
+    pub upload_bytes: u64,
+    /// Templates that images of registries became for builds.
+    pub imports: Vec<String>,
 }
 
 /// Room for a build.

@@ -1,8 +1,9 @@
 //! Snapshots of steps: which were used when, and which are let go.
 
 use super::records::{RecordError, Records, loaded, now_ms, stored};
-use super::{Builder, BuilderError, Inner, Pruned, lock};
+use super::{Builder, BuilderError, Inner, Prunable, Pruned, lock};
 use jiffy_engine::Engine;
+use jiffy_image::{Manifest, Pruned as PrunedImages, is_imported_image};
 use rusqlite::params;
 use std::collections::{HashMap, HashSet};
 use std::sync::Weak;
@@ -62,13 +63,46 @@ impl<E: Engine> Inner<E> {
         }
     }
 
-    fn prune(&self, unused_for: Duration, of: Option<&str>) -> Result<Pruned, BuilderError> {
-        let (now, unused_ms) = (now_ms(), unused_for.as_millis());
-        let mut oldest = now.saturating_sub(u64::try_from(unused_ms).unwrap_or(u64::MAX));
-        // What a build that is under way took up is still needed.
-        if let Some(began) = self.records.building_since()? {
-            oldest = oldest.min(began.saturating_sub(1));
+    /// The latest moment, in milliseconds since 1970, whose last uses are so long ago. What a build
+    /// that is under way took up is still needed.
+    fn oldest_use(&self, now: u64, unused_for: Duration) -> Result<u64, BuilderError> {
+        let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
+        let oldest = now.saturating_sub(unused_ms);
+        Ok(match self.records.building_since()? {
+            Some(began) => oldest.min(began.saturating_sub(1)),
+            None => oldest,
+        })
+    }
+
+    fn prunable(&self, unused_for: Duration, of: Option<&str>) -> Result<Prunable, BuilderError> {
+        let now = now_ms();
+        let oldest = self.oldest_use(now, unused_for)?;
+        let uses = self.records.uses()?;
+        let mut steps = self.sandboxes.steps();
+        steps.retain(|step| {
+            let used = uses.get(&step.fingerprint).copied();
+            let of_owner = of.is_none() || step.owner.as_deref() == of;
+            of_owner && used.unwrap_or(step.created_ms) <= oldest
+        });
+        let uploads = self
+            .uploads
+            .prunable(Duration::from_millis(now - oldest), of);
+        let mut imports = Vec::new();
+        if of.is_none() && lock(&self.running).is_empty() {
+            let all = self.templates.list()?;
+            let old = |m: &&Manifest| is_imported_image(&m.name) && m.created <= oldest / 1000;
+            imports.extend(all.iter().filter(old).map(Manifest::reference));
         }
+        Ok(Prunable {
+            steps,
+            upload_bytes: uploads.map_err(BuilderError::Directory)?,
+            imports,
+        })
+    }
+
+    fn prune(&self, unused_for: Duration, of: Option<&str>) -> Result<Pruned, BuilderError> {
+        let now = now_ms();
+        let oldest = self.oldest_use(now, unused_for)?;
         let mut uses = self.records.uses()?;
         let mut pruned = Pruned::default();
         for step in self.sandboxes.steps() {
@@ -113,6 +147,25 @@ impl<E: Engine> Inner<E> {
 }
 
 impl<E: Engine> Builder<E> {
+    /// Tells what [`Self::prune`] would remove.
+    pub fn prunable(
+        &self,
+        unused_for: Duration,
+        of: Option<&str>,
+    ) -> Result<Prunable, BuilderError> {
+        self.0.prunable(unused_for, of)
+    }
+
+    /// Tells what images would go with the templates `without`.
+    pub fn prunable_images(&self, without: &[String]) -> Result<PrunedImages, BuilderError> {
+        Ok(self.0.templates.would_prune(without)?)
+    }
+
+    /// Removes images and versions of templates that nothing needs.
+    pub fn prune_images(&self) -> Result<PrunedImages, BuilderError> {
+        Ok(self.0.templates.prune()?)
+    }
+
     /// Removes what makes later builds faster, if it was not used for so long: steps and uploads of one owner, or of all.
     /// Returns how many there were.
     pub fn prune(&self, unused_for: Duration, of: Option<&str>) -> Result<Pruned, BuilderError> {

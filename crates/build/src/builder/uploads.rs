@@ -294,6 +294,20 @@ impl Uploads {
 
     /// Removes uploads of one owner, or of all, that were not used for so long; returns how many bytes they had.
     pub fn prune(&self, unused_for: Duration, of: Option<&str>) -> io::Result<u64> {
+        self.prune_or_tell(unused_for, of, true)
+    }
+
+    /// Tells how many bytes that would free. Removes nothing.
+    pub fn prunable(&self, unused_for: Duration, of: Option<&str>) -> io::Result<u64> {
+        self.prune_or_tell(unused_for, of, false)
+    }
+
+    fn prune_or_tell(
+        &self,
+        unused_for: Duration,
+        of: Option<&str>,
+        remove: bool,
+    ) -> io::Result<u64> {
         let mut freed = 0;
         for path in self.files()? {
             let owner = owner_of(&path);
@@ -310,7 +324,9 @@ impl Uploads {
                 found => found?,
             };
             let age = metadata.modified()?.elapsed().unwrap_or_default();
-            if age >= unused_for {
+            if age >= unused_for && !remove {
+                freed += metadata.len();
+            } else if age >= unused_for {
                 // Without its sum it is not there.
                 let mut kept = lock(&self.kept);
                 let _ = fs::remove_file(path.with_extension("sum"));

@@ -341,7 +341,12 @@ fn what_templates_snapshots_and_open_files_need_stays_and_the_rest_goes() {
     assert!(opens(&asleep) && opens(&running.manifest) && opens(&tagged) && !opens(&current));
     let version = running.manifest.version();
     drop(running);
+    let told = templates.would_prune(&[]).unwrap();
+    assert!(templates.version(&format!("x@{version}")).is_ok());
+    let with_tagged = templates.would_prune(&["x:kept".to_owned()]).unwrap();
+    assert_eq!(with_tagged.images.len(), 2);
     let pruned = templates.prune().unwrap();
+    assert_eq!(pruned, told);
     assert_eq!(pruned.versions, [format!("x@{version}")]);
     assert_eq!(pruned.images.len(), 1);
     assert!(pruned.bytes > 0);
