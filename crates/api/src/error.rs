@@ -158,6 +158,11 @@ impl From<OperationError> for ApiError {
             (O::State { state, .. }, _) if state == State::Killed.name() => {
                 Self::not_found("sandbox_not_found", message)
             }
+            (O::NameTaken { .. }, _) => Self::conflict("name_taken", message),
+            (O::NoEngine { .. }, _) => {
+                let status = StatusCode::BAD_REQUEST;
+                Self::new(status, "engine_unavailable", message).permanent()
+            }
             (O::InUse { .. }, _) => Self::conflict("in_use", message),
             (O::Stranger { .. }, _) => Self::conflict("wrong_snapshot", message),
             (_, ErrorKind::Unknown) => Self::not_found("not_found", message),

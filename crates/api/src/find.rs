@@ -34,7 +34,8 @@ pub(crate) enum Origin {
 }
 
 impl<E: Engine> App<E> {
-    /// A sandbox by its id. The host's owner finds it also by the beginning of its id, and whatever its state is.
+    /// A sandbox by its id or its name. The host's owner finds it also by the beginning of its id,
+    /// and whatever its state is.
     pub(crate) fn sandbox(
         &self,
         caller: &Caller,
@@ -45,6 +46,13 @@ impl<E: Engine> App<E> {
             let message = format!("there is no sandbox `{}`", short(id));
             ApiError::not_found("sandbox_not_found", message)
         };
+        let named = match self.sandboxes.find(id) {
+            None => self.sandbox_by_name(caller, id)?,
+            Some(_) => None,
+        };
+        if let Some(record) = named {
+            return alive(record, caller, wanted).ok_or_else(unknown)?;
+        }
         let record = match self.sandboxes.get(id) {
             Ok(record) => record,
             Err(e @ OperationError::Ambiguous { .. }) if caller.is_owner() => return Err(e.into()),
@@ -57,17 +65,30 @@ impl<E: Engine> App<E> {
         if !whole || !caller.sees(record.terms.owner.as_deref()) {
             return Err(unknown());
         }
-        match &record.state {
-            State::Running | State::Paused => Ok(record),
-            State::Broken { .. } if wanted == Wanted::Mendable => Ok(record),
-            State::Broken { cause } => Err(ApiError::not_found(
-                "sandbox_broken",
-                format!(
-                    "sandbox {id} is broken ({cause}): roll it back to a snapshot, or delete it"
-                ),
-            )),
-            State::Creating | State::Killed => Err(unknown()),
+        alive(record, caller, wanted).ok_or_else(unknown)?
+    }
+
+    /// The caller's own sandbox with this name; of others that exist for the caller the only one.
+    fn sandbox_by_name(
+        &self,
+        caller: &Caller,
+        name: &str,
+    ) -> Result<Option<SandboxRecord>, ApiError> {
+        let mut found = self.sandboxes.named(name);
+        found.retain(|r| caller.sees(r.terms.owner.as_deref()));
+        let own = caller.owner_id();
+        if let Some(at) = found.iter().position(|r| r.terms.owner == own) {
+            return Ok(Some(found.swap_remove(at)));
         }
+        if found.len() > 1 {
+            let ids: Vec<&str> = found.iter().map(|r| caller.shown_id(&r.id)).collect();
+            return Err(ApiError::invalid(format!(
+                "`{}` is the name of sandboxes of several keys: give one of the ids {}",
+                short(name),
+                ids.join(", ")
+            )));
+        }
+        Ok(found.pop())
     }
 
     /// Whether a snapshot exists for a caller: the host's owner has all, others those that were asked for.
@@ -220,6 +241,29 @@ impl<E: Engine> App<E> {
             }
             _ => missing(id, WHERE),
         }
+    }
+}
+
+/// A sandbox in a state in which it exists for the caller; none: it does not.
+fn alive(
+    record: SandboxRecord,
+    caller: &Caller,
+    wanted: Wanted,
+) -> Option<Result<SandboxRecord, ApiError>> {
+    match &record.state {
+        _ if caller.is_owner() => Some(Ok(record)),
+        State::Running | State::Paused => Some(Ok(record)),
+        State::Broken { .. } if wanted == Wanted::Mendable => Some(Ok(record)),
+        State::Broken { cause } => {
+            let id = caller.shown_id(&record.id);
+            Some(Err(ApiError::not_found(
+                "sandbox_broken",
+                format!(
+                    "sandbox {id} is broken ({cause}): roll it back to a snapshot, or delete it"
+                ),
+            )))
+        }
+        State::Creating | State::Killed => None,
     }
 }
 

@@ -2,8 +2,11 @@
 
 use super::operation::Operation;
 use super::{query, schema};
-use crate::routes::bounds::{MAX_LINES, MAX_LINK, MAX_MOMENT, MAX_PAGE, STATES};
+use crate::routes::bounds::{
+    AWAITED, MAX_LINES, MAX_LINK, MAX_MOMENT, MAX_PAGE, MAX_WAIT_S, STATES,
+};
 use axum::http::Method;
+use jiffy_host::MAX_SANDBOX_NAME;
 use serde_json::{Value, json};
 
 fn list(name: &str) -> Value {
@@ -33,6 +36,10 @@ fn filters() -> Vec<Value> {
             json!({ "type": "string", "format": "date-time" }),
         ),
         query("template", json!({ "type": "string", "maxLength": 256 })),
+        query(
+            "name",
+            json!({ "type": "string", "maxLength": MAX_SANDBOX_NAME }),
+        ),
     ]
 }
 
@@ -124,6 +131,15 @@ fn sandboxes() -> Vec<Operation> {
                 json!({ "type": "boolean", "default": false }),
             )])
             .answers_nothing(),
+        Operation::new(
+            Method::PATCH,
+            "/sandboxes/{sandboxID}",
+            "changeSandbox",
+            "Give a sandbox another name",
+        )
+        .takes("ChangeSandbox")
+        .answers(200, "The sandbox", schema("SandboxDetail"))
+        .refuses(&[409]),
         connect("/v2/sandboxes/{sandboxID}/connect", "connectSandboxV2"),
         connect("/sandboxes/{sandboxID}/connect", "connectSandbox"),
         Operation::post(
@@ -186,6 +202,34 @@ fn sandboxes() -> Vec<Operation> {
         .answers(200, "It is as it was", schema("RolledBack"))
         .refuses(&[409, 429, 501, 503]),
         Operation::post(
+            "/sandboxes/{sandboxID}/restart",
+            "restartSandbox",
+            "End its processes and start what its template starts; disk, id and kernel stay",
+        )
+        .may_take("RestartSandbox")
+        .answers(200, "It runs", schema("Sandbox"))
+        .refuses(&[409, 501]),
+        Operation::get(
+            "/sandboxes/{sandboxID}/wait",
+            "waitForSandbox",
+            "Wait until a sandbox has ended, runs or sleeps",
+        )
+        .with(vec![
+            query(
+                "for",
+                json!({ "type": "string", "enum": AWAITED, "default": "ended" }),
+            ),
+            query(
+                "seconds",
+                json!({ "type": "integer", "minimum": 0, "maximum": MAX_WAIT_S, "default": 0 }),
+            ),
+        ])
+        .answers(
+            200,
+            "What it is now, or when the time was over",
+            schema("Waited"),
+        ),
+        Operation::post(
             "/sandboxes/{sandboxID}/snapshots",
             "snapshotSandbox",
             "Take a snapshot of a sandbox, which runs on",
@@ -243,7 +287,10 @@ fn inside() -> Vec<Operation> {
             "allMetrics",
             "The latest figures of several sandboxes",
         )
-        .with(vec![query("sandbox_ids", text())])
+        .with(vec![
+            query("sandbox_ids", text()),
+            query("now", json!({ "type": "boolean", "default": false })),
+        ])
         .answers(200, "By sandbox", schema("AllMetrics")),
         Operation::get(
             "/sandboxes/{sandboxID}/metrics",
@@ -460,6 +507,13 @@ fn templates() -> Vec<Operation> {
         .may_take("Prune")
         .answers(200, "What is gone", schema("Pruned"))
         .refuses(&[501]),
+        Operation::post(
+            "/prune",
+            "prune",
+            "Remove what nothing needs, or tell what that would be: ended sandboxes, snapshots of booted templates, images that were imported for sandboxes, what builds left; the caller's own, or all for whoever manages the host",
+        )
+        .may_take("PruneHost")
+        .answers(200, "What is gone, or would be", schema("PrunedHost")),
         Operation::get("/teams", "listTeams", "The one team there is").answers(
             200,
             "It",

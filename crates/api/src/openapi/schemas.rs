@@ -5,6 +5,7 @@ use crate::routes::bounds::{
     MAX_NAME, MAX_PAIRS, MAX_REFRESH, MAX_SNAPSHOT_NAME, MAX_VALUE, STATES,
 };
 use jiffy_engine::SandboxSize;
+use jiffy_host::{GVISOR, MAX_RESTART_GRACE, MAX_SANDBOX_NAME, MICROVM};
 use serde_json::{Value, json};
 
 /// Longest time limit that any configuration allows.
@@ -76,6 +77,15 @@ fn pairs(names: &str) -> Value {
     })
 }
 
+/// The name of a sandbox, or null for none.
+fn sandbox_name() -> Value {
+    let pattern = format!("^[A-Za-z0-9][A-Za-z0-9._-]{{0,{}}}$", MAX_SANDBOX_NAME - 1);
+    json!({
+        "type": ["string", "null"], "pattern": pattern,
+        "description": "Unique among the caller's sandboxes; stands wherever a sandbox's id does",
+    })
+}
+
 fn addresses(pattern: &str) -> Value {
     json!({
         "type": ["array", "null"], "maxItems": network::MOST,
@@ -118,7 +128,7 @@ fn lists() -> Value {
 
 /// All of them, by name.
 pub(super) fn all() -> Value {
-    joined(joined(requests(), sandboxes()), others())
+    joined(joined(requests(), sandboxes()), joined(others(), pruning()))
 }
 
 fn requests() -> Value {
@@ -166,7 +176,13 @@ fn requests() -> Value {
             "cpuCount": maybe(integer(1, u64::from(SandboxSize::MAX_VCPUS))),
             "memoryMB": maybe(memory),
             "diskSizeMB": maybe(disk),
+            "name": sandbox_name(),
+            "engine": {
+                "type": ["string", "null"], "enum": [MICROVM, GVISOR, null],
+                "description": "What isolates it; null: the host's default, or the snapshot's own",
+            },
         })),
+        "ChangeSandbox": object(&["name"], json!({ "name": sandbox_name() })),
         "ConnectSandbox": maybe(object(&[], json!({
             "timeout": maybe(timeout()),
             "memory": not_false,
@@ -209,6 +225,7 @@ fn requests() -> Value {
 /// What Jiffy adds to a sandbox.
 fn ours() -> Value {
     json!({
+        "name": text(),
         "forkedFrom": text(),
         "snapshotID": text(),
         "bootMode": { "type": "string", "enum": ["cold", "snapshot", "warm-pool", "fork"] },
@@ -307,7 +324,7 @@ fn sandboxes() -> Value {
             "originSandboxID": text(),
             "templateID": text(),
             "parentSnapshotID": text(),
-            "purpose": { "type": "string", "enum": ["template", "asked", "fork", "pause"] },
+            "purpose": { "type": "string", "enum": ["template", "asked", "fork", "pause", "step"] },
             "cpuCount": count(),
             "memoryMB": count(),
             "diskSizeMB": count(),
@@ -316,6 +333,38 @@ fn sandboxes() -> Value {
             "stoppedMs": { "type": "number", "minimum": 0 },
             "totalMs": { "type": "number", "minimum": 0 },
             "jiffy": { "type": "object" },
+        })),
+    })
+}
+
+/// Bodies of what Jiffy adds.
+fn pruning() -> Value {
+    let kinds = ["sandbox", "snapshot", "template", "step", "image", "upload"];
+    let item = object(
+        &["kind", "id", "bytes"],
+        json!({
+            "kind": { "type": "string", "enum": kinds },
+            "id": text(),
+            "name": text(),
+            "bytes": count(),
+        }),
+    );
+    let body = json!({ "dryRun": flag(), "unusedSeconds": count() });
+    json!({
+        "RestartSandbox": maybe(object(&[], json!({
+            "graceMs": maybe(integer(0, MAX_RESTART_GRACE.as_millis() as u64)),
+        }))),
+        "Waited": object(&["sandboxID", "state"], json!({
+            "sandboxID": text(),
+            "state": { "type": "string", "enum": STATES },
+            "reason": text(),
+            "jiffy": { "type": "object" },
+        })),
+        "PruneHost": maybe(object(&[], body)),
+        "PrunedHost": object(&["dryRun", "bytes", "items"], json!({
+            "dryRun": flag(),
+            "bytes": count(),
+            "items": { "type": "array", "items": item },
         })),
     })
 }
@@ -459,6 +508,8 @@ fn others() -> Value {
             "memCache": count(),
             "diskUsed": count(),
             "diskTotal": count(),
+            "netBytesOut": count(),
+            "netBytesIn": count(),
         })),
         "AllMetrics": object(&["sandboxes"], json!({
             "sandboxes": { "type": "object", "additionalProperties": super::schema("Metric") },

@@ -52,6 +52,8 @@ struct NewSandbox {
     memory_mb: Option<u32>,
     #[serde(rename = "diskSizeMB")]
     disk_size_mb: Option<u64>,
+    name: Option<String>,
+    engine: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -137,6 +139,8 @@ async fn make<E: Engine>(
     let spec = CreateSpec {
         source,
         size,
+        name: wanted.name,
+        engine: wanted.engine,
         env: env(wanted.env_vars.or(wanted.envs))?,
         terms: Terms {
             owner: caller.owner_id(),

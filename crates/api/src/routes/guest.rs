@@ -43,7 +43,7 @@ pub(super) async fn network<E: Engine>(
 }
 
 fn metric(sample: &Sample) -> Value {
-    json!({
+    let mut metric = json!({
         "timestamp": moment(sample.at_ms),
         "timestampUnix": sample.at_ms / 1000,
         "cpuCount": sample.cpu_count,
@@ -53,7 +53,14 @@ fn metric(sample: &Sample) -> Value {
         "memCache": sample.mem_cache,
         "diskUsed": sample.disk_used,
         "diskTotal": sample.disk_total,
-    })
+    });
+    if let (Some(out), Some(back), Some(map)) =
+        (sample.net_out, sample.net_in, metric.as_object_mut())
+    {
+        map.insert("netBytesOut".to_owned(), json!(out));
+        map.insert("netBytesIn".to_owned(), json!(back));
+    }
+    metric
 }
 
 /// `GET /sandboxes/{id}/metrics`: oldest first, as the host sees them.
@@ -73,7 +80,7 @@ pub(super) async fn metrics<E: Engine>(
     Ok(Json(samples.iter().map(metric).collect()))
 }
 
-/// `GET /sandboxes/metrics`: the latest of each.
+/// `GET /sandboxes/metrics`: the latest of each; with `now=true` what each uses at this moment.
 pub(super) async fn all_metrics<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -89,14 +96,27 @@ pub(super) async fn all_metrics<E: Engine>(
             "`sandbox_ids` may name {MAX_SANDBOXES} sandboxes"
         )));
     }
+    let now = query.flag("now")?;
     let mut found = Map::new();
     for id in ids {
         let Ok(record) = app.sandbox(&caller, id, Wanted::Alive) else {
             continue;
         };
-        if let Some(latest) = app.sandboxes.metrics(&record.id, None, None)?.last() {
+        let fresh = match now {
+            true => app.sandboxes.usage_now(&record.id)?,
+            false => None,
+        };
+        let latest = match fresh {
+            None => app
+                .sandboxes
+                .metrics(&record.id, None, None)?
+                .last()
+                .copied(),
+            fresh => fresh,
+        };
+        if let Some(latest) = latest {
             let id = caller.shown_id(&record.id).to_owned();
-            found.insert(id, metric(latest));
+            found.insert(id, metric(&latest));
         }
     }
     Ok(Json(json!({ "sandboxes": found })))

@@ -1,12 +1,13 @@
 //! Waking, sleeping and the end.
 
 use crate::app::App;
-use crate::body::Optional;
+use crate::body::{Optional, Required};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::find::Wanted;
 use crate::query::Query;
 use crate::quota::running;
+use crate::wire::sandbox::SandboxDetail;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -264,6 +265,25 @@ pub(super) async fn pause<E: Engine>(
         }
         Err(e) => Err(e.into()),
     }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ChangeBody {
+    /// Null: it has none any more.
+    #[serde(deserialize_with = "Option::deserialize")]
+    name: Option<String>,
+}
+
+/// `PATCH /sandboxes/{id}`: gives it another name.
+pub(super) async fn change<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Required(body): Required<ChangeBody>,
+) -> Result<Json<SandboxDetail>, ApiError> {
+    let record = app.sandbox(&caller, &id, Wanted::Mendable)?;
+    let record = app.sandboxes.rename(&record.id, body.name).await?;
+    Ok(Json(app.detail(&caller, &record)))
 }
 
 /// `DELETE /sandboxes/{id}`. With `forget=true` also its record goes; otherwise that stays for an hour.

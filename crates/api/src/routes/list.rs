@@ -23,6 +23,7 @@ struct Filter {
     metadata: BTreeMap<String, String>,
     started_after: Option<i64>,
     template: Option<String>,
+    name: Option<String>,
 }
 
 impl Filter {
@@ -33,6 +34,7 @@ impl Filter {
             metadata: query.pairs("metadata")?,
             started_after: query.moment("startedAfter")?,
             template: query.get("template").map(str::to_owned),
+            name: query.get("name").map(str::to_owned),
         })
     }
 
@@ -40,6 +42,7 @@ impl Filter {
         let has = |(k, v): (&String, &String)| record.terms.metadata.get(k) == Some(v);
         let started = i64::try_from(record.created_ms).unwrap_or(i64::MAX);
         self.states.contains(&record.state.name())
+            && (self.name.is_none() || self.name == record.name)
             && self.metadata.iter().all(has)
             && self.started_after.is_none_or(|after| started >= after)
     }

@@ -12,10 +12,12 @@ mod limits;
 mod list;
 mod pools;
 mod ports;
+mod prune;
 mod rollback;
 mod snapshots;
 mod templates;
 mod time;
+mod wait;
 
 use crate::app::App;
 use crate::caller::authenticate;
@@ -97,6 +99,7 @@ fn closed<E: Engine>() -> Calls<E> {
         .get("/sandboxes/metrics", guest::all_metrics)
         .get("/sandboxes/{sandboxID}", list::one)
         .delete("/sandboxes/{sandboxID}", life::delete)
+        .add(Method::PATCH, "/sandboxes/{sandboxID}", life::change)
         .post("/v2/sandboxes/{sandboxID}/connect", life::connect)
         .post("/sandboxes/{sandboxID}/connect", life::connect_v1)
         .post("/sandboxes/{sandboxID}/resume", life::resume)
@@ -108,6 +111,8 @@ fn closed<E: Engine>() -> Calls<E> {
         .post("/sandboxes/{sandboxID}/rollback", rollback::rollback)
         .post("/sandboxes/{sandboxID}/snapshots", snapshots::take)
         .put("/sandboxes/{sandboxID}/network", guest::network)
+        .post("/sandboxes/{sandboxID}/restart", wait::restart)
+        .get("/sandboxes/{sandboxID}/wait", wait::wait)
         .get("/sandboxes/{sandboxID}/metrics", guest::metrics)
         .get("/sandboxes/{sandboxID}/logs", guest::logs_v1)
         .get("/v2/sandboxes/{sandboxID}/logs", guest::logs_v2)
@@ -149,6 +154,7 @@ fn closed<E: Engine>() -> Calls<E> {
         .get("/host", host::host)
         .post("/host/stop", host::stop)
         .post("/keys/{keyID}/revoke", keys::revoke)
+        .post("/prune", prune::prune)
         .get("/pools", pools::list)
         .put("/pools/{templateID}", pools::set)
 }
@@ -179,4 +185,5 @@ pub(crate) mod bounds {
     pub(crate) use super::list::STATES;
     pub(crate) use super::snapshots::MAX_NAME as MAX_SNAPSHOT_NAME;
     pub(crate) use super::time::MAX_REFRESH;
+    pub(crate) use super::wait::{AWAITED, MAX_WAIT_S};
 }

@@ -40,6 +40,9 @@ pub(crate) struct Sandbox {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Ours {
+    /// Name that it is called by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
     /// Sandbox it was forked from.
     #[serde(skip_serializing_if = "Option::is_none")]
     forked_from: Option<String>,
@@ -108,6 +111,7 @@ struct Lifecycle {
 
 fn ours(caller: &Caller, record: &SandboxRecord) -> Ours {
     Ours {
+        name: record.name.clone(),
         forked_from: shown(caller, record.forked_from.clone()),
         snapshot_id: record.snapshot.clone(),
         boot_mode: record.boot_mode,

@@ -11,5 +11,7 @@ mod keys;
 mod life;
 mod limits;
 mod names;
+mod prune;
+mod sandbox_names;
 mod snapshots;
 mod support;

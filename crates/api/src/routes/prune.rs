@@ -1,0 +1,255 @@
+//! `POST /prune`: what nothing needs any more, shown or removed.
+
+use crate::app::App;
+use crate::body::Optional;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::hooks::TemplateInfo;
+use axum::Json;
+use axum::extract::State;
+use jiffy_engine::Engine;
+use jiffy_host::{Purpose, SnapshotRecord, State as Life};
+use jiffy_image::is_image_on_demand;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// Longest time without use that can be asked for, in seconds.
+const MAX_UNUSED_S: u64 = 10 * 365 * 24 * 3600;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct PruneBody {
+    dry_run: bool,
+    unused_seconds: u64,
+}
+
+/// Sorts of things that go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    /// Record of a sandbox that was killed.
+    Sandbox,
+    /// Snapshot of a booted template.
+    Snapshot,
+    /// Template of an image that was imported for sandboxes.
+    Template,
+    /// Snapshot of a build's step.
+    Step,
+    /// Image or files that builds or templates left.
+    Image,
+    /// Files that were sent for builds.
+    Upload,
+}
+
+/// A thing that goes.
+#[derive(Debug, Clone, Serialize)]
+struct Item {
+    kind: Kind,
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    bytes: u64,
+}
+
+/// Everything that goes.
+struct Plan {
+    /// Whose; none: everybody's, and the host's.
+    of: Option<String>,
+    unused: Duration,
+    items: Vec<Item>,
+}
+
+fn of_snapshot(kind: Kind, snapshot: SnapshotRecord) -> Item {
+    Item {
+        kind,
+        id: snapshot.id,
+        name: Some(snapshot.template),
+        bytes: snapshot.bytes,
+    }
+}
+
+impl Plan {
+    fn ids(&self, kind: Kind) -> Vec<String> {
+        let items = self.items.iter().filter(|item| item.kind == kind);
+        items.map(|item| item.id.clone()).collect()
+    }
+
+    fn is_of(&self, owner: Option<&str>) -> bool {
+        self.of.is_none() || owner == self.of.as_deref()
+    }
+
+    /// What nothing needs now. Looks at the disk.
+    fn make<E: Engine>(
+        app: &App<E>,
+        of: Option<String>,
+        unused: Duration,
+    ) -> Result<Self, ApiError> {
+        let items = Vec::new();
+        let mut plan = Self { of, unused, items };
+        let all = app.sandboxes.list();
+        for sandbox in &all {
+            if sandbox.state == Life::Killed && plan.is_of(sandbox.terms.owner.as_deref()) {
+                plan.items.push(Item {
+                    kind: Kind::Sandbox,
+                    id: sandbox.id.clone(),
+                    name: sandbox.name.clone(),
+                    bytes: 0,
+                });
+            }
+        }
+        let alive = all.iter().filter(|s| s.state != Life::Killed);
+        let mut used: HashSet<String> = alive.map(|s| s.template.clone()).collect();
+        let snapshots = app.sandboxes.snapshots(None)?;
+        let lasting = snapshots.iter().filter(|s| s.purpose != Purpose::Template);
+        used.extend(lasting.map(|s| s.template.clone()));
+        let templates = app.templates.list();
+        let templates = templates.map_err(|e| ApiError::internal(e.to_string()))?;
+        let on_demand: Vec<TemplateInfo> = templates
+            .into_iter()
+            .filter(|t| plan.is_old_image(t) && !used.contains(&t.reference()))
+            .collect();
+        for template in &on_demand {
+            plan.items.push(Item {
+                kind: Kind::Template,
+                id: template.reference(),
+                name: None,
+                bytes: 0,
+            });
+        }
+        if plan.of.is_none() {
+            let idle = app.sandboxes.idle_template_snapshots(unused);
+            let idle = idle.into_iter().map(|s| of_snapshot(Kind::Snapshot, s));
+            plan.items.extend(idle);
+        }
+        plan.add_builds(app)?;
+        Ok(plan)
+    }
+
+    fn is_old_image(&self, template: &TemplateInfo) -> bool {
+        let now = jiffy_build::now_ms() / 1000;
+        let old = template.created.saturating_add(self.unused.as_secs()) <= now;
+        is_image_on_demand(&template.name) && old && self.is_of(template.owner.as_deref())
+    }
+
+    /// What builds left, and images of templates that go or went.
+    fn add_builds<E: Engine>(&mut self, app: &App<E>) -> Result<(), ApiError> {
+        let Some(builder) = &app.builder else {
+            return Ok(());
+        };
+        let found = builder.prunable(self.unused, self.of.as_deref())?;
+        let steps = found.steps.into_iter().map(|s| of_snapshot(Kind::Step, s));
+        self.items.extend(steps);
+        if found.upload_bytes > 0 {
+            self.items.push(Item {
+                kind: Kind::Upload,
+                id: "uploads".to_owned(),
+                name: None,
+                bytes: found.upload_bytes,
+            });
+        }
+        if self.of.is_none() {
+            let mut without = self.ids(Kind::Template);
+            without.extend(found.imports);
+            let images = builder.prunable_images(&without)?;
+            self.add_images(&images);
+        }
+        Ok(())
+    }
+
+    fn add_images(&mut self, pruned: &jiffy_image::Pruned) {
+        // Disk space is told of all together; files are sparse.
+        let mut left = pruned.bytes;
+        for (at, image) in pruned.images.iter().enumerate() {
+            let last = at + 1 == pruned.images.len();
+            let bytes = if last { left } else { image.size.min(left) };
+            left -= bytes;
+            self.items.push(Item {
+                kind: Kind::Image,
+                id: image.sha256.clone(),
+                name: None,
+                bytes,
+            });
+        }
+    }
+
+    /// Removes what was found. What came to be needed meanwhile stays, and is not told.
+    async fn carry_out<E: Engine>(mut self, app: &App<E>) -> Result<Self, ApiError> {
+        let mut stayed = HashSet::new();
+        for id in self.ids(Kind::Sandbox) {
+            if app.sandboxes.remove(&id).await.is_err() {
+                stayed.insert(id);
+            }
+        }
+        for name in self.ids(Kind::Template) {
+            if remove_template(app, &name).await.is_err() {
+                stayed.insert(name);
+            }
+        }
+        app.sandboxes.retire_templates(&self.ids(Kind::Snapshot));
+        self.items.retain(|item| item.kind != Kind::Image);
+        self.items.retain(|item| !stayed.contains(&item.id));
+        let Some(builder) = app.builder.clone() else {
+            return Ok(self);
+        };
+        let (of, unused) = (self.of.clone(), self.unused);
+        let work = tokio::task::spawn_blocking(move || {
+            builder.prune(unused, of.as_deref())?;
+            match of {
+                None => builder.prune_images().map(Some),
+                Some(_) => Ok(None),
+            }
+        });
+        let images = work
+            .await
+            .map_err(|e| ApiError::internal(e.to_string()))??;
+        self.add_images(&images.unwrap_or_default());
+        Ok(self)
+    }
+}
+
+/// Removes a template that a build made, or one that was put there.
+async fn remove_template<E: Engine>(app: &App<E>, name: &str) -> Result<(), ApiError> {
+    if let Some(builder) = &app.builder {
+        let (owner, own) = match name.split_once('/') {
+            Some((owner, own)) => (Some(owner), own),
+            None => (None, name),
+        };
+        if let Ok(record) = builder.own(own, owner) {
+            return Ok(builder.remove(&record).await?);
+        }
+    }
+    let (templates, name) = (app.templates.clone(), name.to_owned());
+    let removed = tokio::task::spawn_blocking(move || templates.remove(&name)).await;
+    let removed = removed.map_err(|e| ApiError::internal(e.to_string()))?;
+    removed.map_err(|e| ApiError::internal(e.to_string()))
+}
+
+/// `POST /prune`: of a key that is for its own, its own; of whoever manages the host, everything.
+pub(super) async fn prune<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Optional(body): Optional<PruneBody>,
+) -> Result<Json<Value>, ApiError> {
+    let of = caller.bounds().map(str::to_owned);
+    let unused = Duration::from_secs(body.unused_seconds.min(MAX_UNUSED_S));
+    let looking = app.clone();
+    let plan = tokio::task::spawn_blocking(move || Plan::make(&looking, of, unused)).await;
+    let mut plan = plan.map_err(|e| ApiError::internal(e.to_string()))??;
+    if !body.dry_run {
+        plan = plan.carry_out(&app).await?;
+    }
+    let own = |item: &mut Item| {
+        if item.kind == Kind::Template {
+            item.id = caller.called(&item.id);
+        }
+    };
+    plan.items.iter_mut().for_each(own);
+    let bytes: u64 = plan.items.iter().map(|item| item.bytes).sum();
+    Ok(Json(json!({
+        "dryRun": body.dry_run,
+        "bytes": bytes,
+        "items": plan.items,
+    })))
+}

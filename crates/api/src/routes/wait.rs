@@ -1,0 +1,99 @@
+//! Restarts, and waiting for what becomes of a sandbox.
+
+use crate::app::App;
+use crate::body::Optional;
+use crate::caller::Caller;
+use crate::error::ApiError;
+use crate::find::Wanted;
+use crate::query::Query;
+use crate::wire::sandbox::{Sandbox, whole};
+use axum::Json;
+use axum::extract::{Path, State};
+use jiffy_engine::Engine;
+use jiffy_host::{MAX_RESTART_GRACE, State as Life};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Longest time of one call, in seconds: proxies on the way give up on what is silent for longer.
+pub(crate) const MAX_WAIT_S: u64 = 60;
+/// Time that processes have to end by themselves when nobody says, in milliseconds.
+const USUAL_GRACE_MS: u64 = 10_000;
+/// Words for what can be waited for.
+pub(crate) const AWAITED: [&str; 3] = ["ended", "running", "paused"];
+
+/// States that can be waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Awaited {
+    Ended,
+    Running,
+    Paused,
+}
+
+impl Awaited {
+    /// Whether a sandbox in this state is as it is waited for, or will not be.
+    fn is_over(self, state: &Life) -> bool {
+        match state {
+            Life::Killed | Life::Broken { .. } => true,
+            Life::Running => self == Self::Running,
+            Life::Paused => self == Self::Paused,
+            Life::Creating => false,
+        }
+    }
+}
+
+/// `GET /sandboxes/{id}/wait`: answers when it is in the state that is waited for, when it has ended, or
+/// when the time is over, with what it is then.
+pub(super) async fn wait<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    query: Query,
+) -> Result<Json<Value>, ApiError> {
+    let [ended, running, paused] = AWAITED;
+    let words = [
+        (ended, Awaited::Ended),
+        (running, Awaited::Running),
+        (paused, Awaited::Paused),
+    ];
+    let awaited = query.word("for", &words)?.unwrap_or(Awaited::Ended);
+    let seconds = query.number("seconds", 0..=MAX_WAIT_S)?;
+    let limit = Duration::from_secs(seconds.unwrap_or(0));
+    let record = app.sandbox(&caller, &id, Wanted::Mendable)?;
+    let over = move |state: &Life| awaited.is_over(state);
+    let record = app.sandboxes.wait(&record.id, limit, over).await?;
+    let mut told = json!({
+        "sandboxID": caller.shown_id(&record.id),
+        "state": record.state.name(),
+        "jiffy": whole(&caller, record.clone()),
+    });
+    if let (Life::Broken { cause }, Some(map)) = (&record.state, told.as_object_mut()) {
+        map.insert("reason".to_owned(), json!(cause));
+    }
+    Ok(Json(told))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct RestartBody {
+    grace_ms: Option<u64>,
+}
+
+/// `POST /sandboxes/{id}/restart`: ends its processes and starts what its template starts.
+pub(super) async fn restart<E: Engine>(
+    State(app): State<App<E>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Optional(body): Optional<RestartBody>,
+) -> Result<Json<Sandbox>, ApiError> {
+    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let grace = Duration::from_millis(body.grace_ms.unwrap_or(USUAL_GRACE_MS));
+    if grace > MAX_RESTART_GRACE {
+        return Err(ApiError::invalid(format!(
+            "`graceMs` must be 0 to {}",
+            MAX_RESTART_GRACE.as_millis()
+        )));
+    }
+    let record = app.sandboxes.restart(&record.id, grace).await?;
+    Ok(Json(app.answer(&caller, &record)))
+}

@@ -1,0 +1,93 @@
+//! `POST /prune`: what goes, whose, and what stays.
+
+use crate::support;
+
+use jiffy_api::{Limits, Scope};
+use serde_json::{Value, json};
+use support::{Answer, Api, Who};
+
+async fn prune(api: &Api, who: &Who, dry_run: bool) -> Answer {
+    let body = json!({ "dryRun": dry_run, "unusedSeconds": 0 });
+    api.call_as(who, "POST", "/prune", body).await.expect(200)
+}
+
+fn of_kind(answer: &Answer, kind: &str) -> Vec<String> {
+    let items = answer.body["items"].as_array().unwrap().iter();
+    let wanted = items.filter(|item| item["kind"] == kind);
+    wanted
+        .map(|i| i["id"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+async fn ended(api: &Api, who: &Who) -> String {
+    let id = api.sandbox_of(who).await;
+    let path = format!("/sandboxes/{id}");
+    api.call_as(who, "DELETE", &path, Value::Null)
+        .await
+        .expect(204);
+    id
+}
+
+#[tokio::test]
+async fn what_would_go_is_told_and_nothing_else_goes() {
+    let api = Api::new();
+    let gone = ended(&api, &Who::Owner).await;
+    let kept = api.sandbox_of(&Who::Owner).await;
+    // What it was restored from is needed as long as it is there.
+    let told = prune(&api, &Who::Owner, true).await;
+    assert_eq!(of_kind(&told, "sandbox"), [gone.clone()]);
+    assert_eq!(of_kind(&told, "snapshot"), [""; 0]);
+    assert!(
+        api.host.find(&gone).is_some(),
+        "a rehearsal removes nothing"
+    );
+    let done = prune(&api, &Who::Owner, false).await;
+    assert_eq!(done.body["items"], told.body["items"]);
+    assert!(api.host.find(&gone).is_none());
+    assert!(api.host.find(&kept).is_some());
+
+    let path = format!("/sandboxes/{kept}/snapshots");
+    api.post(&path, json!({ "name": "mine" })).await.expect(201);
+    let path = format!("/sandboxes/{kept}?forget=true");
+    api.delete(&path).await.expect(204);
+    // Only what was asked for is left, which descends from the template's.
+    assert_eq!(
+        prune(&api, &Who::Owner, false).await.body["items"],
+        json!([])
+    );
+    let mine = api.get("/snapshots").await.expect(200).body[0]["snapshotID"].clone();
+    api.delete("/templates/mine").await.expect(204);
+    assert_ne!(mine, Value::Null);
+    let told = prune(&api, &Who::Owner, true).await;
+    let [booted] = of_kind(&told, "snapshot").try_into().unwrap();
+    assert!(told.body["bytes"].as_u64().unwrap() > 0, "{}", told.body);
+    let used = json!({ "dryRun": true, "unusedSeconds": 3600 });
+    let recent = api.call_as(&Who::Owner, "POST", "/prune", used).await;
+    assert_eq!(recent.expect(200).body["items"], json!([]));
+    prune(&api, &Who::Owner, false).await;
+    let left = api.host.snapshots(None).unwrap();
+    assert!(left.iter().all(|s| s.id != booted));
+}
+
+#[tokio::test]
+async fn a_key_prunes_its_own_and_a_key_that_only_looks_nothing() {
+    let api = Api::building().await;
+    let (alice, _) = api.key(Scope::Create, Limits::default());
+    let (mallory, _) = api.key(Scope::Create, Limits::default());
+    let (reader, _) = api.key(Scope::Read, Limits::default());
+    let hers = ended(&api, &alice).await;
+    let told = prune(&api, &mallory, false).await;
+    assert_eq!(told.body["items"], json!([]));
+    let body = json!({ "dryRun": true });
+    let refused = api.call_as(&reader, "POST", "/prune", body).await;
+    assert_eq!(refused.refused(403), "forbidden");
+    assert_eq!(
+        of_kind(&prune(&api, &alice, true).await, "snapshot"),
+        [""; 0]
+    );
+    assert_eq!(
+        of_kind(&prune(&api, &alice, false).await, "sandbox"),
+        [hers.clone()]
+    );
+    assert!(api.host.find(&hers).is_none());
+}

@@ -1,0 +1,165 @@
+//! Names and engines of sandboxes, as callers give them.
+
+use crate::support;
+
+use jiffy_api::{Limits, Scope};
+use serde_json::{Value, json};
+use support::fake::OTHER;
+use support::{Answer, Api, Who};
+
+async fn create(api: &Api, who: &Who, name: &str) -> Answer {
+    let body = json!({ "templateID": "base", "name": name });
+    api.call_as(who, "POST", "/v2/sandboxes", body).await
+}
+
+async fn look(api: &Api, who: &Who, name: &str) -> Answer {
+    let path = format!("/sandboxes/{name}");
+    api.call_as(who, "GET", &path, Value::Null).await
+}
+
+#[tokio::test]
+async fn a_name_stands_where_an_id_does_and_for_the_callers_own_first() {
+    let api = Api::new();
+    let (alice, _) = api.key(Scope::Create, Limits::default());
+    let (mallory, _) = api.key(Scope::Create, Limits::default());
+    let made = create(&api, &alice, "web").await.expect(201);
+    assert_eq!(made.text("name"), "web");
+    assert_eq!(look(&api, &alice, "web").await.expect(200).id(), made.id());
+    assert_eq!(create(&api, &alice, "web").await.refused(409), "name_taken");
+    assert_eq!(
+        look(&api, &mallory, "web").await.refused(404),
+        "sandbox_not_found"
+    );
+    // Whoever sees all finds the only one, and its own before that of others.
+    assert_eq!(
+        look(&api, &Who::Owner, "web").await.expect(200).id(),
+        made.id()
+    );
+    let theirs = create(&api, &mallory, "web").await.expect(201);
+    let several = look(&api, &Who::Owner, "web").await.expect(400);
+    assert!(several.text("message").contains(&theirs.id()));
+    let own = create(&api, &Who::Owner, "web").await.expect(201);
+    assert_eq!(
+        look(&api, &Who::Owner, "web").await.expect(200).id(),
+        own.id()
+    );
+    assert_eq!(look(&api, &alice, "web").await.expect(200).id(), made.id());
+
+    let listed = api
+        .call_as(&alice, "GET", "/v2/sandboxes?name=web", Value::Null)
+        .await;
+    assert_eq!(listed.expect(200).ids(), [made.id()]);
+    let none = api
+        .call_as(&alice, "GET", "/v2/sandboxes?name=api", Value::Null)
+        .await;
+    assert!(none.expect(200).ids().is_empty());
+    let paused = api
+        .call_as(&alice, "POST", "/sandboxes/web/pause", Value::Null)
+        .await;
+    paused.expect(204);
+    let ended = api
+        .call_as(&alice, "DELETE", "/sandboxes/web", Value::Null)
+        .await;
+    ended.expect(204);
+    look(&api, &alice, "web").await.expect(404);
+    look(&api, &mallory, "web").await.expect(200);
+}
+
+#[tokio::test]
+async fn a_sandbox_is_renamed_and_bad_names_are_refused() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    let path = format!("/sandboxes/{id}");
+    let change = async |name: Value| {
+        let body = json!({ "name": name });
+        api.call_as(&api.admin, "PATCH", &path, body).await
+    };
+    assert_eq!(change(json!("web")).await.expect(200).text("name"), "web");
+    assert_eq!(api.get("/sandboxes/web").await.expect(200).id(), id);
+    let long = "a".repeat(64);
+    for bad in ["", "a b", "-a", "a/b", &id, &long] {
+        assert_eq!(change(json!(bad)).await.refused(400), "invalid_request");
+        let made = create(&api, &api.admin, bad).await;
+        assert_eq!(made.refused(400), "invalid_request", "{bad}");
+    }
+    let none = change(Value::Null).await.expect(200);
+    assert!(none.body.get("name").is_none());
+    api.get("/sandboxes/web").await.expect(404);
+    let empty = api.call_as(&api.admin, "PATCH", &path, json!({})).await;
+    empty.expect(400);
+}
+
+#[tokio::test]
+async fn a_wait_answers_when_a_sandbox_is_as_it_is_waited_for_or_never_will_be() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    let wait = async |how: &str| {
+        let path = format!("/sandboxes/{id}/wait?{how}");
+        api.get(&path).await.expect(200)
+    };
+    assert_eq!(
+        wait("for=running&seconds=60").await.text("state"),
+        "running"
+    );
+    assert_eq!(wait("for=ended").await.text("state"), "running", "at once");
+    let (told, _) = tokio::join!(wait("for=paused&seconds=60"), api.host.pause(&id));
+    assert_eq!(told.text("state"), "paused");
+    api.host.resume(&id).await.unwrap();
+    let (told, _) = tokio::join!(wait("for=ended&seconds=60"), async {
+        api.bench.world.panic_guest(&id);
+    });
+    assert_eq!(told.text("state"), "broken");
+    assert!(told.text("reason").contains("gone"));
+    let (told, _) = tokio::join!(wait("for=running&seconds=60"), api.host.remove(&id));
+    assert!(matches!(&told.text("state")[..], "broken" | "killed"));
+    for bad in ["for=ready", "seconds=61", "seconds=x"] {
+        let path = format!("/sandboxes/{}/wait?{bad}", api.sandbox().await);
+        api.get(&path).await.expect(400);
+    }
+}
+
+#[tokio::test]
+async fn a_restart_leaves_the_sandbox_what_it_was_and_figures_of_now_are_told() {
+    let api = Api::new();
+    let id = api.sandbox().await;
+    let path = format!("/sandboxes/{id}/restart");
+    assert_eq!(api.post(&path, Value::Null).await.expect(200).id(), id);
+    let long = api.post(&path, json!({ "graceMs": 60_001 })).await;
+    long.expect(400);
+    api.bench.world.fail("answer");
+    assert_eq!(
+        api.post(&path, Value::Null).await.refused(409),
+        "wrong_state"
+    );
+    api.bench.world.mend();
+    let path = format!("/sandboxes/metrics?now=true&sandbox_ids={id}");
+    let now = api.get(&path).await.expect(200);
+    let metric = &now.body["sandboxes"][&id];
+    assert_eq!(
+        (&metric["netBytesOut"], &metric["netBytesIn"]),
+        (&json!(100), &json!(200))
+    );
+    api.host.pause(&id).await.unwrap();
+    let path = format!("/sandboxes/{id}/restart");
+    assert_eq!(
+        api.post(&path, Value::Null).await.refused(409),
+        "wrong_state"
+    );
+}
+
+#[tokio::test]
+async fn an_engine_is_chosen_and_one_that_is_not_there_refused() {
+    let api = Api::new();
+    let create = async |engine: &str| {
+        let body = json!({ "templateID": "base", "engine": engine });
+        api.post("/v2/sandboxes", body).await
+    };
+    let made = create(OTHER).await.expect(201);
+    assert_eq!(made.text("engine"), OTHER);
+    assert_eq!(create("fake").await.expect(201).text("engine"), "fake");
+    let refused = create("absent").await.expect(400);
+    assert_eq!(refused.text("error_code"), "engine_unavailable");
+    let message = refused.text("message");
+    assert!(message.contains(OTHER), "{message}");
+    assert!(!message.contains("not there"), "reasons are the owner's");
+}
