@@ -3,6 +3,7 @@
 mod bench;
 mod cli;
 mod client;
+mod columns;
 mod daemon;
 mod daemon_command;
 mod doctor;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => (bench::run(args), 1),
         Command::Daemon(command) => (daemon_command::run(command), 1),
         Command::Serve(args) => (serve::run(args), 1),
+        Command::Shell(args) => (sandbox::shell::run(args), FAILED),
         Command::Exec(args) => (sandbox::exec::run(args), FAILED),
         command => (sandbox::run(command), 1),
     };

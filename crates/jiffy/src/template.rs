@@ -1,6 +1,6 @@
 //! `jiffy template`.
 
-mod build;
+pub mod build;
 mod import;
 mod prune;
 mod show;

@@ -72,6 +72,14 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("`{text}` is not a duration; write it as 60s or 5m"))
 }
 
+/// The same, where 0 stands for no time at all.
+pub fn duration_or_zero(text: &str) -> Result<Duration, String> {
+    match text.trim() {
+        "0" | "0s" => Ok(Duration::ZERO),
+        text => duration(text),
+    }
+}
+
 fn split(text: &str) -> (&str, &str) {
     let at = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')

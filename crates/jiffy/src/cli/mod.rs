@@ -1,7 +1,12 @@
 //! What can be typed.
 
 mod check;
+mod create;
+mod hints;
 mod key;
+mod list;
+mod look;
+mod remove;
 mod run;
 mod sandbox;
 mod serve;
@@ -12,11 +17,16 @@ use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
 pub use check::{BenchArgs, BenchTask, DoctorArgs};
+pub use create::{AtTimeout, CreateArgs, NetworkSwitch};
 pub use key::{KeyCommand, KeyCreateArgs};
+pub use list::{Filter, LsArgs};
+pub use look::{AwaitedState, DiffArgs, InspectArgs, RestartArgs, ShellArgs, StatsArgs, WaitArgs};
+pub use remove::{PruneArgs, RmArgs};
 pub use run::{Publication, RunArgs, Volume};
 pub use sandbox::{
-    CpArgs, CreateArgs, EnginesArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, LsArgs, ManyArgs,
-    OneArgs, PortForwardArgs, RollbackArgs, SandboxExecArgs, SizeArgs, SnapshotArgs, SnapshotsArgs,
+    CpArgs, EnginesArgs, ExecArgs, ForkArgs, Forwarding, LogsArgs, ManyArgs, OneArgs,
+    PortForwardArgs, RenameArgs, RollbackArgs, SandboxExecArgs, SizeArgs, SnapshotArgs,
+    SnapshotsArgs,
 };
 pub use serve::{LogFormat, ServeArgs};
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
@@ -59,7 +69,14 @@ pub enum Command {
     /// Make a sandbox that stays until it is killed
     Create(CreateArgs),
     /// List the sandboxes
+    #[command(visible_aliases = ["ps", "list"])]
     Ls(LsArgs),
+    /// Show all that is known about sandboxes and snapshots
+    Inspect(InspectArgs),
+    /// Show what sandboxes use: processors, memory, disk, network
+    Stats(StatsArgs),
+    /// Open a shell in a sandbox
+    Shell(ShellArgs),
     /// Run a command in a sandbox
     Exec(SandboxExecArgs),
     /// Show the last lines of a sandbox's console, or what it reached over the network
@@ -76,14 +93,24 @@ pub enum Command {
     Fork(ForkArgs),
     /// Put a sandbox back to a snapshot; it keeps its id
     Rollback(RollbackArgs),
-    /// Put a sandbox to sleep; it holds no memory then
-    Pause(OneArgs),
-    /// Wake a sandbox
-    Resume(OneArgs),
+    /// Put sandboxes to sleep; they hold no memory then
+    Pause(ManyArgs),
+    /// Wake sandboxes
+    Resume(ManyArgs),
+    /// End all processes of sandboxes and start what their templates start
+    Restart(RestartArgs),
+    /// Wait until sandboxes have ended, and say why
+    Wait(WaitArgs),
+    /// List the files that a sandbox changed against its template
+    Diff(DiffArgs),
+    /// Give a sandbox another name
+    Rename(RenameArgs),
     /// End sandboxes
     Kill(ManyArgs),
     /// Remove sandboxes (running ones are killed) or snapshots
-    Rm(ManyArgs),
+    Rm(RmArgs),
+    /// Remove what nothing needs any more, after showing what that is and how much it frees
+    Prune(PruneArgs),
     /// Keep one child of a fork and remove its siblings
     Promote(OneArgs),
     /// List the engines that isolate sandboxes, whether they can be used, and what they can do
@@ -133,7 +160,7 @@ pub enum DaemonCommand {
 }
 
 /// Whose sandboxes a command is about.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Another host")]
 pub struct HostArgs {
     /// Ask the daemon at this address, as in https://jiffy.example (default: $JIFFY_URL, else this host's)
@@ -149,7 +176,7 @@ impl Cli {
     /// where that is known.
     pub fn read() -> Self {
         Self::try_parse().unwrap_or_else(|error| {
-            let hint = hint(&error);
+            let hint = hint(&error).or_else(|| hints::of_command(&error));
             let _ = error.print();
             if let Some(hint) = hint {
                 eprintln!("\n{hint}");
@@ -204,6 +231,36 @@ mod tests {
         assert_eq!((run.volumes.len(), run.publish.len()), (1, 1));
         assert_eq!(run.network, crate::serve::network::Wanted::Off);
         assert_eq!(run.exec.command, ["make", "-v", "x"]);
+    }
+
+    #[test]
+    fn the_reference_s_line_is_understood_as_it_is() {
+        let line = "jiffy create --image python:3.12 --cpu 2 --memory 4Gi --persist";
+        let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+        let Command::Create(create) = cli.command else {
+            panic!()
+        };
+        assert_eq!(
+            (create.size.cpus, create.size.memory, create.timeout),
+            (Some(2), Some(4096), None)
+        );
+    }
+
+    #[test]
+    fn a_command_of_another_program_is_told_what_is_meant_and_a_slip_is_guessed() {
+        let refused = |word: &str| Cli::try_parse_from(["jiffy", word]).unwrap_err();
+        for word in ["stop", "images", "ssh", "commit"] {
+            assert!(hints::of_command(&refused(word)).is_some(), "{word}");
+        }
+        for (slip, meant) in [
+            ("crate", "create"),
+            ("snapshts", "snapshots"),
+            ("exce", "exec"),
+        ] {
+            let error = refused(slip);
+            assert!(error.to_string().contains(&format!("'{meant}'")), "{error}");
+            assert_eq!(hints::of_command(&error), None);
+        }
     }
 
     #[test]

@@ -9,9 +9,9 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 pub struct SizeArgs {
     /// Virtual CPUs, 1 to 8 (default: the template's, else 2)
-    #[arg(long, value_name = "N")]
+    #[arg(long, visible_alias = "cpu", value_name = "N")]
     pub cpus: Option<u8>,
-    /// Memory, 128MiB to 64GiB (default: the template's, else 512MiB)
+    /// Memory, 128MiB to 64GiB, also as 4Gi or 4g (default: the template's, else 512MiB)
     #[arg(long, value_parser = units::memory_mib, value_name = "SIZE")]
     pub memory: Option<u32>,
     /// Writable disk, 64MiB or more (default: the template's)
@@ -48,29 +48,6 @@ pub struct ExecArgs {
     pub command: Vec<String>,
 }
 
-/// `jiffy create`.
-#[derive(Debug, Args)]
-pub struct CreateArgs {
-    /// Template to start from
-    #[arg(long, default_value = "base", value_name = "NAME")]
-    pub template: String,
-    /// Start from this snapshot (id, the beginning of it, or name) instead
-    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["template", "cpus", "memory", "disk"])]
-    pub from: Option<String>,
-    /// Resources
-    #[command(flatten)]
-    pub size: SizeArgs,
-    /// Set an environment variable for all its commands; without =VALUE, take it from here
-    #[arg(short, long = "env", value_name = "KEY[=VALUE]")]
-    pub env: Vec<String>,
-    /// Print the sandbox as JSON instead of its id
-    #[arg(long)]
-    pub json: bool,
-    /// Where
-    #[command(flatten)]
-    pub host: HostArgs,
-}
-
 /// `jiffy engines`.
 #[derive(Debug, Args)]
 pub struct EnginesArgs {
@@ -82,24 +59,10 @@ pub struct EnginesArgs {
     pub host: HostArgs,
 }
 
-/// `jiffy ls`.
-#[derive(Debug, Args)]
-pub struct LsArgs {
-    /// Also those that were killed
-    #[arg(short, long)]
-    pub all: bool,
-    /// As JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Where
-    #[command(flatten)]
-    pub host: HostArgs,
-}
-
 /// `jiffy exec`.
 #[derive(Debug, Args)]
 pub struct SandboxExecArgs {
-    /// Sandbox, or the beginning of its id
+    /// Sandbox: its name, its id or the beginning of that
     pub id: String,
     /// What to run
     #[command(flatten)]
@@ -112,7 +75,7 @@ pub struct SandboxExecArgs {
 /// `jiffy logs`.
 #[derive(Debug, Args)]
 pub struct LogsArgs {
-    /// Sandbox, or the beginning of its id
+    /// Sandbox: its name, its id or the beginning of that
     pub id: String,
     /// Its connections and questions about names instead: when, where to, how much, allowed or refused
     #[arg(long)]
@@ -136,7 +99,7 @@ pub struct LogsArgs {
 
 Also servers that listen on the sandbox's loopback only are reached. Ends with Ctrl-C.")]
 pub struct PortForwardArgs {
-    /// Sandbox, or the beginning of its id
+    /// Sandbox: its name, its id or the beginning of that
     pub id: String,
     /// Port of this host and port of the sandbox: LOCAL:REMOTE, PORT for the same, :REMOTE for any that is free
     #[arg(required = true, value_name = "[LOCAL:]REMOTE", value_parser = port)]
@@ -206,7 +169,7 @@ pub struct CpArgs {
 /// `jiffy snapshot`.
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
-    /// Sandbox, or the beginning of its id
+    /// Sandbox: its name, its id or the beginning of that
     pub id: String,
     /// Name for it
     #[arg(long)]
@@ -238,7 +201,7 @@ pub struct SnapshotsArgs {
 /// `jiffy fork`.
 #[derive(Debug, Args)]
 pub struct ForkArgs {
-    /// Sandbox, or the beginning of its id
+    /// Sandbox: its name, its id or the beginning of that
     pub id: String,
     /// How many
     #[arg(short = 'n', long = "count", default_value_t = 1, value_name = "N")]
@@ -254,7 +217,7 @@ pub struct ForkArgs {
 /// `jiffy rollback`.
 #[derive(Debug, Args)]
 pub struct RollbackArgs {
-    /// Sandbox, or the beginning of its id
+    /// Sandbox: its name, its id or the beginning of that
     pub id: String,
     /// Snapshot: id, the beginning of it, or name
     pub snapshot: String,
@@ -266,10 +229,25 @@ pub struct RollbackArgs {
     pub host: HostArgs,
 }
 
+/// `jiffy rename`.
+#[derive(Debug, Args)]
+pub struct RenameArgs {
+    /// Sandbox: its name, its id or the beginning of that
+    pub id: String,
+    /// Its new name; empty for none
+    pub name: String,
+    /// Print the sandbox as JSON instead of its id
+    #[arg(long)]
+    pub json: bool,
+    /// Where
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
 /// A command on one sandbox.
 #[derive(Debug, Args)]
 pub struct OneArgs {
-    /// Sandbox, or the beginning of its id
+    /// Sandbox: its name, its id or the beginning of that
     pub id: String,
     /// Print the outcome as JSON
     #[arg(long)]
@@ -282,7 +260,7 @@ pub struct OneArgs {
 /// A command on several.
 #[derive(Debug, Args)]
 pub struct ManyArgs {
-    /// Ids, or the beginnings of them
+    /// Names, ids, or the beginnings of ids
     #[arg(required = true)]
     pub ids: Vec<String>,
     /// Print the outcome as JSON

@@ -8,9 +8,12 @@ use jiffy_host::{SandboxRecord, SnapshotRecord, State};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Letters of a whole id: what has as many needs not be searched for.
 const WHOLE: usize = 20;
+/// Most sandboxes of one look at what they use.
+const MOST_AT_ONCE: usize = 100;
 /// Header with the token of a list's next page.
 const NEXT: &str = "x-next-token";
 
@@ -22,11 +25,6 @@ pub struct NewSandbox {
     template_id: String,
     /// Seconds; -1: no limit, it stays until it is killed.
     timeout: i64,
-    #[serde(
-        rename = "allow_internet_access",
-        skip_serializing_if = "Option::is_none"
-    )]
-    internet: Option<bool>,
     #[serde(rename = "envVars")]
     env: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,6 +33,32 @@ pub struct NewSandbox {
     memory_mb: Option<u32>,
     #[serde(rename = "diskSizeMB", skip_serializing_if = "Option::is_none")]
     disk_size_mb: Option<u64>,
+    #[serde(flatten)]
+    settings: SandboxSettings,
+}
+
+/// Settings chosen by a sandbox's creator.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxSettings {
+    /// Name that it is called by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Labels.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
+    /// Whether it sleeps when its time is over; it is killed otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto_pause: Option<bool>,
+    /// Whether it reaches the internet; none: it does.
+    #[serde(
+        rename = "allow_internet_access",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub internet: Option<bool>,
+    /// What isolates it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<String>,
 }
 
 impl NewSandbox {
@@ -43,11 +67,11 @@ impl NewSandbox {
         Self {
             template_id: source.into(),
             timeout: -1,
-            internet: None,
             env,
             cpu_count: None,
             memory_mb: None,
             disk_size_mb: None,
+            settings: SandboxSettings::default(),
         }
     }
 
@@ -59,7 +83,20 @@ impl NewSandbox {
 
     /// The same, which reaches nothing.
     pub fn without_network(mut self) -> Self {
-        self.internet = Some(false);
+        self.settings.internet = Some(false);
+        self
+    }
+
+    /// The same with these settings.
+    pub fn with(mut self, settings: SandboxSettings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// The same with a time limit, in whole seconds.
+    pub fn for_at_most(mut self, time: Duration) -> Self {
+        let whole = time.as_millis().div_ceil(1000);
+        self.timeout = i64::try_from(whole).unwrap_or(i64::MAX);
         self
     }
 
@@ -136,6 +173,63 @@ pub struct Process {
     pub exits: Option<u64>,
 }
 
+/// What a sandbox used at one moment. Sizes in bytes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metric {
+    /// When.
+    pub timestamp: String,
+    /// Virtual processors.
+    pub cpu_count: u8,
+    /// Of all of them together, in percent.
+    pub cpu_used_pct: f64,
+    /// Memory in use.
+    pub mem_used: u64,
+    /// Memory there is.
+    pub mem_total: u64,
+    /// Disk in use.
+    pub disk_used: u64,
+    /// Disk there is.
+    pub disk_total: u64,
+    /// Sent since it came up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub net_bytes_out: Option<u64>,
+    /// Received since it came up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub net_bytes_in: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Metrics {
+    sandboxes: BTreeMap<String, Metric>,
+}
+
+/// What went because nothing needed it, or would.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pruned {
+    /// Whether nothing was removed.
+    pub dry_run: bool,
+    /// Disk space of all of it.
+    pub bytes: u64,
+    /// Things.
+    pub items: Vec<PrunedItem>,
+}
+
+/// A thing that nothing needed.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PrunedItem {
+    /// What it is, in a word.
+    pub kind: String,
+    /// Its id or name.
+    pub id: String,
+    /// What it is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Disk space that it takes itself.
+    pub bytes: u64,
+}
+
 /// An id or name as it can stand in a path.
 fn word(id: &str) -> anyhow::Result<&str> {
     let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -199,15 +293,31 @@ impl Client {
         Ok(all.into_iter().map(|s| s.record).collect())
     }
 
-    /// The whole id of a sandbox that is named by the beginning of it. Only the owner of a host may leave that to its daemon.
+    /// The whole id of a sandbox that is named by the beginning of it, or by its name. Only the owner
+    /// of a host may leave that to its daemon.
     async fn whole_id(&self, id: &str) -> anyhow::Result<String> {
         word(id)?;
         if !self.is_remote() || id.len() >= WHOLE {
             return Ok(id.to_owned());
         }
-        let found = only(self.sandboxes(false).await?, id, |s| &s.id)?;
+        let all = self.sandboxes(false).await?;
+        if all.iter().any(|s| s.name.as_deref() == Some(id)) {
+            // The daemon knows whose it is.
+            return Ok(id.to_owned());
+        }
+        let found = only(all, id, |s| &s.id)?;
         // What is not found is for the daemon to say.
         Ok(found.map_or_else(|| id.to_owned(), |s| s.id))
+    }
+
+    /// Whether there is a template of this name that is built.
+    pub async fn has_template(&self, name: &str) -> anyhow::Result<bool> {
+        let path = format!("/templates/aliases/{}", word(name)?);
+        match self.call::<Value>(Method::GET, &path, &()).await {
+            Ok(_) => Ok(true),
+            Err(e) if is(&e, "template_not_found") => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     /// A sandbox by its id or the beginning of it.
@@ -263,6 +373,48 @@ impl Client {
         let body = json!({ "snapshotID": snapshot });
         let now: Told<_> = self.operate(id, "rollback", &body).await?;
         Ok(now.records)
+    }
+
+    /// Gives one another name, or none.
+    pub async fn rename(&self, id: &str, name: Option<&str>) -> anyhow::Result<SandboxRecord> {
+        let path = format!("/sandboxes/{}", self.whole_id(id).await?);
+        let body = json!({ "name": name });
+        let now: Sandbox = self.call(Method::PATCH, &path, &body).await?;
+        Ok(now.record)
+    }
+
+    /// Ends its processes, which have `grace` to do so by themselves, and starts what its template starts.
+    pub async fn restart(&self, id: &str, grace: Duration) -> anyhow::Result<SandboxRecord> {
+        let body = json!({ "graceMs": grace.as_millis() });
+        let now: Sandbox = self.operate(id, "restart", &body).await?;
+        Ok(now.record)
+    }
+
+    /// Waits until one is `ended`, `running` or `paused`, at most so long; tells what it is then.
+    pub async fn wait(
+        &self,
+        id: &str,
+        wanted: &str,
+        limit: Duration,
+    ) -> anyhow::Result<SandboxRecord> {
+        let seconds = limit.as_secs_f64().ceil();
+        let path = format!(
+            "/sandboxes/{}/wait?for={wanted}&seconds={seconds}",
+            word(id)?
+        );
+        let told: Told<_> = self.call(Method::GET, &path, &()).await?;
+        Ok(told.records)
+    }
+
+    /// What these sandboxes use now, by id; those that do not run used what they did last.
+    pub async fn metrics(&self, ids: &[&str]) -> anyhow::Result<BTreeMap<String, Metric>> {
+        let mut all = BTreeMap::new();
+        for some in ids.chunks(MOST_AT_ONCE) {
+            let path = format!("/sandboxes/metrics?now=true&sandbox_ids={}", some.join(","));
+            let found: Metrics = self.call(Method::GET, &path, &()).await?;
+            all.extend(found.sandboxes);
+        }
+        Ok(all)
     }
 
     /// Takes a snapshot.
@@ -345,6 +497,12 @@ impl Client {
         let path = format!("/templates/{}", record.id);
         let () = self.call(Method::DELETE, &path, &()).await?;
         Ok(record)
+    }
+
+    /// Removes what nothing needed for so long, or tells what that is.
+    pub async fn prune(&self, unused: Duration, dry_run: bool) -> anyhow::Result<Pruned> {
+        let body = json!({ "dryRun": dry_run, "unusedSeconds": unused.as_secs() });
+        self.call(Method::POST, "/prune", &body).await
     }
 
     /// Compares a snapshot, and all it needs, with its seal.

@@ -12,7 +12,7 @@ use crate::progress::while_waiting;
 use address::{Address, Url};
 use anyhow::Context;
 use bytes::Bytes;
-pub use calls::{NewSandbox, Sandbox};
+pub use calls::{Metric, NewSandbox, Pruned, Sandbox, SandboxSettings};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use jiffy_agent_client::{AgentClient, Answer, ClientError, Connections, Outgoing};
@@ -115,6 +115,7 @@ fn activity(method: &Method, path: &str) -> Option<&'static str> {
         ("POST", ["sandboxes", _, "resume"]) => Some("waking the sandbox"),
         ("POST", ["sandboxes", _, "fork"]) => Some("forking the sandbox"),
         ("POST", ["sandboxes", _, "rollback"]) => Some("rolling the sandbox back"),
+        ("POST", ["sandboxes", _, "restart"]) => Some("restarting the sandbox"),
         ("POST", ["sandboxes", _, "promote"]) => Some("removing the sandbox's siblings"),
         ("POST" | "GET", ["snapshots", _, "verify"]) => {
             Some("comparing the snapshot with its seal")

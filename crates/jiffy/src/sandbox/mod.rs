@@ -4,19 +4,32 @@ mod copy;
 mod engines;
 pub mod exec;
 pub mod forward;
+mod inspect;
+mod list;
 mod logs;
+mod remove;
+pub mod shell;
+mod stats;
 pub mod table;
 pub mod tree;
+mod wait;
 
-use crate::cli::{Command, CreateArgs, ForkArgs, HostArgs, ManyArgs, SnapshotsArgs};
-use crate::client::{Client, NewSandbox, is, is_elsewhere};
+use crate::cli::{
+    AtTimeout, Command, CreateArgs, ForkArgs, HostArgs, ManyArgs, NetworkSwitch, RestartArgs,
+    SnapshotsArgs,
+};
+use crate::client::{Client, NewSandbox, SandboxSettings, is, is_elsewhere};
+use crate::progress::while_waiting;
+use crate::run::Place;
 use crate::run::{check_size, environment, prepare, size};
-use crate::serve::engine::EngineArgs;
-use jiffy_host::{Host, SandboxRecord};
+use crate::template;
+use jiffy_host::{Host, SandboxRecord, State};
+use jiffy_image::image_on_demand;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Runs one command.
 pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
@@ -27,8 +40,25 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Create(args) => return create(args).await,
         Command::Fork(args) => return fork(args).await,
-        Command::Kill(args) => return many(args, false).await,
-        Command::Rm(args) => return many(args, true).await,
+        Command::Kill(args) => return many(args, Many::Kill).await,
+        Command::Rm(args) => return remove::rm(args).await,
+        Command::Prune(args) => return remove::prune(args).await,
+        Command::Pause(args) => return many(args, Many::Pause).await,
+        Command::Resume(args) => return many(args, Many::Resume).await,
+        Command::Inspect(args) => return inspect::run(args).await,
+        Command::Wait(args) => return wait::run(args).await,
+        Command::Restart(args) => return restart(args).await,
+        Command::Stats(args) => stats::run(args).await?,
+        Command::Diff(args) => {
+            let remote = exec::Remote::find(&args.host, &args.id).await?;
+            let agent = remote.agent();
+            let looking = agent.changes(args.limit);
+            let found = while_waiting("looking for changes", looking).await?;
+            table::show(args.json, &found, table::changes)?;
+            if found.more {
+                eprintln!("jiffy: there are more; `--limit` shows up to 100000");
+            }
+        }
         Command::Cp(args) => return copy::run(args).await,
         Command::PortForward(args) => return forward::run(args).await,
         Command::Snapshots(SnapshotsArgs {
@@ -38,11 +68,7 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
             ..
         }) => return verify(host, id, *json).await,
         Command::Logs(args) => logs::run(args).await?,
-        Command::Ls(args) => {
-            let all = Client::open(&args.host).await?.sandboxes(args.all).await?;
-            let all = all.into_iter().map(table::without_tokens).collect();
-            table::show(args.json, &all, table::sandboxes)?;
-        }
+        Command::Ls(args) => list::run(args).await?,
         Command::Engines(args) => {
             let all = Client::open(&args.host).await?.engines().await?;
             table::show(args.json, &all, engines::table)?;
@@ -61,14 +87,10 @@ async fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
             let client = Client::open(&args.host).await?;
             show(args.json, &client.rollback(&args.id, &args.snapshot).await?)?;
         }
-        Command::Pause(args) => {
+        Command::Rename(args) => {
             let client = Client::open(&args.host).await?;
-            client.pause(&args.id).await?;
-            show(args.json, &client.sandbox(&args.id).await?.record)?;
-        }
-        Command::Resume(args) => {
-            let client = Client::open(&args.host).await?;
-            show(args.json, &client.resume(&args.id).await?)?;
+            let name = Some(&args.name[..]).filter(|name| !name.is_empty());
+            show(args.json, &client.rename(&args.id, name).await?)?;
         }
         Command::Promote(args) => {
             let client = Client::open(&args.host).await?;
@@ -90,21 +112,59 @@ fn show(json: bool, sandbox: &SandboxRecord) -> anyhow::Result<()> {
     table::show(json, &sandbox, |s| format!("{}\n", s.id))
 }
 
+/// What the creator decides, as it was typed.
+fn settings(args: &CreateArgs) -> SandboxSettings {
+    SandboxSettings {
+        name: args.name.clone(),
+        metadata: args.labels.iter().cloned().collect(),
+        auto_pause: args.timeout.map(|_| args.on_timeout == AtTimeout::Pause),
+        internet: (args.network == NetworkSwitch::Off).then_some(false),
+        engine: args.engine.map(|engine| engine.to_string()),
+    }
+}
+
 async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     let env = environment(&args.env)?;
-    let (client, wanted) = match &args.from {
-        Some(snapshot) => {
+    let (client, wanted) = match (&args.from, &args.image) {
+        (_, Some(image)) => {
+            check_size(&args.size)?;
+            let client = Client::open(&args.host).await?;
+            let template = of_image(&client, image, args.json).await?;
+            let size = &args.size;
+            let wanted = NewSandbox::of(template, env);
+            (client, wanted.sized(size.cpus, size.memory, size.disk))
+        }
+        (Some(snapshot), None) => {
             let client = Client::open(&args.host).await?;
             let snapshot = client.snapshot(snapshot).await?;
             (client, NewSandbox::of(snapshot.id, env))
         }
-        None => {
+        (None, None) => {
             let wanted = of_template(args, env)?;
             (Client::open(&args.host).await?, wanted)
         }
     };
+    let wanted = wanted.with(settings(args));
+    let wanted = match args.timeout {
+        Some(time) => wanted.for_at_most(time),
+        None => wanted,
+    };
     show(args.json, &client.create(&wanted).await?.record)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The template that an image becomes. Where the registry does not answer, what it became before will do.
+async fn of_image(client: &Client, image: &str, quiet: bool) -> anyhow::Result<String> {
+    let name = image_on_demand(image);
+    let made = template::build::of_image(client, &name, image, quiet).await;
+    let Err(e) = made else { return Ok(name) };
+    match client.has_template(&name).await {
+        Ok(true) => {
+            eprintln!("jiffy: image {image} as it was imported before: {e:#}");
+            Ok(name)
+        }
+        _ => Err(e.context(format!("cannot import image {image}"))),
+    }
 }
 
 /// What is asked for, of a template that is ready if it is this host's.
@@ -116,7 +176,7 @@ fn of_template(args: &CreateArgs, env: BTreeMap<String, String>) -> anyhow::Resu
     }
     let size = size(&args.size, &args.template)?;
     // Here, where progress can be shown, rather than in the daemon.
-    prepare(&Host::open()?, EngineArgs::default(), &args.template)?;
+    prepare(&Host::open()?, args.engine.into(), &args.template)?;
     Ok(wanted.of_size(size))
 }
 
@@ -172,13 +232,35 @@ async fn verify(host: &HostArgs, id: &str, json: bool) -> anyhow::Result<ExitCod
     })
 }
 
-/// Kills or removes each of several; one that fails does not spare the others.
-async fn many(args: &ManyArgs, remove: bool) -> anyhow::Result<ExitCode> {
+/// Restarts each; those that sleep are woken first.
+async fn restart(args: &RestartArgs) -> anyhow::Result<ExitCode> {
     let client = Client::open(&args.host).await?;
+    let what = Many::Restart(args.grace);
+    each(&client, &args.ids, what, args.json).await
+}
+
+/// What is done with each of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Many {
+    Kill,
+    Remove,
+    Pause,
+    Resume,
+    /// With this time for processes to end by themselves.
+    Restart(Duration),
+}
+
+async fn many(args: &ManyArgs, what: Many) -> anyhow::Result<ExitCode> {
+    let client = Client::open(&args.host).await?;
+    each(&client, &args.ids, what, args.json).await
+}
+
+/// Does the same with each of several; one that fails does not spare the others.
+async fn each(client: &Client, ids: &[String], what: Many, json: bool) -> anyhow::Result<ExitCode> {
     let mut done: Vec<Value> = Vec::new();
     let mut code = ExitCode::SUCCESS;
-    for id in &args.ids {
-        match end(&client, id, remove).await {
+    for id in ids {
+        match one_of_many(client, id, what).await {
             Ok(record) => done.push(record),
             Err(e) => {
                 eprintln!("jiffy: {e:#}");
@@ -186,18 +268,33 @@ async fn many(args: &ManyArgs, remove: bool) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    table::show(args.json, &done, |done| {
+    table::show(json, &done, |done| {
         let id = |v: &Value| v["id"].as_str().map(|id| format!("{id}\n"));
         done.iter().filter_map(id).collect()
     })?;
     Ok(code)
 }
 
-async fn end(client: &Client, id: &str, remove: bool) -> anyhow::Result<Value> {
-    match client.end(id, remove).await {
+async fn one_of_many(client: &Client, id: &str, what: Many) -> anyhow::Result<Value> {
+    let record = match what {
+        Many::Kill => client.end(id, false).await,
+        Many::Remove => client.end(id, true).await,
+        Many::Resume => client.resume(id).await,
+        Many::Restart(grace) => {
+            if client.sandbox(id).await?.record.state == State::Paused {
+                client.resume(id).await?;
+            }
+            client.restart(id, grace).await
+        }
+        Many::Pause => {
+            client.pause(id).await?;
+            Ok(client.sandbox(id).await?.record)
+        }
+    };
+    match record {
         Ok(record) => Ok(serde_json::to_value(table::without_tokens(record))?),
         // No sandbox: then it is a snapshot, or nothing.
-        Err(e) if remove && is(&e, "sandbox_not_found") => {
+        Err(e) if what == Many::Remove && is(&e, "sandbox_not_found") => {
             Ok(serde_json::to_value(client.remove_snapshot(id).await?)?)
         }
         Err(e) => Err(e),

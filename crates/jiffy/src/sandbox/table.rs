@@ -1,7 +1,9 @@
 //! Sandboxes and snapshots as people and programs read them.
 
+use crate::columns::{Align, Table};
+use jiffy_agent_client::Changes;
 use jiffy_engine::VerifiedSnapshot;
-use jiffy_host::{SandboxRecord, SnapshotRecord};
+use jiffy_host::{Bytes, Purpose, SandboxRecord, SnapshotRecord, State};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write;
@@ -37,15 +39,19 @@ pub fn without_tokens(sandbox: SandboxRecord) -> SandboxRecord {
     }
 }
 
-fn short(id: &str) -> &str {
+pub fn short(id: &str) -> &str {
     &id[..id.len().min(SHORT)]
 }
 
-/// How long ago a moment was, in milliseconds since 1970.
-pub fn age(since_ms: u64) -> String {
+/// Milliseconds since 1970.
+fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now_ms = now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
-    match now_ms.saturating_sub(since_ms) / 1000 {
+    now.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Seconds in the largest unit that tells them apart.
+fn span(seconds: u64) -> String {
+    match seconds {
         s @ 0..=119 => format!("{s} s"),
         s @ 120..=7199 => format!("{} min", s / 60),
         s @ 7200..=172_799 => format!("{} h", s / 3600),
@@ -53,53 +59,122 @@ pub fn age(since_ms: u64) -> String {
     }
 }
 
-/// A table of sandboxes.
-pub fn sandboxes(all: &Vec<SandboxRecord>) -> String {
-    let mut text = format!(
-        "{:<10} {:<9} {:<14} {:>5} {:>9} {:>9}  {:<10} SNAPSHOT\n",
-        "ID", "STATE", "TEMPLATE", "VCPUS", "MEMORY", "AGE", "PARENT"
-    );
-    for s in all {
-        // Writing to a String does not fail.
-        let _ = writeln!(
-            text,
-            "{:<10} {:<9} {:<14} {:>5} {:>5} MiB {:>9}  {:<10} {}",
-            short(&s.id),
-            s.state.name(),
-            s.template,
-            s.size.vcpus,
-            s.size.memory_mib,
-            age(s.created_ms),
-            s.forked_from.as_deref().map_or("-", short),
-            s.snapshot.as_deref().map_or("-", short),
-        );
-    }
-    text
+/// How long ago a moment was, in milliseconds since 1970.
+pub fn age(since_ms: u64) -> String {
+    span(now_ms().saturating_sub(since_ms) / 1000)
 }
 
-/// A table of snapshots.
-pub fn snapshots(all: &Vec<SnapshotRecord>) -> String {
-    let mut text = format!(
-        "{:<10} {:<16} {:<10} {:<14} {:<10} {:>9} {:>9}\n",
-        "ID", "NAME", "SANDBOX", "TEMPLATE", "PARENT", "STOPPED", "AGE"
-    );
+/// Time from now to a moment, in milliseconds since 1970.
+pub fn until(moment_ms: u64) -> String {
+    let now = i64::try_from(now_ms()).unwrap_or(i64::MAX);
+    let left = i64::try_from(moment_ms).unwrap_or(i64::MAX) - now;
+    match u64::try_from(left / 1000) {
+        Ok(s) if s > 0 => format!("in {}", span(s)),
+        _ => "now".to_owned(),
+    }
+}
+
+/// A size as `jiffy create` takes it.
+pub fn mebibytes(mib: u64) -> String {
+    match mib % 1024 {
+        0 if mib > 0 => format!("{} GiB", mib / 1024),
+        _ => format!("{mib} MiB"),
+    }
+}
+
+/// A table of sandboxes.
+pub fn sandboxes(all: &Vec<SandboxRecord>) -> String {
+    let mut table = Table::new([
+        ("ID", Align::Left),
+        ("NAME", Align::Left),
+        ("STATE", Align::Left),
+        ("TEMPLATE", Align::Left),
+        ("ENGINE", Align::Left),
+        ("CPUS", Align::Right),
+        ("MEMORY", Align::Right),
+        ("AGE", Align::Right),
+        ("ENDS", Align::Left),
+        ("PARENT", Align::Left),
+    ]);
     for s in all {
-        let sandbox = if s.sandbox.is_empty() {
-            "-"
-        } else {
-            short(&s.sandbox)
+        let ends = match (&s.state, s.deadline_ms) {
+            (State::Running, Some(at)) => until(at),
+            _ => String::new(),
         };
-        let _ = writeln!(
-            text,
-            "{:<10} {:<16} {:<10} {:<14} {:<10} {:>6.1} ms {:>9}",
-            short(&s.id),
-            s.name.as_deref().unwrap_or("-"),
-            sandbox,
-            s.template,
-            s.parent.as_deref().map_or("-", short),
-            s.stopped_ms,
+        table.row([
+            short(&s.id).to_owned(),
+            s.name.clone().unwrap_or_default(),
+            s.state.name().to_owned(),
+            s.template.clone(),
+            s.engine.clone().unwrap_or_default(),
+            s.size.vcpus.to_string(),
+            mebibytes(s.size.memory_mib.into()),
             age(s.created_ms),
-        );
+            ends,
+            s.forked_from.as_deref().map_or("", short).to_owned(),
+        ]);
+    }
+    table.text()
+}
+
+/// Reason for which a snapshot was taken, as people read it; automatic ones say so.
+pub fn reason(snapshot: &SnapshotRecord) -> &'static str {
+    match snapshot.purpose {
+        Purpose::Asked if snapshot.kept => "asked",
+        Purpose::Asked => "auto: removed, in use",
+        Purpose::Pause => "auto: pause",
+        Purpose::Fork => "auto: fork",
+        Purpose::Template => "auto: template",
+        Purpose::Step => "auto: build step",
+    }
+}
+
+/// A table of snapshots, and how much they take.
+pub fn snapshots(all: &Vec<SnapshotRecord>) -> String {
+    let mut table = Table::new([
+        ("ID", Align::Left),
+        ("NAME", Align::Left),
+        ("TAKEN", Align::Left),
+        ("SANDBOX", Align::Left),
+        ("TEMPLATE", Align::Left),
+        ("PARENT", Align::Left),
+        ("SIZE", Align::Right),
+        ("AGE", Align::Right),
+    ]);
+    for s in all {
+        table.row([
+            short(&s.id).to_owned(),
+            s.name.clone().unwrap_or_default(),
+            reason(s).to_owned(),
+            short(&s.sandbox).to_owned(),
+            s.template.clone(),
+            s.parent.as_deref().map_or("", short).to_owned(),
+            Bytes(s.bytes).to_string(),
+            age(s.created_ms),
+        ]);
+    }
+    let bytes = all.iter().map(|s| s.bytes).sum();
+    let automatic = all.iter().filter(|s| reason(s) != "asked").count();
+    format!(
+        "{}\n{} of snapshots, {automatic} of {} automatic; `jiffy prune` removes what nothing needs\n",
+        table.text(),
+        Bytes(bytes),
+        all.len(),
+    )
+}
+
+/// Files that a sandbox changed, as `docker diff` has them. Names come from the sandbox: nothing in them
+/// reaches the terminal as more than a letter.
+pub fn changes(all: &Changes) -> String {
+    let mut text = String::new();
+    for change in &all.changes {
+        let path = change
+            .path
+            .chars()
+            .map(|c| if c.is_control() { '?' } else { c });
+        let path: String = path.collect();
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "{} {path}", change.kind);
     }
     text
 }

@@ -30,6 +30,17 @@ pub struct EngineArgs {
     pub engine: Wish,
 }
 
+impl From<Option<EngineName>> for EngineArgs {
+    fn from(engine: Option<EngineName>) -> Self {
+        let engine = match engine {
+            Some(EngineName::MicroVm) => Wish::Microvm,
+            Some(EngineName::Gvisor) => Wish::Gvisor,
+            None => Wish::Auto,
+        };
+        Self { engine }
+    }
+}
+
 impl EngineArgs {
     /// The engine of `host`, which may not be usable.
     pub fn choose(self, host: &Host) -> EngineChoice {

@@ -146,6 +146,29 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Makes the template `name` of an image of a registry, unless it is that already and unchanged.
+pub async fn of_image(client: &Client, name: &str, image: &str, quiet: bool) -> anyhow::Result<()> {
+    let asked = json!({ "name": name });
+    let asked: Requested = client.call(Method::POST, "/v3/templates", &asked).await?;
+    let (template, build) = (&asked.template, &asked.build);
+    let path = format!("/v2/templates/{template}/builds/{build}");
+    let spec = json!({ "fromImage": image, "steps": [] });
+    let () = client.call(Method::POST, &path, &spec).await?;
+    let path = format!("/templates/{template}/builds/{build}");
+    let mut bar = Bar::plain(image, quiet);
+    let followed = tokio::select! {
+        // Its lines are those of a build; the bar is all that matters of one without steps.
+        followed = follow(client, &path, true, &mut bar) => followed,
+        _ = tokio::signal::ctrl_c() => {
+            let cancel = format!("{path}/cancel");
+            client.call::<()>(Method::POST, &cancel, &Value::Null).await?;
+            bail!("the import was cancelled");
+        }
+    };
+    bar.end();
+    followed
+}
+
 /// As it was called, or after the directory that it is built of.
 fn name(args: &TemplateBuildArgs, context: &Path) -> anyhow::Result<String> {
     if let Some(name) = &args.name {

@@ -6,6 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -82,6 +83,30 @@ impl Place {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         finish(command.spawn().unwrap())
+    }
+
+    /// The same with `input` on standard input.
+    pub fn call_with(&self, args: &[&str], input: &[u8]) -> Done {
+        let mut command = jiffy(args);
+        command
+            .env("JIFFY_HOME", self.dir.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // Closed when it is written.
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        finish(child)
+    }
+
+    /// Begins a call, to be finished.
+    pub fn begin(&self, args: &[&str]) -> Child {
+        let mut command = jiffy(args);
+        command
+            .env("JIFFY_HOME", self.dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command.spawn().unwrap()
     }
 
     /// What a call that must succeed prints.

@@ -1,0 +1,88 @@
+//! Tables on a terminal: columns as wide as what is in them.
+
+use std::fmt::Write as _;
+
+/// Spaces between two columns.
+const GAP: usize = 2;
+
+/// Side of its column that a cell stands at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Align {
+    /// Words.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// A table with a head.
+#[derive(Debug)]
+pub struct Table {
+    columns: Vec<(&'static str, Align)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// One without rows.
+    pub fn new<const N: usize>(columns: [(&'static str, Align); N]) -> Self {
+        Self {
+            columns: columns.into(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row, a cell for each column. Empty cells show as `-`.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        let shown = cells.map(|cell| match cell.is_empty() {
+            true => "-".to_owned(),
+            false => cell,
+        });
+        self.rows.push(shown.into());
+    }
+
+    /// The table as text, each line ended.
+    pub fn text(&self) -> String {
+        let names = self.columns.iter().map(|(name, _)| (*name).to_owned());
+        let head: Vec<String> = names.collect();
+        let lines = || std::iter::once(&head).chain(&self.rows);
+        let width = |at: usize| {
+            let cells = lines().filter_map(|line| line.get(at));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let mut text = String::new();
+        for line in lines() {
+            let mut shown = String::new();
+            for ((cell, width), (_, align)) in line.iter().zip(&widths).zip(&self.columns) {
+                if !shown.is_empty() {
+                    shown.push_str(&" ".repeat(GAP));
+                }
+                // Writing to a String does not fail.
+                let _ = match align {
+                    Align::Left => write!(shown, "{cell:<width$}"),
+                    Align::Right => write!(shown, "{cell:>width$}"),
+                };
+            }
+            text.push_str(shown.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let mut table = Table::new([("NAME", Align::Left), ("SIZE", Align::Right)]);
+        table.row(["a".into(), "12 MiB".into()]);
+        table.row(["größer".into(), String::new()]);
+        assert_eq!(
+            table.text(),
+            "NAME      SIZE\n\
+             a       12 MiB\n\
+             größer       -\n"
+        );
+    }
+}

@@ -1,0 +1,141 @@
+//! `jiffy ls`: sandboxes that meet all conditions.
+
+use super::table;
+use crate::cli::{Filter, LsArgs};
+use crate::client::Client;
+use jiffy_host::{SandboxRecord, State};
+use std::mem::discriminant;
+
+/// Prints them.
+pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
+    let killed = Filter::State(State::Killed.name());
+    let all = args.all || args.filters.contains(&killed);
+    let found = Client::open(&args.host).await?.sandboxes(all).await?;
+    let found = found.into_iter().filter(|s| fits(&args.filters, s));
+    let found: Vec<SandboxRecord> = found.map(table::without_tokens).collect();
+    if args.quiet {
+        let ids = |all: &Vec<SandboxRecord>| all.iter().map(|s| format!("{}\n", s.id)).collect();
+        return table::show(false, &found, ids);
+    }
+    if found.is_empty() && !args.json {
+        eprintln!(
+            "{}",
+            match args.filters.is_empty() {
+                true => "no sandboxes; `jiffy create` makes one",
+                false => "no sandboxes that fit",
+            }
+        );
+        return Ok(());
+    }
+    table::show(args.json, &found, table::sandboxes)
+}
+
+/// Several conditions of one kind are one that any of them meets; each label is one of its own.
+fn fits(filters: &[Filter], sandbox: &SandboxRecord) -> bool {
+    filters.iter().all(|filter| match filter {
+        Filter::Label(..) => meets(filter, sandbox),
+        _ => {
+            let same = |other: &&Filter| discriminant(*other) == discriminant(filter);
+            filters.iter().filter(same).any(|f| meets(f, sandbox))
+        }
+    })
+}
+
+fn meets(filter: &Filter, sandbox: &SandboxRecord) -> bool {
+    match filter {
+        Filter::State(name) => sandbox.state.name() == *name,
+        Filter::Label(key, value) => {
+            let found = sandbox.terms.metadata.get(key);
+            found.is_some_and(|found| value.as_ref().is_none_or(|value| value == found))
+        }
+        Filter::Name(pattern) => sandbox.name.as_ref().is_some_and(|n| like(pattern, n)),
+        Filter::Template(pattern) => {
+            // `[KEY/]name[:tag]`.
+            let whole = &sandbox.template;
+            let called = whole.rsplit_once('/').map_or(&whole[..], |(_, name)| name);
+            let untagged = called.split(':').next().unwrap_or_default();
+            [whole, called, untagged].iter().any(|n| like(pattern, n))
+        }
+        Filter::Engine(name) => sandbox.engine.as_ref() == Some(name),
+    }
+}
+
+/// Whether `text` is what `pattern` says, in which `*` stands for anything.
+fn like(pattern: &str, text: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else {
+        return pattern == text;
+    };
+    let Some(text) = text.strip_prefix(head) else {
+        return false;
+    };
+    // The parts in between as early as they come; the last one at the end.
+    let mut left = text;
+    let mut parts: Vec<&str> = rest.split('*').collect();
+    let last = parts.pop().unwrap_or_default();
+    for part in parts {
+        match left.find(part) {
+            Some(at) => left = &left[at + part.len()..],
+            None => return false,
+        }
+    }
+    left.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn sandbox() -> SandboxRecord {
+        let record = json!({
+            "id": "a", "name": "web-1", "state": "running", "template": "k/app:v2",
+            "vcpus": 2, "memory_mib": 512, "disk_mib": 1024, "env": {}, "engine": "gvisor",
+            "terms": { "metadata": { "team": "a", "tier": "" } },
+            "created_ms": 1, "changed_ms": 1,
+        });
+        serde_json::from_value(record).unwrap()
+    }
+
+    #[test]
+    fn conditions_of_one_kind_widen_and_of_different_kinds_narrow() {
+        let label = |k: &str, v: Option<&str>| Filter::Label(k.into(), v.map(Into::into));
+        let (running, paused) = (Filter::State("running"), Filter::State("paused"));
+        for (filters, expected) in [
+            (vec![], true),
+            (vec![running.clone(), paused.clone()], true),
+            (vec![paused], false),
+            (vec![label("team", None), label("tier", Some(""))], true),
+            (
+                vec![label("team", Some("a")), label("team", Some("b"))],
+                false,
+            ),
+            (vec![running, Filter::Engine("microvm".into())], false),
+            (
+                vec![Filter::Name("web".into()), Filter::Name("web-*".into())],
+                true,
+            ),
+            (vec![Filter::Template("app".into())], true),
+            (vec![Filter::Template("app:v2".into())], true),
+            (vec![Filter::Template("app:v1".into())], false),
+        ] {
+            assert_eq!(fits(&filters, &sandbox()), expected, "{filters:?}");
+        }
+    }
+
+    #[test]
+    fn a_star_stands_for_anything() {
+        for (pattern, text, expected) in [
+            ("web", "web", true),
+            ("web", "web-1", false),
+            ("web*", "web-1", true),
+            ("*1", "web-1", true),
+            ("w*b*1", "web-1", true),
+            ("w*x*1", "web-1", false),
+            ("*", "", true),
+            ("a*a", "a", false),
+            ("a*ab", "aab", true),
+        ] {
+            assert_eq!(like(pattern, text), expected, "{pattern} {text}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! `jiffy rm` and `jiffy prune`: what goes, after a look and a yes.
+
+use super::table;
+use super::{Many, each};
+use crate::cli::{PruneArgs, RmArgs};
+use crate::client::{Client, Pruned};
+use crate::columns::{Align, Table};
+use crate::progress::while_waiting;
+use anyhow::bail;
+use jiffy_host::Bytes;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+/// Letters of an id that are shown.
+const SHORT: usize = 12;
+
+/// Removes sandboxes and snapshots.
+pub async fn rm(args: &RmArgs) -> anyhow::Result<ExitCode> {
+    let client = Client::open(&args.host).await?;
+    if !args.all {
+        return each(&client, &args.ids, Many::Remove, args.json).await;
+    }
+    let all = client.sandboxes(true).await?;
+    let ids: Vec<String> = all.iter().map(|s| s.id.clone()).collect();
+    if ids.is_empty() {
+        return each(&client, &ids, Many::Remove, args.json).await;
+    }
+    let question = format!("remove {} with all in them?", sandboxes(ids.len()));
+    if !agreed(&question, args.yes)? {
+        return Ok(ExitCode::FAILURE);
+    }
+    each(&client, &ids, Many::Remove, args.json).await
+}
+
+fn sandboxes(count: usize) -> String {
+    match count {
+        1 => "1 sandbox".to_owned(),
+        n => format!("{n} sandboxes"),
+    }
+}
+
+/// Whether the question is answered with yes, or need not be asked.
+fn agreed(question: &str, yes: bool) -> anyhow::Result<bool> {
+    if yes {
+        return Ok(true);
+    }
+    if !std::io::stdin().is_terminal() {
+        bail!("{question} nobody is there to say so: give --yes");
+    }
+    let mut out = std::io::stderr();
+    write!(out, "{question} [y/N] ")?;
+    out.flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    let answer = answer.trim().to_ascii_lowercase();
+    Ok(matches!(&answer[..], "y" | "yes"))
+}
+
+/// Removes what nothing needs.
+pub async fn prune(args: &PruneArgs) -> anyhow::Result<ExitCode> {
+    let client = Client::open(&args.host).await?;
+    let unused = args.older_than;
+    if args.json && !args.dry_run && !args.yes {
+        bail!("with --json nothing is asked: give --yes or --dry-run");
+    }
+    if args.dry_run || !args.yes {
+        let look = client.prune(unused, true);
+        let found = while_waiting("looking for what nothing needs", look).await?;
+        table::show(args.json, &found, |found| text(found, "would be freed"))?;
+        if args.dry_run || found.items.is_empty() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let count = found.items.len();
+        let things = if count == 1 { "thing" } else { "things" };
+        if !agreed(&format!("remove {count} {things}?"), false)? {
+            return Ok(ExitCode::FAILURE);
+        }
+        let gone = client.prune(unused, false);
+        let gone = while_waiting("removing what nothing needs", gone).await?;
+        println!("{} freed", Bytes(gone.bytes));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let gone = client.prune(unused, false);
+    let gone = while_waiting("removing what nothing needs", gone).await?;
+    table::show(args.json, &gone, |gone| text(gone, "freed"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(pruned: &Pruned, freed: &str) -> String {
+    if pruned.items.is_empty() {
+        return "nothing to remove\n".to_owned();
+    }
+    let mut table = Table::new([
+        ("KIND", Align::Left),
+        ("ID", Align::Left),
+        ("OF", Align::Left),
+        ("SIZE", Align::Right),
+    ]);
+    for item in &pruned.items {
+        let id = match &item.kind[..] {
+            // Names are shown whole.
+            "template" => &item.id,
+            _ => item.id.get(..SHORT).unwrap_or(&item.id),
+        };
+        table.row([
+            item.kind.clone(),
+            id.to_owned(),
+            item.name.clone().unwrap_or_default(),
+            Bytes(item.bytes).to_string(),
+        ]);
+    }
+    format!("{}\n{} {freed}\n", table.text(), Bytes(pruned.bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_goes_is_listed_with_its_sum() {
+        let of = |items| {
+            let pruned = json!({ "dryRun": true, "bytes": 3 << 20, "items": items });
+            serde_json::from_value::<Pruned>(pruned).unwrap()
+        };
+        let pruned = of(json!([
+            { "kind": "sandbox", "id": "abcdefghijkmnpqrstuv", "bytes": 0 },
+            { "kind": "template", "id": "img-python-3.12-01234567", "bytes": 3 << 20 },
+        ]));
+        let shown = text(&pruned, "would be freed");
+        assert!(shown.contains("sandbox   abcdefghijkm  "), "{shown}");
+        assert!(shown.contains("img-python-3.12-01234567"), "{shown}");
+        assert!(shown.ends_with("\n3.0 MiB would be freed\n"), "{shown}");
+        assert_eq!(text(&of(json!([])), "freed"), "nothing to remove\n");
+    }
+}

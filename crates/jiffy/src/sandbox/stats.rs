@@ -1,0 +1,109 @@
+//! `jiffy stats`: what sandboxes use, again and again.
+
+use super::table::{self, short};
+use crate::cli::StatsArgs;
+use crate::client::{Client, Metric};
+use crate::columns::{Align, Table};
+use jiffy_host::{Bytes, SandboxRecord, State};
+use serde::Serialize;
+use std::io::{IsTerminal, Write};
+
+/// What one sandbox uses.
+#[derive(Debug, Serialize)]
+struct Line {
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    state: &'static str,
+    #[serde(flatten)]
+    metric: Option<Metric>,
+}
+
+/// Prints the table, and puts a newer one in its place until Ctrl-C.
+pub async fn run(args: &StatsArgs) -> anyhow::Result<()> {
+    let client = Client::open(&args.host).await?;
+    let once = args.json || args.no_stream || !std::io::stdout().is_terminal();
+    let mut shown = 0;
+    loop {
+        let lines = look(&client, &args.ids).await?;
+        if once {
+            return table::show(args.json, &lines, text);
+        }
+        let text = text(&lines);
+        // Up to where the last one began, and everything from there on goes.
+        let back = match shown {
+            0 => String::new(),
+            n => format!("\u{1b}[{n}A\u{1b}[J"),
+        };
+        let mut out = std::io::stdout().lock();
+        write!(out, "{back}{text}")?;
+        out.flush()?;
+        drop(out);
+        shown = text.lines().count();
+        tokio::select! {
+            _ = tokio::time::sleep(args.interval) => {}
+            _ = tokio::signal::ctrl_c() => return Ok(()),
+        }
+    }
+}
+
+async fn look(client: &Client, ids: &[String]) -> anyhow::Result<Vec<Line>> {
+    let records: Vec<SandboxRecord> = match ids {
+        [] => {
+            let mut all = client.sandboxes(false).await?;
+            all.retain(|s| s.state == State::Running);
+            all
+        }
+        ids => {
+            let mut found = Vec::new();
+            for id in ids {
+                found.push(client.sandbox(id).await?.record);
+            }
+            found
+        }
+    };
+    let wanted: Vec<&str> = records.iter().map(|s| &s.id[..]).collect();
+    let mut metrics = client.metrics(&wanted).await?;
+    let line = |s: SandboxRecord| Line {
+        metric: metrics.remove(&s.id),
+        state: s.state.name(),
+        id: s.id,
+        name: s.name,
+    };
+    Ok(records.into_iter().map(line).collect())
+}
+
+fn text(lines: &Vec<Line>) -> String {
+    let mut table = Table::new([
+        ("ID", Align::Left),
+        ("NAME", Align::Left),
+        ("STATE", Align::Left),
+        ("CPU", Align::Right),
+        ("MEMORY", Align::Right),
+        ("OF", Align::Left),
+        ("DISK", Align::Right),
+        ("OF", Align::Left),
+        ("SENT", Align::Right),
+        ("RECEIVED", Align::Right),
+    ]);
+    for line in lines {
+        let running = line.metric.as_ref().filter(|_| line.state == "running");
+        let size = |of: fn(&Metric) -> Option<u64>| {
+            let bytes = running.and_then(of);
+            bytes.map_or_else(String::new, |bytes| Bytes(bytes).to_string())
+        };
+        table.row([
+            short(&line.id).to_owned(),
+            line.name.clone().unwrap_or_default(),
+            line.state.to_owned(),
+            running.map_or_else(String::new, |m| format!("{:.1} %", m.cpu_used_pct)),
+            size(|m| Some(m.mem_used)),
+            size(|m| Some(m.mem_total)),
+            size(|m| Some(m.disk_used)),
+            size(|m| Some(m.disk_total)),
+            size(|m| m.net_bytes_out),
+            size(|m| m.net_bytes_in),
+        ]);
+    }
+    table.text()
+}

@@ -1,0 +1,91 @@
+//! `jiffy wait`: until sandboxes are in a state, or cannot be any more.
+
+use super::table;
+use crate::cli::{AwaitedState, WaitArgs};
+use crate::client::Client;
+use crate::progress::while_waiting;
+use jiffy_host::{SandboxRecord, State};
+use serde::Serialize;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Exit code when the time is over, as that of timeout(1).
+const TIMED_OUT: u8 = 124;
+/// Longest time of one question.
+const TURN: Duration = Duration::from_secs(30);
+
+/// What became of a sandbox.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    id: String,
+    state: &'static str,
+    /// Why it ended, or how it is.
+    reason: String,
+    reached: bool,
+}
+
+/// Waits for each.
+pub async fn run(args: &WaitArgs) -> anyhow::Result<ExitCode> {
+    let client = Client::open(&args.host).await?;
+    let end = args.timeout.map(|time| Instant::now() + time);
+    let mut all = Vec::new();
+    let mut code = 0;
+    for id in &args.ids {
+        let id = client.sandbox(id).await?.record.id;
+        let waiting = wait(&client, &id, args.state, end);
+        let outcome = while_waiting("waiting for the sandbox", waiting).await?;
+        if !outcome.reached {
+            let ended = matches!(outcome.state, "killed" | "broken");
+            code = if ended { 1 } else { TIMED_OUT };
+        }
+        all.push(outcome);
+    }
+    table::show(args.json, &all, |all| {
+        all.iter().map(|o| format!("{}\n", o.reason)).collect()
+    })?;
+    Ok(ExitCode::from(code))
+}
+
+async fn wait(
+    client: &Client,
+    id: &str,
+    wanted: AwaitedState,
+    end: Option<Instant>,
+) -> anyhow::Result<Outcome> {
+    loop {
+        let left = end.map_or(TURN, |end| end.saturating_duration_since(Instant::now()));
+        let name = match wanted {
+            AwaitedState::Ended => "ended",
+            AwaitedState::Running => "running",
+            AwaitedState::Paused => "paused",
+        };
+        let record = client.wait(id, name, left.min(TURN)).await?;
+        let ended = matches!(record.state, State::Killed | State::Broken { .. });
+        let reached = match wanted {
+            AwaitedState::Ended => ended,
+            AwaitedState::Running => record.state == State::Running,
+            AwaitedState::Paused => record.state == State::Paused,
+        };
+        let over = end.is_some_and(|end| Instant::now() >= end);
+        if reached || ended || over {
+            return Ok(Outcome {
+                reason: reason(&record),
+                state: record.state.name(),
+                id: record.id,
+                reached,
+            });
+        }
+    }
+}
+
+/// Why it ended, or how it is.
+fn reason(record: &SandboxRecord) -> String {
+    match &record.state {
+        State::Broken { cause } => cause.clone(),
+        State::Killed => match record.deadline_ms {
+            Some(at) if at <= record.changed_ms => "killed: its time was over".to_owned(),
+            _ => "killed".to_owned(),
+        },
+        state => state.name().to_owned(),
+    }
+}

@@ -1,0 +1,283 @@
+//! The command line on sandboxes that stay, as people type it: names, labels, lists, engines, what is removed.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use serde_json::Value;
+use support::place::Place;
+use support::remote::Remote;
+use support::{finish, gvisor};
+
+/// Columns of the line of a table that begins with `begin`.
+fn line<'a>(table: &'a str, begin: &str) -> Vec<&'a str> {
+    let found = table.lines().find(|line| line.starts_with(begin));
+    found
+        .unwrap_or_else(|| panic!("no {begin} in {table}"))
+        .split_whitespace()
+        .collect()
+}
+
+/// Names and labels, on the socket or from elsewhere.
+fn names_and_labels(ok: &dyn Fn(&[&str]) -> String, fails: &dyn Fn(&[&str]) -> String) {
+    let empty = ok(&["ls"]);
+    assert_eq!(empty, "", "what is not there is told beside the output");
+    let web = ok(&[
+        "create",
+        "--cpu",
+        "1",
+        "--memory",
+        "256Mi",
+        "--name",
+        "web",
+        "--label",
+        "team=a",
+        "--timeout",
+        "1h",
+        "--on-timeout",
+        "pause",
+        "--network",
+        "off",
+    ]);
+    let api = ok(&[
+        "create",
+        "--cpu",
+        "1",
+        "--memory",
+        "256m",
+        "--persist",
+        "-l",
+        "team=b",
+    ]);
+    let taken = fails(&["create", "--cpu", "1", "--memory", "256m", "--name", "web"]);
+    assert!(
+        taken.contains("name `web`") && taken.contains(&web),
+        "{taken}"
+    );
+    assert_eq!(ok(&["exec", "web", "--", "hostname"]), web);
+    assert_eq!(ok(&["cp", "/etc/hostname", "web:/tmp/x"]), "");
+
+    let table = ok(&["ps"]);
+    let shown = line(&table, &web[..8]);
+    assert_eq!(shown[1..4], ["web", "running", "base"]);
+    assert_eq!(shown[5..8], ["1", "256", "MiB"]);
+    assert!(table.contains("in 59 min"), "{table}");
+    assert_eq!(table.lines().count(), ok(&["list"]).lines().count());
+    let only = |filter: &[&str]| ok(&[&["ls", "-q"], filter].concat());
+    assert_eq!(only(&["--filter", "label=team=a"]), web);
+    assert_eq!(only(&["--filter", "label=team"]), format!("{web}\n{api}"));
+    assert_eq!(only(&["--filter", "name=w*"]), web);
+    assert_eq!(only(&["--filter", "template=other"]), "");
+    assert_eq!(ok(&["pause", "web", &api[..8]]), format!("{web}\n{api}"));
+    assert_eq!(only(&["--filter", "state=paused"]), format!("{web}\n{api}"));
+    assert_eq!(ok(&["resume", &api]), api);
+    assert_eq!(only(&["--filter", "state=paused"]), web);
+    let unknown = fails(&["ls", "--filter", "colour=red"]);
+    assert!(unknown.contains("state, label, name"), "{unknown}");
+
+    assert_eq!(ok(&["rename", &api, "api"]), api);
+    assert_eq!(ok(&["exec", "api", "--", "hostname"]), api);
+    assert!(fails(&["rename", "api", "web"]).contains("name `web`"));
+    assert_eq!(ok(&["kill", "web", "api"]), format!("{web}\n{api}"));
+    assert_eq!(only(&[]), "");
+    assert!(fails(&["exec", "web", "--", "true"]).contains("no sandbox `web`"));
+}
+
+/// Snapshots with their sizes, and what is in the way of a removal.
+fn snapshots_and_prune(place: &Place) {
+    let id = place.ok(&["create", "--name", "kept"]);
+    let before = place.ok(&["snapshot", "kept", "--name", "before"]);
+    place.ok(&["fork", "kept"]);
+    let table = place.ok(&["snapshots"]);
+    assert_eq!(line(&table, &before[..8])[1..3], ["before", "asked"]);
+    assert!(
+        table.contains("auto: fork") && table.contains("auto: template"),
+        "{table}"
+    );
+    let sum = table.lines().last().unwrap();
+    assert!(sum.contains(" of snapshots, 3 of 4 automatic"), "{sum}");
+    let held = place.call(&["rm", "before"]);
+    assert_eq!(held.code, Some(1));
+    assert!(held.stderr.contains("it is needed by"), "{held:?}");
+
+    let unasked = place.call(&["rm", "--all"]);
+    assert!(unasked.stderr.contains("--yes"), "{unasked:?}");
+    assert_eq!(place.ok(&["ls", "-q"]).lines().count(), 2);
+    let gone = place.ok(&["rm", "--all", "--force"]);
+    // Also the two that were killed before.
+    assert_eq!(gone.lines().count(), 4, "{gone}");
+    assert!(gone.contains(&id));
+    assert_eq!(place.ok(&["rm", "before"]), before);
+
+    let killed = place.ok(&["create"]);
+    place.ok(&["kill", &killed]);
+    let told = place.json(&["prune", "--dry-run", "--older-than", "0s"]);
+    let kinds = |told: &Value| -> Vec<String> {
+        let items = told["items"].as_array().unwrap().iter();
+        items
+            .map(|i| i["kind"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    // Booted templates of two sizes.
+    assert_eq!(kinds(&told), ["sandbox", "snapshot", "snapshot"]);
+    assert!(told["bytes"].as_u64().unwrap() > 1 << 20, "{told}");
+    assert_eq!(place.ok(&["ls", "-a", "-q"]), killed);
+    // What was used within a day stays.
+    let young = place.ok(&["prune", "--dry-run"]);
+    assert!(
+        young.contains("sandbox") && !young.contains("snapshot"),
+        "{young}"
+    );
+    assert!(place.call(&["prune"]).stderr.contains("--yes"));
+    let done = place.ok(&["prune", "--yes", "--older-than", "0s"]);
+    assert!(done.ends_with(" freed"), "{done}");
+    assert_eq!(place.ok(&["ls", "-a", "-q"]), "");
+    assert!(place.ok(&["snapshots", "--json"]) == "[]");
+    assert_eq!(
+        place.ok(&["prune", "--yes", "--older-than", "0s"]),
+        "nothing to remove"
+    );
+}
+
+/// Looks at a sandbox, waits for it and restarts it, on whichever engine.
+fn looks_and_restarts(place: &Place, engine: &str) {
+    let made = place.json(&[
+        "create", "--engine", engine, "--name", "seen", "-l", "team=a",
+    ]);
+    let id = made["id"].as_str().unwrap();
+    let shown = place.ok(&["inspect", "seen"]);
+    assert_eq!(line(&shown, "sandbox")[1], id);
+    assert_eq!(line(&shown, "engine")[1], engine);
+    assert_eq!(line(&shown, "labels")[1], "team=a");
+    let all = place.json(&["inspect", "seen"]);
+    assert_eq!(all[0]["name"], "seen");
+    assert!(all[0]["agent_token"].is_null(), "{all}");
+
+    let root = |script: &str| {
+        let args = ["exec", "seen", "-u", "root", "--", "sh", "-c", script];
+        place.ok(&args)
+    };
+    root("echo 1 > /tmp/new; echo 2 >> /etc/profile; rm /etc/issue; mkdir /srv/d");
+    let diff = place.ok(&["diff", "seen"]);
+    let lines: Vec<&str> = diff.lines().collect();
+    for expected in [
+        "A /tmp/new",
+        "C /etc/profile",
+        "D /etc/issue",
+        "A /srv/d",
+        "C /srv",
+    ] {
+        assert!(
+            lines.contains(&expected),
+            "{expected} of {engine} in {diff}"
+        );
+    }
+    assert!(!diff.contains("/proc") && !diff.contains("/run/"), "{diff}");
+    let one = place.json(&["diff", "seen", "--limit", "1"]);
+    assert_eq!(
+        (one["changes"].as_array().unwrap().len(), &one["more"]),
+        (1, &true.into())
+    );
+
+    let stats = place.ok(&["stats", "--no-stream", "seen"]);
+    assert_eq!(line(&stats, &id[..8])[1..3], ["seen", "running"]);
+    let stats = place.json(&["stats", "seen"]);
+    assert!(stats[0]["memUsed"].as_u64().unwrap() > 1 << 20, "{stats}");
+
+    let input = b"echo $0; cd /tmp; cat new; exit 7\n";
+    let shell = place.call_with(&["shell", "seen", "-u", "root"], input);
+    assert_eq!(shell.code, Some(7), "{shell:?}");
+    assert!(shell.stdout.ends_with("bash\n1\n"), "{shell:?}");
+
+    root("setsid sh -c 'trap \"\" TERM; sleep 1000' >/dev/null 2>&1 &");
+    root("setsid sleep 2000 >/dev/null 2>&1 &");
+    assert_eq!(place.ok(&["restart", "seen", "-t", "500ms"]), id);
+    let left = root("cat /tmp/new; hostname; cat /proc/[0-9]*/cmdline | grep -ac '[s]leep'; true");
+    assert_eq!(left, format!("1\n{id}\n0"), "{engine}");
+
+    assert_eq!(place.ok(&["wait", "--for", "running", "seen"]), "running");
+    let late = place.call(&["wait", "seen", "--timeout", "100ms"]);
+    assert_eq!((late.code, &late.stdout[..]), (Some(124), "running\n"));
+    let waiting = place.begin(&["wait", "seen"]);
+    place.ok(&["kill", "seen"]);
+    let ended = finish(waiting);
+    assert_eq!((ended.code, &ended.stdout[..]), (Some(0), "killed\n"));
+    let short = place.ok(&["create", "--engine", engine, "--timeout", "1s"]);
+    assert_eq!(place.ok(&["wait", &short]), "killed: its time was over");
+}
+
+/// Both engines in one daemon.
+fn engines_side_by_side(place: &Place, test: &str) {
+    let unknown = place.call(&["create", "--engine", "quemu"]);
+    assert_eq!(unknown.code, Some(2));
+    assert!(
+        unknown.stderr.contains("`microvm` and `gvisor`"),
+        "{unknown:?}"
+    );
+    let default = place.json(&["create"])["engine"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    if !gvisor(test) || default == "gvisor" {
+        return;
+    }
+    let made = place.json(&["create", "--engine", "gvisor"]);
+    assert_eq!(made["engine"], "gvisor");
+    let id = made["id"].as_str().unwrap();
+    assert_eq!(place.sh(id, "hostname"), id);
+    let child = place.json(&["fork", id])["children"][0].clone();
+    assert_eq!(child["engine"], "gvisor");
+    let listed = place.ok(&["ls", "-q", "--filter", "engine=gvisor"]);
+    assert_eq!(listed.lines().count(), 2);
+    // The booted template of the other engine is not given up for it.
+    let again = place.json(&["create"]);
+    assert_eq!(
+        (&again["engine"], &again["boot_mode"]),
+        (&default.into(), &"snapshot".into())
+    );
+    place.ok(&["rm", "--all", "-f"]);
+    looks_and_restarts(place, "gvisor");
+}
+
+#[test]
+fn sandboxes_are_named_listed_and_removed_as_people_type_it() {
+    let test = "sandboxes_are_named_listed_and_removed_as_people_type_it";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let fails = |args: &[&str]| {
+        let done = place.call(args);
+        assert_ne!(done.code, Some(0), "{args:?}: {done:?}");
+        done.stderr
+    };
+    // What waits in the pool is needed.
+    place.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
+    names_and_labels(&|args| place.ok(args), &fails);
+    snapshots_and_prune(&place);
+    let default = place.json(&["create"])["engine"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    looks_and_restarts(&place, &default);
+    engines_side_by_side(&place, test);
+}
+
+#[test]
+fn the_same_is_typed_from_elsewhere_with_a_key_of_its_own() {
+    let test = "the_same_is_typed_from_elsewhere_with_a_key_of_its_own";
+    let Some(remote) = Remote::new(test, &[]) else {
+        return;
+    };
+    // The host's owner has names of its own.
+    remote
+        .place
+        .ok(&["create", "--name", "web", "--memory", "256Mi", "--cpu", "1"]);
+    let fails = |args: &[&str]| {
+        let done = remote.call(args);
+        assert_ne!(done.code, Some(0), "{args:?}: {done:?}");
+        done.stderr
+    };
+    names_and_labels(&|args| remote.ok(args), &fails);
+    let told = remote.json(&["prune", "--yes", "--older-than", "0s"]);
+    assert_eq!(told["items"].as_array().unwrap().len(), 2, "{told}");
+    assert_eq!(remote.place.ok(&["ls", "-q"]).lines().count(), 1);
+}
