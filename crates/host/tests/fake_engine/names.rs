@@ -28,7 +28,7 @@ async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
     let bench = Bench::new();
     let host = bench.open().await;
     let web = host.create(named("web")).await.unwrap();
-    assert_eq!(ids(host.named("web")), [web.id.clone()]);
+    assert_eq!(ids(host.named("web")), std::slice::from_ref(&web.id));
     let taken = host.create(named("web")).await.unwrap_err();
     let holder = matches!(&taken, OperationError::NameTaken { holder, .. } if *holder == web.id);
     assert!(holder, "{taken}");
@@ -56,7 +56,7 @@ async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
             .await
             .is_err()
     );
-    assert_eq!(ids(host.named("api")), [web.id.clone()]);
+    assert_eq!(ids(host.named("api")), std::slice::from_ref(&web.id));
     host.kill(&second.id).await.unwrap();
     assert!(host.named("web").is_empty());
     host.rename(&web.id, None).await.unwrap();
