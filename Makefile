@@ -7,6 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 600
+SOAK_SECONDS ?= 1800
 
 # The Rust to use, if the one pinned in rust-toolchain.toml is not installed but a newer one is.
 TOOLCHAIN := $(shell scripts/toolchain 2>/dev/null)
@@ -57,6 +58,10 @@ run: setup template ## build everything and show sandboxes at work
 test: setup template interpreter ## run all tests; ends with totals (those of templates that cannot be built are skipped, but not where CI is set)
 	@$(MAKE) templates || [ -z "$${CI:-}" ]
 	@scripts/test
+
+.PHONY: soak
+soak: setup template ## run for SOAK_SECONDS (1800) what takes long: random lives of real guests under kills on each engine, and tests at full size
+	@scripts/soak $(SOAK_SECONDS)
 
 .PHONY: fuzz
 fuzz: ## fuzz each target for FUZZ_SECONDS (600)

@@ -93,8 +93,9 @@ struct Body {
 impl Drop for Body {
     fn drop(&mut self) {
         let left = !*self.removed.get_mut();
-        // One that somebody began to remove is not kept any more.
-        let kept = self.kept.load(Ordering::Acquire) && !self.stopped.load(Ordering::Acquire);
+        // One that somebody began to remove, or that has ended, is not kept any more.
+        let over = self.stopped.load(Ordering::Acquire) || self.process.has_ended();
+        let kept = self.kept.load(Ordering::Acquire) && !over;
         if kept || !left {
             return;
         }
@@ -406,8 +407,17 @@ impl Sandbox {
         }
     }
 
-    /// Takes over a sandbox that an earlier process kept.
+    /// Takes over a sandbox that an earlier process kept. One that cannot be is ended and removed.
     pub async fn adopt(helper: &Helper, spec: AdoptSpec) -> Result<Self, GvisorError> {
+        let id = spec.boot.id.clone();
+        let adopted = Self::take_over(helper, spec).await;
+        if adopted.is_err() {
+            helper.tell(&id, Ask::Destroy);
+        }
+        adopted
+    }
+
+    async fn take_over(helper: &Helper, spec: AdoptSpec) -> Result<Self, GvisorError> {
         let process = Process::watch(spec.mark.pid)?;
         if process.mark != spec.mark {
             return Err(GvisorError::Process(io::ErrorKind::NotFound.into()));

@@ -490,6 +490,7 @@ impl Engine for MicroVmEngine {
 
     fn sweep(&self) -> Result<usize, EngineError> {
         self.shelf.forget_older();
+        self.host().programs().vmm.sweep();
         let now = SystemTime::now();
         let litter = litter::sweep(self.host().home().path(), now);
         for path in &litter {

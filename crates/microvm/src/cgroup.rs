@@ -6,10 +6,12 @@
 //! the group of whoever makes them. In version 2, where a group has either processes or groups that are limited, they lie beside it: so
 //! a daemon that a service manager started can be started anew while VMMs of the former one run on.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The group that holds those of all VMMs.
 const PARENT: &str = "jiffy";
@@ -17,6 +19,8 @@ const PARENT: &str = "jiffy";
 const MAX_TASKS: u64 = 64;
 /// What a VMM needs besides its guest's memory, in bytes; measured are 0.4 MiB of its own and what the kernel keeps for KVM's tables.
 const OVERHEAD: u64 = 128 << 20;
+/// How long the last user of groups waits for those of VMMs that were just ended.
+const LAST_SWEEP_LIMIT: Duration = Duration::from_secs(1);
 /// What one VMM may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
@@ -115,35 +119,52 @@ impl Cgroups {
     /// Removes the group of a VMM that is gone.
     pub(crate) fn forget(&self, vmm: u32) {
         for tree in &self.0.0 {
-            // One that a task is still leaving is removed with the next sweep.
+            // One that a task is still leaving is removed by the next sweep.
             let _ = fs::remove_dir(tree.parent.join(vmm.to_string()));
         }
     }
 
-    fn sweep(&self) {
-        self.0.sweep();
+    /// Removes groups of VMMs that are gone: those that a task was still leaving when they were to go,
+    /// and those of VMMs that ended while no daemon was there, or with the last one.
+    pub fn sweep(&self) {
+        let _ = self.0.sweep();
     }
 }
 
 impl Trees {
-    /// Removes groups of VMMs that ended when no daemon was there. Those of others that are just being made are left alone: their
-    /// VMMs live.
-    fn sweep(&self) {
+    /// Removes groups of VMMs that are gone; tells whether one could not be removed yet. Groups of
+    /// others that are just being made are left alone: their VMMs live.
+    fn sweep(&self) -> bool {
+        let mut left = false;
         for tree in &self.0 {
             for group in fs::read_dir(&tree.parent).into_iter().flatten().flatten() {
-                let lives = Path::new("/proc").join(group.file_name()).exists();
                 let is_group = group.file_type().is_ok_and(|t| t.is_dir());
-                if is_group && !lives {
-                    let _ = fs::remove_dir(group.path());
+                if is_group && !lives(&group.file_name()) {
+                    left |= fs::remove_dir(group.path()).is_err();
                 }
             }
         }
+        left
     }
+}
+
+/// Whether a process is there, and more of it than its end to be noticed.
+fn lives(pid: &OsStr) -> bool {
+    let stat = fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
+    // proc_pid_stat(5): the state follows the name, which is in parentheses.
+    let state = |stat: String| stat.rsplit(')').next()?.trim_start().chars().next();
+    stat.ok()
+        .and_then(state)
+        .is_some_and(|state| !"ZX".contains(state))
 }
 
 impl Drop for Trees {
     fn drop(&mut self) {
-        self.sweep();
+        // Tasks of VMMs that were just ended may still be on their way out of their groups.
+        let limit = Instant::now() + LAST_SWEEP_LIMIT;
+        while self.sweep() && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         for tree in &self.0 {
             let _ = fs::remove_dir(&tree.parent);
         }

@@ -138,6 +138,13 @@ impl Vmm {
         cgroups.is_some_and(|cgroups| cgroups.memory_kills(pid) > 0)
     }
 
+    /// Removes what is left of processes that have ended, also of those that no one here started.
+    pub fn sweep(&self) {
+        if let Some(cgroups) = &self.cgroups {
+            cgroups.sweep();
+        }
+    }
+
     /// Removes what is left of a process that has ended.
     pub(crate) fn forget(&self, pid: u32) {
         if let Some(cgroups) = &self.cgroups {

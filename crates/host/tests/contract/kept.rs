@@ -1,7 +1,9 @@
 //! Guests that outlive the process which made them.
 
-use crate::place::{Place, Running, gone};
+use crate::place::{Place, Running, gone, within};
 use jiffy_engine::{AfterSnapshot, Engine, Guest, Handle, Orphan, SandboxEnd};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 fn orphan(handle: &Handle) -> Orphan {
     Orphan {
@@ -73,4 +75,25 @@ pub async fn a_handle_of_a_guest_that_is_gone_finds_none(place: &Place) {
     let nonsense = Handle("{}".to_owned());
     assert!(engine.adopt(&orphan(&nonsense)).await.is_err());
     assert_eq!(engine.end_others(&[handle]).await.unwrap(), 0);
+}
+
+pub async fn a_kept_guest_that_is_killed_leaves_nothing(place: &Place) {
+    let engine = place.open().await;
+    let running = place.guest(&engine).await;
+    let pid = running.guest.pid().unwrap();
+    running.guest.keep().await.unwrap();
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
+    within("the end", running.guest.ended()).await;
+    drop(running);
+    place.is_empty_but_for_the_engine().await;
+    // The same while there is no engine.
+    let running = place.guest(&engine).await;
+    let pid = running.guest.pid().unwrap();
+    let handle = running.guest.keep().await.unwrap();
+    drop((running, engine));
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
+    gone(pid).await;
+    let engine = place.open().await;
+    assert!(engine.adopt(&orphan(&handle)).await.is_err());
+    place.is_empty_but_for_the_engine().await;
 }

@@ -58,6 +58,7 @@ promises! {
     kept::a_kept_guest_is_found_by_its_handle_and_goes_on,
     kept::a_kept_guest_that_nobody_knows_is_ended,
     kept::a_handle_of_a_guest_that_is_gone_finds_none,
+    kept::a_kept_guest_that_is_killed_leaves_nothing,
     refusals::what_it_cannot_do_it_refuses_and_what_it_can_it_does,
     refusals::a_snapshot_is_restored_by_the_engine_that_took_it,
     refusals::names_that_are_none_are_refused,

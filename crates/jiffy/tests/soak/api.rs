@@ -1,0 +1,117 @@
+//! Calls of clients that may lose their daemon at any moment.
+
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Longest time for an answer; a daemon that is killed closes its connections at once.
+const ANSWER_LIMIT: Duration = Duration::from_secs(90);
+
+/// Outcome of a call.
+#[derive(Debug, Clone)]
+pub enum Reply {
+    /// Status and body of the answer.
+    Answered(u16, Value),
+    /// The daemon could not be asked, or its answer broke off.
+    Lost(String),
+}
+
+impl Reply {
+    /// Whether it was done.
+    pub fn is_done(&self) -> bool {
+        matches!(self, Self::Answered(200..300, _))
+    }
+
+    /// Whether it was refused for what the request or the sandbox's state is.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Self::Answered(400..500, _))
+    }
+
+    /// Whether the host said that it has no room now.
+    pub fn is_no_room(&self) -> bool {
+        matches!(self, Self::Answered(429 | 503, body) if body["error_code"] == "host_busy")
+    }
+
+    pub fn body(&self) -> &Value {
+        match self {
+            Self::Answered(_, body) => body,
+            Self::Lost(_) => &Value::Null,
+        }
+    }
+
+    /// A few words for the history.
+    pub fn short(&self) -> String {
+        match self {
+            Self::Answered(status @ 200..300, _) => status.to_string(),
+            Self::Answered(status, body) => format!("{status} {}", body["message"]),
+            Self::Lost(why) => format!("lost: {why}"),
+        }
+    }
+}
+
+/// A daemon's socket.
+pub struct Api {
+    pub socket: PathBuf,
+}
+
+impl Api {
+    /// A call of the control plane.
+    pub fn call(&self, method: &str, path: &str, body: &Value) -> Reply {
+        self.ask(method, path, "Content-Type: application/json\r\n", body)
+    }
+
+    /// A request to a port of a guest.
+    pub fn guest(&self, id: &str, port: u16, method: &str, path: &str) -> Reply {
+        let headers = format!("E2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n");
+        self.ask(method, path, &headers, &Value::Null)
+    }
+
+    fn ask(&self, method: &str, path: &str, headers: &str, body: &Value) -> Reply {
+        let body = match body {
+            Value::Null => String::new(),
+            body => body.to_string(),
+        };
+        let request = format!(
+            "{method} {path} HTTP/1.0\r\nHost: localhost\r\n{headers}Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        match self.exchange(&request) {
+            Ok(answer) => parsed(&answer),
+            Err(e) => Reply::Lost(e.to_string()),
+        }
+    }
+
+    fn exchange(&self, request: &str) -> std::io::Result<String> {
+        let mut stream = UnixStream::connect(&self.socket)?;
+        stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+}
+
+fn parsed(answer: &str) -> Reply {
+    let lost = || Reply::Lost(format!("broke off after {answer:?}"));
+    let Some((head, body)) = answer.split_once("\r\n\r\n") else {
+        return lost();
+    };
+    let length = head
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+        .and_then(|(_, value)| value.trim().parse().ok());
+    if length.is_some_and(|length: usize| length != body.len()) {
+        return lost();
+    }
+    let Some(Ok(status)) = head.split(' ').nth(1).map(str::parse) else {
+        return lost();
+    };
+    let text = || Value::String(body.to_owned());
+    Reply::Answered(
+        status,
+        serde_json::from_str(body).unwrap_or_else(|_| text()),
+    )
+}

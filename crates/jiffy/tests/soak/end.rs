@@ -1,0 +1,164 @@
+//! The end of a run: everything is whole, and nothing of it is left.
+
+use super::dice::Dice;
+use super::lives::Turn;
+use super::model::{State, World, locked};
+use super::spawn::from_snapshot;
+use crate::support::place::Place;
+use crate::support::wait_for;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Directories between the root of control groups and the groups of sandboxes.
+const MAX_GROUP_DEPTH: usize = 4;
+/// Snapshots that are restored at the end.
+const CHECKED_SNAPSHOTS: usize = 5;
+
+/// Everything that the model knows is there and whole, and nothing else is there.
+pub fn verify_all(world: &World) -> Result<(), String> {
+    let all = locked(&world.sandboxes).clone();
+    let mut dice = Dice::new(0, 0);
+    for sandbox in &all {
+        let mut life = sandbox.lock();
+        let was = life.state;
+        let mut turn = Turn {
+            world,
+            sandbox,
+            life: &mut life,
+        };
+        let done = turn.settle(&[was]).and_then(|()| match turn.life.state {
+            State::Running => turn.verify(),
+            State::Paused => turn.wake("resume").and_then(|()| turn.verify_if_running()),
+            State::Broken | State::Gone => match turn.relative(&mut dice) {
+                Some(snapshot) => turn
+                    .rollback(&snapshot)
+                    .and_then(|()| turn.verify_if_running()),
+                None => Ok(()),
+            },
+        });
+        // Room for the next.
+        let removed = done.and_then(|()| turn.remove());
+        removed.map_err(|found| format!("{found}\n{}", life.told(&sandbox.id)))?;
+        world.forget(sandbox);
+    }
+    let left = world.records()?;
+    if !left.is_empty() {
+        return Err(format!("sandboxes that nobody made: {left:?}"));
+    }
+    let snapshots = locked(&world.snapshots).clone();
+    for snapshot in snapshots.iter().rev().take(CHECKED_SNAPSHOTS) {
+        let made = from_snapshot(world, snapshot)?.ok_or("there is no room")?;
+        let mut life = made.lock();
+        let mut turn = Turn {
+            world,
+            sandbox: &made,
+            life: &mut life,
+        };
+        let done = turn.verify().and_then(|()| turn.remove());
+        done.map_err(|found| format!("{found}\n{}", life.told(&made.id)))?;
+        world.forget(&made);
+    }
+    Ok(())
+}
+
+/// Removes all snapshots, also those whose removal was cut off: the youngest first, as others may
+/// stand on those below.
+pub fn remove_all(world: &World) {
+    let mut left = world.snapshot_records().unwrap();
+    while !left.is_empty() {
+        for record in &left {
+            let path = format!("/templates/{}", record["id"].as_str().unwrap());
+            world.api.call("DELETE", &path, &Value::Null);
+        }
+        let now = world.snapshot_records().unwrap();
+        assert!(now.len() < left.len(), "they cannot be removed: {now:?}");
+        left = now;
+    }
+}
+
+fn names(directory: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+/// Only what the daemon knows is in its directories: what templates start from.
+pub fn nothing_is_left(world: &World, place: &Place) {
+    let home = place.dir.path();
+    wait_for("files that nobody needs to go", || {
+        let reply = world
+            .api
+            .call("GET", "/snapshots?all=true&limit=100", &Value::Null);
+        let known: BTreeSet<String> = reply
+            .body()
+            .as_array()?
+            .iter()
+            .filter_map(|s| Some(s["snapshotID"].as_str()?.to_owned()))
+            .collect();
+        let mut there = names(&home.join("snapshots"));
+        there.extend(names(&home.join("gvisor")));
+        there.is_subset(&known).then_some(())
+    });
+}
+
+/// Names of control groups of sandboxes in which there is nobody.
+fn empty_groups() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut directories = vec![(PathBuf::from("/sys/fs/cgroup"), 0)];
+    while let Some((directory, depth)) = directories.pop() {
+        let parent = directory.file_name().and_then(|name| name.to_str());
+        let ours = matches!(parent, Some("jiffy" | "jiffy-gvisor"));
+        for entry in std::fs::read_dir(&directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let path = entry.path();
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            if !ours && depth < MAX_GROUP_DEPTH {
+                directories.push((path, depth + 1));
+            } else if ours {
+                let inside = std::fs::read_to_string(path.join("cgroup.procs"));
+                if inside.is_ok_and(|text| text.is_empty()) {
+                    found.insert(entry.file_name().to_string_lossy().into_owned());
+                }
+            }
+        }
+    }
+    found
+}
+
+/// No process has a file of the place open, nothing is mounted there, and no group is of a process
+/// that is gone.
+pub fn no_process_is_left(world: &World, place: &Place) {
+    let home = place.dir.path();
+    let holds = |process: &Path| {
+        let files = std::fs::read_dir(process.join("fd"));
+        let mut files = files.into_iter().flatten().flatten();
+        files.any(|f| std::fs::read_link(f.path()).is_ok_and(|target| target.starts_with(home)))
+    };
+    wait_for("the last process to leave", || {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let own = std::process::id().to_string();
+        let left: Vec<String> = processes
+            .filter(|p| {
+                p.file_name()
+                    .to_str()
+                    .is_some_and(|n| n != own && n.parse::<u32>().is_ok())
+            })
+            .filter(|p| holds(&p.path()))
+            .map(|p| p.path().display().to_string())
+            .collect();
+        left.is_empty().then_some(())
+    });
+    let groups = locked(&world.groups).clone();
+    wait_for("control groups in which there is nobody to go", || {
+        (!empty_groups().iter().any(|name| groups.contains(name))).then_some(())
+    });
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(home.to_str().unwrap()), "{mounts}");
+}

@@ -1,0 +1,329 @@
+//! Operations on one sandbox, whose lock the caller holds.
+
+use super::api::Reply;
+use super::dice::Dice;
+use super::guest::{PORT, number};
+use super::model::{Life, Numbers, Sandbox, Snapshot, State, Weather, World, locked};
+use crate::support::alive;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// Time after which a VMM that was killed must be told as broken.
+const NOTICE_LIMIT: Duration = Duration::from_secs(20);
+/// Time that a process has to be gone after its sandbox's end was told.
+const EXIT_LIMIT: Duration = Duration::from_secs(2);
+
+/// A sandbox, its locked life, and the world around it.
+pub struct Turn<'a> {
+    pub world: &'a World,
+    pub sandbox: &'a Sandbox,
+    pub life: &'a mut Life,
+}
+
+impl Turn<'_> {
+    pub fn note(&mut self, what: &str, reply: &Reply) {
+        let line = format!("{what} -> {}", reply.short());
+        self.life.note(self.world, &line);
+    }
+
+    pub fn settle(&mut self, permitted: &[State]) -> Result<(), String> {
+        self.world.settle(self.sandbox, self.life, permitted)
+    }
+
+    /// Finds out what became of a sandbox of which a call was not done, and whether there was a
+    /// reason.
+    pub fn judge(
+        &mut self,
+        before: Weather,
+        what: &str,
+        reply: &Reply,
+        permitted: &[State],
+    ) -> Result<(), String> {
+        let stormed = self.world.stormed_since(before);
+        let was = self.life.state;
+        match stormed {
+            true => self.settle(permitted)?,
+            false => self.settle(&[was])?,
+        }
+        if stormed || reply.is_no_room() || self.life.state == State::Broken {
+            return Ok(());
+        }
+        if self.world.excuse(self.sandbox, self.life) {
+            return self.notice();
+        }
+        Err(format!("{what}: {}", reply.short()))
+    }
+
+    /// Waits until the end of a VMM that was killed is told.
+    fn notice(&mut self) -> Result<(), String> {
+        let limit = Instant::now() + NOTICE_LIMIT;
+        let was = self.life.state;
+        while self.life.state != State::Broken && Instant::now() < limit {
+            let asked = self
+                .world
+                .api
+                .guest(&self.sandbox.id, PORT, "GET", "/verify");
+            if asked.is_done() {
+                break;
+            }
+            self.settle(&[was])?;
+        }
+        self.life.mended = self.sandbox.hits.load(SeqCst);
+        Ok(())
+    }
+
+    pub fn verify(&mut self) -> Result<(), String> {
+        let before = self.world.weather();
+        let id = &self.sandbox.id;
+        let reply = self.world.api.guest(id, PORT, "GET", "/verify");
+        self.world.count("verify", reply.is_done());
+        if !reply.is_done() {
+            self.note("verify", &reply);
+            return self.judge(before, "verify", &reply, &[State::Running]);
+        }
+        let found = number(reply.body(), id)?;
+        self.life.note(self.world, &format!("verify -> {found}"));
+        if !self.life.numbers.contains(&found) {
+            return Err(format!(
+                "it holds {found}, and may hold {:?}",
+                self.life.numbers
+            ));
+        }
+        if Some(&found) == self.life.numbers.last() {
+            self.life.numbers = Numbers::from([found]);
+        }
+        Ok(())
+    }
+
+    /// Whether its guest reaches the world.
+    pub fn reach(&mut self) -> Result<(), String> {
+        let before = self.world.weather();
+        let reply = self
+            .world
+            .api
+            .guest(&self.sandbox.id, PORT, "GET", "/reach");
+        self.world.count("reach", reply.is_done());
+        self.note("reach", &reply);
+        match &reply {
+            Reply::Answered(200, body) => {
+                let heard = body["heard"].as_str().unwrap_or_default();
+                let public = heard.starts_with("internet ");
+                public.then_some(()).ok_or(format!("it heard {heard:?}"))
+            }
+            _ => self.judge(before, "reach", &reply, &[State::Running]),
+        }
+    }
+
+    /// Starts a write; the caller tells with [`Self::wrote`] what came of it.
+    pub fn write_of(&self, number: u64) -> Reply {
+        let path = format!("/write/{number}");
+        self.world.api.guest(&self.sandbox.id, PORT, "POST", &path)
+    }
+
+    pub fn wrote(&mut self, number: u64, reply: &Reply) {
+        self.world.count("write", reply.is_done());
+        self.note(&format!("write {number}"), reply);
+        match reply.is_done() {
+            true => self.life.numbers = Numbers::from([number]),
+            false => drop(self.life.numbers.insert(number)),
+        }
+    }
+
+    pub fn write(&mut self) -> Result<(), String> {
+        let (before, number) = (self.world.weather(), self.world.number());
+        let reply = self.write_of(number);
+        self.wrote(number, &reply);
+        match reply.is_done() {
+            true => Ok(()),
+            false => self.judge(before, "write", &reply, &[State::Running]),
+        }
+    }
+
+    /// A write to one that sleeps must not be acknowledged.
+    pub fn write_asleep(&mut self) -> Result<(), String> {
+        let reply = self.write_of(self.world.number());
+        self.world.count("write asleep", !reply.is_done());
+        self.note("write asleep", &reply);
+        let refused = !reply.is_done();
+        refused.then_some(()).ok_or("a sleeping guest wrote".into())
+    }
+
+    pub fn snapshot(&mut self) -> Result<(), String> {
+        let before = self.world.weather();
+        let name = format!("s-{}", self.world.number());
+        let reply = self
+            .world
+            .post(self.sandbox, "snapshots", &json!({ "name": name }));
+        let numbers = self.life.numbers.clone();
+        self.took(&name, &reply, numbers)?;
+        let was = self.life.state;
+        match reply.is_done() {
+            true => Ok(()),
+            false => self.judge(before, "snapshot", &reply, &[was]),
+        }
+    }
+
+    /// Takes a snapshot into the model, if there is one.
+    pub fn took(&mut self, name: &str, reply: &Reply, numbers: Numbers) -> Result<(), String> {
+        self.world.count("snapshot", reply.is_done());
+        self.note(&format!("snapshot {name}"), reply);
+        let id = match reply {
+            Reply::Answered(201, body) => body["snapshotID"].as_str().map(str::to_owned),
+            Reply::Answered(..) => None,
+            Reply::Lost(_) => {
+                let all = self.world.snapshot_records()?;
+                let found = all.into_iter().find(|s| s["name"] == name);
+                found.and_then(|s| Some(s["id"].as_str()?.to_owned()))
+            }
+        };
+        if let Some(id) = id {
+            self.world.add_snapshot(&id, self.sandbox.family, numbers);
+        }
+        Ok(())
+    }
+
+    /// A snapshot that it may be put back to.
+    pub fn relative(&self, dice: &mut Dice) -> Option<Arc<Snapshot>> {
+        let mut all = locked(&self.world.snapshots).clone();
+        all.retain(|s| s.family == self.sandbox.family);
+        (!all.is_empty()).then(|| all.swap_remove(dice.throw(all.len())))
+    }
+
+    pub fn rollback_of(&self, snapshot: &Snapshot) -> Reply {
+        let body = json!({ "snapshotID": snapshot.id });
+        self.world.post(self.sandbox, "rollback", &body)
+    }
+
+    pub fn rollback(&mut self, snapshot: &Snapshot) -> Result<(), String> {
+        let (before, began) = (self.world.weather(), Instant::now());
+        let hits = self.sandbox.hits.load(SeqCst);
+        let reply = self.rollback_of(snapshot);
+        self.world.count("rollback", reply.is_done());
+        self.note(&format!("rollback {}", snapshot.id), &reply);
+        let was = self.life.state;
+        self.life.spawned = (began, Instant::now());
+        if reply.is_done() {
+            self.life.mended = hits;
+            self.life.state = State::Running;
+            self.life.numbers.clone_from(&snapshot.numbers);
+            return Ok(());
+        }
+        if matches!(reply, Reply::Answered(404, _)) && snapshot.removed.load(SeqCst) {
+            return self.settle(&[was]);
+        }
+        self.judge(
+            before,
+            "rollback",
+            &reply,
+            &[was, State::Running, State::Broken],
+        )?;
+        if self.life.state == State::Running {
+            self.life.numbers.extend(&snapshot.numbers);
+        }
+        Ok(())
+    }
+
+    pub fn pause(&mut self) -> Result<(), String> {
+        let before = self.world.weather();
+        let reply = self.world.post(self.sandbox, "pause", &Value::Null);
+        self.world.count("pause", reply.is_done());
+        self.note("pause", &reply);
+        match reply.is_done() {
+            true => {
+                self.life.state = State::Paused;
+                Ok(())
+            }
+            false => self.judge(before, "pause", &reply, &[State::Running, State::Paused]),
+        }
+    }
+
+    /// Wakes it by `call`: `resume` or `connect`.
+    pub fn wake(&mut self, call: &str) -> Result<(), String> {
+        let (before, began) = (self.world.weather(), Instant::now());
+        let hits = self.sandbox.hits.load(SeqCst);
+        let reply = self.world.wake(self.sandbox, call);
+        self.world.count("wake", reply.is_done());
+        self.note(call, &reply);
+        self.life.spawned = (began, Instant::now());
+        match reply.is_done() {
+            true => {
+                self.life.state = State::Running;
+                self.life.mended = hits;
+                Ok(())
+            }
+            false => self.judge(before, call, &reply, &[State::Running, State::Paused]),
+        }
+    }
+
+    /// Its time ends now, and somebody connects: it runs for the time that was asked for.
+    pub fn expire(&mut self) -> Result<(), String> {
+        let before = self.world.weather();
+        let expired = self
+            .world
+            .post(self.sandbox, "timeout", &json!({ "timeout": 0 }));
+        self.note("timeout 0", &expired);
+        if !expired.is_done() {
+            return self.judge(
+                before,
+                "timeout",
+                &expired,
+                &[State::Running, State::Paused],
+            );
+        }
+        let (hits, began) = (self.sandbox.hits.load(SeqCst), Instant::now());
+        let reply = self.world.wake(self.sandbox, "connect");
+        self.world.count("expire", reply.is_done());
+        self.note("connect", &reply);
+        self.life.spawned = (began, Instant::now());
+        if !reply.is_done() {
+            // It may sleep by now; the time that it had is over.
+            let stormed = self.world.stormed_since(before);
+            self.settle(&[State::Running, State::Paused])?;
+            let known = stormed
+                || reply.is_no_room()
+                || self.life.state == State::Broken
+                || self.world.excuse(self.sandbox, self.life);
+            return known
+                .then_some(())
+                .ok_or(format!("connect: {}", reply.short()));
+        }
+        if self.life.state == State::Paused {
+            self.life.mended = hits;
+        }
+        self.life.state = State::Running;
+        self.verify()
+    }
+
+    /// Ends it: what is told as ended is no process any more.
+    pub fn remove(&mut self) -> Result<(), String> {
+        let before = self.world.weather();
+        let of = format!("/sandboxes/{}/process", self.sandbox.id);
+        let process = self.world.api.call("GET", &of, &Value::Null);
+        let path = format!("/sandboxes/{}?forget=true", self.sandbox.id);
+        let reply = self.world.api.call("DELETE", &path, &Value::Null);
+        self.world.count("remove", reply.is_done());
+        self.note("remove", &reply);
+        let was = self.life.state;
+        if reply.is_done() {
+            self.life.state = State::Gone;
+            let pid = process.body()["pid"]
+                .as_u64()
+                .and_then(|p| p.try_into().ok());
+            return pid.map_or(Ok(()), exited);
+        }
+        self.judge(before, "remove", &reply, &[was, State::Gone])
+    }
+}
+
+fn exited(pid: u32) -> Result<(), String> {
+    let limit = Instant::now() + EXIT_LIMIT;
+    while alive(pid) {
+        if Instant::now() > limit {
+            return Err(format!("process {pid} of a sandbox that was removed lives"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
