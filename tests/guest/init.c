@@ -14,6 +14,7 @@
 #include <sys/mount.h>
 #include <sys/reboot.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -29,6 +30,37 @@ static void mount_on(const char *type, const char *where)
 	mkdir(where, 0755);
 	if (mount(type, where, type, 0, NULL) && errno != EBUSY)
 		printf("torture: mount %s: %s\n", where, strerror(errno));
+}
+
+/* Modules that need no other, from the image on the first disk if there is one. */
+static void load_modules(const char *release)
+{
+	static const char *const modules[] = {
+		"net/tls/tls", "net/sched/sch_netem", "drivers/net/ifb", "drivers/block/nbd",
+	};
+	int loaded = 0, unloaded = 0;
+
+	mkdir("/modules", 0755);
+	if (mount("/dev/vda", "/modules", "erofs", MS_RDONLY, NULL))
+		return;
+	for (size_t i = 0; i < sizeof(modules) / sizeof(modules[0]); i++) {
+		char path[256];
+		int fd;
+
+		snprintf(path, sizeof(path), "/modules/usr/lib/modules/%s/kernel/%s.ko", release,
+			 modules[i]);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (fd < 0 || syscall(SYS_finit_module, fd, "", 0)) {
+			printf("FAIL module %s: %s\n", modules[i], strerror(errno));
+			continue;
+		}
+		close(fd);
+		loaded++;
+		if (!syscall(SYS_delete_module, strrchr(modules[i], '/') + 1, O_NONBLOCK))
+			unloaded++;
+	}
+	printf("torture: %d modules loaded, %d unloaded\n", loaded, unloaded);
+	fflush(stdout);
 }
 
 static int run(const char *name, const char *seconds)
@@ -82,6 +114,7 @@ int main(void)
 	printf("torture: Linux %s, %ld processors, up %ld.%02ld s\n", name.release,
 	       sysconf(_SC_NPROCESSORS_ONLN), (long)up.tv_sec, up.tv_nsec / 10000000);
 	fflush(stdout);
+	load_modules(name.release);
 	while (rounds-- > 0)
 		for (size_t i = 0; i < sizeof(programs) / sizeof(programs[0]); i++)
 			if (wanted(programs[i])) {

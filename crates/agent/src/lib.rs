@@ -14,6 +14,7 @@ pub mod boot;
 pub mod filesystem;
 pub mod forward;
 pub mod link;
+pub mod modprobe;
 pub mod process;
 pub mod rest;
 pub mod rpc;

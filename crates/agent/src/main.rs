@@ -1,8 +1,9 @@
-//! The `jiffy-agent` command: pid 1 of a guest, or a plain server for tests and other engines.
+//! The `jiffy-agent` command: pid 1 of a guest, its `modprobe`, or a plain server for tests and
+//! other engines.
 
 #![no_main]
 
-use jiffy_agent::{boot, standalone, sys};
+use jiffy_agent::{boot, modprobe, standalone, sys};
 use jiffy_proto::agent::GVISOR;
 use std::ffi::{CStr, c_char, c_int};
 
@@ -22,13 +23,20 @@ pub unsafe extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int 
     if is_first && argc <= 1 {
         return boot::microvm::run(began_us);
     }
-    let arguments: Vec<String> = (1..usize::try_from(argc).unwrap_or(0))
+    let mut arguments: Vec<String> = (0..usize::try_from(argc).unwrap_or(0))
         .map(|i| {
             // SAFETY: argv has argc valid C strings.
             let argument = unsafe { CStr::from_ptr(*argv.add(i)) };
             argument.to_string_lossy().into_owned()
         })
         .collect();
+    let called = arguments
+        .drain(..arguments.len().min(1))
+        .next()
+        .unwrap_or_default();
+    if called == modprobe::PATH {
+        return modprobe::run(&arguments);
+    }
     if is_first && arguments == [GVISOR] {
         return boot::gvisor::run(began_us);
     }

@@ -7,7 +7,9 @@ use jiffy_image::{
     AgentRoot, BuildError, Defaults, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
     KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError, Templates,
 };
-use jiffy_microvm::{BootError, BootSpec, Cgroups, MemoryPolicy, MicroVm, NetSpec, RestoreSpec};
+use jiffy_microvm::{
+    BootError, BootSpec, Cgroups, MemoryPolicy, MicroVm, ModulesImage, NetSpec, RestoreSpec,
+};
 use jiffy_proto::agent::Identity;
 use jiffy_proto::vm::DiskLimits;
 use jiffy_snapshot::{Lineage, Store};
@@ -93,6 +95,8 @@ pub struct Prepared {
     programs: Programs,
     kernel: File,
     initrd: File,
+    /// Modules of the kernel and their checksum.
+    modules: Option<(File, String)>,
     /// Image with the agent, where one was asked for.
     agent_root: OnceLock<PathBuf>,
     template: Template,
@@ -190,18 +194,25 @@ impl Host {
     }
 
     fn with_template(&self, template: Template) -> Result<Prepared, CreateError> {
-        let kernel = Kernel::choose()?.open(&self.home)?;
+        let chosen = Kernel::choose()?;
+        let kernel = chosen.open(&self.home)?;
+        let modules = chosen.modules(&self.home)?;
+        let modules_sum = modules.as_ref().map_or("none", |m| &m.sha256);
         let agent = read_agent(&self.programs)?;
         let initrd = Initrd::new(&agent)?.file(&self.home)?;
         let template_version = template.manifest.version();
         Ok(Prepared {
             home: self.home.clone(),
             programs: self.programs.clone(),
-            version: format!("kernel {} agent {}", kernel.sha256, initrd.sha256),
+            version: format!(
+                "kernel {} modules {modules_sum} agent {}",
+                kernel.sha256, initrd.sha256
+            ),
             image_name: format!("{}@{template_version}", template.manifest.reference()),
             template_version,
             kernel: kernel.file,
             initrd: initrd.file,
+            modules: modules.map(|modules| (modules.file, modules.sha256)),
             agent_root: OnceLock::new(),
             template,
         })
@@ -244,6 +255,18 @@ impl Prepared {
         images.map(|image| duplicate(&image.file)).collect()
     }
 
+    /// The modules that a snapshot was taken with.
+    fn modules_named(&self, sha256: &str) -> Result<ModulesImage, CreateError> {
+        if let Some(modules) = self.modules.as_ref().filter(|(_, sum)| sum == sha256) {
+            return Ok(image_of(modules)?);
+        }
+        let image = Kernel::choose()?.modules_named(sha256, &self.home)?;
+        Ok(ModulesImage {
+            file: image.file,
+            sha256: image.sha256,
+        })
+    }
+
     /// What a boot of this template needs.
     pub(crate) fn boot_spec(
         &self,
@@ -256,6 +279,7 @@ impl Prepared {
             vmm: self.programs.vmm.clone(),
             kernel: duplicate(&self.kernel)?,
             initrd: duplicate(&self.initrd)?,
+            modules: self.modules.as_ref().map(image_of).transpose()?,
             rootfs: self.images()?,
             blank_disk: Disk::new(size.disk_mib)?.blank_ext4(&self.home)?.file,
             overlay,
@@ -274,8 +298,14 @@ impl Prepared {
         overlay: File,
         memory: MemoryPolicy,
     ) -> Result<RestoreSpec, CreateError> {
+        let newest = lineage.newest();
+        let modules = match newest.and_then(|snapshot| snapshot.manifest().modules.as_deref()) {
+            Some(sum) => Some(self.modules_named(sum)?),
+            None => None,
+        };
         Ok(RestoreSpec {
             vmm: self.programs.vmm.clone(),
+            modules,
             lineage,
             rootfs: self.images()?,
             blank_disk: Disk::new(disk_mib)?.blank_ext4(&self.home)?.file,
@@ -371,5 +401,12 @@ fn duplicate(file: &File) -> Result<File, BootError> {
     file.try_clone().map_err(|source| BootError::Host {
         what: "duplicating a descriptor",
         source,
+    })
+}
+
+fn image_of((file, sha256): &(File, String)) -> Result<ModulesImage, BootError> {
+    Ok(ModulesImage {
+        file: duplicate(file)?,
+        sha256: sha256.clone(),
     })
 }

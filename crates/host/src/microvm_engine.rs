@@ -223,6 +223,9 @@ struct Words {
     /// Its network slot.
     #[serde(default)]
     slot: Option<u32>,
+    /// Checksum of the modules that it has mounted.
+    #[serde(default)]
+    modules: Option<String>,
 }
 
 impl Words {
@@ -450,6 +453,7 @@ impl Engine for MicroVmEngine {
             store: &self.store,
             parent: orphan.snapshot.clone(),
             net: words.slot.is_some(),
+            modules: words.modules,
             identity: renewed(words.identity.clone()).map_err(EngineError::failed)?,
             hello: words.hello,
             report: words.report,
@@ -609,6 +613,7 @@ impl Guest for MicroVmGuest {
                 ..self.identity.clone()
             },
             hello: self.vm.hello().await,
+            modules: self.vm.modules().await,
             report: self.vm.report(),
             slot: self.card.keep(),
         };

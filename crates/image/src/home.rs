@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 /// ```text
 /// <home>/
 ///   kernel/vmlinux-<sha12>          guest kernel, unpacked and verified once
+///   kernel/modules-<sha12>.erofs    its modules; those of earlier kernels stay for their snapshots
 ///   images/sha256-<digest>.erofs    root file systems and what lies on them, read-only, shared by all templates that name them
 ///   templates/[<key>~]<name>[@<tag>]/template.json  manifest: its images, owner, visibility, recipe hash, defaults
 ///   versions/<sha256>.json          manifest of each version of a template that was ever used, as long as something needs it

@@ -1,4 +1,4 @@
-//! The guest kernel.
+//! The guest kernel and its modules.
 
 use crate::file::{FileError, OnPath, create};
 use crate::home::Home;
@@ -9,50 +9,87 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// A guest kernel (an uncompressed ELF `vmlinux`).
+/// A guest kernel (an uncompressed ELF `vmlinux`) and the image with its modules.
 #[derive(Clone, Debug)]
 pub struct Kernel(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    /// A zstd frame in memory, and what it holds.
-    Packed {
-        compressed: &'static [u8],
-        sums: Sums,
+    /// Both are part of this program.
+    BuiltIn { kernel: Packed, modules: Packed },
+    /// The user's own files, taken as they are.
+    Own {
+        kernel: PathBuf,
+        modules: Option<PathBuf>,
     },
-    /// The user's own file, taken as it is.
-    Own(PathBuf),
 }
 
 /// Why there is no kernel to boot.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    #[error("the kernel inside this program is damaged ({detail}): install or build Jiffy again")]
-    Packed { detail: String },
+    #[error("the {what} inside this program is damaged ({detail}): install or build Jiffy again")]
+    Packed { what: &'static str, detail: String },
     #[error(
         "the kernel named by JIFFY_KERNEL is unusable: correct the path, or unset it to use the built-in kernel"
     )]
     Own(#[source] FileError),
+    #[error(
+        "the modules named by JIFFY_KERNEL_MODULES are unusable: correct the path, or unset it"
+    )]
+    OwnModules(#[source] FileError),
+    #[error(
+        "the kernel modules {sha256} that this snapshot was taken with are not in this data directory: use the version of jiffy that took it, or make the sandbox anew"
+    )]
+    NoSuchModules { sha256: String },
     #[error(transparent)]
     Verify(#[from] VerifyError),
     #[error("cannot unpack the kernel")]
     File(#[from] FileError),
 }
 
-const COMPRESSED: &[u8] = include_bytes!("../../../kernel/vmlinux.zst");
-const SUMS: &str = include_str!("../../../kernel/vmlinux.zst.sha256");
+static KERNEL: Package = Package {
+    what: "kernel image",
+    stem: "vmlinux",
+    extension: "",
+    compressed: include_bytes!("../../../kernel/vmlinux.zst"),
+    sums: include_str!("../../../kernel/vmlinux.zst.sha256"),
+};
+static MODULES: Package = Package {
+    what: "kernel modules image",
+    stem: "modules",
+    extension: ".erofs",
+    compressed: include_bytes!("../../../kernel/modules.erofs.zst"),
+    sums: include_str!("../../../kernel/modules.erofs.zst.sha256"),
+};
 
-#[derive(Clone, Debug)]
-struct Sums {
-    compressed: String,
-    vmlinux: String,
+/// A file inside this program: a zstd frame, and `sha256sum` lines for `NAME.zst` and `NAME`.
+#[derive(Debug)]
+struct Package {
+    what: &'static str,
+    /// Its name without checksum and extension.
+    stem: &'static str,
+    extension: &'static str,
+    compressed: &'static [u8],
+    sums: &'static str,
 }
 
-impl Sums {
-    /// Reads `sha256sum` lines for `vmlinux.zst` and `vmlinux`; the latter is computed if it is missing.
-    fn parse(text: &str, compressed: &[u8]) -> Result<Self, KernelError> {
+/// A [`Package`] whose checksums are known.
+#[derive(Clone, Debug)]
+struct Packed {
+    package: &'static Package,
+    /// Checksum of the zstd frame.
+    compressed: String,
+    /// Checksum of the content.
+    plain: String,
+}
+
+impl Package {
+    /// Reads the checksums; that of the content is computed if it is missing.
+    fn open(&'static self) -> Result<Packed, KernelError> {
+        let name = format!("{}{}", self.stem, self.extension);
         let of = |name: &str| {
-            let mut lines = text
+            let mut lines = self
+                .sums
                 .lines()
                 .filter_map(|line| line.split_once(char::is_whitespace));
             let found = lines.find(|(_, file)| file.trim_start_matches([' ', '*']) == name);
@@ -60,65 +97,63 @@ impl Sums {
                 .map(|(sum, _)| sum.to_owned())
                 .filter(|sum| sum.len() == 64)
         };
-        let damaged = |detail: String| KernelError::Packed { detail };
-        let packed =
-            of("vmlinux.zst").ok_or_else(|| damaged("no checksum of vmlinux.zst".to_owned()))?;
-        let vmlinux = match of("vmlinux") {
+        let damaged = |detail: String| KernelError::Packed {
+            what: self.what,
+            detail,
+        };
+        let packed = format!("{name}.zst");
+        let compressed = of(&packed).ok_or_else(|| damaged(format!("no checksum of {packed}")))?;
+        let plain = match of(&name) {
             Some(sum) => sum,
             None => {
-                let plain = zstd::decode_all(compressed).map_err(|e| damaged(e.to_string()))?;
+                let plain =
+                    zstd::decode_all(self.compressed).map_err(|e| damaged(e.to_string()))?;
                 sum_of(&plain)
             }
         };
-        Ok(Self {
-            compressed: packed,
-            vmlinux,
+        Ok(Packed {
+            package: self,
+            compressed,
+            plain,
         })
     }
-}
 
-impl Kernel {
-    /// The kernel at `$JIFFY_KERNEL` if set, else the built-in one.
-    pub fn choose() -> Result<Self, KernelError> {
-        match env::var_os("JIFFY_KERNEL").filter(|path| !path.is_empty()) {
-            Some(path) => Ok(Self(Source::Own(path.into()))),
-            None => Self::built_in(),
-        }
+    /// The file's name in the data directory; none for what is no checksum.
+    fn file_name(&self, sha256: &str) -> Option<String> {
+        let is_sum = sha256.len() == 64 && sha256.bytes().all(|b| b.is_ascii_hexdigit());
+        let short = sha256.get(..12).filter(|_| is_sum)?;
+        Some(format!("{}-{short}{}", self.stem, self.extension))
     }
 
-    /// The kernel this program was built with.
-    pub fn built_in() -> Result<Self, KernelError> {
-        Self::packed(COMPRESSED, SUMS)
-    }
-
-    fn packed(compressed: &'static [u8], sums: &str) -> Result<Self, KernelError> {
-        let sums = Sums::parse(sums, compressed)?;
-        Ok(Self(Source::Packed { compressed, sums }))
-    }
-
-    /// Opens the kernel, unpacked and verified; unpacks it into `home` if that has not happened yet.
-    pub fn open(&self, home: &Home) -> Result<VerifiedFile, KernelError> {
-        let (compressed, sums) = match &self.0 {
-            Source::Packed { compressed, sums } => (*compressed, sums),
-            Source::Own(path) => return own(path),
-        };
-        let path = home
-            .kernel()
-            .join(format!("vmlinux-{}", &sums.vmlinux[..12]));
-        let check = Check {
-            what: "kernel image",
-            sha256: Some(&sums.vmlinux),
+    fn check<'a>(&self, sha256: &'a str) -> Check<'a> {
+        Check {
+            what: self.what,
+            sha256: Some(sha256),
             size: None,
             sparse: false,
             remedy: "remove it and run again",
+        }
+    }
+}
+
+impl Packed {
+    /// Opens the file verified; unpacks it into `home` if that has not happened yet.
+    fn open(&self, home: &Home) -> Result<VerifiedFile, KernelError> {
+        let Package {
+            what, compressed, ..
+        } = *self.package;
+        let damaged = |expected: &str, found: String| KernelError::Packed {
+            what,
+            detail: format!("expected sha256 {expected}, found {found}"),
         };
+        let name = self.package.file_name(&self.plain).unwrap_or_default();
+        let path = home.kernel().join(&name);
+        let check = self.package.check(&self.plain);
         check.open_or_make(&path, home, "kernel", || {
             let found = sum_of(compressed);
-            if found != sums.compressed {
-                let detail = format!("expected sha256 {}, found {found}", sums.compressed);
-                return Err(KernelError::Packed { detail });
+            if found != self.compressed {
+                return Err(damaged(&self.compressed, found));
             }
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
             create(&home.kernel(), &name, |file| {
                 let mut output = Hashing {
                     inner: file,
@@ -126,10 +161,8 @@ impl Kernel {
                 };
                 zstd::stream::copy_decode(compressed, &mut output).on("write", &path)?;
                 match hex(output.hasher) {
-                    found if found == sums.vmlinux => Ok(()),
-                    found => Err(KernelError::Packed {
-                        detail: format!("expected sha256 {}, found {found}", sums.vmlinux),
-                    }),
+                    found if found == self.plain => Ok(()),
+                    found => Err(damaged(&self.plain, found)),
                 }
             })?;
             Ok(())
@@ -137,13 +170,81 @@ impl Kernel {
     }
 }
 
+impl Kernel {
+    /// The kernel at `$JIFFY_KERNEL` if set, with the modules at `$JIFFY_KERNEL_MODULES`; else
+    /// the built-in one.
+    pub fn choose() -> Result<Self, KernelError> {
+        let path = |name| env::var_os(name).filter(|path| !path.is_empty());
+        match path("JIFFY_KERNEL") {
+            Some(kernel) => Ok(Self(Source::Own {
+                kernel: kernel.into(),
+                modules: path("JIFFY_KERNEL_MODULES").map(PathBuf::from),
+            })),
+            None => Self::built_in(),
+        }
+    }
+
+    /// The kernel this program was built with.
+    pub fn built_in() -> Result<Self, KernelError> {
+        Self::packed(&KERNEL, &MODULES)
+    }
+
+    fn packed(kernel: &'static Package, modules: &'static Package) -> Result<Self, KernelError> {
+        Ok(Self(Source::BuiltIn {
+            kernel: kernel.open()?,
+            modules: modules.open()?,
+        }))
+    }
+
+    /// Opens the kernel, unpacked and verified; unpacks it into `home` if that has not happened yet.
+    pub fn open(&self, home: &Home) -> Result<VerifiedFile, KernelError> {
+        match &self.0 {
+            Source::BuiltIn { kernel, .. } => kernel.open(home),
+            Source::Own { kernel, .. } => own(kernel).map_err(KernelError::Own),
+        }
+    }
+
+    /// Opens the image with its modules in the same way. None: it has no modules.
+    pub fn modules(&self, home: &Home) -> Result<Option<VerifiedFile>, KernelError> {
+        match &self.0 {
+            Source::BuiltIn { modules, .. } => modules.open(home).map(Some),
+            Source::Own { modules, .. } => {
+                let opened = modules.as_ref().map(own).transpose();
+                opened.map_err(KernelError::OwnModules)
+            }
+        }
+    }
+
+    /// Opens the image with modules that a snapshot was taken with: those of this kernel, or of
+    /// an earlier one of this data directory.
+    pub fn modules_named(&self, sha256: &str, home: &Home) -> Result<VerifiedFile, KernelError> {
+        match &self.0 {
+            Source::BuiltIn { modules, .. } if modules.plain == sha256 => {
+                return modules.open(home);
+            }
+            Source::Own { .. } => {
+                if let Some(own) = self.modules(home)?.filter(|own| own.sha256 == sha256) {
+                    return Ok(own);
+                }
+            }
+            Source::BuiltIn { .. } => {}
+        }
+        let missing = || KernelError::NoSuchModules {
+            sha256: sha256.chars().take(64).collect(),
+        };
+        let name = MODULES.file_name(sha256).ok_or_else(missing)?;
+        let path = home.kernel().join(name);
+        MODULES.check(sha256).open(&path)?.ok_or_else(missing)
+    }
+}
+
 /// The user's kernel is their responsibility: it is opened and identified, not judged.
-fn own(path: &PathBuf) -> Result<VerifiedFile, KernelError> {
+fn own(path: &PathBuf) -> Result<VerifiedFile, FileError> {
     let open = || {
         let file = File::open(path)?;
         Ok((sum(&file)?, file.metadata()?.len(), file))
     };
-    let (sha256, size, file) = open().on("read", path).map_err(KernelError::Own)?;
+    let (sha256, size, file) = open().on("read", path)?;
     Ok(VerifiedFile {
         file,
         path: path.clone(),
@@ -188,7 +289,16 @@ mod tests {
         if second_line {
             sums += &format!("{}  vmlinux\n", sum_of(b"a kernel"));
         }
-        Kernel::packed(compressed, &sums).unwrap()
+        packed(compressed, sums)
+    }
+
+    fn packed(compressed: &'static [u8], sums: String) -> Kernel {
+        let kernel = Package {
+            compressed,
+            sums: sums.leak(),
+            ..KERNEL
+        };
+        Kernel::packed(Box::leak(Box::new(kernel)), &MODULES).unwrap()
     }
 
     #[test]
@@ -245,10 +355,7 @@ mod tests {
             sum_of(compressed),
             sum_of(b"a kernel")
         );
-        let error = Kernel::packed(compressed, &sums)
-            .unwrap()
-            .open(&home)
-            .unwrap_err();
+        let error = packed(compressed, sums).open(&home).unwrap_err();
         assert!(matches!(error, KernelError::Packed { .. }));
         assert_eq!(fs::read_dir(home.kernel()).unwrap().count(), 0);
     }
@@ -277,9 +384,62 @@ mod tests {
 
     #[test]
     fn a_missing_kernel_of_ones_own_is_named() {
-        let error = own(&PathBuf::from("/nonexistent/vmlinux")).unwrap_err();
+        let (_dir, home) = home();
+        let path = PathBuf::from("/nonexistent/vmlinux");
+        let kernel = Kernel(Source::Own {
+            kernel: path,
+            modules: None,
+        });
+        let error = kernel.open(&home).unwrap_err();
         assert!(error.to_string().contains("JIFFY_KERNEL"));
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert_eq!(source, "cannot read /nonexistent/vmlinux");
+    }
+
+    #[test]
+    fn a_kernel_of_ones_own_has_the_modules_that_are_named_with_it() {
+        let (_dir, home) = home();
+        let own = |modules| {
+            Kernel(Source::Own {
+                kernel: "/nonexistent/vmlinux".into(),
+                modules,
+            })
+        };
+        assert!(own(None).modules(&home).unwrap().is_none());
+        let path = home.run().join("modules");
+        fs::write(&path, "modules").unwrap();
+        let kernel = own(Some(path));
+        let sum = sum_of(b"modules");
+        assert_eq!(kernel.modules(&home).unwrap().unwrap().sha256, sum);
+        assert_eq!(kernel.modules_named(&sum, &home).unwrap().sha256, sum);
+    }
+
+    #[test]
+    fn modules_of_an_earlier_kernel_are_found_by_their_checksum_or_missed_by_it() {
+        let (_dir, home) = home();
+        let kernel = small(true);
+        let sum = sum_of(b"earlier modules");
+        for unknown in [sum.as_str(), "", "../../../etc/passwd", "é"] {
+            let error = kernel.modules_named(unknown, &home).unwrap_err();
+            assert!(matches!(error, KernelError::NoSuchModules { .. }));
+        }
+        let path = home.kernel().join(format!("modules-{}.erofs", &sum[..12]));
+        fs::write(&path, "earlier modules").unwrap();
+        assert_eq!(kernel.modules_named(&sum, &home).unwrap().path, path);
+        fs::write(&path, "something else").unwrap();
+        let error = kernel.modules_named(&sum, &home).unwrap_err();
+        assert!(matches!(error, KernelError::Verify(_)), "{error}");
+    }
+
+    #[test]
+    fn the_built_in_modules_are_an_erofs_image_and_found_by_their_checksum() {
+        let (_dir, home) = home();
+        let kernel = Kernel::built_in().unwrap();
+        let modules = kernel.modules(&home).unwrap().unwrap();
+        let mut magic = [0; 4];
+        modules.file.read_exact_at(&mut magic, 1024).unwrap();
+        assert_eq!(u32::from_le_bytes(magic), 0xE0F5_E1E2);
+        let again = kernel.modules_named(&modules.sha256, &home).unwrap();
+        assert_eq!(again.path, modules.path);
     }
 }

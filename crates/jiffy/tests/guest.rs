@@ -39,7 +39,6 @@ need('inotify', libc.inotify_init1(0) >= 0)
 need('userfaultfd or memfd', libc.memfd_create(b'x', 0) >= 0)
 # Pages of 2 MiB are off by the kernel's own rule in guests below 512 MiB of usable memory; those of 64 KiB are on everywhere.
 need('transparent huge pages', '[always]' in open('/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled').read())
-need('no modules', not os.path.exists('/proc/modules'))
 need('kvmclock', open('/sys/devices/system/clocksource/clocksource0/current_clocksource').read().strip() == 'kvm-clock')
 need('hardware random generator', 'virtio' in open('/sys/class/misc/hw_random/rng_current').read())
 with tempfile.NamedTemporaryFile() as f:

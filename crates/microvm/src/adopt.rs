@@ -69,6 +69,8 @@ pub struct AdoptSpec<'a> {
     pub parent: Option<String>,
     /// Whether it has a network card.
     pub net: bool,
+    /// Checksum of the image with its kernel's modules, if it has one.
+    pub modules: Option<String>,
     /// What its agent is told if it greets again.
     pub identity: Identity,
     /// What its agent said.
@@ -122,6 +124,11 @@ impl MicroVm {
         self.saving.lock().await.hello.clone()
     }
 
+    /// Checksum of the image with its kernel's modules, if it has one.
+    pub async fn modules(&self) -> Option<String> {
+        self.saving.lock().await.modules.clone()
+    }
+
     /// Takes over a VMM that an earlier process kept. One that cannot be adopted is ended.
     pub async fn adopt(spec: AdoptSpec<'_>) -> Result<Self, AdoptError> {
         let path = socket_of(&spec.mark, spec.directory);
@@ -165,6 +172,7 @@ impl MicroVm {
             overlay: estate.overlay,
             parent,
             net: spec.net,
+            modules: spec.modules,
             identity: Some(spec.identity),
             report: spec.report,
             steps: None,

@@ -27,6 +27,6 @@ pub use jail::{JailError, Vmm};
 pub use restore::{MemoryPolicy, RestoreSpec};
 pub use saving::SaveError;
 pub use snapshot::SnapshotSpec;
-pub use spec::{BootSpec, NetSpec};
+pub use spec::{BootSpec, ModulesImage, NetSpec};
 pub use vm::{BootError, ConnectError, Connector, MicroVm};
 pub use waiting::Waiting;

@@ -5,7 +5,7 @@ use crate::driver::Step;
 use crate::host_kvm;
 use crate::jail::Vmm;
 use crate::saving::add;
-use crate::spec::{NetSpec, stack};
+use crate::spec::{ModulesImage, NetSpec, stack};
 use crate::vm::{BootError, Launch, MicroVm, ring};
 use jiffy_engine::BootMode;
 use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};
@@ -37,6 +37,8 @@ pub struct RestoreSpec {
     pub lineage: Lineage,
     /// Images of the root file system it was booted with, the lowest first.
     pub rootfs: Vec<File>,
+    /// Modules of its kernel it was booted with, as the snapshot's manifest says.
+    pub modules: Option<ModulesImage>,
     /// Blank disk it was booted with.
     pub blank_disk: File,
     /// Empty file for this sandbox's writes; one of [`jiffy_snapshot::Store::overlay`] makes snapshots cheap.
@@ -84,7 +86,9 @@ impl RestoreSpec {
                     layers: layers(&mut fds, &files.disk),
                     overlay: add(&mut fds, &self.overlay),
                 };
-                stack(images, written)
+                let modules = self.modules.as_ref();
+                let modules = modules.map(|image| add(&mut fds, &image.file));
+                stack(images, written, modules)
             },
             disk_limits: self.vmm.disk_limits(),
             vsock: Some(VsockConfig {
@@ -170,6 +174,7 @@ impl MicroVm {
             mode: BootMode::Snapshot,
             parent: Some(parent),
             net: spec.net.is_some(),
+            modules: spec.modules.as_ref().map(|image| image.sha256.clone()),
         };
         let request = Request::Restore(Box::new(config));
         Self::launch(launch, &request, &fds, console, overlay)

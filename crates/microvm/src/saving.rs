@@ -60,6 +60,8 @@ pub(crate) struct Saving {
     pub unnamed: Option<Unnamed>,
     /// Whether it has a network card.
     pub net: bool,
+    /// Checksum of the image with its kernel's modules, if it has one.
+    pub modules: Option<String>,
     /// It was adopted, and what it lies on is not in the store.
     pub lost: bool,
     pub hello: Option<Hello>,
@@ -73,6 +75,7 @@ impl Saving {
         overlay: File,
         parent: Option<(String, Hold)>,
         net: bool,
+        modules: Option<String>,
     ) -> Self {
         Self {
             replies,
@@ -80,6 +83,7 @@ impl Saving {
             parent,
             unnamed: None,
             net,
+            modules,
             lost: false,
             hello: None,
             greeting: None,

@@ -221,5 +221,6 @@ fn manifest(saving: &Saving, of: &Unnamed) -> Result<Manifest, SaveError> {
             stored: index.stored.count(),
         }],
         net: saving.net,
+        modules: saving.modules.clone(),
     })
 }

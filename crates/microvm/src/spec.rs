@@ -22,6 +22,8 @@ pub struct BootSpec {
     pub kernel: File,
     /// Initial RAM file system with the agent as `/init`.
     pub initrd: File,
+    /// Modules of this kernel, if it has any.
+    pub modules: Option<ModulesImage>,
     /// What its root file system is made of, read-only, the lowest first; 1 or more.
     pub rootfs: Vec<File>,
     /// Formatted blank disk below the writable one, shared by all sandboxes of that size.
@@ -36,6 +38,15 @@ pub struct BootSpec {
     pub identity: Identity,
     /// Words added to the kernel command line.
     pub extra_cmdline: String,
+}
+
+/// Read-only image with the modules of a guest kernel.
+#[derive(Debug)]
+pub struct ModulesImage {
+    /// The image.
+    pub file: File,
+    /// Its checksum: snapshots need the very image that was mounted when they were taken.
+    pub sha256: String,
 }
 
 /// A network card and the tap it is wired to.
@@ -55,11 +66,17 @@ pub(crate) struct Wire<'a> {
     pub fds: Vec<BorrowedFd<'a>>,
 }
 
-/// The disks of a guest: the lowest image, the disk it writes to, and what lies on that image, in this order.
-pub(crate) fn stack(images: Vec<FdIndex>, written: DiskConfig) -> Vec<DiskConfig> {
+/// The disks of a guest: the lowest image, the disk it writes to, what lies on that image, and
+/// the modules of its kernel, in this order.
+pub(crate) fn stack(
+    images: Vec<FdIndex>,
+    written: DiskConfig,
+    modules: Option<FdIndex>,
+) -> Vec<DiskConfig> {
     let images = images.into_iter();
     let mut disks: Vec<_> = images.map(|image| DiskConfig::ReadOnly { image }).collect();
     disks.insert(disks.len().min(1), written);
+    disks.extend(modules.map(|image| DiskConfig::ReadOnly { image }));
     disks
 }
 
@@ -69,7 +86,11 @@ impl BootSpec {
             0 | 1 => String::new(),
             n => format!(" {}={n}", agent::IMAGES),
         };
-        format!("{CMDLINE}{images} {}", self.extra_cmdline)
+        let modules = match &self.modules {
+            Some(_) => format!(" {}=1", agent::MODULES),
+            None => String::new(),
+        };
+        format!("{CMDLINE}{images}{modules} {}", self.extra_cmdline)
             .trim_end()
             .to_owned()
     }
@@ -95,6 +116,7 @@ impl BootSpec {
                     base: add(self.blank_disk.as_fd()),
                     overlay: add(self.overlay.as_fd()),
                 },
+                self.modules.as_ref().map(|image| add(image.file.as_fd())),
             ),
             disk_limits: self.vmm.disk_limits(),
             vsock: Some(VsockConfig {
@@ -120,17 +142,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_disk_that_is_written_is_the_second_whatever_the_number_of_images() {
+    fn the_disk_that_is_written_is_the_second_and_modules_are_the_last() {
         let written = || DiskConfig::Overlay {
             base: FdIndex(8),
             overlay: FdIndex(9),
         };
         let image = |n| DiskConfig::ReadOnly { image: FdIndex(n) };
-        assert_eq!(stack(vec![FdIndex(1)], written()), [image(1), written()]);
+        assert_eq!(
+            stack(vec![FdIndex(1)], written(), None),
+            [image(1), written()]
+        );
+        assert_eq!(
+            stack(vec![FdIndex(1)], written(), Some(FdIndex(2))),
+            [image(1), written(), image(2)]
+        );
         let three = (1..=3).map(FdIndex).collect();
         assert_eq!(
-            stack(three, written()),
-            [image(1), written(), image(2), image(3)]
+            stack(three, written(), Some(FdIndex(4))),
+            [image(1), written(), image(2), image(3), image(4)]
         );
     }
 }

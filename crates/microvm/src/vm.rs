@@ -170,6 +170,8 @@ pub(crate) struct Parts {
     pub parent: Option<(String, Hold)>,
     /// Whether it has a network card.
     pub net: bool,
+    /// Checksum of the image with its kernel's modules, if it has one.
+    pub modules: Option<String>,
     /// None: it is told later.
     pub identity: Option<Identity>,
     pub report: BootReport,
@@ -188,6 +190,8 @@ pub(crate) struct Launch<'a> {
     pub parent: Option<(String, Hold)>,
     /// Whether it has a network card.
     pub net: bool,
+    /// Checksum of the image with its kernel's modules, if it has one.
+    pub modules: Option<String>,
 }
 
 pub(crate) fn ring() -> Result<ConsoleRing, BootError> {
@@ -219,6 +223,7 @@ impl MicroVm {
             mode: BootMode::Cold,
             parent: None,
             net: spec.net.is_some(),
+            modules: spec.modules.as_ref().map(|image| image.sha256.clone()),
         };
         let overlay = spec.overlay.try_clone().map_err(host)?;
         let (mut vm, steps) = Self::launch(launch, &request, &wire.fds, console, overlay)?;
@@ -252,6 +257,7 @@ impl MicroVm {
             overlay,
             parent: launch.parent,
             net: launch.net,
+            modules: launch.modules,
             identity: launch.identity,
             report: BootReport {
                 mode: launch.mode,
@@ -303,6 +309,7 @@ impl MicroVm {
                 parts.overlay,
                 parts.parent,
                 parts.net,
+                parts.modules,
             ))),
             identity,
             limiting: None,

@@ -24,6 +24,8 @@ pub const MAX_GREETING: usize = 64 * 1024;
 /// Word on the kernel's command line, with a number: how many images the root file system is made of, if there are several. Without a
 /// dot in it, so that the kernel passes it on as a variable of the environment, which can be read before anything is mounted.
 pub const IMAGES: &str = "jiffy_images";
+/// Word on the kernel's command line: the last disk holds the modules of the kernel.
+pub const MODULES: &str = "jiffy_modules";
 /// Name, with a port's number behind it, of the abstract Unix socket that stands for one of the ports above in a sandbox without
 /// vsock. To [`HELLO_PORT`] it is the host that connects. What programs of the sandbox connect is closed without a word: the kernel
 /// tells the agent that it was not the host.

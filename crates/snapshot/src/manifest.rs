@@ -34,6 +34,9 @@ pub struct Manifest {
     /// Whether there is a network card.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub net: bool,
+    /// SHA-256 of the image with the kernel's modules that the guest has mounted, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modules: Option<String>,
 }
 
 /// Versions of what took part.

@@ -49,6 +49,7 @@ fn manifest(id: &str, parent: Option<&str>) -> Manifest {
             stored: 0,
         }],
         net: false,
+        modules: None,
     }
 }
 

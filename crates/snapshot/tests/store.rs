@@ -24,6 +24,7 @@ fn store() -> (TempDir, Store) {
 fn manifest(id: &str, parent: Option<&str>) -> Manifest {
     Manifest {
         net: false,
+        modules: None,
         format: FORMAT,
         id: id.to_owned(),
         parent: parent.map(str::to_owned),

@@ -26,6 +26,8 @@ const HOSTS_DEFAULT: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip
 pub struct Applier {
     engine: Engine,
     last_id: Option<String>,
+    /// The host's clock and the guest's time since boot when the last identity came, nanoseconds.
+    last_seen: Option<(u64, u64)>,
 }
 
 impl Applier {
@@ -34,6 +36,7 @@ impl Applier {
         Self {
             engine,
             last_id: None,
+            last_seen: None,
         }
     }
 
@@ -42,7 +45,14 @@ impl Applier {
         let has_kernel = self.engine == Engine::MicroVm;
         // Time and randomness first: the later steps draw on both.
         if has_kernel {
+            // Whoever is somebody else, or was put back, was made just now: it did not sleep.
+            let is_same = self.last_id.as_ref() == Some(&identity.id) && !identity.rewound;
+            if let Some(seen) = self.last_seen.filter(|_| is_same) {
+                let slept = slept_ns(seen, (identity.time_ns, boot_ns()));
+                count_sleep(slept).map_err(|e| format!("cannot count the time asleep: {e}"))?;
+            }
             set_clock(identity.time_ns).map_err(|e| format!("cannot set the clock: {e}"))?;
+            self.last_seen = Some((identity.time_ns, boot_ns()));
             mix_entropy(&identity.entropy)?;
         }
         if has_kernel && self.last_id.is_some() {
@@ -84,6 +94,31 @@ impl Applier {
             .map_err(|e| format!("cannot tell programs of their new identity: {e}"))?;
         self.last_id = Some(identity.id);
         Ok(())
+    }
+}
+
+/// The guest kernel's: how long the machine slept, to be added to `CLOCK_BOOTTIME`.
+const SLEPT_NS: &str = "/proc/sys/kernel/slept_ns";
+/// Longest sleep that is counted, the kernel's limit: 100 years.
+const MAX_SLEPT_NS: u64 = 100 * 365 * 24 * 3600 * 1_000_000_000;
+
+fn boot_ns() -> u64 {
+    sys::boot_us() * 1000
+}
+
+/// Time that passed on the host's clock and not in the guest, between two looks at both.
+fn slept_ns(before: (u64, u64), now: (u64, u64)) -> u64 {
+    let outside = now.0.saturating_sub(before.0);
+    let inside = now.1.saturating_sub(before.1);
+    outside.saturating_sub(inside).min(MAX_SLEPT_NS)
+}
+
+/// Moves `CLOCK_BOOTTIME` on, as the end of a suspend does.
+fn count_sleep(ns: u64) -> io::Result<()> {
+    match std::fs::write(SLEPT_NS, ns.to_string()) {
+        // The kernel is another one, or the snapshot is of an earlier one.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }
 
@@ -215,5 +250,16 @@ mod tests {
         let second = hosts(&first, "xyz");
         assert_eq!(second, format!("10.0.0.1 db\n127.0.1.1 xyz {HOSTS_MARK}\n"));
         assert!(hosts("", "abc").starts_with("127.0.0.1 localhost\n"));
+    }
+
+    #[test]
+    fn what_the_host_lived_through_and_the_guest_did_not_is_sleep() {
+        let minute = 60_000_000_000;
+        let seen = (1_000 * minute, 5 * minute);
+        assert_eq!(slept_ns(seen, (1_010 * minute, 8 * minute)), 7 * minute);
+        // The host's clock was set back, or ran slower.
+        assert_eq!(slept_ns(seen, (900 * minute, 8 * minute)), 0);
+        assert_eq!(slept_ns(seen, (1_002 * minute, 8 * minute)), 0);
+        assert_eq!(slept_ns((0, 0), (u64::MAX, 0)), MAX_SLEPT_NS);
     }
 }

@@ -13,6 +13,7 @@ pub mod mount;
 pub mod net;
 mod net6;
 pub mod root;
+mod settings;
 
 use tokio::sync::watch;
 

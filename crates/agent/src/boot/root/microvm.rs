@@ -2,12 +2,15 @@
 //!
 //! `/dev/vda` holds the template (erofs, never written), `/dev/vdb` what this sandbox writes (ext4; a tmpfs
 //! without it); an overlay of both becomes the root and the initial archive disappears under it. A template may be a stack
-//! of images: the others are `/dev/vdc` and so on, each on top of those before it.
+//! of images: the others are `/dev/vdc` and so on, each on top of those before it. The disk after
+//! them holds the modules of the kernel, as a tree that lies below all images: so `/lib/modules`
+//! has them beside what an image brings.
 
-use super::{images, mount_overlay, system, text, writable};
+use super::{images, mount_overlay, storage, system, text, writable};
 use crate::boot::mount::{PLAIN, directory, mount, raw};
-use crate::boot::net;
-use jiffy_proto::agent::IMAGES;
+use crate::boot::{net, settings};
+use crate::modprobe;
+use jiffy_proto::agent::{IMAGES, MODULES};
 use std::ffi::{CStr, OsStr};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +20,8 @@ use std::time::{Duration, Instant};
 /// How long a disk may take to appear.
 const DISK_WAIT: Duration = Duration::from_secs(2);
 
-/// Letters of the disks with images, the lowest first: the second disk is the one that is written to.
+/// Letters of the disks with images, the lowest first: the second disk is the one that is written
+/// to. After the last image come the modules.
 const IMAGE_DISKS: &[u8] = b"acdefgh";
 
 /// Every file that was touched is whole in the upper directory, under its own name: layers are made of it.
@@ -37,16 +41,22 @@ pub fn enter() -> Result<(), String> {
     open_devices();
     open_console();
     mount_image(c"/dev/vda", c"/lower")?;
-    let lower = mount_others(images(IMAGES, IMAGE_DISKS.len())?.unwrap_or(1))?;
+    let count = images(IMAGES, IMAGE_DISKS.len())?.unwrap_or(1);
+    let lower = mount_others(count)?;
+    let modules = mount_modules(count)?;
     mount_writable()?;
+    let storage = storage::make("/upper")?;
     mount_overlay(
-        &format!("{lower}/lower"),
+        &format!("{lower}/lower{modules}"),
         "/upper",
         c"/root-new",
         OVERLAY_OPTIONS,
     )?;
     switch()?;
     system()?;
+    settings::apply();
+    storage::mount(storage)?;
+    mount_tracing();
     mount(
         c"cgroup2",
         c"/sys/fs/cgroup",
@@ -121,6 +131,40 @@ fn mount_others(count: usize) -> Result<String, String> {
         lower = format!("{at}:{lower}");
     }
     Ok(lower)
+}
+
+/// Mounts the image with the modules, if there is one, and names it as overlayfs wants it.
+fn mount_modules(images: usize) -> Result<&'static str, String> {
+    if std::env::var_os(MODULES).is_none() {
+        return Ok("");
+    }
+    let letter = IMAGE_DISKS.get(images).copied().map(char::from);
+    let letter = letter.ok_or("there is no disk for the kernel's modules")?;
+    directory("/lower-modules", 0o755);
+    mount_image(&text(format!("/dev/vd{letter}"))?, c"/lower-modules")?;
+    Ok(":/lower-modules")
+}
+
+/// What programs that look into the kernel expect, for root only. Kernels without them are fine.
+fn mount_tracing() {
+    let _ = raw(
+        c"debugfs",
+        c"/sys/kernel/debug",
+        c"debugfs",
+        PLAIN,
+        c"mode=0700",
+    );
+    let _ = raw(
+        c"tracefs",
+        c"/sys/kernel/tracing",
+        c"tracefs",
+        PLAIN,
+        c"mode=0700",
+    );
+    let types = modprobe::directory().join("btf");
+    if let Ok(types) = crate::sys::cpath(&types) {
+        let _ = raw(&types, c"/sys/kernel/btf", c"", libc::MS_BIND, c"");
+    }
 }
 
 fn mount_image(disk: &CStr, at: &CStr) -> Result<(), String> {

@@ -4,6 +4,7 @@
 
 pub mod gvisor;
 pub mod microvm;
+pub mod storage;
 
 use super::mount::{PLAIN, directory, mount, raw};
 use crate::sys;

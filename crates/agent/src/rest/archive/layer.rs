@@ -2,7 +2,7 @@
 
 use super::{Query, send};
 use crate::body::Reply;
-use crate::boot::root;
+use crate::boot::root::{self, storage};
 use crate::rest::error::RestError;
 use crate::state::Agent;
 use hyper::body::Incoming;
@@ -38,6 +38,22 @@ pub async fn answer(
         )
     })?;
     let top = OwnedFd::from(written.try_clone().map_err(failed)?);
+    let mut stored = Vec::new();
+    for storage in storage::mounted() {
+        if let Some(at) = storage.container_layers() {
+            return Err(RestError::new(
+                StatusCode::CONFLICT,
+                format!(
+                    "there are container images in /{at}, which cannot become part of a template: \
+                     let a start command pull them, or remove them in the step that made them"
+                ),
+            ));
+        }
+        if storage.is_used() {
+            let directory = storage.directory.try_clone().map_err(failed)?;
+            stored.push((OwnedFd::from(directory), storage.place));
+        }
+    }
     let contents = Contents {
         xattrs: |name| !name.starts_with(b"trusted.overlay."),
         leave_out: is_left_out,
@@ -53,7 +69,10 @@ pub async fn answer(
                 source: io::Error::last_os_error(),
             });
         }
-        packer.tree(top, b"")
+        packer.tree(top, b"")?;
+        // What lies beneath these is on the disk, and in no overlay.
+        let mut stored = stored.into_iter();
+        stored.try_for_each(|(directory, place)| packer.tree(directory, place.as_bytes()))
     })
     .await
 }
