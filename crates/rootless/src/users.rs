@@ -1,0 +1,70 @@
+//! Processes in a user namespace, or in one beneath it.
+
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// `NS_GET_PARENT` (ioctl_nsfs(2)).
+const NS_GET_PARENT: libc::c_ulong = 0xb702;
+/// Most user namespaces one beneath the other (user_namespaces(7)).
+const MAX_DEPTH: usize = 33;
+
+/// Processes beside this one and its children that are in its user namespace or beneath it.
+pub(crate) fn others() -> Vec<u32> {
+    let Ok(own) = fs::metadata("/proc/self/ns/user").map(|data| data.ino()) else {
+        return Vec::new();
+    };
+    let me = std::process::id();
+    let names = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = names.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|&pid| pid != me && runs(pid, me))
+        .filter(|pid| is_beneath(Path::new(&format!("/proc/{pid}/ns/user")), own))
+        .collect()
+}
+
+/// Tells if process `pid` has not ended, and is no child of `me`.
+fn runs(pid: u32, me: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name may hold anything but ends with the last bracket.
+    let mut words = stat
+        .rsplit_once(')')
+        .map_or("", |(_, rest)| rest)
+        .split_whitespace();
+    let (state, parent) = (words.next(), words.next());
+    state.is_some_and(|state| state != "Z") && parent.and_then(|p| p.parse().ok()) != Some(me)
+}
+
+fn is_beneath(namespace: &Path, own: u64) -> bool {
+    let Ok(mut file) = File::open(namespace) else {
+        return false;
+    };
+    for _ in 0..MAX_DEPTH {
+        if file.metadata().is_ok_and(|data| data.ino() == own) {
+            return true;
+        }
+        // SAFETY: no pointers; what it returns is a new descriptor that is ours.
+        let fd = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_PARENT) };
+        if fd < 0 {
+            return false;
+        }
+        // SAFETY: the descriptor was just made and nobody else has it.
+        file = unsafe { File::from_raw_fd(fd) };
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_in_its_own_user_namespace() {
+        let own = fs::metadata("/proc/self/ns/user").unwrap().ino();
+        assert!(is_beneath(Path::new("/proc/self/ns/user"), own));
+        assert!(!is_beneath(Path::new("/proc/self/ns/user"), own + 1));
+        assert!(!is_beneath(Path::new("/proc/self/ns/nothing"), own));
+        let (me, parent) = (std::process::id(), std::os::unix::process::parent_id());
+        assert!(runs(me, 0) && !runs(me, parent) && !runs(0, 1));
+    }
+}
