@@ -27,12 +27,16 @@ const CONTROL: i32 = 3;
 /// processes (SETUID, SETGID, SETPCAP, CHOWN), their namespaces, roots and cards (SYS_ADMIN, SYS_CHROOT, NET_ADMIN, NET_RAW), and
 /// looking after them (KILL, SYS_PTRACE, DAC_OVERRIDE, SYS_RESOURCE).
 const CAPABILITIES: [u32; 12] = [0, 1, 5, 6, 7, 8, 12, 13, 18, 19, 21, 24];
+/// CAP_SETFCAP: mapping the only user of a namespace into a further one takes it
+/// (user_namespaces(7), Linux 5.12).
+const MAP_ONLY_USER: u32 = 31;
 /// No kernel has more capabilities.
 const MAX_CAPABILITY: u32 = 63;
 
 /// Gives up all other capabilities, for ever. Only system calls, no allocation: it runs between fork and exec.
-fn leave_capabilities() -> std::io::Result<()> {
-    for capability in (0..=MAX_CAPABILITY).filter(|c| !CAPABILITIES.contains(c)) {
+fn leave_capabilities(maps_only_user: bool) -> std::io::Result<()> {
+    let kept = |c| CAPABILITIES.contains(&c) || (maps_only_user && c == MAP_ONLY_USER);
+    for capability in (0..=MAX_CAPABILITY).filter(|&c| !kept(c)) {
         // SAFETY: no pointers. One that this kernel does not know cannot be had either.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     }
@@ -291,9 +295,12 @@ impl Helper {
         command
             .fd_mappings(vec![mapping])
             .map_err(|e| failed(std::io::Error::other(e)))?;
+        let maps_only_user = jiffy_rootless::maps_only_itself();
         // SAFETY: only system calls between fork and exec.
         unsafe {
-            std::os::unix::process::CommandExt::pre_exec(&mut command, leave_capabilities);
+            std::os::unix::process::CommandExt::pre_exec(&mut command, move || {
+                leave_capabilities(maps_only_user)
+            });
         }
         // What a terminal sends to a daemon in its foreground is not for it: it ends when the daemon has.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);

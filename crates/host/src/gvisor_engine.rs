@@ -45,7 +45,7 @@ impl GvisorEngine {
         network: Option<Network>,
     ) -> Result<Self, EngineError> {
         let host = shelf.host();
-        let limited = host.programs().vmm.is_limited();
+        let limited = host.programs().vmm.is_limited() && can_limit();
         let directory = host.home().run().join(SANDBOXES);
         let helper = Helper::new(program(host)?, directory, limited);
         let helper = helper.map_err(EngineError::failed)?;
@@ -61,7 +61,7 @@ impl GvisorEngine {
         network: Option<Network>,
     ) -> Result<Self, EngineError> {
         // A virtual machine has no more than its memory; here it takes a control group to see to that.
-        let limited = matches!(Cgroups::find(), Ok(Some(_)));
+        let limited = can_limit() && matches!(Cgroups::find(), Ok(Some(_)));
         let helper = Helper::brief(program(shelf.host())?, directory, limited);
         let helper = helper.map_err(EngineError::failed)?;
         Self::with(shelf, store, helper, network).await
@@ -116,14 +116,27 @@ impl GvisorEngine {
     }
 }
 
-/// The helper program, if sandboxes of it can be made here: what isolates them are namespaces and users, which only root hands out.
+/// Tells if sandboxes can have control groups: gVisor makes them at the top, where only the host's
+/// root may. Without them the sandbox's kernel sees to its memory.
+fn can_limit() -> bool {
+    jiffy_rootless::current().is_none()
+}
+
+/// The helper program, if sandboxes of it can be made here: namespaces isolate them, which root
+/// makes, or an ordinary user where the kernel lets him be root of one of his own.
 pub(crate) fn program(host: &Host) -> Result<PathBuf, EngineError> {
     let program = host.programs().gvisor.clone();
     let program = program.map_err(EngineError::failed)?;
-    match nix::unistd::Uid::effective().is_root() {
-        true => Ok(program),
-        false => Err(EngineError::Failed {
-            reason: "gVisor needs root to isolate sandboxes: run this as root".to_owned(),
+    if nix::unistd::Uid::effective().is_root() {
+        return Ok(program);
+    }
+    match jiffy_rootless::usable() {
+        Ok(()) => Ok(program),
+        Err(missing) => Err(EngineError::Failed {
+            reason: format!(
+                "gVisor needs root, or user namespaces, to isolate sandboxes: {}; {}",
+                missing.what, missing.remedy
+            ),
         }),
     }
 }

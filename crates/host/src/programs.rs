@@ -35,7 +35,7 @@ pub enum ProgramError {
 
 impl Programs {
     /// `$JIFFY_VMM`, `$JIFFY_AGENT` and `$JIFFY_GVISOR`, else beside the running program, else in `../lib/jiffy` from there. VMMs are jailed as
-    /// `$JIFFY_JAIL` says: `on`, `off`, or, if nothing does, if the caller is root.
+    /// `$JIFFY_JAIL` says: `on`, `off`, or, if nothing does, if the caller is root of the host.
     pub fn find() -> Result<Self, ProgramError> {
         Ok(Self {
             vmm: Vmm::new(find("jiffy-vmm", "JIFFY_VMM")?, jailed()?),
@@ -48,7 +48,7 @@ impl Programs {
 fn jailed() -> Result<bool, ProgramError> {
     let word = env::var_os("JIFFY_JAIL").unwrap_or_default();
     match word.to_str() {
-        Some("") => Ok(nix::unistd::Uid::effective().is_root()),
+        Some("") => Ok(jiffy_rootless::is_host_root()),
         Some("on") => Ok(true),
         Some("off") => Ok(false),
         _ => Err(ProgramError::Jail(word.to_string_lossy().into_owned())),
