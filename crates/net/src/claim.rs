@@ -4,6 +4,7 @@
 //! sandbox that is gone do not leave the host.
 
 use crate::NetError;
+use crate::namespace;
 use crate::program;
 use ipnet::Ipv4Net;
 use nix::fcntl::{Flock, FlockArg};
@@ -14,8 +15,6 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Where the claims are; a reboot takes them away with what was claimed.
-const DIRECTORY: &str = "/run/jiffy-net";
 /// Where ranges are looked for first: set aside for benchmarks of networks (RFC 2544), so in use nowhere.
 const FIRST: (Ipv4Addr, u8) = (Ipv4Addr::new(198, 18, 0, 0), 15);
 /// And then, if all of that is taken.
@@ -51,7 +50,7 @@ impl Claims {
             |what: &Path| NetError::host(format!("claims on addresses in {}", what.display()));
         let namespace = Path::new("/proc/thread-self/ns/net");
         let inode = fs::metadata(namespace).map_err(failed(namespace))?.ino();
-        let directory = Path::new(DIRECTORY).join(inode.to_string());
+        let directory = namespace::place().join(inode.to_string());
         fs::create_dir_all(&directory).map_err(failed(&directory))?;
         let path = directory.join("lock");
         let file = File::options()

@@ -7,6 +7,7 @@ use crate::conntrack::{self, Limits};
 use crate::device;
 use crate::forwarding::{self, Version};
 use crate::namespace;
+use crate::own::OwnAddresses;
 use crate::program;
 use crate::slot::{prefix, range6};
 use ipnet::{Ipv4Net, Ipv6Net};
@@ -21,16 +22,18 @@ pub(crate) fn table(tag: &str) -> String {
 }
 
 /// Lets sandboxes with addresses in `range` out, and to nothing of this host. Replaces what an earlier daemon did. Over IPv6 too, if the
-/// host has a way there, which is `uplink6`.
+/// host has a way there, which is `uplink6`. Where the host is beyond a router,
+/// `own` are its addresses.
 pub(crate) fn set_up(
     claims: &Claims,
     tag: &str,
     range: Ipv4Net,
     uplink6: Option<&str>,
     limits: Limits,
+    own: Option<&OwnAddresses>,
 ) -> Result<(), NetError> {
     let range6 = uplink6.map(|_| range6(tag));
-    program::nft(&script(tag, range, range6, limits))?;
+    program::nft(&script(tag, range, range6, limits, own))?;
     forwarding::start(claims, Version::V4, "")?;
     if let (Some(uplink), Some(range)) = (uplink6, range6) {
         forwarding::start(claims, Version::V6, uplink)?;
@@ -66,7 +69,15 @@ pub(crate) fn tear_down(claims: &Claims, tag: &str) {
     }
 }
 
-fn script(tag: &str, range: Ipv4Net, range6: Option<Ipv6Net>, limits: Limits) -> String {
+fn script(
+    tag: &str,
+    range: Ipv4Net,
+    range6: Option<Ipv6Net>,
+    limits: Limits,
+    own: Option<&OwnAddresses>,
+) -> String {
+    let sets = own.map_or_else(String::new, OwnAddresses::sets);
+    let own = own.map_or("", |_| OwnAddresses::rules());
     let counted = limits.chains();
     let (timeouts, shorten) = conntrack::ended_if_known();
     let (table, slots) = (table(tag), format!("\"{}*\"", prefix(tag)));
@@ -82,7 +93,7 @@ fn script(tag: &str, range: Ipv4Net, range6: Option<Ipv6Net>, limits: Limits) ->
         r#"table inet {table}
 delete table inet {table}
 table inet {table} {{
-  chain refuse {{
+{sets}  chain refuse {{
     meta l4proto tcp reject with tcp reset
     reject with icmpx type admin-prohibited
   }}
@@ -95,7 +106,7 @@ table inet {table} {{
     {own6}
     ip daddr {range} goto refuse
     fib daddr type != unicast goto refuse
-{shorten}  }}
+{own}{shorten}  }}
   chain here {{
     type filter hook input priority filter; policy accept;
     iifname {slots} drop

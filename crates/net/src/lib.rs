@@ -18,6 +18,7 @@ mod namespace;
 mod network;
 mod numbers;
 mod outbound;
+mod own;
 mod pace;
 mod policy;
 mod program;

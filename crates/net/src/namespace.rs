@@ -15,16 +15,38 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-/// Directory of names: a mount of its own, gone with the last of them.
-const DIRECTORY: &str = "/run/jiffy-net/netns";
+/// Directory of claims and names, if this process is root of the host.
+const PLACE: &str = "/run/jiffy-net";
+/// Directory of names in it: a mount of its own, gone with the last of them.
+const NAMES: &str = "netns";
 /// Directory of names in earlier versions, whose guests may still run.
 const FORMER: &str = "/run/netns";
-/// Held while the directory is mounted, unmounted, or given a name.
-const LOCK: &str = "/run/jiffy-net/netns.lock";
+/// File there that is locked while the directory is mounted, unmounted, or given a name.
+const LOCK: &str = "netns.lock";
 /// Mounts on one name that are taken off before it counts as pinned.
 const MAX_STACKED_MOUNTS: usize = 16;
 /// The namespace of the thread that opens it.
 const OWN: &str = "/proc/thread-self/ns/net";
+
+/// Directory of claims and names.
+pub(crate) fn place() -> &'static Path {
+    jiffy_rootless::current().map_or(Path::new(PLACE), |own| own.directory())
+}
+
+fn directory() -> PathBuf {
+    place().join(NAMES)
+}
+
+/// Runs `work` in the network that slots lead to: the host's, or the router of an ordinary user.
+/// Threads that it starts are there, too.
+pub(crate) fn outside<T: Send>(
+    work: impl FnOnce() -> Result<T, NetError> + Send,
+) -> Result<T, NetError> {
+    match jiffy_rootless::current() {
+        None => work(),
+        Some(own) => enter_at(&own.router(), work),
+    }
+}
 
 /// Path of namespace `name`, which need not exist.
 pub(crate) fn path(name: &str) -> PathBuf {
@@ -36,12 +58,15 @@ pub(crate) fn path(name: &str) -> PathBuf {
 }
 
 fn paths(name: &str) -> [PathBuf; 2] {
-    [DIRECTORY, FORMER].map(|directory| Path::new(directory).join(name))
+    [directory().join(name), Path::new(FORMER).join(name)]
 }
 
 /// Names that begin with `prefix`.
 pub(crate) fn list(prefix: &str) -> Vec<String> {
-    let entries = [DIRECTORY, FORMER].map(fs::read_dir).into_iter().flatten();
+    let entries = [directory(), FORMER.into()]
+        .map(fs::read_dir)
+        .into_iter()
+        .flatten();
     let names = entries
         .flatten()
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -69,10 +94,16 @@ pub(crate) fn enter<T: Send>(
     name: &str,
     work: impl FnOnce() -> Result<T, NetError> + Send,
 ) -> Result<T, NetError> {
-    let path = path(name);
+    enter_at(&path(name), work)
+}
+
+fn enter_at<T: Send>(
+    path: &Path,
+    work: impl FnOnce() -> Result<T, NetError> + Send,
+) -> Result<T, NetError> {
     on_thread(|| {
         let failed = || NetError::host(format!("entering {}", path.display()));
-        let namespace = File::open(&path).map_err(failed())?;
+        let namespace = File::open(path).map_err(failed())?;
         setns(namespace, CloneFlags::CLONE_NEWNET).map_err(|e| failed()(e.into()))?;
         work()
     })
@@ -104,16 +135,14 @@ fn remove_at(path: &Path) -> bool {
 }
 
 fn lock() -> Result<Flock<File>, NetError> {
-    let path = Path::new(LOCK);
+    let path = place().join(LOCK);
     let failed = || NetError::host(format!("locking {}", path.display()));
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).map_err(failed())?;
-    }
+    fs::create_dir_all(place()).map_err(failed())?;
     let file = File::options()
         .create(true)
         .truncate(false)
         .write(true)
-        .open(path)
+        .open(&path)
         .map_err(failed())?;
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| failed()(e.into()))
 }
@@ -121,9 +150,8 @@ fn lock() -> Result<Flock<File>, NetError> {
 /// Whether the directory is the mount that it should be.
 fn is_mounted() -> bool {
     let device = |path: &Path| fs::metadata(path).map(|data| data.dev()).ok();
-    let directory = Path::new(DIRECTORY);
-    let above = directory.parent().and_then(device);
-    device(directory).is_some_and(|own| Some(own) != above)
+    let above = device(place());
+    device(&directory()).is_some_and(|own| Some(own) != above)
 }
 
 /// Mounts the directory, with the lock held: a file system of its own, whose mounts neither propagate nor follow a bind of `/run`.
@@ -131,23 +159,24 @@ fn prepare() -> Result<(), NetError> {
     if is_mounted() {
         return Ok(());
     }
-    let failed = || NetError::host(format!("mounting {DIRECTORY}"));
+    let directory = directory();
+    let failed = || NetError::host(format!("mounting {}", directory.display()));
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(DIRECTORY)
+        .create(&directory)
         .map_err(failed())?;
     mount(
         Some("jiffy-netns"),
-        DIRECTORY,
+        &directory,
         Some("tmpfs"),
         MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC,
         Some("mode=0700"),
     )
     .map_err(|e| failed()(e.into()))?;
     let none = None::<&str>;
-    mount(none, DIRECTORY, none, MsFlags::MS_UNBINDABLE, none).map_err(|e| {
-        let _ = umount2(DIRECTORY, MntFlags::MNT_DETACH);
+    mount(none, &directory, none, MsFlags::MS_UNBINDABLE, none).map_err(|e| {
+        let _ = umount2(&directory, MntFlags::MNT_DETACH);
         failed()(e.into())
     })
 }
@@ -157,18 +186,19 @@ pub(crate) fn release() {
     let Ok(_lock) = lock() else {
         return;
     };
-    let empty = fs::read_dir(DIRECTORY).is_ok_and(|mut names| names.next().is_none());
+    let directory = directory();
+    let empty = fs::read_dir(&directory).is_ok_and(|mut names| names.next().is_none());
     if empty && is_mounted() {
         // One that somebody has open stays until the next who asks.
-        let _ = umount2(DIRECTORY, MntFlags::UMOUNT_NOFOLLOW);
-        let _ = fs::remove_dir(DIRECTORY);
+        let _ = umount2(&directory, MntFlags::UMOUNT_NOFOLLOW);
+        let _ = fs::remove_dir(&directory);
     }
 }
 
 fn give_name(name: &str) -> Result<(), NetError> {
     let _lock = lock()?;
     prepare()?;
-    let path = Path::new(DIRECTORY).join(name);
+    let path = directory().join(name);
     let failed = || NetError::host(format!("mounting {}", path.display()));
     File::create_new(&path).map_err(failed())?;
     mount(

@@ -9,6 +9,7 @@ use crate::forwarding;
 use crate::host;
 use crate::namespace;
 use crate::numbers::Numbers;
+use crate::own::{Changes, Follower, OwnAddresses};
 use crate::policy::{Policy, Reach, RulesError};
 use crate::program;
 use crate::proxy::Proxy;
@@ -85,6 +86,8 @@ struct Shared {
     upstreams: Arc<Upstreams>,
     /// Sees to it that sandboxes leave room in the host's table of connections.
     watcher: Mutex<Option<Watcher>>,
+    /// Keeps the host's own addresses from sandboxes where the host is beyond a router.
+    follower: Mutex<Option<Follower>>,
     worker: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -127,8 +130,14 @@ async fn blocking<T: Send + 'static>(
 /// Whether this process can make networks with such cards; why not.
 fn able(card: Card) -> Result<(), NetError> {
     let unable = |why: &str| Err(NetError::Unable(why.to_owned()));
-    if !nix::unistd::Uid::effective().is_root() {
-        return unable("only root can make network namespaces and rules");
+    match jiffy_rootless::current().map(|own| own.uplink()) {
+        Some(Err(why)) => return unable(why),
+        None if !nix::unistd::Uid::effective().is_root() => {
+            return unable(
+                "only root can make network namespaces and rules, here not even of its own: see `jiffy doctor`",
+            );
+        }
+        _ => {}
     }
     for name in ["ip", "nft"] {
         if program::find(name).is_none() {
@@ -161,6 +170,18 @@ impl Network {
     /// [`Network::reclaim`].
     pub fn open(config: &NetworkConfig) -> Result<Self, NetError> {
         able(config.card)?;
+        let Some(_) = jiffy_rootless::current() else {
+            return Self::open_here(config, None);
+        };
+        // Here, in the network that has them.
+        let (changes, own) = Changes::subscribe()?;
+        let network = namespace::outside(|| Self::open_here(config, Some(&own)))?;
+        let follower = changes.follow(&network.0.common.tag, own)?;
+        *lock(&network.0.follower) = Some(follower);
+        Ok(network)
+    }
+
+    fn open_here(config: &NetworkConfig, own: Option<&OwnAddresses>) -> Result<Self, NetError> {
         let slots = config.slots.clamp(1, 4096);
         let tag = claim::tag(&config.home);
         let claims = Claims::lock()?;
@@ -173,7 +194,7 @@ impl Network {
             per_sandbox: config.connections.max(1),
             total: config.connections_total,
         };
-        host::set_up(&claims, &tag, range, uplink6.as_deref(), limits)?;
+        host::set_up(&claims, &tag, range, uplink6.as_deref(), limits, own)?;
         let reach = Reach {
             granted: config.granted.clone(),
             version6: uplink6.is_some(),
@@ -206,6 +227,7 @@ impl Network {
             orders: Mutex::new(Some(orders)),
             upstreams,
             watcher: Mutex::new(Some(watcher)),
+            follower: Mutex::default(),
             worker: Mutex::default(),
         }));
         let first = network
@@ -337,6 +359,7 @@ impl Network {
         // What was ordered so far is still done; what comes later is done by whoever would order it.
         drop(lock(&self.0.orders).take());
         drop(lock(&self.0.watcher).take());
+        drop(lock(&self.0.follower).take());
         if let Some(worker) = lock(&self.0.worker).take() {
             let _ = worker.join();
         }
@@ -351,7 +374,7 @@ struct New {
 
 impl New {
     fn make(shared: Arc<Shared>, card: Card) -> Result<Self, NetError> {
-        let slot = Some(shared.make(card)?);
+        let slot = Some(namespace::outside(|| shared.make(card))?);
         Ok(Self { shared, slot })
     }
 
@@ -377,8 +400,12 @@ impl Shared {
         };
         // A guest may last a moment longer than the network is open.
         if let Some(Order::Destroy(number, record)) = left {
-            self.destroy(&[(number, record)], false);
-            self.tear_down_if_unused();
+            // Nothing here fails: what cannot be removed is in nobody's way.
+            let _ = namespace::outside(|| {
+                self.destroy(&[(number, record)], false);
+                self.tear_down_if_unused();
+                Ok(())
+            });
         }
     }
 
@@ -513,7 +540,7 @@ impl Lease {
 
     /// Lets its guest out.
     pub fn open(&self) -> Result<(), NetError> {
-        slot::open(&self.network.0.common, self.number)
+        namespace::outside(|| slot::open(&self.network.0.common, self.number))
     }
 
     /// Puts other rules in force, also for the connections there are.

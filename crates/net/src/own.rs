@@ -1,0 +1,209 @@
+//! Addresses of the host, kept from the sandboxes of an ordinary user.
+//!
+//! Root's packets to an address of the host are known by the host's own routes. Those of an ordinary
+//! user leave through a program that opens connections for them, and to that program the host is
+//! there like any other: so the table of the router has the host's addresses, and changes with them.
+
+use crate::NetError;
+use crate::device;
+use crate::host::table;
+use crate::namespace;
+use crate::program;
+use nix::errno::Errno;
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
+};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::thread;
+
+/// Changes of addresses (`RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV6_IFADDR`, rtnetlink(7)).
+const CHANGES: u32 = 0x10 | 0x100;
+
+/// The host's addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct OwnAddresses(BTreeSet<IpAddr>);
+
+impl OwnAddresses {
+    /// Those of the network namespace of this thread.
+    fn read() -> Result<Self, NetError> {
+        let found = getifaddrs().map_err(|e| NetError::host("listing addresses")(e.into()))?;
+        let addresses = found.filter_map(|one| {
+            let address = one.address?;
+            let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+        });
+        Ok(Self(addresses.collect()))
+    }
+
+    /// Elements of a set of one version of IP, in the language of `nft`.
+    fn elements(&self, ipv6: bool) -> Option<String> {
+        let of = self.0.iter().filter(|address| address.is_ipv6() == ipv6);
+        let words: Vec<String> = of.map(IpAddr::to_string).collect();
+        (!words.is_empty()).then(|| format!("{{ {} }}", words.join(", ")))
+    }
+
+    /// Sets for a table that refuses them.
+    pub fn sets(&self) -> String {
+        let set = |name: &str, kind: &str, elements: Option<String>| {
+            let elements = elements.map_or(String::new(), |e| format!(" elements = {e};"));
+            format!("  set {name} {{ type {kind};{elements} }}\n")
+        };
+        set("own4", "ipv4_addr", self.elements(false))
+            + &set("own6", "ipv6_addr", self.elements(true))
+    }
+
+    /// Rules that go by these sets.
+    pub fn rules() -> &'static str {
+        "    ip daddr @own4 goto refuse\n    ip6 daddr @own6 goto refuse\n"
+    }
+
+    /// Replaces the sets' elements in the table of `tag`.
+    fn script(&self, tag: &str) -> String {
+        let table = table(tag);
+        let mut text = String::new();
+        for (name, elements) in [
+            ("own4", self.elements(false)),
+            ("own6", self.elements(true)),
+        ] {
+            text += &format!("flush set inet {table} {name}\n");
+            if let Some(elements) = elements {
+                text += &format!("add element inet {table} {name} {elements}\n");
+            }
+        }
+        text
+    }
+}
+
+/// Socket that tells of changes, before anybody listens.
+#[derive(Debug)]
+pub(crate) struct Changes(OwnedFd);
+
+impl Changes {
+    /// In the network namespace of this thread, with the addresses that it has now.
+    pub fn subscribe() -> Result<(Self, OwnAddresses), NetError> {
+        let failed = |e: Errno| NetError::host("listening for changes of addresses")(e.into());
+        let socket = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            SockProtocol::NetlinkRoute,
+        )
+        .map_err(failed)?;
+        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, CHANGES)).map_err(failed)?;
+        Ok((Self(socket), OwnAddresses::read()?))
+    }
+
+    /// Begins to keep the table of `tag`, in which `known` are.
+    pub fn follow(self, tag: &str, known: OwnAddresses) -> Result<Follower, NetError> {
+        let failed = || NetError::host("following changes of addresses");
+        let (stop, stopped) = UnixStream::pair().map_err(failed())?;
+        let tag = tag.to_owned();
+        let thread = thread::Builder::new()
+            .name("addresses".to_owned())
+            .spawn(move || self.run(&tag, known, &stopped))
+            .map_err(failed())?;
+        Ok(Follower {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    fn run(&self, tag: &str, mut known: OwnAddresses, stopped: &UnixStream) {
+        let mut buffer = [0; 8192];
+        loop {
+            let fd = |fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            let mut fds = [fd(self.0.as_raw_fd()), fd(stopped.as_raw_fd())];
+            // SAFETY: two elements, which live through the call.
+            let count = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+            if fds[1].revents != 0 || (count < 0 && Errno::last() != Errno::EINTR) {
+                return;
+            }
+            // All that counts is that something changed, also where more did than is told.
+            while recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok_and(|n| n > 0)
+            {
+            }
+            let now = OwnAddresses::read();
+            if now.as_ref().is_ok_and(|now| *now == known) {
+                continue;
+            }
+            let done = now.and_then(|now| {
+                namespace::outside(|| program::nft(&now.script(tag)))?;
+                Ok(now)
+            });
+            match done {
+                Ok(now) => known = now,
+                Err(e) => {
+                    tracing::error!(
+                        "sandboxes are cut off, the host's addresses cannot be refused: {e}"
+                    );
+                    let _ = namespace::outside(cut_off);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Switches every way out of this thread's network namespace off that is none of a slot.
+fn cut_off() -> Result<(), NetError> {
+    let names = device::names().map_err(NetError::host("listing network devices"))?;
+    for name in names
+        .iter()
+        .filter(|name| !name.starts_with("jf") && *name != "lo")
+    {
+        device::switch(name, false).map_err(NetError::host(format!("switching {name} off")))?;
+    }
+    Ok(())
+}
+
+/// A thread that keeps the table; it ends with this.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    stop: Option<UnixStream>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hosts_addresses_are_refused_by_version() {
+        let addresses = ["192.0.2.1", "11.0.0.2", "2001:db8::1"];
+        let own = OwnAddresses(addresses.iter().filter_map(|a| a.parse().ok()).collect());
+        assert_eq!(
+            own.sets(),
+            "  set own4 { type ipv4_addr; elements = { 11.0.0.2, 192.0.2.1 }; }\n  \
+             set own6 { type ipv6_addr; elements = { 2001:db8::1 }; }\n"
+        );
+        let script = own.script("abcdef");
+        assert!(
+            script.contains("flush set inet jiffy_abcdef own4\nadd element inet"),
+            "{script}"
+        );
+        assert!(!OwnAddresses::default().script("abcdef").contains("add"));
+    }
+
+    #[test]
+    fn this_hosts_loopback_is_among_its_addresses() {
+        let (_changes, own) = Changes::subscribe().unwrap_or_else(|e| unreachable!("{e}"));
+        assert!(own.0.iter().any(IpAddr::is_loopback), "{own:?}");
+    }
+}
