@@ -27,7 +27,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     #[error(
-        "building a template needs root, to install packages into a root filesystem: run it with sudo"
+        "building a template installs packages, whose files belong to several users: it needs root, or subordinate users (`apt-get install \
+         uidmap`, a range in /etc/subuid and /etc/subgid); or take one along that was built elsewhere: `jiffy template export NAME FILE` there, \
+         `jiffy template import FILE` here"
     )]
     NotRoot,
     #[error("a recipe adds to templates of one image; `{name}` has {images}")]
@@ -69,7 +71,7 @@ pub(crate) fn build_if_needed(
         _ => None,
     };
     let make_root: MakeRoot<'_> = &mut |site, on_progress| {
-        if !nix::unistd::Uid::effective().is_root() {
+        if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::maps_only_itself() {
             return Err(BuildError::NotRoot);
         }
         // Packages are 85 % of the time, the image 10 %, its checksum the rest.

@@ -49,7 +49,7 @@ impl Templates {
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Template, ImportError> {
         let reference = derived.check()?;
-        if !nix::unistd::Uid::effective().is_root() {
+        if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::current().is_some() {
             return Err(ImportError::NotRoot);
         }
         let lock = self.lock(&reference, &mut |()| {

@@ -22,10 +22,9 @@ const PROGRAMS: [&str; 9] = [
     "usr", "lib", "lib64", "lib32", "libx32", "bin", "sbin", "nix", "gnu",
 ];
 
-/// Whether processes are confined: those of root are, unless `JIFFY_JAIL` is `off`.
+/// Whether processes are confined: those of the host's root are, unless `JIFFY_JAIL` is `off`.
 pub(crate) fn is_on() -> bool {
-    nix::unistd::Uid::effective().is_root()
-        && std::env::var_os("JIFFY_JAIL").is_none_or(|w| w != "off")
+    jiffy_rootless::is_host_root() && std::env::var_os("JIFFY_JAIL").is_none_or(|w| w != "off")
 }
 
 /// One step of making the tree.

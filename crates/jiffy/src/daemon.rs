@@ -55,6 +55,7 @@ pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<U
     let log = log(home);
     let before = std::fs::metadata(&log).map_or(0, |m| m.len());
     let mut child = start(&log, options).context("cannot start the daemon (`jiffy serve`)")?;
+    crate::rootless::tell_of_daemon(home);
     let limit = Instant::now() + START_LIMIT;
     loop {
         if let Some(stream) = reach(home).await {

@@ -210,6 +210,13 @@ fn table(status: &Status) -> String {
         ),
         ("sandboxes", list(states.collect())),
         ("warm pool", status.warm.to_string()),
+        (
+            "isolation",
+            status
+                .rootless
+                .clone()
+                .unwrap_or("as root: see SECURITY.md".to_owned()),
+        ),
         ("network", status.network.clone()),
         ("snapshots", status.snapshots.to_string()),
         (

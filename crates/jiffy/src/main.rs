@@ -9,6 +9,7 @@ mod daemon_command;
 mod doctor;
 mod key;
 mod progress;
+mod rootless;
 mod run;
 mod sandbox;
 mod serve;
@@ -44,9 +45,17 @@ fn main() -> ExitCode {
     {
         return ephemeral::remover();
     }
+    // Started by ourselves to keep namespaces of an ordinary user: made before there are threads.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|a| a == jiffy_rootless::holder::ARGUMENT)
+    {
+        return jiffy_rootless::holder::main();
+    }
     // This very program, also when its file has been replaced.
     jiffy_image::unpack_in_processes_of("/proc/self/exe");
     let cli = Cli::read();
+    rootless::enter_for(&cli.command);
     let (result, failed) = match &cli.command {
         Command::Run(args) => (run::run(args), FAILED),
         Command::Doctor(args) => (doctor::run(args), 1),

@@ -13,6 +13,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -177,6 +178,10 @@ impl Vmm {
         }
         if jailed {
             command.arg(ENTER_ARGUMENT);
+        } else if jiffy_rootless::current().is_some() {
+            // Root of an ordinary user's namespace is not to be had by breaking out of a guest.
+            // SAFETY: only system calls between fork and exec.
+            unsafe { command.pre_exec(jiffy_rootless::give_up_rights) };
         }
         command
             .fd_mappings(mappings)

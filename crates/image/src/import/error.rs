@@ -11,7 +11,10 @@ use std::path::PathBuf;
 pub enum ImportError {
     #[error("`{name}` is the name of a stock template: choose another one with --name")]
     Stock { name: String },
-    #[error("importing needs root, to give files to their owners: run it with sudo")]
+    #[error(
+        "making a template of an image, or of what a sandbox changed, needs root of this host, to give files to their owners and to mark \
+         what was removed: run it with sudo, or take the template along (`jiffy template export` as root, `jiffy template import` as this user)"
+    )]
     NotRoot,
     #[error("the import was cancelled")]
     Cancelled,

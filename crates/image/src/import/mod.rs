@@ -162,7 +162,7 @@ pub(crate) fn import(
     on_progress: &mut Sink<'_>,
 ) -> Result<Template, ImportError> {
     let reference = import.check()?;
-    if !nix::unistd::Uid::effective().is_root() {
+    if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::current().is_some() {
         return Err(ImportError::NotRoot);
     }
     let began = Instant::now();

@@ -6,6 +6,7 @@ use jiffy_host::{
 };
 use jiffy_image::Home;
 use jiffy_microvm::host_kvm::{self, KvmError, KvmKind};
+use jiffy_rootless::{Facts, Missing};
 use nix::unistd::geteuid;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -33,7 +34,10 @@ pub fn all(tell: &mut dyn FnMut(Finding)) {
         tell(gvisor(host, &facts));
         tell(engine(&facts));
     }
-    tell(user());
+    match crate::rootless::facts() {
+        None => tell(user()),
+        Some(facts) => rootless(facts, tell),
+    }
     tell(memory());
     tell(huge_pages());
     tell(cgroups());
@@ -113,7 +117,7 @@ fn gvisor(host: &Host, facts: &EngineFacts) -> Finding {
         (Err(why), Err(_)) => Finding::fail(
             "gvisor",
             why,
-            "as root, with jiffy-gvisor (`make build`, which needs Go), sandboxes need no KVM",
+            "with jiffy-gvisor (`make build`, which needs Go), and root or user namespaces, sandboxes need no KVM",
         ),
     }
 }
@@ -138,6 +142,56 @@ fn user() -> Finding {
             "building the stock templates needs root: `sudo jiffy template build base`",
         )
     }
+}
+
+/// What an ordinary user has in the place of root's rights.
+fn rootless(facts: &Facts, tell: &mut dyn FnMut(Finding)) {
+    tell(Finding::note(
+        "user",
+        "not root: sandboxes run without the jail and the limits that root's have",
+        "fine for your own work; docs/rootless.md says what is weaker",
+    ));
+    let note = |what, missing: &Missing| Finding::note(what, &missing.what, &missing.remedy);
+    tell(match &facts.namespaces {
+        Ok(()) => Finding::ok(
+            "namespaces",
+            "this user may be root of namespaces of its own",
+        ),
+        Err(missing) => Finding::note(
+            "namespaces",
+            format!("{}: no gVisor, and no network", missing.what),
+            &missing.remedy,
+        ),
+    });
+    tell(match &facts.ranges {
+        Ok(()) => Finding::ok("users", "sandboxes on gVisor are subordinate users"),
+        Err(missing) => note("users", missing),
+    });
+    tell(
+        match (
+            &facts.uplink,
+            jiffy_rootless::current().map(|own| own.uplink()),
+        ) {
+            (Err(missing), _) => Finding::note(
+                "way out",
+                format!("sandboxes have no network: {}", missing.what),
+                &missing.remedy,
+            ),
+            (Ok(_), Some(Ok(name))) => {
+                Finding::ok("way out", format!("{name} leads out of sandboxes"))
+            }
+            (Ok(_), Some(Err(why))) => Finding::note(
+                "way out",
+                format!("sandboxes have no network: {why}"),
+                "see whether this host reaches anything itself",
+            ),
+            (Ok(name), None) => Finding::note(
+                "way out",
+                format!("{name} is there, and needs a namespace"),
+                "mend `namespaces` above",
+            ),
+        },
+    );
 }
 
 fn meminfo(key: &str) -> Option<u64> {

@@ -22,7 +22,7 @@ pub enum Wanted {
 /// Options of `jiffy serve` about the network.
 #[derive(Debug, Clone, Default, Args)]
 pub struct NetworkArgs {
-    /// Whether sandboxes have a network; the host needs root, `nft`, `ip` and /dev/net/tun for it
+    /// Whether sandboxes have a network; it takes `nft`, `ip`, /dev/net/tun, and root or `pasta`
     #[arg(
         long,
         value_enum,

@@ -23,6 +23,9 @@ pub struct Status {
     pub sandboxes: BTreeMap<String, usize>,
     /// Restored sandboxes that wait for their creator.
     pub warm: usize,
+    /// What its sandboxes do without, as it is not root's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rootless: Option<String>,
     /// Which network sandboxes have.
     #[serde(default)]
     pub network: String,
@@ -57,6 +60,7 @@ impl Status {
             arguments: std::env::args().skip(2).collect(),
             sandboxes: states.map(|(name, n)| (name.to_owned(), n)).collect(),
             warm: sandboxes.warm(),
+            rootless: crate::rootless::status(),
             network: sandboxes.network(),
             snapshots: sandboxes.snapshot_count(),
             memory_committed_mib: promised.memory_mib,

@@ -55,8 +55,9 @@ pub(super) fn leave_everything() -> io::Result<()> {
                 | CloneFlags::CLONE_NEWUTS
                 | CloneFlags::CLONE_NEWCGROUP,
         )?;
+        let is_host = jiffy_rootless::is_host_root();
         leave_files()?;
-        become_nobody()?;
+        become_nobody(is_host)?;
     }
     prctl::set_no_new_privs()?;
     prctl::set_dumpable(false)?;
@@ -85,18 +86,21 @@ fn leave_files() -> nix::Result<()> {
     mount(NONE, "/", NONE, read_only, NONE)
 }
 
-fn become_nobody() -> io::Result<()> {
+fn become_nobody(is_host: bool) -> io::Result<()> {
     // By its process id, as a VMM has it: no two processes have the same.
-    let id = FIRST_UID + std::process::id();
     for capability in caps::all() {
         // One that this kernel does not know cannot be had either.
         let _ = caps::drop(None, CapSet::Bounding, capability);
     }
-    setgroups(&[])?;
-    let group = Gid::from_raw(id);
-    setresgid(group, group, group)?;
-    let user = Uid::from_raw(id);
-    setresuid(user, user, user)?;
+    // Root of an ordinary user's namespace has no other users to become: it is left without rights.
+    if is_host {
+        let id = FIRST_UID + std::process::id();
+        setgroups(&[])?;
+        let group = Gid::from_raw(id);
+        setresgid(group, group, group)?;
+        let user = Uid::from_raw(id);
+        setresuid(user, user, user)?;
+    }
     for set in [
         CapSet::Ambient,
         CapSet::Inheritable,

@@ -1,0 +1,397 @@
+//! Sandboxes of an ordinary user, who is root of nothing but namespaces of his own.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use nix::mount::{MsFlags, mount};
+use nix::sys::signal::Signal;
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use support::lab::{HOST, PRIVATE, PUBLIC, ip, own_run, with_lab};
+use support::{Done, alive, engine, finish, guests, networked, programs, skip, wait_for};
+use tempfile::TempDir;
+
+/// Users that have no name here.
+const USER: u32 = 42_420;
+const OTHER: u32 = 42_421;
+/// Devices that udev lets everybody open, or a group.
+const DEVICES: [(&str, u64, u64); 2] = [("/dev/kvm", 10, 232), ("/dev/net/tun", 10, 200)];
+
+/// The programs that are tested, in a mount namespace of the test's own.
+const PROGRAMS: &str = "/run/programs";
+
+/// An ordinary user with a data directory.
+struct User {
+    uid: u32,
+    dir: TempDir,
+}
+
+impl User {
+    /// A user with the stock template, whose programs are those that are tested.
+    fn new(uid: u32) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let user = Self { uid, dir };
+        let home = user.home();
+        let real = std::env::var_os("JIFFY_HOME")
+            .map_or_else(|| PathBuf::from("/var/lib/jiffy"), PathBuf::from);
+        let manifest = fs::read_to_string(real.join("templates/base/template.json")).unwrap();
+        for name in ["images", "templates/base"] {
+            fs::create_dir_all(home.join(name)).unwrap();
+        }
+        fs::write(home.join("templates/base/template.json"), &manifest).unwrap();
+        for image in fs::read_dir(real.join("images")).unwrap().flatten() {
+            let name = image.file_name().into_string().unwrap();
+            let digest = name.trim_start_matches("sha256-").split('.').next();
+            if name.ends_with(".erofs") && manifest.contains(digest.unwrap()) {
+                fs::copy(image.path(), home.join("images").join(name)).unwrap();
+            }
+        }
+        own(user.dir.path(), uid);
+        fs::set_permissions(user.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        user
+    }
+
+    fn home(&self) -> PathBuf {
+        self.dir.path().join("home/.local/share/jiffy")
+    }
+
+    /// A `jiffy` command of the user, who has nothing of root's environment.
+    fn jiffy(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(Path::new(PROGRAMS).join("jiffy"));
+        command
+            .args(args)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("HOME", self.dir.path().join("home"))
+            .current_dir("/")
+            // No groups either: the program is root until then.
+            .uid(self.uid)
+            .gid(self.uid)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if let Some(engine) = engine::wanted() {
+            command.env("JIFFY_ENGINE", engine);
+        }
+        command
+    }
+
+    fn call(&self, args: &[&str]) -> Done {
+        finish(self.jiffy(args).spawn().unwrap())
+    }
+
+    fn ok(&self, args: &[&str]) -> String {
+        let done = self.call(args);
+        assert_eq!(done.code, Some(0), "{args:?}: {done:?}");
+        done.stdout.trim_end().to_owned()
+    }
+
+    fn sh(&self, id: &str, script: &str) -> String {
+        self.ok(&["exec", id, "--", "sh", "-c", script])
+    }
+
+    /// A daemon in the foreground, once it listens.
+    fn serve(&self, options: &[&str]) -> Child {
+        let options = [&["serve", "--no-listen", "--warm-pool", "0"], options].concat();
+        let mut daemon = self.jiffy(&options);
+        let mut daemon = daemon
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        wait_for("the daemon", || {
+            assert_eq!(daemon.try_wait().unwrap(), None, "{options:?}");
+            let status = self.call(&["daemon", "status"]);
+            (status.code == Some(0)).then_some(())
+        });
+        daemon
+    }
+
+    /// What a guest hears at TCP port 80 of `host`: who answers, or the error's name.
+    fn reach(&self, id: &str, host: &str) -> String {
+        let program = format!("{}\nprint(tcp({host:?}))", networked::PRELUDE);
+        self.ok(&["exec", id, "--", "python3", "-c", &program])
+    }
+
+    /// Processes that are his, be it by one of his subordinate users.
+    fn processes(&self) -> Vec<String> {
+        let home = self.dir.path().to_str().unwrap();
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        all.filter_map(|process| {
+            let pid = process.file_name().to_str()?.parse().ok()?;
+            let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            let uid = fs::metadata(process.path()).ok()?.uid();
+            let own = uid == self.uid || line.contains(home);
+            (own && alive(pid)).then(|| format!("{pid} {line}"))
+        })
+        .collect()
+    }
+
+    /// Waits until nothing of his runs.
+    fn is_gone(&self) {
+        wait_for("the user's last process to end", || {
+            let left = self.processes();
+            left.is_empty().then_some(())
+        });
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        // Of a test that failed.
+        for process in self.processes() {
+            let pid = process.split(' ').next().unwrap().parse().unwrap();
+            let _ = nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+fn own(path: &Path, uid: u32) {
+    chown(path, Some(uid), Some(uid)).unwrap();
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        own(&entry.path(), uid);
+    }
+}
+
+fn bind(from: &Path, to: &Path) {
+    let none = None::<&str>;
+    mount(Some(from), to, none, MsFlags::MS_BIND, none).unwrap();
+}
+
+/// Runs `work` in a lab where ordinary users may open the devices, as on other machines.
+fn with_users(test: &str, work: impl FnOnce() + Send) {
+    if !nix::unistd::geteuid().is_root() {
+        return skip(test, "makes users of its own, which takes root");
+    }
+    if !guests(test) {
+        return;
+    }
+    let pasta = ["/usr/bin/pasta", "/usr/bin/slirp4netns"]
+        .iter()
+        .any(|p| Path::new(p).exists());
+    if !pasta {
+        return skip(test, "there is neither pasta nor slirp4netns");
+    }
+    with_lab(test, |_| {
+        own_run(MsFlags::MS_PRIVATE);
+        let devices = Path::new("/run/devices");
+        fs::create_dir(devices).unwrap();
+        for (path, major, minor) in DEVICES {
+            let own = devices.join(path.rsplit('/').next().unwrap());
+            let mode = Mode::from_bits_truncate(0o666);
+            mknod(&own, SFlag::S_IFCHR, mode, makedev(major, minor)).unwrap();
+            fs::set_permissions(&own, fs::Permissions::from_mode(0o666)).unwrap();
+            if Path::new(path).exists() {
+                bind(&own, Path::new(path));
+            }
+        }
+        // Where everybody may read it, and nobody removes it.
+        fs::create_dir(PROGRAMS).unwrap();
+        bind(&programs(), Path::new(PROGRAMS));
+        work();
+    });
+}
+
+/// Gives the user a range of subordinate users and groups.
+fn subordinate(uid: u32) {
+    let file = Path::new("/run/subordinate");
+    fs::write(
+        file,
+        format!("{uid}:{}:65536\n", 100_000 + u64::from(uid) * 65_536),
+    )
+    .unwrap();
+    for path in ["/etc/subuid", "/etc/subgid"] {
+        if Path::new(path).exists() {
+            bind(file, Path::new(path));
+        }
+    }
+    // The programs that map them ask for his name.
+    let names = Path::new("/run/passwd");
+    let known = fs::read_to_string("/etc/passwd").unwrap();
+    fs::write(names, format!("{known}rootless:x:{uid}:{uid}::/:/bin/sh\n")).unwrap();
+    bind(names, Path::new("/etc/passwd"));
+}
+
+fn a_command_of_an_ordinary_user_runs_and_leaves_nothing() {
+    with_users(
+        "a_command_of_an_ordinary_user_runs_and_leaves_nothing",
+        || {
+            let user = User::new(USER);
+            let done = user.call(&["run", "--", "sh", "-c", "echo hi; echo no >&2; exit 7"]);
+            assert_eq!((done.code, &done.stdout[..]), (Some(7), "hi\n"), "{done:?}");
+            assert!(
+                done.stderr.contains("without root: ") && done.stderr.ends_with("no\n"),
+                "{done:?}"
+            );
+            // It is said once.
+            let done = user.call(&["run", "--", "sh", "-c", "kill -9 $$"]);
+            assert_eq!(
+                (done.code, done.stderr.contains("without root")),
+                (Some(137), false),
+                "{done:?}"
+            );
+            user.is_gone();
+            let program = format!(
+                "{}\nprint(tcp({:?}), tcp({HOST:?}) == \"host\")",
+                networked::PRELUDE,
+                PUBLIC[1]
+            );
+            let run = ["run", "--network", "on", "--", "python3", "-c", &program];
+            assert_eq!(user.ok(&run), "internet False");
+            user.is_gone();
+            let mut run = user
+                .jiffy(&["run", "--", "sh", "-c", "echo up; sleep 600"])
+                .spawn()
+                .unwrap();
+            support::read_until(run.stdout.as_mut().unwrap(), "up");
+            run.kill().unwrap();
+            run.wait().unwrap();
+            user.is_gone();
+        },
+    );
+}
+
+#[test]
+fn a_virtual_machine_of_an_ordinary_user_leaves_nothing() {
+    engine::want(Some("microvm".to_owned()));
+    a_command_of_an_ordinary_user_runs_and_leaves_nothing();
+    engine::want(None);
+}
+
+#[test]
+fn a_sandbox_on_gvisor_of_an_ordinary_user_leaves_nothing() {
+    engine::on_gvisor(a_command_of_an_ordinary_user_runs_and_leaves_nothing);
+}
+
+/// The life of sandboxes with a network, the same for both engines.
+fn sandboxes_live(user: &User) {
+    let mut daemon = user.serve(&["--network", "on"]);
+    let id = user.ok(&["create"]);
+    let refused = |id: &str, host: &str| {
+        let heard = user.reach(id, host);
+        assert!(
+            heard.ends_with("Error") || heard == "timeout",
+            "{host}: {heard}"
+        );
+    };
+    for host in PUBLIC {
+        assert_eq!(user.reach(&id, host), "internet", "{host}");
+    }
+    assert_eq!(user.reach(&id, "some.example"), "internet");
+    for host in PRIVATE.iter().chain(&[HOST, "127.0.0.1", "198.18.0.1"]) {
+        refused(&id, host);
+    }
+    // One that the host gets later is its own all the same.
+    ip("addr add 11.7.7.7/32 dev lo");
+    wait_for("the host's new address to be refused", || {
+        (user.reach(&id, "11.7.7.7") != "host").then_some(())
+    });
+    user.sh(&id, "echo kept >/tmp/note");
+    let snapshot = user.ok(&["snapshot", &id]);
+    let twin = user.ok(&["fork", &id]);
+    user.sh(&id, "rm /tmp/note");
+    assert_eq!(user.sh(&twin, "cat /tmp/note"), "kept");
+    assert_eq!(user.reach(&twin, PUBLIC[1]), "internet");
+    user.ok(&["rollback", &id, &snapshot]);
+    assert_eq!(user.sh(&id, "cat /tmp/note"), "kept");
+    user.ok(&["pause", &id]);
+    user.ok(&["resume", &id]);
+    assert_eq!(user.reach(&id, PUBLIC[1]), "internet");
+    refused(&id, HOST);
+    // Sandboxes run on without their daemon, and the next one finds them in their namespaces.
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    let mut daemon = user.serve(&["--network", "on"]);
+    assert_eq!(user.sh(&id, "cat /tmp/note"), "kept");
+    assert_eq!(user.reach(&twin, PUBLIC[1]), "internet");
+    refused(&twin, PRIVATE[0]);
+    let status: Value = serde_json::from_str(&user.ok(&["daemon", "status", "--json"])).unwrap();
+    let rootless = status["rootless"].as_str().unwrap_or_default();
+    assert!(rootless.contains("no jail, users of their own"), "{status}");
+    user.ok(&["daemon", "stop", "--kill-sandboxes"]);
+    daemon.wait().unwrap();
+    user.is_gone();
+}
+
+#[test]
+fn virtual_machines_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_host() {
+    let test = "virtual_machines_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_host";
+    engine::want(Some("microvm".to_owned()));
+    with_users(test, || {
+        subordinate(USER);
+        sandboxes_live(&User::new(USER));
+    });
+    engine::want(None);
+}
+
+#[test]
+fn gvisor_sandboxes_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_host() {
+    engine::on_gvisor(|| {
+        let test =
+            "gvisor_sandboxes_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_host";
+        with_users(test, || {
+            subordinate(USER);
+            sandboxes_live(&User::new(USER));
+        });
+    });
+}
+
+#[test]
+fn two_users_of_one_machine_see_nothing_of_each_other() {
+    engine::on_gvisor(|| {
+        with_users("two_users_of_one_machine_see_nothing_of_each_other", || {
+            let (one, two) = (User::new(USER), User::new(OTHER));
+            let ids = [&one, &two].map(|user| user.ok(&["create"]));
+            for (user, (own, foreign)) in [(&one, (&ids[0], &ids[1])), (&two, (&ids[1], &ids[0]))] {
+                assert_eq!(user.reach(own, PUBLIC[1]), "internet");
+                assert!(!user.ok(&["ls", "--json"]).contains(foreign.as_str()));
+                assert_ne!(user.call(&["exec", foreign, "--", "true"]).code, Some(0));
+            }
+            one.ok(&["daemon", "stop", "--kill-sandboxes"]);
+            one.is_gone();
+            assert_eq!(two.reach(&ids[1], PUBLIC[1]), "internet");
+            // The way out is not needed for what is there, and comes back.
+            two.ok(&["daemon", "stop", "--kill-sandboxes"]);
+            two.is_gone();
+        });
+    });
+}
+
+#[test]
+fn without_a_way_out_sandboxes_reach_nothing_and_the_reason_is_told() {
+    engine::on_gvisor(|| {
+        with_users(
+            "without_a_way_out_sandboxes_reach_nothing_and_the_reason_is_told",
+            || {
+                for program in ["pasta", "pasta.avx2", "slirp4netns"] {
+                    let path = Path::new("/usr/bin").join(program);
+                    if path.exists() {
+                        bind(Path::new("/dev/null"), &path);
+                    }
+                }
+                let user = User::new(USER);
+                let done = user.call(&["serve", "--no-listen", "--network", "on"]);
+                assert!(
+                    done.code != Some(0) && done.stderr.contains("passt"),
+                    "{done:?}"
+                );
+                let id = user.ok(&["create"]);
+                assert_ne!(user.reach(&id, PUBLIC[1]), "internet");
+                let doctor = user.call(&["doctor"]);
+                assert!(
+                    doctor.stdout.contains("passt") && doctor.stdout.contains("uidmap"),
+                    "{doctor:?}"
+                );
+                user.ok(&["daemon", "stop", "--kill-sandboxes"]);
+                user.is_gone();
+            },
+        );
+    });
+}
