@@ -208,3 +208,59 @@ fn a_dockerfile_stands_on_an_image_of_a_registry_and_copies_from_it() {
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("nothing"), "{refused:?}");
 }
+
+#[test]
+fn a_sandbox_is_made_of_an_image_that_is_imported_once_and_goes_when_nothing_is_of_it() {
+    let test = "a_sandbox_is_made_of_an_image_that_is_imported_once_and_goes_when_nothing_is_of_it";
+    let Some(bench) = Bench::new(test) else {
+        return;
+    };
+    let place = &bench.place;
+    let at = registry(&place.dir.path().join("registry"));
+    let pool = ["--warm-pool", "0"];
+    let plain = ["daemon", "start", "--no-listen", "--plain-http", &at];
+    place.ok(&[&plain[..], &pool].concat());
+    let image = format!("{at}/app:1");
+    let create = [
+        "create", "--image", &image, "--cpu", "1", "--memory", "256Mi",
+    ];
+    let made = place.json(&[&create[..], &["--persist"]].concat());
+    let template = made["template"].as_str().unwrap().to_owned();
+    assert!(template.starts_with("img-app-1-"), "{template}");
+    let said = place.ok(&[
+        "exec",
+        made["id"].as_str().unwrap(),
+        "--",
+        "/app",
+        "and",
+        "more",
+    ]);
+    assert_eq!(said, "from a registry and more");
+    let version = || {
+        let all = place.json(&["template", "ls"]);
+        let all = all.as_array().unwrap().iter();
+        let mut own = all.filter(|t| t["name"] == template.as_str());
+        own.next().map(|t| t["version"].clone())
+    };
+    let first = version().unwrap();
+    assert_eq!(place.json(&create)["template"], template.as_str());
+    assert_eq!(version(), Some(first));
+    let missing = format!("{at}/nothing:1");
+    let refused = place.call(&["create", "--image", &missing]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(
+        refused.stderr.contains("cannot import image"),
+        "{refused:?}"
+    );
+
+    let told = place.ok(&["prune", "--dry-run", "--older-than", "0s"]);
+    let has = |text: &str| {
+        let line = |line: &str| line.starts_with("template") && line.contains(&template);
+        text.lines().any(line)
+    };
+    assert!(!has(&told), "sandboxes are of it: {told}");
+    place.ok(&["rm", "--all", "--yes"]);
+    let gone = place.ok(&["prune", "--yes", "--older-than", "0s"]);
+    assert!(has(&gone), "{gone}");
+    assert_eq!(version(), None);
+}

@@ -12,8 +12,6 @@ use std::time::Duration;
 
 /// Letters of a whole id: what has as many needs not be searched for.
 const WHOLE: usize = 20;
-/// Most sandboxes of one look at what they use.
-const MOST_AT_ONCE: usize = 100;
 /// Header with the token of a list's next page.
 const NEXT: &str = "x-next-token";
 
@@ -171,63 +169,6 @@ pub struct Process {
     pub pid: u32,
     /// How often KVM left the guest so far, if the kernel tells.
     pub exits: Option<u64>,
-}
-
-/// What a sandbox used at one moment. Sizes in bytes.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Metric {
-    /// When.
-    pub timestamp: String,
-    /// Virtual processors.
-    pub cpu_count: u8,
-    /// Of all of them together, in percent.
-    pub cpu_used_pct: f64,
-    /// Memory in use.
-    pub mem_used: u64,
-    /// Memory there is.
-    pub mem_total: u64,
-    /// Disk in use.
-    pub disk_used: u64,
-    /// Disk there is.
-    pub disk_total: u64,
-    /// Sent since it came up.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub net_bytes_out: Option<u64>,
-    /// Received since it came up.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub net_bytes_in: Option<u64>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Metrics {
-    sandboxes: BTreeMap<String, Metric>,
-}
-
-/// What went because nothing needed it, or would.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Pruned {
-    /// Whether nothing was removed.
-    pub dry_run: bool,
-    /// Disk space of all of it.
-    pub bytes: u64,
-    /// Things.
-    pub items: Vec<PrunedItem>,
-}
-
-/// A thing that nothing needed.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct PrunedItem {
-    /// What it is, in a word.
-    pub kind: String,
-    /// Its id or name.
-    pub id: String,
-    /// What it is of.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// Disk space that it takes itself.
-    pub bytes: u64,
 }
 
 /// An id or name as it can stand in a path.
@@ -406,17 +347,6 @@ impl Client {
         Ok(told.records)
     }
 
-    /// What these sandboxes use now, by id; those that do not run used what they did last.
-    pub async fn metrics(&self, ids: &[&str]) -> anyhow::Result<BTreeMap<String, Metric>> {
-        let mut all = BTreeMap::new();
-        for some in ids.chunks(MOST_AT_ONCE) {
-            let path = format!("/sandboxes/metrics?now=true&sandbox_ids={}", some.join(","));
-            let found: Metrics = self.call(Method::GET, &path, &()).await?;
-            all.extend(found.sandboxes);
-        }
-        Ok(all)
-    }
-
     /// Takes a snapshot.
     pub async fn take(&self, id: &str, name: Option<&str>) -> anyhow::Result<SnapshotRecord> {
         let body = json!({ "name": name });
@@ -497,12 +427,6 @@ impl Client {
         let path = format!("/templates/{}", record.id);
         let () = self.call(Method::DELETE, &path, &()).await?;
         Ok(record)
-    }
-
-    /// Removes what nothing needed for so long, or tells what that is.
-    pub async fn prune(&self, unused: Duration, dry_run: bool) -> anyhow::Result<Pruned> {
-        let body = json!({ "dryRun": dry_run, "unusedSeconds": unused.as_secs() });
-        self.call(Method::POST, "/prune", &body).await
     }
 
     /// Compares a snapshot, and all it needs, with its seal.

@@ -5,6 +5,7 @@ mod calls;
 mod lease;
 mod refusal;
 mod stream;
+mod upkeep;
 
 use crate::cli::HostArgs;
 use crate::daemon;
@@ -12,7 +13,7 @@ use crate::progress::while_waiting;
 use address::{Address, Url};
 use anyhow::Context;
 use bytes::Bytes;
-pub use calls::{Metric, NewSandbox, Pruned, Sandbox, SandboxSettings};
+pub use calls::{NewSandbox, Sandbox, SandboxSettings};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use jiffy_agent_client::{AgentClient, Answer, ClientError, Connections, Outgoing};
@@ -28,6 +29,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::Sender;
 use tokio::task::JoinHandle;
+pub use upkeep::{Metric, Pruned};
 
 /// Longest answer in bytes.
 const MAX_ANSWER: usize = 64 << 20;
