@@ -396,3 +396,26 @@ fn of_builds_of_one_name_at_once_each_waits_and_one_is_the_template() {
     names.sort();
     assert_eq!(names, ["base", "same"]);
 }
+
+#[test]
+fn what_a_step_writes_where_containers_are_kept_is_in_the_template_but_for_their_images() {
+    let Some(bench) = Bench::new("builds::what_a_step_writes_where_containers_are_kept_*") else {
+        return;
+    };
+    let step = |command: &str| {
+        let text = format!("FROM base\nUSER root\nRUN {command}\n");
+        bench.file("Dockerfile", &text);
+    };
+    step("mkdir /var/lib/containers/own && echo kept > /var/lib/containers/own/file");
+    bench.built("kept", &[]);
+    let look = "cat /var/lib/containers/own/file; stat -c %u /var/lib /var/lib/containers";
+    assert_eq!(bench.run("kept", look), "kept\n0\n0");
+
+    step("mkdir -p /var/lib/docker/overlay2/0a1b/diff");
+    let refused = bench.build("refused", &[]);
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    assert!(
+        refused.stderr.contains("/var/lib/docker/overlay2"),
+        "{refused:?}"
+    );
+}

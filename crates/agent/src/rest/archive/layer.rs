@@ -50,6 +50,7 @@ pub async fn answer(
             ));
         }
         if storage.is_used() {
+            copy_up_parents(storage.place).map_err(failed)?;
             let directory = storage.directory.try_clone().map_err(failed)?;
             stored.push((OwnedFd::from(directory), storage.place));
         }
@@ -75,6 +76,18 @@ pub async fn answer(
         stored.try_for_each(|(directory, place)| packer.tree(directory, place.as_bytes()))
     })
     .await
+}
+
+/// Has overlayfs make the directories above `place` in the upper file system, so that the layer
+/// says who owns them.
+fn copy_up_parents(place: &str) -> io::Result<()> {
+    for (end, _) in place.match_indices('/') {
+        let parent = format!("/{}", &place[..end]);
+        let found = std::fs::metadata(&parent)?;
+        // Every change of an attribute does, also one to what it is.
+        std::fs::set_permissions(&parent, found.permissions())?;
+    }
+    Ok(())
 }
 
 /// Whether a path belongs to a boot or to the sandbox itself rather than to what was changed in it.
