@@ -13,13 +13,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use support::lab::{HOST, PRIVATE, PUBLIC, ip, own_run, with_lab};
 use support::{Done, alive, engine, finish, guests, networked, programs, skip, wait_for};
 use tempfile::TempDir;
 
-/// Users that have no name here.
-const USER: u32 = 42_420;
-const OTHER: u32 = 42_421;
+/// First of the users that have no name here. Each is one test's: what is left of it is ended.
+const FIRST_USER: u32 = 42_420;
 /// Devices that udev lets everybody open, or a group.
 const DEVICES: [(&str, u64, u64); 2] = [("/dev/kvm", 10, 232), ("/dev/net/tun", 10, 200)];
 
@@ -30,6 +30,12 @@ const PROGRAMS: &str = "/run/programs";
 struct User {
     uid: u32,
     dir: TempDir,
+}
+
+/// A user that no other test has.
+fn new_uid() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(FIRST_USER);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl User {
@@ -223,7 +229,7 @@ fn a_command_of_an_ordinary_user_runs_and_leaves_nothing() {
     with_users(
         "a_command_of_an_ordinary_user_runs_and_leaves_nothing",
         || {
-            let user = User::new(USER);
+            let user = User::new(new_uid());
             let done = user.call(&["run", "--", "sh", "-c", "echo hi; echo no >&2; exit 7"]);
             assert_eq!((done.code, &done.stdout[..]), (Some(7), "hi\n"), "{done:?}");
             assert!(
@@ -325,8 +331,9 @@ fn virtual_machines_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_ho
     let test = "virtual_machines_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_host";
     engine::want(Some("microvm".to_owned()));
     with_users(test, || {
-        subordinate(USER);
-        sandboxes_live(&User::new(USER));
+        let uid = new_uid();
+        subordinate(uid);
+        sandboxes_live(&User::new(uid));
     });
     engine::want(None);
 }
@@ -337,8 +344,9 @@ fn gvisor_sandboxes_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_ho
         let test =
             "gvisor_sandboxes_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_host";
         with_users(test, || {
-            subordinate(USER);
-            sandboxes_live(&User::new(USER));
+            let uid = new_uid();
+            subordinate(uid);
+            sandboxes_live(&User::new(uid));
         });
     });
 }
@@ -347,7 +355,7 @@ fn gvisor_sandboxes_of_an_ordinary_user_reach_the_internet_and_nothing_of_the_ho
 fn two_users_of_one_machine_see_nothing_of_each_other() {
     engine::on_gvisor(|| {
         with_users("two_users_of_one_machine_see_nothing_of_each_other", || {
-            let (one, two) = (User::new(USER), User::new(OTHER));
+            let (one, two) = (User::new(new_uid()), User::new(new_uid()));
             let ids = [&one, &two].map(|user| user.ok(&["create"]));
             for (user, (own, foreign)) in [(&one, (&ids[0], &ids[1])), (&two, (&ids[1], &ids[0]))] {
                 assert_eq!(user.reach(own, PUBLIC[1]), "internet");
@@ -376,7 +384,7 @@ fn without_a_way_out_sandboxes_reach_nothing_and_the_reason_is_told() {
                         bind(Path::new("/dev/null"), &path);
                     }
                 }
-                let user = User::new(USER);
+                let user = User::new(new_uid());
                 let done = user.call(&["serve", "--no-listen", "--network", "on"]);
                 assert!(
                     done.code != Some(0) && done.stderr.contains("passt"),
