@@ -74,8 +74,12 @@ fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
     let done = place.call(&["run", "--timeout", "1s", "--", "sleep", "600"]);
     assert_eq!(done.code, Some(124), "{done:?}");
     // A guest that is gone is told as such.
-    let mut run = start(&place, &["--", "sh", "-c", "echo up; sleep 600"]);
+    let mut run = start(
+        &place,
+        &["--name", "victim", "--", "sh", "-c", "echo up; sleep 600"],
+    );
     read_until(run.stdout.as_mut().unwrap(), "up");
+    assert_eq!(place.sh("victim", "echo inside"), "inside");
     let report = place.json(&["ls"]);
     let id = report[0]["id"].as_str().unwrap();
     let process = call(

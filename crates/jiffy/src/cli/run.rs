@@ -29,6 +29,12 @@ pub struct RunArgs {
     /// Template to start from
     #[arg(long, default_value = "base", value_name = "NAME")]
     pub template: String,
+    /// Start from an image of a registry instead, as in python:3.12; the daemon imports it
+    #[arg(long, value_name = "REF", conflicts_with_all = ["template", "no_daemon"])]
+    pub image: Option<String>,
+    /// Name of the sandbox while the command runs, for other commands; without a daemon it has none
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
     /// What isolates it
     #[command(flatten)]
     pub engine: EngineArgs,

@@ -79,12 +79,6 @@ impl NewSandbox {
         self
     }
 
-    /// The same, which reaches nothing.
-    pub fn without_network(mut self) -> Self {
-        self.settings.internet = Some(false);
-        self
-    }
-
     /// The same with these settings.
     pub fn with(mut self, settings: SandboxSettings) -> Self {
         self.settings = settings;

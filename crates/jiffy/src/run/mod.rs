@@ -45,7 +45,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         listeners: runtime.block_on(Listeners::open(&args.publish))?,
     };
     let outcome = match runtime.block_on(source::choose(args))? {
-        GuestSource::Daemon(client) => runtime.block_on(remote::run(work, &client)),
+        GuestSource::Daemon { client, engine } => {
+            runtime.block_on(remote::run(work, &client, engine))
+        }
         GuestSource::Own => own::run(work, &runtime),
     };
     // A thread may still wait for our standard input: the runtime must not wait for it in turn.

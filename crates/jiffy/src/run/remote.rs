@@ -3,8 +3,9 @@
 use super::outcome::{GuestBoot, Outcome};
 use super::{Signals, Work, prepare};
 use crate::cli::RunArgs;
-use crate::client::{Client, NewSandbox};
+use crate::client::{Client, NewSandbox, SandboxSettings};
 use crate::sandbox::exec::Remote;
+use crate::sandbox::of_image;
 use crate::serve::network::Wanted;
 use jiffy_host::Host;
 use jiffy_image::Home;
@@ -18,19 +19,27 @@ const UNLEASED_S: u32 = 60;
 const CREATE_END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs the command and says what came of it. The sandbox is removed behind the answer.
-pub async fn run(work: Work<'_>, client: &Client) -> anyhow::Result<Outcome> {
+pub async fn run(work: Work<'_>, client: &Client, engine: Option<&str>) -> anyhow::Result<Outcome> {
     let args = work.args;
-    if !client.is_remote() {
+    let template = match &args.image {
+        Some(image) => of_image(client, image, args.exec.json).await?,
+        None => args.template.clone(),
+    };
+    if !client.is_remote() && args.image.is_none() {
         make_ready(args)?;
     }
     let mut signals = Signals::new()?;
     let size = &args.size;
-    let mut wanted = NewSandbox::of(&args.template, BTreeMap::new())
+    let settings = SandboxSettings {
+        name: args.name.clone(),
+        internet: (args.network == Wanted::Off).then_some(false),
+        engine: engine.map(str::to_owned),
+        ..SandboxSettings::default()
+    };
+    let wanted = NewSandbox::of(template, BTreeMap::new())
         .sized(size.cpus, size.memory, size.disk)
-        .for_seconds(UNLEASED_S);
-    if args.network == Wanted::Off {
-        wanted = wanted.without_network();
-    }
+        .for_seconds(UNLEASED_S)
+        .with(settings);
     let mut creating = pin!(client.create(&wanted));
     let sandbox = tokio::select! {
         made = &mut creating => made?,

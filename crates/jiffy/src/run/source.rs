@@ -4,48 +4,57 @@ use crate::cli::RunArgs;
 use crate::client::{self, Client};
 use crate::daemon;
 use crate::serve::engine::Wish;
+use anyhow::Context;
 use jiffy_image::Home;
 
 /// Maker of a run's guest.
 pub enum GuestSource {
     /// A daemon: warm pool, network and limits are its.
-    Daemon(Client),
+    Daemon {
+        /// Asked for the sandbox.
+        client: Client,
+        /// Engine of the sandbox; none: the daemon's usual one.
+        engine: Option<&'static str>,
+    },
     /// This process.
     Own,
 }
 
 /// The daemon that is asked for, or this host's if one runs and has the engine that is wanted;
-/// else this process.
+/// else this process. An image is imported by a daemon, which is started for it.
 pub async fn choose(args: &RunArgs) -> anyhow::Result<GuestSource> {
     if args.no_daemon {
         return Ok(GuestSource::Own);
     }
-    if client::is_elsewhere(&args.host)? {
+    if client::is_elsewhere(&args.host)? || args.image.is_some() {
         let client = Client::open(&args.host).await?;
-        anyhow::ensure!(
-            has_engine(args, &client).await?,
-            "the sandboxes of that daemon are on another engine: leave `--engine` out"
+        let found = of_daemon(args, client).await?;
+        return found.context(
+            "that daemon cannot make sandboxes on this engine: `jiffy engines` shows which it can",
         );
-        return Ok(GuestSource::Daemon(client));
     }
     let home = Home::locate()?;
     let Some(stream) = daemon::reach(&home).await else {
         return Ok(GuestSource::Own);
     };
     let client = Client::over(&home, stream).await?;
-    Ok(match has_engine(args, &client).await? {
-        true => GuestSource::Daemon(client),
-        false => GuestSource::Own,
-    })
+    Ok(of_daemon(args, client).await?.unwrap_or(GuestSource::Own))
 }
 
-/// Whether new sandboxes of a daemon are on the engine that is wanted.
-async fn has_engine(args: &RunArgs, client: &Client) -> anyhow::Result<bool> {
+/// The daemon, if it can make sandboxes on the engine that is wanted.
+async fn of_daemon(args: &RunArgs, client: Client) -> anyhow::Result<Option<GuestSource>> {
     let wanted = match args.engine.engine {
-        Wish::Auto => return Ok(true),
+        Wish::Auto => {
+            let engine = None;
+            return Ok(Some(GuestSource::Daemon { client, engine }));
+        }
         Wish::Microvm => jiffy_host::MICROVM,
         Wish::Gvisor => jiffy_host::GVISOR,
     };
     let engines = client.engines().await?;
-    Ok(engines.iter().any(|e| e.default && e.name == wanted))
+    let found = engines.iter().find(|e| e.name == wanted && e.usable);
+    Ok(found.map(|found| GuestSource::Daemon {
+        client,
+        engine: (!found.default).then_some(wanted),
+    }))
 }

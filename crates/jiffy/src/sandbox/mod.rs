@@ -154,7 +154,7 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The template that an image becomes. Where the registry does not answer, what it became before will do.
-async fn of_image(client: &Client, image: &str, quiet: bool) -> anyhow::Result<String> {
+pub async fn of_image(client: &Client, image: &str, quiet: bool) -> anyhow::Result<String> {
     let name = image_on_demand(image);
     let made = template::build::of_image(client, &name, image, quiet).await;
     let Err(e) = made else { return Ok(name) };
