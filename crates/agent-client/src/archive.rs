@@ -114,6 +114,21 @@ impl AgentClient {
         Ok(())
     }
 
+    /// Takes the certificate authorities and the proxy of the host's network out of the sandbox.
+    pub async fn withdraw_site(&self) -> Result<(), ClientError> {
+        let call = Call {
+            method: Method::POST,
+            path: "/init",
+            content: "application/json",
+            user: None,
+            headers: &[],
+        };
+        let body = serde_json::json!({ "withdrawSite": true }).to_string();
+        let answer = self.send(call, Outgoing::Whole(Some(body.into()))).await?;
+        self.expect_success(answer).await?.collect(1024).await?;
+        Ok(())
+    }
+
     /// What is at `uri`, as it comes.
     pub(crate) async fn get(&self, uri: &str) -> Result<FileReader, ClientError> {
         let call = Call {

@@ -1,5 +1,6 @@
 //! What all requests share. The agent is single-threaded: plain `Rc` and `RefCell`, never held across an await.
 
+use crate::boot::site::Site;
 use crate::filesystem::watcher::Watchers;
 use crate::process::table::ProcessTable;
 use crate::rest::error::RestError;
@@ -11,6 +12,7 @@ use hyper::StatusCode;
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -19,6 +21,8 @@ use tokio::sync::Semaphore;
 pub struct Agent {
     /// Told by the host.
     pub settings: RefCell<Settings>,
+    /// Authorities and proxy, as they were put into the sandbox.
+    pub site: RefCell<Site>,
     /// Processes that were started through us.
     pub processes: ProcessTable,
     /// Watchers that clients poll.
@@ -65,11 +69,19 @@ impl Agent {
     pub fn new(settings: Settings) -> io::Result<Rc<Self>> {
         Ok(Rc::new(Self {
             settings: RefCell::new(settings),
+            site: RefCell::default(),
             processes: ProcessTable::new()?,
             watchers: Watchers::default(),
             cpu: RefCell::new(None),
             archives: Arc::new(Semaphore::new(MAX_ARCHIVES)),
         }))
+    }
+
+    /// Takes certificate authorities and proxy out of the sandbox. They come back with the next
+    /// identity.
+    pub fn withdraw_site(&self) {
+        // Nothing is there unless we are process 1.
+        self.site.borrow_mut().withdraw(Path::new("/"));
     }
 
     /// The named user, or the default one: as configured, else `user` when it exists, else root.

@@ -11,6 +11,7 @@
 use crate::{
     BootReport, ConnectionLog, EngineDescription, NetworkRules, SandboxEnd, SandboxSize, Startup,
 };
+use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -33,6 +34,9 @@ pub struct Persona {
     /// What it may reach.
     #[serde(default)]
     pub network: NetworkRules,
+    /// Certificate authorities and proxy of the network it is in.
+    #[serde(default)]
+    pub site: SiteSettings,
 }
 
 /// By what a kept guest is found again: the engine's own words, to be written down as they are.
@@ -227,11 +231,12 @@ pub trait Engine: Send + Sync + 'static {
     ) -> impl Future<Output = Result<SnapshotTimes, EngineError>> + Send;
 
     /// Learns from snapshot `id` of `template` what makes the next restores fast. Asked once, when a template's has been made; what
-    /// is not learned costs time and nothing else.
+    /// is not learned costs time and nothing else. `site` is what its guest was given.
     fn learn(
         &self,
         _template: &str,
         _id: &str,
+        _site: &SiteSettings,
     ) -> impl Future<Output = Result<(), EngineError>> + Send {
         async { Ok(()) }
     }

@@ -14,6 +14,7 @@ use jiffy_gvisor::{
 };
 use jiffy_microvm::Cgroups;
 use jiffy_net::{Card, Lease, Network, guest};
+use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
@@ -361,7 +362,12 @@ impl Engine for GvisorEngine {
         })
     }
 
-    async fn learn(&self, template: &str, id: &str) -> Result<(), EngineError> {
+    async fn learn(
+        &self,
+        template: &str,
+        id: &str,
+        _site: &SiteSettings,
+    ) -> Result<(), EngineError> {
         // A boot takes half the time of a restore here, and half the memory: the kernel that was restored keeps what it read.
         match self.startup(template).await?.is_empty() {
             true => self.store.mark_boot(id).map_err(EngineError::failed),

@@ -10,7 +10,7 @@ use jiffy_image::{
 use jiffy_microvm::{
     BootError, BootSpec, Cgroups, MemoryPolicy, MicroVm, ModulesImage, NetSpec, RestoreSpec,
 };
-use jiffy_proto::agent::Identity;
+use jiffy_proto::agent::{Identity, SiteSettings};
 use jiffy_proto::vm::DiskLimits;
 use jiffy_snapshot::{Lineage, Store};
 use std::collections::BTreeMap;
@@ -79,6 +79,8 @@ pub struct SandboxSpec {
     pub env: BTreeMap<String, String>,
     /// Words added to the guest's kernel command line.
     pub extra_cmdline: String,
+    /// Certificate authorities and proxy of the network it is in.
+    pub site: SiteSettings,
 }
 
 /// One host.
@@ -393,6 +395,7 @@ fn somebody(spec: &SandboxSpec) -> Result<Persona, CreateError> {
     Ok(Persona {
         id: new_id()?,
         env: spec.env.clone(),
+        site: spec.site.clone(),
         ..Persona::default()
     })
 }

@@ -12,6 +12,7 @@ use jiffy_engine::{
 };
 use jiffy_gvisor::Store;
 use jiffy_net::{Card, Network};
+use jiffy_proto::agent::SiteSettings;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -261,8 +262,13 @@ impl Engine for HostEngine {
         }
     }
 
-    async fn learn(&self, template: &str, id: &str) -> Result<(), EngineError> {
-        with!(self.of_snapshot(id)?, engine => engine.learn(template, id).await)
+    async fn learn(
+        &self,
+        template: &str,
+        id: &str,
+        site: &SiteSettings,
+    ) -> Result<(), EngineError> {
+        with!(self.of_snapshot(id)?, engine => engine.learn(template, id, site).await)
     }
 
     fn keep_warm(&self, id: &str) -> Result<(), EngineError> {

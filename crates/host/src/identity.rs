@@ -54,6 +54,7 @@ pub(crate) fn identity(persona: &Persona, defaults: &Defaults) -> Result<Identit
         access_token: persona.access_token.clone(),
         default_user: Some(defaults.user.clone()),
         default_workdir: Some(defaults.workdir.clone()).filter(|d| !d.is_empty()),
+        site: persona.site.clone(),
     })
 }
 

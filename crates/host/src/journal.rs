@@ -363,6 +363,7 @@ mod tests {
             sandbox: "a".into(),
             owner: None,
             env: BTreeMap::from([("A".into(), "b".into())]),
+            site: Default::default(),
             template: "base".into(),
             fingerprint: String::new(),
             size: SandboxSize::default(),

@@ -18,6 +18,7 @@ mod record;
 mod restore_policy;
 mod sandboxes;
 mod shelf;
+mod site;
 mod startup;
 mod terms;
 mod usage;
@@ -44,6 +45,10 @@ pub use restore_policy::{
 pub use sandboxes::{
     AwakeTime, Child, CreateSpec, ErrorKind, ForkReport, MAX_RESTART_GRACE, MAX_SANDBOX_NAME,
     OperationError, Options, OwnerUsage, PoolSize, Sandboxes, Source, WakeOptions, WeakSandboxes,
+};
+pub use site::{
+    MAX_AUTHORITIES_BYTES, MAX_HOST_AUTHORITIES_BYTES, MAX_NO_PROXY, MAX_PROXY_URL, SiteError,
+    authorities, joined, proxy,
 };
 pub use startup::{StartupError, start_up};
 pub use terms::{Network, OnTimeout, Terms};

@@ -17,7 +17,7 @@ use jiffy_microvm::{
     Waiting, host_kvm,
 };
 use jiffy_net::{Card, Lease, Network};
-use jiffy_proto::agent::{ENVD_PORT, Hello, Identity};
+use jiffy_proto::agent::{ENVD_PORT, Hello, Identity, SiteSettings};
 use jiffy_proto::snapshot::AfterSnapshot as Then;
 use jiffy_snapshot::{Durability, Lineage, Store, Verdict};
 use nix::time::clock_getcpuclockid;
@@ -391,11 +391,17 @@ impl Engine for MicroVmEngine {
         })
     }
 
-    async fn learn(&self, template: &str, id: &str) -> Result<(), EngineError> {
+    async fn learn(
+        &self,
+        template: &str,
+        id: &str,
+        site: &SiteSettings,
+    ) -> Result<(), EngineError> {
         // Mapped, so that what is present afterwards is what was touched.
         let arrival = self.arrive(id, |_| MemoryPolicy::Map).await?;
         let persona = Persona {
             id: "template".to_owned(),
+            site: site.clone(),
             ..Persona::default()
         };
         let guest = arrival.welcome(&persona).await?;

@@ -2,6 +2,7 @@
 
 use crate::terms::Terms;
 use jiffy_engine::{BootMode, SandboxSize};
+use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -149,6 +150,10 @@ pub struct SnapshotRecord {
     /// Environment of its sandbox, which those made from it have unless they are given one.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+    /// Certificate authorities and proxy of its sandbox, which those made from it have unless they
+    /// are given some.
+    #[serde(default, skip_serializing_if = "SiteSettings::is_empty")]
+    pub site: SiteSettings,
     /// Template it descends from.
     pub template: String,
     /// What it depends on besides its parents.

@@ -1,6 +1,7 @@
 //! What whoever made a sandbox decided about it.
 
 use jiffy_engine::NetworkRules;
+use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -72,4 +73,7 @@ pub struct Terms {
     pub secure: bool,
     /// What it may reach and who may reach it.
     pub network: Network,
+    /// Certificate authorities and proxy beside those of the host.
+    #[serde(skip_serializing_if = "SiteSettings::is_empty")]
+    pub site: SiteSettings,
 }

@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// vsock port on the host where the agent greets.
 pub const HELLO_PORT: u32 = 1024;
@@ -19,8 +20,9 @@ pub const TCP_PORT: u32 = 49_984;
 pub const TCP_OK: &str = "OK\n";
 /// Version of envd whose protocol the agent speaks; clients switch features on by it.
 pub const ENVD_VERSION: &str = "0.6.13";
-/// Longest line of the greeting in bytes.
-pub const MAX_GREETING: usize = 64 * 1024;
+/// Longest line of the greeting in bytes. The certificate authorities of a [`SiteSettings`] are
+/// most of a long one.
+pub const MAX_GREETING: usize = 1024 * 1024;
 /// Word on the kernel's command line, with a number: how many images the root file system is made of, if there are several. Without a
 /// dot in it, so that the kernel passes it on as a variable of the environment, which can be read before anything is mounted.
 pub const IMAGES: &str = "jiffy_images";
@@ -84,6 +86,69 @@ pub struct Identity {
     /// Directory for processes that name none.
     #[serde(default)]
     pub default_workdir: Option<String>,
+    /// Authorities and proxy of the network that the sandbox is in.
+    #[serde(default, skip_serializing_if = "SiteSettings::is_empty")]
+    pub site: SiteSettings,
+}
+
+/// Certificate authorities and proxy of the network that guests are in: a company's, mostly.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SiteSettings {
+    /// Authorities that programs of the guest trust beside those of its template.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub authorities: Vec<Authority>,
+    /// Proxy; none: the template's and the caller's environment decide alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proxy: Option<ProxySettings>,
+}
+
+impl SiteSettings {
+    /// Whether there is nothing to be told.
+    pub fn is_empty(&self) -> bool {
+        self.authorities.is_empty() && self.proxy.is_none()
+    }
+}
+
+/// Certificate of an authority, checked by the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Authority {
+    /// The certificate in PEM, lines of 64 characters, a line's end after the last.
+    pub pem: String,
+    /// OpenSSL's hash of its subject, 8 hexadecimal digits: its name in a directory of certificates.
+    pub subject_hash: String,
+}
+
+/// Proxy of a network.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProxySettings {
+    /// URL, with `http` or `https` as its scheme; empty: no proxy, whatever the host has.
+    pub url: String,
+    /// Hosts that are reached without it, with commas between them.
+    #[serde(default)]
+    pub no_proxy: String,
+}
+
+impl ProxySettings {
+    /// The URL without user and password.
+    pub fn public_url(&self) -> String {
+        match self.url.split_once("://") {
+            Some((scheme, rest)) => {
+                let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+                format!("{scheme}://{host}")
+            }
+            None => self.url.clone(),
+        }
+    }
+}
+
+impl fmt::Debug for ProxySettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProxySettings")
+            .field("url", &self.public_url())
+            .field("no_proxy", &self.no_proxy)
+            .finish()
+    }
 }
 
 /// Agent to host: the identity is in force and requests are served.

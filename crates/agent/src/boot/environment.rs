@@ -3,6 +3,7 @@
 //! What is started through the agent is given its environment. A server that waits in its template's snapshot is not: it finds
 //! here what has become of it.
 
+use super::site;
 use crate::state::Agent;
 use std::fs::{self, Permissions};
 use std::io;
@@ -18,7 +19,9 @@ pub fn show(agent: &Agent) -> io::Result<()> {
     if std::process::id() != 1 {
         return Ok(());
     }
-    let text = serde_json::to_vec(&agent.settings.borrow().env)?;
+    let mut env = agent.settings.borrow().env.clone();
+    site::add_missing(&mut env, agent.site.borrow().variables());
+    let text = serde_json::to_vec(&env)?;
     let user = agent.user(None).map_err(io::Error::other)?;
     // What is left of a try that failed may have another owner.
     let _ = fs::remove_file(NEXT);

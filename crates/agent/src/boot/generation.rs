@@ -22,7 +22,7 @@ pub fn make_home() -> Result<(), String> {
         c"/run/jiffy",
         c"tmpfs",
         libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
-        c"mode=755,size=256k",
+        c"mode=755,size=2m",
     )
 }
 

@@ -13,6 +13,7 @@ use jiffy_proto::agent::Identity;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 /// Least bytes of entropy that make the clones of one snapshot differ.
 const MIN_ENTROPY: usize = 32;
@@ -80,6 +81,16 @@ impl Applier {
         if let Some(user) = &identity.default_user {
             agent.user(Some(user)).map_err(|e| e.to_string())?;
         }
+        let mut site = agent.site.borrow_mut();
+        if let Err(e) = site.replace(Path::new("/"), identity.site, &identity.env) {
+            let why = format!("cannot put certificate authorities and proxy into place: {e}");
+            // One that wakes, with a full disk perhaps, is of more use than none.
+            match self.last_id.as_ref() == Some(&identity.id) {
+                true => eprintln!("jiffy-agent: {why}"),
+                false => return Err(why),
+            }
+        }
+        drop(site);
         let mut settings = agent.settings.borrow_mut();
         *settings = Settings {
             env: identity.env,

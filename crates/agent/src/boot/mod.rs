@@ -14,6 +14,7 @@ pub mod net;
 mod net6;
 pub mod root;
 mod settings;
+pub mod site;
 
 use tokio::sync::watch;
 

@@ -8,6 +8,7 @@ use super::message::StartRequest;
 use super::pty;
 use super::pump::{Deadline, Output, Pump};
 use super::table::Process;
+use crate::boot::site;
 use crate::rpc::request::CallInfo;
 use crate::rpc::{Code, RpcError, frame};
 use crate::settings::DEFAULT_PATH;
@@ -158,6 +159,7 @@ fn environment(agent: &Agent, user: &User, request: &StartRequest) -> BTreeMap<S
     }
     env.extend(settings.env.clone());
     env.extend(request.process.envs.clone());
+    site::add_missing(&mut env, agent.site.borrow().variables());
     env
 }
 

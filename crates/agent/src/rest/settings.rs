@@ -20,6 +20,7 @@ struct Init {
     timestamp: Option<String>,
     default_user: Option<String>,
     default_workdir: Option<String>,
+    withdraw_site: bool,
 }
 
 /// Applies what the request names and leaves the rest.
@@ -40,6 +41,9 @@ pub async fn answer(
         agent
             .user(Some(user))
             .map_err(|e| RestError::bad(e.to_string()))?;
+    }
+    if init.withdraw_site {
+        agent.withdraw_site();
     }
     let mut settings = agent.settings.borrow_mut();
     if let Some(env) = init.env_vars {

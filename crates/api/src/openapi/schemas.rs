@@ -5,7 +5,10 @@ use crate::routes::bounds::{
     MAX_NAME, MAX_PAIRS, MAX_REFRESH, MAX_SNAPSHOT_NAME, MAX_VALUE, STATES,
 };
 use jiffy_engine::SandboxSize;
-use jiffy_host::{GVISOR, MAX_RESTART_GRACE, MAX_SANDBOX_NAME, MICROVM};
+use jiffy_host::{
+    GVISOR, MAX_AUTHORITIES_BYTES, MAX_NO_PROXY, MAX_PROXY_URL, MAX_RESTART_GRACE,
+    MAX_SANDBOX_NAME, MICROVM,
+};
 use serde_json::{Value, json};
 
 /// Longest time limit that any configuration allows.
@@ -149,6 +152,21 @@ fn requests() -> Value {
         i64::from(SandboxSize::MIN_MEMORY_MIB),
         u64::from(SandboxSize::MAX_MEMORY_MIB),
     );
+    let proxy = maybe(object(
+        &["url"],
+        json!({
+            "url": {
+                "description": "http://[USER:PASSWORD@]HOST[:PORT]; empty: none, whatever the host has",
+                "type": "string",
+                "maxLength": MAX_PROXY_URL,
+            },
+            "noProxy": {
+                "description": "Hosts reached without it, with commas between them",
+                "type": ["string", "null"],
+                "maxLength": MAX_NO_PROXY,
+            },
+        }),
+    ));
     let name = format!(
         "^[A-Za-z0-9][A-Za-z0-9._:/-]{{0,{}}}$",
         MAX_SNAPSHOT_NAME - 1
@@ -181,6 +199,12 @@ fn requests() -> Value {
                 "type": ["string", "null"], "enum": [MICROVM, GVISOR, null],
                 "description": "What isolates it; null: the host's default, or the snapshot's own",
             },
+            "caCertificates": {
+                "description": "Certificate authorities that its programs trust, in PEM",
+                "type": ["string", "null"],
+                "maxLength": MAX_AUTHORITIES_BYTES,
+            },
+            "proxy": proxy,
         })),
         "ChangeSandbox": object(&["name"], json!({ "name": sandbox_name() })),
         "ConnectSandbox": maybe(object(&[], json!({

@@ -13,7 +13,10 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use jiffy_engine::{Engine, SandboxSize};
-use jiffy_host::{CreateSpec, OnTimeout, Source, Terms};
+use jiffy_host::{
+    CreateSpec, MAX_AUTHORITIES_BYTES, OnTimeout, SiteError, Source, Terms, authorities,
+};
+use jiffy_proto::agent::SiteSettings;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -54,6 +57,16 @@ struct NewSandbox {
     disk_size_mb: Option<u64>,
     name: Option<String>,
     engine: Option<String>,
+    ca_certificates: Option<String>,
+    proxy: Option<Object<ProxyBody>>,
+}
+
+/// Proxy of a new sandbox.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ProxyBody {
+    url: String,
+    no_proxy: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -151,6 +164,7 @@ async fn make<E: Engine>(
             // Unless it was asked otherwise, in which case its id is all that its agent asks for.
             secure: secure.unwrap_or(wanted.secure != Some(false)),
             network: checked(wanted.network, wanted.allow_internet_access)?,
+            site: site(wanted.ca_certificates, wanted.proxy)?,
         },
     };
     let then = spec.terms.on_timeout;
@@ -204,6 +218,24 @@ fn auto_resume(flag: Option<Object<AutoResume>>, lifecycle: Option<&Object<Lifec
     let flag = flag.and_then(|a| a.0.enabled);
     flag.or(lifecycle.and_then(|l| l.0.auto_resume))
         .unwrap_or(false)
+}
+
+fn site(
+    certificates: Option<String>,
+    proxy: Option<Object<ProxyBody>>,
+) -> Result<SiteSettings, ApiError> {
+    let invalid = |what: &str, e: SiteError| ApiError::invalid(format!("`{what}`: {e}"));
+    let authorities = match certificates.as_deref().filter(|pem| !pem.is_empty()) {
+        Some(pem) => authorities(pem, MAX_AUTHORITIES_BYTES),
+        None => Ok(Vec::new()),
+    };
+    let proxy = proxy.map(|Object(body)| {
+        jiffy_host::proxy(&body.url, body.no_proxy.as_deref().unwrap_or_default())
+    });
+    Ok(SiteSettings {
+        authorities: authorities.map_err(|e| invalid("caCertificates", e))?,
+        proxy: proxy.transpose().map_err(|e| invalid("proxy", e))?,
+    })
 }
 
 fn metadata(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, String>, ApiError> {

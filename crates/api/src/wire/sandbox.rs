@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::caller::Caller;
 use jiffy_engine::{BootMode, Engine};
 use jiffy_host::{Network, OnTimeout, SandboxRecord, State};
-use jiffy_proto::agent::ENVD_VERSION;
+use jiffy_proto::agent::{ENVD_VERSION, SiteSettings};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -132,6 +132,8 @@ pub(crate) fn whole(caller: &Caller, mut record: SandboxRecord) -> SandboxRecord
         record.agent_token = None;
         record.traffic_token = None;
     }
+    // Certificates are long, and a proxy's password is a secret.
+    record.terms.site = SiteSettings::default();
     record.id = caller.shown_id(&record.id).to_owned();
     record.forked_from = shown(caller, record.forked_from);
     record

@@ -3,6 +3,7 @@
 use super::moment;
 use crate::caller::Caller;
 use jiffy_host::{Purpose, SnapshotRecord};
+use jiffy_proto::agent::SiteSettings;
 use serde::Serialize;
 
 /// A snapshot.
@@ -38,6 +39,8 @@ pub(crate) struct Snapshot {
 impl Snapshot {
     pub fn new(caller: &Caller, record: &SnapshotRecord) -> Self {
         let mut whole = record.clone();
+        // Certificates are long, and a proxy's password is a secret.
+        whole.site = SiteSettings::default();
         whole.sandbox = caller.shown_id(&record.sandbox).to_owned();
         if !caller.is_owner() {
             whole.env.clear();

@@ -265,3 +265,66 @@ async fn a_create_with_a_key_goes_on_when_its_client_goes_away() {
     assert_eq!(*api.bench.world.boots.lock().unwrap(), 1);
     assert!(api.host.list().iter().all(|r| r.state == State::Creating));
 }
+
+#[tokio::test]
+async fn authorities_and_a_proxy_are_checked_kept_by_copies_and_never_shown() {
+    let api = Api::new();
+    let pem = include_str!("../../../host/src/site/company.pem");
+    let body = json!({
+        "templateID": "base", "caCertificates": format!("a comment\n{pem}"),
+        "proxy": { "url": "http://me:secret@proxy:3128", "noProxy": ".corp" },
+    });
+    let made = api.post("/v2/sandboxes", body).await.expect(201);
+    let site = |id: &str| api.host.get(id).unwrap().terms.site;
+    let kept = site(&made.id());
+    assert_eq!(kept.authorities[0].pem, pem);
+    assert_eq!(kept.proxy.as_ref().unwrap().no_proxy, ".corp");
+    let path = format!("/sandboxes/{}", made.id());
+    let taken = api.post(&format!("{path}/snapshots"), json!({})).await;
+    let taken = taken.expect(201);
+    let from = json!({ "templateID": taken.text("snapshotID") });
+    let copy = api.post("/v2/sandboxes", from).await.expect(201);
+    assert_eq!(site(&copy.id()), kept);
+    let children = api
+        .post(&format!("{path}/fork"), json!({}))
+        .await
+        .expect(201);
+    let child = children.body[0]["sandbox"]["sandboxID"].as_str().unwrap();
+    assert_eq!(site(child), kept);
+    let shown = [
+        made.body.to_string(),
+        taken.body.to_string(),
+        api.get(&path).await.expect(200).body.to_string(),
+        api.get("/v2/sandboxes").await.expect(200).body.to_string(),
+    ];
+    for text in shown {
+        assert!(
+            !text.contains("BEGIN") && !text.contains("secret"),
+            "{text}"
+        );
+    }
+    let long = pem.repeat(100);
+    for (field, value, why) in [
+        (
+            "caCertificates",
+            json!("no certificate"),
+            "no certificate in it",
+        ),
+        ("caCertificates", json!(long), "more than"),
+        (
+            "proxy",
+            json!({ "url": "ftp://me:secret@x" }),
+            "is no proxy",
+        ),
+        (
+            "proxy",
+            json!({ "url": "http://x", "noProxy": "a b" }),
+            "without proxy",
+        ),
+    ] {
+        let body = json!({ "templateID": "base", field: value });
+        let refused = api.post("/v2/sandboxes", body).await.expect(400);
+        let said = refused.body.to_string();
+        assert!(said.contains(why) && !said.contains("secret"), "{said}");
+    }
+}

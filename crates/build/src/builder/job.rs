@@ -564,6 +564,9 @@ impl<E: Engine> Job<E> {
                 let stage = before.get_mut(number).and_then(Option::as_mut);
                 let stage = stage.ok_or_else(|| Failure::of("that stage is gone"))?;
                 let from = self.agent(stage).await?;
+                // Authorities of the network that is built in are not for what is copied.
+                let withdrawn = from.withdraw_site().await;
+                withdrawn.map_err(|e| Failure::agent("take out what is the host's", e))?;
                 let found = copy::matches(&from, "/", &wanted.sources).await?;
                 super::transfer::between(&from, agent, &found, STAGING, &wanted).await?
             }

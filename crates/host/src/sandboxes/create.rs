@@ -8,6 +8,7 @@ use crate::admission::Place;
 use crate::identity::{new_id, new_token};
 use crate::journal::Change;
 use crate::record::{SandboxRecord, State, now_ms};
+use crate::site;
 use crate::terms::Terms;
 use jiffy_engine::{Arrival, BootMode, Engine, Guest, Persona, SandboxSize};
 use serde::{Deserialize, Serialize};
@@ -139,11 +140,15 @@ impl<E: Engine> Sandboxes<E> {
                     true => snapshot.env.clone(),
                     false => spec.env,
                 };
+                let mut terms = spec.terms;
+                if terms.site.is_empty() {
+                    terms.site = snapshot.site.clone();
+                }
                 let new = NewEntry {
                     template: snapshot.template.clone(),
                     size: snapshot.size,
                     env,
-                    terms: spec.terms,
+                    terms,
                     name: spec.name,
                     forked_from: None,
                 };
@@ -302,6 +307,7 @@ impl<E: Engine> Sandboxes<E> {
                 access_token: record.agent_token,
                 rewound: matches!(origin.revival, Some(Revival::Rollback)),
                 network: record.terms.network.rules(),
+                site: site::joined(&self.0.site, &record.terms.site),
             }
         };
         let id = &persona.id;

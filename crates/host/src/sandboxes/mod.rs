@@ -49,6 +49,7 @@ use caretaker::Caretaker;
 use entry::{Entry, EntryIndexes, lock};
 use gc::remover::{self, Remover};
 use jiffy_engine::{Engine, EngineDescription, EngineError, Guest, SandboxSize};
+use jiffy_proto::agent::SiteSettings;
 use pool::Pool;
 use snapshot_index::SnapshotIndex;
 use std::collections::{BTreeMap, HashMap};
@@ -74,6 +75,8 @@ pub struct Options {
     pub sweep: Duration,
     /// Tells what the host has left; none: the machine this program runs on.
     pub reader: Option<Arc<dyn ReadHost>>,
+    /// Certificate authorities and proxy of all sandboxes.
+    pub site: SiteSettings,
 }
 
 impl Default for Options {
@@ -85,6 +88,7 @@ impl Default for Options {
             sample: Duration::from_secs(10),
             sweep: Duration::from_secs(60),
             reader: None,
+            site: SiteSettings::default(),
         }
     }
 }
@@ -125,6 +129,10 @@ struct Inner<E: Engine> {
     caretaker: Caretaker,
     /// Budgets of owners; none: they have none.
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
+    /// Certificate authorities and proxy of all sandboxes.
+    site: SiteSettings,
+    /// What tells template snapshots with other ones apart; empty: there are none.
+    site_mark: String,
 }
 
 /// The sandboxes of one host. Clones are the same sandboxes. Must be used inside a tokio runtime.
@@ -192,6 +200,8 @@ impl<E: Engine> Sandboxes<E> {
             template_uses: Mutex::default(),
             caretaker,
             quota: Mutex::default(),
+            site_mark: template::site_mark(&options.site),
+            site: options.site,
         }));
         remover::begin(Arc::downgrade(&this.0), removals);
         this.collect_all();

@@ -119,6 +119,7 @@ impl<E: Engine> Sandboxes<E> {
             sandbox: sandbox.id.clone(),
             owner: sandbox.terms.owner.clone(),
             env: sandbox.env.clone(),
+            site: sandbox.terms.site.clone(),
             template: sandbox.template.clone(),
             fingerprint: String::new(),
             size: sandbox.size,

@@ -168,6 +168,7 @@ mod tests {
             sandbox: String::new(),
             owner: None,
             env: BTreeMap::new(),
+            site: Default::default(),
             template: "base".to_owned(),
             fingerprint: "f".to_owned(),
             size: SandboxSize::default(),

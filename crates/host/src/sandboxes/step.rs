@@ -27,7 +27,7 @@ impl<E: Engine> Sandboxes<E> {
         template: &str,
         size: SandboxSize,
     ) -> Result<SnapshotRecord, OperationError> {
-        let fingerprint = self.fingerprint(template, size).await?;
+        let fingerprint = self.template_fingerprint(None, template, size).await?;
         let id = self.template_snapshot(None, template, size, &fingerprint);
         let id = id.await?;
         Ok(self.pin(&id)?.0)

@@ -6,10 +6,13 @@ use super::{OperationError, Sandboxes};
 use crate::identity::new_id;
 use crate::quota::QuotaPermit;
 use crate::record::{Purpose, SnapshotRecord, now_ms};
+use crate::site;
 use crate::startup::start_up;
 use jiffy_engine::{
     AfterSnapshot, Arrival, BootMode, Engine, EngineError, Guest, Persona, SandboxSize,
 };
+use jiffy_proto::agent::SiteSettings;
+use sha1::{Digest, Sha1};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +20,18 @@ use std::time::{Duration, Instant};
 /// Sizes of one template that keep their snapshot. Callers choose sizes freely, and each snapshot
 /// takes disk space that no key is charged for.
 const MAX_SIZES_PER_TEMPLATE: usize = 8;
+
+/// A word for the settings that are in every template snapshot.
+pub(super) fn site_mark(site: &SiteSettings) -> String {
+    if site.is_empty() {
+        return String::new();
+    }
+    // Of strings alone: this cannot fail.
+    let text = serde_json::to_vec(site).unwrap_or_default();
+    let hash = Sha1::digest(&text);
+    let hash: String = hash.iter().map(|b| format!("{b:02x}")).collect();
+    format!(" site {hash}")
+}
 
 impl<E: Engine> Sandboxes<E> {
     /// A guest of `template` on the engine of this name, or the default: from the warm pool, which
@@ -29,8 +44,9 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<Origin<E::Arrival>, OperationError> {
         let engine = &self.0.engine;
         let failed = || OperationError::engine(format!("use template `{template}`"));
-        let fingerprint = engine.fingerprint(engine_name, template, size).await;
-        let fingerprint = fingerprint.map_err(failed())?;
+        let fingerprint = self
+            .template_fingerprint(engine_name, template, size)
+            .await?;
         if let Some((arrival, snapshot)) = self.0.pool.take(&fingerprint) {
             self.note_template_use(&snapshot);
             self.refill(&fingerprint, template, &snapshot);
@@ -76,13 +92,24 @@ impl<E: Engine> Sandboxes<E> {
         template: &str,
         size: SandboxSize,
     ) -> Result<(), OperationError> {
-        let fingerprint = self.0.engine.fingerprint(None, template, size).await;
-        let fingerprint =
-            fingerprint.map_err(OperationError::engine(format!("use template `{template}`")))?;
+        let fingerprint = self.template_fingerprint(None, template, size).await?;
         let snapshot = self.template_snapshot(None, template, size, &fingerprint);
         let snapshot = snapshot.await?;
         self.refill(&fingerprint, template, &snapshot);
         Ok(())
+    }
+
+    /// What the snapshot of a booted template depends on.
+    pub(super) async fn template_fingerprint(
+        &self,
+        engine_name: Option<&str>,
+        template: &str,
+        size: SandboxSize,
+    ) -> Result<String, OperationError> {
+        let fingerprint = self.0.engine.fingerprint(engine_name, template, size).await;
+        let fingerprint =
+            fingerprint.map_err(OperationError::engine(format!("use template `{template}`")))?;
+        Ok(fingerprint + &self.0.site_mark)
     }
 
     fn find_template_snapshot(&self, fingerprint: &str) -> Option<String> {
@@ -114,6 +141,8 @@ impl<E: Engine> Sandboxes<E> {
         let engine = &self.0.engine;
         let persona = Persona {
             id: "template".to_owned(),
+            // What every sandbox gets is there already when it is restored, also for what runs.
+            site: site::joined(&self.0.site, &SiteSettings::default()),
             ..Persona::default()
         };
         let arrival = engine.boot(engine_name, template, size).await;
@@ -130,6 +159,7 @@ impl<E: Engine> Sandboxes<E> {
             sandbox: String::new(),
             owner: None,
             env: BTreeMap::new(),
+            site: SiteSettings::default(),
             template: template.to_owned(),
             fingerprint: fingerprint.to_owned(),
             size,
@@ -151,7 +181,7 @@ impl<E: Engine> Sandboxes<E> {
         self.note_template_use(&snapshot.id);
         self.retire_older(&snapshot);
         self.retire_surplus(&snapshot);
-        if let Err(e) = engine.learn(template, &snapshot.id).await {
+        if let Err(e) = engine.learn(template, &snapshot.id, &persona.site).await {
             tracing::warn!(template, "what its guests touch first is not known: {e}");
         }
         Ok(snapshot.id)

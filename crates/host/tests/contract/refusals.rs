@@ -38,7 +38,14 @@ pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place)
         Err(other) => panic!("{other}"),
     }
     engine.keep_warm(&first).unwrap();
-    engine.learn(TEMPLATE, &first).await.unwrap();
+    engine
+        .learn(
+            TEMPLATE,
+            &first,
+            &jiffy_proto::agent::SiteSettings::default(),
+        )
+        .await
+        .unwrap();
     assert!(engine.snapshot_bytes().unwrap() > 0);
     let nested = running.script("[ -e /dev/kvm ]").await.0.exit_code == 0;
     assert_eq!(nested, able.nested_kvm);

@@ -16,6 +16,7 @@ fn fabricate(bench: &Bench, number: usize) {
         sandbox: "gone".to_owned(),
         owner: None,
         env: BTreeMap::new(),
+        site: Default::default(),
         template: "base".to_owned(),
         fingerprint: String::new(),
         size: jiffy_engine::SandboxSize::default(),

@@ -1,6 +1,6 @@
 //! What a new sandbox is to be.
 
-use super::{HostArgs, SizeArgs};
+use super::{HostArgs, SiteArgs, SizeArgs};
 use crate::units;
 use clap::{Args, ValueEnum};
 use jiffy_host::{EngineName, OnTimeout};
@@ -64,6 +64,9 @@ pub struct CreateArgs {
     /// What isolates it: `jiffy engines` shows what there is (default: the daemon's, or the snapshot's own)
     #[arg(long, value_name = "ENGINE")]
     pub engine: Option<EngineName>,
+    /// The network that it is in
+    #[command(flatten)]
+    pub site: SiteArgs,
     /// Print the sandbox as JSON instead of its id
     #[arg(long)]
     pub json: bool,

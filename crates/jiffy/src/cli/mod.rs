@@ -10,6 +10,7 @@ mod remove;
 mod run;
 mod sandbox;
 mod serve;
+mod site;
 mod template;
 
 use clap::error::{ContextKind, ContextValue};
@@ -29,6 +30,7 @@ pub use sandbox::{
     SnapshotsArgs,
 };
 pub use serve::{LogFormat, ServeArgs};
+pub use site::SiteArgs;
 pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
 
 /// Sandboxes for AI agents: a command in its own microVM, with its own kernel, gone when it ends.
@@ -116,7 +118,7 @@ pub enum Command {
     /// List the engines that isolate sandboxes, whether they can be used, and what they can do
     Engines(EnginesArgs),
     /// Own the sandboxes of this host; the commands above start it in the background if it does not run
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Start, stop and look at the daemon in the background
     #[command(subcommand)]
     Daemon(DaemonCommand),

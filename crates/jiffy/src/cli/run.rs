@@ -1,6 +1,7 @@
 //! `jiffy run`.
 
 use super::sandbox::port;
+use super::site::SiteArgs;
 use super::{ExecArgs, Forwarding, HostArgs, SizeArgs};
 use crate::serve::engine::EngineArgs;
 use crate::serve::network::Wanted;
@@ -52,6 +53,9 @@ pub struct RunArgs {
     /// Whether it has a network: the internet, and nothing of this host or of private networks
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub network: Wanted,
+    /// The network that it is in
+    #[command(flatten)]
+    pub site: SiteArgs,
     /// Accepted for those who are used to it: the guest always goes with its command
     #[arg(long)]
     pub rm: bool,

@@ -1,5 +1,6 @@
 //! `jiffy serve`.
 
+use super::site::GuestSiteArgs;
 use crate::serve::confinement::ConfinementArgs;
 use crate::serve::engine::EngineArgs;
 use crate::serve::network::NetworkArgs;
@@ -90,6 +91,9 @@ pub struct ServeArgs {
     /// The network of sandboxes
     #[command(flatten)]
     pub network: NetworkArgs,
+    /// The network that sandboxes are in
+    #[command(flatten)]
+    pub site: GuestSiteArgs,
     /// How to log, to standard error; JIFFY_LOG=debug says more, JIFFY_LOG=warn less
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

@@ -1,6 +1,7 @@
 //! What is asked of a control plane.
 
 use super::{Client, is};
+use crate::cli::SiteArgs;
 use anyhow::bail;
 use hyper::Method;
 use jiffy_engine::{EngineDescription, SandboxSize, VerifiedSnapshot};
@@ -31,6 +32,10 @@ pub struct NewSandbox {
     memory_mb: Option<u32>,
     #[serde(rename = "diskSizeMB", skip_serializing_if = "Option::is_none")]
     disk_size_mb: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ca_certificates: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    proxy: Option<Value>,
     #[serde(flatten)]
     settings: SandboxSettings,
 }
@@ -69,6 +74,8 @@ impl NewSandbox {
             cpu_count: None,
             memory_mb: None,
             disk_size_mb: None,
+            ca_certificates: None,
+            proxy: None,
             settings: SandboxSettings::default(),
         }
     }
@@ -90,6 +97,17 @@ impl NewSandbox {
         let whole = time.as_millis().div_ceil(1000);
         self.timeout = i64::try_from(whole).unwrap_or(i64::MAX);
         self
+    }
+
+    /// The same in a network with authorities and a proxy of its own.
+    pub fn at_site(mut self, args: &SiteArgs) -> anyhow::Result<Self> {
+        let site = args.read()?;
+        let pem: String = site.authorities.into_iter().map(|a| a.pem).collect();
+        self.ca_certificates = Some(pem).filter(|pem| !pem.is_empty());
+        self.proxy = site
+            .proxy
+            .map(|proxy| json!({ "url": proxy.url, "noProxy": proxy.no_proxy }));
+        Ok(self)
     }
 
     /// The same of this size; what is not given is the template's to say.

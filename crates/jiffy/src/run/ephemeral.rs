@@ -7,6 +7,7 @@ use jiffy_engine::{AfterSnapshot, Arrival, Engine, EngineError, Persona, Sandbox
 use jiffy_host::{EngineName, Host, HostEngine, HostGuest, Prepared, new_id};
 use jiffy_image::Home;
 use jiffy_net::{Network, NetworkConfig};
+use jiffy_proto::agent::SiteSettings;
 use nix::fcntl::{Flock, FlockArg};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -29,6 +30,8 @@ pub struct EphemeralGuests {
     template: String,
     network: Option<OwnNetwork>,
     directory: OwnDirectory,
+    /// Certificate authorities and proxy of their network.
+    pub site: SiteSettings,
 }
 
 /// A network of this process. When the process ends, however it does, another one removes it.
@@ -177,6 +180,7 @@ impl EphemeralGuests {
                 template: template.to_owned(),
                 network,
                 directory,
+                site: SiteSettings::default(),
             }),
             Err(e) => {
                 if let Some(network) = network {
@@ -190,7 +194,7 @@ impl EphemeralGuests {
     /// Boots a guest and returns when its agent has answered.
     pub async fn boot(&self, size: SandboxSize) -> Result<HostGuest, EngineError> {
         let arrival = self.engine.boot(None, &self.template, size).await?;
-        arrival.welcome(&anonymous()?).await
+        arrival.welcome(&self.anonymous()?).await
     }
 
     /// Ends a guest and makes it snapshot `id`.
@@ -204,7 +208,15 @@ impl EphemeralGuests {
     /// Makes a guest of a snapshot and returns when its agent has taken a new identity.
     pub async fn restore(&self, id: &str) -> Result<HostGuest, EngineError> {
         let arrival = self.engine.restore(&self.template, id).await?;
-        arrival.welcome(&anonymous()?).await
+        arrival.welcome(&self.anonymous()?).await
+    }
+
+    fn anonymous(&self) -> Result<Persona, EngineError> {
+        Ok(Persona {
+            id: new_id().map_err(EngineError::failed)?,
+            site: self.site.clone(),
+            ..Persona::default()
+        })
     }
 
     /// Ends what there is, and returns when nothing is left.
@@ -247,13 +259,6 @@ async fn open_network(
             Ok(None)
         }
     }
-}
-
-fn anonymous() -> Result<Persona, EngineError> {
-    Ok(Persona {
-        id: new_id().map_err(EngineError::failed)?,
-        ..Persona::default()
-    })
 }
 
 #[cfg(test)]

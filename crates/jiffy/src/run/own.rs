@@ -15,13 +15,15 @@ pub fn run(work: Work<'_>, runtime: &Runtime) -> anyhow::Result<Outcome> {
     let args = work.args;
     let host = Host::open()?;
     let size = size(&args.size, &args.template)?;
+    let site = args.site.read_with_host()?;
     // Outside of the event loop: a template that is built for minutes ends with Ctrl-C.
     let (engine, prepared) = prepare(&host, args.engine, &args.template)?;
     let startup = prepared.template().manifest.startup.clone();
     runtime.block_on(async {
         let signals = Signals::new()?;
         let opened = EphemeralGuests::open(&host, engine, &args.template, prepared, args.network);
-        let guests = opened.await?;
+        let mut guests = opened.await?;
+        guests.site = site;
         let run = Run {
             work,
             startup,

@@ -39,7 +39,8 @@ pub async fn run(work: Work<'_>, client: &Client, engine: Option<&str>) -> anyho
     let wanted = NewSandbox::of(template, BTreeMap::new())
         .sized(size.cpus, size.memory, size.disk)
         .for_seconds(UNLEASED_S)
-        .with(settings);
+        .with(settings)
+        .at_site(&args.site)?;
     let mut creating = pin!(client.create(&wanted));
     let sandbox = tokio::select! {
         made = &mut creating => made?,

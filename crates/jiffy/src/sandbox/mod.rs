@@ -149,6 +149,7 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
         Some(time) => wanted.for_at_most(time),
         None => wanted,
     };
+    let wanted = wanted.at_site(&args.site)?;
     show(args.json, &client.create(&wanted).await?.record)?;
     Ok(ExitCode::SUCCESS)
 }

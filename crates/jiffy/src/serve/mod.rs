@@ -9,6 +9,7 @@ mod front;
 mod guests;
 mod log;
 pub mod network;
+mod site;
 pub mod status;
 
 use crate::cli::ServeArgs;
@@ -65,6 +66,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 /// Returns the lock of the data directory, if it was ours.
 async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
     let began = Instant::now();
+    let site = args.site.read()?;
     let mut host = Host::open()?;
     let home = host.home().clone();
     let Some(lock) = lock(&home)? else {
@@ -77,8 +79,10 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
     let options = Options {
         warm: args.warm_pool,
         limits: args.limits(),
+        site,
         ..Options::default()
     };
+    site::tell(&options.site, &args.network.allow_private);
     confine(&mut host, &args.confinement)?;
     let EngineChoice { engine, why } = args.engine.choose(&host);
     tracing::info!("engine: {engine}; {why}");

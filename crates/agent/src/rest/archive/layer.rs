@@ -30,6 +30,8 @@ pub async fn answer(
     // Of all users.
     let username = Query::of(request.uri()).username;
     crate::rest::only_root(agent, username.as_deref(), "layers are")?;
+    // The network that a template is built in is not the one that its sandboxes are in.
+    agent.withdraw_site();
     let failed = |e: io::Error| RestError::io("cannot open what this sandbox wrote", &e);
     let written = root::written().ok_or_else(|| {
         RestError::new(

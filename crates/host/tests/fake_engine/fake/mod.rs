@@ -7,6 +7,7 @@ use jiffy_engine::{
     SandboxEnd, SandboxSize, SnapshotTimes, Usage, VerifiedSnapshot,
 };
 use jiffy_host::{CreateSpec, HostFigures, Options, ReadHost, Sandboxes, Source, Terms};
+use jiffy_proto::agent::SiteSettings;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -344,7 +345,7 @@ impl Engine for FakeEngine {
         Ok(SnapshotTimes::default())
     }
 
-    async fn learn(&self, _: &str, id: &str) -> Result<(), EngineError> {
+    async fn learn(&self, _: &str, id: &str, _: &SiteSettings) -> Result<(), EngineError> {
         self.world.step("learn").await?;
         self.world.learned.lock().unwrap().push(id.to_owned());
         Ok(())

@@ -1,0 +1,161 @@
+//! Java's stores of authorities, in the format that every Java reads (JKS).
+
+use super::store::beneath;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use sha1::{Digest, Sha1};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Where Java is, mostly.
+const PLACES: [&str; 6] = [
+    "/usr/lib/jvm",
+    "/usr/java",
+    "/opt/java",
+    "/opt/jdk",
+    "/usr/bin/java",
+    "/usr/local/bin/java",
+];
+const MAGIC: u32 = 0xfeed_feed;
+const VERSION: u32 = 2;
+const TRUSTED: u32 = 2;
+const X509: &str = "X.509";
+/// The password that everybody knows, with which tools check that a store is whole.
+const PASSWORD: &str = "changeit";
+/// What else goes into the checksum.
+const SALT: &[u8] = b"Mighty Aphrodite";
+/// Most entries of a store that is read.
+const MAX_ENTRIES: u32 = 4096;
+
+/// Whether the file system on `root` has a Java.
+pub fn is_there(root: &Path, env: &BTreeMap<String, String>) -> bool {
+    let said = env.get("JAVA_HOME").map(Path::new);
+    let mut places = PLACES.iter().map(Path::new).chain(said);
+    places.any(|place| beneath(root, place).exists())
+}
+
+/// Certificates by their names.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Keystore(Vec<Entry>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Entry {
+    alias: Vec<u8>,
+    created_ms: u64,
+    der: Vec<u8>,
+}
+
+impl Keystore {
+    /// All certificates in PEM text; what is none is left out.
+    pub fn of_pem(text: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(text);
+        let sections = text.split("-----BEGIN CERTIFICATE-----").skip(1);
+        let bodies = sections.filter_map(|s| s.split_once("-----END CERTIFICATE-----"));
+        let ders = bodies.filter_map(|(body, _)| {
+            let plain: String = body.split_ascii_whitespace().collect();
+            STANDARD.decode(plain).ok()
+        });
+        let entry = |(n, der)| Entry {
+            alias: format!("authority-{n}").into_bytes(),
+            created_ms: 0,
+            der,
+        };
+        Self(ders.enumerate().map(entry).collect())
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Removes those that are in another, too, whatever they are called there.
+    pub fn remove(&mut self, other: &Self) {
+        self.0
+            .retain(|entry| !other.0.iter().any(|o| o.der == entry.der));
+    }
+
+    /// The store as a file.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let count = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
+        for number in [MAGIC, VERSION, count] {
+            bytes.extend(number.to_be_bytes());
+        }
+        for entry in &self.0 {
+            bytes.extend(TRUSTED.to_be_bytes());
+            put_text(&mut bytes, &entry.alias);
+            bytes.extend(entry.created_ms.to_be_bytes());
+            put_text(&mut bytes, X509.as_bytes());
+            let length = u32::try_from(entry.der.len()).unwrap_or(u32::MAX);
+            bytes.extend(length.to_be_bytes());
+            bytes.extend(&entry.der);
+        }
+        let sum = checksum(&bytes);
+        bytes.extend(sum);
+        bytes
+    }
+
+    /// A store of certificates alone; none: it is something else, or broken.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (content, sum) = bytes.split_last_chunk::<20>()?;
+        if checksum(content) != *sum {
+            return None;
+        }
+        let mut rest = content;
+        let header = [take_u32(&mut rest)?, take_u32(&mut rest)?];
+        let count = take_u32(&mut rest)?;
+        if header != [MAGIC, VERSION] || count > MAX_ENTRIES {
+            return None;
+        }
+        let mut entries = Vec::new();
+        for _ in 0..count {
+            if take_u32(&mut rest)? != TRUSTED {
+                return None;
+            }
+            let alias = take_text(&mut rest)?.to_vec();
+            let created_ms = u64::from_be_bytes(take(&mut rest, 8)?.try_into().ok()?);
+            if take_text(&mut rest)? != X509.as_bytes() {
+                return None;
+            }
+            let length = usize::try_from(take_u32(&mut rest)?).ok()?;
+            let der = take(&mut rest, length)?.to_vec();
+            entries.push(Entry {
+                alias,
+                created_ms,
+                der,
+            });
+        }
+        rest.is_empty().then_some(Self(entries))
+    }
+}
+
+fn checksum(content: &[u8]) -> [u8; 20] {
+    let mut hash = Sha1::new();
+    for unit in PASSWORD.encode_utf16() {
+        hash.update(unit.to_be_bytes());
+    }
+    hash.update(SALT);
+    hash.update(content);
+    hash.finalize().into()
+}
+
+fn put_text(bytes: &mut Vec<u8>, text: &[u8]) {
+    let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
+    bytes.extend(length.to_be_bytes());
+    bytes.extend(&text[..usize::from(length)]);
+}
+
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
+    let (taken, after) = rest.split_at_checked(length)?;
+    *rest = after;
+    Some(taken)
+}
+
+fn take_u32(rest: &mut &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(take(rest, 4)?.try_into().ok()?))
+}
+
+fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let length = u16::from_be_bytes(take(rest, 2)?.try_into().ok()?);
+    take(rest, usize::from(length))
+}

@@ -1,0 +1,258 @@
+use super::java::Keystore;
+use super::*;
+use jiffy_proto::agent::{Authority, ProxySettings};
+use std::os::unix::fs::symlink;
+use std::process::Command;
+use tempfile::TempDir;
+
+const COMPANY: &str = include_str!("../../../../host/src/site/company.pem");
+/// Another certificate, as far as stores look into them.
+fn public() -> String {
+    COMPANY.replacen("MIIB8j", "MIIB8k", 1)
+}
+
+fn company() -> SiteSettings {
+    SiteSettings {
+        authorities: vec![Authority {
+            pem: COMPANY.to_owned(),
+            subject_hash: "fa831672".to_owned(),
+        }],
+        proxy: None,
+    }
+}
+
+fn proxied() -> SiteSettings {
+    SiteSettings {
+        authorities: Vec::new(),
+        proxy: Some(ProxySettings {
+            url: "http://me:word@proxy.corp:3128".to_owned(),
+            no_proxy: ".corp, 10.0.0.0/8,db.corp".to_owned(),
+        }),
+    }
+}
+
+/// A root with a directory for the agent, and files.
+fn root(files: &[(&str, &str)]) -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir_all(home(root.path())).unwrap();
+    for (path, text) in files {
+        let path = root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    root
+}
+
+fn text(root: &TempDir, path: &str) -> String {
+    fs::read_to_string(root.path().join(path)).unwrap()
+}
+
+/// All there is beneath a root, with what it is.
+fn all(root: &Path) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root).unwrap().flatten() {
+        let path = entry.path();
+        let what = match fs::read_link(&path) {
+            Ok(target) => format!("-> {}", target.display()),
+            Err(_) if path.is_dir() => {
+                found.extend(all(&path));
+                "directory".to_owned()
+            }
+            Err(_) => fs::read_to_string(&path).unwrap(),
+        };
+        found.push((path, what));
+    }
+    found.sort();
+    found
+}
+
+fn none() -> BTreeMap<String, String> {
+    BTreeMap::new()
+}
+
+const DEBIAN: &str = "etc/ssl/certs/ca-certificates.crt";
+
+#[test]
+fn debian_trusts_an_authority_by_bundle_hash_and_for_its_tool_and_forgets_it_without_a_trace() {
+    let root = root(&[(DEBIAN, &public()), ("etc/apt/apt.conf.d/01x", "")]);
+    let before = all(root.path());
+    let mut site = Site::default();
+    site.replace(root.path(), company(), &none()).unwrap();
+    assert_eq!(text(&root, DEBIAN), public() + COMPANY);
+    let anchor = "/usr/local/share/ca-certificates/jiffy-site-ca-1.crt";
+    assert_eq!(text(&root, &anchor[1..]), COMPANY);
+    let certs = root.path().join("etc/ssl/certs");
+    let link = |name: &str| fs::read_link(certs.join(name)).unwrap();
+    assert_eq!(link("jiffy-site-ca-1.pem"), Path::new(anchor));
+    assert_eq!(link("fa831672.0"), Path::new("jiffy-site-ca-1.pem"));
+    let variables = site.variables();
+    let bundle = "/etc/ssl/certs/ca-certificates.crt";
+    for name in [
+        "SSL_CERT_FILE",
+        "REQUESTS_CA_BUNDLE",
+        "PIP_CERT",
+        "GIT_SSL_CAINFO",
+    ] {
+        assert_eq!(variables[name], bundle, "{name}");
+    }
+    let node = "/run/jiffy/site/authorities.pem";
+    assert_eq!(variables["NODE_EXTRA_CA_CERTS"], node);
+    assert_eq!(text(&root, &node[1..]), COMPANY);
+    assert!(!variables.contains_key("JAVA_TOOL_OPTIONS"));
+    // The same once more changes nothing.
+    let with = all(root.path());
+    site.replace(root.path(), company(), &none()).unwrap();
+    assert_eq!(all(root.path()), with);
+    site.replace(root.path(), SiteSettings::default(), &none())
+        .unwrap();
+    assert_eq!(all(root.path()), before);
+    assert!(site.variables().is_empty());
+}
+
+#[test]
+fn what_the_distributions_tool_made_meanwhile_is_cleaned_too() {
+    let root = root(&[(DEBIAN, &public())]);
+    let mut site = Site::default();
+    site.replace(root.path(), company(), &none()).unwrap();
+    // As `update-ca-certificates` leaves it: sorted anew, and links of its own.
+    fs::write(root.path().join(DEBIAN), format!("{COMPANY}{}", public())).unwrap();
+    symlink(
+        "jiffy-site-ca-1.pem",
+        root.path().join("etc/ssl/certs/fa831672.1"),
+    )
+    .unwrap();
+    let java = root.path().join("etc/ssl/certs/java/cacerts");
+    fs::create_dir(java.parent().unwrap()).unwrap();
+    let both = Keystore::of_pem(format!("{COMPANY}{}", public()).as_bytes());
+    fs::write(&java, both.encode()).unwrap();
+    site.withdraw(root.path());
+    assert_eq!(text(&root, DEBIAN), public());
+    let certs = fs::read_dir(root.path().join("etc/ssl/certs")).unwrap();
+    assert_eq!(certs.count(), 2);
+    let left = Keystore::decode(&fs::read(&java).unwrap()).unwrap();
+    assert_eq!(left.len(), 1);
+}
+
+#[test]
+fn an_authority_that_the_sandbox_has_of_its_own_stays() {
+    let own = "usr/local/share/ca-certificates/company/root.crt";
+    let root = root(&[(DEBIAN, &public()), (own, COMPANY)]);
+    let mut site = Site::default();
+    site.replace(root.path(), company(), &none()).unwrap();
+    fs::write(root.path().join(DEBIAN), public() + COMPANY).unwrap();
+    site.withdraw(root.path());
+    assert_eq!(text(&root, DEBIAN), public() + COMPANY);
+    assert_eq!(text(&root, own), COMPANY);
+    // One that the store has is not added to it.
+    let before = all(root.path());
+    site.replace(root.path(), company(), &none()).unwrap();
+    assert_eq!(text(&root, DEBIAN), public() + COMPANY);
+    site.withdraw(root.path());
+    assert_eq!(all(root.path()), before);
+}
+
+#[test]
+fn red_hat_alpine_and_images_without_a_store_trust_it_too() {
+    let bundle = "etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem";
+    let fedora = root(&[
+        (bundle, &public()),
+        ("etc/pki/ca-trust/source/anchors/x", ""),
+        ("etc/pki/tls/certs/x", ""),
+    ]);
+    let link = fedora.path().join("etc/pki/tls/certs/ca-bundle.crt");
+    symlink("../../ca-trust/extracted/pem/tls-ca-bundle.pem", link).unwrap();
+    let alpine = root(&[(DEBIAN, public().trim_end())]);
+    symlink(
+        "certs/ca-certificates.crt",
+        alpine.path().join("etc/ssl/cert.pem"),
+    )
+    .unwrap();
+    let bare = root(&[]);
+    for (root, bundle, expected) in [
+        (&fedora, bundle, public() + COMPANY),
+        (&alpine, DEBIAN, public() + COMPANY),
+        (&bare, DEBIAN, COMPANY.to_owned()),
+    ] {
+        let before = all(root.path());
+        let mut site = Site::default();
+        site.replace(root.path(), company(), &none()).unwrap();
+        assert_eq!(text(root, bundle), expected);
+        assert_eq!(site.variables()["SSL_CERT_FILE"], format!("/{bundle}"));
+        site.withdraw(root.path());
+        assert_eq!(all(root.path()), before);
+    }
+    let mut site = Site::default();
+    site.replace(fedora.path(), company(), &none()).unwrap();
+    let anchor = "etc/pki/ca-trust/source/anchors/jiffy-site-ca-1.pem";
+    assert_eq!(text(&fedora, anchor), COMPANY);
+}
+
+#[test]
+fn a_proxy_is_in_variables_of_both_cases_and_apt_unless_the_sandbox_has_its_own() {
+    let root = root(&[("etc/apt/apt.conf.d/01x", "")]);
+    let apt = "etc/apt/apt.conf.d/90jiffy-site";
+    let mut site = Site::default();
+    site.replace(root.path(), proxied(), &none()).unwrap();
+    let url = "http://me:word@proxy.corp:3128";
+    for name in ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"] {
+        assert_eq!(site.variables()[name], url, "{name}");
+    }
+    let hosts = "localhost,127.0.0.1,::1,.corp,10.0.0.0/8,db.corp";
+    assert_eq!(site.variables()["no_proxy"], hosts);
+    let said = text(&root, apt);
+    assert!(said.contains(&format!("Acquire::https::Proxy \"{url}\";\n")));
+    assert!(said.contains("Acquire::http::Proxy::db.corp \"DIRECT\";\n"));
+    assert!(!said.contains("10.0.0.0") && !said.contains("::.corp"));
+
+    let mut env = BTreeMap::from([("HTTP_PROXY".to_owned(), "http://own:1".to_owned())]);
+    site.replace(root.path(), proxied(), &env).unwrap();
+    assert!(!root.path().join(apt).exists());
+    add_missing(&mut env, site.variables());
+    assert_eq!(env["HTTP_PROXY"], "http://own:1");
+    assert!(!env.contains_key("http_proxy"));
+    assert_eq!(env["https_proxy"], url);
+    site.replace(root.path(), proxied(), &none()).unwrap();
+    assert!(root.path().join(apt).exists());
+    site.withdraw(root.path());
+    assert!(!root.path().join(apt).exists());
+}
+
+#[test]
+fn java_gets_a_store_of_all_authorities_and_the_proxy_by_options() {
+    let root = root(&[(DEBIAN, &public()), ("usr/lib/jvm/java/bin/java", "")]);
+    let both = SiteSettings {
+        proxy: proxied().proxy,
+        ..company()
+    };
+    let mut site = Site::default();
+    site.replace(root.path(), both, &none()).unwrap();
+    let options = &site.variables()["JAVA_TOOL_OPTIONS"];
+    let store = "/run/jiffy/site/cacerts.jks";
+    assert!(options.starts_with(&format!("-Djavax.net.ssl.trustStore={store} ")));
+    assert!(options.contains("-Dhttps.proxyHost=proxy.corp -Dhttps.proxyPort=3128"));
+    assert!(options.ends_with("nonProxyHosts=localhost|127.0.0.1|::1|*.corp|db.corp"));
+    let bytes = fs::read(root.path().join(&store[1..])).unwrap();
+    assert_eq!(Keystore::decode(&bytes).unwrap().len(), 2);
+    assert_eq!(Keystore::decode(&bytes[1..]), None);
+    assert_eq!(Keystore::decode(&bytes[..bytes.len() - 21]), None);
+}
+
+#[test]
+fn a_store_for_java_is_one_that_java_reads() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("store");
+    fs::write(&path, Keystore::of_pem(COMPANY.as_bytes()).encode()).unwrap();
+    let keytool = Command::new("keytool")
+        .args(["-list", "-storepass", "changeit", "-keystore"])
+        .arg(&path)
+        .output();
+    let Ok(said) = keytool else {
+        eprintln!("there is no keytool");
+        return;
+    };
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(
+        text.contains("authority-0") && text.contains("trustedCertEntry"),
+        "{text}"
+    );
+}

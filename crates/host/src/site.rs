@@ -1,0 +1,204 @@
+//! Certificate authorities and proxy of the network that guests are in, checked.
+//!
+//! What guests are given are certificates that were parsed here and encoded anew: nothing of a file
+//! but its certificates gets into a guest.
+
+mod subject_hash;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use jiffy_proto::agent::{Authority, ProxySettings, SiteSettings};
+use std::fmt::Write as _;
+use x509_parser::pem::Pem;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// Longest PEM text of one sandbox's authorities, in bytes.
+pub const MAX_AUTHORITIES_BYTES: usize = 64 * 1024;
+/// Longest PEM text of a host's authorities, in bytes: a file with all public ones has 220 KiB.
+pub const MAX_HOST_AUTHORITIES_BYTES: usize = 384 * 1024;
+/// Longest URL of a proxy, in bytes.
+pub const MAX_PROXY_URL: usize = 2048;
+/// Longest list of hosts that are reached without a proxy, in bytes.
+pub const MAX_NO_PROXY: usize = 4096;
+
+const CERTIFICATE: &str = "CERTIFICATE";
+/// Characters of a line of PEM.
+const PEM_LINE: usize = 64;
+
+/// Why settings of a network cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SiteError {
+    /// Too much text.
+    #[error("{bytes} bytes of certificates are more than the {most} that are allowed")]
+    TooLong {
+        /// How much.
+        bytes: usize,
+        /// How much there may be.
+        most: usize,
+    },
+    /// A private key is nobody's business but its owner's.
+    #[error(
+        "there is a private key beside the certificates: give the certificate authority's certificate alone"
+    )]
+    PrivateKey,
+    /// No certificate at all.
+    #[error("there is no certificate in it: PEM begins with `-----BEGIN CERTIFICATE-----`")]
+    Empty,
+    /// Something else than a certificate.
+    #[error("entry {entry} is `{label}`, and only certificates are taken")]
+    Label {
+        /// Counted from 1.
+        entry: usize,
+        /// What PEM calls it.
+        label: String,
+    },
+    /// Broken.
+    #[error("certificate {entry} cannot be read: {reason}")]
+    Certificate {
+        /// Counted from 1.
+        entry: usize,
+        /// Why.
+        reason: String,
+    },
+    /// No URL of a proxy.
+    #[error("`{url}` is no proxy: write it as http://[USER:PASSWORD@]HOST[:PORT]")]
+    Proxy {
+        /// Without user and password.
+        url: String,
+    },
+    /// No list of hosts.
+    #[error(
+        "`{entry}` cannot be a host without proxy: names, addresses and networks have commas between them"
+    )]
+    NoProxy {
+        /// The first such entry.
+        entry: String,
+    },
+}
+
+/// The certificates in PEM `text` of at most `most` bytes, each once, in their order.
+pub fn authorities(text: &str, most: usize) -> Result<Vec<Authority>, SiteError> {
+    if text.len() > most {
+        let bytes = text.len();
+        return Err(SiteError::TooLong { bytes, most });
+    }
+    if text.contains("PRIVATE KEY-----") {
+        return Err(SiteError::PrivateKey);
+    }
+    let mut found: Vec<Authority> = Vec::new();
+    for (n, pem) in Pem::iter_from_buffer(text.as_bytes()).enumerate() {
+        let entry = n + 1;
+        let broken = |e: &dyn std::fmt::Display| SiteError::Certificate {
+            entry,
+            reason: e.to_string(),
+        };
+        let pem = pem.map_err(|e| broken(&e))?;
+        if pem.label != CERTIFICATE {
+            let label = pem.label.chars().take(40).collect();
+            return Err(SiteError::Label { entry, label });
+        }
+        let (rest, certificate) =
+            X509Certificate::from_der(&pem.contents).map_err(|e| broken(&e))?;
+        if !rest.is_empty() {
+            return Err(broken(&"there is something behind it"));
+        }
+        let subject_hash = subject_hash::of(certificate.subject().as_raw());
+        let authority = Authority {
+            pem: encode(&pem.contents),
+            subject_hash: subject_hash.map_err(|e| broken(&e))?,
+        };
+        if !found.contains(&authority) {
+            found.push(authority);
+        }
+    }
+    match found.is_empty() {
+        true => Err(SiteError::Empty),
+        false => Ok(found),
+    }
+}
+
+fn encode(der: &[u8]) -> String {
+    let text = STANDARD.encode(der);
+    let mut pem = format!("-----BEGIN {CERTIFICATE}-----\n");
+    for line in text.as_bytes().chunks(PEM_LINE) {
+        // Base64 is ASCII.
+        pem.push_str(&String::from_utf8_lossy(line));
+        pem.push('\n');
+    }
+    let _ = writeln!(pem, "-----END {CERTIFICATE}-----");
+    pem
+}
+
+/// Proxy settings; an empty `url` says that there is no proxy.
+pub fn proxy(url: &str, no_proxy: &str) -> Result<ProxySettings, SiteError> {
+    let settings = ProxySettings {
+        url: url.trim().trim_end_matches('/').to_owned(),
+        no_proxy: no_proxy.trim().to_owned(),
+    };
+    if !settings.url.is_empty() && !is_proxy(&settings.url) {
+        let url = settings.public_url().chars().take(200).collect();
+        return Err(SiteError::Proxy { url });
+    }
+    let entries = settings.no_proxy.split(',').map(str::trim);
+    let mut bad = entries.filter(|entry| !entry.bytes().all(is_of_host));
+    let bad = bad.next().map(|entry| entry.chars().take(200).collect());
+    match bad {
+        None if settings.no_proxy.len() <= MAX_NO_PROXY => Ok(settings),
+        None => Err(SiteError::NoProxy {
+            entry: format!("{} bytes", settings.no_proxy.len()),
+        }),
+        Some(entry) => Err(SiteError::NoProxy { entry }),
+    }
+}
+
+/// Whether it can stand in an environment, between quotes and in a command line of Java's.
+fn is_proxy(url: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_graphic() && !br#""'\`$;<>{}|^"#.contains(&b);
+    let rest = url.strip_prefix("http://").or(url.strip_prefix("https://"));
+    let Some(rest) = rest.filter(|_| url.len() <= MAX_PROXY_URL && url.bytes().all(plain)) else {
+        return false;
+    };
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let (name, port) = match host.strip_prefix('[').and_then(|h| h.split_once(']')) {
+        Some((name, port)) => {
+            let is_ipv6 = name.parse::<std::net::Ipv6Addr>().is_ok();
+            (name.to_owned(), Some(port).filter(|_| is_ipv6))
+        }
+        None => {
+            let end = host.find(':').unwrap_or(host.len());
+            let named = !host[..end].is_empty() && host[..end].bytes().all(is_of_name);
+            (host[..end].to_owned(), Some(&host[end..]).filter(|_| named))
+        }
+    };
+    let number = |port: &str| port.parse::<u16>().is_ok_and(|port| port != 0);
+    !name.is_empty()
+        && port.is_some_and(|p| p.is_empty() || p.strip_prefix(':').is_some_and(number))
+}
+
+fn is_of_name(b: u8) -> bool {
+    b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_')
+}
+
+fn is_of_host(b: u8) -> bool {
+    is_of_name(b) || matches!(b, b'*' | b':' | b'/' | b'[' | b']')
+}
+
+/// Settings of a sandbox on a host that has its own: all authorities of both; the sandbox's proxy,
+/// if it has one.
+pub fn joined(host: &SiteSettings, own: &SiteSettings) -> SiteSettings {
+    let mut site = host.clone();
+    let new = own.authorities.iter();
+    let new: Vec<_> = new
+        .filter(|a| !host.authorities.contains(a))
+        .cloned()
+        .collect();
+    site.authorities.extend(new);
+    if own.proxy.is_some() {
+        site.proxy.clone_from(&own.proxy);
+    }
+    site.proxy = site.proxy.filter(|proxy| !proxy.url.is_empty());
+    site
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! OpenSSL's hash of a certificate's subject (`openssl x509 -hash`), by which it looks for authorities
+//! in a directory.
+//!
+//! It is the beginning of the SHA-1 of the name in canonical form: each text in UTF-8, lower case,
+//! with single spaces (`x509_name_canon` in crypto/x509/x_name.c).
+
+use sha1::{Digest, Sha1};
+use x509_parser::asn1_rs::{Any, FromDer, ToDer};
+use x509_parser::der_parser::asn1_rs::{Class, Header, Length, Tag};
+
+const SEQUENCE: u8 = 0x30;
+const SET: u8 = 0x31;
+const UTF8: u8 = 0x0c;
+
+/// The hash of a name in DER, as 8 hexadecimal digits.
+pub fn of(name: &[u8]) -> Result<String, String> {
+    let mut canonical = Vec::new();
+    for set in elements(content(name, SEQUENCE)?)? {
+        let mut entries = Vec::new();
+        for entry in elements(content(set, SET)?)? {
+            entries.push(entry_of(content(entry, SEQUENCE)?)?);
+        }
+        // A SET OF is in the order of its encodings.
+        entries.sort();
+        canonical.extend(encoded(SET, &entries.concat()));
+    }
+    let hash = Sha1::digest(&canonical);
+    let first = hash.iter().take(4).rev();
+    Ok(first.map(|b| format!("{b:02x}")).collect())
+}
+
+/// Type and value, the value in canonical form.
+fn entry_of(pair: &[u8]) -> Result<Vec<u8>, String> {
+    let parts = elements(pair)?;
+    let [kind, value] = parts.as_slice() else {
+        return Err("an entry of its subject is no pair".to_owned());
+    };
+    let value = match text(value)? {
+        Some(text) => encoded(UTF8, plain(&text).as_bytes()),
+        None => value.to_vec(),
+    };
+    Ok(encoded(SEQUENCE, &[kind, value.as_slice()].concat()))
+}
+
+/// The text of a string type; none: it is something else, and stays as it is.
+fn text(value: &[u8]) -> Result<Option<String>, String> {
+    let (_, any) = Any::from_der(value).map_err(|e| e.to_string())?;
+    let units = |bytes: &[u8]| -> Vec<u16> {
+        let pairs = bytes.chunks_exact(2);
+        pairs.map(|b| u16::from_be_bytes([b[0], b[1]])).collect()
+    };
+    Ok(match any.tag() {
+        Tag::Utf8String | Tag::PrintableString | Tag::Ia5String | Tag::VisibleString => {
+            Some(String::from_utf8_lossy(any.data).into_owned())
+        }
+        // OpenSSL takes it for Latin-1.
+        Tag::T61String => Some(any.data.iter().map(|b| char::from(*b)).collect()),
+        Tag::BmpString => Some(String::from_utf16_lossy(&units(any.data))),
+        Tag::UniversalString => {
+            let units = any.data.chunks_exact(4);
+            let units = units.map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]));
+            Some(
+                units
+                    .map(|u| char::from_u32(u).unwrap_or('\u{fffd}'))
+                    .collect(),
+            )
+        }
+        _ => None,
+    })
+}
+
+/// Lower case where it is ASCII, one space for several, none at the ends.
+fn plain(text: &str) -> String {
+    let is_space = |c: char| matches!(c, ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c');
+    let words: Vec<&str> = text.split(is_space).filter(|w| !w.is_empty()).collect();
+    words.join(" ").to_ascii_lowercase()
+}
+
+/// The content of an element that must have this tag.
+fn content(element: &[u8], tag: u8) -> Result<&[u8], String> {
+    let (_, any) = Any::from_der(element).map_err(|e| e.to_string())?;
+    match element.first() == Some(&tag) {
+        true => Ok(any.data),
+        false => Err("its subject is not as X.509 has it".to_owned()),
+    }
+}
+
+/// The elements of a constructed one's content, each with its header.
+fn elements(mut content: &[u8]) -> Result<Vec<&[u8]>, String> {
+    let mut found = Vec::new();
+    while !content.is_empty() {
+        let (rest, _) = Any::from_der(content).map_err(|e| e.to_string())?;
+        found.push(&content[..content.len() - rest.len()]);
+        content = rest;
+    }
+    Ok(found)
+}
+
+fn encoded(tag: u8, content: &[u8]) -> Vec<u8> {
+    let header = Header::new(
+        Class::Universal,
+        tag & 0x20 != 0,
+        Tag(u32::from(tag & 0x1f)),
+        Length::Definite(content.len()),
+    );
+    // Of a definite length: this cannot fail.
+    let mut bytes = header.to_der_vec().unwrap_or_default();
+    bytes.extend_from_slice(content);
+    bytes
+}

@@ -1,0 +1,128 @@
+use super::*;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+/// `openssl req -x509` of these subjects, and `openssl x509 -hash` of them.
+const COMPANY: &str = include_str!("company.pem");
+const COMPANY_HASH: &str = "fa831672";
+
+#[test]
+fn certificates_are_taken_each_once_and_encoded_anew() {
+    let text = format!("a comment\n{COMPANY}\r\n{COMPANY}");
+    let found = authorities(&text, MAX_AUTHORITIES_BYTES).unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].pem, COMPANY);
+    assert_eq!(found[0].subject_hash, COMPANY_HASH);
+}
+
+#[test]
+fn hashes_of_subjects_are_those_of_openssl() {
+    let bundle = std::fs::read_to_string("/etc/ssl/certs/ca-certificates.crt");
+    let Ok(bundle) = bundle else {
+        return;
+    };
+    let found = authorities(&bundle, MAX_HOST_AUTHORITIES_BYTES).unwrap();
+    // All kinds of strings are in one of these.
+    for authority in found.iter().step_by(7) {
+        let openssl = Command::new("openssl")
+            .args(["x509", "-noout", "-hash"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let Ok(mut openssl) = openssl else {
+            return;
+        };
+        let mut input = openssl.stdin.take().unwrap();
+        input.write_all(authority.pem.as_bytes()).unwrap();
+        drop(input);
+        let said = openssl.wait_with_output().unwrap().stdout;
+        let said = String::from_utf8(said).unwrap();
+        assert_eq!(said.trim(), authority.subject_hash, "{}", authority.pem);
+    }
+}
+
+#[test]
+fn what_is_no_certificate_is_refused_in_words() {
+    let refused = |text: &str| authorities(text, MAX_AUTHORITIES_BYTES).unwrap_err();
+    assert_eq!(refused(""), SiteError::Empty);
+    assert_eq!(refused("hello"), SiteError::Empty);
+    let key = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
+    assert_eq!(refused(&format!("{COMPANY}{key}")), SiteError::PrivateKey);
+    let request = COMPANY.replace("CERTIFICATE", "CERTIFICATE REQUEST");
+    assert!(matches!(
+        refused(&request),
+        SiteError::Label { entry: 1, .. }
+    ));
+    let broken = COMPANY.replacen('M', "N", 3);
+    assert!(matches!(refused(&broken), SiteError::Certificate { .. }));
+    let cut = &COMPANY[..COMPANY.len() / 2];
+    assert!(matches!(refused(cut), SiteError::Certificate { .. }));
+    let long = "x".repeat(MAX_AUTHORITIES_BYTES + 1);
+    assert!(matches!(refused(&long), SiteError::TooLong { .. }));
+}
+
+#[test]
+fn proxies_are_urls_and_hosts_without_them_are_names_or_networks() {
+    for good in [
+        "http://proxy:3128",
+        "http://proxy.corp.example:3128/",
+        "https://user:p%40ss@10.0.0.1:8080",
+        "http://[fd00::1]:3128",
+        "http://proxy",
+        "",
+    ] {
+        proxy(good, "").unwrap_or_else(|e| panic!("{good}: {e}"));
+    }
+    for bad in [
+        "proxy:3128",
+        "socks5://proxy:1080",
+        "http://",
+        "http://:3128",
+        "http://proxy:0",
+        "http://proxy:port",
+        "http://proxy:3128/path",
+        "http://pro xy:3128",
+        "http://proxy:3128\";Dir::Bin \"x",
+        "http://[fd00::1:3128",
+    ] {
+        assert!(proxy(bad, "").is_err(), "{bad}");
+    }
+    let hosts = "localhost, .corp.example,10.0.0.0/8,[fd00::1],*.example";
+    assert_eq!(proxy("http://p", hosts).unwrap().no_proxy, hosts);
+    for bad in ["a;b", "a b", "\"", "ä", "a,b\nc"] {
+        assert!(proxy("http://p", bad).is_err(), "{bad}");
+    }
+    let long = "a,".repeat(MAX_NO_PROXY);
+    assert!(proxy("http://p", &long).is_err());
+}
+
+#[test]
+fn passwords_of_proxies_are_not_shown() {
+    let settings = proxy("http://me:secret@proxy:3128", "").unwrap();
+    assert!(!format!("{settings:?}").contains("secret"));
+    assert_eq!(settings.public_url(), "http://proxy:3128");
+    let refusal = proxy("ftp://me:secret@proxy:3128", "").unwrap_err();
+    assert!(!refusal.to_string().contains("secret"), "{refusal}");
+}
+
+#[test]
+fn a_sandbox_has_the_authorities_of_its_host_too_and_its_own_proxy() {
+    let company = authorities(COMPANY, MAX_AUTHORITIES_BYTES).unwrap();
+    let host = SiteSettings {
+        authorities: company.clone(),
+        proxy: Some(proxy("http://host:1", "").unwrap()),
+    };
+    assert_eq!(joined(&host, &SiteSettings::default()), host);
+    let own = SiteSettings {
+        authorities: company.clone(),
+        proxy: Some(proxy("http://own:1", "").unwrap()),
+    };
+    let both = joined(&host, &own);
+    assert_eq!(both.authorities, company);
+    assert_eq!(both.proxy, own.proxy);
+    let none = SiteSettings {
+        authorities: Vec::new(),
+        proxy: Some(proxy("", "").unwrap()),
+    };
+    assert_eq!(joined(&host, &none).proxy, None);
+}

@@ -1,0 +1,61 @@
+//! Certificate authorities and proxy of all sandboxes, told in the daemon's log.
+
+use jiffy_net::IpNet;
+use jiffy_proto::agent::SiteSettings;
+use std::net::IpAddr;
+
+/// Tells what sandboxes are given, and that they do not reach a proxy in a private network.
+pub fn tell(site: &SiteSettings, granted: &[IpNet]) {
+    if !site.authorities.is_empty() {
+        let count = site.authorities.len();
+        tracing::info!("sandboxes trust {count} certificate authorities of this host");
+    }
+    let Some(proxy) = &site.proxy else {
+        return;
+    };
+    let url = proxy.public_url();
+    tracing::info!("sandboxes use the proxy {url}");
+    if let Some(address) = private(&url).filter(|a| !granted.iter().any(|net| net.contains(a))) {
+        tracing::warn!(
+            "sandboxes do not reach {address}, which is private: allow it with --allow-private {address}"
+        );
+    }
+}
+
+/// The private address that a URL names.
+fn private(url: &str) -> Option<IpAddr> {
+    let host = url.split_once("://")?.1;
+    let bare = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?.0,
+        None => host.split(':').next()?,
+    };
+    let address: IpAddr = bare.parse().ok()?;
+    let is_private = match address {
+        IpAddr::V4(ip) => ip.is_private() || ip.is_loopback() || ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unique_local() || ip.is_loopback(),
+    };
+    is_private.then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::private;
+
+    #[test]
+    fn proxies_at_private_addresses_are_found() {
+        for url in [
+            "http://10.1.2.3:3128",
+            "http://[fd00::1]:1",
+            "https://192.168.0.1",
+        ] {
+            assert!(private(url).is_some(), "{url}");
+        }
+        for url in [
+            "http://9.9.9.9:3128",
+            "http://proxy.corp:1",
+            "http://[2a00::1]",
+        ] {
+            assert!(private(url).is_none(), "{url}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A company's network in a lab's internet: servers whose certificates its own authorities signed, and a proxy.
+
+use super::support::lab::Lab;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+/// What every server answers.
+pub const HELLO: &str = "hello from the company";
+/// Where servers are, whatever they are called: the lab's name server knows no other address.
+const SERVERS: &str = "9.9.9.9";
+/// Where the proxy is.
+pub const PROXY: &str = "8.8.8.8:3128";
+const COMMIT: &str = "0123456789012345678901234567890123456789";
+
+/// A certificate authority.
+pub struct TestAuthority {
+    pub pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl TestAuthority {
+    pub fn new(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, "Test  Company");
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self {
+            pem,
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    /// Serves HTTPS under these names at a port of the lab's internet.
+    pub fn serve(&self, lab: &Lab, names: &[&str], port: u16) {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let params = CertificateParams::new(names).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![certificate.der().clone()],
+                PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+            )
+            .unwrap();
+        let config = Arc::new(config);
+        accept(lab, &format!("{SERVERS}:{port}"), move |stream| {
+            let connection = ServerConnection::new(config.clone()).unwrap();
+            answer(StreamOwned::new(connection, stream))
+        });
+    }
+}
+
+/// Serves a proxy, and returns what it is asked for: `CONNECT host:port` or `GET url`.
+pub fn serve_proxy(lab: &Lab) -> Arc<Mutex<Vec<String>>> {
+    let seen = Arc::<Mutex<Vec<String>>>::default();
+    let told = seen.clone();
+    accept(lab, PROXY, move |stream| {
+        let mut reader = BufReader::new(stream.try_clone().ok()?);
+        let line = head(&mut reader)?;
+        let (asked, _) = line.rsplit_once(' ')?;
+        told.lock().unwrap().push(asked.to_owned());
+        let mut stream = stream;
+        let Some(target) = asked.strip_prefix("CONNECT ") else {
+            let body = "through the proxy";
+            let length = body.len();
+            return write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            )
+            .ok();
+        };
+        let (_, port) = target.rsplit_once(':')?;
+        let server = TcpStream::connect((SERVERS, port.parse().ok()?)).ok()?;
+        write!(stream, "HTTP/1.1 200 Connection established\r\n\r\n").ok()?;
+        let (from, to) = (server.try_clone().ok()?, stream.try_clone().ok()?);
+        let back = thread::spawn(move || pass(from, &to));
+        pass(stream, &server);
+        back.join().ok()
+    });
+    seen
+}
+
+fn pass(mut from: TcpStream, mut to: &TcpStream) {
+    // Whoever leaves takes the other side along.
+    let _ = std::io::copy(&mut from, &mut to);
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+fn accept(
+    lab: &Lab,
+    address: &str,
+    serve: impl Fn(TcpStream) -> Option<()> + Send + Sync + 'static,
+) {
+    let serve = Arc::new(serve);
+    lab.in_internet(|| {
+        let listener = TcpListener::bind(address).unwrap();
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let serve = serve.clone();
+                thread::spawn(move || serve(stream));
+            }
+        });
+    });
+}
+
+/// The first line of a request, when all its head was read.
+fn head(reader: &mut impl BufRead) -> Option<String> {
+    let mut lines = reader.lines().map_while(Result::ok);
+    let first = lines.next()?;
+    lines.take_while(|line| !line.is_empty()).for_each(drop);
+    Some(first)
+}
+
+/// One request: a page, or what git asks of a repository that is files.
+fn answer(mut stream: impl Read + Write) -> Option<()> {
+    let line = head(&mut BufReader::new(&mut stream))?;
+    let path = line.split(' ').nth(1)?;
+    let body = match path.split('?').next()? {
+        "/repo.git/info/refs" => format!("{COMMIT}\trefs/heads/main\n"),
+        "/repo.git/HEAD" => "ref: refs/heads/main\n".to_owned(),
+        _ => HELLO.to_owned(),
+    };
+    let length = body.len();
+    write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+    .ok()?;
+    stream.flush().ok()
+}
