@@ -380,6 +380,11 @@ pub trait Guest: Send + Sync + 'static {
     /// Its last console output, cleaned for a terminal.
     fn console_tail(&self) -> String;
 
+    /// Why the host could not write or read its disk, if that happened: its programs saw I/O errors.
+    fn disk_failure(&self) -> Option<String> {
+        None
+    }
+
     /// Ends it without asking it, and returns when nothing of it is left. May be called twice.
     fn stop(&self) -> impl Future<Output = ()> + Send;
 }

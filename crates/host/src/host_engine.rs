@@ -432,6 +432,10 @@ impl Guest for HostGuest {
         guest!(self, guest => guest.console_tail())
     }
 
+    fn disk_failure(&self) -> Option<String> {
+        guest!(self, guest => guest.disk_failure())
+    }
+
     async fn stop(&self) {
         guest!(self, guest => guest.stop().await);
     }

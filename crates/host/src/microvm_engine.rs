@@ -681,6 +681,10 @@ impl Guest for MicroVmGuest {
         self.vm.console_tail()
     }
 
+    fn disk_failure(&self) -> Option<String> {
+        self.vm.disk_failure()
+    }
+
     async fn stop(&self) {
         self.vm.end_now().await;
         self.card.give_up();

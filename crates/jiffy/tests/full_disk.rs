@@ -6,7 +6,8 @@ mod support;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::path::Path;
 use support::place::Place;
-use support::{guests, skip, wait_for};
+use support::wire::sandbox;
+use support::{engine, guests, skip, wait_for};
 use tempfile::TempDir;
 
 /// A small file system, gone with the test.
@@ -77,8 +78,13 @@ fn a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on() {
     );
     let count = || -> u64 { place.sh(&id, "cat /tmp/count").parse().unwrap_or(0) };
     let entries = || {
-        let store = std::fs::read_dir(place.dir.path().join("snapshots")).unwrap();
-        store.count()
+        let store = match engine::is_gvisor() {
+            true => "gvisor/snapshots",
+            false => "snapshots",
+        };
+        std::fs::read_dir(place.dir.path().join(store))
+            .unwrap()
+            .count()
     };
     place.ok(&["snapshot", &id, "--name", "before"]);
     place.sh(
@@ -159,6 +165,8 @@ fn a_guest_whose_writes_the_host_has_no_room_for_sees_errors_and_its_log_says_wh
     let log = place.ok(&["logs", &id]);
     let why = "the host cannot serve this disk (No space left on device";
     assert!(log.contains(why), "{log}");
+    let told = sandbox(&place, &id)["diskFailure"].clone();
+    assert!(told.as_str().is_some_and(|told| told.contains(why)), "{told}");
     disk.free();
     place.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
@@ -229,4 +237,10 @@ fn a_build_that_finds_no_room_says_so_and_leaves_nothing() {
     assert_eq!(place.sh(&id, "cat /first"), "first");
     place.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
+}
+
+on_gvisor! {
+    a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on,
+    a_guest_whose_writes_the_host_has_no_room_for_sees_errors_and_its_log_says_why
+        cannot hold: "what a gVisor sandbox writes is memory",
 }

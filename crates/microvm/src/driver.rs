@@ -11,13 +11,16 @@ use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{Event, StopCause};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 /// Time a VMM has to leave once it has closed its control socket.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Longest reason that is taken from a VMM.
+const MAX_REASON_CHARS: usize = 300;
 
 /// How far a guest is on its way up.
 pub(crate) enum Step {
@@ -42,6 +45,8 @@ pub(crate) struct Driver {
     pub steps: Option<mpsc::Sender<Step>>,
     pub killed: mpsc::Receiver<()>,
     pub cause: Option<StopCause>,
+    /// Why the host could not serve a disk, once that happened.
+    pub disk_failure: Arc<OnceLock<String>>,
     /// Takes answers to requests.
     pub replies: mpsc::UnboundedSender<Event>,
     /// The guest was restored: a connection it had asked for before may break without a word.
@@ -146,6 +151,11 @@ impl Driver {
             Event::Stopped(cause) => self.cause = Some(cause),
             Event::DeviceFailed { device, reason } => {
                 tracing::warn!(device, reason, "a device of the guest failed");
+            }
+            Event::DiskFailed { reason } => {
+                tracing::warn!(reason, "the host cannot serve a disk of the guest");
+                let reason = reason.chars().filter(|c| !c.is_control());
+                let _ = self.disk_failure.set(reason.take(MAX_REASON_CHARS).collect());
             }
             Event::Paused { .. }
             | Event::Resumed

@@ -21,7 +21,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex, mpsc, watch};
@@ -155,6 +155,7 @@ pub struct MicroVm {
     pub(crate) saving: Arc<Mutex<Saving>>,
     identity: watch::Sender<Option<Identity>>,
     limiting: Option<Limiting>,
+    disk_failure: Arc<OnceLock<String>>,
 }
 
 /// A VMM and what commands it.
@@ -281,6 +282,7 @@ impl MicroVm {
         let (tell_end, end) = watch::channel(None);
         let (reply, replies) = mpsc::unbounded_channel();
         let (identity, told) = watch::channel(parts.identity);
+        let disk_failure = Arc::new(OnceLock::new());
         let driver = Driver {
             link: link.clone(),
             vmm: parts.vmm,
@@ -293,6 +295,7 @@ impl MicroVm {
             steps: parts.steps,
             killed,
             cause: None,
+            disk_failure: disk_failure.clone(),
             replies: reply,
         };
         Self {
@@ -313,6 +316,7 @@ impl MicroVm {
             ))),
             identity,
             limiting: None,
+            disk_failure,
         }
     }
 
@@ -451,6 +455,12 @@ impl MicroVm {
     /// Tells the agent who it is, if nobody has.
     pub(crate) fn tell(&self, identity: Identity) {
         self.identity.send_replace(Some(identity));
+    }
+
+    /// Why the host could not serve a disk of the guest, which saw I/O errors then. None if it could, or
+    /// if another process commanded the VMM when it happened.
+    pub fn disk_failure(&self) -> Option<String> {
+        self.disk_failure.get().cloned()
     }
 
     /// The guest's last console output, cleaned for a terminal.

@@ -113,6 +113,11 @@ pub enum Event {
         /// What the guest did.
         reason: String,
     },
+    /// The host cannot serve a disk any more, first of all for want of room; told once. The guest sees I/O errors and the VM goes on.
+    DiskFailed {
+        /// Which disk, and why.
+        reason: String,
+    },
     /// Answer to [`Request::Stats`].
     Stats(VmStats),
     /// The guest stands still.

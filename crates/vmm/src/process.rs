@@ -1,5 +1,6 @@
 //! Life of the process: take the configuration, build the machine, serve until it ends.
 
+mod disks;
 mod keep;
 mod snapshot;
 
@@ -7,13 +8,14 @@ use crate::error::VmmError;
 use crate::jail;
 use crate::machine::bus::{SharedDevice, lock};
 use crate::machine::vcpu::{VcpuEnd, Vcpus};
-use crate::machine::{Descriptors, ExitCounters, Machine, Slot, build, restore};
+use crate::machine::{Descriptors, ExitCounters, Machine, Slot, build, report, restore};
 use crate::poll::Ready;
 use crate::seccomp;
 use crate::snapshot::linear::Linear;
 use crate::virtio::balloon::Balloon;
 use crate::virtio::blk::Block;
 use crate::virtio::vsock::{ConnectError, GuestConnect, Vsock};
+use disks::Disks;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::snapshot::RestoreConfig;
 use jiffy_proto::vm::jail::MAKE_ARGUMENT;
@@ -131,6 +133,7 @@ struct Vm {
     /// Held, so that the agent's greeting stands.
     _greeting: Option<OwnedFd>,
     vcpus: Vcpus,
+    disks: Disks,
     exits: ExitCounters,
     running: bool,
     copying: Option<Copying>,
@@ -167,6 +170,7 @@ fn start(
     let vcpus = std::mem::take(&mut machine.vcpus);
     let exits = ExitCounters::new(&vcpus);
     let vcpus = Vcpus::start(vcpus, &machine.bus, crate::machine::event()?)?;
+    let disks = Disks::start(&machine, link.clone())?;
     let vm = Vm {
         machine,
         link: link.clone(),
@@ -174,6 +178,7 @@ fn start(
         listener: None,
         _greeting: None,
         vcpus,
+        disks,
         exits,
         running: !paused,
         copying: None,
@@ -276,17 +281,9 @@ impl Vm {
     }
 
     fn report(&self, device: &SharedDevice) {
-        let mut device = lock(device);
-        if let Some(reason) = device.take_failure() {
-            let device = device.name().to_owned();
-            self.link.send(&Event::DeviceFailed { device, reason }, &[]);
-        }
-        let warning = device.take_warning();
-        // A vCPU that holds the ports may wait for the device.
-        drop(device);
-        if let Some(warning) = warning {
-            self.machine.bus.say(&warning);
-        }
+        report(device, &self.machine.bus, |event| {
+            self.link.send(event, &[]);
+        });
     }
 
     fn on_vcpu_end(&mut self) {
@@ -349,12 +346,9 @@ impl Vm {
             Request::Stats => {
                 let mut stats = self.machine.bus.stats();
                 let actual = |b: &Balloon| b.actual_mib();
-                stats.balloon_mib = self
-                    .machine
-                    .devices
-                    .iter()
-                    .find_map(|d| lock(d).peek(actual))
-                    .unwrap_or(0);
+                let mut devices = self.machine.devices_of_event_loop().into_iter();
+                let actual = devices.find_map(|d| lock(&d).peek(actual));
+                stats.balloon_mib = actual.unwrap_or(0);
                 // Whoever asks can do without.
                 stats.exits = self.exits.read().ok().flatten();
                 self.link.send(&Event::Stats(stats), &[]);
@@ -393,7 +387,7 @@ impl Vm {
         work: impl FnOnce(&mut T) -> Result<(), crate::virtio::DeviceError>,
     ) {
         let mut work = Some(work);
-        for device in self.machine.devices.clone() {
+        for device in self.machine.devices_of_event_loop() {
             if lock(&device).peek(|_: &T| ()).is_some() {
                 if let Some(work) = work.take() {
                     lock(&device).with(work);

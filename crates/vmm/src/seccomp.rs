@@ -72,6 +72,31 @@ pub const VCPU: &[Call] = calls![
     SYS_write,
 ];
 
+/// The thread that serves the disks.
+pub const DISKS: &[Call] = calls![
+    SYS_brk: ALLOCATOR,
+    SYS_clock_gettime: "hosts whose clock cannot be read without the kernel",
+    SYS_epoll_wait,
+    SYS_exit: THREAD_END,
+    SYS_fallocate: "a driver that discards or zeroes blocks: `virtio::blk::tests`",
+    SYS_futex: "a snapshot in the middle of a request: `process::disks`",
+    SYS_madvise: THREAD_END,
+    SYS_mmap: ALLOCATOR,
+    SYS_mprotect: ALLOCATOR,
+    SYS_mremap: ALLOCATOR,
+    SYS_munmap: ALLOCATOR,
+    SYS_pread64: "a write that begins or ends inside of a block: `virtio::blk::tests`",
+    SYS_preadv,
+    SYS_pwritev,
+    SYS_read: "a queue with more work than a round has: `virtio::blk::tests`",
+    SYS_restart_syscall: HOST_SLEPT,
+    SYS_rt_sigprocmask: THREAD_END,
+    SYS_sendmsg: "a driver that breaks the contract: `hostile_driver`",
+    SYS_sigaltstack: THREAD_END,
+    SYS_timerfd_settime,
+    SYS_write,
+];
+
 /// The event loop: devices and the control socket; and the processes that it forks to write snapshots.
 pub const MAIN: &[Call] = calls![
     SYS_accept4,
@@ -84,7 +109,6 @@ pub const MAIN: &[Call] = calls![
     SYS_epoll_ctl,
     SYS_epoll_wait,
     SYS_exit_group,
-    SYS_fallocate: "a driver that discards or zeroes blocks: `virtio::blk::tests`",
     SYS_fcntl,
     SYS_ftruncate,
     SYS_futex,
@@ -99,9 +123,7 @@ pub const MAIN: &[Call] = calls![
     SYS_pidfd_send_signal,
     SYS_prctl,
     SYS_pread64,
-    SYS_preadv,
     SYS_pwrite64,
-    SYS_pwritev,
     SYS_read,
     SYS_recvmsg,
     SYS_restart_syscall: HOST_SLEPT,
@@ -136,6 +158,11 @@ fn argument(call: libc::c_long) -> Option<(u8, u64)> {
 /// Confines the calling vCPU thread.
 pub fn confine_vcpu() -> Result<(), VmmError> {
     confine(VCPU, ioctl::VCPU)
+}
+
+/// Confines the disks' thread.
+pub fn confine_disks() -> Result<(), VmmError> {
+    confine(DISKS, &[])
 }
 
 /// Confines the event loop's thread.
@@ -201,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_confined_thread_dies_when_it_opens_a_path() {
-        for confine in [confine_main, confine_vcpu] {
+        for confine in [confine_main, confine_vcpu, confine_disks] {
             let status = in_child(|| {
                 confine().unwrap();
                 // SAFETY: a valid C string; the call is not expected to return.

@@ -322,6 +322,7 @@ fn sandboxes() -> Value {
                 "autoResume": flag(),
             })),
             "pauseMode": { "type": "string", "enum": ["full", "filesystem"] },
+            "diskFailure": text(),
         }))),
         "Forked": object(&["snapshotID"], json!({
             "snapshotID": text(),

@@ -100,6 +100,9 @@ pub(crate) struct SandboxDetail {
     lifecycle: Lifecycle,
     #[serde(skip_serializing_if = "Option::is_none")]
     pause_mode: Option<&'static str>,
+    /// Why the host could not serve its disk: its programs saw I/O errors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk_failure: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -215,6 +218,7 @@ impl<E: Engine> App<E> {
                 auto_resume: terms.auto_resume,
             },
             pause_mode: (record.state == State::Paused).then_some("full"),
+            disk_failure: self.sandboxes.disk_failure(&record.id),
         }
     }
 }

@@ -390,6 +390,12 @@ impl<E: Engine> Sandboxes<E> {
         Ok(self.entry(id)?.console())
     }
 
+    /// Why the host could not serve the disk of a sandbox, if that happened since its guest came up.
+    pub fn disk_failure(&self, id: &str) -> Option<String> {
+        let entry = lock(&self.0.entries).get(id).cloned();
+        entry?.guest()?.disk_failure()
+    }
+
     /// Ends every guest. The journal says so.
     pub async fn stop_all(&self) {
         self.0.pool.clear();

@@ -54,12 +54,17 @@ pub fn ask(
     heard(send(place, id, port, method, path, body))
 }
 
-/// The token that the agent of sandbox `id` wants to be shown.
-pub fn token(place: &Place, id: &str) -> String {
+/// The API's word on sandbox `id`.
+pub fn sandbox(place: &Place, id: &str) -> Value {
     let request = format!("GET /sandboxes/{id} HTTP/1.0\r\nHost: localhost\r\n\r\n");
     let (status, body) = heard(speak(place, &request));
     assert_eq!(status, 200, "{body}");
-    let sandbox: Value = serde_json::from_str(&body).unwrap();
+    serde_json::from_str(&body).unwrap()
+}
+
+/// The token that the agent of sandbox `id` wants to be shown.
+pub fn token(place: &Place, id: &str) -> String {
+    let sandbox = sandbox(place, id);
     sandbox["envdAccessToken"].as_str().unwrap().to_owned()
 }
 

@@ -25,6 +25,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use std::fs::File;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -32,12 +33,16 @@ use vmm_sys_util::eventfd::EventFd;
 pub struct Machine {
     /// All address spaces.
     pub bus: Arc<Bus>,
-    /// virtio devices in guest order.
+    /// virtio devices in guest order; the disks come first.
     pub devices: Vec<SharedDevice>,
+    /// How many of them are disks.
+    disks: usize,
     /// vCPUs in order of their ids.
     pub vcpus: Vec<VcpuFd>,
-    /// The event loop's descriptors, the devices' already among them.
+    /// The event loop's descriptors, the devices' already among them but the disks'.
     pub poller: Poller,
+    /// The disks' descriptors.
+    pub disk_poller: Poller,
     /// Fires when a device failed in the middle of a vCPU's access.
     pub attention: EventFd,
     /// Guest memory.
@@ -54,12 +59,22 @@ pub struct Machine {
     _kicks: Vec<EventFd>,
 }
 
+impl Machine {
+    /// Devices that the event loop serves. It waits for the lock of none of the others: that is held
+    /// while the host's storage takes its time.
+    pub fn devices_of_event_loop(&self) -> Vec<SharedDevice> {
+        self.devices.get(self.disks..).unwrap_or_default().to_vec()
+    }
+}
+
 /// A machine half built: everything but what its vCPUs and legacy devices hold.
 pub(super) struct Frame {
     pub kvm: Kvm,
     pub vm: VmFd,
     pub memory: GuestMemory,
     pub poller: Poller,
+    disk_poller: Poller,
+    disks: usize,
     pub devices: Vec<SharedDevice>,
     kicks: Vec<EventFd>,
 }
@@ -75,17 +90,24 @@ impl Frame {
     ) -> Result<Self, VmmError> {
         let (kvm, vm) = create_vm(kvm)?;
         give_memory(&vm, &memory)?;
-        let poller = Poller::new().map_err(|e| VmmError::host("epoll", e))?;
+        let new_poller = || Poller::new().map_err(|e| VmmError::host("epoll", e));
+        let (poller, disk_poller) = (new_poller()?, new_poller()?);
         let mut kicks = Vec::new();
         let mut attached = Vec::new();
         for (index, device) in create(devices, fds, guest_connect)?.into_iter().enumerate() {
-            attached.push(attach(&vm, index, device, &memory, &poller, &mut kicks)?);
+            let poller = match device.device_id() {
+                VIRTIO_ID_BLOCK => &disk_poller,
+                _ => &poller,
+            };
+            attached.push(attach(&vm, index, device, &memory, poller, &mut kicks)?);
         }
         Ok(Self {
             kvm,
             vm,
             memory,
             poller,
+            disk_poller,
+            disks: devices.disks.len(),
             devices: attached,
             kicks,
         })
@@ -132,6 +154,8 @@ impl Frame {
             devices: self.devices,
             vcpus,
             poller: self.poller,
+            disk_poller: self.disk_poller,
+            disks: self.disks,
             attention,
             memory: self.memory,
             layers,

@@ -1,6 +1,6 @@
 //! virtio devices of a machine: creation, and their interrupts, kicks and event-loop slots.
 
-use super::bus::SharedDevice;
+use super::bus::{Bus, SharedDevice, lock};
 use super::fds::Descriptors;
 use crate::GuestMemory;
 use crate::error::VmmError;
@@ -15,7 +15,7 @@ use crate::virtio::rng::Rng;
 use crate::virtio::vsock::{GuestConnect, Vsock};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex};
 use jiffy_proto::snapshot::MAX_LAYERS;
-use jiffy_proto::vm::{DiskConfig, DiskLimits, FdIndex, NetConfig, VsockConfig};
+use jiffy_proto::vm::{DiskConfig, DiskLimits, Event, FdIndex, NetConfig, VsockConfig};
 use kvm_ioctls::{IoEventAddress, VmFd};
 use nix::sys::epoll::EpollFlags;
 use std::fs::File;
@@ -219,6 +219,22 @@ pub(super) fn attach(
         kicks.push(kick);
     }
     Ok(Arc::new(Mutex::new(device)))
+}
+
+/// Tells of a failure of a device, and of what its owner is to know of the host beneath it.
+pub(crate) fn report(device: &SharedDevice, bus: &Bus, tell: impl Fn(&Event)) {
+    let mut device = lock(device);
+    if let Some(reason) = device.take_failure() {
+        let device = device.name().to_owned();
+        tell(&Event::DeviceFailed { device, reason });
+    }
+    let warning = device.take_warning();
+    // A vCPU that holds the ports may wait for the device.
+    drop(device);
+    if let Some(warning) = warning {
+        bus.say(&warning);
+        tell(&Event::DiskFailed { reason: warning });
+    }
 }
 
 /// What the kernel command line must say about `count` devices.

@@ -15,7 +15,7 @@ mod save;
 
 pub use build::{Machine, build};
 pub use devices::Slot;
-pub(crate) use devices::{borrow, event};
+pub(crate) use devices::{borrow, event, report};
 pub use exits::ExitCounters;
 pub use fds::Descriptors;
 pub use restore::restore;

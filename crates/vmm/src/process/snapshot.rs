@@ -147,6 +147,8 @@ impl Vm {
 
         let stopped = Instant::now();
         self.pause();
+        // Until memory is forked, or written: devices, disks and memory are of one moment.
+        let quiet = self.disks.quiet();
         let mut report = SnapshotReport {
             cpu: self.machine.shape.cpu.clone(),
             vcpus: self.machine.shape.vcpus,
@@ -196,6 +198,7 @@ impl Vm {
             let child = Child::start(&mut writer, &keep);
             let child = child.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
             report.phases.copy_us = micros(copying);
+            drop(quiet);
             self.resume();
             report.stopped_us = micros(stopped);
             let slot = self.machine.poller.slot(SLOT_COPIED);
