@@ -4,38 +4,44 @@
 mod support;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use support::place::Place;
 use support::wire::sandbox;
 use support::{engine, guests, skip, wait_for};
 use tempfile::TempDir;
 
 /// A small file system, gone with the test.
-struct SmallDisk(TempDir);
+struct SmallDisk {
+    path: PathBuf,
+    _place: TempDir,
+}
 
 impl SmallDisk {
     fn new(test: &str, size: &str) -> Option<Self> {
         if !guests(test) {
             return None;
         }
-        let dir = tempfile::tempdir().unwrap();
-        let options = format!("size={size}");
-        let mounted = mount(
-            Some("none"),
-            dir.path(),
-            Some("tmpfs"),
-            MsFlags::empty(),
-            Some(options.as_str()),
-        );
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("disk");
+        std::fs::create_dir(&path).unwrap();
+        let mounted = match engine::is_gvisor() {
+            // The memory of a tmpfs counts for the sandbox that writes to it.
+            true => mount_file(place.path(), &path, size),
+            false => mount_memory(&path, size),
+        };
         if let Err(e) = mounted {
             skip(test, &format!("nothing can be mounted here: {e}"));
             return None;
         }
-        Some(Self(dir))
+        Some(Self {
+            path,
+            _place: place,
+        })
     }
 
     fn path(&self) -> &Path {
-        self.0.path()
+        &self.path
     }
 
     /// Takes all room but `left` bytes.
@@ -59,6 +65,28 @@ impl Drop for SmallDisk {
     }
 }
 
+fn mount_memory(at: &Path, size: &str) -> Result<(), String> {
+    let options = format!("size={size}");
+    let (kind, flags) = (Some("tmpfs"), MsFlags::empty());
+    mount(Some("none"), at, kind, flags, Some(options.as_str())).map_err(|e| e.to_string())
+}
+
+fn mount_file(place: &Path, at: &Path, size: &str) -> Result<(), String> {
+    let script = r#"
+        truncate -s "$1" "$2/image"
+        mkfs.ext4 -q -m 0 "$2/image"
+        mount -o loop "$2/image" "$3""#;
+    let done = Command::new("sh")
+        .args(["-ec", script, "sh", size])
+        .args([place, at])
+        .output();
+    let done = done.map_err(|e| e.to_string())?;
+    match done.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
+    }
+}
+
 #[test]
 fn a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on() {
     let test = "a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on";
@@ -79,7 +107,7 @@ fn a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on() {
     let count = || -> u64 { place.sh(&id, "cat /tmp/count").parse().unwrap_or(0) };
     let entries = || {
         let store = match engine::is_gvisor() {
-            true => "gvisor/snapshots",
+            true => "gvisor",
             false => "snapshots",
         };
         std::fs::read_dir(place.dir.path().join(store))
@@ -101,7 +129,10 @@ fn a_snapshot_pause_or_fork_that_finds_no_room_fails_and_the_sandbox_runs_on() {
         let failed = place.call(&call);
         assert_ne!(failed.code, Some(0), "{call:?} found room");
         assert!(
-            failed.stderr.contains("No space left on device"),
+            failed
+                .stderr
+                .to_lowercase()
+                .contains("no space left on device"),
             "{call:?}: {failed:?}"
         );
         let before = count();
@@ -166,7 +197,10 @@ fn a_guest_whose_writes_the_host_has_no_room_for_sees_errors_and_its_log_says_wh
     let why = "the host cannot serve this disk (No space left on device";
     assert!(log.contains(why), "{log}");
     let told = sandbox(&place, &id)["diskFailure"].clone();
-    assert!(told.as_str().is_some_and(|told| told.contains(why)), "{told}");
+    assert!(
+        told.as_str().is_some_and(|told| told.contains(why)),
+        "{told}"
+    );
     disk.free();
     place.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();

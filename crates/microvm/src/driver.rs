@@ -155,7 +155,9 @@ impl Driver {
             Event::DiskFailed { reason } => {
                 tracing::warn!(reason, "the host cannot serve a disk of the guest");
                 let reason = reason.chars().filter(|c| !c.is_control());
-                let _ = self.disk_failure.set(reason.take(MAX_REASON_CHARS).collect());
+                let _ = self
+                    .disk_failure
+                    .set(reason.take(MAX_REASON_CHARS).collect());
             }
             Event::Paused { .. }
             | Event::Resumed

@@ -28,7 +28,9 @@ struct GateState {
 
 impl Gate {
     fn enter(&self) {
-        let state = self.changed.wait_while(lock(&self.state), |state| state.closed);
+        let state = self
+            .changed
+            .wait_while(lock(&self.state), |state| state.closed);
         state.unwrap_or_else(PoisonError::into_inner).serving = true;
     }
 
@@ -123,7 +125,11 @@ mod tests {
     #[test]
     fn nothing_is_under_way_and_nothing_begins_while_disks_are_quiet() {
         let disks = Disks(Arc::new(Gate::default()));
-        let (count, inside, end) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
+        let (count, inside, end) = (
+            AtomicU64::new(0),
+            AtomicBool::new(false),
+            AtomicBool::new(false),
+        );
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !end.load(Ordering::Acquire) {

@@ -6,4 +6,5 @@ mod failing;
 mod guest;
 mod keeping;
 mod live;
+mod stuck;
 mod vm;

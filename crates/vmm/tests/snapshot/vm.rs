@@ -160,9 +160,14 @@ fn vsock() -> VsockConfig {
 
 impl Vm {
     pub fn boot(guest: &Guest, vcpus: u8, memory_mib: u32, words: &str) -> Self {
+        Self::boot_on(file(), guest, vcpus, memory_mib, words)
+    }
+
+    /// The same with the file that takes what the guest writes.
+    pub fn boot_on(overlay: File, guest: &Guest, vcpus: u8, memory_mib: u32, words: &str) -> Self {
         let (channel, child) = spawn();
         let console = ConsoleRing::create().unwrap();
-        let (kvm, base, overlay) = (kvm(), file(), file());
+        let (kvm, base) = (kvm(), file());
         base.set_len(DISK).unwrap();
         let kernel = File::open(&guest.kernel).unwrap();
         let initrd = File::open(&guest.initrd).unwrap();
@@ -544,6 +549,11 @@ impl Vm {
 
     pub fn snapshot_to(&mut self, target: Target, then: AfterSnapshot) -> Result<Snapshot, String> {
         self.ask_snapshot(&target, then);
+        self.snapshotted(target)
+    }
+
+    /// Waits for the snapshot that was asked for.
+    pub fn snapshotted(&mut self, target: Target) -> Result<Snapshot, String> {
         let report = self.outcome()?;
         let mut snapshot = self.origin.share();
         snapshot.state = Some(target.state);
