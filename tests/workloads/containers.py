@@ -1,0 +1,62 @@
+"""Containers in sandboxes."""
+
+from sandbox import Failed, Sandbox
+
+# An image of one static program, as no registry is reachable from here.
+IMAGE = r"""
+mkdir -p image/www && cd image && cp /bin/busybox . && echo "it is served" >www/index.html
+printf 'FROM scratch\nCOPY busybox /bin/busybox\nCOPY www /www\nCMD ["/bin/busybox", "httpd", "-f", "-p", "80", "-h", "/www"]\n' >Dockerfile
+"""
+# Asks a published port until it answers.
+ASK = "for i in $(seq 100); do curl -sf --max-time 5 http://127.0.0.1:8080/ && exit 0; sleep 0.1; done; exit 1"
+
+
+def served(sandbox, user):
+    heard = sandbox.sh(ASK, user=user)
+    if heard != "it is served":
+        raise Failed(f"the published port answered {heard!r}")
+
+
+def docker(engine):
+    """dockerd builds an image and runs it with a published port, which forks answer at, too."""
+    sandbox = Sandbox.create(memory="1GiB")
+    sandbox.sh("nohup dockerd >/var/log/dockerd.log 2>&1 </dev/null & "
+               "for i in $(seq 300); do docker info >/dev/null 2>&1 && exit 0; sleep 0.1; done; tail -40 /var/log/dockerd.log; exit 1")
+    sandbox.sh(IMAGE + "docker build -q -t served . && docker run -d --name served -p 8080:80 served")
+    served(sandbox, "root")
+    child = sandbox.fork(1)[0]
+    served(child, "root")
+    child.sh("docker restart -t 1 served")
+    served(child, "root")
+    child.check_kernel(engine)
+    child.remove()
+    sandbox.sh("docker exec served /bin/busybox true && docker rm -f served && docker rmi -f served")
+    sandbox.check_kernel(engine)
+
+
+def podman(engine):
+    """podman builds and runs the same for a user without rights."""
+    sandbox = Sandbox.create(memory="1GiB")
+    sandbox.sh("install -d -o user -g user -m 0700 /run/user/1000")
+    rootless = "export XDG_RUNTIME_DIR=/run/user/1000 HOME=/home/user; cd; "
+    sandbox.sh(rootless + IMAGE + "podman build -q -t served . && podman run -d --name served -p 8080:80 served", user="user")
+    served(sandbox, "user")
+    sandbox.sh(rootless + "podman exec served /bin/busybox true && podman rm -f -t 1 served", user="user")
+    sandbox.check_kernel(engine)
+
+
+def bubblewrap(engine):
+    """bubblewrap makes sandboxes in sandboxes for a user without rights, also in forks."""
+    # gVisor gives addresses to no device of a namespace that programs make, which bubblewrap asks for.
+    network = "--share-net " if engine == "gvisor" else ""
+    script = (f"bwrap --unshare-all {network}--die-with-parent --ro-bind / / --proc /proc --dev /dev --tmpfs /tmp "
+              "sh -c 'echo $$ $(ls /proc | grep -c ^[0-9]) $(cat /proc/sys/kernel/random/boot_id | wc -c); touch /tmp/mine; ! touch /usr/mine 2>/dev/null'")
+    sandbox = Sandbox.create(memory="512MiB", cpus=1)
+    child = sandbox.fork(1)[0]
+    for each in (sandbox, child):
+        # Its first process is bubblewrap's own.
+        first, processes, boot_id = (int(word) for word in each.sh(script, user="user").split())
+        if first != 2 or processes > 6 or boot_id != 37:
+            raise Failed(f"not a world of its own: {first} {processes} {boot_id}")
+        each.check_kernel(engine)
+    child.remove()

@@ -1,0 +1,55 @@
+"""The own tests of languages."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+
+from sandbox import Sandbox
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def known(name, engine):
+    """Tests that are known to fail, each with its reason, from `known_failures/NAME`: ENGINE TEST REASON."""
+    found = []
+    with open(os.path.join(HERE, "known_failures", name), encoding="utf-8") as file:
+        for line in file:
+            if line.strip() and not line.startswith("#"):
+                engines, test, _reason = line.split(maxsplit=2)
+                if engine in engines.split(","):
+                    found.append(test)
+    return found
+
+
+def cpython(engine, modules=("test_os", "test_subprocess", "test_signal", "test_socket", "test_asyncio")):
+    """CPython's tests of processes, signals, files, sockets and event loops pass."""
+    sandbox = Sandbox.create(memory="1GiB")
+    ignored = " ".join(f"-i '{test}'" for test in known("cpython", engine))
+    sandbox.sh(f"cd /tmp && python3 -m test -j3 --timeout 200 {ignored} {' '.join(modules)}", user="user", timeout=800)
+    sandbox.check_kernel(engine)
+
+
+def golang(engine, packages=("os", "net")):
+    """Go's tests of files and network pass."""
+    root = subprocess.run(["go", "env", "GOROOT"], check=True, capture_output=True, text=True).stdout.strip()
+    cache = os.path.join(os.environ.get("TARGET_DIR", "/tmp"), "workloads-go")
+    os.makedirs(cache, exist_ok=True)
+    sandbox = Sandbox.create(memory="1GiB")
+    with tempfile.TemporaryDirectory() as work:
+        # Some tests read what all packages share.
+        shutil.copytree(os.path.join(root, "src", "testdata"), os.path.join(work, "go", "testdata"))
+        for package in packages:
+            binary = os.path.join(cache, f"{package}.test")
+            subprocess.run(["go", "test", "-c", "-o", binary, package], check=True, env={**os.environ, "GOFLAGS": ""})
+            place = os.path.join(work, "go", package)
+            shutil.copytree(os.path.join(root, "src", package), place)
+            shutil.copy(binary, place)
+        sandbox.put(os.path.join(work, "go"), "/home/user/")
+    for package in packages:
+        skipped = "|".join(known(f"go-{package}", engine))
+        skip = f"-test.skip '{skipped}'" if skipped else ""
+        # Not as the leader of a session, which a terminal that a test opens and closes would end.
+        sandbox.sh(f"cd ~/go/{package} && ./{package}.test -test.short -test.timeout 300s {skip}; exit $?",
+                   user="user", timeout=400)
+    sandbox.check_kernel(engine)

@@ -1,0 +1,73 @@
+"""PostgreSQL under load, through everything that can be done to its sandbox."""
+
+from sandbox import Failed, Sandbox
+
+# One statement sees one state of the database: each transaction adds the same to all four.
+SUMS = """select (select coalesce(sum(abalance), 0) from pgbench_accounts),
+    (select coalesce(sum(tbalance), 0) from pgbench_tellers), (select coalesce(sum(bbalance), 0) from pgbench_branches),
+    (select coalesce(sum(delta), 0) from pgbench_history), (select count(*) from pgbench_history)"""
+LOAD = "nohup pgbench -n -c 4 -T 3600 >/tmp/pgbench.log 2>&1 </dev/null & echo $! >/tmp/pgbench.pid"
+
+
+def sql(sandbox, text):
+    return sandbox.sh(f'psql -AtX -F " " -v ON_ERROR_STOP=1 -c "{text}"', user="postgres", timeout=120)
+
+
+def transactions(sandbox):
+    """How many transactions there are; what they wrote agrees."""
+    *sums, count = (int(word) for word in sql(sandbox, SUMS).split())
+    if len(set(sums)) != 1:
+        raise Failed(f"accounts, tellers, branches and history do not agree: {sums} after {count}")
+    return count
+
+
+def goes_on(sandbox):
+    """The load does, and what it writes goes on to agree."""
+    before = transactions(sandbox)
+    for _ in range(100):
+        sandbox.sh("sleep 0.3")
+        if transactions(sandbox) > before:
+            return before
+    raise Failed(f"the load stands still at {before}: {sandbox.sh('tail -5 /tmp/pgbench.log')}")
+
+
+def recovers(sandbox):
+    """A server that is killed comes back with every transaction that it acknowledged, and every page whole."""
+    sandbox.sh("kill $(cat /tmp/pgbench.pid)")
+    before = transactions(sandbox)
+    sandbox.sh("kill -9 $(head -1 /var/lib/postgresql/15/main/postmaster.pid); "
+               "while pgrep -u postgres -x postgres >/dev/null; do sleep 0.1; done; "
+               "rm -f /var/lib/postgresql/15/main/postmaster.pid; pg_ctlcluster 15 main start")
+    after = transactions(sandbox)
+    if after < before:
+        raise Failed(f"{before} transactions were told before the crash, {after} are there after it")
+    sandbox.sh("/usr/lib/postgresql/15/bin/pg_amcheck --all --install-missing", user="postgres", timeout=120)
+    sandbox.sh("pg_ctlcluster 15 main stop && /usr/lib/postgresql/15/bin/pg_checksums --check -D /var/lib/postgresql/15/main",
+               user="postgres", timeout=120)
+
+
+def consistent(engine):
+    """PostgreSQL stays consistent through snapshot, fork, rollback, pause and resume under pgbench."""
+    sandbox = Sandbox.create(memory="1GiB")
+    sandbox.sh("pg_ctlcluster 15 main start")
+    sandbox.sh(f"set -e; pgbench -i -q -s 1; {LOAD}", user="postgres")
+    goes_on(sandbox)
+    snapshot = sandbox.snapshot()
+    taken = goes_on(sandbox)
+    children = sandbox.fork(2)
+    for child in children:
+        goes_on(child)
+        recovers(child)
+        child.check_kernel(engine)
+        child.remove()
+    later = goes_on(sandbox)
+    sandbox.pause()
+    sandbox.resume()
+    if goes_on(sandbox) < later:
+        raise Failed("the pause lost transactions")
+    sandbox.rollback(snapshot)
+    if transactions(sandbox) > taken + 5000:
+        raise Failed("the rollback did not take it back")
+    goes_on(sandbox)
+    recovers(sandbox)
+    sandbox.check_kernel(engine)

@@ -1,0 +1,38 @@
+"""stress-ng, which checks what it computes and reads back."""
+
+from sandbox import Failed, Sandbox
+
+# Some of each class: computation, memory, files, pipes, signals, timers, processes.
+BRIEF = ["cpu", "matrix", "vm", "memcpy", "hdd", "pipe", "fork", "sigq", "timer", "mmap", "futex", "sock"]
+CLASSES = ["cpu", "cpu-cache", "memory", "vm", "io", "filesystem", "network", "pipe", "scheduler", "interrupt", "os"]
+# What stress-ng says of results that are wrong, and of stressors that failed.
+WRONG = ("fail:", "unsuccessful", "verification failed", "corrupt")
+
+
+def judged(sandbox, command, seconds):
+    status, text = sandbox.run(f"cd /home/user && {command}", user="user", timeout=seconds)
+    wrong = [line for line in text.splitlines() if any(word in line for word in WRONG)]
+    # 0: all well; 3: some stressors have not what they need; 4: this system has not what they need.
+    if status not in (0, 3, 4) or wrong:
+        raise Failed(f"{command}: exit {status}\n" + "\n".join(wrong[:40]) + "\n" + text[-3000:])
+
+
+def brief(engine, seconds=30):
+    """stress-ng finds no wrong result in half a minute of some stressors of every class."""
+    sandbox = Sandbox.create(memory="1GiB")
+    each = max(1, seconds // len(BRIEF))
+    for name in BRIEF:
+        judged(sandbox, f"stress-ng --verify --timeout {each}s --{name} 2 --vm-bytes 64M --hdd-bytes 64M", each + 90)
+    sandbox.check_kernel(engine)
+
+
+def classes(engine, seconds=600):
+    """stress-ng finds no wrong result in ten minutes of all stressors of its classes."""
+    sandbox = Sandbox.create(memory="2GiB")
+    for name in CLASSES:
+        each = seconds // len(CLASSES)
+        # All stressors of the class one after the other, as long as its share of the time.
+        count = f"$(stress-ng --class {name}? 2>&1 | tail -n +1 | tr ' ' '\\n' | grep -c '^[a-z]')"
+        judged(sandbox, f"n={count}; s=$(({each} / (n > 0 ? n : 1))); [ $s -ge 1 ] || s=1; "
+                        f"stress-ng --verify --class {name} --sequential 2 --timeout ${{s}}s --vm-bytes 128M --hdd-bytes 64M", 1800)
+    sandbox.check_kernel(engine)

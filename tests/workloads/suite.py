@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Runs the workloads on one engine: suite.py ENGINE [--long] [NAME...]. Prints a line of each, and its totals to JIFFY_TOTALS."""
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import containers
+import languages
+import postgres
+import stress
+from sandbox import Failed, mine
+
+# Name, what is done, engines it is done on in every run, and those only in long ones.
+WORKLOADS = [
+    ("postgresql", postgres.consistent, ["microvm"], []),
+    ("cpython", languages.cpython, ["microvm"], []),
+    ("go", languages.golang, ["microvm"], []),
+    ("docker", containers.docker, ["microvm"], []),
+    ("podman", containers.podman, ["microvm"], []),
+    ("bubblewrap", containers.bubblewrap, ["microvm", "gvisor"], []),
+    ("stress-ng", stress.brief, ["microvm", "gvisor"], []),
+    ("stress-ng-classes", stress.classes, [], ["microvm"]),
+]
+# Those that run side by side: a host of two processors is busy with them.
+LANES = 2
+
+
+def attempt(work, engine):
+    """Why it failed; none if it did not. Its sandboxes are gone afterwards."""
+    why = None
+    try:
+        work(engine)
+    except (Failed, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    except Exception:  # pylint: disable=broad-except
+        why = traceback.format_exc()
+    for sandbox in mine():
+        try:
+            sandbox.remove()
+        except (Failed, subprocess.TimeoutExpired) as error:
+            why = why or str(error)
+    return why
+
+
+def main():
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    engine, names, long = words[0], words[1:], "--long" in sys.argv
+    wanted = queue.Queue()
+    for name, work, always, seldom in WORKLOADS:
+        if engine in always + (seldom if long else []) and (not names or name in names):
+            wanted.put((name, work))
+    passed, failed = [], {}
+    lock = threading.Lock()
+
+    def lane():
+        while True:
+            try:
+                name, work = wanted.get_nowait()
+            except queue.Empty:
+                return
+            began = time.monotonic()
+            why = attempt(work, engine)
+            took = time.monotonic() - began
+            with lock:
+                print(f"   {'not at once' if why else 'ok'}: workloads::{engine}::{name} ({took:.0f} s)", flush=True)
+                if why:
+                    failed[name] = (work, why)
+                else:
+                    passed.append(name)
+
+    lanes = [threading.Thread(target=lane) for _ in range(LANES)]
+    for thread in lanes:
+        thread.start()
+    for thread in lanes:
+        thread.join()
+    # As with other tests: once more, alone, because hosts are shared.
+    for name, (work, why) in list(failed.items()):
+        print("\n".join(f"   first try | {line}" for line in why.splitlines()[-60:]))
+        began = time.monotonic()
+        again = attempt(work, engine)
+        took = time.monotonic() - began
+        if again is None:
+            del failed[name]
+            passed.append(name)
+            told("JIFFY_FLAKY", f"   flaky: workloads: {engine}::{name}\n")
+        else:
+            print(f"   FAILED: workloads::{engine}::{name} ({took:.0f} s)\n{again}")
+            told("JIFFY_FAILURES", f"   FAILED: workloads::{engine}::{name}\n{again[-3000:]}\n")
+    told("JIFFY_TOTALS", f"{len(passed)} {len(failed)} 0\n")
+    print(f"   workloads on {engine}: {len(passed)} passed, {len(failed)} failed")
+    sys.exit(1 if failed else 0)
+
+
+def told(place, text):
+    """Adds to what a whole run tells, if that is collected."""
+    if os.environ.get(place):
+        with open(os.environ[place], "a", encoding="utf-8") as file:
+            file.write(text)
+
+
+if __name__ == "__main__":
+    main()
