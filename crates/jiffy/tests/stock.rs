@@ -1,4 +1,4 @@
-//! The stock templates `node` and `browser`: what they are for works in sandboxes that were made of their snapshots.
+//! The stock templates `base`, `node` and `browser`: what they are for works in sandboxes that were made of their snapshots.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use support::devtools::{self, Page};
 use support::place::Place;
-use support::{skip, wait_for};
+use support::{engine, skip, wait_for};
 
 /// One at a time: a browser that starts wants a processor for itself.
 static TURN: Mutex<()> = Mutex::new(());
@@ -42,6 +42,34 @@ fn both_stand_on_base_and_share_its_image() {
         assert_eq!(own[0]["sha256"], base[0]["sha256"]);
     }
 }
+
+#[test]
+fn base_has_the_tools_that_people_reach_for_and_they_work_as_user() {
+    let test = "stock::base_has_the_tools_that_people_reach_for_and_they_work_as_user";
+    let Some((_turn, place)) = place(&engine::name_of(test), "base") else {
+        return;
+    };
+    let id = place.ok(&["create"]);
+    let script = "set -e
+        for tool in vi ssh scp ssh-keygen rsync unzip wget jq file ping less strace lsof; do
+            command -v $tool >/dev/null || { echo \"$tool is missing\"; exit 1; }
+        done
+        test $(id -u) -ne 0
+        ping -c 1 -W 5 127.0.0.1 >/dev/null
+        echo '{\"a\": [1, 2]}' | jq -c .a
+        file --brief --mime-type /bin/bash
+        strace -o /tmp/calls true && grep -q execve /tmp/calls
+        sleep 60 >/tmp/held & lsof -t /tmp/held | grep -qx $! && kill $!
+        vi -es -c 'normal ihello' -c 'wq! /tmp/written' </dev/null; cat /tmp/written
+        rsync -a /tmp/written /tmp/copied && cmp /tmp/written /tmp/copied
+        ssh-keygen -q -t ed25519 -N '' -f /tmp/key && ssh-keygen -l -f /tmp/key | grep -q ED25519
+        http_proxy=http://proxy:1 sudo printenv http_proxy";
+    let said = place.sh(&id, script);
+    let mime = "application/x-pie-executable";
+    assert_eq!(said, format!("[1,2]\n{mime}\nhello\nhttp://proxy:1"));
+}
+
+on_gvisor!(base_has_the_tools_that_people_reach_for_and_they_work_as_user,);
 
 #[test]
 fn node_runs_code_and_npm_installs_packages_for_the_user() {
