@@ -30,12 +30,12 @@ def cpython(engine, modules=("test_os", "test_subprocess", "test_signal", "test_
     sandbox.check_kernel(engine)
 
 
-def golang(engine, packages=("os", "net")):
-    """Go's tests of files and network pass."""
+def golang(engine, packages=("os", "net", "runtime")):
+    """Go's tests of files, network and runtime pass."""
     root = subprocess.run(["go", "env", "GOROOT"], check=True, capture_output=True, text=True).stdout.strip()
     cache = os.path.join(os.environ.get("TARGET_DIR", "/tmp"), "workloads-go")
     os.makedirs(cache, exist_ok=True)
-    sandbox = Sandbox.create(memory="1GiB")
+    sandbox = Sandbox.create(memory="3GiB")
     with tempfile.TemporaryDirectory() as work:
         # Some tests read what all packages share.
         shutil.copytree(os.path.join(root, "src", "testdata"), os.path.join(work, "go", "testdata"))
@@ -46,6 +46,8 @@ def golang(engine, packages=("os", "net")):
             shutil.copytree(os.path.join(root, "src", package), place)
             shutil.copy(binary, place)
         sandbox.put(os.path.join(work, "go"), "/home/user/")
+    # Where the test programs were told that their sources are.
+    sandbox.sh(f"mkdir -p {root} && ln -s /home/user/go {root}/src")
     for package in packages:
         skipped = "|".join(known(f"go-{package}", engine))
         skip = f"-test.skip '{skipped}'" if skipped else ""
