@@ -490,6 +490,12 @@ impl Engine for MicroVmEngine {
         ended.map_err(EngineError::failed)
     }
 
+    async fn close(&self) {
+        let vmm = self.host().programs().vmm.clone();
+        // A sweep that is lost leaves groups to the next daemon.
+        let _ = tokio::task::spawn_blocking(move || vmm.close()).await;
+    }
+
     fn snapshots(&self) -> Result<Vec<String>, EngineError> {
         self.store.ids().map_err(EngineError::failed)
     }

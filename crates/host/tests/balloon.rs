@@ -68,6 +68,7 @@ async fn the_balloon_alone_is_no_quiet_device() {
         [
             &format!("0x0002 {quiet}"),
             &format!("0x0002 {quiet}"),
+            &format!("0x0002 {quiet}"),
             &format!("0x0004 {quiet}"),
             "0x0005 0x0000",
             &format!("0x0013 {quiet}"),

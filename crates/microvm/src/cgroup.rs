@@ -6,6 +6,7 @@
 //! the group of whoever makes them. In version 2, where a group has either processes or groups that are limited, they lie beside it: so
 //! a daemon that a service manager started can be started anew while VMMs of the former one run on.
 
+use nix::unistd::AccessFlags;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
@@ -81,8 +82,17 @@ impl Cgroups {
         Ok((!found.0.0.is_empty()).then_some(found))
     }
 
-    /// Makes the group of `vmm`, a process that has done nothing yet, and puts it there.
+    /// Makes the group of `vmm`, a process that has done nothing yet, and puts it there. Nothing stays
+    /// of one that ended meanwhile: its end may have been noticed before the last group was made.
     pub(crate) fn limit(&self, vmm: u32, limits: Limits) -> Result<(), CgroupError> {
+        let limited = self.make(vmm, limits);
+        if limited.is_err() || !lives(OsStr::new(&vmm.to_string())) {
+            self.forget(vmm);
+        }
+        limited
+    }
+
+    fn make(&self, vmm: u32, limits: Limits) -> Result<(), CgroupError> {
         for tree in &self.0.0 {
             let group = tree.parent.join(vmm.to_string());
             // Another daemon may have found the parent empty, and removed it.
@@ -129,6 +139,12 @@ impl Cgroups {
     pub fn sweep(&self) {
         let _ = self.0.sweep();
     }
+
+    /// Removes what is left when no VMM is started any more. Blocks for a second at most: tasks of
+    /// VMMs that were just ended may still be on their way out of their groups.
+    pub fn close(&self) {
+        self.0.close();
+    }
 }
 
 impl Trees {
@@ -146,6 +162,23 @@ impl Trees {
         }
         left
     }
+
+    fn close(&self) {
+        let limit = Instant::now() + LAST_SWEEP_LIMIT;
+        while self.sweep() && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for tree in &self.0 {
+            // Refused while VMMs run on, or others have theirs there.
+            let _ = fs::remove_dir(&tree.parent);
+        }
+    }
+}
+
+impl Drop for Trees {
+    fn drop(&mut self) {
+        self.close();
+    }
 }
 
 /// Whether a process is there, and more of it than its end to be noticed.
@@ -158,19 +191,6 @@ fn lives(pid: &OsStr) -> bool {
         .is_some_and(|state| !"ZX".contains(state))
 }
 
-impl Drop for Trees {
-    fn drop(&mut self) {
-        // Tasks of VMMs that were just ended may still be on their way out of their groups.
-        let limit = Instant::now() + LAST_SWEEP_LIMIT;
-        while self.sweep() && Instant::now() < limit {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        for tree in &self.0 {
-            let _ = fs::remove_dir(&tree.parent);
-        }
-    }
-}
-
 impl Tree {
     /// Makes the parent.
     fn open(&self) -> Result<(), CgroupError> {
@@ -178,6 +198,9 @@ impl Tree {
             delegate(self.parent.parent().unwrap_or(&self.parent))?;
         }
         fs::create_dir_all(&self.parent).map_err(failed(&self.parent))?;
+        // It may be there since another user made it.
+        let writable = nix::unistd::access(&self.parent, AccessFlags::W_OK);
+        writable.map_err(|e| failed(&self.parent)(e.into()))?;
         if self.version == Version::Two {
             delegate(&self.parent)?;
         }
@@ -374,5 +397,24 @@ mod tests {
         assert!(two.contains(&("pids.max", "64".to_owned())));
         let one = tree(Version::One(vec!["pids".to_owned()])).settings(limits);
         assert_eq!(one, [("pids.max", "64".to_owned())]);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_gets_no_group_that_stays() {
+        // Without root, or without groups, there is nothing to leave.
+        let Ok(Some(cgroups)) = Cgroups::find() else {
+            return;
+        };
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        while lives(OsStr::new(&pid.to_string())) {
+            std::thread::yield_now();
+        }
+        // Not yet waited for, it can still be moved.
+        let _ = cgroups.limit(pid, Limits { memory: 1 << 20 });
+        let mut groups = cgroups.0.0.iter().map(|t| t.parent.join(pid.to_string()));
+        let left: Vec<_> = groups.by_ref().filter(|g| g.exists()).collect();
+        child.wait().unwrap();
+        assert!(left.is_empty(), "{left:?}");
     }
 }

@@ -124,11 +124,7 @@ impl Vmm {
             return Ok((child, None));
         };
         // The kernel lets whoever moves a process wait for some 15 ms; the guest comes up meanwhile.
-        let limiting = tokio::task::spawn_blocking(move || {
-            let limited = cgroups.limit(pid, limits);
-            // Of one that ended meanwhile nothing stays.
-            limited.inspect_err(|_| cgroups.forget(pid))
-        });
+        let limiting = tokio::task::spawn_blocking(move || cgroups.limit(pid, limits));
         Ok((child, Some(limiting)))
     }
 
@@ -143,6 +139,14 @@ impl Vmm {
     pub fn sweep(&self) {
         if let Some(cgroups) = &self.cgroups {
             cgroups.sweep();
+        }
+    }
+
+    /// Removes what is left of all processes that have ended, when no more are started. Blocks for a
+    /// second at most.
+    pub fn close(&self) {
+        if let Some(cgroups) = &self.cgroups {
+            cgroups.close();
         }
     }
 
