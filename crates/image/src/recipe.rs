@@ -88,7 +88,7 @@ macro_rules! files {
     };
 }
 
-const BUILT_IN: [BuiltIn; 4] = [
+const BUILT_IN: [BuiltIn; 5] = [
     ("base", files!("base": "recipe.toml", "customize")),
     (
         "browser",
@@ -100,6 +100,10 @@ const BUILT_IN: [BuiltIn; 4] = [
             "code-interpreter-v1": "recipe.toml", "customize", "charts.py", "contexts.py", "identity.py",
             "kernel.py", "node.js", "output.py", "pipe_context.py", "python_context.py", "server.py"
         ),
+    ),
+    (
+        "docker",
+        files!("docker": "recipe.toml", "customize", "start"),
     ),
     (
         "node",

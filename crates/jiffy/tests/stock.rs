@@ -1,4 +1,4 @@
-//! The stock templates `base`, `node` and `browser`: what they are for works in sandboxes that were made of their snapshots.
+//! The stock templates `base`, `node`, `browser` and `docker`: what they are for works in sandboxes that were made of their snapshots.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -27,9 +27,9 @@ fn place(test: &str, template: &str) -> Option<(MutexGuard<'static, ()>, Place)>
 }
 
 #[test]
-fn both_stand_on_base_and_share_its_image() {
-    for template in ["node", "browser"] {
-        let test = "stock::both_stand_on_base_and_share_its_image";
+fn all_stand_on_base_and_share_its_image() {
+    for template in ["node", "browser", "docker"] {
+        let test = "stock::all_stand_on_base_and_share_its_image";
         let Some((_turn, place)) = place(test, template) else {
             return;
         };
@@ -91,6 +91,49 @@ fn node_runs_code_and_npm_installs_packages_for_the_user() {
     assert!(lines[2].starts_with("11."), "{said}");
     // Headers, for packages that are compiled.
     place.sh(&id, "test -e /usr/local/include/node/node_api.h");
+}
+
+/// Builds an image of Python, as no registry is reachable from here, and serves a page with it.
+const CONTAINER: &str = r#"set -e
+mkdir -p /tmp/image/root && cd /tmp/image
+cp -L --parents /usr/bin/python3 $(ldd /usr/bin/python3 | grep -o '/[^ ]*') root
+cp -r --parents /usr/lib/python3.11 root
+cat >Dockerfile <<'END'
+FROM scratch
+COPY root /
+WORKDIR /www
+RUN ["/usr/bin/python3", "-c", "open('page', 'w').write('made by a build step')"]
+CMD ["/usr/bin/python3", "-m", "http.server", "80"]
+END
+docker build -q -t served . >/dev/null
+docker run -d --name served -p 8080:80 served >/dev/null
+docker info --format '{{.Driver}}'"#;
+
+#[test]
+fn docker_builds_and_runs_images_whose_ports_are_reached() {
+    let test = "stock::docker_builds_and_runs_images_whose_ports_are_reached";
+    let Some((_turn, place)) = place(test, "docker") else {
+        return;
+    };
+    if engine::is_gvisor() {
+        return skip(test, "dockerd does not run on gVisor");
+    }
+    let id = place.ok(&["create", "--template", "docker"]);
+    // The daemon runs already, and the user may ask it.
+    assert_eq!(place.sh(&id, CONTAINER), "overlay2");
+    let page = |id: &str| {
+        wait_for("the container's page", || {
+            let (status, body) = devtools::get_at(&place, id, 8080, "/page");
+            (status == 200).then_some(body)
+        })
+    };
+    assert_eq!(page(&id), "made by a build step");
+    let fork = place.ok(&["fork", &id]);
+    assert_eq!(page(&fork), "made by a build step");
+    // Containers of a fork are its own.
+    place.sh(&fork, "docker rm --force served");
+    assert_eq!(place.sh(&fork, "docker ps --all --quiet"), "");
+    assert_eq!(page(&id), "made by a build step");
 }
 
 #[test]

@@ -14,17 +14,28 @@ pub const DOMAIN: &str = "sandboxes.test";
 
 /// The name under which clients come to sandbox `id`.
 pub fn host(id: &str) -> String {
-    format!("{PORT}-{id}.{DOMAIN}")
+    host_at(id, PORT)
+}
+
+fn host_at(id: &str, port: u16) -> String {
+    format!("{port}-{id}.{DOMAIN}")
 }
 
 /// Answer to a `GET` under that name: status and JSON.
 pub fn get(place: &Place, id: &str, path: &str) -> (u16, Value) {
-    let mut stream = begin(place, &format!("GET {path} HTTP/1.0\r\nHost: {}", host(id)));
+    let (status, body) = get_at(place, id, PORT, path);
+    (status, serde_json::from_str(&body).unwrap_or_default())
+}
+
+/// Answer of another port: status and text.
+pub fn get_at(place: &Place, id: &str, port: u16, path: &str) -> (u16, String) {
+    let head = format!("GET {path} HTTP/1.0\r\nHost: {}", host_at(id, port));
+    let mut stream = begin(place, &head);
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, serde_json::from_str(body).unwrap_or_default())
+    (status, body.to_owned())
 }
 
 fn begin(place: &Place, head: &str) -> UnixStream {
