@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Longest time of one call, in seconds: proxies on the way give up on what is silent for longer.
-pub(crate) const MAX_WAIT_S: u64 = 60;
+pub(crate) const MAX_WAIT_S: u64 = 10;
 /// Time that processes have to end by themselves when nobody says, in milliseconds.
 const USUAL_GRACE_MS: u64 = 10_000;
 /// Words for what can be waited for.

@@ -98,21 +98,21 @@ async fn a_wait_answers_when_a_sandbox_is_as_it_is_waited_for_or_never_will_be()
         api.get(&path).await.expect(200)
     };
     assert_eq!(
-        wait("for=running&seconds=60").await.text("state"),
+        wait("for=running&seconds=10").await.text("state"),
         "running"
     );
     assert_eq!(wait("for=ended").await.text("state"), "running", "at once");
-    let (told, _) = tokio::join!(wait("for=paused&seconds=60"), api.host.pause(&id));
+    let (told, _) = tokio::join!(wait("for=paused&seconds=10"), api.host.pause(&id));
     assert_eq!(told.text("state"), "paused");
     api.host.resume(&id).await.unwrap();
-    let (told, _) = tokio::join!(wait("for=ended&seconds=60"), async {
+    let (told, _) = tokio::join!(wait("for=ended&seconds=10"), async {
         api.bench.world.panic_guest(&id);
     });
     assert_eq!(told.text("state"), "broken");
     assert!(told.text("reason").contains("gone"));
-    let (told, _) = tokio::join!(wait("for=running&seconds=60"), api.host.remove(&id));
+    let (told, _) = tokio::join!(wait("for=running&seconds=10"), api.host.remove(&id));
     assert!(matches!(&told.text("state")[..], "broken" | "killed"));
-    for bad in ["for=ready", "seconds=61", "seconds=x"] {
+    for bad in ["for=ready", "seconds=11", "seconds=x"] {
         let path = format!("/sandboxes/{}/wait?{bad}", api.sandbox().await);
         api.get(&path).await.expect(400);
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Exit code when the time is over, as that of timeout(1).
 const TIMED_OUT: u8 = 124;
 /// Longest time of one question.
-const TURN: Duration = Duration::from_secs(30);
+const TURN: Duration = Duration::from_secs(10);
 
 /// What became of a sandbox.
 #[derive(Debug, Serialize)]
