@@ -2,7 +2,7 @@
 
 use super::archive::is_left_out;
 use super::error::RestError;
-use super::target::{decode, pairs};
+use super::target::parameter;
 use crate::body::Reply;
 use crate::boot::root;
 use crate::server::json;
@@ -60,10 +60,7 @@ pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
 ) -> Result<Response<Reply>, RestError> {
-    let query = |name: &str| {
-        let mut found = pairs(request.uri()).filter(|(n, v)| *n == name && !v.is_empty());
-        found.next().map(|(_, value)| decode(value))
-    };
+    let query = |name: &str| parameter(request.uri(), name);
     super::only_root(agent, query("username").as_deref(), "changes are")?;
     let most = match query("limit") {
         None => USUAL_CHANGES,

@@ -1,7 +1,7 @@
 //! `POST /restart`: ends every process but this agent, as before a reboot.
 
 use super::error::RestError;
-use super::target::{decode, pairs};
+use super::target::parameter;
 use crate::body::Reply;
 use crate::state::Agent;
 use hyper::body::Incoming;
@@ -23,10 +23,7 @@ pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
 ) -> Result<Response<Reply>, RestError> {
-    let query = |name: &str| {
-        let mut found = pairs(request.uri()).filter(|(n, v)| *n == name && !v.is_empty());
-        found.next().map(|(_, value)| decode(value))
-    };
+    let query = |name: &str| parameter(request.uri(), name);
     super::only_root(agent, query("username").as_deref(), "restarts are")?;
     // SAFETY: no argument.
     if unsafe { libc::getpid() } != 1 {

@@ -78,6 +78,12 @@ pub fn pairs(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
+/// Value of the parameter `name` in a query, decoded; none if it is missing or empty.
+pub fn parameter(uri: &Uri, name: &str) -> Option<String> {
+    let mut found = pairs(uri).filter(|(n, v)| *n == name && !v.is_empty());
+    found.next().map(|(_, value)| decode(value))
+}
+
 /// Percent and plus decoding.
 pub fn decode(text: &str) -> String {
     String::from_utf8_lossy(&decode_bytes(text)).into_owned()
