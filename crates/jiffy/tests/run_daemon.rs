@@ -239,10 +239,12 @@ fn logs_tell_which_process_was_killed_for_want_of_memory() {
     let id = place.ok(&["create", "--memory", "256MiB"]);
     let done = place.call(&["exec", &id, "--", "tail", "/dev/zero"]);
     assert_eq!(done.code, Some(137), "{done:?}");
+    // The line's last words: a console hands on a line piece by piece.
     let logs = wait_for("the line about it", || {
         let logs = place.ok(&["logs", &id]);
-        logs.contains("out of memory").then_some(logs)
+        logs.contains("had none left").then_some(logs)
     });
+    assert!(logs.contains("out of memory"), "{logs}");
     assert!(logs.contains("(tail)"), "{logs}");
     assert!(logs.contains(" MiB) had none left"), "{logs}");
     if !engine::is_gvisor() {
