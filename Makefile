@@ -75,6 +75,10 @@ fuzz-brief: ## fuzz each target for 20 s
 lint: ## check formatting and lints; warnings are errors
 	@scripts/lint
 
+.PHONY: docs
+docs: ## write the generated references anew, and the book (if mdBook is installed)
+	@scripts/docs
+
 .PHONY: kernel
 kernel: ## build the guest kernel from source (long)
 	@kernel/build

@@ -12,6 +12,7 @@ mod life;
 mod limits;
 mod names;
 mod prune;
+mod reference;
 mod sandbox_names;
 mod snapshots;
 mod support;

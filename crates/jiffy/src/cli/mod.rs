@@ -6,6 +6,8 @@ mod hints;
 mod key;
 mod list;
 mod look;
+#[cfg(test)]
+mod reference;
 mod remove;
 mod run;
 mod sandbox;
