@@ -18,6 +18,10 @@ impl<E: Engine> Sandboxes<E> {
             entry.set_ending(true);
             // Before its turn: an operation that waits for this guest fails at once.
             if let Some(guest) = entry.guest() {
+                // Before its guest goes, which takes its time: a daemon that dies meanwhile has
+                // killed it, and not lost it.
+                let change = Change::Sandbox(entry.record_in(State::Killed));
+                this.0.journal.settle(&[change]);
                 guest.stop().await;
             }
             let _turn = entry.turn.lock().await;

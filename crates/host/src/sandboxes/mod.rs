@@ -450,6 +450,10 @@ impl<E: Engine> Sandboxes<E> {
             }
             entry.keep_last_words(&guest.console_tail());
             entry.replace_guest(None);
+            if entry.is_ending() {
+                // The kill that is under way writes it down.
+                return;
+            }
             let cause = end.to_string();
             let record = entry.record_in(State::Broken { cause });
             Self(inner).settle(&entry, record);

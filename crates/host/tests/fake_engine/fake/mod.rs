@@ -488,6 +488,8 @@ impl Guest for FakeGuest {
 
     async fn stop(&self) {
         self.0.stop();
+        // It is gone; what it left is not.
+        let _ = self.1.step("stop").await;
     }
 }
 
