@@ -29,9 +29,6 @@ import (
 // listening is what the agent writes to its console when it can be reached.
 const listening = "jiffy-agent: listening"
 
-// groupParent is the control group that holds those of all sandboxes.
-const groupParent = "jiffy-gvisor"
-
 // consoleBytes is how much of a console is kept.
 const consoleBytes = 64 << 10
 
@@ -54,6 +51,8 @@ type guest struct {
 	signal int
 	// outOfMemory: the kernel killed something of it for the limit of its control group, and it ended of that.
 	outOfMemory bool
+	// watching begins once: a sandbox that was taken over may not have begun to run.
+	watching sync.Once
 	// turn is held by whoever changes the container: runsc's lock on it is of the process, and not for two of its threads.
 	turn sync.Mutex
 }
@@ -62,8 +61,11 @@ func newGuest(c *container.Container, conf *config.Config, words *console, kept 
 	return &guest{container: c, box: c.Sandbox, conf: conf, console: words, kept: kept, ended: make(chan struct{})}
 }
 
-// watch waits for the end of its first process, and leaves no zombie.
-func (g *guest) watch() {
+// watch has its end noticed from here on.
+func (g *guest) watch() { g.watching.Do(func() { go g.awaitEnd() }) }
+
+// awaitEnd waits for the end of its first process, and leaves no zombie.
+func (g *guest) awaitEnd() {
 	defer close(g.ended)
 	if g.box == nil {
 		return
@@ -138,6 +140,9 @@ type server struct {
 	making sync.Mutex
 	// creates are sandboxes that are being made.
 	creates sync.WaitGroup
+	// stops is held shared while a sandbox is stopped or let go on, and for good by the end of this
+	// process: nothing is stopped behind the back of the next helper, and no record is half written.
+	stops sync.RWMutex
 
 	mu     sync.Mutex
 	guests map[string]*guest
@@ -165,18 +170,6 @@ func configuration(directory string, groups bool) (*config.Config, error) {
 		return nil, err
 	}
 	return config.NewFromFlags(flags)
-}
-
-// sweepGroups removes control groups of sandboxes whose helper was killed. The kernel refuses where anything is in one; one that is being
-// made is young.
-func sweepGroups() {
-	groups, _ := filepath.Glob("/sys/fs/cgroup/*/" + groupParent + "/*")
-	unified, _ := filepath.Glob("/sys/fs/cgroup/" + groupParent + "/*")
-	for _, group := range append(groups, unified...) {
-		if info, err := os.Stat(group); err == nil && info.IsDir() && time.Since(info.ModTime()) > time.Minute {
-			_ = unix.Rmdir(group)
-		}
-	}
 }
 
 // serve does what the daemon asks until it is gone, and then ends all sandboxes that are not kept. With brief set the directory, which
@@ -240,6 +233,8 @@ func (s *server) perform(asked request) (answer reply, fds []int, err error) {
 		return s.create(asked)
 	case "load":
 		return s.load(asked)
+	case "destroy":
+		return reply{}, nil, s.remove(asked.ID)
 	}
 	g, err := s.guest(asked.ID)
 	if err != nil {
@@ -250,18 +245,18 @@ func (s *server) perform(asked request) (answer reply, fds []int, err error) {
 		if err := g.change(func() error { return g.container.Start(g.conf) }); err != nil {
 			return reply{}, nil, err
 		}
-		go g.watch()
+		g.watch()
 		return reply{}, nil, g.listens()
 	case "restore":
 		if err := g.change(func() error { return g.container.Restore(g.conf, asked.Image, false, true, nil) }); err != nil {
 			return reply{}, nil, err
 		}
-		go g.watch()
+		g.watch()
 		return reply{}, nil, nil
 	case "checkpoint":
 		return s.checkpoint(g, asked)
 	case "resume":
-		return reply{}, nil, g.container.Resume()
+		return reply{}, nil, s.resume(g)
 	case "connect":
 		return s.connect(g, asked)
 	case "keep":
@@ -272,8 +267,6 @@ func (s *server) perform(asked request) (answer reply, fds []int, err error) {
 	case "ended":
 		<-g.ended
 		return reply{Exit: g.exit, Signal: g.signal, OutOfMemory: g.outOfMemory}, nil, nil
-	case "destroy":
-		return reply{}, nil, s.destroy(asked.ID, g)
 	}
 	return reply{}, nil, fmt.Errorf("%q is nothing that can be asked", asked.Op)
 }
@@ -326,12 +319,17 @@ func (s *server) create(asked request) (reply, []int, error) {
 	args := container.Args{ID: asked.ID, Spec: spec, BundleDir: wanted.Directory}
 	made, err := s.make(conf, words, args)
 	if err != nil {
-		// It ended before anything of the sandbox had run: once more costs nothing but time.
-		made, err = s.make(conf, words, args)
+		// It ended before anything of the sandbox had run: once more costs nothing but time. runsc
+		// leaves the control groups of one that it could not make, and takes groups that it finds
+		// for another's, which it never removes.
+		err = s.clear(asked.ID)
+		if err == nil {
+			made, err = s.make(conf, words, args)
+		}
 	}
 	if err != nil {
 		words.close()
-		return reply{}, nil, err
+		return reply{}, nil, errors.Join(err, s.clear(asked.ID))
 	}
 	hold(made.SandboxPid(), wanted.Images)
 	s.enter(asked.ID, newGuest(made, conf, words, false))
@@ -401,13 +399,17 @@ func hold(pid int, images []string) {
 // load takes over a sandbox that an earlier process kept.
 func (s *server) load(asked request) (reply, []int, error) {
 	// A look at what is not there would leave a lock.
-	if _, err := os.Stat(filepath.Join(s.directory, asked.ID)); err != nil {
+	if _, err := os.Stat(s.stateOf(asked.ID) + ".state"); err != nil {
 		return reply{}, nil, errUnknown
 	}
 	full := container.FullID{SandboxID: asked.ID, ContainerID: asked.ID}
 	found, err := container.Load(s.conf.RootDir, full, container.LoadOpts{Exact: true})
 	if err != nil {
 		return reply{}, nil, err
+	}
+	// The number of one that has ended may be that of any other process by now.
+	if !isolates(found.Sandbox.Getpid(), asked.ID) {
+		found.Sandbox.Pid.Store(0)
 	}
 	words, err := openConsole(found.BundleDir, false)
 	if err != nil {
@@ -422,8 +424,22 @@ func (s *server) load(asked request) (reply, []int, error) {
 	}
 	g := newGuest(found, s.configuration(found.Spec), words, true)
 	s.enter(asked.ID, g)
-	go g.watch()
-	return reply{Pid: found.SandboxPid()}, nil, nil
+	if found.Status != container.Created {
+		g.watch()
+	}
+	return reply{Pid: found.Sandbox.Getpid()}, nil, nil
+}
+
+func (s *server) pause(g *guest) error {
+	s.stops.RLock()
+	defer s.stops.RUnlock()
+	return g.container.Pause()
+}
+
+func (s *server) resume(g *guest) error {
+	s.stops.RLock()
+	defer s.stops.RUnlock()
+	return g.container.Resume()
 }
 
 // checkpoint writes a sandbox down. One that is not to go on stands still afterwards, so that it can, if its snapshot comes to nothing.
@@ -431,7 +447,7 @@ func (s *server) checkpoint(g *guest, asked request) (reply, []int, error) {
 	began := time.Now()
 	err := g.change(func() error {
 		if !asked.Resume {
-			if err := g.container.Pause(); err != nil {
+			if err := s.pause(g); err != nil {
 				return err
 			}
 		}
@@ -442,7 +458,7 @@ func (s *server) checkpoint(g *guest, asked request) (reply, []int, error) {
 			SaveRestoreExecTimeout:    control.DefaultSaveRestoreExecTimeout,
 		})
 		if err != nil && !asked.Resume {
-			err = errors.Join(err, g.container.Resume())
+			err = errors.Join(err, s.resume(g))
 		}
 		return err
 	})
@@ -466,6 +482,20 @@ func (s *server) connect(g *guest, asked request) (reply, []int, error) {
 	return reply{}, []int{ends[1]}, nil
 }
 
+// remove ends a sandbox and removes all of it, also where its making was cut off.
+func (s *server) remove(id string) error {
+	g, err := s.guest(id)
+	if err != nil {
+		if _, _, err = s.load(request{ID: id}); err == nil {
+			g, err = s.guest(id)
+		}
+	}
+	if err == nil {
+		return s.destroy(id, g)
+	}
+	return errors.Join(s.clear(id), os.RemoveAll(filepath.Join(s.directory, id)))
+}
+
 func (s *server) destroy(id string, g *guest) error {
 	s.mu.Lock()
 	delete(s.guests, id)
@@ -479,12 +509,19 @@ func (s *server) destroy(id string, g *guest) error {
 	}
 	defer g.turn.Unlock()
 	err := g.container.Destroy()
+	if err != nil {
+		err = s.clear(id)
+	}
 	g.console.close()
 	return errors.Join(err, os.RemoveAll(g.container.BundleDir))
 }
 
 // endUnkept ends what is nobody's any more.
 func (s *server) endUnkept() {
+	// A sandbox that hangs does not keep this process.
+	for end := time.Now().Add(clearLimit); !s.stops.TryLock() && time.Now().Before(end); {
+		time.Sleep(clearInterval)
+	}
 	s.creates.Wait()
 	s.mu.Lock()
 	var left []string

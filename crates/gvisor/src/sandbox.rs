@@ -166,10 +166,6 @@ impl Body {
             .mode(0o700)
             .create(&directory)
             .map_err(GvisorError::file(&directory))?;
-        let cleanup = |e| {
-            let _ = fs::remove_dir_all(&directory);
-            e
-        };
         let sandbox = SandboxSpec {
             directory: directory.clone(),
             base: spec.base.clone(),
@@ -185,8 +181,17 @@ impl Body {
             tasks: TASKS,
         };
         let made = helper.ask(&spec.id, &Ask::Create { sandbox }).await;
-        let (reply, _) = made.map_err(cleanup)?;
-        let process = Process::watch(reply.pid).map_err(cleanup)?;
+        let process = match made.and_then(|(reply, _)| Process::watch(reply.pid)) {
+            Ok(process) => process,
+            Err(e) => {
+                // It may be there all the same: a helper that was killed could not tell. What
+                // cannot be removed now keeps its directory, by which the next daemon finds it.
+                if let Err(left) = helper.ask(&spec.id, &Ask::Destroy).await {
+                    tracing::warn!("removing what sandbox {} left: {left}", spec.id);
+                }
+                return Err(e);
+            }
+        };
         Ok(Self {
             helper,
             spec,
@@ -455,11 +460,11 @@ impl Sandbox {
             if known.iter().any(|k| k == id) {
                 continue;
             }
-            if let Err(e) = helper.ask(id, &Ask::Destroy).await {
-                tracing::debug!("sandbox {id} is not gVisor's any more: {e}");
+            match helper.ask(id, &Ask::Destroy).await {
+                Ok(_) => ended += 1,
+                // Its directory stays, for the next daemon to try it again.
+                Err(e) => tracing::warn!("removing what sandbox {id} left: {e}"),
             }
-            let _ = fs::remove_dir_all(entry.path());
-            ended += 1;
         }
         Ok(ended)
     }

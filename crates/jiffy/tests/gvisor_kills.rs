@@ -1,0 +1,191 @@
+//! The helper of gVisor, a sandbox's process or the daemon is killed at a bad moment: other
+//! sandboxes live on, and nothing is left.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use support::engine;
+use support::place::Place;
+use support::{children, finish, gvisor, wait_for};
+
+/// Runs `test` with a data directory of its own, whose sandboxes are on gVisor.
+fn with_place(name: &str, test: impl FnOnce(&Place)) {
+    if gvisor(name) {
+        engine::want(Some(jiffy_host::GVISOR.to_owned()));
+        test(&Place::new(name).unwrap());
+        engine::want(None);
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+}
+
+/// The helper of the daemon of `place`.
+fn helper(place: &Place) -> u32 {
+    let directory = place.dir.path().join("run/gvisor");
+    let mut all = children(place.daemon()).into_iter();
+    let found = all.find(|pid| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.contains(&format!("\0serve\0{}\0", directory.display()))
+    });
+    found.unwrap()
+}
+
+/// Waits for the process that isolates the sandbox that a helper makes next.
+fn next_process(helper: u32, before: &[u32]) -> u32 {
+    let isolates = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        !before.contains(pid) && line.starts_with(b"runsc-sandbox\0")
+    };
+    wait_for("the sandbox's process", || {
+        children(helper).into_iter().find(isolates)
+    })
+}
+
+/// Control groups of a process that isolates a sandbox.
+fn groups(pid: u32) -> BTreeSet<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let own = text.lines().filter_map(|line| {
+        let (_, id) = line.split_once("/jiffy-gvisor/")?;
+        Some(id.to_owned())
+    });
+    let own: BTreeSet<String> = own.collect();
+    let trees = fs::read_dir("/sys/fs/cgroup").unwrap().flatten();
+    let trees = trees.map(|tree| tree.path().join("jiffy-gvisor"));
+    trees
+        .chain([PathBuf::from("/sys/fs/cgroup/jiffy-gvisor")])
+        .flat_map(|tree| own.iter().map(move |id| tree.join(id)))
+        .filter(|group| group.exists())
+        .collect()
+}
+
+/// Pipes that two processes have in common.
+fn common_pipes(one: u32, other: u32) -> usize {
+    let pipes = |pid: u32| -> BTreeSet<PathBuf> {
+        let files = fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten();
+        let targets = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+        targets
+            .filter(|target| target.to_string_lossy().starts_with("pipe:"))
+            .collect()
+    };
+    pipes(one).intersection(&pipes(other)).count()
+}
+
+/// Waits until only sandboxes with processes in `kept` are there.
+fn nothing_else_is_left(place: &Place, kept: &BTreeSet<u32>, groups: &BTreeSet<PathBuf>) {
+    let directory = place.dir.path().join("run/gvisor");
+    let names = |path: PathBuf| {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.count()
+    };
+    wait_for("processes of sandboxes to go", || {
+        (place.vmms() == *kept).then_some(())
+    });
+    wait_for("control groups to go", || {
+        (!groups.iter().any(|group| group.exists())).then_some(())
+    });
+    // A directory for each, and one for the records of all: a record, its lock and a socket.
+    wait_for("files to go", || {
+        let records = names(directory.join("state"));
+        let sandboxes = names(directory.clone()) - 1;
+        (sandboxes == kept.len() && records <= 3 * kept.len()).then_some(())
+    });
+}
+
+#[test]
+fn a_sandbox_killed_while_it_is_made_leaves_no_process_file_or_control_group() {
+    let test = "a_sandbox_killed_while_it_is_made_leaves_no_process_file_or_control_group";
+    with_place(test, |place| {
+        let mut daemon = place.serve(&["--warm-pool", "0"]);
+        for _ in 0..3 {
+            let (helper, before) = (helper(place), children(helper(place)));
+            let create = place.begin(&["create"]);
+            let victim = next_process(helper, &before);
+            let groups = groups(victim);
+            signal(victim, Signal::SIGKILL);
+            // It is made once more, unless it was killed too late.
+            let created = finish(create);
+            if created.code == Some(0) {
+                place.ok(&["rm", created.stdout.trim()]);
+            }
+            nothing_else_is_left(place, &BTreeSet::new(), &groups);
+        }
+        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        daemon.wait().unwrap();
+    });
+}
+
+#[test]
+fn a_helper_killed_while_it_makes_a_sandbox_leaves_no_process_file_or_control_group() {
+    let test = "a_helper_killed_while_it_makes_a_sandbox_leaves_no_process_file_or_control_group";
+    with_place(test, |place| {
+        let mut daemon = place.serve(&["--warm-pool", "0"]);
+        let bystander = place.ok(&["create"]);
+        let kept = place.vmms();
+        let (helper, before) = (helper(place), children(helper(place)));
+        let create = place.begin(&["create"]);
+        let sandbox = next_process(helper, &before);
+        signal(helper, Signal::SIGSTOP);
+        let groups = groups(sandbox);
+        // Its standard input stays; the one by which it tells that it is up is closed then.
+        wait_for("the sandbox's process to be up", || {
+            (common_pipes(helper, sandbox) < 2).then_some(())
+        });
+        signal(helper, Signal::SIGKILL);
+        let created = finish(create);
+        assert_ne!(created.code, Some(0), "{created:?}");
+        nothing_else_is_left(place, &kept, &groups);
+        // All goes on with the next helper.
+        assert_eq!(place.sh(&bystander, "echo here"), "here");
+        let another = place.ok(&["create"]);
+        assert_eq!(place.sh(&another, "echo here"), "here");
+        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        daemon.wait().unwrap();
+    });
+}
+
+#[test]
+fn a_sandbox_killed_without_a_daemon_is_told_and_removed_and_all_others_are_taken_over() {
+    let test =
+        "a_sandbox_killed_without_a_daemon_is_told_and_removed_and_all_others_are_taken_over";
+    with_place(test, |place| {
+        let mut daemon = place.serve(&["--warm-pool", "0"]);
+        let dead = place.ok(&["create"]);
+        let victim = *place.vmms().first().unwrap();
+        let groups = groups(victim);
+        let others: Vec<String> = (0..3).map(|_| place.ok(&["create"])).collect();
+        place.kill_daemon();
+        daemon.wait().unwrap();
+        signal(victim, Signal::SIGKILL);
+        let process = PathBuf::from(format!("/proc/{victim}"));
+        // Also as a zombie: its number would still count as its own.
+        wait_for("the sandbox's process to go", || {
+            (!process.exists()).then_some(())
+        });
+        let kept = place.vmms();
+        let mut daemon = place.serve(&["--warm-pool", "0"]);
+        let states = place.json(&["ls", "--all"]);
+        for sandbox in states.as_array().unwrap() {
+            let expected = if sandbox["id"] == dead.as_str() {
+                "broken"
+            } else {
+                "running"
+            };
+            assert_eq!(sandbox["state"], expected, "{states}");
+        }
+        for id in &others {
+            assert_eq!(place.sh(id, "echo here"), "here");
+        }
+        nothing_else_is_left(place, &kept, &groups);
+        place.ok(&["daemon", "stop", "--kill-sandboxes"]);
+        daemon.wait().unwrap();
+    });
+}
