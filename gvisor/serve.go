@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -9,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -25,107 +23,6 @@ import (
 	"gvisor.dev/gvisor/runsc/sandbox"
 	"gvisor.dev/gvisor/runsc/version"
 )
-
-// listening is what the agent writes to its console when it can be reached.
-const listening = "jiffy-agent: listening"
-
-// consoleBytes is how much of a console is kept.
-const consoleBytes = 64 << 10
-
-// startLimit is the time that an agent has to listen.
-const startLimit = 30 * time.Second
-
-// guest is a sandbox that this process made or took over.
-type guest struct {
-	container *container.Container
-	// box is the container's, which it forgets when it is destroyed.
-	box     *sandbox.Sandbox
-	conf    *config.Config
-	console *console
-	// kept: it runs on when the daemon is gone.
-	kept bool
-	// ended is closed when its first process has ended; exit is how, or signal if it was killed; none of both is known of one that
-	// another process made.
-	ended  chan struct{}
-	exit   *int
-	signal int
-	// outOfMemory: the kernel killed something of it for the limit of its control group, and it ended of that.
-	outOfMemory bool
-	// watching begins once: a sandbox that was taken over may not have begun to run.
-	watching sync.Once
-	// turn is held by whoever changes the container: runsc's lock on it is of the process, and not for two of its threads.
-	turn sync.Mutex
-}
-
-func newGuest(c *container.Container, conf *config.Config, words *console, kept bool) *guest {
-	return &guest{container: c, box: c.Sandbox, conf: conf, console: words, kept: kept, ended: make(chan struct{})}
-}
-
-// watch has its end noticed from here on.
-func (g *guest) watch() { g.watching.Do(func() { go g.awaitEnd() }) }
-
-// awaitEnd waits for the end of its first process, and leaves no zombie.
-func (g *guest) awaitEnd() {
-	defer close(g.ended)
-	if g.box == nil {
-		return
-	}
-	// Once the process that isolates it is gone its status is what Wait tells: 128 and more if the guest's first process was killed by the
-	// guest, a signal only if it was itself killed. It is a child if this process made it; otherwise Wait tells of the guest, or nothing.
-	err := unix.EINTR
-	for errors.Is(err, unix.EINTR) {
-		err, _ = unix.Waitid(unix.P_PID, g.box.Pid.Load(), nil, unix.WEXITED|unix.WNOWAIT, nil).(unix.Errno)
-	}
-	isChild := err == 0
-	status, failed := g.box.Wait(g.box.ID)
-	switch {
-	case failed != nil:
-	case isChild && status.Signaled():
-		g.signal = int(status.Signal())
-	default:
-		exit := status.ExitStatus()
-		g.exit = &exit
-	}
-	// Where the kernel kills its first process in it, that one tells of the signal.
-	killed := g.exit == nil || *g.exit == 128+int(unix.SIGKILL)
-	g.outOfMemory = killed && memoryKills(g.container.Spec.Linux.CgroupsPath) > 0
-}
-
-// memoryKills is how many processes of a control group the kernel has killed for its limit of memory.
-func memoryKills(group string) (kills int) {
-	if group == "" {
-		return 0
-	}
-	for _, path := range []string{"/sys/fs/cgroup/memory" + group + "/memory.oom_control", "/sys/fs/cgroup" + group + "/memory.events"} {
-		text, _ := os.ReadFile(path)
-		for _, line := range strings.Split(string(text), "\n") {
-			if count, ok := strings.CutPrefix(line, "oom_kill "); ok {
-				n, _ := strconv.Atoi(count)
-				kills += n
-			}
-		}
-	}
-	return kills
-}
-
-// change does something with the container that it does not bear at the same time as something else.
-func (g *guest) change(what func() error) error {
-	g.turn.Lock()
-	defer g.turn.Unlock()
-	return what()
-}
-
-// listens returns when its agent does.
-func (g *guest) listens() error {
-	select {
-	case <-g.console.ready:
-		return nil
-	case <-g.ended:
-		return errors.New("the sandbox ended before its agent listened")
-	case <-time.After(startLimit):
-		return fmt.Errorf("the guest agent did not listen within %v", startLimit)
-	}
-}
 
 // errUnknown is of a sandbox that this process neither made nor took over.
 var errUnknown = errors.New("there is no such sandbox")
@@ -537,75 +434,3 @@ func (s *server) endUnkept() {
 		}
 	}
 }
-
-// console is what a sandbox's first process writes: a named pipe, which another process can read on when this one is gone.
-type console struct {
-	path string
-	pipe *os.File
-	// ready is closed when the agent said that it listens.
-	ready chan struct{}
-	file  *os.File
-}
-
-func openConsole(directory string, fresh bool) (*console, error) {
-	path := filepath.Join(directory, "console")
-	if fresh {
-		if err := unix.Mkfifo(path, 0o600); err != nil {
-			return nil, fmt.Errorf("making %s: %w", path, err)
-		}
-	}
-	// Both ways, so that it neither waits for a writer nor ends without one.
-	pipe, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	file, err := os.OpenFile(filepath.Join(directory, "console.log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
-	if err != nil {
-		pipe.Close()
-		return nil, err
-	}
-	c := &console{path: path, pipe: pipe, file: file, ready: make(chan struct{})}
-	go c.read()
-	return c, nil
-}
-
-// read keeps the last words in a file of bounded length.
-func (c *console) read() {
-	defer c.file.Close()
-	lines := bufio.NewReaderSize(c.pipe, 4096)
-	said, written := false, int64(0)
-	if info, err := c.file.Stat(); err == nil {
-		written = info.Size()
-	}
-	for {
-		line, err := lines.ReadSlice('\n')
-		if !said && strings.HasPrefix(string(line), listening) {
-			said = true
-			close(c.ready)
-		} else if len(line) > 0 {
-			if written > 2*consoleBytes {
-				written = c.shorten()
-			}
-			n, _ := c.file.Write(line)
-			written += int64(n)
-		}
-		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
-			return
-		}
-	}
-}
-
-// shorten leaves the second half of what was written.
-func (c *console) shorten() int64 {
-	last := make([]byte, consoleBytes)
-	info, err := c.file.Stat()
-	if err != nil {
-		return 0
-	}
-	n, _ := c.file.ReadAt(last, max(0, info.Size()-consoleBytes))
-	_ = c.file.Truncate(0)
-	n, _ = c.file.Write(last[:n])
-	return int64(n)
-}
-
-func (c *console) close() { c.pipe.Close() }
