@@ -265,12 +265,13 @@ impl Turn<'_> {
             .post(self.sandbox, "timeout", &json!({ "timeout": 0 }));
         self.note("timeout 0", &expired);
         if !expired.is_done() {
-            return self.judge(
+            self.judge(
                 before,
                 "timeout",
                 &expired,
                 &[State::Running, State::Paused],
-            );
+            )?;
+            return self.give_time();
         }
         let (hits, began) = (self.sandbox.hits.load(SeqCst), Instant::now());
         let reply = self.world.wake(self.sandbox, "connect");
@@ -285,15 +286,24 @@ impl Turn<'_> {
                 || reply.is_no_room()
                 || self.life.state == State::Broken
                 || self.world.excuse(self.sandbox, self.life);
-            return known
-                .then_some(())
-                .ok_or(format!("connect: {}", reply.short()));
+            return match known {
+                true => self.give_time(),
+                false => Err(format!("connect: {}", reply.short())),
+            };
         }
         if self.life.state == State::Paused {
             self.life.mended = hits;
         }
         self.life.state = State::Running;
         self.verify()
+    }
+
+    /// Sees to it that one that runs does not fall asleep by itself, as its time may be over.
+    fn give_time(&mut self) -> Result<(), String> {
+        match self.life.state {
+            State::Running => self.wake("connect"),
+            _ => Ok(()),
+        }
     }
 
     /// Ends it: what is told as ended is no process any more.

@@ -281,7 +281,8 @@ impl World {
     /// Whether its VMM was killed.
     pub fn excuse(&self, sandbox: &Sandbox, life: &Life) -> bool {
         let (began, ended) = life.spawned;
-        let near = |t: &Instant| *t + Duration::from_millis(50) > began && *t < ended + UNNOTICED;
+        // One may have found its owner, and that a next operation, before its end is noticed.
+        let near = |t: &Instant| *t + UNNOTICED > began && *t < ended + UNNOTICED;
         sandbox.hits.load(SeqCst) > life.mended || locked(&self.strays).iter().any(near)
     }
 
