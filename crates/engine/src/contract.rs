@@ -327,6 +327,19 @@ pub trait Arrival: Send + 'static {
     /// Whether it still waits.
     fn waits(&self) -> bool;
 
+    /// Uses it once under an identity that is taken back afterwards, so that its first real use is
+    /// fast. It waits as before then: what it was meanwhile is over when it is welcomed. `site` is
+    /// what it was given when its snapshot was taken.
+    fn rehearse(
+        self,
+        _site: &SiteSettings,
+    ) -> impl Future<Output = Result<Self, EngineError>> + Send
+    where
+        Self: Sized,
+    {
+        std::future::ready(Ok(self))
+    }
+
     /// Tells the agent who it is and returns when all of that is in force.
     fn welcome(
         self,
@@ -360,6 +373,12 @@ pub trait Guest: Send + Sync + 'static {
 
     /// Opens a stream to `port` in it. A refused connection reads as closed.
     fn connect(&self, port: u32) -> impl Future<Output = io::Result<UnixStream>> + Send;
+
+    /// Uses it once, so that the first use of what is restored from its next snapshot is fast. That
+    /// it cannot be used is not told.
+    fn rehearse(&self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
 
     /// Puts other rules for its network in force, also for connections that there are.
     fn set_network(

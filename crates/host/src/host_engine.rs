@@ -379,6 +379,17 @@ impl Arrival for HostArrival {
         }
     }
 
+    async fn rehearse(self, site: &SiteSettings) -> Result<Self, EngineError> {
+        match self {
+            Self::MicroVm(arrival) => {
+                let rehearsed = arrival.rehearse(site).await?;
+                Ok(Self::MicroVm(Box::new(rehearsed)))
+            }
+            // It restores all of its memory at once.
+            Self::Gvisor(arrival) => Ok(Self::Gvisor(arrival)),
+        }
+    }
+
     async fn welcome(self, persona: &Persona) -> Result<HostGuest, EngineError> {
         match self {
             Self::MicroVm(arrival) => Ok(HostGuest::MicroVm(arrival.welcome(persona).await?)),
@@ -414,6 +425,10 @@ impl Guest for HostGuest {
 
     async fn connect(&self, port: u32) -> io::Result<UnixStream> {
         guest!(self, guest => guest.connect(port).await)
+    }
+
+    async fn rehearse(&self) {
+        guest!(self, guest => guest.rehearse().await)
     }
 
     async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {

@@ -15,6 +15,7 @@ mod microvm_engine;
 mod programs;
 mod quota;
 mod record;
+mod rehearsal;
 mod restore_policy;
 mod sandboxes;
 mod shelf;

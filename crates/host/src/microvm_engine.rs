@@ -4,9 +4,10 @@ use crate::card::{self, GuestCard};
 use crate::host::{Host, Prepared};
 use crate::identity::{identity, renewed};
 use crate::litter;
+use crate::rehearsal::{self, rehearse};
 use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use crate::shelf::{Shelf, chain};
-use jiffy_agent_client::{AgentClient, ProcessSpec};
+use jiffy_agent_client::AgentClient;
 use jiffy_engine::{
     AfterSnapshot, Arrival, BootReport, Capabilities, ConnectionLog, DamagedPiece, Engine,
     EngineDescription, EngineError, Guest, Handle, NetworkRules, Orphan, Persona, ProcessMark,
@@ -43,8 +44,6 @@ const SOCKETS: &str = "vmm";
 const LOG: &str = "vmm.log";
 /// Layers from which on a restore merges them first: each costs every restore a little, merging costs one restore more.
 const LONG_LINEAGE: usize = 16;
-/// Time a guest has to run `true` while its working set is recorded.
-const LEARN_LIMIT: Duration = Duration::from_secs(10);
 
 /// MicroVMs made from the templates and snapshots of one host.
 pub struct MicroVmEngine {
@@ -162,12 +161,6 @@ pub fn agent(vm: &MicroVm) -> AgentClient {
         let connector = connector.clone();
         async move { connector.connect(ENVD_PORT).await.map_err(io::Error::other) }
     })
-}
-
-/// Runs `true` in the guest to its end.
-async fn run_true(vm: &MicroVm) -> Result<(), jiffy_agent_client::ClientError> {
-    let process = agent(vm).start(&ProcessSpec::new("true", [""; 0])).await?;
-    process.output(0).await.map(drop)
 }
 
 /// A guest on its way.
@@ -405,8 +398,8 @@ impl Engine for MicroVmEngine {
             ..Persona::default()
         };
         let guest = arrival.welcome(&persona).await?;
-        // Every template's first use is a command; one without `true` does with the greeting.
-        let _ = tokio::time::timeout(LEARN_LIMIT, run_true(&guest.vm)).await;
+        // Every template's first use is a command; one without any does with the greeting.
+        rehearse(&guest.vm).await;
         let recorded = guest.vm.working_set(&self.store).await;
         guest.stop().await;
         let (set, chunks) = recorded.map_err(EngineError::failed)?;
@@ -574,6 +567,19 @@ impl Arrival for MicroVmArrival {
         }
     }
 
+    async fn rehearse(mut self, site: &SiteSettings) -> Result<Self, EngineError> {
+        let Coming::Restored(waiting) = &mut self.coming else {
+            return Ok(self);
+        };
+        let defaults = &self.prepared.template().manifest.defaults;
+        let identity =
+            identity(&rehearsal::persona(site), defaults).map_err(EngineError::failed)?;
+        // Its network stays closed until it is welcomed.
+        rehearse(waiting.rehearse(identity).await.map_err(boot_error)?).await;
+        waiting.wait_again().await.map_err(boot_error)?;
+        Ok(self)
+    }
+
     async fn welcome(self, persona: &Persona) -> Result<MicroVmGuest, EngineError> {
         let Self {
             coming,
@@ -669,6 +675,10 @@ impl Guest for MicroVmGuest {
     async fn connect(&self, port: u32) -> io::Result<UnixStream> {
         let stream = self.vm.connector().connect(port).await;
         stream.map_err(io::Error::other)
+    }
+
+    async fn rehearse(&self) {
+        rehearse(&self.vm).await;
     }
 
     async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {

@@ -137,6 +137,63 @@ fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
     end(&place, daemon);
 }
 
+/// Page faults of the VMM of a sandbox so far.
+fn faults(place: &Place, id: &str) -> u64 {
+    let path = format!("/sandboxes/{id}/process");
+    let (status, process) = call(place, "GET", &path, &Value::Null);
+    assert_eq!(status, 200, "{process}");
+    let process: Value = serde_json::from_str(&process).unwrap();
+    let stat = fs::read_to_string(format!("/proc/{}/stat", process["pid"])).unwrap();
+    // The tenth field, of which two stand before the end of the name.
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    fields.split_whitespace().nth(7).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_sandbox_of_the_pool_keeps_nothing_of_its_rehearsal_but_warm_memory() {
+    let test = "a_sandbox_of_the_pool_keeps_nothing_of_its_rehearsal_but_warm_memory";
+    let Some(place) = Place::new(test) else {
+        return;
+    };
+    let daemon = place.serve(&["--warm-pool", "2"]);
+    let first_command = |id: &str| {
+        let before = faults(&place, id);
+        place.ok(&["exec", id, "--", "true"]);
+        faults(&place, id) - before
+    };
+    let restored = place.ok(&["create"]);
+    let restored_faults = first_command(&restored);
+    let pool = || call(&place, "GET", "/pools", &Value::Null).1;
+    wait_for("two that wait", || {
+        pool().contains("\"ready\":2").then_some(())
+    });
+    let pooled = [(); 2].map(|()| place.ok(&["create"]));
+    for id in &pooled {
+        let record = place.json(&["inspect", id]);
+        assert!(record.to_string().contains("\"warm-pool\""), "{record}");
+        let pooled_faults = first_command(id);
+        assert!(
+            pooled_faults * 2 < restored_faults,
+            "{pooled_faults} of {restored_faults}"
+        );
+    }
+    let look = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; cat /etc/hosts; \
+        ps -eo comm=; env; ls -A /tmp ~";
+    let seen = pooled.each_ref().map(|id| place.sh(id, look));
+    for (id, seen) in pooled.iter().zip(&seen) {
+        assert_eq!(seen.lines().next(), Some(id.as_str()));
+        assert!(!seen.contains("waiting"), "{seen}");
+        assert_eq!(seen.matches("127.0.1.1").count(), 1, "{seen}");
+    }
+    let ids = seen.each_ref().map(|seen| {
+        let ids: Vec<&str> = seen.lines().skip(1).take(2).collect();
+        assert!(ids.iter().all(|id| id.len() >= 32), "{seen}");
+        ids
+    });
+    assert!(ids[0][0] != ids[1][0] && ids[0][1] != ids[1][1], "{ids:?}");
+    end(&place, daemon);
+}
+
 #[test]
 fn a_run_that_is_killed_leaves_no_sandbox() {
     let Some(place) = Place::new("a_run_that_is_killed_leaves_no_sandbox") else {

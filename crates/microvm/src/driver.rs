@@ -29,7 +29,11 @@ pub(crate) enum Step {
         hello: Hello,
     },
     /// With the greeting's stream.
-    Ready(Result<Option<OwnedFd>, GreetingError>),
+    Ready {
+        /// Identity that it answered to; none: the greeting failed before there was one.
+        id: Option<String>,
+        greeted: Result<Option<OwnedFd>, GreetingError>,
+    },
 }
 
 /// Listens to the VMM until it is gone.
@@ -55,7 +59,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub async fn run(mut self, tell_end: watch::Sender<Option<SandboxEnd>>) {
-        let mut greeting: Option<JoinHandle<Option<tokio::net::UnixStream>>> = None;
+        let mut greeting: Option<JoinHandle<()>> = None;
         loop {
             tokio::select! {
                 event = self.link.recv() => match event {
@@ -98,7 +102,7 @@ impl Driver {
     }
 
     /// Greets in a task of its own, so that the VMM is listened to meanwhile.
-    fn greet(&mut self, fds: Vec<OwnedFd>) -> Option<JoinHandle<Option<tokio::net::UnixStream>>> {
+    fn greet(&mut self, fds: Vec<OwnedFd>) -> Option<JoinHandle<()>> {
         let stream = UnixStream::from(fds.into_iter().next()?);
         stream.set_nonblocking(true).ok()?;
         let stream = tokio::net::UnixStream::from_std(stream).ok()?;
@@ -106,6 +110,7 @@ impl Driver {
         let steps = self.steps.clone();
         let restored = self.restored;
         Some(tokio::spawn(async move {
+            let mut id = None;
             let result = match Greeting::hear(stream).await {
                 Ok(greeting) => {
                     let hello = greeting.hello.clone();
@@ -116,15 +121,16 @@ impl Driver {
                         Ok(identity) => identity.clone(),
                         Err(_) => None,
                     };
-                    // Nobody wants this guest any more.
-                    let identity = identity?;
+                    // The guest was dropped before it had an identity.
+                    let Some(identity) = identity else { return };
+                    id = Some(identity.id.clone());
                     greeting.answer(&identity).await
                 }
                 // The agent greets again on another connection.
-                Err(GreetingError::Io(_) | GreetingError::NoLine) if restored => return None,
+                Err(GreetingError::Io(_) | GreetingError::NoLine) if restored => return,
                 Err(e) => Err(e),
             };
-            let (stream, ready) = match result {
+            let (stream, greeted) = match result {
                 Ok((stream, _)) => {
                     let copy = stream.as_fd().try_clone_to_owned().ok();
                     (Some(stream), Ok(copy))
@@ -132,12 +138,13 @@ impl Driver {
                 Err(e) => (None, Err(e)),
             };
             if let Some(steps) = steps {
-                let _ = steps.send(Step::Ready(ready)).await;
+                let _ = steps.send(Step::Ready { id, greeted }).await;
             }
-            // Held open until the VM ends: its closing would tell the agent to greet again.
-            let kept = stream?;
-            std::future::pending::<()>().await;
-            Some(kept)
+            // Held open until the VM ends or is to wait again: its closing tells the agent to greet
+            // anew.
+            let Some(stream) = stream else { return };
+            let _ = identity.wait_for(Option::is_none).await;
+            drop(stream);
         }))
     }
 

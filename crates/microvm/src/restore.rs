@@ -119,8 +119,8 @@ impl MicroVm {
     /// Starts a VMM, restores the guest, and returns when its agent has greeted anew and taken its identity.
     pub async fn restore(spec: RestoreSpec) -> Result<Self, BootError> {
         let asked = Instant::now();
-        let (mut vm, steps) = Self::begin_restore(&spec, Some(spec.identity.clone()))?;
-        vm.come_up_in_time(asked, steps).await?;
+        let (mut vm, mut steps) = Self::begin_restore(&spec, Some(spec.identity.clone()))?;
+        vm.come_up_in_time(asked, &mut steps).await?;
         Ok(vm)
     }
 

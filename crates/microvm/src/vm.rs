@@ -227,9 +227,9 @@ impl MicroVm {
             modules: spec.modules.as_ref().map(|image| image.sha256.clone()),
         };
         let overlay = spec.overlay.try_clone().map_err(host)?;
-        let (mut vm, steps) = Self::launch(launch, &request, &wire.fds, console, overlay)?;
+        let (mut vm, mut steps) = Self::launch(launch, &request, &wire.fds, console, overlay)?;
         drop(wire.fds);
-        vm.come_up_in_time(asked, steps).await?;
+        vm.come_up_in_time(asked, &mut steps).await?;
         Ok(vm)
     }
 
@@ -323,7 +323,7 @@ impl MicroVm {
     pub(crate) async fn come_up_in_time(
         &mut self,
         asked: Instant,
-        steps: mpsc::Receiver<Step>,
+        steps: &mut mpsc::Receiver<Step>,
     ) -> Result<(), BootError> {
         match tokio::time::timeout(BOOT_LIMIT, self.come_up(asked, steps)).await {
             Ok(report) => {
@@ -351,7 +351,7 @@ impl MicroVm {
     async fn come_up(
         &mut self,
         asked: Instant,
-        mut steps: mpsc::Receiver<Step>,
+        steps: &mut mpsc::Receiver<Step>,
     ) -> Result<BootReport, BootError> {
         let mut running = asked;
         let mut hello = None;
@@ -367,7 +367,12 @@ impl MicroVm {
                     hello = Some((Instant::now(), init_us));
                     self.saving.lock().await.hello = Some(said);
                 }
-                Some(Step::Ready(Ok(greeting))) => {
+                // Of an identity that was taken back since.
+                Some(Step::Ready { id: Some(id), .. }) if !self.is_told(&id) => {}
+                Some(Step::Ready {
+                    greeted: Ok(greeting),
+                    ..
+                }) => {
                     self.saving.lock().await.greeting = greeting;
                     let (heard, init_us) = hello.unwrap_or((Instant::now(), 0));
                     let to_hello = micros(heard - running);
@@ -383,7 +388,10 @@ impl MicroVm {
                         total_us: vmm_us + to_hello + agent_us,
                     });
                 }
-                Some(Step::Ready(Err(source))) => {
+                Some(Step::Ready {
+                    greeted: Err(source),
+                    ..
+                }) => {
                     return Err(BootError::Greeting {
                         source,
                         console: self.console_tail(),
@@ -455,6 +463,18 @@ impl MicroVm {
     /// Tells the agent who it is, if nobody has.
     pub(crate) fn tell(&self, identity: Identity) {
         self.identity.send_replace(Some(identity));
+    }
+
+    /// Whether the agent is to be `id` now.
+    fn is_told(&self, id: &str) -> bool {
+        let told = self.identity.borrow();
+        told.as_ref().is_some_and(|identity| identity.id == id)
+    }
+
+    /// Takes the identity back: the agent's greeting ends, and it greets anew.
+    pub(crate) async fn untell(&self) {
+        self.saving.lock().await.greeting = None;
+        self.identity.send_replace(None);
     }
 
     /// Why the host could not serve a disk of the guest, which saw I/O errors then. None if it could, or

@@ -20,15 +20,20 @@ impl MicroVm {
     /// Starts a VMM, restores the guest, and returns when its agent has greeted. The identity in `spec` is not told to it.
     pub async fn restore_waiting(spec: RestoreSpec) -> Result<Waiting, BootError> {
         let (mut vm, mut steps) = Self::begin_restore(&spec, None)?;
-        match tokio::time::timeout(BOOT_LIMIT, vm.hear_hello(&mut steps)).await {
-            Ok(result) => result?,
-            Err(_) => {
-                return Err(BootError::Timeout {
-                    console: vm.console_tail(),
-                });
-            }
-        }
+        vm.hear_hello_in_time(&mut steps).await?;
         Ok(Waiting { vm, steps })
+    }
+
+    async fn hear_hello_in_time(
+        &mut self,
+        steps: &mut mpsc::Receiver<Step>,
+    ) -> Result<(), BootError> {
+        let heard = tokio::time::timeout(BOOT_LIMIT, self.hear_hello(steps)).await;
+        heard.unwrap_or_else(|_| {
+            Err(BootError::Timeout {
+                console: self.console_tail(),
+            })
+        })
     }
 
     async fn hear_hello(&mut self, steps: &mut mpsc::Receiver<Step>) -> Result<(), BootError> {
@@ -38,14 +43,18 @@ impl MicroVm {
                     self.saving.lock().await.hello = Some(hello);
                     return Ok(());
                 }
-                Some(Step::Running) => {}
-                Some(Step::Ready(Err(source))) => {
+                // An identity that is ready was taken back since.
+                Some(Step::Running | Step::Ready { greeted: Ok(_), .. }) => {}
+                Some(Step::Ready {
+                    greeted: Err(source),
+                    ..
+                }) => {
                     return Err(BootError::Greeting {
                         source,
                         console: self.console_tail(),
                     });
                 }
-                Some(Step::Ready(Ok(_))) | None => {
+                None => {
                     return Err(BootError::Ended {
                         end: self.ended().await,
                         console: self.console_tail(),
@@ -65,9 +74,26 @@ impl Waiting {
     /// Tells the agent who it is and returns when that is in force.
     pub async fn welcome(self, identity: Identity) -> Result<MicroVm, BootError> {
         let asked = Instant::now();
-        let Self { mut vm, steps } = self;
+        let Self { mut vm, mut steps } = self;
         vm.tell(identity);
-        vm.come_up_in_time(asked, steps).await?;
+        vm.come_up_in_time(asked, &mut steps).await?;
         Ok(vm)
+    }
+
+    /// Tells the agent to be `identity` for a while, so that the guest can be used once before its
+    /// first real use: the pages that this touches are its own afterwards. [`Self::wait_again`] must
+    /// follow before it is welcomed.
+    pub async fn rehearse(&mut self, identity: Identity) -> Result<&MicroVm, BootError> {
+        self.vm.tell(identity);
+        let up = self.vm.come_up_in_time(Instant::now(), &mut self.steps);
+        up.await?;
+        Ok(&self.vm)
+    }
+
+    /// Takes the identity of the rehearsal back, and returns when the agent has greeted anew. It
+    /// keeps none of its connections.
+    pub async fn wait_again(&mut self) -> Result<(), BootError> {
+        self.vm.untell().await;
+        self.vm.hear_hello_in_time(&mut self.steps).await
     }
 }

@@ -6,7 +6,9 @@
 use super::entry::lock;
 use super::{OperationError, Sandboxes, detached};
 use crate::admission::{Occupant, Place};
-use jiffy_engine::{Arrival, Engine, SandboxSize};
+use crate::site;
+use jiffy_engine::{Arrival, Engine, EngineError, SandboxSize};
+use jiffy_proto::agent::SiteSettings;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -226,6 +228,17 @@ impl<E: Engine> Sandboxes<E> {
         .await
     }
 
+    /// A guest of a template's snapshot that has been used once, and waits.
+    async fn restore_to_wait(
+        &self,
+        template: &str,
+        snapshot: &str,
+    ) -> Result<E::Arrival, EngineError> {
+        let arrival = self.0.engine.restore(template, snapshot).await?;
+        let site = site::joined(&self.0.site, &SiteSettings::default());
+        arrival.rehearse(&site).await
+    }
+
     /// Fills the shelf in the background, once it is quiet.
     pub(super) fn refill(&self, fingerprint: &str, template: &str, snapshot: &str) {
         if !self.0.pool.begin_refill(fingerprint, template, snapshot) {
@@ -247,7 +260,7 @@ impl<E: Engine> Sandboxes<E> {
                 let Ok(place) = this.0.admission.admit(Occupant::Waiting, record.size) else {
                     break;
                 };
-                let more = match this.0.engine.restore(&template, &snapshot).await {
+                let more = match this.restore_to_wait(&template, &snapshot).await {
                     Ok(arrival) => {
                         let arrival = (arrival, place);
                         this.0.pool.put(&fingerprint, &template, &snapshot, arrival)

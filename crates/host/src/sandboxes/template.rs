@@ -152,6 +152,7 @@ impl<E: Engine> Sandboxes<E> {
             guest.stop().await;
             return Err(e);
         }
+        guest.rehearse().await;
         let record = SnapshotRecord {
             id: new_id()?,
             name: None,

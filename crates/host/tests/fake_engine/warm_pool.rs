@@ -49,6 +49,31 @@ async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
 }
 
 #[tokio::test]
+async fn a_sandbox_that_waits_has_rehearsed_and_one_that_cannot_does_not_wait() {
+    let bench = Bench::new();
+    let host = bench.open_with(warm(1)).await;
+    host.create(base()).await.unwrap();
+    until("the pool to fill", || host.warm() == 1).await;
+    let rehearsed = || *bench.world.rehearsed.lock().unwrap();
+    assert_eq!(
+        rehearsed(),
+        1,
+        "not the one that was restored for its creator"
+    );
+    bench.world.fail("rehearse");
+    let taken = host.create(base()).await.unwrap();
+    assert_eq!(taken.boot_mode, Some(BootMode::WarmPool));
+    until("the failure", || rehearsed() == 2).await;
+    until("its guest to end", || bench.world.running().len() == 2).await;
+    assert_eq!(host.warm(), 0);
+    bench.world.mend();
+    let next = host.create(base()).await.unwrap();
+    assert_eq!(next.boot_mode, Some(BootMode::Snapshot));
+    until("the pool to fill again", || host.warm() == 1).await;
+    assert_eq!(rehearsed(), 3);
+}
+
+#[tokio::test]
 async fn the_pool_is_emptied_when_its_template_changes_and_at_the_end() {
     let bench = Bench::new();
     let host = bench.open_with(warm(1)).await;

@@ -49,6 +49,8 @@ pub struct World {
     pub restores: Mutex<usize>,
     pub version: Mutex<u32>,
     pub learned: Mutex<Vec<String>>,
+    /// Rehearsals that began.
+    pub rehearsed: Mutex<usize>,
     pub warmed: Mutex<Vec<String>>,
     pub sealed: Mutex<BTreeSet<String>>,
     /// Snapshots that need the files of no other.
@@ -410,6 +412,12 @@ impl Arrival for FakeArrival {
 
     fn waits(&self) -> bool {
         self.1.as_ref().is_some_and(|b| b.end.borrow().is_none())
+    }
+
+    async fn rehearse(self, _: &SiteSettings) -> Result<Self, EngineError> {
+        *self.0.rehearsed.lock().unwrap() += 1;
+        self.0.step("rehearse").await?;
+        Ok(self)
     }
 
     async fn welcome(mut self, persona: &Persona) -> Result<FakeGuest, EngineError> {
