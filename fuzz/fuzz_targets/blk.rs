@@ -2,7 +2,7 @@
 
 use jiffy_fuzz::{Driver, Input, run_with};
 use jiffy_vmm::virtio::VirtioDevice;
-use jiffy_vmm::virtio::blk::{Backend, Block};
+use jiffy_vmm::virtio::blk::{Block, DiskBackend};
 use jiffy_vmm::virtio::testing::{readable, writable};
 use libfuzzer_sys::fuzz_target;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -45,9 +45,9 @@ fuzz_target!(|data: &[u8]| {
     let base = BASE.try_clone().unwrap();
     let backend = if kind & 1 == 0 {
         let overlay = File::from(memfd_create("overlay", MFdFlags::empty()).unwrap());
-        Backend::Overlay { base, overlay }
+        DiskBackend::Overlay { base, overlay }
     } else {
-        Backend::ReadOnly(base)
+        DiskBackend::ReadOnly(base)
     };
     let mut block = Block::new("blk0", backend)
         .unwrap()

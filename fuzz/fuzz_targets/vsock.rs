@@ -2,8 +2,8 @@
 
 use jiffy_fuzz::{Input, run};
 use jiffy_vmm::virtio::VirtioDevice;
-use jiffy_vmm::virtio::testing::{Ring, Surroundings, memory, readable, writable};
-use jiffy_vmm::virtio::vsock::{HOST_CID, Header, MAX_CONNECTIONS, Vsock, VsockConfig};
+use jiffy_vmm::virtio::testing::{DeviceHarness, Ring, memory, readable, writable};
+use jiffy_vmm::virtio::vsock::{HOST_CID, MAX_CONNECTIONS, Vsock, VsockConfig, VsockHeader};
 use libfuzzer_sys::fuzz_target;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -75,7 +75,7 @@ fn host(vsock: &mut Vsock, streams: &Streams, input: &mut Input<'_>) {
 /// Rings in order, packets of the right shape, and hardly a rule kept otherwise: this reaches what lies behind the
 /// checks of the first layer.
 struct Driver {
-    around: Surroundings,
+    harness: DeviceHarness,
     rings: [Ring; 3],
     /// Host ports seen in packets, so that answers to requests are possible.
     seen: Vec<u32>,
@@ -86,13 +86,13 @@ struct Driver {
 }
 
 impl Driver {
-    fn start(vsock: &mut Vsock, around: Surroundings, event_idx: bool) -> Self {
-        let ring = |i: u64| Ring::new(&around.memory, 0x1000 * i, RING);
+    fn start(vsock: &mut Vsock, harness: DeviceHarness, event_idx: bool) -> Self {
+        let ring = |i: u64| Ring::new(&harness.memory, 0x1000 * i, RING);
         let rings = [ring(1), ring(2), ring(3)];
         let queues = rings.iter().map(|r| r.queue(event_idx)).collect();
-        vsock.activate(around.activation(queues, 0)).unwrap();
+        vsock.activate(harness.activation(queues, 0)).unwrap();
         Self {
-            around,
+            harness,
             rings,
             seen: PORTS.to_vec(),
             event_idx,
@@ -103,7 +103,7 @@ impl Driver {
 
     fn packet(&mut self, input: &mut Input<'_>) {
         let kind = input.u8();
-        let mut header = Header {
+        let mut header = VsockHeader {
             src_cid: u64::from(CID),
             dst_cid: HOST_CID,
             src_port: u32::from(kind >> 6),
@@ -127,7 +127,7 @@ impl Driver {
         }
         let mut bytes = header.to_bytes().to_vec();
         bytes.extend(&BYTES[..data]);
-        let memory = &self.around.memory;
+        let memory = &self.harness.memory;
         memory.write_slice(&bytes, GuestAddress(TX_AREA)).unwrap();
         let cut = u32::from(input.u8()) % 60;
         let len = bytes.len() as u32;
@@ -152,8 +152,8 @@ impl Driver {
             self.outstanding[0] -= 1;
             let mut bytes = [0; 44];
             let at = GuestAddress(RX_AREA + u64::from(head) * 0x800);
-            self.around.memory.read_slice(&mut bytes, at).unwrap();
-            let header = Header::from_bytes(&bytes);
+            self.harness.memory.read_slice(&mut bytes, at).unwrap();
+            let header = VsockHeader::from_bytes(&bytes);
             assert_eq!(header.len + 44, len);
             assert_eq!((header.src_cid, header.dst_cid), (HOST_CID, u64::from(CID)));
             if header.op == 1 {
@@ -170,7 +170,7 @@ impl Driver {
     /// The event loop must come to rest whatever state everything is in.
     fn events(&mut self, vsock: &mut Vsock) {
         for _ in 0..1000 {
-            let ready = self.around.ready(0);
+            let ready = self.harness.ready(0);
             if ready.is_empty() {
                 return;
             }
@@ -183,8 +183,8 @@ impl Driver {
 }
 
 fn converse(vsock: &mut Vsock, streams: &Streams, input: &mut Input<'_>) {
-    let around = Surroundings::new(memory(0x4_0000));
-    let mut driver = Driver::start(vsock, around, input.u8() & 1 == 0);
+    let harness = DeviceHarness::new(memory(0x4_0000));
+    let mut driver = Driver::start(vsock, harness, input.u8() & 1 == 0);
     for _ in 0..input.u8() {
         let kind = input.u8() % 16;
         match kind {
@@ -206,7 +206,7 @@ fn converse(vsock: &mut Vsock, streams: &Streams, input: &mut Input<'_>) {
             10 if input.u8() == 0 => {
                 vsock.reset();
                 assert!(vsock.connections() == 0);
-                driver = Driver::start(vsock, driver.around.clone(), driver.event_idx);
+                driver = Driver::start(vsock, driver.harness.clone(), driver.event_idx);
             }
             11 if driver.outstanding[2] < RING => {
                 driver.outstanding[2] += 1;

@@ -5,7 +5,7 @@ pub mod tree;
 
 use jiffy_vmm::GuestMemory;
 use jiffy_vmm::virtio::VirtioDevice;
-use jiffy_vmm::virtio::testing::{Buffer, INDIRECT, NEXT, Ring, Surroundings, WRITE, memory_with};
+use jiffy_vmm::virtio::testing::{Buffer, DeviceHarness, INDIRECT, NEXT, Ring, WRITE, memory_with};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -95,7 +95,7 @@ enum Layout {
 
 /// The driver that carries out the plan.
 pub struct Driver {
-    around: Surroundings,
+    harness: DeviceHarness,
     rings: Vec<Ring>,
     layouts: Vec<Layout>,
     event_idx: bool,
@@ -126,7 +126,7 @@ impl Driver {
             });
         }
         Self {
-            around: Surroundings::new(memory),
+            harness: DeviceHarness::new(memory),
             rings,
             layouts,
             event_idx: flags & 0x80 == 0,
@@ -158,12 +158,12 @@ impl Driver {
 
     fn activate(&self, device: &mut impl VirtioDevice) {
         let queues = self.queues(device);
-        let _ = device.activate(self.around.activation(queues, self.features));
+        let _ = device.activate(self.harness.activation(queues, self.features));
     }
 
     /// Writes to guest memory, where there is any.
     pub fn write(&self, addr: u64, bytes: &[u8]) {
-        let _ = self.around.memory.write(bytes, GuestAddress(addr));
+        let _ = self.harness.memory.write(bytes, GuestAddress(addr));
     }
 
     /// Makes a chain available in queue `index`, as an honest driver would.
@@ -260,7 +260,7 @@ pub fn run_with<D: VirtioDevice>(
                 device.write_config(at, &input.array::<16>()[..len]);
             }
             11 => {
-                for ready in driver.around.ready(0) {
+                for ready in driver.harness.ready(0) {
                     let _ = device.host_event(ready.token, ready.flags);
                 }
             }

@@ -4,7 +4,7 @@
 mod support;
 
 use jiffy_vmm::seccomp::ioctl::IoctlRequest;
-use jiffy_vmm::seccomp::{Call, DISKS, MAIN, VCPU, ioctl};
+use jiffy_vmm::seccomp::{AllowedSyscall, DISK_SYSCALLS, MAIN_SYSCALLS, VCPU_SYSCALLS, ioctl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::{BTreeMap, BTreeSet};
@@ -111,9 +111,11 @@ impl Made {
 }
 
 /// Those of `allowed` that nobody made, and that nothing is said for.
-fn idle(allowed: &[Call], made: &BTreeSet<String>) -> Vec<&'static str> {
-    let idle = allowed.iter().filter(|call| call.unseen.is_none());
-    idle.map(Call::name)
+fn idle(allowed: &[AllowedSyscall], made: &BTreeSet<String>) -> Vec<&'static str> {
+    let idle = allowed
+        .iter()
+        .filter(|call| call.unobserved_reason.is_none());
+    idle.map(AllowedSyscall::name)
         .filter(|name| !made.contains(*name))
         .collect()
 }
@@ -216,18 +218,21 @@ fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
             made.add(&String::from_utf8_lossy(&trace));
         }
         assert!(!made.vcpu.is_empty() && !made.main.is_empty(), "{made:?}");
-        let disks = idle(DISKS, &made.disks);
+        let disks = idle(DISK_SYSCALLS, &made.disks);
         assert!(
             disks.is_empty(),
             "allowed and never made, by the disks' thread: {disks:?}"
         );
-        let (main, vcpu) = (idle(MAIN, &made.main), idle(VCPU, &made.vcpu));
+        let (main, vcpu) = (
+            idle(MAIN_SYSCALLS, &made.main),
+            idle(VCPU_SYSCALLS, &made.vcpu),
+        );
         assert!(
             main.is_empty() && vcpu.is_empty(),
             "allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"
         );
-        let main = unmade(ioctl::MAIN, &made.main_requests);
-        let vcpu = unmade(ioctl::VCPU, &made.vcpu_requests);
+        let main = unmade(ioctl::MAIN_IOCTLS, &made.main_requests);
+        let vcpu = unmade(ioctl::VCPU_IOCTLS, &made.vcpu_requests);
         assert!(
             main.is_empty() && vcpu.is_empty(),
             "requests allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"

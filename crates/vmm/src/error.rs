@@ -1,9 +1,9 @@
-//! The one error of building and running a VM.
+//! Error of building and running a VM.
 
 use jiffy_proto::vm::StopCause;
 use std::fmt::Display;
 
-/// Why a VM could not be built or had to end.
+/// Failure to build a VM, or the reason that it had to end.
 #[derive(Debug, thiserror::Error)]
 pub enum VmmError {
     /// The configuration asks for something this VMM does not do.
@@ -12,20 +12,20 @@ pub enum VmmError {
     /// KVM or the host refused.
     #[error("{what}: {reason}")]
     Host {
-        /// What was tried.
+        /// Attempted operation.
         what: &'static str,
-        /// What the host answered.
+        /// Answer of the host.
         reason: String,
     },
-    /// A snapshot would have more bytes than it may.
+    /// The snapshot would be larger than its limit.
     #[error("the snapshot would have {needed} bytes, more than the {most} that it may have")]
     SnapshotTooLarge {
-        /// Bytes it would have at most.
+        /// Upper bound of its size in bytes.
         needed: u64,
-        /// Bytes it may have.
+        /// Limit in bytes.
         most: u64,
     },
-    /// The guest did something no VM can go on from.
+    /// The guest did something that no VM can continue after.
     #[error("{0}")]
     Guest(String),
 }

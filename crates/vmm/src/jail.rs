@@ -1,9 +1,9 @@
-//! What a VMM process gives up before it reads a word of anybody: its user, its capabilities, its file systems, its network, the
-//! sight of other processes.
+//! Confinement of a VMM process before it reads any input: user, capabilities, file systems,
+//! network and the view of other processes.
 //!
-//! Whoever starts it has made the namespaces in advance (with [`make_namespaces`], once for all of its VMMs: they are empty, and
-//! nothing can be put into them) and a process namespace for it alone. Seccomp comes later, when the threads' work begins
-//! ([`crate::seccomp`]).
+//! The starter makes the namespaces in advance with [`make_namespaces`], once for all of its VMMs:
+//! they are empty and stay so. Each VMM has a PID namespace of its own. Seccomp follows when the
+//! threads start ([`crate::seccomp`]).
 
 use crate::error::VmmError;
 use caps::{CapSet, Capability};
@@ -24,17 +24,18 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Threads and processes of one VMM at a time: its vCPUs, its event loop, and the writers of its snapshots.
+/// Threads and processes of one VMM at a time: its vCPUs, its event loop, and the writers of its
+/// snapshots.
 const MAX_TASKS: u64 = 64;
-/// A directory that every host has, and that nobody needs in the new root.
-const STAND_IN: &str = "/proc";
+/// Mount point for the new root: a directory that every host has and the new root does not need.
+const PIVOT_MOUNT_POINT: &str = "/proc";
 
-/// Confines this process, which must have one thread only. With [`ENTER_ARGUMENT`] all of it; else what a process without rights can
-/// do to itself.
+/// Confines this process, which must have one thread only. With [`ENTER_ARGUMENT`] it applies the
+/// whole jail; without, what an unprivileged process can do to itself.
 pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
     let failed = |what: &'static str| move |e: nix::Error| VmmError::host(what, e);
-    // A terminal's signals are for the command in the guest; and if the starter ends while this process is stopped, the kernel
-    // would end it as one that nobody can continue any more.
+    // A terminal's signals are for the command in the guest. In the starter's session the kernel
+    // would also kill a stopped VMM when the starter ends (orphaned process group).
     let _ = setsid();
     limit_resources().map_err(failed("setting resource limits"))?;
     match argument {
@@ -42,21 +43,22 @@ pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
         Some(ENTER_ARGUMENT) => {
             let me = process_id()?;
             enter_namespaces().map_err(failed("entering the namespaces of the jail"))?;
-            close_from(FIRST_FD)?;
-            be_nobody(me)?;
+            close_fds_from(FIRST_FD)?;
+            drop_privileges(me)?;
         }
         Some(other) => {
             let reason = format!("unknown argument {other:?}");
             return Err(VmmError::Config(reason));
         }
     }
-    close_from(CONTROL_FD + 1)?;
+    close_fds_from(CONTROL_FD + 1)?;
     prctl::set_no_new_privs().map_err(failed("no_new_privs"))?;
     restrict_by_landlock().map_err(|e| VmmError::host("landlock", e))
 }
 
-/// Every vsock connection is a descriptor: takes all that the hard limit allows. Without it a shell's 1024 would have to do for the
-/// machine's own and [`MAX_CONNECTIONS`](crate::virtio::vsock::MAX_CONNECTIONS).
+/// Raises the limit of open files to the hard limit: every vsock connection is a descriptor, and a
+/// shell's 1024 do not hold the machine's own and
+/// [`MAX_CONNECTIONS`](crate::virtio::vsock::MAX_CONNECTIONS).
 fn limit_resources() -> nix::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if soft < hard {
@@ -67,8 +69,8 @@ fn limit_resources() -> nix::Result<()> {
     setrlimit(Resource::RLIMIT_CORE, 0, 0)
 }
 
-/// Lets no file that this process writes become longer than `bytes`: an overlay is as long as its disk, a layer of memory as
-/// memory. What would pass that fails with `EFBIG`, like a disk that is full.
+/// Limits the files that this process writes to `bytes`: an overlay is as long as its disk, a
+/// memory layer as memory. A longer write fails with `EFBIG`, like one to a full disk.
 pub fn limit_file_size(bytes: u64) -> Result<(), VmmError> {
     let failed = |e: nix::Error| VmmError::host("limiting the size of files", e);
     let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
@@ -77,7 +79,7 @@ pub fn limit_file_size(bytes: u64) -> Result<(), VmmError> {
     setrlimit(Resource::RLIMIT_FSIZE, bytes, bytes).map_err(failed)
 }
 
-/// This process as the host sees it. In a process namespace of its own it is 1.
+/// Process id in the host's PID namespace. In the process's own namespace it is 1.
 fn process_id() -> Result<u32, VmmError> {
     let failed = |e: &dyn std::fmt::Display| VmmError::host("reading /proc/self", e);
     let link = std::fs::read_link("/proc/self").map_err(|e| failed(&e))?;
@@ -87,7 +89,8 @@ fn process_id() -> Result<u32, VmmError> {
 
 fn enter_namespaces() -> nix::Result<()> {
     for (fd, _) in (FIRST_FD..).zip(NAMESPACES) {
-        // SAFETY: the starter put the namespaces here; one that is not open is refused by the kernel.
+        // SAFETY: the starter put the namespaces here; one that is not open is refused by the
+        // kernel.
         let namespace = unsafe { BorrowedFd::borrow_raw(fd) };
         setns(namespace, CloneFlags::empty())?;
     }
@@ -95,7 +98,7 @@ fn enter_namespaces() -> nix::Result<()> {
     chdir("/")
 }
 
-fn close_from(first: i32) -> Result<(), VmmError> {
+fn close_fds_from(first: i32) -> Result<(), VmmError> {
     let first = u32::try_from(first).unwrap_or(u32::MAX);
     // SAFETY: nothing in this process owns a descriptor above the control socket yet.
     match unsafe { libc::close_range(first, u32::MAX, 0) } {
@@ -107,11 +110,11 @@ fn close_from(first: i32) -> Result<(), VmmError> {
     }
 }
 
-/// Becomes the user `id` of the namespace, who has no rights at all.
-fn be_nobody(id: u32) -> Result<(), VmmError> {
+/// Becomes user `id` of the user namespace, without groups and capabilities.
+fn drop_privileges(id: u32) -> Result<(), VmmError> {
     let failed = |what: &'static str| move |e: nix::Error| VmmError::host(what, e);
     let without = |what: &'static str| move |e: caps::errors::CapsError| VmmError::host(what, e);
-    // Counted per user, of whom this process is the only one.
+    // Counted per user; this process is the only one of its user.
     setrlimit(Resource::RLIMIT_NPROC, MAX_TASKS, MAX_TASKS).map_err(failed("limiting tasks"))?;
     setgroups(&[]).map_err(failed("leaving all groups"))?;
     let group = Gid::from_raw(id);
@@ -120,7 +123,7 @@ fn be_nobody(id: u32) -> Result<(), VmmError> {
     setresuid(user, user, user).map_err(failed("changing the user"))?;
     let bounding = caps::read(None, CapSet::Bounding).map_err(without("reading capabilities"))?;
     for capability in bounding {
-        // One that this kernel does not know cannot be had either.
+        // A capability that this kernel does not know cannot be held either.
         let _ = caps::drop(None, CapSet::Bounding, capability);
     }
     for set in [
@@ -141,7 +144,8 @@ fn be_nobody(id: u32) -> Result<(), VmmError> {
     }
 }
 
-/// A second wall, where the kernel has it: no path, no port, no socket or signal beyond this process.
+/// Second line of defence, on kernels with Landlock: no path, no port, no socket or signal beyond
+/// this process.
 fn restrict_by_landlock() -> Result<(), RulesetError> {
     let abi = ABI::V6;
     Ruleset::default()
@@ -154,9 +158,10 @@ fn restrict_by_landlock() -> Result<(), RulesetError> {
     Ok(())
 }
 
-/// The program that makes the namespaces: they live as long as it, or as somebody holds them.
+/// Main function of the process that makes the namespaces. They live as long as it does, or as long
+/// as a descriptor of them is open.
 pub fn make_namespaces() -> ExitCode {
-    match make() {
+    match hold_namespaces() {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("jiffy-vmm: making the namespaces of the jail: {e}");
@@ -165,7 +170,7 @@ pub fn make_namespaces() -> ExitCode {
     }
 }
 
-fn make() -> io::Result<()> {
+fn hold_namespaces() -> io::Result<()> {
     let (mut said, mut say) = (io::stdin().lock(), io::stdout().lock());
     unshare(
         CloneFlags::CLONE_NEWUSER
@@ -177,33 +182,39 @@ fn make() -> io::Result<()> {
     say.write_all(&[READY])?;
     say.flush()?;
     said.read_exact(&mut [0])?;
-    // The map has it that this is nobody on the host; until then it was nobody here.
+    // The user map, now written, makes this root of the namespace and `nobody` of the host.
     setresgid(Gid::from_raw(0), Gid::from_raw(0), Gid::from_raw(0))?;
     setresuid(Uid::from_raw(0), Uid::from_raw(0), Uid::from_raw(0))?;
     nix::unistd::sethostname("jail")?;
-    // Nobody in here makes further ones, in which they would have rights again.
+    // A further namespace would give its maker capabilities again.
     for kind in ["user", "mnt", "net", "ipc", "uts", "pid", "cgroup", "time"] {
         std::fs::write(format!("/proc/sys/user/max_{kind}_namespaces"), "0")?;
     }
-    leave_all_files()?;
+    pivot_to_empty_root()?;
     say.write_all(&[READY])?;
     say.flush()?;
-    // Until it is not needed any more.
+    // Holds the namespaces until the starter closes the pipe.
     said.read_to_end(&mut Vec::new())?;
     Ok(())
 }
 
-/// Makes a root that is empty, and takes everything else out of reach.
-fn leave_all_files() -> nix::Result<()> {
+/// Replaces the root with an empty, read-only one and detaches the old root.
+fn pivot_to_empty_root() -> nix::Result<()> {
     const NONE: Option<&str> = None;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(NONE, "/", NONE, private, NONE)?;
     let sealed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     // One inode: the directory itself.
     let options = Some("mode=555,size=4k,nr_inodes=1");
-    mount(Some("tmpfs"), STAND_IN, Some("tmpfs"), sealed, options)?;
-    chdir(STAND_IN)?;
-    // The old root comes to lie on the new one, and is taken off.
+    mount(
+        Some("tmpfs"),
+        PIVOT_MOUNT_POINT,
+        Some("tmpfs"),
+        sealed,
+        options,
+    )?;
+    chdir(PIVOT_MOUNT_POINT)?;
+    // The old root is stacked on the new one, then detached.
     pivot_root(Path::new("."), Path::new("."))?;
     umount2(".", MntFlags::MNT_DETACH)?;
     chdir("/")?;

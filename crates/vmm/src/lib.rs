@@ -1,9 +1,10 @@
-//! `jiffy-vmm`: one process is one microVM. The binary is [`process::run`]; the rest is a library so that every
-//! device can be tested and fuzzed without KVM.
+//! `jiffy-vmm`: one process is one microVM. The binary is [`process::run`]; the rest is a library,
+//! so that every device can be tested and fuzzed without KVM.
 
-/// Fails to compile when a state struct changes its size. It is part of the snapshot format: whoever changes such a struct
-/// raises the version of its section in `snapshot/state.rs`, keeps the old one readable or says in CHANGELOG.md that old
-/// snapshots are refused, adds a golden snapshot, and only then writes the new size down.
+/// Fails to compile when a state struct changes its size. Such a struct is part of the snapshot
+/// format. A change raises the version of its section in `snapshot/machine_state.rs`, keeps the old
+/// one readable or says in CHANGELOG.md that old snapshots are refused, adds a golden snapshot, and
+/// only then updates the size.
 #[macro_export]
 macro_rules! frozen_layout {
     ($state:ty, $bytes:expr) => {
@@ -23,5 +24,5 @@ pub mod seccomp;
 pub mod snapshot;
 pub mod virtio;
 
-/// Guest memory as every device sees it.
+/// Guest memory, the type that all devices use.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;

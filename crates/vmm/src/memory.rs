@@ -1,4 +1,4 @@
-//! Where guest memory lies, in guest-physical addresses and in the process.
+//! Layout of guest memory, in guest-physical addresses and in the process.
 //!
 //! ```text
 //! 0 ............ 3 GiB   RAM (as much as there is)
@@ -27,12 +27,12 @@ pub const MMIO_STRIDE: u64 = 0x1000;
 pub const IOAPIC_START: u64 = 0xfec0_0000;
 /// Local APIC registers.
 pub const LAPIC_START: u64 = 0xfee0_0000;
-/// Three pages KVM needs for itself on some processors.
+/// Three pages that KVM needs for itself on some processors.
 pub const KVM_TSS_START: u64 = 0xfffb_d000;
-/// One page KVM needs for itself on some processors.
+/// One page that KVM needs for itself on some processors.
 pub const KVM_IDENTITY_MAP_START: u64 = 0xfffb_c000;
 
-const HUGE_PAGE: usize = 2 << 20;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// RAM ranges (start, length in bytes) of a guest with `mib` MiB.
 pub fn layout(mib: u32) -> Vec<(u64, u64)> {
@@ -45,15 +45,16 @@ pub fn layout(mib: u32) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// Maps fresh, zeroed memory of `mib` MiB, aligned and advised so that the host backs it with huge pages.
+/// Maps fresh, zeroed memory of `mib` MiB, aligned and advised so that the host backs it with huge
+/// pages.
 pub fn allocate(mib: u32) -> Result<GuestMemory, VmmError> {
     let mut regions = Vec::new();
     for (start, length) in layout(mib) {
         let length = usize::try_from(length)
             .map_err(|_| VmmError::host("memory", "too large for this host"))?;
         let pointer = reserve(length)?;
-        // SAFETY: `pointer` starts a private anonymous mapping of `length` bytes that nothing else knows and that
-        // stays mapped until the process ends.
+        // SAFETY: `pointer` starts a private anonymous mapping of `length` bytes that nothing else
+        // knows and that stays mapped until the process ends.
         let mapping = unsafe {
             MmapRegion::build_raw(
                 pointer.as_ptr().cast(),
@@ -71,7 +72,7 @@ pub fn allocate(mib: u32) -> Result<GuestMemory, VmmError> {
 }
 
 fn reserve(length: usize) -> Result<NonNull<libc::c_void>, VmmError> {
-    let padded = NonZeroUsize::new(length + HUGE_PAGE)
+    let padded = NonZeroUsize::new(length + HUGE_PAGE_BYTES)
         .ok_or_else(|| VmmError::host("guest memory", "no memory asked for"))?;
     // SAFETY: a new anonymous mapping at an address the kernel chooses.
     let raw = unsafe {
@@ -83,12 +84,13 @@ fn reserve(length: usize) -> Result<NonNull<libc::c_void>, VmmError> {
         )
     }
     .map_err(|e| VmmError::host("mmap of guest memory", e))?;
-    let skip = raw.as_ptr().align_offset(HUGE_PAGE);
-    // SAFETY: `skip` is below HUGE_PAGE, so the result and `length` bytes after it lie in the padded mapping.
+    let skip = raw.as_ptr().align_offset(HUGE_PAGE_BYTES);
+    // SAFETY: `skip` is below HUGE_PAGE_BYTES, so the result and `length` bytes after it lie in the
+    // padded mapping.
     let aligned = unsafe { raw.byte_add(skip) };
     // SAFETY: advice on a range inside our own mapping.
     if let Err(e) = unsafe { madvise(aligned, length, MmapAdvise::MADV_HUGEPAGE) } {
-        // Only costs speed: kernels without huge pages answer EINVAL.
+        // Kernels without huge pages answer EINVAL, which costs speed only.
         if e != nix::errno::Errno::EINVAL {
             return Err(VmmError::host("madvise of guest memory", e));
         }
@@ -117,6 +119,6 @@ mod tests {
             .unwrap();
         assert!(memory.write_obj(7u8, GuestAddress(128 << 20)).is_err());
         let host = memory.get_host_address(GuestAddress(0)).unwrap();
-        assert_eq!(host.align_offset(HUGE_PAGE), 0);
+        assert_eq!(host.align_offset(HUGE_PAGE_BYTES), 0);
     }
 }

@@ -1,22 +1,22 @@
-//! The one event loop of a VMM process: who asked for which descriptor.
+//! Epoll set of an event loop, with the owner of each descriptor.
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// What became ready: a slot (a device or the VMM itself) and a number that the slot chose.
+/// Ready descriptor: its slot (a device or the VMM itself) and a token that the slot chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ready {
-    /// Who registered the descriptor.
+pub struct ReadyEvent {
+    /// Slot that registered the descriptor.
     pub slot: u32,
-    /// What the owner called it.
+    /// Token that the slot gave it.
     pub token: u32,
-    /// What it is ready for.
+    /// Events that it is ready for.
     pub flags: EpollFlags,
 }
 
-/// An epoll set shared by the event loop and everything that registers descriptors with it.
+/// Epoll set shared by the event loop and everything that registers descriptors with it.
 #[derive(Debug, Clone)]
 pub struct Poller(Arc<Epoll>);
 
@@ -35,7 +35,11 @@ impl Poller {
     }
 
     /// Waits up to `timeout` for descriptors and hands each to `handle`.
-    pub fn wait(&self, timeout: EpollTimeout, mut handle: impl FnMut(Ready)) -> Result<(), Errno> {
+    pub fn wait(
+        &self,
+        timeout: EpollTimeout,
+        mut handle: impl FnMut(ReadyEvent),
+    ) -> Result<(), Errno> {
         let mut events = [EpollEvent::empty(); 32];
         let count = match self.0.wait(&mut events, timeout) {
             Ok(n) => n,
@@ -43,7 +47,7 @@ impl Poller {
             Err(e) => return Err(e),
         };
         for event in &events[..count] {
-            handle(Ready {
+            handle(ReadyEvent {
                 slot: u32::try_from(event.data() >> 32).unwrap_or(u32::MAX),
                 token: u32::try_from(event.data() & u64::from(u32::MAX)).unwrap_or(u32::MAX),
                 flags: event.events(),
@@ -65,12 +69,13 @@ impl SlotPoller {
         EpollEvent::new(flags, u64::from(self.slot) << 32 | u64::from(token))
     }
 
-    /// Starts watching `fd`; readiness is reported with `token`. The caller removes it before closing it.
+    /// Starts watching `fd`; readiness is reported with `token`. The caller removes it before
+    /// closing it.
     pub fn add(&self, fd: BorrowedFd<'_>, token: u32, flags: EpollFlags) -> Result<(), Errno> {
         self.poller.0.add(fd, self.event(token, flags))
     }
 
-    /// Changes what a watched descriptor is watched for.
+    /// Changes the events that a descriptor is watched for.
     pub fn modify(&self, fd: BorrowedFd<'_>, token: u32, flags: EpollFlags) -> Result<(), Errno> {
         self.poller.0.modify(fd, &mut self.event(token, flags))
     }

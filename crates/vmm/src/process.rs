@@ -1,21 +1,24 @@
-//! Life of the process: take the configuration, build the machine, serve until it ends.
+//! Main function of the process: receives the configuration, builds the machine, serves it to its
+//! end.
 
-mod disks;
-mod keep;
+mod disk_thread;
+mod reattach;
 mod snapshot;
 
 use crate::error::VmmError;
 use crate::jail;
 use crate::machine::bus::{SharedDevice, lock};
 use crate::machine::vcpu::{VcpuEnd, Vcpus};
-use crate::machine::{Descriptors, ExitCounters, Machine, Slot, build, report, restore};
-use crate::poll::Ready;
+use crate::machine::{
+    EventSlot, ExitCounters, Machine, ReceivedFds, build, report_device, restore,
+};
+use crate::poll::ReadyEvent;
 use crate::seccomp;
-use crate::snapshot::linear::Linear;
+use crate::snapshot::linear_memory::LinearMemory;
 use crate::virtio::balloon::Balloon;
 use crate::virtio::blk::Block;
 use crate::virtio::vsock::{ConnectError, GuestConnect, Vsock};
-use disks::Disks;
+use disk_thread::DiskThread;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::snapshot::RestoreConfig;
 use jiffy_proto::vm::jail::MAKE_ARGUMENT;
@@ -23,7 +26,7 @@ use jiffy_proto::vm::{CONTROL_FD, Event, Request, StartTimes, StopCause, VmConfi
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
-use snapshot::{Copying, Undecided};
+use snapshot::{BackgroundCopy, PreparedSnapshot};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -31,15 +34,15 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Bytes by which state and indexes of a small VM may be longer than its memory and disk.
-const FILE_HEADROOM: u64 = 16 << 20;
+/// Bytes by which state and indexes of a small VM may exceed its memory and disk.
+const FILE_HEADROOM_BYTES: u64 = 16 << 20;
 const SLOT_CONTROL: u32 = 0;
 const SLOT_LISTENER: u32 = 1;
 const SLOT_VCPU_END: u32 = 2;
-const SLOT_ATTENTION: u32 = 3;
-const SLOT_COPIED: u32 = 4;
+const SLOT_DEVICE_FAILURE: u32 = 3;
+const SLOT_BACKGROUND_COPY: u32 = 4;
 
-/// The whole program.
+/// Runs the program.
 pub fn run() -> ExitCode {
     let began = Instant::now();
     if std::env::args().nth(1).as_deref() == Some(MAKE_ARGUMENT) {
@@ -59,8 +62,8 @@ pub fn run() -> ExitCode {
         return finish(&control, &e.into());
     }
     let (origin, fds) = match control.recv::<Request>() {
-        Ok((Request::Start(config), fds)) => (Origin::Boot(config), fds),
-        Ok((Request::Restore(config), fds)) => (Origin::Snapshot(config), fds),
+        Ok((Request::Start(config), fds)) => (VmOrigin::Boot(config), fds),
+        Ok((Request::Restore(config), fds)) => (VmOrigin::Snapshot(config), fds),
         Ok((other, _)) => {
             let reason = format!("the first request must be start or restore, not {other:?}");
             return finish(&control, &StopCause::BadConfig { reason });
@@ -72,7 +75,7 @@ pub fn run() -> ExitCode {
         }
     };
     let config_us = micros(began);
-    let link = Link::new(control);
+    let link = ControlLink::new(control);
     let cause = match start(&origin, fds, &link, began, config_us) {
         Ok(mut vm) => vm.serve(),
         Err(e) => e.into(),
@@ -90,16 +93,17 @@ fn micros(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The way to the controller, if there is one now.
+/// Control channel to the controller, if one is connected.
 #[derive(Clone)]
-struct Link(Arc<Mutex<Option<Channel>>>);
+struct ControlLink(Arc<Mutex<Option<Channel>>>);
 
-impl Link {
+impl ControlLink {
     fn new(channel: Channel) -> Self {
         Self(Arc::new(Mutex::new(Some(channel))))
     }
 
-    /// Whether the controller took the message. It is not waited for: what it cannot take now is lost.
+    /// Sends a message without waiting; returns true if the controller's socket took it. A message
+    /// that does not fit now is lost.
     fn send(&self, event: &Event, fds: &[BorrowedFd<'_>]) -> bool {
         lock(&self.0)
             .as_ref()
@@ -107,7 +111,7 @@ impl Link {
     }
 }
 
-impl GuestConnect for Link {
+impl GuestConnect for ControlLink {
     fn guest_connect(&mut self, port: u32, stream: UnixStream) -> io::Result<()> {
         if self.send(&Event::GuestConnect { port }, &[stream.as_fd()]) {
             Ok(())
@@ -117,60 +121,60 @@ impl GuestConnect for Link {
     }
 }
 
-/// What the VM is made from.
-enum Origin {
+/// Source of the VM: a configuration or a snapshot.
+enum VmOrigin {
     Boot(Box<VmConfig>),
     Snapshot(Box<RestoreConfig>),
 }
 
 struct Vm {
     machine: Machine,
-    link: Link,
-    /// What later controllers are handed.
+    link: ControlLink,
+    /// Console ring; a later controller gets a copy.
     console: OwnedFd,
-    /// There is none until the VM is to outlive its controller.
+    /// Socket for later controllers; none unless the VM is to outlive its controller.
     listener: Option<OwnedFd>,
-    /// Held, so that the agent's greeting stands.
+    /// Connection of the agent's greeting; closing it would make the agent greet again.
     _greeting: Option<OwnedFd>,
     vcpus: Vcpus,
-    disks: Disks,
+    disks: DiskThread,
     exits: ExitCounters,
     running: bool,
-    copying: Option<Copying>,
-    /// A complete snapshot of which it was not said whether it counts.
-    undecided: Option<Undecided>,
-    /// A new controller waits to be told what there is.
-    recalled: bool,
-    /// Disks (by device number) that could not be put back together after a snapshot that failed.
-    unsettled: Vec<usize>,
+    background_copy: Option<BackgroundCopy>,
+    /// Complete snapshot that is neither committed nor aborted.
+    prepared: Option<PreparedSnapshot>,
+    /// A new controller waits for the state of the VM.
+    reattach_pending: bool,
+    /// Disks (by device number) whose overlays could not be joined after a failed snapshot.
+    disks_to_thaw: Vec<usize>,
     cause: Option<StopCause>,
 }
 
 fn start(
-    origin: &Origin,
+    origin: &VmOrigin,
     fds: Vec<OwnedFd>,
-    link: &Link,
+    link: &ControlLink,
     began: Instant,
     config_us: u64,
 ) -> Result<Vm, VmmError> {
-    let mut fds = Descriptors::new(fds);
+    let mut fds = ReceivedFds::new(fds);
     let guest_connect = Box::new(link.clone());
     let (console, paused) = match origin {
-        Origin::Boot(c) => (c.console, false),
-        Origin::Snapshot(c) => (c.console, c.paused),
+        VmOrigin::Boot(c) => (c.console, false),
+        VmOrigin::Snapshot(c) => (c.console, c.paused),
     };
     let console = fds.copy(console, "console")?;
     let mut machine = match origin {
-        Origin::Boot(c) => build(c, &mut fds, guest_connect)?,
-        Origin::Snapshot(c) => restore(c, &mut fds, guest_connect)?,
+        VmOrigin::Boot(c) => build(c, &mut fds, guest_connect)?,
+        VmOrigin::Snapshot(c) => restore(c, &mut fds, guest_connect)?,
     };
     drop(fds);
     let loaded_us = micros(began);
 
     let vcpus = std::mem::take(&mut machine.vcpus);
     let exits = ExitCounters::new(&vcpus);
-    let vcpus = Vcpus::start(vcpus, &machine.bus, crate::machine::event()?)?;
-    let disks = Disks::start(&machine, link.clone())?;
+    let vcpus = Vcpus::start(vcpus, &machine.bus, crate::machine::new_eventfd()?)?;
+    let disks = DiskThread::start(&machine, link.clone())?;
     let vm = Vm {
         machine,
         link: link.clone(),
@@ -181,14 +185,14 @@ fn start(
         disks,
         exits,
         running: !paused,
-        copying: None,
-        undecided: None,
-        recalled: false,
-        unsettled: Vec::new(),
+        background_copy: None,
+        prepared: None,
+        reattach_pending: false,
+        disks_to_thaw: Vec::new(),
         cause: None,
     };
-    vm.watch_all()?;
-    jail::limit_file_size(vm.longest_file()?)?;
+    vm.watch_descriptors()?;
+    jail::limit_file_size(vm.max_file_bytes()?)?;
     seccomp::confine_main()?;
     if vm.running {
         vm.vcpus.resume();
@@ -214,33 +218,33 @@ fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 impl Vm {
-    /// Bytes of the longest file that the VM ever writes.
-    fn longest_file(&self) -> Result<u64, VmmError> {
-        let memory = Linear::new(&self.machine.memory)?.bytes();
+    /// Size in bytes of the longest file that the VM ever writes.
+    fn max_file_bytes(&self) -> Result<u64, VmmError> {
+        let memory = LinearMemory::new(&self.machine.memory)?.bytes();
         let disks = self.machine.devices.iter();
         let written = |block: &Block| block.writable().then(|| block.bytes());
-        let disks = disks.filter_map(|device| lock(device).peek(written).flatten());
+        let disks = disks.filter_map(|device| lock(device).device_ref(written).flatten());
         let longest = disks.fold(memory, u64::max);
-        Ok(longest.saturating_add(FILE_HEADROOM))
+        Ok(longest.saturating_add(FILE_HEADROOM_BYTES))
     }
 
-    fn watch_all(&self) -> Result<(), VmmError> {
+    fn watch_descriptors(&self) -> Result<(), VmmError> {
         let poller = &self.machine.poller;
         if let Some(channel) = lock(&self.link.0).as_ref() {
             set_nonblocking(channel.as_fd()).map_err(|e| VmmError::host("control socket", e))?;
             watch(&poller.slot(SLOT_CONTROL), channel.as_fd())?;
         }
-        let ended = crate::machine::borrow(&self.vcpus.ended);
+        let ended = crate::machine::borrow_eventfd(&self.vcpus.ended);
         watch(&poller.slot(SLOT_VCPU_END), ended)?;
-        let attention = crate::machine::borrow(&self.machine.attention);
-        watch(&poller.slot(SLOT_ATTENTION), attention)
+        let device_failed = crate::machine::borrow_eventfd(&self.machine.device_failed);
+        watch(&poller.slot(SLOT_DEVICE_FAILURE), device_failed)
     }
 
-    /// Serves until the VM ends, and says why it did.
+    /// Serves until the VM ends; returns the cause.
     fn serve(&mut self) -> StopCause {
         let poller = self.machine.poller.clone();
         loop {
-            if let Err(e) = poller.wait(EpollTimeout::NONE, |ready| self.handle(ready)) {
+            if let Err(e) = poller.wait(EpollTimeout::NONE, |ready| self.dispatch(ready)) {
                 return VmmError::host("epoll", e).into();
             }
             if let Some(cause) = self.cause.take() {
@@ -249,27 +253,27 @@ impl Vm {
         }
     }
 
-    fn handle(&mut self, ready: Ready) {
-        match Slot::of(ready.slot) {
-            Slot::Queue(device) => self.on_device(device, |d| {
+    fn dispatch(&mut self, ready: ReadyEvent) {
+        match EventSlot::decode(ready.slot) {
+            EventSlot::Queue(device) => self.on_device(device, |d| {
                 lock(d).queue_event(usize::try_from(ready.token).unwrap_or(usize::MAX));
             }),
-            Slot::Host(device) => {
+            EventSlot::Host(device) => {
                 self.on_device(device, |d| lock(d).host_event(ready.token, ready.flags));
             }
-            Slot::Other(SLOT_CONTROL) => self.on_control(),
-            Slot::Other(SLOT_LISTENER) => self.on_listener(),
-            Slot::Other(SLOT_VCPU_END) => self.on_vcpu_end(),
-            Slot::Other(SLOT_COPIED) => self.on_copied(),
-            Slot::Other(SLOT_ATTENTION) => {
-                let _ = self.machine.attention.read();
+            EventSlot::Other(SLOT_CONTROL) => self.on_control(),
+            EventSlot::Other(SLOT_LISTENER) => self.on_listener(),
+            EventSlot::Other(SLOT_VCPU_END) => self.on_vcpu_end(),
+            EventSlot::Other(SLOT_BACKGROUND_COPY) => self.on_background_copy(),
+            EventSlot::Other(SLOT_DEVICE_FAILURE) => {
+                let _ = self.machine.device_failed.read();
                 self.machine
                     .devices
                     .clone()
                     .iter()
                     .for_each(|d| self.report(d));
             }
-            Slot::Other(_) => {}
+            EventSlot::Other(_) => {}
         }
     }
 
@@ -281,7 +285,7 @@ impl Vm {
     }
 
     fn report(&self, device: &SharedDevice) {
-        report(device, &self.machine.bus, |event| {
+        report_device(device, &self.machine.bus, |event| {
             self.link.send(event, &[]);
         });
     }
@@ -303,7 +307,7 @@ impl Vm {
         match received {
             Ok((request, fds)) => self.on_request(request, fds),
             Err(ChannelError::Io(Errno::EAGAIN)) => {}
-            // A controller that cannot speak the protocol is as good as gone.
+            // A controller that breaks the protocol counts as gone.
             Err(_) => self.on_controller_gone(),
         }
     }
@@ -330,15 +334,15 @@ impl Vm {
             }
             Request::Connect { port } => {
                 if let Some(stream) = fds.into_iter().next() {
-                    self.with_device(|vsock: &mut Vsock| match vsock.connect(port, stream) {
+                    self.update_device(|vsock: &mut Vsock| match vsock.connect(port, stream) {
                         Err(ConnectError::Device(e)) => Err(e),
-                        // The closed stream tells whoever holds its other end.
+                        // The holder of the other end sees the stream closed.
                         Ok(()) | Err(_) => Ok(()),
                     });
                 }
             }
             Request::Balloon { target_mib } => {
-                self.with_device(|balloon: &mut Balloon| {
+                self.update_device(|balloon: &mut Balloon| {
                     balloon.set_target(target_mib);
                     Ok(())
                 });
@@ -347,9 +351,9 @@ impl Vm {
                 let mut stats = self.machine.bus.stats();
                 let actual = |b: &Balloon| b.actual_mib();
                 let mut devices = self.machine.devices_of_event_loop().into_iter();
-                let actual = devices.find_map(|d| lock(&d).peek(actual));
+                let actual = devices.find_map(|d| lock(&d).device_ref(actual));
                 stats.balloon_mib = actual.unwrap_or(0);
-                // Whoever asks can do without.
+                // The count is optional in the answer.
                 stats.exits = self.exits.read().ok().flatten();
                 self.link.send(&Event::Stats(stats), &[]);
             }
@@ -373,24 +377,24 @@ impl Vm {
                 log,
                 greeting,
             } => self.on_keep(listener, log, greeting, fds),
-            Request::Recall => self.on_recall(),
+            Request::Recall => self.on_reattach(),
             Request::Settle { happened } => {
-                let failure = self.settle(happened).err().map(|e| e.to_string());
+                let failure = self.commit_or_abort(happened).err().map(|e| e.to_string());
                 self.link.send(&Event::Settled { failure }, &[]);
             }
             Request::Stop => self.cause = Some(StopCause::Requested),
         }
     }
 
-    fn with_device<T: crate::virtio::VirtioDevice>(
+    fn update_device<T: crate::virtio::VirtioDevice>(
         &mut self,
         work: impl FnOnce(&mut T) -> Result<(), crate::virtio::DeviceError>,
     ) {
         let mut work = Some(work);
         for device in self.machine.devices_of_event_loop() {
-            if lock(&device).peek(|_: &T| ()).is_some() {
+            if lock(&device).device_ref(|_: &T| ()).is_some() {
                 if let Some(work) = work.take() {
-                    lock(&device).with(work);
+                    lock(&device).update(work);
                 }
                 self.report(&device);
             }

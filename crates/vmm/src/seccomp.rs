@@ -1,5 +1,5 @@
-//! What the kernel lets a VMM thread do once the guest runs. Everything else kills the process: a thread that
-//! makes an unlisted call is no longer ours.
+//! System calls that VMM threads may make once the guest runs. Any other kills the process: a
+//! thread that makes an unlisted call is compromised.
 
 pub mod ioctl;
 
@@ -11,18 +11,18 @@ use seccompiler::{
 };
 use std::collections::BTreeMap;
 
-/// A system call that threads of one kind may make.
+/// System call that threads of one kind may make.
 #[derive(Debug, Clone, Copy)]
-pub struct Call {
+pub struct AllowedSyscall {
     constant: &'static str,
     number: libc::c_long,
-    /// Why it is allowed although nobody sees a VMM make it: all others are made by `crates/jiffy/tests/seccomp.rs`, which fails
-    /// where one is not.
-    pub unseen: Option<&'static str>,
+    /// Reason to allow a call that no test observes. `crates/jiffy/tests/seccomp.rs` observes all
+    /// others, and fails for one that no VMM makes.
+    pub unobserved_reason: Option<&'static str>,
 }
 
-impl Call {
-    /// Its name.
+impl AllowedSyscall {
+    /// Name without the `SYS_` prefix.
     pub fn name(&self) -> &'static str {
         self.constant.trim_start_matches("SYS_")
     }
@@ -32,75 +32,77 @@ macro_rules! calls {
     (@reason) => { None };
     (@reason $reason:expr) => { Some($reason) };
     ($($call:ident $(: $reason:expr)?),* $(,)?) => {
-        &[$(Call {
+        &[$(AllowedSyscall {
             constant: stringify!($call),
             number: libc::$call,
-            unseen: calls!(@reason $($reason)?),
+            unobserved_reason: calls!(@reason $($reason)?),
         }),*]
     };
 }
 
-const ALLOCATOR: &str =
+const REASON_ALLOCATOR: &str =
     "the allocator's: which of them it makes depends on sizes, and on what was allocated before";
-const THREAD_END: &str = "the end of a thread, which the end of the process may overtake";
-const CHANNELS: &str = "std's channels, while another thread is in the middle of sending";
-const LATE_RESET: &str = "a driver resets a device that has work left";
-const HOST_SLEPT: &str = "a wait with a limit that the kernel's freezer, or a stop, interrupted";
+const REASON_THREAD_END: &str = "the end of a thread, which the end of the process may overtake";
+const REASON_CHANNELS: &str = "std's channels, while another thread is in the middle of sending";
+const REASON_LATE_RESET: &str = "a driver resets a device that has work left";
+const REASON_RESTARTED_WAIT: &str =
+    "a wait with a limit that the kernel's freezer, or a stop, interrupted";
 
 /// The threads that run vCPUs.
-pub const VCPU: &[Call] = calls![
-    SYS_brk: ALLOCATOR,
+pub const VCPU_SYSCALLS: &[AllowedSyscall] = calls![
+    SYS_brk: REASON_ALLOCATOR,
     SYS_close,
     SYS_epoll_ctl,
-    SYS_exit: THREAD_END,
+    SYS_exit: REASON_THREAD_END,
     SYS_futex,
     SYS_getrandom,
     SYS_ioctl,
-    SYS_madvise: THREAD_END,
-    SYS_mmap: ALLOCATOR,
-    SYS_mprotect: ALLOCATOR,
-    SYS_mremap: ALLOCATOR,
-    SYS_munmap: ALLOCATOR,
-    SYS_read: LATE_RESET,
-    SYS_restart_syscall: HOST_SLEPT,
-    SYS_rt_sigprocmask: THREAD_END,
+    SYS_madvise: REASON_THREAD_END,
+    SYS_mmap: REASON_ALLOCATOR,
+    SYS_mprotect: REASON_ALLOCATOR,
+    SYS_mremap: REASON_ALLOCATOR,
+    SYS_munmap: REASON_ALLOCATOR,
+    SYS_read: REASON_LATE_RESET,
+    SYS_restart_syscall: REASON_RESTARTED_WAIT,
+    SYS_rt_sigprocmask: REASON_THREAD_END,
     SYS_rt_sigreturn,
-    SYS_sched_yield: CHANNELS,
+    SYS_sched_yield: REASON_CHANNELS,
     SYS_shutdown,
-    SYS_sigaltstack: THREAD_END,
+    SYS_sigaltstack: REASON_THREAD_END,
     SYS_timerfd_create,
     SYS_write,
 ];
 
 /// The thread that serves the disks.
-pub const DISKS: &[Call] = calls![
-    SYS_brk: ALLOCATOR,
+pub const DISK_SYSCALLS: &[AllowedSyscall] = calls![
+    SYS_brk: REASON_ALLOCATOR,
     SYS_clock_gettime: "hosts whose clock cannot be read without the kernel",
     SYS_epoll_wait,
-    SYS_exit: THREAD_END,
+    SYS_exit: REASON_THREAD_END,
     SYS_fallocate: "a driver that discards or zeroes blocks: `virtio::blk::tests`",
-    SYS_futex: "a snapshot in the middle of a request: `process::disks`",
-    SYS_madvise: THREAD_END,
-    SYS_mmap: ALLOCATOR,
-    SYS_mprotect: ALLOCATOR,
-    SYS_mremap: ALLOCATOR,
-    SYS_munmap: ALLOCATOR,
+    SYS_futex: "a snapshot in the middle of a request: `process::disk_thread`",
+    SYS_madvise: REASON_THREAD_END,
+    SYS_mmap: REASON_ALLOCATOR,
+    SYS_mprotect: REASON_ALLOCATOR,
+    SYS_mremap: REASON_ALLOCATOR,
+    SYS_munmap: REASON_ALLOCATOR,
     SYS_pread64: "a write that begins or ends inside of a block: `virtio::blk::tests`",
     SYS_preadv,
     SYS_pwritev,
     SYS_read: "a queue with more work than a round has: `virtio::blk::tests`",
-    SYS_restart_syscall: HOST_SLEPT,
-    SYS_rt_sigprocmask: THREAD_END,
+    SYS_restart_syscall: REASON_RESTARTED_WAIT,
+    SYS_rt_sigprocmask: REASON_THREAD_END,
     SYS_sendmsg: "a driver that breaks the contract: `hostile_driver`",
-    SYS_sigaltstack: THREAD_END,
+    SYS_sigaltstack: REASON_THREAD_END,
     SYS_timerfd_settime,
     SYS_write,
 ];
 
-/// The event loop: devices and the control socket; and the processes that it forks to write snapshots.
-pub const MAIN: &[Call] = calls![
+/// The event loop: devices and the control socket; and the processes that it forks to write
+/// snapshots.
+pub const MAIN_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_accept4,
-    SYS_brk: ALLOCATOR,
+    SYS_brk: REASON_ALLOCATOR,
     SYS_clock_gettime: "hosts whose clock cannot be read without the kernel",
     SYS_clone,
     SYS_close,
@@ -116,19 +118,19 @@ pub const MAIN: &[Call] = calls![
     SYS_getrandom,
     SYS_ioctl,
     SYS_madvise,
-    SYS_mmap: ALLOCATOR,
-    SYS_mprotect: ALLOCATOR,
-    SYS_mremap: ALLOCATOR,
-    SYS_munmap: ALLOCATOR,
+    SYS_mmap: REASON_ALLOCATOR,
+    SYS_mprotect: REASON_ALLOCATOR,
+    SYS_mremap: REASON_ALLOCATOR,
+    SYS_munmap: REASON_ALLOCATOR,
     SYS_pidfd_send_signal,
     SYS_prctl,
     SYS_pread64,
     SYS_pwrite64,
     SYS_read,
     SYS_recvmsg,
-    SYS_restart_syscall: HOST_SLEPT,
+    SYS_restart_syscall: REASON_RESTARTED_WAIT,
     SYS_rt_sigprocmask,
-    SYS_sched_yield: CHANNELS,
+    SYS_sched_yield: REASON_CHANNELS,
     SYS_sendmsg,
     SYS_shutdown,
     SYS_sigaltstack,
@@ -140,11 +142,12 @@ pub const MAIN: &[Call] = calls![
     SYS_writev,
 ];
 
-/// Which argument of a call has one value only, and which: a process that writes a snapshot is forked (and no thread or process of
-/// another kind), it ends with this one, vCPU threads of this process are kicked, and standard error is replaced.
+/// Index and value of a call's argument that is fixed. `clone` only forks snapshot writers, `prctl`
+/// only ties their life to the parent's, `tgkill` only kicks threads of this process, and `dup3`
+/// only replaces standard error.
 ///
-/// Of pidfds the event loop has only those of the processes it forked, and no way to others.
-fn argument(call: libc::c_long) -> Option<(u8, u64)> {
+/// The event loop has pidfds only of processes that it forked.
+fn fixed_argument(call: libc::c_long) -> Option<(u8, u64)> {
     let number = |n: libc::c_int| u64::try_from(n).unwrap_or(u64::MAX);
     match call {
         libc::SYS_clone => Some((0, number(libc::CLONE_PIDFD | libc::SIGCHLD))),
@@ -157,17 +160,17 @@ fn argument(call: libc::c_long) -> Option<(u8, u64)> {
 
 /// Confines the calling vCPU thread.
 pub fn confine_vcpu() -> Result<(), VmmError> {
-    confine(VCPU, ioctl::VCPU)
+    confine(VCPU_SYSCALLS, ioctl::VCPU_IOCTLS)
 }
 
 /// Confines the disks' thread.
 pub fn confine_disks() -> Result<(), VmmError> {
-    confine(DISKS, &[])
+    confine(DISK_SYSCALLS, &[])
 }
 
 /// Confines the event loop's thread.
 pub fn confine_main() -> Result<(), VmmError> {
-    confine(MAIN, ioctl::MAIN)
+    confine(MAIN_SYSCALLS, ioctl::MAIN_IOCTLS)
 }
 
 fn failed(e: impl std::fmt::Display) -> VmmError {
@@ -175,23 +178,28 @@ fn failed(e: impl std::fmt::Display) -> VmmError {
 }
 
 /// A rule that holds where the argument at `index` is `value`.
-fn only(index: u8, length: SeccompCmpArgLen, value: u64) -> Result<SeccompRule, VmmError> {
+fn argument_equals(
+    index: u8,
+    length: SeccompCmpArgLen,
+    value: u64,
+) -> Result<SeccompRule, VmmError> {
     let equal = SeccompCondition::new(index, length, SeccompCmpOp::Eq, value).map_err(failed)?;
     SeccompRule::new(vec![equal]).map_err(failed)
 }
 
-/// Rules of one call, of which one must hold; none: it is allowed with any arguments.
+/// Rules of one call, one of which must hold; none: any arguments are allowed.
 fn rules(call: libc::c_long, requests: &[IoctlRequest]) -> Result<Vec<SeccompRule>, VmmError> {
     if call == libc::SYS_ioctl {
-        // The kernel reads 32 bits of the request, so these are what is compared.
-        let of = |r: &IoctlRequest| only(1, SeccompCmpArgLen::Dword, r.number.into());
+        // The kernel reads 32 bits of the request, so the filter compares 32.
+        let of = |r: &IoctlRequest| argument_equals(1, SeccompCmpArgLen::Dword, r.number.into());
         return requests.iter().map(of).collect();
     }
-    let rule = argument(call).map(|(index, value)| only(index, SeccompCmpArgLen::Qword, value));
+    let rule = fixed_argument(call)
+        .map(|(index, value)| argument_equals(index, SeccompCmpArgLen::Qword, value));
     rule.into_iter().collect()
 }
 
-fn confine(calls: &[Call], requests: &[IoctlRequest]) -> Result<(), VmmError> {
+fn confine(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<(), VmmError> {
     let mut allowed: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for call in calls {
         allowed.insert(call.number, rules(call.number, requests)?);
@@ -259,14 +267,15 @@ mod tests {
 
     #[test]
     fn a_confined_thread_makes_the_listed_requests_and_dies_of_any_other() {
-        /// `KVM_CREATE_VM`, `KVM_CREATE_VCPU`, `KVM_SET_USER_MEMORY_REGION`, `KVM_CREATE_DEVICE`, `KVM_SET_REGS`.
+        /// `KVM_CREATE_VM`, `KVM_CREATE_VCPU`, `KVM_SET_USER_MEMORY_REGION`, `KVM_CREATE_DEVICE`,
+        /// `KVM_SET_REGS`.
         const KVM: [u64; 5] = [0xae01, 0xae41, 0x4020_ae46, 0xc00c_aee0, 0x4090_ae82];
         /// `UFFDIO_API`, `TUNSETIFF`.
         const OTHERS: [u64; 2] = [0xc018_aa3f, 0x4004_54ca];
         let files = [libc::TIOCSTI, libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX];
         let unlisted: Vec<u64> = [&KVM[..], &OTHERS, &files].concat();
         type Confine = fn() -> Result<(), VmmError>;
-        let (main, vcpu) = (ioctl::MAIN, ioctl::VCPU);
+        let (main, vcpu) = (ioctl::MAIN_IOCTLS, ioctl::VCPU_IOCTLS);
         let threads: [(Confine, libc::c_long, _, _); 2] = [
             (confine_main, libc::SYS_exit_group, main, vcpu),
             (confine_vcpu, libc::SYS_exit, vcpu, main),

@@ -1,4 +1,4 @@
-//! What somebody can do who took a VMM over: code in its place, in its jail, tries.
+//! Attempts of a compromised VMM: test code takes its place in its jail.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use jiffy_microvm::Vmm;
@@ -21,9 +21,9 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::{Child, Command};
 
-/// What the intruder knows of the host.
+/// Targets on the host.
 struct Host {
-    /// A process that it would like to harm.
+    /// Process to attack.
     victim: Child,
     tcp: TcpListener,
     _unix: UnixListener,
@@ -54,7 +54,7 @@ impl Drop for Host {
     }
 }
 
-fn allowed(test: &str) -> bool {
+fn is_root_or_skipped(test: &str) -> bool {
     if Uid::effective().is_root() {
         return true;
     }
@@ -65,8 +65,8 @@ fn allowed(test: &str) -> bool {
     false
 }
 
-/// Runs `work` in a process that is jailed as a VMM is, the first of a process namespace; returns what it wrote.
-fn in_jail(work: impl FnOnce(&mut File)) -> String {
+/// Runs `work` in a process jailed like a VMM, as process 1 of a PID namespace; returns its output.
+fn run_in_jail(work: impl FnOnce(&mut File)) -> String {
     let vmm = Vmm::new(env!("CARGO_BIN_EXE_jiffy-vmm").into(), true);
     let namespaces = vmm.namespaces().unwrap().unwrap();
     let (mut read, write) = std::io::pipe().unwrap();
@@ -76,9 +76,10 @@ fn in_jail(work: impl FnOnce(&mut File)) -> String {
         // SAFETY: as above.
         if let ForkResult::Parent { child } = unsafe { fork() }.unwrap() {
             waitpid(child, None).unwrap();
-            leave();
+            exit_now();
         }
-        // What lies where others are to go is moved out of their way first. The namespaces come right behind the control socket.
+        // Descriptors are first moved above 100, then to their final numbers: the control socket,
+        // then the namespaces.
         let high = |fd: i32| {
             // SAFETY: no pointers.
             let fd = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 100) };
@@ -91,13 +92,13 @@ fn in_jail(work: impl FnOnce(&mut File)) -> String {
             // SAFETY: descriptors of this process, which keeps none of the former ones.
             assert_eq!(unsafe { libc::dup2(from, to) }, to);
         }
-        // SAFETY: it was put there above.
+        // SAFETY: duplicated to this number above.
         let mut report = unsafe { File::from(OwnedFd::from_raw_fd(CONTROL_FD)) };
         match jail::confine(Some(ENTER_ARGUMENT)) {
             Ok(()) => work(&mut report),
             Err(e) => drop(write!(report, "no jail: {e}")),
         }
-        leave();
+        exit_now();
     }
     drop(write);
     let mut said = String::new();
@@ -105,12 +106,12 @@ fn in_jail(work: impl FnOnce(&mut File)) -> String {
     said
 }
 
-fn leave() -> ! {
+fn exit_now() -> ! {
     // SAFETY: ends the child at once.
     unsafe { libc::_exit(0) }
 }
 
-type Attempt<'a> = (&'a str, Box<dyn Fn() -> nix::Result<()> + 'a>);
+type JailAttempt<'a> = (&'a str, Box<dyn Fn() -> nix::Result<()> + 'a>);
 
 fn call(number: libc::c_long, arguments: [libc::c_long; 5]) -> nix::Result<()> {
     let [a, b, c, d, e] = arguments;
@@ -127,8 +128,8 @@ fn new_socket(family: AddressFamily, kind: SockType) -> nix::Result<OwnedFd> {
     socket(family, kind, SockFlag::empty(), None)
 }
 
-/// What the jail alone refuses.
-fn attempts(host: &Host) -> Vec<Attempt<'_>> {
+/// Attempts that the jail alone refuses.
+fn jail_attempts(host: &Host) -> Vec<JailAttempt<'_>> {
     let port = host.tcp.local_addr().unwrap().port();
     let victim = host.victim();
     let at = |path: &'static CStr| move || open(path, libc::O_RDONLY);
@@ -254,8 +255,8 @@ fn attempts(host: &Host) -> Vec<Attempt<'_>> {
     ]
 }
 
-/// What only the filter refuses.
-fn filtered() -> Vec<Attempt<'static>> {
+/// Attempts that only the seccomp filter refuses.
+fn filter_attempts() -> Vec<JailAttempt<'static>> {
     let key = || {
         let (kind, name) = (c"user".as_ptr(), c"mine".as_ptr());
         let ring = libc::c_long::from(libc::KEY_SPEC_SESSION_KEYRING);
@@ -298,14 +299,14 @@ fn filtered() -> Vec<Attempt<'static>> {
 }
 
 #[test]
-fn whoever_takes_a_vmm_over_can_open_signal_trace_mount_and_reach_nothing() {
-    if !allowed("whoever_takes_a_vmm_over_can_open_signal_trace_mount_and_reach_nothing") {
+fn a_compromised_vmm_can_open_signal_trace_mount_and_reach_nothing() {
+    if !is_root_or_skipped("a_compromised_vmm_can_open_signal_trace_mount_and_reach_nothing") {
         return;
     }
     let mut host = Host::new("jail");
-    let attempts = attempts(&host);
-    let said = in_jail(|report| {
-        for (name, attempt) in &attempts {
+    let jail_attempts = jail_attempts(&host);
+    let said = run_in_jail(|report| {
+        for (name, attempt) in &jail_attempts {
             if attempt().is_ok() {
                 let _ = writeln!(report, "{name}");
             }
@@ -313,27 +314,27 @@ fn whoever_takes_a_vmm_over_can_open_signal_trace_mount_and_reach_nothing() {
         let _ = writeln!(report, "tried all");
     });
     assert_eq!(said, "tried all\n", "these were not refused");
-    drop(attempts);
+    drop(jail_attempts);
     assert!(host.victim.try_wait().unwrap().is_none());
 }
 
 #[test]
-fn whoever_calls_what_a_vmm_does_not_is_killed() {
-    if !allowed("whoever_calls_what_a_vmm_does_not_is_killed") {
+fn an_unlisted_system_call_kills_the_vmm() {
+    if !is_root_or_skipped("an_unlisted_system_call_kills_the_vmm") {
         return;
     }
     let host = Host::new("filter");
-    let mut attempts = attempts(&host);
-    attempts.extend(filtered());
-    let said = in_jail(|report| {
-        for (name, attempt) in &attempts {
+    let mut jail_attempts = jail_attempts(&host);
+    jail_attempts.extend(filter_attempts());
+    let said = run_in_jail(|report| {
+        for (name, attempt) in &jail_attempts {
             // SAFETY: a child that tries one thing and leaves by _exit.
             let end = match unsafe { fork() } {
                 Ok(ForkResult::Child) => {
                     if seccomp::confine_main().is_ok() {
                         let _ = attempt();
                     }
-                    leave()
+                    exit_now()
                 }
                 Ok(ForkResult::Parent { child }) => waitpid(child, None),
                 Err(e) => Err(e),
@@ -348,12 +349,12 @@ fn whoever_calls_what_a_vmm_does_not_is_killed() {
 }
 
 #[test]
-fn each_vmm_is_a_user_of_its_own_without_rights_in_an_empty_place() {
-    if !allowed("each_vmm_is_a_user_of_its_own_without_rights_in_an_empty_place") {
+fn each_vmm_is_a_user_of_its_own_without_capabilities_in_an_empty_root() {
+    if !is_root_or_skipped("each_vmm_is_a_user_of_its_own_without_capabilities_in_an_empty_root") {
         return;
     }
     let look = || {
-        in_jail(|report| {
+        run_in_jail(|report| {
             let files = std::fs::read_dir("/").map(Iterator::count);
             let rights = [
                 caps::CapSet::Bounding,
@@ -376,7 +377,7 @@ fn each_vmm_is_a_user_of_its_own_without_rights_in_an_empty_place() {
     let (one, other) = (look(), look());
     let (place, user) = one.rsplit_once(' ').unwrap();
     let (other_place, other_user) = other.rsplit_once(' ').unwrap();
-    // Landlock, where the kernel has it, keeps it from even looking at the empty root.
+    // On kernels with Landlock even listing the empty root fails.
     let files = place.split(" rights").next().unwrap();
     assert!(
         files == "files Ok(0)" || files.starts_with("files Err"),
@@ -395,10 +396,10 @@ fn each_vmm_is_a_user_of_its_own_without_rights_in_an_empty_place() {
 
 #[test]
 fn no_file_of_a_vmm_becomes_longer_than_it_may_and_it_lives_on() {
-    if !allowed("no_file_of_a_vmm_becomes_longer_than_it_may_and_it_lives_on") {
+    if !is_root_or_skipped("no_file_of_a_vmm_becomes_longer_than_it_may_and_it_lives_on") {
         return;
     }
-    let said = in_jail(|report| {
+    let said = run_in_jail(|report| {
         let limited = jail::limit_file_size(1 << 20);
         // SAFETY: a name, and no flags.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"overlay".as_ptr(), 0)) };

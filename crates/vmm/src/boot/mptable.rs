@@ -1,9 +1,9 @@
-//! Processors and interrupt pins as the guest learns them (Intel MultiProcessor Specification 1.4, chapter 4).
+//! MP table: processors and interrupt pins (Intel MultiProcessor Specification 1.4, chapter 4).
 
 use super::params::EBDA_START;
 use crate::GuestMemory;
 use crate::error::VmmError;
-use crate::machine::ioapic::PINS;
+use crate::machine::ioapic::IOAPIC_PINS;
 use crate::memory::{IOAPIC_START, LAPIC_START};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -28,8 +28,8 @@ pub(super) fn write(memory: &GuestMemory, vcpus: u8) -> Result<(), VmmError> {
         .map_err(|e| VmmError::host("placing the MP table", e))
 }
 
-/// Makes the sum over all bytes zero by setting the one at `at`.
-fn seal(bytes: &mut [u8], at: usize) {
+/// Sets the byte at `at` so that the sum over all bytes is zero.
+fn set_checksum(bytes: &mut [u8], at: usize) {
     let sum = bytes.iter().fold(0u8, |sum, &b| sum.wrapping_add(b));
     bytes[at] = bytes[at].wrapping_sub(sum);
 }
@@ -41,7 +41,7 @@ fn floating_pointer(table: u64) -> Result<Vec<u8>, VmmError> {
     p[4..8].copy_from_slice(&address.to_le_bytes());
     p[8] = 1;
     p[9] = SPEC_REVISION;
-    seal(&mut p, 10);
+    set_checksum(&mut p, 10);
     Ok(p)
 }
 
@@ -63,7 +63,7 @@ fn table(vcpus: u8) -> Vec<u8> {
     entries.extend(low32(IOAPIC_START));
     count += 2;
     // Every pin carries the ISA interrupt of its own number, edge-triggered as ISA interrupts are.
-    for pin in 0..PINS {
+    for pin in 0..IOAPIC_PINS {
         entries.extend([3, 0, 0, 0, ISA_BUS, pin, ioapic_id, pin]);
         count += 1;
     }
@@ -82,7 +82,7 @@ fn table(vcpus: u8) -> Vec<u8> {
     table[34..36].copy_from_slice(&count.to_le_bytes());
     table[36..40].copy_from_slice(&low32(LAPIC_START));
     table.extend(entries);
-    seal(&mut table, 7);
+    set_checksum(&mut table, 7);
     table
 }
 

@@ -1,4 +1,5 @@
-//! Page tables and segments for the first instructions: the lowest 4 GiB mapped one to one with 2 MiB pages.
+//! Page tables and segments for the first instructions: the lowest 4 GiB mapped one to one with 2
+//! MiB pages.
 
 use crate::GuestMemory;
 use crate::error::VmmError;
@@ -9,7 +10,7 @@ pub const PML4_START: u64 = 0x9000;
 const PDPT_START: u64 = 0xa000;
 const PD_START: u64 = 0xb000;
 const PRESENT_WRITABLE: u64 = 0x3;
-const LARGE: u64 = 0x80;
+const LARGE_PAGE: u64 = 0x80;
 const MAPPED_GIB: u64 = 4;
 
 /// Descriptor table of the boot CPU.
@@ -20,7 +21,7 @@ pub struct BootGdt {
     pub entries: [u64; 5],
 }
 
-/// Null, null, 64-bit code (0x10), data (0x18), task state (0x20), as the Linux boot protocol wants them.
+/// Null, null, 64-bit code (0x10), data (0x18), task state (0x20), as in the Linux boot protocol.
 pub const BOOT_GDT: BootGdt = BootGdt {
     start: 0x500,
     entries: [
@@ -32,7 +33,7 @@ pub const BOOT_GDT: BootGdt = BootGdt {
     ],
 };
 
-/// Writes both.
+/// Writes page tables and segment descriptors.
 pub(super) fn write(memory: &GuestMemory) -> Result<(), VmmError> {
     write_tables(memory).map_err(|e| VmmError::host("placing boot page tables", e))
 }
@@ -47,7 +48,7 @@ fn write_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
         let mut table = Vec::with_capacity(4096);
         for entry in 0..512u64 {
             let address = (gib << 30) | (entry << 21);
-            table.extend((address | PRESENT_WRITABLE | LARGE).to_le_bytes());
+            table.extend((address | PRESENT_WRITABLE | LARGE_PAGE).to_le_bytes());
         }
         memory.write_slice(&table, GuestAddress(PD_START + gib * 0x1000))?;
     }

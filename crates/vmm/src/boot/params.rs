@@ -7,7 +7,7 @@ use jiffy_proto::vm::limits::MAX_CMDLINE;
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-/// Where the zero page lies.
+/// Guest-physical address of the zero page.
 pub const ZERO_PAGE_START: u64 = 0x7000;
 const CMDLINE_START: u64 = 0x2_0000;
 /// End of conventional memory; the MP table lies behind it.

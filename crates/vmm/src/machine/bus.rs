@@ -1,7 +1,7 @@
-//! Who answers at which address. Reached from all vCPU threads; each device has its own lock.
+//! Address spaces of the machine. All vCPU threads access them; each device has its own lock.
 
 use super::ioapic::{IoApic, IoApicState, KvmRoutes};
-use super::legacy::{LegacyPorts, PortEffect, SerialSaved};
+use super::legacy_ports::{LegacyPorts, PortEffect, SerialPortState};
 use crate::error::VmmError;
 use crate::memory::{IOAPIC_START, MMIO_START, MMIO_STRIDE};
 use crate::virtio::mmio::MmioDevice;
@@ -9,15 +9,15 @@ use jiffy_proto::vm::VmStats;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A virtio device shared by vCPU threads and the event loop.
+/// Virtio device shared by vCPU threads and the event loop.
 pub type SharedDevice = Arc<Mutex<MmioDevice>>;
 
-/// Takes a lock; no code path panics while holding one, so a poisoned lock is as good as any.
+/// Takes a lock. No code path panics while holding one, so a poisoned lock is valid.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What an access asks of the machine.
+/// Effect of an access on the machine.
 #[derive(Debug, PartialEq, Eq)]
 pub enum BusEffect {
     /// Nothing.
@@ -33,12 +33,12 @@ pub struct Bus {
     ports: Mutex<LegacyPorts>,
     mmio_exits: AtomicU64,
     pio_exits: AtomicU64,
-    /// Called when a device may have failed in a vCPU's access, so that the event loop can look.
+    /// Called when a device may have failed in a vCPU's access, so that the event loop reports it.
     on_failure: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Bus {
-    /// Device `i` answers at `MMIO_START + i * MMIO_STRIDE`.
+    /// Creates the bus; device `i` is at `MMIO_START + i * MMIO_STRIDE`.
     pub fn new(
         devices: Vec<SharedDevice>,
         ioapic: IoApic<KvmRoutes>,
@@ -65,7 +65,7 @@ impl Bus {
         address.checked_sub(IOAPIC_START).filter(|&o| o < 0x1000)
     }
 
-    /// Memory read by the guest; nobody there reads as ones.
+    /// Memory read by the guest; an address without a device reads as ones.
     pub fn mmio_read(&self, address: u64, data: &mut [u8]) {
         self.mmio_exits.fetch_add(1, Ordering::Relaxed);
         if let Some((device, offset)) = self.device(address) {
@@ -77,7 +77,7 @@ impl Bus {
         }
     }
 
-    /// Memory write by the guest; nobody there swallows it.
+    /// Memory write by the guest; one to an address without a device is ignored.
     pub fn mmio_write(&self, address: u64, data: &[u8]) -> Result<(), VmmError> {
         self.mmio_exits.fetch_add(1, Ordering::Relaxed);
         if let Some((device, offset)) = self.device(address) {
@@ -109,17 +109,17 @@ impl Bus {
         }
     }
 
-    /// Puts a line of the VMM's own among the console's output.
-    pub fn say(&self, line: &str) {
-        lock(&self.ports).say(line);
+    /// Writes a line of the VMM into the console's output.
+    pub fn log_to_console(&self, line: &str) {
+        lock(&self.ports).log_to_console(line);
     }
 
     /// State of interrupt pins and console port; no vCPU may be running.
-    pub fn save(&self) -> (IoApicState, SerialSaved) {
+    pub fn save(&self) -> (IoApicState, SerialPortState) {
         (lock(&self.ioapic).save(), lock(&self.ports).save())
     }
 
-    /// Exits to the VMM; the rest is the caller's to fill.
+    /// Exits to the VMM; the caller fills the other fields.
     pub fn stats(&self) -> VmStats {
         VmStats {
             mmio_exits: self.mmio_exits.load(Ordering::Relaxed),

@@ -1,14 +1,14 @@
-//! virtio devices of a machine: creation, and their interrupts, kicks and event-loop slots.
+//! Virtio devices of a machine: creation, and their interrupts, kicks and event-loop slots.
 
 use super::bus::{Bus, SharedDevice, lock};
-use super::fds::Descriptors;
+use super::received_fds::ReceivedFds;
 use crate::GuestMemory;
 use crate::error::VmmError;
 use crate::memory::{MMIO_START, MMIO_STRIDE};
 use crate::poll::Poller;
 use crate::virtio::VirtioDevice;
 use crate::virtio::balloon::Balloon;
-use crate::virtio::blk::{Backend, Block, SharedLimiter};
+use crate::virtio::blk::{Block, DiskBackend, SharedDiskLimiter};
 use crate::virtio::mmio::{IrqLine, MmioDevice, QUEUE_NOTIFY};
 use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
@@ -26,17 +26,17 @@ use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// First interrupt pin of a virtio device; the ones below belong to the PC.
-const FIRST_PIN: u32 = 5;
+const FIRST_VIRTIO_PIN: u32 = 5;
 /// Event-loop slots per device.
 pub const SLOT_STRIDE: u32 = 2;
 const FIRST_SLOT: u32 = 16;
-/// Longest index file: that of a disk of 1 TiB.
-const MAX_INDEX: u64 = 65 << 20;
+/// Longest index file in bytes: that of a disk of 1 TiB.
+const MAX_INDEX_BYTES: u64 = 65 << 20;
 
-/// Who an event-loop slot belongs to.
+/// Owner of an event-loop slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Slot {
-    /// Not a device.
+pub enum EventSlot {
+    /// The VMM itself.
     Other(u32),
     /// The guest kicked a queue (the token) of this device.
     Queue(usize),
@@ -44,9 +44,9 @@ pub enum Slot {
     Host(usize),
 }
 
-impl Slot {
+impl EventSlot {
     /// Decodes a slot number.
-    pub fn of(slot: u32) -> Self {
+    pub fn decode(slot: u32) -> Self {
         match slot.checked_sub(FIRST_SLOT) {
             None => Self::Other(slot),
             Some(at) => {
@@ -61,7 +61,7 @@ impl Slot {
     }
 }
 
-/// Which devices a machine has.
+/// Devices of a machine.
 pub(super) struct DeviceSet<'a> {
     pub disks: &'a [DiskConfig],
     pub disk_limits: DiskLimits,
@@ -72,15 +72,15 @@ pub(super) struct DeviceSet<'a> {
 }
 
 /// Creates every device that `config` asks for, in the order in which the guest will find them.
-pub(super) fn create(
+pub(super) fn create_devices(
     config: &DeviceSet<'_>,
-    fds: &mut Descriptors,
+    fds: &mut ReceivedFds,
     guest_connect: Box<dyn GuestConnect>,
 ) -> Result<Vec<Box<dyn VirtioDevice>>, VmmError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
-    let limiter = SharedLimiter::new(config.disk_limits);
+    let limiter = SharedDiskLimiter::new(config.disk_limits);
     for (number, disk) in (0..).zip(config.disks) {
-        devices.push(Box::new(block(number, disk, limiter.clone(), fds)?));
+        devices.push(Box::new(create_block(number, disk, limiter.clone(), fds)?));
     }
     if let Some(vsock) = config.vsock {
         devices.push(Box::new(Vsock::new(vsock.clone(), guest_connect)));
@@ -102,17 +102,17 @@ pub(super) fn create(
     Ok(devices)
 }
 
-fn block(
+fn create_block(
     number: u32,
     disk: &DiskConfig,
-    limiter: Option<SharedLimiter>,
-    fds: &mut Descriptors,
+    limiter: Option<SharedDiskLimiter>,
+    fds: &mut ReceivedFds,
 ) -> Result<Block, VmmError> {
     let backend = match disk {
         DiskConfig::ReadOnly { image } => {
-            Backend::ReadOnly(File::from(fds.take(*image, "disk image")?))
+            DiskBackend::ReadOnly(File::from(fds.take(*image, "disk image")?))
         }
-        DiskConfig::Overlay { base, overlay } => Backend::Overlay {
+        DiskConfig::Overlay { base, overlay } => DiskBackend::Overlay {
             base: File::from(fds.take(*base, "base disk")?),
             overlay: File::from(fds.take(*overlay, "overlay disk")?),
         },
@@ -131,11 +131,11 @@ fn block(
                 let file = File::from(fds.take(layer.file, "disk layer")?);
                 Ok((
                     file,
-                    index(fds, layer.index, "disk layer index", DISK_BLOCK)?,
+                    read_layer_index(fds, layer.index, "disk layer index", DISK_BLOCK)?,
                 ))
             });
             let layers = layers.collect::<Result<_, VmmError>>()?;
-            Backend::Layered {
+            DiskBackend::Layered {
                 base: File::from(fds.take(*base, "base disk")?),
                 layers,
                 overlay: File::from(fds.take(*overlay, "overlay disk")?),
@@ -143,22 +143,22 @@ fn block(
         }
     };
     Block::new(format!("blk{number}"), backend)
-        .and_then(|block| match limiter {
-            Some(limiter) => block.limited(limiter, number),
-            None => Ok(block),
+        .and_then(|create_block| match limiter {
+            Some(limiter) => create_block.limited(limiter, number),
+            None => Ok(create_block),
         })
         .map_err(|e| VmmError::Config(format!("disk {number}: {e}")))
 }
 
 /// Reads the index of a layer from its file.
-pub(super) fn index(
-    fds: &mut Descriptors,
+pub(super) fn read_layer_index(
+    fds: &mut ReceivedFds,
     file: FdIndex,
     what: &'static str,
     unit: u32,
 ) -> Result<LayerIndex, VmmError> {
     let file = File::from(fds.take(file, what)?);
-    let bytes = read_all(&file, MAX_INDEX).map_err(|e| VmmError::host(what, e))?;
+    let bytes = read_all(&file, MAX_INDEX_BYTES).map_err(|e| VmmError::host(what, e))?;
     let refuse = |e: &dyn std::fmt::Display| VmmError::Config(format!("{what}: {e}"));
     let index = LayerIndex::decode_any(&bytes).map_err(|e| refuse(&e))?;
     if index.unit != unit {
@@ -167,7 +167,8 @@ pub(super) fn index(
     Ok(index)
 }
 
-/// All of a small file. Its offset is shared with whoever sent the descriptor, and so is not used.
+/// Reads a whole small file. The file offset is shared with the sender of the descriptor, so it is
+/// not used.
 pub(super) fn read_all(file: &File, limit: u64) -> io::Result<Vec<u8>> {
     let length = file.metadata()?.len();
     if length > limit {
@@ -180,7 +181,7 @@ pub(super) fn read_all(file: &File, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Gives device number `index` its page, interrupt and kicks.
+/// Gives device number `index` its register page, interrupt and kick eventfds.
 pub(super) fn attach(
     vm: &VmFd,
     index: usize,
@@ -190,8 +191,8 @@ pub(super) fn attach(
     kicks: &mut Vec<EventFd>,
 ) -> Result<SharedDevice, VmmError> {
     let number = u32::try_from(index).map_err(|e| VmmError::host("device number", e))?;
-    let irq = event()?;
-    vm.register_irqfd(&irq, FIRST_PIN + number)
+    let irq = new_eventfd()?;
+    vm.register_irqfd(&irq, FIRST_VIRTIO_PIN + number)
         .map_err(|e| VmmError::host("irqfd", e))?;
     let base_slot = FIRST_SLOT + number * SLOT_STRIDE;
     let host_events = poller.slot(base_slot + 1);
@@ -205,13 +206,13 @@ pub(super) fn attach(
     let notify = IoEventAddress::Mmio(MMIO_START + u64::from(number) * MMIO_STRIDE + QUEUE_NOTIFY);
     for queue in 0..device.queue_count() {
         let queue = u32::try_from(queue).map_err(|e| VmmError::host("queue number", e))?;
-        let kick = event()?;
+        let kick = new_eventfd()?;
         vm.register_ioevent(&kick, &notify, queue)
             .map_err(|e| VmmError::host("ioeventfd", e))?;
         queue_events
             // Edge-triggered: the counter never needs to be read back.
             .add(
-                borrow(&kick),
+                borrow_eventfd(&kick),
                 queue,
                 EpollFlags::EPOLLIN | EpollFlags::EPOLLET,
             )
@@ -221,8 +222,8 @@ pub(super) fn attach(
     Ok(Arc::new(Mutex::new(device)))
 }
 
-/// Tells of a failure of a device, and of what its owner is to know of the host beneath it.
-pub(crate) fn report(device: &SharedDevice, bus: &Bus, tell: impl Fn(&Event)) {
+/// Reports a failure of a device, and a warning about the host's files below it.
+pub(crate) fn report_device(device: &SharedDevice, bus: &Bus, tell: impl Fn(&Event)) {
     let mut device = lock(device);
     if let Some(reason) = device.take_failure() {
         let device = device.name().to_owned();
@@ -232,17 +233,17 @@ pub(crate) fn report(device: &SharedDevice, bus: &Bus, tell: impl Fn(&Event)) {
     // A vCPU that holds the ports may wait for the device.
     drop(device);
     if let Some(warning) = warning {
-        bus.say(&warning);
+        bus.log_to_console(&warning);
         tell(&Event::DiskFailed { reason: warning });
     }
 }
 
-/// What the kernel command line must say about `count` devices.
-pub(super) fn cmdline(count: usize) -> String {
+/// Kernel command line arguments for `count` devices.
+pub(super) fn device_cmdline(count: usize) -> String {
     let mut words = String::new();
     for (base, pin) in (MMIO_START..)
         .step_by(usize::try_from(MMIO_STRIDE).unwrap_or(usize::MAX))
-        .zip(FIRST_PIN..)
+        .zip(FIRST_VIRTIO_PIN..)
         .take(count)
     {
         words.push_str(&format!(" virtio_mmio.device=4K@{base:#x}:{pin}"));
@@ -251,12 +252,12 @@ pub(super) fn cmdline(count: usize) -> String {
 }
 
 /// A non-blocking, close-on-exec eventfd.
-pub(crate) fn event() -> Result<EventFd, VmmError> {
+pub(crate) fn new_eventfd() -> Result<EventFd, VmmError> {
     EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(|e| VmmError::host("eventfd", e))
 }
 
 /// Borrows an eventfd for the time of a call.
-pub(crate) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+pub(crate) fn borrow_eventfd(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the descriptor belongs to `event`, which lives as long as the borrow.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
@@ -268,15 +269,15 @@ mod tests {
     #[test]
     fn the_command_line_names_each_device_with_its_own_page_and_pin() {
         assert_eq!(
-            cmdline(2),
+            device_cmdline(2),
             " virtio_mmio.device=4K@0xd0000000:5 virtio_mmio.device=4K@0xd0001000:6"
         );
     }
 
     #[test]
     fn slots_decode_to_the_device_they_were_made_for() {
-        assert_eq!(Slot::of(3), Slot::Other(3));
-        assert_eq!(Slot::of(FIRST_SLOT), Slot::Queue(0));
-        assert_eq!(Slot::of(FIRST_SLOT + 3), Slot::Host(1));
+        assert_eq!(EventSlot::decode(3), EventSlot::Other(3));
+        assert_eq!(EventSlot::decode(FIRST_SLOT), EventSlot::Queue(0));
+        assert_eq!(EventSlot::decode(FIRST_SLOT + 3), EventSlot::Host(1));
     }
 }

@@ -1,7 +1,8 @@
-//! The I/O APIC in user space (Intel 82093AA): 24 pins whose redirection entries become MSI routes of KVM.
+//! I/O APIC in user space (Intel 82093AA): 24 pins whose redirection entries become MSI routes of
+//! KVM.
 //!
-//! All our interrupts are edges on irqfds, so nothing here is on the path of an interrupt: the guest programs a pin
-//! once, and from then on the kernel delivers without us.
+//! All interrupts are edges on irqfds, so nothing here is on the path of an interrupt: the guest
+//! programs a pin once, and from then on the kernel delivers.
 
 use kvm_bindings::{
     KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry, kvm_irq_routing_entry__bindgen_ty_1,
@@ -10,7 +11,7 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 
 /// Number of pins.
-pub const PINS: u8 = 24;
+pub const IOAPIC_PINS: u8 = 24;
 
 const REG_SELECT: u64 = 0x00;
 const REG_WINDOW: u64 = 0x10;
@@ -18,19 +19,19 @@ const INDEX_ID: u8 = 0x00;
 const INDEX_VERSION: u8 = 0x01;
 const INDEX_ARBITRATION: u8 = 0x02;
 const INDEX_TABLE: u8 = 0x10;
-const VERSION: u32 = 0x11 | ((PINS as u32 - 1) << 16);
-const MASKED: u64 = 1 << 16;
-const READ_ONLY: u64 = 1 << 12 | 1 << 14;
+const VERSION_REGISTER_VALUE: u32 = 0x11 | ((IOAPIC_PINS as u32 - 1) << 16);
+const ENTRY_MASKED: u64 = 1 << 16;
+const ENTRY_READ_ONLY_BITS: u64 = 1 << 12 | 1 << 14;
 
-/// Where the I/O APIC sends its routes: KVM, or a test.
-pub trait Routes: Send {
+/// Receiver of the I/O APIC's routes: KVM, or a test.
+pub trait IoApicRouting: Send {
     /// Replaces all routes. Pins that are not listed deliver nothing.
-    fn set(&mut self, routes: &[Route]) -> Result<(), String>;
+    fn set(&mut self, routes: &[IoApicRoute]) -> Result<(), String>;
 }
 
 /// One pin's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Route {
+pub struct IoApicRoute {
     /// Pin, which is also the GSI.
     pub pin: u8,
     /// Low half of the message address.
@@ -44,7 +45,7 @@ pub struct Route {
 pub struct IoApicState {
     select: u8,
     id: u32,
-    table: [u64; PINS as usize],
+    table: [u64; IOAPIC_PINS as usize],
 }
 
 crate::frozen_layout!(IoApicState, 200);
@@ -54,17 +55,17 @@ pub struct IoApic<R> {
     routes: R,
     select: u8,
     id: u32,
-    table: [u64; PINS as usize],
+    table: [u64; IOAPIC_PINS as usize],
 }
 
-impl<R: Routes> IoApic<R> {
+impl<R: IoApicRouting> IoApic<R> {
     /// All pins masked, as after reset.
     pub fn new(routes: R) -> Self {
         Self {
             routes,
             select: 0,
             id: 0,
-            table: [MASKED; PINS as usize],
+            table: [ENTRY_MASKED; IOAPIC_PINS as usize],
         }
     }
 
@@ -115,7 +116,7 @@ impl<R: Routes> IoApic<R> {
     fn register(&self) -> u32 {
         match self.select {
             INDEX_ID | INDEX_ARBITRATION => self.id,
-            INDEX_VERSION => VERSION,
+            INDEX_VERSION => VERSION_REGISTER_VALUE,
             index => self.entry(index).map_or(0, |(pin, high)| {
                 let halves = self.table[pin].to_le_bytes();
                 let at = if high { 4 } else { 0 };
@@ -142,43 +143,44 @@ impl<R: Routes> IoApic<R> {
         let new = if high {
             (old & u64::from(u32::MAX)) | (u64::from(value) << 32)
         } else {
-            (old & !u64::from(u32::MAX)) | (u64::from(value) & !READ_ONLY)
+            (old & !u64::from(u32::MAX)) | (u64::from(value) & !ENTRY_READ_ONLY_BITS)
         };
         self.table[pin] = new;
-        if old & MASKED != 0 && new & MASKED != 0 {
+        if old & ENTRY_MASKED != 0 && new & ENTRY_MASKED != 0 {
             return Ok(());
         }
         self.set_routes()
     }
 
     fn set_routes(&mut self) -> Result<(), String> {
-        let routes: Vec<Route> = (0..PINS)
+        let routes: Vec<IoApicRoute> = (0..IOAPIC_PINS)
             .zip(self.table)
-            .filter(|(_, entry)| entry & MASKED == 0)
+            .filter(|(_, entry)| entry & ENTRY_MASKED == 0)
             .map(|(pin, entry)| route(pin, entry))
             .collect();
         self.routes.set(&routes)
     }
 }
 
-/// Redirection entry to MSI message (Intel SDM volume 3, 11.11): always as an edge, which is all our devices send.
-fn route(pin: u8, entry: u64) -> Route {
+/// Converts a redirection entry to an MSI message (Intel SDM volume 3, 11.11): always an edge,
+/// which is all that the devices send.
+fn route(pin: u8, entry: u64) -> IoApicRoute {
     let [vector, mode, ..] = entry.to_le_bytes();
     let destination = entry.to_le_bytes()[7];
     let delivery = u32::from(mode & 0x7);
     let logical = u32::from(mode >> 3 & 1);
-    Route {
+    IoApicRoute {
         pin,
         address: 0xfee0_0000 | u32::from(destination) << 12 | logical << 2,
         data: u32::from(vector) | delivery << 8,
     }
 }
 
-/// Routes in KVM.
+/// Routing table in KVM.
 pub struct KvmRoutes(pub std::sync::Arc<VmFd>);
 
-impl Routes for KvmRoutes {
-    fn set(&mut self, routes: &[Route]) -> Result<(), String> {
+impl IoApicRouting for KvmRoutes {
+    fn set(&mut self, routes: &[IoApicRoute]) -> Result<(), String> {
         let entries: Vec<kvm_irq_routing_entry> = routes
             .iter()
             .map(|route| kvm_irq_routing_entry {
@@ -206,21 +208,21 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]
-    struct Recorder(Arc<Mutex<Vec<Route>>>);
+    struct RecordedRoutes(Arc<Mutex<Vec<IoApicRoute>>>);
 
-    impl Routes for Recorder {
-        fn set(&mut self, routes: &[Route]) -> Result<(), String> {
+    impl IoApicRouting for RecordedRoutes {
+        fn set(&mut self, routes: &[IoApicRoute]) -> Result<(), String> {
             *self.0.lock().unwrap() = routes.to_vec();
             Ok(())
         }
     }
 
-    fn write(apic: &mut IoApic<Recorder>, index: u8, value: u32) {
+    fn write(apic: &mut IoApic<RecordedRoutes>, index: u8, value: u32) {
         apic.write(REG_SELECT, &[index, 0, 0, 0]).unwrap();
         apic.write(REG_WINDOW, &value.to_le_bytes()).unwrap();
     }
 
-    fn read(apic: &mut IoApic<Recorder>, index: u8) -> u32 {
+    fn read(apic: &mut IoApic<RecordedRoutes>, index: u8) -> u32 {
         apic.write(REG_SELECT, &[index, 0, 0, 0]).unwrap();
         let mut data = [0; 4];
         apic.read(REG_WINDOW, &mut data);
@@ -229,13 +231,13 @@ mod tests {
 
     #[test]
     fn an_unmasked_pin_becomes_a_message_and_a_masked_one_none() {
-        let seen = Recorder::default();
+        let seen = RecordedRoutes::default();
         let mut apic = IoApic::new(seen.clone());
         write(&mut apic, 0x10 + 2 * 5 + 1, 0x0300_0000);
         write(&mut apic, 0x10 + 2 * 5, 0x0000_0831);
         assert_eq!(
             *seen.0.lock().unwrap(),
-            [Route {
+            [IoApicRoute {
                 pin: 5,
                 address: 0xfee0_3004,
                 data: 0x31
@@ -248,7 +250,7 @@ mod tests {
 
     #[test]
     fn every_index_and_offset_a_guest_can_name_is_harmless() {
-        let mut apic = IoApic::new(Recorder::default());
+        let mut apic = IoApic::new(RecordedRoutes::default());
         assert_eq!(read(&mut apic, INDEX_VERSION), 0x0017_0011);
         for index in 0..=255 {
             write(&mut apic, index, u32::MAX);

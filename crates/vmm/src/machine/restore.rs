@@ -1,17 +1,17 @@
-//! From a snapshot to a machine that is ready to run on.
+//! Construction of a machine that is ready to run on from a snapshot.
 
-use super::build::{Frame, console, supported_cpuid};
+use super::builder::{MachineBuilder, console, supported_cpuid};
 use super::bus::lock;
-use super::devices::{DeviceSet, index, read_all};
-use super::fds::Descriptors;
-use super::legacy::LegacyPorts;
-use super::{Machine, cpu};
+use super::devices::{DeviceSet, read_all, read_layer_index};
+use super::legacy_ports::LegacyPorts;
+use super::received_fds::ReceivedFds;
+use super::{Machine, cpu_features};
 use crate::error::VmmError;
 use crate::memory;
-use crate::snapshot::layers::{Layer, Layers};
-use crate::snapshot::linear::Linear;
-use crate::snapshot::place::{MAX_MAPPINGS, place, plan};
-use crate::snapshot::state::{MAX_STATE, MachineState, Shape};
+use crate::snapshot::linear_memory::LinearMemory;
+use crate::snapshot::machine_state::{MAX_STATE_BYTES, MachineShape, MachineState};
+use crate::snapshot::map_layers::{MAX_MAPPINGS, map_layers, plan_mappings};
+use crate::snapshot::memory_layers::{MemoryLayer, MemoryLayers};
 use crate::virtio::vsock::GuestConnect;
 use jiffy_proto::layer::{MEMORY_CHUNK, UnitSet};
 use jiffy_proto::snapshot::{MemorySource, RestoreConfig};
@@ -20,32 +20,32 @@ use kvm_bindings::kvm_clock_data;
 use kvm_ioctls::{VcpuFd, VmFd};
 use std::fs::File;
 
-/// Builds the machine. Opens nothing: all descriptors come from `fds`.
+/// Builds the machine. Opens no file: all descriptors come from `fds`.
 pub fn restore(
     config: &RestoreConfig,
-    fds: &mut Descriptors,
+    fds: &mut ReceivedFds,
     guest_connect: Box<dyn GuestConnect>,
 ) -> Result<Machine, VmmError> {
     let state = read_state(&File::from(fds.take(config.state, "snapshot state")?))?;
-    check(&state.shape)?;
+    check_config(&state.shape)?;
     let memory = memory::allocate(state.shape.memory_mib)?;
-    let linear = Linear::new(&memory)?;
+    let linear = LinearMemory::new(&memory)?;
     let layers = config.memory.iter().map(|layer| {
         let file = File::from(fds.take(layer.file, "memory layer")?);
-        let index = index(fds, layer.index, "memory layer index", MEMORY_CHUNK)?;
-        Ok(Layer::new(file, index))
+        let index = read_layer_index(fds, layer.index, "memory layer index", MEMORY_CHUNK)?;
+        Ok(MemoryLayer::new(file, index))
     });
     let layers = layers.collect::<Result<Vec<_>, VmmError>>()?;
-    let layers = Layers::new(layers, linear.bytes())?;
+    let layers = MemoryLayers::new(layers, linear.bytes())?;
     let eager = match config.source {
         MemorySource::Map => None,
         MemorySource::Copy { working_set: None } => Some(UnitSet::full(linear.chunks())),
         MemorySource::Copy {
             working_set: Some(file),
-        } => Some(index(fds, file, "working set", MEMORY_CHUNK)?.stored),
+        } => Some(read_layer_index(fds, file, "working set", MEMORY_CHUNK)?.stored),
     };
-    let plan = plan(layers.runs(linear.chunks()), eager.as_ref(), MAX_MAPPINGS);
-    place(&plan, &layers, &linear)?;
+    let plan = plan_mappings(layers.runs(linear.chunks()), eager.as_ref(), MAX_MAPPINGS);
+    map_layers(&plan, &layers, &linear)?;
 
     let has = |name: &str| state.devices.iter().any(|d| d.name() == name);
     let devices = DeviceSet {
@@ -57,37 +57,40 @@ pub fn restore(
         balloon: has("balloon"),
     };
     let kvm = fds.take(config.kvm, "/dev/kvm")?;
-    let frame = Frame::new(kvm, memory, &devices, fds, guest_connect)?;
-    check_cpu(&state.shape, &cpu::features(&supported_cpuid(&frame.kvm)?))?;
-    let vcpus = create_vcpus(&frame.vm, &state)?;
+    let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;
+    check_cpu(
+        &state.shape,
+        &cpu_features::name_of(&supported_cpuid(&builder.kvm)?),
+    )?;
+    let vcpus = create_vcpus(&builder.vm, &state)?;
     let clock = kvm_clock_data {
         clock: state.clock.ns,
         ..Default::default()
     };
-    frame
+    builder
         .vm
         .set_clock(&clock)
         .map_err(|e| VmmError::host("KVM_SET_CLOCK", e))?;
 
     let ring = console(fds, config.console)?;
-    let irq = frame.serial_irq()?;
+    let irq = builder.serial_irq()?;
     let late = irq.try_clone().map_err(|e| VmmError::host("eventfd", e))?;
     let ports = LegacyPorts::restore(&state.serial, ring, irq).map_err(VmmError::Config)?;
     let shape = state.shape.clone();
-    let machine = frame.finish(vcpus, ports, Some(&state.ioapic), shape, layers)?;
-    // Interrupts have somewhere to go only now.
+    let machine = builder.finish(vcpus, ports, Some(&state.ioapic), shape, layers)?;
+    // Interrupts are routed from here on.
     let _ = late.write(1);
     restore_devices(&machine, &state)?;
     Ok(machine)
 }
 
 fn read_state(file: &File) -> Result<MachineState, VmmError> {
-    let bytes =
-        read_all(file, MAX_STATE).map_err(|e| VmmError::host("reading the snapshot's state", e))?;
+    let bytes = read_all(file, MAX_STATE_BYTES)
+        .map_err(|e| VmmError::host("reading the snapshot's state", e))?;
     MachineState::decode(&bytes)
 }
 
-fn check(shape: &Shape) -> Result<(), VmmError> {
+fn check_config(shape: &MachineShape) -> Result<(), VmmError> {
     let memory = limits::MIN_MEMORY_MIB..=limits::MAX_MEMORY_MIB;
     if (1..=limits::MAX_VCPUS).contains(&shape.vcpus) && memory.contains(&shape.memory_mib) {
         return Ok(());
@@ -98,12 +101,12 @@ fn check(shape: &Shape) -> Result<(), VmmError> {
     )))
 }
 
-fn check_cpu(shape: &Shape, here: &str) -> Result<(), VmmError> {
+fn check_cpu(shape: &MachineShape, here: &str) -> Result<(), VmmError> {
     if shape.cpu == here {
         return Ok(());
     }
     Err(VmmError::Config(format!(
-        "the snapshot was taken on a host whose processor offers other features (saved {}, here {here}): restore it on a host \
+        "the snapshot was taken on a host whose processor offers other name_of (saved {}, here {here}): restore it on a host \
          of the same kind, or build the template anew on this one",
         shape.cpu
     )))
@@ -134,7 +137,7 @@ fn restore_devices(machine: &Machine, state: &MachineState) -> Result<(), VmmErr
         device
             .restore(state)
             .map_err(|e| VmmError::Config(e.to_string()))?;
-        device.wake();
+        device.kick_queues();
     }
     Ok(())
 }

@@ -1,19 +1,19 @@
-//! A paused machine's state as a value.
+//! State of a paused machine as a value.
 
 use super::Machine;
 use super::bus::lock;
 use super::vcpu::Vcpus;
 use crate::error::VmmError;
-use crate::snapshot::state::{ClockState, MachineState};
+use crate::snapshot::machine_state::{ClockState, MachineState};
 
 impl Machine {
-    /// Reads everything but memory and disks; `vcpus`, which belong to this machine, must be paused.
+    /// Reads everything but memory and disks; `vcpus` must be this machine's and paused.
     pub fn save(&self, vcpus: &Vcpus) -> Result<MachineState, VmmError> {
         let clock = self
             .vm
             .get_clock()
             .map_err(|e| VmmError::host("KVM_GET_CLOCK", e))?;
-        // Devices first: what they had raised by then is in the vCPUs' interrupt controllers.
+        // Devices first: interrupts that they raised are then in the vCPUs' local APICs.
         let devices = self.devices.iter().map(|d| lock(d).save()).collect();
         let (ioapic, serial) = self.bus.save();
         Ok(MachineState {
@@ -26,10 +26,10 @@ impl Machine {
         })
     }
 
-    /// Has every device look at its queues and interrupt once, as after a restore.
-    pub fn wake_devices(&self) {
+    /// Makes every device process its queues and interrupt once, as after a restore.
+    pub fn kick_devices(&self) {
         for device in &self.devices {
-            lock(device).wake();
+            lock(device).kick_queues();
         }
     }
 }

@@ -1,16 +1,16 @@
-//! Snapshots, as the event loop takes them: stop, read, fork, go on.
+//! Snapshots in the event loop: pause the guest, read its state, fork a writer, resume.
 
-use super::{SLOT_COPIED, Vm, micros, watch};
+use super::{SLOT_BACKGROUND_COPY, Vm, micros, watch};
 use crate::error::VmmError;
-use crate::machine::Descriptors;
+use crate::machine::ReceivedFds;
 use crate::machine::bus::lock;
-use crate::snapshot::child::Child;
-use crate::snapshot::hashes::Hashes;
-use crate::snapshot::layers::Layer;
-use crate::snapshot::linear::Linear;
-use crate::snapshot::output::Output;
-use crate::snapshot::scan::{Pages, scan};
-use crate::snapshot::writer::{LARGE_LAYER_CHUNKS, Source, Writer};
+use crate::snapshot::chunk_hashes::ChunkHashes;
+use crate::snapshot::layer_output::LayerOutput;
+use crate::snapshot::layer_writer::{LARGE_LAYER_CHUNKS, LayerSource, LayerWriter};
+use crate::snapshot::linear_memory::LinearMemory;
+use crate::snapshot::memory_layers::MemoryLayer;
+use crate::snapshot::pagemap_scan::{PageFilter, scan_pagemap};
+use crate::snapshot::writer_process::WriterProcess;
 use crate::virtio::blk::Block;
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, UnitSet};
 use jiffy_proto::snapshot::{
@@ -23,56 +23,56 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-/// A snapshot whose memory is being written while the guest runs on.
-pub(super) struct Copying {
+/// Snapshot whose memory is being written while the guest runs on.
+pub(super) struct BackgroundCopy {
     id: String,
-    child: Child,
+    child: WriterProcess,
     files: MemoryFiles,
     report: SnapshotReport,
     began: Instant,
     disks: Vec<usize>,
-    /// What failed beside the child.
+    /// Failure outside the writer process.
     failure: Option<VmmError>,
-    hashes: Option<Hashes>,
+    hashes: Option<ChunkHashes>,
 }
 
-impl Copying {
-    /// Gives the snapshot up.
+impl BackgroundCopy {
+    /// Cancels the snapshot.
     pub fn cancel(&self) {
         self.child.cancel();
     }
 }
 
-/// A snapshot that is complete and can still be undone.
-pub(super) struct Undecided {
+/// Complete snapshot that can still be aborted.
+pub(super) struct PreparedSnapshot {
     pub id: String,
     disks: Vec<usize>,
 }
 
 struct MemoryFiles {
     layer: File,
-    /// The layer's file, past the page cache.
+    /// The layer's file opened with `O_DIRECT`.
     direct: Option<File>,
     index: File,
 }
 
-/// Where the rest goes, and an overlay for each disk.
-struct Files {
+/// Files that a snapshot is written to, with a new overlay and an index per disk.
+struct SnapshotOutputs {
     memory: MemoryFiles,
     state: File,
     pagemap: Option<File>,
     disks: Vec<(File, File)>,
 }
 
-/// A machine that was stopped and read.
-struct Frozen {
+/// State of a paused machine.
+struct FrozenMachine {
     state: Vec<u8>,
     candidates: UnitSet,
-    /// Disks by device number, and where their layer's index goes.
+    /// Disks by device number, with the index of their layer and its file.
     disks: Vec<(usize, LayerIndex, File)>,
 }
 
-impl Frozen {
+impl FrozenMachine {
     /// Writes everything but memory.
     fn write(&self, state: &File) -> Result<(), VmmError> {
         let failed = |e: io::Error| VmmError::host("writing the snapshot's state", e);
@@ -83,8 +83,9 @@ impl Frozen {
         Ok(())
     }
 
-    /// Bytes that its layers, indexes and state have together at most: every chunk that may have changed is stored.
-    fn most_bytes(&self, chunks_of_memory: u64) -> u64 {
+    /// Upper bound in bytes of layers, indexes and state: every chunk that may have changed counts
+    /// as stored.
+    fn max_bytes(&self, chunks_of_memory: u64) -> u64 {
         let chunks = self.candidates.count().saturating_mul(MEMORY_CHUNK.into());
         let index = LayerIndex::encoded_len(chunks_of_memory) as u64;
         let disks = self.disks.iter().map(|(_, index, _)| {
@@ -133,22 +134,22 @@ impl Vm {
         self.link.send(&failed, &[]);
     }
 
-    /// `None` when memory is still being written.
+    /// Takes a snapshot; returns `None` if a background copy of memory has started.
     fn snapshot(
         &mut self,
         config: &SnapshotConfig,
         fds: Vec<OwnedFd>,
     ) -> Result<Option<SnapshotReport>, VmmError> {
         let began = Instant::now();
-        let files = self.take_files(config, &mut Descriptors::new(fds))?;
-        self.settle(true)?;
+        let files = self.take_files(config, &mut ReceivedFds::new(fds))?;
+        self.commit_or_abort(true)?;
         self.thaw(Vec::new())?;
-        let linear = Linear::new(&self.machine.memory)?;
+        let linear = LinearMemory::new(&self.machine.memory)?;
 
         let stopped = Instant::now();
         self.pause();
-        // Until memory is forked, or written: devices, disks and memory are of one moment.
-        let quiet = self.disks.quiet();
+        // Held until memory is forked or written: devices, disks and memory are of one moment.
+        let paused_disks = self.disks.pause();
         let mut report = SnapshotReport {
             cpu: self.machine.shape.cpu.clone(),
             vcpus: self.machine.shape.vcpus,
@@ -163,31 +164,31 @@ impl Vm {
         )?;
         report.candidates = frozen.candidates.count();
         if let Some(most) = config.max_bytes {
-            let needed = frozen.most_bytes(linear.chunks());
+            let needed = frozen.max_bytes(linear.chunks());
             if needed > most {
                 self.thaw(frozen.devices())?;
                 return Err(VmmError::SnapshotTooLarge { needed, most });
             }
         }
 
-        let copying = Instant::now();
-        // Of a VM that ends there is no next snapshot to compare.
+        let background_copy = Instant::now();
+        // A VM that stops has no next snapshot to compare with.
         let goes_on = config.then == AfterSnapshot::Resume;
         let large = report.candidates >= LARGE_LAYER_CHUNKS;
         let direct = files.memory.direct.as_ref().filter(|_| large);
         let hashes = match direct {
-            // What there is no memory for is compared by reading it.
-            Some(_) if goes_on => Hashes::new(linear.chunks()).ok(),
+            // Without memory for hashes the next snapshot compares by reading.
+            Some(_) if goes_on => ChunkHashes::new(linear.chunks()).ok(),
             _ => None,
         };
-        let source = Source {
+        let source = LayerSource {
             linear: &linear,
             layers: &self.machine.layers,
             candidates: &frozen.candidates,
             hashes: hashes.as_ref(),
         };
-        let output = Output::new(&files.memory.layer, direct);
-        let mut writer = Writer::new(source, output, &files.memory.index);
+        let output = LayerOutput::new(&files.memory.layer, direct);
+        let mut writer = LayerWriter::new(source, output, &files.memory.index);
         if goes_on {
             let mut keep = vec![
                 files.memory.layer.as_raw_fd(),
@@ -195,16 +196,16 @@ impl Vm {
             ];
             keep.extend(files.memory.direct.as_ref().map(AsRawFd::as_raw_fd));
             keep.extend(self.machine.layers.descriptors());
-            let child = Child::start(&mut writer, &keep);
+            let child = WriterProcess::start(&mut writer, &keep);
             let child = child.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
-            report.phases.copy_us = micros(copying);
-            drop(quiet);
+            report.phases.copy_us = micros(background_copy);
+            drop(paused_disks);
             self.resume();
             report.stopped_us = micros(stopped);
-            let slot = self.machine.poller.slot(SLOT_COPIED);
+            let slot = self.machine.poller.slot(SLOT_BACKGROUND_COPY);
             let watched = watch(&slot, child.pidfd.as_fd());
             let failure = frozen.write(&files.state).and(watched).err();
-            self.copying = Some(Copying {
+            self.background_copy = Some(BackgroundCopy {
                 id: config.id.clone(),
                 child,
                 files: files.memory,
@@ -222,11 +223,11 @@ impl Vm {
         let index = writer.index();
         let written = written.and_then(|()| frozen.write(&files.state));
         written.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
-        report.phases.copy_us = micros(copying);
+        report.phases.copy_us = micros(background_copy);
         report.stopped_us = micros(stopped);
         let id = config.id.clone();
         let disks = frozen.devices();
-        self.undecided = Some(Undecided { id, disks });
+        self.prepared = Some(PreparedSnapshot { id, disks });
         Ok(Some(self.complete(
             report,
             began,
@@ -239,9 +240,9 @@ impl Vm {
     fn take_files(
         &self,
         config: &SnapshotConfig,
-        fds: &mut Descriptors,
-    ) -> Result<Files, VmmError> {
-        if self.copying.is_some() {
+        fds: &mut ReceivedFds,
+    ) -> Result<SnapshotOutputs, VmmError> {
+        if self.background_copy.is_some() {
             return Err(VmmError::Config(
                 "another snapshot of this sandbox is still being written".to_owned(),
             ));
@@ -259,7 +260,7 @@ impl Vm {
             )));
         }
         let mut take = |fd: FdIndex, what: &str| fds.take(fd, what).map(File::from);
-        Ok(Files {
+        Ok(SnapshotOutputs {
             memory: MemoryFiles {
                 layer: take(config.memory, "memory layer")?,
                 direct: config
@@ -284,30 +285,31 @@ impl Vm {
     fn writable_disks(&self) -> Vec<usize> {
         let devices = self.machine.devices.iter().enumerate();
         devices
-            .filter(|(_, device)| lock(device).peek(Block::writable) == Some(true))
+            .filter(|(_, device)| lock(device).device_ref(Block::writable) == Some(true))
             .map(|(at, _)| at)
             .collect()
     }
 
-    /// Reads the stopped machine. On failure the disks are as before.
+    /// Reads the state of the paused machine and freezes its disks. On failure the disks are as
+    /// before.
     fn freeze(
         &mut self,
         disks: Vec<(File, File)>,
         pagemap: Option<&File>,
-        linear: &Linear,
+        linear: &LinearMemory,
         phases: &mut FreezePhases,
-    ) -> Result<Frozen, VmmError> {
+    ) -> Result<FrozenMachine, VmmError> {
         let reading = Instant::now();
         let state = self.machine.save(&self.vcpus)?.encode()?;
         phases.state_us = micros(reading);
         let scanning = Instant::now();
         let candidates = match pagemap {
-            Some(file) => scan(file, linear, Pages::Private)
+            Some(file) => scan_pagemap(file, linear, PageFilter::Private)
                 .map_err(|e| VmmError::host("looking for written pages", e))?,
             None => UnitSet::full(linear.chunks()),
         };
         phases.scan_us = micros(scanning);
-        let mut frozen = Frozen {
+        let mut frozen = FrozenMachine {
             state,
             candidates,
             disks: Vec::new(),
@@ -316,7 +318,7 @@ impl Vm {
             let Some(device) = self.machine.devices.get(at) else {
                 continue;
             };
-            let result = lock(device).poke(|block: &mut Block| block.freeze(overlay));
+            let result = lock(device).device_mut(|block: &mut Block| block.freeze(overlay));
             match result {
                 Some(Ok(index)) => frozen.disks.push((at, index, index_file)),
                 Some(Err(e)) => {
@@ -329,56 +331,63 @@ impl Vm {
         Ok(frozen)
     }
 
-    /// Undoes freezing of `disks`, and of those where that failed before.
+    /// Thaws `disks`, and those that could not be thawed before.
     fn thaw(&mut self, disks: Vec<usize>) -> Result<(), VmmError> {
-        self.unsettled.extend(disks);
-        while let Some(&at) = self.unsettled.last() {
+        self.disks_to_thaw.extend(disks);
+        while let Some(&at) = self.disks_to_thaw.last() {
             if let Some(device) = self.machine.devices.get(at) {
                 lock(device)
-                    .poke(Block::thaw)
+                    .device_mut(Block::thaw)
                     .unwrap_or(Ok(()))
                     .map_err(|e| {
                         VmmError::host("joining a disk's overlays after a failed snapshot", e)
                     })?;
             }
-            self.unsettled.pop();
+            self.disks_to_thaw.pop();
         }
         Ok(())
     }
 
-    /// The child that wrote memory is done.
-    pub(super) fn on_copied(&mut self) {
-        let Some(copying) = self.copying.take() else {
+    /// Completes or fails the snapshot whose writer process has ended.
+    pub(super) fn on_background_copy(&mut self) {
+        let Some(background_copy) = self.background_copy.take() else {
             return;
         };
         // Closing the descriptor also takes it out of the event loop.
-        let written = copying.child.finish();
-        let written = match copying.failure {
+        let written = background_copy.child.finish();
+        let written = match background_copy.failure {
             Some(e) => Err(e),
             None => written,
         };
-        let index = written.and_then(|()| self.read_index(&copying.files.index));
+        let index = written.and_then(|()| self.read_index(&background_copy.files.index));
         match index {
             Ok(index) => {
-                let (files, hashes) = (copying.files, copying.hashes);
-                let report = self.complete(copying.report, copying.began, files, index, hashes);
-                let (id, disks) = (copying.id, copying.disks);
-                self.undecided = Some(Undecided { id, disks });
+                let (files, hashes) = (background_copy.files, background_copy.hashes);
+                let report = self.complete(
+                    background_copy.report,
+                    background_copy.began,
+                    files,
+                    index,
+                    hashes,
+                );
+                let (id, disks) = (background_copy.id, background_copy.disks);
+                self.prepared = Some(PreparedSnapshot { id, disks });
                 self.link.send(&Event::Snapshotted(report), &[]);
             }
             Err(e) => {
-                // What cannot be joined now is tried again before the next snapshot; the disks work as they are.
-                let _ = self.thaw(copying.disks);
+                // Disks that cannot be thawed now are retried before the next snapshot; they work
+                // as they are.
+                let _ = self.thaw(background_copy.disks);
                 self.report_failure(&e);
             }
         }
-        self.answer_recall();
+        self.send_reattach_state();
     }
 
-    /// Decides whether the last snapshot happened. On failure the memory below is as before it, and the disks are put back before
-    /// the next one.
-    pub(super) fn settle(&mut self, happened: bool) -> Result<(), VmmError> {
-        match self.undecided.take() {
+    /// Commits the last snapshot, or aborts it. If aborting fails, the memory layers are as before
+    /// the snapshot, and the disks are thawed before the next one.
+    pub(super) fn commit_or_abort(&mut self, happened: bool) -> Result<(), VmmError> {
+        match self.prepared.take() {
             Some(snapshot) if !happened => {
                 self.machine.layers.pop();
                 self.thaw(snapshot.disks)
@@ -389,26 +398,26 @@ impl Vm {
 
     fn read_index(&self, file: &File) -> Result<LayerIndex, VmmError> {
         let failed = |e: io::Error| VmmError::host("reading the memory index", e);
-        let linear = Linear::new(&self.machine.memory)?;
+        let linear = LinearMemory::new(&self.machine.memory)?;
         let mut bytes = vec![0; LayerIndex::encoded_len(linear.chunks())];
         file.read_exact_at(&mut bytes, 0).map_err(failed)?;
         LayerIndex::decode(&bytes, MEMORY_CHUNK, linear.bytes())
             .map_err(|e| VmmError::host("reading the memory index", e))
     }
 
-    /// The snapshot is what lies below the VM from now on.
+    /// Makes the snapshot the VM's newest memory layer.
     fn complete(
         &mut self,
         mut report: SnapshotReport,
         began: Instant,
         files: MemoryFiles,
         index: LayerIndex,
-        hashes: Option<Hashes>,
+        hashes: Option<ChunkHashes>,
     ) -> SnapshotReport {
         report.stored = index.stored.count();
         report.zero = index.zero.count();
         report.total_us = micros(began);
-        self.machine.layers.push(Layer {
+        self.machine.layers.push(MemoryLayer {
             file: files.layer,
             index,
             hashes,
@@ -416,20 +425,20 @@ impl Vm {
         report
     }
 
-    /// Writes which chunks are present; returns how many.
+    /// Writes the set of present chunks; returns their number.
     pub(super) fn working_set(
         &self,
         index: FdIndex,
         pagemap: FdIndex,
         fds: Vec<OwnedFd>,
     ) -> Result<u64, VmmError> {
-        let mut fds = Descriptors::new(fds);
+        let mut fds = ReceivedFds::new(fds);
         let file = File::from(fds.take(index, "working set")?);
         let pagemap = File::from(fds.take(pagemap, "pagemap")?);
-        let linear = Linear::new(&self.machine.memory)?;
+        let linear = LinearMemory::new(&self.machine.memory)?;
         let failed = |e: &dyn std::fmt::Display| VmmError::host("recording the working set", e);
         let set = LayerIndex {
-            stored: scan(&pagemap, &linear, Pages::Present).map_err(|e| failed(&e))?,
+            stored: scan_pagemap(&pagemap, &linear, PageFilter::Present).map_err(|e| failed(&e))?,
             ..LayerIndex::empty(MEMORY_CHUNK, linear.bytes())
         };
         file.write_all_at(&set.encode(), 0)

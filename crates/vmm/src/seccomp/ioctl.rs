@@ -1,7 +1,7 @@
-//! Requests that threads of a VMM make by `ioctl` once they are confined.
+//! `ioctl` requests that confined threads of a VMM may make.
 //!
-//! All that KVM offers beyond them - new machines, vCPUs, memory slots, devices, routes of the event loop - and all
-//! requests of other drivers, sockets and terminals end the process.
+//! Other requests of KVM (new machines, vCPUs, memory slots, devices, routes by the event loop) and
+//! all requests of other drivers, sockets and terminals kill the process.
 
 use kvm_bindings::{
     kvm_clock_data, kvm_cpuid2, kvm_debugregs, kvm_irq_routing, kvm_lapic_state, kvm_mp_state,
@@ -11,7 +11,7 @@ use kvm_bindings::{
 /// Type of KVM's requests (include/uapi/linux/kvm.h).
 const KVMIO: u8 = 0xae;
 
-/// A request that threads of one kind may make.
+/// Request that threads of one kind may make.
 #[derive(Debug, Clone, Copy)]
 pub struct IoctlRequest {
     /// Name of the constant in the kernel's headers.
@@ -20,7 +20,8 @@ pub struct IoctlRequest {
     pub number: u32,
 }
 
-/// A request number from its parts: direction, type, number, size of its argument (include/uapi/asm-generic/ioctl.h).
+/// A request number from its parts: direction, type, number, size of its argument
+/// (include/uapi/asm-generic/ioctl.h).
 const fn request(direction: u32, kind: u8, number: u8, size: usize) -> u32 {
     assert!(size < 1 << 14);
     #[expect(
@@ -31,9 +32,9 @@ const fn request(direction: u32, kind: u8, number: u8, size: usize) -> u32 {
     direction << 30 | size << 16 | (kind as u32) << 8 | number as u32
 }
 
-const NONE: u32 = 0;
-const WRITE: u32 = 1;
-const READ: u32 = 2;
+const DIRECTION_NONE: u32 = 0;
+const DIRECTION_WRITE: u32 = 1;
+const DIRECTION_READ: u32 = 2;
 
 macro_rules! requests {
     ($($name:literal = $direction:expr, $kind:expr, $number:expr, $size:expr;)*) => {
@@ -44,28 +45,29 @@ macro_rules! requests {
     };
 }
 
-/// Requests of the threads that run vCPUs. The filter compares in this order, and nearly all are the first.
-pub const VCPU: &[IoctlRequest] = requests![
-    "KVM_RUN" = NONE, KVMIO, 0x80, 0;
-    "KVM_KVMCLOCK_CTRL" = NONE, KVMIO, 0xad, 0;
-    "KVM_SET_GSI_ROUTING" = WRITE, KVMIO, 0x6a, size_of::<kvm_irq_routing>();
-    "TUNSETOFFLOAD" = WRITE, b'T', 208, size_of::<libc::c_uint>();
-    "KVM_GET_REGS" = READ, KVMIO, 0x81, size_of::<kvm_regs>();
-    "KVM_GET_SREGS" = READ, KVMIO, 0x83, size_of::<kvm_sregs>();
-    "KVM_GET_MSRS" = READ | WRITE, KVMIO, 0x88, size_of::<kvm_msrs>();
-    "KVM_GET_LAPIC" = READ, KVMIO, 0x8e, size_of::<kvm_lapic_state>();
-    "KVM_GET_CPUID2" = READ | WRITE, KVMIO, 0x91, size_of::<kvm_cpuid2>();
-    "KVM_GET_MP_STATE" = READ, KVMIO, 0x98, size_of::<kvm_mp_state>();
-    "KVM_GET_VCPU_EVENTS" = READ, KVMIO, 0x9f, size_of::<kvm_vcpu_events>();
-    "KVM_GET_DEBUGREGS" = READ, KVMIO, 0xa1, size_of::<kvm_debugregs>();
-    "KVM_GET_XSAVE" = READ, KVMIO, 0xa4, size_of::<kvm_xsave>();
-    "KVM_GET_XCRS" = READ, KVMIO, 0xa6, size_of::<kvm_xcrs>();
+/// Requests of the threads that run vCPUs. The filter compares in this order, and nearly all are
+/// the first.
+pub const VCPU_IOCTLS: &[IoctlRequest] = requests![
+    "KVM_RUN" = DIRECTION_NONE, KVMIO, 0x80, 0;
+    "KVM_KVMCLOCK_CTRL" = DIRECTION_NONE, KVMIO, 0xad, 0;
+    "KVM_SET_GSI_ROUTING" = DIRECTION_WRITE, KVMIO, 0x6a, size_of::<kvm_irq_routing>();
+    "TUNSETOFFLOAD" = DIRECTION_WRITE, b'T', 208, size_of::<libc::c_uint>();
+    "KVM_GET_REGS" = DIRECTION_READ, KVMIO, 0x81, size_of::<kvm_regs>();
+    "KVM_GET_SREGS" = DIRECTION_READ, KVMIO, 0x83, size_of::<kvm_sregs>();
+    "KVM_GET_MSRS" = DIRECTION_READ | DIRECTION_WRITE, KVMIO, 0x88, size_of::<kvm_msrs>();
+    "KVM_GET_LAPIC" = DIRECTION_READ, KVMIO, 0x8e, size_of::<kvm_lapic_state>();
+    "KVM_GET_CPUID2" = DIRECTION_READ | DIRECTION_WRITE, KVMIO, 0x91, size_of::<kvm_cpuid2>();
+    "KVM_GET_MP_STATE" = DIRECTION_READ, KVMIO, 0x98, size_of::<kvm_mp_state>();
+    "KVM_GET_VCPU_EVENTS" = DIRECTION_READ, KVMIO, 0x9f, size_of::<kvm_vcpu_events>();
+    "KVM_GET_DEBUGREGS" = DIRECTION_READ, KVMIO, 0xa1, size_of::<kvm_debugregs>();
+    "KVM_GET_XSAVE" = DIRECTION_READ, KVMIO, 0xa4, size_of::<kvm_xsave>();
+    "KVM_GET_XCRS" = DIRECTION_READ, KVMIO, 0xa6, size_of::<kvm_xcrs>();
 ];
 
 /// Requests of the event loop.
-pub const MAIN: &[IoctlRequest] = requests![
-    "KVM_GET_CLOCK" = READ, KVMIO, 0x7c, size_of::<kvm_clock_data>();
-    "PAGEMAP_SCAN" = READ | WRITE, b'f', 16, 96;
+pub const MAIN_IOCTLS: &[IoctlRequest] = requests![
+    "KVM_GET_CLOCK" = DIRECTION_READ, KVMIO, 0x7c, size_of::<kvm_clock_data>();
+    "PAGEMAP_SCAN" = DIRECTION_READ | DIRECTION_WRITE, b'f', 16, 96;
 ];
 
 #[cfg(test)]
@@ -75,7 +77,7 @@ mod tests {
     #[test]
     fn requests_have_the_numbers_of_the_kernels_headers() {
         let of = |name: &str| {
-            let all = VCPU.iter().chain(MAIN);
+            let all = VCPU_IOCTLS.iter().chain(MAIN_IOCTLS);
             all.clone().find(|r| r.name == name).unwrap().number
         };
         assert_eq!(of("KVM_RUN"), 0xae80);

@@ -1,9 +1,10 @@
-//! virtio-balloon (virtio 1.2 section 5.5): the guest gives memory back, on request (inflate) or as it frees it
-//! (free page reporting). Pages given back are dropped with `MADV_DONTNEED`: in private guest memory they cost the
-//! host nothing until they are touched again, and then hold zeroes or what the snapshot below holds.
+//! virtio-balloon (virtio 1.2 section 5.5): the guest returns memory, on request (inflate) or as it
+//! frees it (free page reporting). Returned pages are dropped with `MADV_DONTNEED`: in private
+//! guest memory they cost the host nothing until they are touched again, and then hold zeroes or
+//! the content of the snapshot below.
 
 use super::device::RingState;
-use super::device::chain::{Again, Buffers, check_queue, drain};
+use super::device::chain::{DeferredKick, GuestBuffers, check_queue, drain};
 use super::{Activation, DeviceError, Interrupt, VirtioDevice};
 use crate::GuestMemory;
 use nix::sys::epoll::EpollFlags;
@@ -17,11 +18,11 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileSlice};
 const F_DEFLATE_ON_OOM: u64 = 1 << 2;
 const F_REPORTING: u64 = 1 << 5;
 
-const INFLATE: usize = 0;
-const DEFLATE: usize = 1;
-/// The specification numbers this queue 4. Linux counts only the queues whose features were negotiated, and so does
-/// every device it meets: without statistics and free page hints it is 2.
-const REPORTING: usize = 2;
+const INFLATE_QUEUE: usize = 0;
+const DEFLATE_QUEUE: usize = 1;
+/// Number 4 in the specification. Linux counts only the queues whose features were negotiated, and
+/// devices do the same: without statistics and free page hints it is 2.
+const REPORTING_QUEUE: usize = 2;
 const QUEUE_SIZES: [u16; 3] = [128, 128, 128];
 
 /// Balloon pages are 4 KiB whatever the guest's page size is.
@@ -29,10 +30,10 @@ const PAGE_SHIFT: u32 = 12;
 const PAGES_PER_MIB: u32 = 1 << (20 - PAGE_SHIFT);
 /// Most page numbers in one request; Linux sends at most 256.
 const MAX_PFNS: usize = 4096;
-/// Most bytes of page numbers before the event loop gets its turn.
-const BUDGET: usize = 16 << 10;
+/// Most bytes of page numbers served before control returns to the event loop.
+const BUDGET_BYTES: usize = 16 << 10;
 
-struct Active {
+struct ActiveBalloon {
     memory: GuestMemory,
     queues: Vec<Queue>,
     interrupt: Arc<dyn Interrupt>,
@@ -42,22 +43,22 @@ struct Active {
 pub struct Balloon {
     target_pages: u32,
     actual_pages: u32,
-    active: Option<Active>,
-    again: Again,
+    active: Option<ActiveBalloon>,
+    deferred_kick: DeferredKick,
 }
 
 impl Balloon {
-    /// An empty balloon; fails only if the host is out of descriptors.
+    /// Creates an empty balloon; fails only if the host is out of descriptors.
     pub fn new() -> Result<Self, DeviceError> {
         Ok(Self {
             target_pages: 0,
             actual_pages: 0,
             active: None,
-            again: Again::new()?,
+            deferred_kick: DeferredKick::new()?,
         })
     }
 
-    /// Asks the guest to give back `mib` MiB in all; 0 lets it have everything again.
+    /// Asks the guest to return `mib` MiB in all; 0 gives everything back to it.
     pub fn set_target(&mut self, mib: u32) {
         let pages = mib.saturating_mul(PAGES_PER_MIB);
         if pages != self.target_pages {
@@ -68,12 +69,13 @@ impl Balloon {
         }
     }
 
-    /// MiB that the guest says the balloon holds.
+    /// MiB in the balloon, as reported by the guest.
     pub fn actual_mib(&self) -> u32 {
         self.actual_pages / PAGES_PER_MIB
     }
 
-    /// `struct virtio_balloon_config` up to where unoffered features begin: `num_pages`, `actual`.
+    /// `struct virtio_balloon_config` up to the fields of unoffered features: `num_pages`,
+    /// `actual`.
     fn config(&self) -> [u8; 8] {
         let mut config = [0; 8];
         config[..4].copy_from_slice(&self.target_pages.to_le_bytes());
@@ -83,7 +85,7 @@ impl Balloon {
 }
 
 /// The page numbers of an inflate or deflate request as ascending runs without overlap.
-fn runs(buffers: &Buffers<'_>) -> Result<Vec<Range<u64>>, DeviceError> {
+fn page_runs(buffers: &GuestBuffers<'_>) -> Result<Vec<Range<u64>>, DeviceError> {
     if buffers.is_empty() || !buffers.len().is_multiple_of(4) || buffers.len() > MAX_PFNS * 4 {
         return Err(DeviceError::Guest(format!(
             "{} bytes of page numbers",
@@ -95,14 +97,14 @@ fn runs(buffers: &Buffers<'_>) -> Result<Vec<Range<u64>>, DeviceError> {
     let (numbers, _) = bytes.as_chunks();
     let mut pfns: Vec<u32> = numbers.iter().map(|&n| u32::from_le_bytes(n)).collect();
     pfns.sort_unstable();
-    let mut runs: Vec<Range<u64>> = Vec::new();
+    let mut page_runs: Vec<Range<u64>> = Vec::new();
     for pfn in pfns.into_iter().map(u64::from) {
-        match runs.last_mut() {
+        match page_runs.last_mut() {
             Some(run) if pfn <= run.end => run.end = run.end.max(pfn + 1),
-            _ => runs.push(pfn..pfn + 1),
+            _ => page_runs.push(pfn..pfn + 1),
         }
     }
-    Ok(runs)
+    Ok(page_runs)
 }
 
 /// Drops the whole host pages inside `slice`.
@@ -116,9 +118,9 @@ fn drop_pages(slice: &VolatileSlice<'_>) -> Result<(), DeviceError> {
     if bytes == 0 {
         return Ok(());
     }
-    // SAFETY: `skip..skip + bytes` lies inside the slice, which is guest memory mapped for as long as it is
-    // borrowed. Guest memory is only ever reached through volatile accesses and system calls, so its content may
-    // change under them at any time.
+    // SAFETY: `skip..skip + bytes` lies inside the slice, which is guest memory mapped for as long
+    // as it is borrowed. Guest memory is only ever reached through volatile accesses and system
+    // calls, so its content may change under them at any time.
     let result =
         unsafe { libc::madvise(guard.as_ptr().add(skip).cast(), bytes, libc::MADV_DONTNEED) };
     if result != 0 {
@@ -128,8 +130,8 @@ fn drop_pages(slice: &VolatileSlice<'_>) -> Result<(), DeviceError> {
     Ok(())
 }
 
-fn inflate(memory: &GuestMemory, buffers: &Buffers<'_>) -> Result<(), DeviceError> {
-    for run in runs(buffers)? {
+fn inflate(memory: &GuestMemory, buffers: &GuestBuffers<'_>) -> Result<(), DeviceError> {
+    for run in page_runs(buffers)? {
         let pages = usize::try_from(run.end - run.start).unwrap_or(usize::MAX);
         let start = GuestAddress(run.start << PAGE_SHIFT);
         let slices = memory.get_slices(start, pages.saturating_mul(1 << PAGE_SHIFT));
@@ -142,7 +144,7 @@ fn inflate(memory: &GuestMemory, buffers: &Buffers<'_>) -> Result<(), DeviceErro
     Ok(())
 }
 
-fn only(wanted: &Buffers<'_>, other: &Buffers<'_>) -> Result<(), DeviceError> {
+fn check_direction(wanted: &GuestBuffers<'_>, other: &GuestBuffers<'_>) -> Result<(), DeviceError> {
     if !other.is_empty() || wanted.is_empty() {
         return Err(DeviceError::Guest("buffers of the wrong direction".into()));
     }
@@ -192,8 +194,8 @@ impl VirtioDevice for Balloon {
         for queue in &activation.queues {
             check_queue(queue, &activation.memory)?;
         }
-        self.again.start(activation.poller)?;
-        self.active = Some(Active {
+        self.deferred_kick.start(activation.poller)?;
+        self.active = Some(ActiveBalloon {
             memory: activation.memory,
             queues: activation.queues,
             interrupt: activation.interrupt,
@@ -223,7 +225,7 @@ impl VirtioDevice for Balloon {
     fn reset(&mut self) {
         self.active = None;
         self.actual_pages = 0;
-        self.again.stop();
+        self.deferred_kick.stop();
     }
 
     fn queue_event(&mut self, index: usize) -> Result<(), DeviceError> {
@@ -235,19 +237,19 @@ impl VirtioDevice for Balloon {
             return Ok(());
         };
         let left = match index {
-            INFLATE => drain(queue, memory, interrupt, BUDGET, |chain| {
-                only(&chain.readable, &chain.writable)?;
+            INFLATE_QUEUE => drain(queue, memory, interrupt, BUDGET_BYTES, |chain| {
+                check_direction(&chain.readable, &chain.writable)?;
                 inflate(memory, &chain.readable)?;
                 Ok(0)
             }),
-            // The pages come back by being touched.
-            DEFLATE => drain(queue, memory, interrupt, BUDGET, |chain| {
-                only(&chain.readable, &chain.writable)?;
+            // Pages return when the guest touches them.
+            DEFLATE_QUEUE => drain(queue, memory, interrupt, BUDGET_BYTES, |chain| {
+                check_direction(&chain.readable, &chain.writable)?;
                 Ok(0)
             }),
             // Each buffer is itself the free memory; work is bounded by the number of buffers.
-            REPORTING => drain(queue, memory, interrupt, usize::MAX, |chain| {
-                only(&chain.writable, &chain.readable)?;
+            REPORTING_QUEUE => drain(queue, memory, interrupt, usize::MAX, |chain| {
+                check_direction(&chain.writable, &chain.readable)?;
                 for slice in chain.writable.slices() {
                     drop_pages(slice)?;
                 }
@@ -256,14 +258,14 @@ impl VirtioDevice for Balloon {
             _ => Ok(false),
         }?;
         if left {
-            self.again.schedule(index)?;
+            self.deferred_kick.schedule(index)?;
         }
         Ok(())
     }
 
     fn host_event(&mut self, token: u32, _flags: EpollFlags) -> Result<(), DeviceError> {
-        if token == Again::TOKEN {
-            let queues = self.again.take();
+        if token == DeferredKick::TOKEN {
+            let queues = self.deferred_kick.take();
             for index in (0..QUEUE_SIZES.len()).filter(|i| queues >> i & 1 == 1) {
                 self.queue_event(index)?;
             }
@@ -273,5 +275,4 @@ impl VirtioDevice for Balloon {
 }
 
 #[cfg(test)]
-#[path = "balloon_tests.rs"]
 mod tests;

@@ -1,29 +1,29 @@
-//! virtio-blk (virtio 1.2 section 5.2): a disk of the guest, its data moved by vectored I/O straight between guest
-//! memory and the page cache.
+//! virtio-blk (virtio 1.2 section 5.2): a disk of the guest. Vectored I/O moves its data directly
+//! between guest memory and the page cache.
 
 mod disk;
-mod limiter;
 mod overlay;
 mod request;
 mod throttle;
+mod token_bucket;
 
-pub use disk::Backend;
-pub use throttle::SharedLimiter;
+pub use disk::DiskBackend;
+pub use throttle::SharedDiskLimiter;
 
 use super::device::RingState;
-use super::device::chain::{Again, Left, check_queue, drain_held};
+use super::device::chain::{DeferredKick, DrainStatus, check_queue, drain_throttled};
 use super::{Activation, DeviceError, Interrupt, VirtioDevice};
 use crate::GuestMemory;
-use disk::{BLOCK, Disk, SECTOR};
+use disk::{BLOCK_BYTES, Disk, SECTOR_BYTES};
 use jiffy_proto::layer::LayerIndex;
-use limiter::Work;
 use nix::sys::epoll::EpollFlags;
-use request::Server;
+use request::RequestServer;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use throttle::Throttle;
+use throttle::DiskThrottle;
+use token_bucket::DiskWork;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
@@ -40,12 +40,12 @@ const ID_BYTES: usize = 20;
 const MAX_DISCARD_SECTORS: u32 = 1 << 21;
 /// Most segments in one discard or write-zeroes request.
 const MAX_DISCARD_SEGMENTS: usize = 16;
-/// Most data moved before the event loop gets its turn.
-const BUDGET: usize = 8 << 20;
+/// Most bytes moved before control returns to the event loop.
+const BUDGET_BYTES: usize = 8 << 20;
 /// Bytes of `struct virtio_blk_config` up to the end of the write-zeroes fields.
-const CONFIG: usize = 60;
+const CONFIG_BYTES: usize = 60;
 
-/// A block device that cannot be.
+/// Failure to create a block device.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockError {
     /// The files are no disk.
@@ -53,7 +53,7 @@ pub enum BlockError {
     Disk {
         /// Device name.
         name: String,
-        /// What was wrong.
+        /// Error of the files.
         #[source]
         cause: std::io::Error,
     },
@@ -62,31 +62,31 @@ pub enum BlockError {
     Device(#[from] DeviceError),
 }
 
-struct Active {
+struct ActiveBlock {
     memory: GuestMemory,
     queue: Queue,
     interrupt: Arc<dyn Interrupt>,
 }
 
-/// A block device.
+/// Block device.
 pub struct Block {
     name: String,
     disk: Disk,
     flush_to_host: bool,
-    active: Option<Active>,
-    again: Again,
-    /// None: it is as fast as it can be.
-    throttle: Option<Throttle>,
-    /// Why the host failed, until it is told.
+    active: Option<ActiveBlock>,
+    deferred_kick: DeferredKick,
+    /// Rate limit; none: unlimited.
+    throttle: Option<DiskThrottle>,
+    /// Failure of the host's files that is not reported yet.
     warning: Option<String>,
-    /// Whether it was told once.
+    /// True once a failure was reported; only the first is.
     warned: bool,
 }
 
 impl Block {
-    /// A disk called `name` (`blk0`, ...) over files whose size is a multiple of 512 bytes. The first 20 bytes of the
-    /// name are the disk's serial in the guest.
-    pub fn new(name: impl Into<String>, backend: Backend) -> Result<Self, BlockError> {
+    /// Creates a disk called `name` (`blk0`, ...) over files whose size is a multiple of 512 bytes.
+    /// The first 20 bytes of the name are the disk's serial in the guest.
+    pub fn new(name: impl Into<String>, backend: DiskBackend) -> Result<Self, BlockError> {
         let name = name.into();
         let disk = match Disk::new(backend) {
             Ok(disk) => disk,
@@ -97,40 +97,42 @@ impl Block {
             disk,
             flush_to_host: false,
             active: None,
-            again: Again::new()?,
+            deferred_kick: DeferredKick::new()?,
             throttle: None,
             warning: None,
             warned: false,
         })
     }
 
-    /// The same as disk number `disk` (below 64) of a guest whose disks are no faster together than `limiter` allows. A request
-    /// that is too early stays in its queue, which nobody looks at before its time.
-    pub fn limited(mut self, limiter: SharedLimiter, disk: u32) -> Result<Self, BlockError> {
-        self.throttle = Some(Throttle::new(limiter, disk)?);
+    /// Limits the disk, number `disk` (below 64) of its guest, with `limiter`, which the guest's
+    /// disks share. A request that exceeds the limit stays in its queue until the timer fires.
+    pub fn limited(mut self, limiter: SharedDiskLimiter, disk: u32) -> Result<Self, BlockError> {
+        self.throttle = Some(DiskThrottle::new(limiter, disk)?);
         Ok(self)
     }
 
-    /// Whether a flush of the guest reaches the host's storage. By default it does not, and the guest is told that
-    /// there is nothing to flush: the host's page cache outlives any guest, and a sandbox does not outlive its host.
+    /// Sets if a flush of the guest reaches the host's storage. By default it does not, and the
+    /// device offers no flush: the host's page cache outlives any guest, and a sandbox does not
+    /// outlive its host.
     ///
-    /// Nothing turns it on in a VMM yet, and so its filter ([`crate::seccomp`]) has no call for it.
+    /// A VMM never turns it on, so its filter ([`crate::seccomp`]) allows no call for it.
     pub fn flush_to_host(mut self, yes: bool) -> Self {
         self.flush_to_host = yes;
         self
     }
 
-    /// Which 4 KiB blocks the overlay holds: block `n` is bit `n % 64` of word `n / 64`. Empty without overlay.
+    /// Bit set of the 4 KiB blocks in the overlay: block `n` is bit `n % 64` of word `n / 64`.
+    /// Empty without overlay.
     pub fn owned_blocks(&self) -> &[u64] {
         self.disk.owned_blocks()
     }
 
-    /// Whether the guest can write, and so whether the disk has an overlay to freeze.
+    /// Returns true if the guest can write, so that the disk has an overlay to freeze.
     pub fn writable(&self) -> bool {
         !self.disk.read_only()
     }
 
-    /// Another descriptor of the file that takes the guest's writes.
+    /// Duplicates the descriptor of the file that takes the guest's writes.
     pub fn overlay(&self) -> io::Result<Option<OwnedFd>> {
         self.disk
             .overlay()
@@ -139,7 +141,8 @@ impl Block {
             .transpose()
     }
 
-    /// Makes what the guest wrote a layer and lets it write to `overlay`, an empty file. Returns the layer's index.
+    /// Makes the guest's writes a layer and directs further ones to `overlay`, an empty file.
+    /// Returns the layer's index.
     pub fn freeze(&mut self, overlay: File) -> io::Result<LayerIndex> {
         self.disk.freeze(overlay)
     }
@@ -155,10 +158,10 @@ impl Block {
     }
 
     /// `struct virtio_blk_config` (5.2.4).
-    fn config(&self) -> [u8; CONFIG] {
-        let mut config = [0; CONFIG];
+    fn config(&self) -> [u8; CONFIG_BYTES] {
+        let mut config = [0; CONFIG_BYTES];
         let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, &(self.disk.bytes() / SECTOR).to_le_bytes());
+        put(0, &(self.disk.bytes() / SECTOR_BYTES).to_le_bytes());
         put(12, &SEG_MAX.to_le_bytes());
         put(20, &512u32.to_le_bytes());
         // Physical block 2^3 sectors, best I/O size 8 sectors, so that writes own whole blocks.
@@ -170,7 +173,9 @@ impl Block {
             put(40, &segments.to_le_bytes());
             put(
                 44,
-                &u32::try_from(BLOCK / SECTOR).unwrap_or(1).to_le_bytes(),
+                &u32::try_from(BLOCK_BYTES / SECTOR_BYTES)
+                    .unwrap_or(1)
+                    .to_le_bytes(),
             );
             put(48, &MAX_DISCARD_SECTORS.to_le_bytes());
             put(52, &segments.to_le_bytes());
@@ -225,8 +230,8 @@ impl VirtioDevice for Block {
         if let Some(throttle) = &mut self.throttle {
             throttle.start(activation.poller.clone())?;
         }
-        self.again.start(activation.poller)?;
-        self.active = Some(Active {
+        self.deferred_kick.start(activation.poller)?;
+        self.active = Some(ActiveBlock {
             memory: activation.memory,
             queue,
             interrupt: activation.interrupt,
@@ -243,7 +248,7 @@ impl VirtioDevice for Block {
 
     fn reset(&mut self) {
         self.active = None;
-        self.again.stop();
+        self.deferred_kick.stop();
         if let Some(throttle) = &mut self.throttle {
             throttle.stop();
         }
@@ -257,7 +262,7 @@ impl VirtioDevice for Block {
         for (to, from) in id.iter_mut().zip(self.name.bytes()) {
             *to = from;
         }
-        let mut server = Server {
+        let mut server = RequestServer {
             disk: &mut self.disk,
             id,
             flush_to_host: self.flush_to_host,
@@ -265,19 +270,19 @@ impl VirtioDevice for Block {
             zeroed: 0,
         };
         let throttle = self.throttle.as_ref();
-        let left = drain_held(
+        let left = drain_throttled(
             &mut active.queue,
             &active.memory,
             active.interrupt.as_ref(),
-            BUDGET,
-            || throttle.and_then(Throttle::hold),
+            BUDGET_BYTES,
+            || throttle.and_then(DiskThrottle::wait_for_tokens),
             |chain| {
                 let bytes = chain.readable.len() + chain.writable.len();
                 let written = server.serve(chain);
                 if let Some(throttle) = throttle {
-                    throttle.charge(Work {
+                    throttle.charge(DiskWork {
                         bytes: u64::try_from(bytes).unwrap_or(u64::MAX),
-                        // Each piece that is zeroed is an operation of the host's file system.
+                        // Each zeroed segment is an operation of the host's file system.
                         requests: std::mem::take(&mut server.zeroed).max(1),
                     });
                 }
@@ -292,9 +297,9 @@ impl VirtioDevice for Block {
             ));
         }
         match (left, &mut self.throttle) {
-            (Left::Held(wait), Some(throttle)) => throttle.wake_after(wait),
-            (Left::Nothing, _) => Ok(()),
-            _ => self.again.schedule(0),
+            (DrainStatus::Throttled(wait), Some(throttle)) => throttle.wake_after(wait),
+            (DrainStatus::Drained, _) => Ok(()),
+            _ => self.deferred_kick.schedule(0),
         }
     }
 
@@ -304,8 +309,8 @@ impl VirtioDevice for Block {
 
     fn host_event(&mut self, token: u32, _flags: EpollFlags) -> Result<(), DeviceError> {
         match token {
-            Throttle::TOKEN => self.queue_event(0),
-            Again::TOKEN if self.again.take() != 0 => self.queue_event(0),
+            DiskThrottle::TOKEN => self.queue_event(0),
+            DeferredKick::TOKEN if self.deferred_kick.take() != 0 => self.queue_event(0),
             _ => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! The virtio-mmio transport (virtio 1.2 section 4.2, version 2 only).
+//! Virtio-mmio transport (virtio 1.2 section 4.2, version 2 only).
 
 mod state;
 
@@ -20,19 +20,19 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::EventFd;
 
-const MAGIC: u32 = 0x7472_6976;
-const VERSION: u32 = 2;
-/// "JIFF": tells our guest kernel that queue interrupts are edges which need neither the status register nor an
-/// acknowledgement, which saves two exits on every interrupt.
+const MAGIC_VALUE: u32 = 0x7472_6976;
+const MMIO_VERSION: u32 = 2;
+/// "JIFF": tells our guest kernel that queue interrupts are edges that need neither the status
+/// register nor an acknowledgement. This saves two exits per interrupt.
 const VENDOR_QUIET: u32 = 0x4646_494a;
 const VENDOR_PLAIN: u32 = 0;
 
 /// Offset of the register that kicks a queue; also the address of its ioeventfd.
 pub const QUEUE_NOTIFY: u64 = 0x50;
-const CONFIG_SPACE: u64 = 0x100;
-const INTERRUPT_QUEUE: u32 = 1;
-const INTERRUPT_CONFIG: u32 = 2;
-const STATUS_KNOWN: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE
+const CONFIG_SPACE_OFFSET: u64 = 0x100;
+const INTERRUPT_BIT_QUEUE: u32 = 1;
+const INTERRUPT_BIT_CONFIG: u32 = 2;
+const STATUS_KNOWN_BITS: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE
     | VIRTIO_CONFIG_S_DRIVER
     | VIRTIO_CONFIG_S_DRIVER_OK
     | VIRTIO_CONFIG_S_FEATURES_OK
@@ -46,7 +46,7 @@ pub struct IrqLine {
 }
 
 impl IrqLine {
-    /// A line that fires `fd`.
+    /// Creates a line that fires `fd`.
     pub fn new(fd: EventFd) -> Self {
         Self {
             status: AtomicU32::new(0),
@@ -57,23 +57,24 @@ impl IrqLine {
 
     fn raise(&self, bit: u32) {
         self.status.fetch_or(bit, Ordering::SeqCst);
-        // An eventfd write only fails when the counter is full, and then the interrupt is pending already.
+        // An eventfd write fails only when the counter is full, and then the interrupt is pending
+        // already.
         let _ = self.fd.write(1);
     }
 }
 
 impl Interrupt for IrqLine {
     fn queue(&self) {
-        self.raise(INTERRUPT_QUEUE);
+        self.raise(INTERRUPT_BIT_QUEUE);
     }
 
     fn config(&self) {
         self.generation.fetch_add(1, Ordering::SeqCst);
-        self.raise(INTERRUPT_CONFIG);
+        self.raise(INTERRUPT_BIT_CONFIG);
     }
 }
 
-/// What the driver said about a queue.
+/// Queue addresses and size, set by the driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct QueueSetup {
     size: u16,
@@ -83,7 +84,7 @@ struct QueueSetup {
     used: u64,
 }
 
-/// A device behind its register page.
+/// Device behind its register page.
 pub struct MmioDevice {
     device: Box<dyn VirtioDevice>,
     memory: GuestMemory,
@@ -100,7 +101,7 @@ pub struct MmioDevice {
 }
 
 impl MmioDevice {
-    /// A device in reset.
+    /// Creates a device in the reset state.
     pub fn new(
         device: Box<dyn VirtioDevice>,
         memory: GuestMemory,
@@ -134,17 +135,17 @@ impl MmioDevice {
         self.queues.len()
     }
 
-    /// Whether a failure waits to be taken.
+    /// Returns true if a failure is not reported yet.
     pub fn has_failure(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// Takes the reason of a failure that nobody was told of yet.
+    /// Takes the reason of a failure that is not reported yet.
     pub fn take_failure(&mut self) -> Option<String> {
         self.failure.take()
     }
 
-    /// Takes what the sandbox's owner is to be told of the host beneath the device.
+    /// Takes a warning to the sandbox's owner about the host's files below the device.
     pub fn take_warning(&mut self) -> Option<String> {
         self.device.take_warning()
     }
@@ -159,7 +160,7 @@ impl MmioDevice {
     /// Register or configuration read from the guest.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
-        if let Some(offset) = offset.checked_sub(CONFIG_SPACE) {
+        if let Some(offset) = offset.checked_sub(CONFIG_SPACE_OFFSET) {
             return self.device.read_config(offset, data);
         }
         if data.len() == 4 {
@@ -169,18 +170,18 @@ impl MmioDevice {
 
     fn register(&self, offset: u64) -> u32 {
         match offset {
-            0x00 => MAGIC,
-            0x04 => VERSION,
+            0x00 => MAGIC_VALUE,
+            0x04 => MMIO_VERSION,
             0x08 => self.device.device_id(),
             0x0c if self.device.quiet_interrupts() => VENDOR_QUIET,
             0x0c => VENDOR_PLAIN,
-            0x10 => half(self.features(), self.feature_page),
+            0x10 => u32_half(self.features(), self.feature_page),
             0x34 => self
-                .selected()
+                .selected_queue()
                 .and_then(|at| self.device.queue_sizes().get(at))
                 .map_or(0, |&size| u32::from(size)),
             0x44 => self
-                .selected()
+                .selected_queue()
                 .map_or(0, |at| u32::from(self.queues[at].ready)),
             0x60 => self.irq.status.load(Ordering::SeqCst),
             0x70 => self.status,
@@ -189,7 +190,7 @@ impl MmioDevice {
         }
     }
 
-    fn selected(&self) -> Option<usize> {
+    fn selected_queue(&self) -> Option<usize> {
         usize::try_from(self.queue_select)
             .ok()
             .filter(|&at| at < self.queues.len())
@@ -197,7 +198,7 @@ impl MmioDevice {
 
     /// Register or configuration write from the guest.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
-        if let Some(offset) = offset.checked_sub(CONFIG_SPACE) {
+        if let Some(offset) = offset.checked_sub(CONFIG_SPACE_OFFSET) {
             if self.status & VIRTIO_CONFIG_S_DRIVER != 0 {
                 self.device.write_config(offset, data);
             }
@@ -232,7 +233,9 @@ impl MmioDevice {
     }
 
     fn set_up_queue(&mut self, offset: u64, value: u32) {
-        let Some(at) = self.selected() else { return };
+        let Some(at) = self.selected_queue() else {
+            return;
+        };
         if self.active {
             return;
         }
@@ -255,8 +258,9 @@ impl MmioDevice {
             return self.reset();
         }
         let kept = self.status & VIRTIO_CONFIG_S_NEEDS_RESET;
-        // Bits are only ever added between resets; features the device did not offer are not accepted.
-        let mut status = (self.status | value) & STATUS_KNOWN;
+        // Bits are only ever added between resets; features the device did not offer are not
+        // accepted.
+        let mut status = (self.status | value) & STATUS_KNOWN_BITS;
         if self.driver_features & !self.features() != 0 {
             status &= !VIRTIO_CONFIG_S_FEATURES_OK;
         }
@@ -270,7 +274,7 @@ impl MmioDevice {
         }
     }
 
-    /// Hands the queues to the device, which goes on from `rings`, or begins where there is none.
+    /// Hands the queues to the device, which continues from `rings`, or starts if there are none.
     fn activate(&mut self, rings: &[RingState]) -> Result<(), DeviceError> {
         let mut queues = Vec::with_capacity(self.queues.len());
         for (setup, &max) in self.queues.iter().zip(self.device.queue_sizes()) {
@@ -325,22 +329,28 @@ impl MmioDevice {
         self.serve(|device| device.queue_event(index));
     }
 
-    /// Runs `work` on the device if it is a `T` in service; its driver may not be up, or it may have failed.
-    pub fn with<T: VirtioDevice>(&mut self, work: impl FnOnce(&mut T) -> Result<(), DeviceError>) {
+    /// Runs `work` on the device if it is a `T` in service, with its driver up and without failure.
+    pub fn update<T: VirtioDevice>(
+        &mut self,
+        work: impl FnOnce(&mut T) -> Result<(), DeviceError>,
+    ) {
         self.serve(|device| {
             let any: &mut dyn Any = device;
             any.downcast_mut().map_or(Ok(()), work)
         });
     }
 
-    /// Looks at the device if it is a `T`, in service or not.
-    pub fn peek<T: VirtioDevice, R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
+    /// Reads the device if it is a `T`, in service or not.
+    pub fn device_ref<T: VirtioDevice, R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
         let any: &dyn Any = self.device.as_ref();
         any.downcast_ref().map(look)
     }
 
     /// Changes the device if it is a `T`, in service or not.
-    pub fn poke<T: VirtioDevice, R>(&mut self, change: impl FnOnce(&mut T) -> R) -> Option<R> {
+    pub fn device_mut<T: VirtioDevice, R>(
+        &mut self,
+        change: impl FnOnce(&mut T) -> R,
+    ) -> Option<R> {
         let any: &mut dyn Any = self.device.as_mut();
         any.downcast_mut().map(change)
     }
@@ -362,7 +372,7 @@ fn build_queue(
     if !setup.ready {
         return Ok(queue);
     }
-    let halves = |v: u64| (Some(half(v, 0)), Some(half(v, 1)));
+    let halves = |v: u64| (Some(u32_half(v, 0)), Some(u32_half(v, 1)));
     queue.set_size(setup.size);
     let (low, high) = halves(setup.descriptors);
     queue.set_desc_table_address(low, high);
@@ -380,7 +390,7 @@ fn build_queue(
     Ok(queue)
 }
 
-fn half(value: u64, page: u32) -> u32 {
+fn u32_half(value: u64, page: u32) -> u32 {
     let b = value.to_le_bytes();
     match page {
         0 => u32::from_le_bytes([b[0], b[1], b[2], b[3]]),

@@ -1,21 +1,21 @@
-//! virtio-net (virtio 1.2 section 5.1): a network card whose other end is a tap device.
+//! virtio-net (virtio 1.2 section 5.1): a network interface backed by a tap device.
 
 mod header;
-mod rx;
+mod receive;
 mod tap;
 
 use super::device::RingState;
-use super::device::chain::{Again, Chain, check_queue, drain};
+use super::device::chain::{DeferredKick, DescriptorChain, check_queue, drain};
 use super::{Activation, DeviceError, Interrupt, VirtioDevice};
 use crate::GuestMemory;
 use crate::poll::SlotPoller;
-use header::HEADER;
+use header::HEADER_BYTES;
 use nix::sys::epoll::EpollFlags;
-use rx::{Receiver, Receiving};
+use receive::{FrameReceiver, ReceiveQueue};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use tap::{Offloads, Tap};
+use tap::{Tap, TapOffloads};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
@@ -24,24 +24,24 @@ use virtio_bindings::virtio_net::{
 };
 use virtio_queue::Queue;
 
-const RX: usize = 0;
-const TX: usize = 1;
+const RX_QUEUE: usize = 0;
+const TX_QUEUE: usize = 1;
 const QUEUE_SIZES: [u16; 2] = [256, 256];
 /// Largest frame with its header: 64 KiB of IP, 14 bytes of Ethernet and 12 of header (5.1.6.3.1).
-const MAX_FRAME: usize = 65_562;
-/// Most bytes sent before the event loop gets its turn.
-const TX_BUDGET: usize = 2 << 20;
-/// What the event loop reports the tap as.
-const TAP: u32 = 0;
+const MAX_FRAME_BYTES: usize = 65_562;
+/// Most bytes sent before control returns to the event loop.
+const TX_BUDGET_BYTES: usize = 2 << 20;
+/// Token of the tap in the event loop.
+const TAP_TOKEN: u32 = 0;
 const MIN_MTU: u16 = 68;
 
-/// A network card that cannot be.
+/// Failure to create a network interface.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
     /// The descriptor is no usable tap.
     #[error("tap: {0}")]
     Tap(#[from] std::io::Error),
-    /// No IP goes through so small a card.
+    /// The MTU is too small for IP.
     #[error("mtu {0}: less than 68")]
     Mtu(u16),
     /// The host has no descriptor left.
@@ -49,12 +49,12 @@ pub enum NetError {
     Device(#[from] DeviceError),
 }
 
-/// What a card did since it was made.
+/// Counters of an interface since its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct NetCounters {
     /// Frames given to the guest.
     pub rx_frames: u64,
-    /// Frames that no buffers of the guest could hold.
+    /// Frames too large for the guest's buffers.
     pub rx_dropped: u64,
     /// Frames given to the tap.
     pub tx_frames: u64,
@@ -65,13 +65,13 @@ pub struct Counters {
 }
 
 #[derive(Debug, Default)]
-struct Sender {
+struct FrameSender {
     frames: u64,
     dropped: u64,
     errors: u64,
 }
 
-struct Active {
+struct ActiveNet {
     memory: GuestMemory,
     queues: Vec<Queue>,
     interrupt: Arc<dyn Interrupt>,
@@ -79,25 +79,26 @@ struct Active {
     poller: SlotPoller,
 }
 
-/// A network card.
+/// Network interface.
 pub struct Net {
     tap: Tap,
     mac: [u8; 6],
     mtu: u16,
-    active: Option<Active>,
-    again: Again,
-    rx: Receiver,
-    tx: Sender,
+    active: Option<ActiveNet>,
+    deferred_kick: DeferredKick,
+    rx: FrameReceiver,
+    tx: FrameSender,
 }
 
 impl Net {
-    /// A card over a tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`; `mac` and `mtu` (at least 68) are what the
-    /// guest sees.
+    /// Creates an interface over a tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`; the guest
+    /// sees `mac` and `mtu` (at least 68).
     pub fn new(tap: File, mac: [u8; 6], mtu: u16) -> Result<Self, NetError> {
         Self::over(Tap::new(tap)?, mac, mtu)
     }
 
-    /// A card over a datagram socket that stands for a tap: every datagram is a frame with its 12-byte header.
+    /// Creates an interface over a datagram socket instead of a tap: every datagram is a frame with
+    /// its 12-byte header.
     #[cfg(any(test, feature = "testing"))]
     pub fn over_datagrams(socket: File, mac: [u8; 6], mtu: u16) -> Result<Self, NetError> {
         Self::over(Tap::datagrams(socket)?, mac, mtu)
@@ -112,15 +113,15 @@ impl Net {
             mac,
             mtu,
             active: None,
-            again: Again::new()?,
-            rx: Receiver::new(),
-            tx: Sender::default(),
+            deferred_kick: DeferredKick::new()?,
+            rx: FrameReceiver::new(),
+            tx: FrameSender::default(),
         })
     }
 
-    /// What the card did.
-    pub fn counters(&self) -> Counters {
-        Counters {
+    /// Counters since creation.
+    pub fn counters(&self) -> NetCounters {
+        NetCounters {
             rx_frames: self.rx.frames,
             rx_dropped: self.rx.dropped,
             tx_frames: self.tx.frames,
@@ -133,17 +134,17 @@ impl Net {
         let Some(active) = &mut self.active else {
             return Ok(());
         };
-        let Some(queue) = active.queues.get_mut(RX) else {
+        let Some(queue) = active.queues.get_mut(RX_QUEUE) else {
             return Ok(());
         };
-        let to = Receiving {
+        let to = ReceiveQueue {
             queue,
             memory: &active.memory,
             interrupt: active.interrupt.as_ref(),
             mergeable: active.features >> VIRTIO_NET_F_MRG_RXBUF & 1 == 1,
         };
         if self.rx.run(&self.tap, to)? {
-            self.again.schedule(RX)?;
+            self.deferred_kick.schedule(RX_QUEUE)?;
         }
         Ok(())
     }
@@ -152,7 +153,7 @@ impl Net {
         let Some(active) = &mut self.active else {
             return Ok(());
         };
-        let Some(queue) = active.queues.get_mut(TX) else {
+        let Some(queue) = active.queues.get_mut(TX_QUEUE) else {
             return Ok(());
         };
         let (tx, tap, features) = (&mut self.tx, &self.tap, active.features);
@@ -160,41 +161,46 @@ impl Net {
             queue,
             &active.memory,
             active.interrupt.as_ref(),
-            TX_BUDGET,
+            TX_BUDGET_BYTES,
             |chain| {
                 tx.send(tap, chain, features)?;
                 Ok(0)
             },
         )?;
         if left {
-            self.again.schedule(TX)?;
+            self.deferred_kick.schedule(TX_QUEUE)?;
         }
         Ok(())
     }
 }
 
-impl Sender {
-    fn send(&mut self, tap: &Tap, chain: Chain<'_>, features: u64) -> Result<(), DeviceError> {
+impl FrameSender {
+    fn send(
+        &mut self,
+        tap: &Tap,
+        chain: DescriptorChain<'_>,
+        features: u64,
+    ) -> Result<(), DeviceError> {
         let mut frame = chain.readable;
-        if !chain.writable.is_empty() || frame.len() > MAX_FRAME {
+        if !chain.writable.is_empty() || frame.len() > MAX_FRAME_BYTES {
             return Err(DeviceError::Guest(format!(
                 "frame of {} bytes to send, {} bytes writable (5.1.6.2)",
                 frame.len(),
                 chain.writable.len()
             )));
         }
-        let mut header = [0; HEADER];
+        let mut header = [0; HEADER_BYTES];
         frame
-            .take(HEADER)
+            .take(HEADER_BYTES)
             .ok_or_else(|| DeviceError::Guest("frame without a whole header (5.1.6)".into()))?
             .copy_to(&mut header);
-        let Some(mut header) = header::cleaned(header, features) else {
+        let Some(mut header) = header::sanitized(header, features) else {
             self.dropped += 1;
             return Ok(());
         };
         let mut iovecs = vec![libc::iovec {
             iov_base: header.as_mut_ptr().cast(),
-            iov_len: HEADER,
+            iov_len: HEADER_BYTES,
         }];
         iovecs.extend(frame.iovecs());
         match tap.write(&iovecs) {
@@ -237,7 +243,8 @@ impl VirtioDevice for Net {
         &QUEUE_SIZES
     }
 
-    /// `struct virtio_net_config` (5.1.4): the address at 0, the MTU at 10; nothing else was offered.
+    /// `struct virtio_net_config` (5.1.4): the address at 0, the MTU at 10; nothing else was
+    /// offered.
     fn read_config(&self, offset: u64, data: &mut [u8]) {
         let mut config = [0; 12];
         config[..6].copy_from_slice(&self.mac);
@@ -261,19 +268,19 @@ impl VirtioDevice for Net {
         }
         let has = |bit: u32| features >> bit & 1 == 1;
         self.tap
-            .set_offloads(Offloads {
+            .set_offloads(TapOffloads {
                 csum: has(VIRTIO_NET_F_GUEST_CSUM),
                 tso4: has(VIRTIO_NET_F_GUEST_TSO4),
                 tso6: has(VIRTIO_NET_F_GUEST_TSO6),
             })
             .map_err(|e| DeviceError::Host(format!("tap offloads: {e}")))?;
-        self.again.start(poller.clone())?;
+        self.deferred_kick.start(poller.clone())?;
         let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-        if let Err(e) = poller.add(self.tap.as_fd(), TAP, edges) {
-            self.again.stop();
+        if let Err(e) = poller.add(self.tap.as_fd(), TAP_TOKEN, edges) {
+            self.deferred_kick.stop();
             return Err(DeviceError::Host(format!("tap: epoll: {e}")));
         }
-        self.active = Some(Active {
+        self.active = Some(ActiveNet {
             memory,
             queues,
             interrupt,
@@ -292,30 +299,33 @@ impl VirtioDevice for Net {
 
     fn reset(&mut self) {
         if let Some(active) = self.active.take() {
-            // It was added by `activate` and nobody else removes it, so this cannot fail in a way that matters.
+            // Added by `activate` and removed only here, so a failure has no consequence.
             let _ = active.poller.remove(self.tap.as_fd());
         }
-        self.again.stop();
+        self.deferred_kick.stop();
         self.rx.reset();
     }
 
     fn queue_event(&mut self, index: usize) -> Result<(), DeviceError> {
         match index {
-            RX => self.receive(),
-            TX => self.transmit(),
+            RX_QUEUE => self.receive(),
+            TX_QUEUE => self.transmit(),
             _ => Ok(()),
         }
     }
 
     fn host_event(&mut self, token: u32, _flags: EpollFlags) -> Result<(), DeviceError> {
         match token {
-            TAP => {
+            TAP_TOKEN => {
                 self.rx.readable = true;
                 self.receive()
             }
-            Again::TOKEN => {
-                let queues = self.again.take();
-                for index in [RX, TX].into_iter().filter(|i| queues >> i & 1 == 1) {
+            DeferredKick::TOKEN => {
+                let queues = self.deferred_kick.take();
+                for index in [RX_QUEUE, TX_QUEUE]
+                    .into_iter()
+                    .filter(|i| queues >> i & 1 == 1)
+                {
                     self.queue_event(index)?;
                 }
                 Ok(())

@@ -1,7 +1,7 @@
-//! virtio-rng (virtio 1.2 section 5.4): host entropy, straight into guest buffers.
+//! virtio-rng (virtio 1.2 section 5.4): host entropy, written directly into guest buffers.
 
 use super::device::RingState;
-use super::device::chain::{Again, Buffers, check_queue, drain};
+use super::device::chain::{DeferredKick, GuestBuffers, check_queue, drain};
 use super::{Activation, DeviceError, Interrupt, VirtioDevice};
 use crate::GuestMemory;
 use nix::sys::epoll::EpollFlags;
@@ -9,42 +9,43 @@ use std::sync::Arc;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_queue::Queue;
 
-/// Most bytes given for one request; a driver that offers more gets this much and asks again.
-const MAX_REQUEST: usize = 64 << 10;
-/// Most bytes offered before the event loop gets its turn.
-const BUDGET: usize = 1 << 20;
+/// Most bytes per request; a driver that offers more gets this much and asks again.
+const MAX_REQUEST_BYTES: usize = 64 << 10;
+/// Most bytes offered before control returns to the event loop.
+const BUDGET_BYTES: usize = 1 << 20;
 const QUEUE_SIZES: [u16; 1] = [64];
 
-struct Active {
+struct ActiveRng {
     memory: GuestMemory,
     queue: Queue,
     interrupt: Arc<dyn Interrupt>,
 }
 
-/// The entropy device.
+/// Entropy device.
 pub struct Rng {
-    active: Option<Active>,
-    again: Again,
+    active: Option<ActiveRng>,
+    deferred_kick: DeferredKick,
 }
 
 impl Rng {
-    /// An entropy device; fails only if the host is out of descriptors.
+    /// Creates the device; fails only if the host is out of descriptors.
     pub fn new() -> Result<Self, DeviceError> {
         Ok(Self {
             active: None,
-            again: Again::new()?,
+            deferred_kick: DeferredKick::new()?,
         })
     }
 }
 
 /// Fills all of `buffers` from getrandom(2).
-fn fill(buffers: &Buffers<'_>) -> Result<(), DeviceError> {
+fn fill(buffers: &GuestBuffers<'_>) -> Result<(), DeviceError> {
     for slice in buffers.slices() {
         let mut rest = *slice;
         while !rest.is_empty() {
             let guard = rest.ptr_guard_mut();
-            // SAFETY: the slice is guest memory of this length, mapped for as long as it is borrowed; the kernel
-            // writes plain bytes, for which racing guest accesses are as good as a device's DMA.
+            // SAFETY: the slice is guest memory of this length, mapped for as long as it is
+            // borrowed; the kernel writes plain bytes; racing accesses of the guest are like those
+            // of a device's DMA.
             let got = unsafe { libc::getrandom(guard.as_ptr().cast(), rest.len(), 0) };
             match usize::try_from(got) {
                 Ok(got) => {
@@ -90,8 +91,8 @@ impl VirtioDevice for Rng {
             .next()
             .ok_or_else(|| DeviceError::Host("no queue".into()))?;
         check_queue(&queue, &activation.memory)?;
-        self.again.start(activation.poller)?;
-        self.active = Some(Active {
+        self.deferred_kick.start(activation.poller)?;
+        self.active = Some(ActiveRng {
             memory: activation.memory,
             queue,
             interrupt: activation.interrupt,
@@ -108,7 +109,7 @@ impl VirtioDevice for Rng {
 
     fn reset(&mut self) {
         self.active = None;
-        self.again.stop();
+        self.deferred_kick.stop();
     }
 
     fn queue_event(&mut self, index: usize) -> Result<(), DeviceError> {
@@ -119,9 +120,9 @@ impl VirtioDevice for Rng {
             &mut active.queue,
             &active.memory,
             active.interrupt.as_ref(),
-            BUDGET,
+            BUDGET_BYTES,
             |mut chain| {
-                let bytes = chain.writable.len().min(MAX_REQUEST);
+                let bytes = chain.writable.len().min(MAX_REQUEST_BYTES);
                 if bytes == 0 || !chain.readable.is_empty() {
                     return Err(DeviceError::Guest(
                         "entropy request that is not writable (5.4.6.1)".into(),
@@ -134,13 +135,13 @@ impl VirtioDevice for Rng {
             },
         )?;
         if left {
-            self.again.schedule(0)?;
+            self.deferred_kick.schedule(0)?;
         }
         Ok(())
     }
 
     fn host_event(&mut self, token: u32, _flags: EpollFlags) -> Result<(), DeviceError> {
-        if token == Again::TOKEN && self.again.take() != 0 {
+        if token == DeferredKick::TOKEN && self.deferred_kick.take() != 0 {
             return self.queue_event(0);
         }
         Ok(())
@@ -150,32 +151,32 @@ impl VirtioDevice for Rng {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::virtio::testing::{Ring, Surroundings, memory, readable, writable};
+    use crate::virtio::testing::{DeviceHarness, Ring, memory, readable, writable};
     use vm_memory::{Bytes, GuestAddress};
 
-    fn start(size: u16) -> (Rng, Ring, Surroundings) {
-        let around = Surroundings::new(memory(1 << 20));
-        let ring = Ring::new(&around.memory, 0x1000, size);
+    fn start(size: u16) -> (Rng, Ring, DeviceHarness) {
+        let harness = DeviceHarness::new(memory(1 << 20));
+        let ring = Ring::new(&harness.memory, 0x1000, size);
         let mut rng = Rng::new().unwrap();
-        rng.activate(around.activation(vec![ring.queue(true)], 0))
+        rng.activate(harness.activation(vec![ring.queue(true)], 0))
             .unwrap();
-        (rng, ring, around)
+        (rng, ring, harness)
     }
 
     #[test]
     fn a_request_is_filled_whole_and_not_beyond() {
-        let (mut rng, mut ring, around) = start(64);
+        let (mut rng, mut ring, harness) = start(64);
         ring.add(&[writable(0x4000, 100), writable(0x8000, 28)]);
         rng.queue_event(0).unwrap();
         assert_eq!(ring.used(), [(0, 128)]);
         let mut bytes = [0; 101];
-        around
+        harness
             .memory
             .read_slice(&mut bytes, GuestAddress(0x4000))
             .unwrap();
         assert!(bytes[..100].iter().any(|&b| b != 0));
         assert_eq!(bytes[100], 0);
-        assert_eq!(around.interrupt.queue_count(), 1);
+        assert_eq!(harness.interrupt.queue_count(), 1);
     }
 
     #[test]
@@ -188,14 +189,14 @@ mod tests {
 
     #[test]
     fn more_work_than_the_budget_is_finished_by_the_event_loop() {
-        let (mut rng, mut ring, around) = start(64);
+        let (mut rng, mut ring, harness) = start(64);
         for _ in 0..20 {
             ring.add(&[writable(0x10000, 0x20000)]);
         }
         rng.queue_event(0).unwrap();
         assert_eq!(ring.used().len(), 8);
         let mut rest = 0;
-        while let [ready] = around.ready(0)[..] {
+        while let [ready] = harness.ready(0)[..] {
             rng.host_event(ready.token, ready.flags).unwrap();
             rest += ring.used().len();
         }
@@ -213,7 +214,7 @@ mod tests {
             ring.add(&buffers);
             let outcome = rng.queue_event(0);
             assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
-            // What never happens must still be harmless.
+            // Calls that never happen in a VMM must still be harmless.
             let _ = rng.queue_event(0);
             rng.queue_event(7).unwrap();
         }
@@ -221,13 +222,13 @@ mod tests {
 
     #[test]
     fn it_serves_again_after_a_reset() {
-        let (mut rng, mut ring, around) = start(64);
+        let (mut rng, mut ring, harness) = start(64);
         ring.add(&[readable(0x4000, 16)]);
         rng.queue_event(0).unwrap_err();
         rng.reset();
         rng.queue_event(0).unwrap();
-        let mut ring = Ring::new(&around.memory, 0x1000, 16);
-        rng.activate(around.activation(vec![ring.queue(false)], 0))
+        let mut ring = Ring::new(&harness.memory, 0x1000, 16);
+        rng.activate(harness.activation(vec![ring.queue(false)], 0))
             .unwrap();
         ring.add(&[writable(0x4000, 16)]);
         rng.queue_event(0).unwrap();

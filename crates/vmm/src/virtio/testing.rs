@@ -1,5 +1,6 @@
-//! The driver's side of virtio for tests and fuzzers: split virtqueues laid out in real guest memory, written
-//! honestly through [`Ring::add`] or with every lie a hostile driver can tell through the raw setters.
+//! Driver side of virtio for tests and fuzzers: split virtqueues in real guest memory, written
+//! correctly through [`Ring::add`], or arbitrarily, as by a hostile driver, through the raw
+//! setters.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,7 +11,7 @@
 
 use super::{Activation, Interrupt};
 use crate::GuestMemory;
-use crate::poll::{Poller, Ready};
+use crate::poll::{Poller, ReadyEvent};
 use nix::sys::epoll::EpollTimeout;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,7 +48,7 @@ pub struct Buffer {
     pub addr: u64,
     /// Bytes.
     pub len: u32,
-    /// Whether the device may write it (else it may read it).
+    /// True if the device writes it; else it reads it.
     pub writable: bool,
 }
 
@@ -69,7 +70,7 @@ pub fn writable(addr: u64, len: u32) -> Buffer {
     }
 }
 
-/// A split virtqueue as its driver sees it: descriptor table, available ring and used ring, one after the other.
+/// Driver side of a split virtqueue: descriptor table, available ring and used ring, in this order.
 #[derive(Debug)]
 pub struct Ring {
     memory: GuestMemory,
@@ -81,8 +82,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// An empty ring of `size` descriptors (a power of two) at `base` (16-byte aligned). It occupies
-    /// [`Ring::bytes`] from there.
+    /// An empty ring of `size` descriptors (a power of two) at `base` (16-byte aligned). It
+    /// occupies [`Ring::bytes`] from there.
     pub fn new(memory: &GuestMemory, base: u64, size: u16) -> Self {
         let ring = Self {
             memory: memory.clone(),
@@ -106,7 +107,7 @@ impl Ring {
         (18 * u64::from(size) + 6).next_multiple_of(4)
     }
 
-    /// Descriptors.
+    /// Number of descriptors.
     pub fn size(&self) -> u16 {
         self.size
     }
@@ -126,7 +127,7 @@ impl Ring {
         self.base + Self::used_offset(self.size)
     }
 
-    /// The device's side of this ring, ready, with or without `VIRTIO_F_EVENT_IDX`.
+    /// Device side of this ring, ready, with or without `VIRTIO_F_EVENT_IDX`.
     pub fn queue(&self, event_idx: bool) -> Queue {
         let mut queue = Queue::new(self.size).unwrap();
         let split = |a: u64| (Some(a as u32), Some((a >> 32) as u32));
@@ -141,7 +142,7 @@ impl Ring {
         queue
     }
 
-    /// Writes descriptor `index` as it stands; nothing is checked.
+    /// Writes descriptor `index`; nothing is checked.
     pub fn set_descriptor(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
         self.set_descriptor_at(self.base + 16 * u64::from(index), addr, len, flags, next);
     }
@@ -152,8 +153,8 @@ impl Ring {
         self.memory.write_obj(raw, GuestAddress(at)).unwrap();
     }
 
-    /// Adds a chain and makes it available; returns its head. Descriptors are taken in order and wrap around, so
-    /// at most `size` of them may be outstanding.
+    /// Adds a chain and makes it available; returns its head. Descriptors are taken in order and
+    /// wrap around, so at most `size` of them may be outstanding.
     pub fn add(&mut self, buffers: &[Buffer]) -> u16 {
         assert!(!buffers.is_empty() && buffers.len() <= usize::from(self.size));
         let head = self.free;
@@ -168,7 +169,8 @@ impl Ring {
         head
     }
 
-    /// Adds a chain whose descriptors live in an indirect table written at `table`; returns its head.
+    /// Adds a chain whose descriptors live in an indirect table written at `table`; returns its
+    /// head.
     pub fn add_indirect(&mut self, table: u64, buffers: &[Buffer]) -> u16 {
         for (i, buffer) in buffers.iter().enumerate() {
             let more = i + 1 < buffers.len();
@@ -207,7 +209,8 @@ impl Ring {
         self.memory.write_obj(index, GuestAddress(at)).unwrap();
     }
 
-    /// What the device wrote to `avail_event`: with event-idx it wants a kick when the available index passes it.
+    /// Value of `avail_event`: with event-idx the device wants a kick when the available index
+    /// passes it.
     pub fn avail_event(&self) -> u16 {
         let at = self.used_addr() + 4 + 8 * u64::from(self.size);
         self.memory.read_obj(GuestAddress(at)).unwrap()
@@ -262,9 +265,9 @@ impl Interrupt for CountingInterrupt {
     }
 }
 
-/// What stands around a device under test: its memory, its interrupt line and the event loop.
+/// Surroundings of a device under test: memory, interrupt line and event loop.
 #[derive(Debug, Clone)]
-pub struct Surroundings {
+pub struct DeviceHarness {
     /// Guest memory.
     pub memory: GuestMemory,
     /// Interrupts raised so far.
@@ -273,8 +276,8 @@ pub struct Surroundings {
     pub poller: Poller,
 }
 
-impl Surroundings {
-    /// Surroundings with `memory`.
+impl DeviceHarness {
+    /// Creates a harness with `memory`.
     pub fn new(memory: GuestMemory) -> Self {
         Self {
             memory,
@@ -283,7 +286,7 @@ impl Surroundings {
         }
     }
 
-    /// What the transport would hand to the device at `DRIVER_OK`.
+    /// Resources that the transport hands to the device at `DRIVER_OK`.
     pub fn activation(&self, queues: Vec<Queue>, features: u64) -> Activation {
         Activation {
             memory: self.memory.clone(),
@@ -295,7 +298,7 @@ impl Surroundings {
     }
 
     /// Host descriptors of the device that become ready within `limit_ms`; empty when none does.
-    pub fn ready(&self, limit_ms: u16) -> Vec<Ready> {
+    pub fn ready(&self, limit_ms: u16) -> Vec<ReadyEvent> {
         let mut ready = Vec::new();
         self.poller
             .wait(EpollTimeout::from(limit_ms), |r| ready.push(r))

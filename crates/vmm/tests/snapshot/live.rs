@@ -1,22 +1,23 @@
-//! Snapshots of a guest that runs on.
+//! Live snapshots.
 
-use super::guest::guest;
-use super::vm::{Snapshot, Vm};
+use super::files::OpenSnapshot;
+use super::guest_image::guest;
+use super::test_vm::TestVm;
 use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::thread;
 use std::time::Duration;
 
-fn restore(snapshot: &Snapshot, base: &File) -> Vm {
-    Vm::restore(snapshot.share(), base, MemorySource::Map)
+fn restore(snapshot: &OpenSnapshot, base: &File) -> TestVm {
+    TestVm::restore(snapshot.share(), base, MemorySource::Map)
 }
 
 #[test]
 fn a_live_snapshot_does_not_disturb_its_guest_and_both_verify() {
     let test = "a_live_snapshot_does_not_disturb_its_guest_and_both_verify";
     let Some(guest) = guest(test) else { return };
-    let mut vm = Vm::boot(guest, 2, 256, "");
+    let mut vm = TestVm::boot(guest, 2, 256, "");
     assert_eq!(vm.ask("dirty 64"), "ok");
     assert_eq!(vm.ask("mark before"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Resume);
@@ -37,7 +38,7 @@ fn a_live_snapshot_does_not_disturb_its_guest_and_both_verify() {
 fn every_snapshot_of_a_busy_writer_restores_to_a_state_that_verifies() {
     let test = "every_snapshot_of_a_busy_writer_restores_to_a_state_that_verifies";
     let Some(guest) = guest(test) else { return };
-    let mut vm = Vm::boot(guest, 2, 256, "");
+    let mut vm = TestVm::boot(guest, 2, 256, "");
     let mut moment = 7u64;
     for round in 0..10 {
         moment = moment
@@ -54,7 +55,7 @@ fn every_snapshot_of_a_busy_writer_restores_to_a_state_that_verifies() {
 fn twenty_generations_of_snapshots_keep_everything() {
     let test = "twenty_generations_of_snapshots_keep_everything";
     let Some(guest) = guest(test) else { return };
-    let mut vm = Vm::boot(guest, 2, 256, "");
+    let mut vm = TestVm::boot(guest, 2, 256, "");
     for generation in 0..20 {
         assert_eq!(vm.ask(&format!("mark generation{generation}")), "ok");
         let snapshot = vm.snapshot(AfterSnapshot::Stop);
@@ -64,7 +65,7 @@ fn twenty_generations_of_snapshots_keep_everything() {
         assert_eq!(vm.ask("marks"), mark);
         vm.verify();
         if generation > 0 {
-            // What a generation changed, not what there is.
+            // Only the changes of a generation are stored.
             assert!(snapshot.report.stored < 700, "{:?}", snapshot.report);
         }
     }
@@ -74,12 +75,12 @@ fn twenty_generations_of_snapshots_keep_everything() {
 fn siblings_do_not_see_each_others_writes() {
     let test = "siblings_do_not_see_each_others_writes";
     let Some(guest) = guest(test) else { return };
-    let mut vm = Vm::boot(guest, 1, 256, "");
+    let mut vm = TestVm::boot(guest, 1, 256, "");
     assert_eq!(vm.ask("mark parent"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Stay);
     let base = vm.base();
     vm.resume();
-    let mut siblings: Vec<Vm> = (0..4).map(|_| restore(&snapshot, &base)).collect();
+    let mut siblings: Vec<TestVm> = (0..4).map(|_| restore(&snapshot, &base)).collect();
     for (number, sibling) in siblings.iter_mut().enumerate() {
         assert_eq!(sibling.ask("marks"), "parent parent");
         assert_eq!(sibling.ask(&format!("mark child{number}")), "ok");
@@ -96,26 +97,26 @@ fn siblings_do_not_see_each_others_writes() {
 fn memory_that_became_zero_takes_no_space() {
     let test = "memory_that_became_zero_takes_no_space";
     let Some(guest) = guest(test) else { return };
-    let mut vm = Vm::boot(guest, 1, 256, "quiet_guest init_on_free=1");
+    let mut vm = TestVm::boot(guest, 1, 256, "quiet_guest init_on_free=1");
     assert_eq!(vm.ask("dirty 96"), "ok");
     let full = vm.snapshot(AfterSnapshot::Resume);
     assert_eq!(vm.ask("dirty 0"), "ok");
     let freed = vm.snapshot(AfterSnapshot::Resume);
-    // Of 1,536 chunks; some hold a page that the guest's kernel uses.
+    // Out of 1,536 chunks; some hold a page of the guest's kernel.
     assert!(freed.report.zero > 1000, "{:?}", freed.report);
     let (layer, _) = freed.memory.last().unwrap();
     let stored = layer.metadata().unwrap().blocks() * 512;
-    // One chunk more for what the file system needs to find them.
+    // One chunk more for the file system's metadata.
     assert!(stored <= (freed.report.stored + 1) * 65536, "{stored}");
     assert!(full.report.stored > 1500, "{:?}", full.report);
     restore(&freed, &vm.base()).ask("verify");
 }
 
 #[test]
-fn a_large_layer_is_written_by_two_processes_and_compared_with_by_its_hashes() {
-    let test = "a_large_layer_is_written_by_two_processes_and_compared_with_by_its_hashes";
+fn a_large_layer_is_written_by_two_processes_and_compared_by_hash() {
+    let test = "a_large_layer_is_written_by_two_processes_and_compared_by_hash";
     let Some(guest) = guest(test) else { return };
-    let mut vm = Vm::boot(guest, 2, 256, "");
+    let mut vm = TestVm::boot(guest, 2, 256, "");
     assert_eq!(vm.ask("dirty 96"), "ok");
     let first = vm.snapshot(AfterSnapshot::Resume);
     assert!(first.report.stored > 1500, "{:?}", first.report);
@@ -136,7 +137,7 @@ fn a_large_layer_is_written_by_two_processes_and_compared_with_by_its_hashes() {
 fn a_paused_guest_stands_still_and_goes_on() {
     let test = "a_paused_guest_stands_still_and_goes_on";
     let Some(guest) = guest(test) else { return };
-    let mut vm = Vm::boot(guest, 2, 256, "");
+    let mut vm = TestVm::boot(guest, 2, 256, "");
     for _ in 0..20 {
         vm.pause();
         vm.resume();
@@ -151,16 +152,16 @@ fn a_paused_guest_stands_still_and_goes_on() {
 fn a_guest_restored_from_its_working_set_verifies() {
     let test = "a_guest_restored_from_its_working_set_verifies";
     let Some(guest) = guest(test) else { return };
-    let mut vm = Vm::boot(guest, 2, 256, "");
+    let mut vm = TestVm::boot(guest, 2, 256, "");
     assert_eq!(vm.ask("dirty 64"), "ok");
     let snapshot = vm.snapshot(AfterSnapshot::Stop);
     let mut first = restore(&snapshot, &vm.base());
     first.status();
     let (set, chunks) = first.working_set();
     assert!(chunks < 2000, "{chunks} chunks touched");
-    let mut second = Vm::restore_with(snapshot.share(), &vm.base(), &set);
+    let mut second = TestVm::restore_with(snapshot.share(), &vm.base(), &set);
     second.verify();
-    // What was read into memory and not changed is not stored again.
+    // Chunks that were read into memory and not changed are not stored again.
     let next = second.snapshot(AfterSnapshot::Stop);
     assert!(next.report.stored < 700, "{:?}", next.report);
 }

@@ -1,10 +1,12 @@
 //! Snapshots of a real guest that checks itself: see `tests/guest/snapshot_init.c`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod continues;
-mod failing;
-mod guest;
-mod keeping;
+mod failures;
+mod files;
+mod guest_image;
 mod live;
-mod stuck;
-mod vm;
+mod reattach;
+mod restore;
+mod stalled_disk;
+mod test_vm;
+mod vmm_process;

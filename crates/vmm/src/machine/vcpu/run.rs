@@ -1,42 +1,44 @@
-//! What a vCPU does when it leaves the guest.
+//! Handling of a vCPU's exits.
 
 use super::super::bus::{Bus, BusEffect};
 use crate::error::VmmError;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use nix::errno::Errno;
 
-/// Why a vCPU thread ended.
+/// Reason that a vCPU thread ended.
 #[derive(Debug)]
 pub enum VcpuEnd {
     /// The guest asked for a reset.
     Reset,
-    /// Something went wrong.
+    /// The vCPU, or the handling of its exit, failed.
     Failed(VmmError),
 }
 
-/// What one stay in the guest led to.
+/// Result of one `KVM_RUN`.
 #[derive(Debug)]
-pub(super) enum Step {
-    /// An exit that was served.
+pub(super) enum VcpuStep {
+    /// The exit was served.
     Served,
-    /// Somebody wants the vCPU's attention.
+    /// The vCPU was kicked: a command waits.
     Kicked,
     /// The vCPU will not run again.
     End(VcpuEnd),
 }
 
-/// Enters the guest once and serves the exit.
-pub(super) fn step(vcpu: &mut VcpuFd, bus: &Bus) -> Step {
+/// Enters the guest once and serves its exit.
+pub(super) fn run_once(vcpu: &mut VcpuFd, bus: &Bus) -> VcpuStep {
     match serve(vcpu, bus) {
-        Ok(step) => step,
-        Err(e) => Step::End(VcpuEnd::Failed(e)),
+        Ok(run_once) => run_once,
+        Err(e) => VcpuStep::End(VcpuEnd::Failed(e)),
     }
 }
 
-fn serve(vcpu: &mut VcpuFd, bus: &Bus) -> Result<Step, VmmError> {
+fn serve(vcpu: &mut VcpuFd, bus: &Bus) -> Result<VcpuStep, VmmError> {
     let exit = match vcpu.run() {
         Ok(exit) => exit,
-        Err(e) if e.errno() == libc::EINTR || e.errno() == libc::EAGAIN => return Ok(Step::Kicked),
+        Err(e) if e.errno() == libc::EINTR || e.errno() == libc::EAGAIN => {
+            return Ok(VcpuStep::Kicked);
+        }
         Err(e) => {
             return Err(VmmError::host("KVM_RUN", Errno::from_raw(e.errno())));
         }
@@ -47,11 +49,11 @@ fn serve(vcpu: &mut VcpuFd, bus: &Bus) -> Result<Step, VmmError> {
         VcpuExit::IoIn(port, data) => bus.port_read(port, data),
         VcpuExit::IoOut(port, data) => {
             if bus.port_write(port, data) == BusEffect::Reset {
-                return Ok(Step::End(VcpuEnd::Reset));
+                return Ok(VcpuStep::End(VcpuEnd::Reset));
             }
         }
-        // The guest's triple fault is how a kernel without other means reboots.
-        VcpuExit::Shutdown | VcpuExit::SystemEvent(..) => return Ok(Step::End(VcpuEnd::Reset)),
+        // A kernel without other means reboots by a triple fault.
+        VcpuExit::Shutdown | VcpuExit::SystemEvent(..) => return Ok(VcpuStep::End(VcpuEnd::Reset)),
         VcpuExit::Intr | VcpuExit::IoapicEoi(_) | VcpuExit::IrqWindowOpen => {}
         VcpuExit::Hlt => {
             return Err(VmmError::Guest("halted with interrupts off".to_owned()));
@@ -71,5 +73,5 @@ fn serve(vcpu: &mut VcpuFd, bus: &Bus) -> Result<Step, VmmError> {
             return Err(VmmError::Guest(format!("unexpected exit {other:?}")));
         }
     }
-    Ok(Step::Served)
+    Ok(VcpuStep::Served)
 }

@@ -1,4 +1,4 @@
-//! The state of a vCPU as a value: everything that makes a restored guest continue as if nothing had happened.
+//! State of a vCPU as a value, complete enough that a restored guest notices no interruption.
 
 use crate::error::VmmError;
 use kvm_bindings::{
@@ -25,14 +25,15 @@ pub struct VcpuState {
 
 crate::frozen_layout!(VcpuState, 6216);
 
-/// Control register of software-virtualized guests (see kernel/README.md): KVM does not list it, and it must be written last.
+/// Control register of software-virtualized guests (see kernel/README.md). KVM does not list it,
+/// and it must be written last.
 const MSR_PVM_CONTROL: u32 = 0x4b56_4d10;
-/// Needs the time stamp counter to be there already.
+/// Must be written after the time stamp counter.
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
 const MSR_FS_BASE: u32 = 0xc000_0100;
 const MSR_GS_BASE: u32 = 0xc000_0101;
 
-/// Registers to be saved on this host, in the order in which they must be written back.
+/// MSRs to be saved on this host, in the order in which they must be written back.
 pub fn msr_list(kvm: &Kvm) -> Result<Vec<u32>, VmmError> {
     let listed = kvm
         .get_msr_index_list()
@@ -54,14 +55,14 @@ fn failed(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> VmmError {
 }
 
 impl VcpuState {
-    /// Reads the state of a vCPU that is outside the guest and has no exit unfinished.
+    /// Reads the state of a vCPU that is outside the guest and has no unfinished exit.
     pub fn save(vcpu: &VcpuFd, msrs: &[u32]) -> Result<Self, VmmError> {
         let cpuid = vcpu
             .get_cpuid2(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
             .map_err(failed("KVM_GET_CPUID2"))?;
         Ok(Self {
             cpuid: cpuid.as_slice().to_vec(),
-            // Reading this first makes KVM settle what is pending, as its documentation asks.
+            // Read first: KVM then completes pending events, as its documentation asks.
             mp_state: vcpu.get_mp_state().map_err(failed("KVM_GET_MP_STATE"))?,
             regs: vcpu.get_regs().map_err(failed("KVM_GET_REGS"))?,
             sregs: vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?,
@@ -76,7 +77,7 @@ impl VcpuState {
         })
     }
 
-    /// Gives the state to a fresh vCPU.
+    /// Sets the state of a fresh vCPU.
     pub fn restore(&self, vcpu: &VcpuFd) -> Result<(), VmmError> {
         let cpuid = CpuId::from_entries(&self.cpuid)
             .map_err(|e| VmmError::host("restoring CPUID", format!("{e:?}")))?;
@@ -87,7 +88,8 @@ impl VcpuState {
             .map_err(failed("KVM_SET_SREGS"))?;
         vcpu.set_regs(&self.regs).map_err(failed("KVM_SET_REGS"))?;
         vcpu.set_xcrs(&self.xcrs).map_err(failed("KVM_SET_XCRS"))?;
-        // SAFETY: the buffer is the fixed-size one; no dynamically enabled feature needs a larger one here.
+        // SAFETY: the buffer is the fixed-size one; no dynamically enabled feature needs a larger
+        // one here.
         unsafe { vcpu.set_xsave(&self.xsave) }.map_err(failed("KVM_SET_XSAVE"))?;
         vcpu.set_debug_regs(&self.debugregs)
             .map_err(failed("KVM_SET_DEBUGREGS"))?;
@@ -108,7 +110,8 @@ fn save_msrs(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<kvm_msr_entry>, VmmError
     };
     let mut entries: Vec<kvm_msr_entry> = list.iter().map(entry).collect();
     let mut saved = Vec::with_capacity(entries.len());
-    // KVM stops at the first register it cannot read: that one is left out, and reading goes on behind it.
+    // KVM stops at the first register that it cannot read: it is left out, and reading continues
+    // after it.
     while !entries.is_empty() {
         let mut batch = Msrs::from_entries(&entries)
             .map_err(|e| VmmError::host("KVM_GET_MSRS", format!("{e:?}")))?;
@@ -123,7 +126,7 @@ fn set_msr(vcpu: &VcpuFd, msr: &kvm_msr_entry) -> Result<(), VmmError> {
     let batch = Msrs::from_entries(std::slice::from_ref(msr))
         .map_err(|e| VmmError::host("KVM_SET_MSRS", format!("{e:?}")))?;
     let count = vcpu.set_msrs(&batch).map_err(failed("KVM_SET_MSRS"))?;
-    // A register that reads as zero and cannot be written never had a value worth keeping.
+    // A register that cannot be written is ignored if its saved value is zero.
     if count == 1 || msr.data == 0 {
         Ok(())
     } else {

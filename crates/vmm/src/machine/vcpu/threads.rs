@@ -1,6 +1,6 @@
-//! The threads that run vCPUs, and how the event loop stops them, reads them and lets them go on.
+//! Threads that run vCPUs; the event loop pauses, saves and resumes them by commands.
 
-use super::run::{Step, VcpuEnd, step};
+use super::run::{VcpuEnd, VcpuStep, run_once};
 use super::state::VcpuState;
 use crate::error::VmmError;
 use crate::machine::bus::Bus;
@@ -16,40 +16,41 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use vmm_sys_util::eventfd::EventFd;
 
-const KICK: Signal = Signal::SIGUSR1;
-const STACK: usize = 256 * 1024;
+const KICK_SIGNAL: Signal = Signal::SIGUSR1;
+const VCPU_STACK_BYTES: usize = 256 * 1024;
 
 thread_local! {
     /// `immediate_exit` of the vCPU that this thread runs; null elsewhere.
     static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Makes the next, or the current, stay in the guest end at once. Setting the flag in the handler closes the gap between
-/// looking for commands and entering the guest.
+/// Makes the current or the next `KVM_RUN` return at once. Setting the flag in the handler closes
+/// the gap between checking for commands and entering the guest.
 extern "C" fn on_kick(_signal: libc::c_int) {
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
-        // SAFETY: the pointer was set by this very thread to a byte of a mapping that lives as long as its vCPU.
+        // SAFETY: the pointer was set by this very thread to a byte of a mapping that lives as long
+        // as its vCPU.
         unsafe { flag.write_volatile(1) };
     }
 }
 
-enum Command {
+enum VcpuCommand {
     Run,
     Pause(Sender<()>),
     Save(Arc<Vec<u32>>, Sender<Result<VcpuState, VmmError>>),
 }
 
-struct Thread {
-    commands: Sender<Command>,
+struct VcpuThread {
+    commands: Sender<VcpuCommand>,
     handle: JoinHandle<()>,
 }
 
 /// All vCPUs of a machine. They start paused.
 pub struct Vcpus {
-    threads: Vec<Thread>,
+    threads: Vec<VcpuThread>,
     ends: Receiver<VcpuEnd>,
-    /// Fires when a vCPU ended.
+    /// Fires when a vCPU thread has ended.
     pub ended: EventFd,
 }
 
@@ -62,12 +63,12 @@ impl Vcpus {
             SigSet::empty(),
         );
         // SAFETY: the handler only writes one byte through a thread-local pointer.
-        unsafe { sigaction(KICK, &action) }.map_err(|e| VmmError::host("sigaction", e))?;
+        unsafe { sigaction(KICK_SIGNAL, &action) }.map_err(|e| VmmError::host("sigaction", e))?;
         let (tell, ends) = channel();
         let mut threads = Vec::with_capacity(vcpus.len());
         for (id, vcpu) in vcpus.into_iter().enumerate() {
             let (commands, inbox) = channel();
-            let worker = Worker {
+            let worker = VcpuWorker {
                 vcpu,
                 bus: bus.clone(),
                 inbox,
@@ -78,10 +79,10 @@ impl Vcpus {
             };
             let handle = Builder::new()
                 .name(format!("vcpu{id}"))
-                .stack_size(STACK)
+                .stack_size(VCPU_STACK_BYTES)
                 .spawn(move || worker.main())
                 .map_err(|e| VmmError::host("starting a vCPU thread", e))?;
-            threads.push(Thread { commands, handle });
+            threads.push(VcpuThread { commands, handle });
         }
         Ok(Self {
             threads,
@@ -90,66 +91,66 @@ impl Vcpus {
         })
     }
 
-    /// Lets all of them go.
+    /// Resumes all vCPUs.
     pub fn resume(&self) {
         for thread in &self.threads {
-            // A thread that is gone has told its end.
-            let _ = thread.commands.send(Command::Run);
+            // A thread that has ended sent its reason.
+            let _ = thread.commands.send(VcpuCommand::Run);
         }
     }
 
-    /// Stops all of them and returns when each is outside the guest with no exit unfinished.
+    /// Pauses all vCPUs; returns when each is outside the guest with no unfinished exit.
     pub fn pause(&self) {
         let waits: Vec<Receiver<()>> = self
             .threads
             .iter()
             .map(|thread| {
                 let (tell, done) = channel();
-                let _ = thread.commands.send(Command::Pause(tell));
+                let _ = thread.commands.send(VcpuCommand::Pause(tell));
                 let id: Pthread = thread.handle.as_pthread_t();
-                let _ = pthread_kill(id, KICK);
+                let _ = pthread_kill(id, KICK_SIGNAL);
                 done
             })
             .collect();
         for done in waits {
-            // An error means that the thread is gone, which is as stopped as can be.
+            // An error means that the thread has ended.
             let _ = done.recv();
         }
     }
 
-    /// Reads the state of all of them; they must be paused.
+    /// Reads the state of all vCPUs, which must be paused.
     pub fn save(&self, msrs: &Arc<Vec<u32>>) -> Result<Vec<VcpuState>, VmmError> {
         let gone = || VmmError::Guest("a vCPU had ended already".to_owned());
         self.threads
             .iter()
             .map(|thread| {
                 let (tell, state) = channel();
-                let command = Command::Save(msrs.clone(), tell);
+                let command = VcpuCommand::Save(msrs.clone(), tell);
                 thread.commands.send(command).map_err(|_| gone())?;
                 state.recv().map_err(|_| gone())?
             })
             .collect()
     }
 
-    /// Why a vCPU ended, if one did.
+    /// Reason that a vCPU ended, if one did.
     pub fn take_end(&self) -> Option<VcpuEnd> {
         self.ends.try_recv().ok()
     }
 }
 
-struct Worker {
+struct VcpuWorker {
     vcpu: VcpuFd,
     bus: Arc<Bus>,
-    inbox: Receiver<Command>,
+    inbox: Receiver<VcpuCommand>,
     tell: Sender<VcpuEnd>,
     ended: EventFd,
 }
 
-impl Worker {
+impl VcpuWorker {
     fn main(mut self) {
         IMMEDIATE_EXIT.set(&raw mut self.vcpu.get_kvm_run().immediate_exit);
         let end = match seccomp::confine_vcpu() {
-            Ok(()) => self.obey(),
+            Ok(()) => self.run_commands(),
             Err(e) => Some(VcpuEnd::Failed(e)),
         };
         IMMEDIATE_EXIT.set(ptr::null_mut());
@@ -159,17 +160,18 @@ impl Worker {
         }
     }
 
-    /// Paused: takes commands until told to run, then runs until kicked, and so on. `None` when nobody commands any more.
-    fn obey(&mut self) -> Option<VcpuEnd> {
+    /// Executes commands, running the guest between `Run` and `Pause`. Returns `None` when the
+    /// sender of commands is gone.
+    fn run_commands(&mut self) -> Option<VcpuEnd> {
         loop {
             match self.inbox.recv().ok()? {
-                Command::Pause(tell) => {
+                VcpuCommand::Pause(tell) => {
                     let _ = tell.send(());
                 }
-                Command::Save(msrs, tell) => {
+                VcpuCommand::Save(msrs, tell) => {
                     let _ = tell.send(VcpuState::save(&self.vcpu, &msrs));
                 }
-                Command::Run => match self.run() {
+                VcpuCommand::Run => match self.run() {
                     Ok(paused) => {
                         let _ = paused.send(());
                     }
@@ -179,18 +181,20 @@ impl Worker {
         }
     }
 
-    /// Runs the guest until a pause is asked for; returns whom to tell.
+    /// Runs the guest until a `Pause` command; returns the channel that confirms it.
     fn run(&mut self) -> Result<Sender<()>, VcpuEnd> {
         loop {
-            match step(&mut self.vcpu, &self.bus) {
-                Step::Served => {}
-                Step::End(end) => return Err(end),
-                Step::Kicked => {
-                    // Only now is the last exit finished: KVM completes it on the way in, and a kick ends the way in.
+            match run_once(&mut self.vcpu, &self.bus) {
+                VcpuStep::Served => {}
+                VcpuStep::End(end) => return Err(end),
+                VcpuStep::Kicked => {
+                    // The last exit is complete only now: KVM completes it on the next entry, which
+                    // the kick aborts.
                     self.vcpu.set_kvm_immediate_exit(0);
                     while let Ok(command) = self.inbox.try_recv() {
-                        if let Command::Pause(tell) = command {
-                            // Keeps the guest's watchdogs quiet about the time to come; guests without the clock do not mind.
+                        if let VcpuCommand::Pause(tell) = command {
+                            // Keeps the guest's watchdogs from firing after the pause; guests
+                            // without kvmclock ignore it.
                             let _ = self.vcpu.kvmclock_ctrl();
                             return Ok(tell);
                         }

@@ -1,7 +1,8 @@
-//! Where a disk's bytes live: a file as it is, or a base file under frozen layers and a copy-on-write overlay.
+//! Storage of a disk: a read-only file, or a base file under frozen layers and a copy-on-write
+//! overlay.
 
-use super::overlay::Overlay;
-use crate::virtio::device::chain::Buffers;
+use super::overlay::BlockOverlay;
+use crate::virtio::device::chain::GuestBuffers;
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex};
 use nix::fcntl::{FallocateFlags, fallocate};
 use std::fs::File;
@@ -9,71 +10,71 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// Logical block of the device: what guest addresses and lengths are multiples of.
-pub const SECTOR: u64 = 512;
-/// Unit of copy-on-write.
-pub const BLOCK: u64 = 4096;
-/// Most pieces that one vectored system call takes (`UIO_MAXIOV`).
+/// Logical block of the device in bytes; guest addresses and lengths are multiples of it.
+pub const SECTOR_BYTES: u64 = 512;
+/// Unit of copy-on-write in bytes.
+pub const BLOCK_BYTES: u64 = 4096;
+/// Most vectors of one system call (`UIO_MAXIOV`).
 const MAX_IOVECS: usize = 1024;
 
-/// What a block device is made of.
+/// Files of a block device.
 #[derive(Debug)]
-pub enum Backend {
-    /// The file as it is, never written.
+pub enum DiskBackend {
+    /// One file, never written.
     ReadOnly(File),
-    /// `base` as it is, with written blocks kept at the same place in `overlay`, which becomes as long as the disk.
-    /// What `overlay` held before is never read.
+    /// `base`, never written, with written blocks at the same offsets in `overlay`, which becomes
+    /// as long as the disk. Former content of `overlay` is never read.
     Overlay {
         /// Image below; its size is the size of the disk.
         base: File,
-        /// Where written blocks go.
+        /// File for written blocks.
         overlay: File,
     },
-    /// As `Overlay`, with frozen layers in between, oldest first.
+    /// Like `Overlay`, with frozen layers in between, oldest first.
     Layered {
         /// Image below; its size is the size of the disk.
         base: File,
-        /// Files and what they hold; never written.
+        /// Files and their indexes; never written.
         layers: Vec<(File, LayerIndex)>,
-        /// Where written blocks go.
+        /// File for written blocks.
         overlay: File,
     },
 }
 
-/// A disk of a fixed size.
+/// Disk of a fixed size.
 #[derive(Debug)]
 pub struct Disk {
     base: File,
     /// Oldest first.
-    layers: Vec<Overlay>,
-    overlay: Option<Overlay>,
+    layers: Vec<BlockOverlay>,
+    overlay: Option<BlockOverlay>,
     bytes: u64,
 }
 
 impl Disk {
     /// Opens the backend; its size must be a multiple of 512 bytes and not 0.
-    pub fn new(backend: Backend) -> io::Result<Self> {
+    pub fn new(backend: DiskBackend) -> io::Result<Self> {
         let (mut base, layers, overlay) = match backend {
-            Backend::ReadOnly(file) => (file, Vec::new(), None),
-            Backend::Overlay { base, overlay } => (base, Vec::new(), Some(overlay)),
-            Backend::Layered {
+            DiskBackend::ReadOnly(file) => (file, Vec::new(), None),
+            DiskBackend::Overlay { base, overlay } => (base, Vec::new(), Some(overlay)),
+            DiskBackend::Layered {
                 base,
                 layers,
                 overlay,
             } => (base, layers, Some(overlay)),
         };
         let bytes = base.seek(SeekFrom::End(0))?;
-        if bytes == 0 || !bytes.is_multiple_of(SECTOR) {
+        if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(invalid(format!(
                 "{bytes} bytes are no whole number of sectors"
             )));
         }
         let layers = layers
             .into_iter()
-            .map(|(file, index)| Overlay::frozen(file, index, bytes))
+            .map(|(file, index)| BlockOverlay::frozen(file, index, bytes))
             .collect::<io::Result<_>>()?;
         let overlay = overlay
-            .map(|file| Overlay::create(file, bytes))
+            .map(|file| BlockOverlay::create(file, bytes))
             .transpose()?;
         Ok(Self {
             base,
@@ -88,25 +89,26 @@ impl Disk {
         self.bytes
     }
 
-    /// Whether nothing can be written.
+    /// Returns true if the disk cannot be written.
     pub fn read_only(&self) -> bool {
         self.overlay.is_none()
     }
 
-    /// The file that takes what is written.
+    /// File that takes the writes.
     pub fn overlay(&self) -> Option<&File> {
         self.overlay.as_ref().map(|o| &o.file)
     }
 
-    /// Which 4 KiB blocks the overlay holds: block `n` is bit `n % 64` of word `n / 64`. Empty without overlay.
+    /// Bit set of the 4 KiB blocks in the overlay: block `n` is bit `n % 64` of word `n / 64`.
+    /// Empty without overlay.
     pub fn owned_blocks(&self) -> &[u64] {
         self.overlay.as_ref().map_or(&[], |o| o.owned.words())
     }
 
-    /// Makes what was written so far a layer that is never written again, and lets the guest write to `overlay`, an empty
-    /// file. Returns the index of the new layer.
+    /// Makes the writes so far a layer that is never written again, and directs further ones to
+    /// `overlay`, an empty file. Returns the index of the new layer.
     pub fn freeze(&mut self, overlay: File) -> io::Result<LayerIndex> {
-        let new = Overlay::create(overlay, self.bytes)?;
+        let new = BlockOverlay::create(overlay, self.bytes)?;
         let Some(old) = self.overlay.replace(new) else {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         };
@@ -118,7 +120,8 @@ impl Disk {
         Ok(index)
     }
 
-    /// Undoes the last [`Self::freeze`]: what was written since goes to the file that was frozen, which is written on.
+    /// Undoes the last [`Self::freeze`]: later writes are copied into the frozen file, which takes
+    /// the writes again.
     pub fn thaw(&mut self) -> io::Result<()> {
         let (Some(top), Some(frozen)) = (&self.overlay, self.layers.last_mut()) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -128,7 +131,7 @@ impl Disk {
         Ok(())
     }
 
-    /// The number of the layer below the overlay that holds `block`, from 1; 0 is the base.
+    /// Number of the layer below the overlay that holds `block`, from 1; 0 is the base.
     fn below(&self, block: u64) -> usize {
         self.layers
             .iter()
@@ -136,7 +139,7 @@ impl Disk {
             .map_or(0, |at| at + 1)
     }
 
-    /// The end of `offset..offset + bytes`, if that lies inside the disk.
+    /// End of `offset..offset + bytes`, if it lies inside the disk.
     fn end(&self, offset: u64, bytes: usize) -> io::Result<u64> {
         u64::try_from(bytes)
             .ok()
@@ -146,7 +149,7 @@ impl Disk {
     }
 
     /// Fills `to` from the disk.
-    pub fn read(&self, mut offset: u64, mut to: Buffers<'_>) -> io::Result<()> {
+    pub fn read(&self, mut offset: u64, mut to: GuestBuffers<'_>) -> io::Result<()> {
         let end = self.end(offset, to.len())?;
         let Some(overlay) = &self.overlay else {
             return transfer(libc::preadv, &self.base, offset, to.iovecs().collect());
@@ -157,12 +160,12 @@ impl Disk {
             false => self.below(block),
         };
         while offset < end {
-            let mut block = offset / BLOCK;
+            let mut block = offset / BLOCK_BYTES;
             let from = source(block);
-            while block * BLOCK < end && source(block) == from {
+            while block * BLOCK_BYTES < end && source(block) == from {
                 block += 1;
             }
-            let stop = end.min(block * BLOCK);
+            let stop = end.min(block * BLOCK_BYTES);
             let run = usize::try_from(stop - offset)
                 .ok()
                 .and_then(|n| to.take(n))
@@ -178,13 +181,14 @@ impl Disk {
     }
 
     /// Writes all of `from` to the disk.
-    pub fn write(&mut self, offset: u64, from: &Buffers<'_>) -> io::Result<()> {
+    pub fn write(&mut self, offset: u64, from: &GuestBuffers<'_>) -> io::Result<()> {
         self.end(offset, from.len())?;
         self.write_iovecs(offset, from.len(), from.iovecs())
     }
 
-    /// Writes `bytes` bytes, which the caller has checked to lie inside the disk. What a first or last block that
-    /// the overlay does not own yet misses is read from below and written around the data, in one call.
+    /// Writes `bytes` bytes, which the caller has checked to lie inside the disk. The missing part
+    /// of a first or last block that the overlay does not own yet is read from below and written
+    /// around the data, in one call.
     fn write_iovecs(
         &mut self,
         offset: u64,
@@ -198,14 +202,14 @@ impl Disk {
         if bytes == 0 {
             return Ok(());
         }
-        let blocks = offset / BLOCK..end.div_ceil(BLOCK);
+        let blocks = offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
         let mut head = Vec::new();
-        let start = blocks.start * BLOCK;
+        let start = blocks.start * BLOCK_BYTES;
         if start < offset && !overlay.owns(blocks.start) {
             head = self.read_below(start, offset)?;
         }
         let mut tail = Vec::new();
-        let stop = self.bytes.min(blocks.end * BLOCK);
+        let stop = self.bytes.min(blocks.end * BLOCK_BYTES);
         if end < stop && !overlay.owns(blocks.end - 1) {
             tail = self.read_below(end, stop)?;
         }
@@ -221,9 +225,9 @@ impl Disk {
         Ok(())
     }
 
-    /// The bytes `start..end` of one block, as they are below the overlay.
+    /// Reads the bytes `start..end` of one block from below the overlay.
     fn read_below(&self, start: u64, end: u64) -> io::Result<Vec<u8>> {
-        let file = match self.below(start / BLOCK).checked_sub(1) {
+        let file = match self.below(start / BLOCK_BYTES).checked_sub(1) {
             Some(at) => self.layers.get(at).map_or(&self.base, |l| &l.file),
             None => &self.base,
         };
@@ -233,17 +237,17 @@ impl Disk {
         Ok(data)
     }
 
-    /// Makes `bytes` bytes at `offset` read as zeroes and gives their whole blocks back to the host. With
-    /// `whole_blocks_only` the rest is left as it is, which is all that a discard promises.
+    /// Zeroes `bytes` bytes at `offset` and returns their whole blocks to the host. With
+    /// `whole_blocks_only` the rest keeps its content, which a discard permits.
     pub fn zero(&mut self, offset: u64, bytes: u64, whole_blocks_only: bool) -> io::Result<()> {
         let end = self.end(offset, usize::try_from(bytes).unwrap_or(usize::MAX))?;
-        let first = offset.div_ceil(BLOCK);
+        let first = offset.div_ceil(BLOCK_BYTES);
         let last = if end == self.bytes {
-            end.div_ceil(BLOCK)
+            end.div_ceil(BLOCK_BYTES)
         } else {
-            end / BLOCK
+            end / BLOCK_BYTES
         };
-        let (inner, inner_end) = (first * BLOCK, self.bytes.min(last * BLOCK));
+        let (inner, inner_end) = (first * BLOCK_BYTES, self.bytes.min(last * BLOCK_BYTES));
         if inner < inner_end {
             let Some(overlay) = &mut self.overlay else {
                 return Err(io::ErrorKind::ReadOnlyFilesystem.into());
@@ -269,7 +273,7 @@ impl Disk {
         self.write_iovecs(start, bytes, data.into_iter())
     }
 
-    /// Brings everything written to stable storage.
+    /// Syncs all writes to stable storage.
     pub fn sync(&self) -> io::Result<()> {
         self.overlay.as_ref().map_or(Ok(()), |o| o.file.sync_data())
     }
@@ -293,11 +297,11 @@ fn punch(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-type Vectored = unsafe extern "C" fn(libc::c_int, *const libc::iovec, libc::c_int, i64) -> isize;
+type VectoredIo = unsafe extern "C" fn(libc::c_int, *const libc::iovec, libc::c_int, i64) -> isize;
 
-/// Moves all bytes of `iovecs` with `preadv` or `pwritev`, however many calls that takes.
+/// Moves all bytes of `iovecs` with as many calls of `preadv` or `pwritev` as needed.
 fn transfer(
-    call: Vectored,
+    call: VectoredIo,
     file: &File,
     mut offset: u64,
     mut iovecs: Vec<libc::iovec>,
@@ -314,9 +318,10 @@ fn transfer(
         }
         let count = libc::c_int::try_from(rest.len().min(MAX_IOVECS)).unwrap_or(1);
         let at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: `rest` holds at least `count` vectors. Each names guest memory, which stays mapped for as long as
-        // the borrowed `Buffers` it came from, or a buffer that the caller owns. The kernel moves plain bytes; for
-        // guest memory racing accesses are as good as a device's DMA.
+        // SAFETY: `rest` holds at least `count` vectors. Each names guest memory, which stays
+        // mapped for as long as the borrowed `GuestBuffers` it came from, or a buffer that the
+        // caller owns. The kernel moves plain bytes; racing accesses of the guest are like those of
+        // a device's DMA.
         let moved = unsafe { call(file.as_raw_fd(), rest.as_ptr(), count, at) };
         let Ok(moved) = usize::try_from(moved) else {
             let error = io::Error::last_os_error();
@@ -336,7 +341,7 @@ fn transfer(
     }
 }
 
-/// Leaves out the first `bytes` bytes.
+/// Skips the first `bytes` bytes.
 fn advance(mut iovecs: &mut [libc::iovec], mut bytes: usize) -> &mut [libc::iovec] {
     while let [first, ..] = iovecs {
         if bytes < first.iov_len {

@@ -1,9 +1,9 @@
 //! One block request: header, data and status byte (virtio 1.2 section 5.2.6).
 
-use super::disk::{Disk, SECTOR};
+use super::disk::{Disk, SECTOR_BYTES};
 use super::{ID_BYTES, MAX_DISCARD_SECTORS, MAX_DISCARD_SEGMENTS};
 use crate::virtio::DeviceError;
-use crate::virtio::device::chain::{Buffers, Chain};
+use crate::virtio::device::chain::{DescriptorChain, GuestBuffers};
 use std::io;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
@@ -12,23 +12,23 @@ use virtio_bindings::virtio_blk::{
 };
 
 /// Bytes of `struct virtio_blk_req` before the data.
-const HEADER: usize = 16;
+const HEADER_BYTES: usize = 16;
 /// Bytes of `struct virtio_blk_discard_write_zeroes`.
-const SEGMENT: usize = 16;
-/// Most data of one request; Linux sends at most this by default.
-pub const MAX_DATA: usize = 4 << 20;
+const SEGMENT_BYTES: usize = 16;
+/// Most bytes of data in one request; Linux sends at most this by default.
+pub const MAX_REQUEST_BYTES: usize = 4 << 20;
 
-/// Why a request was answered with an error status; the device lives on.
+/// Reason for an error status of a request; the device continues.
 #[derive(Debug)]
-enum Refusal {
+enum BlockRequestError {
     Unsupported,
-    /// The guest asks for what cannot be.
+    /// The request is invalid.
     Io,
-    /// A file of the host cannot be read or written.
+    /// The host failed to read or write a file.
     Host(io::Error),
 }
 
-impl From<io::Error> for Refusal {
+impl From<io::Error> for BlockRequestError {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(_) => Self::Host(error),
@@ -37,31 +37,32 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// What serves requests.
-pub struct Server<'d> {
+/// Server of requests.
+pub struct RequestServer<'d> {
     /// The disk.
     pub disk: &'d mut Disk,
-    /// What `GET_ID` answers.
+    /// Answer to `GET_ID`.
     pub id: [u8; ID_BYTES],
-    /// Whether a flush reaches the host's storage.
+    /// If set, a flush reaches the host's storage.
     pub flush_to_host: bool,
-    /// The first failure of the host's files.
+    /// First failure of the host's files.
     pub failed: Option<io::Error>,
-    /// Pieces of the disk that were zeroed or discarded so far.
+    /// Segments that were zeroed or discarded so far.
     pub zeroed: u64,
 }
 
-impl Server<'_> {
-    /// Serves one request and writes its status; returns how many bytes of the writable buffers it wrote.
-    pub fn serve(&mut self, chain: Chain<'_>) -> Result<u32, DeviceError> {
-        let Chain {
+impl RequestServer<'_> {
+    /// Serves one request and writes its status; returns how many bytes of the writable buffers it
+    /// wrote.
+    pub fn serve(&mut self, chain: DescriptorChain<'_>) -> Result<u32, DeviceError> {
+        let DescriptorChain {
             mut readable,
             mut writable,
             ..
         } = chain;
-        let mut header = [0; HEADER];
+        let mut header = [0; HEADER_BYTES];
         let taken = readable
-            .take(HEADER)
+            .take(HEADER_BYTES)
             .ok_or_else(|| DeviceError::Guest("request without a whole header (5.2.6)".into()))?;
         taken.copy_to(&mut header);
         let data = writable
@@ -72,9 +73,9 @@ impl Server<'_> {
         let bytes = data.len();
         let (status, written) = match self.execute(&header, readable, data) {
             Ok(()) => (VIRTIO_BLK_S_OK, bytes + 1),
-            Err(Refusal::Unsupported) => (VIRTIO_BLK_S_UNSUPP, 1),
-            Err(Refusal::Io) => (VIRTIO_BLK_S_IOERR, 1),
-            Err(Refusal::Host(error)) => {
+            Err(BlockRequestError::Unsupported) => (VIRTIO_BLK_S_UNSUPP, 1),
+            Err(BlockRequestError::Io) => (VIRTIO_BLK_S_IOERR, 1),
+            Err(BlockRequestError::Host(error)) => {
                 self.failed.get_or_insert(error);
                 (VIRTIO_BLK_S_IOERR, 1)
             }
@@ -86,21 +87,25 @@ impl Server<'_> {
 
     fn execute(
         &mut self,
-        header: &[u8; HEADER],
-        input: Buffers<'_>,
-        output: Buffers<'_>,
-    ) -> Result<(), Refusal> {
-        let [kind @ .., _, _, _, _] = header.first_chunk::<8>().ok_or(Refusal::Io)?;
-        let sector = header.last_chunk::<8>().ok_or(Refusal::Io)?;
-        let offset = u64::from_le_bytes(*sector).checked_mul(SECTOR);
+        header: &[u8; HEADER_BYTES],
+        input: GuestBuffers<'_>,
+        output: GuestBuffers<'_>,
+    ) -> Result<(), BlockRequestError> {
+        let [kind @ .., _, _, _, _] = header.first_chunk::<8>().ok_or(BlockRequestError::Io)?;
+        let sector = header.last_chunk::<8>().ok_or(BlockRequestError::Io)?;
+        let offset = u64::from_le_bytes(*sector).checked_mul(SECTOR_BYTES);
         match u32::from_le_bytes(*kind) {
             VIRTIO_BLK_T_IN => {
-                data_only(&output, &input)?;
-                Ok(self.disk.read(offset.ok_or(Refusal::Io)?, output)?)
+                check_data(&output, &input)?;
+                Ok(self
+                    .disk
+                    .read(offset.ok_or(BlockRequestError::Io)?, output)?)
             }
             VIRTIO_BLK_T_OUT => {
-                data_only(&input, &output)?;
-                Ok(self.disk.write(offset.ok_or(Refusal::Io)?, &input)?)
+                check_data(&input, &output)?;
+                Ok(self
+                    .disk
+                    .write(offset.ok_or(BlockRequestError::Io)?, &input)?)
             }
             VIRTIO_BLK_T_FLUSH => {
                 if self.flush_to_host {
@@ -110,7 +115,7 @@ impl Server<'_> {
             }
             VIRTIO_BLK_T_GET_ID => {
                 if output.len() < ID_BYTES {
-                    return Err(Refusal::Io);
+                    return Err(BlockRequestError::Io);
                 }
                 output.copy_from(&self.id);
                 Ok(())
@@ -118,50 +123,60 @@ impl Server<'_> {
             kind @ (VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES) => {
                 self.zero(&input, kind == VIRTIO_BLK_T_DISCARD)
             }
-            _ => Err(Refusal::Unsupported),
+            _ => Err(BlockRequestError::Unsupported),
         }
     }
 
-    fn zero(&mut self, input: &Buffers<'_>, discard: bool) -> Result<(), Refusal> {
+    fn zero(&mut self, input: &GuestBuffers<'_>, discard: bool) -> Result<(), BlockRequestError> {
         if self.disk.read_only() {
-            return Err(Refusal::Unsupported);
+            return Err(BlockRequestError::Unsupported);
         }
-        let mut table = [0; SEGMENT * MAX_DISCARD_SEGMENTS];
-        if input.is_empty() || input.len() > table.len() || !input.len().is_multiple_of(SEGMENT) {
-            return Err(Refusal::Io);
+        let mut table = [0; SEGMENT_BYTES * MAX_DISCARD_SEGMENTS];
+        if input.is_empty()
+            || input.len() > table.len()
+            || !input.len().is_multiple_of(SEGMENT_BYTES)
+        {
+            return Err(BlockRequestError::Io);
         }
         let bytes = input.copy_to(&mut table);
-        let (segments, _) = table[..bytes].as_chunks::<SEGMENT>();
+        let (segments, _) = table[..bytes].as_chunks::<SEGMENT_BYTES>();
         for segment in segments {
-            let (start, rest) = segment.split_first_chunk::<8>().ok_or(Refusal::Io)?;
-            let (count, rest) = rest.split_first_chunk::<4>().ok_or(Refusal::Io)?;
-            let flags = rest.first_chunk::<4>().ok_or(Refusal::Io)?;
+            let (start, rest) = segment
+                .split_first_chunk::<8>()
+                .ok_or(BlockRequestError::Io)?;
+            let (count, rest) = rest.split_first_chunk::<4>().ok_or(BlockRequestError::Io)?;
+            let flags = rest.first_chunk::<4>().ok_or(BlockRequestError::Io)?;
             let known = if discard {
                 0
             } else {
                 VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP
             };
             if u32::from_le_bytes(*flags) & !known != 0 {
-                return Err(Refusal::Unsupported);
+                return Err(BlockRequestError::Unsupported);
             }
             let sectors = u32::from_le_bytes(*count);
-            let offset = u64::from_le_bytes(*start).checked_mul(SECTOR);
+            let offset = u64::from_le_bytes(*start).checked_mul(SECTOR_BYTES);
             if sectors > MAX_DISCARD_SECTORS {
-                return Err(Refusal::Io);
+                return Err(BlockRequestError::Io);
             }
-            let bytes = u64::from(sectors) * SECTOR;
+            let bytes = u64::from(sectors) * SECTOR_BYTES;
             self.zeroed += 1;
-            self.disk.zero(offset.ok_or(Refusal::Io)?, bytes, discard)?;
+            self.disk
+                .zero(offset.ok_or(BlockRequestError::Io)?, bytes, discard)?;
         }
         Ok(())
     }
 }
 
-/// Checks that data comes in whole sectors, not too many, and only in the direction of the request.
-fn data_only(wanted: &Buffers<'_>, other: &Buffers<'_>) -> Result<(), Refusal> {
+/// Checks that data consists of whole sectors, at most [`MAX_REQUEST_BYTES`], in the direction of
+/// the request only.
+fn check_data(
+    wanted: &GuestBuffers<'_>,
+    other: &GuestBuffers<'_>,
+) -> Result<(), BlockRequestError> {
     let whole = wanted.len().is_multiple_of(512);
-    if !whole || wanted.len() > MAX_DATA || !other.is_empty() {
-        return Err(Refusal::Io);
+    if !whole || wanted.len() > MAX_REQUEST_BYTES || !other.is_empty() {
+        return Err(BlockRequestError::Io);
     }
     Ok(())
 }

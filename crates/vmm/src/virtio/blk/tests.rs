@@ -1,22 +1,22 @@
 use super::*;
-use crate::virtio::testing::{Buffer, Ring, Surroundings, memory, readable, writable};
+use crate::virtio::testing::{Buffer, DeviceHarness, Ring, memory, readable, writable};
 use std::fs::File;
 use std::io::Write;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::tempfile::TempFile;
 
-const HEADER: u64 = 0x8000;
-const STATUS: u64 = 0x8800;
-const DATA: u64 = 0x1_0000;
-const IN: u32 = 0;
-const OUT: u32 = 1;
-const FLUSH: u32 = 4;
-const GET_ID: u32 = 8;
-const DISCARD: u32 = 11;
-const WRITE_ZEROES: u32 = 13;
-const OK: u8 = 0;
-const IOERR: u8 = 1;
-const UNSUPP: u8 = 2;
+const HEADER_ADDRESS: u64 = 0x8000;
+const STATUS_ADDRESS: u64 = 0x8800;
+const DATA_ADDRESS: u64 = 0x1_0000;
+const REQUEST_IN: u32 = 0;
+const REQUEST_OUT: u32 = 1;
+const REQUEST_FLUSH: u32 = 4;
+const REQUEST_GET_ID: u32 = 8;
+const REQUEST_DISCARD: u32 = 11;
+const REQUEST_WRITE_ZEROES: u32 = 13;
+const STATUS_OK: u8 = 0;
+const STATUS_IOERR: u8 = 1;
+const STATUS_UNSUPP: u8 = 2;
 
 fn file(content: &[u8]) -> File {
     let mut file = TempFile::new().unwrap().into_file();
@@ -24,21 +24,21 @@ fn file(content: &[u8]) -> File {
     file
 }
 
-/// Bytes that tell their place.
+/// Bytes that depend on their offset.
 fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes)
         .map(|i| u8::try_from((i / 512 * 7 + i) % 251).unwrap())
         .collect()
 }
 
-struct Driver {
+struct BlockDriver {
     block: Block,
     ring: Ring,
-    around: Surroundings,
+    harness: DeviceHarness,
 }
 
-impl Driver {
-    fn new(backend: Backend) -> Self {
+impl BlockDriver {
+    fn new(backend: DiskBackend) -> Self {
         Self::with(Block::new("blk0", backend).unwrap())
     }
 
@@ -46,75 +46,90 @@ impl Driver {
         let overlay = file(b"what was here before must never be seen");
         let seen = overlay.try_clone().unwrap();
         let base = file(content);
-        (Self::new(Backend::Overlay { base, overlay }), seen)
+        (Self::new(DiskBackend::Overlay { base, overlay }), seen)
     }
 
     fn with(mut block: Block) -> Self {
-        let around = Surroundings::new(memory(8 << 20));
-        let ring = Ring::new(&around.memory, 0x1000, 256);
+        let harness = DeviceHarness::new(memory(8 << 20));
+        let ring = Ring::new(&harness.memory, 0x1000, 256);
         let features = block.features();
         block
-            .activate(around.activation(vec![ring.queue(true)], features))
+            .activate(harness.activation(vec![ring.queue(true)], features))
             .unwrap();
         Self {
             block,
             ring,
-            around,
+            harness,
         }
     }
 
     fn header(&self, kind: u32, sector: u64) {
-        let memory = &self.around.memory;
-        memory.write_obj(kind, GuestAddress(HEADER)).unwrap();
-        memory.write_obj(0u32, GuestAddress(HEADER + 4)).unwrap();
-        memory.write_obj(sector, GuestAddress(HEADER + 8)).unwrap();
-        memory.write_obj(0xffu8, GuestAddress(STATUS)).unwrap();
+        let memory = &self.harness.memory;
+        memory
+            .write_obj(kind, GuestAddress(HEADER_ADDRESS))
+            .unwrap();
+        memory
+            .write_obj(0u32, GuestAddress(HEADER_ADDRESS + 4))
+            .unwrap();
+        memory
+            .write_obj(sector, GuestAddress(HEADER_ADDRESS + 8))
+            .unwrap();
+        memory
+            .write_obj(0xffu8, GuestAddress(STATUS_ADDRESS))
+            .unwrap();
     }
 
-    /// Sends one request with `data` between header and status; returns the status and the used length.
+    /// Sends one request with `data` between header and status; returns the status and the used
+    /// length.
     fn request(&mut self, kind: u32, sector: u64, data: &[Buffer]) -> (u8, u32) {
         self.header(kind, sector);
-        let mut buffers = vec![readable(HEADER, 16)];
+        let mut buffers = vec![readable(HEADER_ADDRESS, 16)];
         buffers.extend(data);
-        buffers.push(writable(STATUS, 1));
+        buffers.push(writable(STATUS_ADDRESS, 1));
         let head = self.ring.add(&buffers);
         self.block.queue_event(0).unwrap();
         let used = self.ring.used();
         assert_eq!(used.len(), 1);
         assert_eq!(used[0].0, head);
         (
-            self.around.memory.read_obj(GuestAddress(STATUS)).unwrap(),
+            self.harness
+                .memory
+                .read_obj(GuestAddress(STATUS_ADDRESS))
+                .unwrap(),
             used[0].1,
         )
     }
 
     fn write(&mut self, sector: u64, data: &[u8]) -> u8 {
-        self.around
+        self.harness
             .memory
-            .write_slice(data, GuestAddress(DATA))
+            .write_slice(data, GuestAddress(DATA_ADDRESS))
             .unwrap();
         let len = u32::try_from(data.len()).unwrap();
-        // Two pieces, cut where no boundary is.
+        // Two buffers, split away from any boundary.
         let cut = len / 3;
         let data = [
-            readable(DATA, cut),
-            readable(DATA + u64::from(cut), len - cut),
+            readable(DATA_ADDRESS, cut),
+            readable(DATA_ADDRESS + u64::from(cut), len - cut),
         ];
-        self.request(OUT, sector, &data).0
+        self.request(REQUEST_OUT, sector, &data).0
     }
 
     fn read(&mut self, sector: u64, bytes: usize) -> Vec<u8> {
         let len = u32::try_from(bytes).unwrap();
         let cut = len / 5;
         let data = [
-            writable(DATA, cut),
-            writable(DATA + u64::from(cut), len - cut),
+            writable(DATA_ADDRESS, cut),
+            writable(DATA_ADDRESS + u64::from(cut), len - cut),
         ];
-        assert_eq!(self.request(IN, sector, &data), (OK, len + 1));
+        assert_eq!(
+            self.request(REQUEST_IN, sector, &data),
+            (STATUS_OK, len + 1)
+        );
         let mut data = vec![0; bytes];
-        self.around
+        self.harness
             .memory
-            .read_slice(&mut data, GuestAddress(DATA))
+            .read_slice(&mut data, GuestAddress(DATA_ADDRESS))
             .unwrap();
         data
     }
@@ -127,16 +142,16 @@ impl Driver {
             table.extend(sectors.to_le_bytes());
             table.extend(flags.to_le_bytes());
         }
-        self.around
+        self.harness
             .memory
-            .write_slice(&table, GuestAddress(DATA))
+            .write_slice(&table, GuestAddress(DATA_ADDRESS))
             .unwrap();
         let len = u32::try_from(table.len()).unwrap();
-        self.request(kind, 0, &[readable(DATA, len)]).0
+        self.request(kind, 0, &[readable(DATA_ADDRESS, len)]).0
     }
 
     fn refused(mut self, buffers: &[Buffer]) -> DeviceError {
-        self.header(IN, 0);
+        self.header(REQUEST_IN, 0);
         self.ring.add(buffers);
         let error = self.block.queue_event(0).unwrap_err();
         assert!(self.ring.used().is_empty());
@@ -148,4 +163,4 @@ impl Driver {
 mod content;
 mod contract;
 mod layers;
-mod limited;
+mod rate_limits;

@@ -1,6 +1,7 @@
-//! A disk's place at the buckets of its guest, and the timer that wakes it when there is something in them again.
+//! Rate limit of one disk: the token buckets that the guest's disks share, and the timer that wakes
+//! the disk when tokens are available.
 
-use super::limiter::{BURST, Limiter, Work};
+use super::token_bucket::{BURST_WINDOW, DiskLimiter, DiskWork};
 use crate::machine::bus::lock;
 use crate::poll::SlotPoller;
 use crate::virtio::DeviceError;
@@ -11,42 +12,42 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use vmm_sys_util::timerfd::TimerFd;
 
-/// The buckets of one guest, which its disks share.
+/// Token buckets of one guest, shared by its disks.
 #[derive(Debug, Clone)]
-pub struct SharedLimiter {
-    limiter: Arc<Mutex<Limiter>>,
+pub struct SharedDiskLimiter {
+    limiter: Arc<Mutex<DiskLimiter>>,
     began: Instant,
 }
 
-impl SharedLimiter {
-    /// Full buckets; none if nothing is limited.
+impl SharedDiskLimiter {
+    /// Creates full buckets; none if nothing is limited.
     pub fn new(limits: DiskLimits) -> Option<Self> {
         Some(Self {
-            limiter: Arc::new(Mutex::new(Limiter::new(limits)?)),
+            limiter: Arc::new(Mutex::new(DiskLimiter::new(limits)?)),
             began: Instant::now(),
         })
     }
 
     fn now(&self) -> Duration {
-        self.began.elapsed() + BURST
+        self.began.elapsed() + BURST_WINDOW
     }
 }
 
-/// One disk's place at the buckets.
+/// Rate limit of one disk.
 #[derive(Debug)]
-pub struct Throttle {
-    shared: SharedLimiter,
+pub struct DiskThrottle {
+    shared: SharedDiskLimiter,
     disk: u32,
     timer: TimerFd,
     poller: Option<SlotPoller>,
 }
 
-impl Throttle {
+impl DiskThrottle {
     /// Token of the timer in `host_event`.
     pub const TOKEN: u32 = u32::MAX - 1;
 
-    /// The place of disk number `disk` (below 64).
-    pub fn new(shared: SharedLimiter, disk: u32) -> Result<Self, DeviceError> {
+    /// Creates the rate limit of disk number `disk` (below 64).
+    pub fn new(shared: SharedDiskLimiter, disk: u32) -> Result<Self, DeviceError> {
         Ok(Self {
             shared,
             disk,
@@ -63,7 +64,7 @@ impl Throttle {
     /// Registers with the event loop; for `activate`.
     pub fn start(&mut self, poller: SlotPoller) -> Result<(), DeviceError> {
         self.stop();
-        // Edge-triggered: the timer never needs to be read, and so nobody can come to wait for it.
+        // Edge-triggered: the timer never needs to be read, so no thread can block on it.
         let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
         poller
             .add(self.fd(), Self::TOKEN, flags)
@@ -72,27 +73,27 @@ impl Throttle {
         Ok(())
     }
 
-    /// Leaves the event loop; for `reset`.
+    /// Removes the timer from the event loop; for `reset`.
     pub fn stop(&mut self) {
         if let Some(poller) = self.poller.take() {
-            // It was added by `start` and nobody else removes it, so this cannot fail in a way that matters.
+            // Added by `start` and removed only here, so a failure has no consequence.
             let _ = poller.remove(self.fd());
         }
     }
 
-    /// How long the next request has to wait, if it has to.
-    pub fn hold(&self) -> Option<Duration> {
+    /// Time until the next request may start, if it has to wait.
+    pub fn wait_for_tokens(&self) -> Option<Duration> {
         let now = self.shared.now();
         lock(&self.shared.limiter).admit(self.disk, now).err()
     }
 
-    /// Charges for what was done.
-    pub fn charge(&self, work: Work) {
+    /// Charges the buckets for a request.
+    pub fn charge(&self, work: DiskWork) {
         let now = self.shared.now();
         lock(&self.shared.limiter).charge(work, now);
     }
 
-    /// Asks to be woken after `wait`, which is not zero.
+    /// Sets the timer to fire after `wait`, which is not zero.
     pub fn wake_after(&mut self, wait: Duration) -> Result<(), DeviceError> {
         self.timer.reset(wait, None).map_err(failed)
     }

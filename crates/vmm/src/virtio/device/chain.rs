@@ -1,8 +1,9 @@
 //! Descriptor chains, checked and resolved to host memory, and the loop that serves them.
 //!
-//! Invariant: a [`Chain`] is whole. `virtio_queue` ends its iteration silently where a chain is broken (loops,
-//! nested indirect tables, tables outside memory); here that is told from an honest end by the `NEXT` flag of the
-//! last descriptor seen, so no device ever serves half a request.
+//! Invariant: a [`DescriptorChain`] is whole. `virtio_queue` ends its iteration silently where a
+//! chain is broken (loops, nested indirect tables, tables outside memory); here the `NEXT` flag of
+//! the last descriptor tells a broken chain from a complete one, so no device ever serves half a
+//! request.
 
 use super::{DeviceError, Interrupt};
 use crate::GuestMemory;
@@ -14,38 +15,38 @@ use std::time::Duration;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{GuestMemoryBackend, VolatileSlice};
 
-/// Guest memory that a chain names, in order, already known to exist.
+/// Guest memory that a chain names, in order, checked to exist.
 #[derive(Debug, Default)]
-pub struct Buffers<'m> {
+pub struct GuestBuffers<'m> {
     slices: Vec<VolatileSlice<'m>>,
     len: usize,
 }
 
-impl<'m> Buffers<'m> {
+impl<'m> GuestBuffers<'m> {
     fn push(&mut self, slice: VolatileSlice<'m>) {
         self.len += slice.len();
         self.slices.push(slice);
     }
 
-    /// Bytes in all.
+    /// Total bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is not one byte.
+    /// Returns true if there is no byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The pieces.
+    /// Slices of guest memory.
     pub fn slices(&self) -> &[VolatileSlice<'m>] {
         &self.slices
     }
 
-    /// Takes the first `bytes` off; `None`, and nothing taken, if there are fewer.
-    pub fn take(&mut self, bytes: usize) -> Option<Buffers<'m>> {
+    /// Splits off the first `bytes`; returns `None`, and takes nothing, if there are fewer.
+    pub fn take(&mut self, bytes: usize) -> Option<GuestBuffers<'m>> {
         self.len = self.len.checked_sub(bytes)?;
-        let mut front = Buffers::default();
+        let mut front = GuestBuffers::default();
         let mut whole = 0;
         for slice in &mut self.slices {
             let missing = bytes - front.len;
@@ -64,7 +65,7 @@ impl<'m> Buffers<'m> {
         Some(front)
     }
 
-    /// Copies bytes from the front into `to`; returns how many there were.
+    /// Copies bytes from the front into `to`; returns their number.
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         let mut done = 0;
         for slice in &self.slices {
@@ -73,7 +74,7 @@ impl<'m> Buffers<'m> {
         done
     }
 
-    /// Copies `from` to the front; returns how many bytes found room.
+    /// Copies `from` to the front; returns the number of bytes that fit.
     pub fn copy_from(&self, from: &[u8]) -> usize {
         let mut done = 0;
         for slice in &self.slices {
@@ -84,7 +85,7 @@ impl<'m> Buffers<'m> {
         done
     }
 
-    /// The pieces for vectored I/O. The pointers stay good for as long as the guest memory `'m`.
+    /// Slices for vectored I/O. The pointers are valid for as long as the guest memory `'m`.
     pub fn iovecs(&self) -> impl Iterator<Item = libc::iovec> {
         self.slices.iter().map(|slice| libc::iovec {
             iov_base: slice.ptr_guard_mut().as_ptr().cast(),
@@ -93,49 +94,52 @@ impl<'m> Buffers<'m> {
     }
 }
 
-/// One request: what the device may read, then what it may write (virtio 1.2 section 2.7.4.2 demands that order).
+/// One request: buffers that the device reads, then buffers that it writes (in this order: virtio
+/// 1.2 section 2.7.4.2).
 #[derive(Debug)]
-pub struct Chain<'m> {
-    /// Its name in the used ring.
+pub struct DescriptorChain<'m> {
+    /// Index of its first descriptor, its id in the used ring.
     pub head: u16,
     /// From the driver.
-    pub readable: Buffers<'m>,
+    pub readable: GuestBuffers<'m>,
     /// To the driver.
-    pub writable: Buffers<'m>,
+    pub writable: GuestBuffers<'m>,
 }
 
 fn guest(what: impl Into<String>) -> DeviceError {
     DeviceError::Guest(what.into())
 }
 
-fn broken(error: virtio_queue::Error) -> DeviceError {
+fn ring_error(error: virtio_queue::Error) -> DeviceError {
     guest(format!("available ring: {error}"))
 }
 
-/// Whether a chain waits on the available ring.
-fn waits(queue: &Queue, memory: &GuestMemory) -> Result<bool, DeviceError> {
-    let available = queue.avail_idx(memory, Ordering::Acquire).map_err(broken)?;
+/// Returns true if a chain is on the available ring.
+fn has_chain(queue: &Queue, memory: &GuestMemory) -> Result<bool, DeviceError> {
+    let available = queue
+        .avail_idx(memory, Ordering::Acquire)
+        .map_err(ring_error)?;
     Ok(available.0 != queue.next_avail())
 }
 
-/// Takes the next chain off the available ring, if there is one.
+/// Takes the next chain from the available ring, if there is one.
 pub fn next_chain<'m>(
     queue: &mut Queue,
     memory: &'m GuestMemory,
-) -> Result<Option<Chain<'m>>, DeviceError> {
-    if !waits(queue, memory)? {
+) -> Result<Option<DescriptorChain<'m>>, DeviceError> {
+    if !has_chain(queue, memory)? {
         return Ok(None);
     }
     let size = queue.size();
     let descriptors = queue
         .iter(memory)
-        .map_err(broken)?
+        .map_err(ring_error)?
         .next()
         .ok_or_else(|| guest("available ring outside memory"))?;
-    let mut chain = Chain {
+    let mut chain = DescriptorChain {
         head: descriptors.head_index(),
-        readable: Buffers::default(),
-        writable: Buffers::default(),
+        readable: GuestBuffers::default(),
+        writable: GuestBuffers::default(),
     };
     let mut count: u16 = 0;
     let mut unfinished = true;
@@ -167,44 +171,47 @@ pub fn next_chain<'m>(
     Ok(Some(chain))
 }
 
-/// What a round of [`drain_held`] left in the queue.
+/// State of a queue after [`drain_throttled`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Left {
-    /// Nothing; the guest kicks when there is something.
-    Nothing,
-    /// Work that the budget had no room for: come back soon, without being kicked.
-    Work,
-    /// Work that must wait for so long: come back then, without being kicked.
-    Held(Duration),
+pub enum DrainStatus {
+    /// Empty; the guest kicks when it adds chains.
+    Drained,
+    /// Chains remain because the budget is spent: the caller continues soon, without a kick.
+    BudgetSpent,
+    /// Chains remain that must wait for this long: the caller continues then, without a kick.
+    Throttled(Duration),
 }
 
-/// Serves waiting chains: at most as many as the queue is long, and no new one once they named `byte_budget`
-/// bytes. `serve` returns how many bytes it wrote. Kicks are off meanwhile and the guest is interrupted once, at the end.
+/// Serves available chains: at most as many as the queue's size, and none once they named
+/// `byte_budget` bytes. `serve` returns the number of bytes that it wrote. Kicks are off meanwhile,
+/// and the guest is interrupted once, at the end.
 ///
-/// Returns whether work was left; the caller must then come back without being kicked (see [`Again`]).
+/// Returns true if chains remain; the caller must then continue without a kick (see
+/// [`DeferredKick`]).
 pub fn drain<'m>(
     queue: &mut Queue,
     memory: &'m GuestMemory,
     interrupt: &dyn Interrupt,
     byte_budget: usize,
-    serve: impl FnMut(Chain<'m>) -> Result<u32, DeviceError>,
+    serve: impl FnMut(DescriptorChain<'m>) -> Result<u32, DeviceError>,
 ) -> Result<bool, DeviceError> {
-    let left = drain_held(queue, memory, interrupt, byte_budget, || None, serve)?;
-    Ok(left != Left::Nothing)
+    let left = drain_throttled(queue, memory, interrupt, byte_budget, || None, serve)?;
+    Ok(left != DrainStatus::Drained)
 }
 
-/// The same, asking `hold` before each chain whether it has to wait. One that has to stays where it is, so that whoever looks at
-/// the queue next, in this machine or in one restored from it, finds it there.
-pub fn drain_held<'m>(
+/// Like [`drain`], but `wait_time` returns the time that the next chain has to wait, if any. Such a
+/// chain stays on the ring, so that the next drain finds it, in this machine or in one restored
+/// from it.
+pub fn drain_throttled<'m>(
     queue: &mut Queue,
     memory: &'m GuestMemory,
     interrupt: &dyn Interrupt,
     byte_budget: usize,
-    mut hold: impl FnMut() -> Option<Duration>,
-    mut serve: impl FnMut(Chain<'m>) -> Result<u32, DeviceError>,
-) -> Result<Left, DeviceError> {
+    mut wait_time: impl FnMut() -> Option<Duration>,
+    mut serve: impl FnMut(DescriptorChain<'m>) -> Result<u32, DeviceError>,
+) -> Result<DrainStatus, DeviceError> {
     if !queue.ready() {
-        return Ok(Left::Nothing);
+        return Ok(DrainStatus::Drained);
     }
     let ring = |e| guest(format!("ring: {e}"));
     let mut chains = queue.size();
@@ -217,19 +224,19 @@ pub fn drain_held<'m>(
         }
         let served = loop {
             if chains == 0 || bytes == 0 {
-                break Ok(Left::Work);
+                break Ok(DrainStatus::BudgetSpent);
             }
-            match waits(queue, memory) {
+            match has_chain(queue, memory) {
                 Ok(true) => {}
-                Ok(false) => break Ok(Left::Nothing),
+                Ok(false) => break Ok(DrainStatus::Drained),
                 Err(e) => break Err(e),
             }
-            if let Some(wait) = hold() {
-                break Ok(Left::Held(wait));
+            if let Some(wait) = wait_time() {
+                break Ok(DrainStatus::Throttled(wait));
             }
             let chain = match next_chain(queue, memory) {
                 Ok(Some(chain)) => chain,
-                Ok(None) => break Ok(Left::Nothing),
+                Ok(None) => break Ok(DrainStatus::Drained),
                 Err(e) => break Err(e),
             };
             chains -= 1;
@@ -247,10 +254,11 @@ pub fn drain_held<'m>(
             }
         };
         match served {
-            Ok(Left::Nothing) => match queue.enable_notification(memory) {
-                Ok(false) => break Ok(Left::Nothing),
-                // An index that is ahead after asking for kicks and is not when looked at again would hold the event
-                // loop for ever: a driver can lay the used ring over it, or write it from another CPU.
+            Ok(DrainStatus::Drained) => match queue.enable_notification(memory) {
+                Ok(false) => break Ok(DrainStatus::Drained),
+                // An index that is ahead after enabling kicks but not when read again would block
+                // the event loop for ever: a driver can place the used ring over it, or write it
+                // from another CPU.
                 Ok(true) if !progress => break Err(guest("available index goes back (2.7.6)")),
                 Ok(true) => progress = false,
                 Err(e) => break Err(ring(e)),
@@ -264,7 +272,7 @@ pub fn drain_held<'m>(
     outcome
 }
 
-/// Checks at activation that a queue the driver enabled lies in memory.
+/// Checks at activation that a queue that the driver enabled lies in memory.
 pub fn check_queue(queue: &Queue, memory: &GuestMemory) -> Result<(), DeviceError> {
     if queue.ready() && !queue.is_valid(memory) {
         return Err(guest("queue outside memory"));
@@ -272,19 +280,19 @@ pub fn check_queue(queue: &Queue, memory: &GuestMemory) -> Result<(), DeviceErro
     Ok(())
 }
 
-/// How a device asks the event loop to call it back for queues that it left unfinished.
+/// Callback from the event loop for queues that a device left unfinished.
 #[derive(Debug)]
-pub struct Again {
+pub struct DeferredKick {
     event: EventFd,
     poller: Option<crate::poll::SlotPoller>,
     queues: u64,
 }
 
-impl Again {
+impl DeferredKick {
     /// Token of the wake-ups in `host_event`.
     pub const TOKEN: u32 = u32::MAX;
 
-    /// Nothing to come back for.
+    /// Creates the callback without pending queues.
     pub fn new() -> Result<Self, DeviceError> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         Ok(Self {
@@ -305,16 +313,16 @@ impl Again {
         Ok(())
     }
 
-    /// Leaves the event loop and forgets what was to be done; for `reset`.
+    /// Removes the callback from the event loop and forgets pending queues; for `reset`.
     pub fn stop(&mut self) {
         if let Some(poller) = self.poller.take() {
-            // It was added by `start` and nobody else removes it, so this cannot fail in a way that matters.
+            // Added by `start` and removed only here, so a failure has no consequence.
             let _ = poller.remove(self.event.as_fd());
         }
         self.take();
     }
 
-    /// Asks to be woken for queue `index` (below 64).
+    /// Schedules a callback for queue `index` (below 64).
     pub fn schedule(&mut self, index: usize) -> Result<(), DeviceError> {
         let first = self.queues == 0;
         self.queues |= 1 << index;
@@ -326,7 +334,7 @@ impl Again {
         Ok(())
     }
 
-    /// The queues to come back for, as a bit set; they are forgotten.
+    /// Takes the pending queues, as a bit set.
     pub fn take(&mut self) -> u64 {
         if self.queues != 0 {
             let _ = self.event.read();
@@ -336,5 +344,4 @@ impl Again {
 }
 
 #[cfg(test)]
-#[path = "chain_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! The state of a transport and its device as a value.
+//! State of a transport and its device as a value.
 
 use super::{MmioDevice, QueueSetup};
 use crate::virtio::device::RingState;
@@ -54,7 +54,7 @@ impl MmioDevice {
         }
     }
 
-    /// Gives a fresh device the state of the one it continues. Memory must be there already.
+    /// Sets the state of a fresh device. Memory must be restored already.
     pub fn restore(&mut self, state: &TransportState) -> Result<(), DeviceError> {
         let refuse = |what: &str| {
             Err(DeviceError::Host(format!(
@@ -94,9 +94,9 @@ impl MmioDevice {
         Ok(())
     }
 
-    /// Looks at every queue and interrupts once, in case a kick or an interrupt was on its way when the machine stopped.
-    /// Both are harmless when there is nothing to do.
-    pub fn wake(&mut self) {
+    /// Serves every queue and interrupts once, in case a kick or an interrupt was in flight when
+    /// the machine stopped. Both are harmless when there is nothing to do.
+    pub fn kick_queues(&mut self) {
         for queue in 0..self.queue_count() {
             self.queue_event(queue);
         }

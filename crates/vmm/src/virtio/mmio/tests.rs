@@ -4,12 +4,12 @@ use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
 #[derive(Default)]
-struct Dummy {
+struct TestDevice {
     active: bool,
     fail: bool,
 }
 
-impl VirtioDevice for Dummy {
+impl VirtioDevice for TestDevice {
     fn device_id(&self) -> u32 {
         4
     }
@@ -43,7 +43,7 @@ impl VirtioDevice for Dummy {
     }
 }
 
-fn transport(device: Dummy) -> MmioDevice {
+fn transport(device: TestDevice) -> MmioDevice {
     let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
     let irq = Arc::new(IrqLine::new(EventFd::new(EFD_NONBLOCK).unwrap()));
     MmioDevice::new(
@@ -80,8 +80,8 @@ fn bring_up(device: &mut MmioDevice, used: u32) {
 
 #[test]
 fn a_well_behaved_driver_comes_up_and_resets() {
-    let mut device = transport(Dummy::default());
-    assert_eq!(get(&device, 0), MAGIC);
+    let mut device = transport(TestDevice::default());
+    assert_eq!(get(&device, 0), MAGIC_VALUE);
     assert_eq!(get(&device, 0x0c), VENDOR_QUIET);
     bring_up(&mut device, 0x3000);
     assert_eq!(get(&device, 0x70), 15);
@@ -94,7 +94,7 @@ fn a_well_behaved_driver_comes_up_and_resets() {
 
 #[test]
 fn features_that_were_not_offered_are_not_accepted() {
-    let mut device = transport(Dummy::default());
+    let mut device = transport(TestDevice::default());
     set(&mut device, 0x70, 3);
     set(&mut device, 0x20, u32::MAX);
     set(&mut device, 0x70, 11);
@@ -103,7 +103,7 @@ fn features_that_were_not_offered_are_not_accepted() {
 
 #[test]
 fn a_ring_outside_memory_fails_the_device_and_not_the_process() {
-    let mut device = transport(Dummy::default());
+    let mut device = transport(TestDevice::default());
     bring_up(&mut device, 0xffff_f000);
     assert_ne!(get(&device, 0x70) & VIRTIO_CONFIG_S_NEEDS_RESET, 0);
     assert!(
@@ -116,9 +116,9 @@ fn a_ring_outside_memory_fails_the_device_and_not_the_process() {
 
 #[test]
 fn a_failed_device_serves_nothing_until_it_is_reset() {
-    let mut device = transport(Dummy {
+    let mut device = transport(TestDevice {
         fail: true,
-        ..Dummy::default()
+        ..TestDevice::default()
     });
     bring_up(&mut device, 0x3000);
     device.queue_event(0);
@@ -132,7 +132,7 @@ fn a_failed_device_serves_nothing_until_it_is_reset() {
 
 #[test]
 fn every_register_tolerates_every_access() {
-    let mut device = transport(Dummy::default());
+    let mut device = transport(TestDevice::default());
     for offset in (0..0x200).chain([u64::MAX >> 12]) {
         for length in [1, 2, 4, 8] {
             let mut data = [0xff; 8];

@@ -1,26 +1,27 @@
-//! The header before every frame (`struct virtio_net_hdr`, virtio 1.2 section 5.1.6), 12 bytes on both sides of the
-//! device: the tap speaks the same.
+//! Header before every frame (`struct virtio_net_hdr`, virtio 1.2 section 5.1.6): 12 bytes, the
+//! same on the guest's side and the tap's.
 
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_HDR_F_NEEDS_CSUM,
     VIRTIO_NET_HDR_GSO_NONE, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
 };
 
-/// Bytes.
-pub const HEADER: usize = 12;
-const FLAGS: usize = 0;
-const GSO_TYPE: usize = 1;
-const NUM_BUFFERS: usize = 10;
+/// Size of the header.
+pub const HEADER_BYTES: usize = 12;
+const FLAGS_OFFSET: usize = 0;
+const GSO_TYPE_OFFSET: usize = 1;
+const NUM_BUFFERS_OFFSET: usize = 10;
 
-/// What of a transmit header may reach the host kernel: only offloads that were negotiated, and no field that means
-/// nothing on this way. `None` if the frame asks for more than that and must be dropped.
-pub fn cleaned(mut header: [u8; HEADER], features: u64) -> Option<[u8; HEADER]> {
+/// Clears the fields of a transmit header that have no meaning on transmit, before it reaches the
+/// host kernel. Returns `None` if the frame asks for an offload that was not negotiated and must be
+/// dropped.
+pub fn sanitized(mut header: [u8; HEADER_BYTES], features: u64) -> Option<[u8; HEADER_BYTES]> {
     let negotiated = |bit: u32| features >> bit & 1 == 1;
-    let needs_csum = u32::from(header[FLAGS]) & VIRTIO_NET_HDR_F_NEEDS_CSUM != 0;
+    let needs_csum = u32::from(header[FLAGS_OFFSET]) & VIRTIO_NET_HDR_F_NEEDS_CSUM != 0;
     if needs_csum && !negotiated(VIRTIO_NET_F_CSUM) {
         return None;
     }
-    let segmented = match u32::from(header[GSO_TYPE]) {
+    let segmented = match u32::from(header[GSO_TYPE_OFFSET]) {
         VIRTIO_NET_HDR_GSO_NONE => false,
         VIRTIO_NET_HDR_GSO_TCPV4 if negotiated(VIRTIO_NET_F_HOST_TSO4) => true,
         VIRTIO_NET_HDR_GSO_TCPV6 if negotiated(VIRTIO_NET_F_HOST_TSO6) => true,
@@ -30,14 +31,14 @@ pub fn cleaned(mut header: [u8; HEADER], features: u64) -> Option<[u8; HEADER]> 
     if segmented && !needs_csum {
         return None;
     }
-    header[FLAGS] = u8::from(needs_csum);
-    header[NUM_BUFFERS..].fill(0);
+    header[FLAGS_OFFSET] = u8::from(needs_csum);
+    header[NUM_BUFFERS_OFFSET..].fill(0);
     Some(header)
 }
 
-/// Tells the driver over how many buffers the frame in `frame` is spread.
+/// Sets the number of buffers that the frame in `frame` is spread over.
 pub fn set_num_buffers(frame: &mut [u8], count: u16) {
-    if let Some(field) = frame.get_mut(NUM_BUFFERS..HEADER) {
+    if let Some(field) = frame.get_mut(NUM_BUFFERS_OFFSET..HEADER_BYTES) {
         field.copy_from_slice(&count.to_le_bytes());
     }
 }

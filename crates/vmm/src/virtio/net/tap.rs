@@ -1,18 +1,18 @@
-//! The host's end of the card.
+//! Host side of the interface.
 
-use super::header::HEADER;
+use super::header::HEADER_BYTES;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Linux `if_tun.h`: offloads that a tap may be told its reader can take.
+/// Offloads of a tap's reader (Linux `if_tun.h`).
 const TUN_F_CSUM: libc::c_ulong = 1;
 const TUN_F_TSO4: libc::c_ulong = 2;
 const TUN_F_TSO6: libc::c_ulong = 4;
 
-/// What the driver takes off the host's hands when receiving.
+/// Receive offloads of the driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Offloads {
+pub struct TapOffloads {
     /// Frames without a complete checksum.
     pub csum: bool,
     /// TCP over IPv4 in segments of up to 64 KiB; needs `csum`.
@@ -34,9 +34,9 @@ mod ioctls {
     );
 }
 /// `TUNSETOFFLOAD`, which takes its argument by value.
-const SET_OFFLOAD: libc::c_ulong = nix::request_code_write!(b'T', 208, size_of::<libc::c_uint>());
+const TUNSETOFFLOAD: libc::c_ulong = nix::request_code_write!(b'T', 208, size_of::<libc::c_uint>());
 
-/// A tap device, or for tests a datagram socket that stands for one.
+/// Tap device, or in tests a datagram socket instead of one.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
@@ -44,7 +44,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Takes a tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR` and makes it non-blocking.
+    /// Wraps a tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR` and makes it non-blocking.
     pub fn new(file: File) -> io::Result<Self> {
         nonblocking(&file)?;
         // SAFETY: an all-zero `ifreq` is valid: it is plain integers and a union of them.
@@ -60,13 +60,13 @@ impl Tap {
                 "tap was not opened with IFF_TAP | IFF_NO_PI | IFF_VNET_HDR",
             ));
         }
-        let size = libc::c_int::try_from(HEADER).unwrap_or(0);
+        let size = libc::c_int::try_from(HEADER_BYTES).unwrap_or(0);
         // SAFETY: TUNSETVNETHDRSZ reads one int, which `size` is.
         unsafe { ioctls::set_vnet_hdr_sz(file.as_raw_fd(), &size) }?;
         Ok(Self { file, is_tap: true })
     }
 
-    /// Takes a socket on which every datagram is a frame with its header.
+    /// Wraps a socket on which every datagram is a frame with its header.
     #[cfg(any(test, feature = "testing"))]
     pub fn datagrams(file: File) -> io::Result<Self> {
         nonblocking(&file)?;
@@ -76,18 +76,18 @@ impl Tap {
         })
     }
 
-    /// Tells the host kernel what the driver can receive.
-    pub fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
+    /// Sets the offloads that the driver can receive.
+    pub fn set_offloads(&self, offloads: TapOffloads) -> io::Result<()> {
         if !self.is_tap {
             return Ok(());
         }
-        let Offloads { csum, tso4, tso6 } = offloads;
+        let TapOffloads { csum, tso4, tso6 } = offloads;
         let flag = |on: bool, flag| if on { flag } else { 0 };
         let flags = flag(csum, TUN_F_CSUM)
             | flag(csum && tso4, TUN_F_TSO4)
             | flag(csum && tso6, TUN_F_TSO6);
         // SAFETY: TUNSETOFFLOAD takes its argument by value and touches no memory of ours.
-        let result = unsafe { libc::ioctl(self.file.as_raw_fd(), SET_OFFLOAD, flags) };
+        let result = unsafe { libc::ioctl(self.file.as_raw_fd(), TUNSETOFFLOAD, flags) };
         if result < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -102,8 +102,9 @@ impl Tap {
     /// Writes one frame with its header.
     pub fn write(&self, iovecs: &[libc::iovec]) -> io::Result<()> {
         let count = libc::c_int::try_from(iovecs.len()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: `iovecs` holds `count` vectors (the kernel refuses more than 1024). Each names guest memory that
-        // stays mapped while borrowed, or a buffer of the caller; it is only read.
+        // SAFETY: `iovecs` holds `count` vectors (the kernel refuses more than 1024). Each names
+        // guest memory that stays mapped while borrowed, or a buffer of the caller; it is only
+        // read.
         let written = unsafe { libc::writev(self.file.as_raw_fd(), iovecs.as_ptr(), count) };
         if written < 0 {
             return Err(io::Error::last_os_error());

@@ -1,42 +1,42 @@
 use super::*;
-use crate::virtio::testing::{Buffer, Ring, Surroundings, memory, readable, writable};
+use crate::virtio::testing::{Buffer, DeviceHarness, Ring, memory, readable, writable};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use vm_memory::{Bytes, GuestAddress};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
-const BUFFERS: u64 = 0x10_0000;
-const OUT: u64 = 0x2_0000;
-const MRG: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
+const RX_BUFFERS_ADDRESS: u64 = 0x10_0000;
+const TX_FRAME_ADDRESS: u64 = 0x2_0000;
+const MRG_RXBUF: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 
 mod kernel;
 
-/// A card over a socket, its driver, and the far end of the wire.
-struct Driver {
+/// Interface over a socket, its driver, and the far end of the wire.
+struct NetDriver {
     net: Net,
     rx: Ring,
     tx: Ring,
     wire: UnixDatagram,
-    around: Surroundings,
+    harness: DeviceHarness,
 }
 
 fn file(socket: UnixDatagram) -> File {
     File::from(OwnedFd::from(socket))
 }
 
-impl Driver {
+impl NetDriver {
     fn new(features: u64) -> Self {
         let (card, wire) = UnixDatagram::pair().unwrap();
         wire.set_nonblocking(true).unwrap();
         let net = Net::over_datagrams(file(card), MAC, 1500).unwrap();
-        let around = Surroundings::new(memory(4 << 20));
+        let harness = DeviceHarness::new(memory(4 << 20));
         let mut driver = Self {
             net,
-            rx: Ring::new(&around.memory, 0x1000, 256),
-            tx: Ring::new(&around.memory, 0x4000, 256),
+            rx: Ring::new(&harness.memory, 0x1000, 256),
+            tx: Ring::new(&harness.memory, 0x4000, 256),
             wire,
-            around,
+            harness,
         };
         driver.activate(features);
         driver
@@ -45,15 +45,15 @@ impl Driver {
     fn activate(&mut self, features: u64) {
         let queues = vec![self.rx.queue(true), self.tx.queue(true)];
         self.net
-            .activate(self.around.activation(queues, features))
+            .activate(self.harness.activation(queues, features))
             .unwrap();
     }
 
     /// Runs the event loop until nothing is ready.
-    fn settle(&mut self) -> usize {
+    fn run_until_idle(&mut self) -> usize {
         let mut events = 0;
         loop {
-            let ready = self.around.ready(0);
+            let ready = self.harness.ready(0);
             if ready.is_empty() {
                 return events;
             }
@@ -65,42 +65,50 @@ impl Driver {
         }
     }
 
-    /// A frame comes in from the wire: a header and `bytes` bytes that tell their place.
-    fn arrive(&self, bytes: usize) -> Vec<u8> {
-        let mut frame = vec![0; HEADER];
+    /// Sends a frame from the wire: a header and `bytes` bytes that depend on their offset.
+    fn receive_from_wire(&self, bytes: usize) -> Vec<u8> {
+        let mut frame = vec![0; HEADER_BYTES];
         frame.extend((0..bytes).map(|i| u8::try_from(i * 7 % 251).unwrap()));
         self.wire.send(&frame).unwrap();
         frame
     }
 
-    /// Offers a receive buffer of `len` bytes, the `index`th.
-    fn offer(&mut self, index: u64, len: u32) {
-        self.rx.add(&[writable(BUFFERS + (index << 16), len)]);
+    /// Adds receive buffer number `index`, of `len` bytes.
+    fn add_rx_buffer(&mut self, index: u64, len: u32) {
+        self.rx
+            .add(&[writable(RX_BUFFERS_ADDRESS + (index << 16), len)]);
     }
 
     fn bytes(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
-        self.around
+        self.harness
             .memory
             .read_slice(&mut data, GuestAddress(addr))
             .unwrap();
         data
     }
 
-    fn send(&mut self, header: [u8; HEADER], payload: &[u8]) -> Result<(), DeviceError> {
-        let memory = &self.around.memory;
-        memory.write_slice(&header, GuestAddress(OUT)).unwrap();
-        memory.write_slice(payload, GuestAddress(OUT + 12)).unwrap();
+    fn send(&mut self, header: [u8; HEADER_BYTES], payload: &[u8]) -> Result<(), DeviceError> {
+        let memory = &self.harness.memory;
+        memory
+            .write_slice(&header, GuestAddress(TX_FRAME_ADDRESS))
+            .unwrap();
+        memory
+            .write_slice(payload, GuestAddress(TX_FRAME_ADDRESS + 12))
+            .unwrap();
         let len = u32::try_from(payload.len()).unwrap();
-        self.tx.add(&[readable(OUT, 7), readable(OUT + 7, 5 + len)]);
-        self.net.queue_event(TX)
+        self.tx.add(&[
+            readable(TX_FRAME_ADDRESS, 7),
+            readable(TX_FRAME_ADDRESS + 7, 5 + len),
+        ]);
+        self.net.queue_event(TX_QUEUE)
     }
 
     fn refused(features: u64, index: usize, buffers: &[Buffer]) {
         let mut driver = Self::new(features);
-        driver.arrive(60);
-        driver.settle();
-        let ring = if index == RX {
+        driver.receive_from_wire(60);
+        driver.run_until_idle();
+        let ring = if index == RX_QUEUE {
             &mut driver.rx
         } else {
             &mut driver.tx
@@ -109,115 +117,115 @@ impl Driver {
         let outcome = driver.net.queue_event(index);
         assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
         let _ = driver.net.queue_event(index);
-        let _ = driver.net.host_event(TAP, EpollFlags::EPOLLIN);
+        let _ = driver.net.host_event(TAP_TOKEN, EpollFlags::EPOLLIN);
     }
 }
 
 #[test]
 fn a_frame_arrives_in_the_guest_with_one_interrupt() {
-    let mut driver = Driver::new(MRG);
-    driver.offer(0, 2048);
-    driver.offer(1, 2048);
-    driver.net.queue_event(RX).unwrap();
-    let first = driver.arrive(1500);
-    let second = driver.arrive(60);
-    driver.settle();
+    let mut driver = NetDriver::new(MRG_RXBUF);
+    driver.add_rx_buffer(0, 2048);
+    driver.add_rx_buffer(1, 2048);
+    driver.net.queue_event(RX_QUEUE).unwrap();
+    let first = driver.receive_from_wire(1500);
+    let second = driver.receive_from_wire(60);
+    driver.run_until_idle();
     assert_eq!(driver.rx.used(), [(0, 1512), (1, 72)]);
-    assert_eq!(driver.around.interrupt.queue_count(), 1);
-    assert_eq!(driver.bytes(BUFFERS + 12, 1500), first[12..]);
-    assert_eq!(driver.bytes(BUFFERS + 0x1000c, 60), second[12..]);
-    assert_eq!(driver.bytes(BUFFERS + 10, 2), [1, 0]);
+    assert_eq!(driver.harness.interrupt.queue_count(), 1);
+    assert_eq!(driver.bytes(RX_BUFFERS_ADDRESS + 12, 1500), first[12..]);
+    assert_eq!(driver.bytes(RX_BUFFERS_ADDRESS + 0x1000c, 60), second[12..]);
+    assert_eq!(driver.bytes(RX_BUFFERS_ADDRESS + 10, 2), [1, 0]);
     assert_eq!(driver.net.counters().rx_frames, 2);
 }
 
 #[test]
 fn a_long_frame_is_spread_over_several_buffers_and_published_at_once() {
-    let mut driver = Driver::new(MRG);
+    let mut driver = NetDriver::new(MRG_RXBUF);
     for i in 0..4 {
-        driver.offer(i, 1000);
+        driver.add_rx_buffer(i, 1000);
     }
-    let frame = driver.arrive(2500);
-    driver.settle();
+    let frame = driver.receive_from_wire(2500);
+    driver.run_until_idle();
     assert_eq!(driver.rx.used(), [(0, 1000), (1, 1000), (2, 512)]);
-    assert_eq!(driver.bytes(BUFFERS + 10, 2), [3, 0]);
-    let mut got = driver.bytes(BUFFERS + 12, 988);
-    got.extend(driver.bytes(BUFFERS + 0x10000, 1000));
-    got.extend(driver.bytes(BUFFERS + 0x20000, 512));
+    assert_eq!(driver.bytes(RX_BUFFERS_ADDRESS + 10, 2), [3, 0]);
+    let mut got = driver.bytes(RX_BUFFERS_ADDRESS + 12, 988);
+    got.extend(driver.bytes(RX_BUFFERS_ADDRESS + 0x10000, 1000));
+    got.extend(driver.bytes(RX_BUFFERS_ADDRESS + 0x20000, 512));
     assert_eq!(got, frame[12..]);
     // The buffer that was not needed serves the next frame.
-    driver.arrive(60);
-    driver.settle();
+    driver.receive_from_wire(60);
+    driver.run_until_idle();
     assert_eq!(driver.rx.used(), [(3, 72)]);
 }
 
 #[test]
 fn a_frame_waits_for_buffers_without_a_busy_loop() {
-    let mut driver = Driver::new(MRG);
-    driver.arrive(100);
-    driver.arrive(200);
-    assert_eq!(driver.settle(), 1);
+    let mut driver = NetDriver::new(MRG_RXBUF);
+    driver.receive_from_wire(100);
+    driver.receive_from_wire(200);
+    assert_eq!(driver.run_until_idle(), 1);
     assert_eq!(driver.rx.avail_event(), 0);
-    driver.offer(0, 2048);
-    driver.net.queue_event(RX).unwrap();
+    driver.add_rx_buffer(0, 2048);
+    driver.net.queue_event(RX_QUEUE).unwrap();
     assert_eq!(driver.rx.used(), [(0, 112)]);
-    driver.offer(1, 2048);
-    driver.net.queue_event(RX).unwrap();
+    driver.add_rx_buffer(1, 2048);
+    driver.net.queue_event(RX_QUEUE).unwrap();
     assert_eq!(driver.rx.used(), [(1, 212)]);
-    assert_eq!(driver.settle(), 0);
+    assert_eq!(driver.run_until_idle(), 0);
 }
 
 #[test]
 fn a_frame_longer_than_the_buffers_at_hand_waits_for_one_more() {
-    let mut driver = Driver::new(MRG);
-    driver.offer(0, 1000);
-    driver.arrive(1900);
-    driver.settle();
+    let mut driver = NetDriver::new(MRG_RXBUF);
+    driver.add_rx_buffer(0, 1000);
+    driver.receive_from_wire(1900);
+    driver.run_until_idle();
     assert!(driver.rx.used().is_empty());
-    // The kick is asked for behind the buffer that is there already.
+    // The kick is enabled after the buffer that is available already.
     assert_eq!(driver.rx.avail_event(), 1);
-    driver.offer(1, 1000);
-    driver.net.queue_event(RX).unwrap();
+    driver.add_rx_buffer(1, 1000);
+    driver.net.queue_event(RX_QUEUE).unwrap();
     assert_eq!(driver.rx.used(), [(0, 1000), (1, 912)]);
 }
 
 #[test]
 fn without_mergeable_buffers_a_frame_that_does_not_fit_is_dropped() {
-    let mut driver = Driver::new(0);
-    driver.offer(0, 1000);
-    driver.arrive(1500);
-    driver.arrive(100);
-    driver.settle();
+    let mut driver = NetDriver::new(0);
+    driver.add_rx_buffer(0, 1000);
+    driver.receive_from_wire(1500);
+    driver.receive_from_wire(100);
+    driver.run_until_idle();
     assert_eq!(driver.rx.used(), [(0, 112)]);
-    assert_eq!(driver.bytes(BUFFERS + 10, 2), [1, 0]);
+    assert_eq!(driver.bytes(RX_BUFFERS_ADDRESS + 10, 2), [1, 0]);
     assert_eq!(driver.net.counters().rx_dropped, 1);
 }
 
 #[test]
-fn a_ring_full_of_tiny_buffers_does_not_stop_the_card() {
-    let mut driver = Driver::new(MRG);
+fn a_ring_full_of_tiny_buffers_does_not_stop_the_interface() {
+    let mut driver = NetDriver::new(MRG_RXBUF);
     for _ in 0..256 {
-        driver.offer(0, 1);
+        driver.add_rx_buffer(0, 1);
     }
-    driver.arrive(1500);
-    driver.arrive(100);
-    driver.settle();
+    driver.receive_from_wire(1500);
+    driver.receive_from_wire(100);
+    driver.run_until_idle();
     assert_eq!(driver.net.counters().rx_dropped, 1);
     assert_eq!(driver.rx.used().len(), 112);
 }
 
 #[test]
 fn a_flood_is_taken_in_turns() {
-    let mut driver = Driver::new(MRG);
+    let mut driver = NetDriver::new(MRG_RXBUF);
     let mut total = 0;
     for round in 0..30 {
         for _ in 0..8 {
-            driver.arrive(60);
+            driver.receive_from_wire(60);
         }
         for i in 0..8 {
-            driver.offer((round * 8 + i) % 16, 256);
+            driver.add_rx_buffer((round * 8 + i) % 16, 256);
         }
-        driver.net.queue_event(RX).unwrap();
-        driver.settle();
+        driver.net.queue_event(RX_QUEUE).unwrap();
+        driver.run_until_idle();
         total += driver.rx.used().len();
     }
     assert_eq!(total, 240);
@@ -225,25 +233,31 @@ fn a_flood_is_taken_in_turns() {
 
 #[test]
 fn a_sent_frame_reaches_the_wire_as_it_is() {
-    let mut driver = Driver::new(0);
+    let mut driver = NetDriver::new(0);
     let payload: Vec<u8> = (0..200).collect();
-    driver.send([0; HEADER], &payload).unwrap();
+    driver.send([0; HEADER_BYTES], &payload).unwrap();
     assert_eq!(driver.tx.used(), [(0, 0)]);
     let mut frame = [0; 300];
     assert_eq!(driver.wire.recv(&mut frame).unwrap(), 212);
     assert_eq!(frame[12..212], payload);
     assert_eq!(driver.net.counters().tx_frames, 1);
-    assert_eq!(driver.around.interrupt.queue_count(), 1);
+    assert_eq!(driver.harness.interrupt.queue_count(), 1);
 }
 
 #[test]
 fn the_largest_frame_is_sent_and_a_larger_one_is_refused() {
-    let mut driver = Driver::new(0);
+    let mut driver = NetDriver::new(0);
     driver
-        .send([0; HEADER], &vec![1; MAX_FRAME - HEADER])
+        .send([0; HEADER_BYTES], &vec![1; MAX_FRAME_BYTES - HEADER_BYTES])
         .unwrap();
-    assert_eq!(driver.wire.recv(&mut vec![0; 70_000]).unwrap(), MAX_FRAME);
-    let outcome = driver.send([0; HEADER], &vec![1; MAX_FRAME - HEADER + 1]);
+    assert_eq!(
+        driver.wire.recv(&mut vec![0; 70_000]).unwrap(),
+        MAX_FRAME_BYTES
+    );
+    let outcome = driver.send(
+        [0; HEADER_BYTES],
+        &vec![1; MAX_FRAME_BYTES - HEADER_BYTES + 1],
+    );
     assert!(matches!(outcome, Err(DeviceError::Guest(_))));
 }
 
@@ -264,8 +278,8 @@ fn offloads_that_were_not_negotiated_are_dropped() {
         (u64::MAX, 1, 0x81, false),
         (u64::MAX, 1, 0xff, false),
     ] {
-        let mut driver = Driver::new(features & driver_features());
-        let mut header = [0; HEADER];
+        let mut driver = NetDriver::new(features & driver_features());
+        let mut header = [0; HEADER_BYTES];
         (header[0], header[1], header[10]) = (flags, gso, 9);
         driver.send(header, &[0; 60]).unwrap();
         assert_eq!(driver.tx.used().len(), 1);
@@ -289,28 +303,42 @@ fn driver_features() -> u64 {
 
 #[test]
 fn malformed_buffers_are_refused() {
-    Driver::refused(0, TX, &[readable(OUT, 11)]);
-    Driver::refused(0, TX, &[readable(OUT, 0)]);
-    Driver::refused(0, TX, &[readable(OUT, 64), writable(OUT, 1)]);
-    Driver::refused(0, TX, &[writable(OUT, 64)]);
-    Driver::refused(0, TX, &[readable(OUT, u32::MAX)]);
-    Driver::refused(0, TX, &[readable(4 << 20, 64)]);
-    for features in [0, MRG] {
-        Driver::refused(features, RX, &[readable(OUT, 2048)]);
-        Driver::refused(features, RX, &[writable(OUT, 0)]);
-        Driver::refused(features, RX, &[readable(OUT, 12), writable(OUT, 2048)]);
-        Driver::refused(features, RX, &[writable(4 << 20, 2048)]);
+    NetDriver::refused(0, TX_QUEUE, &[readable(TX_FRAME_ADDRESS, 11)]);
+    NetDriver::refused(0, TX_QUEUE, &[readable(TX_FRAME_ADDRESS, 0)]);
+    NetDriver::refused(
+        0,
+        TX_QUEUE,
+        &[
+            readable(TX_FRAME_ADDRESS, 64),
+            writable(TX_FRAME_ADDRESS, 1),
+        ],
+    );
+    NetDriver::refused(0, TX_QUEUE, &[writable(TX_FRAME_ADDRESS, 64)]);
+    NetDriver::refused(0, TX_QUEUE, &[readable(TX_FRAME_ADDRESS, u32::MAX)]);
+    NetDriver::refused(0, TX_QUEUE, &[readable(4 << 20, 64)]);
+    for features in [0, MRG_RXBUF] {
+        NetDriver::refused(features, RX_QUEUE, &[readable(TX_FRAME_ADDRESS, 2048)]);
+        NetDriver::refused(features, RX_QUEUE, &[writable(TX_FRAME_ADDRESS, 0)]);
+        NetDriver::refused(
+            features,
+            RX_QUEUE,
+            &[
+                readable(TX_FRAME_ADDRESS, 12),
+                writable(TX_FRAME_ADDRESS, 2048),
+            ],
+        );
+        NetDriver::refused(features, RX_QUEUE, &[writable(4 << 20, 2048)]);
     }
 }
 
 #[test]
 fn a_tap_that_refuses_is_counted_and_the_device_lives_on() {
-    let mut driver = Driver::new(0);
+    let mut driver = NetDriver::new(0);
     let (other, wire) = UnixDatagram::pair().unwrap();
     drop(std::mem::replace(&mut driver.wire, wire));
     drop(other);
-    driver.send([0; HEADER], &[0; 60]).unwrap();
-    driver.settle();
+    driver.send([0; HEADER_BYTES], &[0; 60]).unwrap();
+    driver.run_until_idle();
     let counters = driver.net.counters();
     assert_eq!(counters.tx_dropped, 1);
     assert!(counters.tap_errors >= 1);
@@ -318,7 +346,7 @@ fn a_tap_that_refuses_is_counted_and_the_device_lives_on() {
 
 #[test]
 fn the_configuration_names_address_and_mtu() {
-    let driver = Driver::new(0);
+    let driver = NetDriver::new(0);
     let mut config = [0xff; 14];
     driver.net.read_config(0, &mut config);
     assert_eq!(config[..6], MAC);
@@ -343,22 +371,25 @@ fn a_descriptor_that_is_no_tap_is_refused() {
 
 #[test]
 fn it_serves_again_after_a_reset_and_the_wire_is_watched_only_while_active() {
-    let mut driver = Driver::new(MRG);
-    driver.arrive(1000);
-    driver.settle();
+    let mut driver = NetDriver::new(MRG_RXBUF);
+    driver.receive_from_wire(1000);
+    driver.run_until_idle();
     driver.net.reset();
-    driver.arrive(70);
-    assert_eq!(driver.settle(), 0);
+    driver.receive_from_wire(70);
+    assert_eq!(driver.run_until_idle(), 0);
     for index in 0..3 {
         driver.net.queue_event(index).unwrap();
     }
-    driver.net.host_event(TAP, EpollFlags::EPOLLIN).unwrap();
-    driver.rx = Ring::new(&driver.around.memory, 0x1000, 16);
-    driver.tx = Ring::new(&driver.around.memory, 0x4000, 16);
+    driver
+        .net
+        .host_event(TAP_TOKEN, EpollFlags::EPOLLIN)
+        .unwrap();
+    driver.rx = Ring::new(&driver.harness.memory, 0x1000, 16);
+    driver.tx = Ring::new(&driver.harness.memory, 0x4000, 16);
     driver.activate(0);
-    driver.offer(0, 2048);
-    driver.settle();
+    driver.add_rx_buffer(0, 2048);
+    driver.run_until_idle();
     assert_eq!(driver.rx.used().len(), 1);
-    driver.send([0; HEADER], &[0; 60]).unwrap();
+    driver.send([0; HEADER_BYTES], &[0; 60]).unwrap();
     assert_eq!(driver.wire.recv(&mut [0; 100]).unwrap(), 72);
 }

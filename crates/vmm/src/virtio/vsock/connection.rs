@@ -1,11 +1,11 @@
-//! One connection: a pair of ports, a Unix stream, and how far each side has come.
+//! One connection: a pair of ports, a Unix stream, and the state of each side.
 
-use super::backlog::Backlog;
 use super::credit::Credit;
-use super::header::{Header, Op, SHUT_BOTH, SHUT_RECEIVE, SHUT_SEND};
-use super::socket::{end, receive_guest, send_guest};
+use super::header::{SHUT_BOTH, SHUT_RECEIVE, SHUT_SEND, VsockHeader, VsockOp};
+use super::host_backlog::HostBacklog;
+use super::socket::{receive_guest, send_guest, shutdown_stream};
 use crate::poll::SlotPoller;
-use crate::virtio::device::chain::Buffers;
+use crate::virtio::device::chain::GuestBuffers;
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::Shutdown;
@@ -13,27 +13,28 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Most data in one packet, as Linux has it (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`).
-const MAX_DATA: usize = 64 * 1024;
+const MAX_PACKET_BYTES: usize = 64 * 1024;
 
-/// The name of a connection.
+/// Pair of ports that identifies a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Ports {
+pub struct PortPair {
     pub guest: u32,
     pub host: u32,
 }
 
-/// How long to wait for the guest.
+/// Timeouts of answers from the guest.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// For the answer to a connection request.
+pub struct VsockTimeouts {
+    /// Answer to a connection request.
     pub connect: Duration,
-    /// For the RST that confirms our SHUTDOWN (Linux waits as long: `VSOCK_CLOSE_TIMEOUT`).
+    /// RST that confirms our SHUTDOWN (Linux waits as long: `VSOCK_CLOSE_TIMEOUT`).
     pub close: Duration,
-    /// For room, before asking for it. Linux tells by itself, so that asking is rarely worth a packet.
+    /// Credit, before a credit request. Linux sends credit by itself, so a request is rarely
+    /// needed.
     pub credit: Duration,
 }
 
-impl Default for Patience {
+impl Default for VsockTimeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(5),
@@ -43,82 +44,82 @@ impl Default for Patience {
     }
 }
 
-/// What becomes of a connection after something happened to it.
+/// Action on a connection after an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub enum Verdict {
-    /// It goes on.
+pub enum ConnectionAction {
+    /// Keep it.
     Keep,
-    /// The guest gets an RST and its ports are free again.
-    Reset,
-    /// The guest knows already; its ports are free again.
+    /// Send an RST to the guest and free its ports.
+    PendingReset,
+    /// Free its ports; the guest knows already.
     End,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// The host wants to reach the guest; `asked`: the REQUEST has gone out.
+enum ConnectionState {
+    /// The host connects to the guest; `asked`: the REQUEST was sent.
     Connecting { asked: bool },
-    /// The guest reached the host; the RESPONSE has yet to go out.
+    /// The guest connected to the host; the RESPONSE is not sent yet.
     Accepting,
-    /// Bytes pass.
+    /// Established.
     Open,
-    /// The host has gone and the guest was told; only its RST is missing.
+    /// The host has closed and the SHUTDOWN was sent; only the guest's RST is missing.
     Closing,
-    /// The guest has gone; only the backlog remains to be passed on.
+    /// The guest has closed; only the backlog remains to be sent to the host.
     Lingering,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asking {
-    No,
-    /// The guest has no room; ask at the deadline.
-    Later,
-    Now,
-    /// Asked; not again before there was room.
-    Done,
+enum CreditRequestState {
+    None,
+    /// The guest has no room; a request is due at the deadline.
+    Delayed,
+    Due,
+    /// Sent; not repeated before there was room.
+    Sent,
 }
 
-/// A packet for the guest, without what the muxer knows.
+/// Packet to the guest, without the fields that the muxer fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Packet {
-    pub op: Op,
+pub struct OutgoingPacket {
+    pub op: VsockOp,
     pub flags: u32,
     pub len: u32,
 }
 
 #[derive(Debug)]
 pub struct Connection {
-    pub ports: Ports,
+    pub ports: PortPair,
     pub credit: Credit,
-    /// Whether the muxer has it in its queue of those with something to send.
+    /// True while it is in the muxer's queue of connections with packets to send.
     pub queued: bool,
-    /// When to call [`Connection::expire`].
+    /// Time of the next call of [`Connection::expire`].
     pub deadline: Option<Instant>,
-    state: State,
-    /// None once nothing can pass any more in either direction.
+    state: ConnectionState,
+    /// Stream to the host; none once both directions have ended.
     stream: Option<OwnedFd>,
-    /// What the event loop watches the stream for; none: not at all.
+    /// Events that the stream is watched for; none: not watched.
     watched: Option<EpollFlags>,
-    backlog: Backlog,
-    /// The stream may have bytes or its end for us.
+    backlog: HostBacklog,
+    /// The stream may be readable, or at its end.
     readable: bool,
-    /// The host sends no more, and everything it sent has gone to the guest.
-    host_finished: bool,
-    /// The host receives no more.
-    host_deaf: bool,
-    /// Both directions of the stream have ended; it must not be watched, it would never be quiet.
+    /// The host has closed its sending side, and all its bytes were sent to the guest.
+    host_send_closed: bool,
+    /// The host has closed its receiving side.
+    host_receive_closed: bool,
+    /// Both directions of the stream have ended; watching it would report it as ready for ever.
     hung_up: bool,
-    /// `SHUT_*` from the guest.
+    /// `SHUT_*` flags received from the guest.
     guest_shut: u32,
-    /// `SHUT_*` to the guest.
-    told_shut: u32,
+    /// `SHUT_*` flags sent to the guest.
+    sent_shutdown: u32,
     update_asked: bool,
-    asking: Asking,
+    credit_request: CreditRequestState,
 }
 
 impl Connection {
-    fn new(ports: Ports, stream: OwnedFd, state: State) -> Self {
+    fn new(ports: PortPair, stream: OwnedFd, state: ConnectionState) -> Self {
         Self {
             ports,
             credit: Credit::default(),
@@ -127,77 +128,85 @@ impl Connection {
             state,
             stream: Some(stream),
             watched: None,
-            backlog: Backlog::default(),
+            backlog: HostBacklog::default(),
             readable: false,
-            host_finished: false,
-            host_deaf: false,
+            host_send_closed: false,
+            host_receive_closed: false,
             hung_up: false,
             guest_shut: 0,
-            told_shut: 0,
+            sent_shutdown: 0,
             update_asked: false,
-            asking: Asking::No,
+            credit_request: CreditRequestState::None,
         }
     }
 
-    /// The host asks for a connection; the guest must answer by `deadline`.
-    pub fn connecting(ports: Ports, stream: OwnedFd, deadline: Instant) -> Self {
-        let mut connection = Self::new(ports, stream, State::Connecting { asked: false });
+    /// Creates a connection from the host; the guest must answer by `deadline`.
+    pub fn connecting(ports: PortPair, stream: OwnedFd, deadline: Instant) -> Self {
+        let mut connection = Self::new(ports, stream, ConnectionState::Connecting { asked: false });
         connection.deadline = Some(deadline);
         connection
     }
 
-    /// The guest asked for a connection with `request`, and gets it.
-    pub fn accepting(ports: Ports, stream: OwnedFd, request: &Header) -> Self {
-        let mut connection = Self::new(ports, stream, State::Accepting);
+    /// Creates the connection that the guest asked for with `request`.
+    pub fn accepting(ports: PortPair, stream: OwnedFd, request: &VsockHeader) -> Self {
+        let mut connection = Self::new(ports, stream, ConnectionState::Accepting);
         connection.credit.update(request);
         connection
     }
 
-    /// A packet came from the guest; `data` is what followed the header.
-    pub fn receive(&mut self, op: Op, header: &Header, data: &mut Buffers<'_>) -> Verdict {
-        if op == Op::Rst {
-            return Verdict::End;
+    /// Handles a packet from the guest; `data` follows the header.
+    pub fn receive(
+        &mut self,
+        op: VsockOp,
+        header: &VsockHeader,
+        data: &mut GuestBuffers<'_>,
+    ) -> ConnectionAction {
+        if op == VsockOp::Rst {
+            return ConnectionAction::End;
         }
         self.credit.update(header);
-        if self.credit.room() > 0 && self.asking != Asking::No {
-            self.asking = Asking::No;
-            if self.state == State::Open {
+        if self.credit.room() > 0 && self.credit_request != CreditRequestState::None {
+            self.credit_request = CreditRequestState::None;
+            if self.state == ConnectionState::Open {
                 self.deadline = None;
             }
         }
         match (self.state, op) {
-            (State::Connecting { asked: true }, Op::Response) => {
-                self.state = State::Open;
+            (ConnectionState::Connecting { asked: true }, VsockOp::Response) => {
+                self.state = ConnectionState::Open;
                 self.deadline = None;
-                // The host has most likely written already; trying saves a turn of the event loop.
+                // The host has most likely written already; reading now saves a wakeup of the event
+                // loop.
                 self.readable = true;
-                Verdict::Keep
+                ConnectionAction::Keep
             }
-            (State::Connecting { .. } | State::Lingering, _) => Verdict::Reset,
-            (_, Op::Request | Op::Response) => Verdict::Reset,
-            (_, Op::Rw) => self.receive_data(header.len, data),
-            (_, Op::Shutdown) => self.receive_shutdown(header.flags),
-            (_, Op::CreditRequest) => {
+            (ConnectionState::Connecting { .. } | ConnectionState::Lingering, _) => {
+                ConnectionAction::PendingReset
+            }
+            (_, VsockOp::Request | VsockOp::Response) => ConnectionAction::PendingReset,
+            (_, VsockOp::Rw) => self.receive_data(header.len, data),
+            (_, VsockOp::Shutdown) => self.receive_shutdown(header.flags),
+            (_, VsockOp::CreditRequest) => {
                 self.update_asked = true;
-                Verdict::Keep
+                ConnectionAction::Keep
             }
-            (_, Op::CreditUpdate | Op::Rst) => Verdict::Keep,
+            (_, VsockOp::CreditUpdate | VsockOp::Rst) => ConnectionAction::Keep,
         }
     }
 
-    fn receive_data(&mut self, len: u32, data: &mut Buffers<'_>) -> Verdict {
+    fn receive_data(&mut self, len: u32, data: &mut GuestBuffers<'_>) -> ConnectionAction {
         let data = usize::try_from(len).ok().and_then(|len| data.take(len));
         let Some(mut data) = data else {
-            return Verdict::Reset;
+            return ConnectionAction::PendingReset;
         };
         if self.guest_shut & SHUT_SEND != 0 || !self.credit.receive(len) {
-            return Verdict::Reset;
+            return ConnectionAction::PendingReset;
         }
         let stream = match &self.stream {
-            Some(stream) if !self.host_deaf => stream,
+            Some(stream) if !self.host_receive_closed => stream,
             _ => {
                 self.credit.forward(len);
-                return Verdict::Keep;
+                return ConnectionAction::Keep;
             }
         };
         let mut sent = 0;
@@ -207,8 +216,8 @@ impl Connection {
                 Err(Errno::EAGAIN) => 0,
                 Err(_) => {
                     self.credit.forward(len);
-                    self.host_deaf = true;
-                    return Verdict::Keep;
+                    self.host_receive_closed = true;
+                    return ConnectionAction::Keep;
                 }
             };
         }
@@ -216,46 +225,46 @@ impl Connection {
         if data.take(sent).is_some() && !data.is_empty() {
             self.backlog.push(&data);
         }
-        Verdict::Keep
+        ConnectionAction::Keep
     }
 
-    fn receive_shutdown(&mut self, flags: u32) -> Verdict {
+    fn receive_shutdown(&mut self, flags: u32) -> ConnectionAction {
         self.guest_shut |= flags & SHUT_BOTH;
         if self.guest_shut == SHUT_BOTH {
-            return Verdict::Reset;
+            return ConnectionAction::PendingReset;
         }
         if let Some(stream) = &self.stream {
             if self.guest_shut & SHUT_RECEIVE != 0 {
                 self.readable = false;
-                end(stream, Shutdown::Read);
+                shutdown_stream(stream, Shutdown::Read);
             }
             if self.guest_shut & SHUT_SEND != 0 && self.backlog.is_empty() {
-                end(stream, Shutdown::Write);
+                shutdown_stream(stream, Shutdown::Write);
             }
         }
-        Verdict::Keep
+        ConnectionAction::Keep
     }
 
-    /// The event loop saw something on the stream.
-    pub fn stream_event(&mut self, flags: EpollFlags) -> Verdict {
+    /// Handles events of the stream.
+    pub fn stream_event(&mut self, flags: EpollFlags) -> ConnectionAction {
         self.hung_up |= flags.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR);
         if flags.contains(EpollFlags::EPOLLOUT) || self.hung_up {
             self.flush();
         }
         if self.hung_up {
-            self.lose_host();
+            self.close_host_receive();
         }
         if flags.contains(EpollFlags::EPOLLIN) || self.hung_up {
             if self.guest_shut & SHUT_RECEIVE != 0 {
-                self.host_finished |= self.hung_up;
+                self.host_send_closed |= self.hung_up;
             } else {
-                self.readable = !self.host_finished;
+                self.readable = !self.host_send_closed;
             }
         }
-        if self.state == State::Lingering && self.backlog.is_empty() {
-            return Verdict::End;
+        if self.state == ConnectionState::Lingering && self.backlog.is_empty() {
+            return ConnectionAction::End;
         }
-        Verdict::Keep
+        ConnectionAction::Keep
     }
 
     fn flush(&mut self) {
@@ -264,116 +273,126 @@ impl Connection {
         };
         match self.backlog.flush(stream) {
             Ok(bytes) => self.credit.forward(bytes),
-            Err(_) => return self.lose_host(),
+            Err(_) => return self.close_host_receive(),
         }
         if self.backlog.is_empty() && self.guest_shut & SHUT_SEND != 0 {
-            end(stream, Shutdown::Write);
+            shutdown_stream(stream, Shutdown::Write);
         }
     }
 
-    /// The host takes nothing any more.
-    fn lose_host(&mut self) {
-        self.host_deaf = true;
+    /// Drops the backlog: the host receives no more.
+    fn close_host_receive(&mut self) {
+        self.host_receive_closed = true;
         self.credit.forward(self.backlog.clear());
     }
 
-    /// The deadline has passed.
-    pub fn expire(&mut self) -> Verdict {
+    /// Handles the expired deadline.
+    pub fn expire(&mut self) -> ConnectionAction {
         self.deadline = None;
         match self.state {
-            State::Connecting { asked: false } => Verdict::End,
-            State::Connecting { asked: true } | State::Closing => Verdict::Reset,
-            State::Open if self.asking == Asking::Later => {
-                self.asking = Asking::Now;
-                Verdict::Keep
+            ConnectionState::Connecting { asked: false } => ConnectionAction::End,
+            ConnectionState::Connecting { asked: true } | ConnectionState::Closing => {
+                ConnectionAction::PendingReset
             }
-            _ => Verdict::Keep,
+            ConnectionState::Open if self.credit_request == CreditRequestState::Delayed => {
+                self.credit_request = CreditRequestState::Due;
+                ConnectionAction::Keep
+            }
+            _ => ConnectionAction::Keep,
         }
     }
 
-    /// Whether [`Connection::next_packet`] would have something, as far as one can tell without trying.
+    /// Returns true if [`Connection::next_packet`] may return a packet.
     pub fn has_packet(&self) -> bool {
         match self.state {
-            State::Connecting { asked } => !asked,
-            State::Accepting => true,
-            State::Open => {
+            ConnectionState::Connecting { asked } => !asked,
+            ConnectionState::Accepting => true,
+            ConnectionState::Open => {
                 (self.can_read() && self.credit.room() > 0)
-                    || self.shut_to_tell() != self.told_shut
-                    || self.asking == Asking::Now
-                    || self.owes_update()
+                    || self.shutdown_to_send() != self.sent_shutdown
+                    || self.credit_request == CreditRequestState::Due
+                    || self.needs_update()
             }
-            State::Closing | State::Lingering => false,
+            ConnectionState::Closing | ConnectionState::Lingering => false,
         }
     }
 
     fn can_read(&self) -> bool {
-        self.readable && !self.host_finished && self.guest_shut & SHUT_RECEIVE == 0
+        self.readable && !self.host_send_closed && self.guest_shut & SHUT_RECEIVE == 0
     }
 
-    fn shut_to_tell(&self) -> u32 {
-        let send = if self.host_finished { SHUT_SEND } else { 0 };
-        let receive = if self.host_deaf { SHUT_RECEIVE } else { 0 };
-        self.told_shut | send | receive
+    fn shutdown_to_send(&self) -> u32 {
+        let send = if self.host_send_closed { SHUT_SEND } else { 0 };
+        let receive = if self.host_receive_closed {
+            SHUT_RECEIVE
+        } else {
+            0
+        };
+        self.sent_shutdown | send | receive
     }
 
-    fn owes_update(&self) -> bool {
-        self.update_asked || self.credit.owes_update()
+    fn needs_update(&self) -> bool {
+        self.update_asked || self.credit.needs_update()
     }
 
-    /// The next packet for the guest. Data goes straight into `room`, which starts behind the header.
-    pub fn next_packet(&mut self, room: &Buffers<'_>, patience: &Patience) -> Option<Packet> {
+    /// Next packet for the guest. Data is read directly into `room`, which starts after the header.
+    pub fn next_packet(
+        &mut self,
+        room: &GuestBuffers<'_>,
+        timeouts: &VsockTimeouts,
+    ) -> Option<OutgoingPacket> {
         let control = |op| {
-            Some(Packet {
+            Some(OutgoingPacket {
                 op,
                 flags: 0,
                 len: 0,
             })
         };
         match self.state {
-            State::Connecting { asked: false } => {
-                self.state = State::Connecting { asked: true };
-                return control(Op::Request);
+            ConnectionState::Connecting { asked: false } => {
+                self.state = ConnectionState::Connecting { asked: true };
+                return control(VsockOp::Request);
             }
-            State::Accepting => {
-                self.state = State::Open;
-                return control(Op::Response);
+            ConnectionState::Accepting => {
+                self.state = ConnectionState::Open;
+                return control(VsockOp::Response);
             }
-            State::Open => {}
+            ConnectionState::Open => {}
             _ => return None,
         }
         if let Some(len) = self.read(room) {
-            return Some(Packet {
-                op: Op::Rw,
+            return Some(OutgoingPacket {
+                op: VsockOp::Rw,
                 flags: 0,
                 len,
             });
         }
-        let shut = self.shut_to_tell();
-        if shut != self.told_shut {
-            self.told_shut = shut;
+        let shut = self.shutdown_to_send();
+        if shut != self.sent_shutdown {
+            self.sent_shutdown = shut;
             if shut == SHUT_BOTH {
-                self.state = State::Closing;
-                self.deadline = Some(Instant::now() + patience.close);
+                self.state = ConnectionState::Closing;
+                self.deadline = Some(Instant::now() + timeouts.close);
             }
-            return Some(Packet {
-                op: Op::Shutdown,
+            return Some(OutgoingPacket {
+                op: VsockOp::Shutdown,
                 flags: shut,
                 len: 0,
             });
         }
-        if self.asking == Asking::Now {
-            self.asking = Asking::Done;
-            return control(Op::CreditRequest);
+        if self.credit_request == CreditRequestState::Due {
+            self.credit_request = CreditRequestState::Sent;
+            return control(VsockOp::CreditRequest);
         }
-        if self.owes_update() {
-            return control(Op::CreditUpdate);
+        if self.needs_update() {
+            return control(VsockOp::CreditUpdate);
         }
         None
     }
 
-    fn read(&mut self, room: &Buffers<'_>) -> Option<u32> {
+    fn read(&mut self, room: &GuestBuffers<'_>) -> Option<u32> {
         let credit = usize::try_from(self.credit.room()).unwrap_or(usize::MAX);
-        let limit = credit.min(room.len()).min(MAX_DATA);
+        let limit = credit.min(room.len()).min(MAX_PACKET_BYTES);
         if !self.can_read() || limit == 0 {
             return None;
         }
@@ -383,14 +402,14 @@ impl Connection {
                 self.readable = false;
                 return None;
             }
-            // ECONNRESET: the host closed without reading everything. Nothing more will come.
+            // ECONNRESET: the host closed without reading everything. No more data follows.
             Err(_) => 0,
         };
-        // A full buffer may have left something behind; anything less has emptied the stream.
+        // After a full buffer the stream may hold more; a shorter read has emptied it.
         self.readable = bytes == limit || self.hung_up;
         if bytes == 0 {
             self.readable = false;
-            self.host_finished = true;
+            self.host_send_closed = true;
             return None;
         }
         let bytes = u32::try_from(bytes).ok()?;
@@ -398,76 +417,81 @@ impl Connection {
         Some(bytes)
     }
 
-    /// A packet went out with our credit in it.
-    pub fn told_credit(&mut self) -> u32 {
+    /// Notes that a packet with our credit is sent; returns its `fwd_cnt`.
+    pub fn credit_sent(&mut self) -> u32 {
         self.update_asked = false;
-        self.credit.tell()
+        self.credit.announce()
     }
 
-    /// The guest's side has ended. Whether the connection must stay to pass the backlog on.
+    /// Ends the guest's side. Returns true if the connection must stay until the backlog is sent.
     pub fn linger(&mut self) -> bool {
-        self.state = State::Lingering;
+        self.state = ConnectionState::Lingering;
         self.deadline = None;
         if let Some(stream) = &self.stream {
-            end(stream, Shutdown::Read);
+            shutdown_stream(stream, Shutdown::Read);
         }
         self.stream.is_some() && !self.backlog.is_empty()
     }
 
-    /// Brings the event loop and the deadline in line with the state; to be called when nothing can be sent for now.
-    pub fn park(
+    /// Updates the event loop and the deadline to the state; called when nothing can be sent for
+    /// now.
+    pub fn update_watch(
         &mut self,
         poller: &SlotPoller,
         token: u32,
-        patience: &Patience,
+        timeouts: &VsockTimeouts,
     ) -> Result<(), Errno> {
         let starved = self.can_read() && self.credit.room() == 0;
-        if self.state == State::Open && starved && self.asking == Asking::No {
-            self.asking = Asking::Later;
-            self.deadline = Some(Instant::now() + patience.credit);
+        if self.state == ConnectionState::Open
+            && starved
+            && self.credit_request == CreditRequestState::None
+        {
+            self.credit_request = CreditRequestState::Delayed;
+            self.deadline = Some(Instant::now() + timeouts.credit);
         }
         let Some(stream) = &self.stream else {
             return Ok(());
         };
-        let wanted = self.wanted();
-        match (self.watched, wanted) {
+        let wanted_events = self.wanted_events();
+        match (self.watched, wanted_events) {
             (None, None) => {}
             (None, Some(flags)) => poller.add(stream.as_fd(), token, flags)?,
             (Some(_), None) => poller.remove(stream.as_fd())?,
             (Some(old), Some(new)) if old != new => poller.modify(stream.as_fd(), token, new)?,
             _ => {}
         }
-        self.watched = wanted;
-        if self.state == State::Closing {
+        self.watched = wanted_events;
+        if self.state == ConnectionState::Closing {
             self.close(poller);
         }
         Ok(())
     }
 
-    /// What to watch the stream for; nothing at all still tells when the host has gone.
-    fn wanted(&self) -> Option<EpollFlags> {
-        if self.hung_up || self.state == State::Closing {
+    /// Events to watch the stream for; an empty set still reports a hangup of the host.
+    fn wanted_events(&self) -> Option<EpollFlags> {
+        if self.hung_up || self.state == ConnectionState::Closing {
             return None;
         }
         let mut flags = EpollFlags::empty();
         if !self.backlog.is_empty() {
             flags |= EpollFlags::EPOLLOUT;
         }
-        let listening = self.guest_shut & SHUT_RECEIVE == 0 && !self.host_finished;
-        if self.state == State::Open && listening && !self.readable {
+        let listening = self.guest_shut & SHUT_RECEIVE == 0 && !self.host_send_closed;
+        if self.state == ConnectionState::Open && listening && !self.readable {
             flags |= EpollFlags::EPOLLIN;
         }
         Some(flags)
     }
 
-    /// Takes the stream out of the event loop and closes it, also for a host that holds a copy of it.
+    /// Removes the stream from the event loop and shuts it down, also for a host that holds a copy
+    /// of it.
     pub fn close(&mut self, poller: &SlotPoller) {
         if let Some(stream) = self.stream.take() {
             if self.watched.take().is_some() {
                 // The descriptor is open and watched, so this succeeds.
                 let _ = poller.remove(stream.as_fd());
             }
-            end(&stream, Shutdown::Both);
+            shutdown_stream(&stream, Shutdown::Both);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The device: rings, interrupts and the timer.
+//! Vsock device: rings, interrupts and the timer.
 
-use super::header::{HEADER_LEN, Header};
+use super::header::{HEADER_BYTES, VsockHeader};
 use super::muxer::Muxer;
 use super::{ConnectError, GuestConnect, VsockConfig};
 use crate::GuestMemory;
@@ -17,42 +17,43 @@ use vmm_sys_util::timerfd::TimerFd;
 
 /// Device id (virtio 1.2 section 5).
 const DEVICE_ID: u32 = 19;
-/// Receive, transmit, event. A Linux guest fills the receive queue with 4 KiB buffers, and 128 of them hold more
-/// than the credit it gives to a connection. It posts 8 event buffers.
+/// Receive, transmit, event. A Linux guest fills the receive queue with 4 KiB buffers, and 128 of
+/// them hold more than the credit of one connection. It posts 8 event buffers.
 const QUEUE_SIZES: [u16; 3] = [128, 128, 8];
-const RX: usize = 0;
-const TX: usize = 1;
-const EVENT: usize = 2;
-/// Most packets in each direction before the event loop gets its turn.
-const MAX_BATCH: usize = 512;
+const RX_QUEUE: usize = 0;
+const TX_QUEUE: usize = 1;
+const EVENT_QUEUE: usize = 2;
+/// Most packets in each direction before control returns to the event loop.
+const MAX_BATCH_PACKETS: usize = 512;
 /// Token of the timer.
-const TIMER: u32 = 0;
+const TIMER_TOKEN: u32 = 0;
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (section 5.10.6.7), a le32.
-const TRANSPORT_RESET: [u8; 4] = [0; 4];
+const EVENT_TRANSPORT_RESET: [u8; 4] = [0; 4];
 
-/// The virtio-vsock device.
+/// Virtio-vsock device.
 pub struct Vsock {
     config: VsockConfig,
     listener: Box<dyn GuestConnect>,
-    active: Option<Active>,
+    active: Option<ActiveVsock>,
 }
 
-struct Active {
+struct ActiveVsock {
     memory: GuestMemory,
     interrupt: Arc<dyn Interrupt>,
     rx: Queue,
     tx: Queue,
     event: Queue,
-    timer: Timer,
+    timer: VsockTimer,
     muxer: Muxer,
-    /// A transport reset that waits for an event buffer.
+    /// True while a transport reset waits for an event buffer.
     reset_due: bool,
-    /// Transmit packets were left for later, in fairness to everything else.
+    /// True if transmit packets remain because the batch was full.
     tx_left: bool,
 }
 
 impl Vsock {
-    /// A device whose guest may connect to `config.host_ports`; `listener` gets the streams.
+    /// Creates a device whose guest may connect to `config.host_ports`; `listener` gets the
+    /// streams.
     pub fn new(config: VsockConfig, listener: Box<dyn GuestConnect>) -> Self {
         Self {
             config,
@@ -61,21 +62,22 @@ impl Vsock {
         }
     }
 
-    /// Connections, those being set up and torn down included.
+    /// Number of connections, those being set up and torn down included.
     pub fn connections(&self) -> usize {
         self.active.as_ref().map_or(0, |a| a.muxer.len())
     }
 
-    /// Joins `stream`, a connected Unix stream socket, to `port` in the guest. If the guest refuses, does not answer
-    /// within five seconds or has no driver, the stream is closed without a byte.
+    /// Joins `stream`, a connected Unix stream socket, to `port` in the guest. If the guest
+    /// refuses, does not answer within five seconds or has no driver, the stream is closed without
+    /// a byte.
     pub fn connect(&mut self, port: u32, stream: OwnedFd) -> Result<(), ConnectError> {
         let active = self.active.as_mut().ok_or(ConnectError::NotActive)?;
         active.muxer.connect(port, stream)?;
         Ok(self.run(false)?)
     }
 
-    /// Drops every connection and tells the guest that it has a new transport (section 5.10.6.7), as after a
-    /// restore. The guest is told as soon as it has an event buffer.
+    /// Drops every connection and sends the guest a transport reset event (section 5.10.6.7), as
+    /// after a restore. The event is sent as soon as the guest has an event buffer.
     pub fn transport_reset(&mut self) -> Result<(), DeviceError> {
         if let Some(active) = &mut self.active {
             active.muxer.clear();
@@ -85,13 +87,13 @@ impl Vsock {
     }
 
     #[cfg(test)]
-    pub(super) fn set_patience(&mut self, patience: super::connection::Patience) {
+    pub(super) fn set_timeouts(&mut self, timeouts: super::connection::VsockTimeouts) {
         if let Some(active) = &mut self.active {
-            active.muxer.patience = patience;
+            active.muxer.timeouts = timeouts;
         }
     }
 
-    /// Serves the rings and interrupts at most once. A device that failed lets go of everything.
+    /// Serves the rings and interrupts at most once. A failed device releases everything.
     fn run(&mut self, transmit: bool) -> Result<(), DeviceError> {
         let Some(active) = &mut self.active else {
             return Ok(());
@@ -114,7 +116,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn features(&self) -> u64 {
-        // No socket type named means streams only (section 5.10.3).
+        // Without a negotiated socket type there are only streams (section 5.10.3).
         0
     }
 
@@ -133,7 +135,7 @@ impl VirtioDevice for Vsock {
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
         self.reset();
-        self.active = Some(Active::new(&self.config, activation)?);
+        self.active = Some(ActiveVsock::new(&self.config, activation)?);
         Ok(())
     }
 
@@ -144,7 +146,7 @@ impl VirtioDevice for Vsock {
             .collect()
     }
 
-    /// Connections do not outlive the machine they were made in.
+    /// Drops the connections: they do not survive a restore.
     fn restored(&mut self) -> Result<(), DeviceError> {
         self.transport_reset()
     }
@@ -154,7 +156,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn queue_event(&mut self, index: usize) -> Result<(), DeviceError> {
-        self.run(index == TX)
+        self.run(index == TX_QUEUE)
     }
 
     fn host_event(&mut self, token: u32, flags: EpollFlags) -> Result<(), DeviceError> {
@@ -162,8 +164,8 @@ impl VirtioDevice for Vsock {
             return Ok(());
         };
         let mut transmit = false;
-        if token == TIMER {
-            active.timer.rang()?;
+        if token == TIMER_TOKEN {
+            active.timer.clear()?;
             active.muxer.expire();
             transmit = active.tx_left;
         } else {
@@ -181,7 +183,7 @@ fn guest(what: &str) -> DeviceError {
     DeviceError::Guest(what.into())
 }
 
-impl Active {
+impl ActiveVsock {
     fn new(config: &VsockConfig, activation: Activation) -> Result<Self, DeviceError> {
         let Activation {
             memory,
@@ -206,7 +208,7 @@ impl Active {
             rx,
             tx,
             event,
-            timer: Timer::new(poller.clone())?,
+            timer: VsockTimer::new(poller.clone())?,
             muxer: Muxer::new(config.guest_cid, config.host_ports.clone(), poller),
             reset_due: false,
             tx_left: false,
@@ -216,11 +218,11 @@ impl Active {
     fn run(&mut self, transmit: bool, listener: &mut dyn GuestConnect) -> Result<(), DeviceError> {
         let mut used = [false; 3];
         if transmit {
-            used[TX] = self.drain_tx(listener)?;
+            used[TX_QUEUE] = self.drain_tx(listener)?;
         }
         let (used_rx, rx_left) = self.fill_rx()?;
-        used[RX] = used_rx;
-        used[EVENT] = self.send_reset()?;
+        used[RX_QUEUE] = used_rx;
+        used[EVENT_QUEUE] = self.send_reset()?;
 
         let mut interrupt = false;
         for (queue, used) in [&mut self.rx, &mut self.tx, &mut self.event]
@@ -237,27 +239,28 @@ impl Active {
         } else {
             self.muxer.wake_at()
         };
-        self.timer.ring_by(at)
+        self.timer.fire_by(at)
     }
 
-    /// Takes packets from the guest; whether there were any.
+    /// Receives packets from the guest; returns true if there were any.
     fn drain_tx(&mut self, listener: &mut dyn GuestConnect) -> Result<bool, DeviceError> {
         let mut used = false;
         self.tx_left = false;
-        // Turns are counted rather than packets: a guest that keeps moving its index gets no more time than others.
-        for _ in 0..MAX_BATCH {
+        // Iterations are counted rather than packets: a guest that keeps moving its index gets no
+        // more time than others.
+        for _ in 0..MAX_BATCH_PACKETS {
             let Some(mut chain) = next_chain(&mut self.tx, &self.memory)? else {
                 if self.tx.enable_notification(&self.memory).map_err(ring)? {
                     continue;
                 }
                 return Ok(used);
             };
-            let mut header = [0; HEADER_LEN];
-            let Some(front) = chain.readable.take(HEADER_LEN) else {
+            let mut header = [0; HEADER_BYTES];
+            let Some(front) = chain.readable.take(HEADER_BYTES) else {
                 return Err(guest("vsock packet shorter than its header (5.10.6)"));
             };
             front.copy_to(&mut header);
-            let header = Header::from_bytes(&header);
+            let header = VsockHeader::from_bytes(&header);
             self.muxer
                 .receive(&header, &mut chain.readable, &mut *listener);
             self.tx
@@ -269,43 +272,44 @@ impl Active {
         Ok(used)
     }
 
-    /// Gives packets to the guest; whether there were any, and whether some were left although there is room.
+    /// Sends packets to the guest; returns if there were any, and if some remain although there are
+    /// buffers.
     fn fill_rx(&mut self) -> Result<(bool, bool), DeviceError> {
         let mut used = false;
-        for _ in 0..MAX_BATCH {
+        for _ in 0..MAX_BATCH_PACKETS {
             if !self.muxer.has_packet() {
                 self.rx.disable_notification(&self.memory).map_err(ring)?;
                 return Ok((used, false));
             }
             let Some(mut chain) = next_chain(&mut self.rx, &self.memory)? else {
-                // Kicks for receive buffers are wanted only now that they are missing.
+                // Kicks for receive buffers are enabled only while buffers are missing.
                 if self.rx.enable_notification(&self.memory).map_err(ring)? {
                     continue;
                 }
-                self.muxer.park();
+                self.muxer.update_watch();
                 return Ok((used, false));
             };
-            let front = chain.writable.take(HEADER_LEN);
+            let front = chain.writable.take(HEADER_BYTES);
             let (Some(front), false) = (front, chain.writable.is_empty()) else {
                 return Err(guest("vsock receive buffer without room for data (5.10.6)"));
             };
             let Some(header) = self.muxer.next_packet(&chain.writable) else {
-                // Whoever seemed to have something had not: the buffer is for the next time.
+                // No connection had a packet after all: the buffer goes back.
                 self.rx.go_to_previous_position();
                 continue;
             };
             front.copy_from(&header.to_bytes());
-            let len = u32::try_from(HEADER_LEN).map_or(header.len, |h| h + header.len);
+            let len = u32::try_from(HEADER_BYTES).map_or(header.len, |h| h + header.len);
             self.rx
                 .add_used(&self.memory, chain.head, len)
                 .map_err(ring)?;
             used = true;
         }
-        self.muxer.park();
+        self.muxer.update_watch();
         Ok((used, self.muxer.has_packet()))
     }
 
-    /// Tells the guest of a transport reset if one is due; whether that could be done.
+    /// Sends a due transport reset event; returns true if it was sent.
     fn send_reset(&mut self) -> Result<bool, DeviceError> {
         if !self.reset_due {
             return Ok(false);
@@ -317,7 +321,7 @@ impl Active {
         let Some(chain) = chain else {
             return Ok(false);
         };
-        if chain.writable.copy_from(&TRANSPORT_RESET) != TRANSPORT_RESET.len() {
+        if chain.writable.copy_from(&EVENT_TRANSPORT_RESET) != EVENT_TRANSPORT_RESET.len() {
             return Err(guest("vsock event buffer too short (5.10.6.7)"));
         }
         self.event
@@ -328,14 +332,14 @@ impl Active {
     }
 }
 
-/// The one timer of the device, in the event loop.
-struct Timer {
+/// Timer of the device in the event loop.
+struct VsockTimer {
     timer: TimerFd,
     poller: SlotPoller,
     set_for: Option<Instant>,
 }
 
-impl Timer {
+impl VsockTimer {
     fn new(poller: SlotPoller) -> Result<Self, DeviceError> {
         let timer = TimerFd::new().map_err(|e| DeviceError::Host(format!("timerfd: {e}")))?;
         let this = Self {
@@ -344,7 +348,7 @@ impl Timer {
             set_for: None,
         };
         this.poller
-            .add(this.fd(), TIMER, EpollFlags::EPOLLIN)
+            .add(this.fd(), TIMER_TOKEN, EpollFlags::EPOLLIN)
             .map_err(|e| DeviceError::Host(format!("epoll: {e}")))?;
         Ok(this)
     }
@@ -354,8 +358,8 @@ impl Timer {
         unsafe { BorrowedFd::borrow_raw(self.timer.as_raw_fd()) }
     }
 
-    /// Makes sure that the timer rings at `at` or before.
-    fn ring_by(&mut self, at: Option<Instant>) -> Result<(), DeviceError> {
+    /// Makes sure that the timer fires at `at` or before.
+    fn fire_by(&mut self, at: Option<Instant>) -> Result<(), DeviceError> {
         let Some(at) = at.filter(|at| self.set_for.is_none_or(|set| *at < set)) else {
             return Ok(());
         };
@@ -368,8 +372,8 @@ impl Timer {
         Ok(())
     }
 
-    /// It rang: quiet until set again. Setting it is also what takes its readiness away.
-    fn rang(&mut self) -> Result<(), DeviceError> {
+    /// Clears the fired timer, and its readiness, until it is set again.
+    fn clear(&mut self) -> Result<(), DeviceError> {
         self.set_for = None;
         self.timer
             .clear()
@@ -377,9 +381,9 @@ impl Timer {
     }
 }
 
-impl Drop for Timer {
+impl Drop for VsockTimer {
     fn drop(&mut self) {
-        // Added in `new`, removed nowhere else.
+        // Added in `new`, removed only here.
         let _ = self.poller.remove(self.fd());
     }
 }

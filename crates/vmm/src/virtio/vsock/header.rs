@@ -1,11 +1,11 @@
-//! The packet header (virtio 1.2 section 5.10.6, `struct virtio_vsock_hdr`, little-endian, packed).
+//! Packet header (virtio 1.2 section 5.10.6, `struct virtio_vsock_hdr`, little-endian, packed).
 
 /// Bytes of a header.
-pub const HEADER_LEN: usize = 44;
+pub const HEADER_BYTES: usize = 44;
 /// Context id of the host (section 5.10.4).
 pub const HOST_CID: u64 = 2;
 /// `VIRTIO_VSOCK_TYPE_STREAM`.
-pub const STREAM: u16 = 1;
+pub const TYPE_STREAM: u16 = 1;
 /// `VIRTIO_VSOCK_SHUTDOWN_F_RECEIVE`: the sender receives no more.
 pub const SHUT_RECEIVE: u32 = 1;
 /// `VIRTIO_VSOCK_SHUTDOWN_F_SEND`: the sender sends no more.
@@ -13,28 +13,28 @@ pub const SHUT_SEND: u32 = 2;
 /// Both.
 pub const SHUT_BOTH: u32 = SHUT_RECEIVE | SHUT_SEND;
 
-/// What a packet is for (`VIRTIO_VSOCK_OP_*`).
+/// Operation of a packet (`VIRTIO_VSOCK_OP_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Op {
+pub enum VsockOp {
     /// Asks for a connection.
     Request = 1,
     /// Grants it.
     Response = 2,
     /// Refuses or ends one.
     Rst = 3,
-    /// The sender will not receive or send any more.
+    /// The sender stops receiving or sending.
     Shutdown = 4,
     /// Data.
     Rw = 5,
-    /// Tells how much room the sender has.
+    /// Announces the sender's credit.
     CreditUpdate = 6,
-    /// Asks to be told.
+    /// Asks for a credit update.
     CreditRequest = 7,
 }
 
-impl Op {
-    /// The operation with this number, if there is one.
+impl VsockOp {
+    /// Operation with this number, if there is one.
     pub fn from_number(number: u16) -> Option<Self> {
         [
             Self::Request,
@@ -52,7 +52,7 @@ impl Op {
 
 /// A header, in the order of the wire.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Header {
+pub struct VsockHeader {
     /// Context id of the sender.
     pub src_cid: u64,
     /// Context id of the receiver.
@@ -65,20 +65,20 @@ pub struct Header {
     pub len: u32,
     /// Socket type, 1 for streams. `type` on the wire.
     pub kind: u16,
-    /// [`Op`], unchecked.
+    /// [`VsockOp`], unchecked.
     pub op: u16,
-    /// `SHUT_*` with [`Op::Shutdown`].
+    /// `SHUT_*` with [`VsockOp::Shutdown`].
     pub flags: u32,
-    /// Bytes the sender can keep for this connection.
+    /// Size of the sender's receive buffer for this connection.
     pub buf_alloc: u32,
-    /// Bytes the sender's side has taken so far, modulo 2^32.
+    /// Bytes that the sender's side has consumed so far, modulo 2^32.
     pub fwd_cnt: u32,
 }
 
-impl Header {
+impl VsockHeader {
     /// Reads a header.
-    pub fn from_bytes(bytes: &[u8; HEADER_LEN]) -> Self {
-        fn part<const N: usize>(bytes: &[u8; HEADER_LEN], at: usize) -> [u8; N] {
+    pub fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Self {
+        fn part<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
             std::array::from_fn(|i| bytes[at + i])
         }
         Self {
@@ -96,8 +96,8 @@ impl Header {
     }
 
     /// Writes a header.
-    pub fn to_bytes(self) -> [u8; HEADER_LEN] {
-        let mut bytes = [0; HEADER_LEN];
+    pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
         let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
         put(0, &self.src_cid.to_le_bytes());
         put(8, &self.dst_cid.to_le_bytes());
@@ -119,8 +119,8 @@ mod tests {
 
     #[test]
     fn a_header_survives_the_wire() {
-        let bytes: [u8; HEADER_LEN] = std::array::from_fn(|i| u8::try_from(i).unwrap());
-        let header = Header::from_bytes(&bytes);
+        let bytes: [u8; HEADER_BYTES] = std::array::from_fn(|i| u8::try_from(i).unwrap());
+        let header = VsockHeader::from_bytes(&bytes);
         assert_eq!(header.src_port, 0x1312_1110);
         assert_eq!(header.op, 0x1f1e);
         assert_eq!(header.to_bytes(), bytes);

@@ -1,11 +1,12 @@
-//! All connections of a guest: finds the one a packet is for, and says which one may send next.
+//! Multiplexer of a guest's connections: finds the connection of a packet and the one that sends
+//! next.
 
-use super::connection::{Connection, Packet, Patience, Ports, Verdict};
-use super::credit::BUF_ALLOC;
-use super::header::{HOST_CID, Header, Op, STREAM};
+use super::connection::{Connection, ConnectionAction, OutgoingPacket, PortPair, VsockTimeouts};
+use super::credit::BUF_ALLOC_BYTES;
+use super::header::{HOST_CID, TYPE_STREAM, VsockHeader, VsockOp};
 use super::{ConnectError, GuestConnect, MAX_CONNECTIONS};
 use crate::poll::SlotPoller;
-use crate::virtio::device::chain::Buffers;
+use crate::virtio::device::chain::GuestBuffers;
 use nix::sys::epoll::EpollFlags;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -13,16 +14,18 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-/// Most RSTs that wait for a receive buffer. More than an honest guest with all its connections causes.
+/// Most RSTs that wait for a receive buffer; more than a well-behaved guest with all its
+/// connections causes.
 const MAX_RESETS: usize = 2 * MAX_CONNECTIONS;
-/// Host ports of connections into the guest; below are those a guest may ask for.
+/// First host port of connections into the guest; lower ports are those that a guest may connect
+/// to.
 const FIRST_EPHEMERAL: u32 = 1 << 30;
-/// Smallest token of a connection; the device has those below.
+/// Smallest token of a connection; the device uses lower ones.
 pub const FIRST_TOKEN: u32 = 16;
 
 #[derive(Debug)]
-struct Reset {
-    ports: Ports,
+struct PendingReset {
+    ports: PortPair,
     kind: u16,
 }
 
@@ -32,15 +35,15 @@ pub struct Muxer {
     host_ports: Vec<u32>,
     poller: SlotPoller,
     connections: HashMap<u32, Connection>,
-    /// Those of which the guest knows. What lingers is not here.
-    tokens: HashMap<Ports, u32>,
-    /// Connections with something to send, each once, in turn.
+    /// Connections that the guest knows of; lingering ones are not here.
+    tokens: HashMap<PortPair, u32>,
+    /// Connections with packets to send, each once, in round-robin order.
     ready: VecDeque<u32>,
-    resets: VecDeque<Reset>,
+    resets: VecDeque<PendingReset>,
     last_token: u32,
     last_port: u32,
     wake_at: Option<Instant>,
-    pub patience: Patience,
+    pub timeouts: VsockTimeouts,
 }
 
 impl Muxer {
@@ -54,10 +57,11 @@ impl Muxer {
             ready: VecDeque::new(),
             resets: VecDeque::new(),
             last_token: FIRST_TOKEN - 1,
-            // A clone of this guest may still hold sockets of an earlier life: do not start where that one did.
+            // A clone of this guest may still hold sockets from before the snapshot, so the first
+            // port is random.
             last_port: u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or(0),
             wake_at: None,
-            patience: Patience::default(),
+            timeouts: VsockTimeouts::default(),
         }
     }
 
@@ -65,44 +69,44 @@ impl Muxer {
         self.connections.len()
     }
 
-    /// When [`Muxer::expire`] has something to do.
+    /// Time of the next call of [`Muxer::expire`].
     pub fn wake_at(&self) -> Option<Instant> {
         self.wake_at
     }
 
-    /// The host wants to reach `port` in the guest.
+    /// Connects the host's `stream` to `port` in the guest.
     pub fn connect(&mut self, port: u32, stream: OwnedFd) -> Result<(), ConnectError> {
         if self.connections.len() >= MAX_CONNECTIONS {
             return Err(ConnectError::TooMany);
         }
         let ports = self.free_ports(port);
-        let deadline = Instant::now() + self.patience.connect;
+        let deadline = Instant::now() + self.timeouts.connect;
         let mut connection = Connection::connecting(ports, stream, deadline);
         let token = self.free_token();
         connection
-            .park(&self.poller, token, &self.patience)
+            .update_watch(&self.poller, token, &self.timeouts)
             .map_err(ConnectError::Stream)?;
         self.insert(token, connection);
         Ok(())
     }
 
-    /// A packet came from the guest; `data` is what followed the header.
+    /// Handles a packet from the guest; `data` follows the header.
     pub fn receive(
         &mut self,
-        header: &Header,
-        data: &mut Buffers<'_>,
+        header: &VsockHeader,
+        data: &mut GuestBuffers<'_>,
         listener: &mut dyn GuestConnect,
     ) {
         if header.src_cid != self.guest_cid || header.dst_cid != HOST_CID {
             return;
         }
-        let ports = Ports {
+        let ports = PortPair {
             guest: header.src_port,
             host: header.dst_port,
         };
-        let op = Op::from_number(header.op);
-        if header.kind != STREAM {
-            if op != Some(Op::Rst) {
+        let op = VsockOp::from_number(header.op);
+        if header.kind != TYPE_STREAM {
+            if op != Some(VsockOp::Rst) {
                 self.reset(ports, header.kind);
             }
             return;
@@ -111,40 +115,40 @@ impl Muxer {
         let connection = token.and_then(|token| self.connections.get_mut(&token));
         match (token.zip(connection), op) {
             (Some((token, connection)), Some(op)) => {
-                let verdict = connection.receive(op, header, data);
-                self.settle(token, verdict);
+                let action = connection.receive(op, header, data);
+                self.apply(token, action);
             }
-            (None, Some(Op::Request)) => self.accept(ports, header, listener),
-            (None, Some(Op::Rst)) | (Some(_), None) => {}
-            (None, _) => self.reset(ports, STREAM),
+            (None, Some(VsockOp::Request)) => self.accept(ports, header, listener),
+            (None, Some(VsockOp::Rst)) | (Some(_), None) => {}
+            (None, _) => self.reset(ports, TYPE_STREAM),
         }
     }
 
-    fn accept(&mut self, ports: Ports, request: &Header, listener: &mut dyn GuestConnect) {
+    fn accept(&mut self, ports: PortPair, request: &VsockHeader, listener: &mut dyn GuestConnect) {
         if self.connections.len() >= MAX_CONNECTIONS || !self.host_ports.contains(&ports.host) {
-            return self.reset(ports, STREAM);
+            return self.reset(ports, TYPE_STREAM);
         }
         let Ok((ours, theirs)) = UnixStream::pair() else {
-            return self.reset(ports, STREAM);
+            return self.reset(ports, TYPE_STREAM);
         };
         if listener.guest_connect(ports.host, theirs).is_err() {
-            return self.reset(ports, STREAM);
+            return self.reset(ports, TYPE_STREAM);
         }
         let token = self.free_token();
         let connection = Connection::accepting(ports, ours.into(), request);
         self.insert(token, connection);
     }
 
-    /// The event loop saw something on a stream.
+    /// Handles events of a stream.
     pub fn stream_event(&mut self, token: u32, flags: EpollFlags) {
-        // A connection that ended while this event was under way is not there any more.
+        // The connection may have ended while this event was pending.
         if let Some(connection) = self.connections.get_mut(&token) {
-            let verdict = connection.stream_event(flags);
-            self.settle(token, verdict);
+            let action = connection.stream_event(flags);
+            self.apply(token, action);
         }
     }
 
-    /// Deals with all deadlines that have passed.
+    /// Handles all expired deadlines.
     pub fn expire(&mut self) {
         let now = Instant::now();
         self.wake_at = None;
@@ -157,25 +161,26 @@ impl Muxer {
             .collect();
         for token in expired {
             if let Some(connection) = self.connections.get_mut(&token) {
-                let verdict = connection.expire();
-                self.settle(token, verdict);
+                let action = connection.expire();
+                self.apply(token, action);
             }
         }
         self.wake_at = self.connections.values().filter_map(|c| c.deadline).min();
     }
 
-    /// Whether there may be a packet for the guest.
+    /// Returns true if there may be a packet for the guest.
     pub fn has_packet(&self) -> bool {
         !self.resets.is_empty() || !self.ready.is_empty()
     }
 
-    /// The next packet for the guest, its data already in `room`, which starts behind the header. RSTs first, so
-    /// that none ends a later connection of the same ports; then every connection in turn.
-    pub fn next_packet(&mut self, room: &Buffers<'_>) -> Option<Header> {
-        if let Some(Reset { ports, kind }) = self.resets.pop_front() {
-            return Some(Header {
+    /// Next packet for the guest, its data already in `room`, which starts after the header. RSTs
+    /// go first, so that none ends a later connection of the same ports; then the connections in
+    /// round-robin order.
+    pub fn next_packet(&mut self, room: &GuestBuffers<'_>) -> Option<VsockHeader> {
+        if let Some(PendingReset { ports, kind }) = self.resets.pop_front() {
+            return Some(VsockHeader {
                 kind,
-                op: Op::Rst as u16,
+                op: VsockOp::Rst as u16,
                 ..self.address(ports)
             });
         }
@@ -185,20 +190,20 @@ impl Muxer {
             };
             connection.queued = false;
             let ports = connection.ports;
-            let packet = connection.next_packet(room, &self.patience);
+            let packet = connection.next_packet(room, &self.timeouts);
             let fwd_cnt = if packet.is_some() {
-                connection.told_credit()
+                connection.credit_sent()
             } else {
                 0
             };
-            self.settle(token, Verdict::Keep);
-            if let Some(Packet { op, flags, len }) = packet {
-                return Some(Header {
+            self.apply(token, ConnectionAction::Keep);
+            if let Some(OutgoingPacket { op, flags, len }) = packet {
+                return Some(VsockHeader {
                     len,
-                    kind: STREAM,
+                    kind: TYPE_STREAM,
                     op: op as u16,
                     flags,
-                    buf_alloc: BUF_ALLOC,
+                    buf_alloc: BUF_ALLOC_BYTES,
                     fwd_cnt,
                     ..self.address(ports)
                 });
@@ -207,14 +212,14 @@ impl Muxer {
         None
     }
 
-    /// The guest has no buffer for those still in turn: stop watching their streams for more.
-    pub fn park(&mut self) {
+    /// Stops watching the streams of ready connections for data while the guest has no buffers.
+    pub fn update_watch(&mut self) {
         for token in self.ready.clone() {
-            self.park_one(token);
+            self.update_watch_of(token);
         }
     }
 
-    /// Drops every connection and all that was to be said.
+    /// Drops every connection and all pending packets.
     pub fn clear(&mut self) {
         for connection in self.connections.values_mut() {
             connection.close(&self.poller);
@@ -226,70 +231,70 @@ impl Muxer {
         self.wake_at = None;
     }
 
-    fn address(&self, ports: Ports) -> Header {
-        Header {
+    fn address(&self, ports: PortPair) -> VsockHeader {
+        VsockHeader {
             src_cid: HOST_CID,
             dst_cid: self.guest_cid,
             src_port: ports.host,
             dst_port: ports.guest,
-            ..Header::default()
+            ..VsockHeader::default()
         }
     }
 
-    fn reset(&mut self, ports: Ports, kind: u16) {
+    fn reset(&mut self, ports: PortPair, kind: u16) {
         if self.resets.len() < MAX_RESETS {
-            self.resets.push_back(Reset { ports, kind });
+            self.resets.push_back(PendingReset { ports, kind });
         }
     }
 
     fn insert(&mut self, token: u32, connection: Connection) {
         self.tokens.insert(connection.ports, token);
         self.connections.insert(token, connection);
-        self.settle(token, Verdict::Keep);
+        self.apply(token, ConnectionAction::Keep);
     }
 
-    /// Draws the consequences of whatever just happened to a connection.
-    fn settle(&mut self, token: u32, verdict: Verdict) {
+    /// Applies the action that an event of a connection requires.
+    fn apply(&mut self, token: u32, action: ConnectionAction) {
         let Some(connection) = self.connections.get_mut(&token) else {
             return;
         };
-        if verdict == Verdict::Keep {
+        if action == ConnectionAction::Keep {
             if !connection.has_packet() {
-                return self.park_one(token);
+                return self.update_watch_of(token);
             }
             if !connection.queued {
                 connection.queued = true;
                 self.ready.push_back(token);
             }
-            return self.note_deadline(token);
+            return self.schedule_wake(token);
         }
         let ports = connection.ports;
         let stays = connection.linger();
         if self.tokens.get(&ports) == Some(&token) {
             self.tokens.remove(&ports);
-            if verdict == Verdict::Reset {
-                self.reset(ports, STREAM);
+            if action == ConnectionAction::PendingReset {
+                self.reset(ports, TYPE_STREAM);
             }
         }
         if stays {
-            self.park_one(token);
+            self.update_watch_of(token);
         } else {
             self.remove(token);
         }
     }
 
-    fn park_one(&mut self, token: u32) {
+    fn update_watch_of(&mut self, token: u32) {
         let Some(connection) = self.connections.get_mut(&token) else {
             return;
         };
-        match connection.park(&self.poller, token, &self.patience) {
-            Ok(()) => self.note_deadline(token),
-            // The event loop cannot watch the stream: nobody would ever notice what happens on it.
+        match connection.update_watch(&self.poller, token, &self.timeouts) {
+            Ok(()) => self.schedule_wake(token),
+            // Events of a stream that the event loop cannot watch would be lost.
             Err(_) => {
                 let ports = connection.ports;
                 if self.tokens.get(&ports) == Some(&token) {
                     self.tokens.remove(&ports);
-                    self.reset(ports, STREAM);
+                    self.reset(ports, TYPE_STREAM);
                 }
                 self.remove(token);
             }
@@ -302,7 +307,7 @@ impl Muxer {
         }
     }
 
-    fn note_deadline(&mut self, token: u32) {
+    fn schedule_wake(&mut self, token: u32) {
         let deadline = self.connections.get(&token).and_then(|c| c.deadline);
         self.wake_at = self.wake_at.into_iter().chain(deadline).min();
     }
@@ -316,11 +321,11 @@ impl Muxer {
         }
     }
 
-    fn free_ports(&mut self, guest: u32) -> Ports {
+    fn free_ports(&mut self, guest: u32) -> PortPair {
         loop {
             let host = FIRST_EPHEMERAL | self.last_port.wrapping_add(1);
             self.last_port = host;
-            let ports = Ports { guest, host };
+            let ports = PortPair { guest, host };
             let any = host == u32::MAX;
             if !any && !self.tokens.contains_key(&ports) && !self.host_ports.contains(&host) {
                 return ports;

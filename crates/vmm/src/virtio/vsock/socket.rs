@@ -1,26 +1,32 @@
-//! Bytes between guest memory and a Unix stream, never blocking and never raising SIGPIPE. `MSG_DONTWAIT` rather
-//! than `O_NONBLOCK`: the open file may be shared with the host, and its mode is not ours to change.
+//! Transfer between guest memory and a Unix stream, never blocking and never raising SIGPIPE.
+//! `MSG_DONTWAIT` rather than `O_NONBLOCK`: the open file may be shared with the host, and its mode
+//! must not change.
 
-use crate::virtio::device::chain::Buffers;
+use crate::virtio::device::chain::GuestBuffers;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, Shutdown, sendmsg, shutdown};
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Sends guest memory; how many bytes the stream took.
-pub fn send_guest(stream: &OwnedFd, data: &Buffers<'_>) -> Result<usize, Errno> {
+/// Sends guest memory; returns the number of bytes that the stream took.
+pub fn send_guest(stream: &OwnedFd, data: &GuestBuffers<'_>) -> Result<usize, Errno> {
     let mut pieces: Vec<libc::iovec> = data.iovecs().collect();
     let message = message(&mut pieces);
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     retry(|| {
-        // SAFETY: `message` names only `pieces`, and these only guest memory that `data` borrows. The kernel
-        // merely reads it, and does not mind that the guest may write to it meanwhile.
+        // SAFETY: `message` names only `pieces`, and these only guest memory that `data` borrows.
+        // The kernel merely reads it, and does not mind that the guest may write to it meanwhile.
         unsafe { libc::sendmsg(stream.as_raw_fd(), &message, flags) }
     })
 }
 
-/// Receives at most `limit` bytes into guest memory; how many came, 0 at the end of the stream.
-pub fn receive_guest(stream: &OwnedFd, room: &Buffers<'_>, limit: usize) -> Result<usize, Errno> {
+/// Receives at most `limit` bytes into guest memory; returns their number, 0 at the end of the
+/// stream.
+pub fn receive_guest(
+    stream: &OwnedFd,
+    room: &GuestBuffers<'_>,
+    limit: usize,
+) -> Result<usize, Errno> {
     let mut left = limit;
     let mut pieces: Vec<libc::iovec> = Vec::with_capacity(room.slices().len());
     for mut piece in room.iovecs() {
@@ -33,13 +39,13 @@ pub fn receive_guest(stream: &OwnedFd, room: &Buffers<'_>, limit: usize) -> Resu
     }
     let mut message = message(&mut pieces);
     retry(|| {
-        // SAFETY: `message` names only `pieces`, and these only guest memory that `room` borrows and of which we
-        // hold no Rust reference.
+        // SAFETY: `message` names only `pieces`, and these only guest memory that `room` borrows
+        // and of which we hold no Rust reference.
         unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) }
     })
 }
 
-/// Sends our own bytes; how many the stream took.
+/// Sends bytes of this process; returns the number that the stream took.
 pub fn send_bytes(stream: &OwnedFd, first: &[u8], second: &[u8]) -> Result<usize, Errno> {
     let pieces = [IoSlice::new(first), IoSlice::new(second)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
@@ -51,9 +57,9 @@ pub fn send_bytes(stream: &OwnedFd, first: &[u8], second: &[u8]) -> Result<usize
     }
 }
 
-/// Ends one or both directions. The host notices even if it holds a copy of our descriptor.
-pub fn end(stream: &OwnedFd, how: Shutdown) {
-    // The only failure is that the other side has gone, which ends both directions as well.
+/// Shuts down one or both directions. The host notices even if it holds a copy of the descriptor.
+pub fn shutdown_stream(stream: &OwnedFd, how: Shutdown) {
+    // It fails only if the peer has closed, which ends both directions as well.
     let _ = shutdown(stream.as_raw_fd(), how);
 }
 

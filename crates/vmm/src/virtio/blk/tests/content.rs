@@ -1,4 +1,4 @@
-//! What is read is what was written.
+//! Content: reads return the written bytes.
 
 use super::*;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -6,13 +6,16 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 #[test]
 fn a_read_only_disk_reads_its_file_and_refuses_writes() {
     let content = pattern(8192);
-    let mut driver = Driver::new(Backend::ReadOnly(file(&content)));
+    let mut driver = BlockDriver::new(DiskBackend::ReadOnly(file(&content)));
     assert_eq!(driver.read(0, 8192), content);
     assert_eq!(driver.read(3, 1024), content[1536..2560]);
-    assert_eq!(driver.write(0, &[1; 512]), IOERR);
-    assert_eq!(driver.zero(DISCARD, &[(0, 8, 0)]), UNSUPP);
-    assert_eq!(driver.zero(WRITE_ZEROES, &[(0, 8, 0)]), UNSUPP);
-    assert_eq!(driver.request(FLUSH, 0, &[]), (OK, 1));
+    assert_eq!(driver.write(0, &[1; 512]), STATUS_IOERR);
+    assert_eq!(driver.zero(REQUEST_DISCARD, &[(0, 8, 0)]), STATUS_UNSUPP);
+    assert_eq!(
+        driver.zero(REQUEST_WRITE_ZEROES, &[(0, 8, 0)]),
+        STATUS_UNSUPP
+    );
+    assert_eq!(driver.request(REQUEST_FLUSH, 0, &[]), (STATUS_OK, 1));
     assert_eq!(driver.read(0, 8192), content);
     assert!(driver.block.owned_blocks().is_empty());
     assert_ne!(driver.block.features() & 1 << VIRTIO_BLK_F_RO, 0);
@@ -23,11 +26,11 @@ fn writes_stay_in_the_overlay_and_own_their_blocks() {
     let content = pattern(128 * 4096);
     let base = file(&content);
     let seen = base.try_clone().unwrap();
-    let mut driver = Driver::new(Backend::Overlay {
+    let mut driver = BlockDriver::new(DiskBackend::Overlay {
         base,
         overlay: file(b""),
     });
-    assert_eq!(driver.write(8 * 65, &[0x55; 8192]), OK);
+    assert_eq!(driver.write(8 * 65, &[0x55; 8192]), STATUS_OK);
     assert_eq!(driver.block.owned_blocks(), [0, 0b110]);
     let mut expected = content.clone();
     expected[65 * 4096..67 * 4096].fill(0x55);
@@ -41,9 +44,12 @@ fn writes_stay_in_the_overlay_and_own_their_blocks() {
 fn a_partial_write_keeps_the_rest_of_its_block() {
     let content = pattern(5 * 4096);
     for (sector, sectors) in [(1, 1), (0, 1), (7, 1), (7, 2), (7, 10), (8, 9), (39, 1)] {
-        let (mut driver, overlay) = Driver::overlay(&content);
+        let (mut driver, overlay) = BlockDriver::overlay(&content);
         let data = vec![0xee; sectors * 512];
-        assert_eq!(driver.write(u64::try_from(sector).unwrap(), &data), OK);
+        assert_eq!(
+            driver.write(u64::try_from(sector).unwrap(), &data),
+            STATUS_OK
+        );
         let mut expected = content.clone();
         expected[sector * 512..][..data.len()].fill(0xee);
         assert_eq!(driver.read(0, content.len()), expected);
@@ -63,8 +69,8 @@ fn a_partial_write_keeps_the_rest_of_its_block() {
 
 #[test]
 fn the_overlay_is_as_long_as_the_disk_and_sparse() {
-    let (mut driver, overlay) = Driver::overlay(&pattern(1 << 20));
-    assert_eq!(driver.write(8, &[1; 4096]), OK);
+    let (mut driver, overlay) = BlockDriver::overlay(&pattern(1 << 20));
+    assert_eq!(driver.write(8, &[1; 4096]), STATUS_OK);
     let metadata = overlay.metadata().unwrap();
     assert_eq!(metadata.size(), 1 << 20);
     assert!(metadata.blocks() * 512 <= 64 << 10, "{}", metadata.blocks());
@@ -73,12 +79,12 @@ fn the_overlay_is_as_long_as_the_disk_and_sparse() {
 #[test]
 fn a_disk_that_ends_inside_a_block_is_served_to_its_last_sector() {
     let content = pattern(4096 + 3 * 512);
-    let (mut driver, _) = Driver::overlay(&content);
-    assert_eq!(driver.write(9, &[0x77; 512]), OK);
+    let (mut driver, _) = BlockDriver::overlay(&content);
+    assert_eq!(driver.write(9, &[0x77; 512]), STATUS_OK);
     let mut expected = content;
     expected[9 * 512..10 * 512].fill(0x77);
     assert_eq!(driver.read(0, expected.len()), expected);
-    assert_eq!(driver.zero(WRITE_ZEROES, &[(8, 3, 1)]), OK);
+    assert_eq!(driver.zero(REQUEST_WRITE_ZEROES, &[(8, 3, 1)]), STATUS_OK);
     expected[4096..].fill(0);
     assert_eq!(driver.read(0, expected.len()), expected);
 }
@@ -86,7 +92,7 @@ fn a_disk_that_ends_inside_a_block_is_served_to_its_last_sector() {
 #[test]
 fn zeroed_ranges_read_as_zeroes_and_their_neighbours_do_not() {
     let content = pattern(16 * 4096);
-    for kind in [DISCARD, WRITE_ZEROES] {
+    for kind in [REQUEST_DISCARD, REQUEST_WRITE_ZEROES] {
         for (sector, sectors) in [
             (0, 8),
             (8, 24),
@@ -97,13 +103,13 @@ fn zeroed_ranges_read_as_zeroes_and_their_neighbours_do_not() {
             (127, 1),
             (0, 128),
         ] {
-            let (mut driver, _) = Driver::overlay(&content);
+            let (mut driver, _) = BlockDriver::overlay(&content);
             driver.write(16, &pattern(4096 * 3));
             let mut expected = driver.read(0, content.len());
             let count = u32::try_from(sectors).unwrap();
             let start = u64::try_from(sector).unwrap();
-            assert_eq!(driver.zero(kind, &[(start, count, 0)]), OK);
-            let (from, to) = if kind == DISCARD {
+            assert_eq!(driver.zero(kind, &[(start, count, 0)]), STATUS_OK);
+            let (from, to) = if kind == REQUEST_DISCARD {
                 (usize::div_ceil(sector, 8) * 8, (sector + sectors) / 8 * 8)
             } else {
                 (sector, sector + sectors)
@@ -121,23 +127,26 @@ fn zeroed_ranges_read_as_zeroes_and_their_neighbours_do_not() {
 
 #[test]
 fn discarded_blocks_are_given_back_to_the_host() {
-    let (mut driver, overlay) = Driver::overlay(&pattern(1 << 20));
-    assert_eq!(driver.write(0, &pattern(1 << 20)), OK);
+    let (mut driver, overlay) = BlockDriver::overlay(&pattern(1 << 20));
+    assert_eq!(driver.write(0, &pattern(1 << 20)), STATUS_OK);
     let full = overlay.metadata().unwrap().blocks();
-    assert_eq!(driver.zero(DISCARD, &[(0, 1024, 0), (1024, 1024, 0)]), OK);
+    assert_eq!(
+        driver.zero(REQUEST_DISCARD, &[(0, 1024, 0), (1024, 1024, 0)]),
+        STATUS_OK
+    );
     let empty = overlay.metadata().unwrap().blocks();
     assert!(empty < full / 2, "{full} {empty}");
     assert_eq!(driver.read(0, 1 << 20), vec![0; 1 << 20]);
 }
 
 #[test]
-fn what_was_written_survives_a_reset_of_the_device() {
-    let (mut driver, _) = Driver::overlay(&pattern(8192));
-    assert_eq!(driver.write(3, &[0x42; 512]), OK);
+fn writes_survive_a_reset_of_the_device() {
+    let (mut driver, _) = BlockDriver::overlay(&pattern(8192));
+    assert_eq!(driver.write(3, &[0x42; 512]), STATUS_OK);
     driver.block.reset();
     driver.block.queue_event(0).unwrap();
-    driver.ring = Ring::new(&driver.around.memory, 0x1000, 16);
-    let activation = driver.around.activation(vec![driver.ring.queue(false)], 0);
+    driver.ring = Ring::new(&driver.harness.memory, 0x1000, 16);
+    let activation = driver.harness.activation(vec![driver.ring.queue(false)], 0);
     driver.block.activate(activation).unwrap();
     assert_eq!(driver.read(3, 512), [0x42; 512]);
     driver.block.queue_event(9).unwrap();
@@ -147,7 +156,7 @@ fn what_was_written_survives_a_reset_of_the_device() {
 fn any_mix_of_requests_agrees_with_a_plain_array() {
     let sectors = 523;
     let mut model = pattern(sectors * 512);
-    let (mut driver, _) = Driver::overlay(&model);
+    let (mut driver, _) = BlockDriver::overlay(&model);
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut next = |below: usize| {
         state ^= state << 13;
@@ -165,11 +174,14 @@ fn any_mix_of_requests_agrees_with_a_plain_array() {
             1 | 2 => {
                 let byte = u8::try_from(round % 256).unwrap();
                 model[from..to].fill(byte);
-                assert_eq!(driver.write(sector, &model[from..to]), OK);
+                assert_eq!(driver.write(sector, &model[from..to]), STATUS_OK);
             }
             _ => {
                 let count = u32::try_from(count).unwrap();
-                assert_eq!(driver.zero(WRITE_ZEROES, &[(sector, count, 1)]), OK);
+                assert_eq!(
+                    driver.zero(REQUEST_WRITE_ZEROES, &[(sector, count, 1)]),
+                    STATUS_OK
+                );
                 model[from..to].fill(0);
             }
         }
@@ -178,22 +190,22 @@ fn any_mix_of_requests_agrees_with_a_plain_array() {
 }
 
 #[test]
-fn a_write_that_the_host_refuses_is_an_error_of_the_guest_and_told_once() {
+fn a_write_that_the_host_refuses_fails_in_the_guest_and_is_reported_once() {
     use nix::fcntl::{FcntlArg, SealFlag, fcntl};
     use nix::sys::memfd::{MFdFlags, memfd_create};
     let overlay = memfd_create(c"overlay", MFdFlags::MFD_ALLOW_SEALING).unwrap();
     let overlay = File::from(overlay);
     let host = overlay.try_clone().unwrap();
     let base = file(&pattern(1 << 16));
-    let mut driver = Driver::new(Backend::Overlay { base, overlay });
-    assert_eq!(driver.write(0, &[1; 4096]), OK);
+    let mut driver = BlockDriver::new(DiskBackend::Overlay { base, overlay });
+    assert_eq!(driver.write(0, &[1; 4096]), STATUS_OK);
     fcntl(&host, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)).unwrap();
-    assert_eq!(driver.write(8, &[1; 4096]), IOERR);
+    assert_eq!(driver.write(8, &[1; 4096]), STATUS_IOERR);
     let warning = driver.block.take_warning().unwrap();
     assert!(warning.contains("Operation not permitted"), "{warning}");
-    assert_eq!(driver.write(8, &[1; 4096]), IOERR);
-    // An error of the guest is not the host's.
-    assert_eq!(driver.write(1 << 40, &[1; 512]), IOERR);
+    assert_eq!(driver.write(8, &[1; 4096]), STATUS_IOERR);
+    // An invalid request is no failure of the host.
+    assert_eq!(driver.write(1 << 40, &[1; 512]), STATUS_IOERR);
     assert_eq!(driver.block.take_warning(), None);
     assert_eq!(driver.read(0, 4096), [1; 4096]);
     assert_eq!(driver.read(8, 4096), pattern(1 << 16)[4096..8192]);

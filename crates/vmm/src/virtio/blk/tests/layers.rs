@@ -1,50 +1,52 @@
-//! Disks of several layers: each block comes from the newest layer that holds it, and frozen ones are never written.
+//! Disks of several layers: each block comes from the newest layer that holds it, and frozen ones
+//! are never written.
 
 use super::*;
 use jiffy_proto::layer::LayerIndex;
 use std::os::unix::fs::FileExt;
 
-const BYTES: usize = 16 * 4096;
+const DISK_BYTES: usize = 16 * 4096;
 
 fn block(at: u64) -> u64 {
     at * 8
 }
 
 fn whole(file: &File) -> Vec<u8> {
-    let mut bytes = vec![0; BYTES];
+    let mut bytes = vec![0; DISK_BYTES];
     file.read_exact_at(&mut bytes, 0).unwrap();
     bytes
 }
 
 /// A layered disk over `base` and the layers.
-fn layered(base: &File, layers: &[(File, LayerIndex)], overlay: File) -> Driver {
+fn layered(base: &File, layers: &[(File, LayerIndex)], overlay: File) -> BlockDriver {
     let layers = layers
         .iter()
         .map(|(file, index)| (file.try_clone().unwrap(), index.clone()))
         .collect();
-    Driver::new(Backend::Layered {
+    BlockDriver::new(DiskBackend::Layered {
         base: base.try_clone().unwrap(),
         layers,
         overlay,
     })
 }
 
-/// A base and two frozen layers: block 1 in the first, 1 and 2 (partly written by the guest) in the second.
-fn three() -> (File, Vec<(File, LayerIndex)>) {
-    let base = file(&pattern(BYTES));
+/// A base and two frozen layers: block 1 in the first, 1 and 2 (partly written by the guest) in the
+/// second.
+fn base_and_two_layers() -> (File, Vec<(File, LayerIndex)>) {
+    let base = file(&pattern(DISK_BYTES));
     let overlay = file(b"");
     let first = overlay.try_clone().unwrap();
-    let mut driver = Driver::new(Backend::Overlay {
+    let mut driver = BlockDriver::new(DiskBackend::Overlay {
         base: base.try_clone().unwrap(),
         overlay,
     });
-    assert_eq!(driver.write(block(1), &[1; 4096]), OK);
+    assert_eq!(driver.write(block(1), &[1; 4096]), STATUS_OK);
     let second = file(b"");
     let index = driver.block.freeze(second.try_clone().unwrap()).unwrap();
     assert_eq!(index.stored.iter().collect::<Vec<_>>(), [1]);
     let mut layers = vec![(first, index)];
-    assert_eq!(driver.write(block(1) + 1, &[2; 512]), OK);
-    assert_eq!(driver.write(block(2), &[2; 512]), OK);
+    assert_eq!(driver.write(block(1) + 1, &[2; 512]), STATUS_OK);
+    assert_eq!(driver.write(block(2), &[2; 512]), STATUS_OK);
     let index = driver.block.freeze(file(b"")).unwrap();
     assert_eq!(index.stored.iter().collect::<Vec<_>>(), [1, 2]);
     layers.push((second, index));
@@ -52,7 +54,7 @@ fn three() -> (File, Vec<(File, LayerIndex)>) {
 }
 
 fn expected() -> Vec<u8> {
-    let mut bytes = pattern(BYTES);
+    let mut bytes = pattern(DISK_BYTES);
     bytes[4096..8192].fill(1);
     bytes[4096 + 512..4096 + 1024].fill(2);
     bytes[8192..8192 + 512].fill(2);
@@ -61,43 +63,47 @@ fn expected() -> Vec<u8> {
 
 #[test]
 fn the_newest_layer_that_holds_a_block_is_read() {
-    let (base, layers) = three();
+    let (base, layers) = base_and_two_layers();
     let mut driver = layered(&base, &layers, file(b""));
-    assert_eq!(driver.read(0, BYTES), expected());
+    assert_eq!(driver.read(0, DISK_BYTES), expected());
 }
 
 #[test]
 fn siblings_over_the_same_layers_do_not_see_each_other() {
-    let (base, layers) = three();
+    let (base, layers) = base_and_two_layers();
     let frozen: Vec<Vec<u8>> = layers.iter().map(|(file, _)| whole(file)).collect();
-    let mut drivers: Vec<Driver> = (0..3).map(|_| layered(&base, &layers, file(b""))).collect();
+    let mut drivers: Vec<BlockDriver> =
+        (0..3).map(|_| layered(&base, &layers, file(b""))).collect();
     for (number, driver) in (10u8..).zip(&mut drivers) {
-        assert_eq!(driver.write(block(1) + 3, &[number; 512]), OK);
-        assert_eq!(driver.zero(WRITE_ZEROES, &[(block(2), 8, 0)]), OK);
+        assert_eq!(driver.write(block(1) + 3, &[number; 512]), STATUS_OK);
+        assert_eq!(
+            driver.zero(REQUEST_WRITE_ZEROES, &[(block(2), 8, 0)]),
+            STATUS_OK
+        );
     }
     for (number, driver) in (10u8..).zip(&mut drivers) {
         let mut now = expected();
         now[4096 + 1536..4096 + 2048].fill(number);
         now[8192..12288].fill(0);
-        assert_eq!(driver.read(0, BYTES), now);
+        assert_eq!(driver.read(0, DISK_BYTES), now);
     }
     let after: Vec<Vec<u8>> = layers.iter().map(|(file, _)| whole(file)).collect();
     assert_eq!(after, frozen);
-    assert_eq!(whole(&base), pattern(BYTES));
+    assert_eq!(whole(&base), pattern(DISK_BYTES));
 }
 
 #[test]
 fn an_undone_freeze_keeps_what_was_written_before_and_after() {
-    let (mut driver, overlay) = Driver::overlay(&pattern(BYTES));
-    assert_eq!(driver.write(block(1), &[1; 4096]), OK);
+    let (mut driver, overlay) = BlockDriver::overlay(&pattern(DISK_BYTES));
+    assert_eq!(driver.write(block(1), &[1; 4096]), STATUS_OK);
     driver.block.freeze(file(b"")).unwrap();
-    assert_eq!(driver.write(block(1), &[2; 512]), OK);
-    assert_eq!(driver.write(block(5), &[3; 4096]), OK);
-    let before = driver.read(0, BYTES);
+    assert_eq!(driver.write(block(1), &[2; 512]), STATUS_OK);
+    assert_eq!(driver.write(block(5), &[3; 4096]), STATUS_OK);
+    let before = driver.read(0, DISK_BYTES);
     driver.block.thaw().unwrap();
-    assert_eq!(driver.read(0, BYTES), before);
+    assert_eq!(driver.read(0, DISK_BYTES), before);
     assert_eq!(driver.block.owned_blocks(), [0b10_0010]);
-    assert_eq!(driver.write(block(6), &[4; 4096]), OK);
+    assert_eq!(driver.write(block(6), &[4; 4096]), STATUS_OK);
     assert_eq!(whole(&overlay)[6 * 4096..7 * 4096], [4; 4096]);
 }
 
@@ -105,16 +111,16 @@ fn an_undone_freeze_keeps_what_was_written_before_and_after() {
 fn a_layer_of_another_disk_is_refused() {
     let refused = |base: File, layers: Vec<(File, LayerIndex)>| {
         let overlay = file(b"");
-        let backend = Backend::Layered {
+        let backend = DiskBackend::Layered {
             base,
             layers,
             overlay,
         };
         assert!(Block::new("blk0", backend).is_err());
     };
-    let (base, layers) = three();
+    let (base, layers) = base_and_two_layers();
     layers[0].0.set_len(4096).unwrap();
     refused(base, layers);
-    let (_, layers) = three();
-    refused(file(&pattern(BYTES / 2)), layers);
+    let (_, layers) = base_and_two_layers();
+    refused(file(&pattern(DISK_BYTES / 2)), layers);
 }

@@ -1,4 +1,4 @@
-//! The card over a real tap, in a network namespace of the test's own that ends with its thread.
+//! Interface over a real tap, in a network namespace that ends with the test's thread.
 
 use super::*;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -29,17 +29,19 @@ fn tap(flags: libc::c_int) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// A raw socket on the interface, which is brought up without IPv6 so that nothing but the test sends.
+/// A raw socket on the interface, which is brought up without IPv6 so that nothing but the test
+/// sends.
 fn raw_socket() -> File {
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/jiffytest/disable_ipv6", "1");
-    // SAFETY: no memory is passed; the descriptor is owned by nobody else.
+    // SAFETY: no memory is passed; the descriptor has no other owner.
     let socket = unsafe {
         let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0x0300);
         assert!(fd >= 0, "{}", std::io::Error::last_os_error());
         File::from_raw_fd(fd)
     };
     let mut up = request("jiffytest", libc::IFF_UP);
-    // SAFETY: both requests read or write one `ifreq`, which `up` is; the union's value was written by the kernel.
+    // SAFETY: both requests read or write one `ifreq`, which `up` is; the union's value was written
+    // by the kernel.
     let index = unsafe {
         assert_eq!(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &up), 0);
         assert_eq!(
@@ -68,30 +70,30 @@ fn ethernet(payload: u8) -> Vec<u8> {
     frame
 }
 
-fn talk() {
+fn exchange_frames() {
     let tap_flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     let plain = tap(libc::IFF_TAP | libc::IFF_NO_PI).unwrap();
     assert!(matches!(Net::new(plain, MAC, 1500), Err(NetError::Tap(_))));
     let tap = tap(tap_flags).unwrap();
     let mut socket = raw_socket();
     let net = Net::new(tap, MAC, 1500).unwrap();
-    let mut driver = Driver::new(0);
+    let mut driver = NetDriver::new(0);
     driver.net = net;
     driver.activate(driver.net.features());
-    driver.offer(0, 2048);
+    driver.add_rx_buffer(0, 2048);
 
     socket.write_all(&ethernet(0x11)).unwrap();
-    for ready in driver.around.ready(2000) {
+    for ready in driver.harness.ready(2000) {
         driver.net.host_event(ready.token, ready.flags).unwrap();
     }
     assert_eq!(driver.rx.used(), [(0, 86)]);
-    assert_eq!(driver.bytes(BUFFERS + 12, 74), ethernet(0x11));
+    assert_eq!(driver.bytes(RX_BUFFERS_ADDRESS + 12, 74), ethernet(0x11));
     assert_eq!(
-        driver.bytes(BUFFERS, 12),
+        driver.bytes(RX_BUFFERS_ADDRESS, 12),
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]
     );
 
-    driver.send([0; HEADER], &ethernet(0x22)).unwrap();
+    driver.send([0; HEADER_BYTES], &ethernet(0x22)).unwrap();
     assert_eq!(driver.net.counters().tx_frames, 1);
     let mut frame = [0; 100];
     // The socket sees its own frame first.
@@ -103,8 +105,8 @@ fn talk() {
     assert_eq!(seen, ethernet(0x22));
 
     // Frames that the kernel refuses are dropped, whatever they are.
-    driver.send([0; HEADER], &[]).unwrap();
-    let mut nonsense = [0xff; HEADER];
+    driver.send([0; HEADER_BYTES], &[]).unwrap();
+    let mut nonsense = [0xff; HEADER_BYTES];
     (nonsense[0], nonsense[1]) = (1, 1);
     driver.send(nonsense, &ethernet(0x33)).unwrap();
     assert_eq!(driver.net.counters().tx_dropped, 2);
@@ -113,13 +115,14 @@ fn talk() {
 #[test]
 fn frames_pass_both_ways_through_a_real_tap() {
     std::thread::spawn(|| {
-        // SAFETY: no memory is passed; only this thread, which ends with the test, gets another namespace.
+        // SAFETY: no memory is passed; only this thread, which ends with the test, gets another
+        // namespace.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
             let error = std::io::Error::last_os_error();
             eprintln!("not tested: no network namespace: {error}");
             return;
         }
-        talk();
+        exchange_frames();
     })
     .join()
     .unwrap();

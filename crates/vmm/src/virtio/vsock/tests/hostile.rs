@@ -1,18 +1,18 @@
-//! A guest that keeps to no rule harms only itself.
+//! Hostile guests: each harms only itself.
 
-use super::super::credit::BUF_ALLOC;
-use super::super::header::{HEADER_LEN, Header, Op};
+use super::super::credit::BUF_ALLOC_BYTES;
+use super::super::header::{HEADER_BYTES, VsockHeader, VsockOp};
 use super::super::{Vsock, VsockConfig};
-use super::guest::{MEMORY, TX_AREA};
-use super::{CID, Guest, Link, Pattern};
+use super::guest::{MEMORY_BYTES, TX_AREA};
+use super::{GUEST_CID, GuestSocket, Pattern, VsockGuest};
 use crate::virtio::testing::{
-    INDIRECT, NEXT, Ring, Surroundings, WRITE, memory, readable, writable,
+    DeviceHarness, INDIRECT, NEXT, Ring, WRITE, memory, readable, writable,
 };
 use crate::virtio::{DeviceError, VirtioDevice};
 use std::io::Read;
 use vm_memory::{Bytes, GuestAddress};
 
-fn fails(guest: &mut Guest, ring: usize) {
+fn assert_device_fails(guest: &mut VsockGuest, ring: usize) {
     let outcome = guest.device.queue_event(ring);
     assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
     assert_eq!(guest.device.connections(), 0);
@@ -20,35 +20,35 @@ fn fails(guest: &mut Guest, ring: usize) {
 
 #[test]
 fn a_guest_that_sends_more_than_its_credit_is_reset() {
-    let mut guest = Guest::ready();
-    let (mut link, mut stream) = guest.opened(50, 4096);
-    let most = usize::try_from(BUF_ALLOC).unwrap();
+    let mut guest = VsockGuest::ready();
+    let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
+    let most = usize::try_from(BUF_ALLOC_BYTES).unwrap();
     let header = link.data(most + 1);
     guest.send(header, &vec![0; most + 1]);
-    assert_eq!(guest.op(), Op::Rst as u16);
+    assert_eq!(guest.op(), VsockOp::Rst as u16);
     assert_eq!(guest.device.connections(), 0);
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
 }
 
 #[test]
 fn data_that_is_not_there_is_not_sent() {
-    let mut guest = Guest::ready();
+    let mut guest = VsockGuest::ready();
     for len in [11, 1 << 20, u32::MAX] {
-        let (mut link, mut stream) = guest.opened(50, 4096);
-        let header = Header {
+        let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
+        let header = VsockHeader {
             len,
             ..link.data(10)
         };
         guest.send(header, b"0123456789");
-        assert_eq!(guest.op(), Op::Rst as u16);
+        assert_eq!(guest.op(), VsockOp::Rst as u16);
         assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
     }
 }
 
 #[test]
 fn bytes_beyond_the_stated_length_are_ignored() {
-    let mut guest = Guest::ready();
-    let (mut link, mut stream) = guest.opened(50, 4096);
+    let mut guest = VsockGuest::ready();
+    let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
     let header = link.data(3);
     guest.send(header, b"abcdef");
     let header = link.data(0);
@@ -60,10 +60,10 @@ fn bytes_beyond_the_stated_length_are_ignored() {
 }
 
 #[test]
-fn packets_from_or_to_somebody_else_are_ignored() {
-    let mut guest = Guest::ready();
-    let (link, _stream) = guest.opened(50, 4096);
-    let header = link.header(Op::Rst);
+fn packets_with_other_context_ids_are_ignored() {
+    let mut guest = VsockGuest::ready();
+    let (link, _stream) = guest.connected_by_guest(50, 4096);
+    let header = link.header(VsockOp::Rst);
     for (src_cid, dst_cid) in [
         (4, 2),
         (2, 2),
@@ -72,96 +72,96 @@ fn packets_from_or_to_somebody_else_are_ignored() {
         (3 | 1 << 32, 2),
         (3, 2 | 1 << 32),
     ] {
-        let header = Header {
+        let header = VsockHeader {
             src_cid,
             dst_cid,
             ..header
         };
         guest.send(header, &[]);
         guest.send(
-            Header {
-                op: Op::Request as u16,
+            VsockHeader {
+                op: VsockOp::Request as u16,
                 src_port: 51,
                 ..header
             },
             &[],
         );
     }
-    guest.silent();
+    guest.assert_idle();
     assert_eq!(guest.device.connections(), 1);
 }
 
 #[test]
 fn socket_types_other_than_streams_are_refused() {
-    let mut guest = Guest::ready();
+    let mut guest = VsockGuest::ready();
     for (kind, op, answer) in [(2, 1, true), (0, 5, true), (77, 77, true), (2, 3, false)] {
-        let header = Header {
+        let header = VsockHeader {
             kind,
             op,
-            ..Link::new(50, 1024, 4096).header(Op::Request)
+            ..GuestSocket::new(50, 1024, 4096).header(VsockOp::Request)
         };
         guest.send(header, &[]);
         if answer {
             let reset = guest.next().0;
-            assert_eq!((reset.op, reset.kind), (Op::Rst as u16, kind));
+            assert_eq!((reset.op, reset.kind), (VsockOp::Rst as u16, kind));
         }
-        guest.silent();
+        guest.assert_idle();
     }
 }
 
 #[test]
 fn unknown_operations_are_ignored_or_reset() {
-    let mut guest = Guest::ready();
-    let (link, _stream) = guest.opened(50, 4096);
+    let mut guest = VsockGuest::ready();
+    let (link, _stream) = guest.connected_by_guest(50, 4096);
     for op in [0, 8, u16::MAX] {
-        let known = Header {
+        let known = VsockHeader {
             op,
-            ..link.header(Op::Rw)
+            ..link.header(VsockOp::Rw)
         };
         guest.send(known, &[]);
-        guest.silent();
-        let unknown = Header {
+        guest.assert_idle();
+        let unknown = VsockHeader {
             src_port: 51,
             ..known
         };
         guest.send(unknown, &[]);
-        assert_eq!(guest.op(), Op::Rst as u16);
+        assert_eq!(guest.op(), VsockOp::Rst as u16);
     }
     assert_eq!(guest.device.connections(), 1);
 }
 
 #[test]
 fn packets_for_no_connection_are_reset_but_a_reset_is_not() {
-    let mut guest = Guest::ready();
+    let mut guest = VsockGuest::ready();
     for op in [
-        Op::Response,
-        Op::Shutdown,
-        Op::Rw,
-        Op::CreditUpdate,
-        Op::CreditRequest,
+        VsockOp::Response,
+        VsockOp::Shutdown,
+        VsockOp::Rw,
+        VsockOp::CreditUpdate,
+        VsockOp::CreditRequest,
     ] {
-        guest.send(Link::new(50, 1024, 4096).header(op), &[]);
-        assert_eq!(guest.op(), Op::Rst as u16);
+        guest.send(GuestSocket::new(50, 1024, 4096).header(op), &[]);
+        assert_eq!(guest.op(), VsockOp::Rst as u16);
     }
-    guest.send(Link::new(50, 1024, 4096).header(Op::Rst), &[]);
-    guest.silent();
+    guest.send(GuestSocket::new(50, 1024, 4096).header(VsockOp::Rst), &[]);
+    guest.assert_idle();
 }
 
 #[test]
 fn data_after_the_end_of_data_is_reset() {
-    let mut guest = Guest::ready();
-    let (mut link, _stream) = guest.opened(50, 4096);
+    let mut guest = VsockGuest::ready();
+    let (mut link, _stream) = guest.connected_by_guest(50, 4096);
     guest.send(link.shutdown(2), &[]);
     let header = link.data(1);
     guest.send(header, &[1]);
-    assert_eq!(guest.op(), Op::Rst as u16);
+    assert_eq!(guest.op(), VsockOp::Rst as u16);
     assert_eq!(guest.device.connections(), 0);
 }
 
 #[test]
-fn a_flood_that_is_never_listened_to_has_a_bounded_echo() {
-    let mut guest = Guest::new(true);
-    let header = Link::new(50, 9, 4096).header(Op::Request);
+fn a_flood_of_requests_causes_a_bounded_number_of_resets() {
+    let mut guest = VsockGuest::new(true);
+    let header = GuestSocket::new(50, 9, 4096).header(VsockOp::Request);
     for _ in 0..200 {
         for _ in 0..100 {
             guest.queue_packet(header, &[], &[]);
@@ -170,54 +170,56 @@ fn a_flood_that_is_never_listened_to_has_a_bounded_echo() {
     }
     guest.fill();
     let mut count = 0;
-    while !guest.inbox.is_empty() || guest.turn(0) > 0 {
-        count += guest.inbox.drain(..).count();
+    while !guest.received.is_empty() || guest.poll_events(0) > 0 {
+        count += guest.received.drain(..).count();
     }
     assert_eq!(count, 2048);
     // And it is over: connections work.
-    guest.opened(50, 4096);
+    guest.connected_by_guest(50, 4096);
 }
 
 #[test]
 fn a_guest_that_sends_as_fast_as_it_is_served_does_not_keep_the_event_loop() {
-    let around = Surroundings::new(memory(MEMORY));
-    let mut rings = [1, 2, 3].map(|i| Ring::new(&around.memory, 0x1_0000 * i, 128));
+    let harness = DeviceHarness::new(memory(MEMORY_BYTES));
+    let mut rings = [1, 2, 3].map(|i| Ring::new(&harness.memory, 0x1_0000 * i, 128));
     let index = GuestAddress(rings[1].avail_addr() + 2);
-    let shared = around.memory.clone();
-    // Each request that is served makes room for two more, as if another vCPU were at it.
+    let shared = harness.memory.clone();
+    // Each served request makes two more available, as another vCPU could.
     let listener = move |_, _| {
         let now: u16 = shared.read_obj(index).unwrap();
         shared.write_obj(now.wrapping_add(2), index).unwrap();
         Ok(())
     };
     let config = VsockConfig {
-        guest_cid: CID,
+        guest_cid: GUEST_CID,
         host_ports: vec![1024],
     };
     let mut device = Vsock::new(config, Box::new(listener));
     let queues = rings.iter().map(|r| r.queue(true)).collect();
-    device.activate(around.activation(queues, 0)).unwrap();
-    let bytes = Link::new(50, 1024, 0).header(Op::Request).to_bytes();
-    let memory = &around.memory;
+    device.activate(harness.activation(queues, 0)).unwrap();
+    let bytes = GuestSocket::new(50, 1024, 0)
+        .header(VsockOp::Request)
+        .to_bytes();
+    let memory = &harness.memory;
     memory.write_slice(&bytes, GuestAddress(TX_AREA)).unwrap();
     rings[1].set_descriptor(0, TX_AREA, 44, 0, 0);
     rings[1].publish(0);
     device.queue_event(1).unwrap();
     let served = rings[1].used_idx();
     assert!((100..=512).contains(&served), "{served}");
-    // The rest comes when everybody else has had a turn.
-    let ready = around.ready(5_000);
+    // The rest follows after other events.
+    let ready = harness.ready(5_000);
     device.host_event(ready[0].token, ready[0].flags).unwrap();
     assert!(rings[1].used_idx() > served);
 }
 
 #[test]
 fn broken_transmit_chains_fail_the_device_and_nothing_else() {
-    type Break = fn(&mut Guest);
-    let cases: [Break; 9] = [
+    type BreakRing = fn(&mut VsockGuest);
+    let cases: [BreakRing; 9] = [
         |g| _ = g.rings[1].add(&[readable(TX_AREA, 43)]),
         |g| _ = g.rings[1].add(&[writable(TX_AREA, 44)]),
-        |g| _ = g.rings[1].add(&[readable(MEMORY as u64 - 40, 44)]),
+        |g| _ = g.rings[1].add(&[readable(MEMORY_BYTES as u64 - 40, 44)]),
         |g| _ = g.rings[1].add(&[readable(TX_AREA, 44), readable(u64::MAX - 3, 10)]),
         |g| _ = g.rings[1].add(&[readable(TX_AREA, 44), readable(TX_AREA, u32::MAX)]),
         |g| {
@@ -234,24 +236,24 @@ fn broken_transmit_chains_fail_the_device_and_nothing_else() {
         |g| g.rings[1].set_avail_idx(200),
     ];
     for break_it in cases {
-        let mut guest = Guest::ready();
-        let (_link, _stream) = guest.opened(50, 4096);
-        guest.rings[1] = Ring::new(&guest.around.memory, 0x5_0000, 128);
+        let mut guest = VsockGuest::ready();
+        let (_link, _stream) = guest.connected_by_guest(50, 4096);
+        guest.rings[1] = Ring::new(&guest.harness.memory, 0x5_0000, 128);
         guest.device.reset();
         guest.activate();
         guest.fill();
         break_it(&mut guest);
-        fails(&mut guest, 1);
+        assert_device_fails(&mut guest, 1);
     }
 }
 
 #[test]
 fn broken_receive_chains_fail_the_device_and_nothing_else() {
-    type Break = fn(&mut Guest);
-    let cases: [Break; 5] = [
+    type BreakRing = fn(&mut VsockGuest);
+    let cases: [BreakRing; 5] = [
         |g| _ = g.rings[0].add(&[writable(TX_AREA, 44)]),
         |g| _ = g.rings[0].add(&[readable(TX_AREA, 4096)]),
-        |g| _ = g.rings[0].add(&[writable(MEMORY as u64 - 40, 4096)]),
+        |g| _ = g.rings[0].add(&[writable(MEMORY_BYTES as u64 - 40, 4096)]),
         |g| g.rings[0].publish(500),
         |g| {
             g.rings[0].set_descriptor(0, TX_AREA, 4096, WRITE | NEXT, 0);
@@ -259,19 +261,21 @@ fn broken_receive_chains_fail_the_device_and_nothing_else() {
         },
     ];
     for break_it in cases {
-        let mut guest = Guest::new(true);
+        let mut guest = VsockGuest::new(true);
         break_it(&mut guest);
-        let header = Link::new(50, 1024, 4096).header(Op::Request);
+        let header = GuestSocket::new(50, 1024, 4096).header(VsockOp::Request);
         guest.queue_packet(header, &[], &[]);
-        fails(&mut guest, 1);
+        assert_device_fails(&mut guest, 1);
     }
 }
 
 #[test]
 fn empty_descriptors_are_passed_over() {
-    let mut guest = Guest::ready();
-    let header = Link::new(50, 9, 4096).header(Op::Request).to_bytes();
-    let memory = guest.around.memory.clone();
+    let mut guest = VsockGuest::ready();
+    let header = GuestSocket::new(50, 9, 4096)
+        .header(VsockOp::Request)
+        .to_bytes();
+    let memory = guest.harness.memory.clone();
     memory.write_slice(&header, GuestAddress(TX_AREA)).unwrap();
     guest.rings[1].add(&[
         readable(TX_AREA, 0),
@@ -281,30 +285,30 @@ fn empty_descriptors_are_passed_over() {
         readable(u64::MAX, 0),
     ]);
     guest.kick(1).unwrap();
-    assert_eq!(guest.op(), Op::Rst as u16);
+    assert_eq!(guest.op(), VsockOp::Rst as u16);
 }
 
 #[test]
 fn queues_outside_memory_are_refused_at_activation() {
-    let mut guest = Guest::new(true);
+    let mut guest = VsockGuest::new(true);
     for broken in 0..3 {
         let mut queues: Vec<_> = guest.rings.iter().map(|r| r.queue(true)).collect();
         virtio_queue::QueueT::set_used_ring_address(&mut queues[broken], Some(0xffff_0000), None);
-        let activation = guest.around.activation(queues, 0);
+        let activation = guest.harness.activation(queues, 0);
         assert!(guest.device.activate(activation).is_err());
     }
     let queues = guest.rings[..2].iter().map(|r| r.queue(true)).collect();
-    let activation = guest.around.activation(queues, 0);
+    let activation = guest.harness.activation(queues, 0);
     assert!(guest.device.activate(activation).is_err());
 }
 
 #[test]
 fn packets_of_random_bytes_do_not_break_anything() {
-    let mut guest = Guest::ready();
+    let mut guest = VsockGuest::ready();
     let (mut pattern, mut streams) = (Pattern(99), Vec::new());
     for _ in 0..20_000 {
-        let mut header = Link::new(pattern.below(4).try_into().unwrap(), 1024, 0)
-            .header(Op::from_number(1 + u16::try_from(pattern.below(7)).unwrap()).unwrap());
+        let mut header = GuestSocket::new(pattern.below(4).try_into().unwrap(), 1024, 0)
+            .header(VsockOp::from_number(1 + u16::try_from(pattern.below(7)).unwrap()).unwrap());
         header.flags = u32::try_from(pattern.below(4)).unwrap();
         header.buf_alloc = u32::try_from(pattern.number() & 0xffff_ffff).unwrap();
         header.fwd_cnt = u32::try_from(pattern.below(1000)).unwrap();
@@ -313,15 +317,15 @@ fn packets_of_random_bytes_do_not_break_anything() {
         guest.queue_packet(
             header,
             &data,
-            &[pattern.below(HEADER_LEN), pattern.below(90)],
+            &[pattern.below(HEADER_BYTES), pattern.below(90)],
         );
         guest.kick(1).unwrap();
-        guest.inbox.clear();
+        guest.received.clear();
         streams.extend(guest.host.try_iter().map(|(_, stream)| stream));
         if streams.len() > 6 {
-            let gone = pattern.below(streams.len());
-            streams.swap_remove(gone);
+            let wait_until_closed = pattern.below(streams.len());
+            streams.swap_remove(wait_until_closed);
         }
-        guest.settle();
+        guest.run_until_idle();
     }
 }

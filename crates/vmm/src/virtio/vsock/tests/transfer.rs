@@ -1,10 +1,10 @@
-//! Bytes arrive, all of them, in order, whatever the pace.
+//! Transfer: all bytes arrive in order at any pace.
 
-use super::super::backlog::Backlog;
-use super::super::credit::BUF_ALLOC;
-use super::super::header::{HEADER_LEN, Header, Op};
-use super::guest::{RX_AREA, RX_BYTES};
-use super::{Guest, Link, Pattern};
+use super::super::credit::BUF_ALLOC_BYTES;
+use super::super::header::{HEADER_BYTES, VsockHeader, VsockOp};
+use super::super::host_backlog::HostBacklog;
+use super::guest::{RX_AREA, RX_BUFFER_BYTES};
+use super::{GuestSocket, Pattern, VsockGuest};
 use crate::virtio::VirtioDevice;
 use crate::virtio::device::chain::next_chain;
 use crate::virtio::testing::{Ring, memory, readable, writable};
@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use vm_memory::{Bytes, GuestAddress};
 
-const TOTAL: usize = 10 << 20;
+const TRANSFER_BYTES: usize = 10 << 20;
 
 /// The host sends `total` bytes of a pattern in random chunks, then ends its direction.
 fn host_writes(mut stream: UnixStream, seed: u64, total: usize) -> JoinHandle<()> {
@@ -30,7 +30,7 @@ fn host_writes(mut stream: UnixStream, seed: u64, total: usize) -> JoinHandle<()
     })
 }
 
-/// The host reads a pattern in random chunks to the end; how many bytes it was.
+/// The host reads a pattern in random chunks to the end; returns the number of bytes.
 fn host_reads(mut stream: UnixStream, seed: u64) -> JoinHandle<usize> {
     thread::spawn(move || {
         let (mut pattern, mut chunks) = (Pattern(seed), Pattern(seed + 1));
@@ -47,15 +47,20 @@ fn host_reads(mut stream: UnixStream, seed: u64) -> JoinHandle<usize> {
     })
 }
 
-/// Takes every packet of `link` that is there; whether the host's direction has ended.
-fn take(guest: &mut Guest, link: &mut Link, pattern: &mut Pattern, got: &mut usize) -> bool {
+/// Takes all received packets of `link`; returns true if the host's direction has ended.
+fn take(
+    guest: &mut VsockGuest,
+    link: &mut GuestSocket,
+    pattern: &mut Pattern,
+    got: &mut usize,
+) -> bool {
     let mut ended = false;
-    while let Some((header, data)) = guest.inbox.pop_front() {
-        link.heard(&header);
-        if header.op == Op::Shutdown as u16 {
+    while let Some((header, data)) = guest.received.pop_front() {
+        link.update_credit(&header);
+        if header.op == VsockOp::Shutdown as u16 {
             assert_eq!(header.flags, 2);
             ended = true;
-        } else if header.op == Op::Rw as u16 {
+        } else if header.op == VsockOp::Rw as u16 {
             assert!(!ended && data == pattern.bytes(data.len()), "at {got}");
             *got += data.len();
             link.fwd_cnt = link.fwd_cnt.wrapping_add(header.len);
@@ -68,72 +73,75 @@ fn take(guest: &mut Guest, link: &mut Link, pattern: &mut Pattern, got: &mut usi
 
 #[test]
 fn ten_mebibytes_cross_each_way_at_once_through_small_windows() {
-    let mut guest = Guest::ready();
-    let (mut link, stream) = guest.dialled(22, 9_000);
-    let writer = host_writes(stream.try_clone().unwrap(), 11, TOTAL);
+    let mut guest = VsockGuest::ready();
+    let (mut link, stream) = guest.connected_by_host(22, 9_000);
+    let writer = host_writes(stream.try_clone().unwrap(), 11, TRANSFER_BYTES);
     let reader = host_reads(stream, 22);
     let (mut down, mut up, mut chunks) = (Pattern(11), Pattern(22), Pattern(33));
-    let (mut got, mut sent, mut told, mut ended) = (0, 0, 0, false);
+    let (mut got, mut sent, mut announced, mut ended) = (0, 0, 0, false);
     let limit = Instant::now() + Duration::from_secs(60);
-    while !ended || sent < TOTAL {
+    while !ended || sent < TRANSFER_BYTES {
         assert!(Instant::now() < limit, "got {got}, sent {sent}");
-        guest.turn(if guest.inbox.is_empty() { 5 } else { 0 });
+        guest.poll_events(if guest.received.is_empty() { 5 } else { 0 });
         ended |= take(&mut guest, &mut link, &mut down, &mut got);
         for _ in 0..chunks.below(4) {
-            let count = link.room().min(TOTAL - sent).min(chunks.below(70_000));
+            let count = link
+                .room()
+                .min(TRANSFER_BYTES - sent)
+                .min(chunks.below(70_000));
             if count > 0 {
                 let header = link.data(count);
-                let cuts = [HEADER_LEN, 1 + chunks.below(5_000), chunks.below(5_000)];
+                let cuts = [HEADER_BYTES, 1 + chunks.below(5_000), chunks.below(5_000)];
                 let cuts = &cuts[..chunks.below(4)];
                 guest.queue_packet(header, &up.bytes(count), cuts);
                 sent += count;
-                told = link.fwd_cnt;
+                announced = link.fwd_cnt;
             }
         }
         guest.kick(1).unwrap();
-        if link.fwd_cnt.wrapping_sub(told) > 5_000 {
-            guest.send(link.header(Op::CreditUpdate), &[]);
-            told = link.fwd_cnt;
+        if link.fwd_cnt.wrapping_sub(announced) > 5_000 {
+            guest.send(link.header(VsockOp::CreditUpdate), &[]);
+            announced = link.fwd_cnt;
         }
     }
-    assert_eq!(got, TOTAL);
+    assert_eq!(got, TRANSFER_BYTES);
     guest.send(link.shutdown(2), &[]);
-    guest.settle();
+    guest.run_until_idle();
     writer.join().unwrap();
     let limit = Instant::now() + Duration::from_secs(10);
     while !reader.is_finished() {
         assert!(Instant::now() < limit);
-        guest.turn(5);
+        guest.poll_events(5);
     }
-    assert_eq!(reader.join().unwrap(), TOTAL);
+    assert_eq!(reader.join().unwrap(), TRANSFER_BYTES);
 }
 
 #[test]
 fn a_guest_that_is_slow_gets_what_it_has_room_for_and_is_asked_for_more() {
-    let mut guest = Guest::ready();
-    let (mut link, mut stream) = guest.dialled(22, 1_000);
+    let mut guest = VsockGuest::ready();
+    let (mut link, mut stream) = guest.connected_by_host(22, 1_000);
     stream.write_all(&Pattern(5).bytes(2_500)).unwrap();
     let (header, first) = guest.next();
     assert_eq!(header.len, 1_000);
-    // Out of room: it is asked once, after a while, and then the device is at rest.
-    assert_eq!(guest.op(), Op::CreditRequest as u16);
-    assert_eq!(guest.turn(50), 0);
+    // Out of room: the device sends one credit request after a while, and is then idle.
+    assert_eq!(guest.op(), VsockOp::CreditRequest as u16);
+    assert_eq!(guest.poll_events(50), 0);
     link.fwd_cnt = 1_000;
-    guest.send(link.header(Op::CreditUpdate), &[]);
-    let (_, second) = guest.inbox.pop_front().unwrap();
+    guest.send(link.header(VsockOp::CreditUpdate), &[]);
+    let (_, second) = guest.received.pop_front().unwrap();
     link.fwd_cnt = 2_000;
-    guest.send(link.header(Op::CreditUpdate), &[]);
-    let (_, third) = guest.inbox.pop_front().unwrap();
+    guest.send(link.header(VsockOp::CreditUpdate), &[]);
+    let (_, third) = guest.received.pop_front().unwrap();
     assert_eq!([first, second, third].concat(), Pattern(5).bytes(2_500));
-    guest.silent();
+    guest.assert_idle();
 }
 
 #[test]
 fn a_guest_without_receive_buffers_causes_no_wakeups_and_loses_nothing() {
-    let mut guest = Guest::ready();
-    let (_, mut stream) = guest.dialled(22, 1 << 20);
+    let mut guest = VsockGuest::ready();
+    let (_, mut stream) = guest.connected_by_host(22, 1 << 20);
     guest.refill = false;
-    let all = usize::try_from(RX_BYTES).unwrap() * 200;
+    let all = usize::try_from(RX_BUFFER_BYTES).unwrap() * 200;
     stream.set_nonblocking(true).unwrap();
     let bytes = Pattern(9).bytes(all);
     let mut written = 0;
@@ -145,23 +153,23 @@ fn a_guest_without_receive_buffers_causes_no_wakeups_and_loses_nothing() {
                 break;
             }
         }
-        guest.settle();
-        let buffers = guest.inbox.len();
+        guest.run_until_idle();
+        let buffers = guest.received.len();
         if buffers == 0 {
             let start = Instant::now();
-            assert_eq!(guest.turn(20), 0, "woken without cause");
+            assert_eq!(guest.poll_events(20), 0, "woken without cause");
             assert!(start.elapsed().as_millis() >= 19);
-            guest.give(3);
+            guest.add_rx_buffers(3);
         }
-        got.extend(guest.inbox.drain(..).flat_map(|(_, data)| data));
+        got.extend(guest.received.drain(..).flat_map(|(_, data)| data));
     }
     assert!(got == bytes);
 }
 
 #[test]
 fn a_host_that_does_not_read_costs_no_more_than_the_credit() {
-    let mut guest = Guest::ready();
-    let (mut link, mut stream) = guest.opened(50, 4096);
+    let mut guest = VsockGuest::ready();
+    let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
     let mut up = Pattern(3);
     let mut sent = 0;
     while link.room() > 0 {
@@ -169,30 +177,30 @@ fn a_host_that_does_not_read_costs_no_more_than_the_credit() {
         let header = link.data(count);
         guest.send(header, &up.bytes(count));
         sent += count;
-        guest.settle();
-        for (header, _) in guest.inbox.drain(..) {
-            link.heard(&header);
+        guest.run_until_idle();
+        for (header, _) in guest.received.drain(..) {
+            link.update_credit(&header);
         }
     }
     // The window is full, the stream is full, nothing moves.
-    assert_eq!(guest.turn(30), 0);
+    assert_eq!(guest.poll_events(30), 0);
     let unread = sent - usize::try_from(link.host_fwd).unwrap();
-    assert_eq!(unread, usize::try_from(BUF_ALLOC).unwrap());
+    assert_eq!(unread, usize::try_from(BUF_ALLOC_BYTES).unwrap());
 
     let reader = thread::spawn(move || {
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();
         all
     });
-    while link.room() < usize::try_from(BUF_ALLOC).unwrap() / 2 {
-        assert_eq!(guest.op_of(&mut link), Op::CreditUpdate as u16);
+    while link.room() < usize::try_from(BUF_ALLOC_BYTES).unwrap() / 2 {
+        assert_eq!(guest.op_of(&mut link), VsockOp::CreditUpdate as u16);
     }
     guest.send(link.shutdown(3), &[]);
-    assert_eq!(guest.op(), Op::Rst as u16);
+    assert_eq!(guest.op(), VsockOp::Rst as u16);
     let limit = Instant::now() + Duration::from_secs(10);
     while guest.device.connections() > 0 {
         assert!(Instant::now() < limit);
-        guest.turn(5);
+        guest.poll_events(5);
     }
     assert!(reader.join().unwrap() == Pattern(3).bytes(sent));
 }
@@ -203,13 +211,16 @@ fn the_backlog_holds_no_more_memory_than_the_credit_and_none_when_empty() {
     let mut ring = Ring::new(&memory, 0, 16);
     let mut queue = ring.queue(false);
     let (near, far) = UnixStream::pair().unwrap();
-    let mut backlog = Backlog::default();
+    let mut backlog = HostBacklog::default();
     for _ in 0..4 {
-        ring.add(&[readable(0x1_0000, BUF_ALLOC / 4)]);
+        ring.add(&[readable(0x1_0000, BUF_ALLOC_BYTES / 4)]);
         let chain = next_chain(&mut queue, &memory);
         backlog.push(&chain.unwrap().unwrap().readable);
     }
-    assert_eq!(backlog.capacity(), usize::try_from(BUF_ALLOC).unwrap());
+    assert_eq!(
+        backlog.capacity(),
+        usize::try_from(BUF_ALLOC_BYTES).unwrap()
+    );
     let reader = thread::spawn(move || std::io::copy(&mut &far, &mut std::io::sink()).unwrap());
     let near = near.into();
     while !backlog.is_empty() {
@@ -217,21 +228,21 @@ fn the_backlog_holds_no_more_memory_than_the_credit_and_none_when_empty() {
     }
     assert_eq!(backlog.capacity(), 0);
     drop(near);
-    assert_eq!(reader.join().unwrap(), u64::from(BUF_ALLOC));
+    assert_eq!(reader.join().unwrap(), u64::from(BUF_ALLOC_BYTES));
 }
 
 #[test]
 fn a_guest_that_sends_gets_its_credit_back_before_it_runs_out() {
-    let mut guest = Guest::ready();
-    let (mut link, stream) = guest.opened(50, 4096);
+    let mut guest = VsockGuest::ready();
+    let (mut link, stream) = guest.connected_by_guest(50, 4096);
     let reader = host_reads(stream, 8);
     let (mut up, mut updates) = (Pattern(8), 0);
     for _ in 0..100 {
         let header = link.data(40_000);
         guest.send(header, &up.bytes(40_000));
-        guest.settle();
-        for (header, _) in guest.inbox.drain(..) {
-            link.heard(&header);
+        guest.run_until_idle();
+        for (header, _) in guest.received.drain(..) {
+            link.update_credit(&header);
             updates += 1;
         }
         while link.room() < 40_000 {
@@ -245,40 +256,42 @@ fn a_guest_that_sends_gets_its_credit_back_before_it_runs_out() {
     let limit = Instant::now() + Duration::from_secs(10);
     while !reader.is_finished() {
         assert!(Instant::now() < limit);
-        guest.turn(5);
+        guest.poll_events(5);
     }
     assert_eq!(reader.join().unwrap(), 4_000_000);
 }
 
 #[test]
 fn a_credit_request_is_answered() {
-    let mut guest = Guest::ready();
-    let (mut link, _stream) = guest.opened(50, 4096);
+    let mut guest = VsockGuest::ready();
+    let (mut link, _stream) = guest.connected_by_guest(50, 4096);
     let header = link.data(3);
     guest.send(header, b"abc");
-    guest.silent();
-    guest.send(link.header(Op::CreditRequest), &[]);
+    guest.assert_idle();
+    guest.send(link.header(VsockOp::CreditRequest), &[]);
     let update = guest.next().0;
     assert_eq!(
         (update.op, update.fwd_cnt, update.buf_alloc),
-        (Op::CreditUpdate as u16, 3, BUF_ALLOC)
+        (VsockOp::CreditUpdate as u16, 3, BUF_ALLOC_BYTES)
     );
 }
 
 #[test]
 fn connections_take_turns() {
-    let mut guest = Guest::new(true);
+    let mut guest = VsockGuest::new(true);
     guest.refill = false;
-    guest.give(4);
-    let mut streams: Vec<_> = (0..4).map(|p| guest.dialled(p, 1 << 20).1).collect();
+    guest.add_rx_buffers(4);
+    let mut streams: Vec<_> = (0..4)
+        .map(|p| guest.connected_by_host(p, 1 << 20).1)
+        .collect();
     for stream in &mut streams {
         stream.set_nonblocking(true).unwrap();
         while stream.write(&[7; 10_000]).is_ok() {}
     }
-    guest.silent();
-    guest.give(40);
+    guest.assert_idle();
+    guest.add_rx_buffers(40);
     let mut share = [0; 4];
-    for (header, _) in &guest.inbox {
+    for (header, _) in &guest.received {
         share[usize::try_from(header.dst_port).unwrap()] += 1;
     }
     assert_eq!(share, [10; 4]);
@@ -296,8 +309,8 @@ fn any_cut_of_a_packet_into_descriptors_is_understood() {
         &[44, 100, 1, 100],
         &[10, 10, 10, 10, 10, 10, 10],
     ];
-    let mut guest = Guest::ready();
-    let (mut link, mut stream) = guest.opened(50, 4096);
+    let mut guest = VsockGuest::ready();
+    let (mut link, mut stream) = guest.connected_by_guest(50, 4096);
     for cuts in layouts {
         let header = link.data(data.len());
         guest.queue_packet(header, &data, cuts);
@@ -311,7 +324,7 @@ fn any_cut_of_a_packet_into_descriptors_is_understood() {
 #[test]
 fn any_cut_of_a_receive_buffer_into_descriptors_is_filled() {
     for cuts in [vec![44, 100], vec![1, 43, 100], vec![45, 99], vec![144]] {
-        let mut guest = Guest::new(true);
+        let mut guest = VsockGuest::new(true);
         let (mut stream, outcome) = guest.connect(22);
         outcome.unwrap();
         let mut at = RX_AREA;
@@ -324,21 +337,21 @@ fn any_cut_of_a_receive_buffer_into_descriptors_is_filled() {
             .collect();
         guest.rings[0].add(&buffers);
         guest.device.queue_event(0).unwrap();
-        let packet = |guest: &Guest| -> (Header, Vec<u8>) {
+        let packet = |guest: &VsockGuest| -> (VsockHeader, Vec<u8>) {
             let mut bytes = Vec::new();
             for buffer in &buffers {
                 let mut part = vec![0; usize::try_from(buffer.len).unwrap()];
                 let at = GuestAddress(buffer.addr);
-                guest.around.memory.read_slice(&mut part, at).unwrap();
+                guest.harness.memory.read_slice(&mut part, at).unwrap();
                 bytes.extend(part);
             }
-            let data = bytes.split_off(HEADER_LEN);
-            (Header::from_bytes(&bytes.try_into().unwrap()), data)
+            let data = bytes.split_off(HEADER_BYTES);
+            (VsockHeader::from_bytes(&bytes.try_into().unwrap()), data)
         };
         let request = packet(&guest).0;
         assert_eq!((request.op, request.dst_port), (1, 22));
         stream.write_all(&[9; 500]).unwrap();
-        let response = Link::new(22, request.src_port, 4096).header(Op::Response);
+        let response = GuestSocket::new(22, request.src_port, 4096).header(VsockOp::Response);
         guest.queue_packet(response, &[], &[]);
         guest.device.queue_event(1).unwrap();
         guest.rings[0].add(&buffers);

@@ -1,0 +1,21 @@
+//! The machine: KVM objects, memory, devices and vCPUs, built from a configuration and descriptors.
+
+pub mod bus;
+pub mod ioapic;
+pub mod legacy_ports;
+pub mod vcpu;
+
+mod builder;
+mod cpu_features;
+mod devices;
+mod exit_counters;
+mod received_fds;
+mod restore;
+mod save;
+
+pub use builder::{Machine, build};
+pub use devices::EventSlot;
+pub(crate) use devices::{borrow_eventfd, new_eventfd, report_device};
+pub use exit_counters::ExitCounters;
+pub use received_fds::ReceivedFds;
+pub use restore::restore;

@@ -1,0 +1,321 @@
+//! Construction of a machine that is ready to run from its configuration.
+
+use super::bus::{Bus, SharedDevice};
+use super::cpu_features;
+use super::devices::{DeviceSet, attach, create_devices, device_cmdline, new_eventfd};
+use super::ioapic::{IOAPIC_PINS, IoApic, IoApicState, KvmRoutes};
+use super::legacy_ports::{COM1_IRQ, LegacyPorts};
+use super::received_fds::ReceivedFds;
+use super::vcpu;
+use crate::GuestMemory;
+use crate::boot;
+use crate::error::VmmError;
+use crate::memory::{self, KVM_IDENTITY_MAP_START, KVM_TSS_START};
+use crate::poll::Poller;
+use crate::snapshot::machine_state::MachineShape;
+use crate::snapshot::memory_layers::MemoryLayers;
+use crate::virtio::vsock::GuestConnect;
+use jiffy_proto::console::ConsoleRing;
+use jiffy_proto::vm::{FdIndex, VmConfig, limits};
+use kvm_bindings::{
+    CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap,
+    kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use std::fs::File;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::Arc;
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Machine before its first instruction.
+pub struct Machine {
+    /// All address spaces.
+    pub bus: Arc<Bus>,
+    /// virtio devices in guest order; the disks come first.
+    pub devices: Vec<SharedDevice>,
+    /// Number of disks among them.
+    disks: usize,
+    /// vCPUs in order of their ids.
+    pub vcpus: Vec<VcpuFd>,
+    /// Descriptors of the event loop, those of all devices but the disks included.
+    pub poller: Poller,
+    /// Descriptors of the disk thread.
+    pub disk_poller: Poller,
+    /// Fires when a device failed in the middle of a vCPU's access.
+    pub device_failed: EventFd,
+    /// Guest memory.
+    pub memory: GuestMemory,
+    /// Memory layers below it.
+    pub layers: MemoryLayers,
+    /// Size and processor features, saved with its state.
+    pub shape: MachineShape,
+    /// MSRs that are part of a vCPU's state.
+    pub msrs: Arc<Vec<u32>>,
+    /// KVM's handle.
+    pub vm: Arc<VmFd>,
+    /// Kick descriptors; they live as long as the machine.
+    _kicks: Vec<EventFd>,
+}
+
+impl Machine {
+    /// Devices that the event loop serves. It never takes a disk's lock, which is held while the
+    /// host's storage answers.
+    pub fn devices_of_event_loop(&self) -> Vec<SharedDevice> {
+        self.devices.get(self.disks..).unwrap_or_default().to_vec()
+    }
+}
+
+/// Machine under construction, without vCPUs and legacy devices.
+pub(super) struct MachineBuilder {
+    pub kvm: Kvm,
+    pub vm: VmFd,
+    pub memory: GuestMemory,
+    pub poller: Poller,
+    disk_poller: Poller,
+    disks: usize,
+    pub devices: Vec<SharedDevice>,
+    kicks: Vec<EventFd>,
+}
+
+impl MachineBuilder {
+    /// Creates the KVM objects over `memory`, and the devices.
+    pub fn new(
+        kvm: OwnedFd,
+        memory: GuestMemory,
+        devices: &DeviceSet<'_>,
+        fds: &mut ReceivedFds,
+        guest_connect: Box<dyn GuestConnect>,
+    ) -> Result<Self, VmmError> {
+        let (kvm, vm) = create_vm(kvm)?;
+        register_memory(&vm, &memory)?;
+        let new_poller = || Poller::new().map_err(|e| VmmError::host("epoll", e));
+        let (poller, disk_poller) = (new_poller()?, new_poller()?);
+        let mut kicks = Vec::new();
+        let mut attached = Vec::new();
+        for (index, device) in create_devices(devices, fds, guest_connect)?
+            .into_iter()
+            .enumerate()
+        {
+            let poller = match device.device_id() {
+                VIRTIO_ID_BLOCK => &disk_poller,
+                _ => &poller,
+            };
+            attached.push(attach(&vm, index, device, &memory, poller, &mut kicks)?);
+        }
+        Ok(Self {
+            kvm,
+            vm,
+            memory,
+            poller,
+            disk_poller,
+            disks: devices.disks.len(),
+            devices: attached,
+            kicks,
+        })
+    }
+
+    /// Creates the console's interrupt.
+    pub fn serial_irq(&self) -> Result<EventFd, VmmError> {
+        let irq = new_eventfd()?;
+        self.vm
+            .register_irqfd(&irq, COM1_IRQ)
+            .map_err(|e| VmmError::host("irqfd", e))?;
+        Ok(irq)
+    }
+
+    /// Adds vCPUs and legacy devices.
+    pub fn finish(
+        self,
+        vcpus: Vec<VcpuFd>,
+        ports: LegacyPorts,
+        ioapic: Option<&IoApicState>,
+        shape: MachineShape,
+        layers: MemoryLayers,
+    ) -> Result<Machine, VmmError> {
+        let device_failed = new_eventfd()?;
+        let wake = device_failed
+            .try_clone()
+            .map_err(|e| VmmError::host("eventfd", e))?;
+        let vm = Arc::new(self.vm);
+        let mut pins = IoApic::new(KvmRoutes(vm.clone()));
+        if let Some(state) = ioapic {
+            pins.restore(state)
+                .map_err(|e| VmmError::host("routing interrupts", e))?;
+        }
+        let bus = Arc::new(Bus::new(
+            self.devices.clone(),
+            pins,
+            ports,
+            Box::new(move || {
+                let _ = wake.write(1);
+            }),
+        ));
+        Ok(Machine {
+            bus,
+            devices: self.devices,
+            vcpus,
+            poller: self.poller,
+            disk_poller: self.disk_poller,
+            disks: self.disks,
+            device_failed,
+            memory: self.memory,
+            layers,
+            shape,
+            msrs: Arc::new(vcpu::msr_list(&self.kvm)?),
+            vm,
+            _kicks: self.kicks,
+        })
+    }
+}
+
+/// Builds the machine. Opens no file: all descriptors come from `fds`.
+pub fn build(
+    config: &VmConfig,
+    fds: &mut ReceivedFds,
+    guest_connect: Box<dyn GuestConnect>,
+) -> Result<Machine, VmmError> {
+    check_config(config)?;
+    let memory = memory::allocate(config.memory_mib)?;
+    let devices = DeviceSet {
+        disks: &config.disks,
+        disk_limits: config.disk_limits,
+        vsock: config.vsock.as_ref(),
+        net: config.net.as_ref(),
+        rng: config.rng,
+        balloon: config.balloon,
+    };
+    let kvm = fds.take(config.kvm, "/dev/kvm")?;
+    let builder = MachineBuilder::new(kvm, memory, &devices, fds, guest_connect)?;
+
+    let kernel = File::from(fds.take(config.kernel, "kernel")?);
+    let initrd = config
+        .initrd
+        .map(|fd| fds.take(fd, "initrd").map(File::from))
+        .transpose()?;
+    let line = format!(
+        "{}{}",
+        config.cmdline,
+        device_cmdline(builder.devices.len())
+    );
+    let entry = boot::load(
+        &builder.memory,
+        &kernel,
+        initrd.as_ref(),
+        &line,
+        config.vcpus,
+    )?;
+
+    let supported = supported_cpuid(&builder.kvm)?;
+    let vcpus = create_vcpus(&builder.vm, &supported, config.vcpus, entry)?;
+    let ports = LegacyPorts::new(console(fds, config.console)?, builder.serial_irq()?);
+    let shape = MachineShape {
+        vcpus: config.vcpus,
+        memory_mib: config.memory_mib,
+        cpu: cpu_features::name_of(&supported),
+    };
+    builder.finish(vcpus, ports, None, shape, MemoryLayers::default())
+}
+
+pub(super) fn supported_cpuid(kvm: &Kvm) -> Result<CpuId, VmmError> {
+    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(|e| VmmError::host("reading the CPU's features from KVM", e))
+}
+
+pub(super) fn console(fds: &mut ReceivedFds, fd: FdIndex) -> Result<ConsoleRing, VmmError> {
+    ConsoleRing::open(fds.take(fd, "console")?)
+        .map_err(|e| VmmError::Config(format!("console ring: {e}")))
+}
+
+fn check_config(config: &VmConfig) -> Result<(), VmmError> {
+    let refuse = |text: String| Err(VmmError::Config(text));
+    if !(1..=limits::MAX_VCPUS).contains(&config.vcpus) {
+        return refuse(format!(
+            "{} vCPUs: must be 1 to {}",
+            config.vcpus,
+            limits::MAX_VCPUS
+        ));
+    }
+    if !(limits::MIN_MEMORY_MIB..=limits::MAX_MEMORY_MIB).contains(&config.memory_mib) {
+        return refuse(format!(
+            "{} MiB of memory: must be {} to {}",
+            config.memory_mib,
+            limits::MIN_MEMORY_MIB,
+            limits::MAX_MEMORY_MIB
+        ));
+    }
+    if config.disks.len() > limits::MAX_DISKS {
+        return refuse(format!(
+            "{} disks: at most {}",
+            config.disks.len(),
+            limits::MAX_DISKS
+        ));
+    }
+    if config.vsock.as_ref().is_some_and(|v| v.guest_cid < 3) {
+        return refuse("vsock context ids below 3 are reserved".to_owned());
+    }
+    Ok(())
+}
+
+fn create_vm(fd: OwnedFd) -> Result<(Kvm, VmFd), VmmError> {
+    // SAFETY: `fd` is ours alone; that it is KVM is checked by the first ioctl, which fails on
+    // anything else.
+    let kvm = unsafe { Kvm::from_raw_fd(fd.into_raw_fd()) };
+    if kvm.get_api_version() != 12 {
+        return Err(VmmError::host(
+            "/dev/kvm",
+            "not a KVM device of API version 12",
+        ));
+    }
+    let vm = kvm
+        .create_vm()
+        .map_err(|e| VmmError::host("KVM_CREATE_VM", e))?;
+    vm.set_tss_address(usize::try_from(KVM_TSS_START).unwrap_or(0))
+        .map_err(|e| VmmError::host("KVM_SET_TSS_ADDR", e))?;
+    vm.set_identity_map_address(KVM_IDENTITY_MAP_START)
+        .map_err(|e| VmmError::host("KVM_SET_IDENTITY_MAP_ADDR", e))?;
+    vm.enable_cap(&kvm_enable_cap {
+        cap: KVM_CAP_SPLIT_IRQCHIP,
+        args: [u64::from(IOAPIC_PINS), 0, 0, 0],
+        ..Default::default()
+    })
+    .map_err(|e| VmmError::host("split interrupt controller", e))?;
+    Ok((kvm, vm))
+}
+
+fn register_memory(vm: &VmFd, memory: &GuestMemory) -> Result<(), VmmError> {
+    for (slot, region) in (0u32..).zip(memory.iter()) {
+        let host = region
+            .get_host_address(vm_memory::MemoryRegionAddress(0))
+            .map_err(|e| VmmError::host("guest memory", e))?;
+        let slot = kvm_userspace_memory_region {
+            slot,
+            guest_phys_addr: region.start_addr().0,
+            memory_size: region.len(),
+            userspace_addr: u64::try_from(host.addr()).unwrap_or(0),
+            flags: 0,
+        };
+        // SAFETY: the region is mapped for as long as the process lives, and so longer than the VM.
+        unsafe { vm.set_user_memory_region(slot) }
+            .map_err(|e| VmmError::host("KVM_SET_USER_MEMORY_REGION", e))?;
+    }
+    Ok(())
+}
+
+fn create_vcpus(
+    vm: &VmFd,
+    supported: &CpuId,
+    count: u8,
+    entry: u64,
+) -> Result<Vec<VcpuFd>, VmmError> {
+    (0..count)
+        .map(|id| {
+            let vcpu = vm
+                .create_vcpu(u64::from(id))
+                .map_err(|e| VmmError::host("KVM_CREATE_VCPU", e))?;
+            vcpu::set_up(&vcpu, id, &vcpu::cpuid(supported, id, count), entry)?;
+            Ok(vcpu)
+        })
+        .collect()
+}

@@ -1,0 +1,157 @@
+//! Thread that serves a VM's disks, so that slow storage of the host blocks neither the guest's
+//! network and streams nor the control socket.
+
+use super::ControlLink;
+use crate::error::VmmError;
+use crate::machine::bus::lock;
+use crate::machine::{EventSlot, Machine, report_device};
+use crate::poll::ReadyEvent;
+use crate::seccomp;
+use nix::sys::epoll::EpollTimeout;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::Builder;
+
+const DISK_STACK_BYTES: usize = 256 << 10;
+
+/// Gate that keeps the thread from starting a request while the machine is read.
+#[derive(Default)]
+struct DiskGate {
+    state: Mutex<DiskGateState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct DiskGateState {
+    closed: bool,
+    serving: bool,
+}
+
+impl DiskGate {
+    fn enter(&self) {
+        let state = self
+            .changed
+            .wait_while(lock(&self.state), |state| state.closed);
+        state.unwrap_or_else(PoisonError::into_inner).serving = true;
+    }
+
+    fn leave(&self) {
+        let mut state = lock(&self.state);
+        state.serving = false;
+        if state.closed {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Closes first and waits then: a thread that always has work would starve the caller.
+    fn close(&self) {
+        let mut state = lock(&self.state);
+        state.closed = true;
+        drop(self.changed.wait_while(state, |state| state.serving));
+    }
+
+    fn open(&self) {
+        lock(&self.state).closed = false;
+        self.changed.notify_all();
+    }
+}
+
+/// Handle of the disk thread.
+pub(super) struct DiskThread(Arc<DiskGate>);
+
+/// Guard: no disk request is in flight, and none starts, until it is dropped.
+pub(super) struct DisksPaused(Arc<DiskGate>);
+
+impl Drop for DisksPaused {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
+impl DiskThread {
+    /// Starts the confined thread.
+    pub fn start(machine: &Machine, link: ControlLink) -> Result<Self, VmmError> {
+        let gate = Arc::new(DiskGate::default());
+        let poller = machine.disk_poller.clone();
+        let (devices, bus) = (machine.devices.clone(), machine.bus.clone());
+        let gate_of_thread = gate.clone();
+        let serve = move |ready: ReadyEvent| {
+            let (EventSlot::Queue(device) | EventSlot::Host(device)) =
+                EventSlot::decode(ready.slot)
+            else {
+                return;
+            };
+            let Some(shared) = devices.get(device) else {
+                return;
+            };
+            gate_of_thread.enter();
+            match EventSlot::decode(ready.slot) {
+                EventSlot::Queue(_) => {
+                    lock(shared).queue_event(usize::try_from(ready.token).unwrap_or(usize::MAX));
+                }
+                _ => lock(shared).host_event(ready.token, ready.flags),
+            }
+            gate_of_thread.leave();
+            report_device(shared, &bus, |event| {
+                link.send(event, &[]);
+            });
+        };
+        let main = move || {
+            if seccomp::confine_disks().is_err() {
+                // An unconfined thread must not serve; the guest notices at once.
+                return;
+            }
+            // Fails only if the descriptor is no epoll set.
+            while poller.wait(EpollTimeout::NONE, &serve).is_ok() {}
+        };
+        Builder::new()
+            .name("disks".to_owned())
+            .stack_size(DISK_STACK_BYTES)
+            .spawn(main)
+            .map_err(|e| VmmError::host("starting the disks' thread", e))?;
+        Ok(Self(gate))
+    }
+
+    /// Waits for requests in flight and keeps further ones from starting.
+    pub fn pause(&self) -> DisksPaused {
+        self.0.close();
+        DisksPaused(self.0.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::thread;
+
+    #[test]
+    fn no_request_is_in_flight_or_starts_while_disks_are_paused() {
+        let disks = DiskThread(Arc::new(DiskGate::default()));
+        let (count, inside, end) = (
+            AtomicU64::new(0),
+            AtomicBool::new(false),
+            AtomicBool::new(false),
+        );
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !end.load(Ordering::Acquire) {
+                    disks.0.enter();
+                    inside.store(true, Ordering::Release);
+                    count.fetch_add(1, Ordering::AcqRel);
+                    inside.store(false, Ordering::Release);
+                    disks.0.leave();
+                }
+            });
+            for _ in 0..1000 {
+                let paused_disks = disks.pause();
+                let before = count.load(Ordering::Acquire);
+                assert!(!inside.load(Ordering::Acquire));
+                thread::yield_now();
+                assert_eq!(count.load(Ordering::Acquire), before);
+                drop(paused_disks);
+            }
+            end.store(true, Ordering::Release);
+        });
+        assert!(count.load(Ordering::Acquire) > 0);
+    }
+}

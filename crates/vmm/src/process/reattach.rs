@@ -1,0 +1,117 @@
+//! VM that outlives its controller, and reattachment of the next controller.
+
+use super::{SLOT_CONTROL, SLOT_LISTENER, Vm, watch};
+use crate::error::VmmError;
+use crate::machine::ReceivedFds;
+use crate::machine::bus::lock;
+use crate::virtio::blk::Block;
+use jiffy_proto::channel::Channel;
+use jiffy_proto::vm::{Event, FdIndex, PROTOCOL, StopCause};
+use nix::errno::Errno;
+use nix::sys::socket::{SockFlag, accept4};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+impl Vm {
+    pub(super) fn on_keep(
+        &mut self,
+        listener: FdIndex,
+        log: Option<FdIndex>,
+        greeting: Option<FdIndex>,
+        fds: Vec<OwnedFd>,
+    ) {
+        let mut fds = ReceivedFds::new(fds);
+        let mut keep = || -> Result<(), VmmError> {
+            let listener = fds.take(listener, "control listener")?;
+            let greeting = greeting.map(|fd| fds.take(fd, "greeting")).transpose()?;
+            if let Some(log) = log {
+                let log = fds.take(log, "log")?;
+                // SAFETY: only a panic uses standard error while it is replaced.
+                let done = unsafe { libc::dup3(log.as_raw_fd(), libc::STDERR_FILENO, 0) };
+                Errno::result(done).map_err(|e| VmmError::host("log", e))?;
+            }
+            let slot = self.machine.poller.slot(SLOT_LISTENER);
+            watch(&slot, listener.as_fd())?;
+            self.listener = Some(listener);
+            self._greeting = greeting;
+            Ok(())
+        };
+        match keep() {
+            Ok(()) => drop(self.link.send(&Event::Kept, &[])),
+            // The controller would believe in a kept VM that ends with it.
+            Err(e) => self.cause = Some(e.into()),
+        }
+    }
+
+    pub(super) fn on_controller_gone(&mut self) {
+        if self.listener.is_none() {
+            self.cause = Some(StopCause::Requested);
+        }
+        self.drop_controller_requests();
+        // Dropping the channel closes the socket, which also takes it out of the event loop.
+        lock(&self.link.0).take();
+    }
+
+    /// Drops requests of the former controller that are not answered yet.
+    fn drop_controller_requests(&mut self) {
+        self.reattach_pending = false;
+        if let Some(background_copy) = &self.background_copy {
+            background_copy.cancel();
+        }
+    }
+
+    pub(super) fn on_listener(&mut self) {
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let Ok(raw) = accept4(listener.as_raw_fd(), flags) else {
+            return;
+        };
+        // SAFETY: accept4 has just made this descriptor for us.
+        let socket = unsafe { OwnedFd::from_raw_fd(raw) };
+        // The newest controller wins: an older one is a replaced daemon.
+        let slot = self.machine.poller.slot(SLOT_CONTROL);
+        if watch(&slot, socket.as_fd()).is_ok() {
+            self.drop_controller_requests();
+            *lock(&self.link.0) = Some(Channel::new(socket));
+        }
+    }
+
+    /// Sends the state of the VM to the controller once no snapshot is being written.
+    pub(super) fn on_reattach(&mut self) {
+        self.reattach_pending = true;
+        self.send_reattach_state();
+    }
+
+    pub(super) fn send_reattach_state(&mut self) {
+        if !self.reattach_pending || self.background_copy.is_some() {
+            return;
+        }
+        self.reattach_pending = false;
+        match self.overlays() {
+            Ok(overlays) => {
+                let mut fds: Vec<BorrowedFd<'_>> = vec![self.console.as_fd()];
+                fds.extend(overlays.iter().map(AsFd::as_fd));
+                // One overlay per disk, after the console.
+                let index = |at: usize| FdIndex(u8::try_from(at).unwrap_or(u8::MAX));
+                let reattach_pending = Event::Recalled {
+                    protocol: PROTOCOL,
+                    running: self.running,
+                    undecided: self.prepared.as_ref().map(|u| u.id.clone()),
+                    console: index(0),
+                    overlays: (1..fds.len()).map(index).collect(),
+                };
+                self.link.send(&reattach_pending, &fds);
+            }
+            Err(e) => self.cause = Some(VmmError::host("handing out overlays", e).into()),
+        }
+    }
+
+    fn overlays(&self) -> io::Result<Vec<OwnedFd>> {
+        let devices = self.machine.devices.iter();
+        devices
+            .filter_map(|device| lock(device).device_ref(Block::overlay)?.transpose())
+            .collect()
+    }
+}

@@ -1,0 +1,21 @@
+//! Snapshots: a machine's state ([`machine_state`]), memory as layers ([`memory_layers`],
+//! [`linear_memory`], [`mod@map_layers`]), the search for changed chunks ([`pagemap_scan`]), and
+//! writing them ([`layer_writer`], [`layer_output`]) while the guest runs on ([`writer_process`]).
+
+pub mod chunk_hashes;
+pub mod layer_output;
+pub mod layer_writer;
+pub mod linear_memory;
+pub mod machine_state;
+pub mod map_layers;
+pub mod memory_layers;
+pub mod pagemap_scan;
+pub mod writer_process;
+
+use crate::error::VmmError;
+use nix::errno::Errno;
+
+/// Error of one step of a snapshot.
+pub(crate) fn failed(what: &'static str) -> impl Fn(Errno) -> VmmError {
+    move |e| VmmError::host(what, e)
+}

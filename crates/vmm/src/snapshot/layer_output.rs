@@ -1,0 +1,129 @@
+//! Output files of a memory layer: long runs bypass the page cache, short ones go through it.
+//!
+//! A large layer written through the page cache allocates as much page cache, which takes several
+//! times as long as writing to storage, and evicts useful pages. Short runs hold memory that a
+//! running system touches all the time, so restores find them in the page cache.
+
+use nix::errno::Errno;
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous};
+
+/// Most bytes written by one call.
+pub const MAX_RUN_BYTES: usize = 4 << 20;
+/// Shortest run that bypasses the page cache: below it a call costs more than the pages it saves.
+const MIN_DIRECT_RUN_BYTES: usize = 256 << 10;
+/// Size of a huge page; the bounce buffer is aligned to it.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// File of a memory layer, opened once or twice.
+pub struct LayerOutput<'a> {
+    file: &'a File,
+    /// The same file opened with `O_DIRECT`; none where that is refused or not worth it.
+    direct: Option<&'a File>,
+    buffer: Option<NonNull<u8>>,
+}
+
+impl<'a> LayerOutput<'a> {
+    /// `direct` is the same file, opened with `O_DIRECT`.
+    pub fn new(file: &'a File, direct: Option<&'a File>) -> Self {
+        Self {
+            file,
+            direct,
+            buffer: None,
+        }
+    }
+
+    /// Returns true if long runs bypass the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// Copies long runs into a bounce buffer before writing them. For a process that shares guest
+    /// memory copy-on-write with its parent: the kernel would first copy each shared page before
+    /// storage may read it, and the copies would stay. Makes system calls only. Without memory for
+    /// the buffer everything goes through the page cache.
+    pub fn enable_bounce_buffer(&mut self) {
+        if self.direct.is_none() {
+            return;
+        }
+        self.buffer = huge_buffer();
+        if self.buffer.is_none() {
+            self.direct = None;
+        }
+    }
+
+    /// Makes the file `bytes` bytes long.
+    pub fn set_len(&self, bytes: u64) -> Result<(), Errno> {
+        let bytes = i64::try_from(bytes).map_err(|_| Errno::EOVERFLOW)?;
+        // SAFETY: a call on an open descriptor that touches no memory of ours.
+        if unsafe { libc::ftruncate(self.file.as_raw_fd(), bytes) } != 0 {
+            return Err(Errno::last());
+        }
+        Ok(())
+    }
+
+    /// Writes at most [`MAX_RUN_BYTES`] bytes, which are whole pages of guest memory.
+    pub fn write(&mut self, data: &[u8], offset: i64) -> Result<(), Errno> {
+        let Some(direct) = self.direct.filter(|_| data.len() >= MIN_DIRECT_RUN_BYTES) else {
+            return write(self.file, data, offset);
+        };
+        let written = match self.buffer {
+            None => write(direct, data, offset),
+            Some(buffer) => {
+                let length = data.len().min(MAX_RUN_BYTES);
+                // SAFETY: the buffer has MAX_RUN_BYTES bytes, is mapped for as long as the process
+                // lives, and its address is known here only.
+                let copy = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), length) };
+                copy.copy_from_slice(data.get(..length).ok_or(Errno::EOVERFLOW)?);
+                write(direct, copy, offset)
+            }
+        };
+        match written {
+            // The file system opens with O_DIRECT but refuses to write, or needs a larger
+            // alignment.
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => {
+                self.direct = None;
+                write(self.file, data, offset)
+            }
+            other => other,
+        }
+    }
+}
+
+fn huge_buffer() -> Option<NonNull<u8>> {
+    let length = NonZeroUsize::new(MAX_RUN_BYTES + HUGE_PAGE_BYTES)?;
+    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: a new private mapping, which replaces none.
+    let mapping =
+        unsafe { mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE) }.ok()?;
+    let start = mapping.cast::<u8>();
+    let skip = start.as_ptr().align_offset(HUGE_PAGE_BYTES);
+    // SAFETY: the mapping is longer than the buffer by what is skipped at most.
+    let buffer = unsafe { start.add(skip.min(HUGE_PAGE_BYTES)) };
+    // Storage gets few long segments instead of many pages. Without huge pages it is slower.
+    // SAFETY: advice for a mapping of our own.
+    let _ = unsafe { madvise(buffer.cast(), MAX_RUN_BYTES, MmapAdvise::MADV_HUGEPAGE) };
+    Some(buffer)
+}
+
+/// Writes all of `from` at `offset`.
+pub fn write(file: &File, mut from: &[u8], mut offset: i64) -> Result<(), Errno> {
+    while !from.is_empty() {
+        // SAFETY: `from` is readable memory of this length.
+        let put =
+            unsafe { libc::pwrite(file.as_raw_fd(), from.as_ptr().cast(), from.len(), offset) };
+        let put = match usize::try_from(put) {
+            Ok(0) => return Err(Errno::EIO),
+            Ok(put) => put,
+            Err(_) if Errno::last() == Errno::EINTR => continue,
+            Err(_) => return Err(Errno::last()),
+        };
+        from = from.get(put..).ok_or(Errno::EIO)?;
+        offset += i64::try_from(put).map_err(|_| Errno::EOVERFLOW)?;
+    }
+    Ok(())
+}

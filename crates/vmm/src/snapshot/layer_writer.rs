@@ -1,0 +1,386 @@
+//! Writes the chunks that differ from the layers below. Allocates nothing once created, because it
+//! may run in a process forked from a multi-threaded one.
+
+use super::chunk_hashes::{ChunkHashes, hash_chunk};
+use super::layer_output::{LayerOutput, MAX_RUN_BYTES, write};
+use super::linear_memory::{CHUNK_BYTES, LinearMemory};
+use super::memory_layers::{MemoryLayers, StoredContent};
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
+use nix::errno::Errno;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+/// Candidates from which a layer is written by two processes and with direct I/O: 64 MiB.
+pub const LARGE_LAYER_CHUNKS: u64 = 1024;
+
+/// Input of a memory layer.
+pub struct LayerSource<'a> {
+    /// Guest memory, which must not change meanwhile.
+    pub linear: &'a LinearMemory,
+    /// The layers below.
+    pub layers: &'a MemoryLayers,
+    /// Chunks that may differ from them.
+    pub candidates: &'a UnitSet,
+    /// Receives the hashes of stored chunks, if the next snapshot is to compare with them.
+    pub hashes: Option<&'a ChunkHashes>,
+}
+
+/// Writer of one memory layer and its index.
+pub struct LayerWriter<'a> {
+    source: LayerSource<'a>,
+    output: LayerOutput<'a>,
+    index_file: &'a File,
+    index: LayerIndex,
+    encoded: Vec<u8>,
+    stored_content: Vec<u8>,
+    run: PendingRun,
+}
+
+/// Bytes that are contiguous in memory and in the file, not yet written.
+struct PendingRun {
+    host: *const u8,
+    bytes: usize,
+    offset: i64,
+}
+
+impl<'a> LayerWriter<'a> {
+    /// Creates a writer to empty files.
+    pub fn new(source: LayerSource<'a>, output: LayerOutput<'a>, index_file: &'a File) -> Self {
+        let linear = source.linear;
+        Self {
+            index: LayerIndex::empty(MEMORY_CHUNK, linear.bytes()),
+            encoded: vec![0; LayerIndex::encoded_len(linear.chunks())],
+            stored_content: vec![0; CHUNK_BYTES],
+            run: PendingRun {
+                host: std::ptr::null(),
+                bytes: 0,
+                offset: 0,
+            },
+            source,
+            output,
+            index_file,
+        }
+    }
+
+    /// Writes layer and index.
+    pub fn write(&mut self) -> Result<(), Errno> {
+        self.set_len()?;
+        self.write_range(0..self.source.linear.chunks())?;
+        self.write_index()
+    }
+
+    /// Makes the file as long as memory.
+    pub fn set_len(&self) -> Result<(), Errno> {
+        self.output.set_len(self.source.linear.bytes())
+    }
+
+    /// Middle of the candidates, if there are enough of them for two processes.
+    pub fn middle_chunk(&self) -> Option<u64> {
+        let count = self.source.candidates.count();
+        let half = usize::try_from(count / 2).ok()?;
+        let middle_chunk =
+            (count >= LARGE_LAYER_CHUNKS).then(|| self.source.candidates.iter().nth(half));
+        middle_chunk.flatten()
+    }
+
+    /// Copies long runs before writing; see [`LayerOutput::enable_bounce_buffer`].
+    pub fn enable_bounce_buffer(&mut self) {
+        self.output.enable_bounce_buffer();
+    }
+
+    /// Writes the chunks of `range`.
+    pub fn write_range(&mut self, range: Range<u64>) -> Result<(), Errno> {
+        let candidates = self.source.candidates;
+        let those = candidates.iter().skip_while(|&chunk| chunk < range.start);
+        for chunk in those.take_while(|&chunk| chunk < range.end) {
+            self.chunk(chunk)?;
+        }
+        self.flush()
+    }
+
+    fn chunk(&mut self, chunk: u64) -> Result<(), Errno> {
+        let host = self.source.linear.chunk(chunk).ok_or(Errno::EFAULT)?;
+        // SAFETY: a chunk is CHUNK_BYTES of mapped guest memory, which does not change now (see
+        // `LayerSource`).
+        let now = unsafe { std::slice::from_raw_parts(host.cast_const(), CHUNK_BYTES) };
+        let offset =
+            i64::try_from(chunk * u64::from(MEMORY_CHUNK)).map_err(|_| Errno::EOVERFLOW)?;
+        let stored_content = self.source.layers.stored_content(chunk);
+        let mut hashed = None;
+        let same = match stored_content {
+            StoredContent::Zero => is_zero(now),
+            StoredContent::Hash(stored) => *hashed.insert(hash_chunk(now)) == stored,
+            StoredContent::File(file) => {
+                read(file, &mut self.stored_content, offset)?;
+                self.stored_content == now
+            }
+        };
+        if same {
+            return Ok(());
+        }
+        if !matches!(stored_content, StoredContent::Zero) && is_zero(now) {
+            self.index.zero.insert(chunk);
+            return Ok(());
+        }
+        self.index.stored.insert(chunk);
+        if let Some(hashes) = self.source.hashes {
+            hashes.set(chunk, hashed.unwrap_or_else(|| hash_chunk(now)));
+        }
+        let joined = !self.run.host.is_null()
+            && self.run.host.wrapping_add(self.run.bytes) == host.cast_const()
+            && i64::try_from(self.run.bytes).is_ok_and(|n| self.run.offset + n == offset)
+            && self.run.bytes < MAX_RUN_BYTES;
+        if !joined {
+            self.flush()?;
+            self.run.host = host;
+            self.run.offset = offset;
+        }
+        self.run.bytes += CHUNK_BYTES;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Errno> {
+        let bytes = std::mem::take(&mut self.run.bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the run consists of whole chunks of guest memory, side by side in one mapping.
+        let data = unsafe { std::slice::from_raw_parts(self.run.host, bytes) };
+        self.run.host = std::ptr::null();
+        self.output.write(data, self.run.offset)
+    }
+
+    /// Words of this writer's index: bits of stored chunks, then bits of zero chunks.
+    pub fn index_words(&self) -> impl Iterator<Item = u64> {
+        let (stored, zero) = (&self.index.stored, &self.index.zero);
+        stored.words().iter().chain(zero.words()).copied()
+    }
+
+    /// Adds the index of another writer of the same memory.
+    pub fn add_index_words(&mut self, words: impl Iterator<Item = u64>) {
+        let count = self.index.stored.words().len();
+        for (at, word) in (0..).zip(words) {
+            let (set, at) = match usize::checked_sub(at, count) {
+                None => (&mut self.index.stored, at),
+                Some(at) => (&mut self.index.zero, at),
+            };
+            set.insert_word(at, word);
+        }
+    }
+
+    /// Writes the index.
+    pub fn write_index(&mut self) -> Result<(), Errno> {
+        let header = LayerIndex::header(MEMORY_CHUNK, self.source.linear.chunks());
+        let (stored, zero) = (&self.index.stored, &self.index.zero);
+        let (head, maps) = self
+            .encoded
+            .split_at_mut_checked(header.len())
+            .ok_or(Errno::EOVERFLOW)?;
+        head.copy_from_slice(&header);
+        let words = stored.words().iter().chain(zero.words());
+        for (to, word) in maps.as_chunks_mut().0.iter_mut().zip(words) {
+            *to = word.to_le_bytes();
+        }
+        write(self.index_file, &self.encoded, 0)
+    }
+
+    /// Index of the written chunks.
+    pub fn index(self) -> LayerIndex {
+        self.index
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    // SAFETY: any bytes are valid u128.
+    let (head, words, tail) = unsafe { bytes.align_to::<u128>() };
+    head.iter().chain(tail).all(|&b| b == 0)
+        && words
+            .chunks(64)
+            .all(|part| part.iter().fold(0, |or, &word| or | word) == 0)
+}
+
+fn read(file: &File, mut to: &mut [u8], mut offset: i64) -> Result<(), Errno> {
+    while !to.is_empty() {
+        // SAFETY: `to` is a buffer of this length.
+        let got =
+            unsafe { libc::pread(file.as_raw_fd(), to.as_mut_ptr().cast(), to.len(), offset) };
+        let got = match usize::try_from(got) {
+            Ok(0) => return Err(Errno::ENODATA),
+            Ok(got) => got,
+            Err(_) if Errno::last() == Errno::EINTR => continue,
+            Err(_) => return Err(Errno::last()),
+        };
+        to = to.get_mut(got..).ok_or(Errno::EIO)?;
+        offset += i64::try_from(got).map_err(|_| Errno::EOVERFLOW)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::linear_memory::CHUNK_SIZE;
+    use super::super::map_layers::{MAX_MAPPINGS, map_layers, plan_mappings};
+    use super::super::memory_layers::MemoryLayer;
+    use super::*;
+    use crate::GuestMemory;
+    use crate::memory;
+    use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+    use vm_memory::{Bytes, GuestAddress};
+    use vmm_sys_util::tempfile::TempFile;
+
+    fn fill(memory: &GuestMemory, chunk: u64, byte: u8) {
+        let at = GuestAddress(chunk * CHUNK_SIZE);
+        memory.write_slice(&[byte; CHUNK_BYTES], at).unwrap();
+    }
+
+    fn writer<'a>(
+        linear: &'a LinearMemory,
+        layers: &'a MemoryLayers,
+        candidates: &'a UnitSet,
+        file: &'a File,
+        index_file: &'a File,
+    ) -> LayerWriter<'a> {
+        let source = LayerSource {
+            linear,
+            layers,
+            candidates,
+            hashes: None,
+        };
+        LayerWriter::new(source, LayerOutput::new(file, None), index_file)
+    }
+
+    fn save(memory: &GuestMemory, layers: &MemoryLayers) -> MemoryLayer {
+        let linear = LinearMemory::new(memory).unwrap();
+        let (file, index) = (TempFile::new().unwrap(), TempFile::new().unwrap());
+        let all = UnitSet::full(linear.chunks());
+        let (file, index_file) = (file.into_file(), index.into_file());
+        let mut writer = writer(&linear, layers, &all, &file, &index_file);
+        writer.write().unwrap();
+        let index = writer.index();
+        let mut written = vec![0; LayerIndex::encoded_len(linear.chunks())];
+        index_file.read_exact_at(&mut written, 0).unwrap();
+        assert_eq!(
+            LayerIndex::decode(&written, MEMORY_CHUNK, linear.bytes()).unwrap(),
+            index
+        );
+        MemoryLayer::new(file, index)
+    }
+
+    #[test]
+    fn only_changed_chunks_are_stored_and_zeroes_cost_nothing() {
+        let memory = memory::allocate(128).unwrap();
+        for chunk in [3, 4, 700] {
+            fill(&memory, chunk, 7);
+        }
+        fill(&memory, 5, 0);
+        let first = save(&memory, &MemoryLayers::default());
+        assert_eq!(first.index.stored.iter().collect::<Vec<_>>(), [3, 4, 700]);
+        assert_eq!(first.index.zero.count(), 0);
+        assert_eq!(
+            first.file.metadata().unwrap().blocks() * 512,
+            3 * CHUNK_SIZE
+        );
+
+        let bytes = 128 << 20;
+        let mut layers = MemoryLayers::new(vec![first], bytes).unwrap();
+        fill(&memory, 3, 7);
+        fill(&memory, 4, 0);
+        memory
+            .write_obj(1u8, GuestAddress(900 * CHUNK_SIZE + 77))
+            .unwrap();
+        let second = save(&memory, &layers);
+        assert_eq!(second.index.stored.iter().collect::<Vec<_>>(), [900]);
+        assert_eq!(second.index.zero.iter().collect::<Vec<_>>(), [4]);
+
+        layers.push(second);
+        let restored = memory::allocate(128).unwrap();
+        let linear = LinearMemory::new(&restored).unwrap();
+        let plan = plan_mappings(layers.runs(linear.chunks()), None, MAX_MAPPINGS);
+        map_layers(&plan, &layers, &linear).unwrap();
+        let at = |chunk| {
+            restored
+                .read_obj::<u8>(GuestAddress(chunk * CHUNK_SIZE + 77))
+                .unwrap()
+        };
+        assert_eq!([3, 4, 700, 900].map(at), [7, 0, 7, 1]);
+    }
+
+    #[test]
+    fn long_runs_bypass_the_page_cache_and_are_compared_by_hash() {
+        let memory = memory::allocate(128).unwrap();
+        let linear = LinearMemory::new(&memory).unwrap();
+        (16u8..)
+            .zip(64..192)
+            .for_each(|(byte, chunk)| fill(&memory, chunk, byte));
+        fill(&memory, 1000, 7);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("memory");
+        let mut both = File::options();
+        both.read(true).write(true).create(true);
+        let file = both.open(&path).unwrap();
+        let direct = both.custom_flags(libc::O_DIRECT).open(&path).ok();
+        let (all, mut layers) = (UnitSet::full(linear.chunks()), MemoryLayers::default());
+        let hashes = ChunkHashes::new(linear.chunks()).unwrap();
+        let source = LayerSource {
+            linear: &linear,
+            layers: &layers,
+            candidates: &all,
+            hashes: Some(&hashes),
+        };
+        let index_file = TempFile::new().unwrap().into_file();
+        let output = LayerOutput::new(&file, direct.as_ref());
+        let mut writer = LayerWriter::new(source, output, &index_file);
+        // In two parts, as two forked processes do it.
+        writer.enable_bounce_buffer();
+        writer.set_len().unwrap();
+        writer.write_range(100..u64::MAX).unwrap();
+        writer.write_range(0..100).unwrap();
+        let index = writer.index();
+        assert_eq!(index.stored.count(), 129);
+        let mut read = vec![0; CHUNK_BYTES];
+        for (byte, chunk) in (16u8..).zip(64..192).chain([(7, 1000)]) {
+            file.read_exact_at(&mut read, chunk * CHUNK_SIZE).unwrap();
+            assert!(read.iter().all(|&b| b == byte), "chunk {chunk}");
+        }
+        layers.push(MemoryLayer {
+            hashes: Some(hashes),
+            ..MemoryLayer::new(file, index)
+        });
+        fill(&memory, 70, 99);
+        fill(&memory, 71, 0);
+        let second = save(&memory, &layers);
+        assert_eq!(second.index.stored.iter().collect::<Vec<_>>(), [70]);
+        assert_eq!(second.index.zero.iter().collect::<Vec<_>>(), [71]);
+    }
+
+    #[test]
+    fn indexes_of_two_writers_are_joined() {
+        let memory = memory::allocate(128).unwrap();
+        let linear = LinearMemory::new(&memory).unwrap();
+        let (all, layers) = (UnitSet::full(linear.chunks()), MemoryLayers::default());
+        let file = TempFile::new().unwrap().into_file();
+        let mut writers = [(); 2].map(|()| writer(&linear, &layers, &all, &file, &file));
+        let [one, other] = &mut writers;
+        one.index.stored.insert(3);
+        other.index.stored.insert(linear.chunks() - 1);
+        other.index.zero.insert(64);
+        one.add_index_words(other.index_words());
+        let stored: Vec<_> = one.index.stored.iter().collect();
+        assert_eq!(stored, [3, linear.chunks() - 1]);
+        assert_eq!(one.index.zero.iter().collect::<Vec<_>>(), [64]);
+    }
+
+    #[test]
+    fn a_full_disk_is_reported() {
+        let memory = memory::allocate(128).unwrap();
+        fill(&memory, 1, 1);
+        let linear = LinearMemory::new(&memory).unwrap();
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let all = UnitSet::full(linear.chunks());
+        let layers = MemoryLayers::default();
+        let mut writer = writer(&linear, &layers, &all, &full, &full);
+        // /dev/full cannot be made longer either.
+        assert!(writer.write().is_err());
+    }
+}

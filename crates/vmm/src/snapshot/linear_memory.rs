@@ -1,0 +1,85 @@
+//! Guest memory as one array of chunks: guest-physical order, without the hole below 4 GiB.
+
+use crate::GuestMemory;
+use crate::error::VmmError;
+use jiffy_proto::layer::MEMORY_CHUNK;
+use std::ops::Range;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
+
+/// Bytes per chunk.
+pub const CHUNK_SIZE: u64 = MEMORY_CHUNK as u64;
+/// Bytes per chunk.
+pub const CHUNK_BYTES: usize = MEMORY_CHUNK as usize;
+
+#[derive(Debug, Clone, Copy)]
+struct LinearRegion {
+    first: u64,
+    chunks: u64,
+    host: *mut u8,
+}
+
+/// Address of each chunk in the process. Valid as long as the memory, which is never unmapped.
+#[derive(Debug, Clone)]
+pub struct LinearMemory {
+    parts: Vec<LinearRegion>,
+    chunks: u64,
+}
+
+// SAFETY: the pointers lead into guest memory, which lives as long as the process and is shared by
+// all threads.
+unsafe impl Send for LinearMemory {}
+
+impl LinearMemory {
+    /// Chunks of `memory`, whose regions must be whole chunks.
+    pub fn new(memory: &GuestMemory) -> Result<Self, VmmError> {
+        let mut parts = Vec::new();
+        let mut chunks = 0;
+        for region in memory.iter() {
+            let host = region
+                .get_host_address(MemoryRegionAddress(0))
+                .map_err(|e| VmmError::host("guest memory", e))?;
+            if region.len() % CHUNK_SIZE != 0 {
+                return Err(VmmError::host("guest memory", "no whole number of chunks"));
+            }
+            let part = LinearRegion {
+                first: chunks,
+                chunks: region.len() / CHUNK_SIZE,
+                host,
+            };
+            chunks += part.chunks;
+            parts.push(part);
+        }
+        Ok(Self { parts, chunks })
+    }
+
+    /// Number of chunks.
+    pub fn chunks(&self) -> u64 {
+        self.chunks
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.chunks * CHUNK_SIZE
+    }
+
+    /// First byte of a chunk. Allocates nothing.
+    pub fn chunk(&self, chunk: u64) -> Option<*mut u8> {
+        self.parts.iter().find_map(|part| {
+            let at = chunk.checked_sub(part.first).filter(|&n| n < part.chunks)?;
+            let offset = usize::try_from(at * CHUNK_SIZE).ok()?;
+            // SAFETY: the offset is below the length of the part's mapping.
+            Some(unsafe { part.host.add(offset) })
+        })
+    }
+
+    /// Splits a run of chunks at region boundaries: (first chunk, number of chunks, first byte).
+    pub fn extents(&self, run: Range<u64>) -> impl Iterator<Item = (u64, u64, *mut u8)> {
+        self.parts.iter().filter_map(move |part| {
+            let start = run.start.max(part.first);
+            let end = run.end.min(part.first + part.chunks);
+            (start < end)
+                .then(|| Some((start, end - start, self.chunk(start)?)))
+                .flatten()
+        })
+    }
+}

@@ -1,0 +1,220 @@
+//! State file of vCPUs and devices: magic, format version, then named sections, each with a version
+//! of its own, in postcard's encoding.
+
+use crate::error::VmmError;
+use crate::machine::ioapic::IoApicState;
+use crate::machine::legacy_ports::SerialPortState;
+use crate::machine::vcpu::VcpuState;
+use crate::virtio::mmio::TransportState;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+const STATE_MAGIC: [u8; 8] = *b"JIFFYVMS";
+/// Version of the container.
+pub const STATE_FORMAT: u32 = 1;
+/// Largest state file in bytes.
+pub const MAX_STATE_BYTES: u64 = 16 << 20;
+
+/// Size and processor features of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineShape {
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// MiB of memory.
+    pub memory_mib: u32,
+    /// Features of the processor; the state is restored only where they are the same.
+    pub cpu: String,
+}
+
+/// KVM's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockState {
+    /// Nanoseconds that the guest has seen pass.
+    pub ns: u64,
+}
+
+/// State of a paused machine, without its memory and disks.
+#[derive(Debug)]
+pub struct MachineState {
+    /// Size and processor features.
+    pub shape: MachineShape,
+    /// vCPUs in order of their ids.
+    pub vcpus: Vec<VcpuState>,
+    /// KVM's clock.
+    pub clock: ClockState,
+    /// Interrupt pins.
+    pub ioapic: IoApicState,
+    /// Console port.
+    pub serial: SerialPortState,
+    /// Devices in guest order.
+    pub devices: Vec<TransportState>,
+}
+
+crate::frozen_layout!(MachineShape, 32);
+crate::frozen_layout!(ClockState, 8);
+
+/// One section of the file. Only a program that knows its version can decode the body.
+#[derive(Serialize, Deserialize)]
+struct StateSection {
+    name: String,
+    version: u16,
+    body: Vec<u8>,
+}
+
+/// Type that is stored in a section.
+trait SectionState: Serialize + DeserializeOwned {
+    const NAME: &'static str;
+    const VERSION: u16;
+}
+
+macro_rules! stored {
+    ($type:ty, $name:literal, $version:literal) => {
+        impl SectionState for $type {
+            const NAME: &'static str = $name;
+            const VERSION: u16 = $version;
+        }
+    };
+}
+
+stored!(MachineShape, "machine", 1);
+stored!(VcpuState, "vcpu", 1);
+stored!(ClockState, "clock", 1);
+stored!(IoApicState, "ioapic", 1);
+stored!(SerialPortState, "serial", 1);
+stored!(TransportState, "device", 1);
+
+fn damaged(what: impl std::fmt::Display) -> VmmError {
+    VmmError::Config(format!("snapshot state is damaged: {what}"))
+}
+
+fn section<T: SectionState>(value: &T) -> Result<StateSection, VmmError> {
+    Ok(StateSection {
+        name: T::NAME.to_owned(),
+        version: T::VERSION,
+        body: postcard::to_stdvec(value).map_err(|e| VmmError::host("encoding state", e))?,
+    })
+}
+
+fn all_of<T: SectionState>(sections: &[StateSection]) -> Result<Vec<T>, VmmError> {
+    sections
+        .iter()
+        .filter(|section| section.name == T::NAME)
+        .map(|section| {
+            if section.version != T::VERSION {
+                return Err(VmmError::Config(format!(
+                    "the snapshot was taken by another version of jiffy-vmm ({} state of version {}, this program knows {}): \
+                     restore it with that version, or build the template anew",
+                    T::NAME, section.version, T::VERSION
+                )));
+            }
+            postcard::from_bytes(&section.body).map_err(|e| damaged(format!("{}: {e}", T::NAME)))
+        })
+        .collect()
+}
+
+fn exactly_one<T: SectionState>(sections: &[StateSection]) -> Result<T, VmmError> {
+    let mut found = all_of(sections)?.into_iter();
+    match (found.next(), found.next()) {
+        (Some(value), None) => Ok(value),
+        _ => Err(damaged(format!("not exactly one {}", T::NAME))),
+    }
+}
+
+impl MachineState {
+    /// Encodes the state for a file.
+    pub fn encode(&self) -> Result<Vec<u8>, VmmError> {
+        let mut sections = vec![section(&self.shape)?];
+        for vcpu in &self.vcpus {
+            sections.push(section(vcpu)?);
+        }
+        sections.push(section(&self.clock)?);
+        sections.push(section(&self.ioapic)?);
+        sections.push(section(&self.serial)?);
+        for device in &self.devices {
+            sections.push(section(device)?);
+        }
+        let mut bytes = STATE_MAGIC.to_vec();
+        bytes.extend(STATE_FORMAT.to_le_bytes());
+        bytes.extend(
+            postcard::to_stdvec(&sections).map_err(|e| VmmError::host("encoding state", e))?,
+        );
+        Ok(bytes)
+    }
+
+    /// Decodes the output of [`Self::encode`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, VmmError> {
+        let (magic, rest) = bytes
+            .split_first_chunk()
+            .ok_or_else(|| damaged("it is too short"))?;
+        if *magic != STATE_MAGIC {
+            return Err(damaged("it is something else"));
+        }
+        let (format, rest) = rest
+            .split_first_chunk()
+            .ok_or_else(|| damaged("it is too short"))?;
+        let format = u32::from_le_bytes(*format);
+        if format != STATE_FORMAT {
+            return Err(VmmError::Config(format!(
+                "the snapshot is of format {format} and this jiffy-vmm reads format {STATE_FORMAT}: restore it with the version of \
+                 Jiffy that made it, or build the template anew"
+            )));
+        }
+        let sections: Vec<StateSection> = postcard::from_bytes(rest).map_err(damaged)?;
+        let known = [
+            MachineShape::NAME,
+            VcpuState::NAME,
+            ClockState::NAME,
+            IoApicState::NAME,
+            SerialPortState::NAME,
+            TransportState::NAME,
+        ];
+        if let Some(unknown) = sections.iter().find(|s| !known.contains(&&*s.name)) {
+            return Err(VmmError::Config(format!(
+                "the snapshot holds {:?}, which this jiffy-vmm does not know: restore it with the version that made it",
+                unknown.name
+            )));
+        }
+        let state = Self {
+            shape: exactly_one(&sections)?,
+            vcpus: all_of(&sections)?,
+            clock: exactly_one(&sections)?,
+            ioapic: exactly_one(&sections)?,
+            serial: exactly_one(&sections)?,
+            devices: all_of(&sections)?,
+        };
+        if state.vcpus.len() != usize::from(state.shape.vcpus) {
+            return Err(damaged("the number of vCPUs is wrong"));
+        }
+        Ok(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// State of a real guest with two vCPUs, as format 1 has it.
+    const GOLDEN_STATE: &[u8] = include_bytes!("../../tests/data/state-format1.bin");
+
+    #[test]
+    fn the_golden_state_keeps_loading_and_is_written_the_same() {
+        let state = MachineState::decode(GOLDEN_STATE).unwrap();
+        assert_eq!(state.vcpus.len(), 2);
+        let names: Vec<&str> = state.devices.iter().map(TransportState::name).collect();
+        assert_eq!(names, ["blk0", "vsock", "rng", "balloon"]);
+        assert_eq!(state.encode().unwrap(), GOLDEN_STATE);
+    }
+
+    #[test]
+    fn a_damaged_state_never_causes_a_panic() {
+        for length in (0..GOLDEN_STATE.len()).step_by(61) {
+            assert!(MachineState::decode(&GOLDEN_STATE[..length]).is_err());
+        }
+        for at in (0..GOLDEN_STATE.len()).step_by(7) {
+            let mut bad = GOLDEN_STATE.to_vec();
+            bad[at] ^= 0xff;
+            // Registers may hold anything; decoding must not panic or exhaust memory.
+            let _ = MachineState::decode(&bad);
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Maps or reads the layers of a snapshot into fresh guest memory.
+
+use super::failed;
+use super::linear_memory::{CHUNK_SIZE, LinearMemory};
+use super::memory_layers::MemoryLayers;
+use crate::error::VmmError;
+use jiffy_proto::layer::UnitSet;
+use nix::errno::Errno;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+/// Most mappings of a restored memory. The kernel's limit for a process is 65,530
+/// (`vm.max_map_count`), and looking one up takes longer the more there are.
+pub const MAX_MAPPINGS: usize = 16_384;
+
+/// Runs of chunks to map, and runs to read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MappingPlan {
+    /// Mapped from a layer: its number and the chunks.
+    pub map: Vec<(usize, Range<u64>)>,
+    /// Read into memory.
+    pub copy: Vec<(usize, Range<u64>)>,
+}
+
+/// Decides which runs are mapped and which are read. Chunks in `eager` are read; of the others the
+/// smallest runs are read as well, as far as that is needed to stay within `budget` mappings.
+pub fn plan_mappings(
+    runs: Vec<(usize, Range<u64>)>,
+    eager: Option<&UnitSet>,
+    budget: usize,
+) -> MappingPlan {
+    let mut plan = MappingPlan::default();
+    for (layer, run) in runs {
+        let Some(eager) = eager else {
+            plan.map.push((layer, run));
+            continue;
+        };
+        let mut rest = run;
+        while !rest.is_empty() {
+            let copied = eager.contains(rest.start);
+            let end = (rest.start..rest.end)
+                .find(|&c| eager.contains(c) != copied)
+                .unwrap_or(rest.end);
+            let list = if copied {
+                &mut plan.copy
+            } else {
+                &mut plan.map
+            };
+            list.push((layer, rest.start..end));
+            rest.start = end;
+        }
+    }
+    // Each mapping may leave an anonymous mapping behind it.
+    let most = budget / 2;
+    if plan.map.len() > most {
+        let size = |run: &(usize, Range<u64>)| run.1.end - run.1.start;
+        plan.map.sort_by_key(|run| std::cmp::Reverse(size(run)));
+        plan.copy.extend(plan.map.drain(most..));
+        plan.map.sort_by_key(|run| run.1.start);
+        plan.copy.sort_by_key(|run| run.1.start);
+    }
+    plan
+}
+
+/// Bytes of a layer and their destination in guest memory, which is private and not in use yet.
+#[derive(Debug)]
+pub struct ChunkExtent {
+    layer: usize,
+    offset: u64,
+    bytes: u64,
+    host: *mut u8,
+}
+
+/// Source of restored memory: at present the files of a snapshot's layers. A remote source would
+/// refuse to be mapped, and be read.
+pub trait ChunkSource {
+    /// Maps the extent, so that its pages load on first access; returns `false` if it has to be
+    /// read.
+    fn map(&self, piece: &ChunkExtent) -> Result<bool, Errno>;
+
+    /// Reads the whole extent.
+    fn read(&self, piece: &ChunkExtent) -> Result<(), Errno>;
+}
+
+impl ChunkSource for MemoryLayers {
+    fn map(&self, piece: &ChunkExtent) -> Result<bool, Errno> {
+        let file = self.file(piece.layer).ok_or(Errno::ENOENT)?;
+        map(file, piece.offset, piece.bytes, piece.host).map(|()| true)
+    }
+
+    fn read(&self, piece: &ChunkExtent) -> Result<(), Errno> {
+        let file = self.file(piece.layer).ok_or(Errno::ENOENT)?;
+        read(file, piece.offset, piece.bytes, piece.host)
+    }
+}
+
+/// Carries out a plan on memory that was never touched.
+pub fn map_layers(
+    plan: &MappingPlan,
+    source: &impl ChunkSource,
+    linear: &LinearMemory,
+) -> Result<(), VmmError> {
+    let extents = |layer: usize, run: &Range<u64>| {
+        let extents = linear.extents(run.clone());
+        extents.map(move |(first, chunks, host)| ChunkExtent {
+            layer,
+            offset: first * CHUNK_SIZE,
+            bytes: chunks * CHUNK_SIZE,
+            host,
+        })
+    };
+    let (mapping, reading) = ("mapping a memory layer", "reading a memory layer");
+    for (layer, run) in &plan.map {
+        for piece in extents(*layer, run) {
+            if !source.map(&piece).map_err(failed(mapping))? {
+                source.read(&piece).map_err(failed(reading))?;
+            }
+        }
+    }
+    for (layer, run) in &plan.copy {
+        for piece in extents(*layer, run) {
+            source.read(&piece).map_err(failed(reading))?;
+        }
+    }
+    Ok(())
+}
+
+fn map(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Result<(), Errno> {
+    let length = usize::try_from(bytes).map_err(|_| Errno::EOVERFLOW)?;
+    let offset = i64::try_from(offset).map_err(|_| Errno::EOVERFLOW)?;
+    // SAFETY: the range lies inside guest memory, which is ours, private, and not in use yet; it
+    // stays private and writable. The file was checked to be long enough and is never shortened,
+    // being part of an immutable snapshot.
+    let at = unsafe {
+        libc::mmap(
+            host.cast(),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE,
+            file.as_raw_fd(),
+            offset,
+        )
+    };
+    if at == libc::MAP_FAILED {
+        return Err(Errno::last());
+    }
+    Ok(())
+}
+
+fn read(file: &File, offset: u64, bytes: u64, host: *mut u8) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < bytes {
+        let length = usize::try_from(bytes - done).map_err(|_| Errno::EOVERFLOW)?;
+        let at = i64::try_from(offset + done).map_err(|_| Errno::EOVERFLOW)?;
+        let skip = usize::try_from(done).map_err(|_| Errno::EOVERFLOW)?;
+        // SAFETY: `skip + length` bytes from `host` on lie inside guest memory, which is not in use
+        // yet.
+        let got = unsafe { libc::pread(file.as_raw_fd(), host.add(skip).cast(), length, at) };
+        match u64::try_from(got) {
+            Ok(0) => return Err(Errno::ENODATA),
+            Ok(got) => done += got,
+            Err(_) if Errno::last() == Errno::EINTR => {}
+            Err(_) => return Err(Errno::last()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory_layers::MemoryLayer;
+    use super::*;
+    use crate::memory;
+    use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK};
+    use std::os::unix::fs::FileExt;
+    use vm_memory::{Bytes, GuestAddress};
+    use vmm_sys_util::tempfile::TempFile;
+
+    #[test]
+    fn fragmented_layers_do_not_exceed_the_mapping_budget() {
+        // Every other chunk of 64 GiB, and a few long runs.
+        let mut runs: Vec<(usize, Range<u64>)> =
+            (0..500_000u64).map(|n| (0, n * 2..n * 2 + 1)).collect();
+        runs.extend((0..10).map(|n| (1, 1_000_000 + n * 100..1_000_050 + n * 100)));
+        let total: u64 = runs.iter().map(|(_, r)| r.end - r.start).sum();
+        let plan = plan_mappings(runs, None, MAX_MAPPINGS);
+        assert_eq!(plan.map.len() * 2, MAX_MAPPINGS);
+        assert_eq!(plan.map.iter().filter(|(layer, _)| *layer == 1).count(), 10);
+        let all = plan.map.iter().chain(&plan.copy);
+        assert_eq!(all.map(|(_, r)| r.end - r.start).sum::<u64>(), total);
+    }
+
+    #[test]
+    fn the_working_set_is_read_and_the_rest_mapped() {
+        let mut eager = UnitSet::empty(100);
+        eager.insert_range(10..20);
+        eager.insert(50);
+        let plan = plan_mappings(vec![(0, 5..15), (1, 40..60)], Some(&eager), MAX_MAPPINGS);
+        assert_eq!(plan.map, [(0, 5..10), (1, 40..50), (1, 51..60)]);
+        assert_eq!(plan.copy, [(0, 10..15), (1, 50..51)]);
+    }
+
+    /// Layers that cannot be mapped.
+    struct UnmappableLayers(MemoryLayers);
+
+    impl ChunkSource for UnmappableLayers {
+        fn map(&self, _: &ChunkExtent) -> Result<bool, Errno> {
+            Ok(false)
+        }
+
+        fn read(&self, piece: &ChunkExtent) -> Result<(), Errno> {
+            self.0.read(piece)
+        }
+    }
+
+    #[test]
+    fn an_extent_that_cannot_be_mapped_is_read() {
+        let bytes = 128u64 << 20;
+        let file = TempFile::new().unwrap().into_file();
+        file.set_len(bytes).unwrap();
+        file.write_all_at(&[7; 65536], 3 * CHUNK_SIZE).unwrap();
+        let mut index = LayerIndex::empty(MEMORY_CHUNK, bytes);
+        index.stored.insert(3);
+        let layers = MemoryLayers::new(vec![MemoryLayer::new(file, index)], bytes).unwrap();
+        let memory = memory::allocate(128).unwrap();
+        let linear = LinearMemory::new(&memory).unwrap();
+        let plan = plan_mappings(layers.runs(linear.chunks()), None, MAX_MAPPINGS);
+        assert!(plan.copy.is_empty());
+        map_layers(&plan, &UnmappableLayers(layers), &linear).unwrap();
+        let at = |chunk| {
+            memory
+                .read_obj::<u8>(GuestAddress(chunk * CHUNK_SIZE))
+                .unwrap()
+        };
+        assert_eq!([3, 4].map(at), [7, 0]);
+    }
+
+    #[test]
+    fn mapped_and_read_memory_hold_the_content_of_the_newest_layers() {
+        let bytes = 128u64 << 20;
+        let layer = |stored: &[u64], zero: &[u64], fill: u8| {
+            let file = TempFile::new().unwrap().into_file();
+            file.set_len(bytes).unwrap();
+            let mut index = LayerIndex::empty(MEMORY_CHUNK, bytes);
+            for &chunk in stored {
+                index.stored.insert(chunk);
+                file.write_all_at(&[fill; 65536], chunk * CHUNK_SIZE)
+                    .unwrap();
+            }
+            zero.iter().for_each(|&c| index.zero.insert(c));
+            MemoryLayer::new(file, index)
+        };
+        let layers = vec![layer(&[0, 1, 2, 9], &[], 1), layer(&[1], &[2], 2)];
+        let layers = MemoryLayers::new(layers, bytes).unwrap();
+        let mut eager = UnitSet::empty(bytes / CHUNK_SIZE);
+        eager.insert(9);
+        for eager in [None, Some(&eager)] {
+            let memory = memory::allocate(128).unwrap();
+            let linear = LinearMemory::new(&memory).unwrap();
+            let plan = plan_mappings(layers.runs(linear.chunks()), eager, MAX_MAPPINGS);
+            map_layers(&plan, &layers, &linear).unwrap();
+            for (chunk, expected) in [(0, 1u8), (1, 2), (2, 0), (3, 0), (9, 1)] {
+                let at = GuestAddress(chunk * CHUNK_SIZE + 65535);
+                assert_eq!(memory.read_obj::<u8>(at).unwrap(), expected);
+                memory.write_obj(0xffu8, at).unwrap();
+            }
+        }
+        let mut byte = [0];
+        layers
+            .file(0)
+            .unwrap()
+            .read_exact_at(&mut byte, 65535)
+            .unwrap();
+        assert_eq!(byte, [1], "a private write reached the layer");
+    }
+}

@@ -1,0 +1,189 @@
+//! Memory layers below a VM: the file that holds a chunk as it was last saved.
+
+use super::chunk_hashes::{ChunkHash, ChunkHashes};
+use super::linear_memory::CHUNK_SIZE;
+use crate::error::VmmError;
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
+use jiffy_proto::snapshot::MAX_LAYERS;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, RawFd};
+
+/// One memory layer: a file and its index.
+#[derive(Debug)]
+pub struct MemoryLayer {
+    /// File that holds each stored chunk at its own offset.
+    pub file: File,
+    /// Index of stored and zero chunks.
+    pub index: LayerIndex,
+    /// Hashes of the stored chunks, if these bypassed the page cache.
+    pub hashes: Option<ChunkHashes>,
+}
+
+impl MemoryLayer {
+    /// Creates a layer without hashes: it is compared by reading it.
+    pub fn new(file: File, index: LayerIndex) -> Self {
+        Self {
+            file,
+            index,
+            hashes: None,
+        }
+    }
+}
+
+/// Content of a chunk in the layers.
+#[derive(Debug, Clone, Copy)]
+pub enum StoredContent<'a> {
+    /// All zero.
+    Zero,
+    /// Bytes of this file at the chunk's offset.
+    File(&'a File),
+    /// Bytes with this hash.
+    Hash(ChunkHash),
+}
+
+/// Layers, oldest first. A VM that was booted has none, and everything below is zero.
+#[derive(Debug, Default)]
+pub struct MemoryLayers(Vec<MemoryLayer>);
+
+impl MemoryLayers {
+    /// Checks that each layer belongs to a memory of `bytes` bytes.
+    pub fn new(layers: Vec<MemoryLayer>, bytes: u64) -> Result<Self, VmmError> {
+        if layers.is_empty() || layers.len() > MAX_LAYERS {
+            return Err(VmmError::Config(format!(
+                "{} memory layers: must be 1 to {MAX_LAYERS}",
+                layers.len()
+            )));
+        }
+        for (number, layer) in layers.iter().enumerate() {
+            let length = layer
+                .file
+                .metadata()
+                .map_err(|e| VmmError::host("size of a memory layer", e))?
+                .len();
+            let fits =
+                layer.index.unit == MEMORY_CHUNK && layer.index.units() == bytes / CHUNK_SIZE;
+            // A mapping beyond the end of its file would kill the process.
+            if !fits || length != bytes {
+                return Err(VmmError::Config(format!(
+                    "memory layer {number} of {length} bytes is not one of this VM's {bytes} bytes"
+                )));
+            }
+        }
+        Ok(Self(layers))
+    }
+
+    /// Returns the content of `chunk` in the layers. Allocates nothing.
+    pub fn stored_content(&self, chunk: u64) -> StoredContent<'_> {
+        match self.owning_layer(chunk).and_then(|at| self.0.get(at)) {
+            Some(layer) if layer.index.stored.contains(chunk) => {
+                let hash = layer.hashes.as_ref().and_then(|hashes| hashes.get(chunk));
+                hash.map_or(StoredContent::File(&layer.file), StoredContent::Hash)
+            }
+            _ => StoredContent::Zero,
+        }
+    }
+
+    fn owning_layer(&self, chunk: u64) -> Option<usize> {
+        self.0.iter().rposition(|layer| layer.index.decides(chunk))
+    }
+
+    /// Runs of chunks that one file holds, ascending: the file's number and the chunks.
+    pub fn runs(&self, chunks: u64) -> Vec<(usize, Range<u64>)> {
+        // From oldest to newest, each layer's words override those below it: 64 chunks at a time.
+        let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
+        for chunk in self.stored(chunks).iter() {
+            let Some(owning_layer) = self.owning_layer(chunk) else {
+                continue;
+            };
+            match runs.last_mut() {
+                Some((at, run)) if *at == owning_layer && run.end == chunk => run.end += 1,
+                _ => runs.push((owning_layer, chunk..chunk + 1)),
+            }
+        }
+        runs
+    }
+
+    /// Chunks that a file holds and no newer layer makes zero.
+    fn stored(&self, chunks: u64) -> UnitSet {
+        let empty = UnitSet::empty(chunks);
+        let mut words = empty.words().to_vec();
+        for layer in &self.0 {
+            let (stored, zero) = (&layer.index.stored, &layer.index.zero);
+            for ((word, stored), zero) in words.iter_mut().zip(stored.words()).zip(zero.words()) {
+                *word = *word & !zero | stored;
+            }
+        }
+        UnitSet::from_words(chunks, &words)
+    }
+
+    /// The file of layer `number`.
+    pub fn file(&self, number: usize) -> Option<&File> {
+        self.0.get(number).map(|layer| &layer.file)
+    }
+
+    /// All descriptors of layers.
+    pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        self.0.iter().map(|layer| layer.file.as_raw_fd())
+    }
+
+    /// Number of layers.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns true if there is no layer.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds the layer of a new snapshot on top.
+    pub fn push(&mut self, layer: MemoryLayer) {
+        self.0.push(layer);
+    }
+
+    /// Removes the layer of an aborted snapshot. The next snapshot compares memory with the layers
+    /// below, so nothing else has to be undone.
+    pub fn pop(&mut self) {
+        self.0.pop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmm_sys_util::tempfile::TempFile;
+
+    fn layer(stored: &[u64], zero: &[u64]) -> MemoryLayer {
+        let file = TempFile::new().unwrap().into_file();
+        file.set_len(256 * CHUNK_SIZE).unwrap();
+        let mut index = LayerIndex::empty(MEMORY_CHUNK, 256 * CHUNK_SIZE);
+        stored.iter().for_each(|&c| index.stored.insert(c));
+        zero.iter().for_each(|&c| index.zero.insert(c));
+        MemoryLayer::new(file, index)
+    }
+
+    #[test]
+    fn the_newest_layer_with_a_chunk_decides_its_content() {
+        let layers = vec![
+            layer(&[1, 2, 3, 4, 100], &[]),
+            layer(&[3], &[2, 100]),
+            layer(&[100], &[7]),
+        ];
+        let layers = MemoryLayers::new(layers, 256 * CHUNK_SIZE).unwrap();
+        let expected = [(0, 1..2), (1, 3..4), (0, 4..5), (2, 100..101)];
+        assert_eq!(layers.runs(256), expected);
+        assert!(matches!(layers.stored_content(2), StoredContent::Zero));
+        assert!(matches!(layers.stored_content(200), StoredContent::Zero));
+        assert!(matches!(layers.stored_content(3), StoredContent::File(_)));
+    }
+
+    #[test]
+    fn a_layer_of_another_memory_is_refused() {
+        assert!(MemoryLayers::new(vec![layer(&[], &[])], 128 * CHUNK_SIZE).is_err());
+        let short = layer(&[], &[]);
+        short.file.set_len(255 * CHUNK_SIZE).unwrap();
+        assert!(MemoryLayers::new(vec![short], 256 * CHUNK_SIZE).is_err());
+        assert!(MemoryLayers::new(Vec::new(), 256 * CHUNK_SIZE).is_err());
+    }
+}

@@ -1,0 +1,225 @@
+//! Search for chunks of guest memory that may differ from the layers below: those with private
+//! pages.
+
+use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
+use jiffy_proto::layer::UnitSet;
+use nix::errno::Errno;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+/// `PAGEMAP_SCAN` of Linux 6.7 (include/uapi/linux/fs.h).
+const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+const PAGE_IS_FILE: u64 = 1 << 2;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
+/// Bits of `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
+const ENTRY_FILE: u64 = 1 << 61;
+const ENTRY_SWAPPED: u64 = 1 << 62;
+const ENTRY_PRESENT: u64 = 1 << 63;
+const PAGE_BYTES: usize = 4096;
+/// Most ranges that one call to the kernel returns.
+const SCAN_BATCH_RANGES: usize = 1024;
+
+#[repr(C)]
+#[derive(Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// Pages to look for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageFilter {
+    /// Private pages: written by the guest, or copied from a layer.
+    Private,
+    /// Present pages: those that were touched.
+    Present,
+}
+
+/// Returns the chunks with at least one such page, by this process's `pagemap`.
+pub fn scan_pagemap(
+    pagemap: &File,
+    linear: &LinearMemory,
+    pages: PageFilter,
+) -> Result<UnitSet, Errno> {
+    let mut found = UnitSet::empty(linear.chunks());
+    for (first, chunks, host) in linear.extents(0..linear.chunks()) {
+        let part = ScanRegion {
+            first,
+            start: u64::try_from(host.addr()).map_err(|_| Errno::EOVERFLOW)?,
+            bytes: chunks * CHUNK_SIZE,
+        };
+        match scan_by_ioctl(pagemap, &part, pages, &mut found) {
+            // Kernels before 6.7.
+            Err(Errno::ENOTTY | Errno::EINVAL) => {
+                scan_by_entries(pagemap, &part, pages, &mut found)?
+            }
+            other => other?,
+        }
+    }
+    Ok(found)
+}
+
+struct ScanRegion {
+    first: u64,
+    start: u64,
+    bytes: u64,
+}
+
+impl ScanRegion {
+    fn mark(&self, found: &mut UnitSet, start: u64, end: u64) {
+        let from = (start - self.start) / CHUNK_SIZE;
+        let to = (end - self.start).div_ceil(CHUNK_SIZE);
+        found.insert_range(self.first + from..self.first + to);
+    }
+}
+
+fn scan_by_ioctl(
+    pagemap: &File,
+    part: &ScanRegion,
+    pages: PageFilter,
+    found: &mut UnitSet,
+) -> Result<(), Errno> {
+    let mut regions = vec![PageRegion::default(); SCAN_BATCH_RANGES];
+    let unwanted = match pages {
+        PageFilter::Private => PAGE_IS_FILE | PAGE_IS_PFNZERO,
+        PageFilter::Present => PAGE_IS_PFNZERO,
+    };
+    let mut arg = ScanArg {
+        size: 96,
+        end: part.start + part.bytes,
+        walk_end: part.start,
+        vec: u64::try_from(regions.as_mut_ptr().addr()).map_err(|_| Errno::EOVERFLOW)?,
+        vec_len: u64::try_from(SCAN_BATCH_RANGES).map_err(|_| Errno::EOVERFLOW)?,
+        category_inverted: unwanted,
+        category_mask: unwanted,
+        category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+        return_mask: PAGE_IS_PRESENT,
+        ..Default::default()
+    };
+    while arg.walk_end < arg.end {
+        arg.start = arg.walk_end;
+        // SAFETY: `arg` is of the size it says and names `regions`, which is as long as it says;
+        // the kernel writes to both.
+        let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
+        let count = usize::try_from(count).map_err(|_| Errno::last())?;
+        for region in regions.iter().take(count) {
+            part.mark(found, region.start, region.end);
+        }
+        if arg.walk_end <= arg.start {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn scan_by_entries(
+    pagemap: &File,
+    part: &ScanRegion,
+    pages: PageFilter,
+    found: &mut UnitSet,
+) -> Result<(), Errno> {
+    let io = |e: std::io::Error| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO));
+    let page = u64::try_from(PAGE_BYTES).map_err(|_| Errno::EOVERFLOW)?;
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let batch = u64::try_from(buffer.len() / 8).map_err(|_| Errno::EOVERFLOW)? * page;
+    let mut at = part.start;
+    let end = part.start + part.bytes;
+    while at < end {
+        let bytes = batch.min(end - at);
+        let length = usize::try_from(bytes / page * 8).map_err(|_| Errno::EOVERFLOW)?;
+        let entries = &mut buffer[..length];
+        pagemap.read_exact_at(entries, at / page * 8).map_err(io)?;
+        for (number, entry) in (0u64..).zip(entries.as_chunks().0) {
+            let entry = u64::from_le_bytes(*entry);
+            let there = entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0;
+            if there && (pages == PageFilter::Present || entry & ENTRY_FILE == 0) {
+                let start = at + number * page;
+                part.mark(found, start, start + page);
+            }
+        }
+        at += bytes;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::map_layers::{MAX_MAPPINGS, map_layers, plan_mappings};
+    use super::super::memory_layers::{MemoryLayer, MemoryLayers};
+    use super::*;
+    use crate::memory;
+    use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK};
+    use vm_memory::{Bytes, GuestAddress};
+    use vmm_sys_util::tempfile::TempFile;
+
+    #[test]
+    fn only_written_pages_make_a_chunk_private_and_touched_ones_present() {
+        let memory = memory::allocate(128).unwrap();
+        let linear = LinearMemory::new(&memory).unwrap();
+        let file = TempFile::new().unwrap().into_file();
+        file.set_len(linear.bytes()).unwrap();
+        let mut index = LayerIndex::empty(MEMORY_CHUNK, linear.bytes());
+        index.stored.insert_range(0..64);
+        let layers =
+            MemoryLayers::new(vec![MemoryLayer::new(file, index)], linear.bytes()).unwrap();
+        let plan = plan_mappings(layers.runs(linear.chunks()), None, MAX_MAPPINGS);
+        map_layers(&plan, &layers, &linear).unwrap();
+        memory.write_obj(1u8, GuestAddress(5 * CHUNK_SIZE)).unwrap();
+        memory
+            .write_obj(1u8, GuestAddress(1000 * CHUNK_SIZE))
+            .unwrap();
+        let _: u8 = memory.read_obj(GuestAddress(40 * CHUNK_SIZE)).unwrap();
+
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        type Scan = fn(&File, &ScanRegion, PageFilter, &mut UnitSet) -> Result<(), Errno>;
+        for scan_pagemap in [scan_by_ioctl as Scan, scan_by_entries as Scan] {
+            let find = |pages| {
+                let mut found = UnitSet::empty(linear.chunks());
+                let (first, _, host) = linear.extents(0..linear.chunks()).next().unwrap();
+                let part = ScanRegion {
+                    first,
+                    start: u64::try_from(host.addr()).unwrap(),
+                    bytes: linear.bytes(),
+                };
+                match scan_pagemap(&pagemap, &part, pages, &mut found) {
+                    // The kernel of this machine has only the other interface.
+                    Err(Errno::ENOTTY) => None,
+                    other => other.map(|()| Some(found)).unwrap(),
+                }
+            };
+            if let (Some(private), Some(present)) =
+                (find(PageFilter::Private), find(PageFilter::Present))
+            {
+                assert!(private.contains(5) && private.contains(1000));
+                assert!(!private.contains(40) && !private.contains(6));
+                assert!(present.contains(40) && !present.contains(2000));
+            }
+        }
+        assert!(
+            scan_pagemap(&pagemap, &linear, PageFilter::Private)
+                .unwrap()
+                .contains(5)
+        );
+    }
+}

@@ -1,0 +1,219 @@
+//! Process forked from the VMM that writes memory as it was at that instant, while the guest runs
+//! on. Copy-on-write keeps the two views apart, so the guest is paused only while page tables are
+//! copied, not memory.
+
+use super::failed;
+use super::layer_writer::LayerWriter;
+use crate::error::VmmError;
+use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use std::num::NonZeroUsize;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Running writer process. Dropping the handle does not end it; it dies with the VMM's main thread.
+#[derive(Debug)]
+pub struct WriterProcess {
+    /// Readable when the process has ended.
+    pub pidfd: OwnedFd,
+}
+
+impl WriterProcess {
+    /// Forks the writer. Must be called from the main thread, whose death ends the child, while no
+    /// vCPU runs. The child keeps only the descriptors in `keep`.
+    pub fn start(writer: &mut LayerWriter<'_>, keep: &[RawFd]) -> Result<Self, VmmError> {
+        let mut keep = keep.to_vec();
+        keep.sort_unstable();
+        // SAFETY: the child continues in `run_writer`.
+        match unsafe { fork() } {
+            Ok(None) => run_writer(writer, &keep),
+            Ok(Some(pidfd)) => Ok(Self { pidfd }),
+            Err(e) => Err(failed("forking the process that writes memory")(e)),
+        }
+    }
+
+    /// Kills the process. It ends soon afterwards, as failed.
+    pub fn cancel(&self) {
+        let fd = self.pidfd.as_raw_fd();
+        // SAFETY: an open descriptor of a child of ours, and no siginfo.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, 0, 0) };
+    }
+
+    /// Returns the result of a process that has ended.
+    pub fn finish(self) -> Result<(), VmmError> {
+        match wait(&self.pidfd).map_err(failed("waiting for the process that writes memory"))? {
+            ProcessEnd::Exited(0) => Ok(()),
+            ProcessEnd::Exited(errno) => Err(failed("writing memory")(Errno::from_raw(errno))),
+            ProcessEnd::Killed(signal) => Err(VmmError::host(
+                "writing memory",
+                format!("the process that does it was killed by signal {signal}"),
+            )),
+        }
+    }
+}
+
+/// Forks; returns `None` in the child, which ends with the thread that forked it.
+///
+/// # Safety
+/// The child has its own copy of everything, and other threads' locks as they were: it may only
+/// make system calls and access existing memory, and must leave by `_exit`.
+unsafe fn fork() -> Result<Option<OwnedFd>, Errno> {
+    let flags = libc::CLONE_PIDFD | libc::SIGCHLD;
+    let mut pidfd: libc::c_int = -1;
+    // SAFETY: without CLONE_VM the child continues here; the rest is the caller's promise.
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone,
+            libc::c_long::from(flags),
+            0,
+            &raw mut pidfd,
+            0,
+            0,
+        )
+    };
+    match pid {
+        0 => {
+            // SAFETY: takes no pointers.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            Ok(None)
+        }
+        // SAFETY: the kernel has just made this descriptor for us.
+        1.. => Ok(Some(unsafe { OwnedFd::from_raw_fd(pidfd) })),
+        _ => Err(Errno::last()),
+    }
+}
+
+/// Way in which a process ended.
+enum ProcessEnd {
+    Exited(i32),
+    Killed(i32),
+}
+
+/// Waits for a child process. Makes one system call only.
+fn wait(pidfd: &OwnedFd) -> Result<ProcessEnd, Errno> {
+    // SAFETY: an all-zero siginfo_t is valid, and the kernel fills it.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let id = libc::id_t::try_from(pidfd.as_raw_fd()).unwrap_or(0);
+    // SAFETY: waits for a child of ours by an open descriptor, into a local.
+    let result = unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, libc::WEXITED) };
+    if result != 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: waitid succeeded with WEXITED, so this is the field that is set.
+    let status = unsafe { info.si_status() };
+    Ok(match info.si_code {
+        libc::CLD_EXITED => ProcessEnd::Exited(status),
+        _ => ProcessEnd::Killed(status),
+    })
+}
+
+/// Main function of the writer process.
+fn run_writer(writer: &mut LayerWriter<'_>, keep: &[RawFd]) -> ! {
+    // SAFETY: system calls that take no pointers; the descriptors closed are this process's own
+    // copies.
+    unsafe {
+        // Copies of KVM's and the sockets' descriptors must not outlive the VMM.
+        let mut next = 3;
+        for &fd in keep {
+            close_range(next, fd - 1);
+            next = next.max(fd + 1);
+        }
+        close_range(next, libc::c_int::MAX);
+    }
+    writer.enable_bounce_buffer();
+    exit_with(match writer.middle_chunk() {
+        Some(middle_chunk) => write_in_two_processes(writer, middle_chunk),
+        None => writer.write(),
+    })
+}
+
+/// Forks a helper for the chunks from `middle` on: one process compares and copies while the other
+/// waits for storage.
+fn write_in_two_processes(writer: &mut LayerWriter<'_>, middle_chunk: u64) -> Result<(), Errno> {
+    writer.set_len()?;
+    let Some(words) = SharedWords::new(writer.index_words().count()) else {
+        return writer.write();
+    };
+    // SAFETY: the child writes, which allocates nothing, and leaves.
+    let Ok(helper) = (unsafe { fork() }) else {
+        // The limit of processes is reached; one process takes longer.
+        return writer.write();
+    };
+    let Some(helper) = helper else {
+        let written = writer.write_range(middle_chunk..u64::MAX);
+        words.fill(writer.index_words());
+        exit_with(written);
+    };
+    let written = writer.write_range(0..middle_chunk);
+    match wait(&helper)? {
+        ProcessEnd::Exited(0) => written?,
+        ProcessEnd::Exited(errno) => return Err(Errno::from_raw(errno)),
+        ProcessEnd::Killed(_) => return Err(Errno::EINTR),
+    }
+    writer.add_index_words(words.iter());
+    writer.write_index()
+}
+
+/// Words in memory that a process shares with its child, mapped until both end.
+struct SharedWords {
+    start: NonNull<AtomicU64>,
+    count: usize,
+}
+
+impl SharedWords {
+    fn new(count: usize) -> Option<Self> {
+        let bytes = NonZeroUsize::new(count.checked_mul(size_of::<u64>())?)?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping, which replaces none.
+        let start =
+            unsafe { mmap_anonymous(None, bytes, protection, MapFlags::MAP_SHARED) }.ok()?;
+        let start = start.cast();
+        Some(Self { start, count })
+    }
+
+    fn slice(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is of this length, page-aligned and zero at first, and is never
+        // unmapped.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+
+    fn fill(&self, words: impl Iterator<Item = u64>) {
+        let slots = self.slice().iter();
+        slots
+            .zip(words)
+            .for_each(|(to, word)| to.store(word, Ordering::Release));
+    }
+
+    fn iter(&self) -> impl Iterator<Item = u64> {
+        self.slice().iter().map(|word| word.load(Ordering::Acquire))
+    }
+}
+
+fn exit_with(written: Result<(), Errno>) -> ! {
+    let status = match written {
+        Ok(()) => 0,
+        Err(Errno::UnknownErrno) => libc::EIO,
+        Err(errno) => errno as libc::c_int,
+    };
+    // SAFETY: ends this process without running anything else.
+    unsafe { libc::_exit(status) }
+}
+
+/// Closes `first..=last` if the range is not empty.
+///
+/// # Safety
+/// Those descriptors must not be used afterwards.
+unsafe fn close_range(first: RawFd, last: RawFd) {
+    if first <= last {
+        // SAFETY: the caller's promise.
+        unsafe {
+            libc::syscall(
+                libc::SYS_close_range,
+                libc::c_long::from(first),
+                libc::c_long::from(last),
+                0,
+            )
+        };
+    }
+}

@@ -1,0 +1,189 @@
+use super::*;
+use crate::virtio::testing::{DeviceHarness, Ring, memory_with, readable, writable};
+use vm_memory::Bytes;
+
+const REGION_BYTES: usize = 1 << 20;
+
+fn start() -> (Balloon, Vec<Ring>, DeviceHarness) {
+    let harness = DeviceHarness::new(memory_with(&[(0, REGION_BYTES), (0x10_0000, REGION_BYTES)]));
+    let rings: Vec<_> = (0..3)
+        .map(|i| Ring::new(&harness.memory, 0x1000 + 0x2000 * i, 128))
+        .collect();
+    let mut balloon = Balloon::new().unwrap();
+    let queues = rings.iter().map(|ring| ring.queue(true)).collect();
+    balloon
+        .activate(harness.activation(queues, balloon.features()))
+        .unwrap();
+    (balloon, rings, harness)
+}
+
+fn fill(harness: &DeviceHarness, pages: Range<u64>) {
+    for page in pages {
+        harness
+            .memory
+            .write_slice(&[0xaa; 4096], GuestAddress(page << 12))
+            .unwrap();
+    }
+}
+
+fn byte(harness: &DeviceHarness, addr: u64) -> u8 {
+    harness.memory.read_obj(GuestAddress(addr)).unwrap()
+}
+
+fn pfns(harness: &DeviceHarness, at: u64, pfns: &[u32]) -> u32 {
+    let bytes: Vec<u8> = pfns.iter().flat_map(|p| p.to_le_bytes()).collect();
+    harness
+        .memory
+        .write_slice(&bytes, GuestAddress(at))
+        .unwrap();
+    u32::try_from(bytes.len()).unwrap()
+}
+
+#[test]
+fn inflated_pages_are_dropped_and_their_neighbours_are_not() {
+    let (mut balloon, mut rings, harness) = start();
+    fill(&harness, 0x80..0x88);
+    let len = pfns(&harness, 0x9000, &[0x85, 0x81, 0x83, 0x82, 0x82]);
+    rings[0].add(&[readable(0x9000, len)]);
+    balloon.queue_event(INFLATE_QUEUE).unwrap();
+    assert_eq!(rings[0].used(), [(0, 0)]);
+    let left: Vec<_> = (0x80..0x88)
+        .filter(|p| byte(&harness, p << 12) != 0)
+        .collect();
+    assert_eq!(left, [0x80, 0x84, 0x86, 0x87]);
+    assert_eq!(harness.interrupt.queue_count(), 1);
+}
+
+#[test]
+fn contiguous_pages_in_any_order_are_one_run() {
+    let (_balloon, mut rings, harness) = start();
+    let len = pfns(&harness, 0x9000, &[9, 7, 8, 3, 8, u32::MAX]);
+    rings[0].add(&[readable(0x9000, 6), readable(0x9006, len - 6)]);
+    let mut queue = rings[0].queue(true);
+    let chain = crate::virtio::device::chain::next_chain(&mut queue, &harness.memory);
+    let max = u64::from(u32::MAX);
+    assert_eq!(
+        page_runs(&chain.unwrap().unwrap().readable).unwrap(),
+        [3..4, 7..10, max..max + 1]
+    );
+}
+
+#[test]
+fn a_run_may_cross_regions() {
+    let (mut balloon, mut rings, harness) = start();
+    fill(&harness, 0xfe..0x102);
+    let len = pfns(&harness, 0x9000, &[0xff, 0x100]);
+    rings[0].add(&[readable(0x9000, len)]);
+    balloon.queue_event(INFLATE_QUEUE).unwrap();
+    let left: Vec<_> = (0xfe..0x102)
+        .filter(|p| byte(&harness, p << 12) != 0)
+        .collect();
+    assert_eq!(left, [0xfe, 0x101]);
+}
+
+#[test]
+fn a_page_outside_memory_is_refused() {
+    for pfn in [0x200, u32::MAX] {
+        let (mut balloon, mut rings, harness) = start();
+        let len = pfns(&harness, 0x9000, &[0x80, pfn]);
+        rings[0].add(&[readable(0x9000, len)]);
+        let outcome = balloon.queue_event(INFLATE_QUEUE);
+        assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
+        let _ = balloon.queue_event(INFLATE_QUEUE);
+    }
+}
+
+#[test]
+fn malformed_requests_are_refused() {
+    let cases = [
+        (INFLATE_QUEUE, readable(0x9000, 0)),
+        (INFLATE_QUEUE, readable(0x9000, 3)),
+        (INFLATE_QUEUE, readable(0x10000, 0x4004)),
+        (INFLATE_QUEUE, writable(0x9000, 4)),
+        (DEFLATE_QUEUE, writable(0x9000, 4)),
+        (REPORTING_QUEUE, readable(0x9000, 0x1000)),
+        (REPORTING_QUEUE, writable(0x20_0000, 0x1000)),
+        (REPORTING_QUEUE, writable(0, u32::MAX)),
+    ];
+    for (index, buffer) in cases {
+        let (mut balloon, mut rings, _around) = start();
+        rings[index].add(&[buffer]);
+        let outcome = balloon.queue_event(index);
+        assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
+    }
+}
+
+#[test]
+fn reported_memory_is_dropped_but_never_more_than_its_whole_pages() {
+    let (mut balloon, mut rings, harness) = start();
+    fill(&harness, 0x80..0x88);
+    rings[REPORTING_QUEUE].add(&[writable(0x80800, 0x2800), writable(0x85000, 0x1000)]);
+    balloon.queue_event(REPORTING_QUEUE).unwrap();
+    let left: Vec<_> = (0x80..0x88)
+        .filter(|p| byte(&harness, p << 12) != 0)
+        .collect();
+    assert_eq!(left, [0x80, 0x83, 0x84, 0x86, 0x87]);
+    rings[REPORTING_QUEUE].add(&[writable(0x86100, 0x100)]);
+    balloon.queue_event(REPORTING_QUEUE).unwrap();
+    assert_ne!(byte(&harness, 0x86100), 0);
+}
+
+#[test]
+fn deflating_is_acknowledged() {
+    let (mut balloon, mut rings, harness) = start();
+    let len = pfns(&harness, 0x9000, &[0x80]);
+    rings[1].add(&[readable(0x9000, len)]);
+    balloon.queue_event(DEFLATE_QUEUE).unwrap();
+    assert_eq!(rings[1].used(), [(0, 0)]);
+}
+
+#[test]
+fn a_new_target_interrupts_once_and_can_be_read() {
+    let (mut balloon, _rings, harness) = start();
+    balloon.set_target(3);
+    balloon.set_target(3);
+    assert_eq!(harness.interrupt.config_count(), 1);
+    let mut pages = [0; 4];
+    balloon.read_config(0, &mut pages);
+    assert_eq!(u32::from_le_bytes(pages), 768);
+    balloon.set_target(u32::MAX);
+    balloon.read_config(0, &mut pages);
+    assert_eq!(u32::from_le_bytes(pages), u32::MAX);
+}
+
+#[test]
+fn the_guest_sets_the_actual_size_and_nothing_else() {
+    let (mut balloon, _rings, _around) = start();
+    balloon.write_config(4, &(5 * 256u32).to_le_bytes());
+    assert_eq!(balloon.actual_mib(), 5);
+    for offset in [0, 3, 8, u64::MAX] {
+        balloon.write_config(offset, &[0xff; 4]);
+        let mut target = [9; 4];
+        balloon.read_config(0, &mut target);
+        assert_eq!(target, [0; 4]);
+    }
+    let mut beyond = [7; 4];
+    balloon.read_config(u64::MAX, &mut beyond);
+    assert_eq!(beyond, [7; 4]);
+}
+
+#[test]
+fn it_serves_again_after_a_reset_and_without_all_queues() {
+    let (mut balloon, _rings, harness) = start();
+    balloon.reset();
+    for index in 0..5 {
+        balloon.queue_event(index).unwrap();
+    }
+    let mut ring = Ring::new(&harness.memory, 0x1000, 8);
+    let mut absent = ring.queue(true);
+    virtio_queue::QueueT::set_ready(&mut absent, false);
+    balloon
+        .activate(harness.activation(vec![ring.queue(true), absent], 0))
+        .unwrap();
+    let len = pfns(&harness, 0x9000, &[0x80]);
+    ring.add(&[readable(0x9000, len)]);
+    for index in 0..5 {
+        balloon.queue_event(index).unwrap();
+    }
+    assert_eq!(ring.used(), [(0, 0)]);
+}

@@ -1,0 +1,240 @@
+//! Rate limiter of a guest's disks: two token buckets, for bytes and for requests, that all its
+//! disks share.
+//!
+//! A bucket is stored as the time up to which its work is paid for. Work advances that time by its
+//! duration at the bucket's rate. The time lags behind by at most [`BURST_WINDOW`], the tokens that
+//! an idle guest saves up. A request starts when everything before it is paid for, whatever its own
+//! cost, so at most one request is ahead of the rate.
+
+use jiffy_proto::vm::DiskLimits;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+/// Capacity of a bucket, as the time in which it fills.
+pub const BURST_WINDOW: Duration = Duration::from_secs(1);
+/// Shortest wait: the requests of this time are served together, by one wakeup of the event loop.
+const MIN_WAIT: Duration = Duration::from_millis(5);
+
+/// Cost of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskWork {
+    /// Bytes of its buffers.
+    pub bytes: u64,
+    /// Number of requests that it counts as.
+    pub requests: u64,
+}
+
+#[derive(Debug)]
+struct TokenBucket {
+    per_s: NonZeroU64,
+    paid: Duration,
+}
+
+impl TokenBucket {
+    fn wait(&self, now: Duration) -> Duration {
+        self.paid.saturating_sub(now)
+    }
+
+    fn take(&mut self, amount: u64, now: Duration) {
+        let nanos = (u128::from(amount) * 1_000_000_000).div_ceil(u128::from(self.per_s.get()));
+        let cost = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        let oldest = now.saturating_sub(BURST_WINDOW);
+        self.paid = self.paid.max(oldest).saturating_add(cost);
+    }
+}
+
+/// Token buckets of one guest. Times are relative to a fixed origin, which lies [`BURST_WINDOW`] or
+/// more before the first call.
+#[derive(Debug)]
+pub struct DiskLimiter {
+    bytes: Option<TokenBucket>,
+    requests: Option<TokenBucket>,
+    /// Bit set of disks that had to wait and were not given precedence since.
+    waiting: u64,
+    /// Disk that was served last.
+    last: Option<u32>,
+}
+
+impl DiskLimiter {
+    /// Creates full buckets; none if nothing is limited.
+    pub fn new(limits: DiskLimits) -> Option<Self> {
+        let bucket = |per_s| TokenBucket {
+            per_s,
+            paid: Duration::ZERO,
+        };
+        let (bytes, requests) = (limits.bytes_per_s, limits.requests_per_s);
+        (bytes.is_some() || requests.is_some()).then(|| Self {
+            bytes: bytes.map(bucket),
+            requests: requests.map(bucket),
+            waiting: 0,
+            last: None,
+        })
+    }
+
+    /// Admits the next request of `disk` (below 64), or returns the time to wait before asking
+    /// again. Among waiting disks the one that was served last yields once, so that a busy disk
+    /// does not starve the others.
+    pub fn admit(&mut self, disk: u32, now: Duration) -> Result<(), Duration> {
+        let own = 1u64.checked_shl(disk).unwrap_or(0);
+        let buckets = self.bytes.iter().chain(&self.requests);
+        let wait = buckets.map(|b| b.wait(now)).max().unwrap_or_default();
+        if !wait.is_zero() {
+            self.waiting |= own;
+            return Err(wait.max(MIN_WAIT));
+        }
+        if self.waiting & !own != 0 && self.last == Some(disk) {
+            self.waiting = 0;
+            self.last = None;
+            return Err(MIN_WAIT);
+        }
+        self.waiting &= !own;
+        self.last = Some(disk);
+        Ok(())
+    }
+
+    /// Charges the buckets for a request.
+    pub fn charge(&mut self, work: DiskWork, now: Duration) {
+        if let Some(bucket) = &mut self.bytes {
+            bucket.take(work.bytes, now);
+        }
+        if let Some(bucket) = &mut self.requests {
+            bucket.take(work.requests, now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn limiter(bytes_per_s: u64, requests_per_s: u64) -> DiskLimiter {
+        DiskLimiter::new(DiskLimits {
+            bytes_per_s: NonZeroU64::new(bytes_per_s),
+            requests_per_s: NonZeroU64::new(requests_per_s),
+        })
+        .unwrap()
+    }
+
+    fn request(bytes: u64) -> DiskWork {
+        DiskWork { bytes, requests: 1 }
+    }
+
+    /// Runs a disk that is never idle from `now` to `end`; returns the number of requests served.
+    fn busy(
+        limiter: &mut DiskLimiter,
+        disk: u32,
+        bytes: u64,
+        mut now: Duration,
+        end: Duration,
+    ) -> u64 {
+        let mut served = 0;
+        while now < end {
+            match limiter.admit(disk, now) {
+                Ok(()) => {
+                    limiter.charge(request(bytes), now);
+                    served += 1;
+                }
+                Err(wait) => now += wait,
+            }
+        }
+        served
+    }
+
+    #[test]
+    fn nothing_is_counted_where_nothing_is_limited() {
+        assert!(DiskLimiter::new(DiskLimits::default()).is_none());
+    }
+
+    #[test]
+    fn an_idle_guest_saves_up_tokens_of_one_second_and_no_more() {
+        for rest in [0, 1, 3600] {
+            let mut limiter = limiter(10 * MIB, 0);
+            let now = BURST_WINDOW + Duration::from_secs(rest);
+            let mut served = 0;
+            while limiter.admit(0, now).is_ok() {
+                limiter.charge(request(MIB), now);
+                served += 1;
+            }
+            // The last one is ahead of the rate.
+            assert_eq!(served, 11);
+        }
+    }
+
+    #[test]
+    fn a_busy_disk_gets_the_rate() {
+        let seconds = 100;
+        let end = BURST_WINDOW + Duration::from_secs(seconds);
+        let by_bytes = busy(&mut limiter(10 * MIB, 0), 0, MIB, BURST_WINDOW, end);
+        assert!((1009..=1012).contains(&by_bytes), "{by_bytes}");
+        let by_requests = busy(&mut limiter(0, 50), 0, MIB, BURST_WINDOW, end);
+        assert!((5049..=5052).contains(&by_requests), "{by_requests}");
+        // The tighter one of two limits.
+        let by_both = busy(&mut limiter(10 * MIB, 5), 0, MIB, BURST_WINDOW, end);
+        assert!((504..=507).contains(&by_both), "{by_both}");
+    }
+
+    #[test]
+    fn a_request_larger_than_the_bucket_is_served_and_paid_for_afterwards() {
+        let mut limiter = limiter(MIB, 0);
+        assert_eq!(limiter.admit(0, BURST_WINDOW), Ok(()));
+        limiter.charge(request(4 * MIB), BURST_WINDOW);
+        assert_eq!(limiter.admit(0, BURST_WINDOW), Err(Duration::from_secs(3)));
+        assert_eq!(
+            limiter.admit(0, BURST_WINDOW + Duration::from_secs(3)),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn the_shortest_wait_is_some_milliseconds() {
+        let mut limiter = limiter(1 << 40, 0);
+        limiter.charge(request((1 << 40) + 1), BURST_WINDOW);
+        assert_eq!(limiter.admit(0, BURST_WINDOW), Err(MIN_WAIT));
+    }
+
+    #[test]
+    fn the_largest_numbers_do_not_overflow() {
+        let mut limiter = limiter(1, u64::MAX);
+        limiter.charge(request(u64::MAX), BURST_WINDOW);
+        limiter.charge(request(u64::MAX), BURST_WINDOW);
+        assert!(limiter.admit(0, BURST_WINDOW).is_err());
+    }
+
+    #[test]
+    fn a_disk_that_is_never_idle_does_not_keep_another_one_waiting() {
+        let mut limiter = limiter(MIB, 0);
+        let mut now = BURST_WINDOW;
+        // Times of the next attempts; the first disk always asks first.
+        let mut back = [now; 2];
+        let mut served = [0u64; 2];
+        while now < Duration::from_secs(60) {
+            for disk in 0..2u32 {
+                let at = usize::try_from(disk).unwrap();
+                while back[at] <= now {
+                    match limiter.admit(disk, now) {
+                        Ok(()) => {
+                            limiter.charge(request(MIB / 4), now);
+                            served[at] += 1;
+                        }
+                        Err(wait) => back[at] = now + wait,
+                    }
+                }
+            }
+            now += Duration::from_millis(1);
+        }
+        let [first, second] = served;
+        assert!(second * 3 > first && first * 3 > second, "{served:?}");
+    }
+
+    #[test]
+    fn a_disk_that_went_away_while_it_waited_does_not_block_others_for_long() {
+        let mut limiter = limiter(MIB, 0);
+        limiter.charge(request(2 * MIB), BURST_WINDOW);
+        assert!(limiter.admit(0, BURST_WINDOW).is_err());
+        let end = BURST_WINDOW + Duration::from_secs(20);
+        let served = busy(&mut limiter, 1, MIB, BURST_WINDOW, end);
+        assert!((19..=20).contains(&served), "{served}");
+    }
+}

@@ -1,0 +1,229 @@
+//! Frames from the tap to the guest.
+//!
+//! The tap is watched edge-triggered, and `readable` stays set until a read finds it empty. A guest
+//! without buffers therefore causes no wakeups, and no frame is read without a buffer for it,
+//! except one that is too large for the available buffers and waits for more.
+
+use super::MAX_FRAME_BYTES;
+use super::header::{HEADER_BYTES, set_num_buffers};
+use super::tap::Tap;
+use crate::GuestMemory;
+use crate::virtio::device::chain::{DescriptorChain, next_chain};
+use crate::virtio::{DeviceError, Interrupt};
+use std::io;
+use std::sync::atomic::{Ordering, fence};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Address, Bytes, GuestAddress};
+
+/// Frames plus chains handled before control returns to the event loop.
+const RX_BUDGET: usize = 512;
+
+/// State of the receiving side.
+#[derive(Debug)]
+pub struct FrameReceiver {
+    frame: Box<[u8]>,
+    len: usize,
+    /// True if the tap may have a frame.
+    pub readable: bool,
+    /// Frames given to the guest.
+    pub frames: u64,
+    /// Frames too large for the guest's buffers.
+    pub dropped: u64,
+    /// Reads that failed.
+    pub errors: u64,
+}
+
+enum DeliveryStatus {
+    Done,
+    Dropped,
+    /// The guest was asked to kick when it has more buffers.
+    Starved,
+}
+
+/// Receive queue and its surroundings.
+pub struct ReceiveQueue<'a> {
+    /// Queue of the device.
+    pub queue: &'a mut Queue,
+    /// Guest memory.
+    pub memory: &'a GuestMemory,
+    /// Interrupt line.
+    pub interrupt: &'a dyn Interrupt,
+    /// `VIRTIO_NET_F_MRG_RXBUF` was negotiated: a frame may be spread over several chains.
+    pub mergeable: bool,
+}
+
+fn ring(e: impl std::fmt::Display) -> DeviceError {
+    DeviceError::Guest(format!("receive ring: {e}"))
+}
+
+impl FrameReceiver {
+    pub fn new() -> Self {
+        Self {
+            frame: vec![0; MAX_FRAME_BYTES].into_boxed_slice(),
+            len: 0,
+            readable: false,
+            frames: 0,
+            dropped: 0,
+            errors: 0,
+        }
+    }
+
+    /// Forgets the frame that waits, if any.
+    pub fn reset(&mut self) {
+        self.len = 0;
+        self.readable = false;
+    }
+
+    /// Moves frames until the tap is empty, the guest has no buffers or the budget is spent;
+    /// returns true if the budget was.
+    pub fn run(&mut self, tap: &Tap, mut to: ReceiveQueue<'_>) -> Result<bool, DeviceError> {
+        if !to.queue.ready() {
+            return Ok(false);
+        }
+        let before = to.queue.next_used();
+        to.queue.disable_notification(to.memory).map_err(ring)?;
+        let outcome = self.move_frames(tap, &mut to);
+        if to.queue.next_used() != before && to.needs_interrupt(before)? {
+            to.interrupt.queue();
+        }
+        outcome
+    }
+
+    fn move_frames(&mut self, tap: &Tap, to: &mut ReceiveQueue<'_>) -> Result<bool, DeviceError> {
+        let mut budget = RX_BUDGET;
+        loop {
+            if self.len == 0 {
+                if !self.readable || !to.has_buffers()? {
+                    return Ok(false);
+                }
+                match tap.read(&mut self.frame) {
+                    Ok(len) => self.len = len,
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    Err(e) => {
+                        self.errors += u64::from(e.kind() != io::ErrorKind::WouldBlock);
+                        self.readable = false;
+                    }
+                }
+                if self.len <= HEADER_BYTES {
+                    // No frame, an empty one, or the end of the tap.
+                    self.readable &= self.len != 0;
+                    self.len = 0;
+                }
+            }
+            if self.len != 0 {
+                match to.deliver(&mut self.frame[..self.len], &mut budget)? {
+                    DeliveryStatus::Done => self.frames += 1,
+                    DeliveryStatus::Dropped => self.dropped += 1,
+                    DeliveryStatus::Starved => return Ok(false),
+                }
+                self.len = 0;
+            }
+            budget = budget.saturating_sub(1);
+            if budget == 0 {
+                return Ok(self.readable);
+            }
+        }
+    }
+}
+
+impl ReceiveQueue<'_> {
+    /// Returns true if a chain is available; enables kicks if not.
+    fn has_buffers(&mut self) -> Result<bool, DeviceError> {
+        let avail = self.queue.avail_idx(self.memory, Ordering::Acquire);
+        if avail.map_err(ring)?.0 != self.queue.next_avail() {
+            return Ok(true);
+        }
+        self.queue.enable_notification(self.memory).map_err(ring)
+    }
+
+    fn deliver(
+        &mut self,
+        frame: &mut [u8],
+        budget: &mut usize,
+    ) -> Result<DeliveryStatus, DeviceError> {
+        let first = self.queue.next_avail();
+        let limit = if self.mergeable {
+            usize::from(self.queue.size())
+        } else {
+            1
+        };
+        let mut chains: Vec<DescriptorChain<'_>> = Vec::new();
+        let mut room = 0;
+        let mut asked = false;
+        while room < frame.len() {
+            if chains.len() == limit {
+                self.queue.set_next_avail(first);
+                return Ok(DeliveryStatus::Dropped);
+            }
+            let Some(chain) = next_chain(self.queue, self.memory)? else {
+                // Enabled after the last chain seen: the driver kicks for the chains that follow
+                // it.
+                let more = self.queue.enable_notification(self.memory).map_err(ring)?;
+                if more && !std::mem::replace(&mut asked, true) {
+                    continue;
+                }
+                if more {
+                    return Err(ring("available index goes back (2.7.6)"));
+                }
+                self.queue.set_next_avail(first);
+                return Ok(DeliveryStatus::Starved);
+            };
+            asked = false;
+            if !chain.readable.is_empty() || chain.writable.is_empty() {
+                return Err(DeviceError::Guest(
+                    "receive buffer that is not writable (5.1.6.3)".into(),
+                ));
+            }
+            *budget = budget.saturating_sub(1);
+            room += chain.writable.len();
+            chains.push(chain);
+        }
+        set_num_buffers(frame, u16::try_from(chains.len()).unwrap_or(u16::MAX));
+        let mut rest = &*frame;
+        let mut used = Vec::with_capacity(chains.len());
+        for chain in &chains {
+            let count = chain.writable.copy_from(rest);
+            rest = &rest[count..];
+            used.push((chain.head, u32::try_from(count).unwrap_or(u32::MAX)));
+        }
+        self.publish(&used)?;
+        Ok(DeliveryStatus::Done)
+    }
+
+    /// Puts all chains of a frame into the used ring and moves its index once: a polling driver
+    /// must never see an incomplete frame.
+    fn publish(&mut self, used: &[(u16, u32)]) -> Result<(), DeviceError> {
+        let base = GuestAddress(self.queue.used_ring());
+        let at = |offset| base.checked_add(offset).ok_or_else(|| ring("no room"));
+        let mut next = self.queue.next_used();
+        for &(head, len) in used {
+            let slot = u64::from(next % self.queue.size());
+            let entry = u64::from(head) | u64::from(len) << 32;
+            self.memory
+                .write_obj(entry.to_le(), at(4 + 8 * slot)?)
+                .map_err(ring)?;
+            next = next.wrapping_add(1);
+        }
+        self.memory
+            .store(next.to_le(), at(2)?, Ordering::Release)
+            .map_err(ring)?;
+        self.queue.set_next_used(next);
+        Ok(())
+    }
+
+    /// Returns true if the driver wants an interrupt for the buffers used since index `before`
+    /// (2.7.10).
+    fn needs_interrupt(&self, before: u16) -> Result<bool, DeviceError> {
+        fence(Ordering::SeqCst);
+        if !self.queue.event_idx_enabled() {
+            return Ok(true);
+        }
+        let at = GuestAddress(self.queue.avail_ring())
+            .checked_add(4 + 2 * u64::from(self.queue.size()))
+            .ok_or_else(|| ring("no room"))?;
+        let event: u16 = self.memory.load(at, Ordering::Relaxed).map_err(ring)?;
+        let now = self.queue.next_used();
+        let passed = now.wrapping_sub(u16::from_le(event)).wrapping_sub(1);
+        Ok(passed < now.wrapping_sub(before))
+    }
+}

@@ -1,0 +1,9 @@
+//! Tests of the device with a well-behaved driver and a hostile one.
+
+mod closing;
+mod connecting;
+mod guest;
+mod hostile;
+mod transfer;
+
+use guest::{GUEST_CID, GuestSocket, Pattern, VsockGuest};

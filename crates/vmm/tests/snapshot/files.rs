@@ -1,0 +1,86 @@
+//! Files of a test VM: snapshots, their targets, and lists of descriptors for requests.
+
+use jiffy_proto::snapshot::{LayerFiles, SnapshotReport};
+use jiffy_proto::vm::FdIndex;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+pub fn file() -> File {
+    tempfile::tempfile().unwrap()
+}
+
+/// A snapshot: open files, oldest layer first.
+#[derive(Default)]
+pub struct OpenSnapshot {
+    pub state: Option<File>,
+    pub memory: Vec<(File, File)>,
+    pub disk: Vec<(File, File)>,
+    pub report: SnapshotReport,
+}
+
+impl OpenSnapshot {
+    pub fn share(&self) -> Self {
+        let copy = |list: &[(File, File)]| {
+            let copy = |f: &File| f.try_clone().unwrap();
+            list.iter().map(|(a, b)| (copy(a), copy(b))).collect()
+        };
+        Self {
+            state: self.state.as_ref().map(|f| f.try_clone().unwrap()),
+            memory: copy(&self.memory),
+            disk: copy(&self.disk),
+            report: self.report.clone(),
+        }
+    }
+}
+
+/// Files that a snapshot is written to.
+pub struct SnapshotTarget {
+    pub state: File,
+    pub memory: File,
+    /// `memory` opened with `O_DIRECT`.
+    pub direct: Option<File>,
+    pub index: File,
+    pub overlay: File,
+    pub disk_index: File,
+}
+
+impl SnapshotTarget {
+    pub fn new() -> Self {
+        Self::to(file())
+    }
+
+    /// Creates the files but `memory`, which is given.
+    pub fn to(memory: File) -> Self {
+        let mut direct = File::options();
+        direct.write(true).custom_flags(libc::O_DIRECT);
+        let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+        Self {
+            state: file(),
+            direct: direct.open(path).ok(),
+            memory,
+            index: file(),
+            overlay: file(),
+            disk_index: file(),
+        }
+    }
+}
+
+/// Descriptors of a request, each with its index.
+pub struct FdList<'a>(pub Vec<BorrowedFd<'a>>);
+
+impl<'a> FdList<'a> {
+    pub fn add(&mut self, fd: &'a impl AsFd) -> FdIndex {
+        self.0.push(fd.as_fd());
+        FdIndex(u8::try_from(self.0.len() - 1).unwrap())
+    }
+
+    pub fn layers(&mut self, list: &'a [(File, File)]) -> Vec<LayerFiles> {
+        list.iter()
+            .map(|(file, index)| LayerFiles {
+                file: self.add(file),
+                index: self.add(index),
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,101 @@
+//! VM that outlives its controller, and its state after reattachment.
+
+use super::files::SnapshotTarget;
+use super::guest_image::guest;
+use super::test_vm::TestVm;
+use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
+
+/// Kept VM with changes in memory and on its disk, and the directory of its socket.
+fn kept(test: &str) -> Option<(TestVm, tempfile::TempDir)> {
+    let guest = guest(test)?;
+    let place = tempfile::tempdir().unwrap();
+    let mut vm = TestVm::boot(guest, 2, 256, "");
+    assert_eq!(vm.ask("dirty 32"), "ok");
+    assert_eq!(vm.ask("mark one"), "ok");
+    vm.keep(&place.path().join("s"));
+    Some((vm, place))
+}
+
+#[test]
+fn a_guest_does_not_notice_that_its_controller_was_replaced() {
+    let test = "a_guest_does_not_notice_that_its_controller_was_replaced";
+    let Some((mut vm, place)) = kept(test) else {
+        return;
+    };
+    let before = vm.status();
+    for _ in 0..2 {
+        vm.detach();
+        assert_eq!(vm.adopt(&place.path().join("s")), (true, None));
+        vm.verify();
+    }
+    assert_eq!(vm.status()[4], before[4], "the agent greeted again");
+    // The overlay that the next controller received takes the guest's writes.
+    assert_eq!(vm.ask("mark two"), "ok");
+    let snapshot = vm.snapshot(AfterSnapshot::Resume);
+    let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
+    assert_eq!(restored.ask("marks"), "two two");
+    restored.verify();
+}
+
+#[test]
+fn a_snapshot_that_its_controller_abandoned_is_aborted() {
+    let test = "a_snapshot_that_its_controller_abandoned_is_aborted";
+    let Some((mut vm, place)) = kept(test) else {
+        return;
+    };
+    assert_eq!(vm.ask("dirty 128"), "ok");
+    vm.ask_snapshot(&SnapshotTarget::new(), AfterSnapshot::Resume);
+    vm.detach();
+    let (running, undecided) = vm.adopt(&place.path().join("s"));
+    assert!(running);
+    // The snapshot may have completed before its controller went.
+    if undecided.is_some() {
+        vm.commit_or_abort(false);
+    }
+    assert_eq!(vm.ask("mark two"), "ok");
+    vm.verify();
+    let snapshot = vm.snapshot(AfterSnapshot::Resume);
+    assert_eq!(snapshot.memory.len(), 1);
+    let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
+    assert_eq!(restored.ask("marks"), "two two");
+    restored.verify();
+}
+
+#[test]
+fn a_prepared_snapshot_is_committed_only_by_the_next_controller() {
+    let test = "a_prepared_snapshot_is_committed_only_by_the_next_controller";
+    for then in [AfterSnapshot::Resume, AfterSnapshot::Stay] {
+        for happened in [true, false] {
+            let Some((mut vm, place)) = kept(test) else {
+                return;
+            };
+            // Committed at once, like all but the last.
+            let first = vm.snapshot(AfterSnapshot::Resume);
+            vm.commit_or_abort(true);
+            assert_eq!(vm.ask("mark two"), "ok");
+            let target = SnapshotTarget::new();
+            vm.ask_snapshot(&target, then);
+            vm.outcome().unwrap();
+            vm.detach();
+            let (running, undecided) = vm.adopt(&place.path().join("s"));
+            assert_eq!(running, then == AfterSnapshot::Resume);
+            assert_eq!(undecided.as_deref(), Some("next"));
+            vm.commit_or_abort(happened);
+            if !running {
+                vm.resume();
+            }
+            let layers = first.memory.len() + usize::from(happened);
+            if happened {
+                vm.adopt_snapshot(target);
+            }
+            assert_eq!(vm.ask("marks"), "two two");
+            vm.verify();
+            assert_eq!(vm.ask("mark three"), "ok");
+            let last = vm.snapshot(AfterSnapshot::Resume);
+            assert_eq!(last.memory.len(), layers + 1);
+            let mut restored = TestVm::restore(last, &vm.base(), MemorySource::Map);
+            assert_eq!(restored.ask("marks"), "three three");
+            restored.verify();
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Restored guests continue without noticing.
+
+use super::guest_image::guest;
+use super::test_vm::TestVm;
+use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
+
+const COPY_ALL: MemorySource = MemorySource::Copy { working_set: None };
+
+fn check_restore(test: &str, vcpus: u8) {
+    let Some(guest) = guest(test) else { return };
+    let mut vm = TestVm::boot(guest, vcpus, 256, "");
+    vm.verify();
+    let before = vm.status();
+    let snapshot = vm.snapshot(AfterSnapshot::Stop);
+    let base = vm.base();
+    drop(vm);
+    for source in [MemorySource::Map, COPY_ALL] {
+        let mut restored = TestVm::restore(snapshot.share(), &base, source);
+        let after = restored.status();
+        assert!(
+            after[1] >= before[1] && after[4] > before[4],
+            "{before:?} {after:?}"
+        );
+        restored.verify();
+    }
+}
+
+#[test]
+fn a_guest_with_one_vcpu_goes_on_in_the_middle_of_its_computation() {
+    check_restore(
+        "a_guest_with_one_vcpu_goes_on_in_the_middle_of_its_computation",
+        1,
+    );
+}
+
+#[test]
+fn a_guest_with_two_vcpus_goes_on_in_the_middle_of_its_computation() {
+    check_restore(
+        "a_guest_with_two_vcpus_goes_on_in_the_middle_of_its_computation",
+        2,
+    );
+}
+
+#[test]
+fn an_idle_guest_wakes_up_when_it_is_restored() {
+    let test = "an_idle_guest_wakes_up_when_it_is_restored";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = TestVm::boot(guest, 2, 256, "quiet_guest");
+    vm.ask("marks");
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let snapshot = vm.snapshot(AfterSnapshot::Stop);
+    let base = vm.base();
+    drop(vm);
+    for source in [MemorySource::Map, COPY_ALL] {
+        let mut restored = TestVm::restore(snapshot.share(), &base, source);
+        restored.ask("marks");
+    }
+}
+
+/// Writes the golden state of the current format; run once per format.
+#[test]
+#[ignore = "writes test data"]
+fn make_golden_state() {
+    use std::os::unix::fs::FileExt;
+    let Some(guest) = guest("make_golden_state") else {
+        return;
+    };
+    let snapshot = TestVm::boot(guest, 2, 128, "").snapshot(AfterSnapshot::Stop);
+    let state = snapshot.state.unwrap();
+    let mut bytes = vec![0; usize::try_from(state.metadata().unwrap().len()).unwrap()];
+    state.read_exact_at(&mut bytes, 0).unwrap();
+    let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    std::fs::create_dir_all(&data).unwrap();
+    std::fs::write(data.join("state-format1.bin"), bytes).unwrap();
+}

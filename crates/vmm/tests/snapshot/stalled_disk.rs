@@ -1,0 +1,102 @@
+//! Host storage that does not answer.
+
+use super::files::SnapshotTarget;
+use super::guest_image::{guest, skip};
+use super::test_vm::TestVm;
+use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
+use std::fs::{File, OpenOptions};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// File system whose writes can be stalled.
+struct StalledDisk {
+    place: TempDir,
+}
+
+fn command(program: &str, words: &[&str]) -> bool {
+    let done = Command::new(program).args(words).output();
+    done.is_ok_and(|output| output.status.success())
+}
+
+impl StalledDisk {
+    fn new() -> Option<Self> {
+        let place = tempfile::tempdir().unwrap();
+        let (image, at) = (place.path().join("image"), place.path().join("at"));
+        File::create(&image).unwrap().set_len(256 << 20).unwrap();
+        std::fs::create_dir(&at).unwrap();
+        let (image, at) = (image.to_str().unwrap(), at.to_str().unwrap());
+        let mounted = command("mkfs.ext4", &["-q", image])
+            && command("mount", &["-o", "loop,nodiscard", image, at]);
+        mounted.then_some(Self { place })
+    }
+
+    fn at(&self) -> String {
+        self.place.path().join("at").to_str().unwrap().to_owned()
+    }
+
+    fn overlay(&self) -> File {
+        let path = self.place.path().join("at/overlay");
+        let mut options = OpenOptions::new();
+        let overlay = options.read(true).write(true).create_new(true).open(&path);
+        std::fs::remove_file(path).unwrap();
+        overlay.unwrap()
+    }
+
+    fn freeze(&self) {
+        assert!(command("fsfreeze", &["-f", &self.at()]));
+    }
+
+    fn thaw(&self) {
+        command("fsfreeze", &["-u", &self.at()]);
+    }
+}
+
+impl Drop for StalledDisk {
+    fn drop(&mut self) {
+        self.thaw();
+        command("umount", &["-l", &self.at()]);
+    }
+}
+
+/// Waits until the guest's writer stalls, or continues.
+fn wait_for_writes(vm: &mut TestVm, thaw: bool) {
+    let began = Instant::now();
+    loop {
+        let before = vm.status()[1];
+        thread::sleep(Duration::from_millis(100));
+        if (vm.status()[1] != before) == thaw {
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "thaw: {thaw}");
+    }
+}
+
+#[test]
+fn a_disk_that_does_not_answer_holds_up_nothing_else_and_loses_nothing() {
+    let test = "a_disk_that_does_not_answer_holds_up_nothing_else_and_loses_nothing";
+    let Some(guest) = guest(test) else { return };
+    let Some(disk) = StalledDisk::new() else {
+        return skip(test, "a file system cannot be mounted from a file");
+    };
+    let mut vm = TestVm::boot_on(disk.overlay(), guest, 2, 256, "");
+    wait_for_writes(&mut vm, true);
+    disk.freeze();
+    wait_for_writes(&mut vm, false);
+    // Streams into the guest, its processors and the control socket.
+    let before = vm.status();
+    vm.pause();
+    vm.resume();
+    wait_for_writes(&mut vm, false);
+    assert!(vm.status()[2] > before[2]);
+    // A snapshot waits for the request in flight.
+    let target = SnapshotTarget::new();
+    vm.ask_snapshot(&target, AfterSnapshot::Resume);
+    disk.thaw();
+    let snapshot = vm.snapshotted(target).unwrap();
+    wait_for_writes(&mut vm, true);
+    vm.verify();
+    TestVm::restore(snapshot, &vm.base(), MemorySource::Map).verify();
+    vm.verify();
+}

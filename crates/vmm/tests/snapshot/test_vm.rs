@@ -1,0 +1,476 @@
+//! `jiffy-vmm` process under the control of a test.
+
+use super::files::{FdList, OpenSnapshot, SnapshotTarget, file};
+use super::guest_image::GuestImage;
+use super::vmm_process::{kvm, spawn, vsock};
+use jiffy_proto::agent::HELLO_PORT;
+use jiffy_proto::channel::Channel;
+use jiffy_proto::console::ConsoleRing;
+use jiffy_proto::snapshot::{
+    AfterSnapshot, DiskFreeze, MemorySource, RestoreConfig, SnapshotConfig, SnapshotReport,
+};
+use jiffy_proto::vm::{DiskConfig, DiskLimits, Event, FdIndex, PROTOCOL, Request, VmConfig};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
+};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+pub const DISK_BYTES: u64 = 64 << 20;
+const COMMAND_PORT: u32 = 5000;
+
+pub struct TestVm {
+    channel: Channel,
+    pub child: Child,
+    console: ConsoleRing,
+    /// Snapshot that it was restored from, and the overlay that it writes to.
+    origin: OpenSnapshot,
+    overlay: File,
+    /// Overlay that it wrote to before it was adopted.
+    former: Option<File>,
+    base: File,
+    /// Largest size in bytes of its next snapshots.
+    pub max_bytes: Option<u64>,
+    /// Held, because closing it makes the guest greet again.
+    greeting: Option<UnixStream>,
+}
+
+enum RestoreSource<'a> {
+    Plain(MemorySource),
+    WorkingSet(&'a File),
+}
+
+impl TestVm {
+    pub fn boot(guest: &GuestImage, vcpus: u8, memory_mib: u32, words: &str) -> Self {
+        Self::boot_on(file(), guest, vcpus, memory_mib, words)
+    }
+
+    /// Boots with a given overlay.
+    pub fn boot_on(
+        overlay: File,
+        guest: &GuestImage,
+        vcpus: u8,
+        memory_mib: u32,
+        words: &str,
+    ) -> Self {
+        let (channel, child) = spawn();
+        let console = ConsoleRing::create().unwrap();
+        let (kvm, base) = (kvm(), file());
+        base.set_len(DISK_BYTES).unwrap();
+        let kernel = File::open(&guest.kernel).unwrap();
+        let initrd = File::open(&guest.initrd).unwrap();
+        let mut fds = FdList(Vec::new());
+        let config = VmConfig {
+            vcpus,
+            memory_mib,
+            kvm: fds.add(&kvm),
+            kernel: fds.add(&kernel),
+            initrd: Some(fds.add(&initrd)),
+            cmdline: format!(
+                "console=ttyS0 quiet loglevel=3 panic=-1 reboot=k noreplace-smp transparent_hugepage=always rdinit=/init {words}"
+            ),
+            disks: vec![DiskConfig::Overlay {
+                base: fds.add(&base),
+                overlay: fds.add(&overlay),
+            }],
+            disk_limits: DiskLimits::default(),
+            vsock: Some(vsock()),
+            net: None,
+            rng: true,
+            balloon: true,
+            console: {
+                fds.0.push(console.fd());
+                FdIndex(u8::try_from(fds.0.len() - 1).unwrap())
+            },
+        };
+        channel
+            .send(&Request::Start(Box::new(config)), &fds.0)
+            .unwrap();
+        drop(fds);
+        let mut vm = Self {
+            channel,
+            child,
+            console,
+            origin: OpenSnapshot::default(),
+            overlay,
+            former: None,
+            max_bytes: None,
+            base,
+            greeting: None,
+        };
+        vm.wait_for_hello();
+        vm
+    }
+
+    pub fn restore(snapshot: OpenSnapshot, base: &File, source: MemorySource) -> Self {
+        let mut vm = Self::start_from(snapshot, base, source);
+        vm.wait_for_hello();
+        vm
+    }
+
+    /// Restores with the chunks of `set`, an index, read eagerly.
+    pub fn restore_with(snapshot: OpenSnapshot, base: &File, set: &File) -> Self {
+        let mut vm = Self::start(snapshot, base, RestoreSource::WorkingSet(set));
+        vm.wait_for_hello();
+        vm
+    }
+
+    /// Like `restore`, without waiting for the guest.
+    pub fn start_from(snapshot: OpenSnapshot, base: &File, source: MemorySource) -> Self {
+        Self::start(snapshot, base, RestoreSource::Plain(source))
+    }
+
+    fn start(snapshot: OpenSnapshot, base: &File, source: RestoreSource<'_>) -> Self {
+        let (channel, child) = spawn();
+        let console = ConsoleRing::create().unwrap();
+        let (kvm, overlay) = (kvm(), file());
+        let base = base.try_clone().unwrap();
+        let mut fds = FdList(Vec::new());
+        let config = RestoreConfig {
+            kvm: fds.add(&kvm),
+            state: fds.add(snapshot.state.as_ref().unwrap()),
+            memory: fds.layers(&snapshot.memory),
+            source: match source {
+                RestoreSource::Plain(source) => source,
+                RestoreSource::WorkingSet(set) => MemorySource::Copy {
+                    working_set: Some(fds.add(set)),
+                },
+            },
+            disks: vec![DiskConfig::Layered {
+                base: fds.add(&base),
+                layers: fds.layers(&snapshot.disk),
+                overlay: fds.add(&overlay),
+            }],
+            disk_limits: DiskLimits::default(),
+            vsock: Some(vsock()),
+            net: None,
+            console: {
+                fds.0.push(console.fd());
+                FdIndex(u8::try_from(fds.0.len() - 1).unwrap())
+            },
+            paused: false,
+        };
+        channel
+            .send(&Request::Restore(Box::new(config)), &fds.0)
+            .unwrap();
+        drop(fds);
+        Self {
+            channel,
+            child,
+            console,
+            origin: snapshot,
+            overlay,
+            former: None,
+            max_bytes: None,
+            base,
+            greeting: None,
+        }
+    }
+
+    pub fn base(&self) -> File {
+        self.base.try_clone().unwrap()
+    }
+
+    pub fn console(&self) -> String {
+        String::from_utf8_lossy(&self.console.tail()).into_owned()
+    }
+
+    /// Next event, within 30 s.
+    pub fn event(&self) -> (Event, Vec<OwnedFd>) {
+        let mut poll = libc::pollfd {
+            fd: self.channel.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one pollfd, for the time of the call.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 30_000) };
+        assert_eq!(
+            ready,
+            1,
+            "no event within 30 s; console: {}",
+            self.console()
+        );
+        self.channel.recv().unwrap()
+    }
+
+    /// Waits for an event that `pick` takes; any other is a failure of the test.
+    pub fn wait<T>(&mut self, mut pick: impl FnMut(Event) -> Result<T, Event>) -> T {
+        loop {
+            let (event, fds) = self.event();
+            if let Event::GuestConnect { port: HELLO_PORT } = event {
+                let stream = UnixStream::from(fds.into_iter().next().unwrap());
+                self.answer_hello(stream);
+                continue;
+            }
+            match pick(event) {
+                Ok(value) => return value,
+                Err(Event::Started(_)) => {}
+                Err(other) => panic!("{other:?}; console: {}", self.console()),
+            }
+        }
+    }
+
+    fn wait_for_hello(&mut self) {
+        while self.greeting.is_none() {
+            match self.event() {
+                (Event::GuestConnect { port: HELLO_PORT }, fds) => {
+                    self.answer_hello(UnixStream::from(fds.into_iter().next().unwrap()));
+                }
+                (Event::Started(_), _) => {}
+                (other, _) => panic!("{other:?}; console: {}", self.console()),
+            }
+        }
+    }
+
+    /// Makes the VM outlive its controller. Later controllers connect at `path`.
+    pub fn keep(&mut self, path: &Path) {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+        bind(listener.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+        listen(&listener, Backlog::new(1).unwrap()).unwrap();
+        let request = Request::Keep {
+            listener: FdIndex(0),
+            log: None,
+            greeting: Some(FdIndex(1)),
+        };
+        let greeting = self.greeting.take().unwrap();
+        let fds = [listener.as_fd(), greeting.as_fd()];
+        self.channel.send(&request, &fds).unwrap();
+        self.wait(|event| match event {
+            Event::Kept => Ok(()),
+            other => Err(other),
+        });
+    }
+
+    /// Closes the control socket.
+    pub fn detach(&mut self) {
+        self.channel = Channel::pair().unwrap().0;
+    }
+
+    /// Connects as another controller and takes over the VM's files; returns if the guest runs, and
+    /// the prepared snapshot.
+    pub fn adopt(&mut self, path: &Path) -> (bool, Option<String>) {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let next = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+        connect(next.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+        self.channel = Channel::new(next);
+        self.former = Some(self.overlay.try_clone().unwrap());
+        self.recall()
+    }
+
+    fn recall(&mut self) -> (bool, Option<String>) {
+        self.send(&Request::Recall);
+        loop {
+            match self.event() {
+                (
+                    Event::Recalled {
+                        protocol: PROTOCOL,
+                        running,
+                        undecided,
+                        console: FdIndex(0),
+                        overlays,
+                    },
+                    mut fds,
+                ) => {
+                    assert_eq!(overlays, [FdIndex(1)]);
+                    self.overlay = File::from(fds.pop().unwrap());
+                    self.console = ConsoleRing::open(fds.pop().unwrap()).unwrap();
+                    return (running, undecided);
+                }
+                // Requested by the former controller.
+                (Event::SnapshotFailed { .. }, _) => {}
+                (other, _) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Makes `target`, written for an earlier controller, the newest layer of the VM.
+    pub fn adopt_snapshot(&mut self, target: SnapshotTarget) {
+        self.origin.state = Some(target.state);
+        self.origin.memory.push((target.memory, target.index));
+        let frozen = self.former.take().unwrap();
+        self.origin.disk.push((frozen, target.disk_index));
+    }
+
+    /// Commits the last snapshot, or aborts it.
+    pub fn commit_or_abort(&mut self, happened: bool) {
+        self.send(&Request::Settle { happened });
+        let failure = self.wait(|event| match event {
+            Event::Settled { failure } => Ok(failure),
+            other => Err(other),
+        });
+        assert_eq!(failure, None);
+        assert_eq!(self.recall().1, None);
+    }
+
+    fn answer_hello(&mut self, stream: UnixStream) {
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let mut line = String::new();
+        // A connection that a snapshot closed is followed by another.
+        if reader.read_line(&mut line).is_err() || line.is_empty() {
+            return;
+        }
+        (&stream).write_all(b"{}\n").unwrap();
+        line.clear();
+        if reader.read_line(&mut line).is_err() || line.is_empty() {
+            return;
+        }
+        self.greeting = Some(stream);
+    }
+
+    /// Sends a command to the guest and returns its answer.
+    pub fn ask(&mut self, command: &str) -> String {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let request = Request::Connect { port: COMMAND_PORT };
+        self.channel.send(&request, &[theirs.as_fd()]).unwrap();
+        drop(theirs);
+        ours.set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        (&ours)
+            .write_all(format!("{command}\n").as_bytes())
+            .unwrap();
+        let mut line = String::new();
+        let result = BufReader::new(ours).read_line(&mut line);
+        assert!(
+            result.is_ok() && !line.is_empty(),
+            "{command}: {result:?}; console: {}",
+            self.console()
+        );
+        line.trim_end().to_owned()
+    }
+
+    /// (failures, sequence, loops of two computers, greetings)
+    pub fn status(&mut self) -> Vec<u64> {
+        let words = self.ask("status");
+        words.split(' ').map(|w| w.parse().unwrap()).collect()
+    }
+
+    /// Asserts that the guest's own checks pass and that it makes progress.
+    pub fn verify(&mut self) {
+        let answer = self.ask("verify");
+        assert!(
+            answer.starts_with("verified"),
+            "{answer}; console: {}",
+            self.console()
+        );
+        let before = self.status();
+        assert_eq!(before[0], 0, "{}", self.console());
+        let limit = Instant::now() + Duration::from_secs(20);
+        loop {
+            let now = self.status();
+            if now[1] > before[1] && now[2] > before[2] {
+                break;
+            }
+            assert!(Instant::now() < limit, "the guest stands still: {now:?}");
+        }
+    }
+
+    /// Present chunks, as an index, and their number.
+    pub fn working_set(&mut self) -> (File, u64) {
+        let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
+        let set = file();
+        let mut fds = FdList(Vec::new());
+        let request = Request::WorkingSet {
+            index: fds.add(&set),
+            pagemap: fds.add(&pagemap),
+        };
+        self.channel.send(&request, &fds.0).unwrap();
+        drop(fds);
+        let chunks = self.wait(|event| match event {
+            Event::WorkingSet { chunks } => Ok(chunks.unwrap()),
+            other => Err(other),
+        });
+        (set, chunks)
+    }
+
+    pub fn send(&self, request: &Request) {
+        self.channel.send(request, &[]).unwrap();
+    }
+
+    pub fn pause(&mut self) -> u64 {
+        self.send(&Request::Pause);
+        self.wait(|event| match event {
+            Event::Paused { stopped_us } => Ok(stopped_us),
+            other => Err(other),
+        })
+    }
+
+    pub fn resume(&mut self) {
+        self.send(&Request::Resume);
+        self.wait(|event| match event {
+            Event::Resumed => Ok(()),
+            other => Err(other),
+        });
+    }
+
+    pub fn ask_snapshot(&self, target: &SnapshotTarget, then: AfterSnapshot) {
+        let pagemap = File::open(format!("/proc/{}/pagemap", self.child.id())).unwrap();
+        let mut fds = FdList(Vec::new());
+        let config = SnapshotConfig {
+            id: "next".to_owned(),
+            state: fds.add(&target.state),
+            memory: fds.add(&target.memory),
+            direct: target.direct.as_ref().map(|file| fds.add(file)),
+            index: fds.add(&target.index),
+            pagemap: Some(fds.add(&pagemap)),
+            disks: vec![DiskFreeze {
+                overlay: fds.add(&target.overlay),
+                index: fds.add(&target.disk_index),
+            }],
+            then,
+            max_bytes: self.max_bytes,
+        };
+        self.channel
+            .send(&Request::Snapshot(config), &fds.0)
+            .unwrap();
+    }
+
+    pub fn outcome(&mut self) -> Result<SnapshotReport, String> {
+        self.wait(|event| match event {
+            Event::Snapshotted(report) => Ok(Ok(report)),
+            Event::SnapshotFailed { reason, .. } => Ok(Err(reason)),
+            other => Err(other),
+        })
+    }
+
+    pub fn snapshot_to(
+        &mut self,
+        target: SnapshotTarget,
+        then: AfterSnapshot,
+    ) -> Result<OpenSnapshot, String> {
+        self.ask_snapshot(&target, then);
+        self.snapshotted(target)
+    }
+
+    /// Waits for the requested snapshot.
+    pub fn snapshotted(&mut self, target: SnapshotTarget) -> Result<OpenSnapshot, String> {
+        let report = self.outcome()?;
+        let mut snapshot = self.origin.share();
+        snapshot.state = Some(target.state);
+        snapshot.memory.push((target.memory, target.index));
+        let frozen = std::mem::replace(&mut self.overlay, target.overlay);
+        snapshot.disk.push((frozen, target.disk_index));
+        snapshot.report = report;
+        self.origin = snapshot.share();
+        Ok(snapshot)
+    }
+
+    pub fn snapshot(&mut self, then: AfterSnapshot) -> OpenSnapshot {
+        self.snapshot_to(SnapshotTarget::new(), then).unwrap()
+    }
+}
+
+impl Drop for TestVm {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
