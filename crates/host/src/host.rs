@@ -134,7 +134,7 @@ impl Host {
 
     /// From now on what its VMMs use is limited.
     pub fn limit_vmms(&mut self, cgroups: Option<Cgroups>) {
-        self.programs.vmm = self.programs.vmm.clone().limited(cgroups);
+        self.programs.vmm = self.programs.vmm.clone().with_cgroups(cgroups);
     }
 
     /// From now on the disks of those that boot or are restored are no faster than this.

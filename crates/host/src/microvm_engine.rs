@@ -15,12 +15,12 @@ use jiffy_engine::{
 };
 use jiffy_microvm::{
     AdoptSpec, BootError, BootSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec,
-    Waiting, host_kvm,
+    UnassignedMicroVm, host_kvm,
 };
 use jiffy_net::{Card, Lease, Network};
 use jiffy_proto::agent::{ENVD_PORT, Hello, Identity, SiteSettings};
 use jiffy_proto::snapshot::AfterSnapshot as Then;
-use jiffy_snapshot::{Durability, Lineage, Store, Verdict};
+use jiffy_snapshot::{Durability, Lineage, Store, VerifyResult};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
@@ -133,7 +133,9 @@ impl MicroVmEngine {
             .restore_spec(lineage, disk_mib, overlay, memory)
             .map_err(chain)?;
         spec.net = lease.as_mut().and_then(card::spec);
-        let waiting = MicroVm::restore_waiting(spec).await.map_err(boot_error)?;
+        let waiting = MicroVm::restore_unassigned(spec)
+            .await
+            .map_err(boot_error)?;
         let place = self.place.clone();
         Ok(MicroVmArrival {
             coming: Coming::Restored(Box::new(waiting)),
@@ -173,7 +175,7 @@ pub struct MicroVmArrival {
 
 enum Coming {
     /// Restored, and waiting.
-    Restored(Box<Waiting>),
+    Restored(Box<UnassignedMicroVm>),
     /// To be booted when it is known who it is.
     Bootable(Box<BootSpec>),
 }
@@ -410,23 +412,26 @@ impl Engine for MicroVmEngine {
 
     fn keep_warm(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
-        lineage.warm().map(drop).map_err(EngineError::failed)
+        lineage.prefetch().map(drop).map_err(EngineError::failed)
     }
 
     fn seal(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
-        let mut sealed = lineage.snapshots().iter().map(|snapshot| snapshot.seal());
+        let mut sealed = lineage
+            .snapshots()
+            .iter()
+            .map(|snapshot| snapshot.write_checksums());
         sealed.try_for_each(|sealed| sealed.map_err(EngineError::failed))
     }
 
     fn verify(&self, id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
         let verified = lineage.snapshots().iter().map(|snapshot| {
-            let verdict = snapshot.verify().map_err(EngineError::failed)?;
-            let sealed = verdict != Verdict::Unsealed;
-            let damaged = match verdict {
-                Verdict::Damaged(damages) => damages,
-                Verdict::Unsealed | Verdict::Sound => Vec::new(),
+            let result = snapshot.verify().map_err(EngineError::failed)?;
+            let sealed = result != VerifyResult::NoChecksums;
+            let damaged = match result {
+                VerifyResult::Damaged(damages) => damages,
+                VerifyResult::NoChecksums | VerifyResult::Intact => Vec::new(),
             };
             Ok(VerifiedSnapshot {
                 id: snapshot.id().to_owned(),
@@ -499,13 +504,13 @@ impl Engine for MicroVmEngine {
 
     fn sweep(&self) -> Result<usize, EngineError> {
         self.shelf.forget_older();
-        self.host().programs().vmm.sweep();
+        self.host().programs().vmm.gc();
         let now = SystemTime::now();
         let litter = litter::sweep(self.host().home().path(), now);
         for path in &litter {
             tracing::info!("removed {}, which nobody uses", path.display());
         }
-        let swept = self.store.sweep(now);
+        let swept = self.store.gc(now);
         Ok(swept.map_err(EngineError::failed)? + litter.len())
     }
 
@@ -562,7 +567,7 @@ impl Arrival for MicroVmArrival {
 
     fn waits(&self) -> bool {
         match &self.coming {
-            Coming::Restored(waiting) => waiting.waits(),
+            Coming::Restored(waiting) => waiting.is_waiting(),
             Coming::Bootable(_) => true,
         }
     }
@@ -594,7 +599,7 @@ impl Arrival for MicroVmArrival {
             ruled.map_err(EngineError::failed)?;
         }
         let vm = match coming {
-            Coming::Restored(waiting) => waiting.welcome(identity.clone()).await,
+            Coming::Restored(waiting) => waiting.assign_identity(identity.clone()).await,
             Coming::Bootable(mut spec) => {
                 spec.identity = identity.clone();
                 MicroVm::boot(*spec).await
@@ -702,7 +707,7 @@ impl Guest for MicroVmGuest {
     }
 
     async fn stop(&self) {
-        self.vm.end_now().await;
+        self.vm.stop_shared().await;
         self.card.give_up();
     }
 }

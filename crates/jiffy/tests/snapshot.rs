@@ -10,7 +10,7 @@ use jiffy_image::Home;
 use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::agent::ENVD_PORT;
 use jiffy_proto::snapshot::AfterSnapshot;
-use jiffy_snapshot::{Durability, SnapshotError, Store, Verdict};
+use jiffy_snapshot::{Durability, SnapshotError, Store, VerifyResult};
 use support::{guests, programs};
 use tempfile::TempDir;
 
@@ -173,9 +173,9 @@ async fn a_sandbox_saved_again_and_again_has_a_lineage_to_go_back_in() {
         vm.stop().await;
     }
     let lineage = bench.store.lineage("g5").unwrap();
-    lineage.snapshots()[5].seal().unwrap();
+    lineage.snapshots()[5].write_checksums().unwrap();
     let verdict = lineage.snapshots()[5].verify().unwrap();
-    assert_eq!(verdict, Verdict::Sound);
+    assert_eq!(verdict, VerifyResult::Intact);
     let error = bench.store.remove("g2").unwrap_err();
     assert!(matches!(error, SnapshotError::HasChild { child, .. } if child == "g3"));
 }

@@ -1,14 +1,14 @@
 //! Guests that outlive the process that made them, and their adoption by the next.
 //!
-//! A VMM is found by its [`ProcessMark`], which means one process only. What it says and hands over then is checked: it may have been
-//! taken over by its guest meanwhile.
+//! A VMM is found by its [`ProcessMark`], which identifies one process only. Its messages and
+//! descriptors are checked: its guest may have compromised it meanwhile.
 
+use crate::control_path::{connect_to, control_socket_path, listen_at, parse_socket_name};
+use crate::control_socket::ControlSocket;
 use crate::jail::Vmm;
-use crate::link::Link;
-use crate::mark::{connect_to, listen_at, named, socket_of};
-use crate::process::{Kept, Process};
-use crate::saving::SaveError;
-use crate::vm::{MicroVm, Parts};
+use crate::snapshot_context::SaveError;
+use crate::vm::{MicroVm, MicroVmParts};
+use crate::vmm_process::{KeptSocket, VmmProcess};
 use jiffy_engine::{BootReport, ProcessMark};
 use jiffy_proto::agent::{Hello, Identity};
 use jiffy_proto::channel::ChannelError;
@@ -24,78 +24,79 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Time a VMM has to hand itself over. One that is in the middle of writing a snapshot for which it stands still answers after that.
-const ADOPT_LIMIT: Duration = Duration::from_secs(15);
-/// Time a VMM that nobody wants has to leave by itself before it is killed.
-const LEAVE_LIMIT: Duration = Duration::from_millis(500);
+/// Time for a VMM to answer its adoption. One that is writing a snapshot with its guest paused
+/// answers after that.
+const ADOPT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time for an unknown VMM to exit by itself before it is killed.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Why a VMM was not adopted.
+/// Failure to adopt a VMM.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
-    /// It is not there.
+    /// The process does not exist.
     #[error("it ended while nobody watched it")]
     Gone,
-    /// It cannot be watched.
+    /// The process cannot be watched.
     #[error("its VMM cannot be watched: {0}")]
     Host(io::Error),
     /// The connection failed.
     #[error("its VMM does not listen: {0}")]
     Control(#[from] ChannelError),
-    /// It does not speak as we do.
+    /// Its version of the protocol differs.
     #[error(
         "its VMM speaks version {0} of the protocol, and this program version {PROTOCOL}: it was started by another version of jiffy"
     )]
     Version(u32),
-    /// It hangs.
-    #[error("its VMM did not answer within {} s", ADOPT_LIMIT.as_secs())]
+    /// It did not answer in time.
+    #[error("its VMM did not answer within {} s", ADOPT_TIMEOUT.as_secs())]
     Silent,
-    /// What it handed over is not what it was given.
+    /// Its descriptors are not those that it was given.
     #[error("its VMM handed over what cannot be its own: {0}")]
     Foreign(&'static str),
 }
 
-/// What is known of a VMM that is to be adopted.
+/// Known state of a VMM that is to be adopted.
 #[derive(Debug)]
 pub struct AdoptSpec<'a> {
-    /// Which it is.
+    /// Process of the VMM.
     pub mark: ProcessMark,
-    /// The program that it is a process of.
+    /// VMM program.
     pub vmm: &'a Vmm,
     /// Directory of the control sockets.
     pub directory: &'a Path,
-    /// Where its snapshots are.
+    /// Store of its snapshots.
     pub store: &'a Store,
     /// Snapshot that it descends from.
     pub parent: Option<String>,
-    /// Whether it has a network card.
+    /// True if it has a network interface.
     pub net: bool,
     /// Checksum of the image with its kernel's modules, if it has one.
     pub modules: Option<String>,
-    /// What its agent is told if it greets again.
+    /// Identity for its agent, sent if that greets again.
     pub identity: Identity,
-    /// What its agent said.
+    /// Greeting of its agent.
     pub hello: Option<Hello>,
-    /// How it came up.
+    /// Boot mode and times.
     pub report: BootReport,
 }
 
-/// What a VMM hands over.
-struct Estate {
-    link: Link,
+/// State that an adopted VMM hands over.
+struct AdoptedState {
+    link: ControlSocket,
     console: ConsoleRing,
     overlay: File,
 }
 
 impl MicroVm {
-    /// From now on the guest runs on when this process ends. Its control socket is in `directory`, which nobody else may enter, and
-    /// what its VMM has to complain of goes to `log`.
+    /// Keeps the guest running when this process ends. Its control socket is in `directory`, which
+    /// must be closed to other users; error messages of its VMM go to `log`.
     pub async fn keep(&self, directory: &Path, log: &File) -> Result<ProcessMark, SaveError> {
-        let mut saving = self.saving.lock().await;
+        let mut context = self.context.lock().await;
         let host = |what| move |source| SaveError::Host { what, source };
         let mark = ProcessMark::of(self.vmm_pid()).map_err(|_| SaveError::Gone)?;
-        let path = socket_of(&mark, directory);
+        let path = control_socket_path(&mark, directory);
         let listener = listen_at(&path).map_err(host("making the VMM's control socket"))?;
-        let greeting = saving.greeting.take();
+        let greeting = context.greeting.take();
         let mut fds = vec![listener.as_fd(), log.as_fd()];
         fds.extend(greeting.as_ref().map(AsFd::as_fd));
         let request = Request::Keep {
@@ -106,7 +107,7 @@ impl MicroVm {
         let kept = match self.link.send(&request, &fds) {
             Ok(()) => {
                 let kept = |event| matches!(event, Event::Kept).then_some(());
-                saving.reply(kept).await
+                context.reply(kept).await
             }
             Err(e) => Err(e.into()),
         };
@@ -114,27 +115,27 @@ impl MicroVm {
             let _ = fs::remove_file(&path);
             return Err(e);
         }
-        // Only now does dropping it mean to let go of it.
+        // Dropping the VM no longer ends it from here on.
         let _ = self.kept.set(path);
         Ok(mark)
     }
 
-    /// The agent's greeting, as it is to be handed to whoever adopts the guest.
+    /// The agent's greeting, needed to adopt the guest.
     pub async fn hello(&self) -> Option<Hello> {
-        self.saving.lock().await.hello.clone()
+        self.context.lock().await.hello.clone()
     }
 
     /// Checksum of the image with its kernel's modules, if it has one.
     pub async fn modules(&self) -> Option<String> {
-        self.saving.lock().await.modules.clone()
+        self.context.lock().await.modules.clone()
     }
 
-    /// Takes over a VMM that an earlier process kept. One that cannot be adopted is ended.
+    /// Adopts a VMM that an earlier process kept. A VMM that cannot be adopted is ended.
     pub async fn adopt(spec: AdoptSpec<'_>) -> Result<Self, AdoptError> {
-        let path = socket_of(&spec.mark, spec.directory);
-        let kept = Kept::from(std::sync::OnceLock::from(path.clone()));
-        let mut process = Process::find(&spec.mark, kept.clone()).map_err(|e| {
-            // /proc has nothing of it, or there is no such process at all.
+        let path = control_socket_path(&spec.mark, spec.directory);
+        let kept = KeptSocket::from(std::sync::OnceLock::from(path.clone()));
+        let mut process = VmmProcess::find(&spec.mark, kept.clone()).map_err(|e| {
+            // The process has no /proc entry, or does not exist.
             let gone = e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH);
             if !gone {
                 return AdoptError::Host(e);
@@ -142,27 +143,27 @@ impl MicroVm {
             let _ = fs::remove_file(&path);
             AdoptError::Gone
         })?;
-        let taken = tokio::time::timeout(ADOPT_LIMIT, take_over(&path, spec.store)).await;
+        let taken = tokio::time::timeout(ADOPT_TIMEOUT, take_over(&path, spec.store)).await;
         let estate = match taken.unwrap_or(Err(AdoptError::Silent)) {
             Ok(estate) => estate,
             Err(e) => {
                 process.kill();
                 let _ = process.wait().await;
-                spec.vmm.forget(spec.mark.pid);
+                spec.vmm.remove_group(spec.mark.pid);
                 let _ = fs::remove_file(&path);
                 return Err(e);
             }
         };
-        let mut lost = false;
+        let mut lineage_lost = false;
         let parent = spec.parent.and_then(|id| {
             let hold = spec.store.get(&id).and_then(|parent| parent.hold());
             let hold = hold.inspect_err(|e| {
                 tracing::warn!(id, "a sandbox lies on a snapshot that is not usable: {e}");
-                lost = true;
+                lineage_lost = true;
             });
             Some((id, hold.ok()?))
         });
-        let vm = Self::assemble(Parts {
+        let vm = Self::assemble(MicroVmParts {
             link: estate.link,
             vmm: spec.vmm.clone(),
             process,
@@ -177,18 +178,18 @@ impl MicroVm {
             report: spec.report,
             steps: None,
         });
-        let mut saving = vm.saving.lock().await;
-        saving.lost = lost;
-        saving.hello = spec.hello;
-        drop(saving);
+        let mut context = vm.context.lock().await;
+        context.lineage_lost = lineage_lost;
+        context.hello = spec.hello;
+        drop(context);
         Ok(vm)
     }
 }
 
-async fn take_over(path: &Path, store: &Store) -> Result<Estate, AdoptError> {
-    let link = Link::new(connect_to(path)?)?;
-    let mut recalled = recall(&link).await?;
-    if let Some(id) = recalled.undecided {
+async fn take_over(path: &Path, store: &Store) -> Result<AdoptedState, AdoptError> {
+    let link = ControlSocket::new(connect_to(path)?)?;
+    let mut reattached = reattach(&link).await?;
+    if let Some(id) = reattached.undecided {
         let happened = store.ids().is_ok_and(|ids| ids.contains(&id));
         link.send(&Request::Settle { happened }, &[])?;
         let settled = |event| match event {
@@ -198,35 +199,35 @@ async fn take_over(path: &Path, store: &Store) -> Result<Estate, AdoptError> {
         if let Some(failure) = answer(&link, settled).await? {
             tracing::warn!("a sandbox goes on, but could not be put back in order: {failure}");
         }
-        recalled = recall(&link).await?;
+        reattached = reattach(&link).await?;
     }
-    if !recalled.running {
+    if !reattached.running {
         link.send(&Request::Resume, &[])?;
         answer(&link, |event| {
             matches!(event.0, Event::Resumed).then_some(())
         })
         .await?;
     }
-    let console = ConsoleRing::open(recalled.console)
+    let console = ConsoleRing::open(reattached.console)
         .map_err(|_| AdoptError::Foreign("its console is no console"))?;
-    check_overlay(&recalled.overlay, store)?;
-    Ok(Estate {
+    check_overlay(&reattached.overlay, store)?;
+    Ok(AdoptedState {
         link,
         console,
-        overlay: recalled.overlay,
+        overlay: reattached.overlay,
     })
 }
 
-struct Recalled {
+struct ReattachedVmm {
     running: bool,
     undecided: Option<String>,
     console: OwnedFd,
     overlay: File,
 }
 
-async fn recall(link: &Link) -> Result<Recalled, AdoptError> {
+async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
     link.send(&Request::Recall, &[])?;
-    let recalled = |(event, fds)| match event {
+    let reattached = |(event, fds)| match event {
         Event::Recalled {
             protocol,
             running,
@@ -236,7 +237,7 @@ async fn recall(link: &Link) -> Result<Recalled, AdoptError> {
         } => Some((protocol, running, undecided, console, overlays, fds)),
         _ => None,
     };
-    let (protocol, running, undecided, console, overlays, fds) = answer(link, recalled).await?;
+    let (protocol, running, undecided, console, overlays, fds) = answer(link, reattached).await?;
     if protocol != PROTOCOL {
         return Err(AdoptError::Version(protocol));
     }
@@ -248,7 +249,7 @@ async fn recall(link: &Link) -> Result<Recalled, AdoptError> {
     let &[overlay] = overlays.as_slice() else {
         return Err(AdoptError::Foreign("it has another number of disks"));
     };
-    Ok(Recalled {
+    Ok(ReattachedVmm {
         running,
         undecided,
         console: take(console)?,
@@ -256,9 +257,10 @@ async fn recall(link: &Link) -> Result<Recalled, AdoptError> {
     })
 }
 
-/// Waits for the answer that `pick` takes. Events of before belong to nobody; a guest that greets meanwhile does so again.
+/// Waits for an event that `pick` takes. Earlier events are dropped; a guest that greets meanwhile
+/// greets again.
 async fn answer<T>(
-    link: &Link,
+    link: &ControlSocket,
     pick: impl Fn((Event, Vec<OwnedFd>)) -> Option<T>,
 ) -> Result<T, AdoptError> {
     loop {
@@ -268,7 +270,8 @@ async fn answer<T>(
     }
 }
 
-/// An overlay is a nameless file of the store. Whatever else a VMM can read must not become part of a snapshot.
+/// Checks that an overlay is a nameless file of the store. No other file that a VMM can read may
+/// become part of a snapshot.
 fn check_overlay(overlay: &File, store: &Store) -> Result<(), AdoptError> {
     let foreign = |_: io::Error| AdoptError::Foreign("its overlay cannot be examined");
     let metadata = overlay.metadata().map_err(foreign)?;
@@ -284,13 +287,16 @@ fn check_overlay(overlay: &File, store: &Store) -> Result<(), AdoptError> {
     }
 }
 
-/// Ends every VMM that listens in `directory` and is not among `known`, and removes the sockets of those that are gone. Returns
-/// how many were ended.
+/// Ends every VMM that listens in `directory` and is not among `known`, and removes the sockets of
+/// those that have ended. Returns the number of VMMs ended.
 pub async fn end_others(directory: &Path, known: &[ProcessMark]) -> io::Result<usize> {
     let mut work = tokio::task::JoinSet::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        if known.iter().all(|mark| socket_of(mark, directory) != path) {
+        if known
+            .iter()
+            .all(|mark| control_socket_path(mark, directory) != path)
+        {
             work.spawn(async move {
                 let ended = end(&path).await;
                 let _ = fs::remove_file(&path);
@@ -305,25 +311,25 @@ pub async fn end_others(directory: &Path, known: &[ProcessMark]) -> io::Result<u
 /// Ends the VMM that listens at `path`, if one does.
 async fn end(path: &Path) -> bool {
     let channel = match connect_to(path) {
-        // Nobody listens, and nobody will: what is to be kept listens before it is.
+        // No process listens, and none will: a VMM listens before it is kept.
         Err(ChannelError::Io(Errno::ECONNREFUSED | Errno::ENOENT)) => return false,
         channel => channel,
     };
-    // Whose name it is. Only that very process may be killed, so nothing else is looked for.
-    let process = named(path)
+    // Process in the socket's name. Only that very process may be killed.
+    let process = parse_socket_name(path)
         .and_then(|(pid, started)| Some((ProcessMark::of(pid).ok()?, started)))
         .filter(|(mark, started)| mark.started == *started)
-        .and_then(|(mark, _)| Process::find(&mark, Kept::default()).ok());
-    if let Ok(link) = channel.and_then(Link::new) {
+        .and_then(|(mark, _)| VmmProcess::find(&mark, KeptSocket::default()).ok());
+    if let Ok(link) = channel.and_then(ControlSocket::new) {
         let _ = link.send(&Request::Stop, &[]);
-        // Until it closes the connection.
+        // Waits until it closes the connection.
         let gone = async { while link.recv().await.is_ok() {} };
-        let _ = tokio::time::timeout(LEAVE_LIMIT, gone).await;
+        let _ = tokio::time::timeout(EXIT_TIMEOUT, gone).await;
     }
     let Some(mut process) = process else {
         return true;
     };
-    let left = tokio::time::timeout(LEAVE_LIMIT, process.wait()).await;
+    let left = tokio::time::timeout(EXIT_TIMEOUT, process.wait()).await;
     if left.is_err() {
         process.kill();
         let _ = process.wait().await;

@@ -1,10 +1,10 @@
-//! What `/dev/kvm` is on this host.
+//! Kind of KVM on this host.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// How KVM runs guests here.
+/// Mode in which KVM runs guests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KvmKind {
     /// With the processor's virtualization (VT-x, AMD-V).
@@ -13,7 +13,7 @@ pub enum KvmKind {
     Software,
 }
 
-/// Why KVM cannot be used, with what to do about it.
+/// Reason that KVM cannot be used, with a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
     /// No device.
@@ -26,7 +26,7 @@ pub enum KvmError {
         "/dev/kvm may not be opened by this user: add it to the `kvm` group (`usermod -aG kvm USER`, then log in again) or run as root"
     )]
     Denied,
-    /// Something else.
+    /// Another failure.
     #[error("/dev/kvm cannot be used: {0}")]
     Broken(io::Error),
 }
@@ -56,7 +56,7 @@ pub fn open() -> Result<File, KvmError> {
     }
 }
 
-/// Tells which kind it is from the vendor module and the processor's flags.
+/// Returns the kind, by the processor's flags.
 pub fn kind() -> KvmKind {
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has = |flag: &str| {

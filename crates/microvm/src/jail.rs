@@ -1,8 +1,8 @@
-//! The surroundings of VMM processes: namespaces made once, in which there is nothing, and a process namespace for each.
+//! Jail of VMM processes: empty namespaces made once for all, and a PID namespace for each.
 //!
-//! What a VMM then does to itself is in `crates/vmm/src/jail.rs`.
+//! A VMM then confines itself: `crates/vmm/src/jail.rs`.
 
-use crate::cgroup::{CgroupError, Cgroups, Limits};
+use crate::cgroup::{CgroupError, Cgroups, VmmLimits};
 use crate::vm::BootError;
 use command_fds::{CommandFdExt, FdMapping};
 use jiffy_proto::vm::jail::{
@@ -19,20 +19,20 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::process::Child;
 
-/// A process that is being put into its control groups. Nobody is told that its guest is up before that is done.
-pub(crate) type Limiting = tokio::task::JoinHandle<Result<(), CgroupError>>;
+/// Task that moves a VMM to its control groups. A guest counts as up only when it is done.
+pub(crate) type LimitTask = tokio::task::JoinHandle<Result<(), CgroupError>>;
 
-/// The VMM program, and how its processes are confined.
+/// VMM program, and the confinement of its processes.
 #[derive(Debug, Clone)]
 pub struct Vmm {
     path: PathBuf,
-    /// None: they run as who starts them.
-    jail: Option<Arc<Mutex<Option<Namespaces>>>>,
+    /// None: they run as the user that starts them.
+    jail: Option<Arc<Mutex<Option<JailNamespaces>>>>,
     cgroups: Option<Cgroups>,
     disk_limits: DiskLimits,
 }
 
-/// The VMM's surroundings could not be made.
+/// Failure to make the VMM's namespaces.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot confine the VMM: {what}: {source}; the host must allow root to make user namespaces (sysctl user.max_user_namespaces), \
@@ -48,10 +48,11 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> JailError {
 }
 
 /// Descriptors of [`NAMESPACES`].
-type Namespaces = Vec<OwnedFd>;
+type JailNamespaces = Vec<OwnedFd>;
 
 impl Vmm {
-    /// The program at `path`. With `jailed` its processes have users and namespaces of their own, for which the caller must be root.
+    /// Creates the program at `path`. With `jailed` its processes have users and namespaces of
+    /// their own, for which the caller must be root.
     pub fn new(path: PathBuf, jailed: bool) -> Self {
         let jail = jailed.then(Arc::default);
         Self {
@@ -62,51 +63,51 @@ impl Vmm {
         }
     }
 
-    /// The same, and what its processes use is limited.
-    pub fn limited(mut self, cgroups: Option<Cgroups>) -> Self {
+    /// Limits its processes by control groups.
+    pub fn with_cgroups(mut self, cgroups: Option<Cgroups>) -> Self {
         self.cgroups = cgroups;
         self
     }
 
-    /// The same, and their guests' disks are no faster than this.
+    /// Limits the rates of its guests' disks.
     pub fn with_disk_limits(mut self, limits: DiskLimits) -> Self {
         self.disk_limits = limits;
         self
     }
 
-    /// How fast the disks of its guests may be.
+    /// Rate limits of its guests' disks.
     pub(crate) fn disk_limits(&self) -> DiskLimits {
         self.disk_limits
     }
 
-    /// Where the program is.
+    /// Path of the program.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether what its processes use is limited.
+    /// Returns true if control groups limit its processes.
     pub fn is_limited(&self) -> bool {
         self.cgroups.is_some()
     }
 
-    /// Whether its processes are jailed.
+    /// Returns true if its processes are jailed.
     pub fn is_jailed(&self) -> bool {
         self.jail.is_some()
     }
 
-    /// Makes what its processes live in, if that is not done yet. The first process would wait for it otherwise.
+    /// Makes the namespaces in advance. Otherwise the first process waits for them.
     pub fn prepare(&self) -> Result<(), JailError> {
         self.namespaces().map(drop)
     }
 
-    /// The namespaces that a process is to enter.
+    /// Returns the namespaces that a process is to enter.
     pub fn namespaces(&self) -> Result<Option<Vec<OwnedFd>>, JailError> {
         let Some(jail) = &self.jail else {
             return Ok(None);
         };
         let mut made = jail.lock().unwrap_or_else(PoisonError::into_inner);
         if made.is_none() {
-            *made = Some(make(&self.path)?);
+            *made = Some(make_namespaces(&self.path)?);
         }
         let duplicates = made.iter().flatten().map(OwnedFd::try_clone);
         let duplicates = duplicates.collect::<io::Result<_>>();
@@ -117,43 +118,41 @@ impl Vmm {
     pub(crate) fn spawn(
         &self,
         control: OwnedFd,
-        limits: Limits,
-    ) -> Result<(Child, Option<Limiting>), BootError> {
+        limits: VmmLimits,
+    ) -> Result<(Child, Option<LimitTask>), BootError> {
         let child = self.spawn_unlimited(control)?;
         let (Some(cgroups), Some(pid)) = (self.cgroups.clone(), child.id()) else {
             return Ok((child, None));
         };
-        // The kernel lets whoever moves a process wait for some 15 ms; the guest comes up meanwhile.
-        let limiting = tokio::task::spawn_blocking(move || cgroups.limit(pid, limits));
-        Ok((child, Some(limiting)))
+        // Moving a process takes some 15 ms in the kernel; the guest boots meanwhile.
+        let limit_task = tokio::task::spawn_blocking(move || cgroups.limit(pid, limits));
+        Ok((child, Some(limit_task)))
     }
 
-    /// Whether the kernel killed a process, which has ended, since its group needed more memory
-    /// than it may use.
+    /// Returns true if the kernel killed an ended process at its group's memory limit.
     pub(crate) fn ran_out_of_memory(&self, pid: u32) -> bool {
         let cgroups = self.cgroups.as_ref();
         cgroups.is_some_and(|cgroups| cgroups.memory_kills(pid) > 0)
     }
 
-    /// Removes what is left of processes that have ended, also of those that no one here started.
-    pub fn sweep(&self) {
+    /// Removes control groups of ended processes, also of those that another daemon started.
+    pub fn gc(&self) {
         if let Some(cgroups) = &self.cgroups {
-            cgroups.sweep();
+            cgroups.gc();
         }
     }
 
-    /// Removes what is left of all processes that have ended, when no more are started. Blocks for a
-    /// second at most.
+    /// Removes all control groups when no more processes are started. Blocks for a second at most.
     pub fn close(&self) {
         if let Some(cgroups) = &self.cgroups {
             cgroups.close();
         }
     }
 
-    /// Removes what is left of a process that has ended.
-    pub(crate) fn forget(&self, pid: u32) {
+    /// Removes the control groups of an ended process.
+    pub(crate) fn remove_group(&self, pid: u32) {
         if let Some(cgroups) = &self.cgroups {
-            cgroups.forget(pid);
+            cgroups.remove_group(pid);
         }
     }
 
@@ -183,7 +182,7 @@ impl Vmm {
         if jailed {
             command.arg(ENTER_ARGUMENT);
         } else if jiffy_rootless::current().is_some() {
-            // Root of an ordinary user's namespace is not to be had by breaking out of a guest.
+            // A guest that breaks out must not become root of an ordinary user's namespace.
             // SAFETY: only system calls between fork and exec.
             unsafe { command.pre_exec(jiffy_rootless::give_up_rights) };
         }
@@ -192,26 +191,26 @@ impl Vmm {
             .map_err(|e| failed(io::Error::other(e)))?;
         let start = || tokio::process::Command::from(command).spawn();
         match jailed {
-            true => in_process_namespace(start)?.map_err(failed),
+            true => in_new_pid_namespace(start)?.map_err(failed),
             false => start().map_err(failed),
         }
     }
 }
 
-/// Runs `start` on this thread; the one process that it starts is the first of a process namespace.
-fn in_process_namespace<T>(start: impl FnOnce() -> T) -> Result<T, JailError> {
+/// Runs `start` on this thread; the one process that it starts is process 1 of a new PID namespace.
+fn in_new_pid_namespace<T>(start: impl FnOnce() -> T) -> Result<T, JailError> {
     let own = File::open("/proc/self/ns/pid").map_err(failed("opening /proc/self/ns/pid"))?;
     unshare(CloneFlags::CLONE_NEWPID)
         .map_err(|e| failed("making a process namespace")(e.into()))?;
     let started = start();
-    // Without this the thread could not start others any more.
+    // Otherwise the thread could not start further processes.
     setns(&own, CloneFlags::CLONE_NEWPID)
         .map_err(|e| failed("going back to the process namespace")(e.into()))?;
     Ok(started)
 }
 
-/// Has the program make the namespaces, and takes hold of them.
-fn make(program: &Path) -> Result<Namespaces, JailError> {
+/// Makes the program create the namespaces, and opens them.
+fn make_namespaces(program: &Path) -> Result<JailNamespaces, JailError> {
     let mut maker = Command::new(program)
         .arg(MAKE_ARGUMENT)
         .env_clear()
@@ -222,10 +221,10 @@ fn make(program: &Path) -> Result<Namespaces, JailError> {
         .map_err(failed("starting the VMM program"))?;
     let (stdin, stdout) = (maker.stdin.take(), maker.stdout.take());
     let made = match (stdin, stdout) {
-        (Some(stdin), Some(stdout)) => hold(maker.id(), stdin, stdout),
+        (Some(stdin), Some(stdout)) => open_namespaces(maker.id(), stdin, stdout),
         _ => Err(io::ErrorKind::BrokenPipe.into()),
     };
-    // It leaves when its standard input is closed.
+    // It exits when its standard input is closed.
     let left = maker.wait_with_output();
     made.map_err(|e| {
         let said = left.map(|left| String::from_utf8_lossy(&left.stderr).trim().to_owned());
@@ -234,7 +233,11 @@ fn make(program: &Path) -> Result<Namespaces, JailError> {
     })
 }
 
-fn hold(maker: u32, mut say: impl Write, mut said: impl Read) -> io::Result<Namespaces> {
+fn open_namespaces(
+    maker: u32,
+    mut say: impl Write,
+    mut said: impl Read,
+) -> io::Result<JailNamespaces> {
     let mut wait = || {
         let mut word = [0];
         said.read_exact(&mut word)?;

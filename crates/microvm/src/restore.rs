@@ -1,94 +1,95 @@
-//! A microVM made from a snapshot.
+//! Restore of a microVM from a snapshot.
 
-use crate::cgroup::Limits;
-use crate::driver::Step;
+use crate::cgroup::VmmLimits;
 use crate::host_kvm;
 use crate::jail::Vmm;
-use crate::saving::add;
-use crate::spec::{ModulesImage, NetSpec, stack};
-use crate::vm::{BootError, Launch, MicroVm, ring};
+use crate::snapshot_context::add_fd;
+use crate::spec::{ModulesImage, NetSpec, disk_stack};
+use crate::vm::{BootError, LaunchSpec, MicroVm, console_ring};
+use crate::vmm_driver::BootStep;
 use jiffy_engine::BootMode;
 use jiffy_proto::agent::{GUEST_CID, HELLO_PORT, Identity};
 use jiffy_proto::snapshot::{LayerFiles, MemorySource, RestoreConfig};
 use jiffy_proto::vm::{DiskConfig, FdIndex, NetConfig, Request, VsockConfig};
-use jiffy_snapshot::{Hold, Layer, Lineage, SnapshotError};
+use jiffy_snapshot::{Hold, Lineage, SnapshotError, SnapshotLayer};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 use tokio::sync::mpsc;
 
-/// Where a restored VM's memory comes from.
+/// Source of a restored VM's memory.
 #[derive(Debug)]
 pub enum MemoryPolicy {
-    /// Mapped: pages come as they are touched, and siblings share them until they write.
+    /// Mapped: pages load on first access, and siblings share them until they write.
     Map,
-    /// Everything the snapshot holds is read at once.
+    /// All memory of the snapshot is read eagerly.
     CopyAll,
-    /// What [`MicroVm::working_set`] wrote down is read at once, the rest mapped.
+    /// The working set recorded by [`MicroVm::working_set`] is read eagerly, the rest mapped.
     CopyWorkingSet(File),
 }
 
-/// Everything a restore needs.
+/// Specification of a restore.
 #[derive(Debug)]
 pub struct RestoreSpec {
-    /// The `jiffy-vmm` program.
+    /// VMM program.
     pub vmm: Vmm,
-    /// The snapshot and all below it.
+    /// Snapshot with its ancestors.
     pub lineage: Lineage,
-    /// Images of the root file system it was booted with, the lowest first.
+    /// Images of the root file system that it was booted with, lowest first.
     pub rootfs: Vec<File>,
-    /// Modules of its kernel it was booted with, as the snapshot's manifest says.
+    /// Kernel modules that it was booted with, by the snapshot's manifest.
     pub modules: Option<ModulesImage>,
-    /// Blank disk it was booted with.
+    /// Blank disk that it was booted with.
     pub blank_disk: File,
-    /// Empty file for this sandbox's writes; one of [`jiffy_snapshot::Store::overlay`] makes snapshots cheap.
+    /// Empty file for this sandbox's writes; one of [`jiffy_snapshot::Store::overlay`] makes
+    /// snapshots cheap.
     pub overlay: File,
-    /// Network card, if it had one; with the address that the guest knows.
+    /// Network interface, if it had one; with the MAC address that the guest knows.
     pub net: Option<NetSpec>,
-    /// What the agent is told to be.
+    /// Identity for the agent.
     pub identity: Identity,
-    /// Where memory comes from.
+    /// Source of memory.
     pub memory: MemoryPolicy,
 }
 
 /// Open files of a lineage.
-struct Files {
+struct LineageFiles {
     state: File,
-    memory: Vec<Layer>,
-    disk: Vec<Layer>,
+    memory: Vec<SnapshotLayer>,
+    disk: Vec<SnapshotLayer>,
 }
 
 impl RestoreSpec {
-    fn wire<'a>(
+    fn request<'a>(
         &'a self,
         kvm: &'a File,
-        files: &'a Files,
+        files: &'a LineageFiles,
         console: BorrowedFd<'a>,
     ) -> (RestoreConfig, Vec<BorrowedFd<'a>>) {
         let mut fds = vec![console];
         let config = RestoreConfig {
             console: FdIndex(0),
-            kvm: add(&mut fds, kvm),
-            state: add(&mut fds, &files.state),
+            kvm: add_fd(&mut fds, kvm),
+            state: add_fd(&mut fds, &files.state),
             memory: layers(&mut fds, &files.memory),
             source: match &self.memory {
                 MemoryPolicy::Map => MemorySource::Map,
                 MemoryPolicy::CopyAll => MemorySource::Copy { working_set: None },
                 MemoryPolicy::CopyWorkingSet(set) => MemorySource::Copy {
-                    working_set: Some(add(&mut fds, set)),
+                    working_set: Some(add_fd(&mut fds, set)),
                 },
             },
             disks: {
                 let images = self.rootfs.iter();
-                let images = images.map(|image| add(&mut fds, image)).collect();
+                let images = images.map(|image| add_fd(&mut fds, image)).collect();
                 let written = DiskConfig::Layered {
-                    base: add(&mut fds, &self.blank_disk),
+                    base: add_fd(&mut fds, &self.blank_disk),
                     layers: layers(&mut fds, &files.disk),
-                    overlay: add(&mut fds, &self.overlay),
+                    overlay: add_fd(&mut fds, &self.overlay),
                 };
                 let modules = self.modules.as_ref();
-                let modules = modules.map(|image| add(&mut fds, &image.file));
-                stack(images, written, modules)
+                let modules = modules.map(|image| add_fd(&mut fds, &image.file));
+                disk_stack(images, written, modules)
             },
             disk_limits: self.vmm.disk_limits(),
             vsock: Some(VsockConfig {
@@ -96,7 +97,7 @@ impl RestoreSpec {
                 host_ports: vec![HELLO_PORT],
             }),
             net: self.net.as_ref().map(|net| NetConfig {
-                tap: add(&mut fds, &net.tap),
+                tap: add_fd(&mut fds, &net.tap),
                 mac: net.mac,
                 mtu: net.mtu,
             }),
@@ -106,55 +107,56 @@ impl RestoreSpec {
     }
 }
 
-fn layers<'a>(fds: &mut Vec<BorrowedFd<'a>>, list: &'a [Layer]) -> Vec<LayerFiles> {
+fn layers<'a>(fds: &mut Vec<BorrowedFd<'a>>, list: &'a [SnapshotLayer]) -> Vec<LayerFiles> {
     list.iter()
         .map(|layer| LayerFiles {
-            file: add(fds, &layer.file),
-            index: add(fds, &layer.index),
+            file: add_fd(fds, &layer.file),
+            index: add_fd(fds, &layer.index),
         })
         .collect()
 }
 
 impl MicroVm {
-    /// Starts a VMM, restores the guest, and returns when its agent has greeted anew and taken its identity.
+    /// Starts a VMM, restores the guest, and returns when its agent has greeted again and taken its
+    /// identity.
     pub async fn restore(spec: RestoreSpec) -> Result<Self, BootError> {
         let asked = Instant::now();
         let (mut vm, mut steps) = Self::begin_restore(&spec, Some(spec.identity.clone()))?;
-        vm.come_up_in_time(asked, &mut steps).await?;
+        vm.wait_until_up_in_time(asked, &mut steps).await?;
         Ok(vm)
     }
 
     pub(crate) fn begin_restore(
         spec: &RestoreSpec,
         identity: Option<Identity>,
-    ) -> Result<(Self, mpsc::Receiver<Step>), BootError> {
+    ) -> Result<(Self, mpsc::Receiver<BootStep>), BootError> {
         let newest = spec
             .lineage
             .newest()
             .ok_or_else(|| SnapshotError::Missing(String::new()))?;
         let hold = newest.hold()?;
         let parent = (newest.id().to_owned(), hold);
-        let limits = Limits {
+        let limits = VmmLimits {
             memory: newest.manifest().memory.bytes,
         };
-        let files = Files {
+        let files = LineageFiles {
             state: newest.state()?,
             memory: spec.lineage.memory()?,
             disk: spec.lineage.disk(0)?,
         };
         let kvm = host_kvm::open()?;
-        Self::launch_restored(spec, identity, parent, limits, &files, &kvm)
+        Self::start_restored(spec, identity, parent, limits, &files, &kvm)
     }
 
-    fn launch_restored(
+    fn start_restored(
         spec: &RestoreSpec,
         identity: Option<Identity>,
         parent: (String, Hold),
-        limits: Limits,
-        files: &Files,
+        limits: VmmLimits,
+        files: &LineageFiles,
         kvm: &File,
-    ) -> Result<(Self, mpsc::Receiver<Step>), BootError> {
-        let console = ring()?;
+    ) -> Result<(Self, mpsc::Receiver<BootStep>), BootError> {
+        let console = console_ring()?;
         let overlay = spec.overlay.try_clone().map_err(|source| BootError::Host {
             what: "duplicating a descriptor",
             source,
@@ -166,8 +168,8 @@ impl MicroVm {
                 what: "duplicating a descriptor",
                 source,
             })?;
-        let (config, fds) = spec.wire(kvm, files, std::os::fd::AsFd::as_fd(&ours));
-        let launch = Launch {
+        let (config, fds) = spec.request(kvm, files, std::os::fd::AsFd::as_fd(&ours));
+        let launch = LaunchSpec {
             vmm: &spec.vmm,
             limits,
             identity,

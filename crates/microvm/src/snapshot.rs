@@ -1,38 +1,39 @@
 //! Snapshots of a running microVM.
 
-use crate::link::Link;
-use crate::saving::{SaveError, Saving, add};
+use crate::control_socket::ControlSocket;
+use crate::snapshot_context::{SaveError, SnapshotContext, add_fd};
 use crate::vm::MicroVm;
 use jiffy_proto::snapshot::{AfterSnapshot, DiskFreeze, SnapshotConfig, SnapshotReport};
 use jiffy_proto::vm::{Event, Request};
 use jiffy_snapshot::{
-    DiskSizes, Draft, Durability, FORMAT, Manifest, MemorySizes, Snapshot, SnapshotError, Store,
-    Versions,
+    DiskSizes, Durability, Manifest, MemorySizes, SNAPSHOT_FORMAT, Snapshot, SnapshotDraft,
+    SnapshotError, Store, Versions,
 };
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What a snapshot is called and what becomes of the VM.
+/// Specification of a snapshot.
 #[derive(Debug, Clone)]
 pub struct SnapshotSpec {
     /// 1 to 64 lower-case letters and digits, not yet in the store.
     pub id: String,
     /// Template of the sandbox.
     pub template: String,
-    /// What the VM does afterwards.
+    /// Action of the VM afterwards.
     pub then: AfterSnapshot,
-    /// When the snapshot survives a crash of the host.
+    /// Durability in a crash of the host.
     pub durability: Durability,
-    /// Most bytes that it may have ([`Snapshot::bytes`]); none: any number.
+    /// Largest size in bytes ([`Snapshot::bytes`]); none: unlimited.
     pub max_bytes: Option<u64>,
 }
 
-/// A snapshot that the VMM has written: its memory and disk lie on it from now on, whether or not it gets its name.
+/// Snapshot that the VMM has written and the store has not published. The VM's memory and disk are
+/// based on it in any case.
 #[derive(Debug)]
-pub(crate) struct Unnamed {
-    draft: Draft,
+pub(crate) struct UnpublishedSnapshot {
+    draft: SnapshotDraft,
     /// The disk's layer.
     frozen: File,
     spec: SnapshotSpec,
@@ -40,40 +41,46 @@ pub(crate) struct Unnamed {
 }
 
 impl MicroVm {
-    /// Takes a snapshot into `store`. Its parent is the snapshot that this VM was restored from, or the last one taken of it. With
-    /// [`AfterSnapshot::Resume`] the guest stands still only for a moment that does not depend on what it has written. If it fails,
-    /// the guest runs on. If this call is dropped, the snapshot is taken nevertheless.
+    /// Takes a snapshot into `store`. Its parent is the snapshot that this VM was restored from, or
+    /// the last one taken of it. With [`AfterSnapshot::Resume`] the guest is paused only for a
+    /// moment that does not depend on its writes. If the snapshot fails, the guest runs on. If this
+    /// call is dropped, the snapshot is taken nevertheless.
     pub async fn snapshot(
         &self,
         store: &Store,
         spec: &SnapshotSpec,
     ) -> Result<(Snapshot, SnapshotReport), SaveError> {
-        let taker = Taker {
+        let taker = SnapshotTask {
             link: self.link.clone(),
             store: store.clone(),
             spec: spec.clone(),
             vmm: self.vmm_pid(),
         };
-        let mut saving = self.saving.clone().lock_owned().await;
-        // In a task: half-way, the VM lies on layers that nobody but this knows of.
-        let taken = tokio::spawn(async move { taker.take(&mut saving).await });
+        let mut context = self.context.clone().lock_owned().await;
+        // In a task that always completes: half-way, only its state refers to the layers below the
+        // VM.
+        let taken = tokio::spawn(async move { taker.run(&mut context).await });
         taken.await.map_err(|e| SaveError::Refused(e.to_string()))?
     }
 }
 
-/// Everything that taking a snapshot needs.
-struct Taker {
-    link: Arc<Link>,
+/// Task that takes one snapshot.
+struct SnapshotTask {
+    link: Arc<ControlSocket>,
     store: Store,
     spec: SnapshotSpec,
     vmm: u32,
 }
 
-impl Taker {
-    async fn take(self, saving: &mut Saving) -> Result<(Snapshot, SnapshotReport), SaveError> {
-        // The store had no room for the last one's name, say; the next one lies on it.
-        saving.name()?;
-        if saving.lost {
+impl SnapshotTask {
+    async fn run(
+        self,
+        context: &mut SnapshotContext,
+    ) -> Result<(Snapshot, SnapshotReport), SaveError> {
+        // Publishes a former snapshot if that failed (disk full, for example): the next one is
+        // based on it.
+        context.publish()?;
+        if context.lineage_lost {
             return Err(SaveError::Unsavable);
         }
         if self.store.root().join(&self.spec.id).exists() {
@@ -81,11 +88,11 @@ impl Taker {
         }
         let draft = self.store.draft(1)?;
         let overlay = self.store.overlay()?;
-        // Without it the VMM looks through all of memory.
+        // Without it the VMM compares all of memory.
         let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm)).ok();
         let direct = draft.memory_direct();
-        self.ask(&draft, &overlay, pagemap.as_ref(), direct.as_ref())?;
-        let report = saving
+        self.send_request(&draft, &overlay, pagemap.as_ref(), direct.as_ref())?;
+        let report = context
             .reply(|event| match event {
                 Event::Snapshotted(report) => Some(Ok(report)),
                 Event::SnapshotFailed {
@@ -96,37 +103,38 @@ impl Taker {
                 _ => None,
             })
             .await??;
-        saving.unnamed = Some(Unnamed {
+        context.unpublished = Some(UnpublishedSnapshot {
             draft,
-            frozen: std::mem::replace(&mut saving.overlay, overlay),
+            frozen: std::mem::replace(&mut context.overlay, overlay),
             spec: self.spec.clone(),
             report,
         });
-        let named = saving.name();
-        let next = match (self.spec.then, &named) {
+        let published = context.publish();
+        let next = match (self.spec.then, &published) {
             (AfterSnapshot::Stop, Ok(_)) => Some(Request::Stop),
             (AfterSnapshot::Stop, Err(_)) => Some(Request::Resume),
-            // Now it happened, also for whoever commands the VMM after us. One without a name may still get it.
+            // Committed, also for a later controller. An unpublished snapshot may still be
+            // published.
             (_, Ok(_)) => Some(Request::Settle { happened: true }),
             (_, Err(_)) => None,
         };
         if let Some(next) = next {
-            // A VMM that is gone has stopped. Nobody waits for its answer: it cannot fail to forget.
+            // A VMM that is gone has stopped. The answer is not awaited: a commit cannot fail.
             let _ = self.link.send(&next, &[]);
         }
-        // It was unnamed until now.
-        named?.ok_or(SaveError::Gone)
+        // It was unpublished until now.
+        published?.ok_or(SaveError::Gone)
     }
 
-    fn ask(
+    fn send_request(
         &self,
-        draft: &Draft,
+        draft: &SnapshotDraft,
         overlay: &File,
         pagemap: Option<&File>,
         direct: Option<&File>,
     ) -> Result<(), SaveError> {
         let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
-        let mut add = |file| add(&mut fds, file);
+        let mut add = |file| add_fd(&mut fds, file);
         let config = SnapshotConfig {
             id: self.spec.id.clone(),
             state: add(&draft.state),
@@ -142,7 +150,8 @@ impl Taker {
                     index: add(index),
                 })
                 .collect(),
-            // It ends when the snapshot has its name, and not before: until then only the VMM has what it holds for sure.
+            // The VM ends only when the snapshot is published: until then the VMM holds the only
+            // safe copy.
             then: match self.spec.then {
                 AfterSnapshot::Stop => AfterSnapshot::Stay,
                 other => other,
@@ -153,30 +162,33 @@ impl Taker {
     }
 }
 
-impl Saving {
-    /// Gives the unnamed snapshot its name, if there is one. If that fails it stays unnamed.
-    fn name(&mut self) -> Result<Option<(Snapshot, SnapshotReport)>, SaveError> {
-        let Some(mut unnamed) = self.unnamed.take() else {
+impl SnapshotContext {
+    /// Publishes the unpublished snapshot, if there is one. If that fails it stays unpublished.
+    fn publish(&mut self) -> Result<Option<(Snapshot, SnapshotReport)>, SaveError> {
+        let Some(mut unpublished) = self.unpublished.take() else {
             return Ok(None);
         };
-        let named = self.try_name(&mut unnamed);
-        if named.is_err() {
-            self.unnamed = Some(unnamed);
+        let published = self.try_publish(&mut unpublished);
+        if published.is_err() {
+            self.unpublished = Some(unpublished);
         }
-        named.map(Some)
+        published.map(Some)
     }
 
-    fn try_name(&mut self, of: &mut Unnamed) -> Result<(Snapshot, SnapshotReport), SaveError> {
+    fn try_publish(
+        &mut self,
+        of: &mut UnpublishedSnapshot,
+    ) -> Result<(Snapshot, SnapshotReport), SaveError> {
         let manifest = manifest(self, of)?;
         let overlays = std::slice::from_ref(&of.frozen);
-        let snapshot = of.draft.finish(&manifest, overlays, of.spec.durability)?;
+        let snapshot = of.draft.publish(&manifest, overlays, of.spec.durability)?;
         self.parent = Some((of.spec.id.clone(), snapshot.hold()?));
         Ok((snapshot, of.report.clone()))
     }
 }
 
-fn manifest(saving: &Saving, of: &Unnamed) -> Result<Manifest, SaveError> {
-    let Unnamed {
+fn manifest(context: &SnapshotContext, of: &UnpublishedSnapshot) -> Result<Manifest, SaveError> {
+    let UnpublishedSnapshot {
         draft,
         frozen,
         spec,
@@ -197,11 +209,11 @@ fn manifest(saving: &Saving, of: &Unnamed) -> Result<Manifest, SaveError> {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    let hello = saving.hello.as_ref();
+    let hello = context.hello.as_ref();
     Ok(Manifest {
-        format: FORMAT,
+        format: SNAPSHOT_FORMAT,
         id: spec.id.clone(),
-        parent: saving.parent.as_ref().map(|(id, _)| id.clone()),
+        parent: context.parent.as_ref().map(|(id, _)| id.clone()),
         template: spec.template.clone(),
         created_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
         versions: Versions {
@@ -220,7 +232,7 @@ fn manifest(saving: &Saving, of: &Unnamed) -> Result<Manifest, SaveError> {
             bytes: size(frozen)?,
             stored: index.stored.count(),
         }],
-        net: saving.net,
-        modules: saving.modules.clone(),
+        net: context.net,
+        modules: context.modules.clone(),
     })
 }

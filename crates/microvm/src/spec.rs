@@ -1,4 +1,4 @@
-//! What a microVM is made of.
+//! Specification of a microVM.
 
 use crate::jail::Vmm;
 use jiffy_engine::SandboxSize;
@@ -8,15 +8,16 @@ use jiffy_proto::{agent, vm};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Quiet boot; panics reboot at once so that they are noticed; huge pages as our guests profit from them; no bounce buffers, which
-/// would take 64 MiB from every guest with memory above 4 GiB and which none of our devices needs.
+/// Quiet boot; a panic reboots at once, so that it is detected; huge pages, which speed guests up;
+/// no bounce buffers (swiotlb), which would take 64 MiB from every guest with memory above 4 GiB
+/// and which no device needs.
 const CMDLINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 reboot=k noreplace-smp swiotlb=noforce \
     transparent_hugepage=always thp_anon=64K:always rdinit=/init";
 
-/// Everything a cold boot needs. Files are opened by the caller; the VMM gets descriptors only.
+/// Specification of a cold boot. The caller opens the files; the VMM gets descriptors only.
 #[derive(Debug)]
 pub struct BootSpec {
-    /// The `jiffy-vmm` program.
+    /// VMM program.
     pub vmm: Vmm,
     /// Uncompressed guest kernel.
     pub kernel: File,
@@ -24,7 +25,7 @@ pub struct BootSpec {
     pub initrd: File,
     /// Modules of this kernel, if it has any.
     pub modules: Option<ModulesImage>,
-    /// What its root file system is made of, read-only, the lowest first; 1 or more.
+    /// Read-only images of its root file system, lowest first; 1 or more.
     pub rootfs: Vec<File>,
     /// Formatted blank disk below the writable one, shared by all sandboxes of that size.
     pub blank_disk: File,
@@ -32,9 +33,9 @@ pub struct BootSpec {
     pub overlay: File,
     /// Resources.
     pub size: SandboxSize,
-    /// Network card; none unless given.
+    /// Network interface, if it has one.
     pub net: Option<NetSpec>,
-    /// What the agent is told to be.
+    /// Identity for the agent.
     pub identity: Identity,
     /// Words added to the kernel command line.
     pub extra_cmdline: String,
@@ -45,30 +46,31 @@ pub struct BootSpec {
 pub struct ModulesImage {
     /// The image.
     pub file: File,
-    /// Its checksum: snapshots need the very image that was mounted when they were taken.
+    /// Checksum of the image: a restore needs the very image that was mounted when the snapshot was
+    /// taken.
     pub sha256: String,
 }
 
-/// A network card and the tap it is wired to.
+/// Network interface and its tap.
 #[derive(Debug)]
 pub struct NetSpec {
-    /// Opened and named with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. It makes no sense to give it to two guests.
+    /// Tap opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`, for one guest only.
     pub tap: File,
-    /// Address the guest sees.
+    /// MAC address that the guest sees.
     pub mac: [u8; 6],
     /// Largest frame payload in bytes, 68 or more.
     pub mtu: u16,
 }
 
-/// A configuration together with the descriptors it names.
-pub(crate) struct Wire<'a> {
+/// Boot configuration with the descriptors that it names.
+pub(crate) struct BootRequest<'a> {
     pub config: VmConfig,
     pub fds: Vec<BorrowedFd<'a>>,
 }
 
-/// The disks of a guest: the lowest image, the disk it writes to, what lies on that image, and
-/// the modules of its kernel, in this order.
-pub(crate) fn stack(
+/// Disks of a guest in this order: the lowest image, the writable disk, the further images, and the
+/// modules of its kernel.
+pub(crate) fn disk_stack(
     images: Vec<FdIndex>,
     written: DiskConfig,
     modules: Option<FdIndex>,
@@ -95,12 +97,12 @@ impl BootSpec {
             .to_owned()
     }
 
-    /// Puts the specification into the VMM's terms.
-    pub(crate) fn wire<'a>(&'a self, kvm: &'a File, console: BorrowedFd<'a>) -> Wire<'a> {
+    /// Converts the specification to the VMM's configuration.
+    pub(crate) fn request<'a>(&'a self, kvm: &'a File, console: BorrowedFd<'a>) -> BootRequest<'a> {
         let mut fds: Vec<BorrowedFd<'a>> = Vec::new();
         let mut add = |fd: BorrowedFd<'a>| {
             fds.push(fd);
-            // At most a handful are ever added.
+            // Far fewer than 256 are added.
             FdIndex((fds.len() - 1) as u8)
         };
         let config = VmConfig {
@@ -110,7 +112,7 @@ impl BootSpec {
             kernel: add(self.kernel.as_fd()),
             initrd: Some(add(self.initrd.as_fd())),
             cmdline: self.cmdline(),
-            disks: stack(
+            disks: disk_stack(
                 self.rootfs.iter().map(|image| add(image.as_fd())).collect(),
                 DiskConfig::Overlay {
                     base: add(self.blank_disk.as_fd()),
@@ -133,7 +135,7 @@ impl BootSpec {
             console: add(console),
         };
         debug_assert!(config.disks.len() <= vm::limits::MAX_DISKS);
-        Wire { config, fds }
+        BootRequest { config, fds }
     }
 }
 
@@ -142,23 +144,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_disk_that_is_written_is_the_second_and_modules_are_the_last() {
+    fn the_writable_disk_is_the_second_and_modules_are_the_last() {
         let written = || DiskConfig::Overlay {
             base: FdIndex(8),
             overlay: FdIndex(9),
         };
         let image = |n| DiskConfig::ReadOnly { image: FdIndex(n) };
         assert_eq!(
-            stack(vec![FdIndex(1)], written(), None),
+            disk_stack(vec![FdIndex(1)], written(), None),
             [image(1), written()]
         );
         assert_eq!(
-            stack(vec![FdIndex(1)], written(), Some(FdIndex(2))),
+            disk_stack(vec![FdIndex(1)], written(), Some(FdIndex(2))),
             [image(1), written(), image(2)]
         );
         let three = (1..=3).map(FdIndex).collect();
         assert_eq!(
-            stack(three, written(), Some(FdIndex(4))),
+            disk_stack(three, written(), Some(FdIndex(4))),
             [image(1), written(), image(2), image(3), image(4)]
         );
     }

@@ -1,14 +1,14 @@
-//! A running microVM.
+//! Running microVM.
 
-use crate::cgroup::{CgroupError, Limits};
-use crate::driver::{Driver, Step};
+use crate::cgroup::{CgroupError, VmmLimits};
+use crate::control_socket::ControlSocket;
+use crate::exit_reason::printable;
 use crate::host_kvm::{self, KvmError};
-use crate::jail::{JailError, Limiting, Vmm};
-use crate::link::Link;
-use crate::process::{Kept, Process};
-use crate::saving::Saving;
+use crate::jail::{JailError, LimitTask, Vmm};
+use crate::snapshot_context::SnapshotContext;
 use crate::spec::BootSpec;
-use crate::verdict::printable;
+use crate::vmm_driver::{BootStep, VmmDriver};
+use crate::vmm_process::{KeptSocket, VmmProcess};
 use jiffy_agent_client::GreetingError;
 use jiffy_engine::{BootMode, BootReport, SandboxEnd};
 use jiffy_proto::agent::Identity;
@@ -27,14 +27,14 @@ use tokio::net::UnixStream;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 
-/// Time a guest has from its first instruction to the agent's word.
-pub(crate) const BOOT_LIMIT: Duration = Duration::from_secs(30);
-/// Time a VMM has to take a connection.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// Time a VMM has to leave by itself before it is killed.
-const STOP_LIMIT: Duration = Duration::from_millis(500);
+/// Time for a guest from its first instruction to the agent's confirmation.
+pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for a VMM to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for a VMM to exit by itself before it is killed.
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Why a microVM did not come up.
+/// Failure to boot or restore a microVM.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The host has no usable KVM.
@@ -45,23 +45,23 @@ pub enum BootError {
         "cannot start the VMM program {path}: {source}; build it with `make build`, or name it in JIFFY_VMM"
     )]
     Spawn {
-        /// Which program.
+        /// Path of the program.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// It could not be confined.
+    /// The VMM could not be confined.
     #[error(transparent)]
     Jail(#[from] JailError),
-    /// It could not be limited.
+    /// The VMM could not be limited.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
     /// A host resource is missing.
     #[error("{what}: {source}")]
     Host {
-        /// What was tried.
+        /// Attempted operation.
         what: &'static str,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
     /// The snapshot cannot be used.
@@ -73,29 +73,29 @@ pub enum BootError {
     /// The VM ended before the agent answered.
     #[error("{end}")]
     Ended {
-        /// Why.
+        /// Reason.
         end: SandboxEnd,
-        /// The guest's last output.
+        /// Last console output of the guest.
         console: String,
     },
-    /// The agent misbehaved.
+    /// The agent broke the protocol.
     #[error("{source}")]
     Greeting {
-        /// How.
+        /// Violation.
         source: GreetingError,
-        /// The guest's last output.
+        /// Last console output of the guest.
         console: String,
     },
     /// The agent did not answer in time.
-    #[error("the guest agent did not answer within {} s", BOOT_LIMIT.as_secs())]
+    #[error("the guest agent did not answer within {} s", BOOT_TIMEOUT.as_secs())]
     Timeout {
-        /// The guest's last output.
+        /// Last console output of the guest.
         console: String,
     },
 }
 
 impl BootError {
-    /// The guest's last output where there was a guest.
+    /// Last console output, if a guest had started.
     pub fn console(&self) -> Option<&str> {
         match self {
             Self::Ended { console, .. }
@@ -106,34 +106,34 @@ impl BootError {
     }
 }
 
-/// Why a stream to the guest could not be opened.
+/// Failure to open a stream to the guest.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No socket pair.
     #[error("cannot make a socket pair: {0}")]
     Host(#[from] io::Error),
     /// The VMM takes no requests.
-    #[error("the sandbox's VMM took no connection within {} s", CONNECT_LIMIT.as_secs())]
+    #[error("the sandbox's VMM took no connection within {} s", CONNECT_TIMEOUT.as_secs())]
     Busy,
     /// The VMM is gone.
     #[error("the sandbox is gone: {0}")]
     Gone(#[from] ChannelError),
 }
 
-/// Opens streams to one guest.
+/// Opener of streams to one guest.
 #[derive(Debug, Clone)]
-pub struct Connector(Arc<Link>);
+pub struct Connector(Arc<ControlSocket>);
 
 impl Connector {
-    /// Opens a stream to vsock `port` in the guest. A refused connection reads as closed. A VMM that is busy with other
-    /// connections is waited for.
+    /// Opens a stream to vsock `port` in the guest. A refused connection reads as closed. Waits for
+    /// a VMM that is busy with other connections.
     pub async fn connect(&self, port: u32) -> Result<UnixStream, ConnectError> {
-        // The VMM makes its end as it wants it.
+        // The VMM sets the mode of its own end.
         let (ours, theirs) = BlockingStream::pair()?;
         let request = Request::Connect { port };
         let fds = [theirs.as_fd()];
-        let sent = self.0.send_in_turn(&request, &fds);
-        tokio::time::timeout(CONNECT_LIMIT, sent)
+        let sent = self.0.send_when_writable(&request, &fds);
+        tokio::time::timeout(CONNECT_TIMEOUT, sent)
             .await
             .map_err(|_| ConnectError::Busy)??;
         ours.set_nonblocking(true)?;
@@ -141,61 +141,61 @@ impl Connector {
     }
 }
 
-/// A guest whose agent has answered. Dropping it ends the guest, unless it is kept.
+/// Guest whose agent has answered. Dropping it ends the guest, unless it is kept.
 #[derive(Debug)]
 pub struct MicroVm {
-    pub(crate) link: Arc<Link>,
+    pub(crate) link: Arc<ControlSocket>,
     console: Arc<ConsoleRing>,
     end: watch::Receiver<Option<SandboxEnd>>,
     driver: JoinHandle<()>,
     kill: mpsc::Sender<()>,
     report: BootReport,
     pid: u32,
-    pub(crate) kept: Kept,
-    pub(crate) saving: Arc<Mutex<Saving>>,
+    pub(crate) kept: KeptSocket,
+    pub(crate) context: Arc<Mutex<SnapshotContext>>,
     identity: watch::Sender<Option<Identity>>,
-    limiting: Option<Limiting>,
+    limit_task: Option<LimitTask>,
     disk_failure: Arc<OnceLock<String>>,
 }
 
-/// A VMM and what commands it.
-pub(crate) struct Parts {
-    pub link: Link,
+/// Parts of a [`MicroVm`].
+pub(crate) struct MicroVmParts {
+    pub link: ControlSocket,
     pub vmm: Vmm,
-    pub process: Process,
+    pub process: VmmProcess,
     pub pid: u32,
-    pub kept: Kept,
+    pub kept: KeptSocket,
     pub console: ConsoleRing,
     pub overlay: File,
-    /// What it descends from.
+    /// Parent snapshot.
     pub parent: Option<(String, Hold)>,
-    /// Whether it has a network card.
+    /// True if it has a network interface.
     pub net: bool,
     /// Checksum of the image with its kernel's modules, if it has one.
     pub modules: Option<String>,
-    /// None: it is told later.
+    /// None: assigned later.
     pub identity: Option<Identity>,
     pub report: BootReport,
-    /// Takes what happens on its way up; none if it is up.
-    pub steps: Option<mpsc::Sender<Step>>,
+    /// Receives the steps of its boot; none if it is up.
+    pub steps: Option<mpsc::Sender<BootStep>>,
 }
 
-/// What differs between the ways to start a VMM.
-pub(crate) struct Launch<'a> {
+/// Differences between a boot and a restore.
+pub(crate) struct LaunchSpec<'a> {
     pub vmm: &'a Vmm,
-    pub limits: Limits,
-    /// None: it is told later.
+    pub limits: VmmLimits,
+    /// None: assigned later.
     pub identity: Option<Identity>,
     pub mode: BootMode,
-    /// What it is restored from.
+    /// Snapshot that it is restored from.
     pub parent: Option<(String, Hold)>,
-    /// Whether it has a network card.
+    /// True if it has a network interface.
     pub net: bool,
     /// Checksum of the image with its kernel's modules, if it has one.
     pub modules: Option<String>,
 }
 
-pub(crate) fn ring() -> Result<ConsoleRing, BootError> {
+pub(crate) fn console_ring() -> Result<ConsoleRing, BootError> {
     ConsoleRing::create().map_err(|e| BootError::Host {
         what: "console ring",
         source: e.into(),
@@ -207,17 +207,17 @@ impl MicroVm {
     pub async fn boot(spec: BootSpec) -> Result<Self, BootError> {
         let asked = Instant::now();
         let kvm = host_kvm::open()?;
-        let console = ring()?;
+        let console = console_ring()?;
         let host = |source| BootError::Host {
             what: "duplicating a descriptor",
             source,
         };
         let shared = console.fd().try_clone_to_owned().map_err(host)?;
-        let wire = spec.wire(&kvm, shared.as_fd());
-        let request = Request::Start(Box::new(wire.config));
-        let launch = Launch {
+        let boot = spec.request(&kvm, shared.as_fd());
+        let request = Request::Start(Box::new(boot.config));
+        let launch = LaunchSpec {
             vmm: &spec.vmm,
-            limits: Limits {
+            limits: VmmLimits {
                 memory: u64::from(spec.size.memory_mib) << 20,
             },
             identity: Some(spec.identity.clone()),
@@ -227,29 +227,29 @@ impl MicroVm {
             modules: spec.modules.as_ref().map(|image| image.sha256.clone()),
         };
         let overlay = spec.overlay.try_clone().map_err(host)?;
-        let (mut vm, mut steps) = Self::launch(launch, &request, &wire.fds, console, overlay)?;
-        drop(wire.fds);
-        vm.come_up_in_time(asked, &mut steps).await?;
+        let (mut vm, mut steps) = Self::launch(launch, &request, &boot.fds, console, overlay)?;
+        drop(boot.fds);
+        vm.wait_until_up_in_time(asked, &mut steps).await?;
         Ok(vm)
     }
 
-    /// Starts a VMM and tells it what to be.
+    /// Starts a VMM and sends its first request.
     pub(crate) fn launch(
-        launch: Launch<'_>,
+        launch: LaunchSpec<'_>,
         request: &Request,
         fds: &[BorrowedFd<'_>],
         console: ConsoleRing,
         overlay: File,
-    ) -> Result<(Self, mpsc::Receiver<Step>), BootError> {
+    ) -> Result<(Self, mpsc::Receiver<BootStep>), BootError> {
         let (channel, theirs) = Channel::pair()?;
-        let (child, limiting) = launch.vmm.spawn(theirs, launch.limits)?;
+        let (child, limit_task) = launch.vmm.spawn(theirs, launch.limits)?;
         let pid = child.id().unwrap_or(0);
-        let kept = Kept::default();
-        let process = Process::child(child, kept.clone());
+        let kept = KeptSocket::default();
+        let process = VmmProcess::child(child, kept.clone());
         channel.send(request, fds)?;
-        let (tell_step, steps) = mpsc::channel(4);
-        let mut vm = Self::assemble(Parts {
-            link: Link::new(channel)?,
+        let (step_sender, steps) = mpsc::channel(4);
+        let mut vm = Self::assemble(MicroVmParts {
+            link: ControlSocket::new(channel)?,
             vmm: launch.vmm.clone(),
             process,
             pid,
@@ -268,29 +268,29 @@ impl MicroVm {
                 agent_us: 0,
                 total_us: 0,
             },
-            steps: Some(tell_step),
+            steps: Some(step_sender),
         });
-        vm.limiting = limiting;
+        vm.limit_task = limit_task;
         Ok((vm, steps))
     }
 
-    /// Begins to listen to a VMM.
-    pub(crate) fn assemble(parts: Parts) -> Self {
+    /// Starts the driver of a VMM.
+    pub(crate) fn assemble(parts: MicroVmParts) -> Self {
         let link = Arc::new(parts.link);
         let console = Arc::new(parts.console);
         let (kill, killed) = mpsc::channel(1);
-        let (tell_end, end) = watch::channel(None);
+        let (end_sender, end) = watch::channel(None);
         let (reply, replies) = mpsc::unbounded_channel();
-        let (identity, told) = watch::channel(parts.identity);
+        let (identity, identity_receiver) = watch::channel(parts.identity);
         let disk_failure = Arc::new(OnceLock::new());
-        let driver = Driver {
+        let driver = VmmDriver {
             link: link.clone(),
             vmm: parts.vmm,
             pid: parts.pid,
             process: parts.process,
             kept: parts.kept.clone(),
             console: console.clone(),
-            identity: told,
+            identity: identity_receiver,
             restored: parts.steps.is_none() || parts.report.mode != BootMode::Cold,
             steps: parts.steps,
             killed,
@@ -302,12 +302,12 @@ impl MicroVm {
             link,
             console,
             end,
-            driver: tokio::spawn(driver.run(tell_end)),
+            driver: tokio::spawn(driver.run(end_sender)),
             kill,
             report: parts.report,
             pid: parts.pid,
             kept: parts.kept,
-            saving: Arc::new(Mutex::new(Saving::new(
+            context: Arc::new(Mutex::new(SnapshotContext::new(
                 replies,
                 parts.overlay,
                 parts.parent,
@@ -315,20 +315,20 @@ impl MicroVm {
                 parts.modules,
             ))),
             identity,
-            limiting: None,
+            limit_task: None,
             disk_failure,
         }
     }
 
-    pub(crate) async fn come_up_in_time(
+    pub(crate) async fn wait_until_up_in_time(
         &mut self,
         asked: Instant,
-        steps: &mut mpsc::Receiver<Step>,
+        steps: &mut mpsc::Receiver<BootStep>,
     ) -> Result<(), BootError> {
-        match tokio::time::timeout(BOOT_LIMIT, self.come_up(asked, steps)).await {
+        match tokio::time::timeout(BOOT_TIMEOUT, self.wait_until_up(asked, steps)).await {
             Ok(report) => {
                 self.report = report?;
-                self.limited().await
+                self.wait_for_limits().await
             }
             Err(_) => Err(BootError::Timeout {
                 console: self.console_tail(),
@@ -336,44 +336,44 @@ impl MicroVm {
         }
     }
 
-    /// Waits until what it uses is limited.
-    async fn limited(&mut self) -> Result<(), BootError> {
-        let Some(limiting) = self.limiting.take() else {
+    /// Waits until the VMM is in its control groups.
+    async fn wait_for_limits(&mut self) -> Result<(), BootError> {
+        let Some(limit_task) = self.limit_task.take() else {
             return Ok(());
         };
-        let done = limiting.await.map_err(|e| BootError::Host {
+        let done = limit_task.await.map_err(|e| BootError::Host {
             what: "limiting the VMM",
             source: io::Error::other(e),
         })?;
         Ok(done?)
     }
 
-    async fn come_up(
+    async fn wait_until_up(
         &mut self,
         asked: Instant,
-        steps: &mut mpsc::Receiver<Step>,
+        steps: &mut mpsc::Receiver<BootStep>,
     ) -> Result<BootReport, BootError> {
         let mut running = asked;
         let mut hello = None;
         loop {
             match steps.recv().await {
-                Some(Step::Running) => running = Instant::now(),
-                Some(Step::Hello { hello: said }) => {
-                    // Of a restored guest its clock tells when it was booted, once.
+                Some(BootStep::Running) => running = Instant::now(),
+                Some(BootStep::Hello { hello: said }) => {
+                    // The clock of a restored guest counts from its first boot.
                     let init_us = match self.report.mode {
                         BootMode::Cold => said.hello_us.saturating_sub(said.init_us),
                         _ => 0,
                     };
                     hello = Some((Instant::now(), init_us));
-                    self.saving.lock().await.hello = Some(said);
+                    self.context.lock().await.hello = Some(said);
                 }
                 // Of an identity that was taken back since.
-                Some(Step::Ready { id: Some(id), .. }) if !self.is_told(&id) => {}
-                Some(Step::Ready {
+                Some(BootStep::Ready { id: Some(id), .. }) if !self.has_identity(&id) => {}
+                Some(BootStep::Ready {
                     greeted: Ok(greeting),
                     ..
                 }) => {
-                    self.saving.lock().await.greeting = greeting;
+                    self.context.lock().await.greeting = greeting;
                     let (heard, init_us) = hello.unwrap_or((Instant::now(), 0));
                     let to_hello = micros(heard - running);
                     let init_us = init_us.min(to_hello);
@@ -388,7 +388,7 @@ impl MicroVm {
                         total_us: vmm_us + to_hello + agent_us,
                     });
                 }
-                Some(Step::Ready {
+                Some(BootStep::Ready {
                     greeted: Err(source),
                     ..
                 }) => {
@@ -408,27 +408,27 @@ impl MicroVm {
         }
     }
 
-    /// How it came up.
+    /// Boot mode and times.
     pub fn report(&self) -> BootReport {
         self.report
     }
 
-    /// Process id of the VMM.
+    /// VmmProcess id of the VMM.
     pub fn vmm_pid(&self) -> u32 {
         self.pid
     }
 
-    /// Something that opens streams to the guest and can be kept beside the sandbox.
+    /// Opener of streams to the guest that is independent of this value's lifetime.
     pub fn connector(&self) -> Connector {
         Connector(self.link.clone())
     }
 
-    /// Asks the guest to give back `target_mib` MiB of its memory.
+    /// Asks the guest to return `target_mib` MiB of its memory.
     pub fn set_balloon(&self, target_mib: u32) -> Result<(), ChannelError> {
         self.link.send(&Request::Balloon { target_mib }, &[])
     }
 
-    /// Waits until the sandbox is gone and says why.
+    /// Waits until the sandbox has ended; returns the reason.
     pub async fn ended(&self) -> SandboxEnd {
         let mut end = self.end.clone();
         let result = end.wait_for(Option::is_some).await;
@@ -438,20 +438,21 @@ impl MicroVm {
         }
     }
 
-    /// Why the sandbox is gone, if it is.
+    /// Reason that the sandbox ended, if it has.
     pub fn end(&self) -> Option<SandboxEnd> {
         self.end.borrow().clone()
     }
 
-    /// Ends the sandbox now and returns when nothing of it is left; says why it ended, which may have been before it was asked to.
+    /// Ends the sandbox; returns when nothing of it is left, with the reason that it ended, which
+    /// may precede this call.
     pub async fn stop(self) -> SandboxEnd {
-        self.end_now().await
+        self.stop_shared().await
     }
 
-    /// The same for whoever shares it; asking twice is no error.
-    pub async fn end_now(&self) -> SandboxEnd {
+    /// Like [`Self::stop`] for a shared value; may be called repeatedly.
+    pub async fn stop_shared(&self) -> SandboxEnd {
         let _ = self.link.send(&Request::Stop, &[]);
-        match tokio::time::timeout(STOP_LIMIT, self.ended()).await {
+        match tokio::time::timeout(STOP_TIMEOUT, self.ended()).await {
             Ok(end) => end,
             Err(_) => {
                 let _ = self.kill.try_send(());
@@ -460,30 +461,30 @@ impl MicroVm {
         }
     }
 
-    /// Tells the agent who it is, if nobody has.
-    pub(crate) fn tell(&self, identity: Identity) {
+    /// Sets the identity that the agent gets.
+    pub(crate) fn set_identity(&self, identity: Identity) {
         self.identity.send_replace(Some(identity));
     }
 
-    /// Whether the agent is to be `id` now.
-    fn is_told(&self, id: &str) -> bool {
-        let told = self.identity.borrow();
-        told.as_ref().is_some_and(|identity| identity.id == id)
+    /// Returns true if the agent is to be `id` now.
+    fn has_identity(&self, id: &str) -> bool {
+        let current = self.identity.borrow();
+        current.as_ref().is_some_and(|identity| identity.id == id)
     }
 
     /// Takes the identity back: the agent's greeting ends, and it greets anew.
-    pub(crate) async fn untell(&self) {
-        self.saving.lock().await.greeting = None;
+    pub(crate) async fn take_identity_back(&self) {
+        self.context.lock().await.greeting = None;
         self.identity.send_replace(None);
     }
 
-    /// Why the host could not serve a disk of the guest, which saw I/O errors then. None if it could, or
-    /// if another process commanded the VMM when it happened.
+    /// Failure of the host to serve a disk of the guest, which then saw I/O errors. None without a
+    /// failure, or if another process controlled the VMM when it happened.
     pub fn disk_failure(&self) -> Option<String> {
         self.disk_failure.get().cloned()
     }
 
-    /// The guest's last console output, cleaned for a terminal.
+    /// Last console output of the guest, without control characters.
     pub fn console_tail(&self) -> String {
         printable(&self.console.tail())
     }

@@ -1,11 +1,12 @@
-//! A snapshot that is being written. It has no name until it is complete; dropped before that, nothing of it is left.
+//! Snapshot that is being written. It is published when it is complete; dropped before that, it
+//! leaves nothing.
 
 use crate::SnapshotError;
-use crate::family::Family;
 use crate::manifest::Manifest;
 use crate::snapshot::{
     MANIFEST, MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index, disk_layer,
 };
+use crate::store_index::StoreIndex;
 use nix::errno::Errno;
 use nix::fcntl::posix_fallocate;
 use std::fs::{self, File};
@@ -15,45 +16,46 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes kept free for the manifest.
-const MANIFEST_ROOM: i64 = 4096;
+/// Bytes reserved for the manifest.
+const MANIFEST_RESERVED_BYTES: i64 = 4096;
 
-/// When a finished snapshot survives a crash of the host.
+/// Durability of a published snapshot in a crash of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// When the kernel gets round to writing it: a snapshot that only serves this run of the host, like a fork's.
+    /// Written back by the kernel at some time: for a snapshot that only serves this run of the
+    /// host, like a fork's.
     PageCache,
-    /// Before it gets its name: every file and the directories are synced.
+    /// Every file and the directories are synced before it is published.
     Storage,
 }
 
-/// Files of a snapshot to be, opened for reading and writing.
+/// Files of an unpublished snapshot, opened for reading and writing.
 #[derive(Debug)]
-pub struct Draft {
-    family: Arc<Family>,
+pub struct SnapshotDraft {
+    index: Arc<StoreIndex>,
     root: PathBuf,
     dir: PathBuf,
-    /// Takes the state.
+    /// File for the state.
     pub state: File,
-    /// Takes chunks of memory.
+    /// File for chunks of memory.
     pub memory: File,
-    /// Takes their index.
+    /// File for their index.
     pub memory_index: File,
-    /// Take the indexes of the disks' layers.
+    /// Files for the indexes of the disks' layers.
     pub disk_indexes: Vec<File>,
     manifest: File,
     finished: bool,
 }
 
-impl Draft {
+impl SnapshotDraft {
     pub(crate) fn create(
-        family: &Arc<Family>,
+        index: &Arc<StoreIndex>,
         root: &Path,
         dir: PathBuf,
         disks: usize,
     ) -> Result<Self, SnapshotError> {
         fs::create_dir(&dir).map_err(SnapshotError::io(&dir))?;
-        let made = Self::files(family, root, &dir, disks);
+        let made = Self::files(index, root, &dir, disks);
         if made.is_err() {
             let _ = fs::remove_dir_all(&dir);
         }
@@ -61,7 +63,7 @@ impl Draft {
     }
 
     fn files(
-        family: &Arc<Family>,
+        index: &Arc<StoreIndex>,
         root: &Path,
         dir: &Path,
         disks: usize,
@@ -76,8 +78,8 @@ impl Draft {
                 .map_err(SnapshotError::io(&path))
         };
         let manifest = new(MANIFEST)?;
-        // So that it is known before the guest is stopped whether there is room at all. Not every file system can.
-        match posix_fallocate(&manifest, 0, MANIFEST_ROOM) {
+        // A full disk is found before the guest is paused. Not every file system can preallocate.
+        match posix_fallocate(&manifest, 0, MANIFEST_RESERVED_BYTES) {
             Err(Errno::EOPNOTSUPP | Errno::EINVAL) | Ok(()) => {}
             Err(e) => return Err(SnapshotError::io(&dir.join(MANIFEST))(e.into())),
         }
@@ -89,29 +91,29 @@ impl Draft {
             disk_indexes: (0..disks)
                 .map(|n| new(&disk_index(n)))
                 .collect::<Result<_, _>>()?,
-            family: family.clone(),
+            index: index.clone(),
             root: root.to_owned(),
             dir: dir.to_owned(),
             finished: false,
         })
     }
 
-    /// [`Self::memory`] once more, with writes that go past the page cache; none where the file system
-    /// has no such thing.
+    /// Opens [`Self::memory`] again with `O_DIRECT`; none if the file system refuses that.
     pub fn memory_direct(&self) -> Option<File> {
         let mut options = File::options();
         options.write(true).custom_flags(nix::libc::O_DIRECT);
         options.open(self.dir.join(MEMORY_LAYER)).ok()
     }
 
-    /// Where it is being written.
+    /// Directory that it is being written to.
     pub(crate) fn path(&self) -> &Path {
         &self.dir
     }
 
-    /// Gives the snapshot its name. `overlays` are the disks' frozen overlays; those made by [`crate::Store::overlay`] are taken as
-    /// they are, others are copied. What failed, for want of room, say, can be tried again.
-    pub fn finish(
+    /// Publishes the snapshot under its id. `overlays` are the disks' frozen overlays: those made
+    /// by [`crate::Store::overlay`] are linked, others are copied. A failed call (disk full, for
+    /// example) can be repeated.
+    pub fn publish(
         &mut self,
         manifest: &Manifest,
         overlays: &[File],
@@ -123,21 +125,21 @@ impl Draft {
         }
         for (number, overlay) in overlays.iter().enumerate() {
             let path = self.dir.join(disk_layer(number));
-            take(overlay, &path).map_err(SnapshotError::io(&path))?;
+            link_or_copy(overlay, &path).map_err(SnapshotError::io(&path))?;
         }
         let path = self.dir.join(MANIFEST);
         let text =
             serde_json::to_vec_pretty(manifest).map_err(|e| SnapshotError::damaged(&path, e))?;
-        // Its block is kept while it is written.
+        // Overwritten in place, so that its reserved block is kept.
         self.manifest
             .write_all_at(&text, 0)
             .and_then(|()| self.manifest.set_len(text.len() as u64))
             .map_err(SnapshotError::io(&path))?;
         if durability == Durability::Storage {
-            sync(&self.dir).map_err(SnapshotError::io(&self.dir))?;
+            sync_dir(&self.dir).map_err(SnapshotError::io(&self.dir))?;
         }
         let place = self.root.join(&manifest.id);
-        // A directory is never renamed over one with something in it.
+        // A rename never replaces a directory that is not empty.
         fs::rename(&self.dir, &place).map_err(|e| match e.kind() {
             io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists => {
                 SnapshotError::Exists(manifest.id.clone())
@@ -145,7 +147,7 @@ impl Draft {
             _ => SnapshotError::io(&place)(e),
         })?;
         self.finished = true;
-        self.family.insert(&manifest.id, manifest.parent.as_deref());
+        self.index.insert(&manifest.id, manifest.parent.as_deref());
         if durability == Durability::Storage {
             let synced = File::open(&self.root).and_then(|root| root.sync_all());
             synced.map_err(SnapshotError::io(&self.root))?;
@@ -154,7 +156,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for SnapshotDraft {
     fn drop(&mut self) {
         if !self.finished {
             let _ = fs::remove_dir_all(&self.dir);
@@ -162,21 +164,21 @@ impl Drop for Draft {
     }
 }
 
-fn sync(dir: &Path) -> io::Result<()> {
+fn sync_dir(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         File::open(entry?.path())?.sync_all()?;
     }
     File::open(dir)?.sync_all()
 }
 
-/// Gives a nameless file a name, or copies it where that cannot be done.
-fn take(file: &File, path: &Path) -> io::Result<()> {
-    if let Ok(there) = fs::metadata(path) {
+/// Links a nameless file to `path`, or copies it where that fails.
+fn link_or_copy(file: &File, path: &Path) -> io::Result<()> {
+    if let Ok(still_exists) = fs::metadata(path) {
         let ours = file.metadata()?;
-        if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) {
+        if (still_exists.dev(), still_exists.ino()) == (ours.dev(), ours.ino()) {
             return Ok(());
         }
-        // Part of a copy.
+        // Incomplete copy of an earlier attempt.
         fs::remove_file(path)?;
     }
     let link = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
@@ -193,7 +195,7 @@ fn take(file: &File, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Copies what is no hole.
+/// Copies data and keeps holes.
 fn copy_data(from: &mut File, to: &mut File, length: u64) -> io::Result<()> {
     use nix::unistd::{Whence, lseek};
     to.set_len(length)?;

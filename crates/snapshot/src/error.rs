@@ -1,73 +1,73 @@
-//! The one error of reading, writing and removing snapshots.
+//! Error of reading, writing and removing snapshots.
 
 use jiffy_proto::layer::IndexError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What went wrong with which snapshot.
+/// Failure of an operation on a snapshot.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     Io {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// No such snapshot.
     #[error("there is no snapshot {0}")]
     Missing(String),
-    /// The name is taken.
+    /// The id is in use.
     #[error("snapshot {0} exists already")]
     Exists(String),
-    /// Not an id.
+    /// The id is invalid.
     #[error("{0:?} is no snapshot id: it has 1 to 64 lower-case letters and digits")]
     Id(String),
-    /// A manifest that is none.
+    /// A file is damaged.
     #[error("{path} is damaged: {reason}; remove the snapshot, or restore it from a copy")]
     Damaged {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Damage.
         reason: String,
     },
-    /// Another format.
+    /// The snapshot has another format.
     #[error(
-        "snapshot {id} has format {found} and this jiffy reads format {known}: use the version of jiffy that made it, or \
+        "snapshot {id} has format {found} and this jiffy reads format {loaded}: use the version of jiffy that made it, or \
          build its template anew"
     )]
     Format {
-        /// Which snapshot.
+        /// Id of the snapshot.
         id: String,
-        /// Its format.
+        /// Format of the snapshot.
         found: u32,
-        /// Ours.
-        known: u32,
+        /// Format of this program.
+        loaded: u32,
     },
-    /// A lineage that ends nowhere.
+    /// The parent is missing.
     #[error("snapshot {child} needs its parent {parent}, which is gone")]
     Orphan {
-        /// The child.
+        /// Id of the child.
         child: String,
-        /// What is missing.
+        /// Id of the missing parent.
         parent: String,
     },
-    /// A lineage that never ends, or is too long to run from.
+    /// The lineage is cyclic, too long or inconsistent.
     #[error("the lineage of snapshot {id} {problem}")]
     Lineage {
-        /// Whose.
+        /// Id of the snapshot.
         id: String,
-        /// What is wrong.
+        /// Damage.
         problem: String,
     },
-    /// Something runs from it.
+    /// A running sandbox uses it.
     #[error("snapshot {0} is in use by a running sandbox: stop that first")]
     InUse(String),
-    /// Something descends from it.
+    /// Another snapshot is its child.
     #[error("snapshot {id} is the parent of {child}: remove that first")]
     HasChild {
-        /// Whose.
+        /// Id of the snapshot.
         id: String,
         /// One of its children.
         child: String,

@@ -1,33 +1,34 @@
-//! Snapshots on disk. A snapshot is a directory that is never changed once it has its name:
+//! Snapshots on disk. A snapshot is a directory that never changes once it is published:
 //!
-//! | File | Content |
-//! |---|---|
-//! | `manifest.json` | what it is, whose child, made by what and on what ([`Manifest`]) |
-//! | `state.bin` | vCPUs and devices, for `jiffy-vmm` alone |
-//! | `memory.layer`, `memory.index` | 64 KiB chunks of memory that differ from the parent ([`jiffy_proto::layer`]) |
-//! | `disk0.layer`, `disk0.index`, ... | blocks that the guest wrote since the parent |
-//! | `seal.json` | BLAKE3 hash of every chunk, added later ([`Snapshot::seal`]) |
-//! | `working-set.index` | chunks of memory that a restored guest touches first, added later ([`Snapshot::put_working_set`]) |
+//! - `manifest.json`: id, parent, origin and sizes ([`Manifest`]).
+//! - `state.bin`: vCPUs and devices, for `jiffy-vmm` only.
+//! - `memory.layer`, `memory.index`: 64 KiB chunks of memory that differ from the parent
+//!   ([`jiffy_proto::layer`]).
+//! - `disk0.layer`, `disk0.index`, ...: blocks that the guest wrote since the parent.
+//! - `seal.json`: BLAKE3 hash of every chunk, added later ([`Snapshot::write_checksums`]).
+//! - `working-set.index`: chunks of memory that a restored guest touches first, added later
+//!   ([`Snapshot::put_working_set`]).
 //!
-//! A [`Store`] is a directory of snapshots. A snapshot is written to a [`Draft`], which has no name until it is complete;
-//! whoever runs from one holds it ([`Snapshot::hold`]); what lies below it is its [`Lineage`].
+//! A [`Store`] is a directory of snapshots. A snapshot is written to a [`SnapshotDraft`] and
+//! published when it is complete. A user of a snapshot holds it ([`Snapshot::hold`]). Its chain of
+//! parents is its [`Lineage`].
 
-mod dir;
+mod checksums;
 mod draft;
 mod error;
-mod family;
 mod lineage;
 mod manifest;
 mod merge;
-mod seal;
 mod snapshot;
+mod snapshot_dir;
 mod store;
+mod store_index;
 mod working_set;
 
-pub use draft::{Draft, Durability};
+pub use checksums::{Checksums, DamagedChunk, VerifyResult};
+pub use draft::{Durability, SnapshotDraft};
 pub use error::SnapshotError;
 pub use lineage::Lineage;
-pub use manifest::{DiskSizes, FORMAT, Manifest, MemorySizes, Versions};
-pub use seal::{Damage, Seal, Verdict};
-pub use snapshot::{Hold, Layer, Snapshot, read_index};
+pub use manifest::{DiskSizes, Manifest, MemorySizes, SNAPSHOT_FORMAT, Versions};
+pub use snapshot::{Hold, Snapshot, SnapshotLayer, read_index};
 pub use store::Store;

@@ -1,12 +1,13 @@
-//! A snapshot and everything below it.
+//! Snapshot with its chain of parents.
 
-use crate::{Layer, Snapshot, SnapshotError};
+use crate::{Snapshot, SnapshotError, SnapshotLayer};
 use std::path::Path;
 
-/// Longest lineage that is followed. Restores want a much shorter one: see [`crate::Store::merge`].
+/// Longest lineage that can be opened. A restore needs a much shorter one: see
+/// [`crate::Store::merge`].
 const MAX_LINEAGE: usize = 4096;
 
-/// Snapshots from the oldest ancestor to the one asked for.
+/// Snapshots from the oldest ancestor to the one that was opened.
 #[derive(Debug, Clone)]
 pub struct Lineage(Vec<Snapshot>);
 
@@ -52,18 +53,18 @@ impl Lineage {
         &self.0
     }
 
-    /// The one it was opened for.
+    /// Snapshot that was opened.
     pub fn newest(&self) -> Option<&Snapshot> {
         self.0.last()
     }
 
     /// Memory layers, oldest first.
-    pub fn memory(&self) -> Result<Vec<Layer>, SnapshotError> {
+    pub fn memory(&self) -> Result<Vec<SnapshotLayer>, SnapshotError> {
         self.0.iter().map(Snapshot::memory).collect()
     }
 
     /// Layers of writable disk `number`, oldest first.
-    pub fn disk(&self, number: usize) -> Result<Vec<Layer>, SnapshotError> {
+    pub fn disk(&self, number: usize) -> Result<Vec<SnapshotLayer>, SnapshotError> {
         self.0.iter().map(|s| s.disk(number)).collect()
     }
 }

@@ -1,29 +1,30 @@
-//! What a snapshot says about itself.
+//! Manifest of a snapshot.
 
 use crate::SnapshotError;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Version of the directory's layout and of the manifest.
-pub const FORMAT: u32 = 1;
+pub const SNAPSHOT_FORMAT: u32 = 1;
 
-/// `manifest.json`.
+/// Content of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`] of the program that wrote it.
+    /// [`SNAPSHOT_FORMAT`] of the program that wrote it.
     pub format: u32,
-    /// Its name, 1 to 64 lower-case letters and digits.
+    /// Id: 1 to 64 lower-case letters and digits.
     pub id: String,
-    /// The snapshot that its layers lie on.
+    /// Parent, the snapshot that its layers are based on.
     pub parent: Option<String>,
     /// Template of the sandbox.
     pub template: String,
-    /// Milliseconds since the epoch.
+    /// Time of creation in milliseconds since 1970.
     pub created_ms: u64,
-    /// Who made it.
+    /// Versions of the programs that made it.
     pub versions: Versions,
-    /// What the processor offered, as `jiffy-vmm` names it; that in the state is what it compares.
+    /// Processor features, as `jiffy-vmm` names them. For information: a restore compares those in
+    /// the state.
     pub cpu: String,
     /// Number of vCPUs.
     pub vcpus: u8,
@@ -31,7 +32,7 @@ pub struct Manifest {
     pub memory: MemorySizes,
     /// Writable disks and their layers, in guest order.
     pub disks: Vec<DiskSizes>,
-    /// Whether there is a network card.
+    /// True if the guest has a network interface.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub net: bool,
     /// SHA-256 of the image with the kernel's modules that the guest has mounted, if it has one.
@@ -39,15 +40,15 @@ pub struct Manifest {
     pub modules: Option<String>,
 }
 
-/// Versions of what took part.
+/// Versions of the programs that made a snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Versions {
-    /// Jiffy's.
+    /// Version of Jiffy.
     pub vmm: String,
-    /// The guest kernel's release.
+    /// Release of the guest kernel.
     pub kernel: String,
-    /// The agent's.
+    /// Version of the agent.
     pub agent: String,
 }
 
@@ -73,7 +74,7 @@ pub struct DiskSizes {
     pub stored: u64,
 }
 
-/// Checks that `id` can be a name.
+/// Checks that `id` is valid.
 pub(crate) fn check_id(id: &str) -> Result<(), SnapshotError> {
     let good = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     if (1..=64).contains(&id.len()) && id.bytes().all(good) {
@@ -90,14 +91,14 @@ impl Manifest {
         struct Format {
             format: u32,
         }
-        // The format first: what else is there depends on it.
+        // The format first, because the other fields depend on it.
         let Format { format } =
             serde_json::from_slice(bytes).map_err(|e| SnapshotError::damaged(path, e))?;
-        if format != FORMAT {
+        if format != SNAPSHOT_FORMAT {
             return Err(SnapshotError::Format {
                 id: id.to_owned(),
                 found: format,
-                known: FORMAT,
+                loaded: SNAPSHOT_FORMAT,
             });
         }
         let manifest: Self =

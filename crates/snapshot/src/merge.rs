@@ -1,13 +1,13 @@
-//! Merging: a snapshot made independent of what lies below it.
+//! Merge of a snapshot with its ancestors.
 //!
-//! A sandbox that is snapshotted often has a long lineage, and every layer costs a restore. Merged, a snapshot holds all that
-//! its layers together say, under the same name, and has no parent. What runs from the old files keeps them open and goes on:
-//! both say the same.
+//! A sandbox that is snapshotted often has a long lineage, and every layer slows a restore down. A
+//! merged snapshot holds the content of all its layers under the same id and has no parent. A
+//! sandbox that runs from the old files keeps them open; their content is the same.
 
-use crate::draft::Draft;
+use crate::draft::SnapshotDraft;
 use crate::manifest::Manifest;
 use crate::snapshot::{MANIFEST, disk_layer, read_index};
-use crate::{Layer, Snapshot, SnapshotError, Store};
+use crate::{Snapshot, SnapshotError, SnapshotLayer, Store};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::fs::{self, File};
@@ -15,12 +15,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Bytes copied in one go.
-const PIECE: u64 = 1 << 20;
+/// Bytes copied by one call.
+const COPY_BYTES: u64 = 1 << 20;
 
 impl Store {
-    /// Makes snapshot `id` independent of its ancestors; one that has none is left as it is. Killed in the middle, it leaves
-    /// the old or the new snapshot.
+    /// Makes snapshot `id` independent of its ancestors; does nothing if it has none. If the
+    /// process is killed meanwhile, either the old or the new snapshot remains.
     pub fn merge(&self, id: &str) -> Result<Snapshot, SnapshotError> {
         let lineage = self.lineage(id)?;
         let newest = self.get(id)?;
@@ -54,13 +54,13 @@ impl Store {
         }
         manifest.parent = None;
         replace(draft, &manifest, newest.path())?;
-        self.family.insert(id, None);
+        self.index.insert(id, None);
         self.get(id)
     }
 }
 
-/// Puts the draft in the place of the snapshot at `place`, in one step.
-fn replace(draft: Draft, manifest: &Manifest, place: &Path) -> Result<(), SnapshotError> {
+/// Replaces the snapshot at `place` by the draft atomically.
+fn replace(draft: SnapshotDraft, manifest: &Manifest, place: &Path) -> Result<(), SnapshotError> {
     let path = draft.path().join(MANIFEST);
     let text = serde_json::to_vec_pretty(manifest).map_err(|e| SnapshotError::damaged(&path, e))?;
     fs::write(&path, text).map_err(SnapshotError::io(&path))?;
@@ -72,11 +72,11 @@ fn replace(draft: Draft, manifest: &Manifest, place: &Path) -> Result<(), Snapsh
         RenameFlags::RENAME_EXCHANGE,
     )
     .map_err(|e| SnapshotError::io(place)(e.into()))
-    // The draft's name now belongs to the old files; they go with it.
+    // The draft's path now leads to the old files, which are removed with it.
 }
 
-/// Writes to `to` what `layers`, oldest first, together hold of `bytes` bytes. Nothing lies below the result.
-fn combine(layers: &[Layer], to: &File, unit: u32, bytes: u64) -> io::Result<LayerIndex> {
+/// Combines `layers`, oldest first, of `bytes` bytes into `to`, which has no layer below it.
+fn combine(layers: &[SnapshotLayer], to: &File, unit: u32, bytes: u64) -> io::Result<LayerIndex> {
     let indexes: Vec<LayerIndex> = layers
         .iter()
         .map(|layer| read_index(&layer.index))
@@ -84,8 +84,8 @@ fn combine(layers: &[Layer], to: &File, unit: u32, bytes: u64) -> io::Result<Lay
     let mut merged = LayerIndex::empty(unit, bytes);
     to.set_len(bytes)?;
     // Runs of units from the same layer are copied together.
-    let mut run: Option<(usize, u64, u64)> = None;
-    let flush = |run: Option<(usize, u64, u64)>| match run {
+    let mut run_id: Option<(usize, u64, u64)> = None;
+    let flush = |run_id: Option<(usize, u64, u64)>| match run_id {
         Some((layer, first, end)) => {
             let start = first * u64::from(unit);
             copy(
@@ -101,12 +101,12 @@ fn combine(layers: &[Layer], to: &File, unit: u32, bytes: u64) -> io::Result<Lay
         let top = (0..indexes.len())
             .rev()
             .find(|&at| indexes[at].decides(number));
-        // A unit that was made zero is a hole, and a hole reads as zero.
+        // A zero unit is a hole, which reads as zero.
         let Some(layer) = top.filter(|&at| indexes[at].stored.contains(number)) else {
             continue;
         };
         merged.stored.insert(number);
-        run = match run {
+        run_id = match run_id {
             Some((from, first, end)) if from == layer && end == number => {
                 Some((from, first, number + 1))
             }
@@ -116,20 +116,20 @@ fn combine(layers: &[Layer], to: &File, unit: u32, bytes: u64) -> io::Result<Lay
             }
         };
     }
-    flush(run)?;
+    flush(run_id)?;
     Ok(merged)
 }
 
-/// Copies bytes `start..end` to the same place.
+/// Copies bytes `start..end` to the same offsets.
 fn copy(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
     let mut buffer = Vec::new();
     let mut at = start;
     while at < end {
-        let length = usize::try_from(PIECE.min(end - at)).map_err(io::Error::other)?;
+        let length = usize::try_from(COPY_BYTES.min(end - at)).map_err(io::Error::other)?;
         buffer.resize(length, 0);
         from.read_exact_at(&mut buffer, at)?;
         to.write_all_at(&buffer, at)?;
-        at += PIECE;
+        at += COPY_BYTES;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! One snapshot, checked when it is opened.
+//! Snapshot, checked when it is opened.
 
 use crate::manifest::Manifest;
-use crate::{SnapshotError, Verdict, family, seal};
+use crate::{SnapshotError, VerifyResult, checksums, store_index};
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File};
@@ -9,17 +9,17 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Longest manifest.
-pub(crate) const MAX_MANIFEST: u64 = 1 << 20;
-/// Longest index: that of a disk of 1 TiB.
-const MAX_INDEX: u64 = 65 << 20;
+/// Longest manifest in bytes.
+pub(crate) const MAX_MANIFEST_BYTES: u64 = 1 << 20;
+/// Longest index in bytes: that of a disk of 1 TiB.
+const MAX_INDEX_BYTES: u64 = 65 << 20;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const STATE: &str = "state.bin";
 pub(crate) const MEMORY_LAYER: &str = "memory.layer";
 pub(crate) const MEMORY_INDEX: &str = "memory.index";
 
-/// A complete snapshot.
+/// Published snapshot.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     path: PathBuf,
@@ -28,14 +28,14 @@ pub struct Snapshot {
 
 /// A layer file and its index, opened for reading.
 #[derive(Debug)]
-pub struct Layer {
-    /// The chunks.
+pub struct SnapshotLayer {
+    /// File with the chunks or blocks.
     pub file: File,
-    /// Which there are.
+    /// Index of stored and zero units.
     pub index: File,
 }
 
-/// As long as it lives, the snapshot is not removed.
+/// Guard: the snapshot is not removed while it exists.
 #[derive(Debug)]
 pub struct Hold(#[allow(dead_code)] Flock<File>);
 
@@ -48,9 +48,9 @@ pub(crate) fn disk_index(number: usize) -> String {
 }
 
 impl Snapshot {
-    /// Opens snapshot `id` in the directory `root` and checks that its files are what its manifest says.
+    /// Opens snapshot `id` in the directory `root` and checks its files against its manifest.
     pub(crate) fn open(root: &Path, id: &str) -> Result<Self, SnapshotError> {
-        let manifest = family::manifest(root, id)?;
+        let manifest = store_index::manifest(root, id)?;
         let path = root.join(id);
         let snapshot = Self { path, manifest };
         snapshot.check()?;
@@ -93,33 +93,33 @@ impl Snapshot {
     ) -> Result<LayerIndex, SnapshotError> {
         let path = self.path.join(layer);
         let length = fs::metadata(&path).map_err(SnapshotError::io(&path))?.len();
-        // A mapping beyond the end of its file would kill whoever runs from it.
+        // A mapping beyond the end of the file would kill a VMM that uses it.
         if length != bytes {
             let reason = format!("{length} bytes instead of {bytes}");
             return Err(SnapshotError::damaged(&path, reason));
         }
         let path = self.path.join(index);
-        let data = read(&path, MAX_INDEX)?;
+        let data = read(&path, MAX_INDEX_BYTES)?;
         LayerIndex::decode(&data, unit, bytes).map_err(SnapshotError::index(&path))
     }
 
-    /// What it says about itself.
+    /// Manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Its name.
+    /// Id.
     pub fn id(&self) -> &str {
         &self.manifest.id
     }
 
-    /// Where it is.
+    /// Path of its directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes of its layers, their indexes and its state: what it takes on disk without the snapshots below it. Holes of the
-    /// layers take nothing and do not count.
+    /// Bytes of its layers, their indexes and its state: its disk space without its ancestors.
+    /// Holes of the layers do not count.
     pub fn bytes(&self) -> Result<u64, SnapshotError> {
         let memory = self
             .manifest
@@ -145,28 +145,28 @@ impl Snapshot {
         File::open(&path).map_err(SnapshotError::io(&path))
     }
 
-    /// State of vCPUs and devices.
+    /// Opens the state of vCPUs and devices.
     pub fn state(&self) -> Result<File, SnapshotError> {
         self.file(STATE)
     }
 
-    /// Memory.
-    pub fn memory(&self) -> Result<Layer, SnapshotError> {
-        Ok(Layer {
+    /// Opens the memory layer.
+    pub fn memory(&self) -> Result<SnapshotLayer, SnapshotError> {
+        Ok(SnapshotLayer {
             file: self.file(MEMORY_LAYER)?,
             index: self.file(MEMORY_INDEX)?,
         })
     }
 
-    /// Writable disk `number`.
-    pub fn disk(&self, number: usize) -> Result<Layer, SnapshotError> {
-        Ok(Layer {
+    /// Opens the layer of writable disk `number`.
+    pub fn disk(&self, number: usize) -> Result<SnapshotLayer, SnapshotError> {
+        Ok(SnapshotLayer {
             file: self.file(&disk_layer(number))?,
             index: self.file(&disk_index(number))?,
         })
     }
 
-    /// Keeps it from being removed. Fails if that has begun.
+    /// Keeps the snapshot from being removed. Fails if the removal has started.
     pub fn hold(&self) -> Result<Hold, SnapshotError> {
         let missing = || SnapshotError::Missing(self.id().to_owned());
         let file = self.file(MANIFEST).map_err(|_| missing())?;
@@ -179,21 +179,21 @@ impl Snapshot {
         }
     }
 
-    /// Writes down the hash of every chunk, so that damage can be found by [`Self::verify`]. Reads all of it; a second call
-    /// does nothing. It may be removed meanwhile.
-    pub fn seal(&self) -> Result<(), SnapshotError> {
-        seal::write(self)
+    /// Writes the checksum of every chunk for [`Self::verify`]. Reads the whole snapshot; a second
+    /// call does nothing. The snapshot may be removed meanwhile.
+    pub fn write_checksums(&self) -> Result<(), SnapshotError> {
+        checksums::write(self)
     }
 
-    /// Compares everything with what was sealed.
-    pub fn verify(&self) -> Result<Verdict, SnapshotError> {
-        seal::verify(self)
+    /// Compares the snapshot with its checksums.
+    pub fn verify(&self) -> Result<VerifyResult, SnapshotError> {
+        checksums::verify(self)
     }
 }
 
-/// Reads an index that was just written, from its beginning.
+/// Reads an index from the beginning of its file.
 pub fn read_index(file: &File) -> io::Result<LayerIndex> {
-    let length = file.metadata()?.len().min(MAX_INDEX);
+    let length = file.metadata()?.len().min(MAX_INDEX_BYTES);
     let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
     file.read_exact_at(&mut bytes, 0)?;
     LayerIndex::decode_any(&bytes).map_err(io::Error::other)

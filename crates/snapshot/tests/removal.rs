@@ -1,9 +1,9 @@
-//! A removal costs the same however many snapshots there are.
+//! Removal: its cost does not depend on the number of snapshots.
 #![allow(clippy::unwrap_used)]
 
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
 use jiffy_snapshot::{
-    DiskSizes, Durability, FORMAT, Manifest, MemorySizes, SnapshotError, Store, Versions,
+    DiskSizes, Durability, Manifest, MemorySizes, SNAPSHOT_FORMAT, SnapshotError, Store, Versions,
 };
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -11,28 +11,28 @@ use std::io::{ErrorKind, Read};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 
-const MEMORY: u64 = MEMORY_CHUNK as u64;
-const DISK: u64 = DISK_BLOCK as u64;
+const MEMORY_BYTES: u64 = MEMORY_CHUNK as u64;
+const DISK_BYTES: u64 = DISK_BLOCK as u64;
 
 fn put(store: &Store, id: &str, parent: Option<&str>) {
     let mut draft = store.draft(1).unwrap();
     draft.state.write_all_at(b"state", 0).unwrap();
-    draft.memory.set_len(MEMORY).unwrap();
-    let index = LayerIndex::empty(MEMORY_CHUNK, MEMORY);
+    draft.memory.set_len(MEMORY_BYTES).unwrap();
+    let index = LayerIndex::empty(MEMORY_CHUNK, MEMORY_BYTES);
     draft.memory_index.write_all_at(&index.encode(), 0).unwrap();
     let overlay = store.overlay().unwrap();
-    overlay.set_len(DISK).unwrap();
-    let index = LayerIndex::empty(DISK_BLOCK, DISK);
+    overlay.set_len(DISK_BYTES).unwrap();
+    let index = LayerIndex::empty(DISK_BLOCK, DISK_BYTES);
     let disk = &draft.disk_indexes[0];
     disk.write_all_at(&index.encode(), 0).unwrap();
     let manifest = manifest(id, parent);
-    let finished = draft.finish(&manifest, &[overlay], Durability::PageCache);
+    let finished = draft.publish(&manifest, &[overlay], Durability::PageCache);
     finished.unwrap();
 }
 
 fn manifest(id: &str, parent: Option<&str>) -> Manifest {
     Manifest {
-        format: FORMAT,
+        format: SNAPSHOT_FORMAT,
         id: id.to_owned(),
         parent: parent.map(str::to_owned),
         template: "base".to_owned(),
@@ -41,11 +41,11 @@ fn manifest(id: &str, parent: Option<&str>) -> Manifest {
         cpu: "cpu".to_owned(),
         vcpus: 1,
         memory: MemorySizes {
-            bytes: MEMORY,
+            bytes: MEMORY_BYTES,
             ..MemorySizes::default()
         },
         disks: vec![DiskSizes {
-            bytes: DISK,
+            bytes: DISK_BYTES,
             stored: 0,
         }],
         net: false,
@@ -53,7 +53,7 @@ fn manifest(id: &str, parent: Option<&str>) -> Manifest {
     }
 }
 
-/// The least of a snapshot that a look for children reads.
+/// Creates the manifest only, which is all that a search for children reads.
 fn fabricate(store: &Store, id: &str, parent: &str) {
     let directory = store.root().join(id);
     fs::create_dir(&directory).unwrap();
@@ -61,11 +61,11 @@ fn fabricate(store: &Store, id: &str, parent: &str) {
     fs::write(directory.join("manifest.json"), text).unwrap();
 }
 
-/// Counts files of snapshots that are opened (inotify(7)).
-struct Opens(File);
+/// Counter of opened files of snapshots (inotify(7)).
+struct OpenedFiles(File);
 
-impl Opens {
-    /// Of all snapshots in `store` but `except`.
+impl OpenedFiles {
+    /// Watches all snapshots in `store` but `except`.
     fn of_all_but(store: &Store, except: &str) -> Self {
         // SAFETY: no pointers; the kernel has made the descriptor for us.
         let events = unsafe {
@@ -85,7 +85,7 @@ impl Opens {
         Self(events)
     }
 
-    /// Bytes of events, which is none if nothing was opened.
+    /// Bytes of events; 0 if no file was opened.
     fn seen(&mut self) -> usize {
         let mut buffer = vec![0; 1 << 20];
         match self.0.read(&mut buffer) {
@@ -104,16 +104,16 @@ fn a_removal_opens_no_file_of_any_other_snapshot() {
         for number in 0..others {
             fabricate(&store, &format!("other{number}"), "root");
         }
-        // The first one after the start reads the manifests, once.
+        // The first removal reads the manifests, once.
         put(&store, "first", None);
         store.remove("first").unwrap();
         put(&store, "leaf", Some("root"));
-        let mut opens = Opens::of_all_but(&store, "leaf");
+        let mut opens = OpenedFiles::of_all_but(&store, "leaf");
         store.remove("leaf").unwrap();
         assert_eq!(opens.seen(), 0, "beside {others} others");
         let refused = store.remove("root");
         assert!(matches!(refused, Err(SnapshotError::HasChild { .. })));
-        // The watch sees what there is to see: the manifest that was locked.
+        // The watch works: the manifest that was locked is seen.
         assert_ne!(opens.seen(), 0);
     }
 }
@@ -132,7 +132,7 @@ fn a_child_is_known_to_a_store_that_was_opened_before_it_was_made_and_after() {
     };
     assert!(refused(&before));
     drop(before);
-    // As the next process finds it.
+    // Like the next process.
     let after = Store::open(dir.path()).unwrap();
     assert!(refused(&after));
     after.merge("b").unwrap();

@@ -1,10 +1,10 @@
-//! What the store promises to whoever keeps snapshots in it.
+//! Promises of the store.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK};
 use jiffy_snapshot::{
-    Damage, DiskSizes, Durability, FORMAT, Manifest, MemorySizes, Snapshot, SnapshotError, Store,
-    Verdict, Versions,
+    DamagedChunk, DiskSizes, Durability, Manifest, MemorySizes, SNAPSHOT_FORMAT, Snapshot,
+    SnapshotError, Store, VerifyResult, Versions,
 };
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -12,8 +12,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 
-const MEMORY: u64 = 4 * MEMORY_CHUNK as u64;
-const DISK: u64 = 16 * DISK_BLOCK as u64;
+const MEMORY_BYTES: u64 = 4 * MEMORY_CHUNK as u64;
+const DISK_BYTES: u64 = 16 * DISK_BLOCK as u64;
 
 fn store() -> (TempDir, Store) {
     let dir = tempfile::tempdir().unwrap();
@@ -25,7 +25,7 @@ fn manifest(id: &str, parent: Option<&str>) -> Manifest {
     Manifest {
         net: false,
         modules: None,
-        format: FORMAT,
+        format: SNAPSHOT_FORMAT,
         id: id.to_owned(),
         parent: parent.map(str::to_owned),
         template: "base".to_owned(),
@@ -38,12 +38,12 @@ fn manifest(id: &str, parent: Option<&str>) -> Manifest {
         cpu: "cpu".to_owned(),
         vcpus: 1,
         memory: MemorySizes {
-            bytes: MEMORY,
+            bytes: MEMORY_BYTES,
             stored: 1,
             zero: 1,
         },
         disks: vec![DiskSizes {
-            bytes: DISK,
+            bytes: DISK_BYTES,
             stored: 1,
         }],
     }
@@ -52,21 +52,21 @@ fn manifest(id: &str, parent: Option<&str>) -> Manifest {
 fn put(store: &Store, id: &str, parent: Option<&str>) -> Result<Snapshot, SnapshotError> {
     let mut draft = store.draft(1)?;
     draft.state.write_all_at(b"state", 0).unwrap();
-    draft.memory.set_len(MEMORY).unwrap();
+    draft.memory.set_len(MEMORY_BYTES).unwrap();
     draft.memory.write_all_at(&[7; 65536], 65536).unwrap();
-    let mut index = LayerIndex::empty(MEMORY_CHUNK, MEMORY);
+    let mut index = LayerIndex::empty(MEMORY_CHUNK, MEMORY_BYTES);
     index.stored.insert(1);
     index.zero.insert(3);
     draft.memory_index.write_all_at(&index.encode(), 0).unwrap();
     let overlay = store.overlay()?;
-    overlay.set_len(DISK).unwrap();
+    overlay.set_len(DISK_BYTES).unwrap();
     overlay.write_all_at(&[9; 4096], 2 * 4096).unwrap();
-    let mut index = LayerIndex::empty(DISK_BLOCK, DISK);
+    let mut index = LayerIndex::empty(DISK_BLOCK, DISK_BYTES);
     index.stored.insert(2);
     draft.disk_indexes[0]
         .write_all_at(&index.encode(), 0)
         .unwrap();
-    draft.finish(&manifest(id, parent), &[overlay], Durability::Storage)
+    draft.publish(&manifest(id, parent), &[overlay], Durability::Storage)
 }
 
 fn names(store: &Store) -> Vec<String> {
@@ -94,16 +94,16 @@ fn a_snapshot_reads_back_and_its_overlay_was_not_copied() {
 }
 
 #[test]
-fn a_draft_that_is_given_up_or_killed_leaves_nothing() {
+fn an_abandoned_draft_leaves_nothing() {
     let (_dir, store) = store();
     drop(store.draft(1).unwrap());
     assert!(names(&store).is_empty());
     std::mem::forget(store.draft(1).unwrap());
     assert!(store.ids().unwrap().is_empty());
-    // As if a process with a number that none has (pid_max, proc(5)) had been writing it.
+    // As of a process with an id that does not exist (pid_max, proc(5)).
     let left = store.root().join(&names(&store)[0]);
     fs::rename(left, store.root().join(".draft-4194305-0")).unwrap();
-    assert_eq!(store.sweep(SystemTime::now()).unwrap(), 1);
+    assert_eq!(store.gc(SystemTime::now()).unwrap(), 1);
     assert!(names(&store).is_empty());
 }
 
@@ -112,8 +112,8 @@ fn an_overlay_of_another_file_system_is_copied_without_its_holes() {
     let (_dir, store) = store();
     let mut draft = store.draft(1).unwrap();
     draft.state.write_all_at(b"state", 0).unwrap();
-    draft.memory.set_len(MEMORY).unwrap();
-    let index = LayerIndex::empty(MEMORY_CHUNK, MEMORY);
+    draft.memory.set_len(MEMORY_BYTES).unwrap();
+    let index = LayerIndex::empty(MEMORY_CHUNK, MEMORY_BYTES);
     draft.memory_index.write_all_at(&index.encode(), 0).unwrap();
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("gone");
@@ -124,9 +124,9 @@ fn an_overlay_of_another_file_system_is_copied_without_its_holes() {
         .open(&path)
         .unwrap();
     fs::remove_file(&path).unwrap();
-    overlay.set_len(DISK).unwrap();
+    overlay.set_len(DISK_BYTES).unwrap();
     overlay.write_all_at(&[9; 4096], 8 * 4096).unwrap();
-    let mut index = LayerIndex::empty(DISK_BLOCK, DISK);
+    let mut index = LayerIndex::empty(DISK_BLOCK, DISK_BYTES);
     index.stored.insert(8);
     draft.disk_indexes[0]
         .write_all_at(&index.encode(), 0)
@@ -134,7 +134,7 @@ fn an_overlay_of_another_file_system_is_copied_without_its_holes() {
     let mut manifest = manifest("b", None);
     (manifest.memory.stored, manifest.memory.zero) = (0, 0);
     let snapshot = draft
-        .finish(&manifest, &[overlay], Durability::PageCache)
+        .publish(&manifest, &[overlay], Durability::PageCache)
         .unwrap();
     let file = snapshot.disk(0).unwrap().file;
     let mut block = [0; 4096];
@@ -169,7 +169,7 @@ fn a_lineage_that_is_broken_or_a_circle_is_refused() {
 }
 
 #[test]
-fn only_what_nothing_needs_is_removed() {
+fn only_a_snapshot_without_users_and_children_is_removed() {
     let (_dir, store) = store();
     let a = put(&store, "a", None).unwrap();
     put(&store, "b", Some("a")).unwrap();
@@ -189,7 +189,7 @@ fn only_what_nothing_needs_is_removed() {
 }
 
 #[test]
-fn every_damage_is_refused_and_names_its_file() {
+fn every_damage_is_refused_and_its_file_named() {
     type Damage = fn(&Path);
     let damages: [(&str, Damage); 9] = [
         ("manifest.json", |d| {
@@ -238,7 +238,7 @@ fn edit(dir: &Path, from: &str, to: &str) {
 }
 
 #[test]
-fn another_format_is_refused_with_what_to_do() {
+fn another_format_is_refused_with_a_remedy() {
     let (_dir, store) = store();
     let snapshot = put(&store, "a", None).unwrap();
     edit(snapshot.path(), "\"format\": 1", "\"format\": 2");
@@ -262,13 +262,13 @@ fn names_that_are_paths_are_no_ids() {
 }
 
 #[test]
-fn a_flipped_byte_of_a_sealed_snapshot_is_found_and_named() {
+fn a_flipped_byte_of_a_snapshot_with_checksums_is_found_and_named() {
     let (_dir, store) = store();
     let snapshot = put(&store, "a", None).unwrap();
-    assert_eq!(snapshot.verify().unwrap(), Verdict::Unsealed);
-    snapshot.seal().unwrap();
-    snapshot.seal().unwrap();
-    assert_eq!(snapshot.verify().unwrap(), Verdict::Sound);
+    assert_eq!(snapshot.verify().unwrap(), VerifyResult::NoChecksums);
+    snapshot.write_checksums().unwrap();
+    snapshot.write_checksums().unwrap();
+    assert_eq!(snapshot.verify().unwrap(), VerifyResult::Intact);
     let flip = |name: &str, at: u64| {
         let path = snapshot.path().join(name);
         let file = fs::File::options().read(true).write(true).open(path);
@@ -284,18 +284,18 @@ fn a_flipped_byte_of_a_sealed_snapshot_is_found_and_named() {
     ] {
         flip(name, at);
         let file = name.to_owned();
-        let damages = vec![Damage { file, chunk }];
-        assert_eq!(snapshot.verify().unwrap(), Verdict::Damaged(damages));
+        let damages = vec![DamagedChunk { file, chunk }];
+        assert_eq!(snapshot.verify().unwrap(), VerifyResult::Damaged(damages));
         flip(name, at);
     }
-    assert_eq!(snapshot.verify().unwrap(), Verdict::Sound);
-    // Where a layer holds nothing, nothing is promised.
+    assert_eq!(snapshot.verify().unwrap(), VerifyResult::Intact);
+    // Holes of a layer are not checked.
     flip("memory.layer", 5);
-    assert_eq!(snapshot.verify().unwrap(), Verdict::Sound);
+    assert_eq!(snapshot.verify().unwrap(), VerifyResult::Intact);
 }
 
 #[test]
-fn a_snapshot_may_be_removed_or_merged_while_it_is_being_sealed() {
+fn a_snapshot_may_be_removed_or_merged_while_its_checksums_are_written() {
     let (_dir, store) = store();
     for round in 0..40 {
         put(&store, "a", None).unwrap();
@@ -304,8 +304,8 @@ fn a_snapshot_may_be_removed_or_merged_while_it_is_being_sealed() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 start.wait();
-                // Either it was fast enough or there is nothing to seal any more.
-                let _ = snapshot.seal();
+                // Succeeds if it is fast enough; otherwise the snapshot is gone.
+                let _ = snapshot.write_checksums();
             });
             start.wait();
             match round % 2 {
@@ -315,12 +315,15 @@ fn a_snapshot_may_be_removed_or_merged_while_it_is_being_sealed() {
         });
         if round % 2 == 1 {
             let merged = store.get("b").unwrap();
-            assert!(!matches!(merged.verify().unwrap(), Verdict::Damaged(_)));
+            assert!(!matches!(
+                merged.verify().unwrap(),
+                VerifyResult::Damaged(_)
+            ));
             store.remove("b").unwrap();
         }
         store.remove("a").unwrap();
         let later = SystemTime::now() + Duration::from_secs(7200);
-        store.sweep(later).unwrap();
+        store.gc(later).unwrap();
         assert!(names(&store).is_empty(), "{:?}", names(&store));
     }
 }
@@ -340,26 +343,29 @@ fn a_working_set_stays_with_its_snapshot_and_serves_its_descendants() {
     put(&store, "child", Some("root")).unwrap();
     let lineage = || store.lineage("child").unwrap();
     assert!(lineage().working_set().unwrap().is_none());
-    root.put_working_set(&working_set(&[1], MEMORY)).unwrap();
+    root.put_working_set(&working_set(&[1], MEMORY_BYTES))
+        .unwrap();
     // The first one stays.
-    root.put_working_set(&working_set(&[2], MEMORY)).unwrap();
+    root.put_working_set(&working_set(&[2], MEMORY_BYTES))
+        .unwrap();
     let (set, _) = lineage().working_set().unwrap().unwrap();
     assert_eq!(set.iter().collect::<Vec<_>>(), [1]);
-    let error = root.put_working_set(&working_set(&[1], MEMORY * 2));
+    let error = root.put_working_set(&working_set(&[1], MEMORY_BYTES * 2));
     assert!(error.unwrap_err().to_string().contains("another size"));
-    root.seal().unwrap();
+    root.write_checksums().unwrap();
     fs::write(root.path().join("working-set.index"), b"JIFFYIDX").unwrap();
     assert!(lineage().working_set().is_err());
-    // It is a hint, which costs no snapshot its life.
-    assert_eq!(root.verify().unwrap(), Verdict::Sound);
+    // A damaged working set does not damage the snapshot.
+    assert_eq!(root.verify().unwrap(), VerifyResult::Intact);
 }
 
-/// How many pages of `file` are in the page cache.
+/// Number of pages of `file` in the page cache.
 fn cached(file: &fs::File) -> usize {
     let length = usize::try_from(file.metadata().unwrap().len()).unwrap();
     let mut pages = vec![0u8; length / 4096];
     let fd = std::os::fd::AsRawFd::as_raw_fd(file);
-    // SAFETY: a read-only mapping of the file that is gone before this returns, and a vector as long as it has pages.
+    // SAFETY: a read-only mapping of the file that is unmapped before this returns, and a vector as
+    // long as it has pages.
     unsafe {
         let map = libc::mmap(
             std::ptr::null_mut(),
@@ -377,26 +383,27 @@ fn cached(file: &fs::File) -> usize {
 }
 
 #[test]
-fn a_working_set_that_was_reclaimed_is_brought_back() {
+fn a_reclaimed_working_set_is_prefetched_again() {
     let (_dir, store) = store();
     let root = put(&store, "root", None).unwrap();
-    root.put_working_set(&working_set(&[1, 2], MEMORY)).unwrap();
+    root.put_working_set(&working_set(&[1, 2], MEMORY_BYTES))
+        .unwrap();
     let layer = fs::File::open(root.path().join("memory.layer")).unwrap();
     layer.sync_all().unwrap();
     let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
     nix::fcntl::posix_fadvise(&layer, 0, 0, advice).unwrap();
     if cached(&layer) != 0 {
         eprintln!(
-            "SKIPPED a_working_set_that_was_reclaimed_is_brought_back: this file system keeps files in memory"
+            "SKIPPED a_reclaimed_working_set_is_prefetched_again: this file system keeps files in memory"
         );
         return;
     }
     // Chunk 1 is in the set and stored, chunk 2 only in the set.
-    assert_eq!(store.lineage("root").unwrap().warm().unwrap(), 65536);
+    assert_eq!(store.lineage("root").unwrap().prefetch().unwrap(), 65536);
     assert_eq!(cached(&layer), 16);
 }
 
-/// Snapshots of every format that was ever released must load, or be refused by a release that says so.
+/// Snapshots of every released format must load, or be refused by a release that says so.
 #[test]
 fn golden_snapshots_keep_loading() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/format1");
@@ -404,49 +411,59 @@ fn golden_snapshots_keep_loading() {
     let lineage = store.lineage("child").unwrap();
     let ids: Vec<&str> = lineage.snapshots().iter().map(Snapshot::id).collect();
     assert_eq!(ids, ["root", "child"]);
-    assert_eq!(lineage.newest().unwrap().verify().unwrap(), Verdict::Sound);
+    assert_eq!(
+        lineage.newest().unwrap().verify().unwrap(),
+        VerifyResult::Intact
+    );
 }
 
-/// Makes the golden snapshots of the present format; to be run once for each format.
+/// Writes the golden snapshots of the current format; run once per format.
 #[test]
 #[ignore = "writes test data"]
 fn make_golden_snapshots() {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/format{FORMAT}"));
+    let data =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/format{SNAPSHOT_FORMAT}"));
     let store = Store::open(&data).unwrap();
-    put(&store, "root", None).unwrap().seal().unwrap();
-    put(&store, "child", Some("root")).unwrap().seal().unwrap();
+    put(&store, "root", None)
+        .unwrap()
+        .write_checksums()
+        .unwrap();
+    put(&store, "child", Some("root"))
+        .unwrap()
+        .write_checksums()
+        .unwrap();
 }
 
-/// A snapshot whose memory chunk `chunk` is full of `byte`, and whose chunk `zeroed` is zero.
+/// Puts a snapshot whose memory chunk `chunk` is full of `byte`, and whose chunk `zeroed` is zero.
 fn put_chunk(store: &Store, id: &str, parent: Option<&str>, (chunk, byte, zeroed): (u64, u8, u64)) {
     let mut draft = store.draft(1).unwrap();
     draft.state.write_all_at(id.as_bytes(), 0).unwrap();
-    draft.memory.set_len(MEMORY).unwrap();
+    draft.memory.set_len(MEMORY_BYTES).unwrap();
     let content = [byte; MEMORY_CHUNK as usize];
     draft
         .memory
         .write_all_at(&content, chunk * u64::from(MEMORY_CHUNK))
         .unwrap();
-    let mut index = LayerIndex::empty(MEMORY_CHUNK, MEMORY);
+    let mut index = LayerIndex::empty(MEMORY_CHUNK, MEMORY_BYTES);
     index.stored.insert(chunk);
     index.zero.insert(zeroed);
     draft.memory_index.write_all_at(&index.encode(), 0).unwrap();
     let overlay = store.overlay().unwrap();
-    overlay.set_len(DISK).unwrap();
+    overlay.set_len(DISK_BYTES).unwrap();
     overlay.write_all_at(&[byte; 4096], chunk * 4096).unwrap();
-    let mut index = LayerIndex::empty(DISK_BLOCK, DISK);
+    let mut index = LayerIndex::empty(DISK_BLOCK, DISK_BYTES);
     index.stored.insert(chunk);
     draft.disk_indexes[0]
         .write_all_at(&index.encode(), 0)
         .unwrap();
     let manifest = manifest(id, parent);
     draft
-        .finish(&manifest, &[overlay], Durability::PageCache)
+        .publish(&manifest, &[overlay], Durability::PageCache)
         .unwrap();
 }
 
 #[test]
-fn a_merged_snapshot_says_the_same_without_its_ancestors() {
+fn a_merged_snapshot_has_the_same_content_without_its_ancestors() {
     let (_dir, store) = store();
     put_chunk(&store, "a", None, (0, 1, 3));
     put_chunk(&store, "b", Some("a"), (1, 2, 0));
@@ -470,7 +487,7 @@ fn a_merged_snapshot_says_the_same_without_its_ancestors() {
     assert_eq!(merged.manifest().memory.stored, 2);
     let disk = merged.disk(0).unwrap();
     assert_eq!([0, 1, 2].map(|n| byte(&disk.file, n * 4096)), [1, 4, 3]);
-    // Who opened the old files still reads them, the ancestors are free, and nothing else is left.
+    // Open old files are still readable, the ancestors can be removed, and nothing else is left.
     assert_eq!(byte(&before.file, u64::from(MEMORY_CHUNK)), 4);
     for id in ["c", "b", "a"] {
         store.remove(id).unwrap();

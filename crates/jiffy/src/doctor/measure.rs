@@ -262,7 +262,7 @@ impl Bench {
         output(&jiffy_host::agent(&vm), "true", &[]).await?;
         let (set, _) = vm.working_set(&self.store).await?;
         snapshot.put_working_set(&set)?;
-        vm.end_now().await;
+        vm.stop_shared().await;
         Ok(())
     }
 
@@ -287,14 +287,14 @@ impl Bench {
         let ([created, used], vm) =
             until_used(self.bring_up(PLAIN, policy), jiffy_host::agent).await?;
         let own = anonymous_mib(vm.vmm_pid())?;
-        vm.end_now().await;
+        vm.stop_shared().await;
         Ok([created, used, own])
     }
 
     async fn touch(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 2]> {
         let vm = self.bring_up(PAGES, policy).await?;
         let text = output(&jiffy_host::agent(&vm), "python3", &["-c", TOUCH]).await?;
-        vm.end_now().await;
+        vm.stop_shared().await;
         let mut figures = text.split_whitespace().map(str::parse);
         match (figures.next(), figures.next()) {
             (Some(Ok(snapshot)), Some(Ok(fresh))) => Ok([snapshot, fresh]),

@@ -1,9 +1,9 @@
-//! The task that listens to one `jiffy-vmm` process.
+//! Task that serves the control socket of one `jiffy-vmm` process.
 
+use crate::control_socket::ControlSocket;
+use crate::exit_reason::classify;
 use crate::jail::Vmm;
-use crate::link::Link;
-use crate::process::{Kept, Process};
-use crate::verdict::judge;
+use crate::vmm_process::{KeptSocket, VmmProcess};
 use jiffy_agent_client::{Greeting, GreetingError};
 use jiffy_engine::SandboxEnd;
 use jiffy_proto::agent::{HELLO_PORT, Hello, Identity};
@@ -16,19 +16,19 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-/// Time a VMM has to leave once it has closed its control socket.
-const LEAVE_LIMIT: Duration = Duration::from_secs(10);
+/// Time for a VMM to exit once it has closed its control socket.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest reason that is taken from a VMM.
+/// Longest reason accepted from a VMM, in characters.
 const MAX_REASON_CHARS: usize = 300;
 
-/// How far a guest is on its way up.
-pub(crate) enum Step {
+/// Step of a guest's boot.
+pub(crate) enum BootStep {
     Running,
     Hello {
         hello: Hello,
     },
-    /// With the greeting's stream.
+    /// The agent has its identity; with the stream of the greeting.
     Ready {
         /// Identity that it answered to; none: the greeting failed before there was one.
         id: Option<String>,
@@ -36,36 +36,36 @@ pub(crate) enum Step {
     },
 }
 
-/// Listens to the VMM until it is gone.
-pub(crate) struct Driver {
-    pub link: Arc<Link>,
+/// Serves the VMM's control socket until the VMM ends.
+pub(crate) struct VmmDriver {
+    pub link: Arc<ControlSocket>,
     pub vmm: Vmm,
     pub pid: u32,
-    pub process: Process,
-    pub kept: Kept,
+    pub process: VmmProcess,
+    pub kept: KeptSocket,
     pub console: Arc<ConsoleRing>,
-    /// Who the guest is, once that is known.
+    /// Identity of the guest, once it is known.
     pub identity: watch::Receiver<Option<Identity>>,
-    pub steps: Option<mpsc::Sender<Step>>,
+    pub steps: Option<mpsc::Sender<BootStep>>,
     pub killed: mpsc::Receiver<()>,
     pub cause: Option<StopCause>,
-    /// Why the host could not serve a disk, once that happened.
+    /// Failure of the host to serve a disk.
     pub disk_failure: Arc<OnceLock<String>>,
-    /// Takes answers to requests.
+    /// Receives answers to requests.
     pub replies: mpsc::UnboundedSender<Event>,
-    /// The guest was restored: a connection it had asked for before may break without a word.
+    /// True if the guest was restored: a connection from before the snapshot may break at any time.
     pub restored: bool,
 }
 
-impl Driver {
-    pub async fn run(mut self, tell_end: watch::Sender<Option<SandboxEnd>>) {
+impl VmmDriver {
+    pub async fn run(mut self, end_sender: watch::Sender<Option<SandboxEnd>>) {
         let mut greeting: Option<JoinHandle<()>> = None;
         loop {
             tokio::select! {
                 event = self.link.recv() => match event {
                     Ok((Event::GuestConnect { port: HELLO_PORT }, fds)) => {
-                        let next = self.greet(fds);
-                        // The agent gave up the connection before.
+                        let next = self.answer_greeting(fds);
+                        // The agent gave up the earlier connection.
                         if let Some(old) = std::mem::replace(&mut greeting, next) {
                             old.abort();
                         }
@@ -78,31 +78,33 @@ impl Driver {
                 }
             }
         }
-        let left = tokio::time::timeout(LEAVE_LIMIT, self.process.wait()).await;
+        let left = tokio::time::timeout(EXIT_TIMEOUT, self.process.wait()).await;
         let status = match left {
             Ok(status) => status,
-            // It broke the connection and goes on: nobody can command it any more.
+            // It closed the connection but runs on, out of control.
             Err(_) => {
                 self.process.kill();
                 self.process.wait().await
             }
         };
         let over_limit = self.vmm.ran_out_of_memory(self.pid);
-        self.vmm.forget(self.pid);
+        self.vmm.remove_group(self.pid);
         if let Some(socket) = self.kept.get() {
             let _ = std::fs::remove_file(socket);
         }
         if let Some(greeting) = greeting {
             greeting.abort();
         }
-        let end = judge(self.cause.take(), status, over_limit, &self.console.tail());
+        let end = classify(self.cause.take(), status, over_limit, &self.console.tail());
         tracing::debug!(?end, "sandbox ended");
-        // The end is known before the steps close, so that whoever waits for a step finds it.
-        tell_end.send_replace(Some(end));
+        // The end is published before the channel of steps closes, so that a waiter for a step
+        // finds it.
+        end_sender.send_replace(Some(end));
     }
 
-    /// Greets in a task of its own, so that the VMM is listened to meanwhile.
-    fn greet(&mut self, fds: Vec<OwnedFd>) -> Option<JoinHandle<()>> {
+    /// Answers the agent's greeting in a task of its own, so that the control socket is served
+    /// meanwhile.
+    fn answer_greeting(&mut self, fds: Vec<OwnedFd>) -> Option<JoinHandle<()>> {
         let stream = UnixStream::from(fds.into_iter().next()?);
         stream.set_nonblocking(true).ok()?;
         let stream = tokio::net::UnixStream::from_std(stream).ok()?;
@@ -115,7 +117,7 @@ impl Driver {
                 Ok(greeting) => {
                     let hello = greeting.hello.clone();
                     if let Some(steps) = &steps {
-                        let _ = steps.send(Step::Hello { hello }).await;
+                        let _ = steps.send(BootStep::Hello { hello }).await;
                     }
                     let identity = match identity.wait_for(Option::is_some).await {
                         Ok(identity) => identity.clone(),
@@ -138,7 +140,7 @@ impl Driver {
                 Err(e) => (None, Err(e)),
             };
             if let Some(steps) = steps {
-                let _ = steps.send(Step::Ready { id, greeted }).await;
+                let _ = steps.send(BootStep::Ready { id, greeted }).await;
             }
             // Held open until the VM ends or is to wait again: its closing tells the agent to greet
             // anew.
@@ -152,7 +154,7 @@ impl Driver {
         match event {
             Event::Started(_) => {
                 if let Some(steps) = &self.steps {
-                    let _ = steps.send(Step::Running).await;
+                    let _ = steps.send(BootStep::Running).await;
                 }
             }
             Event::Stopped(cause) => self.cause = Some(cause),

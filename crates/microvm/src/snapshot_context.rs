@@ -1,6 +1,6 @@
-//! Pause and resume of a running microVM, and what is remembered for its snapshots.
+//! Pause and resume of a running microVM, and the state that its snapshots need.
 
-use crate::snapshot::Unnamed;
+use crate::snapshot::UnpublishedSnapshot;
 use crate::vm::MicroVm;
 use jiffy_proto::agent::Hello;
 use jiffy_proto::channel::ChannelError;
@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use tokio::sync::mpsc;
 
-/// Why a microVM could not be paused, resumed or saved. It runs on as before unless it is gone.
+/// Failure to pause, resume or save a microVM. It runs on as before unless it has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// The VM ended.
@@ -21,55 +21,55 @@ pub enum SaveError {
     /// The control socket failed.
     #[error(transparent)]
     Control(#[from] ChannelError),
-    /// The VMM could not do it.
+    /// The VMM refused or failed.
     #[error("the snapshot failed and the sandbox runs on: {0}")]
     Refused(String),
-    /// The snapshot would have more bytes than it may.
+    /// The snapshot would be larger than its limit.
     #[error("the snapshot would have {needed} bytes, more than it may; the sandbox runs on")]
     TooLarge {
-        /// Bytes it would have at most.
+        /// Upper bound of its size in bytes.
         needed: u64,
     },
-    /// The store could not.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] SnapshotError),
     /// A host resource is missing.
     #[error("{what}: {source}")]
     Host {
-        /// What was tried.
+        /// Attempted operation.
         what: &'static str,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
-    /// The host lost a layer that the VM lies on.
+    /// The host lost a layer below the VM.
     #[error(
         "a snapshot that this sandbox lies on is damaged or gone; it runs on, but cannot be saved"
     )]
     Unsavable,
 }
 
-/// What saving a VM needs to know, and who waits for an answer.
+/// State for snapshots of a VM, and the receiver of the VMM's answers.
 #[derive(Debug)]
-pub(crate) struct Saving {
+pub(crate) struct SnapshotContext {
     replies: mpsc::UnboundedReceiver<Event>,
-    /// The disk's overlay in use.
+    /// Current overlay of the disk.
     pub overlay: File,
-    /// What the VM descends from; held, so that it stays.
+    /// Parent snapshot, held so that it is not removed.
     pub parent: Option<(String, Hold)>,
-    /// What the VM lies on and the store could not name yet.
-    pub unnamed: Option<Unnamed>,
-    /// Whether it has a network card.
+    /// Snapshot below the VM that the store has not published yet.
+    pub unpublished: Option<UnpublishedSnapshot>,
+    /// True if it has a network interface.
     pub net: bool,
     /// Checksum of the image with its kernel's modules, if it has one.
     pub modules: Option<String>,
-    /// It was adopted, and what it lies on is not in the store.
-    pub lost: bool,
+    /// True if it was adopted and its parent is not in the store.
+    pub lineage_lost: bool,
     pub hello: Option<Hello>,
-    /// The host's end of the agent's greeting, until the VMM holds it.
+    /// Host's end of the agent's greeting, until the VMM holds it.
     pub greeting: Option<OwnedFd>,
 }
 
-impl Saving {
+impl SnapshotContext {
     pub fn new(
         replies: mpsc::UnboundedReceiver<Event>,
         overlay: File,
@@ -81,16 +81,16 @@ impl Saving {
             replies,
             overlay,
             parent,
-            unnamed: None,
+            unpublished: None,
             net,
             modules,
-            lost: false,
+            lineage_lost: false,
             hello: None,
             greeting: None,
         }
     }
 
-    /// Waits for the answer that `pick` takes.
+    /// Waits for an answer that `pick` takes.
     pub async fn reply<T>(&mut self, pick: impl Fn(Event) -> Option<T>) -> Result<T, SaveError> {
         loop {
             let event = self.replies.recv().await.ok_or(SaveError::Gone)?;
@@ -102,59 +102,61 @@ impl Saving {
 }
 
 impl MicroVm {
-    /// Stops all vCPUs; returns after how many microseconds the last one stood still.
+    /// Pauses all vCPUs; returns the microseconds until the last one had stopped.
     pub async fn pause(&self) -> Result<u64, SaveError> {
-        let mut saving = self.saving.lock().await;
+        let mut context = self.context.lock().await;
         self.link.send(&Request::Pause, &[])?;
         let paused = |event| match event {
             Event::Paused { stopped_us } => Some(stopped_us),
             _ => None,
         };
-        saving.reply(paused).await
+        context.reply(paused).await
     }
 
-    /// Lets them go on.
+    /// Resumes all vCPUs.
     pub async fn resume(&self) -> Result<(), SaveError> {
-        let mut saving = self.saving.lock().await;
+        let mut context = self.context.lock().await;
         self.link.send(&Request::Resume, &[])?;
         let resumed = |event| matches!(event, Event::Resumed).then_some(());
-        saving.reply(resumed).await
+        context.reply(resumed).await
     }
 
-    /// Disk space of what the guest wrote since its last snapshot, in bytes; none while a snapshot is being taken.
+    /// Disk space of the guest's writes since its last snapshot, in bytes; none while a snapshot is
+    /// being taken.
     pub fn overlay_bytes(&self) -> Option<u64> {
-        let saving = self.saving.try_lock().ok()?;
-        let metadata = saving.overlay.metadata().ok()?;
+        let context = self.context.try_lock().ok()?;
+        let metadata = context.overlay.metadata().ok()?;
         // st_blocks counts units of 512 bytes (stat(2)).
         Some(metadata.blocks() * 512)
     }
 
-    /// Counters since the VMM began.
+    /// Counters since the VMM started.
     pub async fn stats(&self) -> Result<VmStats, SaveError> {
-        let mut saving = self.saving.lock().await;
+        let mut context = self.context.lock().await;
         self.link.send(&Request::Stats, &[])?;
         let stats = |event| match event {
             Event::Stats(stats) => Some(stats),
             _ => None,
         };
-        saving.reply(stats).await
+        context.reply(stats).await
     }
 
-    /// Writes to a new nameless file in `store` which chunks of memory are present now: what a VM restored with
-    /// [`crate::MemoryPolicy::Map`] has touched since. For [`crate::MemoryPolicy::CopyWorkingSet`].
+    /// Records the chunks of memory that are present now in a new nameless file in `store`; returns
+    /// the file and the number of chunks. In a VM restored with [`crate::MemoryPolicy::Map`] these
+    /// are the chunks touched since, for [`crate::MemoryPolicy::CopyWorkingSet`].
     pub async fn working_set(&self, store: &Store) -> Result<(File, u64), SaveError> {
-        let mut saving = self.saving.lock().await;
+        let mut context = self.context.lock().await;
         let host = |what| move |source| SaveError::Host { what, source };
         let pagemap = File::open(format!("/proc/{}/pagemap", self.vmm_pid()))
             .map_err(host("opening the VMM's pagemap"))?;
         let file = store.overlay()?;
         let mut fds = Vec::new();
         let request = Request::WorkingSet {
-            index: add(&mut fds, &file),
-            pagemap: add(&mut fds, &pagemap),
+            index: add_fd(&mut fds, &file),
+            pagemap: add_fd(&mut fds, &pagemap),
         };
         self.link.send(&request, &fds)?;
-        let chunks = saving
+        let chunks = context
             .reply(|event| match event {
                 Event::WorkingSet { chunks } => Some(chunks),
                 _ => None,
@@ -166,9 +168,9 @@ impl MicroVm {
     }
 }
 
-/// Puts a file beside a message.
-pub(crate) fn add<'a>(fds: &mut Vec<BorrowedFd<'a>>, file: &'a File) -> FdIndex {
+/// Adds a file to the descriptors of a message.
+pub(crate) fn add_fd<'a>(fds: &mut Vec<BorrowedFd<'a>>, file: &'a File) -> FdIndex {
     fds.push(file.as_fd());
-    // The channel refuses more than fit.
+    // The channel refuses too many descriptors.
     FdIndex(u8::try_from(fds.len() - 1).unwrap_or(u8::MAX))
 }

@@ -1,4 +1,4 @@
-//! The process of a VMM: a child of ours, or one that an earlier process left to us.
+//! Process of a VMM: a child, or one adopted from an earlier process.
 
 use jiffy_engine::ProcessMark;
 use std::io;
@@ -10,47 +10,49 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::process::Child;
 
-/// Where the control socket of a kept VMM is; not set while it is not kept.
-pub(crate) type Kept = Arc<OnceLock<PathBuf>>;
+/// Path of a kept VMM's control socket; not set while it is not kept.
+pub(crate) type KeptSocket = Arc<OnceLock<PathBuf>>;
 
 #[derive(Debug)]
-enum Tie {
+enum ProcessRef {
     Child(Child),
-    /// A descriptor of the process, readable when that is gone.
+    /// Pidfd, readable when the process has ended.
     Adopted(AsyncFd<OwnedFd>),
 }
 
-/// A VMM process. Dropping it ends it, unless it is kept.
+/// VMM process. Dropping it ends the process, unless it is kept.
 #[derive(Debug)]
-pub(crate) struct Process {
-    tie: Tie,
-    kept: Kept,
+pub(crate) struct VmmProcess {
+    process_ref: ProcessRef,
+    kept: KeptSocket,
 }
 
-impl Process {
-    pub fn child(child: Child, kept: Kept) -> Self {
-        let tie = Tie::Child(child);
-        Self { tie, kept }
+impl VmmProcess {
+    pub fn child(child: Child, kept: KeptSocket) -> Self {
+        let process_ref = ProcessRef::Child(child);
+        Self { process_ref, kept }
     }
 
-    /// The process that `mark` means, if it lives. Must be called inside a tokio runtime.
-    pub fn find(mark: &ProcessMark, kept: Kept) -> io::Result<Self> {
+    /// Opens the process that `mark` identifies, if it lives. Must be called inside a tokio
+    /// runtime.
+    pub fn find(mark: &ProcessMark, kept: KeptSocket) -> io::Result<Self> {
         let pidfd = open(mark.pid)?;
-        // The descriptor means one process for ever: if the mark is right now, it was opened on the right one.
+        // A pidfd refers to one process for ever: if the mark matches now, it was opened on the
+        // right one.
         if ProcessMark::of(mark.pid)? != *mark {
             return Err(io::ErrorKind::NotFound.into());
         }
         // SAFETY: an OwnedFd is the same descriptor always, and closes it only when dropped.
         let pidfd = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }
             .map_err(|e| e.into_parts().1)?;
-        let tie = Tie::Adopted(pidfd);
-        Ok(Self { tie, kept })
+        let process_ref = ProcessRef::Adopted(pidfd);
+        Ok(Self { process_ref, kept })
     }
 
     pub fn kill(&mut self) {
-        match &mut self.tie {
-            Tie::Child(child) => drop(child.start_kill()),
-            Tie::Adopted(pidfd) => {
+        match &mut self.process_ref {
+            ProcessRef::Child(child) => drop(child.start_kill()),
+            ProcessRef::Adopted(pidfd) => {
                 let fd = pidfd.get_ref().as_raw_fd();
                 // SAFETY: an open descriptor of a process, and no siginfo.
                 unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, 0, 0) };
@@ -58,16 +60,16 @@ impl Process {
         }
     }
 
-    /// Waits until it is gone; how it ended is told to its parent only. Safe to cancel.
+    /// Waits until the process has ended; only its parent gets the exit status. Safe to cancel.
     pub async fn wait(&mut self) -> io::Result<Option<ExitStatus>> {
-        match &mut self.tie {
-            Tie::Child(child) => child.wait().await.map(Some),
-            Tie::Adopted(pidfd) => pidfd.readable().await.map(|_| None),
+        match &mut self.process_ref {
+            ProcessRef::Child(child) => child.wait().await.map(Some),
+            ProcessRef::Adopted(pidfd) => pidfd.readable().await.map(|_| None),
         }
     }
 }
 
-impl Drop for Process {
+impl Drop for VmmProcess {
     fn drop(&mut self) {
         if self.kept.get().is_none() {
             self.kill();

@@ -1,4 +1,4 @@
-//! By what a kept VMM is found again: which process it is, and where it listens.
+//! Control sockets of kept VMMs: paths that name the process, and connections.
 
 use jiffy_engine::ProcessMark;
 use jiffy_proto::channel::{Channel, ChannelError};
@@ -11,13 +11,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Where the VMM of that mark listens, in the directory of all control sockets. The name tells enough to end one that nobody knows of.
-pub(crate) fn socket_of(mark: &ProcessMark, directory: &Path) -> PathBuf {
+/// Path of a VMM's control socket in `directory`. The name identifies the process, so that an
+/// unknown VMM can be ended.
+pub(crate) fn control_socket_path(mark: &ProcessMark, directory: &Path) -> PathBuf {
     directory.join(format!("{}-{}.sock", mark.pid, mark.started))
 }
 
-/// Process id and start of the process of this run of the host that listens at `path`, if that is such a name.
-pub(crate) fn named(path: &Path) -> Option<(u32, u64)> {
+/// VmmProcess id and start time of the VMM that listens at `path`, if the name has that form.
+pub(crate) fn parse_socket_name(path: &Path) -> Option<(u32, u64)> {
     let (pid, started) = path
         .file_name()?
         .to_str()?
@@ -31,20 +32,20 @@ fn seqpacket() -> nix::Result<OwnedFd> {
     socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
 }
 
-/// A listening socket at `path`, in the place of what a dead VMM left there.
+/// Creates a listening socket at `path`, replacing one that a dead VMM left there.
 pub(crate) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     let _ = fs::remove_file(path);
     let listener = seqpacket()?;
     bind(listener.as_raw_fd(), &UnixAddr::new(path)?)?;
-    // The directory is closed, too; whoever connects gives orders.
+    // A client controls the VMM, so the socket is closed to others, like its directory.
     fs::set_permissions(path, Permissions::from_mode(0o600))?;
-    // As many as would ever try at once.
+    // More than ever connect at once.
     listen(&listener, Backlog::new(8)?)?;
     Ok(listener)
 }
 
-/// A connection to the VMM that listens at `path`. Refused exactly if there is none: a listening socket lives in a VMM, or on its
-/// way to one that will be kept.
+/// Connects to the VMM that listens at `path`. Refused exactly if there is none: a listening socket
+/// is held by a VMM, or in flight to one that will be kept.
 pub(crate) fn connect_to(path: &Path) -> Result<Channel, ChannelError> {
     let ours = seqpacket()?;
     connect(ours.as_raw_fd(), &UnixAddr::new(path)?)?;
@@ -56,11 +57,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_control_socket_says_whose_it_is() {
+    fn the_name_of_a_control_socket_identifies_its_process() {
         let here = ProcessMark::of(std::process::id()).unwrap();
-        let path = socket_of(&here, Path::new("/x"));
-        assert_eq!(named(&path), Some((here.pid, here.started)));
-        assert_eq!(named(Path::new("/x/notes.txt")), None);
+        let path = control_socket_path(&here, Path::new("/x"));
+        assert_eq!(parse_socket_name(&path), Some((here.pid, here.started)));
+        assert_eq!(parse_socket_name(Path::new("/x/notes.txt")), None);
     }
 
     #[test]

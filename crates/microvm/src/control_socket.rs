@@ -1,4 +1,4 @@
-//! The control socket of a `jiffy-vmm` process, asynchronously.
+//! Asynchronous control socket of a `jiffy-vmm` process.
 
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::vm::{Event, Request};
@@ -8,29 +8,30 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Our end of the socket.
+/// Controller's end of the socket.
 #[derive(Debug)]
-pub(crate) struct Link(AsyncFd<Channel>);
+pub(crate) struct ControlSocket(AsyncFd<Channel>);
 
-impl Link {
-    /// Takes over a channel; must be called inside a tokio runtime.
+impl ControlSocket {
+    /// Wraps a channel; must be called inside a tokio runtime.
     pub fn new(channel: Channel) -> Result<Self, ChannelError> {
         fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let both = Interest::READABLE | Interest::WRITABLE;
-        // SAFETY: a Channel owns its descriptor, returns the same one always, and closes it only when dropped.
+        // SAFETY: a Channel owns its descriptor, returns the same one always, and closes it only
+        // when dropped.
         let fd = unsafe { AsyncFd::register_with_interest(channel, both) }
             .map_err(|e| e.into_parts().1)
             .map_err(errno)?;
         Ok(Self(fd))
     }
 
-    /// Sends at once or fails: for what is small and seldom, a full socket means that the VMM hangs.
+    /// Sends at once or fails. For small and rare messages: a full socket means that the VMM hangs.
     pub fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
         self.0.get_ref().send(request, fds)
     }
 
-    /// Sends when the VMM has taken what was sent before. Safe to cancel.
-    pub async fn send_in_turn(
+    /// Sends when the socket has room. Safe to cancel.
+    pub async fn send_when_writable(
         &self,
         request: &Request,
         fds: &[BorrowedFd<'_>],

@@ -1,4 +1,4 @@
-//! What became of a sandbox, from what is left of it.
+//! Reason that a sandbox ended.
 
 use jiffy_engine::SandboxEnd;
 use jiffy_proto::vm::StopCause;
@@ -6,15 +6,16 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Why the sandbox ended: what the VMM said, how its process ended if that is known, whether its
-/// group was over its limit of memory, and the guest's last words.
-pub(crate) fn judge(
+/// Classifies the end of a sandbox by the VMM's stop cause, its exit status if known, an OOM kill
+/// in its control group, and the guest's last console output.
+pub(crate) fn classify(
     cause: Option<StopCause>,
     status: io::Result<Option<ExitStatus>>,
     over_limit: bool,
     console: &[u8],
 ) -> SandboxEnd {
-    // Whatever a VMM said before: one that made a call its filter forbids was broken, or no longer ours.
+    // A VMM killed by its seccomp filter was broken or compromised, so its stop cause does not
+    // count.
     if let Ok(Some(status)) = &status
         && status.signal() == Some(libc::SIGSYS)
     {
@@ -24,7 +25,7 @@ pub(crate) fn judge(
     }
     match cause {
         Some(StopCause::Requested) => SandboxEnd::Requested,
-        Some(StopCause::GuestReset) => last_words(&printable(console)),
+        Some(StopCause::GuestReset) => reset_reason(&printable(console)),
         Some(StopCause::GuestFault { reason }) => SandboxEnd::GuestFault { reason },
         Some(StopCause::BadConfig { reason } | StopCause::HostError { reason }) => {
             SandboxEnd::HostError { reason }
@@ -42,12 +43,12 @@ pub(crate) fn judge(
     }
 }
 
-fn last_words(console: &str) -> SandboxEnd {
-    const PANIC: &str = "Kernel panic - not syncing: ";
-    let Some(at) = console.rfind(PANIC) else {
+fn reset_reason(console: &str) -> SandboxEnd {
+    const PANIC_PREFIX: &str = "Kernel panic - not syncing: ";
+    let Some(at) = console.rfind(PANIC_PREFIX) else {
         return SandboxEnd::GuestReset;
     };
-    let message = console[at + PANIC.len()..]
+    let message = console[at + PANIC_PREFIX.len()..]
         .lines()
         .next()
         .unwrap_or_default()
@@ -65,7 +66,7 @@ fn last_words(console: &str) -> SandboxEnd {
     }
 }
 
-/// Text for a terminal: no control characters but line ends and tabs.
+/// Converts bytes to text for a terminal: without control characters but line ends and tabs.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes)
         .chars()
@@ -78,26 +79,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_told_in_the_kernels_own_words() {
+    fn a_panic_is_reported_with_the_kernels_message() {
         let console =
             "foo\n[    1.2] Kernel panic - not syncing: sysrq triggered crash\n[    1.3] CPU: 0\n";
         let message = "sysrq triggered crash".to_owned();
-        assert_eq!(last_words(console), SandboxEnd::GuestPanic { message });
+        assert_eq!(reset_reason(console), SandboxEnd::GuestPanic { message });
         let oom = "Kernel panic - not syncing: System is deadlocked on memory\n";
         assert!(matches!(
-            last_words(oom),
+            reset_reason(oom),
             SandboxEnd::GuestOutOfMemory { .. }
         ));
         assert_eq!(
-            last_words("reboot: Restarting system\n"),
+            reset_reason("reboot: Restarting system\n"),
             SandboxEnd::GuestReset
         );
     }
 
     #[test]
-    fn a_vmm_that_its_filter_killed_is_not_believed() {
+    fn the_stop_cause_of_a_vmm_killed_by_its_filter_does_not_count() {
         let end = |signal| {
-            judge(
+            classify(
                 Some(StopCause::Requested),
                 Ok(Some(ExitStatus::from_raw(signal))),
                 false,
@@ -105,16 +106,16 @@ mod tests {
             )
         };
         assert!(matches!(end(libc::SIGSYS), SandboxEnd::VmmDied { .. }));
-        // One that was slow to leave and was killed for it did nothing wrong.
+        // A VMM that was killed for exiting too slowly did nothing wrong.
         assert_eq!(end(libc::SIGKILL), SandboxEnd::Requested);
     }
 
     #[test]
-    fn a_vmm_that_was_killed_for_memory_is_told_as_such() {
+    fn a_vmm_killed_at_its_memory_limit_is_reported_as_such() {
         let status = || Ok(Some(ExitStatus::from_raw(libc::SIGKILL)));
-        let end = judge(None, status(), true, b"").to_string();
+        let end = classify(None, status(), true, b"").to_string();
         assert!(end.contains("out of memory"), "{end}");
-        let end = judge(None, status(), false, b"").to_string();
+        let end = classify(None, status(), false, b"").to_string();
         assert!(!end.contains("out of memory"), "{end}");
     }
 

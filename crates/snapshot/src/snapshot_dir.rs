@@ -1,4 +1,4 @@
-//! The directory of a snapshot, held on to whatever becomes of its name.
+//! Directory of a snapshot, held open independently of its name.
 
 use crate::SnapshotError;
 use nix::errno::Errno;
@@ -11,25 +11,25 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// An open directory, and the name it had.
-pub(crate) struct Dir<'a> {
+/// Open directory, and the path that it was opened by.
+pub(crate) struct SnapshotDir<'a> {
     dir: File,
     name: &'a Path,
 }
 
-impl<'a> Dir<'a> {
-    /// The directory that has this name now.
+impl<'a> SnapshotDir<'a> {
+    /// Opens the directory at `name`.
     pub fn at(name: &'a Path) -> Result<Self, SnapshotError> {
         let dir = File::open(name).map_err(SnapshotError::io(name))?;
         Ok(Self { dir, name })
     }
 
-    /// Of a file in it, for messages.
+    /// Path of a file in it, for messages.
     pub fn path(&self, file: &str) -> PathBuf {
         self.name.join(file)
     }
 
-    /// Whether its name still leads to it: it has neither been removed nor replaced by a merge.
+    /// Returns true if its path still leads to it: it was neither removed nor replaced by a merge.
     pub fn is_still_named(&self) -> bool {
         match (fs::metadata(self.name), self.dir.metadata()) {
             (Ok(named), Ok(ours)) => (named.dev(), named.ino()) == (ours.dev(), ours.ino()),
@@ -37,7 +37,7 @@ impl<'a> Dir<'a> {
         }
     }
 
-    /// A file in it, for reading; none if there is no such file.
+    /// Opens a file for reading; none if there is no such file.
     pub fn find(&self, file: &str) -> Result<Option<File>, SnapshotError> {
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         match openat(&self.dir, file, flags, Mode::empty()) {
@@ -47,13 +47,13 @@ impl<'a> Dir<'a> {
         }
     }
 
-    /// A file that must be there.
+    /// Opens a file that must exist.
     pub fn open(&self, file: &str) -> Result<File, SnapshotError> {
         let missing = || SnapshotError::io(&self.path(file))(Errno::ENOENT.into());
         self.find(file)?.ok_or_else(missing)
     }
 
-    /// All of a file of at most `limit` bytes.
+    /// Reads a file of at most `limit` bytes.
     pub fn read(&self, file: &str, limit: u64) -> Result<Vec<u8>, SnapshotError> {
         let path = self.path(file);
         let mut bytes = Vec::new();
@@ -65,8 +65,8 @@ impl<'a> Dir<'a> {
         }
     }
 
-    /// Adds a file, which appears complete; one of that name that is there already stays as it is.
-    pub fn put_once(&self, file: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
+    /// Creates a complete file atomically; an existing one of that name stays as it is.
+    pub fn create_once(&self, file: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
         let put = || -> std::io::Result<()> {
             let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
             let mut new = File::from(openat(

@@ -1,0 +1,106 @@
+//! MicroVM without an identity.
+
+use crate::restore::RestoreSpec;
+use crate::vm::{BOOT_TIMEOUT, BootError, MicroVm};
+use crate::vmm_driver::BootStep;
+use jiffy_proto::agent::Identity;
+use std::time::Instant;
+use tokio::sync::mpsc;
+
+/// Restored guest whose agent has greeted and waits for its identity. It must not be used before
+/// [`Self::assign_identity`], because it still has the identity of the snapshot. Dropping it ends
+/// it.
+#[derive(Debug)]
+pub struct UnassignedMicroVm {
+    vm: MicroVm,
+    /// Steps of its boot, from the greeting on.
+    steps: mpsc::Receiver<BootStep>,
+}
+
+impl MicroVm {
+    /// Starts a VMM, restores the guest, and returns when its agent has greeted. The identity in
+    /// `spec` is not sent.
+    pub async fn restore_unassigned(spec: RestoreSpec) -> Result<UnassignedMicroVm, BootError> {
+        let (mut vm, mut steps) = Self::begin_restore(&spec, None)?;
+        vm.wait_for_hello_in_time(&mut steps).await?;
+        Ok(UnassignedMicroVm { vm, steps })
+    }
+
+    async fn wait_for_hello_in_time(
+        &mut self,
+        steps: &mut mpsc::Receiver<BootStep>,
+    ) -> Result<(), BootError> {
+        let heard = tokio::time::timeout(BOOT_TIMEOUT, self.wait_for_hello(steps)).await;
+        heard.unwrap_or_else(|_| {
+            Err(BootError::Timeout {
+                console: self.console_tail(),
+            })
+        })
+    }
+
+    async fn wait_for_hello(
+        &mut self,
+        steps: &mut mpsc::Receiver<BootStep>,
+    ) -> Result<(), BootError> {
+        loop {
+            match steps.recv().await {
+                Some(BootStep::Hello { hello }) => {
+                    self.context.lock().await.hello = Some(hello);
+                    return Ok(());
+                }
+                // An identity that is ready was taken back since.
+                Some(BootStep::Running | BootStep::Ready { greeted: Ok(_), .. }) => {}
+                Some(BootStep::Ready {
+                    greeted: Err(source),
+                    ..
+                }) => {
+                    return Err(BootError::Greeting {
+                        source,
+                        console: self.console_tail(),
+                    });
+                }
+                None => {
+                    return Err(BootError::Ended {
+                        end: self.ended().await,
+                        console: self.console_tail(),
+                    });
+                }
+            }
+        }
+    }
+}
+
+impl UnassignedMicroVm {
+    /// Returns true if it still waits; an ended guest does not.
+    pub fn is_waiting(&self) -> bool {
+        self.vm.end().is_none()
+    }
+
+    /// Sends the agent its identity; returns when it is in effect.
+    pub async fn assign_identity(self, identity: Identity) -> Result<MicroVm, BootError> {
+        let asked = Instant::now();
+        let Self { mut vm, mut steps } = self;
+        vm.set_identity(identity);
+        vm.wait_until_up_in_time(asked, &mut steps).await?;
+        Ok(vm)
+    }
+
+    /// Gives the agent `identity` for a while, so that the guest can be used once before its first
+    /// real use: the pages that this touches are its own afterwards. [`Self::wait_again`] must
+    /// follow before it is assigned its identity.
+    pub async fn rehearse(&mut self, identity: Identity) -> Result<&MicroVm, BootError> {
+        self.vm.set_identity(identity);
+        let up = self
+            .vm
+            .wait_until_up_in_time(Instant::now(), &mut self.steps);
+        up.await?;
+        Ok(&self.vm)
+    }
+
+    /// Takes the identity of the rehearsal back, and returns when the agent has greeted anew. It
+    /// keeps none of its connections.
+    pub async fn wait_again(&mut self) -> Result<(), BootError> {
+        self.vm.take_identity_back().await;
+        self.vm.wait_for_hello_in_time(&mut self.steps).await
+    }
+}

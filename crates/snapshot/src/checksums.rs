@@ -1,0 +1,176 @@
+//! Checksums of a snapshot, to find damage and, chunk by chunk, for a store that shares equal
+//! chunks.
+
+use crate::SnapshotError;
+use crate::snapshot::{MEMORY_INDEX, MEMORY_LAYER, STATE, Snapshot, disk_index, disk_layer};
+use crate::snapshot_dir::SnapshotDir;
+use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+const CHECKSUMS_FILE: &str = "seal.json";
+const MAX_CHECKSUMS_BYTES: u64 = 256 << 20;
+const MAX_SMALL_FILE_BYTES: u64 = 128 << 20;
+/// Chunks hashed between two checks that the snapshot still exists.
+const CHUNKS_PER_CHECK: usize = 256;
+
+/// Content of `seal.json`: BLAKE3 hashes in hexadecimal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Checksums {
+    /// Hashes of small files, whole.
+    pub files: BTreeMap<String, String>,
+    /// Hashes of layers by file and number of the 64 KiB chunk. Only chunks with stored units have
+    /// one; in a chunk of a disk, blocks that the layer does not hold count as zeroes.
+    pub chunks: BTreeMap<String, BTreeMap<u64, String>>,
+}
+
+/// Chunk or file that differs from its checksum.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DamagedChunk {
+    /// File in the snapshot's directory.
+    pub file: String,
+    /// Number of the 64 KiB chunk; none for a file hashed as a whole.
+    pub chunk: Option<u64>,
+}
+
+/// Result of [`Snapshot::verify`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VerifyResult {
+    /// The snapshot has no checksums to compare with.
+    #[serde(rename = "unsealed")]
+    NoChecksums,
+    /// All checksums match.
+    #[serde(rename = "sound")]
+    Intact,
+    /// Chunks and files that differ.
+    Damaged(Vec<DamagedChunk>),
+}
+
+/// Computes all checksums. Stops when `still_exists` returns false: the snapshot is being removed.
+fn compute(
+    snapshot: &Snapshot,
+    dir: &SnapshotDir<'_>,
+    still_exists: &dyn Fn() -> bool,
+) -> Result<Checksums, SnapshotError> {
+    let mut files = BTreeMap::new();
+    let mut chunks = BTreeMap::new();
+    let mut layers = vec![(MEMORY_LAYER.to_owned(), MEMORY_INDEX.to_owned())];
+    layers.extend((0..snapshot.manifest().disks.len()).map(|n| (disk_layer(n), disk_index(n))));
+    let mut whole = |name: &str| {
+        let bytes = dir.read(name, MAX_SMALL_FILE_BYTES)?;
+        let hash = blake3::hash(&bytes).to_hex().to_string();
+        files.insert(name.to_owned(), hash);
+        Ok(bytes)
+    };
+    whole(STATE)?;
+    for (layer, index) in layers {
+        let path = dir.path(&index);
+        let index = LayerIndex::decode_any(&whole(&index)?).map_err(SnapshotError::index(&path))?;
+        let path = dir.path(&layer);
+        let file = dir.open(&layer)?;
+        let hashes = hash_layer(&file, &index, still_exists).map_err(SnapshotError::io(&path))?;
+        let hashes = hashes.ok_or_else(|| SnapshotError::Missing(snapshot.id().to_owned()))?;
+        chunks.insert(layer, hashes);
+    }
+    Ok(Checksums { files, chunks })
+}
+
+/// Hashes the stored chunks of a layer; returns none if stopped.
+fn hash_layer(
+    file: &File,
+    index: &LayerIndex,
+    still_exists: &dyn Fn() -> bool,
+) -> std::io::Result<Option<BTreeMap<u64, String>>> {
+    let unit = u64::from(index.unit);
+    let units_per_chunk = (u64::from(MEMORY_CHUNK) / unit).max(1);
+    let length = file.metadata()?.len();
+    let mut hashes = BTreeMap::new();
+    let mut chunk: Option<u64> = None;
+    let mut bytes = vec![0; MEMORY_CHUNK as usize];
+    for unit_number in index.stored.iter() {
+        let number = unit_number / units_per_chunk;
+        if chunk != Some(number) {
+            if let Some(at) = chunk.replace(number) {
+                hashes.insert(at, blake3::hash(&bytes).to_hex().to_string());
+                if hashes.len() % CHUNKS_PER_CHECK == 0 && !still_exists() {
+                    return Ok(None);
+                }
+            }
+            bytes.fill(0);
+        }
+        let start = unit_number * unit;
+        let end = length.min(start + unit);
+        let at = (start - number * units_per_chunk * unit) as usize;
+        if let Some(part) = bytes.get_mut(at..at + (end - start) as usize) {
+            file.read_exact_at(part, start)?;
+        }
+    }
+    if let Some(at) = chunk {
+        hashes.insert(at, blake3::hash(&bytes).to_hex().to_string());
+    }
+    Ok(Some(hashes))
+}
+
+pub(crate) fn write(snapshot: &Snapshot) -> Result<(), SnapshotError> {
+    // The open directory, not its path: a merge replaces the directory.
+    let dir = SnapshotDir::at(snapshot.path())?;
+    if dir.find(CHECKSUMS_FILE)?.is_some() {
+        return Ok(());
+    }
+    let checksums = compute(snapshot, &dir, &|| dir.is_still_named())?;
+    let path = dir.path(CHECKSUMS_FILE);
+    let text = serde_json::to_vec(&checksums).map_err(|e| SnapshotError::damaged(&path, e))?;
+    dir.create_once(CHECKSUMS_FILE, &text)
+}
+
+pub(crate) fn verify(snapshot: &Snapshot) -> Result<VerifyResult, SnapshotError> {
+    let dir = SnapshotDir::at(snapshot.path())?;
+    if dir.find(CHECKSUMS_FILE)?.is_none() {
+        return Ok(VerifyResult::NoChecksums);
+    }
+    let path = dir.path(CHECKSUMS_FILE);
+    let recorded: Checksums =
+        serde_json::from_slice(&dir.read(CHECKSUMS_FILE, MAX_CHECKSUMS_BYTES)?)
+            .map_err(|e| SnapshotError::damaged(&path, e))?;
+    let now = compute(snapshot, &dir, &|| dir.is_still_named())?;
+    let damages = compare(&recorded, &now);
+    Ok(match damages.is_empty() {
+        true => VerifyResult::Intact,
+        false => VerifyResult::Damaged(damages),
+    })
+}
+
+fn compare(recorded: &Checksums, now: &Checksums) -> Vec<DamagedChunk> {
+    let mut damages = Vec::new();
+    for file in differing(&recorded.files, &now.files) {
+        damages.push(DamagedChunk {
+            file: file.clone(),
+            chunk: None,
+        });
+    }
+    let none = BTreeMap::new();
+    let layers: BTreeSet<&String> = recorded.chunks.keys().chain(now.chunks.keys()).collect();
+    for layer in layers {
+        let of = |checksums: &'_ Checksums| checksums.chunks.get(layer).unwrap_or(&none).clone();
+        damages.extend(
+            differing(&of(recorded), &of(now)).map(|&chunk| DamagedChunk {
+                file: layer.clone(),
+                chunk: Some(chunk),
+            }),
+        );
+    }
+    damages
+}
+
+/// Keys whose values differ, or that only one of the maps has, ascending.
+fn differing<'a, K: Ord>(
+    a: &'a BTreeMap<K, String>,
+    b: &'a BTreeMap<K, String>,
+) -> impl Iterator<Item = &'a K> {
+    let keys: BTreeSet<&K> = a.keys().chain(b.keys()).collect();
+    keys.into_iter().filter(|key| a.get(key) != b.get(key))
+}
