@@ -1,7 +1,7 @@
 //! What the host asks of an isolation engine.
 //!
 //! A guest comes up in two steps, whatever it comes from: the engine brings it to where its agent waits to be told who it is
-//! ([`Arrival`]), and the host welcomes it with a [`Persona`] ([`Arrival::welcome`]). Only then is it a [`Guest`] that may be
+//! ([`Arrival`]), and the host welcomes it with a [`SandboxIdentity`] ([`Arrival::welcome`]). Only then is it a [`Guest`] that may be
 //! handed out. A warm pool is nothing but arrivals that nobody has welcomed yet, so their identity is always fresh.
 //!
 //! Arrivals and guests end with the process that made them, however that ends, unless a guest is kept ([`Guest::keep`]): then it
@@ -21,7 +21,7 @@ use tokio::net::UnixStream;
 
 /// Who a sandbox is told to be. Clock and entropy are added at the moment of telling.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Persona {
+pub struct SandboxIdentity {
     /// Sandbox id; also its host name.
     pub id: String,
     /// Environment of every process, beside the template's own.
@@ -343,7 +343,7 @@ pub trait Arrival: Send + 'static {
     /// Tells the agent who it is and returns when all of that is in force.
     fn welcome(
         self,
-        persona: &Persona,
+        sandbox_identity: &SandboxIdentity,
     ) -> impl Future<Output = Result<Self::Guest, EngineError>> + Send;
 }
 

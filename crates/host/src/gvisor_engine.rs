@@ -6,7 +6,7 @@ use crate::identity::{identity, new_id};
 use crate::shelf::{Shelf, chain};
 use jiffy_engine::{
     AfterSnapshot, Arrival, BootReport, Capabilities, ConnectionLog, Engine, EngineDescription,
-    EngineError, Guest, Handle, NetworkRules, Orphan, Persona, SandboxEnd, SandboxSize,
+    EngineError, Guest, Handle, NetworkRules, Orphan, SandboxEnd, SandboxIdentity, SandboxSize,
     SnapshotTimes, Startup, Usage, VerifiedSnapshot,
 };
 use jiffy_gvisor::{
@@ -449,16 +449,16 @@ impl Arrival for GvisorArrival {
         self.coming.waits()
     }
 
-    async fn welcome(self, persona: &Persona) -> Result<GvisorGuest, EngineError> {
+    async fn welcome(self, sandbox_identity: &SandboxIdentity) -> Result<GvisorGuest, EngineError> {
         let Self {
             coming,
             prepared,
             lease,
         } = self;
         let defaults = &prepared.template().manifest.defaults;
-        let identity = identity(persona, defaults).map_err(EngineError::failed)?;
+        let identity = identity(sandbox_identity, defaults).map_err(EngineError::failed)?;
         if let Some(lease) = &lease {
-            let ruled = lease.replace(&persona.network).await;
+            let ruled = lease.replace(&sandbox_identity.network).await;
             ruled.map_err(EngineError::failed)?;
         }
         let sandbox = coming.welcome(&identity).await;

@@ -2,7 +2,7 @@
 
 use crate::identity::{IdentityError, identity, new_id};
 use crate::programs::{ProgramError, Programs};
-use jiffy_engine::{Persona, SandboxSize, SizeError};
+use jiffy_engine::{SandboxIdentity, SandboxSize, SizeError};
 use jiffy_image::{
     AgentRoot, BuildError, Defaults, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
     KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError, Templates,
@@ -339,8 +339,11 @@ impl Prepared {
         Ok(MicroVm::boot(spec).await?)
     }
 
-    fn identity(&self, persona: &Persona) -> Result<Identity, CreateError> {
-        Ok(identity(persona, &self.template.manifest.defaults)?)
+    fn identity(&self, sandbox_identity: &SandboxIdentity) -> Result<Identity, CreateError> {
+        Ok(identity(
+            sandbox_identity,
+            &self.template.manifest.defaults,
+        )?)
     }
 
     /// Makes a sandbox from a snapshot of one of this template and returns when its agent has taken a new identity. Of `spec`
@@ -360,7 +363,7 @@ impl Prepared {
     /// The same as somebody in particular, and with the network card that it had.
     pub async fn restore_as(
         &self,
-        persona: &Persona,
+        sandbox_identity: &SandboxIdentity,
         spec: &SandboxSpec,
         store: &Store,
         id: &str,
@@ -370,7 +373,7 @@ impl Prepared {
         let lineage = store.lineage(id).map_err(BootError::from)?;
         let overlay = store.overlay().map_err(BootError::from)?;
         let spec = RestoreSpec {
-            identity: self.identity(persona)?,
+            identity: self.identity(sandbox_identity)?,
             net,
             ..self.restore_spec(lineage, spec.size.disk_mib, overlay, memory)?
         };
@@ -391,12 +394,12 @@ fn plain(name: &str) -> Result<String, TemplateError> {
 }
 
 /// Nobody there was before.
-fn somebody(spec: &SandboxSpec) -> Result<Persona, CreateError> {
-    Ok(Persona {
+fn somebody(spec: &SandboxSpec) -> Result<SandboxIdentity, CreateError> {
+    Ok(SandboxIdentity {
         id: new_id()?,
         env: spec.env.clone(),
         site: spec.site.clone(),
-        ..Persona::default()
+        ..SandboxIdentity::default()
     })
 }
 

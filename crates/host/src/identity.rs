@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use jiffy_engine::Persona;
+use jiffy_engine::SandboxIdentity;
 use jiffy_image::Defaults;
 use jiffy_proto::agent::Identity;
 
@@ -41,20 +41,23 @@ pub fn new_token() -> Result<String, IdentityError> {
 }
 
 /// What the agent of a sandbox is told, with fresh entropy; the clock is added when it is told.
-pub(crate) fn identity(persona: &Persona, defaults: &Defaults) -> Result<Identity, IdentityError> {
+pub(crate) fn identity(
+    sandbox_identity: &SandboxIdentity,
+    defaults: &Defaults,
+) -> Result<Identity, IdentityError> {
     let mut env = defaults.env.clone();
-    env.extend(persona.env.clone());
+    env.extend(sandbox_identity.env.clone());
     Ok(Identity {
-        id: persona.id.clone(),
-        rewound: persona.rewound,
+        id: sandbox_identity.id.clone(),
+        rewound: sandbox_identity.rewound,
         hostname: None,
         time_ns: 0,
         entropy: STANDARD.encode(random::<ENTROPY>()?),
         env,
-        access_token: persona.access_token.clone(),
+        access_token: sandbox_identity.access_token.clone(),
         default_user: Some(defaults.user.clone()),
         default_workdir: Some(defaults.workdir.clone()).filter(|d| !d.is_empty()),
-        site: persona.site.clone(),
+        site: sandbox_identity.site.clone(),
     })
 }
 

@@ -3,7 +3,7 @@
 
 mod support;
 
-use jiffy_engine::Persona;
+use jiffy_engine::SandboxIdentity;
 use jiffy_host::{Prepared, SandboxSpec};
 use jiffy_microvm::{MemoryPolicy, MicroVm, NetSpec, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
@@ -234,13 +234,13 @@ impl Bench {
     }
 
     async fn restore(&self, snapshot: &str, id: &str, rewound: bool, net: NetSpec) -> Guest {
-        let persona = Persona {
+        let sandbox_identity = SandboxIdentity {
             id: id.to_owned(),
             rewound,
-            ..Persona::default()
+            ..SandboxIdentity::default()
         };
         let vm = self.prepared.restore_as(
-            &persona,
+            &sandbox_identity,
             &self.spec,
             &self.store,
             snapshot,

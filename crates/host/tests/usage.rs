@@ -4,7 +4,7 @@
 mod support;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};
-use jiffy_engine::{Arrival, Engine, Guest, Persona, SandboxSize};
+use jiffy_engine::{Arrival, Engine, Guest, SandboxIdentity, SandboxSize};
 use jiffy_host::{CreateSpec, Host, MicroVmEngine, Options, Sandboxes, Source, Terms};
 use jiffy_image::Home;
 use jiffy_proto::agent::ENVD_PORT;
@@ -130,7 +130,7 @@ async fn a_thousand_samples_cost_less_than_a_hundredth_of_ten_seconds() {
         .boot(None, "base", SandboxSize::default())
         .await
         .unwrap();
-    let guest = arrival.welcome(&Persona::default()).await.unwrap();
+    let guest = arrival.welcome(&SandboxIdentity::default()).await.unwrap();
     let clock = || {
         let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
         Duration::from(clock.now().unwrap())

@@ -10,7 +10,7 @@ use crate::journal::Change;
 use crate::record::{SandboxRecord, State, now_ms};
 use crate::site;
 use crate::terms::Terms;
-use jiffy_engine::{Arrival, BootMode, Engine, Guest, Persona, SandboxSize};
+use jiffy_engine::{Arrival, BootMode, Engine, Guest, SandboxIdentity, SandboxSize};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -299,9 +299,9 @@ impl<E: Engine> Sandboxes<E> {
         asked: Instant,
         origin: Origin<E::Arrival>,
     ) -> Result<SandboxRecord, OperationError> {
-        let persona = {
+        let sandbox_identity = {
             let record = entry.record();
-            Persona {
+            SandboxIdentity {
                 id: record.id,
                 env: record.env,
                 access_token: record.agent_token,
@@ -310,8 +310,8 @@ impl<E: Engine> Sandboxes<E> {
                 site: site::joined(&self.0.site, &record.terms.site),
             }
         };
-        let id = &persona.id;
-        let guest = origin.arrival.welcome(&persona).await;
+        let id = &sandbox_identity.id;
+        let guest = origin.arrival.welcome(&sandbox_identity).await;
         let guest = guest.map_err(OperationError::engine(format!("bring up sandbox {id}")))?;
         let guest = Arc::new(guest);
         if origin.mode == BootMode::Cold {

@@ -9,7 +9,7 @@ use crate::record::{Purpose, SnapshotRecord, now_ms};
 use crate::site;
 use crate::startup::start_up;
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootMode, Engine, EngineError, Guest, Persona, SandboxSize,
+    AfterSnapshot, Arrival, BootMode, Engine, EngineError, Guest, SandboxIdentity, SandboxSize,
 };
 use jiffy_proto::agent::SiteSettings;
 use sha1::{Digest, Sha1};
@@ -139,15 +139,15 @@ impl<E: Engine> Sandboxes<E> {
         }
         let failed = || OperationError::engine(format!("boot template `{template}`"));
         let engine = &self.0.engine;
-        let persona = Persona {
+        let sandbox_identity = SandboxIdentity {
             id: "template".to_owned(),
             // What every sandbox gets is there already when it is restored, also for what runs.
             site: site::joined(&self.0.site, &SiteSettings::default()),
-            ..Persona::default()
+            ..SandboxIdentity::default()
         };
         let arrival = engine.boot(engine_name, template, size).await;
         let arrival = arrival.map_err(failed())?;
-        let guest = Arc::new(arrival.welcome(&persona).await.map_err(failed())?);
+        let guest = Arc::new(arrival.welcome(&sandbox_identity).await.map_err(failed())?);
         if let Err(e) = self.start_up(template, &guest).await {
             guest.stop().await;
             return Err(e);
@@ -182,7 +182,10 @@ impl<E: Engine> Sandboxes<E> {
         self.note_template_use(&snapshot.id);
         self.retire_older(&snapshot);
         self.retire_surplus(&snapshot);
-        if let Err(e) = engine.learn(template, &snapshot.id, &persona.site).await {
+        if let Err(e) = engine
+            .learn(template, &snapshot.id, &sandbox_identity.site)
+            .await
+        {
             tracing::warn!(template, "what its guests touch first is not known: {e}");
         }
         Ok(snapshot.id)

@@ -1,7 +1,7 @@
 //! Snapshots and what is made of them.
 
 use crate::place::{Place, Running, TEMPLATE, gone, heard, name, somebody};
-use jiffy_engine::{AfterSnapshot, BootMode, Engine, Guest, Persona, SandboxEnd};
+use jiffy_engine::{AfterSnapshot, BootMode, Engine, Guest, SandboxEnd, SandboxIdentity};
 use std::collections::BTreeSet;
 
 pub async fn a_snapshot_is_a_copy_and_its_guest_goes_on(place: &Place) {
@@ -107,7 +107,7 @@ cut -d' ' -f2 /run/jiffy/generation";
 
 pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
     let engine = place.open().await;
-    let persona = Persona {
+    let sandbox_identity = SandboxIdentity {
         env: [("WHO".to_owned(), "me".to_owned())].into(),
         ..somebody()
     };
@@ -115,7 +115,7 @@ pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
         .boot(None, TEMPLATE, crate::place::size())
         .await
         .unwrap();
-    let running = Running::welcome(arrival, &persona).await;
+    let running = Running::welcome(arrival, &sandbox_identity).await;
     running.sh("echo before > /root/file").await;
     running.count().await;
     let generation = running.sh("cat /run/jiffy/generation").await;
@@ -127,15 +127,15 @@ pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
     let late = running.counts_on(running.counted().await).await;
     running.stop().await;
 
-    let again = Persona {
+    let again = SandboxIdentity {
         rewound: true,
-        ..persona.clone()
+        ..sandbox_identity.clone()
     };
     let arrival = engine.restore(TEMPLATE, &id).await.unwrap();
     let running = Running::welcome(arrival, &again).await;
     let look = "hostname; echo $WHO; cat /root/file; ls /root/more 2>&1 | grep -c cannot";
     let told = running.sh(look).await;
-    assert_eq!(told, format!("{}\nme\nbefore\n1", persona.id));
+    assert_eq!(told, format!("{}\nme\nbefore\n1", sandbox_identity.id));
     let now = running.counted().await;
     assert_eq!(now.0, late.0);
     running.counts_on(now).await;

@@ -2,7 +2,7 @@
 
 use crate::place::{Place, Running, TEMPLATE, missing, size, somebody};
 use crate::support::{programs, skip, until};
-use jiffy_engine::{AfterSnapshot, Arrival, BootMode, Engine, Guest, Persona};
+use jiffy_engine::{AfterSnapshot, Arrival, BootMode, Engine, Guest, SandboxIdentity};
 use jiffy_host::EngineName;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
@@ -14,14 +14,14 @@ pub async fn an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_tol
     let arrival = engine.boot(None, TEMPLATE, size()).await.unwrap();
     assert!(arrival.waits());
     let token = "a-secret";
-    let persona = Persona {
+    let sandbox_identity = SandboxIdentity {
         env: [("WHO", "nobody else")]
             .map(|(k, v)| (k.to_owned(), v.to_owned()))
             .into(),
         access_token: Some(token.to_owned()),
         ..somebody()
     };
-    let mut running = Running::welcome(arrival, &persona).await;
+    let mut running = Running::welcome(arrival, &sandbox_identity).await;
     assert_eq!(running.guest.engine(), place.engine.to_string());
     let report = running.guest.report();
     assert_eq!(report.mode, BootMode::Cold);
@@ -32,7 +32,7 @@ pub async fn an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_tol
     let told = running
         .sh("hostname; echo $WHO; cut -d' ' -f1 /run/jiffy/generation")
         .await;
-    assert_eq!(told, format!("{0}\nnobody else\n{0}", persona.id));
+    assert_eq!(told, format!("{0}\nnobody else\n{0}", sandbox_identity.id));
     running.stop().await;
 }
 

@@ -2,7 +2,9 @@
 
 use crate::support::{self, LIMIT, programs, skip, until};
 use jiffy_agent_client::{AgentClient, ExitStatus, Process, ProcessEvent, ProcessSpec};
-use jiffy_engine::{AfterSnapshot, Arrival, Engine, EngineError, Guest, Persona, SandboxSize};
+use jiffy_engine::{
+    AfterSnapshot, Arrival, Engine, EngineError, Guest, SandboxIdentity, SandboxSize,
+};
 use jiffy_host::{EngineName, Host, HostEngine, Programs, new_id};
 use jiffy_image::Home;
 use jiffy_microvm::Cgroups;
@@ -140,10 +142,10 @@ pub fn size() -> SandboxSize {
 }
 
 /// Somebody that nobody was before.
-pub fn somebody() -> Persona {
-    Persona {
+pub fn somebody() -> SandboxIdentity {
+    SandboxIdentity {
         id: new_id().unwrap(),
-        ..Persona::default()
+        ..SandboxIdentity::default()
     }
 }
 
@@ -160,8 +162,11 @@ pub struct Running<G> {
 
 impl<G: Guest> Running<G> {
     /// One that is told who it is.
-    pub async fn welcome(arrival: impl Arrival<Guest = G>, persona: &Persona) -> Self {
-        Self::of(arrival.welcome(persona).await.unwrap())
+    pub async fn welcome(
+        arrival: impl Arrival<Guest = G>,
+        sandbox_identity: &SandboxIdentity,
+    ) -> Self {
+        Self::of(arrival.welcome(sandbox_identity).await.unwrap())
     }
 
     /// One that is there.

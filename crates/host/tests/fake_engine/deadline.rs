@@ -123,7 +123,13 @@ async fn every_sandbox_has_secrets_of_its_own_where_secrets_are_wanted() {
     };
     let parent = host.create(spec).await.unwrap();
     let token = parent.agent_token.clone().unwrap();
-    let told = bench.world.body(&parent.id).persona.lock().unwrap().clone();
+    let told = bench
+        .world
+        .body(&parent.id)
+        .sandbox_identity
+        .lock()
+        .unwrap()
+        .clone();
     assert_eq!(told.access_token.as_ref(), Some(&token));
     assert!(parent.traffic_token.is_some() && parent.traffic_token != parent.agent_token);
     let mut report = host.fork(&parent.id, 1, None).await.unwrap();

@@ -124,7 +124,16 @@ async fn children_start_as_their_parent_is_and_go_their_own_ways() {
         assert_eq!(child.boot_mode, Some(BootMode::Fork));
         assert_eq!(child.forked_from.as_ref(), Some(&id));
         assert_eq!(bench.world.read(&child.id), "shared");
-        assert_eq!(bench.world.body(&child.id).persona.lock().unwrap().env, env);
+        assert_eq!(
+            bench
+                .world
+                .body(&child.id)
+                .sandbox_identity
+                .lock()
+                .unwrap()
+                .env,
+            env
+        );
         bench.world.write(&child.id, &child.id);
     }
     assert_eq!(bench.world.read(&id), "shared");
@@ -457,7 +466,15 @@ async fn only_a_sandbox_that_is_put_back_is_told_so() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
-    let told = |id: &str| bench.world.body(id).persona.lock().unwrap().rewound;
+    let told = |id: &str| {
+        bench
+            .world
+            .body(id)
+            .sandbox_identity
+            .lock()
+            .unwrap()
+            .rewound
+    };
     assert!(!told(&id));
     let snapshot = host.snapshot(&id, None).await.unwrap().id;
     let fork = host.fork(&id, 1, None).await.unwrap();

@@ -37,7 +37,10 @@ async fn a_create_takes_a_waiting_sandbox_which_nobody_was_before() {
         (a.boot_mode, b.boot_mode),
         (Some(BootMode::WarmPool), Some(BootMode::WarmPool))
     );
-    assert_ne!(bench.world.body(&a.id).persona.lock().unwrap().id, b.id);
+    assert_ne!(
+        bench.world.body(&a.id).sandbox_identity.lock().unwrap().id,
+        b.id
+    );
     // An empty pool falls through.
     assert_eq!(
         host.create(base()).await.unwrap().boot_mode,

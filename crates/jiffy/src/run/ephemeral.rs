@@ -3,7 +3,7 @@
 use crate::serve::engine::card;
 use crate::serve::network::Wanted;
 use anyhow::Context;
-use jiffy_engine::{AfterSnapshot, Arrival, Engine, EngineError, Persona, SandboxSize};
+use jiffy_engine::{AfterSnapshot, Arrival, Engine, EngineError, SandboxIdentity, SandboxSize};
 use jiffy_host::{EngineName, Host, HostEngine, HostGuest, Prepared, new_id};
 use jiffy_image::Home;
 use jiffy_net::{Network, NetworkConfig};
@@ -211,11 +211,11 @@ impl EphemeralGuests {
         arrival.welcome(&self.anonymous()?).await
     }
 
-    fn anonymous(&self) -> Result<Persona, EngineError> {
-        Ok(Persona {
+    fn anonymous(&self) -> Result<SandboxIdentity, EngineError> {
+        Ok(SandboxIdentity {
             id: new_id().map_err(EngineError::failed)?,
             site: self.site.clone(),
-            ..Persona::default()
+            ..SandboxIdentity::default()
         })
     }
 
