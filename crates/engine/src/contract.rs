@@ -1,8 +1,8 @@
 //! What the host asks of an isolation engine.
 //!
 //! A guest comes up in two steps, whatever it comes from: the engine brings it to where its agent waits to be told who it is
-//! ([`Arrival`]), and the host welcomes it with a [`SandboxIdentity`] ([`Arrival::welcome`]). Only then is it a [`Guest`] that may be
-//! handed out. A warm pool is nothing but arrivals that nobody has welcomed yet, so their identity is always fresh.
+//! ([`UnassignedGuest`]), and the host welcomes it with a [`SandboxIdentity`] ([`UnassignedGuest::welcome`]). Only then is it a [`Guest`] that may be
+//! handed out. A warm pool is nothing but unassigned_guests that nobody has welcomed yet, so their identity is always fresh.
 //!
 //! Arrivals and guests end with the process that made them, however that ends, unless a guest is kept ([`Guest::keep`]): then it
 //! runs on, and another process adopts it by its [`Handle`] ([`Engine::adopt`]). What was kept and is not adopted is to be ended
@@ -163,7 +163,7 @@ pub trait Engine: Send + Sync + 'static {
     /// A guest of it.
     type Guest: Guest;
     /// A guest before it knows who it is.
-    type Arrival: Arrival<Guest = Self::Guest>;
+    type UnassignedGuest: UnassignedGuest<Guest = Self::Guest>;
 
     /// What it consists of: itself, or several of which each guest has one. One of them is the default.
     fn engines(&self) -> Vec<EngineDescription>;
@@ -209,14 +209,14 @@ pub trait Engine: Send + Sync + 'static {
         engine: Option<&str>,
         template: &str,
         size: SandboxSize,
-    ) -> impl Future<Output = Result<Self::Arrival, EngineError>> + Send;
+    ) -> impl Future<Output = Result<Self::UnassignedGuest, EngineError>> + Send;
 
     /// Makes a guest from snapshot `id` of `template`, which may be something else by now, or gone.
     fn restore(
         &self,
         template: &str,
         id: &str,
-    ) -> impl Future<Output = Result<Self::Arrival, EngineError>> + Send;
+    ) -> impl Future<Output = Result<Self::UnassignedGuest, EngineError>> + Send;
 
     /// Writes snapshot `id` of `guest`, whose latest ancestor is `parent`. Either it is complete afterwards or there is none.
     /// One that would take more than `max_bytes` ([`Engine::snapshot_size`]) is refused
@@ -320,12 +320,12 @@ pub trait Engine: Send + Sync + 'static {
 }
 
 /// A guest whose agent waits to be told who it is. Dropping it ends the guest.
-pub trait Arrival: Send + 'static {
+pub trait UnassignedGuest: Send + 'static {
     /// What it becomes.
     type Guest: Guest;
 
     /// Whether it still waits.
-    fn waits(&self) -> bool;
+    fn is_waiting(&self) -> bool;
 
     /// Uses it once under an identity that is taken back afterwards, so that its first real use is
     /// fast. It waits as before then: what it was meanwhile is over when it is welcomed. `site` is
@@ -341,7 +341,7 @@ pub trait Arrival: Send + 'static {
     }
 
     /// Tells the agent who it is and returns when all of that is in force.
-    fn welcome(
+    fn assign_identity(
         self,
         sandbox_identity: &SandboxIdentity,
     ) -> impl Future<Output = Result<Self::Guest, EngineError>> + Send;

@@ -14,8 +14,8 @@ pub use boot::{BootMode, BootReport};
 pub use capabilities::{Capabilities, EngineDescription};
 pub use connections::{Connection, ConnectionLog, Connections, MAX_CONNECTIONS, Protocol, Refusal};
 pub use contract::{
-    AfterSnapshot, Arrival, DamagedPiece, Engine, EngineError, Guest, Handle, Orphan,
-    SandboxIdentity, SnapshotTimes, Usage, VerifiedSnapshot,
+    AfterSnapshot, DamagedPiece, Engine, EngineError, Guest, Handle, Orphan, SandboxIdentity,
+    SnapshotTimes, UnassignedGuest, Usage, VerifiedSnapshot,
 };
 pub use end::SandboxEnd;
 pub use mark::ProcessMark;

@@ -5,9 +5,9 @@ use crate::host::{Host, Prepared};
 use crate::identity::{identity, new_id};
 use crate::shelf::{Shelf, chain};
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootReport, Capabilities, ConnectionLog, Engine, EngineDescription,
-    EngineError, Guest, Handle, NetworkRules, Orphan, SandboxEnd, SandboxIdentity, SandboxSize,
-    SnapshotTimes, Startup, Usage, VerifiedSnapshot,
+    AfterSnapshot, BootReport, Capabilities, ConnectionLog, Engine, EngineDescription, EngineError,
+    Guest, Handle, NetworkRules, Orphan, SandboxEnd, SandboxIdentity, SandboxSize, SnapshotTimes,
+    Startup, UnassignedGuest, Usage, VerifiedSnapshot,
 };
 use jiffy_gvisor::{
     AdoptSpec, Arriving, BootSpec, GvisorError, Helper, Manifest, RestoreSpec, Sandbox, Store,
@@ -215,7 +215,7 @@ pub(crate) fn end_unreachable(handle: &Handle) -> bool {
 }
 
 /// A sandbox on its way.
-pub struct GvisorArrival {
+pub struct UnassignedGvisorGuest {
     coming: Arriving,
     prepared: Arc<Prepared>,
     lease: Option<Lease>,
@@ -250,7 +250,7 @@ impl Drop for GvisorGuest {
 
 impl Engine for GvisorEngine {
     type Guest = GvisorGuest;
-    type Arrival = GvisorArrival;
+    type UnassignedGuest = UnassignedGvisorGuest;
 
     fn engines(&self) -> Vec<EngineDescription> {
         let network = self.network.is_some();
@@ -302,7 +302,7 @@ impl Engine for GvisorEngine {
         _engine: Option<&str>,
         template: &str,
         size: SandboxSize,
-    ) -> Result<GvisorArrival, EngineError> {
+    ) -> Result<UnassignedGvisorGuest, EngineError> {
         let prepared = self.shelf.prepare(template).await?;
         let lease = match &self.network {
             Some(network) => {
@@ -313,14 +313,18 @@ impl Engine for GvisorEngine {
         };
         let spec = self.spec(&prepared, size, lease.as_ref())?;
         let coming = Arriving::boot(&self.helper, &spec).await;
-        Ok(GvisorArrival {
+        Ok(UnassignedGvisorGuest {
             coming: coming.map_err(EngineError::failed)?,
             prepared,
             lease,
         })
     }
 
-    async fn restore(&self, _template: &str, id: &str) -> Result<GvisorArrival, EngineError> {
+    async fn restore(
+        &self,
+        _template: &str,
+        id: &str,
+    ) -> Result<UnassignedGvisorGuest, EngineError> {
         let manifest = self.manifest(id)?;
         let prepared = self.shelf.prepare_version(&manifest.template).await?;
         let is_boot = self.store.is_boot(id);
@@ -337,7 +341,7 @@ impl Engine for GvisorEngine {
             let spec = RestoreSpec { boot, manifest };
             Arriving::restore(&self.helper, &self.store, &spec).await
         };
-        Ok(GvisorArrival {
+        Ok(UnassignedGvisorGuest {
             coming: coming.map_err(EngineError::failed)?,
             prepared,
             lease,
@@ -442,14 +446,17 @@ impl Engine for GvisorEngine {
     }
 }
 
-impl Arrival for GvisorArrival {
+impl UnassignedGuest for UnassignedGvisorGuest {
     type Guest = GvisorGuest;
 
-    fn waits(&self) -> bool {
+    fn is_waiting(&self) -> bool {
         self.coming.waits()
     }
 
-    async fn welcome(self, sandbox_identity: &SandboxIdentity) -> Result<GvisorGuest, EngineError> {
+    async fn assign_identity(
+        self,
+        sandbox_identity: &SandboxIdentity,
+    ) -> Result<GvisorGuest, EngineError> {
         let Self {
             coming,
             prepared,

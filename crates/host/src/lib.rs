@@ -26,14 +26,14 @@ mod usage;
 
 pub use admission::{HostFigures, Limits, Pressure, Promised, ReadHost, Shortage, ThisHost};
 pub use engine_choice::{EngineChoice, EngineFacts, EngineName};
-pub use gvisor_engine::{GVISOR, GvisorArrival, GvisorEngine, GvisorGuest};
+pub use gvisor_engine::{GVISOR, GvisorEngine, GvisorGuest, UnassignedGvisorGuest};
 pub use host::{CreateError, Host, HostError, Prepared, SandboxSpec, usual_size};
-pub use host_engine::{HostArrival, HostEngine, HostGuest};
+pub use host_engine::{HostEngine, HostGuest, UnassignedHostGuest};
 pub use identity::{IdentityError, new_id, new_token};
 pub use journal::{Change, Journal, JournalError, JournalledSnapshot};
 pub use litter::OLD_LOGS;
 pub use metrics::{BootTimes, Figure, FigureFamily};
-pub use microvm_engine::{MICROVM, MicroVmArrival, MicroVmEngine, MicroVmGuest, agent};
+pub use microvm_engine::{MICROVM, MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest, agent};
 pub use programs::{ProgramError, Programs};
 pub use quota::{
     Bytes, OwnerQuota, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest, Reserving,

@@ -4,7 +4,7 @@
 mod support;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};
-use jiffy_engine::{Arrival, Engine, Guest, SandboxIdentity, SandboxSize};
+use jiffy_engine::{Engine, Guest, SandboxIdentity, SandboxSize, UnassignedGuest};
 use jiffy_host::{CreateSpec, Host, MicroVmEngine, Options, Sandboxes, Source, Terms};
 use jiffy_image::Home;
 use jiffy_proto::agent::ENVD_PORT;
@@ -126,11 +126,14 @@ async fn a_thousand_samples_cost_less_than_a_hundredth_of_ten_seconds() {
     }
     let dir = tempfile::tempdir().unwrap();
     let engine = engine(dir.path());
-    let arrival = engine
+    let unassigned = engine
         .boot(None, "base", SandboxSize::default())
         .await
         .unwrap();
-    let guest = arrival.welcome(&SandboxIdentity::default()).await.unwrap();
+    let guest = unassigned
+        .assign_identity(&SandboxIdentity::default())
+        .await
+        .unwrap();
     let clock = || {
         let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
         Duration::from(clock.now().unwrap())

@@ -10,7 +10,7 @@ use crate::journal::Change;
 use crate::record::{SandboxRecord, State, now_ms};
 use crate::site;
 use crate::terms::Terms;
-use jiffy_engine::{Arrival, BootMode, Engine, Guest, SandboxIdentity, SandboxSize};
+use jiffy_engine::{BootMode, Engine, Guest, SandboxIdentity, SandboxSize, UnassignedGuest};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ pub(super) struct NewEntry {
 
 /// Where a new guest comes from.
 pub(super) struct Origin<A> {
-    pub arrival: A,
+    pub unassigned: A,
     pub mode: BootMode,
     /// Snapshot it was restored from.
     pub snapshot: Option<String>,
@@ -190,11 +190,12 @@ impl<E: Engine> Sandboxes<E> {
         template: &str,
         id: &str,
         mode: BootMode,
-    ) -> Result<Origin<E::Arrival>, OperationError> {
+    ) -> Result<Origin<E::UnassignedGuest>, OperationError> {
         self.shorten_lineage(id).await?;
-        let arrival = self.0.engine.restore(template, id).await;
+        let unassigned = self.0.engine.restore(template, id).await;
         Ok(Origin {
-            arrival: arrival.map_err(OperationError::engine(format!("restore snapshot {id}")))?,
+            unassigned: unassigned
+                .map_err(OperationError::engine(format!("restore snapshot {id}")))?,
             mode,
             snapshot: Some(id.to_owned()),
             revival: None,
@@ -245,7 +246,7 @@ impl<E: Engine> Sandboxes<E> {
         &self,
         entry: Arc<Entry<E::Guest>>,
         asked: Instant,
-        origin: Result<Origin<E::Arrival>, OperationError>,
+        origin: Result<Origin<E::UnassignedGuest>, OperationError>,
     ) -> Result<SandboxRecord, OperationError> {
         let _turn = entry.turn.lock().await;
         if entry.record().state != State::Creating {
@@ -292,12 +293,12 @@ impl<E: Engine> Sandboxes<E> {
         result
     }
 
-    /// Welcomes an arrival as the sandbox and puts it in the place of the guest there was, which ends. Needs the turn.
+    /// Welcomes an unassigned guest as the sandbox and puts it in the place of the guest there was, which ends. Needs the turn.
     pub(super) async fn install(
         &self,
         entry: &Arc<Entry<E::Guest>>,
         asked: Instant,
-        origin: Origin<E::Arrival>,
+        origin: Origin<E::UnassignedGuest>,
     ) -> Result<SandboxRecord, OperationError> {
         let sandbox_identity = {
             let record = entry.record();
@@ -311,7 +312,7 @@ impl<E: Engine> Sandboxes<E> {
             }
         };
         let id = &sandbox_identity.id;
-        let guest = origin.arrival.welcome(&sandbox_identity).await;
+        let guest = origin.unassigned.assign_identity(&sandbox_identity).await;
         let guest = guest.map_err(OperationError::engine(format!("bring up sandbox {id}")))?;
         let guest = Arc::new(guest);
         if origin.mode == BootMode::Cold {

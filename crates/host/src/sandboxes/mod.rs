@@ -108,7 +108,7 @@ struct Inner<E: Engine> {
     remover: Remover,
     /// Snapshots that something is being made from.
     pins: Mutex<HashMap<String, usize>>,
-    pool: Pool<E::Arrival>,
+    pool: Pool<E::UnassignedGuest>,
     admission: Admission,
     metrics: Metrics,
     /// Further figures for the scrape.

@@ -9,7 +9,8 @@ use crate::record::{Purpose, SnapshotRecord, now_ms};
 use crate::site;
 use crate::startup::start_up;
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootMode, Engine, EngineError, Guest, SandboxIdentity, SandboxSize,
+    AfterSnapshot, BootMode, Engine, EngineError, Guest, SandboxIdentity, SandboxSize,
+    UnassignedGuest,
 };
 use jiffy_proto::agent::SiteSettings;
 use sha1::{Digest, Sha1};
@@ -41,17 +42,17 @@ impl<E: Engine> Sandboxes<E> {
         engine_name: Option<&str>,
         template: &str,
         size: SandboxSize,
-    ) -> Result<Origin<E::Arrival>, OperationError> {
+    ) -> Result<Origin<E::UnassignedGuest>, OperationError> {
         let engine = &self.0.engine;
         let failed = || OperationError::engine(format!("use template `{template}`"));
         let fingerprint = self
             .template_fingerprint(engine_name, template, size)
             .await?;
-        if let Some((arrival, snapshot)) = self.0.pool.take(&fingerprint) {
+        if let Some((unassigned, snapshot)) = self.0.pool.take(&fingerprint) {
             self.note_template_use(&snapshot);
             self.refill(&fingerprint, template, &snapshot);
             return Ok(Origin {
-                arrival,
+                unassigned,
                 mode: BootMode::WarmPool,
                 snapshot: Some(snapshot),
                 revival: None,
@@ -74,7 +75,7 @@ impl<E: Engine> Sandboxes<E> {
                 source: EngineError::Unsupported { .. },
                 ..
             }) => Ok(Origin {
-                arrival: engine
+                unassigned: engine
                     .boot(engine_name, template, size)
                     .await
                     .map_err(failed())?,
@@ -145,9 +146,14 @@ impl<E: Engine> Sandboxes<E> {
             site: site::joined(&self.0.site, &SiteSettings::default()),
             ..SandboxIdentity::default()
         };
-        let arrival = engine.boot(engine_name, template, size).await;
-        let arrival = arrival.map_err(failed())?;
-        let guest = Arc::new(arrival.welcome(&sandbox_identity).await.map_err(failed())?);
+        let unassigned = engine.boot(engine_name, template, size).await;
+        let unassigned = unassigned.map_err(failed())?;
+        let guest = Arc::new(
+            unassigned
+                .assign_identity(&sandbox_identity)
+                .await
+                .map_err(failed())?,
+        );
         if let Err(e) = self.start_up(template, &guest).await {
             guest.stop().await;
             return Err(e);

@@ -111,11 +111,11 @@ pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
         env: [("WHO".to_owned(), "me".to_owned())].into(),
         ..somebody()
     };
-    let arrival = engine
+    let unassigned = engine
         .boot(None, TEMPLATE, crate::place::size())
         .await
         .unwrap();
-    let running = Running::welcome(arrival, &sandbox_identity).await;
+    let running = Running::assign_identity(unassigned, &sandbox_identity).await;
     running.sh("echo before > /root/file").await;
     running.count().await;
     let generation = running.sh("cat /run/jiffy/generation").await;
@@ -131,8 +131,8 @@ pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
         rewound: true,
         ..sandbox_identity.clone()
     };
-    let arrival = engine.restore(TEMPLATE, &id).await.unwrap();
-    let running = Running::welcome(arrival, &again).await;
+    let unassigned = engine.restore(TEMPLATE, &id).await.unwrap();
+    let running = Running::assign_identity(unassigned, &again).await;
     let look = "hostname; echo $WHO; cat /root/file; ls /root/more 2>&1 | grep -c cannot";
     let told = running.sh(look).await;
     assert_eq!(told, format!("{}\nme\nbefore\n1", sandbox_identity.id));

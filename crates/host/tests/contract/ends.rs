@@ -1,7 +1,7 @@
 //! How guests end, and what is left of them.
 
 use crate::place::{Place, TEMPLATE, gone, size, within};
-use jiffy_engine::{AfterSnapshot, Arrival, Engine, Guest, SandboxEnd};
+use jiffy_engine::{AfterSnapshot, Engine, Guest, SandboxEnd, UnassignedGuest};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -12,18 +12,18 @@ pub async fn what_is_dropped_leaves_nothing(place: &Place) {
     let id = id.unwrap();
     let pid = running.guest.pid().unwrap();
     drop(engine.boot(None, TEMPLATE, size()).await.unwrap());
-    let arrival = engine.restore(TEMPLATE, &id).await.unwrap();
-    assert!(arrival.waits());
-    drop((arrival, running));
+    let unassigned = engine.restore(TEMPLATE, &id).await.unwrap();
+    assert!(unassigned.is_waiting());
+    drop((unassigned, running));
     gone(pid).await;
     place.is_empty_but_for_the_engine().await;
     // All at once.
     let restored = (0..4).map(|_| engine.restore(TEMPLATE, &id));
-    let mut arrivals = Vec::new();
+    let mut unassigned_guests = Vec::new();
     for restored in restored {
-        arrivals.push(restored.await.unwrap());
+        unassigned_guests.push(restored.await.unwrap());
     }
-    drop(arrivals);
+    drop(unassigned_guests);
     place.is_empty_but_for_the_engine().await;
 }
 

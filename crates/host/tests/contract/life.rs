@@ -2,7 +2,7 @@
 
 use crate::place::{Place, Running, TEMPLATE, missing, size, somebody};
 use crate::support::{programs, skip, until};
-use jiffy_engine::{AfterSnapshot, Arrival, BootMode, Engine, Guest, SandboxIdentity};
+use jiffy_engine::{AfterSnapshot, BootMode, Engine, Guest, SandboxIdentity, UnassignedGuest};
 use jiffy_host::EngineName;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
@@ -11,8 +11,8 @@ pub async fn an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_tol
     place: &Place,
 ) {
     let engine = place.open().await;
-    let arrival = engine.boot(None, TEMPLATE, size()).await.unwrap();
-    assert!(arrival.waits());
+    let unassigned = engine.boot(None, TEMPLATE, size()).await.unwrap();
+    assert!(unassigned.is_waiting());
     let token = "a-secret";
     let sandbox_identity = SandboxIdentity {
         env: [("WHO", "nobody else")]
@@ -21,7 +21,7 @@ pub async fn an_arrival_waits_until_it_is_welcomed_and_becomes_the_one_it_is_tol
         access_token: Some(token.to_owned()),
         ..somebody()
     };
-    let mut running = Running::welcome(arrival, &sandbox_identity).await;
+    let mut running = Running::assign_identity(unassigned, &sandbox_identity).await;
     assert_eq!(running.guest.engine(), place.engine.to_string());
     let report = running.guest.report();
     assert_eq!(report.mode, BootMode::Cold);
@@ -51,8 +51,8 @@ pub async fn a_sandbox_comes_up_on_the_engine_that_is_named_beside_another(place
     let word = engine.fingerprint(Some(&own), TEMPLATE, size()).await;
     let usual = engine.fingerprint(None, TEMPLATE, size()).await;
     assert_ne!(word.unwrap(), usual.unwrap());
-    let arrival = engine.boot(Some(&own), TEMPLATE, size()).await.unwrap();
-    let running = Running::welcome(arrival, &somebody()).await;
+    let unassigned = engine.boot(Some(&own), TEMPLATE, size()).await.unwrap();
+    let running = Running::assign_identity(unassigned, &somebody()).await;
     assert_eq!(running.guest.engine(), own);
     running.count().await;
     let id = running

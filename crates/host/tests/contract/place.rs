@@ -3,7 +3,7 @@
 use crate::support::{self, LIMIT, programs, skip, until};
 use jiffy_agent_client::{AgentClient, ExitStatus, Process, ProcessEvent, ProcessSpec};
 use jiffy_engine::{
-    AfterSnapshot, Arrival, Engine, EngineError, Guest, SandboxIdentity, SandboxSize,
+    AfterSnapshot, Engine, EngineError, Guest, SandboxIdentity, SandboxSize, UnassignedGuest,
 };
 use jiffy_host::{EngineName, Host, HostEngine, Programs, new_id};
 use jiffy_image::Home;
@@ -83,14 +83,14 @@ impl Place {
 
     /// A guest that was booted, as somebody new.
     pub async fn guest<E: Engine>(&self, engine: &E) -> Running<E::Guest> {
-        let arrival = engine.boot(None, TEMPLATE, size()).await.unwrap();
-        Running::welcome(arrival, &somebody()).await
+        let unassigned = engine.boot(None, TEMPLATE, size()).await.unwrap();
+        Running::assign_identity(unassigned, &somebody()).await
     }
 
     /// A guest made from a snapshot, as somebody new.
     pub async fn restored<E: Engine>(&self, engine: &E, id: &str) -> Running<E::Guest> {
-        let arrival = engine.restore(TEMPLATE, id).await.unwrap();
-        Running::welcome(arrival, &somebody()).await
+        let unassigned = engine.restore(TEMPLATE, id).await.unwrap();
+        Running::assign_identity(unassigned, &somebody()).await
     }
 }
 
@@ -162,11 +162,11 @@ pub struct Running<G> {
 
 impl<G: Guest> Running<G> {
     /// One that is told who it is.
-    pub async fn welcome(
-        arrival: impl Arrival<Guest = G>,
+    pub async fn assign_identity(
+        unassigned: impl UnassignedGuest<Guest = G>,
         sandbox_identity: &SandboxIdentity,
     ) -> Self {
-        Self::of(arrival.welcome(sandbox_identity).await.unwrap())
+        Self::of(unassigned.assign_identity(sandbox_identity).await.unwrap())
     }
 
     /// One that is there.

@@ -3,7 +3,9 @@
 use crate::serve::engine::card;
 use crate::serve::network::Wanted;
 use anyhow::Context;
-use jiffy_engine::{AfterSnapshot, Arrival, Engine, EngineError, SandboxIdentity, SandboxSize};
+use jiffy_engine::{
+    AfterSnapshot, Engine, EngineError, SandboxIdentity, SandboxSize, UnassignedGuest,
+};
 use jiffy_host::{EngineName, Host, HostEngine, HostGuest, Prepared, new_id};
 use jiffy_image::Home;
 use jiffy_net::{Network, NetworkConfig};
@@ -193,8 +195,8 @@ impl EphemeralGuests {
 
     /// Boots a guest and returns when its agent has answered.
     pub async fn boot(&self, size: SandboxSize) -> Result<HostGuest, EngineError> {
-        let arrival = self.engine.boot(None, &self.template, size).await?;
-        arrival.welcome(&self.anonymous()?).await
+        let unassigned = self.engine.boot(None, &self.template, size).await?;
+        unassigned.assign_identity(&self.anonymous()?).await
     }
 
     /// Ends a guest and makes it snapshot `id`.
@@ -207,8 +209,8 @@ impl EphemeralGuests {
 
     /// Makes a guest of a snapshot and returns when its agent has taken a new identity.
     pub async fn restore(&self, id: &str) -> Result<HostGuest, EngineError> {
-        let arrival = self.engine.restore(&self.template, id).await?;
-        arrival.welcome(&self.anonymous()?).await
+        let unassigned = self.engine.restore(&self.template, id).await?;
+        unassigned.assign_identity(&self.anonymous()?).await
     }
 
     fn anonymous(&self) -> Result<SandboxIdentity, EngineError> {
