@@ -6,7 +6,7 @@
 //!
 //! Arrivals and guests end with the process that made them, however that ends, unless a guest is kept ([`Guest::keep`]): then it
 //! runs on, and another process adopts it by its [`Handle`] ([`Engine::adopt`]). What was kept and is not adopted is to be ended
-//! ([`Engine::end_others`]).
+//! ([`Engine::end_unadopted`]).
 
 use crate::{
     BootReport, ConnectionLog, EngineDescription, NetworkRules, SandboxEnd, SandboxSize, Startup,
@@ -232,7 +232,7 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Learns from snapshot `id` of `template` what makes the next restores fast. Asked once, when a template's has been made; what
     /// is not learned costs time and nothing else. `site` is what its guest was given.
-    fn learn(
+    fn record_working_set(
         &self,
         _template: &str,
         _id: &str,
@@ -242,12 +242,12 @@ pub trait Engine: Send + Sync + 'static {
     }
 
     /// Sees to it that what restores of snapshot `id` read first is in memory. Blocks.
-    fn keep_warm(&self, _id: &str) -> Result<(), EngineError> {
+    fn prefetch(&self, _id: &str) -> Result<(), EngineError> {
         Ok(())
     }
 
     /// Writes down checksums of snapshot `id` and all it needs, once; it may be removed meanwhile. Blocks.
-    fn seal(&self, _id: &str) -> Result<(), EngineError> {
+    fn write_checksums(&self, _id: &str) -> Result<(), EngineError> {
         Ok(())
     }
 
@@ -263,7 +263,7 @@ pub trait Engine: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Self::Guest, EngineError>> + Send;
 
     /// Ends every guest that an earlier process kept and that is not among `known`; returns how many there were.
-    fn end_others(
+    fn end_unadopted(
         &self,
         known: &[Handle],
     ) -> impl Future<Output = Result<usize, EngineError>> + Send;
@@ -284,7 +284,7 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Removes what nobody finished and nobody will, wherever the engine keeps files, beside whole snapshots; returns how many things
     /// there were. Called soon after the start and every minute, while others use them.
-    fn sweep(&self) -> Result<usize, EngineError> {
+    fn gc(&self) -> Result<usize, EngineError> {
         Ok(0)
     }
 
@@ -311,7 +311,7 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Whether a new sandbox of `template` may still start from its snapshot `id`: not when the template has become something else, or
     /// is gone.
-    fn serves(&self, _template: &str, _id: &str) -> bool {
+    fn is_current(&self, _template: &str, _id: &str) -> bool {
         true
     }
 

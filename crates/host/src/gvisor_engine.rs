@@ -366,7 +366,7 @@ impl Engine for GvisorEngine {
         })
     }
 
-    async fn learn(
+    async fn record_working_set(
         &self,
         template: &str,
         id: &str,
@@ -379,7 +379,7 @@ impl Engine for GvisorEngine {
         }
     }
 
-    fn keep_warm(&self, id: &str) -> Result<(), EngineError> {
+    fn prefetch(&self, id: &str) -> Result<(), EngineError> {
         self.store.warm(id).map_err(EngineError::failed)
     }
 
@@ -402,7 +402,7 @@ impl Engine for GvisorEngine {
         Ok(GvisorGuest::new(sandbox, prepared, lease))
     }
 
-    async fn end_others(&self, known: &[Handle]) -> Result<usize, EngineError> {
+    async fn end_unadopted(&self, known: &[Handle]) -> Result<usize, EngineError> {
         let known: Vec<Words> = known
             .iter()
             .filter_map(|handle| Words::read(handle).ok())
@@ -428,7 +428,7 @@ impl Engine for GvisorEngine {
         true
     }
 
-    fn sweep(&self) -> Result<usize, EngineError> {
+    fn gc(&self) -> Result<usize, EngineError> {
         self.store.sweep().map_err(EngineError::failed)
     }
 
@@ -436,7 +436,7 @@ impl Engine for GvisorEngine {
         self.store.size(id)
     }
 
-    fn serves(&self, template: &str, id: &str) -> bool {
+    fn is_current(&self, template: &str, id: &str) -> bool {
         let taken = self.store.get(id).map(|manifest| manifest.template);
         self.shelf.serves(template, taken.ok().as_deref())
     }

@@ -262,21 +262,21 @@ impl Engine for HostEngine {
         }
     }
 
-    async fn learn(
+    async fn record_working_set(
         &self,
         template: &str,
         id: &str,
         site: &SiteSettings,
     ) -> Result<(), EngineError> {
-        with!(self.of_snapshot(id)?, engine => engine.learn(template, id, site).await)
+        with!(self.of_snapshot(id)?, engine => engine.record_working_set(template, id, site).await)
     }
 
-    fn keep_warm(&self, id: &str) -> Result<(), EngineError> {
-        with!(self.of_snapshot(id)?, engine => engine.keep_warm(id))
+    fn prefetch(&self, id: &str) -> Result<(), EngineError> {
+        with!(self.of_snapshot(id)?, engine => engine.prefetch(id))
     }
 
-    fn seal(&self, id: &str) -> Result<(), EngineError> {
-        with!(self.of_snapshot(id)?, engine => engine.seal(id))
+    fn write_checksums(&self, id: &str) -> Result<(), EngineError> {
+        with!(self.of_snapshot(id)?, engine => engine.write_checksums(id))
     }
 
     fn verify(&self, id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError> {
@@ -290,11 +290,11 @@ impl Engine for HostEngine {
         }
     }
 
-    async fn end_others(&self, known: &[Handle]) -> Result<usize, EngineError> {
+    async fn end_unadopted(&self, known: &[Handle]) -> Result<usize, EngineError> {
         // Each knows its own handles, and none of the other's.
-        let ended = self.microvm.end_others(known).await?;
+        let ended = self.microvm.end_unadopted(known).await?;
         match &self.gvisor {
-            Ok(gvisor) => Ok(ended + gvisor.end_others(known).await?),
+            Ok(gvisor) => Ok(ended + gvisor.end_unadopted(known).await?),
             Err(_) => {
                 let left = known.iter().filter(|h| gvisor_engine::is_ours(h));
                 let left = left.filter(|h| gvisor_engine::end_unreachable(h)).count();
@@ -323,9 +323,9 @@ impl Engine for HostEngine {
         self.gvisor_store.has(id) || self.microvm.is_independent(id)
     }
 
-    fn sweep(&self) -> Result<usize, EngineError> {
+    fn gc(&self) -> Result<usize, EngineError> {
         let swept = self.gvisor_store.sweep();
-        Ok(self.microvm.sweep()? + swept.map_err(EngineError::failed)?)
+        Ok(self.microvm.gc()? + swept.map_err(EngineError::failed)?)
     }
 
     fn snapshot_bytes(&self) -> Option<u64> {
@@ -353,9 +353,9 @@ impl Engine for HostEngine {
         }
     }
 
-    fn serves(&self, template: &str, id: &str) -> bool {
+    fn is_current(&self, template: &str, id: &str) -> bool {
         match self.of_snapshot(id) {
-            Ok(one) => with!(one, engine => engine.serves(template, id)),
+            Ok(one) => with!(one, engine => engine.is_current(template, id)),
             // What cannot be told stays.
             Err(_) => true,
         }

@@ -386,7 +386,7 @@ impl Engine for MicroVmEngine {
         })
     }
 
-    async fn learn(
+    async fn record_working_set(
         &self,
         template: &str,
         id: &str,
@@ -410,12 +410,12 @@ impl Engine for MicroVmEngine {
         snapshot.put_working_set(&set).map_err(EngineError::failed)
     }
 
-    fn keep_warm(&self, id: &str) -> Result<(), EngineError> {
+    fn prefetch(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
         lineage.prefetch().map(drop).map_err(EngineError::failed)
     }
 
-    fn seal(&self, id: &str) -> Result<(), EngineError> {
+    fn write_checksums(&self, id: &str) -> Result<(), EngineError> {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
         let mut sealed = lineage
             .snapshots()
@@ -473,7 +473,7 @@ impl Engine for MicroVmEngine {
         })
     }
 
-    async fn end_others(&self, known: &[Handle]) -> Result<usize, EngineError> {
+    async fn end_unadopted(&self, known: &[Handle]) -> Result<usize, EngineError> {
         // One whose words are not understood cannot be adopted either.
         let known: Vec<Words> = known
             .iter()
@@ -481,7 +481,7 @@ impl Engine for MicroVmEngine {
             .collect();
         let slots: Vec<u32> = known.iter().filter_map(|words| words.slot).collect();
         let marks: Vec<ProcessMark> = known.into_iter().map(|words| words.mark).collect();
-        let ended = jiffy_microvm::end_others(&self.place.sockets, &marks).await;
+        let ended = jiffy_microvm::end_unadopted(&self.place.sockets, &marks).await;
         if let Some(network) = &self.network {
             network.reclaim(Card::Tap, &slots);
         }
@@ -502,7 +502,7 @@ impl Engine for MicroVmEngine {
         self.store.is_independent(id).unwrap_or(false)
     }
 
-    fn sweep(&self) -> Result<usize, EngineError> {
+    fn gc(&self) -> Result<usize, EngineError> {
         self.shelf.forget_older();
         self.host().programs().vmm.gc();
         let now = SystemTime::now();
@@ -549,7 +549,7 @@ impl Engine for MicroVmEngine {
         merged.map(drop).map_err(EngineError::failed)
     }
 
-    fn serves(&self, template: &str, id: &str) -> bool {
+    fn is_current(&self, template: &str, id: &str) -> bool {
         let taken = self.store.manifest(id).map(|taken| taken.template);
         self.shelf.serves(template, taken.ok().as_deref())
     }

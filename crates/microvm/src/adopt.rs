@@ -289,7 +289,7 @@ fn check_overlay(overlay: &File, store: &Store) -> Result<(), AdoptError> {
 
 /// Ends every VMM that listens in `directory` and is not among `known`, and removes the sockets of
 /// those that have ended. Returns the number of VMMs ended.
-pub async fn end_others(directory: &Path, known: &[ProcessMark]) -> io::Result<usize> {
+pub async fn end_unadopted(directory: &Path, known: &[ProcessMark]) -> io::Result<usize> {
     let mut work = tokio::task::JoinSet::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();

@@ -22,7 +22,7 @@ mod vm;
 mod vmm_driver;
 mod vmm_process;
 
-pub use adopt::{AdoptError, AdoptSpec, end_others};
+pub use adopt::{AdoptError, AdoptSpec, end_unadopted};
 pub use cgroup::{CgroupError, Cgroups};
 pub use jail::{JailError, Vmm};
 pub use restore::{MemoryPolicy, RestoreSpec};

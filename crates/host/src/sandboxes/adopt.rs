@@ -11,7 +11,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Takes over the guests of sandboxes that run, and ends all others that an earlier process kept.
     pub(super) async fn adopt(&self, orphans: Vec<(String, Orphan)>) -> Result<(), OperationError> {
         let known: Vec<_> = orphans.iter().map(|(_, o)| o.handle.clone()).collect();
-        match self.0.engine.end_others(&known).await {
+        match self.0.engine.end_unadopted(&known).await {
             Ok(0) => {}
             Ok(ended) => tracing::info!(ended, "guests that belonged to no sandbox were ended"),
             Err(e) => tracing::error!("cannot look for guests that belong to no sandbox: {e}"),

@@ -53,7 +53,7 @@ fn serve<E: Engine>(inner: &Weak<Inner<E>>, orders: &Orders, tend: Duration) {
                 std::thread::sleep(PATIENCE.min(tend));
                 let Some(inner) = inner.upgrade() else { return };
                 // One that was removed meanwhile is no failure.
-                if let Err(e) = inner.engine.seal(&id) {
+                if let Err(e) = inner.engine.write_checksums(&id) {
                     tracing::debug!(id, "a snapshot was not sealed: {e}");
                 }
             }
@@ -74,7 +74,7 @@ fn tend_pool<E: Engine>(sandboxes: &Sandboxes<E>) {
         let Ok((snapshot, _pin)) = sandboxes.pin(&id) else {
             continue;
         };
-        if let Err(e) = sandboxes.0.engine.keep_warm(&snapshot.id) {
+        if let Err(e) = sandboxes.0.engine.prefetch(&snapshot.id) {
             tracing::warn!(
                 id,
                 "the warm pool's snapshot could not be kept in memory: {e}"

@@ -189,7 +189,7 @@ impl<E: Engine> Sandboxes<E> {
         self.retire_older(&snapshot);
         self.retire_surplus(&snapshot);
         if let Err(e) = engine
-            .learn(template, &snapshot.id, &sandbox_identity.site)
+            .record_working_set(template, &snapshot.id, &sandbox_identity.site)
             .await
         {
             tracing::warn!(template, "what its guests touch first is not known: {e}");
@@ -230,7 +230,7 @@ impl<E: Engine> Sandboxes<E> {
         let kept = snapshots.values().filter(|s| of_template(s));
         let kept: Vec<_> = kept.map(|s| (s.id.clone(), s.template.clone())).collect();
         drop(snapshots);
-        let serves = |id: &str, template: &str| self.0.engine.serves(template, id);
+        let serves = |id: &str, template: &str| self.0.engine.is_current(template, id);
         let unused = kept
             .into_iter()
             .filter(|(id, template)| !serves(id, template));

@@ -56,13 +56,13 @@ pub async fn a_kept_guest_that_nobody_knows_is_ended(place: &Place) {
     let engine = place.open().await;
     let known = [known];
     // What was not kept may still be on its way out.
-    assert!((1..=2).contains(&engine.end_others(&known).await.unwrap()));
+    assert!((1..=2).contains(&engine.end_unadopted(&known).await.unwrap()));
     gone(pids[1]).await;
-    assert_eq!(engine.end_others(&known).await.unwrap(), 0);
+    assert_eq!(engine.end_unadopted(&known).await.unwrap(), 0);
     let running = Running::of(engine.adopt(&orphan(&known[0])).await.unwrap());
     assert_eq!(running.sh("echo fine").await, "fine");
     drop(running);
-    assert_eq!(engine.end_others(&[]).await.unwrap(), 1);
+    assert_eq!(engine.end_unadopted(&[]).await.unwrap(), 1);
     gone(pids[0]).await;
 }
 
@@ -74,7 +74,7 @@ pub async fn a_handle_of_a_guest_that_is_gone_finds_none(place: &Place) {
     assert!(engine.adopt(&orphan(&handle)).await.is_err());
     let nonsense = Handle("{}".to_owned());
     assert!(engine.adopt(&orphan(&nonsense)).await.is_err());
-    assert_eq!(engine.end_others(&[handle]).await.unwrap(), 0);
+    assert_eq!(engine.end_unadopted(&[handle]).await.unwrap(), 0);
 }
 
 pub async fn a_kept_guest_that_is_killed_leaves_nothing(place: &Place) {

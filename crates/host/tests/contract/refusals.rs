@@ -24,7 +24,7 @@ pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place)
     let first = first.unwrap();
     let second = running.snapshot(&engine, AfterSnapshot::Resume).await;
     assert_eq!(!engine.is_independent(&second.unwrap()), able.incremental);
-    engine.seal(&first).unwrap();
+    engine.write_checksums(&first).unwrap();
     match engine.verify(&first) {
         Ok(verified) => {
             assert!(able.verify);
@@ -37,9 +37,9 @@ pub async fn what_it_cannot_do_it_refuses_and_what_it_can_it_does(place: &Place)
         }
         Err(other) => panic!("{other}"),
     }
-    engine.keep_warm(&first).unwrap();
+    engine.prefetch(&first).unwrap();
     engine
-        .learn(
+        .record_working_set(
             TEMPLATE,
             &first,
             &jiffy_proto::agent::SiteSettings::default(),

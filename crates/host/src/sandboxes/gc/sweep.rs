@@ -43,7 +43,7 @@ impl<E: Engine> Sandboxes<E> {
         drop(snapshots);
         let found = unknown.len();
         remove_files(engine, &mut unknown);
-        let removed = found - unknown.len() + engine.sweep().map_err(failed())?;
+        let removed = found - unknown.len() + engine.gc().map_err(failed())?;
         let bytes = engine.snapshot_bytes().unwrap_or(0);
         self.0.snapshot_bytes.store(bytes, Ordering::Relaxed);
         Ok(removed)

@@ -299,7 +299,7 @@ impl Engine for FakeEngine {
         Ok(FakeGuest(body, self.world.clone()))
     }
 
-    async fn end_others(&self, known: &[Handle]) -> Result<usize, EngineError> {
+    async fn end_unadopted(&self, known: &[Handle]) -> Result<usize, EngineError> {
         let guests = self.world.guests.lock().unwrap().clone();
         let others = guests.iter().enumerate().filter(|(at, body)| {
             let handle = Handle(at.to_string());
@@ -347,19 +347,24 @@ impl Engine for FakeEngine {
         Ok(SnapshotTimes::default())
     }
 
-    async fn learn(&self, _: &str, id: &str, _: &SiteSettings) -> Result<(), EngineError> {
+    async fn record_working_set(
+        &self,
+        _: &str,
+        id: &str,
+        _: &SiteSettings,
+    ) -> Result<(), EngineError> {
         self.world.step("learn").await?;
         self.world.learned.lock().unwrap().push(id.to_owned());
         Ok(())
     }
 
-    fn keep_warm(&self, id: &str) -> Result<(), EngineError> {
+    fn prefetch(&self, id: &str) -> Result<(), EngineError> {
         assert!(self.dir.join(id).exists(), "{id} is gone");
         self.world.warmed.lock().unwrap().push(id.to_owned());
         Ok(())
     }
 
-    fn seal(&self, id: &str) -> Result<(), EngineError> {
+    fn write_checksums(&self, id: &str) -> Result<(), EngineError> {
         fs::read(self.dir.join(id)).map_err(EngineError::failed)?;
         self.world.sealed.lock().unwrap().insert(id.to_owned());
         Ok(())
@@ -377,7 +382,7 @@ impl Engine for FakeEngine {
         Ok(self.names(|name| !name.starts_with('.')))
     }
 
-    fn sweep(&self) -> Result<usize, EngineError> {
+    fn gc(&self) -> Result<usize, EngineError> {
         let left = self.names(|name| name.starts_with('.') && !self.writes(name));
         for name in &left {
             fs::remove_file(self.dir.join(name)).unwrap();
