@@ -5,11 +5,11 @@
 //! handed out. A warm pool is nothing but unassigned_guests that nobody has welcomed yet, so their identity is always fresh.
 //!
 //! Arrivals and guests end with the process that made them, however that ends, unless a guest is kept ([`Guest::keep`]): then it
-//! runs on, and another process adopts it by its [`Handle`] ([`Engine::adopt`]). What was kept and is not adopted is to be ended
+//! runs on, and another process adopts it by its [`GuestHandle`] ([`Engine::adopt`]). What was kept and is not adopted is to be ended
 //! ([`Engine::end_unadopted`]).
 
 use crate::{
-    BootReport, ConnectionLog, EngineDescription, NetworkRules, SandboxEnd, SandboxSize, Startup,
+    BootReport, ConnectionLog, EngineDescription, ExitReason, NetworkRules, SandboxSize, Startup,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -42,13 +42,13 @@ pub struct SandboxIdentity {
 /// By what a kept guest is found again: the engine's own words, to be written down as they are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Handle(pub String);
+pub struct GuestHandle(pub String);
 
 /// A kept guest that is to be adopted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Orphan {
+pub struct KeptGuest {
     /// By what it is found.
-    pub handle: Handle,
+    pub handle: GuestHandle,
     /// Latest snapshot it descends from, be it one that was complete when its maker ended ([`Engine::snapshots`]).
     pub snapshot: Option<String>,
     /// What it may reach.
@@ -81,12 +81,12 @@ pub struct VerifiedSnapshot {
     /// Whether it was sealed; nothing can be said of one that was not.
     pub sealed: bool,
     /// What is not as it was.
-    pub damaged: Vec<DamagedPiece>,
+    pub damaged: Vec<DamagedChunk>,
 }
 
 /// A piece of a snapshot that is not as it was sealed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DamagedPiece {
+pub struct DamagedChunk {
     /// File of the snapshot.
     pub file: String,
     /// Number of the piece of 64 KiB; none if the file is damaged as a whole.
@@ -95,7 +95,7 @@ pub struct DamagedPiece {
 
 /// What a guest takes of its host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct GuestUsage {
     /// Processor time of the process that isolates it, in microseconds since that began.
     pub cpu_us: u64,
     /// Memory that is its own, in bytes.
@@ -119,7 +119,7 @@ pub enum EngineError {
     #[error("{end}")]
     Ended {
         /// Why.
-        end: SandboxEnd,
+        end: ExitReason,
     },
     /// The guest did not come up.
     #[error("{reason}")]
@@ -259,13 +259,13 @@ pub trait Engine: Send + Sync + 'static {
     /// adopted is ended, if it is the one that the handle means.
     fn adopt(
         &self,
-        orphan: &Orphan,
+        orphan: &KeptGuest,
     ) -> impl Future<Output = Result<Self::Guest, EngineError>> + Send;
 
     /// Ends every guest that an earlier process kept and that is not among `known`; returns how many there were.
     fn end_unadopted(
         &self,
-        known: &[Handle],
+        known: &[GuestHandle],
     ) -> impl Future<Output = Result<usize, EngineError>> + Send;
 
     /// Ends what is not kept and is nobody's any more, and returns when nothing is left of it. Nothing is asked of the engine afterwards.
@@ -353,7 +353,7 @@ pub trait Guest: Send + Sync + 'static {
     fn engine(&self) -> &'static str;
 
     /// From now on it outlives this process. Needed once in its life, also if it is adopted later.
-    fn keep(&self) -> impl Future<Output = Result<Handle, EngineError>> + Send;
+    fn keep(&self) -> impl Future<Output = Result<GuestHandle, EngineError>> + Send;
 
     /// How it came up.
     fn report(&self) -> BootReport;
@@ -362,7 +362,7 @@ pub trait Guest: Send + Sync + 'static {
     fn pid(&self) -> Option<u32>;
 
     /// What it takes of its host, without asking it: an idle guest is not woken. None where that cannot be told.
-    fn usage(&self) -> Option<Usage> {
+    fn usage(&self) -> Option<GuestUsage> {
         None
     }
 
@@ -394,7 +394,7 @@ pub trait Guest: Send + Sync + 'static {
     }
 
     /// Waits until it is gone and says why.
-    fn ended(&self) -> impl Future<Output = SandboxEnd> + Send;
+    fn ended(&self) -> impl Future<Output = ExitReason> + Send;
 
     /// Its last console output, cleaned for a terminal.
     fn console_tail(&self) -> String;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Why a sandbox is gone. The console is the guest's last output, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "end", rename_all = "snake_case")]
-pub enum SandboxEnd {
+pub enum ExitReason {
     /// It was told to end.
     #[error("the sandbox was stopped")]
     Requested,

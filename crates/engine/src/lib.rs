@@ -14,11 +14,11 @@ pub use boot::{BootMode, BootReport};
 pub use capabilities::{Capabilities, EngineDescription};
 pub use connections::{Connection, ConnectionLog, Connections, MAX_CONNECTIONS, Protocol, Refusal};
 pub use contract::{
-    AfterSnapshot, DamagedPiece, Engine, EngineError, Guest, Handle, Orphan, SandboxIdentity,
-    SnapshotTimes, UnassignedGuest, Usage, VerifiedSnapshot,
+    AfterSnapshot, DamagedChunk, Engine, EngineError, Guest, GuestHandle, GuestUsage, KeptGuest,
+    SandboxIdentity, SnapshotTimes, UnassignedGuest, VerifiedSnapshot,
 };
-pub use end::SandboxEnd;
-pub use mark::ProcessMark;
+pub use end::ExitReason;
+pub use mark::ProcessInstance;
 pub use network::NetworkRules;
 pub use size::{SandboxSize, SizeError};
-pub use startup::{Probe, Readiness, StartCommand, Startup};
+pub use startup::{Readiness, ReadinessProbe, StartCommand, Startup};

@@ -6,7 +6,7 @@ use std::io;
 
 /// One process of one run of one host: never another, even if its number is used again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProcessMark {
+pub struct ProcessInstance {
     /// The kernel's random word for this run of the host.
     pub boot: String,
     /// Process id.
@@ -15,7 +15,7 @@ pub struct ProcessMark {
     pub started: u64,
 }
 
-impl ProcessMark {
+impl ProcessInstance {
     /// The mark of a process that lives.
     pub fn of(pid: u32) -> io::Result<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
@@ -43,9 +43,9 @@ mod tests {
 
     #[test]
     fn a_process_is_told_from_a_later_one_of_the_same_number() {
-        let here = ProcessMark::of(std::process::id()).unwrap();
-        assert_eq!(ProcessMark::of(std::process::id()).unwrap(), here);
-        assert_ne!(ProcessMark::of(1).unwrap().started, here.started);
+        let here = ProcessInstance::of(std::process::id()).unwrap();
+        assert_eq!(ProcessInstance::of(std::process::id()).unwrap(), here);
+        assert_ne!(ProcessInstance::of(1).unwrap().started, here.started);
         assert_eq!(
             started("1 (a) b) c) S 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 99 23"),
             Some(99)

@@ -57,7 +57,7 @@ pub struct Readiness {
 
 /// A [`Readiness`] taken apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Probe<'a> {
+pub enum ReadinessProbe<'a> {
     /// The port accepts a connection.
     Port(u16),
     /// `GET` of the path answers with 2xx.
@@ -75,7 +75,7 @@ fn default_timeout_s() -> u32 {
 
 impl Readiness {
     /// What is tried, or what is wrong with it.
-    pub fn probe(&self) -> Result<Probe<'_>, String> {
+    pub fn probe(&self) -> Result<ReadinessProbe<'_>, String> {
         if !(1..=MAX_TIMEOUT_S).contains(&self.timeout_s) {
             return Err(format!(
                 "timeout_s is {}: choose 1 to {MAX_TIMEOUT_S}",
@@ -87,10 +87,10 @@ impl Readiness {
             (Some(_), Some(path), None) if !is_path(path) => Err(format!(
                 "`{path}` is not a path: start it with `/`, without spaces"
             )),
-            (Some(port), Some(path), None) => Ok(Probe::Page(port, path)),
-            (Some(port), None, None) => Ok(Probe::Port(port)),
+            (Some(port), Some(path), None) => Ok(ReadinessProbe::Page(port, path)),
+            (Some(port), None, None) => Ok(ReadinessProbe::Port(port)),
             (None, None, Some(command)) if !command.trim().is_empty() => {
-                Ok(Probe::Command(command))
+                Ok(ReadinessProbe::Command(command))
             }
             _ => Err("name either a `port`, with or without a `path`, or a `command`".to_owned()),
         }
@@ -117,11 +117,14 @@ mod tests {
 
     #[test]
     fn a_readiness_is_a_port_a_page_or_a_command_and_nothing_else() {
-        assert_eq!(ready(Some(80), None, None).probe(), Ok(Probe::Port(80)));
+        assert_eq!(
+            ready(Some(80), None, None).probe(),
+            Ok(ReadinessProbe::Port(80))
+        );
         let page = ready(Some(80), Some("/health"), None);
-        assert_eq!(page.probe(), Ok(Probe::Page(80, "/health")));
+        assert_eq!(page.probe(), Ok(ReadinessProbe::Page(80, "/health")));
         let command = ready(None, None, Some("true"));
-        assert_eq!(command.probe(), Ok(Probe::Command("true")));
+        assert_eq!(command.probe(), Ok(ReadinessProbe::Command("true")));
         for bad in [
             ready(None, None, None),
             ready(Some(0), None, None),

@@ -1,7 +1,7 @@
 //! The process that isolates a sandbox, which need not be our child.
 
 use crate::error::GvisorError;
-use jiffy_engine::ProcessMark;
+use jiffy_engine::ProcessInstance;
 use nix::libc;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs;
@@ -13,7 +13,7 @@ use tokio::io::unix::AsyncFd;
 /// A process that is watched.
 #[derive(Debug)]
 pub(crate) struct Process {
-    pub mark: ProcessMark,
+    pub mark: ProcessInstance,
     fd: AsyncFd<OwnedFd>,
 }
 
@@ -28,7 +28,7 @@ impl Process {
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
         let fd = fd.map_err(|e| GvisorError::Process(e.into_parts().1))?;
         // After opening: the mark is that of the process which the descriptor means, or of none.
-        let mark = ProcessMark::of(pid).map_err(GvisorError::Process)?;
+        let mark = ProcessInstance::of(pid).map_err(GvisorError::Process)?;
         Ok(Self { mark, fd })
     }
 

@@ -5,7 +5,7 @@ use crate::helper::{Ask, Helper, SandboxSpec};
 use crate::process::Process;
 use crate::snapshot::{Manifest, Store};
 use jiffy_agent_client::Greeting;
-use jiffy_engine::{BootMode, BootReport, ProcessMark, SandboxEnd, SandboxSize, Usage};
+use jiffy_engine::{BootMode, BootReport, ExitReason, GuestUsage, ProcessInstance, SandboxSize};
 use jiffy_proto::agent::{
     ENVD_PORT, GVISOR_DISK_MIB, GVISOR_DNS, GVISOR_IMAGES, HELLO_PORT, Hello, Identity, TCP_PORT,
 };
@@ -71,7 +71,7 @@ pub struct AdoptSpec {
     /// As it was booted.
     pub boot: BootSpec,
     /// Which process it is.
-    pub mark: ProcessMark,
+    pub mark: ProcessInstance,
     /// How it came up.
     pub report: BootReport,
 }
@@ -274,28 +274,28 @@ impl Body {
         *removed = true;
     }
 
-    async fn ended(&self) -> SandboxEnd {
+    async fn ended(&self) -> ExitReason {
         self.process.ended().await;
         if self.stopped.load(Ordering::Acquire) {
-            return SandboxEnd::Requested;
+            return ExitReason::Requested;
         }
         let asked = self.ask(&Ask::Ended);
         let verdict = tokio::time::timeout(VERDICT_LIMIT, asked).await;
         if self.stopped.load(Ordering::Acquire) {
-            return SandboxEnd::Requested;
+            return ExitReason::Requested;
         }
         match verdict {
-            Ok(Ok(reply)) if reply.out_of_memory => SandboxEnd::GuestOutOfMemory {
+            Ok(Ok(reply)) if reply.out_of_memory => ExitReason::GuestOutOfMemory {
                 message: format!(
                     "its programs and the files it wrote needed more than {} MiB",
                     self.spec.size.memory_mib
                 ),
             },
-            Ok(Ok(reply)) if reply.exit.is_some() => SandboxEnd::GuestReset,
-            Ok(Ok(reply)) if reply.signal != 0 => SandboxEnd::VmmDied {
+            Ok(Ok(reply)) if reply.exit.is_some() => ExitReason::GuestReset,
+            Ok(Ok(reply)) if reply.signal != 0 => ExitReason::VmmDied {
                 status: ExitStatus::from_raw(reply.signal).to_string(),
             },
-            _ => SandboxEnd::VmmDied {
+            _ => ExitReason::VmmDied {
                 status: "how is not known; it may have needed more memory than it may use"
                     .to_owned(),
             },
@@ -487,8 +487,8 @@ impl Sandbox {
     }
 
     /// What it takes of its host.
-    pub fn usage(&self) -> Option<Usage> {
-        Some(Usage {
+    pub fn usage(&self) -> Option<GuestUsage> {
+        Some(GuestUsage {
             cpu_us: self.body.process.cpu_us()?,
             memory_bytes: self.body.process.memory_bytes()?,
             disk_bytes: None,
@@ -567,7 +567,7 @@ impl Sandbox {
     }
 
     /// Waits until it is gone and says why.
-    pub async fn ended(&self) -> SandboxEnd {
+    pub async fn ended(&self) -> ExitReason {
         self.body.ended().await
     }
 

@@ -6,8 +6,8 @@ use crate::identity::{identity, new_id};
 use crate::shelf::{Shelf, chain};
 use jiffy_engine::{
     AfterSnapshot, BootReport, Capabilities, ConnectionLog, Engine, EngineDescription, EngineError,
-    Guest, Handle, NetworkRules, Orphan, SandboxEnd, SandboxIdentity, SandboxSize, SnapshotTimes,
-    Startup, UnassignedGuest, Usage, VerifiedSnapshot,
+    ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest, NetworkRules, SandboxIdentity,
+    SandboxSize, SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_gvisor::{
     AdoptSpec, Arriving, BootSpec, GvisorError, Helper, Manifest, RestoreSpec, Sandbox, Store,
@@ -148,7 +148,7 @@ fn ended(error: GvisorError, sandbox: &Sandbox) -> EngineError {
     }
     match sandbox.has_ended() {
         true => EngineError::Ended {
-            end: SandboxEnd::VmmDied {
+            end: ExitReason::VmmDied {
                 status: error.to_string(),
             },
         },
@@ -184,7 +184,7 @@ pub(crate) fn describe(network: bool, why: Option<String>) -> EngineDescription 
     }
 }
 
-/// A [`Handle`] in words.
+/// A [`GuestHandle`] in words.
 #[derive(Serialize, Deserialize)]
 struct Words {
     /// [`GVISOR`].
@@ -195,7 +195,7 @@ struct Words {
 }
 
 impl Words {
-    fn read(handle: &Handle) -> Result<Self, EngineError> {
+    fn read(handle: &GuestHandle) -> Result<Self, EngineError> {
         serde_json::from_str(&handle.0).map_err(|e| {
             EngineError::failed(format!(
                 "it was written down by another version of jiffy: {e}"
@@ -205,12 +205,12 @@ impl Words {
 }
 
 /// Whether a handle is one of this engine's.
-pub(crate) fn is_ours(handle: &Handle) -> bool {
+pub(crate) fn is_ours(handle: &GuestHandle) -> bool {
     Words::read(handle).is_ok_and(|words| words.engine == GVISOR)
 }
 
 /// Ends a sandbox that ran on, where gVisor cannot be used: nobody could reach it. Whether there was one.
-pub(crate) fn end_unreachable(handle: &Handle) -> bool {
+pub(crate) fn end_unreachable(handle: &GuestHandle) -> bool {
     Words::read(handle).is_ok_and(|words| words.estate.end())
 }
 
@@ -391,7 +391,7 @@ impl Engine for GvisorEngine {
         })
     }
 
-    async fn adopt(&self, orphan: &Orphan) -> Result<GvisorGuest, EngineError> {
+    async fn adopt(&self, orphan: &KeptGuest) -> Result<GvisorGuest, EngineError> {
         let words = Words::read(&orphan.handle)?;
         // Images that cannot be opened any more are still the sandbox's.
         let prepared = self.shelf.prepare_version(&words.estate.boot.template);
@@ -402,7 +402,7 @@ impl Engine for GvisorEngine {
         Ok(GvisorGuest::new(sandbox, prepared, lease))
     }
 
-    async fn end_unadopted(&self, known: &[Handle]) -> Result<usize, EngineError> {
+    async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
         let known: Vec<Words> = known
             .iter()
             .filter_map(|handle| Words::read(handle).ok())
@@ -483,7 +483,7 @@ impl Guest for GvisorGuest {
         GVISOR
     }
 
-    async fn keep(&self) -> Result<Handle, EngineError> {
+    async fn keep(&self) -> Result<GuestHandle, EngineError> {
         self.sandbox.keep().await.map_err(EngineError::failed)?;
         let words = Words {
             engine: GVISOR.to_owned(),
@@ -491,7 +491,7 @@ impl Guest for GvisorGuest {
             slot: self.card.keep(),
         };
         let words = serde_json::to_string(&words).map_err(EngineError::failed)?;
-        Ok(Handle(words))
+        Ok(GuestHandle(words))
     }
 
     fn report(&self) -> BootReport {
@@ -502,9 +502,9 @@ impl Guest for GvisorGuest {
         Some(self.sandbox.pid())
     }
 
-    fn usage(&self) -> Option<Usage> {
+    fn usage(&self) -> Option<GuestUsage> {
         let usage = self.sandbox.usage()?;
-        Some(Usage {
+        Some(GuestUsage {
             net_bytes: self.card.traffic(),
             ..usage
         })
@@ -522,7 +522,7 @@ impl Guest for GvisorGuest {
         self.card.connections()
     }
 
-    async fn ended(&self) -> SandboxEnd {
+    async fn ended(&self) -> ExitReason {
         self.sandbox.ended().await
     }
 

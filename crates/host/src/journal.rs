@@ -8,7 +8,7 @@
 
 use crate::journal_room::{CHECKPOINT_PAGES, Room, RoomError};
 use crate::record::{SandboxRecord, SnapshotRecord, State};
-use jiffy_engine::Handle;
+use jiffy_engine::GuestHandle;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, Transaction, params};
 use serde::de::DeserializeOwned;
@@ -79,7 +79,7 @@ pub enum Change {
     /// A sandbox is now as it says. One that does not run has no guest.
     Sandbox(SandboxRecord),
     /// The guest of a running sandbox is this one.
-    Guest(String, Handle),
+    Guest(String, GuestHandle),
     /// There is no such sandbox any more.
     NoSandbox(String),
     /// A snapshot is about to be written.
@@ -235,13 +235,14 @@ impl Journal {
     }
 
     /// The guests of running sandboxes, by sandbox.
-    pub fn guests(&self) -> Result<HashMap<String, Handle>, JournalError> {
+    pub fn guests(&self) -> Result<HashMap<String, GuestHandle>, JournalError> {
         let book = self.book();
-        let read = || -> rusqlite::Result<HashMap<String, Handle>> {
+        let read = || -> rusqlite::Result<HashMap<String, GuestHandle>> {
             let mut statement = book
                 .connection
                 .prepare("SELECT sandbox, handle FROM guests")?;
-            let rows = statement.query_map([], |row| Ok((row.get(0)?, Handle(row.get(1)?))))?;
+            let rows =
+                statement.query_map([], |row| Ok((row.get(0)?, GuestHandle(row.get(1)?))))?;
             rows.collect()
         };
         read().map_err(|e| self.failed(e))
@@ -436,7 +437,7 @@ mod tests {
             state: State::Running,
             ..sandbox(id)
         };
-        let guest = |id: &str, word: &str| Change::Guest(id.into(), Handle(word.into()));
+        let guest = |id: &str, word: &str| Change::Guest(id.into(), GuestHandle(word.into()));
         for id in ["a", "b", "c"] {
             let changes = [Change::Sandbox(running(id)), guest(id, "first")];
             journal.commit(&changes).unwrap();
@@ -448,7 +449,7 @@ mod tests {
         let guests = journal.guests().unwrap();
         assert_eq!(
             guests,
-            HashMap::from([("a".into(), Handle("second".into()))])
+            HashMap::from([("a".into(), GuestHandle("second".into()))])
         );
     }
 

@@ -1,7 +1,7 @@
 //! A template's start command and readiness, driven through the agent of a guest that has just come up.
 
 use jiffy_agent_client::{AgentClient, ClientError, Process, ProcessEvent, ProcessSpec};
-use jiffy_engine::{Probe, Startup};
+use jiffy_engine::{ReadinessProbe, Startup};
 use jiffy_proto::agent::{ENVD_PORT, TCP_OK, TCP_PORT};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -135,7 +135,7 @@ async fn follow(process: Option<Process>, command: &str, tail: &Tail) -> Startup
 async fn until_ready<F, Fut>(
     agent: &AgentClient,
     connect: &F,
-    probe: Probe<'_>,
+    probe: ReadinessProbe<'_>,
     last: &Mutex<String>,
 ) where
     F: Fn(u32) -> Fut,
@@ -143,9 +143,9 @@ async fn until_ready<F, Fut>(
 {
     loop {
         let tried = match probe {
-            Probe::Port(port) => in_time(open(connect, port)).await.map(drop),
-            Probe::Page(port, path) => in_time(page(connect, port, path)).await,
-            Probe::Command(command) => run(agent, command).await,
+            ReadinessProbe::Port(port) => in_time(open(connect, port)).await.map(drop),
+            ReadinessProbe::Page(port, path) => in_time(page(connect, port, path)).await,
+            ReadinessProbe::Command(command) => run(agent, command).await,
         };
         match tried {
             Ok(()) => return,

@@ -1,6 +1,6 @@
 //! What sandboxes used over time.
 
-use jiffy_engine::{SandboxSize, Usage};
+use jiffy_engine::{GuestUsage, SandboxSize};
 use serde::Serialize;
 use std::collections::VecDeque;
 
@@ -51,7 +51,7 @@ pub(crate) struct History {
 
 impl History {
     /// Adds what a guest of `size` uses at `now_ms`.
-    pub fn add(&mut self, now_ms: u64, size: SandboxSize, usage: Usage) {
+    pub fn add(&mut self, now_ms: u64, size: SandboxSize, usage: GuestUsage) {
         let sample = self.sample(now_ms, size, usage);
         self.before = Some((now_ms, usage.cpu_us));
         if self.samples.len() >= KEPT {
@@ -62,7 +62,7 @@ impl History {
 
     /// What a guest of `size` uses at `now_ms`, which is not kept: looks in between do not shorten
     /// the history. Processors are those since the sample before.
-    pub fn peek(&self, now_ms: u64, size: SandboxSize, usage: Usage) -> Sample {
+    pub fn peek(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> Sample {
         let sample = self.sample(now_ms, size, usage);
         match (self.before, self.samples.back()) {
             (Some((then_ms, _)), Some(last)) if now_ms < then_ms + SHORTEST_SPAN_MS => Sample {
@@ -73,7 +73,7 @@ impl History {
         }
     }
 
-    fn sample(&self, now_ms: u64, size: SandboxSize, usage: Usage) -> Sample {
+    fn sample(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> Sample {
         let cpu_used_pct = match self.before {
             // Less than before: it is another process now.
             Some((then_ms, cpu_us)) if now_ms > then_ms && usage.cpu_us >= cpu_us => {
@@ -110,8 +110,8 @@ impl History {
 mod tests {
     use super::*;
 
-    fn usage(cpu_us: u64) -> Usage {
-        Usage {
+    fn usage(cpu_us: u64) -> GuestUsage {
+        GuestUsage {
             cpu_us,
             memory_bytes: 5 << 20,
             disk_bytes: Some(4096),
@@ -155,7 +155,7 @@ mod tests {
         for i in 0..1000 {
             history.add(i, size, usage(0));
         }
-        let unknown = Usage {
+        let unknown = GuestUsage {
             disk_bytes: None,
             ..usage(0)
         };

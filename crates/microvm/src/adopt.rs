@@ -1,6 +1,6 @@
 //! Guests that outlive the process that made them, and their adoption by the next.
 //!
-//! A VMM is found by its [`ProcessMark`], which identifies one process only. Its messages and
+//! A VMM is found by its [`ProcessInstance`], which identifies one process only. Its messages and
 //! descriptors are checked: its guest may have compromised it meanwhile.
 
 use crate::control_path::{connect_to, control_socket_path, listen_at, parse_socket_name};
@@ -9,7 +9,7 @@ use crate::jail::Vmm;
 use crate::snapshot_context::SaveError;
 use crate::vm::{MicroVm, MicroVmParts};
 use crate::vmm_process::{KeptSocket, VmmProcess};
-use jiffy_engine::{BootReport, ProcessMark};
+use jiffy_engine::{BootReport, ProcessInstance};
 use jiffy_proto::agent::{Hello, Identity};
 use jiffy_proto::channel::ChannelError;
 use jiffy_proto::console::ConsoleRing;
@@ -59,7 +59,7 @@ pub enum AdoptError {
 #[derive(Debug)]
 pub struct AdoptSpec<'a> {
     /// Process of the VMM.
-    pub mark: ProcessMark,
+    pub mark: ProcessInstance,
     /// VMM program.
     pub vmm: &'a Vmm,
     /// Directory of the control sockets.
@@ -90,10 +90,10 @@ struct AdoptedState {
 impl MicroVm {
     /// Keeps the guest running when this process ends. Its control socket is in `directory`, which
     /// must be closed to other users; error messages of its VMM go to `log`.
-    pub async fn keep(&self, directory: &Path, log: &File) -> Result<ProcessMark, SaveError> {
+    pub async fn keep(&self, directory: &Path, log: &File) -> Result<ProcessInstance, SaveError> {
         let mut context = self.context.lock().await;
         let host = |what| move |source| SaveError::Host { what, source };
-        let mark = ProcessMark::of(self.vmm_pid()).map_err(|_| SaveError::Gone)?;
+        let mark = ProcessInstance::of(self.vmm_pid()).map_err(|_| SaveError::Gone)?;
         let path = control_socket_path(&mark, directory);
         let listener = listen_at(&path).map_err(host("making the VMM's control socket"))?;
         let greeting = context.greeting.take();
@@ -289,7 +289,7 @@ fn check_overlay(overlay: &File, store: &Store) -> Result<(), AdoptError> {
 
 /// Ends every VMM that listens in `directory` and is not among `known`, and removes the sockets of
 /// those that have ended. Returns the number of VMMs ended.
-pub async fn end_unadopted(directory: &Path, known: &[ProcessMark]) -> io::Result<usize> {
+pub async fn end_unadopted(directory: &Path, known: &[ProcessInstance]) -> io::Result<usize> {
     let mut work = tokio::task::JoinSet::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
@@ -317,7 +317,7 @@ async fn end(path: &Path) -> bool {
     };
     // Process in the socket's name. Only that very process may be killed.
     let process = parse_socket_name(path)
-        .and_then(|(pid, started)| Some((ProcessMark::of(pid).ok()?, started)))
+        .and_then(|(pid, started)| Some((ProcessInstance::of(pid).ok()?, started)))
         .filter(|(mark, started)| mark.started == *started)
         .and_then(|(mark, _)| VmmProcess::find(&mark, KeptSocket::default()).ok());
     if let Ok(link) = channel.and_then(ControlSocket::new) {

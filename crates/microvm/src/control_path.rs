@@ -1,6 +1,6 @@
 //! Control sockets of kept VMMs: paths that name the process, and connections.
 
-use jiffy_engine::ProcessMark;
+use jiffy_engine::ProcessInstance;
 use jiffy_proto::channel::{Channel, ChannelError};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 /// Path of a VMM's control socket in `directory`. The name identifies the process, so that an
 /// unknown VMM can be ended.
-pub(crate) fn control_socket_path(mark: &ProcessMark, directory: &Path) -> PathBuf {
+pub(crate) fn control_socket_path(mark: &ProcessInstance, directory: &Path) -> PathBuf {
     directory.join(format!("{}-{}.sock", mark.pid, mark.started))
 }
 
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn the_name_of_a_control_socket_identifies_its_process() {
-        let here = ProcessMark::of(std::process::id()).unwrap();
+        let here = ProcessInstance::of(std::process::id()).unwrap();
         let path = control_socket_path(&here, Path::new("/x"));
         assert_eq!(parse_socket_name(&path), Some((here.pid, here.started)));
         assert_eq!(parse_socket_name(Path::new("/x/notes.txt")), None);

@@ -1,6 +1,6 @@
 //! Reason that a sandbox ended.
 
-use jiffy_engine::SandboxEnd;
+use jiffy_engine::ExitReason;
 use jiffy_proto::vm::StopCause;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -13,27 +13,27 @@ pub(crate) fn classify(
     status: io::Result<Option<ExitStatus>>,
     over_limit: bool,
     console: &[u8],
-) -> SandboxEnd {
+) -> ExitReason {
     // A VMM killed by its seccomp filter was broken or compromised, so its stop cause does not
     // count.
     if let Ok(Some(status)) = &status
         && status.signal() == Some(libc::SIGSYS)
     {
-        return SandboxEnd::VmmDied {
+        return ExitReason::VmmDied {
             status: status.to_string(),
         };
     }
     match cause {
-        Some(StopCause::Requested) => SandboxEnd::Requested,
+        Some(StopCause::Requested) => ExitReason::Requested,
         Some(StopCause::GuestReset) => reset_reason(&printable(console)),
-        Some(StopCause::GuestFault { reason }) => SandboxEnd::GuestFault { reason },
+        Some(StopCause::GuestFault { reason }) => ExitReason::GuestFault { reason },
         Some(StopCause::BadConfig { reason } | StopCause::HostError { reason }) => {
-            SandboxEnd::HostError { reason }
+            ExitReason::HostError { reason }
         }
-        None if over_limit => SandboxEnd::VmmDied {
+        None if over_limit => ExitReason::VmmDied {
             status: "out of memory: it needed more than its control group may use".to_owned(),
         },
-        None => SandboxEnd::VmmDied {
+        None => ExitReason::VmmDied {
             status: match status {
                 Ok(Some(status)) => status.to_string(),
                 Ok(None) => "how is not known".to_owned(),
@@ -43,10 +43,10 @@ pub(crate) fn classify(
     }
 }
 
-fn reset_reason(console: &str) -> SandboxEnd {
+fn reset_reason(console: &str) -> ExitReason {
     const PANIC_PREFIX: &str = "Kernel panic - not syncing: ";
     let Some(at) = console.rfind(PANIC_PREFIX) else {
-        return SandboxEnd::GuestReset;
+        return ExitReason::GuestReset;
     };
     let message = console[at + PANIC_PREFIX.len()..]
         .lines()
@@ -60,9 +60,9 @@ fn reset_reason(console: &str) -> SandboxEnd {
         "System is deadlocked on memory",
     ];
     if memory.iter().any(|words| message.contains(words)) {
-        SandboxEnd::GuestOutOfMemory { message }
+        ExitReason::GuestOutOfMemory { message }
     } else {
-        SandboxEnd::GuestPanic { message }
+        ExitReason::GuestPanic { message }
     }
 }
 
@@ -83,15 +83,15 @@ mod tests {
         let console =
             "foo\n[    1.2] Kernel panic - not syncing: sysrq triggered crash\n[    1.3] CPU: 0\n";
         let message = "sysrq triggered crash".to_owned();
-        assert_eq!(reset_reason(console), SandboxEnd::GuestPanic { message });
+        assert_eq!(reset_reason(console), ExitReason::GuestPanic { message });
         let oom = "Kernel panic - not syncing: System is deadlocked on memory\n";
         assert!(matches!(
             reset_reason(oom),
-            SandboxEnd::GuestOutOfMemory { .. }
+            ExitReason::GuestOutOfMemory { .. }
         ));
         assert_eq!(
             reset_reason("reboot: Restarting system\n"),
-            SandboxEnd::GuestReset
+            ExitReason::GuestReset
         );
     }
 
@@ -105,9 +105,9 @@ mod tests {
                 b"",
             )
         };
-        assert!(matches!(end(libc::SIGSYS), SandboxEnd::VmmDied { .. }));
+        assert!(matches!(end(libc::SIGSYS), ExitReason::VmmDied { .. }));
         // A VMM that was killed for exiting too slowly did nothing wrong.
-        assert_eq!(end(libc::SIGKILL), SandboxEnd::Requested);
+        assert_eq!(end(libc::SIGKILL), ExitReason::Requested);
     }
 
     #[test]

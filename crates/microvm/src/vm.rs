@@ -10,7 +10,7 @@ use crate::spec::BootSpec;
 use crate::vmm_driver::{BootStep, VmmDriver};
 use crate::vmm_process::{KeptSocket, VmmProcess};
 use jiffy_agent_client::GreetingError;
-use jiffy_engine::{BootMode, BootReport, SandboxEnd};
+use jiffy_engine::{BootMode, BootReport, ExitReason};
 use jiffy_proto::agent::Identity;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::console::ConsoleRing;
@@ -74,7 +74,7 @@ pub enum BootError {
     #[error("{end}")]
     Ended {
         /// Reason.
-        end: SandboxEnd,
+        end: ExitReason,
         /// Last console output of the guest.
         console: String,
     },
@@ -146,7 +146,7 @@ impl Connector {
 pub struct MicroVm {
     pub(crate) link: Arc<ControlSocket>,
     console: Arc<ConsoleRing>,
-    end: watch::Receiver<Option<SandboxEnd>>,
+    end: watch::Receiver<Option<ExitReason>>,
     driver: JoinHandle<()>,
     kill: mpsc::Sender<()>,
     report: BootReport,
@@ -429,28 +429,28 @@ impl MicroVm {
     }
 
     /// Waits until the sandbox has ended; returns the reason.
-    pub async fn ended(&self) -> SandboxEnd {
+    pub async fn ended(&self) -> ExitReason {
         let mut end = self.end.clone();
         let result = end.wait_for(Option::is_some).await;
         match result.as_deref() {
             Ok(Some(end)) => end.clone(),
-            _ => SandboxEnd::Requested,
+            _ => ExitReason::Requested,
         }
     }
 
     /// Reason that the sandbox ended, if it has.
-    pub fn end(&self) -> Option<SandboxEnd> {
+    pub fn end(&self) -> Option<ExitReason> {
         self.end.borrow().clone()
     }
 
     /// Ends the sandbox; returns when nothing of it is left, with the reason that it ended, which
     /// may precede this call.
-    pub async fn stop(self) -> SandboxEnd {
+    pub async fn stop(self) -> ExitReason {
         self.stop_shared().await
     }
 
     /// Like [`Self::stop`] for a shared value; may be called repeatedly.
-    pub async fn stop_shared(&self) -> SandboxEnd {
+    pub async fn stop_shared(&self) -> ExitReason {
         let _ = self.link.send(&Request::Stop, &[]);
         match tokio::time::timeout(STOP_TIMEOUT, self.ended()).await {
             Ok(end) => end,

@@ -1,6 +1,6 @@
 //! Process of a VMM: a child, or one adopted from an earlier process.
 
-use jiffy_engine::ProcessMark;
+use jiffy_engine::ProcessInstance;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -35,11 +35,11 @@ impl VmmProcess {
 
     /// Opens the process that `mark` identifies, if it lives. Must be called inside a tokio
     /// runtime.
-    pub fn find(mark: &ProcessMark, kept: KeptSocket) -> io::Result<Self> {
+    pub fn find(mark: &ProcessInstance, kept: KeptSocket) -> io::Result<Self> {
         let pidfd = open(mark.pid)?;
         // A pidfd refers to one process for ever: if the mark matches now, it was opened on the
         // right one.
-        if ProcessMark::of(mark.pid)? != *mark {
+        if ProcessInstance::of(mark.pid)? != *mark {
             return Err(io::ErrorKind::NotFound.into());
         }
         // SAFETY: an OwnedFd is the same descriptor always, and closes it only when dropped.

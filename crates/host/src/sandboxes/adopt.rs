@@ -3,13 +3,16 @@
 use super::entry::lock;
 use super::{OperationError, Sandboxes};
 use crate::record::{SandboxRecord, State};
-use jiffy_engine::{Engine, EngineError, Guest, Orphan};
+use jiffy_engine::{Engine, EngineError, Guest, KeptGuest};
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
 impl<E: Engine> Sandboxes<E> {
     /// Takes over the guests of sandboxes that run, and ends all others that an earlier process kept.
-    pub(super) async fn adopt(&self, orphans: Vec<(String, Orphan)>) -> Result<(), OperationError> {
+    pub(super) async fn adopt(
+        &self,
+        orphans: Vec<(String, KeptGuest)>,
+    ) -> Result<(), OperationError> {
         let known: Vec<_> = orphans.iter().map(|(_, o)| o.handle.clone()).collect();
         match self.0.engine.end_unadopted(&known).await {
             Ok(0) => {}

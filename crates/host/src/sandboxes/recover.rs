@@ -3,7 +3,7 @@
 use super::OperationError;
 use crate::journal::{Change, Journal};
 use crate::record::{Purpose, SandboxRecord, SnapshotRecord, State, now_ms};
-use jiffy_engine::{Engine, Orphan};
+use jiffy_engine::{Engine, KeptGuest};
 use std::collections::{HashMap, HashSet};
 
 pub(super) const DAEMON_STOPPED: &str = "the daemon was stopped while it ran";
@@ -14,7 +14,7 @@ pub(super) struct Recovered {
     pub sandboxes: Vec<SandboxRecord>,
     pub snapshots: Vec<SnapshotRecord>,
     /// Guests that ran on, by sandbox.
-    pub orphans: Vec<(String, Orphan)>,
+    pub orphans: Vec<(String, KeptGuest)>,
 }
 
 /// Decides for everything that was under way whether it happened or not, and has the journal say what the disk does. Files that
@@ -76,7 +76,7 @@ pub(super) fn recover<E: Engine>(
                 let snapshot = sandbox.snapshot.clone();
                 orphans.push((
                     sandbox.id.clone(),
-                    Orphan {
+                    KeptGuest {
                         handle,
                         snapshot,
                         network: sandbox.terms.network.rules(),

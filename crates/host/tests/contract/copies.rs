@@ -1,7 +1,7 @@
 //! Snapshots and what is made of them.
 
 use crate::place::{Place, Running, TEMPLATE, gone, heard, name, somebody};
-use jiffy_engine::{AfterSnapshot, BootMode, Engine, Guest, SandboxEnd, SandboxIdentity};
+use jiffy_engine::{AfterSnapshot, BootMode, Engine, ExitReason, Guest, SandboxIdentity};
 use std::collections::BTreeSet;
 
 pub async fn a_snapshot_is_a_copy_and_its_guest_goes_on(place: &Place) {
@@ -64,7 +64,7 @@ pub async fn a_snapshot_that_ends_its_guest_leaves_no_process_and_loses_nothing(
     let id = running.snapshot(&engine, AfterSnapshot::Stop).await;
     let id = id.unwrap();
     gone(pid).await;
-    assert_eq!(running.guest.ended().await, SandboxEnd::Requested);
+    assert_eq!(running.guest.ended().await, ExitReason::Requested);
     drop(running);
     place.is_empty_but_for_the_engine().await;
     let woken = place.restored(&engine, &id).await;

@@ -1,7 +1,7 @@
 //! How guests end, and what is left of them.
 
 use crate::place::{Place, TEMPLATE, gone, size, within};
-use jiffy_engine::{AfterSnapshot, Engine, Guest, SandboxEnd, UnassignedGuest};
+use jiffy_engine::{AfterSnapshot, Engine, ExitReason, Guest, UnassignedGuest};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -34,8 +34,8 @@ pub async fn who_is_stopped_was_told_to(place: &Place) {
     let ended = tokio::spawn(async move { waits.ended().await });
     running.guest.stop().await;
     running.guest.stop().await;
-    assert_eq!(ended.await.unwrap(), SandboxEnd::Requested);
-    assert_eq!(running.guest.ended().await, SandboxEnd::Requested);
+    assert_eq!(ended.await.unwrap(), ExitReason::Requested);
+    assert_eq!(running.guest.ended().await, ExitReason::Requested);
     assert!(running.agent.health().await.is_err());
     // Nothing can be written down of one that is gone.
     let late = running.snapshot(&engine, AfterSnapshot::Resume).await;
@@ -54,7 +54,7 @@ os.kill(1, 9)";
     let end = within("the end", running.guest.ended()).await;
     assert_eq!(
         end,
-        SandboxEnd::GuestReset,
+        ExitReason::GuestReset,
         "{}",
         running.guest.console_tail()
     );
@@ -71,7 +71,7 @@ pub async fn a_guest_that_is_killed_from_outside_is_told_as_that(place: &Place) 
         let pid = running.guest.pid().unwrap();
         kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
         let end = within("the end", running.guest.ended()).await;
-        assert!(matches!(end, SandboxEnd::VmmDied { .. }), "{end:?}");
+        assert!(matches!(end, ExitReason::VmmDied { .. }), "{end:?}");
         assert!(end.to_string().contains("signal"), "{end}");
         running.stop().await;
     }

@@ -1,12 +1,12 @@
 //! Guests that outlive the process which made them.
 
 use crate::place::{Place, Running, gone, within};
-use jiffy_engine::{AfterSnapshot, Engine, Guest, Handle, Orphan, SandboxEnd};
+use jiffy_engine::{AfterSnapshot, Engine, ExitReason, Guest, GuestHandle, KeptGuest};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-fn orphan(handle: &Handle) -> Orphan {
-    Orphan {
+fn orphan(handle: &GuestHandle) -> KeptGuest {
+    KeptGuest {
         handle: handle.clone(),
         snapshot: None,
         network: Default::default(),
@@ -29,7 +29,7 @@ pub async fn a_kept_guest_is_found_by_its_handle_and_goes_on(place: &Place) {
         assert_eq!(running.guest.pid(), pid);
         running.counts_on(at).await;
         assert!(running.guest.usage().is_some());
-        handle = Handle(handle.0.clone());
+        handle = GuestHandle(handle.0.clone());
         drop((running, engine));
     }
     let engine = place.open().await;
@@ -41,7 +41,7 @@ pub async fn a_kept_guest_is_found_by_its_handle_and_goes_on(place: &Place) {
     running.counts_on(at).await;
     let guest = running.guest.clone();
     running.stop().await;
-    assert_eq!(guest.ended().await, SandboxEnd::Requested);
+    assert_eq!(guest.ended().await, ExitReason::Requested);
 }
 
 pub async fn a_kept_guest_that_nobody_knows_is_ended(place: &Place) {
@@ -72,7 +72,7 @@ pub async fn a_handle_of_a_guest_that_is_gone_finds_none(place: &Place) {
     let handle = running.guest.keep().await.unwrap();
     running.stop().await;
     assert!(engine.adopt(&orphan(&handle)).await.is_err());
-    let nonsense = Handle("{}".to_owned());
+    let nonsense = GuestHandle("{}".to_owned());
     assert!(engine.adopt(&orphan(&nonsense)).await.is_err());
     assert_eq!(engine.end_unadopted(&[handle]).await.unwrap(), 0);
 }

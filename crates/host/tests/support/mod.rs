@@ -6,7 +6,7 @@ pub mod script;
 pub mod wire;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};
-use jiffy_engine::SandboxEnd;
+use jiffy_engine::ExitReason;
 use jiffy_host::{Host, Prepared, ProgramError, Programs, SandboxSpec};
 use jiffy_image::Home;
 use jiffy_microvm::{Connector, MicroVm, NetSpec};
@@ -170,7 +170,7 @@ impl Guest {
         assert_eq!(self.vm.end(), None, "{}", self.vm.console_tail());
         let vmm = format!("/proc/{}", self.vm.vmm_pid());
         let end = self.vm.stop().await;
-        assert_eq!(end, SandboxEnd::Requested);
+        assert_eq!(end, ExitReason::Requested);
         assert!(!Path::new(&vmm).exists(), "the VMM is still there");
     }
 }

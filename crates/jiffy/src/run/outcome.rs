@@ -1,6 +1,6 @@
 //! What came of a run, and how it is told.
 
-use jiffy_engine::{BootMode, BootReport, SandboxEnd};
+use jiffy_engine::{BootMode, BootReport, ExitReason};
 use jiffy_host::SandboxRecord;
 use serde::Serialize;
 use std::process::ExitCode;
@@ -165,7 +165,7 @@ pub fn signalled(number: i32) -> u8 {
 }
 
 /// A guest that is gone, with its last words.
-pub fn end(end: &SandboxEnd, console: &str) -> String {
+pub fn end(end: &ExitReason, console: &str) -> String {
     with_last_lines(&end.to_string(), console)
 }
 
