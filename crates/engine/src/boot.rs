@@ -1,35 +1,36 @@
-//! How a sandbox came up and how long each part took.
+//! Boot mode of a sandbox, and the duration of each phase.
 
 use serde::{Deserialize, Serialize};
 
-/// Where a sandbox came from.
+/// Origin of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BootMode {
     /// Booted from its kernel.
     Cold,
-    /// Restored from a snapshot: its template's, its own or a relative's. Then `kernel_us` is the time from the first instruction to
-    /// the agent's greeting.
+    /// Restored from a snapshot: its template's, its own or a relative's. `kernel_us` is then the
+    /// time from the first instruction to the agent's greeting.
     Snapshot,
-    /// Restored before it was asked for.
+    /// Taken from the warm pool.
     WarmPool,
-    /// Restored from a snapshot taken of a live sandbox for this.
+    /// Forked: restored from a snapshot of a live sandbox taken for this.
     Fork,
 }
 
 /// Phases of a boot in microseconds; they add up to `total_us`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootReport {
-    /// Where the sandbox came from.
+    /// Origin of the sandbox.
     pub mode: BootMode,
-    /// From asking for the sandbox to its first instruction.
+    /// From the request to the first instruction.
     pub vmm_us: u64,
     /// From the first instruction to the agent's first.
     pub kernel_us: u64,
-    /// From the agent's first instruction to its greeting: file systems mounted, services listening.
+    /// From the agent's first instruction to its greeting: file systems mounted, services
+    /// listening.
     pub init_us: u64,
-    /// From the greeting to the agent's word that its identity is in force.
+    /// From the greeting to the agent's confirmation of its identity.
     pub agent_us: u64,
-    /// From asking for the sandbox to that word.
+    /// From the request to that confirmation.
     pub total_us: u64,
 }

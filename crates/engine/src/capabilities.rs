@@ -1,53 +1,54 @@
-//! What engines there are and what their sandboxes can do.
+//! Engines and the capabilities of their sandboxes.
 
 use serde::{Deserialize, Serialize};
 
-/// What an engine can do. What it cannot is refused with [`EngineError::Unsupported`](crate::EngineError::Unsupported).
+/// Capabilities of an engine. An operation that needs a missing one fails with
+/// [`EngineError::Unsupported`](crate::EngineError::Unsupported).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Capabilities {
-    /// Snapshots of memory and disk, from which sandboxes are made.
+    /// Snapshots of memory and disk, and sandboxes restored from them.
     pub snapshot: bool,
-    /// A guest runs on while its snapshot is written; otherwise it stands still.
+    /// A guest runs on while its snapshot is written; otherwise it is paused.
     pub live_snapshot: bool,
-    /// A snapshot stores only what differs from the one before.
+    /// A snapshot stores only the difference from its parent.
     pub incremental: bool,
-    /// Sandboxes of one snapshot share the memory that they do not change.
+    /// Sandboxes of one snapshot share unmodified memory.
     pub fork_shares_memory: bool,
-    /// A sandbox is put back to an earlier snapshot and keeps its id.
+    /// Rollback: a sandbox returns to an earlier snapshot and keeps its id.
     pub rollback: bool,
-    /// A sandbox that sleeps holds no memory.
+    /// A paused sandbox holds no memory.
     pub pause_frees_memory: bool,
-    /// Connections of a guest that runs on, and streams into it, survive its snapshot.
+    /// Connections of a guest, and streams into it, survive a live snapshot.
     pub connections_survive_snapshot: bool,
-    /// Connections of a guest to the world survive its sleep.
+    /// Outgoing connections of a guest survive a pause.
     pub connections_survive_pause: bool,
-    /// Snapshots are compared with checksums of when they were taken.
+    /// Snapshots have checksums to compare with.
     pub verify: bool,
-    /// Guests have a network, under rules.
+    /// Guests have a network with egress rules.
     pub network: bool,
-    /// Bytes and requests per second of a guest's disks are limited.
+    /// Rate limits for a guest's disks, in bytes and requests per second.
     pub disk_limits: bool,
     /// A guest has `/dev/kvm`.
     pub nested_kvm: bool,
-    /// A guest has a Linux kernel of its own: settings of it, io_uring, BPF, file systems.
+    /// A guest has a Linux kernel of its own: sysctls, io_uring, BPF, file systems.
     pub own_kernel: bool,
 }
 
-/// An engine as those who choose one are told of it.
+/// Description of an engine for users.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EngineDescription {
-    /// What it is called.
+    /// Name.
     pub name: String,
-    /// Of what isolates its guests, if that has one.
+    /// Version of the isolating program, if it has one.
     pub version: Option<String>,
-    /// Whether it makes sandboxes on this host.
+    /// True if it works on this host.
     pub usable: bool,
-    /// Why not, with what to do about it.
+    /// Reason that it does not, with a remedy.
     pub why: Option<String>,
-    /// Whether it is taken for whoever names none.
+    /// True for the default engine.
     pub default: bool,
-    /// What it can do here.
+    /// Capabilities on this host.
     pub capabilities: Capabilities,
 }

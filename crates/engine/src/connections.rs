@@ -1,12 +1,12 @@
-//! What a sandbox reached, or tried to.
+//! Connection records of a sandbox.
 
 use std::fmt;
 use std::net::IpAddr;
 
-/// Most lines that are kept of one sandbox.
+/// Most records kept of one sandbox.
 pub const MAX_CONNECTIONS: usize = 1000;
 
-/// What is spoken.
+/// Protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// TCP.
@@ -15,17 +15,17 @@ pub enum Protocol {
     Udp,
     /// ICMP.
     Icmp,
-    /// A question to the sandbox's own name server.
+    /// A DNS query to the sandbox's name server.
     Dns,
-    /// Another one, by its number in the IP header.
+    /// Another protocol, by its number in the IP header.
     Other(u8),
 }
 
 impl Protocol {
-    /// By its number in the IP header.
+    /// Protocol with this number in the IP header.
     pub fn of(number: u8) -> Self {
         match number {
-            // In IPv4, and in IPv6.
+            // ICMP and ICMPv6.
             1 | 58 => Self::Icmp,
             6 => Self::Tcp,
             17 => Self::Udp,
@@ -46,19 +46,19 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Why something did not leave.
+/// Reason that a connection was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// The sandbox's rules, or what no sandbox may reach.
+    /// Egress rules of the sandbox, or the host's for all sandboxes.
     Rules,
-    /// It has as many connections as a sandbox may have.
+    /// The limit of connections is reached.
     Limit,
-    /// It is an address of the host itself.
+    /// The address is the host's own.
     Host,
 }
 
 impl Refusal {
-    /// In one word.
+    /// Name in one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rules => "rules",
@@ -68,44 +68,45 @@ impl Refusal {
     }
 }
 
-/// A connection, or a question about a name.
+/// Record of a connection or a DNS query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Connection {
-    /// When it began, in milliseconds since 1970; of several alike, the last.
+    /// Start in milliseconds since 1970; of several equal ones, the last.
     pub at_ms: u64,
-    /// What is spoken.
+    /// Protocol of a connection.
     pub protocol: Protocol,
-    /// Where it leads; none: a question.
+    /// Destination address; none for a DNS query.
     pub address: Option<IpAddr>,
-    /// Port there, if the protocol has ports.
+    /// Destination port, if the protocol has ports.
     pub port: Option<u16>,
-    /// The name that is asked for, or that the connection itself said, in printable ASCII of at most 253 bytes.
+    /// Queried name, or the name sniffed from the connection, in printable ASCII of at most 253
+    /// bytes.
     pub host: Option<String>,
-    /// Type of the record that is asked for.
+    /// Queried record type.
     pub question: Option<String>,
-    /// What the guest sent so far, and what it got; none: not known, or nothing passed.
+    /// Bytes sent and received by the guest so far; none: unknown, or nothing passed.
     pub bytes: Option<(u64, u64)>,
-    /// Why it did not pass; none: it passed.
+    /// Reason for its refusal; none: it passed.
     pub refused: Option<Refusal>,
-    /// How many there were that differ in nothing but their moment; 1 or more.
+    /// Number of connections that differ in their time only; 1 or more.
     pub times: u64,
 }
 
-/// What a sandbox reached, or tried to.
+/// Connection records of a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Connections {
-    /// Since when there is a record, in milliseconds since 1970; none: there is none, since it has no network.
+    /// Start of the records in milliseconds since 1970; none: the sandbox has no network.
     pub since_ms: Option<u64>,
-    /// The newest, oldest first.
+    /// Newest records, oldest first.
     pub list: Vec<Connection>,
-    /// How many more there were since then, as far as is known.
+    /// Number of further connections since then, as far as is known.
     pub missing: u64,
-    /// What the kernel of this host does not tell: `connections`, `bytes`, `refusals`.
+    /// Data that the host's kernel does not provide: `connections`, `bytes`, `refusals`.
     pub untold: Vec<&'static str>,
 }
 
 impl Connections {
-    /// Adds what came later. Of all, the newest stay.
+    /// Adds later records and keeps the newest.
     pub fn extend(&mut self, later: Self) {
         self.since_ms = self.since_ms.or(later.since_ms);
         self.list.extend(later.list);
@@ -115,7 +116,7 @@ impl Connections {
         self.untold = later.untold;
     }
 
-    /// Leaves the newest.
+    /// Keeps the newest `count` records.
     pub fn keep_last(&mut self, count: usize) {
         let gone = self.list.len().saturating_sub(count);
         let times = self.list.drain(..gone).map(|c| c.times);
@@ -123,8 +124,8 @@ impl Connections {
     }
 }
 
-/// Where the connections of one guest are recorded; it can be read when the guest is gone.
+/// Connection log of one guest, readable after the guest has ended.
 pub trait ConnectionLog: Send + Sync {
-    /// All that is known now. Asks the kernel, and waits for it.
+    /// Reads all records. Queries the kernel and blocks.
     fn read(&self) -> Connections;
 }

@@ -1,12 +1,12 @@
-//! What the host and an isolation engine say to each other about a sandbox.
+//! Interface between the host and isolation engines.
 
 mod boot;
 mod capabilities;
 mod connections;
 mod contract;
-mod end;
-mod mark;
+mod exit_reason;
 mod network;
+mod process_instance;
 mod size;
 mod startup;
 
@@ -17,8 +17,8 @@ pub use contract::{
     AfterSnapshot, DamagedChunk, Engine, EngineError, Guest, GuestHandle, GuestUsage, KeptGuest,
     SandboxIdentity, SnapshotTimes, UnassignedGuest, VerifiedSnapshot,
 };
-pub use end::ExitReason;
-pub use mark::ProcessInstance;
+pub use exit_reason::ExitReason;
 pub use network::NetworkRules;
+pub use process_instance::ProcessInstance;
 pub use size::{SandboxSize, SizeError};
 pub use startup::{Readiness, ReadinessProbe, StartCommand, Startup};

@@ -1,21 +1,21 @@
-//! What a sandbox may reach.
+//! Egress rules of a sandbox.
 
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// What a sandbox may reach, as its maker says it. What the host forbids to all comes before; then `allow_out` wins over `deny_out`, and
-/// that over `internet`.
+/// Egress rules chosen by a sandbox's creator. The host's rules for all sandboxes come first; then
+/// `allow_out` overrides `deny_out`, and that overrides `internet`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkRules {
-    /// Whether what no list names may be reached.
+    /// True if addresses in no list may be reached.
     pub internet: bool,
     /// CIDR, address, name or `*.name`.
     pub allow_out: Vec<String>,
     /// CIDR or address.
     pub deny_out: Vec<String>,
-    /// Name servers that its questions go to; none: the host's.
+    /// Upstream name servers; none: the host's.
     pub dns_servers: Vec<IpAddr>,
-    /// Most megabits of a second that it may send; none: as many as it can.
+    /// Limit of sent megabits per second; none: unlimited.
     #[serde(default)]
     pub egress_mbps: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! How large a sandbox is.
+//! Size of a sandbox.
 
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +50,7 @@ impl Default for SandboxSize {
     }
 }
 
-/// A size out of bounds.
+/// Size out of bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// Too few or too many vCPUs.

@@ -1,43 +1,44 @@
-//! What a template starts in its guest before the guest is snapshotted or handed out.
+//! Startup of a template: runs in its guest before that is snapshotted or handed out.
 
 use serde::{Deserialize, Serialize};
 
-/// What runs in every sandbox of a template, and how it is known to be ready.
+/// Start command of every sandbox of a template, and its readiness check.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Startup {
-    /// What is started, if anything.
+    /// Command to start, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<StartCommand>,
-    /// What is awaited, if anything.
+    /// Readiness check, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<Readiness>,
 }
 
 impl Startup {
-    /// Whether there is nothing to do.
+    /// Returns true if there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.start.is_none() && self.ready.is_none()
     }
 }
 
-/// A command that is started once and stays.
+/// Command that is started once and keeps running.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartCommand {
-    /// For `/bin/sh -c`; with `args`, a program.
+    /// Command for `/bin/sh -c`; with `args`, a program.
     pub command: String,
-    /// Its arguments: no shell is asked, which an image may not have.
+    /// Arguments; without a shell, which an image may lack.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub args: Option<Vec<String>>,
-    /// The template's default user unless named.
+    /// User; none: the template's default user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// The template's default directory unless named.
+    /// Working directory; none: the template's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
 }
 
-/// When the guest is ready: a port that accepts, a page on it that answers with 2xx, or a command that succeeds.
+/// Readiness check: a port that accepts connections, a page on it that answers with 2xx, or a
+/// command that succeeds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Readiness {
@@ -47,15 +48,15 @@ pub struct Readiness {
     /// Path of the page; with `port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// For `/bin/sh -c`; instead of `port`.
+    /// Command for `/bin/sh -c`, instead of `port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// How long it may take, in seconds.
+    /// Timeout in seconds.
     #[serde(default = "default_timeout_s")]
     pub timeout_s: u32,
 }
 
-/// A [`Readiness`] taken apart.
+/// Probe of a [`Readiness`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadinessProbe<'a> {
     /// The port accepts a connection.
@@ -66,7 +67,7 @@ pub enum ReadinessProbe<'a> {
     Command(&'a str),
 }
 
-/// Longest a template may take to get ready, in seconds.
+/// Largest timeout in seconds.
 const MAX_TIMEOUT_S: u32 = 3600;
 
 fn default_timeout_s() -> u32 {
@@ -74,7 +75,7 @@ fn default_timeout_s() -> u32 {
 }
 
 impl Readiness {
-    /// What is tried, or what is wrong with it.
+    /// Returns the probe, or a message about the invalid combination.
     pub fn probe(&self) -> Result<ReadinessProbe<'_>, String> {
         if !(1..=MAX_TIMEOUT_S).contains(&self.timeout_s) {
             return Err(format!(
@@ -97,7 +98,7 @@ impl Readiness {
     }
 }
 
-/// It becomes part of a request line.
+/// Checks a path that becomes part of a request line.
 fn is_path(path: &str) -> bool {
     path.starts_with('/') && path.len() <= 1024 && path.bytes().all(|b| b.is_ascii_graphic())
 }

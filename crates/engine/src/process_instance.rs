@@ -1,22 +1,22 @@
-//! By what a process is told from all others.
+//! Identification of a process across reuse of its id.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 
-/// One process of one run of one host: never another, even if its number is used again.
+/// One process of one boot of one host, even if its process id is reused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInstance {
-    /// The kernel's random word for this run of the host.
+    /// Boot id of the kernel.
     pub boot: String,
     /// Process id.
     pub pid: u32,
-    /// When it started, in the kernel's ticks since the host did.
+    /// Start time in clock ticks since boot.
     pub started: u64,
 }
 
 impl ProcessInstance {
-    /// The mark of a process that lives.
+    /// Identifies a live process.
     pub fn of(pid: u32) -> io::Result<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -28,8 +28,8 @@ impl ProcessInstance {
     }
 }
 
-/// Field 22 of `/proc/PID/stat` (proc_pid_stat(5)); the name in field 2 may hold anything. None of a process that has ended and
-/// that nobody has waited for.
+/// Field 22 of `/proc/PID/stat` (proc_pid_stat(5)); the name in field 2 may hold anything. None for
+/// a zombie.
 fn started(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_told_from_a_later_one_of_the_same_number() {
+    fn a_process_is_distinguished_from_a_later_one_of_the_same_id() {
         let here = ProcessInstance::of(std::process::id()).unwrap();
         assert_eq!(ProcessInstance::of(std::process::id()).unwrap(), here);
         assert_ne!(ProcessInstance::of(1).unwrap().started, here.started);

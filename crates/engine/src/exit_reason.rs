@@ -1,12 +1,12 @@
-//! How a sandbox ended, other than because it was told to.
+//! Reasons that a sandbox ended.
 
 use serde::{Deserialize, Serialize};
 
-/// Why a sandbox is gone. The console is the guest's last output, as far as it is known.
+/// Reason that a sandbox ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "end", rename_all = "snake_case")]
 pub enum ExitReason {
-    /// It was told to end.
+    /// A user stopped it.
     #[error("the sandbox was stopped")]
     Requested,
     /// The guest rebooted or shut down.
@@ -15,31 +15,31 @@ pub enum ExitReason {
     /// The guest kernel panicked.
     #[error("the guest kernel panicked: {message}")]
     GuestPanic {
-        /// The kernel's own words.
+        /// Message of the guest kernel.
         message: String,
     },
-    /// The guest kernel had no memory left for anything it could kill.
+    /// The guest kernel ran out of memory with no process left to kill.
     #[error("the guest ran out of memory: {message}; give it more with --memory")]
     GuestOutOfMemory {
-        /// The kernel's own words.
+        /// Message of the guest kernel.
         message: String,
     },
-    /// The guest did what no virtual machine can go on from.
+    /// The guest did something that no virtual machine can continue after.
     #[error("the guest broke its machine: {reason}")]
     GuestFault {
-        /// What it did.
+        /// Action of the guest.
         reason: String,
     },
     /// The VMM process died.
     #[error("the VMM process of the sandbox was killed ({status}); the sandbox is lost")]
     VmmDied {
-        /// How, as the kernel tells it.
+        /// Exit status from the kernel.
         status: String,
     },
-    /// The host refused something.
+    /// The host refused an operation.
     #[error("the host could not run the sandbox: {reason}")]
     HostError {
-        /// What, on what.
+        /// Operation and its object.
         reason: String,
     },
 }
