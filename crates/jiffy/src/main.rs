@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     // Started by ourselves to keep namespaces of an ordinary user: made before there are threads.
     if std::env::args_os()
         .nth(1)
-        .is_some_and(|a| a == jiffy_rootless::holder::ARGUMENT)
+        .is_some_and(|a| a == jiffy_rootless::holder::HOLDER_ARGUMENT)
     {
         return jiffy_rootless::holder::main();
     }

@@ -5,7 +5,7 @@ use crate::daemon::socket;
 use crate::serve::engine::Wish;
 use crate::serve::network::Wanted;
 use jiffy_image::Home;
-use jiffy_rootless::{Facts, Plan, current};
+use jiffy_rootless::{EnterOptions, RootlessSupport, current};
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -16,10 +16,10 @@ const NOTE: &str = "rootless-note";
 /// The page of all this.
 const PAGE: &str = "docs/rootless.md";
 
-static FACTS: OnceLock<Facts> = OnceLock::new();
+static FACTS: OnceLock<RootlessSupport> = OnceLock::new();
 
 /// What the host lets an ordinary user do; none: this is root, or a command that makes no sandbox.
-pub fn facts() -> Option<&'static Facts> {
+pub fn facts() -> Option<&'static RootlessSupport> {
     FACTS.get()
 }
 
@@ -36,13 +36,13 @@ pub fn enter_for(command: &Command) {
     let Some((lasting, network)) = needs(command, &home) else {
         return;
     };
-    let facts = FACTS.get_or_init(Facts::find);
+    let facts = FACTS.get_or_init(RootlessSupport::find);
     // In there nobody would know whose it is.
     // SAFETY: there is no other thread yet that could read the environment.
     unsafe { std::env::set_var("JIFFY_HOME", home.path()) };
-    let plan = Plan {
+    let plan = EnterOptions {
         home: home.path().to_owned(),
-        lasting,
+        persistent: lasting,
         network,
     };
     let entered = match &facts.namespaces {
@@ -86,7 +86,7 @@ pub fn tell_of_daemon(home: &Home) {
     if nix::unistd::Uid::effective().is_root() {
         return;
     }
-    let facts = FACTS.get_or_init(Facts::find);
+    let facts = FACTS.get_or_init(RootlessSupport::find);
     let entered = facts.namespaces.clone().map_err(|missing| missing.what);
     tell_once(&home.run(), &note(&entered, facts));
 }
@@ -99,7 +99,7 @@ fn is_for_daemon(args: &RunArgs, home: &Home) -> bool {
 }
 
 /// What an ordinary user does without, on one line.
-fn note(entered: &Result<(), String>, facts: &Facts) -> String {
+fn note(entered: &Result<(), String>, facts: &RootlessSupport) -> String {
     let what = match (entered, &facts.ranges) {
         (Ok(()), Ok(())) => {
             "sandboxes run without the jail and the limits that root's have".to_owned()

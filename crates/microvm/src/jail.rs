@@ -184,7 +184,7 @@ impl Vmm {
         } else if jiffy_rootless::current().is_some() {
             // A guest that breaks out must not become root of an ordinary user's namespace.
             // SAFETY: only system calls between fork and exec.
-            unsafe { command.pre_exec(jiffy_rootless::give_up_rights) };
+            unsafe { command.pre_exec(jiffy_rootless::drop_privileges) };
         }
         command
             .fd_mappings(mappings)

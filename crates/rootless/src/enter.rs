@@ -1,10 +1,10 @@
-//! The way from an ordinary user's process to namespaces in which it is root.
+//! Entry of an ordinary user's process into namespaces in which it is root.
 
-use crate::holder::{ARGUMENT, CONTROL, LISTENER, NO_UPLINK, STEP};
+use crate::holder::{CONTROL_FD, HOLDER_ARGUMENT, LISTENER_FD, NO_UPLINK_PREFIX, STEP_BYTE};
 use crate::ids::is_host_root;
 use crate::join;
-use crate::ranges::{self, Range, Ranges};
 use crate::runtime;
+use crate::subordinate_ids::{self, SubIdRange, SubIds};
 use crate::uplink::Uplink;
 use command_fds::{CommandFdExt, FdMapping};
 use nix::fcntl::{Flock, FlockArg};
@@ -18,36 +18,36 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// What namespaces are wanted for.
+/// Options of [`enter`].
 #[derive(Debug, Clone)]
-pub struct Plan {
-    /// The data directory.
+pub struct EnterOptions {
+    /// Data directory.
     pub home: PathBuf,
-    /// Tells if sandboxes may need them longer than this process, as those of a daemon do. Such
-    /// namespaces are one for the data directory, and joined if they are there.
-    pub lasting: bool,
-    /// Tells if a way out is wanted.
+    /// True if sandboxes may outlive this process, as those of a daemon do. There is one set of
+    /// such namespaces per data directory, which later processes join.
+    pub persistent: bool,
+    /// True if an uplink is wanted.
     pub network: bool,
 }
 
-/// Why there are no namespaces.
+/// Failure to enter namespaces.
 #[derive(Debug, thiserror::Error)]
 pub enum EnterError {
-    /// Root needs none.
+    /// The process is root and needs none.
     #[error("this process is root already")]
     Root,
-    /// The kernel moves no other process.
+    /// The kernel moves single-threaded processes only.
     #[error("this process has threads already")]
     Threads,
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// Attempted operation.
         what: &'static str,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
-    /// The process that would keep them failed.
+    /// The holder failed.
     #[error("{0}")]
     Holder(String),
 }
@@ -58,15 +58,15 @@ impl EnterError {
     }
 }
 
-/// Names of the files by which lasting namespaces are found.
-struct Lasting {
+/// Files by which persistent namespaces are found.
+struct PersistentPaths {
     socket: PathBuf,
     lock: PathBuf,
 }
 
-/// Moves this process into namespaces of its user's own, in which it is root. It must have one
-/// thread only. Its network stays the host's.
-pub fn enter(plan: &Plan) -> Result<(), EnterError> {
+/// Moves this process into namespaces of its user, in which it is root. It must have one thread
+/// only. Its network stays the host's.
+pub fn enter(options: &EnterOptions) -> Result<(), EnterError> {
     let uid = Uid::effective();
     if uid.is_root() || is_host_root() {
         return Err(EnterError::Root);
@@ -74,19 +74,19 @@ pub fn enter(plan: &Plan) -> Result<(), EnterError> {
     if !join::has_one_thread() {
         return Err(EnterError::Threads);
     }
-    if !plan.lasting {
-        return make(plan, uid, None);
+    if !options.persistent {
+        return start_holder(options, uid, None);
     }
-    let directory = runtime::directory(&plan.home, uid.as_raw());
-    let lasting = Lasting {
+    let directory = runtime::directory(&options.home, uid.as_raw());
+    let persistent = PersistentPaths {
         socket: directory.join("namespaces.sock"),
         lock: directory.join("namespaces.lock"),
     };
-    // Two that come at once make them once.
-    let _lock = lock(&lasting.lock)?;
-    match UnixStream::connect(&lasting.socket) {
+    // Concurrent processes make them once.
+    let _lock = lock(&persistent.lock)?;
+    match UnixStream::connect(&persistent.socket) {
         Ok(stream) => join_holder(stream, uid),
-        Err(_) => make(plan, uid, Some(&lasting)),
+        Err(_) => start_holder(options, uid, Some(&persistent)),
     }
 }
 
@@ -121,55 +121,63 @@ fn join_holder(stream: UnixStream, uid: Uid) -> Result<(), EnterError> {
     join::join(uid.as_raw(), report, stream)
 }
 
-/// Has a holder make them, and enters them.
-fn make(plan: &Plan, uid: Uid, lasting: Option<&Lasting>) -> Result<(), EnterError> {
+/// Starts a holder, which makes the namespaces, and enters them.
+fn start_holder(
+    options: &EnterOptions,
+    uid: Uid,
+    persistent: Option<&PersistentPaths>,
+) -> Result<(), EnterError> {
     let (mut control, theirs) =
         UnixStream::pair().map_err(EnterError::io("making a pair of sockets"))?;
-    let mut holder = spawn(plan, theirs.into(), lasting)?;
+    let mut holder = spawn(options, theirs.into(), persistent)?;
     let made = (|| {
         let mut step = [0];
         let hears = EnterError::io("waiting for a user namespace");
         control.read_exact(&mut step).map_err(hears)?;
-        if step != [STEP] {
-            return Err(refusal(step[0], &mut control));
+        if step != [STEP_BYTE] {
+            return Err(holder_error(step[0], &mut control));
         }
-        map(holder.id(), uid)?;
+        write_id_maps(holder.id(), uid)?;
         let says = EnterError::io("speaking to the namespaces");
-        control.write_all(&[STEP]).map_err(says)?;
+        control.write_all(&[STEP_BYTE]).map_err(says)?;
         let report = join::report(&control)?;
         join::join(uid.as_raw(), report, control)
     })();
     made.inspect_err(|_| {
-        // It has done nothing yet that anybody needs.
+        // The holder has no users yet.
         let _ = holder.kill();
         let _ = holder.wait();
-        if let Some(lasting) = lasting {
-            let _ = fs::remove_file(&lasting.socket);
+        if let Some(persistent) = persistent {
+            let _ = fs::remove_file(&persistent.socket);
         }
     })
 }
 
-/// What the holder wrote in the place of its first step.
-fn refusal(first: u8, control: &mut UnixStream) -> EnterError {
+/// Reads the error that the holder wrote instead of its first step.
+fn holder_error(first: u8, control: &mut UnixStream) -> EnterError {
     let mut said = vec![first];
     let _ = control.take(4096).read_to_end(&mut said);
     EnterError::Holder(String::from_utf8_lossy(&said).trim().to_owned())
 }
 
-fn spawn(plan: &Plan, control: OwnedFd, lasting: Option<&Lasting>) -> Result<Child, EnterError> {
-    let uplink = match plan.network {
+fn spawn(
+    options: &EnterOptions,
+    control: OwnedFd,
+    persistent: Option<&PersistentPaths>,
+) -> Result<Child, EnterError> {
+    let uplink = match options.network {
         true => Uplink::find(),
         false => Err("none was asked for".to_owned()),
     };
     let uplink = match uplink {
         Ok(uplink) => uplink.path().to_owned(),
-        Err(why) => PathBuf::from(format!("{NO_UPLINK}{why}")),
+        Err(why) => PathBuf::from(format!("{NO_UPLINK_PREFIX}{why}")),
     };
     let mut command = Command::new("/proc/self/exe");
     command
         .arg0("jiffy")
-        .arg(ARGUMENT)
-        .arg(plan.home.join("run").join("net"))
+        .arg(HOLDER_ARGUMENT)
+        .arg(options.home.join("run").join("net"))
         .arg(uplink)
         .current_dir("/")
         .stdin(Stdio::null())
@@ -177,18 +185,18 @@ fn spawn(plan: &Plan, control: OwnedFd, lasting: Option<&Lasting>) -> Result<Chi
         .stderr(Stdio::null());
     let mut mappings = vec![FdMapping {
         parent_fd: control,
-        child_fd: CONTROL,
+        child_fd: CONTROL_FD,
     }];
-    if let Some(lasting) = lasting {
-        command.arg(&lasting.socket).arg(&lasting.lock);
-        let _ = fs::remove_file(&lasting.socket);
+    if let Some(persistent) = persistent {
+        command.arg(&persistent.socket).arg(&persistent.lock);
+        let _ = fs::remove_file(&persistent.socket);
         let what = "listening for processes that come to the namespaces";
-        let listener = UnixListener::bind(&lasting.socket).map_err(EnterError::io(what))?;
-        let closed = fs::set_permissions(&lasting.socket, Permissions::from_mode(0o600));
+        let listener = UnixListener::bind(&persistent.socket).map_err(EnterError::io(what))?;
+        let closed = fs::set_permissions(&persistent.socket, Permissions::from_mode(0o600));
         closed.map_err(EnterError::io(what))?;
         mappings.push(FdMapping {
             parent_fd: listener.into(),
-            child_fd: LISTENER,
+            child_fd: LISTENER_FD,
         });
     }
     let what = "starting the process that keeps the namespaces";
@@ -198,10 +206,10 @@ fn spawn(plan: &Plan, control: OwnedFd, lasting: Option<&Lasting>) -> Result<Chi
     command.spawn().map_err(EnterError::io(what))
 }
 
-/// Maps this process's user to root of the namespace of process `holder`, and its subordinate users
-/// to the others; where there are none, nothing else.
-fn map(holder: u32, uid: Uid) -> Result<(), EnterError> {
-    if let Ok(ranges) = ranges::of(uid)
+/// Maps this process's user to root in the user namespace of process `holder`, and its subordinate
+/// ids, if any, to the other ids.
+fn write_id_maps(holder: u32, uid: Uid) -> Result<(), EnterError> {
+    if let Ok(ranges) = subordinate_ids::for_user(uid)
         && map_ranges(holder, uid, &ranges)
     {
         return Ok(());
@@ -211,13 +219,13 @@ fn map(holder: u32, uid: Uid) -> Result<(), EnterError> {
         fs::write(format!("/proc/{holder}/{file}"), text).map_err(EnterError::io(what))
     };
     write("uid_map", format!("0 {uid} 1\n"))?;
-    // Without this a group that keeps somebody out of a file could be left.
+    // Required by the kernel: leaving a group could give access to files that deny it to the group.
     write("setgroups", "deny\n".to_owned())?;
     write("gid_map", format!("0 {} 1\n", Gid::effective()))
 }
 
-fn map_ranges(holder: u32, uid: Uid, ranges: &Ranges) -> bool {
-    let run = |program: &Path, own: u32, range: Range| {
+fn map_ranges(holder: u32, uid: Uid, ranges: &SubIds) -> bool {
+    let run = |program: &Path, own: u32, range: SubIdRange| {
         let words = [0, own.into(), 1, 1, range.first, range.count];
         Command::new(program)
             .arg(holder.to_string())

@@ -1,12 +1,12 @@
-//! The process that keeps namespaces and their way out while somebody needs them.
+//! Holder: the process that keeps namespaces and their uplink while they are in use.
 //!
-//! It is `jiffy` started once more. Descriptor 3 is a stream to the process that asked for it: as
-//! long as that is open, and for as long as anybody is connected to the socket at descriptor 4, it
-//! stays. Of a lasting one the namespaces also stay while other processes are in them.
+//! It is another process of the `jiffy` program. It runs as long as descriptor 3, a stream to the
+//! process that started it, is open, or a client is connected to the socket at descriptor 4. A
+//! persistent holder also runs while other processes are in its namespaces.
 
-use crate::router::ROUTER;
+use crate::namespace_processes;
+use crate::router::ROUTER_NAME;
 use crate::uplink::Uplink;
-use crate::users;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MsFlags, mount};
@@ -27,73 +27,74 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Argument by which `jiffy` knows that it is a holder.
-pub const ARGUMENT: &str = "hold-namespaces";
-/// Stream to whom the namespaces are made for.
-pub(crate) const CONTROL: RawFd = 3;
-/// Socket that others come to; only of a lasting holder.
-pub(crate) const LISTENER: RawFd = 4;
-/// Word of the holder: it is in its user namespace, and of who asked: that is mapped.
-pub(crate) const STEP: u8 = b'.';
-/// Begins the reason why there is no way out, in the place of its path.
-pub(crate) const NO_UPLINK: &str = "-";
-/// Time between two starts of a way out that ended.
+/// Argument that makes `jiffy` a holder.
+pub const HOLDER_ARGUMENT: &str = "hold-namespaces";
+/// Descriptor of the stream to the starter.
+pub(crate) const CONTROL_FD: RawFd = 3;
+/// Descriptor of the socket for later clients; persistent holders only.
+pub(crate) const LISTENER_FD: RawFd = 4;
+/// Message of the holder: it is in its user namespace. Answer of the starter: the namespace is
+/// mapped.
+pub(crate) const STEP_BYTE: u8 = b'.';
+/// Prefix of the reason for a missing uplink, in place of its path.
+pub(crate) const NO_UPLINK_PREFIX: &str = "-";
+/// Time before an ended uplink is started again.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
-/// Milliseconds between two looks where nothing tells of an end.
-const LOOK: libc::c_int = 20;
-/// Most of what a way out wrote that is repeated.
-const MAX_WORDS: u64 = 4096;
+/// Milliseconds between two checks when no descriptor signals an end.
+const EXIT_POLL_MS: libc::c_int = 20;
+/// Most bytes of an uplink's error output that are reported.
+const MAX_ERROR_BYTES: u64 = 4096;
 
-/// What a holder says when all is made.
+/// Report of a holder that is ready.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Report {
-    /// Process of the holder.
+pub(crate) struct HolderReport {
+    /// Process id of the holder.
     pub pid: u32,
-    /// Directory of claims and names.
+    /// Directory of slot claims and names of network namespaces.
     pub directory: PathBuf,
-    /// Name of the way out, or why there is none.
+    /// Name of the uplink, or the reason that there is none.
     pub uplink: Result<String, String>,
 }
 
-/// A holder's arguments.
+/// Arguments of a holder.
 #[derive(Clone)]
-struct Orders {
+struct HolderArguments {
     directory: PathBuf,
     uplink: Result<Uplink, String>,
-    /// Path of the socket, and of the lock that is held while somebody looks for it.
-    lasting: Option<(PathBuf, PathBuf)>,
+    /// Paths of the socket, and of the lock that is held while a client connects to it.
+    persistent: Option<(PathBuf, PathBuf)>,
 }
 
-impl Orders {
+impl HolderArguments {
     fn read(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
         let directory = words.next()?.into();
         let uplink = words.next()?;
         let refused = uplink
             .to_str()
-            .and_then(|word| word.strip_prefix(NO_UPLINK));
-        let lasting = words.next().zip(words.next());
+            .and_then(|word| word.strip_prefix(NO_UPLINK_PREFIX));
+        let persistent = words.next().zip(words.next());
         Some(Self {
             directory,
             uplink: match refused {
                 Some(why) => Err(why.to_owned()),
                 None => Ok(Uplink::at(Path::new(&uplink))),
             },
-            lasting: lasting.map(|(socket, lock)| (socket.into(), lock.into())),
+            persistent: persistent.map(|(socket, lock)| (socket.into(), lock.into())),
         })
     }
 }
 
-/// Holds namespaces until nobody needs them.
+/// Main function of a holder: keeps namespaces until they are unused.
 pub fn main() -> ExitCode {
-    let Some(orders) = Orders::read(std::env::args_os().skip(2)) else {
+    let Some(arguments) = HolderArguments::read(std::env::args_os().skip(2)) else {
         return ExitCode::FAILURE;
     };
     // SAFETY: the starter put the stream here, and nothing else in this process owns it.
-    let mut control = UnixStream::from(unsafe { OwnedFd::from_raw_fd(CONTROL) });
-    match hold(&orders, &mut control) {
+    let mut control = UnixStream::from(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) });
+    match hold_namespaces(&arguments, &mut control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            // The other end reads it in the place of a report.
+            // The starter reads it instead of a report.
             let _ = writeln!(control, "{e}");
             ExitCode::FAILURE
         }
@@ -104,47 +105,47 @@ fn failed<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> io::Error {
     move |e| io::Error::other(format!("{what}: {}", e.into()))
 }
 
-fn hold(orders: &Orders, control: &mut UnixStream) -> io::Result<()> {
-    // What a terminal sends to its commands is not for it.
+fn hold_namespaces(arguments: &HolderArguments, control: &mut UnixStream) -> io::Result<()> {
+    // A terminal's signals are not for the holder.
     let _ = setsid();
-    close_on_exec(CONTROL)?;
+    close_on_exec(CONTROL_FD)?;
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
         .map_err(failed("making a user namespace"))?;
-    control.write_all(&[STEP])?;
+    control.write_all(&[STEP_BYTE])?;
     let mut step = [0];
     control.read_exact(&mut step)?;
     setresgid(Gid::from_raw(0), Gid::from_raw(0), Gid::from_raw(0))
         .map_err(failed("becoming root of a user namespace"))?;
     setresuid(Uid::from_raw(0), Uid::from_raw(0), Uid::from_raw(0))
         .map_err(failed("becoming root of a user namespace"))?;
-    make_directory(&orders.directory)?;
-    // It stays in the host's network; this thread leaves.
-    let outside = Outside::start()?;
+    make_directory(&arguments.directory)?;
+    // The uplink thread stays in the host's network; this one leaves.
+    let uplink_thread = UplinkThread::start()?;
     unshare(CloneFlags::CLONE_NEWNET).map_err(failed("making a network namespace"))?;
     loopback_up().map_err(failed("switching the loopback device on"))?;
-    name_router(&orders.directory)?;
-    // It keeps the rights to look at other processes, which this thread has to give up.
+    name_router(&arguments.directory)?;
+    // This thread keeps the capabilities to inspect other processes; the main thread drops its own.
     let (begin, begun) = mpsc::channel::<String>();
-    let (told, keeper) = (orders.clone(), control.try_clone()?);
+    let (held, keeper) = (arguments.clone(), control.try_clone()?);
     let waiting = thread::Builder::new().name("keeper".to_owned());
     let waiting = waiting.spawn(move || match begun.recv() {
-        Ok(report) => wait(&told, keeper, report.as_bytes()),
+        Ok(report) => wait_until_unused(&held, keeper, report.as_bytes()),
         Err(_) => Ok(()),
     })?;
-    leave_capabilities().map_err(failed("giving up capabilities"))?;
-    let uplink = match &orders.uplink {
-        Ok(uplink) => outside.lead_out(uplink),
+    drop_capabilities().map_err(failed("giving up capabilities"))?;
+    let uplink = match &arguments.uplink {
+        Ok(uplink) => uplink_thread.start_uplink(uplink),
         Err(why) => Err(why.clone()),
     };
-    let report = Report {
+    let report = HolderReport {
         pid: std::process::id(),
-        directory: orders.directory.clone(),
+        directory: arguments.directory.clone(),
         uplink,
     };
     let mut words = serde_json::to_string(&report)?;
     words.push('\n');
     control.write_all(words.as_bytes())?;
-    // Not sent where this thread failed: then the other ends with it.
+    // If this thread fails before, the channel closes and the other thread ends.
     let _ = begin.send(words);
     match waiting.join() {
         Ok(waited) => waited,
@@ -152,15 +153,15 @@ fn hold(orders: &Orders, control: &mut UnixStream) -> io::Result<()> {
     }
 }
 
-/// Takes all capabilities from this thread. A way out has few, and the kernel lets it open the
-/// namespaces of a process that has no more than it (ptrace(2), access mode checking).
-fn leave_capabilities() -> io::Result<()> {
+/// Drops all capabilities of this thread. An uplink has few, and the kernel lets it open the
+/// namespaces only of a process that has no more (ptrace(2), access mode checking).
+fn drop_capabilities() -> io::Result<()> {
     #[repr(C)]
-    struct Header {
+    struct CapabilityHeader {
         version: u32,
         pid: i32,
     }
-    let header = Header {
+    let header = CapabilityHeader {
         // `_LINUX_CAPABILITY_VERSION_3` (capset(2)).
         version: 0x2008_0522,
         pid: 0,
@@ -181,11 +182,11 @@ fn close_on_exec(fd: RawFd) -> io::Result<()> {
     }
 }
 
-/// A directory in memory that is seen in these namespaces only.
+/// Mounts a tmpfs directory that is visible in these namespaces only.
 fn make_directory(directory: &Path) -> io::Result<()> {
     let what = "mounting a directory for names of networks";
     let none = None::<&str>;
-    // Mounts of the host go on to be seen here, and none of ours there.
+    // Mounts of the host propagate here, and none back.
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     mount(none, "/", none, slave, none).map_err(failed(what))?;
     DirBuilder::new()
@@ -198,9 +199,9 @@ fn make_directory(directory: &Path) -> io::Result<()> {
     mount(Some("jiffy-net"), directory, Some("tmpfs"), flags, options).map_err(failed(what))
 }
 
-/// Gives the network namespace of this thread its name.
+/// Binds the network namespace of this thread to its name.
 fn name_router(directory: &Path) -> io::Result<()> {
-    let path = directory.join(ROUTER);
+    let path = directory.join(ROUTER_NAME);
     File::create_new(&path).map_err(failed("naming the router"))?;
     let none = None::<&str>;
     let own = Some("/proc/thread-self/ns/net");
@@ -221,46 +222,46 @@ fn loopback_up() -> io::Result<()> {
     Ok(())
 }
 
-/// A thread in the host's network, which starts the way out and starts it again if it ends.
-struct Outside {
-    orders: Sender<(Uplink, PathBuf)>,
-    /// Why the way out that was started last is gone.
+/// Thread in the host's network that starts the uplink, and restarts it when it ends.
+struct UplinkThread {
+    requests: Sender<(Uplink, PathBuf)>,
+    /// Reason that the last uplink ended.
     ended: Arc<Mutex<Option<String>>>,
 }
 
-impl Outside {
+impl UplinkThread {
     fn start() -> io::Result<Self> {
-        let (orders, inbox) = mpsc::channel();
+        let (requests, inbox) = mpsc::channel();
         let ended = Arc::default();
-        let told = Arc::clone(&ended);
+        let shared_end = Arc::clone(&ended);
         thread::Builder::new()
             .name("uplink".to_owned())
-            .spawn(move || run(&inbox, &told))?;
-        Ok(Self { orders, ended })
+            .spawn(move || keep_running(&inbox, &shared_end))?;
+        Ok(Self { requests, ended })
     }
 
-    /// Leads this thread's network namespace out; the name of what does.
-    fn lead_out(&self, uplink: &Uplink) -> Result<String, String> {
+    /// Starts an uplink for this thread's network namespace; returns its name.
+    fn start_uplink(&self, uplink: &Uplink) -> Result<String, String> {
         let namespace = PathBuf::from(format!("/proc/{}/ns/net", std::process::id()));
         let ended = || {
             let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
             ended.clone()
         };
-        let sent = self.orders.send((uplink.clone(), namespace));
+        let sent = self.requests.send((uplink.clone(), namespace));
         sent.map_err(|e| e.to_string())?;
         uplink.ready(&ended)?;
         Ok(uplink.name().to_owned())
     }
 }
 
-/// Keeps a way out running. Its thread must not end: the way out ends with it.
-fn run(inbox: &Receiver<(Uplink, PathBuf)>, ended: &Mutex<Option<String>>) {
+/// Keeps an uplink running. The thread must not end: the uplink ends with it.
+fn keep_running(inbox: &Receiver<(Uplink, PathBuf)>, ended: &Mutex<Option<String>>) {
     let Ok((uplink, namespace)) = inbox.recv() else {
         return;
     };
     loop {
         let why = match uplink.start(&namespace) {
-            Ok(child) => last_words(child),
+            Ok(child) => exit_message(child),
             Err(e) => e.to_string(),
         };
         *ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
@@ -268,12 +269,12 @@ fn run(inbox: &Receiver<(Uplink, PathBuf)>, ended: &Mutex<Option<String>>) {
     }
 }
 
-/// Waits for the end of a way out; what it said.
-fn last_words(mut child: Child) -> String {
+/// Waits for the end of an uplink; returns its last error output.
+fn exit_message(mut child: Child) -> String {
     let mut said = Vec::new();
     if let Some(mut stderr) = child.stderr.take() {
-        let _ = (&mut stderr).take(MAX_WORDS).read_to_end(&mut said);
-        // It must not wait for a reader.
+        let _ = (&mut stderr).take(MAX_ERROR_BYTES).read_to_end(&mut said);
+        // Drained, so that the uplink never blocks on a full pipe.
         let _ = io::copy(&mut stderr, &mut io::sink());
     }
     let status = child.wait().map(|status| status.to_string());
@@ -284,13 +285,17 @@ fn last_words(mut child: Child) -> String {
     }
 }
 
-/// Returns when nobody needs the namespaces any more.
-fn wait(orders: &Orders, control: UnixStream, report: &[u8]) -> io::Result<()> {
-    let listener = match orders.lasting {
+/// Waits until the namespaces are unused.
+fn wait_until_unused(
+    arguments: &HolderArguments,
+    control: UnixStream,
+    report: &[u8],
+) -> io::Result<()> {
+    let listener = match arguments.persistent {
         Some(_) => {
-            close_on_exec(LISTENER)?;
+            close_on_exec(LISTENER_FD)?;
             // SAFETY: the starter put the socket here, and nothing else in this process owns it.
-            let listener = UnixListener::from(unsafe { OwnedFd::from_raw_fd(LISTENER) });
+            let listener = UnixListener::from(unsafe { OwnedFd::from_raw_fd(LISTENER_FD) });
             listener.set_nonblocking(true)?;
             Some(listener)
         }
@@ -298,20 +303,20 @@ fn wait(orders: &Orders, control: UnixStream, report: &[u8]) -> io::Result<()> {
     };
     let mut keepers = vec![control];
     loop {
-        // Nobody is connected: what is left are sandboxes that run on.
+        // Without clients the only users are sandboxes that run on.
         let mut others = Vec::new();
         if keepers.is_empty() {
-            if orders.lasting.is_some() {
-                others = users::others();
+            if arguments.persistent.is_some() {
+                others = namespace_processes::others();
             }
-            if others.is_empty() && end(orders, listener.as_ref())? {
+            if others.is_empty() && remove_socket_if_unused(arguments, listener.as_ref())? {
                 return Ok(());
             }
         }
         let watched: Vec<OwnedFd> = others.iter().filter_map(|&pid| watch(pid)).collect();
         let waits = match (keepers.is_empty(), watched.is_empty()) {
             (false, _) | (true, false) => -1,
-            (true, true) => LOOK,
+            (true, true) => EXIT_POLL_MS,
         };
         let mut fds: Vec<libc::pollfd> = keepers
             .iter()
@@ -331,7 +336,7 @@ fn wait(orders: &Orders, control: UnixStream, report: &[u8]) -> io::Result<()> {
         {
             return Err(io::Error::last_os_error());
         }
-        // Nobody says anything: what can be read is the end.
+        // Clients send nothing, so a readable stream is at its end.
         let mut ready = fds.iter().map(|fd| fd.revents != 0);
         keepers.retain(|_| !ready.next().unwrap_or(false));
         if let Some(listener) = &listener {
@@ -344,7 +349,7 @@ fn wait(orders: &Orders, control: UnixStream, report: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Descriptor that tells of the end of a process.
+/// Opens a pidfd, which is readable when the process has ended.
 fn watch(pid: u32) -> Option<OwnedFd> {
     // SAFETY: no pointers; what it returns is a new descriptor that is ours.
     unsafe {
@@ -354,9 +359,12 @@ fn watch(pid: u32) -> Option<OwnedFd> {
     }
 }
 
-/// Lets no further process find the socket, unless one is just looking for it or has come.
-fn end(orders: &Orders, listener: Option<&UnixListener>) -> io::Result<bool> {
-    let Some((socket, lock)) = &orders.lasting else {
+/// Removes the socket unless a client is just connecting; returns true if removed.
+fn remove_socket_if_unused(
+    arguments: &HolderArguments,
+    listener: Option<&UnixListener>,
+) -> io::Result<bool> {
+    let Some((socket, lock)) = &arguments.persistent else {
         return Ok(true);
     };
     let file = File::options()

@@ -1,49 +1,49 @@
-//! Users and groups that the namespace of this process maps.
+//! User ids that the namespace of this process maps.
 
 use std::fs;
 
-/// First of the users that sandboxes of root's run as, and one past the last.
+/// First user id of root's sandboxes, and one past the last.
 const HOST_IDS: (u64, u64) = (1_900_000_000, 2_110_000_000);
 
-/// A range of ids in a map of `/proc` (user_namespaces(7)).
+/// Range of ids in an id map of `/proc` (user_namespaces(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Extent {
+struct IdMapExtent {
     first: u64,
     count: u64,
 }
 
-fn parse(map: &str) -> Vec<Extent> {
+fn parse(map: &str) -> Vec<IdMapExtent> {
     let extent = |line: &str| {
         let mut words = line.split_whitespace();
         let first = words.next()?.parse().ok()?;
         let count = words.nth(1)?.parse().ok()?;
-        Some(Extent { first, count })
+        Some(IdMapExtent { first, count })
     };
     map.lines().filter_map(extent).collect()
 }
 
-fn read() -> Vec<Extent> {
+fn read() -> Vec<IdMapExtent> {
     parse(&fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
 }
 
-fn holds_host_ids(map: &[Extent]) -> bool {
+fn holds_host_ids(map: &[IdMapExtent]) -> bool {
     let (first, end) = HOST_IDS;
     map.iter()
         .any(|extent| extent.first <= first && end <= extent.first + extent.count)
 }
 
-/// Tells if the users that root's sandboxes run as exist in this process's user namespace.
+/// Returns true if the users of root's sandboxes exist in this process's user namespace.
 pub fn has_host_ids() -> bool {
     holds_host_ids(&read())
 }
 
-/// Tells if this process is root and can become the users that root's sandboxes run as. Root of a
-/// namespace that an ordinary user made is not.
+/// Returns true if this process is root and can become the users of root's sandboxes. False for
+/// root of an ordinary user's namespace.
 pub fn is_host_root() -> bool {
     nix::unistd::Uid::effective().is_root() && has_host_ids()
 }
 
-/// Tells if this process's user namespace has one user only, its own.
+/// Returns true if this process's user namespace maps only its own user.
 pub fn maps_only_itself() -> bool {
     read().iter().map(|extent| extent.count).sum::<u64>() <= 1
 }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_namespace_with_the_users_of_sandboxes_has_them() {
+    fn host_ids_are_found_only_in_a_namespace_that_maps_them() {
         assert!(holds_host_ids(&parse("         0          0 4294967295\n")));
         for map in ["0 1000 1\n", "0 1000 1\n1 100000 65536\n", "", "0 x 1\n"] {
             assert!(!holds_host_ids(&parse(map)), "{map}");

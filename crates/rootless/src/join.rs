@@ -1,7 +1,7 @@
 //! Entering the namespaces of a holder.
 
 use crate::enter::EnterError;
-use crate::holder::Report;
+use crate::holder::HolderReport;
 use crate::router;
 use nix::sched::{CloneFlags, setns};
 use std::fs::{self, File};
@@ -9,12 +9,12 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 
 /// Longest report in bytes.
-const MAX_REPORT: u64 = 64 << 10;
+const MAX_REPORT_BYTES: u64 = 64 << 10;
 
-/// Reads what a holder says when it is ready.
-pub(crate) fn report(stream: &UnixStream) -> Result<Report, EnterError> {
+/// Reads the report of a ready holder.
+pub(crate) fn report(stream: &UnixStream) -> Result<HolderReport, EnterError> {
     let mut line = String::new();
-    let mut reader = BufReader::new(std::io::Read::take(stream, MAX_REPORT));
+    let mut reader = BufReader::new(std::io::Read::take(stream, MAX_REPORT_BYTES));
     reader
         .read_line(&mut line)
         .map_err(EnterError::io("waiting for the namespaces"))?;
@@ -26,7 +26,7 @@ pub(crate) fn report(stream: &UnixStream) -> Result<Report, EnterError> {
 
 /// Moves this process, which has one thread, into the namespaces of the holder that gave `report`.
 /// They stay for as long as `keeper`, the stream to it, is open.
-pub(crate) fn join(uid: u32, report: Report, keeper: UnixStream) -> Result<(), EnterError> {
+pub(crate) fn join(uid: u32, report: HolderReport, keeper: UnixStream) -> Result<(), EnterError> {
     let holder = report.pid;
     let open = |name: &str| {
         File::open(format!("/proc/{holder}/ns/{name}"))
@@ -38,15 +38,15 @@ pub(crate) fn join(uid: u32, report: Report, keeper: UnixStream) -> Result<(), E
         .map_err(|e| EnterError::io("entering the user namespace")(e.into()))?;
     setns(mounts, CloneFlags::CLONE_NEWNS)
         .map_err(|e| EnterError::io("entering the mount namespace")(e.into()))?;
-    // Where it was, in the same tree; one that is gone is none there either.
+    // Restores the working directory, if it still exists.
     if let Ok(here) = here {
         let _ = std::env::set_current_dir(here);
     }
-    router::entered(report.directory, report.uplink, uid, keeper);
+    router::set_current(report.directory, report.uplink, uid, keeper);
     Ok(())
 }
 
-/// Tells if this process has one thread only, as entering a user namespace takes.
+/// Returns true if this process has one thread only, which entering a user namespace requires.
 pub(crate) fn has_one_thread() -> bool {
     fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1)
 }

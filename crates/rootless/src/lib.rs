@@ -1,29 +1,29 @@
-//! Namespaces of an ordinary user, in which he is root of what is his.
+//! Namespaces in which an ordinary user is root.
 //!
 //! [`enter`] moves this process into a user and a mount namespace of its own, before it has
-//! threads. They hold a router: a network namespace whose way out is `pasta` or `slirp4netns`.
-//! Slots of sandboxes are made beside it as root makes them beside the host's. The process itself
-//! stays in the host's network, so that it listens and asks name servers like any other of its user.
+//! threads. They contain a router: a network namespace whose uplink is `pasta` or `slirp4netns`.
+//! Slots of sandboxes are connected to it as root connects them to the host's network. The process
+//! itself stays in the host's network, so it listens and resolves names like any other of its user.
 //!
-//! A *holder* ([`holder`]) keeps the namespaces and the way out while somebody needs them: the
-//! process that asked, and, of a daemon, the sandboxes that outlive it.
+//! A *holder* ([`holder`]) keeps the namespaces and the uplink while they are in use: by the
+//! process that started it, and by sandboxes that outlive a daemon.
 
 mod enter;
-mod facts;
 pub mod holder;
 mod ids;
 mod join;
-mod ranges;
-mod rights;
+mod namespace_processes;
+mod privileges;
 mod router;
 mod runtime;
+mod subordinate_ids;
+mod support;
 mod uplink;
-mod users;
 
-pub use enter::{EnterError, Plan, enter};
-pub use facts::{Facts, Missing, usable};
+pub use enter::{EnterError, EnterOptions, enter};
 pub use ids::{has_host_ids, is_host_root, maps_only_itself};
-pub use rights::give_up_rights;
-pub use router::{Current, current};
+pub use privileges::drop_privileges;
+pub use router::{RootlessNamespaces, current};
 pub use runtime::directory as runtime_directory;
+pub use support::{MissingRequirement, RootlessSupport, usable};
 pub use uplink::Uplink;

@@ -3,38 +3,39 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-static CURRENT: OnceLock<Current> = OnceLock::new();
+static CURRENT: OnceLock<RootlessNamespaces> = OnceLock::new();
 
-/// Namespaces of an ordinary user, as a process in them sees them.
+/// Namespaces of an ordinary user that this process is in.
 #[derive(Debug)]
-pub struct Current {
-    /// Directory that is mounted in them alone; claims and names of network namespaces are there.
+pub struct RootlessNamespaces {
+    /// Directory mounted in these namespaces only, with slot claims and names of network
+    /// namespaces.
     directory: PathBuf,
-    /// Name of the way out, or why there is none.
+    /// Name of the uplink, or the reason that there is none.
     uplink: Result<String, String>,
-    /// User of the host that is root in them.
+    /// Host user that is root in them.
     uid: u32,
-    /// Tells if there are other users than that one.
+    /// True if they map other users.
     has_ranges: bool,
-    /// The holder keeps the namespaces while this is open.
+    /// Connection to the holder, which keeps the namespaces while it is open.
     _keeper: std::os::unix::net::UnixStream,
 }
 
-/// Name of the router's network namespace in [`Current::directory`].
-pub(crate) const ROUTER: &str = "router";
+/// Name of the router's network namespace in [`RootlessNamespaces::directory`].
+pub(crate) const ROUTER_NAME: &str = "router";
 
-impl Current {
-    /// Directory for claims and names of network namespaces.
+impl RootlessNamespaces {
+    /// Directory of slot claims and names of network namespaces.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// Path of the router's network namespace.
     pub fn router(&self) -> PathBuf {
-        self.directory.join(ROUTER)
+        self.directory.join(ROUTER_NAME)
     }
 
-    /// Name of the program that leads out of the router, or why nothing does.
+    /// Name of the uplink program, or the reason that there is none.
     pub fn uplink(&self) -> Result<&str, &str> {
         self.uplink
             .as_ref()
@@ -42,30 +43,30 @@ impl Current {
             .map_err(String::as_str)
     }
 
-    /// User of the host whose namespaces they are.
+    /// Host user that owns the namespaces.
     pub fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// Tells if sandboxes can have users of their own.
+    /// Returns true if sandboxes can have users of their own.
     pub fn has_ranges(&self) -> bool {
         self.has_ranges
     }
 }
 
-/// Namespaces that this process has entered; none: it runs in those it was started in.
-pub fn current() -> Option<&'static Current> {
+/// Namespaces that this process has entered; none: it runs in those that it was started in.
+pub fn current() -> Option<&'static RootlessNamespaces> {
     CURRENT.get()
 }
 
 /// Records that this process is in the namespaces of a holder.
-pub(crate) fn entered(
+pub(crate) fn set_current(
     directory: PathBuf,
     uplink: Result<String, String>,
     uid: u32,
     keeper: std::os::unix::net::UnixStream,
 ) {
-    let current = Current {
+    let current = RootlessNamespaces {
         directory,
         uplink,
         uid,

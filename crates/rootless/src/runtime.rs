@@ -1,4 +1,4 @@
-//! Directory for sockets of one user, closed to others.
+//! Directory of sockets of one user, closed to others.
 
 use sha2::{Digest, Sha256};
 use std::fs::{self, DirBuilder};
@@ -7,13 +7,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Longest path of a directory whose sockets can have one (`sun_path`, unix(7)).
-const MAX_PATH: usize = 80;
+const MAX_SOCKET_DIR_BYTES: usize = 80;
 
-/// Directory of sockets for user `uid` and the data directory `home`: `<home>/run`, which stays when
-/// its user has logged out, as his daemon does. Where its path is too long for sockets, one in
-/// `$XDG_RUNTIME_DIR`, or `/run/user/<uid>`, unless others could write to it.
+/// Directory of sockets of user `uid` and the data directory `home`: `<home>/run`, which, like a
+/// daemon, outlives the user's login session. If its path is too long for sockets, one in
+/// `$XDG_RUNTIME_DIR` or `/run/user/<uid>`, unless others could write to it.
 pub fn directory(home: &Path, uid: u32) -> PathBuf {
-    if home.as_os_str().len() < MAX_PATH {
+    if home.as_os_str().len() < MAX_SOCKET_DIR_BYTES {
         return home.join("run");
     }
     let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

@@ -1,7 +1,7 @@
-//! The program that carries packets between a network namespace of an ordinary user and the host's
-//! sockets: pasta, or else slirp4netns.
+//! Uplink: the program that carries packets between a network namespace of an ordinary user and the
+//! host's sockets, pasta or else slirp4netns.
 
-use crate::ranges;
+use crate::subordinate_ids;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -10,28 +10,28 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time that a way out has to come up.
-const START_LIMIT: Duration = Duration::from_secs(5);
-/// Time between two looks at the routes.
-const LOOK: Duration = Duration::from_millis(2);
-/// What it needs.
-const TUN: &str = "/dev/net/tun";
+/// Time for an uplink to come up.
+const UPLINK_START_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between two checks of the routes.
+const ROUTE_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Device that an uplink needs.
+const TUN_DEVICE: &str = "/dev/net/tun";
 
-/// A program that leads out.
+/// Uplink program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uplink {
-    /// Where it is.
+    /// Path of the program.
     program: PathBuf,
-    kind: Kind,
+    kind: UplinkKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum UplinkKind {
     Pasta,
     Slirp,
 }
 
-impl Kind {
+impl UplinkKind {
     fn name(self) -> &'static str {
         match self {
             Self::Pasta => "pasta",
@@ -41,52 +41,54 @@ impl Kind {
 }
 
 impl Uplink {
-    /// The one to use; why there is none.
+    /// Finds the uplink program; the error is the reason that there is none.
     pub fn find() -> Result<Self, String> {
-        let found = [Kind::Pasta, Kind::Slirp].into_iter().find_map(|kind| {
-            let program = ranges::program(kind.name())?;
-            Some(Self { program, kind })
-        });
+        let found = [UplinkKind::Pasta, UplinkKind::Slirp]
+            .into_iter()
+            .find_map(|kind| {
+                let program = subordinate_ids::find_program(kind.name())?;
+                Some(Self { program, kind })
+            });
         let found = found.ok_or("neither pasta (package `passt`) nor slirp4netns is installed")?;
         for name in ["ip", "nft"] {
-            if ranges::program(name).is_none() {
+            if subordinate_ids::find_program(name).is_none() {
                 return Err(format!("`{name}` is not installed"));
             }
         }
-        match fs::File::options().read(true).write(true).open(TUN) {
+        match fs::File::options().read(true).write(true).open(TUN_DEVICE) {
             Ok(_) => Ok(found),
-            Err(e) => Err(format!("{TUN} cannot be opened: {e}")),
+            Err(e) => Err(format!("{TUN_DEVICE} cannot be opened: {e}")),
         }
     }
 
-    /// Its name.
+    /// Name of the program.
     pub fn name(&self) -> &'static str {
         self.kind.name()
     }
 
-    /// As a holder is told of it.
+    /// Path of the program, for the holder.
     pub(crate) fn path(&self) -> &Path {
         &self.program
     }
 
-    /// The one at `path`.
+    /// Uplink program at `path`.
     pub(crate) fn at(path: &Path) -> Self {
         let kind = match path
             .file_name()
-            .is_some_and(|name| name == Kind::Slirp.name())
+            .is_some_and(|name| name == UplinkKind::Slirp.name())
         {
-            true => Kind::Slirp,
-            false => Kind::Pasta,
+            true => UplinkKind::Slirp,
+            false => UplinkKind::Pasta,
         };
         let program = path.to_owned();
         Self { program, kind }
     }
 
-    /// Arguments that lead the network namespace at `namespace` out, and nothing in: neither the
-    /// host's loopback nor its ports are to be had, in whichever direction.
+    /// Arguments that connect the network namespace at `namespace` outward only: neither the host's
+    /// loopback nor its ports are reachable in either direction.
     fn arguments(&self, namespace: &Path, ipv4_only: bool) -> Vec<OsString> {
         let words: &[&str] = match self.kind {
-            Kind::Pasta => &[
+            UplinkKind::Pasta => &[
                 "--config-net",
                 "--foreground",
                 "--quiet",
@@ -104,7 +106,7 @@ impl Uplink {
                 "none",
                 "--netns",
             ],
-            Kind::Slirp => &[
+            UplinkKind::Slirp => &[
                 "--configure",
                 "--disable-host-loopback",
                 "--disable-dns",
@@ -113,21 +115,21 @@ impl Uplink {
             ],
         };
         let mut arguments: Vec<OsString> = Vec::new();
-        if self.kind == Kind::Pasta && ipv4_only {
+        if self.kind == UplinkKind::Pasta && ipv4_only {
             arguments.push("--ipv4-only".into());
         }
         arguments.extend(words.iter().map(OsString::from));
         arguments.push(namespace.into());
-        if self.kind == Kind::Slirp {
+        if self.kind == UplinkKind::Slirp {
             arguments.push("tap0".into());
         }
         arguments
     }
 
-    /// Starts it on this thread, which is in the network that packets go out to; it ends with the
+    /// Starts the program on this thread, which must be in the outer network; it ends with the
     /// thread at the latest.
     pub(crate) fn start(&self, namespace: &Path) -> io::Result<Child> {
-        // Otherwise it gives the namespace a way that leads nowhere.
+        // Otherwise it adds an IPv6 route that leads nowhere.
         let ipv4_only = !is_default6(&routes("ipv6_route"));
         let mut command = Command::new(&self.program);
         command
@@ -149,9 +151,9 @@ impl Uplink {
         command.spawn()
     }
 
-    /// Waits on a thread in its network namespace until it leads out.
+    /// Waits until the network namespace of this thread has a default route.
     pub(crate) fn ready(&self, failed: &dyn Fn() -> Option<String>) -> Result<(), String> {
-        let limit = Instant::now() + START_LIMIT;
+        let limit = Instant::now() + UPLINK_START_TIMEOUT;
         while !has_default_route() {
             if let Some(why) = failed() {
                 return Err(format!("{} failed: {why}", self.name()));
@@ -160,21 +162,21 @@ impl Uplink {
                 return Err(format!(
                     "{} found no way out within {} s: this host may have no default route",
                     self.name(),
-                    START_LIMIT.as_secs()
+                    UPLINK_START_TIMEOUT.as_secs()
                 ));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(ROUTE_POLL_INTERVAL);
         }
         Ok(())
     }
 }
 
-/// Tells if the network namespace of this thread has a default route.
+/// Returns true if the network namespace of this thread has a default route.
 fn has_default_route() -> bool {
     is_default4(&routes("route")) || is_default6(&routes("ipv6_route"))
 }
 
-/// Routes of this thread's network namespace, as the kernel lists them.
+/// Routing table of this thread's network namespace, in the kernel's format.
 fn routes(file: &str) -> String {
     fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default()
 }
@@ -204,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_default_route_is_told_from_others() {
+    fn a_default_route_is_distinguished_from_others() {
         let head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\n";
         let default = "eth0\t00000000\t010011AC\t0003\t0\t0\t0\t00000000\t0\t0\t0\n";
         let local = "eth0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n";
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leads_from_a_sandbox_to_the_hosts_loopback_or_back() {
+    fn an_uplink_connects_no_sandbox_with_the_hosts_loopback() {
         let words = |uplink: Uplink| {
             let words = uplink.arguments(Path::new("/proc/1/ns/net"), true);
             let words: Vec<String> = words.iter().map(|w| w.to_string_lossy().into()).collect();

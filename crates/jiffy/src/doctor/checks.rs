@@ -6,7 +6,7 @@ use jiffy_host::{
 };
 use jiffy_image::Home;
 use jiffy_microvm::host_kvm::{self, KvmError, KvmKind};
-use jiffy_rootless::{Facts, Missing};
+use jiffy_rootless::{MissingRequirement, RootlessSupport};
 use nix::unistd::geteuid;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -145,13 +145,14 @@ fn user() -> Finding {
 }
 
 /// What an ordinary user has in the place of root's rights.
-fn rootless(facts: &Facts, tell: &mut dyn FnMut(Finding)) {
+fn rootless(facts: &RootlessSupport, tell: &mut dyn FnMut(Finding)) {
     tell(Finding::note(
         "user",
         "not root: sandboxes run without the jail and the limits that root's have",
         "fine for your own work; docs/rootless.md says what is weaker",
     ));
-    let note = |what, missing: &Missing| Finding::note(what, &missing.what, &missing.remedy);
+    let note =
+        |what, missing: &MissingRequirement| Finding::note(what, &missing.what, &missing.remedy);
     tell(match &facts.namespaces {
         Ok(()) => Finding::ok(
             "namespaces",

@@ -1,39 +1,39 @@
-//! What this host lets an ordinary user do, and what would let him do more.
+//! Support of rootless use on this host, with remedies.
 
-use crate::ranges;
+use crate::subordinate_ids;
 use crate::uplink::Uplink;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Uid, fork};
 use std::fs;
 use std::sync::OnceLock;
 
-/// Something that is not there, and what mends it.
+/// Missing requirement and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
-    /// What is missing.
+pub struct MissingRequirement {
+    /// Missing requirement.
     pub what: String,
-    /// What to do.
+    /// Remedy.
     pub remedy: String,
 }
 
-/// What this host lets its ordinary users do.
+/// Support of rootless use on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
-    /// User namespaces in which one is root.
-    pub namespaces: Result<(), Missing>,
-    /// Users and groups for the processes of sandboxes.
-    pub ranges: Result<(), Missing>,
-    /// Name of the program that leads out.
-    pub uplink: Result<&'static str, Missing>,
+pub struct RootlessSupport {
+    /// User namespaces in which an ordinary user is root.
+    pub namespaces: Result<(), MissingRequirement>,
+    /// Subordinate users and groups for the processes of sandboxes.
+    pub ranges: Result<(), MissingRequirement>,
+    /// Name of the uplink program.
+    pub uplink: Result<&'static str, MissingRequirement>,
 }
 
-impl Facts {
-    /// Of this host and user, by looks; a process is started that makes a namespace and ends.
+impl RootlessSupport {
+    /// Inspects this host and user. Forks a process that makes a namespace and exits.
     pub fn find() -> Self {
         let uid = Uid::effective();
         Self {
             namespaces: namespaces(),
-            ranges: ranges::of(uid).map(drop).map_err(|what| Missing {
+            ranges: subordinate_ids::for_user(uid).map(drop).map_err(|what| MissingRequirement {
                 what: format!("sandboxes have no users of their own: {what}"),
                 remedy: format!(
                     "as root: `apt-get install uidmap`, and `usermod --add-subuids 100000-165535 \
@@ -42,7 +42,7 @@ impl Facts {
             }),
             uplink: Uplink::find()
                 .map(|uplink| uplink.name())
-                .map_err(|what| Missing {
+                .map_err(|what| MissingRequirement {
                     remedy: match what.starts_with("/dev/net/tun") {
                         true => {
                             "as root: `modprobe tun`, and `chmod 666 /dev/net/tun`, as udev does"
@@ -56,16 +56,17 @@ impl Facts {
     }
 }
 
-/// Tells if this process is in namespaces of its user's own, or could be; the kernel is asked once.
-pub fn usable() -> Result<(), Missing> {
-    static USABLE: OnceLock<Result<(), Missing>> = OnceLock::new();
+/// Checks that this process is in namespaces of its user, or could make them; tried once per
+/// process.
+pub fn usable() -> Result<(), MissingRequirement> {
+    static USABLE: OnceLock<Result<(), MissingRequirement>> = OnceLock::new();
     match crate::current() {
         Some(_) => Ok(()),
         None => USABLE.get_or_init(namespaces).clone(),
     }
 }
 
-fn namespaces() -> Result<(), Missing> {
+fn namespaces() -> Result<(), MissingRequirement> {
     if can_make() {
         return Ok(());
     }
@@ -73,19 +74,19 @@ fn namespaces() -> Result<(), Missing> {
         let text = fs::read_to_string(format!("/proc/sys/{name}")).unwrap_or_default();
         text.trim().to_owned()
     };
-    let (what, remedy) = reason(
+    let (what, remedy) = userns_obstacle(
         &read("user/max_user_namespaces"),
         &read("kernel/unprivileged_userns_clone"),
         &read("kernel/apparmor_restrict_unprivileged_userns"),
     );
-    Err(Missing {
+    Err(MissingRequirement {
         what: what.to_owned(),
         remedy: remedy.to_owned(),
     })
 }
 
-/// What keeps users from namespaces, by the sysctls of that name, and what mends it.
-fn reason(most: &str, clone: &str, apparmor: &str) -> (&'static str, &'static str) {
+/// Returns the obstacle to user namespaces, by the sysctls of that name, and its remedy.
+fn userns_obstacle(most: &str, clone: &str, apparmor: &str) -> (&'static str, &'static str) {
     if most == "0" {
         return (
             "this host lets nobody make user namespaces",
@@ -112,17 +113,17 @@ fn reason(most: &str, clone: &str, apparmor: &str) -> (&'static str, &'static st
     )
 }
 
-/// Tells if a process of this user has rights in a user namespace of its own.
+/// Returns true if a process of this user has capabilities in a user namespace of its own.
 fn can_make() -> bool {
     // SAFETY: the child makes system calls only and then ends.
     match unsafe { fork() } {
         Ok(ForkResult::Child) => {
-            // SAFETY: no pointers. The second fails where the first gives no rights.
+            // SAFETY: no pointers. The second call fails if the first gave no capabilities.
             let made = unsafe {
                 libc::unshare(libc::CLONE_NEWUSER) == 0
                     && libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) == 0
             };
-            // SAFETY: it ends this process without running anything of it.
+            // SAFETY: ends this process without running anything else.
             unsafe { libc::_exit(i32::from(!made)) }
         }
         Ok(ForkResult::Parent { child }) => {
@@ -137,14 +138,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_keeps_users_from_namespaces_is_named_with_its_remedy() {
+    fn an_obstacle_to_user_namespaces_is_named_with_its_remedy() {
         for (given, remedy) in [
             (("0", "1", ""), "max_user_namespaces"),
             (("100", "0", ""), "unprivileged_userns_clone"),
             (("100", "", "1"), "apparmor_restrict"),
             (("100", "1", "0"), "container"),
         ] {
-            let (what, found) = reason(given.0, given.1, given.2);
+            let (what, found) = userns_obstacle(given.0, given.1, given.2);
             assert!(found.contains(remedy) && !what.is_empty(), "{found}");
         }
     }

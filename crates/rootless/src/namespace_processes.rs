@@ -1,4 +1,4 @@
-//! Processes in a user namespace, or in one beneath it.
+//! Processes in a user namespace or its descendants.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -7,10 +7,11 @@ use std::path::Path;
 
 /// `NS_GET_PARENT` (ioctl_nsfs(2)).
 const NS_GET_PARENT: libc::c_ulong = 0xb702;
-/// Most user namespaces one beneath the other (user_namespaces(7)).
-const MAX_DEPTH: usize = 33;
+/// Deepest nesting of user namespaces (user_namespaces(7)).
+const MAX_NAMESPACE_DEPTH: usize = 33;
 
-/// Processes beside this one and its children that are in its user namespace or beneath it.
+/// Processes in this one's user namespace or its descendants, without this process and its
+/// children.
 pub(crate) fn others() -> Vec<u32> {
     let Ok(own) = fs::metadata("/proc/self/ns/user").map(|data| data.ino()) else {
         return Vec::new();
@@ -23,10 +24,10 @@ pub(crate) fn others() -> Vec<u32> {
         .collect()
 }
 
-/// Tells if process `pid` has not ended, and is no child of `me`.
+/// Returns true if process `pid` runs and is no child of `me`.
 fn runs(pid: u32, me: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name may hold anything but ends with the last bracket.
+    // The name may hold anything; it ends at the last bracket.
     let mut words = stat
         .rsplit_once(')')
         .map_or("", |(_, rest)| rest)
@@ -39,7 +40,7 @@ fn is_beneath(namespace: &Path, own: u64) -> bool {
     let Ok(mut file) = File::open(namespace) else {
         return false;
     };
-    for _ in 0..MAX_DEPTH {
+    for _ in 0..MAX_NAMESPACE_DEPTH {
         if file.metadata().is_ok_and(|data| data.ino() == own) {
             return true;
         }
@@ -48,7 +49,7 @@ fn is_beneath(namespace: &Path, own: u64) -> bool {
         if fd < 0 {
             return false;
         }
-        // SAFETY: the descriptor was just made and nobody else has it.
+        // SAFETY: the descriptor was just made and has no other owner.
         file = unsafe { File::from_raw_fd(fd) };
     }
     false
