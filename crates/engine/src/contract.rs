@@ -1,12 +1,13 @@
-//! What the host asks of an isolation engine.
+//! Contract between the host and an isolation engine.
 //!
-//! A guest comes up in two steps, whatever it comes from: the engine brings it to where its agent waits to be told who it is
-//! ([`UnassignedGuest`]), and the host welcomes it with a [`SandboxIdentity`] ([`UnassignedGuest::welcome`]). Only then is it a [`Guest`] that may be
-//! handed out. A warm pool is nothing but unassigned_guests that nobody has welcomed yet, so their identity is always fresh.
+//! A guest comes up in two steps, whether booted or restored. The engine brings it to the point
+//! where its agent waits for an identity ([`UnassignedGuest`]). The host then assigns a
+//! [`SandboxIdentity`] ([`UnassignedGuest::assign_identity`]), which makes it a [`Guest`] that may
+//! be handed out. A warm pool holds unassigned guests only, so their identity is always fresh.
 //!
-//! Arrivals and guests end with the process that made them, however that ends, unless a guest is kept ([`Guest::keep`]): then it
-//! runs on, and another process adopts it by its [`GuestHandle`] ([`Engine::adopt`]). What was kept and is not adopted is to be ended
-//! ([`Engine::end_unadopted`]).
+//! Guests end with the process that made them, however that ends, unless they are kept
+//! ([`Guest::keep`]): a kept guest runs on, and another process adopts it by its [`GuestHandle`]
+//! ([`Engine::adopt`]). Kept guests that are not adopted must be ended ([`Engine::end_unadopted`]).
 
 use crate::{
     BootReport, ConnectionLog, EngineDescription, ExitReason, NetworkRules, SandboxSize, Startup,
@@ -19,138 +20,139 @@ use std::io;
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
-/// Who a sandbox is told to be. Clock and entropy are added at the moment of telling.
+/// Identity of a sandbox. Clock and entropy are added when it is assigned.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxIdentity {
     /// Sandbox id; also its host name.
     pub id: String,
-    /// Environment of every process, beside the template's own.
+    /// Environment of every process, in addition to the template's.
     pub env: BTreeMap<String, String>,
-    /// What clients must show its agent; none: it answers anybody who reaches it.
+    /// Access token that clients must send to its agent; none: it answers every client.
     #[serde(default)]
     pub access_token: Option<String>,
-    /// It is put back to an earlier moment of its life, rather than made or woken where it fell asleep.
+    /// True for a rollback to an earlier state, false for a new or resumed sandbox.
     pub rewound: bool,
-    /// What it may reach.
+    /// Egress rules.
     #[serde(default)]
     pub network: NetworkRules,
-    /// Certificate authorities and proxy of the network it is in.
+    /// Certificate authorities and proxy of its network.
     #[serde(default)]
     pub site: SiteSettings,
 }
 
-/// By what a kept guest is found again: the engine's own words, to be written down as they are.
+/// GuestHandle of a kept guest, opaque to the host and stored as it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GuestHandle(pub String);
 
-/// A kept guest that is to be adopted.
+/// Kept guest that is to be adopted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptGuest {
-    /// By what it is found.
+    /// GuestHandle from [`Guest::keep`].
     pub handle: GuestHandle,
-    /// Latest snapshot it descends from, be it one that was complete when its maker ended ([`Engine::snapshots`]).
+    /// Its latest snapshot, including one that was completed as the former process ended
+    /// ([`Engine::snapshots`]).
     pub snapshot: Option<String>,
-    /// What it may reach.
+    /// Egress rules.
     pub network: NetworkRules,
 }
 
-/// What a guest does after its snapshot.
+/// Action of a guest after its snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterSnapshot {
-    /// Runs on.
+    /// Run on.
     Resume,
-    /// Ends; its memory is free when the call returns.
+    /// End; its memory is free when the call returns.
     Stop,
 }
 
-/// A snapshot that is complete. Times in microseconds.
+/// Durations of a completed snapshot in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotTimes {
-    /// How long the guest stood still.
+    /// Time that the guest was paused.
     pub stopped_us: u64,
     /// From the request to the last byte written (to files, not to storage).
     pub total_us: u64,
 }
 
-/// What became of a snapshot since it was sealed.
+/// Result of comparing a snapshot with its checksums.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifiedSnapshot {
-    /// Snapshot.
+    /// Id of the snapshot.
     pub id: String,
-    /// Whether it was sealed; nothing can be said of one that was not.
+    /// True if it has checksums; without them nothing is known.
     pub sealed: bool,
-    /// What is not as it was.
+    /// Chunks and files that differ.
     pub damaged: Vec<DamagedChunk>,
 }
 
-/// A piece of a snapshot that is not as it was sealed.
+/// Chunk or file of a snapshot that differs from its checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DamagedChunk {
     /// File of the snapshot.
     pub file: String,
-    /// Number of the piece of 64 KiB; none if the file is damaged as a whole.
+    /// Number of the 64 KiB chunk; none if the file is damaged as a whole.
     pub chunk: Option<u64>,
 }
 
-/// What a guest takes of its host.
+/// Resource usage of a guest on its host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GuestUsage {
-    /// Processor time of the process that isolates it, in microseconds since that began.
+    /// CPU time of the isolating process in microseconds since its start.
     pub cpu_us: u64,
-    /// Memory that is its own, in bytes.
+    /// Private memory in bytes.
     pub memory_bytes: u64,
-    /// What it wrote to its disk since its last snapshot, in bytes; none: cannot be told at the moment.
+    /// Bytes written to its disk since its last snapshot; none: unknown at the moment.
     pub disk_bytes: Option<u64>,
-    /// What it sent and received over its network since it came up, in bytes; none: it has none.
+    /// Bytes sent and received over its network since it came up; none: it has no network.
     pub net_bytes: Option<(u64, u64)>,
 }
 
-/// Why an engine did not do what it was asked.
+/// Failure of an engine's operation.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum EngineError {
-    /// It failed; a guest that ran before runs on.
+    /// The operation failed; a guest that ran before runs on.
     #[error("{reason}")]
     Failed {
-        /// What failed, on what, and what to do.
+        /// Failure, its object, and a remedy.
         reason: String,
     },
-    /// The guest is gone.
+    /// The guest has ended.
     #[error("{end}")]
     Ended {
-        /// Why.
+        /// Reason.
         end: ExitReason,
     },
     /// The guest did not come up.
     #[error("{reason}")]
     Boot {
-        /// Failure, its object, and what to do.
+        /// Failure, its object, and a remedy.
         reason: String,
-        /// Last output of the guest.
+        /// Last console output of the guest.
         console: String,
     },
-    /// A snapshot would take more disk space than it may. Nothing was written, and the guest runs on.
+    /// The snapshot would exceed its limit. Nothing was written, and the guest runs on.
     #[error("the snapshot takes {needed} bytes of disk space, and may take {most}")]
     SnapshotTooLarge {
-        /// Bytes that it would take at most.
+        /// Upper bound of its size in bytes.
         needed: u64,
-        /// Bytes that it may take.
+        /// Limit in bytes.
         most: u64,
     },
-    /// The engine cannot do that at all.
+    /// The engine does not support the operation.
     #[error("the engine {engine} cannot {what}{}", .instead.map(|i| format!("; use {i}")).unwrap_or_default())]
     Unsupported {
-        /// Which engine.
+        /// Name of the engine.
         engine: &'static str,
-        /// What.
+        /// Operation.
         what: &'static str,
-        /// What does it, or does as well.
+        /// Alternative.
         instead: Option<&'static str>,
     },
 }
 
 impl EngineError {
-    /// A failure in the words of `error`.
+    /// Failure with the message of `error`.
     pub fn failed(error: impl std::fmt::Display) -> Self {
         Self::Failed {
             reason: error.to_string(),
@@ -158,18 +160,20 @@ impl EngineError {
     }
 }
 
-/// An isolation engine with the files it starts guests from.
+/// Isolation engine with the files that it starts guests from.
 pub trait Engine: Send + Sync + 'static {
-    /// A guest of it.
+    /// Guest type of the engine.
     type Guest: Guest;
-    /// A guest before it knows who it is.
+    /// Guest type before an identity is assigned.
     type UnassignedGuest: UnassignedGuest<Guest = Self::Guest>;
 
-    /// What it consists of: itself, or several of which each guest has one. One of them is the default.
+    /// Engines that it consists of: itself, or several, of which each guest uses one. One of them
+    /// is the default.
     fn engines(&self) -> Vec<EngineDescription>;
 
-    /// What a snapshot of the booted template depends on, as one word: equal words may share a snapshot.
-    /// `engine` is one of [`Engine::engines`]; none: the default.
+    /// Fingerprint of everything that a snapshot of the booted template depends on: equal
+    /// fingerprints may share a snapshot. `engine` is one of [`Engine::engines`]; none: the
+    /// default.
     fn fingerprint(
         &self,
         engine: Option<&str>,
@@ -177,7 +181,8 @@ pub trait Engine: Send + Sync + 'static {
         size: SandboxSize,
     ) -> impl Future<Output = Result<String, EngineError>> + Send;
 
-    /// What runs in every sandbox of `template` before it is handed out; a snapshot of the booted template contains it.
+    /// Startup of every sandbox of `template` before it is handed out; a snapshot of the booted
+    /// template contains it.
     fn startup(
         &self,
         _template: &str,
@@ -185,7 +190,7 @@ pub trait Engine: Send + Sync + 'static {
         std::future::ready(Ok(Startup::default()))
     }
 
-    /// Size of a sandbox of `template` whose creator names none.
+    /// Default size of a sandbox of `template`.
     fn default_size(
         &self,
         _template: &str,
@@ -193,17 +198,18 @@ pub trait Engine: Send + Sync + 'static {
         std::future::ready(Ok(SandboxSize::default()))
     }
 
-    /// Whether rules can be kept here; why not, in words for whoever wrote them.
+    /// Checks that egress rules can be enforced here; the error is a message for their author.
     fn check_network(&self, _rules: &NetworkRules) -> Result<(), String> {
         Ok(())
     }
 
-    /// Which network sandboxes have here, in a few words.
+    /// Short description of the sandboxes' network.
     fn network(&self) -> String {
         "off".to_owned()
     }
 
-    /// Boots a template from its kernel, on `engine`, one of [`Engine::engines`]; none: the default.
+    /// Boots a template from its kernel, on `engine`, one of [`Engine::engines`]; none: the
+    /// default.
     fn boot(
         &self,
         engine: Option<&str>,
@@ -211,16 +217,17 @@ pub trait Engine: Send + Sync + 'static {
         size: SandboxSize,
     ) -> impl Future<Output = Result<Self::UnassignedGuest, EngineError>> + Send;
 
-    /// Makes a guest from snapshot `id` of `template`, which may be something else by now, or gone.
+    /// Restores a guest from snapshot `id` of `template`, which may have changed or been removed
+    /// since.
     fn restore(
         &self,
         template: &str,
         id: &str,
     ) -> impl Future<Output = Result<Self::UnassignedGuest, EngineError>> + Send;
 
-    /// Writes snapshot `id` of `guest`, whose latest ancestor is `parent`. Either it is complete afterwards or there is none.
-    /// One that would take more than `max_bytes` ([`Engine::snapshot_size`]) is refused
-    /// ([`EngineError::SnapshotTooLarge`]).
+    /// Takes snapshot `id` of `guest`, whose latest ancestor is `parent`. Afterwards it is either
+    /// complete or does not exist. A snapshot larger than `max_bytes` ([`Engine::snapshot_size`])
+    /// is refused ([`EngineError::SnapshotTooLarge`]).
     fn snapshot(
         &self,
         guest: &Self::Guest,
@@ -230,8 +237,9 @@ pub trait Engine: Send + Sync + 'static {
         max_bytes: Option<u64>,
     ) -> impl Future<Output = Result<SnapshotTimes, EngineError>> + Send;
 
-    /// Learns from snapshot `id` of `template` what makes the next restores fast. Asked once, when a template's has been made; what
-    /// is not learned costs time and nothing else. `site` is what its guest was given.
+    /// Records the working set of snapshot `id` of `template`, which makes restores fast. Called
+    /// once, when a template's snapshot has been made; a failure costs time only. `site` is the
+    /// setting that its guest was given.
     fn record_working_set(
         &self,
         _template: &str,
@@ -241,95 +249,101 @@ pub trait Engine: Send + Sync + 'static {
         async { Ok(()) }
     }
 
-    /// Sees to it that what restores of snapshot `id` read first is in memory. Blocks.
+    /// Prefetches the working set of snapshot `id` into memory. Blocks.
     fn prefetch(&self, _id: &str) -> Result<(), EngineError> {
         Ok(())
     }
 
-    /// Writes down checksums of snapshot `id` and all it needs, once; it may be removed meanwhile. Blocks.
+    /// Writes the checksums of snapshot `id` and its ancestors, once; it may be removed meanwhile.
+    /// Blocks.
     fn write_checksums(&self, _id: &str) -> Result<(), EngineError> {
         Ok(())
     }
 
-    /// Compares snapshot `id` and all it needs with those checksums, oldest first. Blocks.
+    /// Compares snapshot `id` and its ancestors with their checksums, oldest first. Blocks.
     fn verify(&self, id: &str) -> Result<Vec<VerifiedSnapshot>, EngineError>;
 
-    /// Takes over a guest that an earlier process kept. A snapshot of it that was being taken then happened if it is among
-    /// [`Engine::snapshots`]; otherwise, and if it was to end with it, it goes on as if nobody had asked. A guest that cannot be
-    /// adopted is ended, if it is the one that the handle means.
+    /// Adopts a guest that an earlier process kept. A snapshot that was being taken then is
+    /// committed if it is among [`Engine::snapshots`], and aborted otherwise; the guest runs on
+    /// even if it was to end with the snapshot. A guest that cannot be adopted is ended, if it is
+    /// the one that the handle identifies.
     fn adopt(
         &self,
         orphan: &KeptGuest,
     ) -> impl Future<Output = Result<Self::Guest, EngineError>> + Send;
 
-    /// Ends every guest that an earlier process kept and that is not among `known`; returns how many there were.
+    /// Ends every guest that an earlier process kept and that is not among `known`; returns their
+    /// number.
     fn end_unadopted(
         &self,
         known: &[GuestHandle],
     ) -> impl Future<Output = Result<usize, EngineError>> + Send;
 
-    /// Ends what is not kept and is nobody's any more, and returns when nothing is left of it. Nothing is asked of the engine afterwards.
+    /// Ends guests that are neither kept nor owned; returns when nothing is left of them. The
+    /// engine is not used afterwards.
     fn close(&self) -> impl Future<Output = ()> + Send {
         async {}
     }
 
-    /// The snapshots that are complete on this host, by a look at the disk that changes nothing.
+    /// Complete snapshots on this host, read from disk.
     fn snapshots(&self) -> Result<Vec<String>, EngineError>;
 
-    /// Whether snapshot `id` needs the files of none of its ancestors. An engine may come to this by itself, to keep restores fast.
-    /// Answered from memory: others wait for the answer.
+    /// Returns true if snapshot `id` needs no files of its ancestors. An engine may merge it by
+    /// itself, to keep restores fast. Answered from memory, because it is called under a lock.
     fn is_independent(&self, _id: &str) -> bool {
         false
     }
 
-    /// Removes what nobody finished and nobody will, wherever the engine keeps files, beside whole snapshots; returns how many things
-    /// there were. Called soon after the start and every minute, while others use them.
+    /// Removes incomplete files of the engine that no process will complete; returns the number of
+    /// removed files and directories. Called soon after the start and every minute, while the
+    /// engine is in use.
     fn gc(&self) -> Result<usize, EngineError> {
         Ok(0)
     }
 
-    /// Disk space that all snapshots take, in bytes, if it can be told.
+    /// Disk space of all snapshots in bytes, if known.
     fn snapshot_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// Disk space of snapshot `id` itself, in bytes, without what lies below it. It changes only by [`Engine::merge`].
+    /// Disk space of snapshot `id` in bytes, without its ancestors. It changes only by
+    /// [`Engine::merge`].
     fn snapshot_size(&self, _id: &str) -> Option<u64> {
         None
     }
 
-    /// Most bytes of disk space by which snapshot `id` grows when it is made independent of a long lineage, which keeps
-    /// restores fast; none: its lineage is short enough.
+    /// Upper bound of the bytes by which snapshot `id` grows when it is merged with its long
+    /// lineage, which keeps restores fast; none: its lineage is short enough.
     fn merge_growth(&self, _id: &str) -> Option<u64> {
         None
     }
 
-    /// Makes snapshot `id` independent of what lies below it, if its lineage is long.
+    /// Merges snapshot `id` with its ancestors, if its lineage is long.
     fn merge(&self, _id: &str) -> impl Future<Output = Result<(), EngineError>> + Send {
         std::future::ready(Ok(()))
     }
 
-    /// Whether a new sandbox of `template` may still start from its snapshot `id`: not when the template has become something else, or
-    /// is gone.
+    /// Returns true if new sandboxes of `template` may still start from its snapshot `id`, and
+    /// false if the template has changed or was removed.
     fn is_current(&self, _template: &str, _id: &str) -> bool {
         true
     }
 
-    /// Removes a snapshot's files; one that is not there is no error. Blocks.
+    /// Removes a snapshot's files; a missing snapshot is no error. Blocks.
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError>;
 }
 
-/// A guest whose agent waits to be told who it is. Dropping it ends the guest.
+/// Guest whose agent waits for an identity. Dropping it ends the guest.
 pub trait UnassignedGuest: Send + 'static {
-    /// What it becomes.
+    /// Guest type after the assignment.
     type Guest: Guest;
 
-    /// Whether it still waits.
+    /// Returns true if it still waits.
     fn is_waiting(&self) -> bool;
 
     /// Uses it once under an identity that is taken back afterwards, so that its first real use is
-    /// fast. It waits as before then: what it was meanwhile is over when it is welcomed. `site` is
-    /// what it was given when its snapshot was taken.
+    /// fast; returns it waiting as before. `site` are the settings under which its snapshot was
+    /// taken.
     fn rehearse(
         self,
         _site: &SiteSettings,
@@ -340,47 +354,48 @@ pub trait UnassignedGuest: Send + 'static {
         std::future::ready(Ok(self))
     }
 
-    /// Tells the agent who it is and returns when all of that is in force.
+    /// Assigns the identity; returns when it is in effect.
     fn assign_identity(
         self,
         sandbox_identity: &SandboxIdentity,
     ) -> impl Future<Output = Result<Self::Guest, EngineError>> + Send;
 }
 
-/// A running guest. Dropping it ends it, unless it is kept: then dropping it only lets go of it.
+/// Running guest. Dropping it ends it, unless it is kept: then dropping it only releases it.
 pub trait Guest: Send + Sync + 'static {
     /// Name of the engine that isolates it.
     fn engine(&self) -> &'static str;
 
-    /// From now on it outlives this process. Needed once in its life, also if it is adopted later.
+    /// Keeps the guest running beyond this process. Called once per guest, not again after an
+    /// adoption.
     fn keep(&self) -> impl Future<Output = Result<GuestHandle, EngineError>> + Send;
 
-    /// How it came up.
+    /// Boot mode and durations.
     fn report(&self) -> BootReport;
 
-    /// Process that isolates it, if there is one.
+    /// Isolating process, if there is one.
     fn pid(&self) -> Option<u32>;
 
-    /// What it takes of its host, without asking it: an idle guest is not woken. None where that cannot be told.
+    /// Resource usage, read without waking an idle guest. None if unknown.
     fn usage(&self) -> Option<GuestUsage> {
         None
     }
 
-    /// How often the processor left it for the host so far, if that is known.
+    /// Number of exits from the guest to the host so far, if known.
     fn exits(&self) -> impl Future<Output = Option<u64>> + Send {
         async { None }
     }
 
-    /// Opens a stream to `port` in it. A refused connection reads as closed.
+    /// Opens a stream to `port` in the guest. A refused connection reads as closed.
     fn connect(&self, port: u32) -> impl Future<Output = io::Result<UnixStream>> + Send;
 
-    /// Uses it once, so that the first use of what is restored from its next snapshot is fast. That
-    /// it cannot be used is not told.
+    /// Uses it once, so that the first use of guests restored from its next snapshot is fast.
+    /// A failure is not reported.
     fn rehearse(&self) -> impl Future<Output = ()> + Send {
         async {}
     }
 
-    /// Puts other rules for its network in force, also for connections that there are.
+    /// Replaces its egress rules, also for existing connections.
     fn set_network(
         &self,
         _rules: &NetworkRules,
@@ -388,23 +403,23 @@ pub trait Guest: Send + Sync + 'static {
         async { Ok(()) }
     }
 
-    /// Where its connections are recorded, also when it has ended; none: it has no network.
+    /// Connection log, also readable when it has ended; none: it has no network.
     fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
         None
     }
 
-    /// Waits until it is gone and says why.
+    /// Waits until it has ended; returns the reason.
     fn ended(&self) -> impl Future<Output = ExitReason> + Send;
 
-    /// Its last console output, cleaned for a terminal.
+    /// Last console output, without control characters.
     fn console_tail(&self) -> String;
 
-    /// Why the host could not write or read its disk, if that happened: its programs saw I/O errors.
+    /// Failure of the host to read or write its disk, if one occurred: its programs saw I/O errors.
     fn disk_failure(&self) -> Option<String> {
         None
     }
 
-    /// Ends it without asking it, and returns when nothing of it is left. May be called twice.
+    /// Kills it; returns when nothing of it is left. May be called twice.
     fn stop(&self) -> impl Future<Output = ()> + Send;
 }
 
@@ -413,7 +428,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_engine_cannot_do_is_refused_with_what_can() {
+    fn an_unsupported_operation_is_refused_with_an_alternative() {
         let refused = |instead| EngineError::Unsupported {
             engine: "gvisor",
             what: "verify snapshots",

@@ -56,7 +56,7 @@ pub struct Readiness {
     pub timeout_s: u32,
 }
 
-/// Probe of a [`Readiness`].
+/// ReadinessProbe of a [`Readiness`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadinessProbe<'a> {
     /// The port accepts a connection.

@@ -1,14 +1,14 @@
 //! All engines of a host as one. New sandboxes come up on one of them; what is there stays with the engine that it is of.
 
 use crate::engine_choice::EngineName;
-use crate::gvisor_engine::{self, GvisorArrival, GvisorEngine, GvisorGuest, SNAPSHOTS};
+use crate::gvisor_engine::{self, GvisorEngine, GvisorGuest, SNAPSHOTS, UnassignedGvisorGuest};
 use crate::host::{Host, Prepared};
-use crate::microvm_engine::{MicroVmArrival, MicroVmEngine, MicroVmGuest};
+use crate::microvm_engine::{MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest};
 use crate::shelf::Shelf;
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootReport, ConnectionLog, Engine, EngineDescription, EngineError,
-    Guest, Handle, NetworkRules, Orphan, Persona, SandboxEnd, SandboxSize, SnapshotTimes, Startup,
-    Usage, VerifiedSnapshot,
+    AfterSnapshot, BootReport, ConnectionLog, Engine, EngineDescription, EngineError, ExitReason,
+    Guest, GuestHandle, GuestUsage, KeptGuest, NetworkRules, SandboxIdentity, SandboxSize,
+    SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_gvisor::Store;
 use jiffy_net::{Card, Network};
@@ -150,11 +150,11 @@ macro_rules! with {
 }
 
 /// A guest on its way, of one of the engines.
-pub enum HostArrival {
+pub enum UnassignedHostGuest {
     /// A virtual machine.
-    MicroVm(Box<MicroVmArrival>),
+    MicroVm(Box<UnassignedMicroVmGuest>),
     /// A gVisor sandbox.
-    Gvisor(Box<GvisorArrival>),
+    Gvisor(Box<UnassignedGvisorGuest>),
 }
 
 /// A running guest of one of the engines.
@@ -177,7 +177,7 @@ macro_rules! guest {
 
 impl Engine for HostEngine {
     type Guest = HostGuest;
-    type Arrival = HostArrival;
+    type UnassignedGuest = UnassignedHostGuest;
 
     fn engines(&self) -> Vec<EngineDescription> {
         let gvisor = match &self.gvisor {
@@ -226,23 +226,23 @@ impl Engine for HostEngine {
         engine: Option<&str>,
         template: &str,
         size: SandboxSize,
-    ) -> Result<HostArrival, EngineError> {
+    ) -> Result<UnassignedHostGuest, EngineError> {
         match self.engine(engine)? {
-            One::MicroVm(engine) => Ok(HostArrival::MicroVm(Box::new(
+            One::MicroVm(engine) => Ok(UnassignedHostGuest::MicroVm(Box::new(
                 engine.boot(None, template, size).await?,
             ))),
-            One::Gvisor(engine) => Ok(HostArrival::Gvisor(Box::new(
+            One::Gvisor(engine) => Ok(UnassignedHostGuest::Gvisor(Box::new(
                 engine.boot(None, template, size).await?,
             ))),
         }
     }
 
-    async fn restore(&self, template: &str, id: &str) -> Result<HostArrival, EngineError> {
+    async fn restore(&self, template: &str, id: &str) -> Result<UnassignedHostGuest, EngineError> {
         match self.of_snapshot(id)? {
-            One::MicroVm(engine) => Ok(HostArrival::MicroVm(Box::new(
+            One::MicroVm(engine) => Ok(UnassignedHostGuest::MicroVm(Box::new(
                 engine.restore(template, id).await?,
             ))),
-            One::Gvisor(engine) => Ok(HostArrival::Gvisor(Box::new(
+            One::Gvisor(engine) => Ok(UnassignedHostGuest::Gvisor(Box::new(
                 engine.restore(template, id).await?,
             ))),
         }
@@ -283,14 +283,14 @@ impl Engine for HostEngine {
         with!(self.of_snapshot(id)?, engine => engine.verify(id))
     }
 
-    async fn adopt(&self, orphan: &Orphan) -> Result<HostGuest, EngineError> {
+    async fn adopt(&self, orphan: &KeptGuest) -> Result<HostGuest, EngineError> {
         match gvisor_engine::is_ours(&orphan.handle) {
             true => Ok(HostGuest::Gvisor(self.gvisor()?.adopt(orphan).await?)),
             false => Ok(HostGuest::MicroVm(self.microvm.adopt(orphan).await?)),
         }
     }
 
-    async fn end_unadopted(&self, known: &[Handle]) -> Result<usize, EngineError> {
+    async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
         // Each knows its own handles, and none of the other's.
         let ended = self.microvm.end_unadopted(known).await?;
         match &self.gvisor {
@@ -369,31 +369,38 @@ impl Engine for HostEngine {
     }
 }
 
-impl Arrival for HostArrival {
+impl UnassignedGuest for UnassignedHostGuest {
     type Guest = HostGuest;
 
-    fn waits(&self) -> bool {
+    fn is_waiting(&self) -> bool {
         match self {
-            Self::MicroVm(arrival) => arrival.waits(),
-            Self::Gvisor(arrival) => arrival.waits(),
+            Self::MicroVm(unassigned) => unassigned.is_waiting(),
+            Self::Gvisor(unassigned) => unassigned.is_waiting(),
         }
     }
 
     async fn rehearse(self, site: &SiteSettings) -> Result<Self, EngineError> {
         match self {
-            Self::MicroVm(arrival) => {
-                let rehearsed = arrival.rehearse(site).await?;
+            Self::MicroVm(unassigned) => {
+                let rehearsed = unassigned.rehearse(site).await?;
                 Ok(Self::MicroVm(Box::new(rehearsed)))
             }
             // It restores all of its memory at once.
-            Self::Gvisor(arrival) => Ok(Self::Gvisor(arrival)),
+            Self::Gvisor(unassigned) => Ok(Self::Gvisor(unassigned)),
         }
     }
 
-    async fn welcome(self, persona: &Persona) -> Result<HostGuest, EngineError> {
+    async fn assign_identity(
+        self,
+        sandbox_identity: &SandboxIdentity,
+    ) -> Result<HostGuest, EngineError> {
         match self {
-            Self::MicroVm(arrival) => Ok(HostGuest::MicroVm(arrival.welcome(persona).await?)),
-            Self::Gvisor(arrival) => Ok(HostGuest::Gvisor(arrival.welcome(persona).await?)),
+            Self::MicroVm(unassigned) => Ok(HostGuest::MicroVm(
+                unassigned.assign_identity(sandbox_identity).await?,
+            )),
+            Self::Gvisor(unassigned) => Ok(HostGuest::Gvisor(
+                unassigned.assign_identity(sandbox_identity).await?,
+            )),
         }
     }
 }
@@ -403,7 +410,7 @@ impl Guest for HostGuest {
         guest!(self, guest => guest.engine())
     }
 
-    async fn keep(&self) -> Result<Handle, EngineError> {
+    async fn keep(&self) -> Result<GuestHandle, EngineError> {
         guest!(self, guest => guest.keep().await)
     }
 
@@ -415,7 +422,7 @@ impl Guest for HostGuest {
         guest!(self, guest => guest.pid())
     }
 
-    fn usage(&self) -> Option<Usage> {
+    fn usage(&self) -> Option<GuestUsage> {
         guest!(self, guest => guest.usage())
     }
 
@@ -439,7 +446,7 @@ impl Guest for HostGuest {
         guest!(self, guest => guest.connections())
     }
 
-    async fn ended(&self) -> SandboxEnd {
+    async fn ended(&self) -> ExitReason {
         guest!(self, guest => guest.ended().await)
     }
 

@@ -9,9 +9,10 @@ use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
 use crate::shelf::{Shelf, chain};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootReport, Capabilities, ConnectionLog, DamagedPiece, Engine,
-    EngineDescription, EngineError, Guest, Handle, NetworkRules, Orphan, Persona, ProcessMark,
-    SandboxEnd, SandboxSize, SnapshotTimes, Startup, Usage, VerifiedSnapshot,
+    AfterSnapshot, BootReport, Capabilities, ConnectionLog, DamagedChunk, Engine,
+    EngineDescription, EngineError, ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest,
+    NetworkRules, ProcessInstance, SandboxIdentity, SandboxSize, SnapshotTimes, Startup,
+    UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_microvm::{
     AdoptSpec, BootError, BootSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec,
@@ -115,7 +116,7 @@ impl MicroVmEngine {
         &self,
         id: &str,
         memory: impl FnOnce(&Lineage) -> MemoryPolicy,
-    ) -> Result<MicroVmArrival, EngineError> {
+    ) -> Result<UnassignedMicroVmGuest, EngineError> {
         let lineage = self.store.lineage(id).map_err(EngineError::failed)?;
         let newest = lineage.newest().ok_or_else(|| EngineError::Failed {
             reason: format!("there is no snapshot {id}"),
@@ -137,7 +138,7 @@ impl MicroVmEngine {
             .await
             .map_err(boot_error)?;
         let place = self.place.clone();
-        Ok(MicroVmArrival {
+        Ok(UnassignedMicroVmGuest {
             coming: Coming::Restored(Box::new(waiting)),
             prepared,
             place,
@@ -166,7 +167,7 @@ pub fn agent(vm: &MicroVm) -> AgentClient {
 }
 
 /// A guest on its way.
-pub struct MicroVmArrival {
+pub struct UnassignedMicroVmGuest {
     coming: Coming,
     prepared: Arc<Prepared>,
     place: Place,
@@ -205,10 +206,10 @@ impl Place {
     }
 }
 
-/// A [`Handle`] in words.
+/// A [`GuestHandle`] in words.
 #[derive(Serialize, Deserialize)]
 struct Words {
-    mark: ProcessMark,
+    mark: ProcessInstance,
     /// The image it was booted with, as its snapshots remember it.
     image: String,
     /// Who its agent was told to be; clock and entropy are left out.
@@ -224,7 +225,7 @@ struct Words {
 }
 
 impl Words {
-    fn read(handle: &Handle) -> Result<Self, EngineError> {
+    fn read(handle: &GuestHandle) -> Result<Self, EngineError> {
         serde_json::from_str(&handle.0).map_err(|e| {
             EngineError::failed(format!(
                 "it was written down by another version of jiffy: {e}"
@@ -254,7 +255,7 @@ impl Drop for MicroVmGuest {
 
 impl Engine for MicroVmEngine {
     type Guest = MicroVmGuest;
-    type Arrival = MicroVmArrival;
+    type UnassignedGuest = UnassignedMicroVmGuest;
 
     fn engines(&self) -> Vec<EngineDescription> {
         let why = host_kvm::open().err().map(|e| e.to_string());
@@ -327,7 +328,7 @@ impl Engine for MicroVmEngine {
         _engine: Option<&str>,
         template: &str,
         size: SandboxSize,
-    ) -> Result<MicroVmArrival, EngineError> {
+    ) -> Result<UnassignedMicroVmGuest, EngineError> {
         let prepared = self.shelf.prepare(template).await?;
         let overlay = self.store.overlay().map_err(EngineError::failed)?;
         let mut spec = prepared
@@ -341,7 +342,7 @@ impl Engine for MicroVmEngine {
             spec.net = card::spec(lease);
             spec.extra_cmdline = jiffy_net::guest::cmdline();
         }
-        Ok(MicroVmArrival {
+        Ok(UnassignedMicroVmGuest {
             coming: Coming::Bootable(Box::new(spec)),
             prepared,
             place: self.place.clone(),
@@ -349,7 +350,11 @@ impl Engine for MicroVmEngine {
         })
     }
 
-    async fn restore(&self, _template: &str, id: &str) -> Result<MicroVmArrival, EngineError> {
+    async fn restore(
+        &self,
+        _template: &str,
+        id: &str,
+    ) -> Result<UnassignedMicroVmGuest, EngineError> {
         self.arrive(id, |lineage| self.memory(lineage)).await
     }
 
@@ -393,13 +398,13 @@ impl Engine for MicroVmEngine {
         site: &SiteSettings,
     ) -> Result<(), EngineError> {
         // Mapped, so that what is present afterwards is what was touched.
-        let arrival = self.arrive(id, |_| MemoryPolicy::Map).await?;
-        let persona = Persona {
+        let unassigned = self.arrive(id, |_| MemoryPolicy::Map).await?;
+        let sandbox_identity = SandboxIdentity {
             id: "template".to_owned(),
             site: site.clone(),
-            ..Persona::default()
+            ..SandboxIdentity::default()
         };
-        let guest = arrival.welcome(&persona).await?;
+        let guest = unassigned.assign_identity(&sandbox_identity).await?;
         // Every template's first use is a command; one without any does with the greeting.
         rehearse(&guest.vm).await;
         let recorded = guest.vm.working_set(&self.store).await;
@@ -438,7 +443,7 @@ impl Engine for MicroVmEngine {
                 sealed,
                 damaged: damaged
                     .into_iter()
-                    .map(|d| DamagedPiece {
+                    .map(|d| DamagedChunk {
                         file: d.file,
                         chunk: d.chunk,
                     })
@@ -448,7 +453,7 @@ impl Engine for MicroVmEngine {
         verified.collect()
     }
 
-    async fn adopt(&self, orphan: &Orphan) -> Result<MicroVmGuest, EngineError> {
+    async fn adopt(&self, orphan: &KeptGuest) -> Result<MicroVmGuest, EngineError> {
         let words = Words::read(&orphan.handle)?;
         let spec = AdoptSpec {
             mark: words.mark,
@@ -473,14 +478,14 @@ impl Engine for MicroVmEngine {
         })
     }
 
-    async fn end_unadopted(&self, known: &[Handle]) -> Result<usize, EngineError> {
+    async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
         // One whose words are not understood cannot be adopted either.
         let known: Vec<Words> = known
             .iter()
             .filter_map(|handle| Words::read(handle).ok())
             .collect();
         let slots: Vec<u32> = known.iter().filter_map(|words| words.slot).collect();
-        let marks: Vec<ProcessMark> = known.into_iter().map(|words| words.mark).collect();
+        let marks: Vec<ProcessInstance> = known.into_iter().map(|words| words.mark).collect();
         let ended = jiffy_microvm::end_unadopted(&self.place.sockets, &marks).await;
         if let Some(network) = &self.network {
             network.reclaim(Card::Tap, &slots);
@@ -562,10 +567,10 @@ impl Engine for MicroVmEngine {
     }
 }
 
-impl Arrival for MicroVmArrival {
+impl UnassignedGuest for UnassignedMicroVmGuest {
     type Guest = MicroVmGuest;
 
-    fn waits(&self) -> bool {
+    fn is_waiting(&self) -> bool {
         match &self.coming {
             Coming::Restored(waiting) => waiting.is_waiting(),
             Coming::Bootable(_) => true,
@@ -578,14 +583,17 @@ impl Arrival for MicroVmArrival {
         };
         let defaults = &self.prepared.template().manifest.defaults;
         let identity =
-            identity(&rehearsal::persona(site), defaults).map_err(EngineError::failed)?;
+            identity(&rehearsal::sandbox_identity(site), defaults).map_err(EngineError::failed)?;
         // Its network stays closed until it is welcomed.
         rehearse(waiting.rehearse(identity).await.map_err(boot_error)?).await;
         waiting.wait_again().await.map_err(boot_error)?;
         Ok(self)
     }
 
-    async fn welcome(self, persona: &Persona) -> Result<MicroVmGuest, EngineError> {
+    async fn assign_identity(
+        self,
+        sandbox_identity: &SandboxIdentity,
+    ) -> Result<MicroVmGuest, EngineError> {
         let Self {
             coming,
             prepared,
@@ -593,9 +601,9 @@ impl Arrival for MicroVmArrival {
             lease,
         } = self;
         let defaults = &prepared.template().manifest.defaults;
-        let identity = identity(persona, defaults).map_err(EngineError::failed)?;
+        let identity = identity(sandbox_identity, defaults).map_err(EngineError::failed)?;
         if let Some(lease) = &lease {
-            let ruled = lease.replace(&persona.network).await;
+            let ruled = lease.replace(&sandbox_identity.network).await;
             ruled.map_err(EngineError::failed)?;
         }
         let vm = match coming {
@@ -625,7 +633,7 @@ impl Guest for MicroVmGuest {
         MICROVM
     }
 
-    async fn keep(&self) -> Result<Handle, EngineError> {
+    async fn keep(&self) -> Result<GuestHandle, EngineError> {
         let mark = self.vm.keep(&self.place.sockets, &self.place.log).await;
         let words = Words {
             mark: mark.map_err(EngineError::failed)?,
@@ -641,7 +649,7 @@ impl Guest for MicroVmGuest {
             slot: self.card.keep(),
         };
         let words = serde_json::to_string(&words).map_err(EngineError::failed)?;
-        Ok(Handle(words))
+        Ok(GuestHandle(words))
     }
 
     fn report(&self) -> BootReport {
@@ -652,7 +660,7 @@ impl Guest for MicroVmGuest {
         Some(self.vm.vmm_pid())
     }
 
-    fn usage(&self) -> Option<Usage> {
+    fn usage(&self) -> Option<GuestUsage> {
         let pid = self.vm.vmm_pid();
         // One system call where parsing /proc/PID/stat would be three, and exact where that counts ticks.
         let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
@@ -665,7 +673,7 @@ impl Guest for MicroVmGuest {
             .map_while(|n| n.parse::<u64>().ok());
         let (resident, shared) = (pages.next()?, pages.next()?);
         let cpu_us = Duration::from(cpu).as_micros();
-        Some(Usage {
+        Some(GuestUsage {
             cpu_us: u64::try_from(cpu_us).unwrap_or(u64::MAX),
             memory_bytes: resident.saturating_sub(shared).saturating_mul(PAGE),
             disk_bytes: self.vm.overlay_bytes(),
@@ -694,7 +702,7 @@ impl Guest for MicroVmGuest {
         self.card.connections()
     }
 
-    async fn ended(&self) -> SandboxEnd {
+    async fn ended(&self) -> ExitReason {
         self.vm.ended().await
     }
 

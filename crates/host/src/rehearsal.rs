@@ -9,7 +9,7 @@
 
 use crate::microvm_engine::agent;
 use jiffy_agent_client::{ClientError, ProcessSpec};
-use jiffy_engine::Persona;
+use jiffy_engine::SandboxIdentity;
 use jiffy_microvm::MicroVm;
 use jiffy_proto::agent::SiteSettings;
 use std::time::Duration;
@@ -23,11 +23,11 @@ const REHEARSAL_ID: &str = "waiting";
 const COMMANDS: [(&str, &[&str]); 2] = [("true", &[]), ("/bin/bash", &["-c", "true"])];
 
 /// Identity of a guest while it rehearses.
-pub fn persona(site: &SiteSettings) -> Persona {
-    Persona {
+pub fn sandbox_identity(site: &SiteSettings) -> SandboxIdentity {
+    SandboxIdentity {
         id: REHEARSAL_ID.to_owned(),
         site: site.clone(),
-        ..Persona::default()
+        ..SandboxIdentity::default()
     }
 }
 

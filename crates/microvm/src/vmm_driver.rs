@@ -5,7 +5,7 @@ use crate::exit_reason::classify;
 use crate::jail::Vmm;
 use crate::vmm_process::{KeptSocket, VmmProcess};
 use jiffy_agent_client::{Greeting, GreetingError};
-use jiffy_engine::SandboxEnd;
+use jiffy_engine::ExitReason;
 use jiffy_proto::agent::{HELLO_PORT, Hello, Identity};
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::vm::{Event, StopCause};
@@ -58,7 +58,7 @@ pub(crate) struct VmmDriver {
 }
 
 impl VmmDriver {
-    pub async fn run(mut self, end_sender: watch::Sender<Option<SandboxEnd>>) {
+    pub async fn run(mut self, end_sender: watch::Sender<Option<ExitReason>>) {
         let mut greeting: Option<JoinHandle<()>> = None;
         loop {
             tokio::select! {

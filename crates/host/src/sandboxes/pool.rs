@@ -7,7 +7,7 @@ use super::entry::lock;
 use super::{OperationError, Sandboxes, detached};
 use crate::admission::{Occupant, Place};
 use crate::site;
-use jiffy_engine::{Arrival, Engine, EngineError, SandboxSize};
+use jiffy_engine::{Engine, EngineError, SandboxSize, UnassignedGuest};
 use jiffy_proto::agent::SiteSettings;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -47,7 +47,7 @@ pub(super) struct Pool<A> {
     shelves: Mutex<HashMap<String, Shelf<A>>>,
 }
 
-impl<A: Arrival> Pool<A> {
+impl<A: UnassignedGuest> Pool<A> {
     pub fn new(wanted: usize) -> Self {
         Self {
             usual: wanted,
@@ -103,9 +103,9 @@ impl<A: Arrival> Pool<A> {
         let mut shelves = lock(&self.shelves);
         let shelf = shelves.get_mut(fingerprint)?;
         shelf.takes += 1;
-        while let Some((arrival, _place)) = shelf.waiting.pop() {
-            if arrival.waits() {
-                return Some((arrival, shelf.snapshot.clone()));
+        while let Some((unassigned, _place)) = shelf.waiting.pop() {
+            if unassigned.is_waiting() {
+                return Some((unassigned, shelf.snapshot.clone()));
             }
         }
         None
@@ -160,13 +160,13 @@ impl<A: Arrival> Pool<A> {
         lock(&self.shelves).get(fingerprint).map(|s| s.takes)
     }
 
-    /// Adds an arrival with its place unless the shelf was dropped; whether there is room for more.
+    /// Adds an unassigned guest with its place unless the shelf was dropped; whether there is room for more.
     fn put(
         &self,
         fingerprint: &str,
         template: &str,
         snapshot: &str,
-        (arrival, mut place): (A, Place),
+        (unassigned, mut place): (A, Place),
     ) -> bool {
         place.settle();
         let wanted = self.wanted(template);
@@ -174,7 +174,7 @@ impl<A: Arrival> Pool<A> {
         match shelves.get_mut(fingerprint) {
             // Fewer may be wanted by now.
             Some(shelf) if shelf.snapshot == snapshot && shelf.waiting.len() < wanted => {
-                shelf.waiting.push((arrival, place));
+                shelf.waiting.push((unassigned, place));
                 shelf.waiting.len() < wanted
             }
             _ => false,
@@ -233,10 +233,10 @@ impl<E: Engine> Sandboxes<E> {
         &self,
         template: &str,
         snapshot: &str,
-    ) -> Result<E::Arrival, EngineError> {
-        let arrival = self.0.engine.restore(template, snapshot).await?;
+    ) -> Result<E::UnassignedGuest, EngineError> {
+        let unassigned = self.0.engine.restore(template, snapshot).await?;
         let site = site::joined(&self.0.site, &SiteSettings::default());
-        arrival.rehearse(&site).await
+        unassigned.rehearse(&site).await
     }
 
     /// Fills the shelf in the background, once it is quiet.
@@ -261,9 +261,11 @@ impl<E: Engine> Sandboxes<E> {
                     break;
                 };
                 let more = match this.restore_to_wait(&template, &snapshot).await {
-                    Ok(arrival) => {
-                        let arrival = (arrival, place);
-                        this.0.pool.put(&fingerprint, &template, &snapshot, arrival)
+                    Ok(unassigned) => {
+                        let unassigned = (unassigned, place);
+                        this.0
+                            .pool
+                            .put(&fingerprint, &template, &snapshot, unassigned)
                     }
                     Err(e) => {
                         tracing::warn!(template, "the warm pool could not be filled: {e}");

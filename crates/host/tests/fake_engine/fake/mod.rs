@@ -2,9 +2,9 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use jiffy_engine::{
-    AfterSnapshot, Arrival, BootMode, BootReport, Capabilities, Connection, ConnectionLog,
-    Connections, Engine, EngineDescription, EngineError, Guest, Handle, Orphan, Persona, Protocol,
-    SandboxEnd, SandboxSize, SnapshotTimes, Usage, VerifiedSnapshot,
+    AfterSnapshot, BootMode, BootReport, Capabilities, Connection, ConnectionLog, Connections,
+    Engine, EngineDescription, EngineError, ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest,
+    Protocol, SandboxIdentity, SandboxSize, SnapshotTimes, UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_host::{CreateSpec, HostFigures, Options, ReadHost, Sandboxes, Source, Terms};
 use jiffy_proto::agent::SiteSettings;
@@ -67,7 +67,7 @@ pub struct World {
 
 /// A guest's inside.
 pub struct Body {
-    pub persona: Mutex<Persona>,
+    pub sandbox_identity: Mutex<SandboxIdentity>,
     pub memory: Mutex<String>,
     cpu_us: AtomicU64,
     engine: &'static str,
@@ -76,7 +76,7 @@ pub struct Body {
     /// Snapshot of it that is complete, or was to be, when its daemon died.
     undecided: Mutex<Option<String>>,
     kept: AtomicBool,
-    end: watch::Sender<Option<SandboxEnd>>,
+    end: watch::Sender<Option<ExitReason>>,
 }
 
 impl World {
@@ -115,7 +115,8 @@ impl World {
     pub fn running(&self) -> Vec<String> {
         let guests = self.guests.lock().unwrap();
         let live = guests.iter().filter(|b| b.end.borrow().is_none());
-        live.map(|b| b.persona.lock().unwrap().id.clone()).collect()
+        live.map(|b| b.sandbox_identity.lock().unwrap().id.clone())
+            .collect()
     }
 
     /// The one running guest of a sandbox.
@@ -123,7 +124,7 @@ impl World {
         let guests = self.guests.lock().unwrap();
         let mut found = guests
             .iter()
-            .filter(|b| b.end.borrow().is_none() && b.persona.lock().unwrap().id == id);
+            .filter(|b| b.end.borrow().is_none() && b.sandbox_identity.lock().unwrap().id == id);
         let body = found.next().unwrap_or_else(|| panic!("{id} does not run"));
         assert!(found.next().is_none(), "{id} runs twice");
         body.clone()
@@ -140,14 +141,14 @@ impl World {
     /// A guest that ends by itself.
     pub fn panic_guest(&self, id: &str) {
         let message = "gone".to_owned();
-        let end = SandboxEnd::GuestPanic { message };
+        let end = ExitReason::GuestPanic { message };
         self.body(id).end.send_replace(Some(end));
     }
 
     fn new_body(&self, engine: &'static str, memory: String) -> Arc<Body> {
         let body = Arc::new(Body {
             engine,
-            persona: Mutex::default(),
+            sandbox_identity: Mutex::default(),
             memory: Mutex::new(memory),
             cpu_us: AtomicU64::default(),
             parent: Mutex::default(),
@@ -166,13 +167,13 @@ pub struct FakeEngine {
     writing: Mutex<BTreeSet<String>>,
 }
 
-pub struct FakeArrival(Arc<World>, Option<Arc<Body>>);
+pub struct UnassignedFakeGuest(Arc<World>, Option<Arc<Body>>);
 pub struct FakeGuest(Arc<Body>, Arc<World>);
 
-impl Drop for FakeArrival {
+impl Drop for UnassignedFakeGuest {
     fn drop(&mut self) {
         if let Some(body) = self.1.take() {
-            body.end.send_replace(Some(SandboxEnd::Requested));
+            body.end.send_replace(Some(ExitReason::Requested));
         }
     }
 }
@@ -180,7 +181,7 @@ impl Drop for FakeArrival {
 impl Drop for FakeGuest {
     fn drop(&mut self) {
         if !self.0.kept.load(Ordering::Relaxed) {
-            self.0.end.send_replace(Some(SandboxEnd::Requested));
+            self.0.end.send_replace(Some(ExitReason::Requested));
         }
     }
 }
@@ -193,7 +194,7 @@ impl Body {
     fn stop(&self) {
         self.end.send_if_modified(|end| {
             let first = end.is_none();
-            end.get_or_insert(SandboxEnd::Requested);
+            end.get_or_insert(ExitReason::Requested);
             first
         });
     }
@@ -214,7 +215,7 @@ impl FakeEngine {
 
 impl Engine for FakeEngine {
     type Guest = FakeGuest;
-    type Arrival = FakeArrival;
+    type UnassignedGuest = UnassignedFakeGuest;
 
     fn engines(&self) -> Vec<EngineDescription> {
         let engine = |name: &str, default, why: Option<&str>| EngineDescription {
@@ -253,7 +254,7 @@ impl Engine for FakeEngine {
         engine: Option<&str>,
         template: &str,
         _: SandboxSize,
-    ) -> Result<FakeArrival, EngineError> {
+    ) -> Result<UnassignedFakeGuest, EngineError> {
         *self.world.boots.lock().unwrap() += 1;
         self.world.step("boot").await?;
         let engine = match engine {
@@ -264,10 +265,10 @@ impl Engine for FakeEngine {
             None => "fake",
         };
         let body = self.world.new_body(engine, format!("fresh {template}"));
-        Ok(FakeArrival(self.world.clone(), Some(body)))
+        Ok(UnassignedFakeGuest(self.world.clone(), Some(body)))
     }
 
-    async fn restore(&self, _: &str, id: &str) -> Result<FakeArrival, EngineError> {
+    async fn restore(&self, _: &str, id: &str) -> Result<UnassignedFakeGuest, EngineError> {
         *self.world.restores.lock().unwrap() += 1;
         self.world.step("restore").await?;
         let memory = fs::read_to_string(self.dir.join(id)).map_err(EngineError::failed)?;
@@ -277,10 +278,10 @@ impl Engine for FakeEngine {
         };
         let body = self.world.new_body(engine, memory);
         *body.parent.lock().unwrap() = Some(id.to_owned());
-        Ok(FakeArrival(self.world.clone(), Some(body)))
+        Ok(UnassignedFakeGuest(self.world.clone(), Some(body)))
     }
 
-    async fn adopt(&self, orphan: &Orphan) -> Result<FakeGuest, EngineError> {
+    async fn adopt(&self, orphan: &KeptGuest) -> Result<FakeGuest, EngineError> {
         let at: usize = orphan.handle.0.parse().map_err(EngineError::failed)?;
         let body = self.world.guests.lock().unwrap()[at].clone();
         if let Err(e) = self.world.step("adopt").await {
@@ -299,10 +300,10 @@ impl Engine for FakeEngine {
         Ok(FakeGuest(body, self.world.clone()))
     }
 
-    async fn end_unadopted(&self, known: &[Handle]) -> Result<usize, EngineError> {
+    async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
         let guests = self.world.guests.lock().unwrap().clone();
         let others = guests.iter().enumerate().filter(|(at, body)| {
-            let handle = Handle(at.to_string());
+            let handle = GuestHandle(at.to_string());
             body.lives() && body.kept.load(Ordering::Relaxed) && !known.contains(&handle)
         });
         Ok(others.map(|(_, body)| body.stop()).count())
@@ -412,10 +413,10 @@ impl Engine for FakeEngine {
     }
 }
 
-impl Arrival for FakeArrival {
+impl UnassignedGuest for UnassignedFakeGuest {
     type Guest = FakeGuest;
 
-    fn waits(&self) -> bool {
+    fn is_waiting(&self) -> bool {
         self.1.as_ref().is_some_and(|b| b.end.borrow().is_none())
     }
 
@@ -425,10 +426,13 @@ impl Arrival for FakeArrival {
         Ok(self)
     }
 
-    async fn welcome(mut self, persona: &Persona) -> Result<FakeGuest, EngineError> {
+    async fn assign_identity(
+        mut self,
+        sandbox_identity: &SandboxIdentity,
+    ) -> Result<FakeGuest, EngineError> {
         self.0.step("welcome").await?;
         let body = self.1.take().unwrap();
-        *body.persona.lock().unwrap() = persona.clone();
+        *body.sandbox_identity.lock().unwrap() = sandbox_identity.clone();
         Ok(FakeGuest(body, self.0.clone()))
     }
 }
@@ -438,13 +442,13 @@ impl Guest for FakeGuest {
         self.0.engine
     }
 
-    async fn keep(&self) -> Result<Handle, EngineError> {
+    async fn keep(&self) -> Result<GuestHandle, EngineError> {
         self.1.step("keep").await?;
         self.0.kept.store(true, Ordering::Relaxed);
         self.1.step("kept").await?;
         let guests = self.1.guests.lock().unwrap();
         let at = guests.iter().position(|b| Arc::ptr_eq(b, &self.0)).unwrap();
-        Ok(Handle(at.to_string()))
+        Ok(GuestHandle(at.to_string()))
     }
 
     fn report(&self) -> BootReport {
@@ -462,9 +466,9 @@ impl Guest for FakeGuest {
         None
     }
 
-    fn usage(&self) -> Option<Usage> {
+    fn usage(&self) -> Option<GuestUsage> {
         let cpu_us = self.0.cpu_us.fetch_add(1000, Ordering::Relaxed);
-        Some(Usage {
+        Some(GuestUsage {
             cpu_us,
             memory_bytes: 3 << 20,
             disk_bytes: Some(8192),
@@ -489,7 +493,7 @@ impl Guest for FakeGuest {
         Some(Arc::new(Reached))
     }
 
-    async fn ended(&self) -> SandboxEnd {
+    async fn ended(&self) -> ExitReason {
         let mut end = self.0.end.subscribe();
         let end = end.wait_for(Option::is_some).await.unwrap();
         end.clone().unwrap()
