@@ -17,7 +17,7 @@ use crate::seccomp;
 use crate::snapshot::linear_memory::LinearMemory;
 use crate::virtio::balloon::Balloon;
 use crate::virtio::blk::Block;
-use crate::virtio::vsock::{ConnectError, GuestConnect, Vsock};
+use crate::virtio::vsock::{GuestConnect, Vsock, VsockConnectError};
 use disk_thread::DiskThread;
 use jiffy_proto::channel::{Channel, ChannelError};
 use jiffy_proto::snapshot::RestoreConfig;
@@ -335,7 +335,7 @@ impl Vm {
             Request::Connect { port } => {
                 if let Some(stream) = fds.into_iter().next() {
                     self.update_device(|vsock: &mut Vsock| match vsock.connect(port, stream) {
-                        Err(ConnectError::Device(e)) => Err(e),
+                        Err(VsockConnectError::Device(e)) => Err(e),
                         // The holder of the other end sees the stream closed.
                         Ok(()) | Err(_) => Ok(()),
                     });

@@ -10,7 +10,7 @@
 //! read.
 //!
 //! ```text
-//! queues <-> device (rings, interrupts, timer) <-> muxer (lookup, order) <-> connection <-> Unix stream
+//! queues <-> device (rings, timer) <-> muxer (lookup, order) <-> connection <-> Unix stream
 //! ```
 
 mod connection;
@@ -47,7 +47,7 @@ impl<F: FnMut(u32, UnixStream) -> std::io::Result<()> + Send> GuestConnect for F
 
 /// Failure to connect to a port in the guest. The stream is closed without a byte.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
+pub enum VsockConnectError {
     /// The guest's driver is not up (yet).
     #[error("the guest's vsock driver is not ready")]
     NotActive,

@@ -57,7 +57,7 @@ pub enum ConnectionAction {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ConnectionState {
+enum VsockConnectionState {
     /// The host connects to the guest; `asked`: the REQUEST was sent.
     Connecting { asked: bool },
     /// The guest connected to the host; the RESPONSE is not sent yet.
@@ -89,14 +89,14 @@ pub struct OutgoingPacket {
 }
 
 #[derive(Debug)]
-pub struct Connection {
+pub struct VsockConnection {
     pub ports: PortPair,
     pub credit: Credit,
     /// True while it is in the muxer's queue of connections with packets to send.
     pub queued: bool,
-    /// Time of the next call of [`Connection::expire`].
+    /// Time of the next call of [`VsockConnection::expire`].
     pub deadline: Option<Instant>,
-    state: ConnectionState,
+    state: VsockConnectionState,
     /// Stream to the host; none once both directions have ended.
     stream: Option<OwnedFd>,
     /// Events that the stream is watched for; none: not watched.
@@ -118,8 +118,8 @@ pub struct Connection {
     credit_request: CreditRequestState,
 }
 
-impl Connection {
-    fn new(ports: PortPair, stream: OwnedFd, state: ConnectionState) -> Self {
+impl VsockConnection {
+    fn new(ports: PortPair, stream: OwnedFd, state: VsockConnectionState) -> Self {
         Self {
             ports,
             credit: Credit::default(),
@@ -142,14 +142,18 @@ impl Connection {
 
     /// Creates a connection from the host; the guest must answer by `deadline`.
     pub fn connecting(ports: PortPair, stream: OwnedFd, deadline: Instant) -> Self {
-        let mut connection = Self::new(ports, stream, ConnectionState::Connecting { asked: false });
+        let mut connection = Self::new(
+            ports,
+            stream,
+            VsockConnectionState::Connecting { asked: false },
+        );
         connection.deadline = Some(deadline);
         connection
     }
 
     /// Creates the connection that the guest asked for with `request`.
     pub fn accepting(ports: PortPair, stream: OwnedFd, request: &VsockHeader) -> Self {
-        let mut connection = Self::new(ports, stream, ConnectionState::Accepting);
+        let mut connection = Self::new(ports, stream, VsockConnectionState::Accepting);
         connection.credit.update(request);
         connection
     }
@@ -167,20 +171,20 @@ impl Connection {
         self.credit.update(header);
         if self.credit.room() > 0 && self.credit_request != CreditRequestState::None {
             self.credit_request = CreditRequestState::None;
-            if self.state == ConnectionState::Open {
+            if self.state == VsockConnectionState::Open {
                 self.deadline = None;
             }
         }
         match (self.state, op) {
-            (ConnectionState::Connecting { asked: true }, VsockOp::Response) => {
-                self.state = ConnectionState::Open;
+            (VsockConnectionState::Connecting { asked: true }, VsockOp::Response) => {
+                self.state = VsockConnectionState::Open;
                 self.deadline = None;
                 // The host has most likely written already; reading now saves a wakeup of the event
                 // loop.
                 self.readable = true;
                 ConnectionAction::Keep
             }
-            (ConnectionState::Connecting { .. } | ConnectionState::Lingering, _) => {
+            (VsockConnectionState::Connecting { .. } | VsockConnectionState::Lingering, _) => {
                 ConnectionAction::PendingReset
             }
             (_, VsockOp::Request | VsockOp::Response) => ConnectionAction::PendingReset,
@@ -261,7 +265,7 @@ impl Connection {
                 self.readable = !self.host_send_closed;
             }
         }
-        if self.state == ConnectionState::Lingering && self.backlog.is_empty() {
+        if self.state == VsockConnectionState::Lingering && self.backlog.is_empty() {
             return ConnectionAction::End;
         }
         ConnectionAction::Keep
@@ -290,11 +294,11 @@ impl Connection {
     pub fn expire(&mut self) -> ConnectionAction {
         self.deadline = None;
         match self.state {
-            ConnectionState::Connecting { asked: false } => ConnectionAction::End,
-            ConnectionState::Connecting { asked: true } | ConnectionState::Closing => {
+            VsockConnectionState::Connecting { asked: false } => ConnectionAction::End,
+            VsockConnectionState::Connecting { asked: true } | VsockConnectionState::Closing => {
                 ConnectionAction::PendingReset
             }
-            ConnectionState::Open if self.credit_request == CreditRequestState::Delayed => {
+            VsockConnectionState::Open if self.credit_request == CreditRequestState::Delayed => {
                 self.credit_request = CreditRequestState::Due;
                 ConnectionAction::Keep
             }
@@ -302,18 +306,18 @@ impl Connection {
         }
     }
 
-    /// Returns true if [`Connection::next_packet`] may return a packet.
+    /// Returns true if [`VsockConnection::next_packet`] may return a packet.
     pub fn has_packet(&self) -> bool {
         match self.state {
-            ConnectionState::Connecting { asked } => !asked,
-            ConnectionState::Accepting => true,
-            ConnectionState::Open => {
+            VsockConnectionState::Connecting { asked } => !asked,
+            VsockConnectionState::Accepting => true,
+            VsockConnectionState::Open => {
                 (self.can_read() && self.credit.room() > 0)
                     || self.shutdown_to_send() != self.sent_shutdown
                     || self.credit_request == CreditRequestState::Due
                     || self.needs_update()
             }
-            ConnectionState::Closing | ConnectionState::Lingering => false,
+            VsockConnectionState::Closing | VsockConnectionState::Lingering => false,
         }
     }
 
@@ -349,15 +353,15 @@ impl Connection {
             })
         };
         match self.state {
-            ConnectionState::Connecting { asked: false } => {
-                self.state = ConnectionState::Connecting { asked: true };
+            VsockConnectionState::Connecting { asked: false } => {
+                self.state = VsockConnectionState::Connecting { asked: true };
                 return control(VsockOp::Request);
             }
-            ConnectionState::Accepting => {
-                self.state = ConnectionState::Open;
+            VsockConnectionState::Accepting => {
+                self.state = VsockConnectionState::Open;
                 return control(VsockOp::Response);
             }
-            ConnectionState::Open => {}
+            VsockConnectionState::Open => {}
             _ => return None,
         }
         if let Some(len) = self.read(room) {
@@ -371,7 +375,7 @@ impl Connection {
         if shut != self.sent_shutdown {
             self.sent_shutdown = shut;
             if shut == SHUT_BOTH {
-                self.state = ConnectionState::Closing;
+                self.state = VsockConnectionState::Closing;
                 self.deadline = Some(Instant::now() + timeouts.close);
             }
             return Some(OutgoingPacket {
@@ -425,7 +429,7 @@ impl Connection {
 
     /// Ends the guest's side. Returns true if the connection must stay until the backlog is sent.
     pub fn linger(&mut self) -> bool {
-        self.state = ConnectionState::Lingering;
+        self.state = VsockConnectionState::Lingering;
         self.deadline = None;
         if let Some(stream) = &self.stream {
             shutdown_stream(stream, Shutdown::Read);
@@ -442,7 +446,7 @@ impl Connection {
         timeouts: &VsockTimeouts,
     ) -> Result<(), Errno> {
         let starved = self.can_read() && self.credit.room() == 0;
-        if self.state == ConnectionState::Open
+        if self.state == VsockConnectionState::Open
             && starved
             && self.credit_request == CreditRequestState::None
         {
@@ -461,7 +465,7 @@ impl Connection {
             _ => {}
         }
         self.watched = wanted_events;
-        if self.state == ConnectionState::Closing {
+        if self.state == VsockConnectionState::Closing {
             self.close(poller);
         }
         Ok(())
@@ -469,7 +473,7 @@ impl Connection {
 
     /// Events to watch the stream for; an empty set still reports a hangup of the host.
     fn wanted_events(&self) -> Option<EpollFlags> {
-        if self.hung_up || self.state == ConnectionState::Closing {
+        if self.hung_up || self.state == VsockConnectionState::Closing {
             return None;
         }
         let mut flags = EpollFlags::empty();
@@ -477,7 +481,7 @@ impl Connection {
             flags |= EpollFlags::EPOLLOUT;
         }
         let listening = self.guest_shut & SHUT_RECEIVE == 0 && !self.host_send_closed;
-        if self.state == ConnectionState::Open && listening && !self.readable {
+        if self.state == VsockConnectionState::Open && listening && !self.readable {
             flags |= EpollFlags::EPOLLIN;
         }
         Some(flags)

@@ -2,7 +2,7 @@
 
 use super::header::{HEADER_BYTES, VsockHeader};
 use super::muxer::Muxer;
-use super::{ConnectError, GuestConnect, VsockConfig};
+use super::{GuestConnect, VsockConfig, VsockConnectError};
 use crate::GuestMemory;
 use crate::poll::SlotPoller;
 use crate::virtio::device::RingState;
@@ -70,8 +70,8 @@ impl Vsock {
     /// Joins `stream`, a connected Unix stream socket, to `port` in the guest. If the guest
     /// refuses, does not answer within five seconds or has no driver, the stream is closed without
     /// a byte.
-    pub fn connect(&mut self, port: u32, stream: OwnedFd) -> Result<(), ConnectError> {
-        let active = self.active.as_mut().ok_or(ConnectError::NotActive)?;
+    pub fn connect(&mut self, port: u32, stream: OwnedFd) -> Result<(), VsockConnectError> {
+        let active = self.active.as_mut().ok_or(VsockConnectError::NotActive)?;
         active.muxer.connect(port, stream)?;
         Ok(self.run(false)?)
     }

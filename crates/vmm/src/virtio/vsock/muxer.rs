@@ -1,10 +1,12 @@
 //! Multiplexer of a guest's connections: finds the connection of a packet and the one that sends
 //! next.
 
-use super::connection::{Connection, ConnectionAction, OutgoingPacket, PortPair, VsockTimeouts};
+use super::connection::{
+    ConnectionAction, OutgoingPacket, PortPair, VsockConnection, VsockTimeouts,
+};
 use super::credit::BUF_ALLOC_BYTES;
 use super::header::{HOST_CID, TYPE_STREAM, VsockHeader, VsockOp};
-use super::{ConnectError, GuestConnect, MAX_CONNECTIONS};
+use super::{GuestConnect, MAX_CONNECTIONS, VsockConnectError};
 use crate::poll::SlotPoller;
 use crate::virtio::device::chain::GuestBuffers;
 use nix::sys::epoll::EpollFlags;
@@ -34,7 +36,7 @@ pub struct Muxer {
     guest_cid: u64,
     host_ports: Vec<u32>,
     poller: SlotPoller,
-    connections: HashMap<u32, Connection>,
+    connections: HashMap<u32, VsockConnection>,
     /// Connections that the guest knows of; lingering ones are not here.
     tokens: HashMap<PortPair, u32>,
     /// Connections with packets to send, each once, in round-robin order.
@@ -75,17 +77,17 @@ impl Muxer {
     }
 
     /// Connects the host's `stream` to `port` in the guest.
-    pub fn connect(&mut self, port: u32, stream: OwnedFd) -> Result<(), ConnectError> {
+    pub fn connect(&mut self, port: u32, stream: OwnedFd) -> Result<(), VsockConnectError> {
         if self.connections.len() >= MAX_CONNECTIONS {
-            return Err(ConnectError::TooMany);
+            return Err(VsockConnectError::TooMany);
         }
         let ports = self.free_ports(port);
         let deadline = Instant::now() + self.timeouts.connect;
-        let mut connection = Connection::connecting(ports, stream, deadline);
+        let mut connection = VsockConnection::connecting(ports, stream, deadline);
         let token = self.free_token();
         connection
             .update_watch(&self.poller, token, &self.timeouts)
-            .map_err(ConnectError::Stream)?;
+            .map_err(VsockConnectError::Stream)?;
         self.insert(token, connection);
         Ok(())
     }
@@ -135,7 +137,7 @@ impl Muxer {
             return self.reset(ports, TYPE_STREAM);
         }
         let token = self.free_token();
-        let connection = Connection::accepting(ports, ours.into(), request);
+        let connection = VsockConnection::accepting(ports, ours.into(), request);
         self.insert(token, connection);
     }
 
@@ -152,7 +154,7 @@ impl Muxer {
     pub fn expire(&mut self) {
         let now = Instant::now();
         self.wake_at = None;
-        let due = |c: &Connection| c.deadline.is_some_and(|d| d <= now);
+        let due = |c: &VsockConnection| c.deadline.is_some_and(|d| d <= now);
         let expired: Vec<u32> = self
             .connections
             .iter()
@@ -247,7 +249,7 @@ impl Muxer {
         }
     }
 
-    fn insert(&mut self, token: u32, connection: Connection) {
+    fn insert(&mut self, token: u32, connection: VsockConnection) {
         self.tokens.insert(connection.ports, token);
         self.connections.insert(token, connection);
         self.apply(token, ConnectionAction::Keep);

@@ -1,7 +1,7 @@
 //! Setting up connections.
 
 use super::super::header::{VsockHeader, VsockOp};
-use super::super::{ConnectError, MAX_CONNECTIONS};
+use super::super::{MAX_CONNECTIONS, VsockConnectError};
 use super::{GUEST_CID, GuestSocket, Pattern, VsockGuest};
 use crate::virtio::VirtioDevice;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -131,7 +131,7 @@ fn without_a_driver_no_port_is_reached() {
     let mut guest = VsockGuest::new(true);
     guest.device.reset();
     let (mut stream, outcome) = guest.connect(22);
-    assert!(matches!(outcome, Err(ConnectError::NotActive)));
+    assert!(matches!(outcome, Err(VsockConnectError::NotActive)));
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
 }
 
@@ -177,7 +177,7 @@ fn one_connection_too_many_is_refused_and_the_others_go_on() {
     );
     assert_eq!(guest.op(), VsockOp::Rst as u16);
     let (_, outcome) = guest.connect(22);
-    assert!(matches!(outcome, Err(ConnectError::TooMany)));
+    assert!(matches!(outcome, Err(VsockConnectError::TooMany)));
 
     let mut pattern = Pattern(7);
     for _ in 0..50 {

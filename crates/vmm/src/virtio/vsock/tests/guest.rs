@@ -3,7 +3,7 @@
 
 use super::super::connection::VsockTimeouts;
 use super::super::header::{HEADER_BYTES, HOST_CID, TYPE_STREAM, VsockHeader, VsockOp};
-use super::super::{ConnectError, Vsock, VsockConfig};
+use super::super::{Vsock, VsockConfig, VsockConnectError};
 use crate::virtio::testing::{Buffer, DeviceHarness, Ring, memory, readable, writable};
 use crate::virtio::{DeviceError, VirtioDevice};
 use std::collections::VecDeque;
@@ -217,7 +217,7 @@ impl VsockGuest {
         self.kick(1).unwrap();
     }
 
-    pub fn connect(&mut self, port: u32) -> (UnixStream, Result<(), ConnectError>) {
+    pub fn connect(&mut self, port: u32) -> (UnixStream, Result<(), VsockConnectError>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let outcome = self.device.connect(port, theirs.into());
         self.handle_interrupt();
