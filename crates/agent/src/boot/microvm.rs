@@ -80,7 +80,9 @@ async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
             }
         }
     });
-    tokio::task::spawn_local(oom_log::follow_kernel());
+    let killing = Rc::clone(&agent);
+    let follow = oom_log::follow_kernel(move || killing.processes.notice_kills());
+    tokio::task::spawn_local(follow);
     tokio::task::spawn_local(greeting::run(Rc::clone(&agent), began_us, early, broken));
     reaper::run(agent, signals).await
 }

@@ -94,8 +94,9 @@ fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "jiffy: {line}");
 }
 
-/// Tells of every kill from now on. Returns only where the kernel's log cannot be read.
-pub async fn follow_kernel() {
+/// Tells of every kill from now on, the console and `on_kill`. Returns only where the kernel's log
+/// cannot be read.
+pub async fn follow_kernel(on_kill: impl Fn()) {
     let mut told = 0;
     let opened = File::options()
         .read(true)
@@ -114,7 +115,11 @@ pub async fn follow_kernel() {
         match ready.try_io(|log| sys::read(log.as_raw_fd(), &mut buffer)) {
             Ok(Ok(n)) => {
                 let record = String::from_utf8_lossy(&buffer[..n]);
-                if let Some(victim) = Victim::parse(&record).filter(|_| told < MAX_LINES) {
+                let Some(victim) = Victim::parse(&record) else {
+                    continue;
+                };
+                on_kill();
+                if told < MAX_LINES {
                     told += 1;
                     tell(&victim.line(SystemTime::now()));
                 }

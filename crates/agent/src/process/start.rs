@@ -93,6 +93,7 @@ pub fn start(
         end: OnceCell::new(),
         pump: RefCell::new(None),
         killed: Cell::new(false),
+        before: Cell::new(0),
     });
     agent.processes.insert(&process);
     let subscription = Subscription::new(&process, start_event(pid));

@@ -40,6 +40,8 @@ pub struct Process {
     pub pump: RefCell<Option<Waker>>,
     /// We killed it ourselves.
     pub killed: Cell<bool>,
+    /// Number of processes that were started before it.
+    pub before: Cell<u64>,
 }
 
 impl AsRef<Hub> for Process {
@@ -87,6 +89,11 @@ pub struct ProcessTable {
     /// `/dev/null`.
     pub null: OwnedFd,
     oom: OomWatch,
+    /// Number of processes that were started so far.
+    started: Cell<u64>,
+    /// A kill for want of memory of which no process has been told yet: the number of processes that
+    /// had been started when it was noticed. Those that came later are not its victims.
+    kill: Cell<Option<u64>>,
     /// Told to the console, where nothing else tells of kills.
     pub counted_kills: RefCell<Option<CountedKills>>,
 }
@@ -105,12 +112,16 @@ impl ProcessTable {
             scratch: RefCell::new(vec![0; super::pump::PIPE_CHUNK].into()),
             null: null.into(),
             oom: OomWatch::new(),
+            started: Cell::new(0),
+            kill: Cell::new(None),
             counted_kills: RefCell::default(),
         })
     }
 
     /// Takes in a new process.
     pub fn insert(&self, process: &Rc<Process>) {
+        process.before.set(self.started.get());
+        self.started.set(self.started.get() + 1);
         self.ended.borrow_mut().retain(|p| p.pid != process.pid);
         self.running
             .borrow_mut()
@@ -120,8 +131,11 @@ impl ProcessTable {
     /// The kernel said that a child ended.
     pub fn reaped(&self, pid: u32, exit: Exit) {
         let process = self.running.borrow_mut().remove(&pid);
-        // Ask for every kill, so that one nobody waits for is not taken for a later one.
-        let oom = exit.looks_killed() && self.oom.happened();
+        let counted = self.counted_kills.borrow().is_some();
+        if counted || exit.looks_killed() {
+            self.notice_kills();
+        }
+        let oom = exit.looks_killed() && self.take_kill(process.as_deref());
         if let Some(kills) = &mut *self.counted_kills.borrow_mut() {
             let known = process.as_ref().filter(|_| exit.looks_killed());
             kills.child_ended(pid, known.map(|p| p.config.cmd.as_str()));
@@ -138,6 +152,27 @@ impl ProcessTable {
         drop(ended);
         if let Some(waker) = process.pump.borrow_mut().take() {
             waker.wake();
+        }
+    }
+
+    /// Looks whether the kernel killed for want of memory since the last look. Whoever hears of such
+    /// a kill says so here: its victim may be the child of a command that goes on, and is not to be
+    /// taken for one that is killed later.
+    pub fn notice_kills(&self) {
+        if self.oom.happened() {
+            self.kill.set(Some(self.started.get()));
+        }
+    }
+
+    /// Whether a process that looks killed is the victim of a kill that was noticed. That is told of
+    /// one process only, also of one that nobody waits for.
+    fn take_kill(&self, process: Option<&Process>) -> bool {
+        match (self.kill.get(), process) {
+            (Some(kill), Some(process)) if process.before.get() >= kill => false,
+            (kill, _) => {
+                self.kill.set(None);
+                kill.is_some()
+            }
         }
     }
 
