@@ -13,6 +13,7 @@ use jiffy_proto::agent::SiteSettings;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 pub use variables::add_missing;
 
@@ -23,6 +24,8 @@ const JAVA_STORE: &str = "cacerts.jks";
 /// Of this apt reads its settings, the last of equal ones counts.
 const APT: &str = "etc/apt/apt.conf.d";
 const APT_FILE: &str = "90jiffy-site";
+/// Program that apt asks for the proxy.
+const APT_PROGRAM: &str = "etc/apt/jiffy-site-proxy";
 
 /// The settings in force.
 #[derive(Debug, Default)]
@@ -89,18 +92,25 @@ impl Site {
     }
 
     /// Tells apt of the proxy: programs started by `sudo` or `cron` lack the sandbox's environment,
-    /// and apt is mostly one. Where the environment names a proxy of its own, that one counts.
+    /// and apt is mostly one. Where the environment names a proxy of its own, that one counts; so does
+    /// that of a single command, since apt is told of a program that looks for it.
     fn tell_apt(&mut self, root: &Path, env: &BTreeMap<String, String>) -> io::Result<()> {
         let path = root.join(APT).join(APT_FILE);
         let proxy = self.settings.proxy.as_ref();
         let proxy = proxy.filter(|_| !variables::names_proxy(env));
         match (proxy, self.apt_knows) {
             (Some(proxy), false) if root.join(APT).is_dir() => {
-                fs::write(path, variables::apt(proxy))?;
+                // From here on there may be something to take out again.
                 self.apt_knows = true;
+                let program = root.join(APT_PROGRAM);
+                fs::write(&program, variables::apt_program(proxy))?;
+                fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+                let program = Path::new("/").join(APT_PROGRAM);
+                fs::write(path, variables::apt(proxy, &program))?;
             }
             (None, true) => {
                 fs::remove_file(path)?;
+                fs::remove_file(root.join(APT_PROGRAM))?;
                 self.apt_knows = false;
             }
             _ => {}
@@ -118,6 +128,7 @@ impl Site {
         store::remove(root, &settings.authorities, std::mem::take(&mut self.store));
         if std::mem::take(&mut self.apt_knows) {
             let _ = fs::remove_file(root.join(APT).join(APT_FILE));
+            let _ = fs::remove_file(root.join(APT_PROGRAM));
         }
         let _ = fs::remove_dir_all(home(root).join(DIRECTORY));
     }

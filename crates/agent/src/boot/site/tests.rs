@@ -200,13 +200,31 @@ fn a_proxy_is_in_variables_of_both_cases_and_apt_unless_the_sandbox_has_its_own(
     let hosts = "localhost,127.0.0.1,::1,.corp,10.0.0.0/8,db.corp";
     assert_eq!(site.variables()["no_proxy"], hosts);
     let said = text(&root, apt);
-    assert!(said.contains(&format!("Acquire::https::Proxy \"{url}\";\n")));
+    let program = "etc/apt/jiffy-site-proxy";
+    let asked = format!("Acquire::https::Proxy-Auto-Detect \"/{program}\";\n");
+    assert!(said.contains(&asked), "{said}");
+    let answers = |target: &str, variable: Option<(&str, &str)>| {
+        let mut asked = std::process::Command::new(root.path().join(program));
+        asked.env_clear().envs(variable).arg(target);
+        String::from_utf8(asked.output().unwrap().stdout).unwrap()
+    };
+    for target in ["http://deb.example", "https://deb.example"] {
+        assert_eq!(answers(target, None), format!("{url}\n"));
+    }
+    // A command's own counts for more, also where it is none at all.
+    for own in ["http://own:1", ""] {
+        assert_eq!(answers("http://deb.example", Some(("http_proxy", own))), "");
+        assert_eq!(
+            answers("https://deb.example", Some(("https_proxy", own))),
+            ""
+        );
+    }
     assert!(said.contains("Acquire::http::Proxy::db.corp \"DIRECT\";\n"));
     assert!(!said.contains("10.0.0.0") && !said.contains("::.corp"));
 
     let mut env = BTreeMap::from([("HTTP_PROXY".to_owned(), "http://own:1".to_owned())]);
     site.replace(root.path(), proxied(), &env).unwrap();
-    assert!(!root.path().join(apt).exists());
+    assert!(!root.path().join(apt).exists() && !root.path().join(program).exists());
     add_missing(&mut env, site.variables());
     assert_eq!(env["HTTP_PROXY"], "http://own:1");
     assert!(!env.contains_key("http_proxy"));
@@ -214,7 +232,7 @@ fn a_proxy_is_in_variables_of_both_cases_and_apt_unless_the_sandbox_has_its_own(
     site.replace(root.path(), proxied(), &none()).unwrap();
     assert!(root.path().join(apt).exists());
     site.withdraw(root.path());
-    assert!(!root.path().join(apt).exists());
+    assert!(!root.path().join(apt).exists() && !root.path().join(program).exists());
 }
 
 #[test]

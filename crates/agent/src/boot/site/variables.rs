@@ -102,11 +102,23 @@ pub fn without_proxy(proxy: &ProxySettings) -> String {
     LOCAL.split(',').chain(own).collect::<Vec<_>>().join(",")
 }
 
-/// What apt is told.
-pub fn apt(proxy: &ProxySettings) -> String {
+/// Program that apt asks for the proxy of a URL. A variable of the command that runs apt counts for
+/// more, also an empty one: then it says nothing, and apt looks at the variable itself.
+pub fn apt_program(proxy: &ProxySettings) -> String {
+    let url = proxy.url.replace('\'', r"'\''");
+    let mut text = "#!/bin/sh\ncase \"$1\" in\n".to_owned();
+    for (scheme, name) in ["http", "https"].into_iter().zip(PROXIES) {
+        text += &format!("{scheme}:*) [ -z \"${{{name}+set}}\" ] || exit 0 ;;\n");
+    }
+    text + &format!("esac\necho '{url}'\n")
+}
+
+/// What apt is told, which asks `program` for the proxy.
+pub fn apt(proxy: &ProxySettings, program: &Path) -> String {
     let mut text = String::new();
     for scheme in ["http", "https"] {
-        text += &format!("Acquire::{scheme}::Proxy \"{}\";\n", proxy.url);
+        let program = program.display();
+        text += &format!("Acquire::{scheme}::Proxy-Auto-Detect \"{program}\";\n");
         // Names alone: apt knows neither domains nor networks here.
         let names = without_proxy(proxy);
         let is_name = |name: &&str| {
