@@ -13,6 +13,7 @@ import asyncio
 import ipaddress
 import json
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 GENERATION = "/run/jiffy/generation"
@@ -116,8 +117,10 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 class Relay:
     """Connections from clients to the DevTools at a port of the loopback device."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, renew: Callable[[], Awaitable[None]]) -> None:
         self.port = port
+        # Called before each request.
+        self.renew = renew
         self.inner = f"127.0.0.1:{port}"
         self.turn = asyncio.Lock()
         self.begin()
@@ -149,6 +152,15 @@ class Relay:
         finally:
             to.close()
 
+    async def is_open(self) -> bool:
+        """Whether anything listens at the port."""
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         for _ in range(PATIENCE * 10):
             try:
@@ -173,6 +185,7 @@ class Relay:
 
     async def exchange(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tls, outer = address(request)
+        await self.renew()
         # Whether it is there is asked by whoever makes the template, too.
         if "/json/version" not in request.first:
             await self.own_page()

@@ -92,7 +92,7 @@ const BUILT_IN: [BuiltIn; 5] = [
     ("base", files!("base": "recipe.toml", "customize")),
     (
         "browser",
-        files!("browser": "recipe.toml", "customize", "browser.py", "relay.py"),
+        files!("browser": "recipe.toml", "customize", "authorities.py", "browser.py", "relay.py"),
     ),
     (
         "code-interpreter-v1",

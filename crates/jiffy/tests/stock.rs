@@ -3,8 +3,10 @@
 
 mod support;
 
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::json;
 use std::collections::BTreeSet;
+use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use support::devtools::{self, Page};
 use support::place::Place;
@@ -209,6 +211,54 @@ fn sandboxes_of_one_snapshot_have_browsers_of_their_own() {
         Page::first(&place, fork).evaluate("document.title"),
         "first"
     );
+}
+
+#[test]
+fn a_browser_trusts_the_authorities_of_its_sandbox_and_no_others() {
+    let test = "stock::a_browser_trusts_the_authorities_of_its_sandbox_and_no_others";
+    let Some((_turn, place)) = place(test, "browser") else {
+        return;
+    };
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = place.dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let authority = file("ca.pem", &params.self_signed(&key).unwrap().pem());
+    let issuer = Issuer::new(params, key);
+    let own = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+    let server = params.signed_by(&own, &issuer).unwrap().pem() + &own.serialize_pem();
+    let server = file("server.pem", &server);
+    let program = file(
+        "server.py",
+        "import http.server, ssl\n\
+         server = http.server.ThreadingHTTPServer(('127.0.0.1', 8443), http.server.SimpleHTTPRequestHandler)\n\
+         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)\n\
+         context.load_cert_chain('/tmp/server.pem')\n\
+         server.socket = context.wrap_socket(server.socket, server_side=True)\n\
+         server.serve_forever()\n",
+    );
+    // The browser of either ran in the template's snapshot, which knows of no authority.
+    for (more, title) in [(&["--ca", &authority][..], "reached"), (&[], "localhost")] {
+        let id = place.ok(&[&["create", "--template", "browser"], more].concat());
+        for path in [&server, &program] {
+            place.ok(&["cp", path, &format!("{id}:/tmp/")]);
+        }
+        place.sh(
+            &id,
+            "mkdir /tmp/www && cd /tmp/www && echo '<title>reached</title>' > index.html && \
+             (setsid python3 ../server.py >/dev/null 2>&1 &) && \
+             until curl -sk https://localhost:8443/ >/dev/null; do sleep 0.05; done",
+        );
+        let mut page = Page::first(&place, &id);
+        page.load("https://localhost:8443/");
+        assert_eq!(page.evaluate("document.title"), title);
+        place.ok(&["kill", &id]);
+    }
 }
 
 #[test]
