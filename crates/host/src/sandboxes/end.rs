@@ -41,7 +41,11 @@ impl<E: Engine> Sandboxes<E> {
         if let Some(guest) = entry.replace_guest(None) {
             guest.stop().await;
         }
-        let record = entry.record_in(State::Killed);
+        let mut record = entry.record_in(State::Killed);
+        // A deadline ends only what runs: of one that slept or was broken it is not why it ended.
+        if entry.record().state != State::Running {
+            record.deadline_ms = None;
+        }
         let known = lock(&self.0.entries).contains_key(&record.id);
         if known {
             self.settle(entry, record.clone());

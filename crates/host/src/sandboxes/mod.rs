@@ -445,7 +445,8 @@ impl<E: Engine> Sandboxes<E> {
                 return;
             };
             let _turn = entry.turn.lock().await;
-            if !entry.is_guest(&guest) {
+            // Of one that is being killed, the kill says how it ended.
+            if !entry.is_guest(&guest) || entry.is_ending() {
                 return;
             }
             entry.keep_last_words(&guest.console_tail());
