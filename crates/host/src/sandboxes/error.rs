@@ -180,6 +180,14 @@ pub enum OperationError {
         /// Why not.
         source: std::io::Error,
     },
+    /// A restart that was begun and not finished: processes may have ended.
+    #[error("cannot restart sandbox {id}: {problem}; processes of it may have ended already")]
+    Restart {
+        /// Sandbox.
+        id: String,
+        /// Why not.
+        problem: String,
+    },
     /// The host has no room for it now. Nothing was begun.
     #[error("{what}; try again in {} s", retry_after.as_secs())]
     Busy {
@@ -242,7 +250,8 @@ impl OperationError {
             | Self::Stranger { .. }
             | Self::InUse { .. }
             | Self::NameTaken { .. }
-            | Self::Connect { .. } => ErrorKind::Conflict,
+            | Self::Connect { .. }
+            | Self::Restart { .. } => ErrorKind::Conflict,
             Self::TooLarge { .. } => ErrorKind::TooLarge,
             Self::Busy { .. } => ErrorKind::Busy,
             Self::Quota(refusal) if !refusal.of_disk => ErrorKind::Quota,

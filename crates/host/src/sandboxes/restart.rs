@@ -35,10 +35,9 @@ impl<E: Engine> Sandboxes<E> {
                 None => agent,
             };
             let grace = grace.min(MAX_RESTART_GRACE);
-            let failed = |problem: String| OperationError::Connect {
+            let failed = |problem: String| OperationError::Restart {
                 id: record.id.clone(),
-                port: ENVD_PORT,
-                source: std::io::Error::other(problem),
+                problem,
             };
             let asked = tokio::time::timeout(grace + ANSWER_LIMIT, agent.end_processes(grace));
             let ended = asked.await.map_err(|e| failed(e.to_string()))?;
