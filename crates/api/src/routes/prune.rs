@@ -7,6 +7,7 @@ use crate::error::ApiError;
 use crate::hooks::TemplateInfo;
 use axum::Json;
 use axum::extract::State;
+use jiffy_build::BuilderError;
 use jiffy_engine::Engine;
 use jiffy_host::{Purpose, SnapshotRecord, State as Life};
 use jiffy_image::is_image_on_demand;
@@ -141,14 +142,7 @@ impl Plan {
         let found = builder.prunable(self.unused, self.of.as_deref())?;
         let steps = found.steps.into_iter().map(|s| of_snapshot(Kind::Step, s));
         self.items.extend(steps);
-        if found.upload_bytes > 0 {
-            self.items.push(Item {
-                kind: Kind::Upload,
-                id: "uploads".to_owned(),
-                name: None,
-                bytes: found.upload_bytes,
-            });
-        }
+        self.add_uploads(found.upload_bytes);
         if self.of.is_none() {
             let mut without = self.ids(Kind::Template);
             without.extend(found.imports);
@@ -156,6 +150,17 @@ impl Plan {
             self.add_images(&images);
         }
         Ok(())
+    }
+
+    fn add_uploads(&mut self, bytes: u64) {
+        if bytes > 0 {
+            self.items.push(Item {
+                kind: Kind::Upload,
+                id: "uploads".to_owned(),
+                name: None,
+                bytes,
+            });
+        }
     }
 
     fn add_images(&mut self, pruned: &jiffy_image::Pruned) {
@@ -191,20 +196,35 @@ impl Plan {
         self.items.retain(|item| item.kind != Kind::Image);
         self.items.retain(|item| !stayed.contains(&item.id));
         let Some(builder) = app.builder.clone() else {
-            return Ok(self);
+            return self.without_what_stayed(app).await;
         };
         let (of, unused) = (self.of.clone(), self.unused);
         let work = tokio::task::spawn_blocking(move || {
-            builder.prune(unused, of.as_deref())?;
-            match of {
-                None => builder.prune_images().map(Some),
-                Some(_) => Ok(None),
-            }
+            let pruned = builder.prune(unused, of.as_deref())?;
+            let images = match of {
+                None => builder.prune_images()?,
+                Some(_) => jiffy_image::Pruned::default(),
+            };
+            Ok::<_, BuilderError>((pruned, images))
         });
-        let images = work
+        let (of_builds, images) = work
             .await
             .map_err(|e| ApiError::internal(e.to_string()))??;
-        self.add_images(&images.unwrap_or_default());
+        self.items.retain(|item| item.kind != Kind::Upload);
+        self.add_uploads(of_builds.upload_bytes);
+        self.add_images(&images);
+        self.without_what_stayed(app).await
+    }
+
+    /// The same without snapshots that are still there, once the files of the others are gone.
+    async fn without_what_stayed<E: Engine>(mut self, app: &App<E>) -> Result<Self, ApiError> {
+        let left = app.sandboxes.snapshots(None)?;
+        let left: HashSet<String> = left.into_iter().map(|s| s.id).collect();
+        self.items.retain(|item| match item.kind {
+            Kind::Snapshot | Kind::Step => !left.contains(&item.id),
+            _ => true,
+        });
+        app.sandboxes.removed_files().await;
         Ok(self)
     }
 }

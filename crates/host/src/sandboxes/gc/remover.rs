@@ -3,9 +3,11 @@
 use super::super::Inner;
 use super::super::entry::lock;
 use jiffy_engine::Engine;
+use std::iter;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, Weak};
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// Time until files that could not be removed are tried again; doubled each time.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -13,10 +15,18 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(10);
 
 /// The way to the thread, which ends with the sandboxes.
-pub(in super::super) struct Remover(Mutex<Sender<Vec<String>>>);
+pub(in super::super) struct Remover(Mutex<Sender<Order>>);
+
+/// What the thread is asked for.
+pub(in super::super) enum Order {
+    /// Removal of the files of these snapshots.
+    Files(Vec<String>),
+    /// A word when what was ordered before has been tried.
+    Done(oneshot::Sender<()>),
+}
 
 /// The other end, until the thread has begun.
-pub(in super::super) type Orders = Receiver<Vec<String>>;
+pub(in super::super) type Orders = Receiver<Order>;
 
 impl Remover {
     pub fn new() -> (Self, Orders) {
@@ -27,7 +37,15 @@ impl Remover {
     /// Has the files of snapshots removed that have no record any more.
     pub fn remove(&self, ids: Vec<String>) {
         // Without the thread the sweep removes them.
-        let _ = lock(&self.0).send(ids);
+        let _ = lock(&self.0).send(Order::Files(ids));
+    }
+
+    /// Waits until the removal of all that was ordered has been tried.
+    pub async fn done(&self) {
+        let (tell, done) = oneshot::channel();
+        let _ = lock(&self.0).send(Order::Done(tell));
+        // Without the thread nothing is to be waited for.
+        let _ = done.await;
     }
 }
 
@@ -47,10 +65,15 @@ fn serve<E: Engine>(inner: &Weak<Inner<E>>, orders: &Orders) {
             true => orders.recv().map_err(RecvTimeoutError::from),
             false => orders.recv_timeout(wait),
         };
+        let mut waiting = Vec::new();
         wait = match order {
-            Ok(ids) => {
-                left.extend(ids);
-                left.extend(orders.try_iter().flatten());
+            Ok(order) => {
+                for order in iter::once(order).chain(orders.try_iter()) {
+                    match order {
+                        Order::Files(ids) => left.extend(ids),
+                        Order::Done(tell) => waiting.push(tell),
+                    }
+                }
                 FIRST_RETRY
             }
             Err(RecvTimeoutError::Timeout) => wait * 2,
@@ -58,6 +81,10 @@ fn serve<E: Engine>(inner: &Weak<Inner<E>>, orders: &Orders) {
         };
         let Some(inner) = inner.upgrade() else { return };
         remove_files(&inner.engine, &mut left);
+        for tell in waiting {
+            // One that does not wait any more needs no word.
+            let _ = tell.send(());
+        }
         if wait > LAST_RETRY {
             left.clear();
         }
