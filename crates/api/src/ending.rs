@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use jiffy_build::BuildRecord;
 use jiffy_engine::Engine;
+use jiffy_host::OperationError;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ const POLL: Duration = Duration::from_millis(500);
 /// Looks at a key's builds. One that was being started when the key was revoked is found by a
 /// later look; none can be started afterwards.
 const BUILD_LOOKS: u32 = 20;
+/// Time that a cancelled build has to end, with its sandboxes.
+const BUILD_END_LIMIT: Duration = Duration::from_secs(30);
 
 /// Number of things that ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,6 +33,8 @@ impl<E: Engine> App<E> {
         for id in self.sandboxes.alive_of(key) {
             match self.sandboxes.kill(&id).await {
                 Ok(_) => killed += 1,
+                // One of a build went with it.
+                Err(OperationError::Unknown { .. }) => {}
                 Err(e) => failed = Some(e),
             }
         }
@@ -39,13 +44,13 @@ impl<E: Engine> App<E> {
         }
     }
 
-    /// Cancels the builds of a key. Returns their number.
-    pub(crate) fn cancel_all_of(&self, key: &str) -> Result<usize, ApiError> {
+    /// Cancels the builds of a key. Returns their ids.
+    pub(crate) fn cancel_all_of(&self, key: &str) -> Result<Vec<String>, ApiError> {
         let Some(builder) = &self.builder else {
-            return Ok(0);
+            return Ok(Vec::new());
         };
         let failed = |e: jiffy_build::RecordError| ApiError::internal(e.to_string());
-        let mut cancelled = 0;
+        let mut cancelled = Vec::new();
         let templates = builder.records().templates().map_err(failed)?;
         // Those of a key that acts for the host's owner are of the host's templates.
         for template in templates {
@@ -53,7 +58,7 @@ impl<E: Engine> App<E> {
             let own = |b: &&BuildRecord| b.caller.as_deref() == Some(key) && !b.status.is_over();
             for build in builds.iter().filter(own) {
                 builder.cancel(build)?;
-                cancelled += 1;
+                cancelled.push(build.id.clone());
             }
         }
         Ok(cancelled)
@@ -64,7 +69,23 @@ impl<E: Engine> App<E> {
         // Builds have sandboxes of their own, which end with them.
         let builds = self.cancel_all_of(key)?;
         let sandboxes = self.kill_all_of(key).await?;
-        Ok(Ended { sandboxes, builds })
+        for build in &builds {
+            self.await_end_of(build).await?;
+        }
+        Ok(Ended {
+            sandboxes,
+            builds: builds.len(),
+        })
+    }
+
+    /// Waits until a build that was cancelled has ended.
+    pub(crate) async fn await_end_of(&self, build: &str) -> Result<(), ApiError> {
+        let ended = tokio::time::timeout(BUILD_END_LIMIT, self.builder()?.ended(build)).await;
+        ended.map_err(|_| {
+            let limit = BUILD_END_LIMIT.as_secs();
+            let message = format!("build {build} was cancelled, and has not ended after {limit} s");
+            ApiError::internal(message)
+        })
     }
 }
 

@@ -474,7 +474,7 @@ fn templates() -> Vec<Operation> {
         Operation::post(
             "/templates/{templateID}/builds/{buildID}/cancel",
             "cancelBuild",
-            "End a build; one that is over stays as it is",
+            "End a build, and answer when it has; one that is over stays as it is",
         )
         .answers_nothing()
         .refuses(&[501]),

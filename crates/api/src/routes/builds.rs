@@ -208,7 +208,7 @@ pub(super) async fn start<E: Engine>(
     Ok(StatusCode::ACCEPTED)
 }
 
-/// `POST /templates/{id}/builds/{build}/cancel`.
+/// `POST /templates/{id}/builds/{build}/cancel`: answers when the build has ended.
 pub(super) async fn cancel<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -217,6 +217,7 @@ pub(super) async fn cancel<E: Engine>(
     let builder = app.builder()?;
     let (_, build) = builder.own_build(&id, &build, caller.bounds())?;
     builder.cancel(&build)?;
+    app.await_end_of(&build.id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

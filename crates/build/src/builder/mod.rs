@@ -185,6 +185,8 @@ impl<E: Engine> Clone for Builder<E> {
 /// A build that goes on.
 struct Running {
     cancel: CancellationToken,
+    /// Cancelled when it has ended, and its sandboxes with it.
+    ended: CancellationToken,
     log: Arc<Log>,
 }
 
@@ -455,6 +457,7 @@ impl<E: Engine> Builder<E> {
             return Err(BuilderError::Started(build.id.clone()));
         }
         let token = CancellationToken::new();
+        let ended = CancellationToken::new();
         let log = Arc::new(Log::new(self.0.records.clone(), &build.id));
         {
             let mut running = lock(&self.0.running);
@@ -463,6 +466,7 @@ impl<E: Engine> Builder<E> {
             }
             let this = Running {
                 cancel: token.clone(),
+                ended: ended.clone(),
                 log: log.clone(),
             };
             running.insert(build.id.clone(), this);
@@ -483,6 +487,7 @@ impl<E: Engine> Builder<E> {
             };
             job.clear().await;
             this.conclude(&template, &id, built, &log).await;
+            ended.cancel();
             job.remove_hidden().await;
             lock(&this.0.running).remove(&id);
         });
@@ -547,6 +552,14 @@ impl<E: Engine> Builder<E> {
     /// What a build does just now that takes a while, if it does.
     pub fn progress(&self, build: &str) -> Option<Progressing> {
         lock(&self.0.running).get(build)?.log.progress()
+    }
+
+    /// Waits until a build has ended, with its sandboxes.
+    pub async fn ended(&self, build: &str) {
+        let ended = lock(&self.0.running).get(build).map(|b| b.ended.clone());
+        if let Some(ended) = ended {
+            ended.cancelled().await;
+        }
     }
 
     /// Ends a build. One that is over stays as it is.

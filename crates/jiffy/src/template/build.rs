@@ -125,12 +125,15 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     start(&client, template, build, &prepared.spec).await?;
     let path = format!("/templates/{template}/builds/{build}");
     let followed = tokio::select! {
-        followed = follow(&client, &path, args.json, &mut bar) => followed,
-        _ = tokio::signal::ctrl_c() => {
-            let cancel = format!("{path}/cancel");
-            client.call::<()>(Method::POST, &cancel, &Value::Null).await?;
-            bail!("the build was cancelled; what it finished is kept for the next one");
-        }
+        followed = follow(&client, &path, args.json, &mut bar) => Some(followed),
+        _ = tokio::signal::ctrl_c() => None,
+    };
+    let followed = match followed {
+        Some(followed) => followed,
+        None => match cancel(&client, &path, &mut bar).await {
+            Ok(()) => Ok(()),
+            Err(e) => bail!("{e:#}; what it finished is kept for the next one"),
+        },
     };
     followed.with_context(|| format!("cannot build template `{name}`"))?;
     let took = began.elapsed().as_secs_f64();
@@ -158,15 +161,34 @@ pub async fn of_image(client: &Client, name: &str, image: &str, quiet: bool) -> 
     let mut bar = Bar::plain(image, quiet);
     let followed = tokio::select! {
         // Its lines are those of a build; the bar is all that matters of one without steps.
-        followed = follow(client, &path, true, &mut bar) => followed,
-        _ = tokio::signal::ctrl_c() => {
-            let cancel = format!("{path}/cancel");
-            client.call::<()>(Method::POST, &cancel, &Value::Null).await?;
-            bail!("the import was cancelled");
-        }
+        followed = follow(client, &path, true, &mut bar) => Some(followed),
+        _ = tokio::signal::ctrl_c() => None,
+    };
+    let followed = match followed {
+        Some(followed) => followed,
+        None => Err(match cancel(client, &path, &mut bar).await {
+            Ok(()) => Interrupted(format!("interrupted; image {image} is imported")).into(),
+            Err(e) => Interrupted(format!("the import of image {image} ended: {e:#}")).into(),
+        }),
     };
     bar.end();
     followed
+}
+
+/// An import that its caller was told to leave.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Interrupted(String);
+
+/// Cancels a build, and tells how it ended: it may have been ready before.
+async fn cancel(client: &Client, path: &str, bar: &mut Bar) -> anyhow::Result<()> {
+    let () = client
+        .call(Method::POST, &format!("{path}/cancel"), &Value::Null)
+        .await?;
+    tokio::select! {
+        followed = follow(client, path, true, bar) => followed,
+        _ = tokio::signal::ctrl_c() => bail!("it is being cancelled, and has not ended yet"),
+    }
 }
 
 /// As it was called, or after the directory that it is built of.
