@@ -22,6 +22,9 @@ pub trait Place {
     /// Its memory.
     fn memory_mib(&self) -> u32;
 
+    /// Whether it ends when this program does, with every command in it.
+    fn ends_with_client(&self) -> bool;
+
     /// Why it is gone, if it is or goes within `patience`.
     async fn gone(&self, patience: Duration) -> Option<String>;
 }
@@ -68,6 +71,10 @@ impl Place for Local {
 
     fn memory_mib(&self) -> u32 {
         self.memory_mib
+    }
+
+    fn ends_with_client(&self) -> bool {
+        true
     }
 
     async fn gone(&self, patience: Duration) -> Option<String> {

@@ -67,7 +67,7 @@ pub async fn run(work: Work<'_>, client: &Client, engine: Option<&str>) -> anyho
                 Err(e) => e,
             }
         };
-        let place = Remote::new(client.clone(), sandbox)?;
+        let place = Remote::leased(client.clone(), sandbox)?;
         tokio::select! {
             outcome = work.run_in(&place, &mut signals) => outcome,
             failed = lease => Err(failed.context("the sandbox cannot be held")),

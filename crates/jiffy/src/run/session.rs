@@ -23,6 +23,10 @@ const FAILED: u8 = 125;
 /// Time that the agent has to end a command that is over its time and to say so: SIGTERM, two
 /// seconds, SIGKILL, two seconds, and the way here.
 const AGENT_KILL_LIMIT: Duration = Duration::from_secs(8);
+/// Time that the agent has to pass a signal on.
+const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
+/// Time that a command has to end after SIGKILL.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Runs the command of `args` and says what came of it. The guest is the caller's to end.
 pub async fn run(
@@ -215,23 +219,80 @@ impl<P: Place> Session<'_, P> {
             ProcessEvent::End(status) => return Some(self.ended(&status)),
             ProcessEvent::Started { .. } | ProcessEvent::KeepAlive => Ok(()),
         };
-        written.err().map(|e| unwritable(&e))
+        let error = written.err()?;
+        self.hang_up().await;
+        Some(unwritable(&error))
     }
 
-    async fn signal(&self, number: i32) -> Result<(), ClientError> {
-        self.process
-            .client()
-            .signal(self.process.pid(), number)
-            .await
+    /// Sends a signal to the command and all in its process group. A command that has just ended is
+    /// no error: its stream says how.
+    async fn signal(&self, number: i32) -> Result<(), String> {
+        let (client, pid) = (self.process.client(), self.process.pid());
+        match tokio::time::timeout(SIGNAL_LIMIT, client.signal(pid, number)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(e)) if e.is_not_found() => Ok(()),
+            Ok(Err(e)) => Err(e.to_string()),
+            Err(_) => Err("the agent does not answer".to_owned()),
+        }
     }
 
-    /// The first signal is for the command; a second interrupt, or one that cannot be delivered, ends everything.
+    /// Tells a command whose sandbox stays that its output has no reader, as a pipe or a terminal
+    /// would: it goes on without end otherwise, and its output goes nowhere.
+    async fn hang_up(&self) {
+        if !self.place.ends_with_client() {
+            for number in [libc::SIGPIPE, libc::SIGHUP] {
+                let _ = self.signal(number).await;
+            }
+        }
+    }
+
+    /// Passes the first signal on to the command; a second one, or one that cannot be delivered, ends
+    /// everything.
     async fn on_signal(&mut self, number: i32) -> Option<Outcome> {
         self.interrupts += 1;
-        if self.interrupts > 1 || self.signal(number).await.is_err() {
-            return Some(Outcome::interrupted(number));
+        if self.interrupts > 1 {
+            return Some(self.end(number).await);
         }
-        None
+        let error = self.signal(number).await.err()?;
+        Some(self.interrupted(number, &error))
+    }
+
+    /// Outcome of an interrupt that the command did not get.
+    fn interrupted(&self, number: i32, error: &str) -> Outcome {
+        let outcome = Outcome::interrupted(number);
+        if self.place.ends_with_client() {
+            return outcome;
+        }
+        let pid = self.process.pid();
+        Outcome {
+            message: Some(format!(
+                "interrupted, and the command may go on as process {pid} of the sandbox: {error}"
+            )),
+            ..outcome
+        }
+    }
+
+    /// Ends the command: with its sandbox, or by SIGKILL where that stays.
+    async fn end(&mut self, number: i32) -> Outcome {
+        if self.place.ends_with_client() {
+            return Outcome::interrupted(number);
+        }
+        if let Err(error) = self.signal(libc::SIGKILL).await {
+            return self.interrupted(number, &error);
+        }
+        let ended = async {
+            loop {
+                match self.process.next_event().await {
+                    Ok(Some(ProcessEvent::End(_))) => return true,
+                    Ok(Some(_)) => {}
+                    Ok(None) | Err(_) => return false,
+                }
+            }
+        };
+        match tokio::time::timeout(KILL_LIMIT, ended).await {
+            Ok(true) => Outcome::interrupted(number),
+            _ => self.interrupted(number, "it was sent SIGKILL, and has not ended yet"),
+        }
     }
 
     /// `how` is what became of the command.

@@ -22,15 +22,25 @@ pub struct Remote {
     client: Client,
     agent: AgentClient,
     sandbox: Sandbox,
+    leased: bool,
 }
 
 impl Remote {
-    /// One that runs.
-    pub fn new(client: Client, sandbox: Sandbox) -> anyhow::Result<Self> {
+    /// One that runs, and stays.
+    fn new(client: Client, sandbox: Sandbox) -> anyhow::Result<Self> {
         Ok(Self {
             agent: client.agent(&sandbox)?,
             client,
             sandbox,
+            leased: false,
+        })
+    }
+
+    /// One that runs, and is removed when this program ends.
+    pub fn leased(client: Client, sandbox: Sandbox) -> anyhow::Result<Self> {
+        Ok(Self {
+            leased: true,
+            ..Self::new(client, sandbox)?
         })
     }
 
@@ -76,6 +86,10 @@ impl Place for Remote {
 
     fn memory_mib(&self) -> u32 {
         self.sandbox.record.size.memory_mib
+    }
+
+    fn ends_with_client(&self) -> bool {
+        self.leased
     }
 
     async fn gone(&self, patience: Duration) -> Option<String> {
