@@ -35,15 +35,12 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
                 true => Visibility::Private,
                 false => Visibility::Public,
             };
-            for name in names {
+            return each(names, |name| {
                 templates.set_visibility(name, visibility)?;
                 let text = format!("template {name} is {}", visibility.name());
-                say(
-                    *json,
-                    &text,
-                    json!({ "name": name, "visibility": visibility }),
-                )?;
-            }
+                let value = json!({ "name": name, "visibility": visibility });
+                say(*json, &text, value)
+            });
         }
         TemplateCommand::Build(args) => build(&templates, args)?,
         TemplateCommand::Inspect { name, json } => {
@@ -74,20 +71,32 @@ pub fn run(command: &TemplateCommand) -> anyhow::Result<ExitCode> {
             built(&made.manifest, *json)?;
         }
         TemplateCommand::Rm { names, json } => {
-            for name in names {
+            return each(names, |name| {
                 templates.remove(name)?;
-                say(
-                    *json,
-                    &format!("template {name} removed"),
-                    json!({ "removed": name }),
-                )?;
-            }
+                let text = format!("template {name} removed");
+                say(*json, &text, json!({ "removed": name }))
+            });
         }
         TemplateCommand::Prune { older_than, json } => {
             prune::run(&home, older_than.unwrap_or_default(), *json)?
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Does the same with each of several; one that fails does not spare the others.
+fn each(
+    names: &[String],
+    mut work: impl FnMut(&str) -> anyhow::Result<()>,
+) -> anyhow::Result<ExitCode> {
+    let mut code = ExitCode::SUCCESS;
+    for name in names {
+        if let Err(e) = work(name) {
+            eprintln!("jiffy: {e:#}");
+            code = ExitCode::FAILURE;
+        }
+    }
+    Ok(code)
 }
 
 /// Prints one or the other.
@@ -103,13 +112,15 @@ fn say(json: bool, text: &str, value: Value) -> anyhow::Result<()> {
 fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::Result<()> {
     let mut bar = Bar::new(name);
     if to.as_os_str() == "-" {
-        let output = io::stdout().lock();
+        let mut output = io::stdout().lock();
         anyhow::ensure!(
             !output.is_terminal(),
             "an exported template is nothing for a terminal: name a file, or redirect the output"
         );
-        templates.export(name, output, &mut |p| bar.update(p))?;
+        templates.export(name, &mut output, &mut |p| bar.update(p))?;
         bar.finish();
+        // What is still held back is written when nobody can be told that it failed.
+        output.flush().context("cannot write to standard output")?;
         return Ok(());
     }
     let failed = || format!("cannot write {}", to.display());

@@ -97,7 +97,8 @@ pub struct LogsArgs {
   jiffy port-forward k3x9 8080:80       127.0.0.1:8080 leads to port 80 in the sandbox
   jiffy port-forward k3x9 5432 :6379    5432 to the same port; any free port to 6379
 
-Also servers that listen on the sandbox's loopback only are reached. Ends with Ctrl-C.")]
+Also servers that listen on the sandbox's loopback only are reached. Ends with Ctrl-C, or with an error
+when the sandbox has ended.")]
 pub struct PortForwardArgs {
     /// Sandbox: its name, its id or the beginning of that
     pub id: String,

@@ -89,10 +89,10 @@ pub fn refusal(server: &Server, theirs: &str, status: StatusCode, body: &[u8]) -
             "{}: `jiffy key create --scope create` on the host of {name} makes one that may do this",
             said.message
         ),
-        (_, "sandbox_not_found") => {
+        (_, "sandbox_not_found") if !said.message.contains("`jiffy ") => {
             format!("{}; `jiffy ls --all` shows those there are", said.message)
         }
-        (_, "snapshot_not_found") => {
+        (_, "snapshot_not_found") if !said.message.contains("`jiffy ") => {
             format!("{}; `jiffy snapshots` shows those there are", said.message)
         }
         _ if said.message.is_empty() => {

@@ -5,6 +5,7 @@ use super::tree;
 use crate::cli::CpArgs;
 use crate::run::Place;
 use anyhow::Context;
+use jiffy_agent_client::ClientError;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -81,18 +82,31 @@ async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow:
     };
     let agent = Remote::find(&args.host, sandbox).await?.agent();
     let mut writer = agent.write_stream(path, args.user.as_deref());
-    let failed = || format!("cannot write {path} in sandbox {sandbox}");
+    let mut sent: u64 = 0;
+    let failed = |e: ClientError, sent: u64| {
+        let e = anyhow::Error::new(e).context(format!("cannot write {path} in sandbox {sandbox}"));
+        incomplete(e, sent)
+    };
     loop {
         let mut chunk = vec![0; CHUNK];
-        let n = source
-            .read(&mut chunk)
-            .await
-            .with_context(|| format!("cannot read {from}"))?;
+        let n = source.read(&mut chunk).await;
+        let n = n
+            .with_context(|| format!("cannot read {from}"))
+            .map_err(|e| incomplete(e, sent))?;
         if n == 0 {
-            return writer.finish().await.with_context(failed);
+            return writer.finish().await.map_err(|e| failed(e, sent));
         }
         chunk.truncate(n);
-        writer.write(chunk).await.with_context(failed)?;
+        writer.write(chunk).await.map_err(|e| failed(e, sent))?;
+        sent += n as u64;
+    }
+}
+
+/// What is left in the sandbox of an upload that failed after so many bytes.
+fn incomplete(error: anyhow::Error, sent: u64) -> anyhow::Error {
+    match sent {
+        0 => error,
+        _ => anyhow::anyhow!("{error:#}; the file may be there with a part of what it should hold"),
     }
 }
 
@@ -115,10 +129,22 @@ async fn download(args: &CpArgs, sandbox: &str, path: &str, to: &str) -> anyhow:
         "-" => Box::pin(tokio::io::stdout()),
         _ => Box::pin(File::create(&target).await.with_context(unwritable)?),
     };
-    while let Some(chunk) = reader.next().await.with_context(failed)? {
-        sink.write_all(&chunk).await.with_context(unwritable)?;
-    }
-    sink.flush().await.with_context(unwritable)
+    let mut copied: u64 = 0;
+    let whole = async {
+        while let Some(chunk) = reader.next().await.with_context(failed)? {
+            sink.write_all(&chunk).await.with_context(unwritable)?;
+            copied += chunk.len() as u64;
+        }
+        sink.flush().await.with_context(unwritable)
+    };
+    let whole: anyhow::Result<()> = whole.await;
+    whole.map_err(|e| match to {
+        "-" => e,
+        _ => anyhow::anyhow!(
+            "{e:#}; {} has only the beginning, {copied} bytes",
+            target.display()
+        ),
+    })
 }
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
 //! `jiffy port-forward`: connections to ports of this host become connections to ports of a sandbox.
 
 use crate::cli::{Forwarding, PortForwardArgs};
-use crate::client::Client;
-use anyhow::Context;
+use crate::client::{Client, is};
+use anyhow::{Context, bail};
+use jiffy_host::State;
 use std::future::Future;
 use std::io::Write;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -19,6 +20,10 @@ use tokio::task::JoinSet;
 const MAX_CONNECTIONS: usize = 256;
 /// Time until the next attempt where this host had no descriptor left.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Time of one question for the end of the sandbox.
+const END_POLL: Duration = Duration::from_secs(10);
+/// Time between two such questions where the first was not answered.
+const UNREACHED_PAUSE: Duration = Duration::from_secs(1);
 
 /// A stream to a port of a guest.
 pub trait PortStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -45,7 +50,7 @@ pub fn opener(client: Client, id: String) -> PortOpener {
 pub async fn run(args: &PortForwardArgs) -> anyhow::Result<ExitCode> {
     let client = Client::open(&args.host).await?;
     let id = client.sandbox(&args.id).await?.record.id;
-    let opener = opener(client, id);
+    let opener = opener(client.clone(), id.clone());
     let mut work = JoinSet::new();
     for &Forwarding { local, remote } in &args.ports {
         let listener = listen(args.address, local).await?;
@@ -55,8 +60,33 @@ pub async fn run(args: &PortForwardArgs) -> anyhow::Result<ExitCode> {
         out.flush()?;
         work.spawn(forward(listener, opener.clone(), remote));
     }
-    tokio::signal::ctrl_c().await?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted?,
+        end = ended(&client, &id) => bail!("nothing is forwarded any more: {end}"),
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Waits for the end of a sandbox, and tells it in words. A daemon that is not reached may be just
+/// restarted, and its sandboxes run on.
+async fn ended(client: &Client, id: &str) -> String {
+    loop {
+        let began = Instant::now();
+        match client
+            .wait(id, "ended", END_POLL)
+            .await
+            .map(|now| now.state)
+        {
+            Ok(State::Killed) => return format!("sandbox {id} was killed"),
+            Ok(State::Broken { cause }) => return format!("sandbox {id} is broken: {cause}"),
+            Ok(_) => {}
+            Err(e) if is(&e, "sandbox_not_found") => return format!("sandbox {id} was removed"),
+            Err(_) => {}
+        }
+        if began.elapsed() < UNREACHED_PAUSE {
+            tokio::time::sleep(UNREACHED_PAUSE).await;
+        }
+    }
 }
 
 /// Listens at a port of this host.

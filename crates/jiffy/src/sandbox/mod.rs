@@ -159,6 +159,9 @@ pub async fn of_image(client: &Client, image: &str, quiet: bool) -> anyhow::Resu
     let name = image_on_demand(image);
     let made = template::build::of_image(client, &name, image, quiet).await;
     let Err(e) = made else { return Ok(name) };
+    if e.is::<template::build::Interrupted>() {
+        return Err(e);
+    }
     match client.has_template(&name).await {
         Ok(true) => {
             eprintln!("jiffy: image {image} as it was imported before: {e:#}");
@@ -244,7 +247,10 @@ async fn restart(args: &RestartArgs) -> anyhow::Result<ExitCode> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Many {
     Kill,
+    /// Of sandboxes and snapshots.
     Remove,
+    /// Of sandboxes that a list named: one that went meanwhile is as it should be.
+    RemoveListed,
     Pause,
     Resume,
     /// With this time for processes to end by themselves.
@@ -256,30 +262,37 @@ async fn many(args: &ManyArgs, what: Many) -> anyhow::Result<ExitCode> {
     each(&client, &args.ids, what, args.json).await
 }
 
-/// Does the same with each of several; one that fails does not spare the others.
+/// Does the same with each of several; one that fails does not spare the others. Each is told when it
+/// is done, so that what was told is true also where this program is killed before the last.
 async fn each(client: &Client, ids: &[String], what: Many, json: bool) -> anyhow::Result<ExitCode> {
     let mut done: Vec<Value> = Vec::new();
     let mut code = ExitCode::SUCCESS;
+    let mut told = Ok(());
     for id in ids {
         match one_of_many(client, id, what).await {
-            Ok(record) => done.push(record),
+            Ok(record) if json => done.push(record),
+            Ok(record) => {
+                let id = record["id"].as_str().unwrap_or(id);
+                told = told.and(table::show(false, &id, |id| format!("{id}\n")));
+            }
+            Err(e) if what == Many::RemoveListed && is(&e, "sandbox_not_found") => {}
             Err(e) => {
                 eprintln!("jiffy: {e:#}");
                 code = ExitCode::FAILURE;
             }
         }
     }
-    table::show(json, &done, |done| {
-        let id = |v: &Value| v["id"].as_str().map(|id| format!("{id}\n"));
-        done.iter().filter_map(id).collect()
-    })?;
+    if json {
+        table::show(true, &done, |_| String::new())?;
+    }
+    told?;
     Ok(code)
 }
 
 async fn one_of_many(client: &Client, id: &str, what: Many) -> anyhow::Result<Value> {
     let record = match what {
         Many::Kill => client.end(id, false).await,
-        Many::Remove => client.end(id, true).await,
+        Many::Remove | Many::RemoveListed => client.end(id, true).await,
         Many::Resume => client.resume(id).await,
         Many::Restart(grace) => {
             if client.sandbox(id).await?.record.state == State::Paused {
@@ -296,7 +309,11 @@ async fn one_of_many(client: &Client, id: &str, what: Many) -> anyhow::Result<Va
         Ok(record) => Ok(serde_json::to_value(table::without_tokens(record))?),
         // No sandbox: then it is a snapshot, or nothing.
         Err(e) if what == Many::Remove && is(&e, "sandbox_not_found") => {
-            Ok(serde_json::to_value(client.remove_snapshot(id).await?)?)
+            match client.remove_snapshot(id).await {
+                Ok(record) => Ok(serde_json::to_value(record)?),
+                Err(other) if is(&other, "snapshot_not_found") => Err(e),
+                Err(other) => Err(other),
+            }
         }
         Err(e) => Err(e),
     }

@@ -23,13 +23,13 @@ pub async fn rm(args: &RmArgs) -> anyhow::Result<ExitCode> {
     let all = client.sandboxes(true).await?;
     let ids: Vec<String> = all.iter().map(|s| s.id.clone()).collect();
     if ids.is_empty() {
-        return each(&client, &ids, Many::Remove, args.json).await;
+        return each(&client, &ids, Many::RemoveListed, args.json).await;
     }
     let question = format!("remove {} with all in them?", sandboxes(ids.len()));
     if !agreed(&question, args.yes)? {
         return Ok(ExitCode::FAILURE);
     }
-    each(&client, &ids, Many::Remove, args.json).await
+    each(&client, &ids, Many::RemoveListed, args.json).await
 }
 
 fn sandboxes(count: usize) -> String {

@@ -2,7 +2,7 @@
 
 use super::table;
 use crate::cli::{AwaitedState, WaitArgs};
-use crate::client::Client;
+use crate::client::{Client, is};
 use crate::progress::while_waiting;
 use jiffy_host::{SandboxRecord, State};
 use serde::Serialize;
@@ -24,16 +24,22 @@ struct Outcome {
     reached: bool,
 }
 
-/// Waits for each.
+/// Waits for each; one that is not found does not spare the others.
 pub async fn run(args: &WaitArgs) -> anyhow::Result<ExitCode> {
     let client = Client::open(&args.host).await?;
     let end = args.timeout.map(|time| Instant::now() + time);
     let mut all = Vec::new();
     let mut code = 0;
     for id in &args.ids {
-        let id = client.sandbox(id).await?.record.id;
-        let waiting = wait(&client, &id, args.state, end);
-        let outcome = while_waiting("waiting for the sandbox", waiting).await?;
+        let waiting = wait(&client, id, args.state, end);
+        let outcome = match while_waiting("waiting for the sandbox", waiting).await {
+            Ok(outcome) => outcome,
+            Err(e) => {
+                eprintln!("jiffy: {e:#}");
+                code = 1;
+                continue;
+            }
+        };
         if !outcome.reached {
             let ended = matches!(outcome.state, "killed" | "broken");
             code = if ended { 1 } else { TIMED_OUT };
@@ -52,6 +58,7 @@ async fn wait(
     wanted: AwaitedState,
     end: Option<Instant>,
 ) -> anyhow::Result<Outcome> {
+    let id = client.sandbox(id).await?.record.id;
     loop {
         let left = end.map_or(TURN, |end| end.saturating_duration_since(Instant::now()));
         let name = match wanted {
@@ -59,7 +66,19 @@ async fn wait(
             AwaitedState::Running => "running",
             AwaitedState::Paused => "paused",
         };
-        let record = client.wait(id, name, left.min(TURN)).await?;
+        let record = match client.wait(&id, name, left.min(TURN)).await {
+            Ok(record) => record,
+            // It was there: it ended, and its record went.
+            Err(e) if is(&e, "sandbox_not_found") => {
+                return Ok(Outcome {
+                    reason: "removed".to_owned(),
+                    state: State::Killed.name(),
+                    id,
+                    reached: wanted == AwaitedState::Ended,
+                });
+            }
+            Err(e) => return Err(e),
+        };
         let ended = matches!(record.state, State::Killed | State::Broken { .. });
         let reached = match wanted {
             AwaitedState::Ended => ended,
