@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::bench::{Bench, cached};
-use support::skip;
+use support::{skip, wait_for};
 
 /// What this host trusts: its way out may have an authority of its own.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
@@ -244,8 +244,28 @@ fn a_sandbox_is_made_of_an_image_that_is_imported_once_and_goes_when_nothing_is_
     };
     let first = version().unwrap();
     assert_eq!(place.json(&create)["template"], template.as_str());
+    assert_eq!(version().as_ref(), Some(&first));
+    // Of the same template, in a sandbox of the daemon's that is removed.
+    let run = ["run", "--image", &image, "--memory", "256Mi", "--"];
+    let done = place.call(&[&run[..], &["/app", "in", "a", "run"]].concat());
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert_eq!(done.stdout, "from a registry in a run\n");
     assert_eq!(version(), Some(first));
+    let found = place.call(&[&run[..], &["/nothing"]].concat());
+    assert_eq!(found.code, Some(127), "{found:?}");
+    wait_for("the sandboxes of runs to go", || {
+        let left = place.json(&["ls"]);
+        (left.as_array().unwrap().len() == 2).then_some(())
+    });
+    let unable = place.call(&["run", "--no-daemon", "--image", &image, "--", "/app"]);
+    assert_eq!(unable.code, Some(2), "{unable:?}");
     let missing = format!("{at}/nothing:1");
+    let refused = place.call(&["run", "--image", &missing, "--", "/app"]);
+    assert_eq!(refused.code, Some(125), "{refused:?}");
+    assert!(
+        refused.stderr.contains("cannot import image"),
+        "{refused:?}"
+    );
     let refused = place.call(&["create", "--image", &missing]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(
