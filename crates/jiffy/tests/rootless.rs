@@ -14,7 +14,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use support::lab::{HOST, PRIVATE, PUBLIC, ip, own_run, with_lab};
+use support::lab::{
+    HOST, HOST6, Lab, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6, ip, own_run, with_lab, with_lab6,
+};
 use support::{Done, alive, engine, finish, guests, networked, programs, skip, wait_for};
 use tempfile::TempDir;
 
@@ -173,6 +175,15 @@ fn bind(from: &Path, to: &Path) {
 
 /// Runs `work` in a lab where ordinary users may open the devices, as on other machines.
 fn with_users(test: &str, work: impl FnOnce() + Send) {
+    with_users_in(false, test, work);
+}
+
+/// The same in a lab with IPv6.
+fn with_users6(test: &str, work: impl FnOnce() + Send) {
+    with_users_in(true, test, work);
+}
+
+fn with_users_in(ipv6: bool, test: &str, work: impl FnOnce() + Send) {
     if !nix::unistd::geteuid().is_root() {
         return skip(test, "makes users of its own, which takes root");
     }
@@ -185,7 +196,7 @@ fn with_users(test: &str, work: impl FnOnce() + Send) {
     if !pasta {
         return skip(test, "there is neither pasta nor slirp4netns");
     }
-    with_lab(test, |_| {
+    let work = |_: &Lab| {
         own_run(MsFlags::MS_PRIVATE);
         let devices = Path::new("/run/devices");
         fs::create_dir(devices).unwrap();
@@ -202,7 +213,21 @@ fn with_users(test: &str, work: impl FnOnce() + Send) {
         fs::create_dir(PROGRAMS).unwrap();
         bind(&programs(), Path::new(PROGRAMS));
         work();
-    });
+    };
+    match ipv6 {
+        true => with_lab6(test, work),
+        false => with_lab(test, work),
+    }
+}
+
+/// Takes these programs of `/usr/bin` away.
+fn hide(programs: &[&str]) {
+    for program in programs {
+        let path = Path::new("/usr/bin").join(program);
+        if path.exists() {
+            bind(Path::new("/dev/null"), &path);
+        }
+    }
 }
 
 /// Gives the user a range of subordinate users and groups.
@@ -378,12 +403,7 @@ fn without_a_way_out_sandboxes_reach_nothing_and_the_reason_is_told() {
         with_users(
             "without_a_way_out_sandboxes_reach_nothing_and_the_reason_is_told",
             || {
-                for program in ["pasta", "pasta.avx2", "slirp4netns"] {
-                    let path = Path::new("/usr/bin").join(program);
-                    if path.exists() {
-                        bind(Path::new("/dev/null"), &path);
-                    }
-                }
+                hide(&["pasta", "pasta.avx2", "slirp4netns"]);
                 let user = User::new(new_uid());
                 let done = user.call(&["serve", "--no-listen", "--network", "on"]);
                 assert!(
@@ -401,5 +421,54 @@ fn without_a_way_out_sandboxes_reach_nothing_and_the_reason_is_told() {
                 user.is_gone();
             },
         );
+    });
+}
+
+/// Who answers at TCP port 80 of each of these hosts to a command of the user's.
+fn reached_by_a_run(user: &User, hosts: &[&str]) -> Vec<String> {
+    let program = format!(
+        "{}\nfor host in {hosts:?}: print(tcp(host))",
+        networked::PRELUDE
+    );
+    let run = ["run", "--network", "on", "--", "python3", "-c", &program];
+    user.ok(&run).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn sandboxes_of_an_ordinary_user_reach_the_ipv6_internet_and_nothing_of_the_host() {
+    let test = "sandboxes_of_an_ordinary_user_reach_the_ipv6_internet_and_nothing_of_the_host";
+    if !Path::new("/usr/bin/pasta").exists() {
+        return skip(test, "there is no pasta");
+    }
+    with_users6(test, || {
+        let user = User::new(new_uid());
+        let open = [PUBLIC6[0], PUBLIC6[1], PUBLIC[1]];
+        assert_eq!(reached_by_a_run(&user, &open), ["internet"; 3]);
+        let closed = [HOST6, PRIVATE6[0], HOST, PRIVATE[0]];
+        for (host, who) in closed.iter().zip(reached_by_a_run(&user, &closed)) {
+            assert_eq!(who, "ConnectionRefusedError", "{host}");
+        }
+        user.is_gone();
+    });
+}
+
+#[test]
+fn slirp4netns_leads_out_where_there_is_no_pasta() {
+    let test = "slirp4netns_leads_out_where_there_is_no_pasta";
+    if !Path::new("/usr/bin/slirp4netns").exists() {
+        return skip(test, "there is no slirp4netns");
+    }
+    with_users(test, || {
+        hide(&["pasta", "pasta.avx2"]);
+        let user = User::new(new_uid());
+        let doctor = user.call(&["doctor"]).stdout;
+        assert!(doctor.contains("slirp4netns leads out"), "{doctor}");
+        assert_eq!(reached_by_a_run(&user, &PUBLIC), ["internet"; 3]);
+        // Its own way to the host's loopback, and the host's addresses.
+        let closed = [HOST, PRIVATE[0], "10.0.2.2"];
+        for (host, who) in closed.iter().zip(reached_by_a_run(&user, &closed)) {
+            assert_eq!(who, "ConnectionRefusedError", "{host}");
+        }
+        user.is_gone();
     });
 }
