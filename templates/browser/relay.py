@@ -153,7 +153,7 @@ class Relay:
             to.close()
 
     async def is_open(self) -> bool:
-        """Whether anything listens at the port."""
+        """Tells if anything listens at the port."""
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:

@@ -119,7 +119,7 @@ fn export(templates: &Templates, name: &str, to: &Path, json: bool) -> anyhow::R
         );
         templates.export(name, &mut output, &mut |p| bar.update(p))?;
         bar.finish();
-        // What is still held back is written when nobody can be told that it failed.
+        // A failure of the write at exit would not be told.
         output.flush().context("cannot write to standard output")?;
         return Ok(());
     }

@@ -424,7 +424,7 @@ fn without_a_way_out_sandboxes_reach_nothing_and_the_reason_is_told() {
     });
 }
 
-/// Who answers at TCP port 80 of each of these hosts to a command of the user's.
+/// Answers that a command of the user's gets at TCP port 80 of these hosts.
 fn reached_by_a_run(user: &User, hosts: &[&str]) -> Vec<String> {
     let program = format!(
         "{}\nfor host in {hosts:?}: print(tcp(host))",

@@ -155,17 +155,17 @@ impl ProcessTable {
         }
     }
 
-    /// Looks whether the kernel killed for want of memory since the last look. Whoever hears of such
-    /// a kill says so here: its victim may be the child of a command that goes on, and is not to be
-    /// taken for one that is killed later.
+    /// Notices a kill for want of memory since the last call. Called also when one is heard of: its
+    /// victim may be the child of a command that goes on, and is not to be taken for one that is
+    /// killed later.
     pub fn notice_kills(&self) {
         if self.oom.happened() {
             self.kill.set(Some(self.started.get()));
         }
     }
 
-    /// Whether a process that looks killed is the victim of a kill that was noticed. That is told of
-    /// one process only, also of one that nobody waits for.
+    /// Tells if a process that looks killed is the victim of a kill that was noticed. That is told of
+    /// one process only, also of one that no client waits for.
     fn take_kill(&self, process: Option<&Process>) -> bool {
         match (self.kill.get(), process) {
             (Some(kill), Some(process)) if process.before.get() >= kill => false,

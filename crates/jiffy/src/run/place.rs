@@ -22,7 +22,7 @@ pub trait Place {
     /// Its memory.
     fn memory_mib(&self) -> u32;
 
-    /// Whether it ends when this program does, with every command in it.
+    /// Tells if it ends when this program does, with every command in it.
     fn ends_with_client(&self) -> bool;
 
     /// Why it is gone, if it is or goes within `patience`.

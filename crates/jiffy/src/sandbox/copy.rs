@@ -102,7 +102,7 @@ async fn upload(args: &CpArgs, from: &str, sandbox: &str, path: &str) -> anyhow:
     }
 }
 
-/// What is left in the sandbox of an upload that failed after so many bytes.
+/// Adds to the error of an upload that failed after so many bytes that a part may be there.
 fn incomplete(error: anyhow::Error, sent: u64) -> anyhow::Error {
     match sent {
         0 => error,

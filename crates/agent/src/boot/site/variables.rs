@@ -113,7 +113,7 @@ pub fn apt_program(proxy: &ProxySettings) -> String {
     text + &format!("esac\necho '{url}'\n")
 }
 
-/// What apt is told, which asks `program` for the proxy.
+/// Configuration of apt, which asks `program` for the proxy.
 pub fn apt(proxy: &ProxySettings, program: &Path) -> String {
     let mut text = String::new();
     for scheme in ["http", "https"] {

@@ -17,7 +17,7 @@ const LAST_RETRY: Duration = Duration::from_secs(10);
 /// The way to the thread, which ends with the sandboxes.
 pub(in super::super) struct Remover(Mutex<Sender<Order>>);
 
-/// What the thread is asked for.
+/// Request to the thread.
 pub(in super::super) enum Order {
     /// Removal of the files of these snapshots.
     Files(Vec<String>),
