@@ -17,7 +17,7 @@ pub struct AgentRoot<'a> {
 }
 
 /// Part of a cached image's name: changes with the image's layout.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 /// Nothing tells two of these images apart but what is in them.
 const UUID: &str = "00000000-0000-4000-8000-000000000000";
 /// 2025-01-01, as for other images.
@@ -34,8 +34,16 @@ impl<'a> AgentRoot<'a> {
 
     fn fill(&self, root: &Path) -> Result<(), InitrdError> {
         let places = ["dev", "newroot", "overlay", "proc", "sys", "tmp"];
+        // The lowest layer of every root: as in the image of the kernel's modules, places where
+        // programs keep container images.
+        let below = ["docker", "containerd", "containers"].map(|n| format!("below/var/lib/{n}"));
         let images = (0..MAX_IMAGES).map(|n| format!("images/{n}"));
-        for place in places.map(str::to_owned).into_iter().chain(images) {
+        for place in places
+            .map(str::to_owned)
+            .into_iter()
+            .chain(images)
+            .chain(below)
+        {
             let place = root.join(place);
             fs::create_dir_all(&place).on("create", &place)?;
         }

@@ -3,14 +3,21 @@
 //! The images are mounted on `/images/0` (the lowest) and so on before we start: programs cannot mount them. What this sandbox
 //! writes goes to a tmpfs.
 
-use super::{images, mount_overlay, system, text, writable};
-use crate::boot::mount::{directory, mount};
+use super::{images, mount_overlay, storage, system, text, writable};
+use crate::boot::mount::{PLAIN, directory, mount, raw};
 use crate::sys;
 use jiffy_proto::agent::{GVISOR_DISK_MIB, GVISOR_IMAGES};
+use std::ffi::CStr;
 use std::io;
 
 /// Most images of a template.
 const MOST_IMAGES: usize = 6;
+/// Directory of the agent's image with the directories that every root has, as the lowest layer.
+const BELOW: &str = "/below";
+/// Controllers that gVisor has, each a hierarchy of its own (cgroup v1).
+const CONTROLLERS: [&CStr; 6] = [
+    c"cpu", c"cpuacct", c"cpuset", c"devices", c"memory", c"pids",
+];
 
 /// Builds the root and moves into it.
 pub fn enter() -> Result<(), String> {
@@ -24,9 +31,12 @@ pub fn enter() -> Result<(), String> {
         &text(format!("mode=0755,size={}m", disk_mib()?))?,
     )?;
     writable("/overlay")?;
-    let lower: Vec<_> = (0..count).rev().map(|n| format!("/images/{n}")).collect();
+    let storage = storage::make("/overlay")?;
+    let images = (0..count).rev().map(|n| format!("/images/{n}"));
+    let lower: Vec<_> = images.chain([BELOW.to_owned()]).collect();
     // gVisor's overlay always copies files whole, and takes no option that says so.
     mount_overlay(&lower.join(":"), "/overlay", c"/newroot", "")?;
+    storage::bind(storage, "/overlay", "/newroot")?;
     directory("/newroot/dev", 0o755);
     mount(
         c"devtmpfs",
@@ -36,7 +46,30 @@ pub fn enter() -> Result<(), String> {
         c"mode=0755",
     )?;
     switch().map_err(|e| format!("cannot mount the new root: {e}"))?;
-    system()
+    system()?;
+    mount_controllers();
+    allow_tracing();
+    Ok(())
+}
+
+/// Mounts the control groups that container runtimes look for. A gVisor without them is fine.
+fn mount_controllers() {
+    let at = c"/sys/fs/cgroup";
+    if raw(c"tmpfs", at, c"tmpfs", PLAIN, c"mode=0755").is_err() {
+        return;
+    }
+    for name in CONTROLLERS {
+        let path = format!("/sys/fs/cgroup/{}", name.to_string_lossy());
+        directory(&path, 0o755);
+        if let Ok(path) = text(path) {
+            let _ = raw(c"cgroup", &path, c"cgroup", PLAIN, name);
+        }
+    }
+}
+
+/// Lets programs trace others of their user, as in microVMs; gVisor restricts it to children.
+fn allow_tracing() {
+    let _ = std::fs::write("/proc/sys/kernel/yama/ptrace_scope", "0");
 }
 
 /// How much may be written.

@@ -2,14 +2,15 @@
 //!
 //! overlayfs takes no upper directory that lies on another overlay, and the root is one. So that
 //! docker, containerd and podman use it without a detour, directories of the disk itself are
-//! mounted where they keep their layers, unless the template has something there.
+//! mounted where they keep their layers, unless the template has something there. On gVisor they
+//! are directories of the tmpfs that takes all writes.
 
-use super::super::mount::directory;
+use super::super::mount::{directory, raw};
 use crate::sys;
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -53,23 +54,32 @@ fn has_directories(path: &Path) -> bool {
     })
 }
 
-/// Names on the disk, places, and modes.
-const PLACES: [(&str, &str, u32); 3] = [
+/// Names on the disk, places, and modes. The last is podman's without root, in templates that have
+/// a directory there; it belongs to that directory's owner.
+const PLACES: [(&str, &str, u32); 4] = [
     ("docker", "var/lib/docker", 0o710),
     ("containerd", "var/lib/containerd", 0o711),
     ("containers", "var/lib/containers", 0o755),
+    (
+        "user-containers",
+        "home/user/.local/share/containers",
+        0o700,
+    ),
 ];
+
+/// Directory of the disk that the directories are in.
+const ABOVE: &str = "storage";
 
 static STORAGE: OnceLock<Vec<Storage>> = OnceLock::new();
 
-/// What is mounted. Nothing if we are not process 1 of a microVM.
+/// Those that are mounted. None if we are not process 1.
 pub fn mounted() -> &'static [Storage] {
     STORAGE.get().map_or(&[], Vec::as_slice)
 }
 
 /// Makes the directories in the file system on `at`.
 pub fn make(at: &str) -> Result<Vec<Storage>, String> {
-    let above = format!("{at}/storage");
+    let above = format!("{at}/{ABOVE}");
     directory(&above, 0o700);
     let made = PLACES.iter().map(|(name, place, mode)| {
         let path = format!("{above}/{name}");
@@ -84,8 +94,22 @@ pub fn make(at: &str) -> Result<Vec<Storage>, String> {
     made.collect()
 }
 
-/// Mounts each where the new root has an empty directory for it; what an image has there stays.
+/// Mounts each where the root, which we are in, has an empty directory for it; files that an image
+/// has there stay.
 pub fn mount(made: Vec<Storage>) -> Result<(), String> {
+    mount_each(made, mount_tree)
+}
+
+/// The same on gVisor, whose kernel has no mounts without a place: beneath `root`, which is about
+/// to become the root, from [`make`]'s directories in the file system on `at`.
+pub fn bind(made: Vec<Storage>, at: &str, root: &str) -> Result<(), String> {
+    mount_each(made, |storage| bind_one(storage, at, root))
+}
+
+fn mount_each(
+    made: Vec<Storage>,
+    mount_one: impl Fn(&Storage) -> io::Result<bool>,
+) -> Result<(), String> {
     let mut mounted = Vec::new();
     for storage in made {
         let done = mount_one(&storage)
@@ -99,13 +123,24 @@ pub fn mount(made: Vec<Storage>) -> Result<(), String> {
     Ok(())
 }
 
-fn mount_one(storage: &Storage) -> io::Result<bool> {
-    let path = format!("/{}", storage.place);
-    match std::fs::symlink_metadata(&path) {
-        Ok(found) if found.is_dir() => {}
+/// Prepares the directory for the one at `path`, if there is one that is empty.
+fn is_wanted(storage: &Storage, path: &Path) -> io::Result<bool> {
+    let found = match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => found,
         _ => return Ok(false),
+    };
+    if std::fs::read_dir(path)?.next().is_some() {
+        return Ok(false);
     }
-    if std::fs::read_dir(&path)?.next().is_some() {
+    if (found.uid(), found.gid()) != (0, 0) {
+        fchown(&storage.directory, Some(found.uid()), Some(found.gid()))?;
+    }
+    Ok(true)
+}
+
+fn mount_tree(storage: &Storage) -> io::Result<bool> {
+    let path = format!("/{}", storage.place);
+    if !is_wanted(storage, path.as_ref())? {
         return Ok(false);
     }
     let tree = open_tree(&storage.directory)?;
@@ -122,6 +157,19 @@ fn mount_one(storage: &Storage) -> io::Result<bool> {
         )
     };
     sys::check(moved as libc::c_int).map(|_| true)
+}
+
+fn bind_one(storage: &Storage, at: &str, root: &str) -> io::Result<bool> {
+    let path = Path::new(root).join(storage.place);
+    // A symbolic link on the way would lead out of the new root: it is not the root yet.
+    let is_plain = std::fs::canonicalize(&path).is_ok_and(|found| found == path);
+    if !is_plain || !is_wanted(storage, &path)? {
+        return Ok(false);
+    }
+    let source = PLACES.iter().find(|(_, place, _)| *place == storage.place);
+    let source = source.map(|(name, _, _)| format!("{at}/{ABOVE}/{name}"));
+    let source = sys::cstring(source.unwrap_or_default().as_bytes())?;
+    raw(&source, &sys::cpath(&path)?, c"", libc::MS_BIND, c"").map(|()| true)
 }
 
 /// The directory as a mount of its own, which has no place yet.

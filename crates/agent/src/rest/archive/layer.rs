@@ -12,8 +12,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// What every sandbox has of its own: the agent writes it when a sandbox is told who it is.
-const OURS: [&[u8]; 5] = [
+const OURS: [&[u8]; 6] = [
     b"etc/hosts",
+    b"etc/mtab",
     b"etc/resolv.conf",
     b"etc/machine-id",
     b"var/lib/systemd/random-seed",
