@@ -58,7 +58,7 @@ def consistent(engine):
     for child in children:
         goes_on(child)
         recovers(child)
-        child.check_kernel(engine)
+        child.check_kernel()
         child.remove()
     later = goes_on(sandbox)
     sandbox.pause()
@@ -70,4 +70,4 @@ def consistent(engine):
         raise Failed("the rollback did not take it back")
     goes_on(sandbox)
     recovers(sandbox)
-    sandbox.check_kernel(engine)
+    sandbox.check_kernel()

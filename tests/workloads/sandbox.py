@@ -5,6 +5,9 @@ import re
 import subprocess
 import threading
 
+# Engine of the sandboxes that are created.
+engine = None
+
 # Words by which a kernel says that something went wrong in it.
 TROUBLE = re.compile(
     r"\bBUG\b|WARNING: CPU|\bOops\b|general protection|Kernel panic|soft lockup|hard LOCKUP"
@@ -35,6 +38,22 @@ def ok(*args, **options):
     return out.rstrip("\n")
 
 
+def trouble(text):
+    """The first trouble in a kernel's log, with the lines around it; none if there is none."""
+    lines = text.splitlines()
+    starved = False
+    for number, line in enumerate(lines):
+        # Memory that is used up is a program's doing. The kernel shows the stack of the one that
+        # asked for more, which is no trouble of its own.
+        if "invoked oom-killer" in line:
+            starved = True
+        elif "Call Trace" in line and starved:
+            starved = False
+        elif TROUBLE.search(line):
+            return "\n".join(lines[max(0, number - 5) : number + 40])
+    return None
+
+
 # Sandboxes of this thread that are still there.
 _here = threading.local()
 
@@ -53,7 +72,8 @@ class Sandbox:
 
     @classmethod
     def create(cls, cpus=2, memory="1GiB"):
-        return cls(ok("create", "--template", "workloads", "--cpus", str(cpus), "--memory", memory))
+        size = ("--cpus", str(cpus), "--memory", memory)
+        return cls(ok("create", "--engine", engine, "--template", "workloads", *size))
 
     def run(self, script, user="root", timeout=300):
         """Runs a script to its end; its exit status and all that it wrote."""
@@ -88,15 +108,13 @@ class Sandbox:
     def fork(self, count):
         return [Sandbox(line) for line in ok("fork", self.id, "-n", str(count)).split()]
 
-    def check_kernel(self, engine):
+    def check_kernel(self):
         """The guest's kernel has nothing to complain about."""
         text = ok("logs", self.id)
         if engine == "microvm":
             text += "\n" + self.sh("dmesg")
-        lines = text.splitlines()
-        bad = [n for n, line in enumerate(lines) if TROUBLE.search(line)]
-        if bad:
-            told = "\n".join(lines[max(0, bad[0] - 5) : bad[0] + 40])
+        told = trouble(text)
+        if told:
             raise Failed(f"the guest's kernel tells of trouble:\n{told}")
 
     def remove(self):

@@ -15,16 +15,17 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import containers
 import languages
 import postgres
+import sandbox
 import stress
 from sandbox import Failed, mine
 
 # Name, what is done, engines it is done on in every run, and those only in long ones.
 WORKLOADS = [
-    ("postgresql", postgres.consistent, ["microvm"], []),
-    ("cpython", languages.cpython, ["microvm"], []),
-    ("go", languages.golang, ["microvm"], []),
-    ("docker", containers.docker, ["microvm"], []),
-    ("podman", containers.podman, ["microvm"], []),
+    ("postgresql", postgres.consistent, ["microvm", "gvisor"], []),
+    ("cpython", languages.cpython, ["microvm", "gvisor"], []),
+    ("go", languages.golang, ["microvm", "gvisor"], []),
+    ("docker", containers.docker, ["microvm", "gvisor"], []),
+    ("podman", containers.podman, ["microvm", "gvisor"], []),
     ("bubblewrap", containers.bubblewrap, ["microvm", "gvisor"], []),
     ("stress-ng", stress.brief, ["microvm", "gvisor"], []),
     ("stress-ng-classes", stress.classes, [], ["microvm"]),
@@ -42,9 +43,9 @@ def attempt(work, engine):
         why = str(error)
     except Exception:  # pylint: disable=broad-except
         why = traceback.format_exc()
-    for sandbox in mine():
+    for left in mine():
         try:
-            sandbox.remove()
+            left.remove()
         except (Failed, subprocess.TimeoutExpired) as error:
             why = why or str(error)
     return why
@@ -53,6 +54,7 @@ def attempt(work, engine):
 def main():
     words = [word for word in sys.argv[1:] if not word.startswith("--")]
     engine, names, long = words[0], words[1:], "--long" in sys.argv
+    sandbox.engine = engine
     wanted = queue.Queue()
     for name, work, always, seldom in WORKLOADS:
         if engine in always + (seldom if long else []) and (not names or name in names):
