@@ -118,7 +118,7 @@ fn docker_builds_and_runs_images_whose_ports_are_reached() {
         return;
     };
     if engine::is_gvisor() {
-        return skip(test, "gVisor saves no bridge that is in use, so no fork can be made");
+        return skip(test, "gVisor saves no bridge that is in use");
     }
     let id = place.ok(&["create", "--template", "docker"]);
     // The daemon runs already, and the user may ask it.
