@@ -4,10 +4,10 @@
 //!
 //! Half of the inputs choose from pieces of Dockerfiles: random bytes would hardly ever be an instruction.
 
-use jiffy_build::context::Ignore;
-use jiffy_build::dockerfile::{Options, parse};
-use jiffy_build::expand::{MAX_LENGTH, escape, expand};
-use jiffy_build::spec::{Action, BuildSpec, CopyFrom};
+use jiffy_template_builder::context::Ignore;
+use jiffy_template_builder::dockerfile::{Options, parse};
+use jiffy_template_builder::expand::{MAX_LENGTH, escape, expand};
+use jiffy_template_builder::spec::{Action, BuildSpec, CopyFrom};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 

@@ -5,7 +5,7 @@ use crate::hooks::{Ports, PreviewLinks, TemplateSource};
 use crate::idempotency::Replays;
 use crate::keys::Keys;
 use crate::quota::{ExchangePermit, Quota};
-use jiffy_build::Builder;
+use jiffy_template_builder::Builder;
 use jiffy_engine::Engine;
 use jiffy_host::{FigureFamily, Sandboxes};
 use serde::{Deserialize, Serialize};

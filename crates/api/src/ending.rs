@@ -2,7 +2,7 @@
 
 use crate::app::App;
 use crate::error::ApiError;
-use jiffy_build::BuildRecord;
+use jiffy_template_builder::BuildRecord;
 use jiffy_engine::Engine;
 use jiffy_host::OperationError;
 use std::collections::HashMap;
@@ -49,7 +49,7 @@ impl<E: Engine> App<E> {
         let Some(builder) = &self.builder else {
             return Ok(Vec::new());
         };
-        let failed = |e: jiffy_build::RecordError| ApiError::internal(e.to_string());
+        let failed = |e: jiffy_template_builder::RecordError| ApiError::internal(e.to_string());
         let mut cancelled = Vec::new();
         let templates = builder.records().templates().map_err(failed)?;
         // Those of a key that acts for the host's owner are of the host's templates.

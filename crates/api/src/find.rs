@@ -5,7 +5,7 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::keys::Scope;
-use jiffy_build::{DEFAULT_TAG, Meaning, Rank, resolve};
+use jiffy_template_builder::{DEFAULT_TAG, Meaning, Rank, resolve};
 use jiffy_engine::Engine;
 use jiffy_host::{OperationError, Purpose, SandboxRecord, SnapshotRecord, State};
 use jiffy_image::Reference;

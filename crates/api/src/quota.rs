@@ -9,7 +9,7 @@ pub(crate) use usage::KeyUsage;
 
 use crate::error::ApiError;
 use crate::keys::{Key, Keys, Limits, Scope};
-use jiffy_build::{BuildUsage, Builder};
+use jiffy_template_builder::{BuildUsage, Builder};
 use jiffy_engine::{Engine, SandboxSize};
 use jiffy_host::{
     OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,

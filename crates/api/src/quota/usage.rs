@@ -1,6 +1,6 @@
 //! Everything a key uses at one moment.
 
-use jiffy_build::BuildUsage;
+use jiffy_template_builder::BuildUsage;
 use jiffy_host::{OwnerUsage, QuotaAmount};
 
 /// Everything a key uses.

@@ -15,7 +15,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
-use jiffy_build::{
+use jiffy_template_builder::{
     Builder, BuilderError, DEFAULT_TAG, Level, Lines, NewBuild, RecordError, UploadError,
     WantedSize,
 };

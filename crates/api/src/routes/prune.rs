@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::hooks::TemplateInfo;
 use axum::Json;
 use axum::extract::State;
-use jiffy_build::BuilderError;
+use jiffy_template_builder::BuilderError;
 use jiffy_engine::Engine;
 use jiffy_host::{Purpose, SnapshotRecord, State as Life};
 use jiffy_image::is_image_on_demand;
@@ -129,7 +129,7 @@ impl Plan {
     }
 
     fn is_old_image(&self, template: &TemplateInfo) -> bool {
-        let now = jiffy_build::now_ms() / 1000;
+        let now = jiffy_template_builder::now_ms() / 1000;
         let old = template.created.saturating_add(self.unused.as_secs()) <= now;
         is_image_on_demand(&template.name) && old && self.is_of(template.owner.as_deref())
     }

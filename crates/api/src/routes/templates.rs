@@ -12,7 +12,7 @@ use crate::wire::template::{build_id, created, listed};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_build::{DEFAULT_TAG, Status, TemplateRecord, is_visible};
+use jiffy_template_builder::{DEFAULT_TAG, Status, TemplateRecord, is_visible};
 use jiffy_engine::Engine;
 use jiffy_image::Visibility;
 use serde_json::{Value, json};

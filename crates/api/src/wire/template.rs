@@ -2,7 +2,7 @@
 
 use super::moment;
 use crate::hooks::TemplateInfo;
-use jiffy_build::TemplateRecord;
+use jiffy_template_builder::TemplateRecord;
 use jiffy_image::Visibility;
 use jiffy_proto::agent::ENVD_VERSION;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use crate::support;
 
 use jiffy_api::{Limits, Scope};
-use jiffy_build::{Builder, MAX_WAITING_BUILDS, Records, Settings};
+use jiffy_template_builder::{Builder, MAX_WAITING_BUILDS, Records, Settings};
 use jiffy_image::{MANIFEST_FORMAT, Reference, Templates};
 use serde_json::{Value, json};
 use std::fs;

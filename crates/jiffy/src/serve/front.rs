@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::header::HeaderValue;
 use jiffy_api::{App, Caller, ClientAddress, Ending, Keys, Visitors, end_revoked, local_key};
-use jiffy_build::Builder;
+use jiffy_template_builder::Builder;
 use jiffy_engine::Engine;
 use jiffy_gateway::body::{Body, FromClient};
 use jiffy_gateway::{Config, ControlPlane, Gateway, KnownCaller, Peer, Signer, Tls};
@@ -101,7 +101,7 @@ impl<E: Engine> Front<E> {
             ..jiffy_api::Config::default()
         };
         let templates = Arc::new(Templates::new(home));
-        let builds = jiffy_build::Settings {
+        let builds = jiffy_template_builder::Settings {
             registries: Registries {
                 plain_http: args.plain_http.clone(),
                 allowed: args.registry_allow.clone(),
@@ -111,7 +111,7 @@ impl<E: Engine> Front<E> {
             at_once: args.builds.into(),
             cache_for: cache_for(args.build_cache_days),
             host_keys: host_keys(&keys)?,
-            ..jiffy_build::Settings::default()
+            ..jiffy_template_builder::Settings::default()
         };
         let builder = Builder::open(home, sandboxes.clone(), builds).await?;
         let gateway_config = Config {

@@ -3,7 +3,7 @@
 use super::show::mib;
 use crate::client::Client;
 use hyper::Method;
-use jiffy_build::Pruned as OfBuilds;
+use jiffy_template_builder::Pruned as OfBuilds;
 use jiffy_image::{Home, Pruned, Templates};
 use serde::Serialize;
 use serde_json::json;

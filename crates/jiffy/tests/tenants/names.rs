@@ -289,7 +289,7 @@ fn builds_that_are_not_started_are_bounded_for_each_key() {
             status => panic!("{status}: {answer}"),
         }
     }
-    assert_eq!(entered, jiffy_build::MAX_WAITING_BUILDS);
+    assert_eq!(entered, jiffy_template_builder::MAX_WAITING_BUILDS);
     let body = json!({ "name": "name0", "cpuCount": 1, "memoryMB": 512 });
     let (status, answer) = keys.http(&keys.alice, "POST", "/v3/templates", &body);
     assert_eq!(status, 202, "{answer}");

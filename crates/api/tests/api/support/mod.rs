@@ -13,7 +13,7 @@ use jiffy_api::{
     App, Caller, Config, Keys, Limits, NewKey, Scope, TemplateInfo, TemplateRefusal,
     TemplateSource, openapi, router,
 };
-use jiffy_build::{Builder, Settings};
+use jiffy_template_builder::{Builder, Settings};
 use jiffy_engine::SandboxSize;
 use jiffy_host::{Options, Sandboxes};
 use jiffy_image::{Home, Templates, Visibility};

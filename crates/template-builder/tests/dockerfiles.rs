@@ -1,8 +1,8 @@
 //! Dockerfiles as people write them, and what is made of them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use jiffy_build::dockerfile::{Options, Parsed, parse};
-use jiffy_build::spec::{Action, Beginning, Command, CopyFrom, Stage};
+use jiffy_template_builder::dockerfile::{Options, Parsed, parse};
+use jiffy_template_builder::spec::{Action, Beginning, Command, CopyFrom, Stage};
 use std::collections::BTreeMap;
 
 fn read(text: &str) -> Parsed {
@@ -322,7 +322,7 @@ fn nothing_that_is_written_makes_it_panic_or_hang() {
             for step in parsed.spec.stages.iter().flat_map(|stage| &stage.steps) {
                 if let Action::Env(pairs) = &step.action {
                     for (_, value) in pairs {
-                        let _ = jiffy_build::expand::expand(value, |name| Some(name.repeat(3)));
+                        let _ = jiffy_template_builder::expand::expand(value, |name| Some(name.repeat(3)));
                     }
                 }
             }

@@ -3,9 +3,9 @@
 
 use flate2::read::GzDecoder;
 use jiffy_archive::{Kind, Reader};
-use jiffy_build::context::{Prepared, prepare};
-use jiffy_build::dockerfile::{Options, parse};
-use jiffy_build::spec::{Action, CopyFrom};
+use jiffy_template_builder::context::{Prepared, prepare};
+use jiffy_template_builder::dockerfile::{Options, parse};
+use jiffy_template_builder::spec::{Action, CopyFrom};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
