@@ -2,9 +2,9 @@
 
 use crate::app::App;
 use crate::error::ApiError;
-use jiffy_template_builder::BuildRecord;
 use jiffy_engine::Engine;
 use jiffy_host::OperationError;
+use jiffy_template_builder::BuildRecord;
 use std::collections::HashMap;
 use std::time::Duration;
 

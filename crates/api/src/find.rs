@@ -5,10 +5,10 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::keys::Scope;
-use jiffy_template_builder::{DEFAULT_TAG, Meaning, Rank, resolve};
 use jiffy_engine::Engine;
 use jiffy_host::{OperationError, Purpose, SandboxRecord, SnapshotRecord, State};
 use jiffy_image::Reference;
+use jiffy_template_builder::{DEFAULT_TAG, Meaning, Rank, resolve};
 
 /// Characters of a sandbox's id that a caller who may only look is shown: 50 of its 100 bits.
 pub(crate) const SHORT_ID: usize = 10;

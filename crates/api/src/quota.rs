@@ -9,12 +9,12 @@ pub(crate) use usage::KeyUsage;
 
 use crate::error::ApiError;
 use crate::keys::{Key, Keys, Limits, Scope};
-use jiffy_template_builder::{BuildUsage, Builder};
 use jiffy_engine::{Engine, SandboxSize};
 use jiffy_host::{
     OwnerQuota, OwnerUsage, QuotaAmount, QuotaHold, QuotaPermit, QuotaRefusal, QuotaRequest,
     Reserving, Sandboxes,
 };
+use jiffy_template_builder::{BuildUsage, Builder};
 use ledger::Ledger;
 use std::collections::HashMap;
 use std::fmt;

@@ -322,7 +322,9 @@ fn nothing_that_is_written_makes_it_panic_or_hang() {
             for step in parsed.spec.stages.iter().flat_map(|stage| &stage.steps) {
                 if let Action::Env(pairs) = &step.action {
                     for (_, value) in pairs {
-                        let _ = jiffy_template_builder::expand::expand(value, |name| Some(name.repeat(3)));
+                        let _ = jiffy_template_builder::expand::expand(value, |name| {
+                            Some(name.repeat(3))
+                        });
                     }
                 }
             }

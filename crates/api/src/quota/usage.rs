@@ -1,7 +1,7 @@
 //! Everything a key uses at one moment.
 
-use jiffy_template_builder::BuildUsage;
 use jiffy_host::{OwnerUsage, QuotaAmount};
+use jiffy_template_builder::BuildUsage;
 
 /// Everything a key uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

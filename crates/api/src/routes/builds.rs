@@ -15,13 +15,13 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::StreamExt;
+use jiffy_engine::{Engine, SandboxSize};
+use jiffy_host::QuotaRequest;
+use jiffy_image::TemplateError;
 use jiffy_template_builder::{
     Builder, BuilderError, DEFAULT_TAG, Level, Lines, NewBuild, RecordError, UploadError,
     WantedSize,
 };
-use jiffy_engine::{Engine, SandboxSize};
-use jiffy_host::QuotaRequest;
-use jiffy_image::TemplateError;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::Duration;

@@ -12,9 +12,9 @@ use crate::wire::template::{build_id, created, listed};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_template_builder::{DEFAULT_TAG, Status, TemplateRecord, is_visible};
 use jiffy_engine::Engine;
 use jiffy_image::Visibility;
+use jiffy_template_builder::{DEFAULT_TAG, Status, TemplateRecord, is_visible};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 

@@ -3,12 +3,12 @@
 use super::moment;
 use crate::body::Object;
 use crate::error::ApiError;
+use jiffy_engine::{Readiness, StartCommand, Startup};
 use jiffy_template_builder::expand::escape;
 use jiffy_template_builder::spec::{
     Action, Beginning, BuildSpec, Command, Copy, CopyFrom, ImageSource, Stage, Step,
 };
 use jiffy_template_builder::{BuildRecord, Level, Line, Progressing, WantedSize};
-use jiffy_engine::{Readiness, StartCommand, Startup};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -2,9 +2,9 @@
 
 use super::moment;
 use crate::hooks::TemplateInfo;
-use jiffy_template_builder::TemplateRecord;
 use jiffy_image::Visibility;
 use jiffy_proto::agent::ENVD_VERSION;
+use jiffy_template_builder::TemplateRecord;
 use serde_json::{Value, json};
 
 /// The build a template stands for: what it is, in the form of a UUID. All zeroes for one that is still to be built.

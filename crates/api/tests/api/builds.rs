@@ -5,10 +5,10 @@ use crate::support;
 use axum::body::Body;
 use axum::http::Request;
 use jiffy_api::{Limits, Scope};
+use jiffy_image::{Home, MANIFEST_FORMAT, Templates};
 use jiffy_template_builder::{
     BuildRecord, Builder, Records, Settings, Status, TemplateRecord, WantedSize, now_ms,
 };
-use jiffy_image::{Home, MANIFEST_FORMAT, Templates};
 use serde_json::{Value, json};
 use std::fs;
 use std::time::Duration;

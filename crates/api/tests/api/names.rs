@@ -3,8 +3,8 @@
 use crate::support;
 
 use jiffy_api::{Limits, Scope};
-use jiffy_template_builder::{Builder, MAX_WAITING_BUILDS, Records, Settings};
 use jiffy_image::{MANIFEST_FORMAT, Reference, Templates};
+use jiffy_template_builder::{Builder, MAX_WAITING_BUILDS, Records, Settings};
 use serde_json::{Value, json};
 use std::fs;
 use support::{Answer, Api, Who};

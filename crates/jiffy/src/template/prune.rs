@@ -3,8 +3,8 @@
 use super::show::mib;
 use crate::client::Client;
 use hyper::Method;
-use jiffy_template_builder::Pruned as OfBuilds;
 use jiffy_image::{Home, Pruned, Templates};
+use jiffy_template_builder::Pruned as OfBuilds;
 use serde::Serialize;
 use serde_json::json;
 use std::time::Duration;

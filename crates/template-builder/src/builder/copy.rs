@@ -2,7 +2,7 @@
 //!
 //! Nothing in the sandbox is asked but its agent: images without a shell take files, too.
 
-use super::job::Failure;
+use super::failure::Failure;
 use super::setting::Setting;
 use crate::spec::Copy;
 use jiffy_agent_client::{AgentClient, EntryInfo, EntryKind};

@@ -1,8 +1,9 @@
 //! Snapshots of steps: which were used when, and which are let go.
 
 use super::records::{RecordError, Records, loaded, now_ms, stored};
-use super::{Builder, BuilderError, Inner, Prunable, Pruned, lock};
+use super::{Builder, BuilderError, Inner, lock};
 use jiffy_engine::Engine;
+use jiffy_host::SnapshotRecord;
 use jiffy_image::{Manifest, Pruned as PrunedImages, is_imported_image};
 use rusqlite::params;
 use std::collections::{HashMap, HashSet};
@@ -18,6 +19,27 @@ pub(super) const TABLE: &str = "
 ";
 /// How often is looked for what nobody used.
 const ROUND: Duration = Duration::from_secs(24 * 3600);
+
+/// What was removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pruned {
+    /// Snapshots of steps.
+    pub steps: usize,
+    /// Bytes of uploads.
+    pub upload_bytes: u64,
+}
+
+/// Things that make later builds faster and were not used for long.
+#[derive(Debug, Clone, Default)]
+pub struct Prunable {
+    /// Snapshots of steps.
+    pub steps: Vec<SnapshotRecord>,
+    /// Bytes of uploads.
+    pub upload_bytes: u64,
+    /// Templates that images of registries became for builds.
+    pub imports: Vec<String>,
+}
 
 impl Records {
     /// Writes down that a step was used.

@@ -1,7 +1,7 @@
 //! Files on their way into and out of the sandboxes of a build, as archives. Nothing of them is unpacked on the host.
 
 use super::copy::{Item, ROOT, Wanted};
-use super::job::Failure;
+use super::failure::Failure;
 use bytes::Bytes;
 use jiffy_agent_client::files::{FileReader, FileWriter};
 use jiffy_agent_client::{AgentClient, ArchiveOptions, ClientError};

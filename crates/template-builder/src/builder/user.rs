@@ -1,7 +1,7 @@
 //! A user for images that have none but the superuser.
 
 use super::copy::ROOT;
-use super::job::Failure;
+use super::failure::Failure;
 use jiffy_agent_client::{AgentClient, ClientError, Code};
 
 /// Largest list of users that is read, in bytes.

@@ -13,10 +13,10 @@ use jiffy_api::{
     App, Caller, Config, Keys, Limits, NewKey, Scope, TemplateInfo, TemplateRefusal,
     TemplateSource, openapi, router,
 };
-use jiffy_template_builder::{Builder, Settings};
 use jiffy_engine::SandboxSize;
 use jiffy_host::{Options, Sandboxes};
 use jiffy_image::{Home, Templates, Visibility};
+use jiffy_template_builder::{Builder, Settings};
 use serde_json::{Value, json};
 use std::sync::{Arc, LazyLock, Mutex};
 use tower::ServiceExt;

@@ -1,3 +1,4 @@
+use super::schema::TABLES;
 use super::*;
 
 fn records() -> (tempfile::TempDir, Records) {

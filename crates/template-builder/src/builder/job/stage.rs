@@ -1,0 +1,231 @@
+//! Stages of a build: their base, their state and their order.
+
+use super::super::failure::Failure;
+use super::super::key;
+use super::super::setting::Setting;
+use super::{Job, is_silent, short};
+use crate::spec::{Action, Beginning, BuildSpec, CopyFrom, ImageSource, Stage, Step};
+use jiffy_engine::{Engine, SandboxSize};
+use jiffy_host::{Source, usual_size};
+use jiffy_image::{Defaults, Manifest, Progress, Step as HistoryStep};
+use jiffy_pull::Cancel;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a stage has come to.
+pub(super) struct Progressed {
+    pub(super) key: String,
+    pub(super) setting: Setting,
+    pub(super) base: Arc<Manifest>,
+    /// Template or snapshot that a sandbox of it is made from.
+    pub(super) source: Source,
+    /// A sandbox that is there, if one is.
+    pub(super) sandbox: Option<String>,
+    pub(super) size: SandboxSize,
+    pub(super) history: Vec<HistoryStep>,
+    /// Keys of the steps with snapshots.
+    pub(super) steps: Vec<String>,
+}
+
+impl Progressed {
+    pub(super) fn remember(&mut self, step: &Step, took: Option<Duration>) {
+        if is_silent(step) {
+            return;
+        }
+        self.history.push(HistoryStep {
+            text: step.text.clone(),
+            seconds: took.unwrap_or_default().as_secs_f64(),
+            bytes: None,
+        });
+    }
+}
+
+pub(super) struct Counter {
+    pub(super) done: usize,
+    pub(super) total: usize,
+}
+
+impl<E: Engine> Job<E> {
+    pub(super) async fn stage(
+        &self,
+        stage: &Stage,
+        before: &mut [Option<Progressed>],
+        counter: &mut Counter,
+    ) -> Result<Progressed, Failure> {
+        let mut at = self.begin(stage, before).await.map_err(|e| e.at("base"))?;
+        if before.len() + 1 == self.spec.stages.len() {
+            self.check_startup(&at, stage).map_err(|e| e.at("base"))?;
+        }
+        let mut fresh = self.spec.force;
+        for step in &stage.steps {
+            if !is_silent(step) {
+                counter.done += 1;
+            }
+            let (done, total) = (counter.done, counter.total);
+            let shown = format!("[{done}/{total}] {}", short(&step.text));
+            let name = done.to_string();
+            let taken = self
+                .step(step, &mut at, before, &mut fresh, &shown, &name)
+                .await;
+            taken.map_err(|e| Failure {
+                message: match step.line {
+                    Some(line) => format!("line {line}, {}: {}", short(&step.text), e.message),
+                    None if is_silent(step) => e.message,
+                    None => format!("{}: {}", short(&step.text), e.message),
+                },
+                step: Some(name),
+            })?;
+        }
+        Ok(at)
+    }
+
+    /// The stage before its first step.
+    async fn begin(
+        &self,
+        stage: &Stage,
+        before: &[Option<Progressed>],
+    ) -> Result<Progressed, Failure> {
+        if let Beginning::Stage(n) = &stage.from {
+            let from = before.get(*n).and_then(Option::as_ref);
+            let from =
+                from.ok_or_else(|| Failure::of("it begins with a stage that is not before it"))?;
+            return Ok(Progressed {
+                key: from.key.clone(),
+                setting: from.setting.handed_on(),
+                base: from.base.clone(),
+                source: from.source.clone(),
+                sandbox: None,
+                size: from.size,
+                history: from.history.clone(),
+                steps: from.steps.clone(),
+            });
+        }
+        let base = self.base(&stage.from).await?;
+        let size = self.size(&base.defaults)?;
+        let name = base.reference();
+        let word = self.inner.sandboxes.fingerprint(&name, size).await;
+        let word = word.map_err(|e| Failure::of(e.to_string()))?;
+        let origin = base.origin.clone().unwrap_or_default();
+        let mut setting = Setting::of(&base.defaults);
+        (setting.entrypoint, setting.cmd) = (origin.entrypoint, origin.cmd);
+        setting.exposed = origin.exposed_ports;
+        Ok(Progressed {
+            key: key::beginning(self.template.owner.as_deref(), &word),
+            setting,
+            source: Source::Template(name),
+            sandbox: None,
+            size,
+            history: Vec::new(),
+            steps: Vec::new(),
+            base: Arc::new(base),
+        })
+    }
+
+    /// The template that a stage begins with; an image becomes one.
+    async fn base(&self, from: &Beginning) -> Result<Manifest, Failure> {
+        let image = match from {
+            Beginning::Template(name) => return self.local(name).await,
+            Beginning::Name(name) => {
+                if self.inner.is_template(name, self.template.owner.as_deref()) {
+                    return self.local(name).await;
+                }
+                &ImageSource {
+                    reference: name.clone(),
+                    credentials: None,
+                    plain_http: false,
+                }
+            }
+            Beginning::Image(image) => image,
+            Beginning::Scratch => {
+                return Err(Failure::of(
+                    "a template that begins with nothing has nothing to run: begin with an image or a template",
+                ));
+            }
+            Beginning::Stage(_) => return Err(Failure::of("a stage is no template")),
+        };
+        self.log
+            .info(Some("base"), &format!("image {}", image.reference));
+        let (inner, log, image) = (self.inner.clone(), self.log.clone(), image.clone());
+        let (owner, caller) = (self.template.owner.clone(), self.build.caller.clone());
+        let place = self.inner.pulls.enter(caller.as_deref()).await;
+        let disk = self.inner.image_budget(owner.as_deref()).await;
+        let disk = disk.map_err(|e| Failure::because(&e))?;
+        let cancel = Cancel::new().map_err(|e| Failure::because(&e))?;
+        // A build that is cancelled drops this: its puller dies at once.
+        let _guard = cancel.guard();
+        let work = move || {
+            let mut on_progress = |progress: Progress<'_>| log.on_progress("base", &progress);
+            let (owner, caller) = (owner.as_deref(), caller.as_deref());
+            let imported = inner.import(&image, owner, caller, &cancel, disk, &mut on_progress);
+            drop(place);
+            if let Err(Some(detail)) = imported.as_ref().map_err(|e| e.detail()) {
+                tracing::info!("image {} for a key: {detail}", image.reference);
+            }
+            imported
+        };
+        let imported = tokio::task::spawn_blocking(work).await;
+        self.log.end_progress();
+        imported
+            .map_err(|e| Failure::of(e.to_string()))?
+            .map_err(|e| Failure::because(&e))
+    }
+
+    async fn local(&self, name: &str) -> Result<Manifest, Failure> {
+        let owner = self.template.owner.as_deref();
+        let found = self.inner.resolve_for(name, owner);
+        let name = found.map_err(|e| Failure::of(e.to_string()))?;
+        // A stock template that is not built yet is built now.
+        let usual = SandboxSize::default();
+        let built = self.inner.sandboxes.fingerprint(&name, usual).await;
+        built.map_err(|e| Failure::of(e.to_string()))?;
+        let manifest = self.inner.templates.manifest(&name);
+        manifest.map_err(|e| Failure::of(e.to_string()))
+    }
+
+    /// What the sandboxes of the build get, and then those of the template.
+    fn size(&self, base: &Defaults) -> Result<SandboxSize, Failure> {
+        let usual = usual_size(base);
+        let wanted = self.build.size;
+        let size = SandboxSize {
+            vcpus: wanted.vcpus.unwrap_or(usual.vcpus),
+            memory_mib: wanted.memory_mib.unwrap_or(usual.memory_mib),
+            disk_mib: usual.disk_mib.max(wanted.disk_mib.unwrap_or(0)),
+        };
+        size.check().map_err(|e| Failure::of(e.to_string()))?;
+        Ok(size)
+    }
+}
+
+/// Which stages the last one needs.
+pub(super) fn needed(spec: &BuildSpec) -> Result<Vec<bool>, Failure> {
+    let mut needed = vec![false; spec.stages.len()];
+    if let Some(last) = needed.last_mut() {
+        *last = true;
+    }
+    for number in (0..spec.stages.len()).rev() {
+        if !needed[number] {
+            continue;
+        }
+        let stage = &spec.stages[number];
+        let copied = stage.steps.iter().filter_map(|step| match &step.action {
+            Action::Copy(copy) => match copy.from {
+                CopyFrom::Stage(n) => Some(n),
+                _ => None,
+            },
+            _ => None,
+        });
+        let begun = match stage.from {
+            Beginning::Stage(n) => Some(n),
+            _ => None,
+        };
+        for n in copied.chain(begun) {
+            if n >= number {
+                return Err(Failure::of(format!(
+                    "stage {number} needs stage {n}, which is not before it"
+                )));
+            }
+            needed[n] = true;
+        }
+    }
+    Ok(needed)
+}

@@ -1,0 +1,150 @@
+//! Steps of a stage: commands, and what earlier builds made of equal steps.
+
+use super::super::copy::{self, ROOT};
+use super::super::failure::Failure;
+use super::super::key;
+use super::super::log::LineCutter;
+use super::super::user::add_user;
+use super::stage::Progressed;
+use super::{Job, is_silent};
+use crate::spec::{Action, Command, Step};
+use jiffy_agent_client::{AgentClient, ProcessEvent, ProcessSpec};
+use jiffy_engine::Engine;
+use jiffy_host::Source;
+use std::time::Instant;
+
+const BASH: &str = "/bin/bash";
+
+impl<E: Engine> Job<E> {
+    /// Takes one step, or takes up what an earlier build made of it.
+    pub(super) async fn step(
+        &self,
+        step: &Step,
+        at: &mut Progressed,
+        before: &mut [Option<Progressed>],
+        fresh: &mut bool,
+        shown: &str,
+        name: &str,
+    ) -> Result<(), Failure> {
+        *fresh |= step.force;
+        let files = self.files(step, before)?;
+        at.key = key::step(&at.key, step, files.as_ref().map_or("", |f| f.key()));
+        let began = Instant::now();
+        let changes_files = matches!(
+            step.action,
+            Action::Run { .. } | Action::Copy(_) | Action::Workdir(_) | Action::AddUser(_)
+        );
+        let said = |message: &str| {
+            if !is_silent(step) {
+                self.log.info(Some(name), message);
+            }
+        };
+        if !changes_files {
+            said(shown);
+            return at.setting.apply(&step.action).map_err(Failure::of);
+        }
+        at.steps.push(at.key.clone());
+        let known = match *fresh {
+            true => None,
+            false => self.inner.sandboxes.step(&at.key),
+        };
+        if let Some(snapshot) = known {
+            self.inner.use_step(&at.key);
+            said(&format!("CACHED {shown}"));
+            at.setting.apply(&step.action).map_err(Failure::of)?;
+            at.source = Source::Snapshot(snapshot.id);
+            self.let_go(at).await;
+            at.remember(step, None);
+            return Ok(());
+        }
+        // What follows was made of something else.
+        *fresh = true;
+        said(shown);
+        let agent = self.agent(at).await?;
+        match &step.action {
+            Action::Run { command, user } => {
+                self.run_command(&agent, at, command, user.as_deref(), name)
+                    .await?;
+            }
+            Action::Copy(copy) => self.copy(&agent, at, copy, files, before).await?,
+            Action::AddUser(user) => add_user(&agent, user).await?,
+            _ => {}
+        }
+        at.setting.apply(&step.action).map_err(Failure::of)?;
+        if let Action::Workdir(_) = step.action {
+            // Whoever works there may write there, where its parents allow it.
+            let (path, user) = (&at.setting.workdir, &at.setting.user);
+            if copy::make_directory(&agent, path, user).await.is_err() {
+                copy::make_directory(&agent, path, ROOT).await?;
+            }
+        }
+        let sandbox = at.sandbox.as_deref().unwrap_or_default();
+        let snapshot = self.inner.sandboxes.snapshot_step(sandbox, &at.key).await;
+        let snapshot = snapshot.map_err(|e| Failure::of(e.to_string()))?;
+        self.inner.use_step(&at.key);
+        at.source = Source::Snapshot(snapshot.id);
+        at.remember(step, Some(began.elapsed()));
+        Ok(())
+    }
+
+    async fn run_command(
+        &self,
+        agent: &AgentClient,
+        at: &Progressed,
+        command: &Command,
+        user: Option<&str>,
+        name: &str,
+    ) -> Result<(), Failure> {
+        let words = match command {
+            Command::Line(line) => at.setting.shell_words(line),
+            Command::Exec(words) => words.clone(),
+        };
+        let (program, args) = words
+            .split_first()
+            .ok_or_else(|| Failure::of("there is no program to run"))?;
+        // Clients that know one shell only mean any.
+        let bash = program.as_str() == BASH && agent.stat(BASH, Some(ROOT)).await.is_err();
+        let program: &str = if bash { "/bin/sh" } else { program };
+        let limit = self.inner.settings.step_limit;
+        let spec = ProcessSpec {
+            envs: at.setting.environment(),
+            cwd: Some(at.setting.workdir.clone()),
+            user: Some(user.unwrap_or(&at.setting.user).to_owned()),
+            timeout: Some(limit),
+            ..ProcessSpec::new(program, args)
+        };
+        let began = Instant::now();
+        let mut process = agent
+            .start(&spec)
+            .await
+            .map_err(|e| Failure::agent(&format!("run {program}"), e))?;
+        let (mut out, mut err) = (LineCutter::default(), LineCutter::default());
+        let say = |lines: Vec<String>| {
+            for line in lines {
+                self.log.info(Some(name), &line);
+            }
+        };
+        let end = loop {
+            let event = process.next_event().await;
+            match event.map_err(|e| Failure::agent("hear from the command", e))? {
+                Some(ProcessEvent::Stdout(bytes)) => say(out.push(&bytes)),
+                Some(ProcessEvent::Stderr(bytes)) => say(err.push(&bytes)),
+                Some(ProcessEvent::End(end)) => break end,
+                Some(_) => {}
+                None => return Err(Failure::of("the sandbox ended while the command ran")),
+            }
+        };
+        say(out.rest().into_iter().chain(err.rest()).collect());
+        if end.exited && end.exit_code == 0 {
+            return Ok(());
+        }
+        Err(Failure::of(match end {
+            _ if began.elapsed() >= limit => format!("it took longer than {} s", limit.as_secs()),
+            end if end.oom_killed => format!(
+                "there was no memory left for it ({} MiB): give the template more with --memory",
+                at.size.memory_mib
+            ),
+            end => format!("it failed: {}", end.status),
+        }))
+    }
+}

@@ -1,0 +1,161 @@
+//! Requests for builds, and the templates and builds that an owner may change.
+
+use super::records::{BuildRecord, Status, TemplateRecord, WantedSize, now_ms};
+use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, job, lock, shown};
+use jiffy_engine::Engine;
+use jiffy_host::{IdentityError, QuotaAmount, QuotaRequest, new_id, new_token};
+use jiffy_image::{Reference, is_id, is_reserved};
+
+/// What a new build is of.
+#[derive(Debug, Clone, Default)]
+pub struct NewBuild {
+    /// `name` or `name:tag`.
+    pub name: String,
+    /// More tags.
+    pub tags: Vec<String>,
+    /// What its sandboxes get.
+    pub size: WantedSize,
+}
+
+impl<E: Engine> Builder<E> {
+    /// The template with this id or name that `owner` may change; none: the host's owner, who may
+    /// change all.
+    pub fn own(&self, which: &str, owner: Option<&str>) -> Result<TemplateRecord, BuilderError> {
+        let word = which.split(':').next().unwrap_or_default();
+        let theirs = |t: &TemplateRecord| owner.is_none() || t.owner.as_deref() == owner;
+        if is_id(word)
+            && let Some(found) = self.known_id(word)?.filter(theirs)
+        {
+            return Ok(found);
+        }
+        let (namespace, name) = match word.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), name),
+            None => (owner, word),
+        };
+        let found = self.known(namespace, name)?.filter(theirs);
+        found.ok_or_else(|| BuilderError::UnknownTemplate(shown(which)))
+    }
+
+    /// A build of a template that `owner` may change.
+    pub fn own_build(
+        &self,
+        template: &str,
+        build: &str,
+        owner: Option<&str>,
+    ) -> Result<(TemplateRecord, BuildRecord), BuilderError> {
+        let template = self.own(template, owner)?;
+        let found = self.0.records.build(build)?;
+        match found.filter(|b| b.template == template.id) {
+            Some(build) => Ok((template, build)),
+            None => Err(BuilderError::UnknownBuild {
+                template: template.name,
+                build: shown(build),
+            }),
+        }
+    }
+
+    /// Enters a build of a template in the namespace of `owner` (none: the host's owner), which
+    /// waits for its files and for its start. `caller` is the key that asks, if one does.
+    pub fn request(
+        &self,
+        new: &NewBuild,
+        owner: Option<&str>,
+        caller: Option<&str>,
+    ) -> Result<(TemplateRecord, BuildRecord), BuilderError> {
+        let (name, tag) = match new.name.split_once(':') {
+            Some((name, tag)) => (name, Some(tag.to_owned())),
+            None => (new.name.as_str(), None),
+        };
+        let name = name.to_ascii_lowercase();
+        // One's own namespace may be said.
+        let bare = name.split_once('/').filter(|(key, _)| Some(*key) == owner);
+        let name = bare.map_or(name.clone(), |(_, bare)| bare.to_owned());
+        check_name(&name)?;
+        let template = TemplateRecord {
+            id: new_id()?,
+            name,
+            owner: owner.map(str::to_owned),
+            public: false,
+            created_ms: now_ms(),
+        };
+        let mut tags: Vec<String> = Vec::new();
+        for tag in tag.into_iter().chain(new.tags.iter().cloned()) {
+            check_name(&job::tagged(&template.name, &tag))?;
+            if !tags.contains(&tag) {
+                tags.push(tag);
+            }
+        }
+        if tags.is_empty() {
+            tags.push(DEFAULT_TAG.to_owned());
+        }
+        if tags.len() > MAX_TAGS {
+            return Err(BuilderError::Tags);
+        }
+        let reference = Reference::in_namespace(None, &template.name)?;
+        if reference.is_stock() {
+            return Err(BuilderError::Taken(template.name));
+        }
+        if is_reserved(&template.name) {
+            return Err(BuilderError::Reserved(template.name));
+        }
+        // One more build, and one more template at its end: held until the build is entered.
+        let _permit = match (caller, lock(&self.0.quota).clone()) {
+            (Some(caller), Some(quota)) => Some(quota.try_reserve(caller, one_build())?),
+            _ => None,
+        };
+        let _naming = lock(&self.0.naming);
+        self.0.check_waiting(caller)?;
+        self.current(self.0.records.named(owner, &template.name)?)?;
+        let template = self.0.records.enter_template(&template)?;
+        let now = now_ms();
+        let build = BuildRecord {
+            id: uuid()?,
+            template: template.id.clone(),
+            caller: caller.map(str::to_owned),
+            tags,
+            size: new.size,
+            status: Status::Waiting,
+            reason: None,
+            steps: Vec::new(),
+            version: None,
+            created_ms: now,
+            changed_ms: now,
+        };
+        self.0.records.enter_build(&build)?;
+        Ok((template, build))
+    }
+}
+
+/// Room for a build.
+fn one_build() -> QuotaRequest {
+    QuotaRequest {
+        amount: QuotaAmount {
+            builds: 1,
+            ..QuotaAmount::default()
+        },
+        disk_floor: None,
+    }
+}
+
+pub(super) fn check_name(reference: &str) -> Result<(), BuilderError> {
+    let parsed = Reference::parse(reference);
+    parsed
+        .map(drop)
+        .map_err(|_| BuilderError::Name(shown(reference)))
+}
+
+/// A random UUID.
+fn uuid() -> Result<String, IdentityError> {
+    let token = new_token()?;
+    let digits: String = token.chars().filter(char::is_ascii_hexdigit).collect();
+    let digits = format!("{digits:0<32}");
+    let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default().to_owned();
+    Ok(format!(
+        "{}-{}-4{}-8{}-{}",
+        part(0, 8),
+        part(8, 12),
+        part(13, 16),
+        part(17, 20),
+        part(20, 32)
+    ))
+}

@@ -1,0 +1,109 @@
+//! Tags, visibility and removal of templates.
+
+use super::records::{BuildRecord, Status, TemplateRecord};
+use super::request::check_name;
+use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, blocking, job, shown};
+use jiffy_engine::Engine;
+use jiffy_image::{BuildError, TemplateError, Visibility};
+
+impl<E: Engine> Builder<E> {
+    /// Gives more tags to what `target` (a template, perhaps with a tag) is; returns the build that it is of.
+    pub async fn tag(
+        &self,
+        template: &TemplateRecord,
+        target: &str,
+        tags: &[String],
+    ) -> Result<String, BuilderError> {
+        let tag = target.split_once(':').map_or(DEFAULT_TAG, |(_, tag)| tag);
+        let unknown = || BuilderError::UnknownTemplate(shown(target));
+        let builds = self.0.records.builds(&template.id)?;
+        let ready = |b: &&BuildRecord| b.status == Status::Ready;
+        let mut ready = builds.iter().filter(ready);
+        let build = ready.find(|b| b.tags.iter().any(|t| t == tag));
+        let build = build.ok_or_else(unknown)?;
+        if tags.len() > MAX_TAGS {
+            return Err(BuilderError::Tags);
+        }
+        for tag in tags {
+            check_name(&job::tagged(&template.name, tag))?;
+        }
+        let names: Vec<String> = tags.iter().map(|tag| template.called(tag)).collect();
+        // Held until the tags are there.
+        let owner = template.owner.as_deref();
+        let _permit = self.0.reserve_template(owner, &names, 0).await?;
+        let (from, named) = (template.called(tag), template.clone());
+        let (templates, wanted) = (self.0.templates.clone(), tags.to_vec());
+        let work = move || {
+            let mut wanted = wanted.iter().map(|tag| named.called(tag));
+            let wish = Visibility::default();
+            wanted.try_for_each(|to| templates.tag(&from, &to, wish).map(drop))
+        };
+        blocking(work).await??;
+        self.0.records.retag(&template.id, Some(&build.id), tags)?;
+        Ok(build.id.clone())
+    }
+
+    /// Takes tags from a template.
+    pub async fn untag(
+        &self,
+        template: &TemplateRecord,
+        tags: &[String],
+    ) -> Result<(), BuilderError> {
+        for tag in tags {
+            check_name(&job::tagged(&template.name, tag))?;
+        }
+        let (templates, named, gone) = (self.0.templates.clone(), template.clone(), tags.to_vec());
+        let work = move || {
+            for tag in &gone {
+                match templates.remove(&named.called(tag)) {
+                    Ok(()) | Err(TemplateError::Unknown { .. }) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            Ok(())
+        };
+        blocking(work).await??;
+        self.0.records.retag(&template.id, None, tags)?;
+        self.sweep().await
+    }
+
+    /// Removes a template with all its tags and builds. Sandboxes that run of it go on.
+    pub async fn remove(&self, template: &TemplateRecord) -> Result<(), BuilderError> {
+        let builds = self.0.records.builds(&template.id)?;
+        for build in &builds {
+            self.cancel(build)?;
+        }
+        let mut tags: Vec<String> = builds.into_iter().flat_map(|b| b.tags).collect();
+        tags.push(DEFAULT_TAG.to_owned());
+        self.untag(template, &tags).await?;
+        Ok(self.0.records.forget_template(&template.id)?)
+    }
+
+    /// Lets every key use a template, or its owner alone.
+    pub async fn set_public(
+        &self,
+        template: &TemplateRecord,
+        public: bool,
+    ) -> Result<(), BuilderError> {
+        self.0.records.set_public(&template.id, public)?;
+        let visibility = match public {
+            true => Visibility::Public,
+            false => Visibility::Private,
+        };
+        let (templates, name) = (self.0.templates.clone(), template.called(DEFAULT_TAG));
+        match blocking(move || templates.set_visibility(&name, visibility)).await? {
+            // It is so when it is built.
+            Err(BuildError::Template(TemplateError::Unknown { .. })) | Ok(()) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// What waits to become a sandbox of what is no template any more need not wait for the next sweep.
+    async fn sweep(&self) -> Result<(), BuilderError> {
+        let sandboxes = self.0.sandboxes.clone();
+        if let Err(e) = blocking(move || sandboxes.sweep()).await? {
+            tracing::warn!("what removed templates leave stays for now: {e}");
+        }
+        Ok(())
+    }
+}
