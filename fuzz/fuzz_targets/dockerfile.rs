@@ -4,10 +4,10 @@
 //!
 //! Half of the inputs choose from pieces of Dockerfiles: random bytes would hardly ever be an instruction.
 
-use jiffy_template_builder::context::Ignore;
-use jiffy_template_builder::dockerfile::{Options, parse};
-use jiffy_template_builder::expand::{MAX_LENGTH, escape, expand};
-use jiffy_template_builder::spec::{Action, BuildSpec, CopyFrom};
+use jiffy_template_builder::context::DockerIgnore;
+use jiffy_template_builder::dockerfile::{DockerfileOptions, parse};
+use jiffy_template_builder::expand::{MAX_EXPANDED_BYTES, escape, expand};
+use jiffy_template_builder::spec::{StepAction, BuildSpec, CopySource};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 
@@ -91,19 +91,19 @@ fn words(spec: &BuildSpec) -> Vec<&String> {
     let mut found = Vec::new();
     for step in spec.stages.iter().flat_map(|stage| &stage.steps) {
         match &step.action {
-            Action::Copy(copy) => {
+            StepAction::Copy(copy) => {
                 found.extend(&copy.sources);
                 found.push(&copy.to);
                 found.extend(&copy.owner);
-                if let CopyFrom::Inline(files) = &copy.from {
+                if let CopySource::Inline(files) = &copy.from {
                     found.extend(files.iter().map(|(_, content)| content));
                 }
             }
-            Action::Env(pairs) | Action::Label(pairs) => {
+            StepAction::Env(pairs) | StepAction::Label(pairs) => {
                 found.extend(pairs.iter().flat_map(|(name, value)| [name, value]));
             }
-            Action::Arg(_, word) | Action::Workdir(word) | Action::User(word) => found.push(word),
-            Action::Expose(words) => found.extend(words),
+            StepAction::Arg(_, word) | StepAction::Workdir(word) | StepAction::User(word) => found.push(word),
+            StepAction::Expose(words) => found.extend(words),
             _ => {}
         }
     }
@@ -121,7 +121,7 @@ fuzz_target!(|data: &[u8]| {
         false => String::from_utf8_lossy(second).into_owned(),
     };
     let said = String::from_utf8_lossy(first).into_owned();
-    let options = Options {
+    let options = DockerfileOptions {
         build_args: BTreeMap::from([("A".to_owned(), said.clone())]),
         target: (kind & 2 == 2).then(|| said.clone()),
     };
@@ -134,7 +134,7 @@ fuzz_target!(|data: &[u8]| {
         Ok(parsed) => {
             for word in words(&parsed.spec) {
                 match expand(word, |name| (name == "A").then(|| said.clone())) {
-                    Ok(expanded) => assert!(expanded.len() <= MAX_LENGTH),
+                    Ok(expanded) => assert!(expanded.len() <= MAX_EXPANDED_BYTES),
                     Err(e) => assert!(!e.to_string().is_empty()),
                 }
             }
@@ -150,7 +150,7 @@ fuzz_target!(|data: &[u8]| {
         true => made(second, &IGNORED),
         false => text,
     };
-    if let Ok(ignore) = Ignore::parse(&rules) {
+    if let Ok(ignore) = DockerIgnore::parse(&rules) {
         let path = match by_pieces {
             true => made(first, &["a", "b", "/", ".", "c"]),
             false => said,

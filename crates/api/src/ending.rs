@@ -55,7 +55,7 @@ impl<E: Engine> App<E> {
         // Those of a key that acts for the host's owner are of the host's templates.
         for template in templates {
             let builds = builder.records().builds(&template.id).map_err(failed)?;
-            let own = |b: &&BuildRecord| b.caller.as_deref() == Some(key) && !b.status.is_over();
+            let own = |b: &&BuildRecord| b.caller.as_deref() == Some(key) && !b.status.is_final();
             for build in builds.iter().filter(own) {
                 builder.cancel(build)?;
                 cancelled.push(build.id.clone());

@@ -8,7 +8,7 @@ use crate::keys::Scope;
 use jiffy_engine::Engine;
 use jiffy_host::{OperationError, Purpose, SandboxRecord, SnapshotRecord, State};
 use jiffy_image::Reference;
-use jiffy_template_builder::{DEFAULT_TAG, Meaning, Rank, resolve};
+use jiffy_template_builder::{DEFAULT_TAG, ResolvedBy, ResolvedTemplate, resolve};
 
 /// Characters of a sandbox's id that a caller who may only look is shown: 50 of its 100 bits.
 pub(crate) const SHORT_ID: usize = 10;
@@ -177,12 +177,12 @@ impl<E: Engine> App<E> {
     /// snapshots, and templates that all share.
     pub(crate) fn origin(&self, caller: &Caller, id: &str) -> Result<Origin, ApiError> {
         let meaning = self.meaning(caller, id)?;
-        let rank = meaning.as_ref().map(|meaning| meaning.rank);
+        let rank = meaning.as_ref().map(|meaning| meaning.resolved_by);
         let snapshot = match rank {
-            Some(Rank::Id) => None,
+            Some(ResolvedBy::Id) => None,
             // An id is no name, except in data directories of before.
-            Some(Rank::Own) => self.snapshot_by_id(caller, id),
-            Some(Rank::Shared) | None => match self.snapshot_by_id(caller, id) {
+            Some(ResolvedBy::Own) => self.snapshot_by_id(caller, id),
+            Some(ResolvedBy::Shared) | None => match self.snapshot_by_id(caller, id) {
                 None => self.snapshot_by_name(caller, id)?,
                 found => found,
             },
@@ -208,7 +208,7 @@ impl<E: Engine> App<E> {
 
     /// The template that `id` means for the caller. Tags that every template answers to mean it as
     /// it is.
-    fn meaning(&self, caller: &Caller, id: &str) -> Result<Option<Meaning>, ApiError> {
+    fn meaning(&self, caller: &Caller, id: &str) -> Result<Option<ResolvedTemplate>, ApiError> {
         let records = self.builder.as_ref().map(|builder| builder.records());
         let look = |reference: &Reference| match self.templates.find(&reference.to_string()) {
             Ok(info) => Ok(Some(info.visibility)),
@@ -224,7 +224,7 @@ impl<E: Engine> App<E> {
         }
     }
 
-    fn info(&self, meaning: &Meaning) -> Result<TemplateInfo, ApiError> {
+    fn info(&self, meaning: &ResolvedTemplate) -> Result<TemplateInfo, ApiError> {
         let found = self.templates.find(&meaning.reference.to_string());
         found.map_err(|e| match e {
             TemplateRefusal::Unknown(name) => missing(&name, WHERE),

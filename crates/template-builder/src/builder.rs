@@ -1,48 +1,48 @@
 //! Template builder of a host: builds that clients asked for, and their execution.
 
 mod copy;
-mod ended;
 mod error;
 mod failure;
 mod import;
 mod job;
-mod key;
-mod known;
 mod lifecycle;
 mod log;
 mod migrate;
 mod names;
+mod pending_ends;
 mod queue;
+mod reconcile;
 mod records;
 mod request;
-mod setting;
-mod steps;
+mod stage_config;
+mod step_cache;
+mod step_key;
 mod tags;
 mod transfer;
 mod uploads;
 mod usage;
 mod user;
-mod waiting;
+mod waiting_builds;
 
 pub use error::BuilderError;
 pub use jiffy_image::DEFAULT_TAG;
-pub use log::Progressing;
-pub use names::{Look, Meaning, Rank, is_visible, resolve};
+pub use log::BuildProgress;
+pub use names::{ResolvedBy, ResolvedTemplate, VisibilityLookup, is_visible, resolve};
 pub use records::{
-    BuildRecord, Level, Line, Lines, Reason, RecordError, Records, Status, TemplateRecord,
-    WantedSize, now_ms,
+    BuildRecord, BuildRecords, BuildStatus, FailureReason, LogLevel, LogLine, LogQuery,
+    RecordError, TemplateRecord, WantedSize, now_ms,
 };
-pub use request::NewBuild;
-pub use steps::{Prunable, Pruned};
-pub use uploads::{MAX_UPLOAD, Upload, UploadError, Uploads};
+pub use request::BuildRequest;
+pub use step_cache::{PrunableBuildCache, PrunedBuildCache};
+pub use uploads::{IncomingUpload, MAX_UPLOAD_BYTES, UploadError, UploadStore};
 pub use usage::{BuildUsage, WeakBuilder};
-pub use waiting::{MAX_WAITING_BUILDS, WAITING_BUILD_LIFE};
+pub use waiting_builds::{MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
 
 use jiffy_engine::Engine;
 use jiffy_host::{OwnerQuota, Sandboxes};
 use jiffy_image::{Home, Limits, Templates};
 use jiffy_pull::{Queue, Registries};
-use log::Log;
+use log::BuildLog;
 use queue::BuildQueue;
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -52,12 +52,12 @@ use tokio_util::sync::CancellationToken;
 use usage::TemplateUsage;
 
 /// By which word of its metadata a sandbox is known as one that a build made.
-const LABEL: &str = "jiffy.build";
+const BUILD_METADATA_KEY: &str = "jiffy.build";
 /// Most tags of one build.
 const MAX_TAGS: usize = 100;
 
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct BuilderSettings {
     /// Builds at once; others wait.
     pub at_once: usize,
     /// How long a step may take.
@@ -73,7 +73,7 @@ pub struct Settings {
     pub host_keys: HashSet<String>,
 }
 
-impl Default for Settings {
+impl Default for BuilderSettings {
     fn default() -> Self {
         Self {
             at_once: 2,
@@ -87,7 +87,7 @@ impl Default for Settings {
 }
 
 /// The builder of a host. Clones are the same.
-pub struct Builder<E: Engine>(Arc<Inner<E>>);
+pub struct Builder<E: Engine>(Arc<BuilderInner<E>>);
 
 impl<E: Engine> Clone for Builder<E> {
     fn clone(&self) -> Self {
@@ -96,23 +96,23 @@ impl<E: Engine> Clone for Builder<E> {
 }
 
 /// A build that goes on.
-struct Running {
+struct RunningBuild {
     cancel: CancellationToken,
-    log: Arc<Log>,
+    log: Arc<BuildLog>,
 }
 
-pub(crate) struct Inner<E: Engine> {
+pub(crate) struct BuilderInner<E: Engine> {
     sandboxes: Sandboxes<E>,
     templates: Templates,
-    records: Arc<Records>,
-    uploads: Uploads,
-    settings: Settings,
+    records: Arc<BuildRecords>,
+    uploads: UploadStore,
+    settings: BuilderSettings,
     queue: BuildQueue,
     pulls: Queue,
     /// Budgets of owners; none: they have none.
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     template_usage: Mutex<TemplateUsage>,
-    running: Mutex<HashMap<String, Running>>,
+    running: Mutex<HashMap<String, RunningBuild>>,
     /// Held while names are entered or forgotten.
     naming: Mutex<()>,
     /// Builds of one template wait for each other.
@@ -125,18 +125,18 @@ impl<E: Engine> Builder<E> {
     pub async fn open(
         home: &Home,
         sandboxes: Sandboxes<E>,
-        settings: Settings,
+        settings: BuilderSettings,
     ) -> Result<Self, BuilderError> {
-        let records = Arc::new(Records::open(home.path())?);
-        records.abandon(&Reason {
+        let records = Arc::new(BuildRecords::open(home.path())?);
+        records.abandon(&FailureReason {
             message: "the daemon was stopped while it built: build again, and it goes on after the last step that was done".to_owned(),
             step: None,
         })?;
         let uploads = home.path().join("uploads");
-        let builder = Self(Arc::new(Inner {
+        let builder = Self(Arc::new(BuilderInner {
             templates: Templates::new(home),
             records,
-            uploads: Uploads::open(uploads).map_err(BuilderError::Directory)?,
+            uploads: UploadStore::open(uploads).map_err(BuilderError::Directory)?,
             queue: BuildQueue::new(settings.at_once),
             pulls: Queue::default(),
             settings,
@@ -148,7 +148,7 @@ impl<E: Engine> Builder<E> {
             sandboxes,
         }));
         for left in builder.0.sandboxes.list() {
-            if left.terms.metadata.contains_key(LABEL)
+            if left.terms.metadata.contains_key(BUILD_METADATA_KEY)
                 && let Err(e) = builder.0.sandboxes.remove(&left.id).await
             {
                 tracing::warn!("sandbox {} of an earlier build stays: {e}", left.id);
@@ -164,12 +164,12 @@ impl<E: Engine> Builder<E> {
     }
 
     /// What it knows.
-    pub fn records(&self) -> &Records {
+    pub fn records(&self) -> &BuildRecords {
         &self.0.records
     }
 
     /// Files that clients send.
-    pub fn uploads(&self) -> &Uploads {
+    pub fn uploads(&self) -> &UploadStore {
         &self.0.uploads
     }
 }

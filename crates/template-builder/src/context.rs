@@ -1,30 +1,30 @@
 //! The files that a build copies: a directory, less what `.dockerignore` leaves out.
 
+mod archive;
 mod files;
 mod ignore;
 mod pattern;
-mod upload;
 mod variables;
 
-pub use ignore::Ignore;
-pub use upload::Upload;
+pub use archive::ContextArchive;
+pub use ignore::DockerIgnore;
 
-use crate::dockerfile::{Parsed, Warning};
+use crate::dockerfile::{DockerfileWarning, ParsedDockerfile};
 use crate::expand::{ExpandError, escape};
-use crate::spec::{Action, BuildSpec, CopyFrom};
-use files::{Files, Found, Nothing};
+use crate::spec::{BuildSpec, CopySource, StepAction};
+use files::{ContextEntries, ContextFiles, SourceError};
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// A build with its files.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedBuild {
     /// What is to be built.
     pub spec: BuildSpec,
-    /// What its [`CopyFrom::Files`] name, each once.
-    pub uploads: Vec<Upload>,
+    /// What its [`CopySource::Files`] name, each once.
+    pub uploads: Vec<ContextArchive>,
     /// What is accepted and does not do what it does elsewhere.
-    pub warnings: Vec<Warning>,
+    pub warnings: Vec<DockerfileWarning>,
 }
 
 /// Why the files of a build are not found.
@@ -123,33 +123,33 @@ impl ContextError {
 /// Finds the files that a Dockerfile copies from the directory `context`, and names them in its steps. `dockerfile` is where the
 /// file lies, for what it says itself is to be left out.
 pub fn prepare(
-    parsed: Parsed,
+    parsed: ParsedDockerfile,
     context: &Path,
     dockerfile: Option<&Path>,
-) -> Result<Prepared, ContextError> {
-    let Parsed { mut spec, warnings } = parsed;
-    let mut uploads: Vec<Upload> = Vec::new();
-    let mut known = variables::Known::default();
+) -> Result<PreparedBuild, ContextError> {
+    let ParsedDockerfile { mut spec, warnings } = parsed;
+    let mut uploads: Vec<ContextArchive> = Vec::new();
+    let mut known = variables::KnownVariables::default();
     let mut files = None;
     for stage in &mut spec.stages {
         known.begin(&stage.from);
         for step in &mut stage.steps {
             let line = step.line.unwrap_or(0);
             known.learn(&step.action, line)?;
-            let Action::Copy(copy) = &mut step.action else {
+            let StepAction::Copy(copy) = &mut step.action else {
                 continue;
             };
-            if !matches!(copy.from, CopyFrom::Files(_)) {
+            if !matches!(copy.from, CopySource::Files(_)) {
                 continue;
             }
             let files = match &mut files {
                 Some(files) => files,
                 none => {
-                    let ignore = Ignore::find(context, dockerfile)?;
-                    none.insert(Files::new(context, ignore)?)
+                    let ignore = DockerIgnore::find(context, dockerfile)?;
+                    none.insert(ContextFiles::new(context, ignore)?)
                 }
             };
-            let mut found = Found::new();
+            let mut found = ContextEntries::new();
             for source in &mut copy.sources {
                 let path = known.expand(source, line)?;
                 files
@@ -157,40 +157,40 @@ pub fn prepare(
                     .map_err(|e| explain(e, line, &path, context))?;
                 *source = escape(&path);
             }
-            let upload = Upload::new(found)?;
-            copy.from = CopyFrom::Files(upload.name.clone());
+            let upload = ContextArchive::new(found)?;
+            copy.from = CopySource::Files(upload.name.clone());
             if uploads.iter().all(|known| known.name != upload.name) {
                 uploads.push(upload);
             }
         }
         known.end();
     }
-    Ok(Prepared {
+    Ok(PreparedBuild {
         spec,
         uploads,
         warnings,
     })
 }
 
-fn explain(nothing: Nothing, line: u32, path: &str, context: &Path) -> ContextError {
+fn explain(nothing: SourceError, line: u32, path: &str, context: &Path) -> ContextError {
     let (path, context) = (path.to_owned(), context.to_path_buf());
     match nothing {
-        Nothing::Outside => ContextError::Outside {
+        SourceError::Outside => ContextError::Outside {
             line,
             path,
             context,
         },
-        Nothing::Missing => ContextError::Missing {
+        SourceError::Missing => ContextError::Missing {
             line,
             path,
             context,
         },
-        Nothing::Ignored => ContextError::Ignored { line, path },
-        Nothing::Pattern(problem) => ContextError::Pattern {
+        SourceError::Ignored => ContextError::Ignored { line, path },
+        SourceError::Pattern(problem) => ContextError::Pattern {
             line,
             path,
             problem,
         },
-        Nothing::Error(e) => e,
+        SourceError::Error(e) => e,
     }
 }

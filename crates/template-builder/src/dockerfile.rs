@@ -7,13 +7,13 @@
 mod copy;
 mod error;
 mod flags;
-mod lines;
+mod instructions;
 mod run;
 mod stages;
 mod steps;
 mod words;
 
-pub use error::{DockerfileError, Warning};
+pub use error::{DockerfileError, DockerfileWarning};
 
 use crate::spec::BuildSpec;
 use jiffy_engine::Startup;
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 
 /// What a file is read with.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct DockerfileOptions {
     /// `--build-arg`: values for `ARG`.
     pub build_args: BTreeMap<String, String>,
     /// `--target`: the stage that becomes the template, by name or number; the last unless said.
@@ -30,22 +30,22 @@ pub struct Options {
 
 /// A file that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parsed {
+pub struct ParsedDockerfile {
     /// What is to be built. Files of the context have no name yet: [`crate::context::prepare`] gives them theirs.
     pub spec: BuildSpec,
     /// What is accepted and does not do what it does elsewhere.
-    pub warnings: Vec<Warning>,
+    pub warnings: Vec<DockerfileWarning>,
 }
 
 /// Reads a Dockerfile. Stages that are not needed are in the result, too.
-pub fn parse(text: &str, options: &Options) -> Result<Parsed, DockerfileError> {
-    let file = lines::read(text)?;
-    let mut stages = stages::Stages::new(options, file.escape);
+pub fn parse(text: &str, options: &DockerfileOptions) -> Result<ParsedDockerfile, DockerfileError> {
+    let file = instructions::read(text)?;
+    let mut stages = stages::StageParser::new(options, file.escape);
     for line in &file.lines {
         stages.instruction(line)?;
     }
     let (stages, warnings) = stages.finish()?;
-    Ok(Parsed {
+    Ok(ParsedDockerfile {
         spec: BuildSpec {
             start_image_command: false,
             stages,

@@ -4,7 +4,7 @@
 //! Everywhere else they are themselves.
 
 /// Longest result in bytes: what one variable of a program's environment may have.
-pub const MAX_LENGTH: usize = 128 << 10;
+pub const MAX_EXPANDED_BYTES: usize = 128 << 10;
 /// Words within words.
 const MAX_DEPTH: usize = 16;
 
@@ -27,7 +27,7 @@ pub enum ExpandError {
     #[error("variables are more than {MAX_DEPTH} deep within each other")]
     Deep,
     /// The result is too long.
-    #[error("the result is longer than {MAX_LENGTH} bytes")]
+    #[error("the result is longer than {MAX_EXPANDED_BYTES} bytes")]
     Long,
 }
 
@@ -36,7 +36,7 @@ pub fn expand(
     word: &str,
     mut value: impl FnMut(&str) -> Option<String>,
 ) -> Result<String, ExpandError> {
-    let mut work = Work {
+    let mut work = Expander {
         rest: word,
         value: &mut value,
     };
@@ -55,20 +55,20 @@ pub fn names(word: &str) -> Result<Vec<String>, ExpandError> {
 
 /// A word that expands to `text`, whatever is in it.
 pub fn escape(text: &str) -> String {
-    let mut out = Escaped::default();
+    let mut out = EscapedWord::default();
     text.chars().for_each(|c| out.literal(c));
     out.finish()
 }
 
 /// A word that is being put together of what is meant literally and of variables.
 #[derive(Debug, Default)]
-pub(crate) struct Escaped {
+pub(crate) struct EscapedWord {
     text: String,
     /// Backslashes at the end of `text`, which count if a dollar follows.
     backslashes: usize,
 }
 
-impl Escaped {
+impl EscapedWord {
     /// A character that means itself.
     pub(crate) fn literal(&mut self, c: char) {
         if c == '$' {
@@ -101,12 +101,12 @@ impl Escaped {
     }
 }
 
-struct Work<'a, 'v> {
+struct Expander<'a, 'v> {
     rest: &'a str,
     value: &'v mut dyn FnMut(&str) -> Option<String>,
 }
 
-impl<'a> Work<'a, '_> {
+impl<'a> Expander<'a, '_> {
     /// Up to the end, or the brace that closes what we are in.
     fn word(&mut self, braces: bool, depth: usize) -> Result<String, ExpandError> {
         if depth > MAX_DEPTH {
@@ -118,7 +118,7 @@ impl<'a> Work<'a, '_> {
             let plain = self.rest.find(special).unwrap_or(self.rest.len());
             out.push_str(&self.rest[..plain]);
             self.rest = &self.rest[plain..];
-            if out.len() > MAX_LENGTH {
+            if out.len() > MAX_EXPANDED_BYTES {
                 return Err(ExpandError::Long);
             }
             match self.rest.chars().next() {

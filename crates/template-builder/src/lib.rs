@@ -11,8 +11,9 @@ pub mod expand;
 pub mod spec;
 
 pub use builder::{
-    BuildRecord, BuildUsage, Builder, BuilderError, DEFAULT_TAG, Level, Line, Lines, Look,
-    MAX_UPLOAD, MAX_WAITING_BUILDS, Meaning, NewBuild, Progressing, Prunable, Pruned, Rank, Reason,
-    RecordError, Records, Settings, Status, TemplateRecord, Upload, UploadError, Uploads,
-    WAITING_BUILD_LIFE, WantedSize, WeakBuilder, is_visible, now_ms, resolve,
+    BuildProgress, BuildRecord, BuildRecords, BuildRequest, BuildStatus, BuildUsage, Builder,
+    BuilderError, BuilderSettings, DEFAULT_TAG, FailureReason, IncomingUpload, LogLevel, LogLine,
+    LogQuery, MAX_UPLOAD_BYTES, MAX_WAITING_BUILDS, PrunableBuildCache, PrunedBuildCache,
+    RecordError, ResolvedBy, ResolvedTemplate, TemplateRecord, UploadError, UploadStore,
+    VisibilityLookup, WAITING_BUILD_TIMEOUT, WantedSize, WeakBuilder, is_visible, now_ms, resolve,
 };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BuildSpec {
     /// In the order of their writing; a stage refers to earlier ones only.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<BuildStage>,
     /// What runs in every sandbox of the template, and when that is ready.
     #[serde(default)]
     pub startup: Startup,
@@ -23,20 +23,20 @@ pub struct BuildSpec {
 /// What its steps make of a beginning.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Stage {
+pub struct BuildStage {
     /// `AS` what; only for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// What it begins with.
-    pub from: Beginning,
+    pub from: StageBase,
     /// What is done, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<BuildStep>,
 }
 
 /// What a stage begins with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum Beginning {
+pub enum StageBase {
     /// A template of this host if there is one of that name, else an image in a registry: what `FROM` says.
     Name(String),
     /// An image in a registry.
@@ -79,7 +79,7 @@ impl std::fmt::Debug for ImageSource {
 /// One step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Step {
+pub struct BuildStep {
     /// As its author wrote it, on one line: for logs and errors.
     pub text: String,
     /// Line of the file it was written in, from 1.
@@ -89,25 +89,25 @@ pub struct Step {
     #[serde(default)]
     pub force: bool,
     /// What is done.
-    pub action: Action,
+    pub action: StepAction,
 }
 
-/// What a step does. Words of `Copy`, `Env`, `Arg`, `Workdir`, `User`, `Expose` and `Label` may hold `$NAME`, `${NAME}`,
+/// What a step does. Words of `CopyAction`, `Env`, `Arg`, `Workdir`, `User`, `Expose` and `Label` may hold `$NAME`, `${NAME}`,
 /// `${NAME:-word}` and `${NAME:+word}` of the environment and the build arguments so far (`\$` is a dollar; see
 /// [`crate::expand`]), and so may the content of files that a step holds itself; quotes are gone already.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum Action {
+pub enum StepAction {
     /// Runs a program to its end.
     Run {
         /// What runs.
-        command: Command,
+        command: StepCommand,
         /// As whom, if not as the user so far.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         user: Option<String>,
     },
     /// Puts files into the sandbox.
-    Copy(Copy),
+    Copy(CopyAction),
     /// Variables of the environment, from here on and in the template.
     Env(Vec<(String, String)>),
     /// A build argument: a variable of the environment, from here to the end of the stage, and not in the template.
@@ -133,7 +133,7 @@ pub enum Action {
 /// A command of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum Command {
+pub enum StepCommand {
     /// For the stage's shell: `/bin/sh -c` unless a step said otherwise.
     Line(String),
     /// A program and its arguments.
@@ -143,9 +143,9 @@ pub enum Command {
 /// Files for the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Copy {
+pub struct CopyAction {
     /// Where they come from.
-    pub from: CopyFrom,
+    pub from: CopySource,
     /// Which, as paths or patterns (`*`, `?`, `[a-z]`); relative to the root of where they come from.
     pub sources: Vec<String>,
     /// Where they go, relative to the directory so far. Ends with `/`, or there are several sources, or one is a directory: a directory.
@@ -164,7 +164,7 @@ pub struct Copy {
 /// Where files come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum CopyFrom {
+pub enum CopySource {
     /// An archive that was uploaded under this name (a gzipped tar of the sources, their paths relative to the context).
     Files(String),
     /// An earlier stage, by its number from 0.

@@ -3,9 +3,9 @@
 
 use flate2::read::GzDecoder;
 use jiffy_archive::{Kind, Reader};
-use jiffy_template_builder::context::{Prepared, prepare};
-use jiffy_template_builder::dockerfile::{Options, parse};
-use jiffy_template_builder::spec::{Action, CopyFrom};
+use jiffy_template_builder::context::{PreparedBuild, prepare};
+use jiffy_template_builder::dockerfile::{DockerfileOptions, parse};
+use jiffy_template_builder::spec::{CopySource, StepAction};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
@@ -27,26 +27,26 @@ fn context(files: &[(&str, &str)]) -> TempDir {
     dir
 }
 
-fn build(directory: &Path, text: &str) -> Result<Prepared, String> {
-    let parsed = parse(text, &Options::default()).unwrap();
+fn build(directory: &Path, text: &str) -> Result<PreparedBuild, String> {
+    let parsed = parse(text, &DockerfileOptions::default()).unwrap();
     prepare(parsed, directory, Some(&directory.join("Dockerfile"))).map_err(|e| e.to_string())
 }
 
-fn copies(prepared: &Prepared) -> Vec<(String, Vec<String>)> {
+fn copies(prepared: &PreparedBuild) -> Vec<(String, Vec<String>)> {
     let steps = prepared.spec.stages.iter().flat_map(|stage| &stage.steps);
     let copies = steps.filter_map(|step| match &step.action {
-        Action::Copy(copy) => Some(copy),
+        StepAction::Copy(copy) => Some(copy),
         _ => None,
     });
     let named = copies.filter_map(|copy| match &copy.from {
-        CopyFrom::Files(name) => Some((name.clone(), copy.sources.clone())),
+        CopySource::Files(name) => Some((name.clone(), copy.sources.clone())),
         _ => None,
     });
     named.collect()
 }
 
 /// Names in the archive of the first upload.
-fn names(prepared: &Prepared) -> Vec<String> {
+fn names(prepared: &PreparedBuild) -> Vec<String> {
     let mut packed = Vec::new();
     prepared.uploads[0].write_to(&mut packed).unwrap();
     let mut reader = Reader::new(GzDecoder::new(&packed[..]));

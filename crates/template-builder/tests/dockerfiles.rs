@@ -1,54 +1,58 @@
 //! Dockerfiles as people write them, and what is made of them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use jiffy_template_builder::dockerfile::{Options, Parsed, parse};
-use jiffy_template_builder::spec::{Action, Beginning, Command, CopyFrom, Stage};
+use jiffy_template_builder::dockerfile::{DockerfileOptions, ParsedDockerfile, parse};
+use jiffy_template_builder::spec::{BuildStage, CopySource, StageBase, StepAction, StepCommand};
 use std::collections::BTreeMap;
 
-fn read(text: &str) -> Parsed {
-    parse(text, &Options::default()).unwrap_or_else(|e| panic!("{e}\n{text}"))
+fn read(text: &str) -> ParsedDockerfile {
+    parse(text, &DockerfileOptions::default()).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
-fn with(text: &str, arguments: &[(&str, &str)], target: Option<&str>) -> Result<Parsed, String> {
+fn with(
+    text: &str,
+    arguments: &[(&str, &str)],
+    target: Option<&str>,
+) -> Result<ParsedDockerfile, String> {
     let build_args: BTreeMap<_, _> = (arguments.iter())
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
         .collect();
     let target = target.map(str::to_owned);
-    parse(text, &Options { build_args, target }).map_err(|e| e.to_string())
+    parse(text, &DockerfileOptions { build_args, target }).map_err(|e| e.to_string())
 }
 
 fn refused(text: &str) -> String {
-    match parse(text, &Options::default()) {
+    match parse(text, &DockerfileOptions::default()) {
         Ok(parsed) => panic!("{text}: {parsed:?}"),
         Err(e) => e.to_string(),
     }
 }
 
 /// A stage on a few lines, as a person would check it.
-fn shown(stage: &Stage) -> Vec<String> {
+fn shown(stage: &BuildStage) -> Vec<String> {
     let name = stage.name.as_deref().unwrap_or("-");
     let from = match &stage.from {
-        Beginning::Name(name) => name.clone(),
-        Beginning::Image(image) => format!("image {}", image.reference),
-        Beginning::Stage(number) => format!("stage {number}"),
+        StageBase::Name(name) => name.clone(),
+        StageBase::Image(image) => format!("image {}", image.reference),
+        StageBase::Stage(number) => format!("stage {number}"),
         other => format!("{other:?}"),
     };
     let mut lines = vec![format!("{name} from {from}")];
     lines.extend(stage.steps.iter().map(|step| match &step.action {
-        Action::AddUser(user) => format!("add user {user}"),
-        Action::Run {
-            command: Command::Line(line),
+        StepAction::AddUser(user) => format!("add user {user}"),
+        StepAction::Run {
+            command: StepCommand::Line(line),
             ..
         } => format!("run {line}"),
-        Action::Run {
-            command: Command::Exec(words),
+        StepAction::Run {
+            command: StepCommand::Exec(words),
             ..
         } => format!("exec {words:?}"),
-        Action::Copy(copy) => {
+        StepAction::Copy(copy) => {
             let from = match &copy.from {
-                CopyFrom::Files(_) => "context".to_owned(),
-                CopyFrom::Stage(number) => format!("stage {number}"),
-                CopyFrom::Inline(files) => format!("{files:?}"),
+                CopySource::Files(_) => "context".to_owned(),
+                CopySource::Stage(number) => format!("stage {number}"),
+                CopySource::Inline(files) => format!("{files:?}"),
             };
             let extra = [copy.owner.as_ref(), copy.mode.as_ref()];
             let extra: String = extra
@@ -62,20 +66,20 @@ fn shown(stage: &Stage) -> Vec<String> {
                 copy.sources, copy.to
             )
         }
-        Action::Env(pairs) => format!("env {pairs:?}"),
-        Action::Arg(name, value) => format!("arg {name}={value}"),
-        Action::Workdir(path) => format!("workdir {path}"),
-        Action::User(user) => format!("user {user}"),
-        Action::Shell(words) => format!("shell {words:?}"),
-        Action::Entrypoint(words) => format!("entrypoint {words:?}"),
-        Action::Cmd(words) => format!("cmd {words:?}"),
-        Action::Expose(ports) => format!("expose {ports:?}"),
-        Action::Label(pairs) => format!("label {pairs:?}"),
+        StepAction::Env(pairs) => format!("env {pairs:?}"),
+        StepAction::Arg(name, value) => format!("arg {name}={value}"),
+        StepAction::Workdir(path) => format!("workdir {path}"),
+        StepAction::User(user) => format!("user {user}"),
+        StepAction::Shell(words) => format!("shell {words:?}"),
+        StepAction::Entrypoint(words) => format!("entrypoint {words:?}"),
+        StepAction::Cmd(words) => format!("cmd {words:?}"),
+        StepAction::Expose(ports) => format!("expose {ports:?}"),
+        StepAction::Label(pairs) => format!("label {pairs:?}"),
     }));
     lines
 }
 
-fn all(parsed: &Parsed) -> String {
+fn all(parsed: &ParsedDockerfile) -> String {
     let stages = parsed.spec.stages.iter().flat_map(shown);
     stages.collect::<Vec<_>>().join("\n")
 }
@@ -317,10 +321,10 @@ fn nothing_that_is_written_makes_it_panic_or_hang() {
         for _ in 0..random(40) {
             text.push_str(PIECES[random(PIECES.len())]);
         }
-        if let Ok(parsed) = parse(&text, &Options::default()) {
+        if let Ok(parsed) = parse(&text, &DockerfileOptions::default()) {
             good += 1;
             for step in parsed.spec.stages.iter().flat_map(|stage| &stage.steps) {
-                if let Action::Env(pairs) = &step.action {
+                if let StepAction::Env(pairs) = &step.action {
                     for (_, value) in pairs {
                         let _ = jiffy_template_builder::expand::expand(value, |name| {
                             Some(name.repeat(3))
@@ -335,7 +339,7 @@ fn nothing_that_is_written_makes_it_panic_or_hang() {
         "only {good} of them can be built: the test tests little"
     );
     let deep = format!("FROM a\nENV X={}", "${X:-".repeat(100_000));
-    assert!(parse(&deep, &Options::default()).is_err());
+    assert!(parse(&deep, &DockerfileOptions::default()).is_err());
     let long = format!("FROM a\nRUN {}", "\\\n x".repeat(100_000));
-    assert!(parse(&long, &Options::default()).is_ok());
+    assert!(parse(&long, &DockerfileOptions::default()).is_ok());
 }

@@ -19,7 +19,7 @@ use jiffy_engine::{Engine, SandboxSize};
 use jiffy_host::QuotaRequest;
 use jiffy_image::TemplateError;
 use jiffy_template_builder::{
-    Builder, BuilderError, DEFAULT_TAG, Level, Lines, NewBuild, RecordError, UploadError,
+    BuildRequest, Builder, BuilderError, DEFAULT_TAG, LogLevel, LogQuery, RecordError, UploadError,
     WantedSize,
 };
 use serde::Deserialize;
@@ -97,7 +97,7 @@ pub(super) async fn request<E: Engine>(
     let asked = usual_or(size).check();
     asked.map_err(|e| ApiError::invalid(e.to_string()))?;
     let name = new.name.or(new.alias).unwrap_or_default();
-    let wanted = NewBuild {
+    let wanted = BuildRequest {
         name,
         tags: new.tags.unwrap_or_default(),
         size,
@@ -139,10 +139,10 @@ pub(super) async fn files<E: Engine>(
         return Err(ApiError::forbidden("this key may only look (scope `read`)"));
     }
     let builder = app.builder()?;
-    let template = builder.own(&id, caller.bounds())?;
+    let template = builder.owned_template(&id, caller.bounds())?;
     let owner = template.owner.as_deref();
     let present = builder.uploads().find(owner, &hash)?.is_some();
-    let word = builder.uploads().place(owner, &hash)?;
+    let word = builder.uploads().create_ticket(owner, &hash)?;
     let host = headers.get(header::HOST).and_then(|h| h.to_str().ok());
     let url = format!(
         "{}://{}/templates/uploads/{word}",
@@ -188,7 +188,7 @@ pub(super) async fn start<E: Engine>(
     Required(start): Required<BuildStart>,
 ) -> Result<StatusCode, ApiError> {
     let builder = app.builder()?;
-    let (template, build) = builder.own_build(&id, &build, caller.bounds())?;
+    let (template, build) = builder.owned_build(&id, &build, caller.bounds())?;
     let spec = start.spec()?;
     // What has no room now is refused now; each of its sandboxes is asked about again when it is made.
     let owner = build.caller.as_deref().map(|id| app.keys.in_force(id));
@@ -215,7 +215,7 @@ pub(super) async fn cancel<E: Engine>(
     Path((id, build)): Path<(String, String)>,
 ) -> Result<StatusCode, ApiError> {
     let builder = app.builder()?;
-    let (_, build) = builder.own_build(&id, &build, caller.bounds())?;
+    let (_, build) = builder.owned_build(&id, &build, caller.bounds())?;
     builder.cancel(&build)?;
     app.await_end_of(&build.id).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -232,7 +232,7 @@ pub(super) fn status_of<E: Engine>(
     let Some(builder) = &app.builder else {
         return Ok(None);
     };
-    let (template, build) = match builder.own_build(id, build, caller.bounds()) {
+    let (template, build) = match builder.owned_build(id, build, caller.bounds()) {
         Ok(found) => found,
         Err(BuilderError::UnknownTemplate(_)) => return Ok(None),
         Err(e) => return Err(e.into()),
@@ -240,15 +240,15 @@ pub(super) fn status_of<E: Engine>(
     let from = query.number("logsOffset", 0..=u64::from(u32::MAX))?;
     let limit = query.number("limit", 0..=MAX_PAGE)?.unwrap_or(MAX_PAGE);
     let level = query.word("level", &LEVELS)?;
-    let which = Lines {
+    let which = LogQuery {
         from: from.unwrap_or(0),
         limit: usize::try_from(limit).unwrap_or(usize::MAX),
         backwards: false,
-        level: level.unwrap_or(Level::Debug),
+        level: level.unwrap_or(LogLevel::Debug),
     };
     // The lines first: none is written after the status says that it is over.
     let build = builder.records().build(&build.id)?.unwrap_or(build);
-    let lines = builder.records().lines(&build.id, which)?;
+    let lines = builder.records().log_lines(&build.id, which)?;
     let progress = builder.progress(&build.id);
     Ok(Some(status(&template.id, &build, &lines, progress)))
 }
@@ -261,18 +261,18 @@ pub(super) async fn logs<E: Engine>(
     query: Query,
 ) -> Result<Json<Value>, ApiError> {
     let builder = app.builder()?;
-    let (_, build) = builder.own_build(&id, &build, caller.bounds())?;
+    let (_, build) = builder.owned_build(&id, &build, caller.bounds())?;
     let backwards = [("forward", false), ("backward", true)];
     let backwards = query.word("direction", &backwards)?.unwrap_or(false);
     let usual = if backwards { u64::from(u32::MAX) } else { 0 };
-    let which = Lines {
+    let which = LogQuery {
         from: (query.number("cursor", 0..=u64::from(u32::MAX))?).unwrap_or(usual),
         limit: usize::try_from(query.number("limit", 0..=MAX_PAGE)?.unwrap_or(MAX_PAGE))
             .unwrap_or(usize::MAX),
         backwards,
-        level: query.word("level", &LEVELS)?.unwrap_or(Level::Debug),
+        level: query.word("level", &LEVELS)?.unwrap_or(LogLevel::Debug),
     };
-    let lines = builder.records().lines(&build.id, which)?;
+    let lines = builder.records().log_lines(&build.id, which)?;
     let entries: Vec<Value> = lines.iter().map(entry).collect();
     Ok(Json(json!({ "logs": entries })))
 }
@@ -293,7 +293,7 @@ pub(super) async fn add_tags<E: Engine>(
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let builder = app.builder()?;
     let target = body.target.unwrap_or_default();
-    let template = builder.own(&target, caller.bounds())?;
+    let template = builder.owned_template(&target, caller.bounds())?;
     let build = builder.tag(&template, &target, &body.tags).await?;
     Ok((
         StatusCode::CREATED,
@@ -308,7 +308,7 @@ pub(super) async fn remove_tags<E: Engine>(
     Required(body): Required<TagsBody>,
 ) -> Result<StatusCode, ApiError> {
     let builder = app.builder()?;
-    let template = builder.own(&body.name.unwrap_or_default(), caller.bounds())?;
+    let template = builder.owned_template(&body.name.unwrap_or_default(), caller.bounds())?;
     builder.untag(&template, &body.tags).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -326,12 +326,12 @@ pub(super) async fn change<E: Engine>(
     Required(change): Required<Change>,
 ) -> Result<Json<Value>, ApiError> {
     let builder = app.builder()?;
-    let name = match builder.own(&id, caller.bounds()) {
+    let name = match builder.owned_template(&id, caller.bounds()) {
         Ok(template) => {
             if let Some(public) = change.public {
                 builder.set_public(&template, public).await?;
             }
-            template.called(DEFAULT_TAG)
+            template.reference(DEFAULT_TAG)
         }
         // One that was made without the builder.
         Err(BuilderError::UnknownTemplate(_)) => {

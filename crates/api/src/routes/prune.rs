@@ -236,7 +236,7 @@ async fn remove_template<E: Engine>(app: &App<E>, name: &str) -> Result<(), ApiE
             Some((owner, own)) => (Some(owner), own),
             None => (None, name),
         };
-        if let Ok(record) = builder.own(own, owner) {
+        if let Ok(record) = builder.owned_template(own, owner) {
             return Ok(builder.remove(&record).await?);
         }
     }

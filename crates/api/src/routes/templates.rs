@@ -14,7 +14,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiffy_engine::Engine;
 use jiffy_image::Visibility;
-use jiffy_template_builder::{DEFAULT_TAG, Status, TemplateRecord, is_visible};
+use jiffy_template_builder::{BuildStatus, DEFAULT_TAG, TemplateRecord, is_visible};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ fn record_of<E: Engine>(
     info: &TemplateInfo,
 ) -> Result<Option<TemplateRecord>, ApiError> {
     match &app.builder {
-        Some(builder) => Ok(builder.known(info.owner.as_deref(), &info.name)?),
+        Some(builder) => Ok(builder.template_named(info.owner.as_deref(), &info.name)?),
         None => Ok(None),
     }
 }
@@ -128,7 +128,7 @@ pub(super) async fn delete<E: Engine>(
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     if let Some(builder) = &app.builder
-        && let Ok(record) = builder.own(&id, caller.bounds())
+        && let Ok(record) = builder.owned_template(&id, caller.bounds())
     {
         match id.split_once(':') {
             Some((_, tag)) => builder.untag(&record, &[tag.to_owned()]).await?,
@@ -173,10 +173,10 @@ pub(super) async fn alias<E: Engine>(
     Path(alias): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     if let Some(builder) = &app.builder
-        && let Ok(record) = builder.own(&alias, caller.bounds())
-        && builder.is_there(&record)?
+        && let Ok(record) = builder.owned_template(&alias, caller.bounds())
+        && builder.exists(&record)?
     {
-        let built = app.templates.find(&record.called(DEFAULT_TAG)).ok();
+        let built = app.templates.find(&record.reference(DEFAULT_TAG)).ok();
         let public = built.map_or(record.public, |info| info.visibility == Visibility::Public);
         return Ok(Json(json!({ "templateID": record.id, "public": public })));
     }
@@ -200,7 +200,7 @@ pub(super) async fn tags<E: Engine>(
     {
         let mut tags = Vec::new();
         for build in builder.records().builds(&record.id)? {
-            if build.status == Status::Ready {
+            if build.status == BuildStatus::Ready {
                 let at = moment(build.changed_ms);
                 tags.extend(
                     build

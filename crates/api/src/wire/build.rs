@@ -6,9 +6,10 @@ use crate::error::ApiError;
 use jiffy_engine::{Readiness, StartCommand, Startup};
 use jiffy_template_builder::expand::escape;
 use jiffy_template_builder::spec::{
-    Action, Beginning, BuildSpec, Command, Copy, CopyFrom, ImageSource, Stage, Step,
+    BuildSpec, BuildStage, BuildStep, CopyAction, CopySource, ImageSource, StageBase, StepAction,
+    StepCommand,
 };
-use jiffy_template_builder::{BuildRecord, Level, Line, Progressing, WantedSize};
+use jiffy_template_builder::{BuildProgress, BuildRecord, LogLevel, LogLine, WantedSize};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -100,18 +101,18 @@ impl BuildStart {
                     "`fromImage` and `fromTemplate` exclude each other",
                 ));
             }
-            (Some(template), _) => Beginning::Template(template),
+            (Some(template), _) => StageBase::Template(template),
             (None, image) => {
                 // A template's steps begin as its people, who an image need not know.
                 for action in [
-                    Action::AddUser(USER.to_owned()),
-                    Action::User(USER.to_owned()),
-                    Action::Workdir(HOME.to_owned()),
+                    StepAction::AddUser(USER.to_owned()),
+                    StepAction::User(USER.to_owned()),
+                    StepAction::Workdir(HOME.to_owned()),
                 ] {
                     steps.push(silent(action));
                 }
                 let reference = image.filter(|i| !i.is_empty());
-                Beginning::Image(ImageSource {
+                StageBase::Image(ImageSource {
                     reference: reference.unwrap_or_else(|| "e2bdev/base".to_owned()),
                     credentials: self
                         .from_image_registry
@@ -123,13 +124,13 @@ impl BuildStart {
             }
         };
         let shell = ["/bin/bash", "-l", "-c"].map(str::to_owned).to_vec();
-        steps.push(silent(Action::Shell(shell)));
+        steps.push(silent(StepAction::Shell(shell)));
         for step in wire {
             step.add_to(&mut steps)?;
         }
         Ok(BuildSpec {
             start_image_command: false,
-            stages: vec![Stage {
+            stages: vec![BuildStage {
                 name: None,
                 from,
                 steps,
@@ -151,8 +152,8 @@ fn credentials(Object(registry): Object<Registry>) -> Result<Option<(String, Str
 }
 
 /// A step that nobody wrote.
-fn silent(action: Action) -> Step {
-    Step {
+fn silent(action: StepAction) -> BuildStep {
+    BuildStep {
         text: String::new(),
         line: None,
         force: false,
@@ -161,7 +162,7 @@ fn silent(action: Action) -> Step {
 }
 
 impl WireStep {
-    fn add_to(self, steps: &mut Vec<Step>) -> Result<(), ApiError> {
+    fn add_to(self, steps: &mut Vec<BuildStep>) -> Result<(), ApiError> {
         let args = self.args.unwrap_or_default();
         let text = format!("{} {}", self.r#type, args.join(" "));
         let arg = |n: usize| args.get(n).filter(|a| !a.is_empty()).cloned();
@@ -169,11 +170,11 @@ impl WireStep {
             ApiError::invalid(format!("a step `{}` wants {what}", short(&self.r#type)))
         };
         let action = match self.r#type.as_str() {
-            "RUN" => Action::Run {
-                command: Command::Line(arg(0).ok_or_else(|| wants("a command"))?),
+            "RUN" => StepAction::Run {
+                command: StepCommand::Line(arg(0).ok_or_else(|| wants("a command"))?),
                 user: arg(1),
             },
-            "ENV" => Action::Env(
+            "ENV" => StepAction::Env(
                 (args.chunks(2))
                     .map(|pair| match pair {
                         [name, value] => Ok((name.clone(), value.clone())),
@@ -181,18 +182,18 @@ impl WireStep {
                     })
                     .collect::<Result<_, _>>()?,
             ),
-            "WORKDIR" => Action::Workdir(arg(0).ok_or_else(|| wants("a directory"))?),
+            "WORKDIR" => StepAction::Workdir(arg(0).ok_or_else(|| wants("a directory"))?),
             "USER" => {
                 let user = arg(0).ok_or_else(|| wants("a user"))?;
                 let named = user.split(':').next().unwrap_or_default();
                 // Whoever has a number needs no name.
                 if named.parse::<u32>().is_err() && !named.contains('$') && named != "root" {
-                    steps.push(silent(Action::AddUser(named.to_owned())));
+                    steps.push(silent(StepAction::AddUser(named.to_owned())));
                 }
-                Action::User(user)
+                StepAction::User(user)
             }
-            "COPY" | "ADD" => Action::Copy(Copy {
-                from: CopyFrom::Files(self.files_hash.ok_or_else(|| wants("`filesHash`"))?),
+            "COPY" | "ADD" => StepAction::Copy(CopyAction {
+                from: CopySource::Files(self.files_hash.ok_or_else(|| wants("`filesHash`"))?),
                 sources: vec![literal(&arg(0).ok_or_else(|| wants("a source"))?)],
                 to: arg(1).ok_or_else(|| wants("a target"))?,
                 // Empty: the user so far.
@@ -207,7 +208,7 @@ impl WireStep {
                 )));
             }
         };
-        steps.push(Step {
+        steps.push(BuildStep {
             text: text.trim_end().to_owned(),
             line: None,
             force: self.force.unwrap_or_default(),
@@ -256,8 +257,8 @@ fn listening_port(line: &str) -> Option<u16> {
 pub(crate) fn status(
     template: &str,
     build: &BuildRecord,
-    lines: &[Line],
-    progress: Option<Progressing>,
+    lines: &[LogLine],
+    progress: Option<BuildProgress>,
 ) -> Value {
     let entries: Vec<Value> = lines.iter().map(entry).collect();
     let logs: Vec<&str> = lines.iter().map(|l| l.message.as_str()).collect();
@@ -279,7 +280,7 @@ pub(crate) fn status(
 }
 
 /// A line of a build's log.
-pub(crate) fn entry(line: &Line) -> Value {
+pub(crate) fn entry(line: &LogLine) -> Value {
     let mut entry = json!({
         "timestamp": moment(line.at_ms),
         "message": line.message,
@@ -292,11 +293,11 @@ pub(crate) fn entry(line: &Line) -> Value {
 }
 
 /// The levels by their words.
-pub(crate) const LEVELS: [(&str, Level); 4] = [
-    ("debug", Level::Debug),
-    ("info", Level::Info),
-    ("warn", Level::Warn),
-    ("error", Level::Error),
+pub(crate) const LEVELS: [(&str, LogLevel); 4] = [
+    ("debug", LogLevel::Debug),
+    ("info", LogLevel::Info),
+    ("warn", LogLevel::Warn),
+    ("error", LogLevel::Error),
 ];
 
 fn short(text: &str) -> String {
@@ -326,20 +327,20 @@ mod tests {
         });
         let spec = spec(body).unwrap();
         let stage = &spec.stages[0];
-        assert!(matches!(&stage.from, Beginning::Image(i) if i.reference == "python:3"));
-        let said: Vec<&Step> = stage.steps.iter().filter(|s| !s.text.is_empty()).collect();
-        let Action::Copy(copy) = &said[0].action else {
+        assert!(matches!(&stage.from, StageBase::Image(i) if i.reference == "python:3"));
+        let said: Vec<&BuildStep> = stage.steps.iter().filter(|s| !s.text.is_empty()).collect();
+        let StepAction::Copy(copy) = &said[0].action else {
             panic!()
         };
         assert_eq!(
             (copy.sources[0].as_str(), copy.owner.as_deref()),
             ("src", Some(""))
         );
-        assert!(matches!(&said[1].action, Action::Run { user: Some(u), .. } if u == "root"));
+        assert!(matches!(&said[1].action, StepAction::Run { user: Some(u), .. } if u == "root"));
         assert!(said[1].force);
         assert_eq!(said[3].text, "USER app");
         let unsaid = stage.steps.iter().filter(|s| s.text.is_empty());
-        let users = unsaid.filter(|s| matches!(s.action, Action::AddUser(_)));
+        let users = unsaid.filter(|s| matches!(s.action, StepAction::AddUser(_)));
         assert_eq!(users.count(), 2, "who is named and is not there is made");
         assert_eq!(spec.startup.ready.unwrap().port, Some(8000));
     }

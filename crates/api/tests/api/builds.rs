@@ -7,7 +7,8 @@ use axum::http::Request;
 use jiffy_api::{Limits, Scope};
 use jiffy_image::{Home, MANIFEST_FORMAT, Templates};
 use jiffy_template_builder::{
-    BuildRecord, Builder, Records, Settings, Status, TemplateRecord, WantedSize, now_ms,
+    BuildRecord, BuildRecords, BuildStatus, Builder, BuilderSettings, TemplateRecord, WantedSize,
+    now_ms,
 };
 use serde_json::{Value, json};
 use std::fs;
@@ -167,7 +168,7 @@ pub fn id_of(name: &str) -> String {
 /// Enters that `name` was built for a key, and puts the template there.
 pub fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
     let home = Home::at(api.bench.dir.path().join("home")).unwrap();
-    let records = Records::open(home.path()).unwrap();
+    let records = BuildRecords::open(home.path()).unwrap();
     let template = TemplateRecord {
         id: id_of(name),
         name: name.to_owned(),
@@ -175,7 +176,7 @@ pub fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
         public: false,
         created_ms: 1,
     };
-    records.enter_template(&template).unwrap();
+    records.insert_template(&template).unwrap();
     let (called, owner) = (template.clone(), template.owner.clone());
     let build = BuildRecord {
         id: format!("build-of-{name}"),
@@ -183,15 +184,15 @@ pub fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
         caller: owner.clone(),
         tags: tags.iter().map(|t| (*t).to_owned()).collect(),
         size: WantedSize::default(),
-        status: Status::Building,
+        status: BuildStatus::Building,
         reason: None,
         steps: Vec::new(),
         version: None,
         created_ms: 1,
         changed_ms: 1,
     };
-    records.enter_build(&build).unwrap();
-    records.succeed(&build.id, &[], "v").unwrap();
+    records.insert_build(&build).unwrap();
+    records.set_ready(&build.id, &[], "v").unwrap();
     for tag in tags {
         let manifest = json!({
             "format": MANIFEST_FORMAT, "name": name, "tag": tag, "created": 1, "recipe_sha256": "",
@@ -286,7 +287,7 @@ async fn what_builds_keep_goes_when_it_was_not_used_for_as_long_as_was_said() {
     const DAY_MS: u64 = 24 * 3600 * 1000;
     let api = Api::building().await;
     let home = Home::at(api.bench.dir.path().join("home")).unwrap();
-    let records = Records::open(home.path()).unwrap();
+    let records = BuildRecords::open(home.path()).unwrap();
     let id = api.sandbox().await;
     for (key, days) in [("used", 2), ("unused", 8), ("forgotten", 15)] {
         api.host.snapshot_step(&id, key).await.unwrap();
@@ -302,7 +303,7 @@ async fn what_builds_keep_goes_when_it_was_not_used_for_as_long_as_was_said() {
         keys
     };
     // Whoever opens a builder has it look at once.
-    let builder = Builder::open(&home, api.host.clone(), Settings::default());
+    let builder = Builder::open(&home, api.host.clone(), BuilderSettings::default());
     let builder = builder.await.unwrap();
     while keys().len() > 3 {
         tokio::task::yield_now().await;

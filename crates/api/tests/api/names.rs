@@ -4,7 +4,7 @@ use crate::support;
 
 use jiffy_api::{Limits, Scope};
 use jiffy_image::{MANIFEST_FORMAT, Reference, Templates};
-use jiffy_template_builder::{Builder, MAX_WAITING_BUILDS, Records, Settings};
+use jiffy_template_builder::{BuildRecords, Builder, BuilderSettings, MAX_WAITING_BUILDS};
 use serde_json::{Value, json};
 use std::fs;
 use support::{Answer, Api, Who};
@@ -367,12 +367,12 @@ async fn a_data_directory_of_before_gives_its_templates_to_their_owners_once() {
             ('b2', 'temptatetemptatetem3', '[\"default\"]', '{{}}', 'ready', 1, 1),
             ('b3', 'temptatetemptatetem4', '[\"default\"]', '{{}}', 'ready', 1, 1);"
     );
-    drop(Records::open(api.home().path()).unwrap());
+    drop(BuildRecords::open(api.home().path()).unwrap());
     rusqlite(&api).execute_batch(&rows).unwrap();
 
-    let settings = || Settings {
+    let settings = || BuilderSettings {
         host_keys: [admin.clone()].into(),
-        ..Settings::default()
+        ..BuilderSettings::default()
     };
     let home = api.home();
     let opened = Builder::open(&home, api.host.clone(), settings());

@@ -101,7 +101,7 @@ impl<E: Engine> Front<E> {
             ..jiffy_api::Config::default()
         };
         let templates = Arc::new(Templates::new(home));
-        let builds = jiffy_template_builder::Settings {
+        let builds = jiffy_template_builder::BuilderSettings {
             registries: Registries {
                 plain_http: args.plain_http.clone(),
                 allowed: args.registry_allow.clone(),
@@ -111,7 +111,7 @@ impl<E: Engine> Front<E> {
             at_once: args.builds.into(),
             cache_for: cache_for(args.build_cache_days),
             host_keys: host_keys(&keys)?,
-            ..jiffy_template_builder::Settings::default()
+            ..jiffy_template_builder::BuilderSettings::default()
         };
         let builder = Builder::open(home, sandboxes.clone(), builds).await?;
         let gateway_config = Config {

@@ -8,8 +8,8 @@ use anyhow::{Context, bail};
 use hyper::Method;
 use jiffy_engine::{StartCommand, Startup};
 use jiffy_image::Recipe;
-use jiffy_template_builder::context::{Prepared, prepare};
-use jiffy_template_builder::dockerfile::{Options, parse};
+use jiffy_template_builder::context::{PreparedBuild, prepare};
+use jiffy_template_builder::dockerfile::{DockerfileOptions, parse};
 use jiffy_template_builder::spec::BuildSpec;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -204,7 +204,7 @@ fn name(args: &TemplateBuildArgs, context: &Path) -> anyhow::Result<String> {
     Ok(name)
 }
 
-fn read(args: &TemplateBuildArgs, file: &Path, context: &Path) -> anyhow::Result<Prepared> {
+fn read(args: &TemplateBuildArgs, file: &Path, context: &Path) -> anyhow::Result<PreparedBuild> {
     let mut build_args = BTreeMap::new();
     for arg in &args.build_arg {
         let (name, value) = match arg.split_once('=') {
@@ -217,7 +217,7 @@ fn read(args: &TemplateBuildArgs, file: &Path, context: &Path) -> anyhow::Result
         };
         build_args.insert(name, value);
     }
-    let options = Options {
+    let options = DockerfileOptions {
         build_args,
         target: args.target.clone(),
     };
@@ -248,7 +248,7 @@ fn startup(args: &TemplateBuildArgs) -> Startup {
 async fn send_files(
     client: &Client,
     template: &str,
-    prepared: &Prepared,
+    prepared: &PreparedBuild,
     bar: &mut Bar,
 ) -> anyhow::Result<()> {
     for upload in &prepared.uploads {

@@ -4,7 +4,7 @@ use super::show::mib;
 use crate::client::Client;
 use hyper::Method;
 use jiffy_image::{Home, Pruned, Templates};
-use jiffy_template_builder::Pruned as OfBuilds;
+use jiffy_template_builder::PrunedBuildCache;
 use serde::Serialize;
 use serde_json::json;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub fn run(home: &Home, unused_for: Duration, json: bool) -> anyhow::Result<()> 
     let of_builds = match home.path().join("builds.db").exists() {
         true => of_builds(unused_for)?,
         // There was no daemon yet, so nothing was built.
-        false => OfBuilds::default(),
+        false => PrunedBuildCache::default(),
     };
     let removed = Removed {
         needless: Templates::new(home).prune()?,
@@ -42,7 +42,7 @@ pub fn run(home: &Home, unused_for: Duration, json: bool) -> anyhow::Result<()> 
 }
 
 /// The daemon's own records say what that is.
-fn of_builds(unused_for: Duration) -> anyhow::Result<OfBuilds> {
+fn of_builds(unused_for: Duration) -> anyhow::Result<PrunedBuildCache> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

@@ -2,21 +2,21 @@
 //!
 //! Nothing in the sandbox is asked but its agent: images without a shell take files, too.
 
-use super::failure::Failure;
-use super::setting::Setting;
-use crate::spec::Copy;
+use super::failure::BuildFailure;
+use super::stage_config::StageConfig;
+use crate::spec::CopyAction;
 use jiffy_agent_client::{AgentClient, EntryInfo, EntryKind};
 
 /// Where files wait; the agent leaves it out of layers.
 pub const STAGING: &str = "/tmp/.jiffy-build";
 /// Files are the superuser's unless said.
-pub const ROOT: &str = "root";
+pub const ROOT_USER: &str = "root";
 /// Most entries of one directory that a pattern is compared with.
 const MAX_MATCHES: usize = 100_000;
 
 /// A `COPY` with its variables replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct CopyRequest {
     pub sources: Vec<String>,
     pub to: String,
     pub owner: Option<String>,
@@ -24,8 +24,8 @@ pub struct Wanted {
     pub unpack: bool,
 }
 
-impl Wanted {
-    pub fn new(copy: &Copy, setting: &Setting) -> Result<Self, String> {
+impl CopyRequest {
+    pub fn new(copy: &CopyAction, setting: &StageConfig) -> Result<Self, String> {
         let expand = |word: &String| setting.expand(word);
         let owner = copy.owner.as_ref().map(expand).transpose()?;
         Ok(Self {
@@ -47,7 +47,7 @@ impl Wanted {
 
 /// A file or directory that waits, and by which name it is to be known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Item {
+pub struct StagedFile {
     pub path: String,
     pub name: String,
     pub directory: bool,
@@ -58,17 +58,17 @@ pub async fn matches(
     agent: &AgentClient,
     root: &str,
     sources: &[String],
-) -> Result<Vec<Item>, Failure> {
-    let mut items: Vec<Item> = Vec::new();
+) -> Result<Vec<StagedFile>, BuildFailure> {
+    let mut items: Vec<StagedFile> = Vec::new();
     for source in sources {
         let parts = parts(source).ok_or_else(|| {
-            Failure::of(format!(
+            BuildFailure::of(format!(
                 "`{source}` leads out of the files that there are to copy"
             ))
         })?;
         let found = matching(agent, root, &parts).await?;
         if found.is_empty() {
-            return Err(Failure::of(format!(
+            return Err(BuildFailure::of(format!(
                 "there is no `{source}` among the files to copy: look at its spelling and at .dockerignore"
             )));
         }
@@ -94,8 +94,12 @@ fn parts(path: &str) -> Option<Vec<String>> {
     Some(parts)
 }
 
-async fn matching(agent: &AgentClient, root: &str, parts: &[String]) -> Result<Vec<Item>, Failure> {
-    let mut found = vec![Item {
+async fn matching(
+    agent: &AgentClient,
+    root: &str,
+    parts: &[String],
+) -> Result<Vec<StagedFile>, BuildFailure> {
+    let mut found = vec![StagedFile {
         path: root.to_owned(),
         name: String::new(),
         directory: true,
@@ -111,8 +115,9 @@ async fn matching(agent: &AgentClient, root: &str, parts: &[String]) -> Result<V
                 }
                 continue;
             }
-            let list = agent.list_dir(&parent.path, Some(ROOT), 1).await;
-            let list = list.map_err(|e| Failure::agent(&format!("list {}", parent.path), e))?;
+            let list = agent.list_dir(&parent.path, Some(ROOT_USER), 1).await;
+            let list =
+                list.map_err(|e| BuildFailure::agent(&format!("list {}", parent.path), e))?;
             for entry in list {
                 if glob(part, &entry.name) {
                     next.push(item(
@@ -123,7 +128,7 @@ async fn matching(agent: &AgentClient, root: &str, parts: &[String]) -> Result<V
                 }
             }
             if next.len() > MAX_MATCHES {
-                return Err(Failure::of(format!(
+                return Err(BuildFailure::of(format!(
                     "`{part}` names more than {MAX_MATCHES} files"
                 )));
             }
@@ -134,8 +139,8 @@ async fn matching(agent: &AgentClient, root: &str, parts: &[String]) -> Result<V
     Ok(found)
 }
 
-fn item(path: String, name: String, entry: &EntryInfo) -> Item {
-    Item {
+fn item(path: String, name: String, entry: &EntryInfo) -> StagedFile {
+    StagedFile {
         path,
         name,
         // A link to a directory is copied as the link it is.
@@ -147,23 +152,27 @@ fn is_directory(entry: &EntryInfo) -> bool {
     entry.kind == EntryKind::Directory
 }
 
-async fn stat(agent: &AgentClient, path: &str) -> Result<Option<EntryInfo>, Failure> {
-    match agent.stat(path, Some(ROOT)).await {
+async fn stat(agent: &AgentClient, path: &str) -> Result<Option<EntryInfo>, BuildFailure> {
+    match agent.stat(path, Some(ROOT_USER)).await {
         Ok(entry) => Ok(Some(entry)),
         Err(e) if e.is_not_found() => Ok(None),
-        Err(e) => Err(Failure::agent(&format!("look at {path}"), e)),
+        Err(e) => Err(BuildFailure::agent(&format!("look at {path}"), e)),
     }
 }
 
 /// Moves what waits to where it belongs: a directory's contents into a directory, a file into a directory or under the name given.
-pub async fn place(agent: &AgentClient, items: &[Item], to: &str) -> Result<(), Failure> {
+pub async fn place(
+    agent: &AgentClient,
+    items: &[StagedFile],
+    to: &str,
+) -> Result<(), BuildFailure> {
     let target = to.trim_end_matches("/.").trim_end_matches('/');
     let target = if target.is_empty() { "/" } else { target };
     let there = stat(agent, target).await?;
     let is_directory = there.as_ref().is_some_and(is_directory);
     let named_directory = to.ends_with('/') || to.ends_with("/.");
     if items.len() > 1 && !named_directory && !is_directory {
-        return Err(Failure::of(format!(
+        return Err(BuildFailure::of(format!(
             "several files go into a directory: write `{to}/`"
         )));
     }
@@ -181,13 +190,13 @@ pub async fn place(agent: &AgentClient, items: &[Item], to: &str) -> Result<(), 
 }
 
 /// Moves one thing to `to`; of two directories the one that is there stays and takes the other's contents.
-async fn put(agent: &AgentClient, item: &Item, to: &str) -> Result<(), Failure> {
+async fn put(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<(), BuildFailure> {
     let mut waiting = vec![(item.path.clone(), to.to_owned(), item.directory)];
     while let Some((from, to, directory)) = waiting.pop() {
         match stat(agent, &to).await? {
             Some(there) if directory && is_directory(&there) => {
-                let list = agent.list_dir(&from, Some(ROOT), 1).await;
-                for entry in list.map_err(|e| Failure::agent(&format!("list {from}"), e))? {
+                let list = agent.list_dir(&from, Some(ROOT_USER), 1).await;
+                for entry in list.map_err(|e| BuildFailure::agent(&format!("list {from}"), e))? {
                     let directory = is_directory(&entry) && !entry.is_symlink;
                     let below = |at: &str| format!("{}/{}", at.trim_end_matches('/'), entry.name);
                     waiting.push((below(&from), below(&to), directory));
@@ -195,37 +204,41 @@ async fn put(agent: &AgentClient, item: &Item, to: &str) -> Result<(), Failure> 
                 continue;
             }
             Some(there) if is_directory(&there) && !there.is_symlink => {
-                return Err(Failure::of(format!(
+                return Err(BuildFailure::of(format!(
                     "{to} is a directory, and a file cannot replace it"
                 )));
             }
             Some(_) => {
-                let removed = agent.remove(&to, Some(ROOT)).await;
-                removed.map_err(|e| Failure::agent(&format!("replace {to}"), e))?;
+                let removed = agent.remove(&to, Some(ROOT_USER)).await;
+                removed.map_err(|e| BuildFailure::agent(&format!("replace {to}"), e))?;
             }
             None => make_parent(agent, &to).await?,
         }
-        let moved = agent.rename(&from, &to, Some(ROOT)).await;
-        moved.map_err(|e| Failure::agent(&format!("write {to}"), e))?;
+        let moved = agent.rename(&from, &to, Some(ROOT_USER)).await;
+        moved.map_err(|e| BuildFailure::agent(&format!("write {to}"), e))?;
     }
     Ok(())
 }
 
-async fn make_parent(agent: &AgentClient, path: &str) -> Result<(), Failure> {
+async fn make_parent(agent: &AgentClient, path: &str) -> Result<(), BuildFailure> {
     match path.rsplit_once('/') {
-        Some((parent, _)) if !parent.is_empty() => make_directory(agent, parent, ROOT).await,
+        Some((parent, _)) if !parent.is_empty() => make_directory(agent, parent, ROOT_USER).await,
         _ => Ok(()),
     }
 }
 
 /// Makes a directory with its parents, unless it is there.
-pub async fn make_directory(agent: &AgentClient, path: &str, user: &str) -> Result<(), Failure> {
+pub async fn make_directory(
+    agent: &AgentClient,
+    path: &str,
+    user: &str,
+) -> Result<(), BuildFailure> {
     if stat(agent, path).await?.is_some_and(|e| is_directory(&e)) {
         return Ok(());
     }
     let made = agent.make_dir(path, Some(user)).await;
     made.map(drop)
-        .map_err(|e| Failure::agent(&format!("make the directory {path}"), e))
+        .map_err(|e| BuildFailure::agent(&format!("make the directory {path}"), e))
 }
 
 /// Whether `name` fits `pattern`: `*`, `?`, `[a-z]`, `[^a-z]`, and `\` before what is meant as it is. Takes time in proportion to

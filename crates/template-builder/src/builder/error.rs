@@ -2,7 +2,7 @@
 
 use super::records::RecordError;
 use super::uploads::UploadError;
-use super::{MAX_TAGS, MAX_WAITING_BUILDS, WAITING_BUILD_LIFE};
+use super::{MAX_TAGS, MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
 use jiffy_host::{IdentityError, QuotaRefusal};
 use jiffy_image::{BuildError, TemplateError};
 use std::io;
@@ -29,7 +29,7 @@ pub enum BuilderError {
     /// Too many that were not started.
     #[error(
         "{MAX_WAITING_BUILDS} builds of this key wait to be started: start or cancel one; each is given up {} minutes after it was asked for",
-        WAITING_BUILD_LIFE.as_secs() / 60
+        WAITING_BUILD_TIMEOUT.as_secs() / 60
     )]
     Waiting,
     /// No such template.
@@ -54,10 +54,10 @@ pub enum BuilderError {
     Quota(#[from] QuotaRefusal),
     /// The records.
     #[error(transparent)]
-    Records(#[from] RecordError),
+    BuildRecords(#[from] RecordError),
     /// Uploads.
     #[error(transparent)]
-    Upload(#[from] UploadError),
+    IncomingUpload(#[from] UploadError),
     /// Templates.
     #[error(transparent)]
     Template(#[from] TemplateError),

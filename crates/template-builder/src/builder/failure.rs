@@ -1,17 +1,17 @@
 //! Failures of builds.
 
-use super::records::Reason;
+use super::records::FailureReason;
 use jiffy_agent_client::ClientError;
 
 /// Why a build failed.
 #[derive(Debug)]
-pub struct Failure {
+pub struct BuildFailure {
     pub message: String,
     /// Where; filled in by whoever knows.
     pub step: Option<String>,
 }
 
-impl Failure {
+impl BuildFailure {
     pub fn of(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -41,8 +41,8 @@ impl Failure {
     }
 }
 
-impl From<Failure> for Reason {
-    fn from(failure: Failure) -> Self {
+impl From<BuildFailure> for FailureReason {
+    fn from(failure: BuildFailure) -> Self {
         Self {
             message: failure.message,
             step: failure.step,

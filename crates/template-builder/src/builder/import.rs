@@ -1,7 +1,7 @@
 //! Templates that builds begin with: those of the image store, and images of registries.
 
 use super::names::resolve;
-use super::{BuilderError, Inner, shown};
+use super::{BuilderError, BuilderInner, shown};
 use crate::spec::ImageSource;
 use jiffy_engine::Engine;
 use jiffy_image::{
@@ -10,7 +10,7 @@ use jiffy_image::{
 };
 use jiffy_pull::Cancel;
 
-impl<E: Engine> Inner<E> {
+impl<E: Engine> BuilderInner<E> {
     /// The template that `which` (an id or name, perhaps with a tag) means for `owner`; none: the
     /// host's owner.
     pub(super) fn resolve_for(

@@ -5,32 +5,32 @@ mod publish;
 mod stage;
 mod step;
 
-use super::failure::Failure;
-use super::log::Log;
+use super::failure::BuildFailure;
+use super::log::BuildLog;
 use super::records::{BuildRecord, TemplateRecord};
-use super::{Inner, LABEL};
-use crate::spec::{BuildSpec, Stage, Step};
+use super::{BUILD_METADATA_KEY, BuilderInner};
+use crate::spec::{BuildSpec, BuildStage, BuildStep};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::Engine;
 use jiffy_host::{CreateSpec, OnTimeout, QuotaAmount, QuotaRequest, Source, Terms};
 use jiffy_image::TemplateError;
-use stage::{Counter, Progressed, needed};
+use stage::{StageState, StepCounter, needed};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Shown of a step in messages.
-const SHOWN: usize = 120;
+const MAX_SHOWN_CHARS: usize = 120;
 /// After this time a sandbox of a build ends by itself.
-const LIFE: Duration = Duration::from_secs(24 * 3600);
+const SANDBOX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// A build that goes on.
-pub struct Job<E: Engine> {
-    inner: Arc<Inner<E>>,
+pub struct BuildJob<E: Engine> {
+    inner: Arc<BuilderInner<E>>,
     template: TemplateRecord,
     build: BuildRecord,
     spec: BuildSpec,
-    log: Arc<Log>,
+    log: Arc<BuildLog>,
     /// Sandboxes that there are because of it.
     sandboxes: Mutex<Vec<String>>,
     /// Held while the template is written, which goes on when the build is cancelled.
@@ -38,18 +38,18 @@ pub struct Job<E: Engine> {
 }
 
 /// What a build became.
-pub struct Outcome {
+pub struct BuildOutcome {
     pub version: String,
     pub steps: Vec<String>,
 }
 
-impl<E: Engine> Job<E> {
+impl<E: Engine> BuildJob<E> {
     pub fn new(
-        inner: Arc<Inner<E>>,
+        inner: Arc<BuilderInner<E>>,
         template: TemplateRecord,
         build: BuildRecord,
         spec: BuildSpec,
-        log: Arc<Log>,
+        log: Arc<BuildLog>,
     ) -> Self {
         Self {
             inner,
@@ -63,14 +63,14 @@ impl<E: Engine> Job<E> {
     }
 
     /// Builds. Its sandboxes are to be removed afterwards, however it ends ([`Self::clear`]).
-    pub async fn run(&self) -> Result<Outcome, Failure> {
+    pub async fn run(&self) -> Result<BuildOutcome, BuildFailure> {
         let count = self.spec.stages.len();
         let needed = needed(&self.spec)?;
         let total = needed.iter().zip(&self.spec.stages);
-        let said = |s: &Stage| s.steps.iter().filter(|step| !is_silent(step)).count();
+        let said = |s: &BuildStage| s.steps.iter().filter(|step| !is_silent(step)).count();
         let total = total.map(|(n, s)| if *n { said(s) } else { 0 }).sum();
-        let mut counter = Counter { done: 0, total };
-        let mut stages: Vec<Option<Progressed>> = Vec::with_capacity(count);
+        let mut counter = StepCounter { done: 0, total };
+        let mut stages: Vec<Option<StageState>> = Vec::with_capacity(count);
         for (stage, needed) in self.spec.stages.iter().zip(needed) {
             let progressed = match needed {
                 true => Some(self.stage(stage, &mut stages, &mut counter).await?),
@@ -79,7 +79,7 @@ impl<E: Engine> Job<E> {
             stages.push(progressed);
         }
         let last = stages.pop().flatten();
-        let last = last.ok_or_else(|| Failure::of("there is nothing to build"))?;
+        let last = last.ok_or_else(|| BuildFailure::of("there is nothing to build"))?;
         self.finish(last).await.map_err(|e| e.at("finalize"))
     }
 
@@ -110,7 +110,7 @@ impl<E: Engine> Job<E> {
     }
 
     /// The sandbox that was there is not what the stage has come to any more.
-    async fn let_go(&self, at: &mut Progressed) {
+    async fn let_go(&self, at: &mut StageState) {
         if let Some(id) = at.sandbox.take() {
             lock(&self.sandboxes).retain(|other| *other != id);
             if let Err(e) = self.inner.sandboxes.remove(&id).await {
@@ -120,7 +120,7 @@ impl<E: Engine> Job<E> {
     }
 
     /// The agent of a sandbox that is what the stage has come to; made if there is none.
-    async fn agent(&self, at: &mut Progressed) -> Result<AgentClient, Failure> {
+    async fn agent(&self, at: &mut StageState) -> Result<AgentClient, BuildFailure> {
         let sandboxes = &self.inner.sandboxes;
         if at.sandbox.is_none() {
             let spec = CreateSpec {
@@ -134,15 +134,15 @@ impl<E: Engine> Job<E> {
                 env: BTreeMap::new(),
                 terms: Terms {
                     owner: self.build.caller.clone(),
-                    metadata: [(LABEL.to_owned(), self.build.id.clone())].into(),
-                    timeout_s: Some(LIFE.as_secs()),
+                    metadata: [(BUILD_METADATA_KEY.to_owned(), self.build.id.clone())].into(),
+                    timeout_s: Some(SANDBOX_TIMEOUT.as_secs()),
                     on_timeout: OnTimeout::Kill,
                     secure: true,
                     ..Terms::default()
                 },
             };
             let cannot = |e: &dyn std::fmt::Display| {
-                Failure::of(format!("cannot make a sandbox to build in: {e}"))
+                BuildFailure::of(format!("cannot make a sandbox to build in: {e}"))
             };
             let request = QuotaRequest {
                 amount: QuotaAmount {
@@ -161,12 +161,14 @@ impl<E: Engine> Job<E> {
             at.sandbox = Some(made.id);
         }
         let id = at.sandbox.as_deref().unwrap_or_default();
-        sandboxes.agent(id).map_err(|e| Failure::of(e.to_string()))
+        sandboxes
+            .agent(id)
+            .map_err(|e| BuildFailure::of(e.to_string()))
     }
 }
 
 /// Whether nobody wrote it: it is not counted, and nothing is said about it.
-fn is_silent(step: &Step) -> bool {
+fn is_silent(step: &BuildStep) -> bool {
     step.text.is_empty()
 }
 
@@ -183,9 +185,9 @@ fn short(text: &str) -> String {
     let clean: String = text
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
-        .take(SHOWN)
+        .take(MAX_SHOWN_CHARS)
         .collect();
-    match text.chars().nth(SHOWN) {
+    match text.chars().nth(MAX_SHOWN_CHARS) {
         Some(_) => format!("{clean}…"),
         None => clean,
     }

@@ -1,12 +1,12 @@
 //! Start, end and cancellation of builds.
 
-use super::ended::End;
-use super::failure::Failure;
-use super::job::{Job, Outcome};
-use super::log::{Log, Progressing};
-use super::records::{BuildRecord, Level, Reason, Status, TemplateRecord};
-use super::{Builder, BuilderError, Running, lock};
-use crate::spec::{Beginning, BuildSpec};
+use super::failure::BuildFailure;
+use super::job::{BuildJob, BuildOutcome};
+use super::log::{BuildLog, BuildProgress};
+use super::pending_ends::BuildEnd;
+use super::records::{BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
+use super::{Builder, BuilderError, RunningBuild, lock};
+use crate::spec::{BuildSpec, StageBase};
 use jiffy_engine::Engine;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 /// Most steps of one build.
 const MAX_STEPS: usize = 1000;
 /// Images by these names are the templates of this host that serve in their place.
-const STAND_INS: [(&str, &str); 4] = [
+const E2B_IMAGES: [(&str, &str); 4] = [
     ("e2bdev/base", "base"),
     ("e2bdev/base:latest", "base"),
     ("e2bdev/code-interpreter", "code-interpreter-v1"),
@@ -30,24 +30,24 @@ impl<E: Engine> Builder<E> {
         spec: BuildSpec,
     ) -> Result<(), BuilderError> {
         check(&spec)?;
-        if build.status != Status::Waiting {
+        if build.status != BuildStatus::Waiting {
             return Err(BuilderError::Started(build.id.clone()));
         }
         let token = CancellationToken::new();
-        let log = Arc::new(Log::new(self.0.records.clone(), &build.id));
+        let log = Arc::new(BuildLog::new(self.0.records.clone(), &build.id));
         {
             let mut running = lock(&self.0.running);
             if running.contains_key(&build.id) {
                 return Err(BuilderError::Started(build.id.clone()));
             }
-            let this = Running {
+            let this = RunningBuild {
                 cancel: token.clone(),
                 log: log.clone(),
             };
             running.insert(build.id.clone(), this);
         }
         let spec = self.with_stand_ins(spec);
-        let job = Job::new(
+        let job = BuildJob::new(
             self.0.clone(),
             template.clone(),
             build.clone(),
@@ -58,7 +58,7 @@ impl<E: Engine> Builder<E> {
         tokio::spawn(async move {
             let built = tokio::select! {
                 built = this.carry_out(&template, &id, &job, &log) => built,
-                () = token.cancelled() => Err(Failure::of("the build was cancelled")),
+                () = token.cancelled() => Err(BuildFailure::of("the build was cancelled")),
             };
             job.clear().await;
             this.conclude(&template, &id, built, &log).await;
@@ -72,9 +72,9 @@ impl<E: Engine> Builder<E> {
         &self,
         template: &TemplateRecord,
         id: &str,
-        job: &Job<E>,
-        log: &Log,
-    ) -> Result<Outcome, Failure> {
+        job: &BuildJob<E>,
+        log: &BuildLog,
+    ) -> Result<BuildOutcome, BuildFailure> {
         let turn = lock(&self.0.turns)
             .entry(template.id.clone())
             .or_default()
@@ -88,12 +88,14 @@ impl<E: Engine> Builder<E> {
         };
         let on_wait = || log.info(None, "waiting: other templates are being built");
         let slot = self.0.queue.enter(template.owner.as_deref(), on_wait);
-        let _slot = slot.await.ok_or_else(|| Failure::of("the daemon ends"))?;
+        let _slot = slot
+            .await
+            .ok_or_else(|| BuildFailure::of("the daemon ends"))?;
         let moved = self
             .0
             .records
-            .move_on(id, Status::Waiting, Status::Building);
-        moved.map_err(|e| Failure::of(e.to_string()))?;
+            .move_on(id, BuildStatus::Waiting, BuildStatus::Building);
+        moved.map_err(|e| BuildFailure::of(e.to_string()))?;
         job.run().await
     }
 
@@ -102,19 +104,19 @@ impl<E: Engine> Builder<E> {
         &self,
         template: &TemplateRecord,
         id: &str,
-        built: Result<Outcome, Failure>,
-        log: &Log,
+        built: Result<BuildOutcome, BuildFailure>,
+        log: &BuildLog,
     ) {
         let ready = built.is_ok();
         let end = match built {
             Ok(outcome) => {
                 log.info(None, "the template is ready");
-                End::Ready(outcome.steps, outcome.version)
+                BuildEnd::Ready(outcome.steps, outcome.version)
             }
             Err(failure) => {
                 let step = failure.step.clone();
-                log.say(Level::Error, step.as_deref(), &failure.message);
-                End::Failed(failure.into())
+                log.say(LogLevel::Error, step.as_deref(), &failure.message);
+                BuildEnd::Failed(failure.into())
             }
         };
         self.0.records.end(&template.id, id, end).await;
@@ -124,7 +126,7 @@ impl<E: Engine> Builder<E> {
     }
 
     /// What a build does just now that takes a while, if it does.
-    pub fn progress(&self, build: &str) -> Option<Progressing> {
+    pub fn progress(&self, build: &str) -> Option<BuildProgress> {
         lock(&self.0.running).get(build)?.log.progress()
     }
 
@@ -136,7 +138,7 @@ impl<E: Engine> Builder<E> {
         }
         Ok(self.0.records.fail(
             &build.id,
-            &Reason {
+            &FailureReason {
                 message: "the build was cancelled before it began".to_owned(),
                 step: None,
             },
@@ -146,13 +148,13 @@ impl<E: Engine> Builder<E> {
     fn with_stand_ins(&self, mut spec: BuildSpec) -> BuildSpec {
         for stage in &mut spec.stages {
             let named = match &stage.from {
-                Beginning::Name(name) => name.as_str(),
-                Beginning::Image(image) => image.reference.as_str(),
+                StageBase::Name(name) => name.as_str(),
+                StageBase::Image(image) => image.reference.as_str(),
                 _ => continue,
             };
-            let stand_in = STAND_INS.iter().find(|(image, _)| *image == named);
+            let stand_in = E2B_IMAGES.iter().find(|(image, _)| *image == named);
             if let Some((_, template)) = stand_in {
-                stage.from = Beginning::Template((*template).to_owned());
+                stage.from = StageBase::Template((*template).to_owned());
             }
         }
         spec

@@ -1,16 +1,16 @@
 //! What a build says while it goes on.
 
-use super::records::{Level, MAX_LINES, Records};
+use super::records::{BuildRecords, LogLevel, MAX_LOG_LINES};
 use jiffy_image::Progress;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Longest unfinished line of a program that is kept, in bytes.
-const MAX_UNFINISHED: usize = 64 * 1024;
+const MAX_PARTIAL_LINE_BYTES: usize = 64 * 1024;
 
 /// How far something is that takes a while.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progressing {
+pub struct BuildProgress {
     /// What goes on.
     pub text: String,
     /// How much of it is done, 0 to 100.
@@ -18,16 +18,16 @@ pub struct Progressing {
 }
 
 /// The log of one build.
-pub struct Log {
-    records: Arc<Records>,
+pub struct BuildLog {
+    records: Arc<BuildRecords>,
     build: String,
     next: AtomicU64,
-    progress: Mutex<Option<Progressing>>,
+    progress: Mutex<Option<BuildProgress>>,
 }
 
-impl Log {
+impl BuildLog {
     /// The log of a build that has said nothing yet.
-    pub fn new(records: Arc<Records>, build: &str) -> Self {
+    pub fn new(records: Arc<BuildRecords>, build: &str) -> Self {
         Self {
             records,
             build: build.to_owned(),
@@ -37,14 +37,14 @@ impl Log {
     }
 
     /// Says a line, or several.
-    pub fn say(&self, level: Level, step: Option<&str>, message: &str) {
+    pub fn say(&self, level: LogLevel, step: Option<&str>, message: &str) {
         for line in message.lines() {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let said = match number {
-                n if n < MAX_LINES => self.records.say(&self.build, n, level, step, line),
-                MAX_LINES => {
+                n if n < MAX_LOG_LINES => self.records.say(&self.build, n, level, step, line),
+                MAX_LOG_LINES => {
                     let last = "it says more than is kept: the rest of its output is left out";
-                    (self.records).say(&self.build, number, Level::Warn, step, last)
+                    (self.records).say(&self.build, number, LogLevel::Warn, step, last)
                 }
                 // Why it failed is in the build's record.
                 _ => Ok(()),
@@ -56,20 +56,20 @@ impl Log {
     }
 
     /// What goes on just now and takes a while, if anything does.
-    pub fn progress(&self) -> Option<Progressing> {
+    pub fn progress(&self) -> Option<BuildProgress> {
         lock(&self.progress).clone()
     }
 
     /// Takes a sign of life of what belongs to `step`.
     pub fn on_progress(&self, step: &str, progress: &Progress<'_>) {
         match progress {
-            Progress::Line(line) => self.say(Level::Debug, Some(step), line),
+            Progress::Line(line) => self.say(LogLevel::Debug, Some(step), line),
             Progress::Phase(phase) => {
                 let text = phase.to_string();
-                self.say(Level::Debug, Some(step), &text);
+                self.say(LogLevel::Debug, Some(step), &text);
                 let mut now = lock(&self.progress);
                 let percent = now.as_ref().map_or(0, |before| before.percent);
-                *now = Some(Progressing { text, percent });
+                *now = Some(BuildProgress { text, percent });
             }
             Progress::Percent(percent) => {
                 if let Some(now) = lock(&self.progress).as_mut() {
@@ -86,7 +86,7 @@ impl Log {
 
     /// Says something that happens.
     pub fn info(&self, step: Option<&str>, message: &str) {
-        self.say(Level::Info, step, message);
+        self.say(LogLevel::Info, step, message);
     }
 }
 
@@ -96,9 +96,9 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Lines out of what a program writes, in whichever pieces.
 #[derive(Default)]
-pub struct LineCutter(Vec<u8>);
+pub struct LineSplitter(Vec<u8>);
 
-impl LineCutter {
+impl LineSplitter {
     /// Takes what was written and gives the lines that are whole.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         self.0.extend_from_slice(bytes);
@@ -107,7 +107,7 @@ impl LineCutter {
             let line: Vec<u8> = self.0.drain(..=end).collect();
             lines.push(shown(&line));
         }
-        if self.0.len() > MAX_UNFINISHED {
+        if self.0.len() > MAX_PARTIAL_LINE_BYTES {
             lines.push(shown(&std::mem::take(&mut self.0)));
         }
         lines
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn lines_come_whole_whatever_the_pieces() {
-        let mut cutter = LineCutter::default();
+        let mut cutter = LineSplitter::default();
         assert!(cutter.push(b"on").is_empty());
         assert_eq!(
             cutter.push(b"e\ntwo\r\n10%\r100%\nth"),
@@ -141,7 +141,7 @@ mod tests {
         );
         assert_eq!(cutter.rest().as_deref(), Some("th"));
         assert_eq!(cutter.rest(), None);
-        let long = vec![b'x'; MAX_UNFINISHED + 1];
+        let long = vec![b'x'; MAX_PARTIAL_LINE_BYTES + 1];
         assert_eq!(cutter.push(&long).len(), 1, "memory is bounded");
     }
 }

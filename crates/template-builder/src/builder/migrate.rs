@@ -1,15 +1,15 @@
 //! Data directories of before templates had owners in the image store.
 
-use super::records::{RecordError, Records};
+use super::records::{BuildRecords, RecordError};
 use super::{Builder, BuilderError, blocking};
 use jiffy_engine::Engine;
 use jiffy_image::{TemplateError, Visibility, is_id};
 use std::collections::HashMap;
 
 /// Name of the migration that gives templates to their owners.
-const NAMESPACES: &str = "namespaces";
+const OWNER_NAMESPACES: &str = "namespaces";
 
-impl Records {
+impl BuildRecords {
     fn is_migrated(&self, name: &str) -> Result<bool, RecordError> {
         let query = "SELECT count(*) FROM migrations WHERE name = ?1";
         self.with(|c| Ok(c.query_row(query, [name], |row| row.get::<_, i64>(0))? > 0))
@@ -27,7 +27,7 @@ impl<E: Engine> Builder<E> {
     /// the same; nothing is served before.
     pub(super) async fn migrate(&self) -> Result<(), BuilderError> {
         let records = &self.0.records;
-        if records.is_migrated(NAMESPACES)? {
+        if records.is_migrated(OWNER_NAMESPACES)? {
             return Ok(());
         }
         let mut owners = HashMap::new();
@@ -68,7 +68,7 @@ impl<E: Engine> Builder<E> {
             tracing::info!(from, to, "the template is its key's now");
             self.0.sandboxes.hand_over_template(&from, &to);
         }
-        Ok(records.set_migrated(NAMESPACES)?)
+        Ok(records.set_migrated(OWNER_NAMESPACES)?)
     }
 
     /// Removes templates that builds of an earlier daemon did not finish.

@@ -1,12 +1,12 @@
 //! Names of templates: what a word means for its caller.
 
-use super::records::{RecordError, Records};
+use super::records::{BuildRecords, RecordError};
 use jiffy_image::{DEFAULT_TAG, Reference, Visibility, is_id};
 
 /// Kind of word by which a template was found. What callers call their own snapshots comes between
 /// [`Self::Own`] and [`Self::Shared`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rank {
+pub enum ResolvedBy {
     /// Its id.
     Id,
     /// A name in the caller's own namespace.
@@ -17,15 +17,15 @@ pub enum Rank {
 
 /// Template that a word means.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Meaning {
+pub struct ResolvedTemplate {
     /// By which the image store finds it.
     pub reference: Reference,
     /// Kind of word it was.
-    pub rank: Rank,
+    pub rank: ResolvedBy,
 }
 
 /// Visibility of a template of the image store; none: there is no such template.
-pub type Look<'a, E> = &'a dyn Fn(&Reference) -> Result<Option<Visibility>, E>;
+pub type VisibilityLookup<'a, E> = &'a dyn Fn(&Reference) -> Result<Option<Visibility>, E>;
 
 /// Tells if a template of `owner` exists for `caller`; none: the host's owner.
 pub fn is_visible(owner: Option<&str>, visibility: Visibility, caller: Option<&str>) -> bool {
@@ -45,20 +45,20 @@ pub fn is_visible(owner: Option<&str>, visibility: Visibility, caller: Option<&s
 pub fn resolve<E: From<RecordError>>(
     which: &str,
     caller: Option<&str>,
-    records: Option<&Records>,
-    look: Look<'_, E>,
-) -> Result<Option<Meaning>, E> {
-    let found = |reference: Reference, rank| -> Result<Option<Meaning>, E> {
+    records: Option<&BuildRecords>,
+    look: VisibilityLookup<'_, E>,
+) -> Result<Option<ResolvedTemplate>, E> {
+    let found = |reference: Reference, rank| -> Result<Option<ResolvedTemplate>, E> {
         let seen = look(&reference)?;
         let seen = seen.filter(|v| is_visible(reference.owner(), *v, caller));
-        Ok(seen.map(|_| Meaning { reference, rank }))
+        Ok(seen.map(|_| ResolvedTemplate { reference, rank }))
     };
     let (word, tag) = which.split_once(':').unwrap_or((which, DEFAULT_TAG));
     if is_id(word)
         && let Some(records) = records
         && let Some(record) = records.template(word)?
         && let Ok(reference) = Reference::parse(&record.called(tag))
-        && let Some(meaning) = found(reference, Rank::Id)?
+        && let Some(meaning) = found(reference, ResolvedBy::Id)?
     {
         return Ok(Some(meaning));
     }
@@ -68,13 +68,20 @@ pub fn resolve<E: From<RecordError>>(
     if said.owner().is_none() && caller.is_some() {
         // An owner that is no key has no namespace.
         if let Ok(own) = Reference::in_namespace(caller, which)
-            && let Some(meaning) = found(own, Rank::Own)?
+            && let Some(meaning) = found(own, ResolvedBy::Own)?
         {
             return Ok(Some(meaning));
         }
     }
     let own = said.owner() == caller && !said.is_stock();
-    found(said, if own { Rank::Own } else { Rank::Shared })
+    found(
+        said,
+        if own {
+            ResolvedBy::Own
+        } else {
+            ResolvedBy::Shared
+        },
+    )
 }
 
 #[cfg(test)]
@@ -89,14 +96,14 @@ mod tests {
 
     struct Store {
         _dir: tempfile::TempDir,
-        records: Records,
+        records: BuildRecords,
         all: HashMap<String, Visibility>,
     }
 
     impl Store {
         fn new(all: &[(&str, Visibility)]) -> Self {
             let dir = tempfile::tempdir().unwrap();
-            let records = Records::open(dir.path()).unwrap();
+            let records = BuildRecords::open(dir.path()).unwrap();
             Self {
                 records,
                 _dir: dir,
@@ -104,7 +111,7 @@ mod tests {
             }
         }
 
-        fn means(&self, which: &str, caller: Option<&str>) -> Option<(String, Rank)> {
+        fn means(&self, which: &str, caller: Option<&str>) -> Option<(String, ResolvedBy)> {
             let look = |r: &Reference| {
                 let stock = r.is_stock().then_some(Visibility::Public);
                 Ok::<_, RecordError>(self.all.get(&r.to_string()).copied().or(stock))
@@ -147,14 +154,19 @@ mod tests {
             assert_eq!(store.means(which, caller), None, "{which} {caller:?}");
         }
         for (which, caller, means, rank) in [
-            ("python:3.12", Some(MALLORY), python.as_str(), Rank::Own),
-            (&python, Some(ALICE), &python, Rank::Shared),
-            (&python, Some(MALLORY), &python, Rank::Own),
-            (&secret, None, &secret, Rank::Shared),
-            ("hosts", None, "hosts", Rank::Own),
-            ("shared", Some(ALICE), "shared", Rank::Shared),
-            ("base", Some(ALICE), "base", Rank::Shared),
-            ("base", None, "base", Rank::Shared),
+            (
+                "python:3.12",
+                Some(MALLORY),
+                python.as_str(),
+                ResolvedBy::Own,
+            ),
+            (&python, Some(ALICE), &python, ResolvedBy::Shared),
+            (&python, Some(MALLORY), &python, ResolvedBy::Own),
+            (&secret, None, &secret, ResolvedBy::Shared),
+            ("hosts", None, "hosts", ResolvedBy::Own),
+            ("shared", Some(ALICE), "shared", ResolvedBy::Shared),
+            ("base", Some(ALICE), "base", ResolvedBy::Shared),
+            ("base", None, "base", ResolvedBy::Shared),
         ] {
             let expected = Some((means.to_owned(), rank));
             assert_eq!(store.means(which, caller), expected, "{which} {caller:?}");
@@ -181,15 +193,18 @@ mod tests {
         };
         store.records.enter_template(&record).unwrap();
         let expected = |name: &str, rank| Some((name.to_owned(), rank));
-        assert_eq!(store.means(ID, Some(ALICE)), expected(&app, Rank::Id));
-        assert_eq!(store.means(ID, None), expected(&app, Rank::Id));
+        assert_eq!(store.means(ID, Some(ALICE)), expected(&app, ResolvedBy::Id));
+        assert_eq!(store.means(ID, None), expected(&app, ResolvedBy::Id));
         // One of before, when such names could be chosen, is its owner's alone.
-        assert_eq!(store.means(ID, Some(MALLORY)), expected(&shadow, Rank::Own));
+        assert_eq!(
+            store.means(ID, Some(MALLORY)),
+            expected(&shadow, ResolvedBy::Own)
+        );
         assert_eq!(
             store.means("shared", Some(ALICE)),
-            expected(&own, Rank::Own)
+            expected(&own, ResolvedBy::Own)
         );
-        let host = expected("shared", Rank::Shared);
+        let host = expected("shared", ResolvedBy::Shared);
         assert_eq!(store.means("shared", Some(MALLORY)), host);
     }
 }

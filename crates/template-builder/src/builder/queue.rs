@@ -8,31 +8,31 @@ use tokio::sync::oneshot;
 type Owner = Option<String>;
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     running: HashMap<Owner, usize>,
     slots_taken: usize,
     /// Owners with builds that wait, the one whose turn is next first.
     turns: VecDeque<Owner>,
-    waiting: HashMap<Owner, VecDeque<oneshot::Sender<BuildSlot>>>,
+    waiting: HashMap<Owner, VecDeque<oneshot::Sender<BuildPermit>>>,
 }
 
 /// Slots for builds. Clones are the same.
 #[derive(Debug, Clone)]
 pub(super) struct BuildQueue {
     slots: usize,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<QueueState>>,
 }
 
 /// A slot for one build, given back when this is dropped.
 #[derive(Debug)]
-pub(super) struct BuildSlot {
+pub(super) struct BuildPermit {
     queue: BuildQueue,
     owner: Owner,
     /// Whether it was handed to a build.
     taken: bool,
 }
 
-impl Drop for BuildSlot {
+impl Drop for BuildPermit {
     fn drop(&mut self) {
         if self.taken {
             self.queue.give_back(&self.owner);
@@ -49,7 +49,7 @@ impl BuildQueue {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -63,7 +63,7 @@ impl BuildQueue {
     }
 
     /// Waits for a slot; `on_wait` is told if there is none at once.
-    pub async fn enter(&self, owner: Option<&str>, on_wait: impl FnOnce()) -> Option<BuildSlot> {
+    pub async fn enter(&self, owner: Option<&str>, on_wait: impl FnOnce()) -> Option<BuildPermit> {
         let owner: Owner = owner.map(str::to_owned);
         let mut slot = {
             let (sender, receiver) = oneshot::channel();
@@ -89,9 +89,9 @@ impl BuildQueue {
     }
 
     /// Gives free slots to those whose turn it is.
-    fn hand_out(&self, state: &mut State) {
+    fn hand_out(&self, state: &mut QueueState) {
         while state.slots_taken < self.slots {
-            let may = |state: &State, owner: &Owner| {
+            let may = |state: &QueueState, owner: &Owner| {
                 let running = state.running.get(owner).copied().unwrap_or(0);
                 running < self.most_slots(owner)
             };
@@ -119,7 +119,7 @@ impl BuildQueue {
                 true => state.turns.push_back(owner.clone()),
                 false => drop(state.waiting.remove(&owner)),
             }
-            let slot = BuildSlot {
+            let slot = BuildPermit {
                 queue: self.clone(),
                 owner: owner.clone(),
                 taken: true,
@@ -155,7 +155,7 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Waker};
 
-    async fn enter(queue: &BuildQueue, owner: &str) -> BuildSlot {
+    async fn enter(queue: &BuildQueue, owner: &str) -> BuildPermit {
         queue.enter(Some(owner), || ()).await.unwrap()
     }
 

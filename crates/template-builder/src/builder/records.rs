@@ -5,13 +5,13 @@ mod log_lines;
 mod schema;
 mod templates;
 
-pub use builds::{BuildRecord, Reason, Status, WantedSize};
-pub use log_lines::{Level, Line, Lines, MAX_LINES};
+pub use builds::{BuildRecord, BuildStatus, FailureReason, WantedSize};
+pub use log_lines::{LogLevel, LogLine, LogQuery, MAX_LOG_LINES};
 pub use templates::TemplateRecord;
 
-use super::ended::Unwritten;
+use super::pending_ends::PendingEnds;
 use rusqlite::Connection;
-use schema::VERSION;
+use schema::SCHEMA_VERSION;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ pub enum RecordError {
         source: rusqlite::Error,
     },
     /// From another version.
-    #[error("{} has version {found}, and this program reads version {VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
+    #[error("{} has version {found}, and this program reads version {SCHEMA_VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
     Version {
         /// The file.
         path: PathBuf,
@@ -39,13 +39,13 @@ pub enum RecordError {
 }
 
 /// The records.
-pub struct Records {
+pub struct BuildRecords {
     path: PathBuf,
     connection: Mutex<Connection>,
-    pub(super) unwritten: Unwritten,
+    pub(super) unwritten: PendingEnds,
 }
 
-impl Records {
+impl BuildRecords {
     /// Opens or creates `<home>/builds.db`.
     pub fn open(home: &Path) -> Result<Self, RecordError> {
         let path = home.join("builds.db");
@@ -64,7 +64,7 @@ impl Records {
         let found: i64 = connection
             .query_row("PRAGMA user_version", [], |row| row.get(0))
             .map_err(failed)?;
-        if !(0..=VERSION).contains(&found) {
+        if !(0..=SCHEMA_VERSION).contains(&found) {
             return Err(RecordError::Version { path, found });
         }
         schema::migrate(&connection, found).map_err(failed)?;
@@ -72,12 +72,12 @@ impl Records {
             .pragma_update(None, "foreign_keys", true)
             .map_err(failed)?;
         connection
-            .execute_batch(super::steps::TABLE)
+            .execute_batch(super::step_cache::STEPS_TABLE)
             .map_err(failed)?;
         Ok(Self {
             path,
             connection: Mutex::new(connection),
-            unwritten: Unwritten::default(),
+            unwritten: PendingEnds::default(),
         })
     }
 

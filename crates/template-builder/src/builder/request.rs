@@ -1,6 +1,6 @@
 //! Requests for builds, and the templates and builds that an owner may change.
 
-use super::records::{BuildRecord, Status, TemplateRecord, WantedSize, now_ms};
+use super::records::{BuildRecord, BuildStatus, TemplateRecord, WantedSize, now_ms};
 use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, job, lock, shown};
 use jiffy_engine::Engine;
 use jiffy_host::{IdentityError, QuotaAmount, QuotaRequest, new_id, new_token};
@@ -8,7 +8,7 @@ use jiffy_image::{Reference, is_id, is_reserved};
 
 /// What a new build is of.
 #[derive(Debug, Clone, Default)]
-pub struct NewBuild {
+pub struct BuildRequest {
     /// `name` or `name:tag`.
     pub name: String,
     /// More tags.
@@ -58,7 +58,7 @@ impl<E: Engine> Builder<E> {
     /// waits for its files and for its start. `caller` is the key that asks, if one does.
     pub fn request(
         &self,
-        new: &NewBuild,
+        new: &BuildRequest,
         owner: Option<&str>,
         caller: Option<&str>,
     ) -> Result<(TemplateRecord, BuildRecord), BuilderError> {
@@ -114,7 +114,7 @@ impl<E: Engine> Builder<E> {
             caller: caller.map(str::to_owned),
             tags,
             size: new.size,
-            status: Status::Waiting,
+            status: BuildStatus::Waiting,
             reason: None,
             steps: Vec::new(),
             version: None,

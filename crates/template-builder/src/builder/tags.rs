@@ -1,6 +1,6 @@
 //! Tags, visibility and removal of templates.
 
-use super::records::{BuildRecord, Status, TemplateRecord};
+use super::records::{BuildRecord, BuildStatus, TemplateRecord};
 use super::request::check_name;
 use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, blocking, job, shown};
 use jiffy_engine::Engine;
@@ -17,7 +17,7 @@ impl<E: Engine> Builder<E> {
         let tag = target.split_once(':').map_or(DEFAULT_TAG, |(_, tag)| tag);
         let unknown = || BuilderError::UnknownTemplate(shown(target));
         let builds = self.0.records.builds(&template.id)?;
-        let ready = |b: &&BuildRecord| b.status == Status::Ready;
+        let ready = |b: &&BuildRecord| b.status == BuildStatus::Ready;
         let mut ready = builds.iter().filter(ready);
         let build = ready.find(|b| b.tags.iter().any(|t| t == tag));
         let build = build.ok_or_else(unknown)?;

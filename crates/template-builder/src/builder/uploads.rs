@@ -13,22 +13,22 @@ use tokio::fs::File;
 use tokio::io::AsyncWriteExt;
 
 /// How long a place to upload to is open.
-const OPEN_FOR: Duration = Duration::from_secs(3600);
+const TICKET_LIFETIME: Duration = Duration::from_secs(3600);
 /// Most places that are open at once, of all owners and of one key.
-const MAX_OPEN: usize = 10_000;
-const MAX_OPEN_PER_KEY: usize = 1_000;
+const MAX_TICKETS: usize = 10_000;
+const MAX_TICKETS_PER_KEY: usize = 1_000;
 /// Most uploads of one key that come in at once.
 const MAX_INCOMING_PER_KEY: usize = 16;
 /// Bytes that are reserved at a time while an upload comes in.
-const RESERVED_AT_ONCE: u64 = 4 << 20;
+const RESERVATION_BYTES: u64 = 4 << 20;
 /// Bytes of a block of a file system: the smallest part that a file takes.
-const BLOCK: u64 = 4096;
+const BLOCK_BYTES: u64 = 4096;
 /// Largest upload, in bytes.
-pub const MAX_UPLOAD: u64 = 8 << 30;
+pub const MAX_UPLOAD_BYTES: u64 = 8 << 30;
 /// Beginning of the name of a key's directory.
-const OF_KEY: &str = "key-";
+const KEY_DIRECTORY_PREFIX: &str = "key-";
 /// Beginning of the name of what is being written.
-const UNFINISHED: &str = ".new-";
+const UNFINISHED_PREFIX: &str = ".new-";
 
 /// Why an upload is not taken.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum UploadError {
     #[error(transparent)]
     Quota(#[from] QuotaRefusal),
     /// Too large.
-    #[error("the upload is larger than {} GiB: leave out what is not needed with a .dockerignore", MAX_UPLOAD >> 30)]
+    #[error("the upload is larger than {} GiB: leave out what is not needed with a .dockerignore", MAX_UPLOAD_BYTES >> 30)]
     TooLarge,
     /// The file system says no.
     #[error("cannot keep the upload: {0}; look for room on the disk of the data directory")]
@@ -60,9 +60,9 @@ pub enum UploadError {
 }
 
 /// Uploads, by owner and name.
-pub struct Uploads {
+pub struct UploadStore {
     directory: PathBuf,
-    open: Mutex<HashMap<String, Place>>,
+    open: Mutex<HashMap<String, UploadTicket>>,
     /// Number and bytes of uploads, by owner; changed together with the files.
     kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
     /// Uploads that are coming in, by owner.
@@ -75,19 +75,19 @@ type Owner = Option<String>;
 
 /// Place that may be filled.
 #[derive(Clone)]
-struct Place {
+struct UploadTicket {
     path: PathBuf,
     owner: Owner,
     since: Instant,
 }
 
 /// Upload that counts as coming in until this is dropped.
-struct Incoming {
+struct UploadPermit {
     owner: Owner,
     incoming: Arc<Mutex<HashMap<Owner, usize>>>,
 }
 
-impl Drop for Incoming {
+impl Drop for UploadPermit {
     fn drop(&mut self) {
         let mut incoming = lock(&self.incoming);
         if let Some(count) = incoming.get_mut(&self.owner) {
@@ -101,11 +101,11 @@ impl Drop for Incoming {
 
 /// Bytes that a file counts for: an empty one takes space, too.
 fn charged(bytes: u64) -> u64 {
-    bytes.max(1).next_multiple_of(BLOCK)
+    bytes.max(1).next_multiple_of(BLOCK_BYTES)
 }
 
 /// An upload that is coming in. Nothing is kept unless it is finished.
-pub struct Upload {
+pub struct IncomingUpload {
     file: File,
     hash: Sha256,
     bytes: u64,
@@ -113,21 +113,21 @@ pub struct Upload {
     reserved: u64,
     permit: QuotaPermit,
     kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
-    incoming: Incoming,
+    incoming: UploadPermit,
     /// Gone with whoever gives up.
-    unfinished: Unfinished,
+    unfinished: TemporaryFile,
     target: PathBuf,
 }
 
-struct Unfinished(PathBuf);
+struct TemporaryFile(PathBuf);
 
-impl Drop for Unfinished {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
 }
 
-impl Upload {
+impl IncomingUpload {
     /// The key that it is for; none: the host's owner.
     pub fn owner(&self) -> Option<&str> {
         let directory = self.target.parent()?.file_name()?;
@@ -135,7 +135,7 @@ impl Upload {
     }
 }
 
-impl Uploads {
+impl UploadStore {
     /// Those in `directory`. What nobody finished is removed.
     pub fn open(directory: PathBuf) -> io::Result<Self> {
         DirBuilder::new()
@@ -150,7 +150,7 @@ impl Uploads {
             quota: Mutex::default(),
         };
         for file in this.files()? {
-            if starts(&file, UNFINISHED) {
+            if starts(&file, UNFINISHED_PREFIX) {
                 fs::remove_file(file)?;
             } else if file.extension().is_none() {
                 let bytes = charged(fs::metadata(&file)?.len());
@@ -193,7 +193,10 @@ impl Uploads {
             return Err(UploadError::Name(shown));
         }
         // Ids of keys are letters and digits.
-        let owner = owner.map_or_else(|| "host".to_owned(), |id| format!("{OF_KEY}{id}"));
+        let owner = owner.map_or_else(
+            || "host".to_owned(),
+            |id| format!("{KEY_DIRECTORY_PREFIX}{id}"),
+        );
         Ok(self.directory.join(owner).join(name.to_ascii_lowercase()))
     }
 
@@ -226,25 +229,25 @@ impl Uploads {
         let word = jiffy_host::new_token()?;
         let owner: Owner = owner.map(str::to_owned);
         let mut open = lock(&self.open);
-        open.retain(|_, place| place.since.elapsed() < OPEN_FOR);
-        if open.len() >= MAX_OPEN {
-            return Err(UploadError::TooMany(MAX_OPEN));
+        open.retain(|_, place| place.since.elapsed() < TICKET_LIFETIME);
+        if open.len() >= MAX_TICKETS {
+            return Err(UploadError::TooMany(MAX_TICKETS));
         }
         let own = open.values().filter(|place| place.owner == owner);
-        if owner.is_some() && own.count() >= MAX_OPEN_PER_KEY {
-            return Err(UploadError::TooMany(MAX_OPEN_PER_KEY));
+        if owner.is_some() && own.count() >= MAX_TICKETS_PER_KEY {
+            return Err(UploadError::TooMany(MAX_TICKETS_PER_KEY));
         }
         let since = Instant::now();
-        open.insert(word.clone(), Place { path, owner, since });
+        open.insert(word.clone(), UploadTicket { path, owner, since });
         Ok(word)
     }
 
     /// Begins to fill a place.
-    pub async fn begin(&self, word: &str) -> Result<Upload, UploadError> {
+    pub async fn begin(&self, word: &str) -> Result<IncomingUpload, UploadError> {
         let place = {
             let open = lock(&self.open);
             let place = open.get(word);
-            let place = place.filter(|place| place.since.elapsed() < OPEN_FOR);
+            let place = place.filter(|place| place.since.elapsed() < TICKET_LIFETIME);
             place.cloned().ok_or(UploadError::Closed)?
         };
         let incoming = self.come_in(&place.owner)?;
@@ -259,14 +262,14 @@ impl Uploads {
             .recursive(true)
             .mode(0o700)
             .create(owner)?;
-        let new = owner.join(format!("{UNFINISHED}{}", jiffy_host::new_id()?));
+        let new = owner.join(format!("{UNFINISHED_PREFIX}{}", jiffy_host::new_id()?));
         let file = File::options()
             .create_new(true)
             .write(true)
             .mode(0o600)
             .open(&new)
             .await?;
-        Ok(Upload {
+        Ok(IncomingUpload {
             file,
             hash: Sha256::new(),
             bytes: 0,
@@ -274,19 +277,19 @@ impl Uploads {
             permit,
             kept: self.kept.clone(),
             incoming,
-            unfinished: Unfinished(new),
+            unfinished: TemporaryFile(new),
             target,
         })
     }
 
-    fn come_in(&self, owner: &Owner) -> Result<Incoming, UploadError> {
+    fn come_in(&self, owner: &Owner) -> Result<UploadPermit, UploadError> {
         let mut incoming = lock(&self.incoming);
         let count = incoming.entry(owner.clone()).or_default();
         if owner.is_some() && *count >= MAX_INCOMING_PER_KEY {
             return Err(UploadError::TooManyAtOnce);
         }
         *count += 1;
-        Ok(Incoming {
+        Ok(UploadPermit {
             owner: owner.clone(),
             incoming: self.incoming.clone(),
         })
@@ -315,7 +318,7 @@ impl Uploads {
                 continue;
             }
             // Sums go with what they are of, so they may be gone by now.
-            if path.extension().is_some() || starts(&path, UNFINISHED) {
+            if path.extension().is_some() || starts(&path, UNFINISHED_PREFIX) {
                 continue;
             }
             let metadata = match fs::metadata(&path) {
@@ -346,7 +349,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Owner of a file, as its directory says.
 fn owner_of(path: &Path) -> Owner {
     let directory = path.parent()?.file_name()?.to_str()?;
-    directory.strip_prefix(OF_KEY).map(str::to_owned)
+    directory
+        .strip_prefix(KEY_DIRECTORY_PREFIX)
+        .map(str::to_owned)
 }
 
 /// Counts an upload of so many bytes no more.
@@ -365,11 +370,11 @@ fn starts(path: &Path, beginning: &str) -> bool {
     name.is_some_and(|n| n.starts_with(beginning))
 }
 
-impl Upload {
+impl IncomingUpload {
     /// Takes the next bytes.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), UploadError> {
         self.bytes += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        if self.bytes > MAX_UPLOAD {
+        if self.bytes > MAX_UPLOAD_BYTES {
             return Err(UploadError::TooLarge);
         }
         self.reserve()?;
@@ -384,7 +389,7 @@ impl Upload {
             return Ok(());
         }
         let more = needed - self.reserved;
-        let ahead = more.max(RESERVED_AT_ONCE);
+        let ahead = more.max(RESERVATION_BYTES);
         let reserved = match self.permit.grow(ahead) {
             Ok(()) => ahead,
             // The last bytes of a budget are good, too.
@@ -431,7 +436,7 @@ mod tests {
         "ab".repeat(32)
     }
 
-    async fn upload(uploads: &Uploads, owner: Option<&str>, bytes: &[u8]) {
+    async fn upload(uploads: &UploadStore, owner: Option<&str>, bytes: &[u8]) {
         let word = uploads.place(owner, &name()).unwrap();
         let mut upload = uploads.begin(&word).await.unwrap();
         upload.write(bytes).await.unwrap();
@@ -441,7 +446,7 @@ mod tests {
     #[tokio::test]
     async fn an_upload_is_there_when_it_is_whole_and_for_its_owner() {
         let dir = tempfile::tempdir().unwrap();
-        let uploads = Uploads::open(dir.path().join("uploads")).unwrap();
+        let uploads = UploadStore::open(dir.path().join("uploads")).unwrap();
         let word = uploads.place(Some("k1"), &name()).unwrap();
         let mut half = uploads.begin(&word).await.unwrap();
         half.write(b"ha").await.unwrap();
@@ -461,7 +466,7 @@ mod tests {
     #[tokio::test]
     async fn nobody_uploads_without_a_word_or_to_a_path() {
         let dir = tempfile::tempdir().unwrap();
-        let uploads = Uploads::open(dir.path().join("uploads")).unwrap();
+        let uploads = UploadStore::open(dir.path().join("uploads")).unwrap();
         assert!(matches!(uploads.begin("x").await, Err(UploadError::Closed)));
         for bad in [
             "",

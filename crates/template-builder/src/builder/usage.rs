@@ -1,7 +1,7 @@
 //! Shares of the host that one owner's templates, builds and uploads have.
 
-use super::records::{RecordError, Records};
-use super::{Builder, BuilderError, Inner, lock};
+use super::records::{BuildRecords, RecordError};
+use super::{Builder, BuilderError, BuilderInner, lock};
 use jiffy_engine::Engine;
 use jiffy_host::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRefusal, QuotaRequest};
 use jiffy_image::{DiskBudget, Templates, Visibility};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime};
 
 /// Time after a change of the templates' directory for which another change may have the same time stamp.
-const STAMP_UNSURE: Duration = Duration::from_secs(1);
+const TIMESTAMP_GRANULARITY: Duration = Duration::from_secs(1);
 
 /// Templates, builds and uploads of one owner.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl TemplateUsage {
     }
 }
 
-impl Records {
+impl BuildRecords {
     /// Number of builds that `caller` asked for and that wait or run.
     fn builds_under_way(&self, caller: &str) -> Result<u64, RecordError> {
         self.with(|c| {
@@ -88,7 +88,7 @@ impl Records {
     }
 }
 
-impl<E: Engine> Inner<E> {
+impl<E: Engine> BuilderInner<E> {
     /// Number of tags and bytes of images of `owner`. Read again when the directory of templates has changed.
     fn templates_of(&self, owner: &str) -> Result<(u64, u64), BuilderError> {
         let changed = self.templates.changed();
@@ -96,7 +96,7 @@ impl<E: Engine> Inner<E> {
         let fresh = match (usage.read, changed) {
             (Some((stamp, read)), Some(changed)) => {
                 let since = read.duration_since(stamp).unwrap_or_default();
-                stamp == changed && since >= STAMP_UNSURE
+                stamp == changed && since >= TIMESTAMP_GRANULARITY
             }
             _ => false,
         };
@@ -196,7 +196,7 @@ impl<E: Engine> Builder<E> {
 }
 
 /// The same builder, for as long as another holds it.
-pub struct WeakBuilder<E: Engine>(Weak<Inner<E>>);
+pub struct WeakBuilder<E: Engine>(Weak<BuilderInner<E>>);
 
 impl<E: Engine> WeakBuilder<E> {
     /// The builder, if it is still there.

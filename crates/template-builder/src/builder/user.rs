@@ -1,22 +1,24 @@
 //! A user for images that have none but the superuser.
 
-use super::copy::ROOT;
-use super::failure::Failure;
+use super::copy::ROOT_USER;
+use super::failure::BuildFailure;
 use jiffy_agent_client::{AgentClient, ClientError, Code};
 
 /// Largest list of users that is read, in bytes.
-const MAX_LIST: usize = 1 << 20;
+const MAX_PASSWD_BYTES: usize = 1 << 20;
 /// The first number of a person.
-const FIRST: u32 = 1000;
+const MIN_UID: u32 = 1000;
 /// The last one.
-const LAST: u32 = 60_000;
+const MAX_UID: u32 = 60_000;
 
 /// Makes a user of that name, with a home directory and, where there is `sudo`, the right to become root; unless there is one.
-pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), Failure> {
+pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailure> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-".contains(c);
     let begins = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
     if !begins || name.len() > 32 || !name.chars().all(fits) {
-        return Err(Failure::of(format!("`{name}` is not a name for a user")));
+        return Err(BuildFailure::of(format!(
+            "`{name}` is not a name for a user"
+        )));
     }
     let passwd = read(agent, "/etc/passwd").await?;
     if passwd
@@ -33,9 +35,9 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), Failure> {
         };
         has(&passwd) || has(&group)
     };
-    let id = (FIRST..LAST).find(|id| !taken(*id));
-    let id = id.ok_or_else(|| Failure::of("there is no number left for a user"))?;
-    let shell = match agent.stat("/bin/bash", Some(ROOT)).await {
+    let id = (MIN_UID..MAX_UID).find(|id| !taken(*id));
+    let id = id.ok_or_else(|| BuildFailure::of("there is no number left for a user"))?;
+    let shell = match agent.stat("/bin/bash", Some(ROOT_USER)).await {
         Ok(_) => "/bin/bash",
         Err(_) => "/bin/sh",
     };
@@ -43,7 +45,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), Failure> {
     let line = format!("{name}:x:{id}:{id}::{home}:{shell}\n");
     append(agent, "/etc/passwd", &passwd, &line).await?;
     append(agent, "/etc/group", &group, &format!("{name}:x:{id}:\n")).await?;
-    if agent.stat("/etc/shadow", Some(ROOT)).await.is_ok() {
+    if agent.stat("/etc/shadow", Some(ROOT_USER)).await.is_ok() {
         let shadow = read(agent, "/etc/shadow").await?;
         append(
             agent,
@@ -53,7 +55,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), Failure> {
         )
         .await?;
     }
-    if agent.stat("/etc/sudoers.d", Some(ROOT)).await.is_ok() {
+    if agent.stat("/etc/sudoers.d", Some(ROOT_USER)).await.is_ok() {
         let line = format!("{name} ALL=(ALL) NOPASSWD:ALL\n");
         append(agent, &format!("/etc/sudoers.d/{name}"), "", &line).await?;
     }
@@ -61,7 +63,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), Failure> {
     match made {
         Ok(_) => Ok(()),
         Err(e) if is_there(&e) => Ok(()),
-        Err(e) => Err(Failure::agent(&format!("make {home}"), e)),
+        Err(e) => Err(BuildFailure::agent(&format!("make {home}"), e)),
     }
 }
 
@@ -75,22 +77,27 @@ fn is_there(error: &ClientError) -> bool {
     )
 }
 
-async fn read(agent: &AgentClient, path: &str) -> Result<String, Failure> {
-    match agent.read(path, Some(ROOT), MAX_LIST).await {
+async fn read(agent: &AgentClient, path: &str) -> Result<String, BuildFailure> {
+    match agent.read(path, Some(ROOT_USER), MAX_PASSWD_BYTES).await {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Err(e) if e.is_not_found() => Ok(String::new()),
-        Err(e) => Err(Failure::agent(&format!("read {path}"), e)),
+        Err(e) => Err(BuildFailure::agent(&format!("read {path}"), e)),
     }
 }
 
-async fn append(agent: &AgentClient, path: &str, before: &str, line: &str) -> Result<(), Failure> {
+async fn append(
+    agent: &AgentClient,
+    path: &str,
+    before: &str,
+    line: &str,
+) -> Result<(), BuildFailure> {
     let gap = if before.is_empty() || before.ends_with('\n') {
         ""
     } else {
         "\n"
     };
     let written = agent
-        .write(path, Some(ROOT), format!("{before}{gap}{line}"))
+        .write(path, Some(ROOT_USER), format!("{before}{gap}{line}"))
         .await;
-    written.map_err(|e| Failure::agent(&format!("write {path}"), e))
+    written.map_err(|e| BuildFailure::agent(&format!("write {path}"), e))
 }

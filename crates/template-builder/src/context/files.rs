@@ -1,7 +1,7 @@
 //! Files of a context: those that a source means and that are not left out.
 
 use super::ContextError;
-use super::ignore::Ignore;
+use super::ignore::DockerIgnore;
 use super::pattern::Pattern;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -12,19 +12,19 @@ use std::path::{Path, PathBuf};
 const MAX_DEPTH: usize = 256;
 
 /// A directory with files for a build.
-pub(super) struct Files<'c> {
+pub(super) struct ContextFiles<'c> {
     root: &'c Path,
     /// The same without links.
     real: PathBuf,
-    ignore: Ignore,
+    ignore: DockerIgnore,
 }
 
 /// What goes into an archive: names in it, in their order, and where each is found.
-pub(super) type Found = BTreeMap<Vec<u8>, PathBuf>;
+pub(super) type ContextEntries = BTreeMap<Vec<u8>, PathBuf>;
 
 /// Why a source gives nothing.
 #[derive(Debug)]
-pub(super) enum Nothing {
+pub(super) enum SourceError {
     Outside,
     Missing,
     Ignored,
@@ -32,14 +32,14 @@ pub(super) enum Nothing {
     Error(ContextError),
 }
 
-impl From<ContextError> for Nothing {
+impl From<ContextError> for SourceError {
     fn from(e: ContextError) -> Self {
         Self::Error(e)
     }
 }
 
-impl<'c> Files<'c> {
-    pub(super) fn new(root: &'c Path, ignore: Ignore) -> Result<Self, ContextError> {
+impl<'c> ContextFiles<'c> {
+    pub(super) fn new(root: &'c Path, ignore: DockerIgnore) -> Result<Self, ContextError> {
         let real = root
             .canonicalize()
             .map_err(|e| ContextError::read(root, e))?;
@@ -47,13 +47,13 @@ impl<'c> Files<'c> {
     }
 
     /// Adds what a source means.
-    pub(super) fn add(&self, source: &str, to: &mut Found) -> Result<(), Nothing> {
+    pub(super) fn add(&self, source: &str, to: &mut ContextEntries) -> Result<(), SourceError> {
         let names = names_of(source)?;
         let wild = names.iter().position(|name| name.contains(['*', '?', '[']));
         let Some(wild) = wild else {
             return self.add_one(&names.join("/"), to);
         };
-        let pattern = Pattern::source(&names.join("/")).map_err(Nothing::Pattern)?;
+        let pattern = Pattern::source(&names.join("/")).map_err(SourceError::Pattern)?;
         let mut hits = Vec::new();
         let mut waiting = vec![names[..wild].join("/")];
         // Level by level: a star matches no slash.
@@ -69,15 +69,15 @@ impl<'c> Files<'c> {
         for hit in hits {
             match self.add_one(&hit, to) {
                 Ok(()) => any = true,
-                Err(Nothing::Ignored) => {}
+                Err(SourceError::Ignored) => {}
                 Err(e) => return Err(e),
             }
         }
-        any.then_some(()).ok_or(Nothing::Missing)
+        any.then_some(()).ok_or(SourceError::Missing)
     }
 
     /// Paths of what is in a directory; nothing if it is none.
-    fn names_in(&self, directory: &str) -> Result<Vec<String>, Nothing> {
+    fn names_in(&self, directory: &str) -> Result<Vec<String>, SourceError> {
         let path = self.root.join(directory);
         if !path.is_dir() {
             return Ok(Vec::new());
@@ -93,13 +93,13 @@ impl<'c> Files<'c> {
     }
 
     /// Adds a file, or a directory with all in it that is not left out. A link is followed, within the context.
-    fn add_one(&self, source: &str, to: &mut Found) -> Result<(), Nothing> {
+    fn add_one(&self, source: &str, to: &mut ContextEntries) -> Result<(), SourceError> {
         let path = self.root.join(source);
         let real = self.inside(&path)?;
         let found = std::fs::metadata(&real).map_err(|e| ContextError::read(&path, e))?;
         if !found.is_dir() {
             if self.ignore.ignores(source) {
-                return Err(Nothing::Ignored);
+                return Err(SourceError::Ignored);
             }
             to.insert(source.as_bytes().to_vec(), real);
             return Ok(());
@@ -113,12 +113,17 @@ impl<'c> Files<'c> {
             self.add_below(source.as_bytes(), &real, to)?;
         }
         match ignored && to.len() == before {
-            true => Err(Nothing::Ignored),
+            true => Err(SourceError::Ignored),
             false => Ok(()),
         }
     }
 
-    fn add_below(&self, name: &[u8], real: &Path, to: &mut Found) -> Result<(), Nothing> {
+    fn add_below(
+        &self,
+        name: &[u8],
+        real: &Path,
+        to: &mut ContextEntries,
+    ) -> Result<(), SourceError> {
         let mut waiting = vec![(name.to_vec(), real.to_path_buf(), 0)];
         while let Some((name, real, depth)) = waiting.pop() {
             if depth > MAX_DEPTH {
@@ -148,7 +153,7 @@ impl<'c> Files<'c> {
         Ok(())
     }
 
-    fn add_above(&self, name: &[u8], path: &Path, to: &mut Found) {
+    fn add_above(&self, name: &[u8], path: &Path, to: &mut ContextEntries) {
         let (mut name, mut path) = (name, path);
         while let (Some(slash), Some(above)) =
             (name.iter().rposition(|b| *b == b'/'), path.parent())
@@ -162,12 +167,12 @@ impl<'c> Files<'c> {
     }
 
     /// A path without links, which must not lead out of the context.
-    fn inside(&self, path: &Path) -> Result<PathBuf, Nothing> {
+    fn inside(&self, path: &Path) -> Result<PathBuf, SourceError> {
         match path.canonicalize() {
             Ok(real) if real.starts_with(&self.real) => Ok(real),
-            Ok(_) => Err(Nothing::Outside),
+            Ok(_) => Err(SourceError::Outside),
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                Err(Nothing::Missing)
+                Err(SourceError::Missing)
             }
             Err(e) => Err(ContextError::read(path, e).into()),
         }
@@ -175,12 +180,12 @@ impl<'c> Files<'c> {
 }
 
 /// The names of a source's path, relative to the context.
-fn names_of(source: &str) -> Result<Vec<&str>, Nothing> {
+fn names_of(source: &str) -> Result<Vec<&str>, SourceError> {
     let mut names = Vec::new();
     for name in source.split('/').filter(|n| !n.is_empty() && *n != ".") {
         match name {
             ".." => {
-                names.pop().ok_or(Nothing::Outside)?;
+                names.pop().ok_or(SourceError::Outside)?;
             }
             name => names.push(name),
         }

@@ -5,22 +5,22 @@ use super::pattern::Pattern;
 use std::path::Path;
 
 /// Longest file in bytes.
-const MAX_FILE: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// What is left out.
 #[derive(Debug, Default, Clone)]
-pub struct Ignore {
-    rules: Vec<Rule>,
+pub struct DockerIgnore {
+    rules: Vec<IgnoreRule>,
 }
 
 #[derive(Debug, Clone)]
-struct Rule {
+struct IgnoreRule {
     pattern: Pattern,
     /// `!`: what it matches is kept after all.
     kept: bool,
 }
 
-impl Ignore {
+impl DockerIgnore {
     /// What the file beside the Dockerfile says (`NAME.dockerignore`), else `.dockerignore` of the context; nothing if there is
     /// neither.
     pub fn find(context: &Path, dockerfile: Option<&Path>) -> Result<Self, ContextError> {
@@ -32,7 +32,7 @@ impl Ignore {
         for path in own.into_iter().chain([context.join(".dockerignore")]) {
             let failed = |source| ContextError::read(&path, source);
             match std::fs::metadata(&path) {
-                Ok(found) if found.len() > MAX_FILE => {
+                Ok(found) if found.len() > MAX_FILE_BYTES => {
                     return Err(failed(std::io::Error::other("it is longer than 1 MiB")));
                 }
                 Ok(_) => {}
@@ -70,7 +70,7 @@ impl Ignore {
             let cleaned = clean(pattern);
             let pattern = Pattern::ignoring(&cleaned)
                 .map_err(|problem| (number, format!("'{pattern}' {problem}")))?;
-            rules.push(Rule { pattern, kept });
+            rules.push(IgnoreRule { pattern, kept });
         }
         Ok(Self { rules })
     }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     fn kept<'a>(rules: &str, paths: &[&'a str]) -> Vec<&'a str> {
-        let ignore = Ignore::parse(rules).unwrap();
+        let ignore = DockerIgnore::parse(rules).unwrap();
         paths
             .iter()
             .copied()
@@ -155,7 +155,7 @@ mod tests {
             kept("\u{feff}# a\n  b  \n\n ! b/c\n", &["a", "b", "b/c", "# a"]),
             ["a", "b/c", "# a"]
         );
-        assert_eq!(Ignore::parse("a\n!\n").unwrap_err().0, 2);
-        assert_eq!(Ignore::parse("a[").unwrap_err().0, 1);
+        assert_eq!(DockerIgnore::parse("a\n!\n").unwrap_err().0, 2);
+        assert_eq!(DockerIgnore::parse("a[").unwrap_err().0, 1);
     }
 }

@@ -3,13 +3,13 @@
 /// A pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pattern {
-    parts: Vec<Part>,
+    parts: Vec<PatternPart>,
     /// `**` and then nothing but plain characters: whatever ends so.
     suffix: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum PatternPart {
     Plain(char),
     /// `?`: one character that is no slash.
     One,
@@ -48,18 +48,18 @@ impl Pattern {
                     chars.next();
                     chars.next_if_eq(&'/');
                     match chars.peek() {
-                        None => Part::All,
-                        Some(_) => Part::Directories,
+                        None => PatternPart::All,
+                        Some(_) => PatternPart::Directories,
                     }
                 }
-                '*' => Part::Some,
-                '?' => Part::One,
-                '\\' => Part::Plain(chars.next().unwrap_or('\\')),
+                '*' => PatternPart::Some,
+                '?' => PatternPart::One,
+                '\\' => PatternPart::Plain(chars.next().unwrap_or('\\')),
                 '[' => class(&mut chars)?,
-                c => Part::Plain(c),
+                c => PatternPart::Plain(c),
             });
         }
-        parts.dedup_by(|a, b| *a == Part::Some && *b == Part::Some);
+        parts.dedup_by(|a, b| *a == PatternPart::Some && *b == PatternPart::Some);
         Ok(Self {
             parts,
             suffix: None,
@@ -82,7 +82,7 @@ impl Pattern {
     }
 }
 
-impl Part {
+impl PatternPart {
     fn step(&self, path: &[char], before: &[bool]) -> Vec<bool> {
         let mut after = vec![false; before.len()];
         let mut begun = false;
@@ -120,13 +120,15 @@ impl Part {
     }
 }
 
-fn class(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Result<Part, &'static str> {
+fn class(
+    chars: &mut std::iter::Peekable<std::str::Chars<'_>>,
+) -> Result<PatternPart, &'static str> {
     let open = "has a '[' without its ']'";
     let others = chars.next_if_eq(&'^').is_some();
     let mut ranges = Vec::new();
     loop {
         let low = match chars.next().ok_or(open)? {
-            ']' if !ranges.is_empty() => return Ok(Part::Class(ranges, others)),
+            ']' if !ranges.is_empty() => return Ok(PatternPart::Class(ranges, others)),
             '\\' => chars.next().ok_or(open)?,
             c => c,
         };
@@ -136,7 +138,7 @@ fn class(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Result<Part, &
             high = match chars.next().ok_or(open)? {
                 ']' => {
                     ranges.extend([(low, low), ('-', '-')]);
-                    return Ok(Part::Class(ranges, others));
+                    return Ok(PatternPart::Class(ranges, others));
                 }
                 '\\' => chars.next().ok_or(open)?,
                 c => c,

@@ -2,14 +2,14 @@
 
 use super::ContextError;
 use crate::expand::expand;
-use crate::spec::{Action, Beginning};
+use crate::spec::{StageBase, StepAction};
 use std::collections::BTreeMap;
 
 type Variables = BTreeMap<String, String>;
 
 /// Variables of the stages so far.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct KnownVariables {
     /// The environment at each earlier stage's end, and whether that is all of it.
     stages: Vec<(Variables, bool)>,
     environment: Variables,
@@ -18,12 +18,12 @@ pub(super) struct Known {
     all: bool,
 }
 
-impl Known {
+impl KnownVariables {
     /// Begins a stage.
-    pub(super) fn begin(&mut self, from: &Beginning) {
+    pub(super) fn begin(&mut self, from: &StageBase) {
         let (environment, all) = match from {
-            Beginning::Stage(number) => self.stages.get(*number).cloned().unwrap_or_default(),
-            Beginning::Scratch => (Variables::new(), true),
+            StageBase::Stage(number) => self.stages.get(*number).cloned().unwrap_or_default(),
+            StageBase::Scratch => (Variables::new(), true),
             _ => (Variables::new(), false),
         };
         (self.environment, self.all) = (environment, all);
@@ -37,9 +37,9 @@ impl Known {
     }
 
     /// Takes what a step sets. A value that depends on what is not known is not known, either.
-    pub(super) fn learn(&mut self, action: &Action, line: u32) -> Result<(), ContextError> {
+    pub(super) fn learn(&mut self, action: &StepAction, line: u32) -> Result<(), ContextError> {
         match action {
-            Action::Arg(name, value) => match self.expand(value, line) {
+            StepAction::Arg(name, value) => match self.expand(value, line) {
                 Ok(value) => {
                     self.arguments.insert(name.clone(), value);
                 }
@@ -48,7 +48,7 @@ impl Known {
                 }
                 Err(e) => return Err(e),
             },
-            Action::Env(pairs) => {
+            StepAction::Env(pairs) => {
                 // All of an instruction's words see what was set before it.
                 let mut learned = Vec::new();
                 for (name, value) in pairs {

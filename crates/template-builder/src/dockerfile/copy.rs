@@ -2,26 +2,26 @@
 
 use super::error::DockerfileError;
 use super::flags;
-use super::lines::{Document, Line, document};
-use super::stages::Stages;
+use super::instructions::{HereDocument, Instruction, document};
+use super::stages::StageParser;
 use super::steps::json;
 use crate::expand::escape;
-use crate::spec::{Action, Copy, CopyFrom};
+use crate::spec::{CopyAction, CopySource, StepAction};
 
 /// What the flags say.
 #[derive(Default)]
-struct How {
+struct CopyFlags {
     from: Option<String>,
     owner: Option<String>,
     mode: Option<String>,
 }
 
-impl Stages<'_> {
+impl StageParser<'_> {
     /// Reads a `COPY` or an `ADD`.
-    pub(super) fn copy(&mut self, line: &Line) -> Result<(), DockerfileError> {
+    pub(super) fn copy(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
         let add = line.instruction == "ADD";
         let (flags, rest) = flags::split(&line.rest);
-        let mut how = How::default();
+        let mut how = CopyFlags::default();
         for flag in &flags {
             match flag.name.as_str() {
                 "from" if !add => how.from = Some(flag.value(line)?.to_owned()),
@@ -73,10 +73,10 @@ impl Stages<'_> {
             )));
         }
         let from = match &how.from {
-            Some(name) => CopyFrom::Stage(self.source(line, name)?),
-            None => CopyFrom::Files(String::new()),
+            Some(name) => CopySource::Stage(self.source(line, name)?),
+            None => CopySource::Files(String::new()),
         };
-        let copy = Copy {
+        let copy = CopyAction {
             from,
             sources: sources.iter().map(|s| relative(s)).collect(),
             to,
@@ -84,11 +84,11 @@ impl Stages<'_> {
             mode: how.mode,
             unpack: add,
         };
-        self.push(line, Action::Copy(copy));
+        self.push(line, StepAction::Copy(copy));
         Ok(())
     }
 
-    fn mode(&self, line: &Line, value: &str) -> Result<String, DockerfileError> {
+    fn mode(&self, line: &Instruction, value: &str) -> Result<String, DockerfileError> {
         let mode = self.word(line, value)?;
         let octal = mode.len() <= 4 && mode.bytes().all(|b| (b'0'..=b'7').contains(&b));
         match mode.contains('$') || octal && !mode.is_empty() {
@@ -102,8 +102,8 @@ impl Stages<'_> {
     /// The files that stand in the Dockerfile itself.
     fn inline(
         &mut self,
-        line: &Line,
-        how: &How,
+        line: &Instruction,
+        how: &CopyFlags,
         count: usize,
         to: &str,
     ) -> Result<(), DockerfileError> {
@@ -113,9 +113,9 @@ impl Stages<'_> {
         if count != line.documents.len() {
             return Err(line.error("a here-document is not where a source stands"));
         }
-        let name = |document: &Document| document.name.clone();
-        let copy = Copy {
-            from: CopyFrom::Inline(
+        let name = |document: &HereDocument| document.name.clone();
+        let copy = CopyAction {
+            from: CopySource::Inline(
                 line.documents
                     .iter()
                     .map(|d| (name(d), content(d)))
@@ -127,13 +127,13 @@ impl Stages<'_> {
             mode: how.mode.clone(),
             unpack: false,
         };
-        self.push(line, Action::Copy(copy));
+        self.push(line, StepAction::Copy(copy));
         Ok(())
     }
 }
 
 /// With variables only where the document's word was not quoted.
-fn content(document: &Document) -> String {
+fn content(document: &HereDocument) -> String {
     match document.expand {
         true => document.content.clone(),
         false => escape(&document.content),

@@ -16,7 +16,7 @@ pub struct DockerfileError {
 
 /// Something that is accepted and does not do what it does elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warning {
+pub struct DockerfileWarning {
     /// Line from 1, if it is about one.
     pub line: Option<u32>,
     /// `HEALTHCHECK`, …
@@ -25,7 +25,7 @@ pub struct Warning {
     pub message: String,
 }
 
-impl fmt::Display for Warning {
+impl fmt::Display for DockerfileWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(line) = self.line {
             write!(f, "line {line}: ")?;

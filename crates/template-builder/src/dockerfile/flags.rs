@@ -1,7 +1,7 @@
 //! `--name=value` before an instruction's arguments.
 
 use super::error::DockerfileError;
-use super::lines::Line;
+use super::instructions::Instruction;
 
 /// One flag; the value as it was written.
 #[derive(Debug, PartialEq, Eq)]
@@ -12,13 +12,13 @@ pub(super) struct Flag {
 
 impl Flag {
     /// The value, which must be there.
-    pub(super) fn value(&self, line: &Line) -> Result<&str, DockerfileError> {
+    pub(super) fn value(&self, line: &Instruction) -> Result<&str, DockerfileError> {
         let value = self.value.as_deref().filter(|v| !v.is_empty());
         value.ok_or_else(|| line.error(format!("--{} needs a value: --{0}=…", self.name)))
     }
 
     /// The error for a flag that is not known, or not supported, with what to do instead.
-    pub(super) fn refused(&self, line: &Line, instead: &str) -> DockerfileError {
+    pub(super) fn refused(&self, line: &Instruction, instead: &str) -> DockerfileError {
         line.error(format!("--{} is not supported{instead}", self.name))
     }
 }

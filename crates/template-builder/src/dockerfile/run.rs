@@ -2,16 +2,16 @@
 
 use super::error::DockerfileError;
 use super::flags::{self, Flag};
-use super::lines::{Line, document};
-use super::stages::Stages;
-use crate::spec::{Action, Command};
+use super::instructions::{Instruction, document};
+use super::stages::StageParser;
+use crate::spec::{StepAction, StepCommand};
 
 /// Runs its first argument as a program of its own: a here-document that names its interpreter.
-const PROGRAM: &str = r#"f=$(mktemp) || exit 1; trap 'rm -f "$f"' EXIT; printf %s "$1" >"$f" && chmod 700 "$f" && "$f""#;
+const RUN_SCRIPT: &str = r#"f=$(mktemp) || exit 1; trap 'rm -f "$f"' EXIT; printf %s "$1" >"$f" && chmod 700 "$f" && "$f""#;
 
-impl Stages<'_> {
+impl StageParser<'_> {
     /// Reads a `RUN`.
-    pub(super) fn run(&mut self, line: &Line) -> Result<(), DockerfileError> {
+    pub(super) fn run(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
         let (flags, rest) = flags::split(&line.rest);
         for flag in &flags {
             self.run_flag(line, flag)?;
@@ -21,10 +21,10 @@ impl Stages<'_> {
         }
         let command = match self.maybe_json(line, rest) {
             Some(words) if words.is_empty() => return Err(line.error("needs a command")),
-            Some(words) => Command::Exec(words),
+            Some(words) => StepCommand::Exec(words),
             None => with_documents(line, rest),
         };
-        let action = Action::Run {
+        let action = StepAction::Run {
             command,
             user: None,
         };
@@ -32,7 +32,7 @@ impl Stages<'_> {
         Ok(())
     }
 
-    fn run_flag(&mut self, line: &Line, flag: &Flag) -> Result<(), DockerfileError> {
+    fn run_flag(&mut self, line: &Instruction, flag: &Flag) -> Result<(), DockerfileError> {
         match flag.name.as_str() {
             "mount" => match mount_type(flag.value(line)?) {
                 "cache" => {
@@ -68,16 +68,16 @@ fn mount_type(value: &str) -> &str {
 }
 
 /// A line with its here-documents. One that is all there is, is the script itself; others are the shell's to read.
-fn with_documents(line: &Line, rest: &str) -> Command {
+fn with_documents(line: &Instruction, rest: &str) -> StepCommand {
     if let ([only], Some(_)) = (&line.documents[..], document(rest)) {
         let script = &only.content;
         return match script.starts_with("#!") {
-            true => Command::Exec(
-                ["/bin/sh", "-c", PROGRAM, "-", script]
+            true => StepCommand::Exec(
+                ["/bin/sh", "-c", RUN_SCRIPT, "-", script]
                     .map(str::to_owned)
                     .to_vec(),
             ),
-            false => Command::Line(script.clone()),
+            false => StepCommand::Line(script.clone()),
         };
     }
     let mut whole = rest.to_owned();
@@ -89,5 +89,5 @@ fn with_documents(line: &Line, rest: &str) -> Command {
     if !line.documents.is_empty() {
         whole.push('\n');
     }
-    Command::Line(whole)
+    StepCommand::Line(whole)
 }

@@ -1,16 +1,16 @@
 //! The stages of a file: what each begins with, and which one is meant by a name.
 
-use super::error::{DockerfileError, Warning};
-use super::lines::Line;
-use super::{Options, flags, words};
+use super::error::{DockerfileError, DockerfileWarning};
+use super::instructions::Instruction;
+use super::{DockerfileOptions, flags, words};
 use crate::expand::expand;
-use crate::spec::{Action, Beginning, ImageSource, Stage, Step};
+use crate::spec::{BuildStage, BuildStep, ImageSource, StageBase, StepAction};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most stages of a file.
 const MAX_STAGES: usize = 1000;
 /// Build arguments that need no `ARG`.
-const PROXIES: [&str; 10] = [
+const PROXY_ARGUMENTS: [&str; 10] = [
     "HTTP_PROXY",
     "http_proxy",
     "HTTPS_PROXY",
@@ -23,7 +23,7 @@ const PROXIES: [&str; 10] = [
     "all_proxy",
 ];
 /// Build arguments that have a value unless one is given: what is built is always this.
-const PLATFORM: [(&str, &str); 8] = [
+const PLATFORM_ARGUMENTS: [(&str, &str); 8] = [
     ("TARGETPLATFORM", "linux/amd64"),
     ("TARGETOS", "linux"),
     ("TARGETARCH", "amd64"),
@@ -35,33 +35,33 @@ const PLATFORM: [(&str, &str); 8] = [
 ];
 
 /// A file that is being read.
-pub(super) struct Stages<'o> {
-    options: &'o Options,
+pub(super) struct StageParser<'o> {
+    options: &'o DockerfileOptions,
     pub(super) escape: char,
     /// `ARG`s before the first `FROM`.
     global: BTreeMap<String, String>,
-    done: Vec<Stage>,
+    done: Vec<BuildStage>,
     /// The file's own stages: name, and number among all.
     known: Vec<(Option<String>, usize)>,
     /// Images that only files are taken of, and their stages' numbers.
     images: BTreeMap<String, usize>,
-    pub(super) current: Option<Current>,
-    pub(super) warnings: Vec<Warning>,
+    pub(super) current: Option<CurrentStage>,
+    pub(super) warnings: Vec<DockerfileWarning>,
     /// Names of all `ARG`s.
     asked: BTreeSet<String>,
 }
 
 /// The stage whose instructions are being read.
-pub(super) struct Current {
+pub(super) struct CurrentStage {
     name: Option<String>,
-    from: Beginning,
-    pub(super) steps: Vec<Step>,
+    from: StageBase,
+    pub(super) steps: Vec<BuildStep>,
     /// What runs commands that are lines.
     pub(super) shell: Vec<String>,
 }
 
-impl<'o> Stages<'o> {
-    pub(super) fn new(options: &'o Options, escape: char) -> Self {
+impl<'o> StageParser<'o> {
+    pub(super) fn new(options: &'o DockerfileOptions, escape: char) -> Self {
         Self {
             options,
             escape,
@@ -76,7 +76,7 @@ impl<'o> Stages<'o> {
     }
 
     /// Reads one instruction.
-    pub(super) fn instruction(&mut self, line: &Line) -> Result<(), DockerfileError> {
+    pub(super) fn instruction(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
         match line.instruction.as_str() {
             "FROM" => self.from(line),
             "ARG" => self.arg(line),
@@ -88,7 +88,9 @@ impl<'o> Stages<'o> {
     }
 
     /// Ends the file: its stages up to the one that is wanted.
-    pub(super) fn finish(mut self) -> Result<(Vec<Stage>, Vec<Warning>), DockerfileError> {
+    pub(super) fn finish(
+        mut self,
+    ) -> Result<(Vec<BuildStage>, Vec<DockerfileWarning>), DockerfileError> {
         self.close();
         let about_target = |problem| DockerfileError {
             line: 1,
@@ -110,8 +112,8 @@ impl<'o> Stages<'o> {
             self.done.truncate(last + 1);
         }
         for name in self.options.build_args.keys() {
-            if !self.asked.contains(name) && !PROXIES.contains(&name.as_str()) {
-                self.warnings.push(Warning {
+            if !self.asked.contains(name) && !PROXY_ARGUMENTS.contains(&name.as_str()) {
+                self.warnings.push(DockerfileWarning {
                     line: None,
                     instruction: "ARG".to_owned(),
                     message: format!(
@@ -124,8 +126,8 @@ impl<'o> Stages<'o> {
     }
 
     /// Notes that something is accepted and not done.
-    pub(super) fn warn(&mut self, line: &Line, message: impl Into<String>) {
-        self.warnings.push(Warning {
+    pub(super) fn warn(&mut self, line: &Instruction, message: impl Into<String>) {
+        self.warnings.push(DockerfileWarning {
             line: Some(line.number),
             instruction: line.instruction.clone(),
             message: message.into(),
@@ -133,9 +135,9 @@ impl<'o> Stages<'o> {
     }
 
     /// Appends a step to the present stage.
-    pub(super) fn push(&mut self, line: &Line, action: Action) {
+    pub(super) fn push(&mut self, line: &Instruction, action: StepAction) {
         if let Some(current) = &mut self.current {
-            current.steps.push(Step {
+            current.steps.push(BuildStep {
                 text: line.text(),
                 line: Some(line.number),
                 force: false,
@@ -156,7 +158,11 @@ impl<'o> Stages<'o> {
     }
 
     /// The stage that `COPY --from` means; an image becomes a stage of its own, before the present one.
-    pub(super) fn source(&mut self, line: &Line, name: &str) -> Result<usize, DockerfileError> {
+    pub(super) fn source(
+        &mut self,
+        line: &Instruction,
+        name: &str,
+    ) -> Result<usize, DockerfileError> {
         if name.contains('$') {
             return Err(line.error(format!(
                 "--from={name}: variables are not possible here; name a stage with `FROM {name} AS …` and use that"
@@ -180,9 +186,9 @@ impl<'o> Stages<'o> {
         }
         self.room(line)?;
         let number = self.done.len();
-        self.done.push(Stage {
+        self.done.push(BuildStage {
             name: None,
-            from: Beginning::Image(ImageSource {
+            from: StageBase::Image(ImageSource {
                 reference: name.to_owned(),
                 credentials: None,
                 plain_http: false,
@@ -193,7 +199,7 @@ impl<'o> Stages<'o> {
         Ok(number)
     }
 
-    fn room(&self, line: &Line) -> Result<(), DockerfileError> {
+    fn room(&self, line: &Instruction) -> Result<(), DockerfileError> {
         match self.done.len() < MAX_STAGES {
             true => Ok(()),
             false => Err(line.error(format!("there are more than {MAX_STAGES} stages"))),
@@ -204,7 +210,7 @@ impl<'o> Stages<'o> {
     fn close(&mut self) {
         if let Some(current) = self.current.take() {
             self.known.push((current.name.clone(), self.done.len()));
-            self.done.push(Stage {
+            self.done.push(BuildStage {
                 name: current.name,
                 from: current.from,
                 steps: current.steps,
@@ -212,7 +218,7 @@ impl<'o> Stages<'o> {
         }
     }
 
-    fn from(&mut self, line: &Line) -> Result<(), DockerfileError> {
+    fn from(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
         self.close();
         self.room(line)?;
         let (flags, rest) = flags::split(&line.rest);
@@ -241,19 +247,19 @@ impl<'o> Stages<'o> {
             )));
         }
         let from = match self.stage_named(&beginning) {
-            Some(number) => Beginning::Stage(number),
-            None if beginning == "scratch" => Beginning::Scratch,
-            None => Beginning::Name(beginning),
+            Some(number) => StageBase::Stage(number),
+            None if beginning == "scratch" => StageBase::Scratch,
+            None => StageBase::Name(beginning),
         };
-        self.current = Some(Current {
+        self.current = Some(CurrentStage {
             name,
             from,
             steps: Vec::new(),
             shell: vec!["/bin/sh".to_owned(), "-c".to_owned()],
         });
-        for name in PROXIES {
+        for name in PROXY_ARGUMENTS {
             if let Some(value) = self.options.build_args.get(name) {
-                let action = Action::Arg(name.to_owned(), crate::expand::escape(value));
+                let action = StepAction::Arg(name.to_owned(), crate::expand::escape(value));
                 self.push(line, action);
                 // Its text would be the FROM's.
                 if let Some(step) = self.current.as_mut().and_then(|c| c.steps.last_mut()) {
@@ -277,7 +283,7 @@ impl<'o> Stages<'o> {
     }
 
     /// A word with the values of `ARG`s before the first `FROM`.
-    fn known_now(&self, line: &Line, word: &str) -> Result<String, DockerfileError> {
+    fn known_now(&self, line: &Instruction, word: &str) -> Result<String, DockerfileError> {
         let word = words::unquote(word, self.escape).map_err(|e| line.error(e))?;
         expand(&word, |name| self.global_value(name)).map_err(|e| line.error(e.to_string()))
     }
@@ -286,7 +292,7 @@ impl<'o> Stages<'o> {
         self.global.get(name).cloned().or_else(|| platform(name))
     }
 
-    fn arg(&mut self, line: &Line) -> Result<(), DockerfileError> {
+    fn arg(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
         let words = words::split(&line.rest, self.escape).map_err(|e| line.error(e))?;
         if words.is_empty() {
             return Err(line.error("must be `ARG NAME` or `ARG NAME=default`"));
@@ -312,7 +318,7 @@ impl<'o> Stages<'o> {
                 };
                 // One without a value is not set.
                 if let Some(value) = value {
-                    self.push(line, Action::Arg(name, value));
+                    self.push(line, StepAction::Arg(name, value));
                 }
             } else {
                 let value = match (given, default) {
@@ -328,11 +334,11 @@ impl<'o> Stages<'o> {
 }
 
 fn platform(name: &str) -> Option<String> {
-    let found = PLATFORM.iter().find(|(known, _)| *known == name);
+    let found = PLATFORM_ARGUMENTS.iter().find(|(known, _)| *known == name);
     found.map(|(_, value)| (*value).to_owned())
 }
 
-fn stage_name(line: &Line, name: &str) -> Result<String, DockerfileError> {
+fn stage_name(line: &Instruction, name: &str) -> Result<String, DockerfileError> {
     let lower = name.to_ascii_lowercase();
     let begins = lower.starts_with(|c: char| c.is_ascii_lowercase());
     let goes_on = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);

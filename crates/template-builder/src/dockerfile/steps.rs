@@ -1,13 +1,13 @@
 //! The instructions within a stage, apart from those that have a file of their own.
 
 use super::error::DockerfileError;
-use super::lines::Line;
-use super::stages::Stages;
+use super::instructions::Instruction;
+use super::stages::StageParser;
 use super::words;
-use crate::spec::Action;
+use crate::spec::StepAction;
 
 /// What is read and not done.
-const IGNORED: [(&str, &str); 5] = [
+const IGNORED_INSTRUCTIONS: [(&str, &str); 5] = [
     (
         "ONBUILD",
         "is ignored: templates run nothing in the templates that begin with them",
@@ -26,7 +26,7 @@ const IGNORED: [(&str, &str); 5] = [
     ),
     ("MAINTAINER", "is ignored: use LABEL"),
 ];
-const DONE: [&str; 13] = [
+const INSTRUCTIONS: [&str; 13] = [
     "FROM",
     "ARG",
     "RUN",
@@ -44,13 +44,19 @@ const DONE: [&str; 13] = [
 
 /// Whether there is such an instruction.
 pub(super) fn is_known(instruction: &str) -> bool {
-    DONE.contains(&instruction) || IGNORED.iter().any(|(name, _)| *name == instruction)
+    INSTRUCTIONS.contains(&instruction)
+        || IGNORED_INSTRUCTIONS
+            .iter()
+            .any(|(name, _)| *name == instruction)
 }
 
-impl Stages<'_> {
+impl StageParser<'_> {
     /// Reads an instruction of a stage.
-    pub(super) fn step(&mut self, line: &Line) -> Result<(), DockerfileError> {
-        if let Some((_, message)) = IGNORED.iter().find(|(name, _)| *name == line.instruction) {
+    pub(super) fn step(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
+        if let Some((_, message)) = IGNORED_INSTRUCTIONS
+            .iter()
+            .find(|(name, _)| *name == line.instruction)
+        {
             self.warn(line, *message);
             return Ok(());
         }
@@ -60,18 +66,18 @@ impl Stages<'_> {
         let action = match line.instruction.as_str() {
             "RUN" => return self.run(line),
             "COPY" | "ADD" => return self.copy(line),
-            "ENV" => Action::Env(self.pairs(line)?),
-            "LABEL" => Action::Label(self.pairs(line)?),
-            "WORKDIR" => Action::Workdir(self.word(line, &line.rest)?),
-            "USER" => Action::User(self.word(line, &line.rest)?),
-            "EXPOSE" => Action::Expose(self.ports(line)?),
-            "SHELL" => Action::Shell(self.shell(line)?),
-            "CMD" => Action::Cmd(self.command(line)),
-            "ENTRYPOINT" => Action::Entrypoint(self.command(line)),
+            "ENV" => StepAction::Env(self.pairs(line)?),
+            "LABEL" => StepAction::Label(self.pairs(line)?),
+            "WORKDIR" => StepAction::Workdir(self.word(line, &line.rest)?),
+            "USER" => StepAction::User(self.word(line, &line.rest)?),
+            "EXPOSE" => StepAction::Expose(self.ports(line)?),
+            "SHELL" => StepAction::Shell(self.shell(line)?),
+            "CMD" => StepAction::Cmd(self.command(line)),
+            "ENTRYPOINT" => StepAction::Entrypoint(self.command(line)),
             _ => {
                 return Err(line.error(format!(
                     "there is no such instruction; there are {}",
-                    DONE.join(", ")
+                    INSTRUCTIONS.join(", ")
                 )));
             }
         };
@@ -80,12 +86,12 @@ impl Stages<'_> {
     }
 
     /// A word without its quotes; variables stay.
-    pub(super) fn word(&self, line: &Line, word: &str) -> Result<String, DockerfileError> {
+    pub(super) fn word(&self, line: &Instruction, word: &str) -> Result<String, DockerfileError> {
         words::unquote(word, self.escape).map_err(|e| line.error(e))
     }
 
     /// `NAME=value NAME=value`, or `NAME value` for one.
-    fn pairs(&self, line: &Line) -> Result<Vec<(String, String)>, DockerfileError> {
+    fn pairs(&self, line: &Instruction) -> Result<Vec<(String, String)>, DockerfileError> {
         let words = words::split(&line.rest, self.escape).map_err(|e| line.error(e))?;
         if words.first().is_some_and(|first| !first.contains('=')) {
             let pair = line.rest.split_once(char::is_whitespace);
@@ -107,7 +113,7 @@ impl Stages<'_> {
         words.iter().map(pair).collect()
     }
 
-    fn ports(&self, line: &Line) -> Result<Vec<String>, DockerfileError> {
+    fn ports(&self, line: &Instruction) -> Result<Vec<String>, DockerfileError> {
         let port = |word: &str| {
             let port = self.word(line, word)?;
             let (numbers, protocol) = port.split_once('/').unwrap_or((&port, "tcp"));
@@ -126,7 +132,7 @@ impl Stages<'_> {
         line.rest.split_whitespace().map(port).collect()
     }
 
-    fn shell(&mut self, line: &Line) -> Result<Vec<String>, DockerfileError> {
+    fn shell(&mut self, line: &Instruction) -> Result<Vec<String>, DockerfileError> {
         let shell = json(&line.rest).filter(|shell| !shell.is_empty());
         let shell = shell.ok_or_else(|| {
             line.error(
@@ -140,7 +146,7 @@ impl Stages<'_> {
     }
 
     /// What an image would run: a JSON array, or a line for the shell.
-    fn command(&mut self, line: &Line) -> Vec<String> {
+    fn command(&mut self, line: &Instruction) -> Vec<String> {
         if let Some(words) = self.maybe_json(line, &line.rest) {
             return words;
         }
@@ -154,7 +160,7 @@ impl Stages<'_> {
     }
 
     /// A JSON array, if it is one; what only looks like one is worth a word.
-    pub(super) fn maybe_json(&mut self, line: &Line, text: &str) -> Option<Vec<String>> {
+    pub(super) fn maybe_json(&mut self, line: &Instruction, text: &str) -> Option<Vec<String>> {
         let words = json(text);
         if words.is_none()
             && text.starts_with('[')

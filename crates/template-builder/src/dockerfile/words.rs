@@ -1,6 +1,6 @@
 //! Words of an instruction: where they end, and what their quotes and escapes mean.
 
-use crate::expand::Escaped;
+use crate::expand::EscapedWord;
 
 /// Words within words.
 const MAX_DEPTH: usize = 16;
@@ -53,7 +53,7 @@ pub(super) fn unquote(word: &str, escape: char) -> Result<String, &'static str> 
     let mut work = Unquote {
         chars: word.chars().peekable(),
         escape,
-        out: Escaped::default(),
+        out: EscapedWord::default(),
     };
     work.word(0)?;
     Ok(work.out.finish())
@@ -62,7 +62,7 @@ pub(super) fn unquote(word: &str, escape: char) -> Result<String, &'static str> 
 struct Unquote<'a> {
     chars: std::iter::Peekable<std::str::Chars<'a>>,
     escape: char,
-    out: Escaped,
+    out: EscapedWord,
 }
 
 impl Unquote<'_> {

@@ -16,7 +16,7 @@ use jiffy_api::{
 use jiffy_engine::SandboxSize;
 use jiffy_host::{Options, Sandboxes};
 use jiffy_image::{Home, Templates, Visibility};
-use jiffy_template_builder::{Builder, Settings};
+use jiffy_template_builder::{Builder, BuilderSettings};
 use serde_json::{Value, json};
 use std::sync::{Arc, LazyLock, Mutex};
 use tower::ServiceExt;
@@ -139,7 +139,7 @@ impl Api {
     pub async fn building() -> Self {
         let api = Self::new();
         let home = api.home();
-        let builder = Builder::open(&home, api.host.clone(), Settings::default());
+        let builder = Builder::open(&home, api.host.clone(), BuilderSettings::default());
         let builder = builder.await.unwrap();
         api.reopened(builder)
     }

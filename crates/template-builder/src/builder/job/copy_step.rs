@@ -1,16 +1,16 @@
 //! `COPY` and `ADD` steps: their files, and the way of these into the sandbox.
 
-use super::super::copy::{self, ROOT, STAGING, Wanted};
-use super::super::failure::Failure;
+use super::super::copy::{self, CopyRequest, ROOT_USER, STAGING};
+use super::super::failure::BuildFailure;
 use super::super::transfer;
-use super::Job;
-use super::stage::Progressed;
-use crate::spec::{Action, Copy, CopyFrom, Step};
+use super::BuildJob;
+use super::stage::StageState;
+use crate::spec::{BuildStep, CopyAction, CopySource, StepAction};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::Engine;
 
 /// Files of a step.
-pub(super) enum Files {
+pub(super) enum CopiedFiles {
     Upload {
         path: std::path::PathBuf,
         sum: String,
@@ -22,7 +22,7 @@ pub(super) enum Files {
     Inline(Vec<(String, String)>),
 }
 
-impl Files {
+impl CopiedFiles {
     /// What they are.
     pub(super) fn key(&self) -> &str {
         match self {
@@ -33,71 +33,76 @@ impl Files {
     }
 }
 
-impl<E: Engine> Job<E> {
+impl<E: Engine> BuildJob<E> {
     /// What a step copies.
     pub(super) fn files(
         &self,
-        step: &Step,
-        before: &[Option<Progressed>],
-    ) -> Result<Option<Files>, Failure> {
-        let Action::Copy(copy) = &step.action else {
+        step: &BuildStep,
+        before: &[Option<StageState>],
+    ) -> Result<Option<CopiedFiles>, BuildFailure> {
+        let StepAction::Copy(copy) = &step.action else {
             return Ok(None);
         };
         Ok(Some(match &copy.from {
-            CopyFrom::Files(name) => {
+            CopySource::Files(name) => {
                 let owner = self.template.owner.as_deref();
                 let found = self.inner.uploads.find(owner, name);
-                let found = found.map_err(|e| Failure::of(e.to_string()))?;
+                let found = found.map_err(|e| BuildFailure::of(e.to_string()))?;
                 let (path, sum) = found.ok_or_else(|| {
-                    Failure::of("its files were not uploaded, or were removed since: build again")
+                    BuildFailure::of(
+                        "its files were not uploaded, or were removed since: build again",
+                    )
                 })?;
-                Files::Upload { path, sum }
+                CopiedFiles::Upload { path, sum }
             }
-            CopyFrom::Stage(n) => {
+            CopySource::Stage(n) => {
                 let stage = before.get(*n).and_then(Option::as_ref);
-                let stage = stage
-                    .ok_or_else(|| Failure::of("it copies from a stage that is not before it"))?;
-                Files::Stage {
+                let stage = stage.ok_or_else(|| {
+                    BuildFailure::of("it copies from a stage that is not before it")
+                })?;
+                CopiedFiles::Stage {
                     number: *n,
                     key: stage.key.clone(),
                 }
             }
-            CopyFrom::Inline(files) => Files::Inline(files.clone()),
+            CopySource::Inline(files) => CopiedFiles::Inline(files.clone()),
         }))
     }
 
     pub(super) async fn copy(
         &self,
         agent: &AgentClient,
-        at: &Progressed,
-        copy: &Copy,
-        files: Option<Files>,
-        before: &mut [Option<Progressed>],
-    ) -> Result<(), Failure> {
-        let wanted = Wanted::new(copy, &at.setting).map_err(Failure::of)?;
-        let nothing_left = agent.remove(STAGING, Some(ROOT)).await;
-        nothing_left.map_err(|e| Failure::agent(&format!("clear {STAGING}"), e))?;
+        at: &StageState,
+        copy: &CopyAction,
+        files: Option<CopiedFiles>,
+        before: &mut [Option<StageState>],
+    ) -> Result<(), BuildFailure> {
+        let wanted = CopyRequest::new(copy, &at.setting).map_err(BuildFailure::of)?;
+        let nothing_left = agent.remove(STAGING, Some(ROOT_USER)).await;
+        nothing_left.map_err(|e| BuildFailure::agent(&format!("clear {STAGING}"), e))?;
         let items = match files {
-            Some(Files::Upload { path, .. }) => {
+            Some(CopiedFiles::Upload { path, .. }) => {
                 transfer::upload(agent, &path, STAGING, &wanted).await?;
                 copy::matches(agent, STAGING, &wanted.sources).await?
             }
-            Some(Files::Stage { number, .. }) => {
+            Some(CopiedFiles::Stage { number, .. }) => {
                 let stage = before.get_mut(number).and_then(Option::as_mut);
-                let stage = stage.ok_or_else(|| Failure::of("that stage is gone"))?;
+                let stage = stage.ok_or_else(|| BuildFailure::of("that stage is gone"))?;
                 let from = self.agent(stage).await?;
                 // Authorities of the network that is built in are not for what is copied.
                 let withdrawn = from.withdraw_site().await;
-                withdrawn.map_err(|e| Failure::agent("take out what is the host's", e))?;
+                withdrawn.map_err(|e| BuildFailure::agent("take out what is the host's", e))?;
                 let found = copy::matches(&from, "/", &wanted.sources).await?;
                 transfer::between(&from, agent, &found, STAGING, &wanted).await?
             }
-            Some(Files::Inline(files)) => {
+            Some(CopiedFiles::Inline(files)) => {
                 let sources: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
                 let filled = files
                     .into_iter()
                     .map(|(name, content)| Ok::<_, String>((name, at.setting.expand(&content)?)));
-                let files = filled.collect::<Result<Vec<_>, _>>().map_err(Failure::of)?;
+                let files = filled
+                    .collect::<Result<Vec<_>, _>>()
+                    .map_err(BuildFailure::of)?;
                 transfer::inline(agent, &files, STAGING, &wanted).await?;
                 copy::matches(agent, STAGING, &sources).await?
             }
@@ -106,12 +111,12 @@ impl<E: Engine> Job<E> {
         if wanted.unpack {
             transfer::unpack(agent, &items, &wanted.to).await?;
         }
-        let packed = |item: &copy::Item| wanted.unpack && transfer::is_archive(item);
+        let packed = |item: &copy::StagedFile| wanted.unpack && transfer::is_archive(item);
         let items: Vec<_> = items.into_iter().filter(|item| !packed(item)).collect();
         if !items.is_empty() {
             copy::place(agent, &items, &wanted.to).await?;
         }
-        let cleared = agent.remove(STAGING, Some(ROOT)).await;
-        cleared.map_err(|e| Failure::agent(&format!("clear {STAGING}"), e))
+        let cleared = agent.remove(STAGING, Some(ROOT_USER)).await;
+        cleared.map_err(|e| BuildFailure::agent(&format!("clear {STAGING}"), e))
     }
 }

@@ -1,10 +1,10 @@
 //! The template of a build: its image, its startup and its names.
 
-use super::super::failure::Failure;
-use super::super::{DEFAULT_TAG, key, transfer};
-use super::stage::Progressed;
-use super::{Job, Outcome};
-use crate::spec::{Action, Stage, Step};
+use super::super::failure::BuildFailure;
+use super::super::{DEFAULT_TAG, step_key, transfer};
+use super::stage::StageState;
+use super::{BuildJob, BuildOutcome};
+use crate::spec::{BuildStage, BuildStep, StepAction};
 use jiffy_engine::{Engine, StartCommand, Startup};
 use jiffy_host::Bytes;
 use jiffy_image::{Defaults, Derived, Manifest, Progress, Visibility, unfinished_build};
@@ -13,9 +13,9 @@ use jiffy_image::{Defaults, Derived, Manifest, Progress, Visibility, unfinished_
 const NO_IMAGE_COMMAND: &str = "there is no command to start: neither the Dockerfile nor what it \
      begins with has a CMD or an ENTRYPOINT; name one with --start";
 
-impl<E: Engine> Job<E> {
+impl<E: Engine> BuildJob<E> {
     /// Makes the template of what the last stage has come to.
-    pub(super) async fn finish(&self, mut at: Progressed) -> Result<Outcome, Failure> {
+    pub(super) async fn finish(&self, mut at: StageState) -> Result<BuildOutcome, BuildFailure> {
         let startup = self.startup(&at)?;
         let defaults = Defaults {
             user: at.setting.user.clone(),
@@ -26,7 +26,7 @@ impl<E: Engine> Job<E> {
             disk_mib: at.size.disk_mib,
         };
         let about = serde_json::to_string(&(&defaults, &startup, &at.setting.labels));
-        let sum = key::template(&at.key, &about.unwrap_or_default());
+        let sum = step_key::template_key(&at.key, &about.unwrap_or_default());
         let names = self.names();
         let there = self.inner.templates.manifest(&names[0]);
         // Nothing of a sandbox's disk is written twice; the rest are images that become one with it.
@@ -39,7 +39,7 @@ impl<E: Engine> Job<E> {
             Ok(there) if there.recipe_sha256 == sum && !self.spec.force => there,
             _ => {
                 let room = self.inner.reserve_template(owner, &[], most).await;
-                let room = room.map_err(|e| Failure::of(e.message))?;
+                let room = room.map_err(|e| BuildFailure::of(e.message))?;
                 let manifest = self.derive(&mut at, defaults, startup, &sum).await?;
                 self.measure(&manifest, &at, room.disk_bytes())?;
                 manifest
@@ -50,25 +50,30 @@ impl<E: Engine> Job<E> {
         let _room = room.map_err(|e| self.give_up(&manifest, e.message))?;
         self.let_go(&mut at).await;
         self.make_ready(&manifest, &at, &names).await?;
-        Ok(Outcome {
+        Ok(BuildOutcome {
             version: manifest.version(),
             steps: at.steps,
         })
     }
 
     /// Removes a template that was just made and may not stay.
-    fn give_up(&self, manifest: &Manifest, why: String) -> Failure {
+    fn give_up(&self, manifest: &Manifest, why: String) -> BuildFailure {
         let reference = manifest.reference();
         if reference == self.hidden()
             && let Err(e) = self.inner.templates.remove(&reference)
         {
             tracing::warn!("template {reference} stays: {e}");
         }
-        Failure::of(why)
+        BuildFailure::of(why)
     }
 
     /// Refuses a template whose images beside its base's have more bytes than `most`.
-    fn measure(&self, made: &Manifest, at: &Progressed, most: Option<u64>) -> Result<(), Failure> {
+    fn measure(
+        &self,
+        made: &Manifest,
+        at: &StageState,
+        most: Option<u64>,
+    ) -> Result<(), BuildFailure> {
         let new = made.images.iter().filter(|i| !at.base.images.contains(i));
         let bytes: u64 = new.map(|i| i.size).sum();
         match most.filter(|most| bytes > *most) {
@@ -86,12 +91,18 @@ impl<E: Engine> Job<E> {
     }
 
     /// Refuses at once what would be found out after all steps and a minute of waiting.
-    pub(super) fn check_startup(&self, at: &Progressed, stage: &Stage) -> Result<(), Failure> {
+    pub(super) fn check_startup(
+        &self,
+        at: &StageState,
+        stage: &BuildStage,
+    ) -> Result<(), BuildFailure> {
         let setting = &at.setting;
-        let says = |step: &Step| matches!(step.action, Action::Cmd(_) | Action::Entrypoint(_));
+        let says = |step: &BuildStep| {
+            matches!(step.action, StepAction::Cmd(_) | StepAction::Entrypoint(_))
+        };
         let inherits = !setting.entrypoint.is_empty() || !setting.cmd.is_empty();
         if self.spec.start_image_command && !inherits && !stage.steps.iter().any(says) {
-            return Err(Failure::of(NO_IMAGE_COMMAND));
+            return Err(BuildFailure::of(NO_IMAGE_COMMAND));
         }
         let startup = &self.spec.startup;
         let starts = startup.start.is_some()
@@ -99,7 +110,7 @@ impl<E: Engine> Job<E> {
             || at.base.startup.start.is_some();
         let port = startup.ready.as_ref().and_then(|ready| ready.port);
         match port.filter(|_| !starts) {
-            Some(port) => Err(Failure::of(format!(
+            Some(port) => Err(BuildFailure::of(format!(
                 "nothing would listen on port {port}, which is awaited: the template starts nothing"
             ))),
             None => Ok(()),
@@ -107,12 +118,14 @@ impl<E: Engine> Job<E> {
     }
 
     /// What the template starts and awaits: as the build says, else as what it begins with does.
-    fn startup(&self, at: &Progressed) -> Result<Startup, Failure> {
+    fn startup(&self, at: &StageState) -> Result<Startup, BuildFailure> {
         let mut startup = self.spec.startup.clone();
         if self.spec.start_image_command {
             let setting = &at.setting;
             let mut words = setting.entrypoint.iter().chain(&setting.cmd).cloned();
-            let command = words.next().ok_or_else(|| Failure::of(NO_IMAGE_COMMAND))?;
+            let command = words
+                .next()
+                .ok_or_else(|| BuildFailure::of(NO_IMAGE_COMMAND))?;
             startup.start = Some(StartCommand {
                 command,
                 args: Some(words.collect()),
@@ -148,15 +161,15 @@ impl<E: Engine> Job<E> {
 
     async fn derive(
         &self,
-        at: &mut Progressed,
+        at: &mut StageState,
         defaults: Defaults,
         startup: Startup,
         sum: &str,
-    ) -> Result<Manifest, Failure> {
+    ) -> Result<Manifest, BuildFailure> {
         self.log.info(Some("finalize"), "writing the image");
         let agent = self.agent(at).await?;
         let layer = agent.layer().await;
-        let layer = layer.map_err(|e| Failure::agent("read what the build changed", e))?;
+        let layer = layer.map_err(|e| BuildFailure::agent("read what the build changed", e))?;
         let mut origin = at.base.origin.clone().unwrap_or_default();
         origin.entrypoint.clone_from(&at.setting.entrypoint);
         origin.cmd.clone_from(&at.setting.cmd);
@@ -192,8 +205,8 @@ impl<E: Engine> Job<E> {
         let template = tokio::task::spawn_blocking(work).await;
         self.log.end_progress();
         let template = template
-            .map_err(|e| Failure::of(e.to_string()))?
-            .map_err(|e| Failure::because(&e))?;
+            .map_err(|e| BuildFailure::of(e.to_string()))?
+            .map_err(|e| BuildFailure::because(&e))?;
         Ok(template.manifest)
     }
 
@@ -201,9 +214,9 @@ impl<E: Engine> Job<E> {
     async fn make_ready(
         &self,
         manifest: &Manifest,
-        at: &Progressed,
+        at: &StageState,
         names: &[String],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), BuildFailure> {
         let reference = manifest.reference();
         let hidden = reference == self.hidden();
         if !manifest.startup.is_empty() {
@@ -235,6 +248,6 @@ impl<E: Engine> Job<E> {
         if hidden && let Err(e) = self.inner.templates.remove(&reference) {
             tracing::warn!("template {reference} stays: {e}");
         }
-        published.map_err(Failure::of)
+        published.map_err(BuildFailure::of)
     }
 }

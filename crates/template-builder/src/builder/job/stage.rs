@@ -1,10 +1,12 @@
 //! Stages of a build: their base, their state and their order.
 
-use super::super::failure::Failure;
-use super::super::key;
-use super::super::setting::Setting;
-use super::{Job, is_silent, short};
-use crate::spec::{Action, Beginning, BuildSpec, CopyFrom, ImageSource, Stage, Step};
+use super::super::failure::BuildFailure;
+use super::super::stage_config::StageConfig;
+use super::super::step_key;
+use super::{BuildJob, is_silent, short};
+use crate::spec::{
+    BuildSpec, BuildStage, BuildStep, CopySource, ImageSource, StageBase, StepAction,
+};
 use jiffy_engine::{Engine, SandboxSize};
 use jiffy_host::{Source, usual_size};
 use jiffy_image::{Defaults, Manifest, Progress, Step as HistoryStep};
@@ -13,9 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// What a stage has come to.
-pub(super) struct Progressed {
+pub(super) struct StageState {
     pub(super) key: String,
-    pub(super) setting: Setting,
+    pub(super) setting: StageConfig,
     pub(super) base: Arc<Manifest>,
     /// Template or snapshot that a sandbox of it is made from.
     pub(super) source: Source,
@@ -27,8 +29,8 @@ pub(super) struct Progressed {
     pub(super) steps: Vec<String>,
 }
 
-impl Progressed {
-    pub(super) fn remember(&mut self, step: &Step, took: Option<Duration>) {
+impl StageState {
+    pub(super) fn remember(&mut self, step: &BuildStep, took: Option<Duration>) {
         if is_silent(step) {
             return;
         }
@@ -40,18 +42,18 @@ impl Progressed {
     }
 }
 
-pub(super) struct Counter {
+pub(super) struct StepCounter {
     pub(super) done: usize,
     pub(super) total: usize,
 }
 
-impl<E: Engine> Job<E> {
+impl<E: Engine> BuildJob<E> {
     pub(super) async fn stage(
         &self,
-        stage: &Stage,
-        before: &mut [Option<Progressed>],
-        counter: &mut Counter,
-    ) -> Result<Progressed, Failure> {
+        stage: &BuildStage,
+        before: &mut [Option<StageState>],
+        counter: &mut StepCounter,
+    ) -> Result<StageState, BuildFailure> {
         let mut at = self.begin(stage, before).await.map_err(|e| e.at("base"))?;
         if before.len() + 1 == self.spec.stages.len() {
             self.check_startup(&at, stage).map_err(|e| e.at("base"))?;
@@ -67,7 +69,7 @@ impl<E: Engine> Job<E> {
             let taken = self
                 .step(step, &mut at, before, &mut fresh, &shown, &name)
                 .await;
-            taken.map_err(|e| Failure {
+            taken.map_err(|e| BuildFailure {
                 message: match step.line {
                     Some(line) => format!("line {line}, {}: {}", short(&step.text), e.message),
                     None if is_silent(step) => e.message,
@@ -82,14 +84,14 @@ impl<E: Engine> Job<E> {
     /// The stage before its first step.
     async fn begin(
         &self,
-        stage: &Stage,
-        before: &[Option<Progressed>],
-    ) -> Result<Progressed, Failure> {
-        if let Beginning::Stage(n) = &stage.from {
+        stage: &BuildStage,
+        before: &[Option<StageState>],
+    ) -> Result<StageState, BuildFailure> {
+        if let StageBase::Stage(n) = &stage.from {
             let from = before.get(*n).and_then(Option::as_ref);
-            let from =
-                from.ok_or_else(|| Failure::of("it begins with a stage that is not before it"))?;
-            return Ok(Progressed {
+            let from = from
+                .ok_or_else(|| BuildFailure::of("it begins with a stage that is not before it"))?;
+            return Ok(StageState {
                 key: from.key.clone(),
                 setting: from.setting.handed_on(),
                 base: from.base.clone(),
@@ -104,13 +106,13 @@ impl<E: Engine> Job<E> {
         let size = self.size(&base.defaults)?;
         let name = base.reference();
         let word = self.inner.sandboxes.fingerprint(&name, size).await;
-        let word = word.map_err(|e| Failure::of(e.to_string()))?;
+        let word = word.map_err(|e| BuildFailure::of(e.to_string()))?;
         let origin = base.origin.clone().unwrap_or_default();
-        let mut setting = Setting::of(&base.defaults);
+        let mut setting = StageConfig::of(&base.defaults);
         (setting.entrypoint, setting.cmd) = (origin.entrypoint, origin.cmd);
         setting.exposed = origin.exposed_ports;
-        Ok(Progressed {
-            key: key::beginning(self.template.owner.as_deref(), &word),
+        Ok(StageState {
+            key: step_key::base_key(self.template.owner.as_deref(), &word),
             setting,
             source: Source::Template(name),
             sandbox: None,
@@ -122,10 +124,10 @@ impl<E: Engine> Job<E> {
     }
 
     /// The template that a stage begins with; an image becomes one.
-    async fn base(&self, from: &Beginning) -> Result<Manifest, Failure> {
+    async fn base(&self, from: &StageBase) -> Result<Manifest, BuildFailure> {
         let image = match from {
-            Beginning::Template(name) => return self.local(name).await,
-            Beginning::Name(name) => {
+            StageBase::Template(name) => return self.local(name).await,
+            StageBase::Name(name) => {
                 if self.inner.is_template(name, self.template.owner.as_deref()) {
                     return self.local(name).await;
                 }
@@ -135,13 +137,13 @@ impl<E: Engine> Job<E> {
                     plain_http: false,
                 }
             }
-            Beginning::Image(image) => image,
-            Beginning::Scratch => {
-                return Err(Failure::of(
+            StageBase::Image(image) => image,
+            StageBase::Scratch => {
+                return Err(BuildFailure::of(
                     "a template that begins with nothing has nothing to run: begin with an image or a template",
                 ));
             }
-            Beginning::Stage(_) => return Err(Failure::of("a stage is no template")),
+            StageBase::Stage(_) => return Err(BuildFailure::of("a stage is no template")),
         };
         self.log
             .info(Some("base"), &format!("image {}", image.reference));
@@ -149,8 +151,8 @@ impl<E: Engine> Job<E> {
         let (owner, caller) = (self.template.owner.clone(), self.build.caller.clone());
         let place = self.inner.pulls.enter(caller.as_deref()).await;
         let disk = self.inner.image_budget(owner.as_deref()).await;
-        let disk = disk.map_err(|e| Failure::because(&e))?;
-        let cancel = Cancel::new().map_err(|e| Failure::because(&e))?;
+        let disk = disk.map_err(|e| BuildFailure::because(&e))?;
+        let cancel = Cancel::new().map_err(|e| BuildFailure::because(&e))?;
         // A build that is cancelled drops this: its puller dies at once.
         let _guard = cancel.guard();
         let work = move || {
@@ -166,24 +168,24 @@ impl<E: Engine> Job<E> {
         let imported = tokio::task::spawn_blocking(work).await;
         self.log.end_progress();
         imported
-            .map_err(|e| Failure::of(e.to_string()))?
-            .map_err(|e| Failure::because(&e))
+            .map_err(|e| BuildFailure::of(e.to_string()))?
+            .map_err(|e| BuildFailure::because(&e))
     }
 
-    async fn local(&self, name: &str) -> Result<Manifest, Failure> {
+    async fn local(&self, name: &str) -> Result<Manifest, BuildFailure> {
         let owner = self.template.owner.as_deref();
         let found = self.inner.resolve_for(name, owner);
-        let name = found.map_err(|e| Failure::of(e.to_string()))?;
+        let name = found.map_err(|e| BuildFailure::of(e.to_string()))?;
         // A stock template that is not built yet is built now.
         let usual = SandboxSize::default();
         let built = self.inner.sandboxes.fingerprint(&name, usual).await;
-        built.map_err(|e| Failure::of(e.to_string()))?;
+        built.map_err(|e| BuildFailure::of(e.to_string()))?;
         let manifest = self.inner.templates.manifest(&name);
-        manifest.map_err(|e| Failure::of(e.to_string()))
+        manifest.map_err(|e| BuildFailure::of(e.to_string()))
     }
 
     /// What the sandboxes of the build get, and then those of the template.
-    fn size(&self, base: &Defaults) -> Result<SandboxSize, Failure> {
+    fn size(&self, base: &Defaults) -> Result<SandboxSize, BuildFailure> {
         let usual = usual_size(base);
         let wanted = self.build.size;
         let size = SandboxSize {
@@ -191,13 +193,13 @@ impl<E: Engine> Job<E> {
             memory_mib: wanted.memory_mib.unwrap_or(usual.memory_mib),
             disk_mib: usual.disk_mib.max(wanted.disk_mib.unwrap_or(0)),
         };
-        size.check().map_err(|e| Failure::of(e.to_string()))?;
+        size.check().map_err(|e| BuildFailure::of(e.to_string()))?;
         Ok(size)
     }
 }
 
 /// Which stages the last one needs.
-pub(super) fn needed(spec: &BuildSpec) -> Result<Vec<bool>, Failure> {
+pub(super) fn needed(spec: &BuildSpec) -> Result<Vec<bool>, BuildFailure> {
     let mut needed = vec![false; spec.stages.len()];
     if let Some(last) = needed.last_mut() {
         *last = true;
@@ -208,19 +210,19 @@ pub(super) fn needed(spec: &BuildSpec) -> Result<Vec<bool>, Failure> {
         }
         let stage = &spec.stages[number];
         let copied = stage.steps.iter().filter_map(|step| match &step.action {
-            Action::Copy(copy) => match copy.from {
-                CopyFrom::Stage(n) => Some(n),
+            StepAction::Copy(copy) => match copy.from {
+                CopySource::Stage(n) => Some(n),
                 _ => None,
             },
             _ => None,
         });
         let begun = match stage.from {
-            Beginning::Stage(n) => Some(n),
+            StageBase::Stage(n) => Some(n),
             _ => None,
         };
         for n in copied.chain(begun) {
             if n >= number {
-                return Err(Failure::of(format!(
+                return Err(BuildFailure::of(format!(
                     "stage {number} needs stage {n}, which is not before it"
                 )));
             }

@@ -1,38 +1,41 @@
 //! Steps of a stage: commands, and what earlier builds made of equal steps.
 
-use super::super::copy::{self, ROOT};
-use super::super::failure::Failure;
-use super::super::key;
-use super::super::log::LineCutter;
+use super::super::copy::{self, ROOT_USER};
+use super::super::failure::BuildFailure;
+use super::super::log::LineSplitter;
+use super::super::step_key;
 use super::super::user::add_user;
-use super::stage::Progressed;
-use super::{Job, is_silent};
-use crate::spec::{Action, Command, Step};
+use super::stage::StageState;
+use super::{BuildJob, is_silent};
+use crate::spec::{BuildStep, StepAction, StepCommand};
 use jiffy_agent_client::{AgentClient, ProcessEvent, ProcessSpec};
 use jiffy_engine::Engine;
 use jiffy_host::Source;
 use std::time::Instant;
 
-const BASH: &str = "/bin/bash";
+const BASH_PATH: &str = "/bin/bash";
 
-impl<E: Engine> Job<E> {
+impl<E: Engine> BuildJob<E> {
     /// Takes one step, or takes up what an earlier build made of it.
     pub(super) async fn step(
         &self,
-        step: &Step,
-        at: &mut Progressed,
-        before: &mut [Option<Progressed>],
+        step: &BuildStep,
+        at: &mut StageState,
+        before: &mut [Option<StageState>],
         fresh: &mut bool,
         shown: &str,
         name: &str,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), BuildFailure> {
         *fresh |= step.force;
         let files = self.files(step, before)?;
-        at.key = key::step(&at.key, step, files.as_ref().map_or("", |f| f.key()));
+        at.key = step_key::step_key(&at.key, step, files.as_ref().map_or("", |f| f.key()));
         let began = Instant::now();
         let changes_files = matches!(
             step.action,
-            Action::Run { .. } | Action::Copy(_) | Action::Workdir(_) | Action::AddUser(_)
+            StepAction::Run { .. }
+                | StepAction::Copy(_)
+                | StepAction::Workdir(_)
+                | StepAction::AddUser(_)
         );
         let said = |message: &str| {
             if !is_silent(step) {
@@ -41,7 +44,7 @@ impl<E: Engine> Job<E> {
         };
         if !changes_files {
             said(shown);
-            return at.setting.apply(&step.action).map_err(Failure::of);
+            return at.setting.apply(&step.action).map_err(BuildFailure::of);
         }
         at.steps.push(at.key.clone());
         let known = match *fresh {
@@ -51,7 +54,7 @@ impl<E: Engine> Job<E> {
         if let Some(snapshot) = known {
             self.inner.use_step(&at.key);
             said(&format!("CACHED {shown}"));
-            at.setting.apply(&step.action).map_err(Failure::of)?;
+            at.setting.apply(&step.action).map_err(BuildFailure::of)?;
             at.source = Source::Snapshot(snapshot.id);
             self.let_go(at).await;
             at.remember(step, None);
@@ -62,25 +65,25 @@ impl<E: Engine> Job<E> {
         said(shown);
         let agent = self.agent(at).await?;
         match &step.action {
-            Action::Run { command, user } => {
+            StepAction::Run { command, user } => {
                 self.run_command(&agent, at, command, user.as_deref(), name)
                     .await?;
             }
-            Action::Copy(copy) => self.copy(&agent, at, copy, files, before).await?,
-            Action::AddUser(user) => add_user(&agent, user).await?,
+            StepAction::Copy(copy) => self.copy(&agent, at, copy, files, before).await?,
+            StepAction::AddUser(user) => add_user(&agent, user).await?,
             _ => {}
         }
-        at.setting.apply(&step.action).map_err(Failure::of)?;
-        if let Action::Workdir(_) = step.action {
+        at.setting.apply(&step.action).map_err(BuildFailure::of)?;
+        if let StepAction::Workdir(_) = step.action {
             // Whoever works there may write there, where its parents allow it.
             let (path, user) = (&at.setting.workdir, &at.setting.user);
             if copy::make_directory(&agent, path, user).await.is_err() {
-                copy::make_directory(&agent, path, ROOT).await?;
+                copy::make_directory(&agent, path, ROOT_USER).await?;
             }
         }
         let sandbox = at.sandbox.as_deref().unwrap_or_default();
         let snapshot = self.inner.sandboxes.snapshot_step(sandbox, &at.key).await;
-        let snapshot = snapshot.map_err(|e| Failure::of(e.to_string()))?;
+        let snapshot = snapshot.map_err(|e| BuildFailure::of(e.to_string()))?;
         self.inner.use_step(&at.key);
         at.source = Source::Snapshot(snapshot.id);
         at.remember(step, Some(began.elapsed()));
@@ -90,20 +93,21 @@ impl<E: Engine> Job<E> {
     async fn run_command(
         &self,
         agent: &AgentClient,
-        at: &Progressed,
-        command: &Command,
+        at: &StageState,
+        command: &StepCommand,
         user: Option<&str>,
         name: &str,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), BuildFailure> {
         let words = match command {
-            Command::Line(line) => at.setting.shell_words(line),
-            Command::Exec(words) => words.clone(),
+            StepCommand::Line(line) => at.setting.shell_words(line),
+            StepCommand::Exec(words) => words.clone(),
         };
         let (program, args) = words
             .split_first()
-            .ok_or_else(|| Failure::of("there is no program to run"))?;
+            .ok_or_else(|| BuildFailure::of("there is no program to run"))?;
         // Clients that know one shell only mean any.
-        let bash = program.as_str() == BASH && agent.stat(BASH, Some(ROOT)).await.is_err();
+        let bash =
+            program.as_str() == BASH_PATH && agent.stat(BASH_PATH, Some(ROOT_USER)).await.is_err();
         let program: &str = if bash { "/bin/sh" } else { program };
         let limit = self.inner.settings.step_limit;
         let spec = ProcessSpec {
@@ -117,8 +121,8 @@ impl<E: Engine> Job<E> {
         let mut process = agent
             .start(&spec)
             .await
-            .map_err(|e| Failure::agent(&format!("run {program}"), e))?;
-        let (mut out, mut err) = (LineCutter::default(), LineCutter::default());
+            .map_err(|e| BuildFailure::agent(&format!("run {program}"), e))?;
+        let (mut out, mut err) = (LineSplitter::default(), LineSplitter::default());
         let say = |lines: Vec<String>| {
             for line in lines {
                 self.log.info(Some(name), &line);
@@ -126,19 +130,19 @@ impl<E: Engine> Job<E> {
         };
         let end = loop {
             let event = process.next_event().await;
-            match event.map_err(|e| Failure::agent("hear from the command", e))? {
+            match event.map_err(|e| BuildFailure::agent("hear from the command", e))? {
                 Some(ProcessEvent::Stdout(bytes)) => say(out.push(&bytes)),
                 Some(ProcessEvent::Stderr(bytes)) => say(err.push(&bytes)),
                 Some(ProcessEvent::End(end)) => break end,
                 Some(_) => {}
-                None => return Err(Failure::of("the sandbox ended while the command ran")),
+                None => return Err(BuildFailure::of("the sandbox ended while the command ran")),
             }
         };
         say(out.rest().into_iter().chain(err.rest()).collect());
         if end.exited && end.exit_code == 0 {
             return Ok(());
         }
-        Err(Failure::of(match end {
+        Err(BuildFailure::of(match end {
             _ if began.elapsed() >= limit => format!("it took longer than {} s", limit.as_secs()),
             end if end.oom_killed => format!(
                 "there was no memory left for it ({} MiB): give the template more with --memory",

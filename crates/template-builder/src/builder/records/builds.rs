@@ -1,10 +1,10 @@
 //! Records of builds.
 
-use super::{RecordError, Records, json, loaded, now_ms, stored};
+use super::{BuildRecords, RecordError, json, loaded, now_ms, stored};
 use rusqlite::{OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 
-const BUILD: &str =
+const BUILD_COLUMNS: &str =
     "id, template, tags, size, status, reason, steps, version, created_ms, changed_ms, caller";
 
 /// What its sandboxes get, as far as its author said.
@@ -21,7 +21,7 @@ pub struct WantedSize {
 
 /// Where a build is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
+pub enum BuildStatus {
     /// Not begun: its files are still to come, or others build.
     Waiting,
     /// Under way.
@@ -32,7 +32,7 @@ pub enum Status {
     Error,
 }
 
-impl Status {
+impl BuildStatus {
     /// One word for it.
     pub fn name(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl Status {
 
 /// Why a build failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reason {
+pub struct FailureReason {
     /// What failed, on what, and what to do.
     pub message: String,
     /// Number of the step that failed, from 1, or `base` or `finalize`.
@@ -80,9 +80,9 @@ pub struct BuildRecord {
     /// What its sandboxes get.
     pub size: WantedSize,
     /// Where it is.
-    pub status: Status,
+    pub status: BuildStatus,
     /// Why it failed, if it did.
-    pub reason: Option<Reason>,
+    pub reason: Option<FailureReason>,
     /// Keys of the steps it is made of.
     pub steps: Vec<String>,
     /// What it became.
@@ -93,7 +93,7 @@ pub struct BuildRecord {
     pub changed_ms: u64,
 }
 
-impl Records {
+impl BuildRecords {
     /// Enters a build.
     pub fn enter_build(&self, b: &BuildRecord) -> Result<(), RecordError> {
         self.with(|c| {
@@ -117,7 +117,7 @@ impl Records {
 
     /// One build.
     pub fn build(&self, id: &str) -> Result<Option<BuildRecord>, RecordError> {
-        let query = format!("SELECT {BUILD} FROM builds WHERE id = ?1");
+        let query = format!("SELECT {BUILD_COLUMNS} FROM builds WHERE id = ?1");
         let found = self.with(|c| c.prepare_cached(&query)?.query_row([id], build).optional())?;
         Ok(found.map(|build| self.unwritten.applied(build)))
     }
@@ -125,7 +125,7 @@ impl Records {
     /// The builds of a template, the newest first.
     pub fn builds(&self, template: &str) -> Result<Vec<BuildRecord>, RecordError> {
         let query = format!(
-            "SELECT {BUILD} FROM builds WHERE template = ?1 ORDER BY created_ms DESC, rowid DESC LIMIT 1000"
+            "SELECT {BUILD_COLUMNS} FROM builds WHERE template = ?1 ORDER BY created_ms DESC, rowid DESC LIMIT 1000"
         );
         let found: Vec<BuildRecord> = self.with(|c| {
             c.prepare_cached(&query)?
@@ -137,7 +137,12 @@ impl Records {
     }
 
     /// Moves a build on from `from`; false if it was not there.
-    pub fn move_on(&self, id: &str, from: Status, to: Status) -> Result<bool, RecordError> {
+    pub fn move_on(
+        &self,
+        id: &str,
+        from: BuildStatus,
+        to: BuildStatus,
+    ) -> Result<bool, RecordError> {
         self.with(|c| {
             let change =
                 "UPDATE builds SET status = ?3, changed_ms = ?4 WHERE id = ?1 AND status = ?2";
@@ -156,7 +161,7 @@ impl Records {
     }
 
     /// Ends a build that is not over.
-    pub fn fail(&self, id: &str, reason: &Reason) -> Result<(), RecordError> {
+    pub fn fail(&self, id: &str, reason: &FailureReason) -> Result<(), RecordError> {
         self.with(|c| {
             let change = "UPDATE builds SET status = 'error', reason = ?2, changed_ms = ?3
                 WHERE id = ?1 AND status NOT IN ('ready', 'error')";
@@ -194,7 +199,7 @@ impl Records {
     }
 
     /// Ends every build that is not over: whoever carried them out is gone. Returns how many there were.
-    pub fn abandon(&self, reason: &Reason) -> Result<usize, RecordError> {
+    pub fn abandon(&self, reason: &FailureReason) -> Result<usize, RecordError> {
         self.with(|c| {
             let change = "UPDATE builds SET status = 'error', reason = ?1, changed_ms = ?2
                 WHERE status NOT IN ('ready', 'error')";
@@ -211,7 +216,7 @@ fn build(row: &Row<'_>) -> rusqlite::Result<BuildRecord> {
         template: row.get(1)?,
         tags: serde_json::from_str(&text(2)?).unwrap_or_default(),
         size: serde_json::from_str(&text(3)?).unwrap_or_default(),
-        status: Status::from_name(&text(4)?),
+        status: BuildStatus::from_name(&text(4)?),
         reason: reason.and_then(|r| serde_json::from_str(&r).ok()),
         steps: serde_json::from_str(&text(6)?).unwrap_or_default(),
         version: row.get(7)?,

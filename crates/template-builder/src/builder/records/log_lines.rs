@@ -1,16 +1,16 @@
 //! Log lines of builds.
 
-use super::{RecordError, Records, loaded, now_ms, stored};
+use super::{BuildRecords, RecordError, loaded, now_ms, stored};
 use rusqlite::{Row, params};
 
 /// Most lines that are kept of one build; what it says after them is counted, and not kept.
-pub const MAX_LINES: u64 = 50_000;
+pub const MAX_LOG_LINES: u64 = 50_000;
 /// Longest line, in bytes.
-const MAX_LINE: usize = 4096;
+const MAX_LOG_LINE_BYTES: usize = 4096;
 
 /// How much a line matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum LogLevel {
     /// What programs wrote to their standard output, and details.
     Debug,
     /// What happens.
@@ -21,7 +21,7 @@ pub enum Level {
     Error,
 }
 
-impl Level {
+impl LogLevel {
     /// One word for it.
     pub fn name(self) -> &'static str {
         match self {
@@ -41,14 +41,14 @@ impl Level {
 
 /// A line that a build said.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct LogLine {
     /// From 0.
     pub number: u64,
     /// Milliseconds since 1970.
     pub at_ms: u64,
     /// How much it matters.
-    pub level: Level,
-    /// Step it belongs to, as in [`Reason::step`].
+    pub level: LogLevel,
+    /// Step it belongs to, as in [`FailureReason::step`].
     pub step: Option<String>,
     /// What it says.
     pub message: String,
@@ -56,7 +56,7 @@ pub struct Line {
 
 /// Which lines are wanted.
 #[derive(Debug, Clone, Copy)]
-pub struct Lines {
+pub struct LogQuery {
     /// From this one on.
     pub from: u64,
     /// At most so many.
@@ -64,16 +64,16 @@ pub struct Lines {
     /// Backwards.
     pub backwards: bool,
     /// Those that matter at least so much.
-    pub level: Level,
+    pub level: LogLevel,
 }
 
-impl Records {
+impl BuildRecords {
     /// Writes down a line.
     pub fn say(
         &self,
         build: &str,
         number: u64,
-        level: Level,
+        level: LogLevel,
         step: Option<&str>,
         message: &str,
     ) -> Result<(), RecordError> {
@@ -96,7 +96,7 @@ impl Records {
     }
 
     /// Lines of a build.
-    pub fn lines(&self, build: &str, which: Lines) -> Result<Vec<Line>, RecordError> {
+    pub fn lines(&self, build: &str, which: LogQuery) -> Result<Vec<LogLine>, RecordError> {
         let order = if which.backwards { "DESC" } else { "ASC" };
         let compare = if which.backwards { "<=" } else { ">=" };
         let query = format!(
@@ -117,12 +117,12 @@ impl Records {
     }
 }
 
-fn line(row: &Row<'_>) -> rusqlite::Result<Line> {
+fn line(row: &Row<'_>) -> rusqlite::Result<LogLine> {
     let level: String = row.get(2)?;
-    Ok(Line {
+    Ok(LogLine {
         number: loaded(row.get(0)?),
         at_ms: loaded(row.get(1)?),
-        level: Level::from_name(&level).unwrap_or(Level::Info),
+        level: LogLevel::from_name(&level).unwrap_or(LogLevel::Info),
         step: row.get(3)?,
         message: row.get(4)?,
     })
@@ -138,8 +138,8 @@ fn clean(message: &str) -> String {
         }
     };
     let mut text: String = message.chars().map(shown).collect();
-    if text.len() > MAX_LINE {
-        let mut end = MAX_LINE;
+    if text.len() > MAX_LOG_LINE_BYTES {
+        let mut end = MAX_LOG_LINE_BYTES;
         while !text.is_char_boundary(end) {
             end -= 1;
         }

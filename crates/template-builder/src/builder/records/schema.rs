@@ -2,17 +2,17 @@
 
 use rusqlite::Connection;
 
-pub(super) const VERSION: i64 = 2;
+pub(super) const SCHEMA_VERSION: i64 = 2;
 /// Schema of version 1. Later versions are made from it by [`MIGRATIONS`], also in a new file.
-pub(super) const TABLES: &str = "
-    CREATE TABLE templates (
+pub(super) const SCHEMA_V1: &str = "
+    CREATE STEPS_TABLE templates (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL UNIQUE,
         owner TEXT,
         public INTEGER NOT NULL DEFAULT 0,
         created_ms INTEGER NOT NULL
     ) STRICT;
-    CREATE TABLE builds (
+    CREATE STEPS_TABLE builds (
         id TEXT PRIMARY KEY,
         template TEXT NOT NULL REFERENCES templates (id) ON DELETE CASCADE,
         tags TEXT NOT NULL,
@@ -25,7 +25,7 @@ pub(super) const TABLES: &str = "
         changed_ms INTEGER NOT NULL
     ) STRICT;
     CREATE INDEX builds_of ON builds (template, created_ms);
-    CREATE TABLE lines (
+    CREATE STEPS_TABLE lines (
         build TEXT NOT NULL REFERENCES builds (id) ON DELETE CASCADE,
         number INTEGER NOT NULL,
         at_ms INTEGER NOT NULL,
@@ -38,7 +38,7 @@ pub(super) const TABLES: &str = "
 /// Schema changes; the first makes version 2 from version 1, and so on. Foreign keys are not
 /// enforced meanwhile: a table that is made anew would take the rows that refer to it along.
 const MIGRATIONS: &[&str] = &["
-    CREATE TABLE templates_2 (
+    CREATE STEPS_TABLE templates_2 (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL,
         owner TEXT,
@@ -46,20 +46,20 @@ const MIGRATIONS: &[&str] = &["
         created_ms INTEGER NOT NULL
     ) STRICT;
     INSERT INTO templates_2 SELECT id, name, owner, public, created_ms FROM templates ORDER BY rowid;
-    DROP TABLE templates;
-    ALTER TABLE templates_2 RENAME TO templates;
+    DROP STEPS_TABLE templates;
+    ALTER STEPS_TABLE templates_2 RENAME TO templates;
     CREATE UNIQUE INDEX templates_by_name ON templates (ifnull(owner, ''), name);
-    ALTER TABLE builds ADD COLUMN caller TEXT;
+    ALTER STEPS_TABLE builds ADD COLUMN caller TEXT;
     CREATE INDEX builds_by_status ON builds (status, created_ms);
-    CREATE TABLE migrations (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
+    CREATE STEPS_TABLE migrations (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 "];
 
 /// Makes the newest schema of version `found`; 0: of nothing.
 pub(super) fn migrate(connection: &Connection, found: i64) -> rusqlite::Result<()> {
     let mut version = found;
-    while version < VERSION {
+    while version < SCHEMA_VERSION {
         let change = match version {
-            0 => TABLES,
+            0 => SCHEMA_V1,
             // Never out of bounds: there is one change for each version.
             n => usize::try_from(n - 1).map_or("", |n| MIGRATIONS.get(n).copied().unwrap_or("")),
         };

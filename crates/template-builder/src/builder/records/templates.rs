@@ -1,10 +1,10 @@
 //! Records of templates.
 
-use super::{RecordError, Records, loaded, stored};
+use super::{BuildRecords, RecordError, loaded, stored};
 use jiffy_image::DEFAULT_TAG;
 use rusqlite::{OptionalExtension, Row, params};
 
-const TEMPLATE: &str = "id, name, owner, public, created_ms";
+const TEMPLATE_COLUMNS: &str = "id, name, owner, public, created_ms";
 
 /// A template that was built here, or is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,16 +33,16 @@ impl TemplateRecord {
     }
 }
 
-impl Records {
+impl BuildRecords {
     /// All templates, the oldest first.
     pub fn templates(&self) -> Result<Vec<TemplateRecord>, RecordError> {
-        let query = format!("SELECT {TEMPLATE} FROM templates ORDER BY rowid");
+        let query = format!("SELECT {TEMPLATE_COLUMNS} FROM templates ORDER BY rowid");
         self.with(|c| c.prepare_cached(&query)?.query_map([], template)?.collect())
     }
 
     /// The template with this id.
     pub fn template(&self, id: &str) -> Result<Option<TemplateRecord>, RecordError> {
-        let query = format!("SELECT {TEMPLATE} FROM templates WHERE id = ?1");
+        let query = format!("SELECT {TEMPLATE_COLUMNS} FROM templates WHERE id = ?1");
         self.with(|c| {
             let mut query = c.prepare_cached(&query)?;
             query.query_row([id], template).optional()
@@ -55,8 +55,9 @@ impl Records {
         owner: Option<&str>,
         name: &str,
     ) -> Result<Option<TemplateRecord>, RecordError> {
-        let query =
-            format!("SELECT {TEMPLATE} FROM templates WHERE ifnull(owner, '') = ?1 AND name = ?2");
+        let query = format!(
+            "SELECT {TEMPLATE_COLUMNS} FROM templates WHERE ifnull(owner, '') = ?1 AND name = ?2"
+        );
         self.with(|c| {
             let mut query = c.prepare_cached(&query)?;
             let found = query.query_row([owner.unwrap_or_default(), name], template);

@@ -1,9 +1,9 @@
-use super::schema::TABLES;
+use super::schema::SCHEMA_V1;
 use super::*;
 
-fn records() -> (tempfile::TempDir, Records) {
+fn records() -> (tempfile::TempDir, BuildRecords) {
     let dir = tempfile::tempdir().unwrap();
-    let records = Records::open(dir.path()).unwrap();
+    let records = BuildRecords::open(dir.path()).unwrap();
     let template = TemplateRecord {
         id: "t1".into(),
         name: "mine".into(),
@@ -22,7 +22,7 @@ fn a_build(id: &str, created_ms: u64) -> BuildRecord {
         caller: None,
         tags: vec!["default".into()],
         size: WantedSize::default(),
-        status: Status::Waiting,
+        status: BuildStatus::Waiting,
         reason: None,
         steps: Vec::new(),
         version: None,
@@ -66,10 +66,10 @@ fn records_of_the_first_version_are_kept_with_their_builds_and_lines() {
         INSERT INTO lines VALUES ('b1', 0, 9, 'info', NULL, 'said');
         PRAGMA user_version = 1;
     ";
-    old.execute_batch(&format!("{TABLES} {rows}")).unwrap();
+    old.execute_batch(&format!("{SCHEMA_V1} {rows}")).unwrap();
     drop(old);
     for _ in 0..2 {
-        let records = Records::open(dir.path()).unwrap();
+        let records = BuildRecords::open(dir.path()).unwrap();
         let ids: Vec<String> = records
             .templates()
             .unwrap()
@@ -81,22 +81,22 @@ fn records_of_the_first_version_are_kept_with_their_builds_and_lines() {
         assert!(mine.public);
         let build = &records.builds("t1").unwrap()[0];
         assert_eq!((build.id.as_str(), &build.caller), ("b1", &None));
-        let which = Lines {
+        let which = LogQuery {
             from: 0,
             limit: 9,
             backwards: false,
-            level: Level::Debug,
+            level: LogLevel::Debug,
         };
         assert_eq!(records.lines("b1", which).unwrap().len(), 1);
     }
-    let records = Records::open(dir.path()).unwrap();
+    let records = BuildRecords::open(dir.path()).unwrap();
     records.forget_template("t1").unwrap();
     assert_eq!(records.build("b1").unwrap(), None);
     drop(records);
     let newer = Connection::open(dir.path().join("builds.db")).unwrap();
     newer.pragma_update(None, "user_version", 3).unwrap();
     assert!(matches!(
-        Records::open(dir.path()),
+        BuildRecords::open(dir.path()),
         Err(RecordError::Version { found: 3, .. })
     ));
 }
@@ -107,22 +107,22 @@ fn a_build_ends_once() {
     records.enter_build(&a_build("b1", 1)).unwrap();
     assert!(
         records
-            .move_on("b1", Status::Waiting, Status::Building)
+            .move_on("b1", BuildStatus::Waiting, BuildStatus::Building)
             .unwrap()
     );
     assert!(
         !records
-            .move_on("b1", Status::Waiting, Status::Building)
+            .move_on("b1", BuildStatus::Waiting, BuildStatus::Building)
             .unwrap()
     );
     records.succeed("b1", &["s".into()], "v").unwrap();
-    let late = Reason {
+    let late = FailureReason {
         message: "too late".into(),
         step: None,
     };
     records.fail("b1", &late).unwrap();
     let build = records.build("b1").unwrap().unwrap();
-    assert_eq!((build.status, build.reason), (Status::Ready, None));
+    assert_eq!((build.status, build.reason), (BuildStatus::Ready, None));
     records.enter_build(&a_build("b2", 2)).unwrap();
     assert_eq!(records.abandon(&late).unwrap(), 1);
     assert_eq!(records.build("b2").unwrap().unwrap().reason, Some(late));
@@ -152,16 +152,16 @@ fn lines_are_read_in_pages_and_by_level() {
     records.enter_build(&a_build("b1", 1)).unwrap();
     for n in 0..10 {
         let level = if n % 2 == 0 {
-            Level::Debug
+            LogLevel::Debug
         } else {
-            Level::Warn
+            LogLevel::Warn
         };
         records
             .say("b1", n, level, Some("1"), &format!("line {n}\u{7}"))
             .unwrap();
     }
     let numbers = |from, limit, backwards, level| {
-        let which = Lines {
+        let which = LogQuery {
             from,
             limit,
             backwards,
@@ -170,15 +170,15 @@ fn lines_are_read_in_pages_and_by_level() {
         let lines = records.lines("b1", which).unwrap();
         lines.into_iter().map(|l| l.number).collect::<Vec<_>>()
     };
-    assert_eq!(numbers(8, 100, false, Level::Debug), [8, 9]);
-    assert_eq!(numbers(0, 2, false, Level::Info), [1, 3]);
-    assert_eq!(numbers(9, 2, true, Level::Debug), [9, 8]);
-    assert_eq!(numbers(10, 2, false, Level::Debug), [0_u64; 0]);
-    let which = Lines {
+    assert_eq!(numbers(8, 100, false, LogLevel::Debug), [8, 9]);
+    assert_eq!(numbers(0, 2, false, LogLevel::Info), [1, 3]);
+    assert_eq!(numbers(9, 2, true, LogLevel::Debug), [9, 8]);
+    assert_eq!(numbers(10, 2, false, LogLevel::Debug), [0_u64; 0]);
+    let which = LogQuery {
         from: 0,
         limit: 1,
         backwards: false,
-        level: Level::Debug,
+        level: LogLevel::Debug,
     };
     assert_eq!(records.lines("b1", which).unwrap()[0].message, "line 0 ");
     records.forget_template("t1").unwrap();

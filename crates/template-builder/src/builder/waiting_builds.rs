@@ -1,7 +1,7 @@
 //! Builds that were asked for and not started: few for each key, and not for long.
 
-use super::records::{Reason, RecordError, Records, now_ms, stored};
-use super::{Builder, BuilderError, Inner, lock};
+use super::records::{BuildRecords, FailureReason, RecordError, now_ms, stored};
+use super::{Builder, BuilderError, BuilderInner, lock};
 use jiffy_engine::Engine;
 use rusqlite::params;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use std::time::Duration;
 /// Builds that wait for their start, for each key.
 pub const MAX_WAITING_BUILDS: usize = 20;
 /// Time after which a build that was not started is given up.
-pub const WAITING_BUILD_LIFE: Duration = Duration::from_secs(3600);
+pub const WAITING_BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Failed builds that are kept for each key.
 const MAX_FAILED_BUILDS: usize = 200;
 /// Time between two looks for builds that wait too long.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(600);
+const WAITING_GC_INTERVAL: Duration = Duration::from_secs(600);
 
-impl Records {
+impl BuildRecords {
     /// Ids of the builds that wait and were entered by `caller`; none: by the host's owner.
     fn waiting_of(&self, caller: Option<&str>) -> Result<Vec<String>, RecordError> {
         let query = "SELECT id FROM builds WHERE status = 'waiting' AND caller IS ?1";
@@ -51,11 +51,11 @@ impl Records {
     }
 }
 
-impl<E: Engine> Inner<E> {
+impl<E: Engine> BuilderInner<E> {
     /// Refuses one more build of `caller` if too many of its builds wait to be started. Needs the
     /// turn to enter builds.
     pub(super) fn check_waiting(&self, caller: Option<&str>) -> Result<(), BuilderError> {
-        self.give_up_waiting(WAITING_BUILD_LIFE)?;
+        self.give_up_waiting(WAITING_BUILD_TIMEOUT)?;
         self.records.forget_failed(caller, MAX_FAILED_BUILDS)?;
         // The host's owner has the disk anyway.
         if caller.is_none() {
@@ -73,7 +73,7 @@ impl<E: Engine> Inner<E> {
     /// Gives up builds that were not started for `life`.
     fn give_up_waiting(&self, life: Duration) -> Result<(), RecordError> {
         let life = u64::try_from(life.as_millis()).unwrap_or(u64::MAX);
-        let reason = Reason {
+        let reason = FailureReason {
             message: "the build was not started in time: ask for another".to_owned(),
             step: None,
         };
@@ -94,11 +94,11 @@ impl<E: Engine> Builder<E> {
         let builder = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
             loop {
-                tokio::time::sleep(SWEEP_INTERVAL).await;
+                tokio::time::sleep(WAITING_GC_INTERVAL).await;
                 let Some(inner) = builder.upgrade() else {
                     return;
                 };
-                if let Err(e) = inner.give_up_waiting(WAITING_BUILD_LIFE) {
+                if let Err(e) = inner.give_up_waiting(WAITING_BUILD_TIMEOUT) {
                     tracing::warn!("builds that were not started stay for now: {e}");
                 }
             }
@@ -108,13 +108,13 @@ impl<E: Engine> Builder<E> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::records::{BuildRecord, Status, TemplateRecord, WantedSize};
+    use super::super::records::{BuildRecord, BuildStatus, TemplateRecord, WantedSize};
     use super::*;
 
     #[test]
     fn failed_builds_and_templates_without_builds_are_forgotten_per_caller() {
         let dir = tempfile::tempdir().unwrap();
-        let records = Records::open(dir.path()).unwrap();
+        let records = BuildRecords::open(dir.path()).unwrap();
         for n in 0..6_u64 {
             let owner = Some(if n < 5 { "k1" } else { "k2" }.to_owned());
             let template = TemplateRecord {
@@ -132,9 +132,9 @@ mod tests {
                 tags: Vec::new(),
                 size: WantedSize::default(),
                 status: if n == 0 {
-                    Status::Waiting
+                    BuildStatus::Waiting
                 } else {
-                    Status::Error
+                    BuildStatus::Error
                 },
                 reason: None,
                 steps: Vec::new(),

@@ -4,13 +4,13 @@ use super::error::DockerfileError;
 use super::words;
 
 /// Longest file in bytes.
-const MAX_FILE: usize = 1 << 20;
+const MAX_FILE_BYTES: usize = 1 << 20;
 /// Instructions that may bring here-documents.
-const WITH_DOCUMENTS: [&str; 3] = ["RUN", "COPY", "ADD"];
+const HERE_DOCUMENT_INSTRUCTIONS: [&str; 3] = ["RUN", "COPY", "ADD"];
 
 /// One instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct Instruction {
     /// From 1.
     pub number: u32,
     /// `RUN`, `COPY`, …: in capitals.
@@ -18,12 +18,12 @@ pub(super) struct Line {
     /// What follows.
     pub rest: String,
     /// Its here-documents, in order.
-    pub documents: Vec<Document>,
+    pub documents: Vec<HereDocument>,
 }
 
 /// A here-document.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Document {
+pub(super) struct HereDocument {
     /// The word that ends it, and names the file.
     pub name: String,
     /// Its lines.
@@ -34,7 +34,7 @@ pub(super) struct Document {
     pub strip: bool,
 }
 
-impl Line {
+impl Instruction {
     /// An error about it.
     pub(super) fn error(&self, problem: impl Into<String>) -> DockerfileError {
         DockerfileError {
@@ -51,22 +51,22 @@ impl Line {
 }
 
 /// A file's instructions, and what escapes.
-pub(super) struct Lines {
-    pub lines: Vec<Line>,
+pub(super) struct Instructions {
+    pub lines: Vec<Instruction>,
     pub escape: char,
 }
 
 /// Reads a file.
-pub(super) fn read(text: &str) -> Result<Lines, DockerfileError> {
+pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
     let bad = |line, problem: String| DockerfileError {
         line,
         instruction: String::new(),
         problem,
     };
-    if text.len() > MAX_FILE {
+    if text.len() > MAX_FILE_BYTES {
         return Err(bad(
             1,
-            format!("the file is longer than {} KiB", MAX_FILE >> 10),
+            format!("the file is longer than {} KiB", MAX_FILE_BYTES >> 10),
         ));
     }
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -98,13 +98,15 @@ pub(super) fn read(text: &str) -> Result<Lines, DockerfileError> {
             continue;
         }
         let (instruction, rest) = whole.split_once(char::is_whitespace).unwrap_or((whole, ""));
-        let mut line = Line {
+        let mut line = Instruction {
             number,
             instruction: instruction.to_ascii_uppercase(),
             rest: rest.trim().to_owned(),
             documents: Vec::new(),
         };
-        if WITH_DOCUMENTS.contains(&line.instruction.as_str()) && line.rest.contains("<<") {
+        if HERE_DOCUMENT_INSTRUCTIONS.contains(&line.instruction.as_str())
+            && line.rest.contains("<<")
+        {
             for mut document in announced(&line.rest, escape) {
                 fill(&mut document, &mut source).map_err(|problem| line.error(problem))?;
                 line.documents.push(document);
@@ -118,7 +120,7 @@ pub(super) fn read(text: &str) -> Result<Lines, DockerfileError> {
             "there is no instruction: begin with FROM".to_owned(),
         ));
     }
-    Ok(Lines { lines, escape })
+    Ok(Instructions { lines, escape })
 }
 
 /// `# escape=` among the directives at the beginning.
@@ -155,7 +157,7 @@ fn continued(line: &str, escape: char) -> (&str, bool) {
 }
 
 /// The here-documents that a line says will follow: words like `<<NAME`, `<<-NAME`, `<<"NAME"`.
-fn announced(rest: &str, escape: char) -> Vec<Document> {
+fn announced(rest: &str, escape: char) -> Vec<HereDocument> {
     words::split_leniently(rest, escape)
         .into_iter()
         .filter_map(|word| document(&word))
@@ -163,7 +165,7 @@ fn announced(rest: &str, escape: char) -> Vec<Document> {
 }
 
 /// The here-document that a word announces.
-pub(super) fn document(word: &str) -> Option<Document> {
+pub(super) fn document(word: &str) -> Option<HereDocument> {
     let word = word.trim_start_matches(|c: char| c.is_ascii_digit());
     let name = word.strip_prefix("<<")?;
     let (name, strip) = match name.strip_prefix('-') {
@@ -177,7 +179,7 @@ pub(super) fn document(word: &str) -> Option<Document> {
     if plain.is_empty() || plain.contains(['<', '/']) {
         return None;
     }
-    Some(Document {
+    Some(HereDocument {
         expand: plain == name,
         name: plain,
         content: String::new(),
@@ -186,7 +188,7 @@ pub(super) fn document(word: &str) -> Option<Document> {
 }
 
 fn fill<'a>(
-    document: &mut Document,
+    document: &mut HereDocument,
     source: &mut impl Iterator<Item = (u32, &'a str)>,
 ) -> Result<(), String> {
     for (_, line) in source {
@@ -259,6 +261,6 @@ mod tests {
     fn files_without_instructions_and_odd_escapes_are_refused() {
         assert!(read("# only\n\n").is_err());
         assert!(read("# escape=x\nFROM a").is_err());
-        assert!(read(&"x".repeat(MAX_FILE + 1)).is_err());
+        assert!(read(&"x".repeat(MAX_FILE_BYTES + 1)).is_err());
     }
 }

@@ -1,28 +1,28 @@
 //! Ends of builds that are not written down yet, because the disk is full: whoever asks hears of them all the same.
 
-use super::records::{BuildRecord, Reason, RecordError, Records, Status};
+use super::records::{BuildRecord, BuildRecords, BuildStatus, FailureReason, RecordError};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long is waited before it is tried again, at first and at most.
-const SOON: Duration = Duration::from_millis(100);
-const LATER: Duration = Duration::from_secs(10);
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// How a build ended.
 #[derive(Debug, Clone)]
-pub(super) enum End {
+pub(super) enum BuildEnd {
     /// With these keys of steps and this version.
     Ready(Vec<String>, String),
-    Failed(Reason),
+    Failed(FailureReason),
 }
 
 /// By the builds' ids.
 #[derive(Default)]
-pub(super) struct Unwritten(Mutex<HashMap<String, End>>);
+pub(super) struct PendingEnds(Mutex<HashMap<String, BuildEnd>>);
 
-impl Unwritten {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, End>> {
+impl PendingEnds {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, BuildEnd>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -30,12 +30,12 @@ impl Unwritten {
     pub fn applied(&self, mut build: BuildRecord) -> BuildRecord {
         if let Some(end) = self.lock().get(&build.id).cloned() {
             match end {
-                End::Ready(steps, version) => {
-                    build.status = Status::Ready;
+                BuildEnd::Ready(steps, version) => {
+                    build.status = BuildStatus::Ready;
                     (build.steps, build.version) = (steps, Some(version));
                 }
-                End::Failed(reason) => {
-                    build.status = Status::Error;
+                BuildEnd::Failed(reason) => {
+                    build.status = BuildStatus::Error;
                     build.reason = Some(reason);
                 }
             }
@@ -44,29 +44,29 @@ impl Unwritten {
     }
 }
 
-impl Records {
+impl BuildRecords {
     /// Ends a build: at once for whoever asks, and in the file as soon as there is room for it.
-    pub(super) async fn end(&self, template: &str, id: &str, end: End) {
+    pub(super) async fn end(&self, template: &str, id: &str, end: BuildEnd) {
         self.unwritten.lock().insert(id.to_owned(), end.clone());
-        let mut pause = SOON;
+        let mut pause = FIRST_RETRY_DELAY;
         while let Err(e) = self.write_end(template, id, &end) {
-            if pause == SOON {
+            if pause == FIRST_RETRY_DELAY {
                 tracing::error!(build = id, "how it ended is written down later: {e}");
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LATER);
+            pause = (pause * 2).min(MAX_RETRY_DELAY);
         }
         self.unwritten.lock().remove(id);
     }
 
-    fn write_end(&self, template: &str, id: &str, end: &End) -> Result<(), RecordError> {
+    fn write_end(&self, template: &str, id: &str, end: &BuildEnd) -> Result<(), RecordError> {
         match end {
-            End::Ready(steps, version) => {
+            BuildEnd::Ready(steps, version) => {
                 let tags = self.build(id)?.map(|b| b.tags).unwrap_or_default();
                 self.retag(template, Some(id), &tags)?;
                 self.succeed(id, steps, version)
             }
-            End::Failed(reason) => self.fail(id, reason),
+            BuildEnd::Failed(reason) => self.fail(id, reason),
         }
     }
 }
@@ -79,7 +79,7 @@ mod tests {
     #[tokio::test]
     async fn an_end_that_cannot_be_written_yet_is_told_and_written_later() {
         let dir = tempfile::tempdir().unwrap();
-        let records = Records::open(dir.path()).unwrap();
+        let records = BuildRecords::open(dir.path()).unwrap();
         let template = TemplateRecord {
             id: "t1".to_owned(),
             name: "mine".to_owned(),
@@ -94,7 +94,7 @@ mod tests {
             caller: None,
             tags: vec!["default".to_owned()],
             size: WantedSize::default(),
-            status: Status::Building,
+            status: BuildStatus::Building,
             reason: None,
             steps: Vec::new(),
             version: None,
@@ -107,20 +107,20 @@ mod tests {
             records.with(set).unwrap();
         };
         read_only(true);
-        let reason = Reason {
+        let reason = FailureReason {
             message: "the disk is full".to_owned(),
             step: None,
         };
         let told = async {
             loop {
                 let now = records.build("b1").unwrap().unwrap();
-                if now.status == Status::Error {
+                if now.status == BuildStatus::Error {
                     break now;
                 }
                 tokio::task::yield_now().await;
             }
         };
-        let ending = records.end("t1", "b1", End::Failed(reason.clone()));
+        let ending = records.end("t1", "b1", BuildEnd::Failed(reason.clone()));
         tokio::pin!(ending);
         let now = tokio::select! {
             () = &mut ending => panic!("there was nowhere to write"),
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(now.reason, Some(reason.clone()));
         read_only(false);
         ending.await;
-        let others = Records::open(dir.path()).unwrap();
+        let others = BuildRecords::open(dir.path()).unwrap();
         assert_eq!(others.builds("t1").unwrap()[0].reason, Some(reason));
     }
 }

@@ -1,7 +1,7 @@
 //! The archive of a step's files.
 
 use super::ContextError;
-use super::files::Found;
+use super::files::ContextEntries;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use jiffy_archive::{Entry, Kind, Writer};
@@ -12,20 +12,20 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-const BUFFER: usize = 128 << 10;
+const BUFFER_BYTES: usize = 128 << 10;
 
 /// Files of a context that go to the builder as one archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Upload {
+pub struct ContextArchive {
     /// sha256 over names, content, permissions and links of the files, lower-case hexadecimal. When they were changed, who they
     /// belong to, and how they are compressed makes no difference.
     pub name: String,
-    found: Found,
+    found: ContextEntries,
 }
 
-impl Upload {
-    pub(super) fn new(found: Found) -> Result<Self, ContextError> {
-        let hasher = write(&found, false, Sums(Sha256::new()))?;
+impl ContextArchive {
+    pub(super) fn new(found: ContextEntries) -> Result<Self, ContextError> {
+        let hasher = write(&found, false, HashWriter(Sha256::new()))?;
         let sum = hasher.0.finalize();
         let name = sum.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Self { name, found })
@@ -45,9 +45,9 @@ impl Upload {
     }
 }
 
-struct Sums(Sha256);
+struct HashWriter(Sha256);
 
-impl Write for Sums {
+impl Write for HashWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.update(bytes);
         Ok(bytes.len())
@@ -58,9 +58,9 @@ impl Write for Sums {
     }
 }
 
-fn write<W: Write>(found: &Found, dated: bool, out: W) -> Result<W, ContextError> {
+fn write<W: Write>(found: &ContextEntries, dated: bool, out: W) -> Result<W, ContextError> {
     let mut writer = Writer::new(out);
-    let mut buffer = vec![0; BUFFER];
+    let mut buffer = vec![0; BUFFER_BYTES];
     for (name, path) in found {
         let read = |e| ContextError::read(path, e);
         let about = fs::symlink_metadata(path).map_err(read)?;
@@ -95,7 +95,8 @@ fn write<W: Write>(found: &Found, dated: bool, out: W) -> Result<W, ContextError
         if let Some(mut file) = file {
             let mut left = about.len();
             while left > 0 {
-                let most = usize::try_from(left).map_or(BUFFER, |left| left.min(BUFFER));
+                let most =
+                    usize::try_from(left).map_or(BUFFER_BYTES, |left| left.min(BUFFER_BYTES));
                 let n = file.read(&mut buffer[..most]).map_err(read)?;
                 if n == 0 {
                     return Err(read(io::Error::other(

@@ -1,7 +1,7 @@
 //! Snapshots of steps: which were used when, and which are let go.
 
-use super::records::{RecordError, Records, loaded, now_ms, stored};
-use super::{Builder, BuilderError, Inner, lock};
+use super::records::{BuildRecords, RecordError, loaded, now_ms, stored};
+use super::{Builder, BuilderError, BuilderInner, lock};
 use jiffy_engine::Engine;
 use jiffy_host::SnapshotRecord;
 use jiffy_image::{Manifest, Pruned as PrunedImages, is_imported_image};
@@ -11,19 +11,19 @@ use std::sync::Weak;
 use std::time::Duration;
 
 /// When a step was made, or taken up by a build, for the last time. Earlier versions of this program do without.
-pub(super) const TABLE: &str = "
-    CREATE TABLE IF NOT EXISTS steps (
+pub(super) const STEPS_TABLE: &str = "
+    CREATE STEPS_TABLE IF NOT EXISTS steps (
         key TEXT PRIMARY KEY,
         used_ms INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
 ";
 /// How often is looked for what nobody used.
-const ROUND: Duration = Duration::from_secs(24 * 3600);
+const PRUNE_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
 /// What was removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Pruned {
+pub struct PrunedBuildCache {
     /// Snapshots of steps.
     pub steps: usize,
     /// Bytes of uploads.
@@ -32,7 +32,7 @@ pub struct Pruned {
 
 /// Things that make later builds faster and were not used for long.
 #[derive(Debug, Clone, Default)]
-pub struct Prunable {
+pub struct PrunableBuildCache {
     /// Snapshots of steps.
     pub steps: Vec<SnapshotRecord>,
     /// Bytes of uploads.
@@ -41,7 +41,7 @@ pub struct Prunable {
     pub imports: Vec<String>,
 }
 
-impl Records {
+impl BuildRecords {
     /// Writes down that a step was used.
     pub fn use_step(&self, key: &str, at_ms: u64) -> Result<(), RecordError> {
         self.with(|c| {
@@ -77,7 +77,7 @@ impl Records {
     }
 }
 
-impl<E: Engine> Inner<E> {
+impl<E: Engine> BuilderInner<E> {
     /// Writes down that a build made or took up a step.
     pub(super) fn use_step(&self, key: &str) {
         if let Err(e) = self.records.use_step(key, now_ms()) {
@@ -96,7 +96,11 @@ impl<E: Engine> Inner<E> {
         })
     }
 
-    fn prunable(&self, unused_for: Duration, of: Option<&str>) -> Result<Prunable, BuilderError> {
+    fn prunable(
+        &self,
+        unused_for: Duration,
+        of: Option<&str>,
+    ) -> Result<PrunableBuildCache, BuilderError> {
         let now = now_ms();
         let oldest = self.oldest_use(now, unused_for)?;
         let uses = self.records.uses()?;
@@ -115,18 +119,22 @@ impl<E: Engine> Inner<E> {
             let old = |m: &&Manifest| is_imported_image(&m.name) && m.created <= oldest / 1000;
             imports.extend(all.iter().filter(old).map(Manifest::reference));
         }
-        Ok(Prunable {
+        Ok(PrunableBuildCache {
             steps,
             upload_bytes: uploads.map_err(BuilderError::Directory)?,
             imports,
         })
     }
 
-    fn prune(&self, unused_for: Duration, of: Option<&str>) -> Result<Pruned, BuilderError> {
+    fn prune(
+        &self,
+        unused_for: Duration,
+        of: Option<&str>,
+    ) -> Result<PrunedBuildCache, BuilderError> {
         let now = now_ms();
         let oldest = self.oldest_use(now, unused_for)?;
         let mut uses = self.records.uses()?;
-        let mut pruned = Pruned::default();
+        let mut pruned = PrunedBuildCache::default();
         for step in self.sandboxes.steps() {
             if of.is_some() && step.owner.as_deref() != of {
                 uses.remove(&step.fingerprint);
@@ -155,7 +163,7 @@ impl<E: Engine> Inner<E> {
     }
 }
 
-impl<E: Engine> Inner<E> {
+impl<E: Engine> BuilderInner<E> {
     /// Removes templates that images of registries became for builds before `oldest_ms`, unless a
     /// build is under way.
     fn remove_images(&self, oldest_ms: u64) -> Result<(), BuilderError> {
@@ -174,7 +182,7 @@ impl<E: Engine> Builder<E> {
         &self,
         unused_for: Duration,
         of: Option<&str>,
-    ) -> Result<Prunable, BuilderError> {
+    ) -> Result<PrunableBuildCache, BuilderError> {
         self.0.prunable(unused_for, of)
     }
 
@@ -190,7 +198,11 @@ impl<E: Engine> Builder<E> {
 
     /// Removes what makes later builds faster, if it was not used for so long: steps and uploads of one owner, or of all.
     /// Returns how many there were.
-    pub fn prune(&self, unused_for: Duration, of: Option<&str>) -> Result<Pruned, BuilderError> {
+    pub fn prune(
+        &self,
+        unused_for: Duration,
+        of: Option<&str>,
+    ) -> Result<PrunedBuildCache, BuilderError> {
         self.0.prune(unused_for, of)
     }
 
@@ -198,21 +210,24 @@ impl<E: Engine> Builder<E> {
     pub(super) fn keep_pruned(&self, unused_for: Duration) {
         let builder = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
-            let round =
-                move |builder: Weak<Inner<E>>| builder.upgrade().map(|b| b.prune(unused_for, None));
+            let round = move |builder: Weak<BuilderInner<E>>| {
+                builder.upgrade().map(|b| b.prune(unused_for, None))
+            };
             loop {
                 let builder_now = builder.clone();
                 match tokio::task::spawn_blocking(move || round(builder_now)).await {
                     Ok(None) | Err(_) => return,
                     Ok(Some(Err(e))) => tracing::warn!("what builds keep stays for now: {e}"),
-                    Ok(Some(Ok(pruned))) if pruned != Pruned::default() => tracing::info!(
-                        steps = pruned.steps,
-                        upload_bytes = pruned.upload_bytes,
-                        "removed what no build used for a long time"
-                    ),
+                    Ok(Some(Ok(pruned))) if pruned != PrunedBuildCache::default() => {
+                        tracing::info!(
+                            steps = pruned.steps,
+                            upload_bytes = pruned.upload_bytes,
+                            "removed what no build used for a long time"
+                        )
+                    }
                     Ok(Some(Ok(_))) => {}
                 }
-                tokio::time::sleep(ROUND).await;
+                tokio::time::sleep(PRUNE_INTERVAL).await;
             }
         });
     }

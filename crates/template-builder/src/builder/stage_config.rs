@@ -1,7 +1,7 @@
 //! What the steps of a stage have set so far.
 
 use crate::expand::expand;
-use crate::spec::Action;
+use crate::spec::StepAction;
 use jiffy_image::Defaults;
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ pub type Refusal = String;
 
 /// What holds for the next step, and in the end for the template.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Setting {
+pub struct StageConfig {
     pub env: BTreeMap<String, String>,
     args: BTreeMap<String, String>,
     pub workdir: String,
@@ -22,7 +22,7 @@ pub struct Setting {
     pub labels: BTreeMap<String, String>,
 }
 
-impl Setting {
+impl StageConfig {
     /// What a template begins with.
     pub fn of(defaults: &Defaults) -> Self {
         Self {
@@ -80,9 +80,9 @@ impl Setting {
     }
 
     /// Takes over what a step sets; what it does to files is left to others.
-    pub fn apply(&mut self, action: &Action) -> Result<(), Refusal> {
+    pub fn apply(&mut self, action: &StepAction) -> Result<(), Refusal> {
         match action {
-            Action::Env(pairs) => {
+            StepAction::Env(pairs) => {
                 // Of one instruction, none sees what the others set.
                 let before = self.clone();
                 for (name, value) in pairs {
@@ -93,45 +93,45 @@ impl Setting {
                     self.env.insert(name, before.expand(value)?);
                 }
             }
-            Action::Arg(name, value) => {
+            StepAction::Arg(name, value) => {
                 let value = self.expand(value)?;
                 self.args.insert(name.clone(), value);
             }
-            Action::Workdir(path) => {
+            StepAction::Workdir(path) => {
                 let path = self.path(path)?;
                 self.workdir = match path.trim_end_matches('/') {
                     "" => "/".to_owned(),
                     path => path.to_owned(),
                 };
             }
-            Action::User(user) => {
+            StepAction::User(user) => {
                 let user = self.expand(user)?;
                 if user.is_empty() {
                     return Err("the user has no name".to_owned());
                 }
                 self.user = user;
             }
-            Action::Shell(words) if words.is_empty() => {
+            StepAction::Shell(words) if words.is_empty() => {
                 return Err("a shell is a program and its arguments".to_owned());
             }
-            Action::Shell(words) => self.shell.clone_from(words),
-            Action::Entrypoint(words) => {
+            StepAction::Shell(words) => self.shell.clone_from(words),
+            StepAction::Entrypoint(words) => {
                 self.entrypoint.clone_from(words);
                 self.cmd.clear();
             }
-            Action::Cmd(words) => self.cmd.clone_from(words),
-            Action::Expose(ports) => {
+            StepAction::Cmd(words) => self.cmd.clone_from(words),
+            StepAction::Expose(ports) => {
                 for port in ports {
                     self.exposed.push(self.expand(port)?);
                 }
             }
-            Action::Label(pairs) => {
+            StepAction::Label(pairs) => {
                 for (name, value) in pairs {
                     let (name, value) = (self.expand(name)?, self.expand(value)?);
                     self.labels.insert(name, value);
                 }
             }
-            Action::Run { .. } | Action::Copy(_) | Action::AddUser(_) => {}
+            StepAction::Run { .. } | StepAction::Copy(_) | StepAction::AddUser(_) => {}
         }
         Ok(())
     }
@@ -141,8 +141,8 @@ impl Setting {
 mod tests {
     use super::*;
 
-    fn setting() -> Setting {
-        Setting::of(&Defaults {
+    fn setting() -> StageConfig {
+        StageConfig::of(&Defaults {
             user: "root".into(),
             workdir: "/".into(),
             env: [("PATH".to_owned(), "/bin".to_owned())].into(),
@@ -150,8 +150,8 @@ mod tests {
         })
     }
 
-    fn env(pairs: &[(&str, &str)]) -> Action {
-        Action::Env(
+    fn env(pairs: &[(&str, &str)]) -> StepAction {
+        StepAction::Env(
             pairs
                 .iter()
                 .map(|(k, v)| (k.to_string(), v.to_string()))
@@ -166,7 +166,7 @@ mod tests {
             .unwrap();
         assert_eq!(s.env["PATH"], "/opt/bin:/bin");
         assert_eq!(s.env["COPY"], "/bin");
-        s.apply(&Action::Arg("V".into(), "1".into())).unwrap();
+        s.apply(&StepAction::Arg("V".into(), "1".into())).unwrap();
         s.apply(&env(&[("V", "2")])).unwrap();
         assert_eq!(s.expand("$V").unwrap(), "2", "the environment wins");
         assert!(s.apply(&env(&[("", "x")])).is_err());
@@ -175,7 +175,8 @@ mod tests {
     #[test]
     fn build_arguments_reach_programs_and_end_with_their_stage() {
         let mut s = setting();
-        s.apply(&Action::Arg("TOKEN".into(), "t".into())).unwrap();
+        s.apply(&StepAction::Arg("TOKEN".into(), "t".into()))
+            .unwrap();
         assert_eq!(s.environment()["TOKEN"], "t");
         assert!(!s.env.contains_key("TOKEN"));
         assert!(!s.handed_on().environment().contains_key("TOKEN"));
@@ -190,7 +191,7 @@ mod tests {
             ("/", "/"),
             ("/srv/", "/srv"),
         ] {
-            s.apply(&Action::Workdir(word.into())).unwrap();
+            s.apply(&StepAction::Workdir(word.into())).unwrap();
             assert_eq!(s.workdir, workdir);
         }
         assert_eq!(s.path("x/").unwrap(), "/srv/x/");
@@ -200,8 +201,8 @@ mod tests {
     #[test]
     fn a_new_entrypoint_forgets_the_arguments_of_the_old_one() {
         let mut s = setting();
-        s.apply(&Action::Cmd(vec!["a".into()])).unwrap();
-        s.apply(&Action::Entrypoint(vec!["b".into()])).unwrap();
+        s.apply(&StepAction::Cmd(vec!["a".into()])).unwrap();
+        s.apply(&StepAction::Entrypoint(vec!["b".into()])).unwrap();
         assert!(s.cmd.is_empty());
     }
 }

@@ -1,29 +1,29 @@
 //! Names of steps: equal ones have equal results.
 
-use crate::spec::{Action, CopyFrom, Step};
+use crate::spec::{BuildStep, CopySource, StepAction};
 use sha2::{Digest, Sha256};
 
 /// The beginning of a stage: whose it is, and what everything made from its template depends on. Builds of different owners share
 /// nothing, since whoever owns a sandbox may do in it what no step says.
-pub fn beginning(owner: Option<&str>, fingerprint: &str) -> String {
+pub fn base_key(owner: Option<&str>, fingerprint: &str) -> String {
     hash(&["beginning 1", owner.unwrap_or(""), fingerprint])
 }
 
 /// A step after what came before. `files` is what the files are that it copies: the hash of an upload, or the key of a stage.
-pub fn step(before: &str, step: &Step, files: &str) -> String {
+pub fn step_key(before: &str, step: &BuildStep, files: &str) -> String {
     let mut action = step.action.clone();
-    if let Action::Copy(copy) = &mut action
-        && !matches!(copy.from, CopyFrom::Inline(_))
+    if let StepAction::Copy(copy) = &mut action
+        && !matches!(copy.from, CopySource::Inline(_))
     {
         // Their name is the client's word, and the number of a stage says nothing about it.
-        copy.from = CopyFrom::Files(files.to_owned());
+        copy.from = CopySource::Files(files.to_owned());
     }
     let action = serde_json::to_string(&action).unwrap_or_default();
     hash(&["step 1", before, &action])
 }
 
 /// All of a template: its last step, and what is said about it beside.
-pub fn template(last: &str, about: &str) -> String {
+pub fn template_key(last: &str, about: &str) -> String {
     hash(&["template 1", last, about])
 }
 
@@ -43,23 +43,23 @@ fn hash(parts: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Command, Copy};
+    use crate::spec::{CopyAction, StepCommand};
 
-    fn run(line: &str) -> Step {
-        Step {
+    fn run(line: &str) -> BuildStep {
+        BuildStep {
             text: format!("RUN {line}"),
             line: Some(3),
             force: false,
-            action: Action::Run {
-                command: Command::Line(line.to_owned()),
+            action: StepAction::Run {
+                command: StepCommand::Line(line.to_owned()),
                 user: None,
             },
         }
     }
 
-    fn copy(from: CopyFrom) -> Step {
-        Step {
-            action: Action::Copy(Copy {
+    fn copy(from: CopySource) -> BuildStep {
+        BuildStep {
+            action: StepAction::Copy(CopyAction {
                 from,
                 sources: vec!["a".into()],
                 to: "/a".into(),
@@ -73,36 +73,39 @@ mod tests {
 
     #[test]
     fn a_step_is_named_by_what_it_does_and_by_all_before_it() {
-        let first = beginning(None, "base");
-        let a = step(&first, &run("a"), "");
-        assert_eq!(a, step(&first, &run("a"), ""));
-        assert_ne!(a, step(&first, &run("b"), ""));
-        assert_ne!(a, step(&a, &run("a"), ""));
-        assert_ne!(first, beginning(Some("k1"), "base"), "owners share nothing");
-        let elsewhere = Step {
+        let first = base_key(None, "base");
+        let a = step_key(&first, &run("a"), "");
+        assert_eq!(a, step_key(&first, &run("a"), ""));
+        assert_ne!(a, step_key(&first, &run("b"), ""));
+        assert_ne!(a, step_key(&a, &run("a"), ""));
+        assert_ne!(first, base_key(Some("k1"), "base"), "owners share nothing");
+        let elsewhere = BuildStep {
             line: Some(9),
             text: "RUN  a".to_owned(),
             ..run("a")
         };
         assert_eq!(
             a,
-            step(&first, &elsewhere, ""),
+            step_key(&first, &elsewhere, ""),
             "how it is written says nothing"
         );
     }
 
     #[test]
     fn copied_files_count_by_what_they_are_and_not_by_their_name() {
-        let named = |name: &str| copy(CopyFrom::Files(name.to_owned()));
+        let named = |name: &str| copy(CopySource::Files(name.to_owned()));
         assert_eq!(
-            step("x", &named("n1"), "sum"),
-            step("x", &named("n2"), "sum")
+            step_key("x", &named("n1"), "sum"),
+            step_key("x", &named("n2"), "sum")
         );
         assert_ne!(
-            step("x", &named("n1"), "sum"),
-            step("x", &named("n1"), "other")
+            step_key("x", &named("n1"), "sum"),
+            step_key("x", &named("n1"), "other")
         );
-        let inline = |content: &str| copy(CopyFrom::Inline(vec![("a".into(), content.into())]));
-        assert_ne!(step("x", &inline("1"), ""), step("x", &inline("2"), ""));
+        let inline = |content: &str| copy(CopySource::Inline(vec![("a".into(), content.into())]));
+        assert_ne!(
+            step_key("x", &inline("1"), ""),
+            step_key("x", &inline("2"), "")
+        );
     }
 }

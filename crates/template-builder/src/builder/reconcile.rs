@@ -1,7 +1,7 @@
 //! What the records say about templates, held against those that there are: whoever may write to the data directory removes templates
 //! without asking the builder.
 
-use super::records::{BuildRecord, Status, TemplateRecord};
+use super::records::{BuildRecord, BuildStatus, TemplateRecord};
 use super::{Builder, BuilderError, lock};
 use jiffy_engine::Engine;
 use jiffy_image::TemplateError;
@@ -37,7 +37,7 @@ impl<E: Engine> Builder<E> {
         };
         let mut builds = records.builds(&template.id)?;
         let mut changed = false;
-        for build in builds.iter_mut().filter(|b| b.status == Status::Ready) {
+        for build in builds.iter_mut().filter(|b| b.status == BuildStatus::Ready) {
             let before = build.tags.len();
             build
                 .tags
@@ -68,7 +68,7 @@ impl<E: Engine> Builder<E> {
 
 fn counts(build: &BuildRecord) -> bool {
     match build.status {
-        Status::Ready => !build.tags.is_empty(),
+        BuildStatus::Ready => !build.tags.is_empty(),
         status => !status.is_over(),
     }
 }
