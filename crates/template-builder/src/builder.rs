@@ -51,25 +51,25 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use usage::TemplateUsage;
 
-/// By which word of its metadata a sandbox is known as one that a build made.
+/// Metadata key of sandboxes that a build created.
 const BUILD_METADATA_KEY: &str = "jiffy.build";
-/// Most tags of one build.
+/// Maximum number of tags of one build.
 const MAX_TAGS: usize = 100;
 
 #[derive(Debug, Clone)]
 pub struct BuilderSettings {
-    /// Builds at once; others wait.
+    /// Maximum number of concurrent builds; others wait.
     pub at_once: usize,
-    /// How long a step may take.
+    /// Time limit of a step.
     pub step_limit: Duration,
-    /// Rules about registries, and the network they are asked from.
+    /// Registry rules, and the network for pulls.
     pub registries: Registries,
-    /// Bounds for what a build changes.
+    /// Limits of the changes that a build makes.
     pub limits: Limits,
-    /// How long steps and uploads are kept that no build uses; none: until somebody removes them.
+    /// Retention time of unused steps and uploads; none: until they are pruned.
     pub cache_for: Option<Duration>,
-    /// API keys that act for the host's owner. Templates that are recorded as theirs become the
-    /// host's when a data directory of before templates had owners is taken over.
+    /// API keys that act for the host's owner. Templates recorded as theirs become the host's when
+    /// an older data directory, without owners of templates, is migrated.
     pub host_keys: HashSet<String>,
 }
 
@@ -86,7 +86,7 @@ impl Default for BuilderSettings {
     }
 }
 
-/// The builder of a host. Clones are the same.
+/// Template builder of a host. Clones share their state.
 pub struct Builder<E: Engine>(Arc<BuilderInner<E>>);
 
 impl<E: Engine> Clone for Builder<E> {
@@ -95,7 +95,7 @@ impl<E: Engine> Clone for Builder<E> {
     }
 }
 
-/// A build that goes on.
+/// A build in progress.
 struct RunningBuild {
     cancel: CancellationToken,
     log: Arc<BuildLog>,
@@ -109,26 +109,26 @@ pub(crate) struct BuilderInner<E: Engine> {
     settings: BuilderSettings,
     queue: BuildQueue,
     pulls: Queue,
-    /// Budgets of owners; none: they have none.
+    /// Quotas of owners; none: unlimited.
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     template_usage: Mutex<TemplateUsage>,
     running: Mutex<HashMap<String, RunningBuild>>,
-    /// Held while names are entered or forgotten.
-    naming: Mutex<()>,
-    /// Builds of one template wait for each other.
-    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// Held while names are added or removed.
+    names_lock: Mutex<()>,
+    /// Locks by template: builds of one template run one after another.
+    template_locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 impl<E: Engine> Builder<E> {
-    /// The builder of the host with the data directory `home`. Builds that another daemon left behind are over, and so are their
-    /// sandboxes.
+    /// Opens the builder of the data directory `home`. Fails builds that an earlier daemon left,
+    /// and removes their sandboxes.
     pub async fn open(
         home: &Home,
         sandboxes: Sandboxes<E>,
         settings: BuilderSettings,
     ) -> Result<Self, BuilderError> {
         let records = Arc::new(BuildRecords::open(home.path())?);
-        records.abandon(&FailureReason {
+        records.fail_unfinished(&FailureReason {
             message: "the daemon was stopped while it built: build again, and it goes on after the last step that was done".to_owned(),
             step: None,
         })?;
@@ -143,8 +143,8 @@ impl<E: Engine> Builder<E> {
             quota: Mutex::default(),
             template_usage: Mutex::default(),
             running: Mutex::default(),
-            naming: Mutex::default(),
-            turns: Mutex::default(),
+            names_lock: Mutex::default(),
+            template_locks: Mutex::default(),
             sandboxes,
         }));
         for left in builder.0.sandboxes.list() {
@@ -155,26 +155,26 @@ impl<E: Engine> Builder<E> {
             }
         }
         builder.migrate().await?;
-        builder.remove_unfinished().await?;
-        builder.keep_waiting_bounded();
+        builder.remove_unfinished_templates().await?;
+        builder.spawn_waiting_gc();
         if let Some(unused_for) = builder.0.settings.cache_for {
-            builder.keep_pruned(unused_for);
+            builder.spawn_prune(unused_for);
         }
         Ok(builder)
     }
 
-    /// What it knows.
+    /// Database of templates and builds.
     pub fn records(&self) -> &BuildRecords {
         &self.0.records
     }
 
-    /// Files that clients send.
+    /// Store of uploaded files.
     pub fn uploads(&self) -> &UploadStore {
         &self.0.uploads
     }
 }
 
-/// Does what blocks elsewhere.
+/// Runs blocking work on a thread of its own.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, BuilderError> {
@@ -182,8 +182,8 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|e| BuilderError::Directory(io::Error::other(e)))
 }
 
-/// As much of what was asked for as a message can take.
-fn shown(text: &str) -> String {
+/// Removes control characters from `text` and truncates it for a message.
+fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(128).collect()
 }
 

@@ -1,4 +1,4 @@
-//! The files that a build copies: a directory, less what `.dockerignore` leaves out.
+//! Build context: a directory with the files that a build copies, without those in `.dockerignore`.
 
 mod archive;
 mod files;
@@ -19,94 +19,94 @@ use std::path::{Path, PathBuf};
 /// A build with its files.
 #[derive(Debug)]
 pub struct PreparedBuild {
-    /// What is to be built.
+    /// Description of the build.
     pub spec: BuildSpec,
-    /// What its [`CopySource::Files`] name, each once.
+    /// Archives that [`CopySource::Files`] name, each once.
     pub uploads: Vec<ContextArchive>,
-    /// What is accepted and does not do what it does elsewhere.
+    /// Warnings about instructions with a different effect than in Docker.
     pub warnings: Vec<DockerfileWarning>,
 }
 
-/// Why the files of a build are not found.
+/// Error of a build context.
 #[derive(Debug, thiserror::Error)]
 pub enum ContextError {
-    /// A source that leads out.
+    /// Source outside of the context.
     #[error("line {line}: '{path}' is outside of the build's context {}: copy it there first, or build from a directory above", context.display())]
     Outside {
-        /// Of the Dockerfile.
+        /// Line of the Dockerfile.
         line: u32,
         /// The source.
         path: String,
-        /// The directory.
+        /// The context.
         context: PathBuf,
     },
-    /// A source that is not there.
+    /// Missing source.
     #[error("line {line}: '{path}' is not in the build's context {}", context.display())]
     Missing {
-        /// Of the Dockerfile.
+        /// Line of the Dockerfile.
         line: u32,
         /// The source.
         path: String,
-        /// The directory.
+        /// The context.
         context: PathBuf,
     },
-    /// A source that is there, and left out.
+    /// Source that `.dockerignore` excludes.
     #[error("line {line}: '{path}' is left out by .dockerignore: except it there with '!{path}'")]
     Ignored {
-        /// Of the Dockerfile.
+        /// Line of the Dockerfile.
         line: u32,
         /// The source.
         path: String,
     },
-    /// A source that makes no sense.
+    /// Invalid pattern.
     #[error("line {line}: '{path}' {problem}")]
     Pattern {
-        /// Of the Dockerfile.
+        /// Line of the Dockerfile.
         line: u32,
         /// The source.
         path: String,
-        /// What is wrong.
+        /// Problem with the pattern.
         problem: &'static str,
     },
-    /// A variable that only the image knows.
+    /// Variable whose value only the image has.
     #[error(
         "line {line}: what '{path}' means depends on '{name}', which the image may set: give it a value with ARG or ENV before"
     )]
     Variable {
-        /// Of the Dockerfile.
+        /// Line of the Dockerfile.
         line: u32,
         /// The source.
         path: String,
         /// The variable.
         name: String,
     },
-    /// A word that is no word.
+    /// Word that cannot be expanded.
     #[error("line {line}: {source}")]
     Expand {
-        /// Of the Dockerfile.
+        /// Line of the Dockerfile.
         line: u32,
-        /// What is wrong.
+        /// Cause.
         source: ExpandError,
     },
-    /// A rule that is none.
+    /// Invalid line of an ignore file.
     #[error("{}, line {line}: {problem}", path.display())]
     Ignore {
         /// The file.
         path: PathBuf,
-        /// Its line.
+        /// Line of the file.
         line: u32,
-        /// What is wrong.
+        /// Problem with the line.
         problem: String,
     },
-    /// A file that cannot be read.
+    /// Unreadable file.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's word.
+        /// Cause.
         source: io::Error,
     },
-    /// What the archive goes to failed.
+    /// Write error of the archive's destination.
     #[error("cannot send the files: {0}")]
     Send(io::Error),
 }
@@ -120,8 +120,9 @@ impl ContextError {
     }
 }
 
-/// Finds the files that a Dockerfile copies from the directory `context`, and names them in its steps. `dockerfile` is where the
-/// file lies, for what it says itself is to be left out.
+/// Finds the files that a Dockerfile copies from the directory `context`, and sets the names of
+/// their archives in its steps. `dockerfile` is the path of the Dockerfile, whose own ignore file
+/// has priority.
 pub fn prepare(
     parsed: ParsedDockerfile,
     context: &Path,
@@ -135,7 +136,7 @@ pub fn prepare(
         known.begin(&stage.from);
         for step in &mut stage.steps {
             let line = step.line.unwrap_or(0);
-            known.learn(&step.action, line)?;
+            known.apply(&step.action, line)?;
             let StepAction::Copy(copy) = &mut step.action else {
                 continue;
             };

@@ -1,8 +1,9 @@
-//! Dockerfiles: what they say as a [`BuildSpec`].
+//! Parser of Dockerfiles into a [`BuildSpec`].
 //!
-//! * `lines`: the file as instructions, continuations and here-documents put together.
-//! * `words`: an instruction's words, quotes and escapes.
-//! * `stages`: `FROM`, `ARG`, and which stage is meant; `steps`: everything within a stage; `copy`, `run`: the two that have much to say.
+//! * `instructions`: the file as instructions, with joined continuations and here-documents.
+//! * `words`: words of an instruction, with quotes and escapes.
+//! * `stages`: `FROM`, `ARG` and references to stages; `steps`: instructions inside a stage;
+//!   `copy`, `run`: those two instructions.
 
 mod copy;
 mod error;
@@ -19,25 +20,25 @@ use crate::spec::BuildSpec;
 use jiffy_engine::Startup;
 use std::collections::BTreeMap;
 
-/// What a file is read with.
+/// Options of the parser.
 #[derive(Debug, Clone, Default)]
 pub struct DockerfileOptions {
     /// `--build-arg`: values for `ARG`.
     pub build_args: BTreeMap<String, String>,
-    /// `--target`: the stage that becomes the template, by name or number; the last unless said.
+    /// `--target`: name or number of the stage that becomes the template; the last one by default.
     pub target: Option<String>,
 }
 
-/// A file that was read.
+/// A parsed Dockerfile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedDockerfile {
-    /// What is to be built. Files of the context have no name yet: [`crate::context::prepare`] gives them theirs.
+    /// Description of the build. [`crate::context::prepare`] sets the names of its archives.
     pub spec: BuildSpec,
-    /// What is accepted and does not do what it does elsewhere.
+    /// Warnings about instructions with a different effect than in Docker.
     pub warnings: Vec<DockerfileWarning>,
 }
 
-/// Reads a Dockerfile. Stages that are not needed are in the result, too.
+/// Parses a Dockerfile. The result includes stages that the target does not need.
 pub fn parse(text: &str, options: &DockerfileOptions) -> Result<ParsedDockerfile, DockerfileError> {
     let file = instructions::read(text)?;
     let mut stages = stages::StageParser::new(options, file.escape);

@@ -1,29 +1,30 @@
-//! Variables in words: `$NAME`, `${NAME}`, `${NAME:-word}`, `${NAME:+word}`, and the same without the colon.
+//! Expansion of variables in words: `$NAME`, `${NAME}`, `${NAME:-word}`, `${NAME:+word}`, and the
+//! same without the colon.
 //!
-//! Backslashes mean something only right before a dollar: `\$` is a dollar, `\\$NAME` a backslash and a variable, and so on.
-//! Everywhere else they are themselves.
+//! A backslash is special only in front of a dollar: `\$` is a dollar, `\\$NAME` is a backslash and
+//! a variable. Elsewhere it is literal.
 
-/// Longest result in bytes: what one variable of a program's environment may have.
+/// Maximum length of an expanded word in bytes: that of one environment variable of a program.
 pub const MAX_EXPANDED_BYTES: usize = 128 << 10;
-/// Words within words.
+/// Maximum nesting of words.
 const MAX_DEPTH: usize = 16;
 
-/// Why a word is not expanded.
+/// Error of an expansion.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpandError {
-    /// `${` without an end.
+    /// `${` without a closing brace.
     #[error("'${{' is not closed by a '}}': write '\\$' for a dollar")]
     Open,
-    /// What stands between the braces is no name.
+    /// No name between the braces.
     #[error("'${{' is not followed by a name: write '\\$' for a dollar")]
     Name,
-    /// A form of substitution that there is not.
+    /// Unknown form of substitution.
     #[error("'${{{0}…' is not supported: there are ${{NAME}}, ${{NAME:-word}} and ${{NAME:+word}}")]
     Form(String),
-    /// `${NAME:?word}`, and it is not set.
+    /// `${NAME:?word}` of an unset variable.
     #[error("{0}: {1}")]
     Required(String, String),
-    /// Too many words within words.
+    /// Words are nested too deep.
     #[error("variables are more than {MAX_DEPTH} deep within each other")]
     Deep,
     /// The result is too long.
@@ -31,7 +32,7 @@ pub enum ExpandError {
     Long,
 }
 
-/// Puts values in the place of variables; `value` knows them. What is not set is empty.
+/// Expands variables with values from `value`. Unset variables are empty.
 pub fn expand(
     word: &str,
     mut value: impl FnMut(&str) -> Option<String>,
@@ -43,7 +44,7 @@ pub fn expand(
     work.word(false, 0)
 }
 
-/// The names of the variables in a word, as often as they occur.
+/// Names of the variables in a word, with repetitions.
 pub fn names(word: &str) -> Result<Vec<String>, ExpandError> {
     let mut found = Vec::new();
     expand(word, |name| {
@@ -53,23 +54,23 @@ pub fn names(word: &str) -> Result<Vec<String>, ExpandError> {
     Ok(found)
 }
 
-/// A word that expands to `text`, whatever is in it.
+/// Escapes `text`, so that it expands to itself.
 pub fn escape(text: &str) -> String {
     let mut out = EscapedWord::default();
     text.chars().for_each(|c| out.literal(c));
     out.finish()
 }
 
-/// A word that is being put together of what is meant literally and of variables.
+/// Builder of a word from literal characters and variables.
 #[derive(Debug, Default)]
 pub(crate) struct EscapedWord {
     text: String,
-    /// Backslashes at the end of `text`, which count if a dollar follows.
+    /// Number of backslashes at the end of `text`, which are special if a dollar follows.
     backslashes: usize,
 }
 
 impl EscapedWord {
-    /// A character that means itself.
+    /// Appends a literal character.
     pub(crate) fn literal(&mut self, c: char) {
         if c == '$' {
             let more = self.backslashes + 1;
@@ -82,7 +83,7 @@ impl EscapedWord {
         };
     }
 
-    /// The dollar that begins a variable.
+    /// Appends the dollar that begins a variable.
     pub(crate) fn variable(&mut self) {
         let more = self.backslashes;
         self.text.extend(std::iter::repeat_n('\\', more));
@@ -90,7 +91,7 @@ impl EscapedWord {
         self.backslashes = 0;
     }
 
-    /// A part of a variable: a name, or braces.
+    /// Appends a character of a variable: of its name, or a brace.
     pub(crate) fn part(&mut self, c: char) {
         self.text.push(c);
         self.backslashes = 0;
@@ -107,7 +108,7 @@ struct Expander<'a, 'v> {
 }
 
 impl<'a> Expander<'a, '_> {
-    /// Up to the end, or the brace that closes what we are in.
+    /// Expands up to the end, or up to the closing brace.
     fn word(&mut self, braces: bool, depth: usize) -> Result<String, ExpandError> {
         if depth > MAX_DEPTH {
             return Err(ExpandError::Deep);
@@ -150,7 +151,7 @@ impl<'a> Expander<'a, '_> {
         }
     }
 
-    /// What follows a dollar.
+    /// Expands the variable after a dollar.
     fn variable(&mut self, out: &mut String, depth: usize) -> Result<(), ExpandError> {
         let Some(inner) = self.rest.strip_prefix('{') else {
             let name = self.name();
@@ -200,7 +201,8 @@ impl<'a> Expander<'a, '_> {
         Ok(())
     }
 
-    /// A name, if one begins here: letters, digits and `_`; digits alone, or one special character, as shells have them.
+    /// Consumes a name: letters, digits and `_`; digits alone; or one special character, as in
+    /// shells.
     fn name(&mut self) -> &'a str {
         let rest = self.rest;
         let end = match rest.chars().next() {
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_said() {
+    fn invalid_words_are_refused_with_their_cause() {
         for (word, expected) in [
             ("${A", "not closed"),
             ("${", "not closed"),
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_escaped_expands_to_itself() {
+    fn escaped_text_expands_to_itself() {
         for text in ["", "$A", r"\$A", r"\\$A\", "${", "a}b", r"\\\", "$$"] {
             assert_eq!(of(&escape(text)), text);
         }

@@ -1,8 +1,8 @@
-//! Templates built step by step in sandboxes.
+//! Builder of templates: stages of steps, run in sandboxes.
 //!
-//! [`spec`] says what is to be built, whoever wrote it: a Dockerfile, an SDK, the command. [`dockerfile`] reads it from a Dockerfile,
-//! and [`context`] finds the files that it copies. The [`Builder`] builds it: every step runs
-//! in a sandbox, and its result is a snapshot that later builds take up.
+//! [`spec`] describes a build, from a Dockerfile, an SDK or the command. [`dockerfile`] parses
+//! Dockerfiles, and [`context`] packs the files that they copy. The [`Builder`] runs every step in
+//! a sandbox and keeps its result as a snapshot, which later builds restore.
 
 mod builder;
 pub mod context;

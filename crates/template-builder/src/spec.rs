@@ -1,43 +1,44 @@
-//! What is to be built: stages of steps, as its author sends them to the builder.
+//! Description of a build: stages of steps, as clients send them to the builder.
 
 use jiffy_engine::Startup;
 use serde::{Deserialize, Serialize};
 
-/// A build. The last stage becomes the template; of the others only those are built that it needs.
+/// A build. The last stage becomes the template; other stages are built if it needs them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BuildSpec {
-    /// In the order of their writing; a stage refers to earlier ones only.
+    /// Stages in the order of the source; each refers to earlier ones only.
     pub stages: Vec<BuildStage>,
-    /// What runs in every sandbox of the template, and when that is ready.
+    /// Command that runs in every sandbox of the template, and its readiness check.
     #[serde(default)]
     pub startup: Startup,
-    /// Whether the command that the image would run (`ENTRYPOINT`, `CMD`) is what is started.
+    /// Starts the command of the image (`ENTRYPOINT`, `CMD`).
     #[serde(default)]
     pub start_image_command: bool,
-    /// Whether nothing of earlier builds is taken up.
+    /// Ignores results of earlier builds.
     #[serde(default)]
     pub force: bool,
 }
 
-/// What its steps make of a beginning.
+/// A base and the steps that are applied to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BuildStage {
-    /// `AS` what; only for people.
+    /// Name after `AS`; for display only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What it begins with.
+    /// Base of the stage.
     pub from: StageBase,
-    /// What is done, in order.
+    /// Steps in order.
     pub steps: Vec<BuildStep>,
 }
 
-/// What a stage begins with.
+/// Base of a stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum StageBase {
-    /// A template of this host if there is one of that name, else an image in a registry: what `FROM` says.
+    /// Argument of `FROM`: a template of this host if one has that name, else an image in a
+    /// registry.
     Name(String),
     /// An image in a registry.
     Image(ImageSource),
@@ -45,7 +46,7 @@ pub enum StageBase {
     Template(String),
     /// An earlier stage, by its number from 0.
     Stage(usize),
-    /// Nothing at all: only files can be copied, and nothing can run.
+    /// Empty base: files can be copied, but nothing can run.
     Scratch,
 }
 
@@ -58,7 +59,7 @@ pub struct ImageSource {
     /// User name and password, if the registry wants them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<(String, String)>,
-    /// Whether it is spoken to without TLS.
+    /// Plain HTTP instead of TLS.
     #[serde(default)]
     pub plain_http: bool,
 }
@@ -76,57 +77,59 @@ impl std::fmt::Debug for ImageSource {
     }
 }
 
-/// One step.
+/// A step of a stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BuildStep {
-    /// As its author wrote it, on one line: for logs and errors.
+    /// Source text on one line, for logs and errors. Empty for generated steps.
     pub text: String,
-    /// Line of the file it was written in, from 1.
+    /// Line in the source file, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<u32>,
-    /// It and what follows are done anew, whatever earlier builds did.
+    /// Runs this step and all after it again, without results of earlier builds.
     #[serde(default)]
     pub force: bool,
-    /// What is done.
+    /// Operation of the step.
     pub action: StepAction,
 }
 
-/// What a step does. Words of `CopyAction`, `Env`, `Arg`, `Workdir`, `User`, `Expose` and `Label` may hold `$NAME`, `${NAME}`,
-/// `${NAME:-word}` and `${NAME:+word}` of the environment and the build arguments so far (`\$` is a dollar; see
-/// [`crate::expand`]), and so may the content of files that a step holds itself; quotes are gone already.
+/// Operation of a step. Values of `Copy`, `Env`, `Arg`, `Workdir`, `User`, `Expose` and `Label`,
+/// and the content of inline files, may hold `$NAME`, `${NAME}`, `${NAME:-word}` and
+/// `${NAME:+word}` of the environment and build arguments so far (`\$` is a dollar; see
+/// [`crate::expand`]). Quotes are removed already.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum StepAction {
     /// Runs a program to its end.
     Run {
-        /// What runs.
+        /// The command.
         command: StepCommand,
-        /// As whom, if not as the user so far.
+        /// User to run as; the stage's user unless given.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         user: Option<String>,
     },
-    /// Puts files into the sandbox.
+    /// Copies files into the sandbox.
     Copy(CopyAction),
-    /// Variables of the environment, from here on and in the template.
+    /// Sets environment variables for later steps and for the template.
     Env(Vec<(String, String)>),
-    /// A build argument: a variable of the environment, from here to the end of the stage, and not in the template.
+    /// Sets a build argument: a variable for the rest of the stage, which the template does not
+    /// keep.
     Arg(String, String),
-    /// The directory of what follows; made if it is not there.
+    /// Sets the working directory; created if missing.
     Workdir(String),
-    /// The user of what follows: `name`, `uid`, either with `:group`.
+    /// Sets the user of later steps: `name` or `uid`, optionally with `:group`.
     User(String),
-    /// Makes a user of that name, with a home directory, unless there is one.
+    /// Creates a user with a home directory, unless it exists.
     AddUser(String),
-    /// The shell of what follows.
+    /// Sets the shell of later steps.
     Shell(Vec<String>),
-    /// What the image would run; recorded, and not run.
+    /// Sets the entry point of the image; recorded, not run.
     Entrypoint(Vec<String>),
-    /// Its arguments, likewise.
+    /// Sets the arguments of the entry point; recorded, not run.
     Cmd(Vec<String>),
-    /// Ports it says it listens on: `80/tcp`.
+    /// Ports that the image declares: `80/tcp`.
     Expose(Vec<String>),
-    /// Words about the template.
+    /// Labels of the template.
     Label(Vec<(String, String)>),
 }
 
@@ -134,41 +137,44 @@ pub enum StepAction {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum StepCommand {
-    /// For the stage's shell: `/bin/sh -c` unless a step said otherwise.
+    /// Command line for the stage's shell; `/bin/sh -c` by default.
     Line(String),
     /// A program and its arguments.
     Exec(Vec<String>),
 }
 
-/// Files for the sandbox.
+/// Operands of `COPY` and `ADD`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CopyAction {
-    /// Where they come from.
+    /// Origin of the files.
     pub from: CopySource,
-    /// Which, as paths or patterns (`*`, `?`, `[a-z]`); relative to the root of where they come from.
+    /// Paths or patterns (`*`, `?`, `[a-z]`), relative to the root of the origin.
     pub sources: Vec<String>,
-    /// Where they go, relative to the directory so far. Ends with `/`, or there are several sources, or one is a directory: a directory.
+    /// Destination, relative to the working directory. A directory if it ends with `/`, if there
+    /// are several sources, or if a source is a directory.
     pub to: String,
-    /// `user`, `user:group`, by name or number. Unless said, files of uploads are root's, and those of stages whose they were there.
+    /// `user` or `user:group`, by name or number. By default files of uploads belong to root, and
+    /// files of stages keep their owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Permissions, in octal digits; as they were unless said.
+    /// Permissions in octal digits; unchanged by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Whether sources that are tar archives are unpacked, as `ADD` does.
+    /// Unpacks sources that are tar archives, as `ADD` does.
     #[serde(default)]
     pub unpack: bool,
 }
 
-/// Where files come from.
+/// Origin of copied files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum CopySource {
-    /// An archive that was uploaded under this name (a gzipped tar of the sources, their paths relative to the context).
+    /// Uploaded archive of this name: a gzipped tar of the sources, with paths relative to the
+    /// context.
     Files(String),
     /// An earlier stage, by its number from 0.
     Stage(usize),
-    /// Files that the step itself holds: name and content.
+    /// Files inside the step: name and content.
     Inline(Vec<(String, String)>),
 }

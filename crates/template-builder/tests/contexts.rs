@@ -1,4 +1,4 @@
-//! Which files of a directory go to a build, and what they are called.
+//! Selection of a context's files, and the names of their archives.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use flate2::read::GzDecoder;
@@ -97,7 +97,7 @@ fn sources_are_files_directories_and_patterns() {
 }
 
 #[test]
-fn what_is_ignored_stays_behind() {
+fn excluded_files_are_not_copied() {
     let dir = context(&[
         (
             ".dockerignore",
@@ -128,13 +128,13 @@ fn what_is_ignored_stays_behind() {
     );
     assert!(build(path, "FROM a\nCOPY x.* /").is_err());
 
-    // One of the Dockerfile's own goes before.
+    // The Dockerfile's own ignore file has priority.
     fs::write(path.join("Dockerfile.dockerignore"), "**\n!sub").unwrap();
     assert_eq!(of(path, "."), ["sub/", "sub/x.log"]);
 }
 
 #[test]
-fn nothing_outside_is_copied() {
+fn files_outside_of_the_context_are_not_copied() {
     let dir = context(&[("in/a", "a"), ("in/sub/b", ""), ("out/secret", "secret")]);
     let path = dir.path().join("in");
     symlink("../out/secret", path.join("leak")).unwrap();
@@ -155,7 +155,7 @@ fn nothing_outside_is_copied() {
             "{source}: {refused}"
         );
     }
-    // A link that is a source is followed; one within a directory is a link.
+    // A link as a source is followed; a link inside a directory is copied.
     assert_eq!(of(&path, "link"), ["link/", "link/absolute@", "link/b"]);
     assert_eq!(of(&path, "sub"), ["sub/", "sub/absolute@", "sub/b"]);
     let missing = build(&path, "FROM a\nCOPY a none /x/").unwrap_err();
@@ -172,7 +172,7 @@ fn nothing_outside_is_copied() {
 }
 
 #[test]
-fn an_archive_is_named_by_what_is_in_it() {
+fn an_archive_is_named_by_its_content() {
     let dir = context(&[("a", "a"), ("d/b", "b"), ("other", "")]);
     let name = |text: &str| copies(&build(dir.path(), text).unwrap())[0].0.clone();
     let text = "FROM a\nCOPY a d /x/";
@@ -200,7 +200,7 @@ fn an_archive_is_named_by_what_is_in_it() {
 }
 
 #[test]
-fn sources_may_hold_variables_that_the_file_sets() {
+fn sources_may_have_variables_of_the_dockerfile() {
     let dir = context(&[("app-2/x", ""), ("$odd", "")]);
     let text = "ARG V=2\nFROM a AS one\nENV NAME=app\nFROM one\nARG V\nENV DIR=$NAME-$V\nCOPY $DIR ${NAME:+app}-$V/x /x/";
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Dockerfiles as people write them, and what is made of them.
+//! Parsing of Dockerfiles.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use jiffy_template_builder::dockerfile::{DockerfileOptions, ParsedDockerfile, parse};
@@ -28,7 +28,7 @@ fn refused(text: &str) -> String {
     }
 }
 
-/// A stage on a few lines, as a person would check it.
+/// Description of a stage, one line per step.
 fn shown(stage: &BuildStage) -> Vec<String> {
     let name = stage.name.as_deref().unwrap_or("-");
     let from = match &stage.from {
@@ -84,7 +84,7 @@ fn all(parsed: &ParsedDockerfile) -> String {
     stages.collect::<Vec<_>>().join("\n")
 }
 
-/// What is in the file, and what is expected of it after a line of `---`.
+/// Checks a file: a Dockerfile, a line `---`, and its expected description.
 fn check(file: &str) {
     let (text, expected) = file.split_once("\n---\n").unwrap();
     let parsed = read(text);
@@ -155,7 +155,7 @@ fn build_arguments_reach_their_stage_and_nothing_else() {
 }
 
 #[test]
-fn a_target_cuts_the_stages_behind_it() {
+fn stages_after_the_target_are_dropped() {
     let text = "FROM a AS One\nFROM b AS two\nCOPY --from=busybox /bin/sh /\nFROM c";
     assert_eq!(with(text, &[], Some("one")).unwrap().spec.stages.len(), 1);
     assert_eq!(with(text, &[], Some("1")).unwrap().spec.stages.len(), 3);
@@ -168,7 +168,7 @@ fn a_target_cuts_the_stages_behind_it() {
 }
 
 #[test]
-fn what_cannot_be_built_is_said_with_line_and_instruction() {
+fn an_error_names_its_line_and_instruction() {
     for (text, expected) in [
         ("", "there is no instruction"),
         ("RUN x", "line 1: RUN: comes before the first FROM"),
@@ -230,7 +230,7 @@ fn what_cannot_be_built_is_said_with_line_and_instruction() {
 }
 
 #[test]
-fn every_step_knows_its_text_and_line() {
+fn every_step_has_its_text_and_line() {
     let parsed = read("# c\nFROM a\n\nRUN x \\\n  y\nCOPY a b\n");
     let steps = &parsed.spec.stages[0].steps;
     assert_eq!(
@@ -243,9 +243,9 @@ fn every_step_knows_its_text_and_line() {
     );
 }
 
-/// Pieces of Dockerfiles, and what breaks them, in any order.
+/// Fragments of Dockerfiles in random order.
 #[test]
-fn nothing_that_is_written_makes_it_panic_or_hang() {
+fn random_input_causes_no_panic_and_no_hang() {
     const PIECES: [&str; 60] = [
         "FROM ",
         "a",

@@ -200,7 +200,7 @@ pub fn built(api: &Api, name: &str, owner: &str, tags: &[&str]) {
             "images": [{ "sha256": "ab".repeat(32), "size": 1 }],
             "defaults": { "user": "user", "workdir": "/", "disk_mib": 512 },
         });
-        let file = called.called(tag).replace('/', "~").replace(':', "@");
+        let file = called.reference(tag).replace('/', "~").replace(':', "@");
         let directory = home.path().join("templates").join(file);
         fs::create_dir(&directory).unwrap();
         fs::write(directory.join("template.json"), manifest.to_string()).unwrap();
@@ -291,7 +291,7 @@ async fn what_builds_keep_goes_when_it_was_not_used_for_as_long_as_was_said() {
     let id = api.sandbox().await;
     for (key, days) in [("used", 2), ("unused", 8), ("forgotten", 15)] {
         api.host.snapshot_step(&id, key).await.unwrap();
-        records.use_step(key, now_ms() - days * DAY_MS).unwrap();
+        records.touch_step(key, now_ms() - days * DAY_MS).unwrap();
     }
     // Made now, by whoever does not write that down.
     api.host.snapshot_step(&id, "new").await.unwrap();

@@ -1,20 +1,20 @@
-//! `COPY` and `ADD`: files are unpacked beside the root of the sandbox, and moved to where they belong.
+//! `COPY` and `ADD`: files are unpacked in a staging directory of the sandbox and moved into place.
 //!
-//! Nothing in the sandbox is asked but its agent: images without a shell take files, too.
+//! Uses the agent only, so that images without a shell work.
 
 use super::failure::BuildFailure;
 use super::stage_config::StageConfig;
 use crate::spec::CopyAction;
 use jiffy_agent_client::{AgentClient, EntryInfo, EntryKind};
 
-/// Where files wait; the agent leaves it out of layers.
+/// Staging directory; the agent leaves it out of layers.
 pub const STAGING: &str = "/tmp/.jiffy-build";
-/// Files are the superuser's unless said.
+/// Default owner of copied files.
 pub const ROOT_USER: &str = "root";
-/// Most entries of one directory that a pattern is compared with.
+/// Maximum number of matches of one pattern component.
 const MAX_MATCHES: usize = 100_000;
 
-/// A `COPY` with its variables replaced.
+/// Operands of a `COPY` with variables expanded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyRequest {
     pub sources: Vec<String>,
@@ -25,27 +25,21 @@ pub struct CopyRequest {
 }
 
 impl CopyRequest {
-    pub fn new(copy: &CopyAction, setting: &StageConfig) -> Result<Self, String> {
-        let expand = |word: &String| setting.expand(word);
+    pub fn new(copy: &CopyAction, config: &StageConfig) -> Result<Self, String> {
+        let expand = |word: &String| config.expand(word);
         let owner = copy.owner.as_ref().map(expand).transpose()?;
         Ok(Self {
             sources: copy.sources.iter().map(expand).collect::<Result<_, _>>()?,
-            to: setting.path(&copy.to)?,
-            // An empty word is the user so far.
-            owner: owner.map(|o| {
-                if o.is_empty() {
-                    setting.user.clone()
-                } else {
-                    o
-                }
-            }),
+            to: config.path(&copy.to)?,
+            // An empty owner is the stage's user.
+            owner: owner.map(|o| if o.is_empty() { config.user.clone() } else { o }),
             mode: copy.mode.as_ref().map(expand).transpose()?,
             unpack: copy.unpack,
         })
     }
 }
 
-/// A file or directory that waits, and by which name it is to be known.
+/// A staged file or directory, and its name at the destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StagedFile {
     pub path: String,
@@ -53,22 +47,22 @@ pub struct StagedFile {
     pub directory: bool,
 }
 
-/// What the patterns of `sources` name beneath `root`, each of which must name something.
-pub async fn matches(
+/// Finds the files below `root` that `sources` match; each source must match something.
+pub async fn find_sources(
     agent: &AgentClient,
     root: &str,
     sources: &[String],
 ) -> Result<Vec<StagedFile>, BuildFailure> {
     let mut items: Vec<StagedFile> = Vec::new();
     for source in sources {
-        let parts = parts(source).ok_or_else(|| {
-            BuildFailure::of(format!(
+        let parts = path_components(source).ok_or_else(|| {
+            BuildFailure::new(format!(
                 "`{source}` leads out of the files that there are to copy"
             ))
         })?;
-        let found = matching(agent, root, &parts).await?;
+        let found = expand_pattern(agent, root, &parts).await?;
         if found.is_empty() {
-            return Err(BuildFailure::of(format!(
+            return Err(BuildFailure::new(format!(
                 "there is no `{source}` among the files to copy: look at its spelling and at .dockerignore"
             )));
         }
@@ -81,8 +75,8 @@ pub async fn matches(
     Ok(items)
 }
 
-/// The parts of a relative path; none if it leads out.
-fn parts(path: &str) -> Option<Vec<String>> {
+/// Components of a relative path; none if it leads out of its root.
+fn path_components(path: &str) -> Option<Vec<String>> {
     let mut parts: Vec<String> = Vec::new();
     for part in path.split('/') {
         match part {
@@ -94,7 +88,7 @@ fn parts(path: &str) -> Option<Vec<String>> {
     Some(parts)
 }
 
-async fn matching(
+async fn expand_pattern(
     agent: &AgentClient,
     root: &str,
     parts: &[String],
@@ -111,7 +105,7 @@ async fn matching(
             if !part.contains(['*', '?', '[', '\\']) {
                 let path = format!("{base}/{part}");
                 if let Some(entry) = stat(agent, &path).await? {
-                    next.push(item(path, part.clone(), &entry));
+                    next.push(staged_file(path, part.clone(), &entry));
                 }
                 continue;
             }
@@ -120,7 +114,7 @@ async fn matching(
                 list.map_err(|e| BuildFailure::agent(&format!("list {}", parent.path), e))?;
             for entry in list {
                 if glob(part, &entry.name) {
-                    next.push(item(
+                    next.push(staged_file(
                         format!("{base}/{}", entry.name),
                         entry.name.clone(),
                         &entry,
@@ -128,7 +122,7 @@ async fn matching(
                 }
             }
             if next.len() > MAX_MATCHES {
-                return Err(BuildFailure::of(format!(
+                return Err(BuildFailure::new(format!(
                     "`{part}` names more than {MAX_MATCHES} files"
                 )));
             }
@@ -139,11 +133,11 @@ async fn matching(
     Ok(found)
 }
 
-fn item(path: String, name: String, entry: &EntryInfo) -> StagedFile {
+fn staged_file(path: String, name: String, entry: &EntryInfo) -> StagedFile {
     StagedFile {
         path,
         name,
-        // A link to a directory is copied as the link it is.
+        // A link to a directory is copied as a link.
         directory: is_directory(entry) && !entry.is_symlink,
     }
 }
@@ -160,8 +154,9 @@ async fn stat(agent: &AgentClient, path: &str) -> Result<Option<EntryInfo>, Buil
     }
 }
 
-/// Moves what waits to where it belongs: a directory's contents into a directory, a file into a directory or under the name given.
-pub async fn place(
+/// Moves staged files to their destination: contents of a directory into a directory, a file into a
+/// directory or to the given name.
+pub async fn move_into_place(
     agent: &AgentClient,
     items: &[StagedFile],
     to: &str,
@@ -172,7 +167,7 @@ pub async fn place(
     let is_directory = there.as_ref().is_some_and(is_directory);
     let named_directory = to.ends_with('/') || to.ends_with("/.");
     if items.len() > 1 && !named_directory && !is_directory {
-        return Err(BuildFailure::of(format!(
+        return Err(BuildFailure::new(format!(
             "several files go into a directory: write `{to}/`"
         )));
     }
@@ -184,13 +179,13 @@ pub async fn place(
             }
             false => target.to_owned(),
         };
-        put(agent, item, &path).await?;
+        move_entry(agent, item, &path).await?;
     }
     Ok(())
 }
 
-/// Moves one thing to `to`; of two directories the one that is there stays and takes the other's contents.
-async fn put(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<(), BuildFailure> {
+/// Moves one entry to `to`. An existing directory is merged with a staged one.
+async fn move_entry(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<(), BuildFailure> {
     let mut waiting = vec![(item.path.clone(), to.to_owned(), item.directory)];
     while let Some((from, to, directory)) = waiting.pop() {
         match stat(agent, &to).await? {
@@ -204,7 +199,7 @@ async fn put(agent: &AgentClient, item: &StagedFile, to: &str) -> Result<(), Bui
                 continue;
             }
             Some(there) if is_directory(&there) && !there.is_symlink => {
-                return Err(BuildFailure::of(format!(
+                return Err(BuildFailure::new(format!(
                     "{to} is a directory, and a file cannot replace it"
                 )));
             }
@@ -227,7 +222,7 @@ async fn make_parent(agent: &AgentClient, path: &str) -> Result<(), BuildFailure
     }
 }
 
-/// Makes a directory with its parents, unless it is there.
+/// Creates a directory with its parents, unless it exists.
 pub async fn make_directory(
     agent: &AgentClient,
     path: &str,
@@ -241,13 +236,13 @@ pub async fn make_directory(
         .map_err(|e| BuildFailure::agent(&format!("make the directory {path}"), e))
 }
 
-/// Whether `name` fits `pattern`: `*`, `?`, `[a-z]`, `[^a-z]`, and `\` before what is meant as it is. Takes time in proportion to
-/// both lengths.
+/// Matches `name` with a `pattern` of `*`, `?`, `[a-z]`, `[^a-z]` and `\` escapes. Time is at most
+/// proportional to the product of both lengths.
 fn glob(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
-    // Where the last star was, and how far it reaches.
+    // Position of the last star in the pattern, and the end of its match.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         if pattern.get(p) == Some(&'*') {
@@ -255,7 +250,7 @@ fn glob(pattern: &str, name: &str) -> bool {
             p += 1;
             continue;
         }
-        if let Some(next) = one(&pattern, p, name[n]) {
+        if let Some(next) = match_one(&pattern, p, name[n]) {
             (p, n) = (next, n + 1);
             continue;
         }
@@ -268,8 +263,8 @@ fn glob(pattern: &str, name: &str) -> bool {
     pattern[p..].iter().all(|c| *c == '*')
 }
 
-/// Where the pattern goes on if what is at `p` fits `c`.
-fn one(pattern: &[char], p: usize, c: char) -> Option<usize> {
+/// Position in the pattern after the element at `p`, if that matches `c`.
+fn match_one(pattern: &[char], p: usize, c: char) -> Option<usize> {
     match *pattern.get(p)? {
         '?' => Some(p + 1),
         '\\' => (*pattern.get(p + 1)? == c).then_some(p + 2),
@@ -300,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_fit_as_a_shells_do() {
+    fn patterns_match_as_in_a_shell() {
         for (pattern, name, fits) in [
             ("*.txt", "a.txt", true),
             ("*.txt", "a.txtx", false),
@@ -326,11 +321,15 @@ mod tests {
     }
 
     #[test]
-    fn sources_stay_among_the_files() {
-        assert_eq!(parts("./a//b/../c/").unwrap(), ["a", "c"]);
-        assert!(parts(".").unwrap().is_empty());
-        assert_eq!(parts("../x"), None);
-        assert_eq!(parts("a/../../x"), None);
-        assert_eq!(parts("/a").unwrap(), ["a"], "of stages, from their root");
+    fn sources_stay_inside_their_root() {
+        assert_eq!(path_components("./a//b/../c/").unwrap(), ["a", "c"]);
+        assert!(path_components(".").unwrap().is_empty());
+        assert_eq!(path_components("../x"), None);
+        assert_eq!(path_components("a/../../x"), None);
+        assert_eq!(
+            path_components("/a").unwrap(),
+            ["a"],
+            "of stages, from their root"
+        );
     }
 }

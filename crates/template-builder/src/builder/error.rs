@@ -7,35 +7,35 @@ use jiffy_host::{IdentityError, QuotaRefusal};
 use jiffy_image::{BuildError, TemplateError};
 use std::io;
 
-/// Why the builder does not do what it is asked.
+/// Error of a builder operation.
 #[derive(Debug, thiserror::Error)]
 pub enum BuilderError {
-    /// Not a name.
+    /// Invalid template name.
     #[error(
         "`{0}` cannot name a template: use a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit, at most 63, and `name:tag` for a tag"
     )]
     Name(String),
-    /// Too many.
+    /// Too many tags.
     #[error("a build has at most {MAX_TAGS} tags")]
     Tags,
-    /// Of a stock template.
+    /// Name of a stock template.
     #[error("the name `{0}` is taken: choose another")]
     Taken(String),
-    /// Ids, and names of templates that builds make for themselves.
+    /// Reserved name: an id, or one that builds use internally.
     #[error(
         "`{0}` cannot be chosen as a name: ids and templates that builds make for themselves look so"
     )]
     Reserved(String),
-    /// Too many that were not started.
+    /// Too many builds that were not started.
     #[error(
         "{MAX_WAITING_BUILDS} builds of this key wait to be started: start or cancel one; each is given up {} minutes after it was asked for",
         WAITING_BUILD_TIMEOUT.as_secs() / 60
     )]
     Waiting,
-    /// No such template.
+    /// Unknown template.
     #[error("there is no template `{0}`")]
     UnknownTemplate(String),
-    /// No such build.
+    /// Unknown build.
     #[error("template `{template}` has no build `{build}`")]
     UnknownBuild {
         /// Template.
@@ -43,31 +43,31 @@ pub enum BuilderError {
         /// Build.
         build: String,
     },
-    /// It has begun already.
+    /// The build was started before.
     #[error("build {0} was started already: ask for another")]
     Started(String),
-    /// What is to be built makes no sense.
+    /// Invalid build description.
     #[error("{0}")]
     Spec(String),
-    /// The owner's budget has no room.
+    /// The owner's quota is exhausted.
     #[error(transparent)]
     Quota(#[from] QuotaRefusal),
-    /// The records.
+    /// Error of the database.
     #[error(transparent)]
-    BuildRecords(#[from] RecordError),
-    /// Uploads.
+    Records(#[from] RecordError),
+    /// Error of an upload.
     #[error(transparent)]
-    IncomingUpload(#[from] UploadError),
-    /// Templates.
+    Upload(#[from] UploadError),
+    /// Error of the image store.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// Their tags.
+    /// Error of tagging.
     #[error(transparent)]
     Tag(#[from] BuildError),
     /// No random bytes.
     #[error(transparent)]
     Entropy(#[from] IdentityError),
-    /// The data directory.
+    /// Error of the data directory.
     #[error("cannot use the directory of uploads: {0}")]
     Directory(io::Error),
 }

@@ -3,39 +3,39 @@
 use super::records::FailureReason;
 use jiffy_agent_client::ClientError;
 
-/// Why a build failed.
+/// Failure of a build, as its author sees it.
 #[derive(Debug)]
 pub struct BuildFailure {
     pub message: String,
-    /// Where; filled in by whoever knows.
+    /// Step that failed; none until a caller sets it.
     pub step: Option<String>,
 }
 
 impl BuildFailure {
-    pub fn of(message: impl Into<String>) -> Self {
+    pub fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
             step: None,
         }
     }
 
-    /// An error with what it comes from.
-    pub fn because(error: &dyn std::error::Error) -> Self {
+    /// Failure with the message of `error` and of its causes.
+    pub fn from_error(error: &dyn std::error::Error) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
             message = format!("{message}: {cause}");
             source = cause.source();
         }
-        Self::of(message)
+        Self::new(message)
     }
 
-    /// The agent did not do what it was asked.
+    /// Failure of a request to the agent.
     pub fn agent(what: &str, error: ClientError) -> Self {
-        Self::of(format!("cannot {what}: {error}"))
+        Self::new(format!("cannot {what}: {error}"))
     }
 
-    pub fn at(self, step: &str) -> Self {
+    pub fn at_step(self, step: &str) -> Self {
         let step = self.step.or_else(|| Some(step.to_owned()));
         Self { step, ..self }
     }

@@ -1,7 +1,7 @@
-//! Templates that builds begin with: those of the image store, and images of registries.
+//! Bases of stages: templates of the image store, and images of registries.
 
 use super::names::resolve;
-use super::{BuilderError, BuilderInner, shown};
+use super::{BuilderError, BuilderInner, printable};
 use crate::spec::ImageSource;
 use jiffy_engine::Engine;
 use jiffy_image::{
@@ -11,8 +11,7 @@ use jiffy_image::{
 use jiffy_pull::Cancel;
 
 impl<E: Engine> BuilderInner<E> {
-    /// The template that `which` (an id or name, perhaps with a tag) means for `owner`; none: the
-    /// host's owner.
+    /// Resolves `which` (an id or name, optionally with a tag) for `owner`; none: the host's owner.
     pub(super) fn resolve_for(
         &self,
         which: &str,
@@ -21,19 +20,19 @@ impl<E: Engine> BuilderInner<E> {
         let look = |reference: &Reference| {
             let found = self.templates.look_up(reference);
             let stock = reference.is_stock().then_some(Visibility::Public);
-            // One that is not built yet is built when it is used.
+            // A stock template that is not built yet is built on first use.
             found
                 .map(|manifest| manifest.map(|m| m.visibility).or(stock))
                 .map_err(BuilderError::Template)
         };
         let found = resolve(which, owner, Some(&*self.records), &look)?;
         let found = found.map(|meaning| meaning.reference.to_string());
-        found.ok_or_else(|| BuilderError::UnknownTemplate(shown(which)))
+        found.ok_or_else(|| BuilderError::UnknownTemplate(printable(which)))
     }
 
-    /// Tells names of templates from images in a registry: `owner/name` is a template, if the owner
-    /// can be a key, so that no registry is asked for what a key withdrew; a bare name is, if it
-    /// means a template for `owner`.
+    /// Distinguishes template names from registry images: `owner/name` is a template if the owner
+    /// can be a key, so that no registry is asked for a template that a key withdrew; a bare name
+    /// is one if it resolves for `owner`.
     pub(super) fn is_template(&self, name: &str, owner: Option<&str>) -> bool {
         match name.split_once('/') {
             Some((key, _)) => is_id(key),
@@ -41,8 +40,9 @@ impl<E: Engine> BuilderInner<E> {
         }
     }
 
-    /// The template of an image, in the namespace of `owner`. It is kept under a name that says
-    /// which image it is of, and made anew when that changed. `caller` is who asks the registry.
+    /// Imports an image as a template in the namespace of `owner`. Its name is derived from the
+    /// image; it is imported again when the image changed. `caller` is the key that asks the
+    /// registry.
     pub(super) fn import(
         &self,
         image: &ImageSource,
@@ -57,7 +57,7 @@ impl<E: Engine> BuilderInner<E> {
         let host = image.reference.split('/').next().unwrap_or_default();
         let mut pull = self.settings.registries.pull(caller.is_some(), cancel);
         let own = host.starts_with("localhost:") || host.starts_with("127.0.0.1:");
-        // Only its owner may have this host ask around in its own network.
+        // Only the host's owner may reach registries in the host's own network.
         if caller.is_none() && (image.plain_http || own) {
             pull.registries.plain_http.push(host.to_owned());
         }
@@ -72,7 +72,7 @@ impl<E: Engine> BuilderInner<E> {
                         name: name.clone(),
                         password: password.clone(),
                     },
-                    // What the host's owner may read is not for everybody.
+                    // Credentials of the host's owner are not used for keys.
                     None if caller.is_some() => Access::Nobody,
                     None => Access::Host,
                 },

@@ -14,30 +14,30 @@ use jiffy_agent_client::AgentClient;
 use jiffy_engine::Engine;
 use jiffy_host::{CreateSpec, OnTimeout, QuotaAmount, QuotaRequest, Source, Terms};
 use jiffy_image::TemplateError;
-use stage::{StageState, StepCounter, needed};
+use stage::{StageState, StepCounter, needed_stages};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Shown of a step in messages.
+/// Maximum number of characters of a step in messages.
 const MAX_SHOWN_CHARS: usize = 120;
-/// After this time a sandbox of a build ends by itself.
+/// Timeout of a build's sandboxes.
 const SANDBOX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// A build that goes on.
+/// A running build.
 pub struct BuildJob<E: Engine> {
     inner: Arc<BuilderInner<E>>,
     template: TemplateRecord,
     build: BuildRecord,
     spec: BuildSpec,
     log: Arc<BuildLog>,
-    /// Sandboxes that there are because of it.
+    /// Sandboxes of the build.
     sandboxes: Mutex<Vec<String>>,
-    /// Held while the template is written, which goes on when the build is cancelled.
+    /// Held while the image is written, which continues after a cancellation.
     writing: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// What a build became.
+/// Result of a build.
 pub struct BuildOutcome {
     pub version: String,
     pub steps: Vec<String>,
@@ -62,29 +62,29 @@ impl<E: Engine> BuildJob<E> {
         }
     }
 
-    /// Builds. Its sandboxes are to be removed afterwards, however it ends ([`Self::clear`]).
+    /// Runs the build. The caller removes its sandboxes afterwards ([`Self::remove_sandboxes`]).
     pub async fn run(&self) -> Result<BuildOutcome, BuildFailure> {
         let count = self.spec.stages.len();
-        let needed = needed(&self.spec)?;
+        let needed = needed_stages(&self.spec)?;
         let total = needed.iter().zip(&self.spec.stages);
-        let said = |s: &BuildStage| s.steps.iter().filter(|step| !is_silent(step)).count();
+        let said = |s: &BuildStage| s.steps.iter().filter(|step| !is_generated(step)).count();
         let total = total.map(|(n, s)| if *n { said(s) } else { 0 }).sum();
         let mut counter = StepCounter { done: 0, total };
         let mut stages: Vec<Option<StageState>> = Vec::with_capacity(count);
         for (stage, needed) in self.spec.stages.iter().zip(needed) {
             let progressed = match needed {
-                true => Some(self.stage(stage, &mut stages, &mut counter).await?),
+                true => Some(self.run_stage(stage, &mut stages, &mut counter).await?),
                 false => None,
             };
             stages.push(progressed);
         }
         let last = stages.pop().flatten();
-        let last = last.ok_or_else(|| BuildFailure::of("there is nothing to build"))?;
-        self.finish(last).await.map_err(|e| e.at("finalize"))
+        let last = last.ok_or_else(|| BuildFailure::new("there is nothing to build"))?;
+        self.publish(last).await.map_err(|e| e.at_step("finalize"))
     }
 
     /// Removes the sandboxes of the build.
-    pub async fn clear(&self) {
+    pub async fn remove_sandboxes(&self) {
         let sandboxes = std::mem::take(&mut *lock(&self.sandboxes));
         for id in sandboxes {
             if let Err(e) = self.inner.sandboxes.remove(&id).await {
@@ -93,24 +93,24 @@ impl<E: Engine> BuildJob<E> {
         }
     }
 
-    /// Removes the template under the build's own name, which one that was cancelled left. Needs
-    /// that its sandboxes are gone: what is written of them then ends.
-    pub async fn remove_hidden(&self) {
+    /// Removes the unfinished template of a failed or cancelled build. The sandboxes must be
+    /// removed before, which ends a write in progress.
+    pub async fn remove_unfinished(&self) {
         let _writing = self.writing.lock().await;
-        let (templates, name) = (self.inner.templates.clone(), self.hidden());
+        let (templates, name) = (self.inner.templates.clone(), self.unfinished_name());
         let remove = move || match templates.manifest(&name) {
             Err(TemplateError::Unknown { .. }) => Ok(()),
             _ => templates.remove(&name),
         };
         match tokio::task::spawn_blocking(remove).await {
             Ok(Ok(())) => {}
-            Ok(Err(e)) => tracing::warn!("template {} stays: {e}", self.hidden()),
-            Err(e) => tracing::warn!("template {} stays: {e}", self.hidden()),
+            Ok(Err(e)) => tracing::warn!("template {} stays: {e}", self.unfinished_name()),
+            Err(e) => tracing::warn!("template {} stays: {e}", self.unfinished_name()),
         }
     }
 
-    /// The sandbox that was there is not what the stage has come to any more.
-    async fn let_go(&self, at: &mut StageState) {
+    /// Removes the stage's sandbox, which no longer matches the stage's state.
+    async fn release_sandbox(&self, at: &mut StageState) {
         if let Some(id) = at.sandbox.take() {
             lock(&self.sandboxes).retain(|other| *other != id);
             if let Err(e) = self.inner.sandboxes.remove(&id).await {
@@ -119,7 +119,7 @@ impl<E: Engine> BuildJob<E> {
         }
     }
 
-    /// The agent of a sandbox that is what the stage has come to; made if there is none.
+    /// Agent of the stage's sandbox; creates the sandbox if there is none.
     async fn agent(&self, at: &mut StageState) -> Result<AgentClient, BuildFailure> {
         let sandboxes = &self.inner.sandboxes;
         if at.sandbox.is_none() {
@@ -142,7 +142,7 @@ impl<E: Engine> BuildJob<E> {
                 },
             };
             let cannot = |e: &dyn std::fmt::Display| {
-                BuildFailure::of(format!("cannot make a sandbox to build in: {e}"))
+                BuildFailure::new(format!("cannot make a sandbox to build in: {e}"))
             };
             let request = QuotaRequest {
                 amount: QuotaAmount {
@@ -153,7 +153,7 @@ impl<E: Engine> BuildJob<E> {
                 },
                 disk_floor: None,
             };
-            // Held until it runs.
+            // Held until the sandbox runs.
             let room = self.inner.reserve(self.build.caller.as_deref(), request);
             let _room = room.await.map_err(|e| cannot(&e))?;
             let made = sandboxes.create(spec).await.map_err(|e| cannot(&e))?;
@@ -163,16 +163,16 @@ impl<E: Engine> BuildJob<E> {
         let id = at.sandbox.as_deref().unwrap_or_default();
         sandboxes
             .agent(id)
-            .map_err(|e| BuildFailure::of(e.to_string()))
+            .map_err(|e| BuildFailure::new(e.to_string()))
     }
 }
 
-/// Whether nobody wrote it: it is not counted, and nothing is said about it.
-fn is_silent(step: &BuildStep) -> bool {
+/// Tells if a step is generated rather than written by the author: neither counted nor logged.
+fn is_generated(step: &BuildStep) -> bool {
     step.text.is_empty()
 }
 
-/// `name` for the tag that every template has, `name:tag` for others.
+/// `name` for the default tag, `name:tag` for others.
 pub fn tagged(name: &str, tag: &str) -> String {
     match tag {
         super::DEFAULT_TAG => name.to_owned(),
@@ -180,8 +180,8 @@ pub fn tagged(name: &str, tag: &str) -> String {
     }
 }
 
-/// As much of a step as a message can take.
-fn short(text: &str) -> String {
+/// Truncates the text of a step for a message, and removes control characters.
+fn abbreviate(text: &str) -> String {
     let clean: String = text
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })

@@ -11,9 +11,9 @@ use jiffy_engine::Engine;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-/// Most steps of one build.
+/// Maximum number of steps of one build.
 const MAX_STEPS: usize = 1000;
-/// Images by these names are the templates of this host that serve in their place.
+/// Images of E2B, and the templates of this host that replace them.
 const E2B_IMAGES: [(&str, &str); 4] = [
     ("e2bdev/base", "base"),
     ("e2bdev/base:latest", "base"),
@@ -22,14 +22,14 @@ const E2B_IMAGES: [(&str, &str); 4] = [
 ];
 
 impl<E: Engine> Builder<E> {
-    /// Starts a build that was entered; it goes on behind this call.
+    /// Starts a build in the background.
     pub fn start(
         &self,
         template: &TemplateRecord,
         build: &BuildRecord,
         spec: BuildSpec,
     ) -> Result<(), BuilderError> {
-        check(&spec)?;
+        check_spec(&spec)?;
         if build.status != BuildStatus::Waiting {
             return Err(BuilderError::Started(build.id.clone()));
         }
@@ -46,7 +46,7 @@ impl<E: Engine> Builder<E> {
             };
             running.insert(build.id.clone(), this);
         }
-        let spec = self.with_stand_ins(spec);
+        let spec = self.with_local_images(spec);
         let job = BuildJob::new(
             self.0.clone(),
             template.clone(),
@@ -57,25 +57,25 @@ impl<E: Engine> Builder<E> {
         let (this, template, id) = (self.clone(), template.clone(), build.id.clone());
         tokio::spawn(async move {
             let built = tokio::select! {
-                built = this.carry_out(&template, &id, &job, &log) => built,
-                () = token.cancelled() => Err(BuildFailure::of("the build was cancelled")),
+                built = this.run_in_turn(&template, &id, &job, &log) => built,
+                () = token.cancelled() => Err(BuildFailure::new("the build was cancelled")),
             };
-            job.clear().await;
-            this.conclude(&template, &id, built, &log).await;
-            job.remove_hidden().await;
+            job.remove_sandboxes().await;
+            this.record_end(&template, &id, built, &log).await;
+            job.remove_unfinished().await;
             lock(&this.0.running).remove(&id);
         });
         Ok(())
     }
 
-    async fn carry_out(
+    async fn run_in_turn(
         &self,
         template: &TemplateRecord,
         id: &str,
         job: &BuildJob<E>,
         log: &BuildLog,
     ) -> Result<BuildOutcome, BuildFailure> {
-        let turn = lock(&self.0.turns)
+        let turn = lock(&self.0.template_locks)
             .entry(template.id.clone())
             .or_default()
             .clone();
@@ -87,20 +87,20 @@ impl<E: Engine> Builder<E> {
             }
         };
         let on_wait = || log.info(None, "waiting: other templates are being built");
-        let slot = self.0.queue.enter(template.owner.as_deref(), on_wait);
-        let _slot = slot
+        let permit = self.0.queue.acquire(template.owner.as_deref(), on_wait);
+        let _permit = permit
             .await
-            .ok_or_else(|| BuildFailure::of("the daemon ends"))?;
+            .ok_or_else(|| BuildFailure::new("the daemon ends"))?;
         let moved = self
             .0
             .records
-            .move_on(id, BuildStatus::Waiting, BuildStatus::Building);
-        moved.map_err(|e| BuildFailure::of(e.to_string()))?;
+            .transition(id, BuildStatus::Waiting, BuildStatus::Building);
+        moved.map_err(|e| BuildFailure::new(e.to_string()))?;
         job.run().await
     }
 
-    /// Writes down how a build ended.
-    async fn conclude(
+    /// Records the end of a build.
+    async fn record_end(
         &self,
         template: &TemplateRecord,
         id: &str,
@@ -115,28 +115,28 @@ impl<E: Engine> Builder<E> {
             }
             Err(failure) => {
                 let step = failure.step.clone();
-                log.say(LogLevel::Error, step.as_deref(), &failure.message);
+                log.write(LogLevel::Error, step.as_deref(), &failure.message);
                 BuildEnd::Failed(failure.into())
             }
         };
-        self.0.records.end(&template.id, id, end).await;
+        self.0.records.end_build(&template.id, id, end).await;
         if ready {
-            self.release_steps(&template.id);
+            self.release_superseded_steps(&template.id);
         }
     }
 
-    /// What a build does just now that takes a while, if it does.
+    /// Progress of a running build's long operation, if there is one.
     pub fn progress(&self, build: &str) -> Option<BuildProgress> {
         lock(&self.0.running).get(build)?.log.progress()
     }
 
-    /// Ends a build. One that is over stays as it is.
+    /// Cancels a build. A finished build is unchanged.
     pub fn cancel(&self, build: &BuildRecord) -> Result<(), BuilderError> {
         if let Some(running) = lock(&self.0.running).get(&build.id) {
             running.cancel.cancel();
             return Ok(());
         }
-        Ok(self.0.records.fail(
+        Ok(self.0.records.set_failed(
             &build.id,
             &FailureReason {
                 message: "the build was cancelled before it began".to_owned(),
@@ -145,7 +145,7 @@ impl<E: Engine> Builder<E> {
         )?)
     }
 
-    fn with_stand_ins(&self, mut spec: BuildSpec) -> BuildSpec {
+    fn with_local_images(&self, mut spec: BuildSpec) -> BuildSpec {
         for stage in &mut spec.stages {
             let named = match &stage.from {
                 StageBase::Name(name) => name.as_str(),
@@ -161,8 +161,8 @@ impl<E: Engine> Builder<E> {
     }
 }
 
-/// Whether a build can be begun at all.
-fn check(spec: &BuildSpec) -> Result<(), BuilderError> {
+/// Checks a build description before the build starts.
+fn check_spec(spec: &BuildSpec) -> Result<(), BuilderError> {
     let steps: usize = spec.stages.iter().map(|s| s.steps.len()).sum();
     let refuse = |why: String| Err(BuilderError::Spec(why));
     if spec.stages.is_empty() {

@@ -1,19 +1,19 @@
-//! What a build says while it goes on.
+//! Log and progress of a running build.
 
 use super::records::{BuildRecords, LogLevel, MAX_LOG_LINES};
 use jiffy_image::Progress;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Longest unfinished line of a program that is kept, in bytes.
+/// Maximum length of a partial line that is buffered, in bytes.
 const MAX_PARTIAL_LINE_BYTES: usize = 64 * 1024;
 
-/// How far something is that takes a while.
+/// Progress of a long operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildProgress {
-    /// What goes on.
+    /// Description of the operation.
     pub text: String,
-    /// How much of it is done, 0 to 100.
+    /// Completed share in percent, 0 to 100.
     pub percent: u8,
 }
 
@@ -26,7 +26,7 @@ pub struct BuildLog {
 }
 
 impl BuildLog {
-    /// The log of a build that has said nothing yet.
+    /// Creates the log of a new build.
     pub fn new(records: Arc<BuildRecords>, build: &str) -> Self {
         Self {
             records,
@@ -36,17 +36,21 @@ impl BuildLog {
         }
     }
 
-    /// Says a line, or several.
-    pub fn say(&self, level: LogLevel, step: Option<&str>, message: &str) {
+    /// Writes the lines of `message`.
+    pub fn write(&self, level: LogLevel, step: Option<&str>, message: &str) {
         for line in message.lines() {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let said = match number {
-                n if n < MAX_LOG_LINES => self.records.say(&self.build, n, level, step, line),
+                n if n < MAX_LOG_LINES => {
+                    self.records
+                        .insert_log_line(&self.build, n, level, step, line)
+                }
                 MAX_LOG_LINES => {
                     let last = "it says more than is kept: the rest of its output is left out";
-                    (self.records).say(&self.build, number, LogLevel::Warn, step, last)
+                    self.records
+                        .insert_log_line(&self.build, number, LogLevel::Warn, step, last)
                 }
-                // Why it failed is in the build's record.
+                // The cause of a failure is in the build's record.
                 _ => Ok(()),
             };
             if let Err(e) = said {
@@ -55,18 +59,18 @@ impl BuildLog {
         }
     }
 
-    /// What goes on just now and takes a while, if anything does.
+    /// Progress of the current operation, if there is one.
     pub fn progress(&self) -> Option<BuildProgress> {
         lock(&self.progress).clone()
     }
 
-    /// Takes a sign of life of what belongs to `step`.
+    /// Records progress of `step`.
     pub fn on_progress(&self, step: &str, progress: &Progress<'_>) {
         match progress {
-            Progress::Line(line) => self.say(LogLevel::Debug, Some(step), line),
+            Progress::Line(line) => self.write(LogLevel::Debug, Some(step), line),
             Progress::Phase(phase) => {
                 let text = phase.to_string();
-                self.say(LogLevel::Debug, Some(step), &text);
+                self.write(LogLevel::Debug, Some(step), &text);
                 let mut now = lock(&self.progress);
                 let percent = now.as_ref().map_or(0, |before| before.percent);
                 *now = Some(BuildProgress { text, percent });
@@ -79,14 +83,14 @@ impl BuildLog {
         }
     }
 
-    /// It is done, or will not be.
+    /// Ends the current operation.
     pub fn end_progress(&self) {
         *lock(&self.progress) = None;
     }
 
-    /// Says something that happens.
+    /// Writes an informational message.
     pub fn info(&self, step: Option<&str>, message: &str) {
-        self.say(LogLevel::Info, step, message);
+        self.write(LogLevel::Info, step, message);
     }
 }
 
@@ -94,34 +98,34 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lines out of what a program writes, in whichever pieces.
+/// Splits the output of a program into lines.
 #[derive(Default)]
 pub struct LineSplitter(Vec<u8>);
 
 impl LineSplitter {
-    /// Takes what was written and gives the lines that are whole.
+    /// Adds output and returns the complete lines.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         self.0.extend_from_slice(bytes);
         let mut lines = Vec::new();
         while let Some(end) = self.0.iter().position(|b| *b == b'\n') {
             let line: Vec<u8> = self.0.drain(..=end).collect();
-            lines.push(shown(&line));
+            lines.push(visible_line(&line));
         }
         if self.0.len() > MAX_PARTIAL_LINE_BYTES {
-            lines.push(shown(&std::mem::take(&mut self.0)));
+            lines.push(visible_line(&std::mem::take(&mut self.0)));
         }
         lines
     }
 
-    /// What is left at the end.
-    pub fn rest(&mut self) -> Option<String> {
+    /// Returns the unterminated last line.
+    pub fn finish(&mut self) -> Option<String> {
         let rest = std::mem::take(&mut self.0);
-        (!rest.is_empty()).then(|| shown(&rest))
+        (!rest.is_empty()).then(|| visible_line(&rest))
     }
 }
 
-/// A line as a terminal would leave it: what was written over is gone.
-fn shown(line: &[u8]) -> String {
+/// Text of a line as a terminal shows it: after the last carriage return.
+fn visible_line(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     let text = text.trim_end_matches(['\r', '\n']);
     text.rsplit('\r').next().unwrap_or_default().to_owned()
@@ -132,15 +136,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_come_whole_whatever_the_pieces() {
+    fn lines_are_complete_however_output_is_chunked() {
         let mut cutter = LineSplitter::default();
         assert!(cutter.push(b"on").is_empty());
         assert_eq!(
             cutter.push(b"e\ntwo\r\n10%\r100%\nth"),
             ["one", "two", "100%"]
         );
-        assert_eq!(cutter.rest().as_deref(), Some("th"));
-        assert_eq!(cutter.rest(), None);
+        assert_eq!(cutter.finish().as_deref(), Some("th"));
+        assert_eq!(cutter.finish(), None);
         let long = vec![b'x'; MAX_PARTIAL_LINE_BYTES + 1];
         assert_eq!(cutter.push(&long).len(), 1, "memory is bounded");
     }

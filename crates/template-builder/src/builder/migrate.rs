@@ -1,4 +1,4 @@
-//! Data directories of before templates had owners in the image store.
+//! Migration of data directories from before templates had owners in the image store.
 
 use super::records::{BuildRecords, RecordError};
 use super::{Builder, BuilderError, blocking};
@@ -6,25 +6,25 @@ use jiffy_engine::Engine;
 use jiffy_image::{TemplateError, Visibility, is_id};
 use std::collections::HashMap;
 
-/// Name of the migration that gives templates to their owners.
+/// Name of the migration in the database.
 const OWNER_NAMESPACES: &str = "namespaces";
 
 impl BuildRecords {
     fn is_migrated(&self, name: &str) -> Result<bool, RecordError> {
         let query = "SELECT count(*) FROM migrations WHERE name = ?1";
-        self.with(|c| Ok(c.query_row(query, [name], |row| row.get::<_, i64>(0))? > 0))
+        self.with_connection(|c| Ok(c.query_row(query, [name], |row| row.get::<_, i64>(0))? > 0))
     }
 
     fn set_migrated(&self, name: &str) -> Result<(), RecordError> {
         let write = "INSERT OR IGNORE INTO migrations (name) VALUES (?1)";
-        self.with(|c| c.execute(write, [name]).map(drop))
+        self.with_connection(|c| c.execute(write, [name]).map(drop))
     }
 }
 
 impl<E: Engine> Builder<E> {
-    /// Gives every template of the image store to the owner that the records name, once. Templates
-    /// of keys that act for the host's owner become the host's. Begun again after a crash, it ends
-    /// the same; nothing is served before.
+    /// Moves every template of the image store to the owner in the database, once. Templates of
+    /// keys that act for the host's owner become the host's. Idempotent: it may be repeated after a
+    /// crash. Nothing is served before.
     pub(super) async fn migrate(&self) -> Result<(), BuilderError> {
         let records = &self.0.records;
         if records.is_migrated(OWNER_NAMESPACES)? {
@@ -39,7 +39,7 @@ impl<E: Engine> Builder<E> {
             };
             match record.owner {
                 Some(owner) if self.0.settings.host_keys.contains(&owner) => {
-                    records.give_to_host(&record.id)?;
+                    records.make_host_owned(&record.id)?;
                     public.extend(record.public.then_some(record.name));
                 }
                 Some(owner) if is_id(&owner) => {
@@ -71,8 +71,8 @@ impl<E: Engine> Builder<E> {
         Ok(records.set_migrated(OWNER_NAMESPACES)?)
     }
 
-    /// Removes templates that builds of an earlier daemon did not finish.
-    pub(super) async fn remove_unfinished(&self) -> Result<(), BuilderError> {
+    /// Removes templates that an earlier daemon's builds did not finish.
+    pub(super) async fn remove_unfinished_templates(&self) -> Result<(), BuilderError> {
         let templates = self.0.templates.clone();
         let removed = blocking(move || templates.remove_unfinished_builds()).await??;
         for name in removed {

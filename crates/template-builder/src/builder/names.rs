@@ -1,33 +1,33 @@
-//! Names of templates: what a word means for its caller.
+//! Resolution of template names for a caller.
 
 use super::records::{BuildRecords, RecordError};
 use jiffy_image::{DEFAULT_TAG, Reference, Visibility, is_id};
 
-/// Kind of word by which a template was found. What callers call their own snapshots comes between
-/// [`Self::Own`] and [`Self::Shared`].
+/// Kind of name by which a template was resolved. The caller's snapshots rank between [`Self::Own`]
+/// and [`Self::Shared`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResolvedBy {
-    /// Its id.
+    /// An id.
     Id,
-    /// A name in the caller's own namespace.
+    /// A name in the caller's namespace.
     Own,
-    /// A stock template, one of the host's owner, or one that is named with its owner.
+    /// A stock template, a template of the host's owner, or a name with its owner.
     Shared,
 }
 
-/// Template that a word means.
+/// Template that a name resolves to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResolvedTemplate {
-    /// By which the image store finds it.
+    /// Reference in the image store.
     pub reference: Reference,
-    /// Kind of word it was.
-    pub rank: ResolvedBy,
+    /// Kind of name.
+    pub resolved_by: ResolvedBy,
 }
 
-/// Visibility of a template of the image store; none: there is no such template.
+/// Lookup of a template's visibility in the image store; none: no such template.
 pub type VisibilityLookup<'a, E> = &'a dyn Fn(&Reference) -> Result<Option<Visibility>, E>;
 
-/// Tells if a template of `owner` exists for `caller`; none: the host's owner.
+/// Tells if a template of `owner` is visible to `caller`; none: the host's owner.
 pub fn is_visible(owner: Option<&str>, visibility: Visibility, caller: Option<&str>) -> bool {
     match visibility {
         Visibility::Internal => false,
@@ -36,28 +36,31 @@ pub fn is_visible(owner: Option<&str>, visibility: Visibility, caller: Option<&s
     }
 }
 
-/// The template that `which` (an id or `[owner/]name`, either perhaps with a tag) means for
-/// `caller`; none: the host's owner.
+/// Resolves `which` (an id or `[owner/]name`, optionally with a tag) for `caller`; none: the host's
+/// owner.
 ///
-/// Ids come first, then the caller's own names, stock templates, and those of the host's owner that
-/// are public. The template of another key is found by `owner/name` alone, if it is public or the
-/// caller is the host's owner.
+/// Order: ids, the caller's own names, stock templates, public templates of the host's owner. The
+/// template of another key is found by `owner/name` only, if it is public or the caller is the
+/// host's owner.
 pub fn resolve<E: From<RecordError>>(
     which: &str,
     caller: Option<&str>,
     records: Option<&BuildRecords>,
     look: VisibilityLookup<'_, E>,
 ) -> Result<Option<ResolvedTemplate>, E> {
-    let found = |reference: Reference, rank| -> Result<Option<ResolvedTemplate>, E> {
+    let found = |reference: Reference, resolved_by| -> Result<Option<ResolvedTemplate>, E> {
         let seen = look(&reference)?;
         let seen = seen.filter(|v| is_visible(reference.owner(), *v, caller));
-        Ok(seen.map(|_| ResolvedTemplate { reference, rank }))
+        Ok(seen.map(|_| ResolvedTemplate {
+            reference,
+            resolved_by,
+        }))
     };
     let (word, tag) = which.split_once(':').unwrap_or((which, DEFAULT_TAG));
     if is_id(word)
         && let Some(records) = records
         && let Some(record) = records.template(word)?
-        && let Ok(reference) = Reference::parse(&record.called(tag))
+        && let Ok(reference) = Reference::parse(&record.reference(tag))
         && let Some(meaning) = found(reference, ResolvedBy::Id)?
     {
         return Ok(Some(meaning));
@@ -66,7 +69,7 @@ pub fn resolve<E: From<RecordError>>(
         return Ok(None);
     };
     if said.owner().is_none() && caller.is_some() {
-        // An owner that is no key has no namespace.
+        // An owner that is not a key has no namespace.
         if let Ok(own) = Reference::in_namespace(caller, which)
             && let Some(meaning) = found(own, ResolvedBy::Own)?
         {
@@ -117,12 +120,12 @@ mod tests {
                 Ok::<_, RecordError>(self.all.get(&r.to_string()).copied().or(stock))
             };
             let found = resolve(which, caller, Some(&self.records), &look).unwrap();
-            found.map(|m| (m.reference.to_string(), m.rank))
+            found.map(|m| (m.reference.to_string(), m.resolved_by))
         }
     }
 
     #[test]
-    fn a_bare_name_never_means_the_template_of_another_key() {
+    fn a_bare_name_never_resolves_to_the_template_of_another_key() {
         use Visibility::{Internal, Private, Public};
         let of = |owner: &str, name: &str| format!("{owner}/{name}");
         let (python, secret, hidden) = (
@@ -153,7 +156,7 @@ mod tests {
         ] {
             assert_eq!(store.means(which, caller), None, "{which} {caller:?}");
         }
-        for (which, caller, means, rank) in [
+        for (which, caller, means, resolved_by) in [
             (
                 "python:3.12",
                 Some(MALLORY),
@@ -168,13 +171,13 @@ mod tests {
             ("base", Some(ALICE), "base", ResolvedBy::Shared),
             ("base", None, "base", ResolvedBy::Shared),
         ] {
-            let expected = Some((means.to_owned(), rank));
+            let expected = Some((means.to_owned(), resolved_by));
             assert_eq!(store.means(which, caller), expected, "{which} {caller:?}");
         }
     }
 
     #[test]
-    fn ids_come_before_names_and_own_names_before_shared_ones() {
+    fn ids_have_priority_over_names_and_own_names_over_shared_ones() {
         use Visibility::{Private, Public};
         let of = |owner: &str, name: &str| format!("{owner}/{name}");
         let (app, shadow, own) = (of(ALICE, "app"), of(MALLORY, ID), of(ALICE, "shared"));
@@ -191,11 +194,11 @@ mod tests {
             public: false,
             created_ms: 1,
         };
-        store.records.enter_template(&record).unwrap();
-        let expected = |name: &str, rank| Some((name.to_owned(), rank));
+        store.records.insert_template(&record).unwrap();
+        let expected = |name: &str, resolved_by| Some((name.to_owned(), resolved_by));
         assert_eq!(store.means(ID, Some(ALICE)), expected(&app, ResolvedBy::Id));
         assert_eq!(store.means(ID, None), expected(&app, ResolvedBy::Id));
-        // One of before, when such names could be chosen, is its owner's alone.
+        // Names of earlier versions that look like ids resolve for their owner only.
         assert_eq!(
             store.means(ID, Some(MALLORY)),
             expected(&shadow, ResolvedBy::Own)

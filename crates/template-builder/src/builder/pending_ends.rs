@@ -1,23 +1,24 @@
-//! Ends of builds that are not written down yet, because the disk is full: whoever asks hears of them all the same.
+//! Ends of builds that are not in the database yet, because the disk is full. Readers see them at
+//! once.
 
 use super::records::{BuildRecord, BuildRecords, BuildStatus, FailureReason, RecordError};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long is waited before it is tried again, at first and at most.
+/// Delays before a retry: the first, and the maximum.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// How a build ended.
+/// End of a build.
 #[derive(Debug, Clone)]
 pub(super) enum BuildEnd {
-    /// With these keys of steps and this version.
+    /// Step keys and version of the template.
     Ready(Vec<String>, String),
     Failed(FailureReason),
 }
 
-/// By the builds' ids.
+/// Pending ends by build id.
 #[derive(Default)]
 pub(super) struct PendingEnds(Mutex<HashMap<String, BuildEnd>>);
 
@@ -26,8 +27,8 @@ impl PendingEnds {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The record as it would be if everything was written down.
-    pub fn applied(&self, mut build: BuildRecord) -> BuildRecord {
+    /// Applies the pending end of a build to its record.
+    pub fn apply(&self, mut build: BuildRecord) -> BuildRecord {
         if let Some(end) = self.lock().get(&build.id).cloned() {
             match end {
                 BuildEnd::Ready(steps, version) => {
@@ -45,9 +46,9 @@ impl PendingEnds {
 }
 
 impl BuildRecords {
-    /// Ends a build: at once for whoever asks, and in the file as soon as there is room for it.
-    pub(super) async fn end(&self, template: &str, id: &str, end: BuildEnd) {
-        self.unwritten.lock().insert(id.to_owned(), end.clone());
+    /// Ends a build: for readers at once, in the database as soon as it can be written.
+    pub(super) async fn end_build(&self, template: &str, id: &str, end: BuildEnd) {
+        self.pending_ends.lock().insert(id.to_owned(), end.clone());
         let mut pause = FIRST_RETRY_DELAY;
         while let Err(e) = self.write_end(template, id, &end) {
             if pause == FIRST_RETRY_DELAY {
@@ -56,7 +57,7 @@ impl BuildRecords {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(MAX_RETRY_DELAY);
         }
-        self.unwritten.lock().remove(id);
+        self.pending_ends.lock().remove(id);
     }
 
     fn write_end(&self, template: &str, id: &str, end: &BuildEnd) -> Result<(), RecordError> {
@@ -64,9 +65,9 @@ impl BuildRecords {
             BuildEnd::Ready(steps, version) => {
                 let tags = self.build(id)?.map(|b| b.tags).unwrap_or_default();
                 self.retag(template, Some(id), &tags)?;
-                self.succeed(id, steps, version)
+                self.set_ready(id, steps, version)
             }
-            BuildEnd::Failed(reason) => self.fail(id, reason),
+            BuildEnd::Failed(reason) => self.set_failed(id, reason),
         }
     }
 }
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_end_that_cannot_be_written_yet_is_told_and_written_later() {
+    async fn an_end_is_visible_while_the_disk_is_full_and_written_later() {
         let dir = tempfile::tempdir().unwrap();
         let records = BuildRecords::open(dir.path()).unwrap();
         let template = TemplateRecord {
@@ -87,7 +88,7 @@ mod tests {
             public: false,
             created_ms: 1,
         };
-        records.enter_template(&template).unwrap();
+        records.insert_template(&template).unwrap();
         let build = BuildRecord {
             id: "b1".to_owned(),
             template: "t1".to_owned(),
@@ -101,10 +102,10 @@ mod tests {
             created_ms: 1,
             changed_ms: 1,
         };
-        records.enter_build(&build).unwrap();
+        records.insert_build(&build).unwrap();
         let read_only = |on: bool| {
             let set = |c: &rusqlite::Connection| c.pragma_update(None, "query_only", on);
-            records.with(set).unwrap();
+            records.with_connection(set).unwrap();
         };
         read_only(true);
         let reason = FailureReason {
@@ -120,7 +121,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        let ending = records.end("t1", "b1", BuildEnd::Failed(reason.clone()));
+        let ending = records.end_build("t1", "b1", BuildEnd::Failed(reason.clone()));
         tokio::pin!(ending);
         let now = tokio::select! {
             () = &mut ending => panic!("there was nowhere to write"),

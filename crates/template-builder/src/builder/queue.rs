@@ -1,4 +1,4 @@
-//! The queue of builds that wait for a slot: owners take turns, and no key has all slots.
+//! Queue of builds that wait for a permit: round robin by owner, and no key holds all permits.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,41 +10,41 @@ type Owner = Option<String>;
 #[derive(Debug, Default)]
 struct QueueState {
     running: HashMap<Owner, usize>,
-    slots_taken: usize,
-    /// Owners with builds that wait, the one whose turn is next first.
-    turns: VecDeque<Owner>,
+    permits_taken: usize,
+    /// Owners with waiting builds, the next one first.
+    round_robin: VecDeque<Owner>,
     waiting: HashMap<Owner, VecDeque<oneshot::Sender<BuildPermit>>>,
 }
 
-/// Slots for builds. Clones are the same.
+/// Permits for builds. Clones share their state.
 #[derive(Debug, Clone)]
 pub(super) struct BuildQueue {
-    slots: usize,
+    permits: usize,
     state: Arc<Mutex<QueueState>>,
 }
 
-/// A slot for one build, given back when this is dropped.
+/// Permit for one build, released on drop.
 #[derive(Debug)]
 pub(super) struct BuildPermit {
     queue: BuildQueue,
     owner: Owner,
-    /// Whether it was handed to a build.
+    /// The permit was handed to a build.
     taken: bool,
 }
 
 impl Drop for BuildPermit {
     fn drop(&mut self) {
         if self.taken {
-            self.queue.give_back(&self.owner);
+            self.queue.release(&self.owner);
         }
     }
 }
 
 impl BuildQueue {
-    /// A queue for `slots` builds at once.
-    pub fn new(slots: usize) -> Self {
+    /// Creates a queue for this many concurrent builds.
+    pub fn new(permits: usize) -> Self {
         Self {
-            slots: slots.max(1),
+            permits: permits.max(1),
             state: Arc::default(),
         }
     }
@@ -53,58 +53,62 @@ impl BuildQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Most slots of one owner. A key leaves one to the others, whoever waits: its builds may take hours. The host's owner may
-    /// have all.
-    fn most_slots(&self, owner: &Owner) -> usize {
+    /// Maximum number of permits of one owner. A key leaves one to others, since its builds may
+    /// take hours. The host's owner may hold all.
+    fn max_permits(&self, owner: &Owner) -> usize {
         match owner {
-            Some(_) => (self.slots - 1).max(1),
-            None => self.slots,
+            Some(_) => (self.permits - 1).max(1),
+            None => self.permits,
         }
     }
 
-    /// Waits for a slot; `on_wait` is told if there is none at once.
-    pub async fn enter(&self, owner: Option<&str>, on_wait: impl FnOnce()) -> Option<BuildPermit> {
+    /// Waits for a permit; calls `on_wait` if none is free.
+    pub async fn acquire(
+        &self,
+        owner: Option<&str>,
+        on_wait: impl FnOnce(),
+    ) -> Option<BuildPermit> {
         let owner: Owner = owner.map(str::to_owned);
-        let mut slot = {
+        let mut permit = {
             let (sender, receiver) = oneshot::channel();
             let mut state = self.state();
-            let line = state.waiting.entry(owner.clone()).or_default();
-            // Those that gave up need no place.
-            line.retain(|waiting| !waiting.is_closed());
-            line.push_back(sender);
-            if !state.turns.contains(&owner) {
-                state.turns.push_back(owner);
+            let waiters = state.waiting.entry(owner.clone()).or_default();
+            // Drops waiters that were cancelled.
+            waiters.retain(|waiting| !waiting.is_closed());
+            waiters.push_back(sender);
+            if !state.round_robin.contains(&owner) {
+                state.round_robin.push_back(owner);
             }
-            self.hand_out(&mut state);
+            self.grant(&mut state);
             receiver
         };
-        match slot.try_recv() {
-            Ok(slot) => Some(slot),
+        match permit.try_recv() {
+            Ok(permit) => Some(permit),
             Err(oneshot::error::TryRecvError::Empty) => {
                 on_wait();
-                slot.await.ok()
+                permit.await.ok()
             }
             Err(oneshot::error::TryRecvError::Closed) => None,
         }
     }
 
-    /// Gives free slots to those whose turn it is.
-    fn hand_out(&self, state: &mut QueueState) {
-        while state.slots_taken < self.slots {
+    /// Grants free permits in round-robin order.
+    fn grant(&self, state: &mut QueueState) {
+        while state.permits_taken < self.permits {
             let may = |state: &QueueState, owner: &Owner| {
                 let running = state.running.get(owner).copied().unwrap_or(0);
-                running < self.most_slots(owner)
+                running < self.max_permits(owner)
             };
-            let Some(at) = state.turns.iter().position(|owner| may(state, owner)) else {
+            let Some(at) = state.round_robin.iter().position(|owner| may(state, owner)) else {
                 return;
             };
-            let Some(owner) = state.turns.remove(at) else {
+            let Some(owner) = state.round_robin.remove(at) else {
                 return;
             };
-            let line = state.waiting.get_mut(&owner);
-            let first = line.and_then(|line| {
-                // Those that gave up lose their place.
-                std::iter::from_fn(|| line.pop_front()).find(|waiting| !waiting.is_closed())
+            let waiters = state.waiting.get_mut(&owner);
+            let first = waiters.and_then(|waiters| {
+                // Cancelled waiters lose their place.
+                std::iter::from_fn(|| waiters.pop_front()).find(|waiting| !waiting.is_closed())
             });
             let Some(first) = first else {
                 state.waiting.remove(&owner);
@@ -113,38 +117,38 @@ impl BuildQueue {
             match state
                 .waiting
                 .get(&owner)
-                .is_some_and(|line| !line.is_empty())
+                .is_some_and(|waiters| !waiters.is_empty())
             {
-                // Its next build waits until every other owner had a turn.
-                true => state.turns.push_back(owner.clone()),
+                // The owner's next build waits until every other owner had one.
+                true => state.round_robin.push_back(owner.clone()),
                 false => drop(state.waiting.remove(&owner)),
             }
-            let slot = BuildPermit {
+            let permit = BuildPermit {
                 queue: self.clone(),
                 owner: owner.clone(),
                 taken: true,
             };
-            match first.send(slot) {
+            match first.send(permit) {
                 Ok(()) => {
-                    state.slots_taken += 1;
+                    state.permits_taken += 1;
                     *state.running.entry(owner).or_default() += 1;
                 }
-                // It gave up in this very moment: the slot was never taken.
-                Err(mut slot) => slot.taken = false,
+                // The waiter was cancelled meanwhile: the permit is still free.
+                Err(mut permit) => permit.taken = false,
             }
         }
     }
 
-    fn give_back(&self, owner: &Owner) {
+    fn release(&self, owner: &Owner) {
         let mut state = self.state();
-        state.slots_taken -= 1;
+        state.permits_taken -= 1;
         if let Some(running) = state.running.get_mut(owner) {
             *running -= 1;
             if *running == 0 {
                 state.running.remove(owner);
             }
         }
-        self.hand_out(&mut state);
+        self.grant(&mut state);
     }
 }
 
@@ -155,51 +159,51 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Waker};
 
-    async fn enter(queue: &BuildQueue, owner: &str) -> BuildPermit {
-        queue.enter(Some(owner), || ()).await.unwrap()
+    async fn acquire(queue: &BuildQueue, owner: &str) -> BuildPermit {
+        queue.acquire(Some(owner), || ()).await.unwrap()
     }
 
-    /// Whether `future` is still waiting.
+    /// Tells if `future` is pending.
     fn waits<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> bool {
         let mut context = Context::from_waker(Waker::noop());
         future.poll(&mut context).is_pending()
     }
 
     #[tokio::test]
-    async fn a_key_leaves_a_slot_to_other_keys() {
+    async fn a_key_leaves_a_permit_to_other_keys() {
         let queue = BuildQueue::new(2);
-        let _first = enter(&queue, "a").await;
-        let mut second = pin!(enter(&queue, "a"));
+        let _first = acquire(&queue, "a").await;
+        let mut second = pin!(acquire(&queue, "a"));
         assert!(waits(second.as_mut()));
-        let other = enter(&queue, "b").await;
+        let other = acquire(&queue, "b").await;
         drop(other);
         assert!(waits(second.as_mut()), "the slot stays free");
-        let _host = queue.enter(None, || ()).await.unwrap();
+        let _host = queue.acquire(None, || ()).await.unwrap();
     }
 
     #[tokio::test]
-    async fn the_hosts_owner_may_have_all_slots() {
+    async fn the_hosts_owner_may_hold_all_permits() {
         let queue = BuildQueue::new(2);
-        let _first = queue.enter(None, || ()).await.unwrap();
-        let _second = queue.enter(None, || ()).await.unwrap();
+        let _first = queue.acquire(None, || ()).await.unwrap();
+        let _second = queue.acquire(None, || ()).await.unwrap();
         let told = std::cell::Cell::new(false);
-        let mut third = pin!(queue.enter(None, || told.set(true)));
+        let mut third = pin!(queue.acquire(None, || told.set(true)));
         assert!(waits(third.as_mut()) && told.get());
     }
 
     #[tokio::test]
-    async fn owners_take_turns_however_many_builds_one_has() {
+    async fn permits_are_granted_round_robin_by_owner() {
         let queue = BuildQueue::new(1);
-        let running = enter(&queue, "a").await;
-        let many: Vec<_> = (0..3).map(|_| Box::pin(enter(&queue, "a"))).collect();
+        let running = acquire(&queue, "a").await;
+        let many: Vec<_> = (0..3).map(|_| Box::pin(acquire(&queue, "a"))).collect();
         let mut many: Vec<_> = many.into_iter().collect();
         for one in &mut many {
             assert!(waits(one.as_mut()));
         }
-        let mut other = Box::pin(enter(&queue, "b"));
+        let mut other = Box::pin(acquire(&queue, "b"));
         assert!(waits(other.as_mut()));
         drop(running);
-        // One of the first key's came first; the other key's is next, before the rest.
+        // The first key's build was first; the other key's is next, before the rest.
         let first = many.remove(0).await;
         assert!(waits(other.as_mut()));
         drop(first);
@@ -210,22 +214,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_build_that_gives_up_holds_no_place_and_no_slot() {
+    async fn a_cancelled_build_holds_no_place_and_no_permit() {
         let queue = BuildQueue::new(1);
-        let running = enter(&queue, "a").await;
-        let mut gone = Box::pin(enter(&queue, "b"));
+        let running = acquire(&queue, "a").await;
+        let mut gone = Box::pin(acquire(&queue, "b"));
         assert!(waits(gone.as_mut()));
         drop(gone);
         drop(running);
-        let next = enter(&queue, "c").await;
-        let mut granted = Box::pin(enter(&queue, "b"));
+        let next = acquire(&queue, "c").await;
+        let mut granted = Box::pin(acquire(&queue, "b"));
         assert!(waits(granted.as_mut()));
-        // The slot is on its way to one that leaves.
+        // The permit is on its way to a waiter that is dropped.
         drop(next);
         drop(granted);
-        drop(enter(&queue, "d").await);
+        drop(acquire(&queue, "d").await);
         let state = queue.state();
-        assert_eq!((state.slots_taken, state.running.len()), (0, 0));
-        assert!(state.waiting.is_empty() && state.turns.is_empty());
+        assert_eq!((state.permits_taken, state.running.len()), (0, 0));
+        assert!(state.waiting.is_empty() && state.round_robin.is_empty());
     }
 }

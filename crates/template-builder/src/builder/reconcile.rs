@@ -1,5 +1,5 @@
-//! What the records say about templates, held against those that there are: whoever may write to the data directory removes templates
-//! without asking the builder.
+//! Reconciliation of the database with the image store: other programs may remove templates from
+//! the data directory without the builder.
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord};
 use super::{Builder, BuilderError, lock};
@@ -7,27 +7,28 @@ use jiffy_engine::Engine;
 use jiffy_image::TemplateError;
 
 impl<E: Engine> Builder<E> {
-    /// Record of the template with this name in the namespace of `owner`; none: of the host's
-    /// owner. Tags that were removed without the builder are forgotten, and with the last one the
-    /// record.
-    pub fn known(
+    /// Record of the template `name` in the namespace of `owner`; none: of the host's owner.
+    /// Deletes tags that were removed without the builder, and with the last one the record.
+    pub fn template_named(
         &self,
         owner: Option<&str>,
         name: &str,
     ) -> Result<Option<TemplateRecord>, BuilderError> {
-        let _naming = lock(&self.0.naming);
-        self.current(self.0.records.named(owner, name)?)
+        let _naming = lock(&self.0.names_lock);
+        self.reconcile(self.0.records.template_by_name(owner, name)?)
     }
 
-    /// The same of the template with this id.
-    pub(super) fn known_id(&self, id: &str) -> Result<Option<TemplateRecord>, BuilderError> {
-        let _naming = lock(&self.0.naming);
-        self.current(self.0.records.template(id)?)
+    /// Record of the template with this id, reconciled alike.
+    pub(super) fn template_with_id(
+        &self,
+        id: &str,
+    ) -> Result<Option<TemplateRecord>, BuilderError> {
+        let _naming = lock(&self.0.names_lock);
+        self.reconcile(self.0.records.template(id)?)
     }
 
-    /// A record as it is after what was removed without the builder. Needs the turn to change
-    /// names.
-    pub(super) fn current(
+    /// Reconciles a record with the image store. The caller holds `names_lock`.
+    pub(super) fn reconcile(
         &self,
         template: Option<TemplateRecord>,
     ) -> Result<Option<TemplateRecord>, BuilderError> {
@@ -41,34 +42,39 @@ impl<E: Engine> Builder<E> {
             let before = build.tags.len();
             build
                 .tags
-                .retain(|tag| !self.is_gone(&template.called(tag)));
+                .retain(|tag| !self.is_gone(&template.reference(tag)));
             if build.tags.len() != before {
                 records.set_tags(&build.id, &build.tags)?;
                 changed = true;
             }
         }
-        if changed && !builds.iter().any(counts) {
-            records.forget_template(&template.id)?;
+        if changed && !builds.iter().any(keeps_template) {
+            records.delete_template(&template.id)?;
             return Ok(None);
         }
         Ok(Some(template))
     }
 
-    /// Whether there is something by the template's name, or a build that may come to it.
-    pub fn is_there(&self, template: &TemplateRecord) -> Result<bool, BuilderError> {
-        Ok(self.0.records.builds(&template.id)?.iter().any(counts))
+    /// Tells if the template has a tagged image, or a build that may produce one.
+    pub fn exists(&self, template: &TemplateRecord) -> Result<bool, BuilderError> {
+        Ok(self
+            .0
+            .records
+            .builds(&template.id)?
+            .iter()
+            .any(keeps_template))
     }
 
     fn is_gone(&self, reference: &str) -> bool {
-        // One that cannot be read is still there.
+        // An unreadable template exists.
         let found = self.0.templates.manifest(reference);
         matches!(found, Err(TemplateError::Unknown { .. }))
     }
 }
 
-fn counts(build: &BuildRecord) -> bool {
+fn keeps_template(build: &BuildRecord) -> bool {
     match build.status {
         BuildStatus::Ready => !build.tags.is_empty(),
-        status => !status.is_over(),
+        status => !status.is_final(),
     }
 }

@@ -17,32 +17,32 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Why the records cannot be used.
+/// Error of the database.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// SQLite says no.
+    /// Error of SQLite.
     #[error("the builds in {} cannot be used: {source}; check that the disk is writable and not full", path.display())]
     Database {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: rusqlite::Error,
     },
-    /// From another version.
+    /// Schema of a newer program.
     #[error("{} has version {found}, and this program reads version {SCHEMA_VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
     Version {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// Version in the file.
         found: i64,
     },
 }
 
-/// The records.
+/// Database of templates, builds and logs.
 pub struct BuildRecords {
     path: PathBuf,
     connection: Mutex<Connection>,
-    pub(super) unwritten: PendingEnds,
+    pub(super) pending_ends: PendingEnds,
 }
 
 impl BuildRecords {
@@ -53,7 +53,7 @@ impl BuildRecords {
             path: path.clone(),
             source,
         };
-        // What stands in the way is told by the database.
+        // An error here is reported by the database.
         let _ = jiffy_image::keep_private(&path);
         let connection = Connection::open(&path).map_err(failed)?;
         let prepared = connection
@@ -77,11 +77,11 @@ impl BuildRecords {
         Ok(Self {
             path,
             connection: Mutex::new(connection),
-            unwritten: PendingEnds::default(),
+            pending_ends: PendingEnds::default(),
         })
     }
 
-    pub(super) fn with<T>(
+    pub(super) fn with_connection<T>(
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, RecordError> {
@@ -100,11 +100,11 @@ pub(super) fn json<T: Serialize + ?Sized>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-pub(super) fn stored(n: u64) -> i64 {
+pub(super) fn to_sql(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-pub(super) fn loaded(n: i64) -> u64 {
+pub(super) fn from_sql(n: i64) -> u64 {
     u64::try_from(n).unwrap_or_default()
 }
 

@@ -1,30 +1,34 @@
-//! Requests for builds, and the templates and builds that an owner may change.
+//! Requests for builds, and lookup of the templates and builds that an owner may change.
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord, WantedSize, now_ms};
-use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, job, lock, shown};
+use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, job, lock, printable};
 use jiffy_engine::Engine;
 use jiffy_host::{IdentityError, QuotaAmount, QuotaRequest, new_id, new_token};
 use jiffy_image::{Reference, is_id, is_reserved};
 
-/// What a new build is of.
+/// Request for a build.
 #[derive(Debug, Clone, Default)]
 pub struct BuildRequest {
     /// `name` or `name:tag`.
     pub name: String,
-    /// More tags.
+    /// Further tags.
     pub tags: Vec<String>,
-    /// What its sandboxes get.
+    /// Size of the template's sandboxes.
     pub size: WantedSize,
 }
 
 impl<E: Engine> Builder<E> {
-    /// The template with this id or name that `owner` may change; none: the host's owner, who may
+    /// Template with this id or name that `owner` may change; none: the host's owner, who may
     /// change all.
-    pub fn own(&self, which: &str, owner: Option<&str>) -> Result<TemplateRecord, BuilderError> {
+    pub fn owned_template(
+        &self,
+        which: &str,
+        owner: Option<&str>,
+    ) -> Result<TemplateRecord, BuilderError> {
         let word = which.split(':').next().unwrap_or_default();
         let theirs = |t: &TemplateRecord| owner.is_none() || t.owner.as_deref() == owner;
         if is_id(word)
-            && let Some(found) = self.known_id(word)?.filter(theirs)
+            && let Some(found) = self.template_with_id(word)?.filter(theirs)
         {
             return Ok(found);
         }
@@ -32,30 +36,30 @@ impl<E: Engine> Builder<E> {
             Some((namespace, name)) => (Some(namespace), name),
             None => (owner, word),
         };
-        let found = self.known(namespace, name)?.filter(theirs);
-        found.ok_or_else(|| BuilderError::UnknownTemplate(shown(which)))
+        let found = self.template_named(namespace, name)?.filter(theirs);
+        found.ok_or_else(|| BuilderError::UnknownTemplate(printable(which)))
     }
 
-    /// A build of a template that `owner` may change.
-    pub fn own_build(
+    /// Build of a template that `owner` may change.
+    pub fn owned_build(
         &self,
         template: &str,
         build: &str,
         owner: Option<&str>,
     ) -> Result<(TemplateRecord, BuildRecord), BuilderError> {
-        let template = self.own(template, owner)?;
+        let template = self.owned_template(template, owner)?;
         let found = self.0.records.build(build)?;
         match found.filter(|b| b.template == template.id) {
             Some(build) => Ok((template, build)),
             None => Err(BuilderError::UnknownBuild {
                 template: template.name,
-                build: shown(build),
+                build: printable(build),
             }),
         }
     }
 
-    /// Enters a build of a template in the namespace of `owner` (none: the host's owner), which
-    /// waits for its files and for its start. `caller` is the key that asks, if one does.
+    /// Creates a build of a template in the namespace of `owner` (none: the host's owner). It waits
+    /// for its files and for its start. `caller` is the requesting key.
     pub fn request(
         &self,
         new: &BuildRequest,
@@ -67,7 +71,7 @@ impl<E: Engine> Builder<E> {
             None => (new.name.as_str(), None),
         };
         let name = name.to_ascii_lowercase();
-        // One's own namespace may be said.
+        // A prefix with the caller's own namespace is accepted.
         let bare = name.split_once('/').filter(|(key, _)| Some(*key) == owner);
         let name = bare.map_or(name.clone(), |(_, bare)| bare.to_owned());
         check_name(&name)?;
@@ -98,15 +102,15 @@ impl<E: Engine> Builder<E> {
         if is_reserved(&template.name) {
             return Err(BuilderError::Reserved(template.name));
         }
-        // One more build, and one more template at its end: held until the build is entered.
+        // Reserves a build and its template until the build is in the database.
         let _permit = match (caller, lock(&self.0.quota).clone()) {
             (Some(caller), Some(quota)) => Some(quota.try_reserve(caller, one_build())?),
             _ => None,
         };
-        let _naming = lock(&self.0.naming);
+        let _naming = lock(&self.0.names_lock);
         self.0.check_waiting(caller)?;
-        self.current(self.0.records.named(owner, &template.name)?)?;
-        let template = self.0.records.enter_template(&template)?;
+        self.reconcile(self.0.records.template_by_name(owner, &template.name)?)?;
+        let template = self.0.records.insert_template(&template)?;
         let now = now_ms();
         let build = BuildRecord {
             id: uuid()?,
@@ -121,12 +125,12 @@ impl<E: Engine> Builder<E> {
             created_ms: now,
             changed_ms: now,
         };
-        self.0.records.enter_build(&build)?;
+        self.0.records.insert_build(&build)?;
         Ok((template, build))
     }
 }
 
-/// Room for a build.
+/// Quota request for one build.
 fn one_build() -> QuotaRequest {
     QuotaRequest {
         amount: QuotaAmount {
@@ -141,10 +145,10 @@ pub(super) fn check_name(reference: &str) -> Result<(), BuilderError> {
     let parsed = Reference::parse(reference);
     parsed
         .map(drop)
-        .map_err(|_| BuilderError::Name(shown(reference)))
+        .map_err(|_| BuilderError::Name(printable(reference)))
 }
 
-/// A random UUID.
+/// Returns a random UUID.
 fn uuid() -> Result<String, IdentityError> {
     let token = new_token()?;
     let digits: String = token.chars().filter(char::is_ascii_hexdigit).collect();

@@ -1,14 +1,11 @@
-//! What the steps of a stage have set so far.
+//! Configuration of a stage: environment, user, directory and shell after its steps so far.
 
 use crate::expand::expand;
 use crate::spec::StepAction;
 use jiffy_image::Defaults;
 use std::collections::BTreeMap;
 
-/// What a word that cannot be read is refused with.
-pub type Refusal = String;
-
-/// What holds for the next step, and in the end for the template.
+/// Configuration for the next step, and in the end for the template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageConfig {
     pub env: BTreeMap<String, String>,
@@ -23,8 +20,8 @@ pub struct StageConfig {
 }
 
 impl StageConfig {
-    /// What a template begins with.
-    pub fn of(defaults: &Defaults) -> Self {
+    /// Configuration of a template's defaults.
+    pub fn from_defaults(defaults: &Defaults) -> Self {
         Self {
             env: defaults.env.clone(),
             args: BTreeMap::new(),
@@ -38,22 +35,23 @@ impl StageConfig {
         }
     }
 
-    /// The same at the beginning of a stage that goes on from this one: build arguments end with theirs.
-    pub fn handed_on(&self) -> Self {
+    /// Configuration of a stage based on this one, without build arguments.
+    pub fn inherited(&self) -> Self {
         Self {
             args: BTreeMap::new(),
             ..self.clone()
         }
     }
 
-    /// A word with its variables replaced.
-    pub fn expand(&self, word: &str) -> Result<String, Refusal> {
+    /// Expands the variables of a word.
+    pub fn expand(&self, word: &str) -> Result<String, String> {
         let value = |name: &str| self.env.get(name).or_else(|| self.args.get(name)).cloned();
         expand(word, value).map_err(|e| e.to_string())
     }
 
-    /// A path in the sandbox: absolute, or relative to the directory so far. What it ends with stays.
-    pub fn path(&self, word: &str) -> Result<String, Refusal> {
+    /// Path in the sandbox: absolute, or relative to the working directory. A trailing slash is
+    /// kept.
+    pub fn path(&self, word: &str) -> Result<String, String> {
         let path = self.expand(word)?;
         Ok(match path.starts_with('/') {
             true => path,
@@ -65,25 +63,25 @@ impl StageConfig {
         })
     }
 
-    /// The environment of programs that steps run.
+    /// Environment of the commands of steps.
     pub fn environment(&self) -> BTreeMap<String, String> {
         let mut all = self.args.clone();
         all.extend(self.env.clone());
         all
     }
 
-    /// The words of a program that runs `line`.
+    /// Arguments that run `line` in the shell.
     pub fn shell_words(&self, line: &str) -> Vec<String> {
         let mut words = self.shell.clone();
         words.push(line.to_owned());
         words
     }
 
-    /// Takes over what a step sets; what it does to files is left to others.
-    pub fn apply(&mut self, action: &StepAction) -> Result<(), Refusal> {
+    /// Applies the settings of a step; files are changed elsewhere.
+    pub fn apply(&mut self, action: &StepAction) -> Result<(), String> {
         match action {
             StepAction::Env(pairs) => {
-                // Of one instruction, none sees what the others set.
+                // Values of one instruction do not see each other.
                 let before = self.clone();
                 for (name, value) in pairs {
                     let name = before.expand(name)?;
@@ -141,8 +139,8 @@ impl StageConfig {
 mod tests {
     use super::*;
 
-    fn setting() -> StageConfig {
-        StageConfig::of(&Defaults {
+    fn config() -> StageConfig {
+        StageConfig::from_defaults(&Defaults {
             user: "root".into(),
             workdir: "/".into(),
             env: [("PATH".to_owned(), "/bin".to_owned())].into(),
@@ -161,7 +159,7 @@ mod tests {
 
     #[test]
     fn variables_are_replaced_by_what_was_set_before_their_instruction() {
-        let mut s = setting();
+        let mut s = config();
         s.apply(&env(&[("PATH", "/opt/bin:$PATH"), ("COPY", "${PATH}")]))
             .unwrap();
         assert_eq!(s.env["PATH"], "/opt/bin:/bin");
@@ -174,17 +172,17 @@ mod tests {
 
     #[test]
     fn build_arguments_reach_programs_and_end_with_their_stage() {
-        let mut s = setting();
+        let mut s = config();
         s.apply(&StepAction::Arg("TOKEN".into(), "t".into()))
             .unwrap();
         assert_eq!(s.environment()["TOKEN"], "t");
         assert!(!s.env.contains_key("TOKEN"));
-        assert!(!s.handed_on().environment().contains_key("TOKEN"));
+        assert!(!s.inherited().environment().contains_key("TOKEN"));
     }
 
     #[test]
-    fn directories_are_relative_to_the_one_before() {
-        let mut s = setting();
+    fn working_directories_are_relative_to_the_previous_one() {
+        let mut s = config();
         for (word, workdir) in [
             ("app", "/app"),
             ("./src/", "/app/src"),
@@ -199,8 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn a_new_entrypoint_forgets_the_arguments_of_the_old_one() {
-        let mut s = setting();
+    fn an_entrypoint_clears_the_arguments_of_the_previous_one() {
+        let mut s = config();
         s.apply(&StepAction::Cmd(vec!["a".into()])).unwrap();
         s.apply(&StepAction::Entrypoint(vec!["b".into()])).unwrap();
         assert!(s.cmd.is_empty());

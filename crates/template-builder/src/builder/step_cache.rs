@@ -1,6 +1,6 @@
-//! Snapshots of steps: which were used when, and which are let go.
+//! Cache of steps: last uses of their snapshots, and removal of unused ones.
 
-use super::records::{BuildRecords, RecordError, loaded, now_ms, stored};
+use super::records::{BuildRecords, RecordError, from_sql, now_ms, to_sql};
 use super::{Builder, BuilderError, BuilderInner, lock};
 use jiffy_engine::Engine;
 use jiffy_host::SnapshotRecord;
@@ -10,17 +10,17 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Weak;
 use std::time::Duration;
 
-/// When a step was made, or taken up by a build, for the last time. Earlier versions of this program do without.
+/// Last use of each step by a build. Earlier versions of this program ignore the table.
 pub(super) const STEPS_TABLE: &str = "
     CREATE STEPS_TABLE IF NOT EXISTS steps (
         key TEXT PRIMARY KEY,
         used_ms INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
 ";
-/// How often is looked for what nobody used.
+/// Interval of the removal of unused steps and uploads.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
-/// What was removed.
+/// Removed parts of the build cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PrunedBuildCache {
@@ -30,64 +30,64 @@ pub struct PrunedBuildCache {
     pub upload_bytes: u64,
 }
 
-/// Things that make later builds faster and were not used for long.
+/// Unused parts of the build cache.
 #[derive(Debug, Clone, Default)]
 pub struct PrunableBuildCache {
     /// Snapshots of steps.
     pub steps: Vec<SnapshotRecord>,
     /// Bytes of uploads.
     pub upload_bytes: u64,
-    /// Templates that images of registries became for builds.
+    /// Templates that were imported from registries for builds.
     pub imports: Vec<String>,
 }
 
 impl BuildRecords {
-    /// Writes down that a step was used.
-    pub fn use_step(&self, key: &str, at_ms: u64) -> Result<(), RecordError> {
-        self.with(|c| {
+    /// Records a use of a step.
+    pub fn touch_step(&self, key: &str, at_ms: u64) -> Result<(), RecordError> {
+        self.with_connection(|c| {
             let write = "INSERT INTO steps (key, used_ms) VALUES (?1, ?2)
                 ON CONFLICT (key) DO UPDATE SET used_ms = ?2";
-            c.execute(write, params![key, stored(at_ms)]).map(drop)
+            c.execute(write, params![key, to_sql(at_ms)]).map(drop)
         })
     }
 
-    /// When each step was used last.
-    fn uses(&self) -> Result<HashMap<String, u64>, RecordError> {
-        self.with(|c| {
+    /// Time of the last use of each step, in milliseconds since 1970.
+    fn last_uses(&self) -> Result<HashMap<String, u64>, RecordError> {
+        self.with_connection(|c| {
             let mut query = c.prepare_cached("SELECT key, used_ms FROM steps")?;
-            let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, loaded(row.get(1)?)));
+            let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, from_sql(row.get(1)?)));
             query.query_map([], row)?.collect()
         })
     }
 
-    fn forget_step(&self, key: &str) -> Result<(), RecordError> {
-        self.with(|c| {
+    fn delete_step_use(&self, key: &str) -> Result<(), RecordError> {
+        self.with_connection(|c| {
             c.execute("DELETE FROM steps WHERE key = ?1", [key])
                 .map(drop)
         })
     }
 
-    /// When the first of the builds that are under way began.
+    /// Start of the earliest running build, in milliseconds since 1970.
     fn building_since(&self) -> Result<Option<u64>, RecordError> {
-        self.with(|c| {
+        self.with_connection(|c| {
             let query = "SELECT min(changed_ms) FROM builds WHERE status = 'building'";
             let first: Option<i64> = c.query_row(query, [], |row| row.get(0))?;
-            Ok(first.map(loaded))
+            Ok(first.map(from_sql))
         })
     }
 }
 
 impl<E: Engine> BuilderInner<E> {
-    /// Writes down that a build made or took up a step.
-    pub(super) fn use_step(&self, key: &str) {
-        if let Err(e) = self.records.use_step(key, now_ms()) {
+    /// Records that a build created or restored a step.
+    pub(super) fn touch_step(&self, key: &str) {
+        if let Err(e) = self.records.touch_step(key, now_ms()) {
             tracing::warn!("when a step was used is not written down: {e}");
         }
     }
 
-    /// The latest moment, in milliseconds since 1970, whose last uses are so long ago. What a build
-    /// that is under way took up is still needed.
-    fn oldest_use(&self, now: u64, unused_for: Duration) -> Result<u64, BuilderError> {
+    /// Time in milliseconds since 1970: steps are unused if their last use is not later. It is
+    /// before the start of every running build.
+    fn prune_cutoff_ms(&self, now: u64, unused_for: Duration) -> Result<u64, BuilderError> {
         let unused_ms = u64::try_from(unused_for.as_millis()).unwrap_or(u64::MAX);
         let oldest = now.saturating_sub(unused_ms);
         Ok(match self.records.building_since()? {
@@ -102,11 +102,11 @@ impl<E: Engine> BuilderInner<E> {
         of: Option<&str>,
     ) -> Result<PrunableBuildCache, BuilderError> {
         let now = now_ms();
-        let oldest = self.oldest_use(now, unused_for)?;
-        let uses = self.records.uses()?;
+        let oldest = self.prune_cutoff_ms(now, unused_for)?;
+        let last_uses = self.records.last_uses()?;
         let mut steps = self.sandboxes.steps();
         steps.retain(|step| {
-            let used = uses.get(&step.fingerprint).copied();
+            let used = last_uses.get(&step.fingerprint).copied();
             let of_owner = of.is_none() || step.owner.as_deref() == of;
             of_owner && used.unwrap_or(step.created_ms) <= oldest
         });
@@ -132,30 +132,30 @@ impl<E: Engine> BuilderInner<E> {
         of: Option<&str>,
     ) -> Result<PrunedBuildCache, BuilderError> {
         let now = now_ms();
-        let oldest = self.oldest_use(now, unused_for)?;
-        let mut uses = self.records.uses()?;
+        let oldest = self.prune_cutoff_ms(now, unused_for)?;
+        let mut last_uses = self.records.last_uses()?;
         let mut pruned = PrunedBuildCache::default();
         for step in self.sandboxes.steps() {
             if of.is_some() && step.owner.as_deref() != of {
-                uses.remove(&step.fingerprint);
+                last_uses.remove(&step.fingerprint);
                 continue;
             }
-            let used = uses.get(&step.fingerprint).copied();
+            let used = last_uses.get(&step.fingerprint).copied();
             let gone = used.unwrap_or(step.created_ms) <= oldest
                 && self.sandboxes.release_snapshot(&step.id).is_ok();
             match gone {
                 true => pruned.steps += 1,
-                false => drop(uses.remove(&step.fingerprint)),
+                false => drop(last_uses.remove(&step.fingerprint)),
             }
         }
-        // What is left are those of steps that are gone.
-        for (key, used) in uses {
+        // Entries that remain belong to removed steps.
+        for (key, used) in last_uses {
             if of.is_none() && used <= oldest {
-                self.records.forget_step(&key)?;
+                self.records.delete_step_use(&key)?;
             }
         }
         if of.is_none() {
-            self.remove_images(oldest)?;
+            self.gc_imported_images(oldest)?;
         }
         let freed = self.uploads.prune(Duration::from_millis(now - oldest), of);
         pruned.upload_bytes = freed.map_err(BuilderError::Directory)?;
@@ -164,10 +164,9 @@ impl<E: Engine> BuilderInner<E> {
 }
 
 impl<E: Engine> BuilderInner<E> {
-    /// Removes templates that images of registries became for builds before `oldest_ms`, unless a
-    /// build is under way.
-    fn remove_images(&self, oldest_ms: u64) -> Result<(), BuilderError> {
-        // None is started meanwhile.
+    /// Removes templates imported from registries before `oldest_ms`, unless a build is running.
+    fn gc_imported_images(&self, oldest_ms: u64) -> Result<(), BuilderError> {
+        // No build starts while this is held.
         let running = lock(&self.running);
         if running.is_empty() {
             self.templates.remove_imported_images(oldest_ms / 1000)?;
@@ -177,7 +176,7 @@ impl<E: Engine> BuilderInner<E> {
 }
 
 impl<E: Engine> Builder<E> {
-    /// Tells what [`Self::prune`] would remove.
+    /// Returns the result of [`Self::prune`] without removing anything.
     pub fn prunable(
         &self,
         unused_for: Duration,
@@ -186,18 +185,17 @@ impl<E: Engine> Builder<E> {
         self.0.prunable(unused_for, of)
     }
 
-    /// Tells what images would go with the templates `without`.
+    /// Images that would be removed together with the templates `without`.
     pub fn prunable_images(&self, without: &[String]) -> Result<PrunedImages, BuilderError> {
         Ok(self.0.templates.would_prune(without)?)
     }
 
-    /// Removes images and versions of templates that nothing needs.
+    /// Removes images and template versions without references.
     pub fn prune_images(&self) -> Result<PrunedImages, BuilderError> {
         Ok(self.0.templates.prune()?)
     }
 
-    /// Removes what makes later builds faster, if it was not used for so long: steps and uploads of one owner, or of all.
-    /// Returns how many there were.
+    /// Removes steps and uploads of one owner, or of all, that were not used for this long.
     pub fn prune(
         &self,
         unused_for: Duration,
@@ -206,8 +204,8 @@ impl<E: Engine> Builder<E> {
         self.0.prune(unused_for, of)
     }
 
-    /// Does so now and once a day, as long as the builder is there.
-    pub(super) fn keep_pruned(&self, unused_for: Duration) {
+    /// Prunes now and once a day, while the builder exists.
+    pub(super) fn spawn_prune(&self, unused_for: Duration) {
         let builder = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
             let round = move |builder: Weak<BuilderInner<E>>| {
@@ -232,15 +230,15 @@ impl<E: Engine> Builder<E> {
         });
     }
 
-    /// Lets go of the steps that only older builds of a template were made of.
-    pub(super) fn release_steps(&self, template: &str) {
+    /// Releases steps that only superseded builds of a template use.
+    pub(super) fn release_superseded_steps(&self, template: &str) {
         let records = &self.0.records;
         let result = || -> Result<(), RecordError> {
             let mut current = HashSet::new();
             let mut older = HashSet::new();
             for t in records.templates()? {
                 for build in records.builds(&t.id)? {
-                    // Without a tag it is not to be found any more.
+                    // A build without tags is superseded.
                     let superseded = build.tags.is_empty() && t.id == template;
                     let steps = build.steps.into_iter();
                     match superseded {

@@ -1,33 +1,34 @@
-//! Names of steps: equal ones have equal results.
+//! Keys of steps: equal keys have equal results.
 
 use crate::spec::{BuildStep, CopySource, StepAction};
 use sha2::{Digest, Sha256};
 
-/// The beginning of a stage: whose it is, and what everything made from its template depends on. Builds of different owners share
-/// nothing, since whoever owns a sandbox may do in it what no step says.
+/// Key of a base: its owner, and the fingerprint of everything that sandboxes of its template
+/// depend on. Owners share no steps, since the owner of a sandbox can change it outside of steps.
 pub fn base_key(owner: Option<&str>, fingerprint: &str) -> String {
     hash(&["beginning 1", owner.unwrap_or(""), fingerprint])
 }
 
-/// A step after what came before. `files` is what the files are that it copies: the hash of an upload, or the key of a stage.
+/// Key of a step after the step `before`. `files` identifies the copied files: the hash of an
+/// upload, or the key of a stage.
 pub fn step_key(before: &str, step: &BuildStep, files: &str) -> String {
     let mut action = step.action.clone();
     if let StepAction::Copy(copy) = &mut action
         && !matches!(copy.from, CopySource::Inline(_))
     {
-        // Their name is the client's word, and the number of a stage says nothing about it.
+        // Names of uploads are the client's choice, and stage numbers do not identify content.
         copy.from = CopySource::Files(files.to_owned());
     }
     let action = serde_json::to_string(&action).unwrap_or_default();
     hash(&["step 1", before, &action])
 }
 
-/// All of a template: its last step, and what is said about it beside.
+/// Key of a template: of its last step, and of its settings.
 pub fn template_key(last: &str, about: &str) -> String {
     hash(&["template 1", last, about])
 }
 
-/// Each part with its length, so that no two lists have the same bytes.
+/// SHA-256 of the parts, each with its length, so that no two lists collide.
 fn hash(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_named_by_what_it_does_and_by_all_before_it() {
+    fn a_step_key_covers_the_step_and_all_before_it() {
         let first = base_key(None, "base");
         let a = step_key(&first, &run("a"), "");
         assert_eq!(a, step_key(&first, &run("a"), ""));
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn copied_files_count_by_what_they_are_and_not_by_their_name() {
+    fn a_step_key_covers_the_content_of_files_and_not_their_name() {
         let named = |name: &str| copy(CopySource::Files(name.to_owned()));
         assert_eq!(
             step_key("x", &named("n1"), "sum"),

@@ -2,12 +2,13 @@
 
 use super::records::{BuildRecord, BuildStatus, TemplateRecord};
 use super::request::check_name;
-use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, blocking, job, shown};
+use super::{Builder, BuilderError, DEFAULT_TAG, MAX_TAGS, blocking, job, printable};
 use jiffy_engine::Engine;
 use jiffy_image::{BuildError, TemplateError, Visibility};
 
 impl<E: Engine> Builder<E> {
-    /// Gives more tags to what `target` (a template, perhaps with a tag) is; returns the build that it is of.
+    /// Adds tags to the build that `target` (a template, optionally with a tag) refers to; returns
+    /// its id.
     pub async fn tag(
         &self,
         template: &TemplateRecord,
@@ -15,7 +16,7 @@ impl<E: Engine> Builder<E> {
         tags: &[String],
     ) -> Result<String, BuilderError> {
         let tag = target.split_once(':').map_or(DEFAULT_TAG, |(_, tag)| tag);
-        let unknown = || BuilderError::UnknownTemplate(shown(target));
+        let unknown = || BuilderError::UnknownTemplate(printable(target));
         let builds = self.0.records.builds(&template.id)?;
         let ready = |b: &&BuildRecord| b.status == BuildStatus::Ready;
         let mut ready = builds.iter().filter(ready);
@@ -27,14 +28,14 @@ impl<E: Engine> Builder<E> {
         for tag in tags {
             check_name(&job::tagged(&template.name, tag))?;
         }
-        let names: Vec<String> = tags.iter().map(|tag| template.called(tag)).collect();
-        // Held until the tags are there.
+        let names: Vec<String> = tags.iter().map(|tag| template.reference(tag)).collect();
+        // Held until the tags exist.
         let owner = template.owner.as_deref();
         let _permit = self.0.reserve_template(owner, &names, 0).await?;
-        let (from, named) = (template.called(tag), template.clone());
+        let (from, named) = (template.reference(tag), template.clone());
         let (templates, wanted) = (self.0.templates.clone(), tags.to_vec());
         let work = move || {
-            let mut wanted = wanted.iter().map(|tag| named.called(tag));
+            let mut wanted = wanted.iter().map(|tag| named.reference(tag));
             let wish = Visibility::default();
             wanted.try_for_each(|to| templates.tag(&from, &to, wish).map(drop))
         };
@@ -43,7 +44,7 @@ impl<E: Engine> Builder<E> {
         Ok(build.id.clone())
     }
 
-    /// Takes tags from a template.
+    /// Removes tags from a template.
     pub async fn untag(
         &self,
         template: &TemplateRecord,
@@ -55,7 +56,7 @@ impl<E: Engine> Builder<E> {
         let (templates, named, gone) = (self.0.templates.clone(), template.clone(), tags.to_vec());
         let work = move || {
             for tag in &gone {
-                match templates.remove(&named.called(tag)) {
+                match templates.remove(&named.reference(tag)) {
                     Ok(()) | Err(TemplateError::Unknown { .. }) => {}
                     Err(e) => return Err(e),
                 }
@@ -64,10 +65,10 @@ impl<E: Engine> Builder<E> {
         };
         blocking(work).await??;
         self.0.records.retag(&template.id, None, tags)?;
-        self.sweep().await
+        self.gc().await
     }
 
-    /// Removes a template with all its tags and builds. Sandboxes that run of it go on.
+    /// Removes a template with all its tags and builds. Running sandboxes are unaffected.
     pub async fn remove(&self, template: &TemplateRecord) -> Result<(), BuilderError> {
         let builds = self.0.records.builds(&template.id)?;
         for build in &builds {
@@ -76,10 +77,10 @@ impl<E: Engine> Builder<E> {
         let mut tags: Vec<String> = builds.into_iter().flat_map(|b| b.tags).collect();
         tags.push(DEFAULT_TAG.to_owned());
         self.untag(template, &tags).await?;
-        Ok(self.0.records.forget_template(&template.id)?)
+        Ok(self.0.records.delete_template(&template.id)?)
     }
 
-    /// Lets every key use a template, or its owner alone.
+    /// Makes a template public, or private to its owner.
     pub async fn set_public(
         &self,
         template: &TemplateRecord,
@@ -90,16 +91,16 @@ impl<E: Engine> Builder<E> {
             true => Visibility::Public,
             false => Visibility::Private,
         };
-        let (templates, name) = (self.0.templates.clone(), template.called(DEFAULT_TAG));
+        let (templates, name) = (self.0.templates.clone(), template.reference(DEFAULT_TAG));
         match blocking(move || templates.set_visibility(&name, visibility)).await? {
-            // It is so when it is built.
+            // Not built yet: visibility is set when it is.
             Err(BuildError::Template(TemplateError::Unknown { .. })) | Ok(()) => Ok(()),
             Err(e) => Err(e.into()),
         }
     }
 
-    /// What waits to become a sandbox of what is no template any more need not wait for the next sweep.
-    async fn sweep(&self) -> Result<(), BuilderError> {
+    /// Removes warm sandboxes and snapshots of removed templates now instead of at the next gc.
+    async fn gc(&self) -> Result<(), BuilderError> {
         let sandboxes = self.0.sandboxes.clone();
         if let Err(e) = blocking(move || sandboxes.sweep()).await? {
             tracing::warn!("what removed templates leave stays for now: {e}");

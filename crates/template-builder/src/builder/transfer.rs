@@ -1,4 +1,5 @@
-//! Files on their way into and out of the sandboxes of a build, as archives. Nothing of them is unpacked on the host.
+//! Transfer of files into and out of a build's sandboxes, as archives that the host does not
+//! unpack.
 
 use super::copy::{CopyRequest, ROOT_USER, StagedFile};
 use super::failure::BuildFailure;
@@ -11,15 +12,15 @@ use tokio::fs::File;
 use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc;
 
-/// Most bytes of one piece.
+/// Size of a chunk in bytes.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// Pieces that wait.
+/// Maximum number of queued chunks.
 const MAX_QUEUED_CHUNKS: usize = 8;
-/// How gzipped files begin.
+/// First bytes of gzip data.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// How files are to arrive; `owner` is theirs unless the step says otherwise.
-fn options(wanted: &CopyRequest, owner: Option<&str>, gzip: bool) -> ArchiveOptions {
+/// Options of an extraction; `owner` is the default owner.
+fn archive_options(wanted: &CopyRequest, owner: Option<&str>, gzip: bool) -> ArchiveOptions {
     ArchiveOptions {
         user: Some(ROOT_USER.to_owned()),
         owner: wanted.owner.clone().or(owner.map(str::to_owned)),
@@ -32,22 +33,22 @@ fn failed(error: ClientError) -> BuildFailure {
     BuildFailure::agent("unpack the files", error)
 }
 
-/// Unpacks an uploaded archive beneath `into`. Its files are the superuser's.
-pub async fn upload(
+/// Unpacks an uploaded archive below `into`. Files belong to root by default.
+pub async fn unpack_upload(
     agent: &AgentClient,
     archive: &Path,
     into: &str,
     wanted: &CopyRequest,
 ) -> Result<(), BuildFailure> {
     let unreadable =
-        |e: io::Error| BuildFailure::of(format!("cannot read the uploaded files: {e}"));
+        |e: io::Error| BuildFailure::new(format!("cannot read the uploaded files: {e}"));
     let mut file = File::open(archive).await.map_err(unreadable)?;
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut read = file.read(&mut chunk).await.map_err(unreadable)?;
     let gzip = chunk
         .get(..read)
         .is_some_and(|b| b.starts_with(&GZIP_MAGIC));
-    let mut writer = agent.archive_write(into, &options(wanted, Some("0:0"), gzip));
+    let mut writer = agent.archive_write(into, &archive_options(wanted, Some("0:0"), gzip));
     while read > 0 {
         chunk.truncate(read);
         writer.write(chunk).await.map_err(failed)?;
@@ -57,8 +58,9 @@ pub async fn upload(
     writer.finish().await.map_err(failed)
 }
 
-/// Brings files of one sandbox into another, each beneath a directory of its own in `into`, and says where they are then.
-pub async fn between(
+/// Copies files between sandboxes, each into a directory of its own below `into`; returns their new
+/// paths.
+pub async fn copy_between(
     from: &AgentClient,
     to: &AgentClient,
     items: &[StagedFile],
@@ -68,15 +70,15 @@ pub async fn between(
     let mut arrived = Vec::new();
     for (number, item) in items.iter().enumerate() {
         let target = format!("{into}/{number}");
-        // Of a directory what is in it, however it is called.
+        // Contents of a directory are archived without its name.
         let path = match item.directory {
             true => format!("{}/.", item.path.trim_end_matches('/')),
             false => item.path.clone(),
         };
         let reader = from.archive_read(&[path], Some(ROOT_USER)).await;
         let reader = reader.map_err(|e| BuildFailure::agent(&format!("read {}", item.path), e))?;
-        let writer = to.archive_write(&target, &options(wanted, None, false));
-        pass(reader, writer).await?;
+        let writer = to.archive_write(&target, &archive_options(wanted, None, false));
+        forward(reader, writer).await?;
         arrived.push(match item.directory {
             true => StagedFile {
                 path: target,
@@ -91,7 +93,7 @@ pub async fn between(
     Ok(arrived)
 }
 
-async fn pass(mut reader: FileReader, mut writer: FileWriter) -> Result<(), BuildFailure> {
+async fn forward(mut reader: FileReader, mut writer: FileWriter) -> Result<(), BuildFailure> {
     let unreadable = |e| BuildFailure::agent("read the files", e);
     while let Some(piece) = reader.next().await.map_err(unreadable)? {
         writer.write(piece).await.map_err(failed)?;
@@ -99,8 +101,8 @@ async fn pass(mut reader: FileReader, mut writer: FileWriter) -> Result<(), Buil
     writer.finish().await.map_err(failed)
 }
 
-/// Writes files that the step itself holds beneath `into`.
-pub async fn inline(
+/// Writes a step's inline files below `into`.
+pub async fn write_inline(
     agent: &AgentClient,
     files: &[(String, String)],
     into: &str,
@@ -115,23 +117,23 @@ pub async fn inline(
         header.set_mtime(0);
         header.set_size(u64::try_from(content.len()).unwrap_or(u64::MAX));
         let added = archive.append_data(&mut header, name, content.as_bytes());
-        added.map_err(|e| BuildFailure::of(format!("`{name}` cannot be a file: {e}")))?;
+        added.map_err(|e| BuildFailure::new(format!("`{name}` cannot be a file: {e}")))?;
     }
     let archive = archive.into_inner();
-    let archive = archive.map_err(|e| BuildFailure::of(format!("cannot pack the files: {e}")))?;
-    let mut writer = agent.archive_write(into, &options(wanted, Some("0:0"), false));
+    let archive = archive.map_err(|e| BuildFailure::new(format!("cannot pack the files: {e}")))?;
+    let mut writer = agent.archive_write(into, &archive_options(wanted, Some("0:0"), false));
     writer.write(archive).await.map_err(failed)?;
     writer.finish().await.map_err(failed)
 }
 
-/// Whether a file is an archive that `ADD` unpacks, going by its name.
+/// Tells by its name if a file is an archive that `ADD` unpacks.
 pub fn is_archive(item: &StagedFile) -> bool {
     let ends = [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst"];
     !item.directory && ends.iter().any(|end| item.name.ends_with(end))
 }
 
-/// Unpacks the archives among `items` beneath `to`.
-pub async fn unpack(
+/// Unpacks the archives among `items` below `to`.
+pub async fn unpack_archives(
     agent: &AgentClient,
     items: &[StagedFile],
     to: &str,
@@ -145,7 +147,7 @@ pub async fn unpack(
         let mut piece = reader.next().await.map_err(unreadable)?;
         let gzip = piece.as_ref().is_some_and(|b| b.starts_with(&GZIP_MAGIC));
         if !gzip && !item.name.ends_with(".tar") {
-            return Err(BuildFailure::of(format!(
+            return Err(BuildFailure::new(format!(
                 "{} cannot be unpacked: only tar and gzipped tar can, so unpack it with RUN",
                 item.name
             )));
@@ -165,8 +167,8 @@ pub async fn unpack(
     Ok(())
 }
 
-/// A reader for threads that block, of what the agent sends.
-pub fn reader(mut from: FileReader) -> impl Read + Send {
+/// Blocking reader of a file that the agent sends.
+pub fn blocking_reader(mut from: FileReader) -> impl Read + Send {
     let (pieces, received) = mpsc::channel(MAX_QUEUED_CHUNKS);
     tokio::spawn(async move {
         loop {
@@ -176,7 +178,7 @@ pub fn reader(mut from: FileReader) -> impl Read + Send {
                 Err(e) => Err(io::Error::other(e)),
             };
             let failed = piece.is_err();
-            // Whoever does not read any more has said why.
+            // The reader stopped, and reports its own error.
             if pieces.send(piece).await.is_err() || failed {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Files that clients send for a build, kept until they are not used any more.
+//! Store of files that clients upload for builds, until they are pruned.
 
 use jiffy_host::{OwnerQuota, QuotaPermit, QuotaRefusal, QuotaRequest};
 use sha2::{Digest, Sha256};
@@ -12,46 +12,46 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::fs::File;
 use tokio::io::AsyncWriteExt;
 
-/// How long a place to upload to is open.
+/// Lifetime of an upload ticket.
 const TICKET_LIFETIME: Duration = Duration::from_secs(3600);
-/// Most places that are open at once, of all owners and of one key.
+/// Maximum number of tickets, of all owners and of one key.
 const MAX_TICKETS: usize = 10_000;
 const MAX_TICKETS_PER_KEY: usize = 1_000;
-/// Most uploads of one key that come in at once.
+/// Maximum number of concurrent uploads of one key.
 const MAX_INCOMING_PER_KEY: usize = 16;
-/// Bytes that are reserved at a time while an upload comes in.
+/// Quota in bytes that is reserved at a time during an upload.
 const RESERVATION_BYTES: u64 = 4 << 20;
-/// Bytes of a block of a file system: the smallest part that a file takes.
+/// Block size of the file system in bytes, which is what a small file is charged for.
 const BLOCK_BYTES: u64 = 4096;
-/// Largest upload, in bytes.
+/// Maximum size of an upload in bytes.
 pub const MAX_UPLOAD_BYTES: u64 = 8 << 30;
-/// Beginning of the name of a key's directory.
+/// Prefix of the name of a key's directory.
 const KEY_DIRECTORY_PREFIX: &str = "key-";
-/// Beginning of the name of what is being written.
+/// Prefix of the names of unfinished files.
 const UNFINISHED_PREFIX: &str = ".new-";
 
-/// Why an upload is not taken.
+/// Error of an upload.
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
-    /// Not such a name.
+    /// Invalid name.
     #[error("`{0}` is not the hash of files: send the SHA-256 in hexadecimal")]
     Name(String),
-    /// No such place, or not any more.
+    /// Unknown or expired ticket.
     #[error("this link to upload to is not known any more: ask for another")]
     Closed,
-    /// Too many places.
+    /// Too many tickets.
     #[error("{0} uploads are open already: finish some, or wait an hour")]
     TooMany(usize),
-    /// Too many at once.
+    /// Too many concurrent uploads.
     #[error("{MAX_INCOMING_PER_KEY} uploads of this key come in already: wait for one to end")]
     TooManyAtOnce,
-    /// The owner's budget has no room.
+    /// The owner's quota is exhausted.
     #[error(transparent)]
     Quota(#[from] QuotaRefusal),
-    /// Too large.
+    /// Upload too large.
     #[error("the upload is larger than {} GiB: leave out what is not needed with a .dockerignore", MAX_UPLOAD_BYTES >> 30)]
     TooLarge,
-    /// The file system says no.
+    /// Error of the file system.
     #[error("cannot keep the upload: {0}; look for room on the disk of the data directory")]
     File(#[from] io::Error),
     /// No random bytes.
@@ -59,13 +59,13 @@ pub enum UploadError {
     Entropy(#[from] jiffy_host::IdentityError),
 }
 
-/// Uploads, by owner and name.
+/// Uploads by owner and name.
 pub struct UploadStore {
     directory: PathBuf,
     open: Mutex<HashMap<String, UploadTicket>>,
-    /// Number and bytes of uploads, by owner; changed together with the files.
+    /// Number and bytes of uploads by owner; updated together with the files.
     kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
-    /// Uploads that are coming in, by owner.
+    /// Number of running uploads by owner.
     incoming: Arc<Mutex<HashMap<Owner, usize>>>,
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
 }
@@ -73,7 +73,7 @@ pub struct UploadStore {
 /// API key; none: the host's owner.
 type Owner = Option<String>;
 
-/// Place that may be filled.
+/// Permission to upload one file.
 #[derive(Clone)]
 struct UploadTicket {
     path: PathBuf,
@@ -81,7 +81,7 @@ struct UploadTicket {
     since: Instant,
 }
 
-/// Upload that counts as coming in until this is dropped.
+/// Permit for a running upload, released on drop.
 struct UploadPermit {
     owner: Owner,
     incoming: Arc<Mutex<HashMap<Owner, usize>>>,
@@ -99,22 +99,22 @@ impl Drop for UploadPermit {
     }
 }
 
-/// Bytes that a file counts for: an empty one takes space, too.
+/// Bytes that a file is charged for: whole blocks, at least one.
 fn charged(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(BLOCK_BYTES)
 }
 
-/// An upload that is coming in. Nothing is kept unless it is finished.
+/// A running upload. Dropped before it is finished, it leaves nothing.
 pub struct IncomingUpload {
     file: File,
     hash: Sha256,
     bytes: u64,
-    /// Bytes that are reserved in its owner's budget.
+    /// Bytes reserved in the owner's quota.
     reserved: u64,
     permit: QuotaPermit,
     kept: Arc<Mutex<HashMap<Owner, (u64, u64)>>>,
     incoming: UploadPermit,
-    /// Gone with whoever gives up.
+    /// Removed on drop.
     unfinished: TemporaryFile,
     target: PathBuf,
 }
@@ -128,7 +128,7 @@ impl Drop for TemporaryFile {
 }
 
 impl IncomingUpload {
-    /// The key that it is for; none: the host's owner.
+    /// Key that owns the upload; none: the host's owner.
     pub fn owner(&self) -> Option<&str> {
         let directory = self.target.parent()?.file_name()?;
         directory.to_str()?.strip_prefix("key-")
@@ -136,7 +136,7 @@ impl IncomingUpload {
 }
 
 impl UploadStore {
-    /// Those in `directory`. What nobody finished is removed.
+    /// Opens the store in `directory` and removes unfinished files.
     pub fn open(directory: PathBuf) -> io::Result<Self> {
         DirBuilder::new()
             .recursive(true)
@@ -150,7 +150,7 @@ impl UploadStore {
             quota: Mutex::default(),
         };
         for file in this.files()? {
-            if starts(&file, UNFINISHED_PREFIX) {
+            if name_starts_with(&file, UNFINISHED_PREFIX) {
                 fs::remove_file(file)?;
             } else if file.extension().is_none() {
                 let bytes = charged(fs::metadata(&file)?.len());
@@ -162,7 +162,7 @@ impl UploadStore {
         Ok(this)
     }
 
-    /// Limits what owners keep by their budgets from now on.
+    /// Applies quotas of owners from now on.
     pub(super) fn limit_owners(&self, quota: Arc<dyn OwnerQuota>) {
         *lock(&self.quota) = Some(quota);
     }
@@ -185,7 +185,7 @@ impl UploadStore {
         Ok(files)
     }
 
-    /// Where the upload of that name is, or would be.
+    /// Path of the upload with this name.
     fn path(&self, owner: Option<&str>, name: &str) -> Result<PathBuf, UploadError> {
         let hexadecimal = name.len() == 64 && name.bytes().all(|b| b.is_ascii_hexdigit());
         if !hexadecimal {
@@ -200,7 +200,7 @@ impl UploadStore {
         Ok(self.directory.join(owner).join(name.to_ascii_lowercase()))
     }
 
-    /// The upload of that name and the SHA-256 of its bytes, if it is there.
+    /// Path of an upload and the SHA-256 of its bytes; none if it does not exist. Counts as a use.
     pub fn find(
         &self,
         owner: Option<&str>,
@@ -215,7 +215,7 @@ impl UploadStore {
         if !path.is_file() {
             return Ok(None);
         }
-        // Used: it is not old yet.
+        // The modification time is that of the last use.
         let now = fs::FileTimes::new().set_modified(SystemTime::now());
         if let Ok(file) = fs::File::options().append(true).open(&path) {
             let _ = file.set_times(now);
@@ -223,40 +223,40 @@ impl UploadStore {
         Ok(Some((path, sum)))
     }
 
-    /// Opens a place for an upload; whoever knows its word may fill it for an hour.
-    pub fn place(&self, owner: Option<&str>, name: &str) -> Result<String, UploadError> {
+    /// Creates a ticket for an upload and returns its token, which is valid for an hour.
+    pub fn create_ticket(&self, owner: Option<&str>, name: &str) -> Result<String, UploadError> {
         let path = self.path(owner, name)?;
-        let word = jiffy_host::new_token()?;
+        let token = jiffy_host::new_token()?;
         let owner: Owner = owner.map(str::to_owned);
         let mut open = lock(&self.open);
-        open.retain(|_, place| place.since.elapsed() < TICKET_LIFETIME);
+        open.retain(|_, ticket| ticket.since.elapsed() < TICKET_LIFETIME);
         if open.len() >= MAX_TICKETS {
             return Err(UploadError::TooMany(MAX_TICKETS));
         }
-        let own = open.values().filter(|place| place.owner == owner);
+        let own = open.values().filter(|ticket| ticket.owner == owner);
         if owner.is_some() && own.count() >= MAX_TICKETS_PER_KEY {
             return Err(UploadError::TooMany(MAX_TICKETS_PER_KEY));
         }
         let since = Instant::now();
-        open.insert(word.clone(), UploadTicket { path, owner, since });
-        Ok(word)
+        open.insert(token.clone(), UploadTicket { path, owner, since });
+        Ok(token)
     }
 
-    /// Begins to fill a place.
-    pub async fn begin(&self, word: &str) -> Result<IncomingUpload, UploadError> {
-        let place = {
+    /// Starts the upload of a ticket.
+    pub async fn begin(&self, token: &str) -> Result<IncomingUpload, UploadError> {
+        let ticket = {
             let open = lock(&self.open);
-            let place = open.get(word);
-            let place = place.filter(|place| place.since.elapsed() < TICKET_LIFETIME);
-            place.cloned().ok_or(UploadError::Closed)?
+            let ticket = open.get(token);
+            let ticket = ticket.filter(|ticket| ticket.since.elapsed() < TICKET_LIFETIME);
+            ticket.cloned().ok_or(UploadError::Closed)?
         };
-        let incoming = self.come_in(&place.owner)?;
+        let incoming = self.acquire_permit(&ticket.owner)?;
         let quota = lock(&self.quota).clone();
-        let permit = match (&place.owner, quota) {
+        let permit = match (&ticket.owner, quota) {
             (Some(owner), Some(quota)) => quota.try_reserve(owner, QuotaRequest::default())?,
             _ => QuotaPermit::unlimited(),
         };
-        let target = place.path;
+        let target = ticket.path;
         let owner = target.parent().unwrap_or(&self.directory);
         DirBuilder::new()
             .recursive(true)
@@ -282,7 +282,7 @@ impl UploadStore {
         })
     }
 
-    fn come_in(&self, owner: &Owner) -> Result<UploadPermit, UploadError> {
+    fn acquire_permit(&self, owner: &Owner) -> Result<UploadPermit, UploadError> {
         let mut incoming = lock(&self.incoming);
         let count = incoming.entry(owner.clone()).or_default();
         if owner.is_some() && *count >= MAX_INCOMING_PER_KEY {
@@ -295,17 +295,18 @@ impl UploadStore {
         })
     }
 
-    /// Removes uploads of one owner, or of all, that were not used for so long; returns how many bytes they had.
+    /// Removes uploads of one owner, or of all, that were not used for this long; returns their
+    /// bytes.
     pub fn prune(&self, unused_for: Duration, of: Option<&str>) -> io::Result<u64> {
-        self.prune_or_tell(unused_for, of, true)
+        self.prune_or_count(unused_for, of, true)
     }
 
-    /// Tells how many bytes that would free. Removes nothing.
+    /// Bytes that [`Self::prune`] would free.
     pub fn prunable(&self, unused_for: Duration, of: Option<&str>) -> io::Result<u64> {
-        self.prune_or_tell(unused_for, of, false)
+        self.prune_or_count(unused_for, of, false)
     }
 
-    fn prune_or_tell(
+    fn prune_or_count(
         &self,
         unused_for: Duration,
         of: Option<&str>,
@@ -317,12 +318,12 @@ impl UploadStore {
             if of.is_some() && owner.as_deref() != of {
                 continue;
             }
-            // Sums go with what they are of, so they may be gone by now.
-            if path.extension().is_some() || starts(&path, UNFINISHED_PREFIX) {
+            // Checksum files are removed with their uploads, so they may be missing.
+            if path.extension().is_some() || name_starts_with(&path, UNFINISHED_PREFIX) {
                 continue;
             }
             let metadata = match fs::metadata(&path) {
-                // Somebody else was faster.
+                // Removed meanwhile by another call.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 found => found?,
             };
@@ -330,11 +331,11 @@ impl UploadStore {
             if age >= unused_for && !remove {
                 freed += metadata.len();
             } else if age >= unused_for {
-                // Without its sum it is not there.
+                // An upload without its checksum file does not exist.
                 let mut kept = lock(&self.kept);
                 let _ = fs::remove_file(path.with_extension("sum"));
                 fs::remove_file(&path)?;
-                forget(&mut kept, &owner, metadata.len());
+                uncount(&mut kept, &owner, metadata.len());
                 freed += metadata.len();
             }
         }
@@ -346,7 +347,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Owner of a file, as its directory says.
+/// Owner of a file, from its directory.
 fn owner_of(path: &Path) -> Owner {
     let directory = path.parent()?.file_name()?.to_str()?;
     directory
@@ -354,8 +355,8 @@ fn owner_of(path: &Path) -> Owner {
         .map(str::to_owned)
 }
 
-/// Counts an upload of so many bytes no more.
-fn forget(kept: &mut HashMap<Owner, (u64, u64)>, owner: &Owner, bytes: u64) {
+/// Subtracts a removed upload from its owner's usage.
+fn uncount(kept: &mut HashMap<Owner, (u64, u64)>, owner: &Owner, bytes: u64) {
     if let Some((count, sum)) = kept.get_mut(owner) {
         *count = count.saturating_sub(1);
         *sum = sum.saturating_sub(charged(bytes));
@@ -365,13 +366,13 @@ fn forget(kept: &mut HashMap<Owner, (u64, u64)>, owner: &Owner, bytes: u64) {
     }
 }
 
-fn starts(path: &Path, beginning: &str) -> bool {
+fn name_starts_with(path: &Path, beginning: &str) -> bool {
     let name = path.file_name().map(|n| n.to_string_lossy());
     name.is_some_and(|n| n.starts_with(beginning))
 }
 
 impl IncomingUpload {
-    /// Takes the next bytes.
+    /// Appends bytes.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), UploadError> {
         self.bytes += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         if self.bytes > MAX_UPLOAD_BYTES {
@@ -382,7 +383,7 @@ impl IncomingUpload {
         Ok(self.file.write_all(bytes).await?)
     }
 
-    /// Reserves room for what came in, ahead of it where there is room.
+    /// Reserves quota for the received bytes, in larger amounts while the quota allows it.
     fn reserve(&mut self) -> Result<(), UploadError> {
         let needed = charged(self.bytes);
         if needed <= self.reserved {
@@ -392,14 +393,14 @@ impl IncomingUpload {
         let ahead = more.max(RESERVATION_BYTES);
         let reserved = match self.permit.grow(ahead) {
             Ok(()) => ahead,
-            // The last bytes of a budget are good, too.
+            // The rest of a quota can be used up.
             Err(_) => self.permit.grow(more).map(|()| more)?,
         };
         self.reserved += reserved;
         Ok(())
     }
 
-    /// Keeps what was written.
+    /// Completes the upload.
     pub async fn finish(mut self) -> Result<(), UploadError> {
         self.reserve()?;
         self.file.flush().await?;
@@ -409,15 +410,15 @@ impl IncomingUpload {
             .collect();
         let sums = self.target.with_extension("sum");
         {
-            // The permit goes when it is counted.
+            // The permit is released after the upload is counted.
             let mut kept = lock(&self.kept);
             let before = fs::metadata(&self.target).map(|m| m.len());
-            // Never the sum of other bytes than those there are: gone while they change.
+            // Removed while the bytes change, so that a checksum never belongs to other bytes.
             let _ = fs::remove_file(&sums);
             fs::rename(&self.unfinished.0, &self.target)?;
             let owner = &self.incoming.owner;
             if let Ok(bytes) = before {
-                forget(&mut kept, owner, bytes);
+                uncount(&mut kept, owner, bytes);
             }
             let of_owner = kept.entry(owner.clone()).or_default();
             *of_owner = (of_owner.0 + 1, of_owner.1 + charged(self.bytes));
@@ -437,18 +438,18 @@ mod tests {
     }
 
     async fn upload(uploads: &UploadStore, owner: Option<&str>, bytes: &[u8]) {
-        let word = uploads.place(owner, &name()).unwrap();
-        let mut upload = uploads.begin(&word).await.unwrap();
+        let token = uploads.create_ticket(owner, &name()).unwrap();
+        let mut upload = uploads.begin(&token).await.unwrap();
         upload.write(bytes).await.unwrap();
         upload.finish().await.unwrap();
     }
 
     #[tokio::test]
-    async fn an_upload_is_there_when_it_is_whole_and_for_its_owner() {
+    async fn an_upload_is_visible_when_complete_and_to_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let uploads = UploadStore::open(dir.path().join("uploads")).unwrap();
-        let word = uploads.place(Some("k1"), &name()).unwrap();
-        let mut half = uploads.begin(&word).await.unwrap();
+        let token = uploads.create_ticket(Some("k1"), &name()).unwrap();
+        let mut half = uploads.begin(&token).await.unwrap();
         half.write(b"ha").await.unwrap();
         assert!(uploads.find(Some("k1"), &name()).unwrap().is_none());
         drop(half);
@@ -464,7 +465,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_uploads_without_a_word_or_to_a_path() {
+    async fn an_upload_needs_a_ticket_and_a_digest_as_its_name() {
         let dir = tempfile::tempdir().unwrap();
         let uploads = UploadStore::open(dir.path().join("uploads")).unwrap();
         assert!(matches!(uploads.begin("x").await, Err(UploadError::Closed)));
@@ -476,7 +477,7 @@ mod tests {
             &"a".repeat(63),
         ] {
             assert!(
-                matches!(uploads.place(None, bad), Err(UploadError::Name(_))),
+                matches!(uploads.create_ticket(None, bad), Err(UploadError::Name(_))),
                 "{bad}"
             );
         }

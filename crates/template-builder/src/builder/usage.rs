@@ -1,4 +1,4 @@
-//! Shares of the host that one owner's templates, builds and uploads have.
+//! Usage of an owner: templates, builds and uploads.
 
 use super::records::{BuildRecords, RecordError};
 use super::{Builder, BuilderError, BuilderInner, lock};
@@ -9,28 +9,29 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime};
 
-/// Time after a change of the templates' directory for which another change may have the same time stamp.
+/// Resolution of the templates directory's time stamp: later changes may have the same one.
 const TIMESTAMP_GRANULARITY: Duration = Duration::from_secs(1);
 
-/// Templates, builds and uploads of one owner.
+/// Usage of one owner.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BuildUsage {
-    /// Tags of its templates.
+    /// Number of template tags.
     pub templates: u64,
-    /// Bytes of the images they are made of, each once. Images that a template of the host's owner has, too, are nobody's.
+    /// Bytes of the templates' images, each counted once. Images shared with the host's owner are
+    /// free.
     pub template_bytes: u64,
-    /// Uploaded files.
+    /// Number of uploads.
     pub uploads: u64,
-    /// Their bytes, in blocks of 4 KiB.
+    /// Bytes of the uploads, in blocks of 4 KiB.
     pub upload_bytes: u64,
-    /// Builds that wait or run.
+    /// Number of waiting and running builds.
     pub builds: u64,
 }
 
-/// Templates of all owners at one moment.
+/// Template usage of all owners at one time.
 #[derive(Debug, Default)]
 pub(super) struct TemplateUsage {
-    /// When the directory of templates had changed last, and when it was read.
+    /// Modification time of the templates directory, and the time at which it was read.
     read: Option<(SystemTime, SystemTime)>,
     by_owner: HashMap<String, OwnerTemplates>,
     /// Images of the host's owner.
@@ -40,7 +41,7 @@ pub(super) struct TemplateUsage {
 #[derive(Debug, Default)]
 struct OwnerTemplates {
     count: u64,
-    /// Bytes by checksum.
+    /// Bytes by digest.
     images: HashMap<String, u64>,
 }
 
@@ -75,9 +76,9 @@ impl TemplateUsage {
 }
 
 impl BuildRecords {
-    /// Number of builds that `caller` asked for and that wait or run.
-    fn builds_under_way(&self, caller: &str) -> Result<u64, RecordError> {
-        self.with(|c| {
+    /// Number of waiting and running builds of `caller`.
+    fn unfinished_builds(&self, caller: &str) -> Result<u64, RecordError> {
+        self.with_connection(|c| {
             let query = "SELECT count(*) FROM builds
                 WHERE caller = ?1 AND status NOT IN ('ready', 'error')";
             let count: i64 = c
@@ -89,7 +90,8 @@ impl BuildRecords {
 }
 
 impl<E: Engine> BuilderInner<E> {
-    /// Number of tags and bytes of images of `owner`. Read again when the directory of templates has changed.
+    /// Number of tags and bytes of images of `owner`. Reads the directory again when it has
+    /// changed.
     fn templates_of(&self, owner: &str) -> Result<(u64, u64), BuilderError> {
         let changed = self.templates.changed();
         let mut usage = lock(&self.template_usage);
@@ -107,14 +109,14 @@ impl<E: Engine> BuilderInner<E> {
                     *usage = now;
                     usage.read = changed.map(|stamp| (stamp, read));
                 }
-                // A template that cannot be read is no reason to refuse everybody everything.
+                // One unreadable template must not fail the requests of all owners.
                 Err(e) => tracing::warn!("templates are counted as they were: {e}"),
             }
         }
         Ok(usage.of(owner))
     }
 
-    /// Room for `request` in the budget of the owner of a template.
+    /// Reserves quota of an owner.
     pub(super) async fn reserve(
         &self,
         owner: Option<&str>,
@@ -127,8 +129,8 @@ impl<E: Engine> BuilderInner<E> {
         }
     }
 
-    /// Disk space for an image that `owner` imports. What is reserved is given back with the last
-    /// copy, when the image counts.
+    /// Disk budget of an image import. The reservation is released with the last clone, when the
+    /// image is counted.
     pub(super) async fn image_budget(
         &self,
         owner: Option<&str>,
@@ -145,24 +147,24 @@ impl<E: Engine> BuilderInner<E> {
         }))
     }
 
-    /// Room for a template with `names` whose new images have at most `most_bytes`.
+    /// Reserves quota for a template with `names` and at most `max_bytes` of new images.
     pub(super) async fn reserve_template(
         &self,
         owner: Option<&str>,
         names: &[String],
-        most_bytes: u64,
+        max_bytes: u64,
     ) -> Result<QuotaPermit, QuotaRefusal> {
         let new = names
             .iter()
             .filter(|name| self.templates.manifest(name).is_err());
         let amount = QuotaAmount {
             templates: new.count() as u64,
-            disk_bytes: most_bytes,
+            disk_bytes: max_bytes,
             ..QuotaAmount::default()
         };
         let request = QuotaRequest {
             amount,
-            // Images are measured when they are written, and count then.
+            // Images are counted after they are written.
             disk_floor: Some(1),
         };
         self.reserve(owner, request).await
@@ -170,13 +172,13 @@ impl<E: Engine> BuilderInner<E> {
 }
 
 impl<E: Engine> Builder<E> {
-    /// Limits what is made for owners by their budgets from now on.
+    /// Applies quotas of owners from now on.
     pub fn limit_owners(&self, quota: Arc<dyn OwnerQuota>) {
         self.0.uploads.limit_owners(quota.clone());
         *lock(&self.0.quota) = Some(quota);
     }
 
-    /// What templates, builds and uploads of `owner` take.
+    /// Usage of `owner` by templates, builds and uploads.
     pub fn usage_of(&self, owner: &str) -> Result<BuildUsage, BuilderError> {
         let (templates, template_bytes) = self.0.templates_of(owner)?;
         let (uploads, upload_bytes) = self.0.uploads.usage_of(owner);
@@ -185,21 +187,21 @@ impl<E: Engine> Builder<E> {
             template_bytes,
             uploads,
             upload_bytes,
-            builds: self.0.records.builds_under_way(owner)?,
+            builds: self.0.records.unfinished_builds(owner)?,
         })
     }
 
-    /// A handle that does not keep the builder.
+    /// Weak reference to the builder.
     pub fn downgrade(&self) -> WeakBuilder<E> {
         WeakBuilder(Arc::downgrade(&self.0))
     }
 }
 
-/// The same builder, for as long as another holds it.
+/// Weak reference to a builder.
 pub struct WeakBuilder<E: Engine>(Weak<BuilderInner<E>>);
 
 impl<E: Engine> WeakBuilder<E> {
-    /// The builder, if it is still there.
+    /// The builder, if it still exists.
     pub fn upgrade(&self) -> Option<Builder<E>> {
         self.0.upgrade().map(Builder)
     }

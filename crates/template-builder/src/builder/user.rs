@@ -1,22 +1,23 @@
-//! A user for images that have none but the superuser.
+//! Creation of users in images.
 
 use super::copy::ROOT_USER;
 use super::failure::BuildFailure;
 use jiffy_agent_client::{AgentClient, ClientError, Code};
 
-/// Largest list of users that is read, in bytes.
+/// Maximum size of a user database that is read, in bytes.
 const MAX_PASSWD_BYTES: usize = 1 << 20;
-/// The first number of a person.
+/// Smallest uid of an ordinary user.
 const MIN_UID: u32 = 1000;
-/// The last one.
+/// Upper bound of uids, exclusive.
 const MAX_UID: u32 = 60_000;
 
-/// Makes a user of that name, with a home directory and, where there is `sudo`, the right to become root; unless there is one.
+/// Creates a user with a home directory, and with `sudo` rights where there is `sudo`, unless it
+/// exists.
 pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailure> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-".contains(c);
     let begins = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
     if !begins || name.len() > 32 || !name.chars().all(fits) {
-        return Err(BuildFailure::of(format!(
+        return Err(BuildFailure::new(format!(
             "`{name}` is not a name for a user"
         )));
     }
@@ -36,7 +37,7 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
         has(&passwd) || has(&group)
     };
     let id = (MIN_UID..MAX_UID).find(|id| !taken(*id));
-    let id = id.ok_or_else(|| BuildFailure::of("there is no number left for a user"))?;
+    let id = id.ok_or_else(|| BuildFailure::new("there is no number left for a user"))?;
     let shell = match agent.stat("/bin/bash", Some(ROOT_USER)).await {
         Ok(_) => "/bin/bash",
         Err(_) => "/bin/sh",
@@ -62,12 +63,12 @@ pub async fn add_user(agent: &AgentClient, name: &str) -> Result<(), BuildFailur
     let made = agent.make_dir(&home, Some(name)).await;
     match made {
         Ok(_) => Ok(()),
-        Err(e) if is_there(&e) => Ok(()),
+        Err(e) if exists(&e) => Ok(()),
         Err(e) => Err(BuildFailure::agent(&format!("make {home}"), e)),
     }
 }
 
-fn is_there(error: &ClientError) -> bool {
+fn exists(error: &ClientError) -> bool {
     matches!(
         error,
         ClientError::Rpc {

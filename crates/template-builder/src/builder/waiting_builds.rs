@@ -1,47 +1,47 @@
-//! Builds that were asked for and not started: few for each key, and not for long.
+//! Builds that were requested and not started: bounded in number per key, and in time.
 
-use super::records::{BuildRecords, FailureReason, RecordError, now_ms, stored};
+use super::records::{BuildRecords, FailureReason, RecordError, now_ms, to_sql};
 use super::{Builder, BuilderError, BuilderInner, lock};
 use jiffy_engine::Engine;
 use rusqlite::params;
 use std::time::Duration;
 
-/// Builds that wait for their start, for each key.
+/// Maximum number of builds of one key that wait for their start.
 pub const MAX_WAITING_BUILDS: usize = 20;
-/// Time after which a build that was not started is given up.
+/// Time after which a build that was not started fails.
 pub const WAITING_BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Failed builds that are kept for each key.
+/// Maximum number of failed builds that are kept per key.
 const MAX_FAILED_BUILDS: usize = 200;
-/// Time between two looks for builds that wait too long.
+/// Interval between checks for expired builds.
 const WAITING_GC_INTERVAL: Duration = Duration::from_secs(600);
 
 impl BuildRecords {
-    /// Ids of the builds that wait and were entered by `caller`; none: by the host's owner.
+    /// Ids of waiting builds that `caller` requested; none: the host's owner.
     fn waiting_of(&self, caller: Option<&str>) -> Result<Vec<String>, RecordError> {
         let query = "SELECT id FROM builds WHERE status = 'waiting' AND caller IS ?1";
-        self.with(|c| {
+        self.with_connection(|c| {
             let mut query = c.prepare_cached(query)?;
             query.query_map([caller], |row| row.get(0))?.collect()
         })
     }
 
-    /// Ids of the builds that wait and were entered before `before_ms`.
-    fn waiting_since(&self, before_ms: u64) -> Result<Vec<String>, RecordError> {
+    /// Ids of waiting builds that were created before `before_ms`.
+    fn waiting_before(&self, before_ms: u64) -> Result<Vec<String>, RecordError> {
         let query = "SELECT id FROM builds WHERE status = 'waiting' AND created_ms < ?1";
-        self.with(|c| {
+        self.with_connection(|c| {
             let mut query = c.prepare_cached(query)?;
-            let ids = query.query_map([stored(before_ms)], |row| row.get(0));
+            let ids = query.query_map([to_sql(before_ms)], |row| row.get(0));
             ids?.collect()
         })
     }
 
-    /// Forgets all but the newest failed builds of `caller`, and templates without a build.
-    fn forget_failed(&self, caller: Option<&str>, keep: usize) -> Result<(), RecordError> {
+    /// Deletes all but the newest failed builds of `caller`, and templates without builds.
+    fn gc_failed(&self, caller: Option<&str>, keep: usize) -> Result<(), RecordError> {
         let builds = "DELETE FROM builds WHERE id IN (
             SELECT id FROM builds WHERE status = 'error' AND caller IS ?1
             ORDER BY changed_ms DESC, rowid DESC LIMIT -1 OFFSET ?2)";
         let templates = "DELETE FROM templates WHERE id NOT IN (SELECT template FROM builds)";
-        self.with(|c| {
+        self.with_connection(|c| {
             let keep = i64::try_from(keep).unwrap_or(i64::MAX);
             if c.execute(builds, params![caller, keep])? > 0 {
                 c.execute(templates, [])?;
@@ -52,12 +52,11 @@ impl BuildRecords {
 }
 
 impl<E: Engine> BuilderInner<E> {
-    /// Refuses one more build of `caller` if too many of its builds wait to be started. Needs the
-    /// turn to enter builds.
+    /// Fails if too many builds of `caller` wait for their start. The caller holds `names_lock`.
     pub(super) fn check_waiting(&self, caller: Option<&str>) -> Result<(), BuilderError> {
-        self.give_up_waiting(WAITING_BUILD_TIMEOUT)?;
-        self.records.forget_failed(caller, MAX_FAILED_BUILDS)?;
-        // The host's owner has the disk anyway.
+        self.fail_waiting(WAITING_BUILD_TIMEOUT)?;
+        self.records.gc_failed(caller, MAX_FAILED_BUILDS)?;
+        // The host's owner is not limited.
         if caller.is_none() {
             return Ok(());
         }
@@ -70,18 +69,18 @@ impl<E: Engine> BuilderInner<E> {
         }
     }
 
-    /// Gives up builds that were not started for `life`.
-    fn give_up_waiting(&self, life: Duration) -> Result<(), RecordError> {
+    /// Fails builds that were not started for `life`.
+    fn fail_waiting(&self, life: Duration) -> Result<(), RecordError> {
         let life = u64::try_from(life.as_millis()).unwrap_or(u64::MAX);
         let reason = FailureReason {
             message: "the build was not started in time: ask for another".to_owned(),
             step: None,
         };
-        for id in self.records.waiting_since(now_ms().saturating_sub(life))? {
-            // It cannot be started meanwhile.
+        for id in self.records.waiting_before(now_ms().saturating_sub(life))? {
+            // No build starts while this is held.
             let running = lock(&self.running);
             if !running.contains_key(&id) {
-                self.records.fail(&id, &reason)?;
+                self.records.set_failed(&id, &reason)?;
             }
         }
         Ok(())
@@ -89,8 +88,8 @@ impl<E: Engine> BuilderInner<E> {
 }
 
 impl<E: Engine> Builder<E> {
-    /// Gives up builds that wait too long, as long as the builder is there.
-    pub(super) fn keep_waiting_bounded(&self) {
+    /// Fails expired builds periodically, while the builder exists.
+    pub(super) fn spawn_waiting_gc(&self) {
         let builder = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
             loop {
@@ -98,7 +97,7 @@ impl<E: Engine> Builder<E> {
                 let Some(inner) = builder.upgrade() else {
                     return;
                 };
-                if let Err(e) = inner.give_up_waiting(WAITING_BUILD_TIMEOUT) {
+                if let Err(e) = inner.fail_waiting(WAITING_BUILD_TIMEOUT) {
                     tracing::warn!("builds that were not started stay for now: {e}");
                 }
             }
@@ -112,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failed_builds_and_templates_without_builds_are_forgotten_per_caller() {
+    fn failed_builds_and_templates_without_builds_are_removed_per_caller() {
         let dir = tempfile::tempdir().unwrap();
         let records = BuildRecords::open(dir.path()).unwrap();
         for n in 0..6_u64 {
@@ -124,7 +123,7 @@ mod tests {
                 public: false,
                 created_ms: n,
             };
-            records.enter_template(&template).unwrap();
+            records.insert_template(&template).unwrap();
             let build = BuildRecord {
                 id: format!("b{n}"),
                 template: template.id,
@@ -142,14 +141,14 @@ mod tests {
                 created_ms: n,
                 changed_ms: n,
             };
-            records.enter_build(&build).unwrap();
+            records.insert_build(&build).unwrap();
         }
-        records.forget_failed(Some("k1"), 2).unwrap();
+        records.gc_failed(Some("k1"), 2).unwrap();
         let left = records.templates().unwrap().into_iter().map(|t| t.id);
         assert_eq!(left.collect::<Vec<_>>(), ["t0", "t3", "t4", "t5"]);
         assert_eq!(records.waiting_of(Some("k1")).unwrap(), ["b0"]);
         assert_eq!(records.waiting_of(Some("k2")).unwrap(), [""; 0]);
-        assert_eq!(records.waiting_since(1).unwrap(), ["b0"]);
-        assert_eq!(records.waiting_since(0).unwrap(), [""; 0]);
+        assert_eq!(records.waiting_before(1).unwrap(), ["b0"]);
+        assert_eq!(records.waiting_before(0).unwrap(), [""; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! The archive of a step's files.
+//! Archive of a step's files.
 
 use super::ContextError;
 use super::files::ContextEntries;
@@ -14,11 +14,11 @@ use std::path::Path;
 
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// Files of a context that go to the builder as one archive.
+/// Files of a context that are uploaded as one archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextArchive {
-    /// sha256 over names, content, permissions and links of the files, lower-case hexadecimal. When they were changed, who they
-    /// belong to, and how they are compressed makes no difference.
+    /// SHA-256 over names, content, permissions and link targets, in lower-case hexadecimal.
+    /// Independent of modification times, owners and compression.
     pub name: String,
     found: ContextEntries,
 }
@@ -31,12 +31,12 @@ impl ContextArchive {
         Ok(Self { name, found })
     }
 
-    /// How many files, directories and links it has.
+    /// Number of files, directories and links.
     pub fn entries(&self) -> usize {
         self.found.len()
     }
 
-    /// Writes the archive: a gzipped tar, names relative to the context, everything root's.
+    /// Writes the archive: a gzipped tar with names relative to the context, owned by root.
     pub fn write_to(&self, out: impl Write) -> Result<(), ContextError> {
         let packed = GzEncoder::new(out, Compression::fast());
         let packed = write(&self.found, true, packed)?;
@@ -83,7 +83,7 @@ fn write<W: Write>(found: &ContextEntries, dated: bool, out: W) -> Result<W, Con
                     .map_err(read)?
                     .into_os_string()
                     .into_vec();
-                // Permissions of links mean nothing, and differ between systems.
+                // Permissions of links have no effect and differ between systems.
                 entry.mode = 0o777;
             }
             _ => {}
@@ -112,7 +112,7 @@ fn write<W: Write>(found: &ContextEntries, dated: bool, out: W) -> Result<W, Con
     writer.finish().map_err(ContextError::Send)
 }
 
-/// What can be copied; sockets, pipes and devices are left out.
+/// Type of a file that can be copied; none for sockets, pipes and devices.
 fn kind_of(about: &Metadata) -> Option<Kind> {
     let kind = about.file_type();
     match kind {
@@ -123,7 +123,7 @@ fn kind_of(about: &Metadata) -> Option<Kind> {
     }
 }
 
-/// Opens without waiting, should it have become a pipe meanwhile.
+/// Opens a file without blocking, in case it was replaced by a pipe.
 fn open(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Files of a context: those that a source means and that are not left out.
+//! Files of a context that sources select and `.dockerignore` does not exclude.
 
 use super::ContextError;
 use super::ignore::DockerIgnore;
@@ -8,21 +8,21 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Directories within each other.
+/// Maximum depth of directories.
 const MAX_DEPTH: usize = 256;
 
-/// A directory with files for a build.
+/// Directory of a build context.
 pub(super) struct ContextFiles<'c> {
     root: &'c Path,
-    /// The same without links.
+    /// Root with links resolved.
     real: PathBuf,
     ignore: DockerIgnore,
 }
 
-/// What goes into an archive: names in it, in their order, and where each is found.
+/// Entries of an archive: names in order, and the path of each.
 pub(super) type ContextEntries = BTreeMap<Vec<u8>, PathBuf>;
 
-/// Why a source gives nothing.
+/// Reason why a source selects no file.
 #[derive(Debug)]
 pub(super) enum SourceError {
     Outside,
@@ -46,9 +46,9 @@ impl<'c> ContextFiles<'c> {
         Ok(Self { root, real, ignore })
     }
 
-    /// Adds what a source means.
+    /// Adds the files that a source selects.
     pub(super) fn add(&self, source: &str, to: &mut ContextEntries) -> Result<(), SourceError> {
-        let names = names_of(source)?;
+        let names = components(source)?;
         let wild = names.iter().position(|name| name.contains(['*', '?', '[']));
         let Some(wild) = wild else {
             return self.add_one(&names.join("/"), to);
@@ -56,11 +56,11 @@ impl<'c> ContextFiles<'c> {
         let pattern = Pattern::source(&names.join("/")).map_err(SourceError::Pattern)?;
         let mut hits = Vec::new();
         let mut waiting = vec![names[..wild].join("/")];
-        // Level by level: a star matches no slash.
+        // One level at a time: a star does not match a slash.
         for _ in wild..names.len() {
             let mut next = Vec::new();
             for directory in &waiting {
-                next.extend(self.names_in(directory)?);
+                next.extend(self.list_directory(directory)?);
             }
             waiting = next;
         }
@@ -76,26 +76,27 @@ impl<'c> ContextFiles<'c> {
         any.then_some(()).ok_or(SourceError::Missing)
     }
 
-    /// Paths of what is in a directory; nothing if it is none.
-    fn names_in(&self, directory: &str) -> Result<Vec<String>, SourceError> {
+    /// Paths of a directory's entries; empty if it is no directory.
+    fn list_directory(&self, directory: &str) -> Result<Vec<String>, SourceError> {
         let path = self.root.join(directory);
         if !path.is_dir() {
             return Ok(Vec::new());
         }
-        self.inside(&path)?;
+        self.resolve_inside(&path)?;
         let join = |name: &str| match directory.is_empty() {
             true => name.to_owned(),
             false => format!("{directory}/{name}"),
         };
-        // Names that are no text match no pattern.
+        // Names that are not UTF-8 match no pattern.
         let entries = sorted(&path)?.into_iter();
         Ok(entries.filter_map(|name| name.to_str().map(join)).collect())
     }
 
-    /// Adds a file, or a directory with all in it that is not left out. A link is followed, within the context.
+    /// Adds a file, or a directory with its entries that are not excluded. Follows a link inside
+    /// the context.
     fn add_one(&self, source: &str, to: &mut ContextEntries) -> Result<(), SourceError> {
         let path = self.root.join(source);
-        let real = self.inside(&path)?;
+        let real = self.resolve_inside(&path)?;
         let found = std::fs::metadata(&real).map_err(|e| ContextError::read(&path, e))?;
         if !found.is_dir() {
             if self.ignore.ignores(source) {
@@ -110,7 +111,7 @@ impl<'c> ContextFiles<'c> {
             to.insert(source.as_bytes().to_vec(), real.clone());
         }
         if !ignored || self.ignore.has_exceptions() {
-            self.add_below(source.as_bytes(), &real, to)?;
+            self.add_tree(source.as_bytes(), &real, to)?;
         }
         match ignored && to.len() == before {
             true => Err(SourceError::Ignored),
@@ -118,7 +119,7 @@ impl<'c> ContextFiles<'c> {
         }
     }
 
-    fn add_below(
+    fn add_tree(
         &self,
         name: &[u8],
         real: &Path,
@@ -144,8 +145,8 @@ impl<'c> ContextFiles<'c> {
                     waiting.push((below.clone(), path.clone(), depth + 1));
                 }
                 if !ignored {
-                    // With the directories it is in, of which a rule may have left out some.
-                    self.add_above(&below, &path, to);
+                    // Parents are added as well, since a rule may have excluded them.
+                    self.add_parents(&below, &path, to);
                     to.insert(below, path);
                 }
             }
@@ -153,7 +154,7 @@ impl<'c> ContextFiles<'c> {
         Ok(())
     }
 
-    fn add_above(&self, name: &[u8], path: &Path, to: &mut ContextEntries) {
+    fn add_parents(&self, name: &[u8], path: &Path, to: &mut ContextEntries) {
         let (mut name, mut path) = (name, path);
         while let (Some(slash), Some(above)) =
             (name.iter().rposition(|b| *b == b'/'), path.parent())
@@ -166,8 +167,8 @@ impl<'c> ContextFiles<'c> {
         }
     }
 
-    /// A path without links, which must not lead out of the context.
-    fn inside(&self, path: &Path) -> Result<PathBuf, SourceError> {
+    /// Resolves links; the result must be inside the context.
+    fn resolve_inside(&self, path: &Path) -> Result<PathBuf, SourceError> {
         match path.canonicalize() {
             Ok(real) if real.starts_with(&self.real) => Ok(real),
             Ok(_) => Err(SourceError::Outside),
@@ -179,8 +180,8 @@ impl<'c> ContextFiles<'c> {
     }
 }
 
-/// The names of a source's path, relative to the context.
-fn names_of(source: &str) -> Result<Vec<&str>, SourceError> {
+/// Components of a source's path, relative to the context.
+fn components(source: &str) -> Result<Vec<&str>, SourceError> {
     let mut names = Vec::new();
     for name in source.split('/').filter(|n| !n.is_empty() && *n != ".") {
         match name {

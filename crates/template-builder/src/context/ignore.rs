@@ -1,13 +1,13 @@
-//! `.dockerignore`: what of a context is left out.
+//! `.dockerignore` files.
 
 use super::ContextError;
 use super::pattern::Pattern;
 use std::path::Path;
 
-/// Longest file in bytes.
+/// Maximum size of an ignore file in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// What is left out.
+/// Rules of an ignore file.
 #[derive(Debug, Default, Clone)]
 pub struct DockerIgnore {
     rules: Vec<IgnoreRule>,
@@ -16,13 +16,13 @@ pub struct DockerIgnore {
 #[derive(Debug, Clone)]
 struct IgnoreRule {
     pattern: Pattern,
-    /// `!`: what it matches is kept after all.
+    /// `!`: keeps matching files.
     kept: bool,
 }
 
 impl DockerIgnore {
-    /// What the file beside the Dockerfile says (`NAME.dockerignore`), else `.dockerignore` of the context; nothing if there is
-    /// neither.
+    /// Reads the ignore file beside the Dockerfile (`NAME.dockerignore`), else `.dockerignore` of
+    /// the context; no rules if there is neither.
     pub fn find(context: &Path, dockerfile: Option<&Path>) -> Result<Self, ContextError> {
         let own = dockerfile.map(|path| {
             let mut name = path.as_os_str().to_owned();
@@ -51,7 +51,7 @@ impl DockerIgnore {
         Ok(Self::default())
     }
 
-    /// Reads such a file; an error has its line.
+    /// Parses an ignore file; an error has its line.
     pub fn parse(text: &str) -> Result<Self, (u32, String)> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut rules = Vec::new();
@@ -75,7 +75,7 @@ impl DockerIgnore {
         Ok(Self { rules })
     }
 
-    /// Whether a path is left out: the last rule counts that matches it, or a directory it is in.
+    /// Tells if a path is excluded: the last rule counts that matches it or one of its parents.
     pub fn ignores(&self, path: &str) -> bool {
         let hit = self.rules.iter().rev().find(|rule| {
             let ends = path.match_indices('/').map(|(at, _)| at);
@@ -85,13 +85,13 @@ impl DockerIgnore {
         hit.is_some_and(|rule| !rule.kept)
     }
 
-    /// Whether something in a directory that is left out may be kept after all.
+    /// Tells if files inside an excluded directory may be kept.
     pub fn has_exceptions(&self) -> bool {
         self.rules.iter().any(|rule| rule.kept)
     }
 }
 
-/// The shortest way to write a path: no `.`, no doubled slashes, `..` taken back where that is possible, no slash at the ends.
+/// Normalizes a path: no `.`, no repeated or outer slashes, `..` resolved where possible.
 fn clean(path: &str) -> String {
     let mut names: Vec<&str> = Vec::new();
     for name in path.split('/').filter(|n| !n.is_empty() && *n != ".") {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_takes_along_what_is_in_it() {
+    fn an_excluded_directory_excludes_its_contents() {
         let paths = ["node_modules/a/b", "x/node_modules/c", "x/y"];
         assert_eq!(kept("node_modules", &paths), ["x/node_modules/c", "x/y"]);
         assert_eq!(kept("**/node_modules", &paths), ["x/y"]);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_spaces_and_nonsense_are_told_apart() {
+    fn comments_and_blank_lines_are_skipped_and_invalid_lines_refused() {
         assert_eq!(
             kept("\u{feff}# a\n  b  \n\n ! b/c\n", &["a", "b", "b/c", "# a"]),
             ["a", "b/c", "# a"]

@@ -1,30 +1,30 @@
-//! Patterns over paths, as Docker reads them.
+//! Path patterns with Docker's semantics.
 
-/// A pattern.
+/// A compiled pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pattern {
     parts: Vec<PatternPart>,
-    /// `**` and then nothing but plain characters: whatever ends so.
+    /// Literal suffix of a pattern of the form `**suffix`.
     suffix: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PatternPart {
     Plain(char),
-    /// `?`: one character that is no slash.
-    One,
-    /// `*`: characters that are no slashes.
-    Some,
+    /// `?`: one character other than a slash.
+    AnyChar,
+    /// `*`: any characters other than slashes.
+    Star,
     /// `**/`: nothing, or anything that ends with a slash.
     Directories,
     /// `**` at the end: anything.
-    All,
-    /// `[a-z]`, `[^a-z]`: ranges, and whether it is all others.
+    Rest,
+    /// `[a-z]`, `[^a-z]`: ranges, and whether they are negated.
     Class(Vec<(char, char)>, bool),
 }
 
 impl Pattern {
-    /// A line of `.dockerignore`: `**` goes through directories.
+    /// Compiles a line of `.dockerignore`: `**` matches directories.
     pub(crate) fn ignoring(text: &str) -> Result<Self, &'static str> {
         let mut pattern = Self::read(text, true)?;
         let suffix = text.strip_prefix("**").filter(|s| !s.is_empty());
@@ -34,7 +34,7 @@ impl Pattern {
         Ok(pattern)
     }
 
-    /// A source of `COPY`: two stars are as one.
+    /// Compiles a source of `COPY`: `**` is the same as `*`.
     pub(crate) fn source(text: &str) -> Result<Self, &'static str> {
         Self::read(text, false)
     }
@@ -48,31 +48,31 @@ impl Pattern {
                     chars.next();
                     chars.next_if_eq(&'/');
                     match chars.peek() {
-                        None => PatternPart::All,
+                        None => PatternPart::Rest,
                         Some(_) => PatternPart::Directories,
                     }
                 }
-                '*' => PatternPart::Some,
-                '?' => PatternPart::One,
+                '*' => PatternPart::Star,
+                '?' => PatternPart::AnyChar,
                 '\\' => PatternPart::Plain(chars.next().unwrap_or('\\')),
                 '[' => class(&mut chars)?,
                 c => PatternPart::Plain(c),
             });
         }
-        parts.dedup_by(|a, b| *a == PatternPart::Some && *b == PatternPart::Some);
+        parts.dedup_by(|a, b| *a == PatternPart::Star && *b == PatternPart::Star);
         Ok(Self {
             parts,
             suffix: None,
         })
     }
 
-    /// Whether it is what this path is called. Takes time in proportion to both lengths.
+    /// Matches a path. Time is proportional to the product of both lengths.
     pub(crate) fn matches(&self, path: &str) -> bool {
         if let Some(suffix) = &self.suffix {
             return path.ends_with(suffix.as_str()) || suffix.strip_prefix('/') == Some(path);
         }
         let path: Vec<char> = path.chars().collect();
-        // Which beginnings of the path the parts so far match.
+        // Lengths of path prefixes that the parts so far match.
         let mut reached = vec![false; path.len() + 1];
         reached[0] = true;
         for part in &self.parts {
@@ -89,10 +89,10 @@ impl PatternPart {
         for at in 0..before.len() {
             let last = at.checked_sub(1).map(|i| path[i]);
             match self {
-                Self::Some => {
+                Self::Star => {
                     after[at] = before[at] || at > 0 && after[at - 1] && last != Some('/');
                 }
-                Self::All => {
+                Self::Rest => {
                     begun |= before[at];
                     after[at] = begun;
                 }
@@ -100,20 +100,21 @@ impl PatternPart {
                     after[at] = before[at] || begun && last == Some('/');
                     begun |= before[at];
                 }
-                one => {
-                    after[at] = at > 0 && before[at - 1] && last.is_some_and(|c| one.is(c));
+                part => {
+                    after[at] =
+                        at > 0 && before[at - 1] && last.is_some_and(|c| part.matches_char(c));
                 }
             }
         }
         after
     }
 
-    fn is(&self, c: char) -> bool {
+    fn matches_char(&self, c: char) -> bool {
         match self {
             Self::Plain(plain) => *plain == c,
-            Self::One => c != '/',
-            Self::Class(ranges, others) => {
-                ranges.iter().any(|(low, high)| (*low..=*high).contains(&c)) != *others
+            Self::AnyChar => c != '/',
+            Self::Class(ranges, negated) => {
+                ranges.iter().any(|(low, high)| (*low..=*high).contains(&c)) != *negated
             }
             _ => false,
         }
@@ -124,11 +125,11 @@ fn class(
     chars: &mut std::iter::Peekable<std::str::Chars<'_>>,
 ) -> Result<PatternPart, &'static str> {
     let open = "has a '[' without its ']'";
-    let others = chars.next_if_eq(&'^').is_some();
+    let negated = chars.next_if_eq(&'^').is_some();
     let mut ranges = Vec::new();
     loop {
         let low = match chars.next().ok_or(open)? {
-            ']' if !ranges.is_empty() => return Ok(PatternPart::Class(ranges, others)),
+            ']' if !ranges.is_empty() => return Ok(PatternPart::Class(ranges, negated)),
             '\\' => chars.next().ok_or(open)?,
             c => c,
         };
@@ -138,7 +139,7 @@ fn class(
             high = match chars.next().ok_or(open)? {
                 ']' => {
                     ranges.extend([(low, low), ('-', '-')]);
-                    return Ok(PatternPart::Class(ranges, others));
+                    return Ok(PatternPart::Class(ranges, negated));
                 }
                 '\\' => chars.next().ok_or(open)?,
                 c => c,
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pattern_takes_long() {
+    fn matching_time_is_bounded() {
         let pattern = Pattern::ignoring(&"*a".repeat(200)).unwrap();
         assert!(!pattern.matches(&("a".repeat(4000) + "b")));
     }

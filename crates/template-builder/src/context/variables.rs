@@ -1,4 +1,4 @@
-//! What is known of a stage's variables before anything runs: what the Dockerfile itself says.
+//! Variables of a stage that are known before the build, from the Dockerfile alone.
 
 use super::ContextError;
 use crate::expand::expand;
@@ -7,19 +7,19 @@ use std::collections::BTreeMap;
 
 type Variables = BTreeMap<String, String>;
 
-/// Variables of the stages so far.
+/// Known variables of the stages so far.
 #[derive(Default)]
 pub(super) struct KnownVariables {
-    /// The environment at each earlier stage's end, and whether that is all of it.
+    /// Environment at the end of each earlier stage, and if it is complete.
     stages: Vec<(Variables, bool)>,
     environment: Variables,
     arguments: Variables,
-    /// Whether nothing else can be set: no image is beneath.
+    /// All variables are known, since there is no base image.
     all: bool,
 }
 
 impl KnownVariables {
-    /// Begins a stage.
+    /// Starts a stage.
     pub(super) fn begin(&mut self, from: &StageBase) {
         let (environment, all) = match from {
             StageBase::Stage(number) => self.stages.get(*number).cloned().unwrap_or_default(),
@@ -30,14 +30,14 @@ impl KnownVariables {
         self.arguments.clear();
     }
 
-    /// Ends it.
+    /// Ends the stage.
     pub(super) fn end(&mut self) {
         self.stages
             .push((std::mem::take(&mut self.environment), self.all));
     }
 
-    /// Takes what a step sets. A value that depends on what is not known is not known, either.
-    pub(super) fn learn(&mut self, action: &StepAction, line: u32) -> Result<(), ContextError> {
+    /// Applies a step. A value that depends on an unknown variable is unknown.
+    pub(super) fn apply(&mut self, action: &StepAction, line: u32) -> Result<(), ContextError> {
         match action {
             StepAction::Arg(name, value) => match self.expand(value, line) {
                 Ok(value) => {
@@ -49,7 +49,7 @@ impl KnownVariables {
                 Err(e) => return Err(e),
             },
             StepAction::Env(pairs) => {
-                // All of an instruction's words see what was set before it.
+                // Values of one instruction do not see each other.
                 let mut learned = Vec::new();
                 for (name, value) in pairs {
                     let value = match self.expand(value, line) {
@@ -74,7 +74,7 @@ impl KnownVariables {
         Ok(())
     }
 
-    /// A word with its variables' values, all of which must be known.
+    /// Expands a word; all of its variables must be known.
     pub(super) fn expand(&self, word: &str, line: u32) -> Result<String, ContextError> {
         let mut unknown = None;
         let value = |name: &str| {

@@ -1,4 +1,4 @@
-//! `COPY` and `ADD`.
+//! `COPY` and `ADD` instructions.
 
 use super::error::DockerfileError;
 use super::flags;
@@ -8,7 +8,7 @@ use super::steps::json;
 use crate::expand::escape;
 use crate::spec::{CopyAction, CopySource, StepAction};
 
-/// What the flags say.
+/// Flags of the instruction.
 #[derive(Default)]
 struct CopyFlags {
     from: Option<String>,
@@ -17,17 +17,17 @@ struct CopyFlags {
 }
 
 impl StageParser<'_> {
-    /// Reads a `COPY` or an `ADD`.
+    /// Parses a `COPY` or `ADD`.
     pub(super) fn copy(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
-        let add = line.instruction == "ADD";
-        let (flags, rest) = flags::split(&line.rest);
+        let add = line.keyword == "ADD";
+        let (flags, rest) = flags::split(&line.arguments);
         let mut how = CopyFlags::default();
         for flag in &flags {
             match flag.name.as_str() {
                 "from" if !add => how.from = Some(flag.value(line)?.to_owned()),
                 "chown" => how.owner = Some(self.word(line, flag.value(line)?)?),
                 "chmod" => how.mode = Some(self.mode(line, flag.value(line)?)?),
-                // It is about how layers are kept, and changes no file.
+                // `--link` concerns the storage of layers and changes no file.
                 "link" => {}
                 "exclude" => return Err(flag.refused(line, ": use .dockerignore")),
                 "parents" => {
@@ -40,7 +40,7 @@ impl StageParser<'_> {
             }
         }
         let mut words = match json(rest) {
-            // Words of an array have no quotes of their own, and variables all the same.
+            // Words of an array have no quotes, but may have variables.
             Some(words) => words,
             None => {
                 let words = rest.split_whitespace().map(|word| match document(word) {
@@ -53,10 +53,7 @@ impl StageParser<'_> {
         let to = match words.pop() {
             Some(to) if !words.is_empty() && !to.is_empty() && document(&to).is_none() => to,
             _ => {
-                return Err(line.error(format!(
-                    "must be `{} source… destination`",
-                    line.instruction
-                )));
+                return Err(line.error(format!("must be `{} source… destination`", line.keyword)));
             }
         };
         let (documents, sources): (Vec<_>, Vec<_>) =
@@ -73,7 +70,7 @@ impl StageParser<'_> {
             )));
         }
         let from = match &how.from {
-            Some(name) => CopySource::Stage(self.source(line, name)?),
+            Some(name) => CopySource::Stage(self.copy_source(line, name)?),
             None => CopySource::Files(String::new()),
         };
         let copy = CopyAction {
@@ -99,7 +96,7 @@ impl StageParser<'_> {
         }
     }
 
-    /// The files that stand in the Dockerfile itself.
+    /// Adds the here-documents of an instruction as inline files.
     fn inline(
         &mut self,
         line: &Instruction,
@@ -132,7 +129,7 @@ impl StageParser<'_> {
     }
 }
 
-/// With variables only where the document's word was not quoted.
+/// Content of a here-document; variables are expanded only if its delimiter is unquoted.
 fn content(document: &HereDocument) -> String {
     match document.expand {
         true => document.content.clone(),
@@ -140,7 +137,7 @@ fn content(document: &HereDocument) -> String {
     }
 }
 
-/// Relative to the root of where it comes from.
+/// Path relative to the root of its origin.
 fn relative(source: &str) -> String {
     let relative = source.trim_start_matches('/');
     let relative = relative.strip_prefix("./").unwrap_or(relative);

@@ -1,27 +1,27 @@
-//! What is wrong with a Dockerfile, and what is only worth a word.
+//! Errors and warnings about a Dockerfile.
 
 use std::fmt;
 
-/// Why a Dockerfile cannot be built.
+/// Error of a Dockerfile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {instruction}{}{problem}", if instruction.is_empty() { "" } else { ": " })]
 pub struct DockerfileError {
     /// Line from 1.
     pub line: u32,
-    /// `RUN`, `COPY`, …; empty if it is about none.
+    /// Instruction (`RUN`, `COPY`, …); empty if there is none.
     pub instruction: String,
-    /// What is wrong, and what to do.
+    /// The problem, and a remedy.
     pub problem: String,
 }
 
-/// Something that is accepted and does not do what it does elsewhere.
+/// Accepted instruction with a different effect than in Docker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DockerfileWarning {
-    /// Line from 1, if it is about one.
+    /// Line from 1, if it concerns one.
     pub line: Option<u32>,
     /// `HEALTHCHECK`, …
     pub instruction: String,
-    /// What does not happen.
+    /// The difference.
     pub message: String,
 }
 

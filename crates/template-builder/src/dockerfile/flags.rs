@@ -1,9 +1,9 @@
-//! `--name=value` before an instruction's arguments.
+//! Flags of an instruction: `--name=value` before its arguments.
 
 use super::error::DockerfileError;
 use super::instructions::Instruction;
 
-/// One flag; the value as it was written.
+/// A flag with its unparsed value.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Flag {
     pub name: String,
@@ -11,13 +11,13 @@ pub(super) struct Flag {
 }
 
 impl Flag {
-    /// The value, which must be there.
+    /// Value of the flag; an error if it is missing.
     pub(super) fn value(&self, line: &Instruction) -> Result<&str, DockerfileError> {
         let value = self.value.as_deref().filter(|v| !v.is_empty());
         value.ok_or_else(|| line.error(format!("--{} needs a value: --{0}=…", self.name)))
     }
 
-    /// The error for a flag that is not known, or not supported, with what to do instead.
+    /// Error of an unknown or unsupported flag, with an alternative.
     pub(super) fn refused(&self, line: &Instruction, instead: &str) -> DockerfileError {
         line.error(format!("--{} is not supported{instead}", self.name))
     }
@@ -45,7 +45,7 @@ pub(super) fn split(rest: &str) -> (Vec<Flag>, &str) {
     (flags, rest)
 }
 
-/// Where a flag's word ends: at a space outside of quotes.
+/// End of a flag: the first space outside of quotes.
 fn end_of(text: &str) -> usize {
     let mut quote = None;
     for (at, c) in text.char_indices() {

@@ -1,62 +1,62 @@
-//! A Dockerfile's instructions, each on one line: continuations joined, comments gone, here-documents taken out.
+//! Instructions of a Dockerfile: continuations joined, comments removed, here-documents extracted.
 
 use super::error::DockerfileError;
 use super::words;
 
-/// Longest file in bytes.
+/// Maximum size of a Dockerfile in bytes.
 const MAX_FILE_BYTES: usize = 1 << 20;
-/// Instructions that may bring here-documents.
+/// Instructions that may have here-documents.
 const HERE_DOCUMENT_INSTRUCTIONS: [&str; 3] = ["RUN", "COPY", "ADD"];
 
 /// One instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Instruction {
-    /// From 1.
+    /// Line number from 1.
     pub number: u32,
-    /// `RUN`, `COPY`, …: in capitals.
-    pub instruction: String,
-    /// What follows.
-    pub rest: String,
-    /// Its here-documents, in order.
+    /// Keyword in upper case: `RUN`, `COPY`, ….
+    pub keyword: String,
+    /// Arguments.
+    pub arguments: String,
+    /// Here-documents in order.
     pub documents: Vec<HereDocument>,
 }
 
 /// A here-document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HereDocument {
-    /// The word that ends it, and names the file.
+    /// Delimiter, which is also the name of the file.
     pub name: String,
-    /// Its lines.
+    /// Lines of the document.
     pub content: String,
-    /// Whether variables in it are expanded: the word was not quoted.
+    /// Variables are expanded: the delimiter is unquoted.
     pub expand: bool,
-    /// Whether tabs at the beginnings of lines are left out.
+    /// Leading tabs are removed.
     pub strip: bool,
 }
 
 impl Instruction {
-    /// An error about it.
+    /// Error of this instruction.
     pub(super) fn error(&self, problem: impl Into<String>) -> DockerfileError {
         DockerfileError {
             line: self.number,
-            instruction: self.instruction.clone(),
+            instruction: self.keyword.clone(),
             problem: problem.into(),
         }
     }
 
-    /// As it was written.
+    /// Source text on one line.
     pub(super) fn text(&self) -> String {
-        format!("{} {}", self.instruction, self.rest)
+        format!("{} {}", self.keyword, self.arguments)
     }
 }
 
-/// A file's instructions, and what escapes.
+/// Instructions of a file, and its escape character.
 pub(super) struct Instructions {
     pub lines: Vec<Instruction>,
     pub escape: char,
 }
 
-/// Reads a file.
+/// Parses a file into instructions.
 pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
     let bad = |line, problem: String| DockerfileError {
         line,
@@ -85,7 +85,7 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
                 break;
             };
             let trimmed = next.trim_start();
-            // Comments and empty lines may stand between the lines of an instruction.
+            // Comments and empty lines are allowed inside a continued instruction.
             if trimmed.is_empty() || trimmed.starts_with('#') {
                 continue;
             }
@@ -100,14 +100,14 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
         let (instruction, rest) = whole.split_once(char::is_whitespace).unwrap_or((whole, ""));
         let mut line = Instruction {
             number,
-            instruction: instruction.to_ascii_uppercase(),
-            rest: rest.trim().to_owned(),
+            keyword: instruction.to_ascii_uppercase(),
+            arguments: rest.trim().to_owned(),
             documents: Vec::new(),
         };
-        if HERE_DOCUMENT_INSTRUCTIONS.contains(&line.instruction.as_str())
-            && line.rest.contains("<<")
+        if HERE_DOCUMENT_INSTRUCTIONS.contains(&line.keyword.as_str())
+            && line.arguments.contains("<<")
         {
-            for mut document in announced(&line.rest, escape) {
+            for mut document in announced(&line.arguments, escape) {
                 fill(&mut document, &mut source).map_err(|problem| line.error(problem))?;
                 line.documents.push(document);
             }
@@ -123,7 +123,7 @@ pub(super) fn read(text: &str) -> Result<Instructions, DockerfileError> {
     Ok(Instructions { lines, escape })
 }
 
-/// `# escape=` among the directives at the beginning.
+/// Escape character of the `# escape=` directive.
 fn escape_of(text: &str) -> Result<char, (u32, String)> {
     for (number, line) in (1..).zip(text.lines()) {
         let directive = line
@@ -147,7 +147,7 @@ fn escape_of(text: &str) -> Result<char, (u32, String)> {
     Ok('\\')
 }
 
-/// A line without the character that continues it, and whether it had one.
+/// Line without its continuation character; true if it had one.
 fn continued(line: &str, escape: char) -> (&str, bool) {
     let trimmed = line.trim_end_matches([' ', '\t', '\r']);
     match trimmed.strip_suffix(escape) {
@@ -156,7 +156,7 @@ fn continued(line: &str, escape: char) -> (&str, bool) {
     }
 }
 
-/// The here-documents that a line says will follow: words like `<<NAME`, `<<-NAME`, `<<"NAME"`.
+/// Here-documents that a line announces: words like `<<NAME`, `<<-NAME`, `<<"NAME"`.
 fn announced(rest: &str, escape: char) -> Vec<HereDocument> {
     words::split_leniently(rest, escape)
         .into_iter()
@@ -164,7 +164,7 @@ fn announced(rest: &str, escape: char) -> Vec<HereDocument> {
         .collect()
 }
 
-/// The here-document that a word announces.
+/// Here-document that a word announces.
 pub(super) fn document(word: &str) -> Option<HereDocument> {
     let word = word.trim_start_matches(|c: char| c.is_ascii_digit());
     let name = word.strip_prefix("<<")?;
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_joined_and_comments_left_out() {
+    fn continuations_are_joined_and_comments_removed() {
         let text = "\u{feff}# a comment\n\nfrom x\n  RUN a \\\n  # between\n\n  && b \\  \n && c # kept\r\nRUN d\\";
         assert_eq!(
             rests(text),

@@ -1,4 +1,4 @@
-//! `RUN`.
+//! `RUN` instructions.
 
 use super::error::DockerfileError;
 use super::flags::{self, Flag};
@@ -6,13 +6,13 @@ use super::instructions::{Instruction, document};
 use super::stages::StageParser;
 use crate::spec::{StepAction, StepCommand};
 
-/// Runs its first argument as a program of its own: a here-document that names its interpreter.
+/// Script that runs its first argument, a here-document with an interpreter line, as a program.
 const RUN_SCRIPT: &str = r#"f=$(mktemp) || exit 1; trap 'rm -f "$f"' EXIT; printf %s "$1" >"$f" && chmod 700 "$f" && "$f""#;
 
 impl StageParser<'_> {
-    /// Reads a `RUN`.
+    /// Parses a `RUN`.
     pub(super) fn run(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
-        let (flags, rest) = flags::split(&line.rest);
+        let (flags, rest) = flags::split(&line.arguments);
         for flag in &flags {
             self.run_flag(line, flag)?;
         }
@@ -60,14 +60,15 @@ impl StageParser<'_> {
     }
 }
 
-/// `type=` among a mount's words; a bind mount unless said.
+/// Type of a mount; `bind` by default.
 fn mount_type(value: &str) -> &str {
     let words = value.split(',');
     let mut kinds = words.filter_map(|word| word.trim().strip_prefix("type="));
     kinds.next().unwrap_or("bind")
 }
 
-/// A line with its here-documents. One that is all there is, is the script itself; others are the shell's to read.
+/// Command of a line with here-documents. A single document without a command is the script itself;
+/// others are left to the shell.
 fn with_documents(line: &Instruction, rest: &str) -> StepCommand {
     if let ([only], Some(_)) = (&line.documents[..], document(rest)) {
         let script = &only.content;

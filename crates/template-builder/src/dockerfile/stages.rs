@@ -1,4 +1,4 @@
-//! The stages of a file: what each begins with, and which one is meant by a name.
+//! Stages of a Dockerfile: their bases and names.
 
 use super::error::{DockerfileError, DockerfileWarning};
 use super::instructions::Instruction;
@@ -7,7 +7,7 @@ use crate::expand::expand;
 use crate::spec::{BuildStage, BuildStep, ImageSource, StageBase, StepAction};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most stages of a file.
+/// Maximum number of stages.
 const MAX_STAGES: usize = 1000;
 /// Build arguments that need no `ARG`.
 const PROXY_ARGUMENTS: [&str; 10] = [
@@ -22,7 +22,7 @@ const PROXY_ARGUMENTS: [&str; 10] = [
     "ALL_PROXY",
     "all_proxy",
 ];
-/// Build arguments that have a value unless one is given: what is built is always this.
+/// Predefined build arguments of the target platform.
 const PLATFORM_ARGUMENTS: [(&str, &str); 8] = [
     ("TARGETPLATFORM", "linux/amd64"),
     ("TARGETOS", "linux"),
@@ -34,29 +34,29 @@ const PLATFORM_ARGUMENTS: [(&str, &str); 8] = [
     ("BUILDVARIANT", ""),
 ];
 
-/// A file that is being read.
+/// Parser of a Dockerfile's stages.
 pub(super) struct StageParser<'o> {
     options: &'o DockerfileOptions,
     pub(super) escape: char,
     /// `ARG`s before the first `FROM`.
     global: BTreeMap<String, String>,
-    done: Vec<BuildStage>,
-    /// The file's own stages: name, and number among all.
-    known: Vec<(Option<String>, usize)>,
-    /// Images that only files are taken of, and their stages' numbers.
+    finished: Vec<BuildStage>,
+    /// Stages of the file: name, and index among all stages.
+    named_stages: Vec<(Option<String>, usize)>,
+    /// Images in `COPY --from`, and the indices of their stages.
     images: BTreeMap<String, usize>,
     pub(super) current: Option<CurrentStage>,
     pub(super) warnings: Vec<DockerfileWarning>,
-    /// Names of all `ARG`s.
-    asked: BTreeSet<String>,
+    /// Names of all declared `ARG`s.
+    declared_args: BTreeSet<String>,
 }
 
-/// The stage whose instructions are being read.
+/// Stage that is being parsed.
 pub(super) struct CurrentStage {
     name: Option<String>,
     from: StageBase,
     pub(super) steps: Vec<BuildStep>,
-    /// What runs commands that are lines.
+    /// Shell of command lines.
     pub(super) shell: Vec<String>,
 }
 
@@ -66,28 +66,28 @@ impl<'o> StageParser<'o> {
             options,
             escape,
             global: BTreeMap::new(),
-            done: Vec::new(),
-            known: Vec::new(),
+            finished: Vec::new(),
+            named_stages: Vec::new(),
             images: BTreeMap::new(),
             current: None,
             warnings: Vec::new(),
-            asked: BTreeSet::new(),
+            declared_args: BTreeSet::new(),
         }
     }
 
-    /// Reads one instruction.
+    /// Parses one instruction.
     pub(super) fn instruction(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
-        match line.instruction.as_str() {
+        match line.keyword.as_str() {
             "FROM" => self.from(line),
             "ARG" => self.arg(line),
-            _ if self.current.is_none() && super::steps::is_known(&line.instruction) => {
+            _ if self.current.is_none() && super::steps::is_known(&line.keyword) => {
                 Err(line.error("comes before the first FROM, where only ARG may stand"))
             }
             _ => self.step(line),
         }
     }
 
-    /// Ends the file: its stages up to the one that is wanted.
+    /// Ends the file and returns its stages up to the target.
     pub(super) fn finish(
         mut self,
     ) -> Result<(Vec<BuildStage>, Vec<DockerfileWarning>), DockerfileError> {
@@ -97,22 +97,25 @@ impl<'o> StageParser<'o> {
             instruction: String::new(),
             problem,
         };
-        if self.done.is_empty() {
+        if self.finished.is_empty() {
             return Err(about_target("there is no FROM".to_owned()));
         }
         if let Some(target) = &self.options.target {
             let Some(last) = self.stage(target) else {
-                let names = self.known.iter().filter_map(|(name, _)| name.clone());
+                let names = self
+                    .named_stages
+                    .iter()
+                    .filter_map(|(name, _)| name.clone());
                 return Err(about_target(format!(
                     "there is no stage '{target}' to build: there are {} stages, and of those with names: {}",
-                    self.known.len(),
+                    self.named_stages.len(),
                     names.collect::<Vec<_>>().join(", ")
                 )));
             };
-            self.done.truncate(last + 1);
+            self.finished.truncate(last + 1);
         }
         for name in self.options.build_args.keys() {
-            if !self.asked.contains(name) && !PROXY_ARGUMENTS.contains(&name.as_str()) {
+            if !self.declared_args.contains(name) && !PROXY_ARGUMENTS.contains(&name.as_str()) {
                 self.warnings.push(DockerfileWarning {
                     line: None,
                     instruction: "ARG".to_owned(),
@@ -122,19 +125,19 @@ impl<'o> StageParser<'o> {
                 });
             }
         }
-        Ok((self.done, self.warnings))
+        Ok((self.finished, self.warnings))
     }
 
-    /// Notes that something is accepted and not done.
+    /// Adds a warning.
     pub(super) fn warn(&mut self, line: &Instruction, message: impl Into<String>) {
         self.warnings.push(DockerfileWarning {
             line: Some(line.number),
-            instruction: line.instruction.clone(),
+            instruction: line.keyword.clone(),
             message: message.into(),
         });
     }
 
-    /// Appends a step to the present stage.
+    /// Appends a step to the current stage.
     pub(super) fn push(&mut self, line: &Instruction, action: StepAction) {
         if let Some(current) = &mut self.current {
             current.steps.push(BuildStep {
@@ -146,19 +149,23 @@ impl<'o> StageParser<'o> {
         }
     }
 
-    /// The number of an earlier stage by its name or number in the file.
+    /// Index of an earlier stage by its name or number in the file.
     fn stage(&self, name: &str) -> Option<usize> {
         let named = self
-            .known
+            .named_stages
             .iter()
             .rev()
             .find(|(known, _)| known.as_ref().is_some_and(|k| k.eq_ignore_ascii_case(name)));
-        let numbered = || name.parse().ok().and_then(|n: usize| self.known.get(n));
+        let numbered = || {
+            name.parse()
+                .ok()
+                .and_then(|n: usize| self.named_stages.get(n))
+        };
         named.or_else(numbered).map(|(_, number)| *number)
     }
 
-    /// The stage that `COPY --from` means; an image becomes a stage of its own, before the present one.
-    pub(super) fn source(
+    /// Stage that `COPY --from` refers to; an image gets a stage of its own before the current one.
+    pub(super) fn copy_source(
         &mut self,
         line: &Instruction,
         name: &str,
@@ -184,9 +191,9 @@ impl<'o> StageParser<'o> {
         if let Some(number) = self.images.get(name) {
             return Ok(*number);
         }
-        self.room(line)?;
-        let number = self.done.len();
-        self.done.push(BuildStage {
+        self.check_stage_limit(line)?;
+        let number = self.finished.len();
+        self.finished.push(BuildStage {
             name: None,
             from: StageBase::Image(ImageSource {
                 reference: name.to_owned(),
@@ -199,18 +206,19 @@ impl<'o> StageParser<'o> {
         Ok(number)
     }
 
-    fn room(&self, line: &Instruction) -> Result<(), DockerfileError> {
-        match self.done.len() < MAX_STAGES {
+    fn check_stage_limit(&self, line: &Instruction) -> Result<(), DockerfileError> {
+        match self.finished.len() < MAX_STAGES {
             true => Ok(()),
             false => Err(line.error(format!("there are more than {MAX_STAGES} stages"))),
         }
     }
 
-    /// Ends the present stage.
+    /// Ends the current stage.
     fn close(&mut self) {
         if let Some(current) = self.current.take() {
-            self.known.push((current.name.clone(), self.done.len()));
-            self.done.push(BuildStage {
+            self.named_stages
+                .push((current.name.clone(), self.finished.len()));
+            self.finished.push(BuildStage {
                 name: current.name,
                 from: current.from,
                 steps: current.steps,
@@ -220,13 +228,13 @@ impl<'o> StageParser<'o> {
 
     fn from(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
         self.close();
-        self.room(line)?;
-        let (flags, rest) = flags::split(&line.rest);
+        self.check_stage_limit(line)?;
+        let (flags, rest) = flags::split(&line.arguments);
         for flag in &flags {
             let "platform" = flag.name.as_str() else {
                 return Err(flag.refused(line, ": there is --platform"));
             };
-            let platform = self.known_now(line, flag.value(line)?)?;
+            let platform = self.expand_global(line, flag.value(line)?)?;
             if !matches!(platform.as_str(), "linux/amd64" | "linux/x86_64" | "linux") {
                 return Err(line.error(format!(
                     "--platform={platform}: sandboxes are linux/amd64; leave it out"
@@ -240,7 +248,7 @@ impl<'o> StageParser<'o> {
             _ => return Err(line.error("must be `FROM image` or `FROM image AS name`")),
         };
         let name = name.map(|name| stage_name(line, name)).transpose()?;
-        let beginning = self.known_now(line, image)?;
+        let beginning = self.expand_global(line, image)?;
         if beginning.is_empty() || beginning.contains(char::is_whitespace) {
             return Err(line.error(format!(
                 "'{image}' gives '{beginning}', which is no image: give its ARG, before the first FROM, a default or a value"
@@ -261,7 +269,7 @@ impl<'o> StageParser<'o> {
             if let Some(value) = self.options.build_args.get(name) {
                 let action = StepAction::Arg(name.to_owned(), crate::expand::escape(value));
                 self.push(line, action);
-                // Its text would be the FROM's.
+                // The default text would be that of the FROM.
                 if let Some(step) = self.current.as_mut().and_then(|c| c.steps.last_mut()) {
                     step.text = format!("ARG {name}");
                 }
@@ -270,20 +278,20 @@ impl<'o> StageParser<'o> {
         Ok(())
     }
 
-    /// An earlier stage by its name alone: numbers are images' names in `FROM`.
+    /// Earlier stage by name only: in `FROM`, a number is the name of an image.
     fn stage_named(&self, name: &str) -> Option<usize> {
         let named = |(known, _): &&(Option<String>, usize)| {
             known.as_ref().is_some_and(|k| k.eq_ignore_ascii_case(name))
         };
-        self.known
+        self.named_stages
             .iter()
             .rev()
             .find(named)
             .map(|(_, number)| *number)
     }
 
-    /// A word with the values of `ARG`s before the first `FROM`.
-    fn known_now(&self, line: &Instruction, word: &str) -> Result<String, DockerfileError> {
+    /// Expands a word with the `ARG`s before the first `FROM`.
+    fn expand_global(&self, line: &Instruction, word: &str) -> Result<String, DockerfileError> {
         let word = words::unquote(word, self.escape).map_err(|e| line.error(e))?;
         expand(&word, |name| self.global_value(name)).map_err(|e| line.error(e.to_string()))
     }
@@ -293,7 +301,7 @@ impl<'o> StageParser<'o> {
     }
 
     fn arg(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
-        let words = words::split(&line.rest, self.escape).map_err(|e| line.error(e))?;
+        let words = words::split(&line.arguments, self.escape).map_err(|e| line.error(e))?;
         if words.is_empty() {
             return Err(line.error("must be `ARG NAME` or `ARG NAME=default`"));
         }
@@ -307,7 +315,7 @@ impl<'o> StageParser<'o> {
                 return Err(line.error(format!("'{word}' is no name of an argument")));
             }
             let given = self.options.build_args.get(&name).cloned();
-            self.asked.insert(name.clone());
+            self.declared_args.insert(name.clone());
             if self.current.is_some() {
                 let value = match (given, default) {
                     (Some(given), _) => Some(crate::expand::escape(&given)),
@@ -316,14 +324,14 @@ impl<'o> StageParser<'o> {
                     }
                     (None, None) => self.global_value(&name).map(|v| crate::expand::escape(&v)),
                 };
-                // One without a value is not set.
+                // An `ARG` without a value is unset.
                 if let Some(value) = value {
                     self.push(line, StepAction::Arg(name, value));
                 }
             } else {
                 let value = match (given, default) {
                     (Some(given), _) => Some(given),
-                    (None, Some(default)) => Some(self.known_now(line, default)?),
+                    (None, Some(default)) => Some(self.expand_global(line, default)?),
                     (None, None) => None,
                 };
                 self.global.extend(value.map(|value| (name, value)));

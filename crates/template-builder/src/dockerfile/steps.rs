@@ -1,4 +1,4 @@
-//! The instructions within a stage, apart from those that have a file of their own.
+//! Instructions inside a stage, except `COPY`, `ADD` and `RUN`.
 
 use super::error::DockerfileError;
 use super::instructions::Instruction;
@@ -6,7 +6,7 @@ use super::stages::StageParser;
 use super::words;
 use crate::spec::StepAction;
 
-/// What is read and not done.
+/// Instructions that are accepted and ignored.
 const IGNORED_INSTRUCTIONS: [(&str, &str); 5] = [
     (
         "ONBUILD",
@@ -42,7 +42,7 @@ const INSTRUCTIONS: [&str; 13] = [
     "SHELL",
 ];
 
-/// Whether there is such an instruction.
+/// Tells if an instruction exists.
 pub(super) fn is_known(instruction: &str) -> bool {
     INSTRUCTIONS.contains(&instruction)
         || IGNORED_INSTRUCTIONS
@@ -51,25 +51,25 @@ pub(super) fn is_known(instruction: &str) -> bool {
 }
 
 impl StageParser<'_> {
-    /// Reads an instruction of a stage.
+    /// Parses an instruction of a stage.
     pub(super) fn step(&mut self, line: &Instruction) -> Result<(), DockerfileError> {
         if let Some((_, message)) = IGNORED_INSTRUCTIONS
             .iter()
-            .find(|(name, _)| *name == line.instruction)
+            .find(|(name, _)| *name == line.keyword)
         {
             self.warn(line, *message);
             return Ok(());
         }
-        if is_known(&line.instruction) && line.rest.is_empty() && line.instruction != "CMD" {
+        if is_known(&line.keyword) && line.arguments.is_empty() && line.keyword != "CMD" {
             return Err(line.error("needs arguments"));
         }
-        let action = match line.instruction.as_str() {
+        let action = match line.keyword.as_str() {
             "RUN" => return self.run(line),
             "COPY" | "ADD" => return self.copy(line),
             "ENV" => StepAction::Env(self.pairs(line)?),
             "LABEL" => StepAction::Label(self.pairs(line)?),
-            "WORKDIR" => StepAction::Workdir(self.word(line, &line.rest)?),
-            "USER" => StepAction::User(self.word(line, &line.rest)?),
+            "WORKDIR" => StepAction::Workdir(self.word(line, &line.arguments)?),
+            "USER" => StepAction::User(self.word(line, &line.arguments)?),
             "EXPOSE" => StepAction::Expose(self.ports(line)?),
             "SHELL" => StepAction::Shell(self.shell(line)?),
             "CMD" => StepAction::Cmd(self.command(line)),
@@ -85,18 +85,19 @@ impl StageParser<'_> {
         Ok(())
     }
 
-    /// A word without its quotes; variables stay.
+    /// Removes the quotes of a word; variables remain.
     pub(super) fn word(&self, line: &Instruction, word: &str) -> Result<String, DockerfileError> {
         words::unquote(word, self.escape).map_err(|e| line.error(e))
     }
 
     /// `NAME=value NAME=value`, or `NAME value` for one.
     fn pairs(&self, line: &Instruction) -> Result<Vec<(String, String)>, DockerfileError> {
-        let words = words::split(&line.rest, self.escape).map_err(|e| line.error(e))?;
+        let words = words::split(&line.arguments, self.escape).map_err(|e| line.error(e))?;
         if words.first().is_some_and(|first| !first.contains('=')) {
-            let pair = line.rest.split_once(char::is_whitespace);
-            let (name, value) = pair
-                .ok_or_else(|| line.error(format!("'{}' has no value: NAME=value", line.rest)))?;
+            let pair = line.arguments.split_once(char::is_whitespace);
+            let (name, value) = pair.ok_or_else(|| {
+                line.error(format!("'{}' has no value: NAME=value", line.arguments))
+            })?;
             return Ok(vec![(
                 self.word(line, name)?,
                 self.word(line, value.trim())?,
@@ -129,11 +130,11 @@ impl StageParser<'_> {
                 false => Err(line.error(format!("'{word}' is no port: 8080, 8080/udp, 8000-8010"))),
             }
         };
-        line.rest.split_whitespace().map(port).collect()
+        line.arguments.split_whitespace().map(port).collect()
     }
 
     fn shell(&mut self, line: &Instruction) -> Result<Vec<String>, DockerfileError> {
-        let shell = json(&line.rest).filter(|shell| !shell.is_empty());
+        let shell = json(&line.arguments).filter(|shell| !shell.is_empty());
         let shell = shell.ok_or_else(|| {
             line.error(
                 "must be a JSON array, as in SHELL [\"/bin/bash\", \"-o\", \"pipefail\", \"-c\"]",
@@ -145,21 +146,21 @@ impl StageParser<'_> {
         Ok(shell)
     }
 
-    /// What an image would run: a JSON array, or a line for the shell.
+    /// Command in exec form (a JSON array) or shell form.
     fn command(&mut self, line: &Instruction) -> Vec<String> {
-        if let Some(words) = self.maybe_json(line, &line.rest) {
+        if let Some(words) = self.maybe_json(line, &line.arguments) {
             return words;
         }
-        if line.rest.is_empty() {
+        if line.arguments.is_empty() {
             return Vec::new();
         }
         let shell = self.current.as_ref().map(|c| c.shell.clone());
         let mut command = shell.unwrap_or_default();
-        command.push(line.rest.clone());
+        command.push(line.arguments.clone());
         command
     }
 
-    /// A JSON array, if it is one; what only looks like one is worth a word.
+    /// Words of a JSON array; warns about text that resembles one.
     pub(super) fn maybe_json(&mut self, line: &Instruction, text: &str) -> Option<Vec<String>> {
         let words = json(text);
         if words.is_none()
@@ -177,7 +178,7 @@ impl StageParser<'_> {
     }
 }
 
-/// `["a", "b"]`.
+/// Parses `["a", "b"]`.
 pub(super) fn json(text: &str) -> Option<Vec<String>> {
     text.starts_with('[')
         .then(|| serde_json::from_str(text).ok())

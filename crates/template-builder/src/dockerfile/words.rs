@@ -1,11 +1,11 @@
-//! Words of an instruction: where they end, and what their quotes and escapes mean.
+//! Words of an instruction: boundaries, quotes and escapes.
 
 use crate::expand::EscapedWord;
 
-/// Words within words.
+/// Maximum nesting of words.
 const MAX_DEPTH: usize = 16;
 
-/// Splits at spaces outside of quotes. Quotes and escapes stay.
+/// Splits at spaces outside of quotes. Quotes and escapes remain.
 pub(super) fn split(text: &str, escape: char) -> Result<Vec<String>, &'static str> {
     let (words, open) = scan(text, escape);
     match open {
@@ -15,7 +15,7 @@ pub(super) fn split(text: &str, escape: char) -> Result<Vec<String>, &'static st
     }
 }
 
-/// The same; quotes that are not closed go to the end.
+/// Splits alike; an unclosed quote extends to the end.
 pub(super) fn split_leniently(text: &str, escape: char) -> Vec<String> {
     scan(text, escape).0
 }
@@ -48,7 +48,7 @@ fn scan(text: &str, escape: char) -> (Vec<String>, Option<char>) {
     (words, quote)
 }
 
-/// A word as [`crate::expand`] reads it: quotes and escapes are gone, and what they protected is protected in its way.
+/// Converts a word to the syntax of [`crate::expand`]: quotes and escapes become its escapes.
 pub(super) fn unquote(word: &str, escape: char) -> Result<String, &'static str> {
     let mut work = Unquote {
         chars: word.chars().peekable(),
@@ -66,7 +66,7 @@ struct Unquote<'a> {
 }
 
 impl Unquote<'_> {
-    /// Up to the end, or within braces to the one that closes them.
+    /// Converts up to the end, or up to the closing brace.
     fn word(&mut self, depth: usize) -> Result<(), &'static str> {
         if depth > MAX_DEPTH {
             return Err("variables are too deep within each other");
@@ -81,7 +81,7 @@ impl Unquote<'_> {
                 '"' => self.double(depth)?,
                 '$' => self.variable(depth)?,
                 c if c == self.escape => {
-                    // At the end of a word it means nothing.
+                    // An escape at the end of a word has no effect.
                     if let Some(next) = self.chars.next() {
                         self.literal(next, depth)?;
                     }
@@ -131,11 +131,11 @@ impl Unquote<'_> {
         }
     }
 
-    /// What follows a dollar.
+    /// Converts the variable after a dollar.
     fn variable(&mut self, depth: usize) -> Result<(), &'static str> {
         match self.chars.peek() {
             Some('{') => {}
-            // Neither a name nor one of the shell's own follows: the dollar is a dollar.
+            // No name and no special parameter follows: the dollar is literal.
             Some(c) if !c.is_alphanumeric() && !"_@*#?-$!".contains(*c) => {
                 self.out.literal('$');
                 return Ok(());
@@ -146,7 +146,7 @@ impl Unquote<'_> {
             }
             Some(_) => {
                 self.out.variable();
-                // The first of a name is not looked at again: `$$`.
+                // First character of the name, consumed unseen: `$$`.
                 if let Some(c) = self.chars.next() {
                     self.out.part(c);
                 }
@@ -155,7 +155,7 @@ impl Unquote<'_> {
         }
         self.out.variable();
         while let Some(&c) = self.chars.peek() {
-            // The name, and what says how the word behind it is meant.
+            // Name and operator of the substitution.
             if !(c.is_alphanumeric() || matches!(c, '{' | '_' | ':')) {
                 break;
             }
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_are_gone_and_keep_what_they_protect() {
+    fn quotes_are_removed_and_protect_their_content() {
         let known = |name: &str| (name == "A").then(|| "one".to_owned());
         for (word, expected) in [
             (r#""a b"c"#, "a bc"),

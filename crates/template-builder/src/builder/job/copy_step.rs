@@ -1,4 +1,4 @@
-//! `COPY` and `ADD` steps: their files, and the way of these into the sandbox.
+//! `COPY` and `ADD` steps: origin of their files, and transfer into the sandbox.
 
 use super::super::copy::{self, CopyRequest, ROOT_USER, STAGING};
 use super::super::failure::BuildFailure;
@@ -23,7 +23,7 @@ pub(super) enum CopiedFiles {
 }
 
 impl CopiedFiles {
-    /// What they are.
+    /// Part of the step's key that identifies the files.
     pub(super) fn key(&self) -> &str {
         match self {
             Self::Upload { sum, .. } => sum,
@@ -34,8 +34,8 @@ impl CopiedFiles {
 }
 
 impl<E: Engine> BuildJob<E> {
-    /// What a step copies.
-    pub(super) fn files(
+    /// Finds the files that a step copies.
+    pub(super) fn copied_files(
         &self,
         step: &BuildStep,
         before: &[Option<StageState>],
@@ -47,9 +47,9 @@ impl<E: Engine> BuildJob<E> {
             CopySource::Files(name) => {
                 let owner = self.template.owner.as_deref();
                 let found = self.inner.uploads.find(owner, name);
-                let found = found.map_err(|e| BuildFailure::of(e.to_string()))?;
+                let found = found.map_err(|e| BuildFailure::new(e.to_string()))?;
                 let (path, sum) = found.ok_or_else(|| {
-                    BuildFailure::of(
+                    BuildFailure::new(
                         "its files were not uploaded, or were removed since: build again",
                     )
                 })?;
@@ -58,7 +58,7 @@ impl<E: Engine> BuildJob<E> {
             CopySource::Stage(n) => {
                 let stage = before.get(*n).and_then(Option::as_ref);
                 let stage = stage.ok_or_else(|| {
-                    BuildFailure::of("it copies from a stage that is not before it")
+                    BuildFailure::new("it copies from a stage that is not before it")
                 })?;
                 CopiedFiles::Stage {
                     number: *n,
@@ -69,7 +69,7 @@ impl<E: Engine> BuildJob<E> {
         }))
     }
 
-    pub(super) async fn copy(
+    pub(super) async fn run_copy(
         &self,
         agent: &AgentClient,
         at: &StageState,
@@ -77,44 +77,44 @@ impl<E: Engine> BuildJob<E> {
         files: Option<CopiedFiles>,
         before: &mut [Option<StageState>],
     ) -> Result<(), BuildFailure> {
-        let wanted = CopyRequest::new(copy, &at.setting).map_err(BuildFailure::of)?;
+        let wanted = CopyRequest::new(copy, &at.config).map_err(BuildFailure::new)?;
         let nothing_left = agent.remove(STAGING, Some(ROOT_USER)).await;
         nothing_left.map_err(|e| BuildFailure::agent(&format!("clear {STAGING}"), e))?;
         let items = match files {
             Some(CopiedFiles::Upload { path, .. }) => {
-                transfer::upload(agent, &path, STAGING, &wanted).await?;
-                copy::matches(agent, STAGING, &wanted.sources).await?
+                transfer::unpack_upload(agent, &path, STAGING, &wanted).await?;
+                copy::find_sources(agent, STAGING, &wanted.sources).await?
             }
             Some(CopiedFiles::Stage { number, .. }) => {
                 let stage = before.get_mut(number).and_then(Option::as_mut);
-                let stage = stage.ok_or_else(|| BuildFailure::of("that stage is gone"))?;
+                let stage = stage.ok_or_else(|| BuildFailure::new("that stage is gone"))?;
                 let from = self.agent(stage).await?;
-                // Authorities of the network that is built in are not for what is copied.
+                // Certificate authorities of the build network are not copied.
                 let withdrawn = from.withdraw_site().await;
                 withdrawn.map_err(|e| BuildFailure::agent("take out what is the host's", e))?;
-                let found = copy::matches(&from, "/", &wanted.sources).await?;
-                transfer::between(&from, agent, &found, STAGING, &wanted).await?
+                let found = copy::find_sources(&from, "/", &wanted.sources).await?;
+                transfer::copy_between(&from, agent, &found, STAGING, &wanted).await?
             }
             Some(CopiedFiles::Inline(files)) => {
                 let sources: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
                 let filled = files
                     .into_iter()
-                    .map(|(name, content)| Ok::<_, String>((name, at.setting.expand(&content)?)));
+                    .map(|(name, content)| Ok::<_, String>((name, at.config.expand(&content)?)));
                 let files = filled
                     .collect::<Result<Vec<_>, _>>()
-                    .map_err(BuildFailure::of)?;
-                transfer::inline(agent, &files, STAGING, &wanted).await?;
-                copy::matches(agent, STAGING, &sources).await?
+                    .map_err(BuildFailure::new)?;
+                transfer::write_inline(agent, &files, STAGING, &wanted).await?;
+                copy::find_sources(agent, STAGING, &sources).await?
             }
             None => return Ok(()),
         };
         if wanted.unpack {
-            transfer::unpack(agent, &items, &wanted.to).await?;
+            transfer::unpack_archives(agent, &items, &wanted.to).await?;
         }
         let packed = |item: &copy::StagedFile| wanted.unpack && transfer::is_archive(item);
         let items: Vec<_> = items.into_iter().filter(|item| !packed(item)).collect();
         if !items.is_empty() {
-            copy::place(agent, &items, &wanted.to).await?;
+            copy::move_into_place(agent, &items, &wanted.to).await?;
         }
         let cleared = agent.remove(STAGING, Some(ROOT_USER)).await;
         cleared.map_err(|e| BuildFailure::agent(&format!("clear {STAGING}"), e))

@@ -1,4 +1,4 @@
-//! The template of a build: its image, its startup and its names.
+//! Publication of a build's template: its image, startup and names.
 
 use super::super::failure::BuildFailure;
 use super::super::{DEFAULT_TAG, step_key, transfer};
@@ -9,27 +9,27 @@ use jiffy_engine::{Engine, StartCommand, Startup};
 use jiffy_host::Bytes;
 use jiffy_image::{Defaults, Derived, Manifest, Progress, Visibility, unfinished_build};
 
-/// Refusal to start the command of an image that has none.
+/// Error of a build that starts the command of an image without one.
 const NO_IMAGE_COMMAND: &str = "there is no command to start: neither the Dockerfile nor what it \
      begins with has a CMD or an ENTRYPOINT; name one with --start";
 
 impl<E: Engine> BuildJob<E> {
-    /// Makes the template of what the last stage has come to.
-    pub(super) async fn finish(&self, mut at: StageState) -> Result<BuildOutcome, BuildFailure> {
+    /// Publishes the result of the last stage as a template.
+    pub(super) async fn publish(&self, mut at: StageState) -> Result<BuildOutcome, BuildFailure> {
         let startup = self.startup(&at)?;
         let defaults = Defaults {
-            user: at.setting.user.clone(),
-            workdir: at.setting.workdir.clone(),
-            env: at.setting.env.clone(),
+            user: at.config.user.clone(),
+            workdir: at.config.workdir.clone(),
+            env: at.config.env.clone(),
             vcpus: Some(at.size.vcpus),
             memory_mib: Some(at.size.memory_mib),
             disk_mib: at.size.disk_mib,
         };
-        let about = serde_json::to_string(&(&defaults, &startup, &at.setting.labels));
+        let about = serde_json::to_string(&(&defaults, &startup, &at.config.labels));
         let sum = step_key::template_key(&at.key, &about.unwrap_or_default());
-        let names = self.names();
+        let names = self.template_names();
         let there = self.inner.templates.manifest(&names[0]);
-        // Nothing of a sandbox's disk is written twice; the rest are images that become one with it.
+        // Images have at most twice the sandbox's disk, and the bytes of the base's images.
         let images: u64 = at.base.images.iter().map(|i| i.size).sum();
         let most = (at.size.disk_mib << 20)
             .saturating_mul(2)
@@ -39,16 +39,16 @@ impl<E: Engine> BuildJob<E> {
             Ok(there) if there.recipe_sha256 == sum && !self.spec.force => there,
             _ => {
                 let room = self.inner.reserve_template(owner, &[], most).await;
-                let room = room.map_err(|e| BuildFailure::of(e.message))?;
+                let room = room.map_err(|e| BuildFailure::new(e.message))?;
                 let manifest = self.derive(&mut at, defaults, startup, &sum).await?;
-                self.measure(&manifest, &at, room.disk_bytes())?;
+                self.check_image_size(&manifest, &at, room.disk_bytes())?;
                 manifest
             }
         };
-        // Held until its names lead to it.
+        // Held until the names refer to the template.
         let room = self.inner.reserve_template(owner, &names, 0).await;
-        let _room = room.map_err(|e| self.give_up(&manifest, e.message))?;
-        self.let_go(&mut at).await;
+        let _room = room.map_err(|e| self.discard(&manifest, e.message))?;
+        self.release_sandbox(&mut at).await;
         self.make_ready(&manifest, &at, &names).await?;
         Ok(BuildOutcome {
             version: manifest.version(),
@@ -56,19 +56,19 @@ impl<E: Engine> BuildJob<E> {
         })
     }
 
-    /// Removes a template that was just made and may not stay.
-    fn give_up(&self, manifest: &Manifest, why: String) -> BuildFailure {
+    /// Removes a new template that exceeds a quota.
+    fn discard(&self, manifest: &Manifest, why: String) -> BuildFailure {
         let reference = manifest.reference();
-        if reference == self.hidden()
+        if reference == self.unfinished_name()
             && let Err(e) = self.inner.templates.remove(&reference)
         {
             tracing::warn!("template {reference} stays: {e}");
         }
-        BuildFailure::of(why)
+        BuildFailure::new(why)
     }
 
-    /// Refuses a template whose images beside its base's have more bytes than `most`.
-    fn measure(
+    /// Fails if the template's new images have more than `most` bytes.
+    fn check_image_size(
         &self,
         made: &Manifest,
         at: &StageState,
@@ -84,25 +84,25 @@ impl<E: Engine> BuildJob<E> {
                     Bytes(bytes),
                     Bytes(most)
                 );
-                Err(self.give_up(made, why))
+                Err(self.discard(made, why))
             }
             None => Ok(()),
         }
     }
 
-    /// Refuses at once what would be found out after all steps and a minute of waiting.
+    /// Rejects startups that would fail only after all steps and a timeout.
     pub(super) fn check_startup(
         &self,
         at: &StageState,
         stage: &BuildStage,
     ) -> Result<(), BuildFailure> {
-        let setting = &at.setting;
+        let config = &at.config;
         let says = |step: &BuildStep| {
             matches!(step.action, StepAction::Cmd(_) | StepAction::Entrypoint(_))
         };
-        let inherits = !setting.entrypoint.is_empty() || !setting.cmd.is_empty();
+        let inherits = !config.entrypoint.is_empty() || !config.cmd.is_empty();
         if self.spec.start_image_command && !inherits && !stage.steps.iter().any(says) {
-            return Err(BuildFailure::of(NO_IMAGE_COMMAND));
+            return Err(BuildFailure::new(NO_IMAGE_COMMAND));
         }
         let startup = &self.spec.startup;
         let starts = startup.start.is_some()
@@ -110,22 +110,22 @@ impl<E: Engine> BuildJob<E> {
             || at.base.startup.start.is_some();
         let port = startup.ready.as_ref().and_then(|ready| ready.port);
         match port.filter(|_| !starts) {
-            Some(port) => Err(BuildFailure::of(format!(
+            Some(port) => Err(BuildFailure::new(format!(
                 "nothing would listen on port {port}, which is awaited: the template starts nothing"
             ))),
             None => Ok(()),
         }
     }
 
-    /// What the template starts and awaits: as the build says, else as what it begins with does.
+    /// Startup of the template: that of the build, else that of the base.
     fn startup(&self, at: &StageState) -> Result<Startup, BuildFailure> {
         let mut startup = self.spec.startup.clone();
         if self.spec.start_image_command {
-            let setting = &at.setting;
-            let mut words = setting.entrypoint.iter().chain(&setting.cmd).cloned();
+            let config = &at.config;
+            let mut words = config.entrypoint.iter().chain(&config.cmd).cloned();
             let command = words
                 .next()
-                .ok_or_else(|| BuildFailure::of(NO_IMAGE_COMMAND))?;
+                .ok_or_else(|| BuildFailure::new(NO_IMAGE_COMMAND))?;
             startup.start = Some(StartCommand {
                 command,
                 args: Some(words.collect()),
@@ -140,18 +140,18 @@ impl<E: Engine> BuildJob<E> {
         Ok(startup)
     }
 
-    /// By which names the template is to be found.
-    fn names(&self) -> Vec<String> {
+    /// Names of the template, with owner and tag.
+    fn template_names(&self) -> Vec<String> {
         let tags = self.build.tags.iter();
-        let mut names: Vec<String> = tags.map(|tag| self.template.called(tag)).collect();
+        let mut names: Vec<String> = tags.map(|tag| self.template.reference(tag)).collect();
         if names.is_empty() {
-            names.push(self.template.called(DEFAULT_TAG));
+            names.push(self.template.reference(DEFAULT_TAG));
         }
         names
     }
 
     /// Internal name of the template until it is ready.
-    pub(super) fn hidden(&self) -> String {
+    pub(super) fn unfinished_name(&self) -> String {
         let name = unfinished_build(&self.build.id);
         match &self.template.owner {
             Some(owner) => format!("{owner}/{name}"),
@@ -171,9 +171,9 @@ impl<E: Engine> BuildJob<E> {
         let layer = agent.layer().await;
         let layer = layer.map_err(|e| BuildFailure::agent("read what the build changed", e))?;
         let mut origin = at.base.origin.clone().unwrap_or_default();
-        origin.entrypoint.clone_from(&at.setting.entrypoint);
-        origin.cmd.clone_from(&at.setting.cmd);
-        origin.exposed_ports.clone_from(&at.setting.exposed);
+        origin.entrypoint.clone_from(&at.config.entrypoint);
+        origin.cmd.clone_from(&at.config.cmd);
+        origin.exposed_ports.clone_from(&at.config.exposed);
         if origin.from.is_empty() {
             origin.from = at.base.reference();
         }
@@ -183,8 +183,8 @@ impl<E: Engine> BuildJob<E> {
             at.base.clone(),
             sum.to_owned(),
         );
-        let (name, history) = (self.hidden(), at.history.clone());
-        let reader = transfer::reader(layer);
+        let (name, history) = (self.unfinished_name(), at.history.clone());
+        let reader = transfer::blocking_reader(layer);
         let writing = self.writing.clone().lock_owned().await;
         let work = move || {
             let _writing = writing;
@@ -205,12 +205,12 @@ impl<E: Engine> BuildJob<E> {
         let template = tokio::task::spawn_blocking(work).await;
         self.log.end_progress();
         let template = template
-            .map_err(|e| BuildFailure::of(e.to_string()))?
-            .map_err(|e| BuildFailure::because(&e))?;
+            .map_err(|e| BuildFailure::new(e.to_string()))?
+            .map_err(|e| BuildFailure::from_error(&e))?;
         Ok(template.manifest)
     }
 
-    /// Starts what the template starts, once, and only then lets it be found.
+    /// Boots the template, runs its startup, and then publishes its names.
     async fn make_ready(
         &self,
         manifest: &Manifest,
@@ -218,7 +218,7 @@ impl<E: Engine> BuildJob<E> {
         names: &[String],
     ) -> Result<(), BuildFailure> {
         let reference = manifest.reference();
-        let hidden = reference == self.hidden();
+        let hidden = reference == self.unfinished_name();
         if !manifest.startup.is_empty() {
             self.log.info(Some("finalize"), "starting what it starts");
         }
@@ -248,6 +248,6 @@ impl<E: Engine> BuildJob<E> {
         if hidden && let Err(e) = self.inner.templates.remove(&reference) {
             tracing::warn!("template {reference} stays: {e}");
         }
-        published.map_err(BuildFailure::of)
+        published.map_err(BuildFailure::new)
     }
 }

@@ -1,9 +1,9 @@
-//! Stages of a build: their base, their state and their order.
+//! Stages of a build: their base, state and dependencies.
 
 use super::super::failure::BuildFailure;
 use super::super::stage_config::StageConfig;
 use super::super::step_key;
-use super::{BuildJob, is_silent, short};
+use super::{BuildJob, abbreviate, is_generated};
 use crate::spec::{
     BuildSpec, BuildStage, BuildStep, CopySource, ImageSource, StageBase, StepAction,
 };
@@ -14,24 +14,24 @@ use jiffy_pull::Cancel;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a stage has come to.
+/// State of a stage after its latest step.
 pub(super) struct StageState {
     pub(super) key: String,
-    pub(super) setting: StageConfig,
+    pub(super) config: StageConfig,
     pub(super) base: Arc<Manifest>,
-    /// Template or snapshot that a sandbox of it is made from.
+    /// Template or snapshot that sandboxes of the stage are created from.
     pub(super) source: Source,
-    /// A sandbox that is there, if one is.
+    /// Sandbox of the stage, if one runs.
     pub(super) sandbox: Option<String>,
     pub(super) size: SandboxSize,
     pub(super) history: Vec<HistoryStep>,
-    /// Keys of the steps with snapshots.
+    /// Keys of the steps that have snapshots.
     pub(super) steps: Vec<String>,
 }
 
 impl StageState {
-    pub(super) fn remember(&mut self, step: &BuildStep, took: Option<Duration>) {
-        if is_silent(step) {
+    pub(super) fn push_history(&mut self, step: &BuildStep, took: Option<Duration>) {
+        if is_generated(step) {
             return;
         }
         self.history.push(HistoryStep {
@@ -48,32 +48,36 @@ pub(super) struct StepCounter {
 }
 
 impl<E: Engine> BuildJob<E> {
-    pub(super) async fn stage(
+    pub(super) async fn run_stage(
         &self,
         stage: &BuildStage,
         before: &mut [Option<StageState>],
         counter: &mut StepCounter,
     ) -> Result<StageState, BuildFailure> {
-        let mut at = self.begin(stage, before).await.map_err(|e| e.at("base"))?;
+        let mut at = self
+            .begin_stage(stage, before)
+            .await
+            .map_err(|e| e.at_step("base"))?;
         if before.len() + 1 == self.spec.stages.len() {
-            self.check_startup(&at, stage).map_err(|e| e.at("base"))?;
+            self.check_startup(&at, stage)
+                .map_err(|e| e.at_step("base"))?;
         }
         let mut fresh = self.spec.force;
         for step in &stage.steps {
-            if !is_silent(step) {
+            if !is_generated(step) {
                 counter.done += 1;
             }
             let (done, total) = (counter.done, counter.total);
-            let shown = format!("[{done}/{total}] {}", short(&step.text));
+            let shown = format!("[{done}/{total}] {}", abbreviate(&step.text));
             let name = done.to_string();
             let taken = self
-                .step(step, &mut at, before, &mut fresh, &shown, &name)
+                .run_step(step, &mut at, before, &mut fresh, &shown, &name)
                 .await;
             taken.map_err(|e| BuildFailure {
                 message: match step.line {
-                    Some(line) => format!("line {line}, {}: {}", short(&step.text), e.message),
-                    None if is_silent(step) => e.message,
-                    None => format!("{}: {}", short(&step.text), e.message),
+                    Some(line) => format!("line {line}, {}: {}", abbreviate(&step.text), e.message),
+                    None if is_generated(step) => e.message,
+                    None => format!("{}: {}", abbreviate(&step.text), e.message),
                 },
                 step: Some(name),
             })?;
@@ -81,8 +85,8 @@ impl<E: Engine> BuildJob<E> {
         Ok(at)
     }
 
-    /// The stage before its first step.
-    async fn begin(
+    /// State of the stage before its first step.
+    async fn begin_stage(
         &self,
         stage: &BuildStage,
         before: &[Option<StageState>],
@@ -90,10 +94,10 @@ impl<E: Engine> BuildJob<E> {
         if let StageBase::Stage(n) = &stage.from {
             let from = before.get(*n).and_then(Option::as_ref);
             let from = from
-                .ok_or_else(|| BuildFailure::of("it begins with a stage that is not before it"))?;
+                .ok_or_else(|| BuildFailure::new("it begins with a stage that is not before it"))?;
             return Ok(StageState {
                 key: from.key.clone(),
-                setting: from.setting.handed_on(),
+                config: from.config.inherited(),
                 base: from.base.clone(),
                 source: from.source.clone(),
                 sandbox: None,
@@ -102,18 +106,18 @@ impl<E: Engine> BuildJob<E> {
                 steps: from.steps.clone(),
             });
         }
-        let base = self.base(&stage.from).await?;
-        let size = self.size(&base.defaults)?;
+        let base = self.base_template(&stage.from).await?;
+        let size = self.sandbox_size(&base.defaults)?;
         let name = base.reference();
         let word = self.inner.sandboxes.fingerprint(&name, size).await;
-        let word = word.map_err(|e| BuildFailure::of(e.to_string()))?;
+        let word = word.map_err(|e| BuildFailure::new(e.to_string()))?;
         let origin = base.origin.clone().unwrap_or_default();
-        let mut setting = StageConfig::of(&base.defaults);
-        (setting.entrypoint, setting.cmd) = (origin.entrypoint, origin.cmd);
-        setting.exposed = origin.exposed_ports;
+        let mut config = StageConfig::from_defaults(&base.defaults);
+        (config.entrypoint, config.cmd) = (origin.entrypoint, origin.cmd);
+        config.exposed = origin.exposed_ports;
         Ok(StageState {
             key: step_key::base_key(self.template.owner.as_deref(), &word),
-            setting,
+            config,
             source: Source::Template(name),
             sandbox: None,
             size,
@@ -123,13 +127,13 @@ impl<E: Engine> BuildJob<E> {
         })
     }
 
-    /// The template that a stage begins with; an image becomes one.
-    async fn base(&self, from: &StageBase) -> Result<Manifest, BuildFailure> {
+    /// Template of a stage's base; images are imported.
+    async fn base_template(&self, from: &StageBase) -> Result<Manifest, BuildFailure> {
         let image = match from {
-            StageBase::Template(name) => return self.local(name).await,
+            StageBase::Template(name) => return self.local_template(name).await,
             StageBase::Name(name) => {
                 if self.inner.is_template(name, self.template.owner.as_deref()) {
-                    return self.local(name).await;
+                    return self.local_template(name).await;
                 }
                 &ImageSource {
                     reference: name.clone(),
@@ -139,11 +143,11 @@ impl<E: Engine> BuildJob<E> {
             }
             StageBase::Image(image) => image,
             StageBase::Scratch => {
-                return Err(BuildFailure::of(
+                return Err(BuildFailure::new(
                     "a template that begins with nothing has nothing to run: begin with an image or a template",
                 ));
             }
-            StageBase::Stage(_) => return Err(BuildFailure::of("a stage is no template")),
+            StageBase::Stage(_) => return Err(BuildFailure::new("a stage is no template")),
         };
         self.log
             .info(Some("base"), &format!("image {}", image.reference));
@@ -151,9 +155,9 @@ impl<E: Engine> BuildJob<E> {
         let (owner, caller) = (self.template.owner.clone(), self.build.caller.clone());
         let place = self.inner.pulls.enter(caller.as_deref()).await;
         let disk = self.inner.image_budget(owner.as_deref()).await;
-        let disk = disk.map_err(|e| BuildFailure::because(&e))?;
-        let cancel = Cancel::new().map_err(|e| BuildFailure::because(&e))?;
-        // A build that is cancelled drops this: its puller dies at once.
+        let disk = disk.map_err(|e| BuildFailure::from_error(&e))?;
+        let cancel = Cancel::new().map_err(|e| BuildFailure::from_error(&e))?;
+        // Dropped when the build is cancelled, which kills the puller.
         let _guard = cancel.guard();
         let work = move || {
             let mut on_progress = |progress: Progress<'_>| log.on_progress("base", &progress);
@@ -168,24 +172,24 @@ impl<E: Engine> BuildJob<E> {
         let imported = tokio::task::spawn_blocking(work).await;
         self.log.end_progress();
         imported
-            .map_err(|e| BuildFailure::of(e.to_string()))?
-            .map_err(|e| BuildFailure::because(&e))
+            .map_err(|e| BuildFailure::new(e.to_string()))?
+            .map_err(|e| BuildFailure::from_error(&e))
     }
 
-    async fn local(&self, name: &str) -> Result<Manifest, BuildFailure> {
+    async fn local_template(&self, name: &str) -> Result<Manifest, BuildFailure> {
         let owner = self.template.owner.as_deref();
         let found = self.inner.resolve_for(name, owner);
-        let name = found.map_err(|e| BuildFailure::of(e.to_string()))?;
-        // A stock template that is not built yet is built now.
+        let name = found.map_err(|e| BuildFailure::new(e.to_string()))?;
+        // Builds a stock template that is not built yet.
         let usual = SandboxSize::default();
         let built = self.inner.sandboxes.fingerprint(&name, usual).await;
-        built.map_err(|e| BuildFailure::of(e.to_string()))?;
+        built.map_err(|e| BuildFailure::new(e.to_string()))?;
         let manifest = self.inner.templates.manifest(&name);
-        manifest.map_err(|e| BuildFailure::of(e.to_string()))
+        manifest.map_err(|e| BuildFailure::new(e.to_string()))
     }
 
-    /// What the sandboxes of the build get, and then those of the template.
-    fn size(&self, base: &Defaults) -> Result<SandboxSize, BuildFailure> {
+    /// Size of the build's sandboxes and of the template's.
+    fn sandbox_size(&self, base: &Defaults) -> Result<SandboxSize, BuildFailure> {
         let usual = usual_size(base);
         let wanted = self.build.size;
         let size = SandboxSize {
@@ -193,13 +197,13 @@ impl<E: Engine> BuildJob<E> {
             memory_mib: wanted.memory_mib.unwrap_or(usual.memory_mib),
             disk_mib: usual.disk_mib.max(wanted.disk_mib.unwrap_or(0)),
         };
-        size.check().map_err(|e| BuildFailure::of(e.to_string()))?;
+        size.check().map_err(|e| BuildFailure::new(e.to_string()))?;
         Ok(size)
     }
 }
 
-/// Which stages the last one needs.
-pub(super) fn needed(spec: &BuildSpec) -> Result<Vec<bool>, BuildFailure> {
+/// Marks the stages that the last one depends on.
+pub(super) fn needed_stages(spec: &BuildSpec) -> Result<Vec<bool>, BuildFailure> {
     let mut needed = vec![false; spec.stages.len()];
     if let Some(last) = needed.last_mut() {
         *last = true;
@@ -222,7 +226,7 @@ pub(super) fn needed(spec: &BuildSpec) -> Result<Vec<bool>, BuildFailure> {
         };
         for n in copied.chain(begun) {
             if n >= number {
-                return Err(BuildFailure::of(format!(
+                return Err(BuildFailure::new(format!(
                     "stage {number} needs stage {n}, which is not before it"
                 )));
             }

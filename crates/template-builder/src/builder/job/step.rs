@@ -1,4 +1,4 @@
-//! Steps of a stage: commands, and what earlier builds made of equal steps.
+//! Execution of steps, or reuse of an earlier build's result.
 
 use super::super::copy::{self, ROOT_USER};
 use super::super::failure::BuildFailure;
@@ -6,7 +6,7 @@ use super::super::log::LineSplitter;
 use super::super::step_key;
 use super::super::user::add_user;
 use super::stage::StageState;
-use super::{BuildJob, is_silent};
+use super::{BuildJob, is_generated};
 use crate::spec::{BuildStep, StepAction, StepCommand};
 use jiffy_agent_client::{AgentClient, ProcessEvent, ProcessSpec};
 use jiffy_engine::Engine;
@@ -16,8 +16,8 @@ use std::time::Instant;
 const BASH_PATH: &str = "/bin/bash";
 
 impl<E: Engine> BuildJob<E> {
-    /// Takes one step, or takes up what an earlier build made of it.
-    pub(super) async fn step(
+    /// Runs a step, or restores the result of an equal earlier step.
+    pub(super) async fn run_step(
         &self,
         step: &BuildStep,
         at: &mut StageState,
@@ -27,7 +27,7 @@ impl<E: Engine> BuildJob<E> {
         name: &str,
     ) -> Result<(), BuildFailure> {
         *fresh |= step.force;
-        let files = self.files(step, before)?;
+        let files = self.copied_files(step, before)?;
         at.key = step_key::step_key(&at.key, step, files.as_ref().map_or("", |f| f.key()));
         let began = Instant::now();
         let changes_files = matches!(
@@ -38,13 +38,13 @@ impl<E: Engine> BuildJob<E> {
                 | StepAction::AddUser(_)
         );
         let said = |message: &str| {
-            if !is_silent(step) {
+            if !is_generated(step) {
                 self.log.info(Some(name), message);
             }
         };
         if !changes_files {
             said(shown);
-            return at.setting.apply(&step.action).map_err(BuildFailure::of);
+            return at.config.apply(&step.action).map_err(BuildFailure::new);
         }
         at.steps.push(at.key.clone());
         let known = match *fresh {
@@ -52,15 +52,15 @@ impl<E: Engine> BuildJob<E> {
             false => self.inner.sandboxes.step(&at.key),
         };
         if let Some(snapshot) = known {
-            self.inner.use_step(&at.key);
+            self.inner.touch_step(&at.key);
             said(&format!("CACHED {shown}"));
-            at.setting.apply(&step.action).map_err(BuildFailure::of)?;
+            at.config.apply(&step.action).map_err(BuildFailure::new)?;
             at.source = Source::Snapshot(snapshot.id);
-            self.let_go(at).await;
-            at.remember(step, None);
+            self.release_sandbox(at).await;
+            at.push_history(step, None);
             return Ok(());
         }
-        // What follows was made of something else.
+        // Later steps depend on a new result.
         *fresh = true;
         said(shown);
         let agent = self.agent(at).await?;
@@ -69,24 +69,24 @@ impl<E: Engine> BuildJob<E> {
                 self.run_command(&agent, at, command, user.as_deref(), name)
                     .await?;
             }
-            StepAction::Copy(copy) => self.copy(&agent, at, copy, files, before).await?,
+            StepAction::Copy(copy) => self.run_copy(&agent, at, copy, files, before).await?,
             StepAction::AddUser(user) => add_user(&agent, user).await?,
             _ => {}
         }
-        at.setting.apply(&step.action).map_err(BuildFailure::of)?;
+        at.config.apply(&step.action).map_err(BuildFailure::new)?;
         if let StepAction::Workdir(_) = step.action {
-            // Whoever works there may write there, where its parents allow it.
-            let (path, user) = (&at.setting.workdir, &at.setting.user);
+            // The directory belongs to the stage's user if its parent allows that.
+            let (path, user) = (&at.config.workdir, &at.config.user);
             if copy::make_directory(&agent, path, user).await.is_err() {
                 copy::make_directory(&agent, path, ROOT_USER).await?;
             }
         }
         let sandbox = at.sandbox.as_deref().unwrap_or_default();
         let snapshot = self.inner.sandboxes.snapshot_step(sandbox, &at.key).await;
-        let snapshot = snapshot.map_err(|e| BuildFailure::of(e.to_string()))?;
-        self.inner.use_step(&at.key);
+        let snapshot = snapshot.map_err(|e| BuildFailure::new(e.to_string()))?;
+        self.inner.touch_step(&at.key);
         at.source = Source::Snapshot(snapshot.id);
-        at.remember(step, Some(began.elapsed()));
+        at.push_history(step, Some(began.elapsed()));
         Ok(())
     }
 
@@ -99,21 +99,21 @@ impl<E: Engine> BuildJob<E> {
         name: &str,
     ) -> Result<(), BuildFailure> {
         let words = match command {
-            StepCommand::Line(line) => at.setting.shell_words(line),
+            StepCommand::Line(line) => at.config.shell_words(line),
             StepCommand::Exec(words) => words.clone(),
         };
         let (program, args) = words
             .split_first()
-            .ok_or_else(|| BuildFailure::of("there is no program to run"))?;
-        // Clients that know one shell only mean any.
+            .ok_or_else(|| BuildFailure::new("there is no program to run"))?;
+        // E2B's clients always send bash; images without it get `/bin/sh`.
         let bash =
             program.as_str() == BASH_PATH && agent.stat(BASH_PATH, Some(ROOT_USER)).await.is_err();
         let program: &str = if bash { "/bin/sh" } else { program };
         let limit = self.inner.settings.step_limit;
         let spec = ProcessSpec {
-            envs: at.setting.environment(),
-            cwd: Some(at.setting.workdir.clone()),
-            user: Some(user.unwrap_or(&at.setting.user).to_owned()),
+            envs: at.config.environment(),
+            cwd: Some(at.config.workdir.clone()),
+            user: Some(user.unwrap_or(&at.config.user).to_owned()),
             timeout: Some(limit),
             ..ProcessSpec::new(program, args)
         };
@@ -135,14 +135,14 @@ impl<E: Engine> BuildJob<E> {
                 Some(ProcessEvent::Stderr(bytes)) => say(err.push(&bytes)),
                 Some(ProcessEvent::End(end)) => break end,
                 Some(_) => {}
-                None => return Err(BuildFailure::of("the sandbox ended while the command ran")),
+                None => return Err(BuildFailure::new("the sandbox ended while the command ran")),
             }
         };
-        say(out.rest().into_iter().chain(err.rest()).collect());
+        say(out.finish().into_iter().chain(err.finish()).collect());
         if end.exited && end.exit_code == 0 {
             return Ok(());
         }
-        Err(BuildFailure::of(match end {
+        Err(BuildFailure::new(match end {
             _ if began.elapsed() >= limit => format!("it took longer than {} s", limit.as_secs()),
             end if end.oom_killed => format!(
                 "there was no memory left for it ({} MiB): give the template more with --memory",

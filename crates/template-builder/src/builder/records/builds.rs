@@ -1,13 +1,13 @@
 //! Records of builds.
 
-use super::{BuildRecords, RecordError, json, loaded, now_ms, stored};
+use super::{BuildRecords, RecordError, from_sql, json, now_ms, to_sql};
 use rusqlite::{OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 
 const BUILD_COLUMNS: &str =
     "id, template, tags, size, status, reason, steps, version, created_ms, changed_ms, caller";
 
-/// What its sandboxes get, as far as its author said.
+/// Requested size of sandboxes; none: the base's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WantedSize {
@@ -19,21 +19,21 @@ pub struct WantedSize {
     pub disk_mib: Option<u64>,
 }
 
-/// Where a build is.
+/// Status of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BuildStatus {
-    /// Not begun: its files are still to come, or others build.
+    /// Not started: waits for its files, or for other builds.
     Waiting,
-    /// Under way.
+    /// Running.
     Building,
-    /// There is a template.
+    /// The template exists.
     Ready,
-    /// There is none.
+    /// Failed.
     Error,
 }
 
 impl BuildStatus {
-    /// One word for it.
+    /// Name in the database and the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -43,8 +43,8 @@ impl BuildStatus {
         }
     }
 
-    /// Whether it is over.
-    pub fn is_over(self) -> bool {
+    /// Tells if the build is finished.
+    pub fn is_final(self) -> bool {
         matches!(self, Self::Ready | Self::Error)
     }
 
@@ -55,48 +55,48 @@ impl BuildStatus {
     }
 }
 
-/// Why a build failed.
+/// Cause of a failed build.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureReason {
-    /// What failed, on what, and what to do.
+    /// Message: the failure, its subject and a remedy.
     pub message: String,
-    /// Number of the step that failed, from 1, or `base` or `finalize`.
+    /// Number of the failed step, from 1, or `base` or `finalize`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
 }
 
-/// A build.
+/// Record of a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildRecord {
     /// A UUID.
     pub id: String,
-    /// Template it is of.
+    /// Id of its template.
     pub template: String,
-    /// API key that asked for it; none: the owner of this host. Its sandboxes are this key's, and
-    /// count for it.
+    /// Key that requested the build; none: the host's owner. The build's sandboxes belong to this
+    /// key.
     pub caller: Option<String>,
-    /// Tags it gets.
+    /// Tags of the build.
     pub tags: Vec<String>,
-    /// What its sandboxes get.
+    /// Size of the sandboxes.
     pub size: WantedSize,
-    /// Where it is.
+    /// Current status.
     pub status: BuildStatus,
-    /// Why it failed, if it did.
+    /// Cause of a failure.
     pub reason: Option<FailureReason>,
-    /// Keys of the steps it is made of.
+    /// Keys of its steps.
     pub steps: Vec<String>,
-    /// What it became.
+    /// Version of the finished template.
     pub version: Option<String>,
     /// Milliseconds since 1970.
     pub created_ms: u64,
-    /// When its status changed last, in milliseconds since 1970.
+    /// Time of the last change of status, in milliseconds since 1970.
     pub changed_ms: u64,
 }
 
 impl BuildRecords {
-    /// Enters a build.
-    pub fn enter_build(&self, b: &BuildRecord) -> Result<(), RecordError> {
-        self.with(|c| {
+    /// Inserts a build.
+    pub fn insert_build(&self, b: &BuildRecord) -> Result<(), RecordError> {
+        self.with_connection(|c| {
             c.execute(
                 "INSERT INTO builds (id, template, tags, size, status, created_ms, changed_ms, caller)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
@@ -106,8 +106,8 @@ impl BuildRecords {
                     json(&b.tags),
                     json(&b.size),
                     b.status.name(),
-                    stored(b.created_ms),
-                    stored(b.changed_ms),
+                    to_sql(b.created_ms),
+                    to_sql(b.changed_ms),
                     b.caller
                 ],
             )
@@ -115,62 +115,63 @@ impl BuildRecords {
         })
     }
 
-    /// One build.
+    /// Build with this id.
     pub fn build(&self, id: &str) -> Result<Option<BuildRecord>, RecordError> {
         let query = format!("SELECT {BUILD_COLUMNS} FROM builds WHERE id = ?1");
-        let found = self.with(|c| c.prepare_cached(&query)?.query_row([id], build).optional())?;
-        Ok(found.map(|build| self.unwritten.applied(build)))
+        let found =
+            self.with_connection(|c| c.prepare_cached(&query)?.query_row([id], build).optional())?;
+        Ok(found.map(|build| self.pending_ends.apply(build)))
     }
 
-    /// The builds of a template, the newest first.
+    /// Builds of a template, newest first, at most 1000.
     pub fn builds(&self, template: &str) -> Result<Vec<BuildRecord>, RecordError> {
         let query = format!(
             "SELECT {BUILD_COLUMNS} FROM builds WHERE template = ?1 ORDER BY created_ms DESC, rowid DESC LIMIT 1000"
         );
-        let found: Vec<BuildRecord> = self.with(|c| {
+        let found: Vec<BuildRecord> = self.with_connection(|c| {
             c.prepare_cached(&query)?
                 .query_map([template], build)?
                 .collect()
         })?;
-        let applied = |build| self.unwritten.applied(build);
+        let applied = |build| self.pending_ends.apply(build);
         Ok(found.into_iter().map(applied).collect())
     }
 
-    /// Moves a build on from `from`; false if it was not there.
-    pub fn move_on(
+    /// Changes the status of a build from `from` to `to`; false if it was another.
+    pub fn transition(
         &self,
         id: &str,
         from: BuildStatus,
         to: BuildStatus,
     ) -> Result<bool, RecordError> {
-        self.with(|c| {
+        self.with_connection(|c| {
             let change =
                 "UPDATE builds SET status = ?3, changed_ms = ?4 WHERE id = ?1 AND status = ?2";
-            let now = stored(now_ms());
+            let now = to_sql(now_ms());
             Ok(c.execute(change, params![id, from.name(), to.name(), now])? == 1)
         })
     }
 
-    /// Ends a build as ready.
-    pub fn succeed(&self, id: &str, steps: &[String], version: &str) -> Result<(), RecordError> {
-        self.with(|c| {
+    /// Marks a build as ready.
+    pub fn set_ready(&self, id: &str, steps: &[String], version: &str) -> Result<(), RecordError> {
+        self.with_connection(|c| {
             let change = "UPDATE builds SET status = 'ready', steps = ?2, version = ?3, changed_ms = ?4 WHERE id = ?1";
-            c.execute(change, params![id, json(&steps), version, stored(now_ms())])
+            c.execute(change, params![id, json(&steps), version, to_sql(now_ms())])
                 .map(drop)
         })
     }
 
-    /// Ends a build that is not over.
-    pub fn fail(&self, id: &str, reason: &FailureReason) -> Result<(), RecordError> {
-        self.with(|c| {
+    /// Marks an unfinished build as failed.
+    pub fn set_failed(&self, id: &str, reason: &FailureReason) -> Result<(), RecordError> {
+        self.with_connection(|c| {
             let change = "UPDATE builds SET status = 'error', reason = ?2, changed_ms = ?3
                 WHERE id = ?1 AND status NOT IN ('ready', 'error')";
-            c.execute(change, params![id, json(reason), stored(now_ms())])
+            c.execute(change, params![id, json(reason), to_sql(now_ms())])
                 .map(drop)
         })
     }
 
-    /// Moves tags of a template from whichever of its builds have them to `build`.
+    /// Moves tags from other builds of a template to `build`; none: removes them.
     pub fn retag(
         &self,
         template: &str,
@@ -190,20 +191,20 @@ impl BuildRecords {
         Ok(())
     }
 
-    /// Which tags a build has from here on.
+    /// Replaces the tags of a build.
     pub fn set_tags(&self, build: &str, tags: &[String]) -> Result<(), RecordError> {
-        self.with(|c| {
+        self.with_connection(|c| {
             let change = "UPDATE builds SET tags = ?2 WHERE id = ?1";
             c.execute(change, params![build, json(&tags)]).map(drop)
         })
     }
 
-    /// Ends every build that is not over: whoever carried them out is gone. Returns how many there were.
-    pub fn abandon(&self, reason: &FailureReason) -> Result<usize, RecordError> {
-        self.with(|c| {
+    /// Fails every unfinished build, after a restart of the daemon. Returns their number.
+    pub fn fail_unfinished(&self, reason: &FailureReason) -> Result<usize, RecordError> {
+        self.with_connection(|c| {
             let change = "UPDATE builds SET status = 'error', reason = ?1, changed_ms = ?2
                 WHERE status NOT IN ('ready', 'error')";
-            c.execute(change, params![json(reason), stored(now_ms())])
+            c.execute(change, params![json(reason), to_sql(now_ms())])
         })
     }
 }
@@ -220,8 +221,8 @@ fn build(row: &Row<'_>) -> rusqlite::Result<BuildRecord> {
         reason: reason.and_then(|r| serde_json::from_str(&r).ok()),
         steps: serde_json::from_str(&text(6)?).unwrap_or_default(),
         version: row.get(7)?,
-        created_ms: loaded(row.get(8)?),
-        changed_ms: loaded(row.get(9)?),
+        created_ms: from_sql(row.get(8)?),
+        changed_ms: from_sql(row.get(9)?),
         caller: row.get(10)?,
     })
 }

@@ -1,28 +1,28 @@
 //! Log lines of builds.
 
-use super::{BuildRecords, RecordError, loaded, now_ms, stored};
+use super::{BuildRecords, RecordError, from_sql, now_ms, to_sql};
 use rusqlite::{Row, params};
 
-/// Most lines that are kept of one build; what it says after them is counted, and not kept.
+/// Maximum number of stored lines of one build; later lines are dropped.
 pub const MAX_LOG_LINES: u64 = 50_000;
-/// Longest line, in bytes.
+/// Maximum length of a line in bytes.
 const MAX_LOG_LINE_BYTES: usize = 4096;
 
-/// How much a line matters.
+/// Severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// What programs wrote to their standard output, and details.
+    /// Standard output of programs, and details.
     Debug,
-    /// What happens.
+    /// Progress.
     Info,
-    /// What its author should know.
+    /// Warning to the author.
     Warn,
-    /// What went wrong.
+    /// Failure.
     Error,
 }
 
 impl LogLevel {
-    /// One word for it.
+    /// Name in the database and the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Debug => "debug",
@@ -32,44 +32,44 @@ impl LogLevel {
         }
     }
 
-    /// The level of that name.
+    /// Level with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         let all = [Self::Debug, Self::Info, Self::Warn, Self::Error];
         all.into_iter().find(|l| l.name() == name)
     }
 }
 
-/// A line that a build said.
+/// Line of a build's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogLine {
-    /// From 0.
+    /// Number from 0.
     pub number: u64,
     /// Milliseconds since 1970.
     pub at_ms: u64,
-    /// How much it matters.
+    /// Severity.
     pub level: LogLevel,
-    /// Step it belongs to, as in [`FailureReason::step`].
+    /// Step of the line, as in [`FailureReason::step`](super::FailureReason::step).
     pub step: Option<String>,
-    /// What it says.
+    /// Text.
     pub message: String,
 }
 
-/// Which lines are wanted.
+/// Selection of log lines.
 #[derive(Debug, Clone, Copy)]
 pub struct LogQuery {
-    /// From this one on.
+    /// Number of the first line.
     pub from: u64,
-    /// At most so many.
+    /// Maximum number of lines.
     pub limit: usize,
-    /// Backwards.
+    /// Descending order.
     pub backwards: bool,
-    /// Those that matter at least so much.
+    /// Minimum severity.
     pub level: LogLevel,
 }
 
 impl BuildRecords {
-    /// Writes down a line.
-    pub fn say(
+    /// Inserts a line.
+    pub fn insert_log_line(
         &self,
         build: &str,
         number: u64,
@@ -78,14 +78,14 @@ impl BuildRecords {
         message: &str,
     ) -> Result<(), RecordError> {
         let message = clean(message);
-        self.with(|c| {
+        self.with_connection(|c| {
             let insert = "INSERT OR IGNORE INTO lines (build, number, at_ms, level, step, message)
                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-            let at = stored(now_ms());
+            let at = to_sql(now_ms());
             c.prepare_cached(insert)?
                 .execute(params![
                     build,
-                    stored(number),
+                    to_sql(number),
                     at,
                     level.name(),
                     step,
@@ -95,8 +95,8 @@ impl BuildRecords {
         })
     }
 
-    /// Lines of a build.
-    pub fn lines(&self, build: &str, which: LogQuery) -> Result<Vec<LogLine>, RecordError> {
+    /// Lines of a build's log.
+    pub fn log_lines(&self, build: &str, which: LogQuery) -> Result<Vec<LogLine>, RecordError> {
         let order = if which.backwards { "DESC" } else { "ASC" };
         let compare = if which.backwards { "<=" } else { ">=" };
         let query = format!(
@@ -105,11 +105,11 @@ impl BuildRecords {
              AND CASE level WHEN 'debug' THEN 0 WHEN 'info' THEN 1 WHEN 'warn' THEN 2 ELSE 3 END >= ?4
              ORDER BY number {order} LIMIT ?3"
         );
-        self.with(|c| {
+        self.with_connection(|c| {
             let limit = i64::try_from(which.limit).unwrap_or(i64::MAX);
             c.prepare_cached(&query)?
                 .query_map(
-                    params![build, stored(which.from), limit, which.level as i64],
+                    params![build, to_sql(which.from), limit, which.level as i64],
                     line,
                 )?
                 .collect()
@@ -120,15 +120,15 @@ impl BuildRecords {
 fn line(row: &Row<'_>) -> rusqlite::Result<LogLine> {
     let level: String = row.get(2)?;
     Ok(LogLine {
-        number: loaded(row.get(0)?),
-        at_ms: loaded(row.get(1)?),
+        number: from_sql(row.get(0)?),
+        at_ms: from_sql(row.get(1)?),
         level: LogLevel::from_name(&level).unwrap_or(LogLevel::Info),
         step: row.get(3)?,
         message: row.get(4)?,
     })
 }
 
-/// What people can read of a line: no control characters, and not too long.
+/// Replaces control characters, and truncates the text.
 fn clean(message: &str) -> String {
     let shown = |c: char| {
         if c.is_control() && c != '\t' && c != '\u{1b}' {

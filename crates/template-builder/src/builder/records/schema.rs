@@ -3,7 +3,7 @@
 use rusqlite::Connection;
 
 pub(super) const SCHEMA_VERSION: i64 = 2;
-/// Schema of version 1. Later versions are made from it by [`MIGRATIONS`], also in a new file.
+/// Schema of version 1. New files are created from it and [`MIGRATIONS`], too.
 pub(super) const SCHEMA_V1: &str = "
     CREATE STEPS_TABLE templates (
         id TEXT PRIMARY KEY,
@@ -35,8 +35,8 @@ pub(super) const SCHEMA_V1: &str = "
         PRIMARY KEY (build, number)
     ) STRICT, WITHOUT ROWID;
 ";
-/// Schema changes; the first makes version 2 from version 1, and so on. Foreign keys are not
-/// enforced meanwhile: a table that is made anew would take the rows that refer to it along.
+/// Schema changes; the first one makes version 2 of version 1. Foreign keys are off meanwhile: to
+/// replace a table would delete the rows that refer to it.
 const MIGRATIONS: &[&str] = &["
     CREATE STEPS_TABLE templates_2 (
         id TEXT PRIMARY KEY,
@@ -54,13 +54,13 @@ const MIGRATIONS: &[&str] = &["
     CREATE STEPS_TABLE migrations (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 "];
 
-/// Makes the newest schema of version `found`; 0: of nothing.
+/// Migrates the schema from version `found`; 0: a new file.
 pub(super) fn migrate(connection: &Connection, found: i64) -> rusqlite::Result<()> {
     let mut version = found;
     while version < SCHEMA_VERSION {
         let change = match version {
             0 => SCHEMA_V1,
-            // Never out of bounds: there is one change for each version.
+            // In bounds: there is one change per version.
             n => usize::try_from(n - 1).map_or("", |n| MIGRATIONS.get(n).copied().unwrap_or("")),
         };
         version += 1;

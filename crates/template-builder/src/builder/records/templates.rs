@@ -1,29 +1,29 @@
 //! Records of templates.
 
-use super::{BuildRecords, RecordError, loaded, stored};
+use super::{BuildRecords, RecordError, from_sql, to_sql};
 use jiffy_image::DEFAULT_TAG;
 use rusqlite::{OptionalExtension, Row, params};
 
 const TEMPLATE_COLUMNS: &str = "id, name, owner, public, created_ms";
 
-/// A template that was built here, or is to be.
+/// Template that was built here, or whose build was requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateRecord {
-    /// Letters and digits.
+    /// Id: letters and digits.
     pub id: String,
-    /// By which it is found, without a tag.
+    /// Name without a tag.
     pub name: String,
-    /// API key in whose namespace its name is; none: the owner of this host.
+    /// Key in whose namespace the name is; none: the host's owner.
     pub owner: Option<String>,
-    /// Visible to every key when it is built for the first time; from then on its manifest says.
+    /// Visibility of the first build; later the manifest decides.
     pub public: bool,
     /// Milliseconds since 1970.
     pub created_ms: u64,
 }
 
 impl TemplateRecord {
-    /// `[owner/]name[:tag]`, by which the image store finds it.
-    pub fn called(&self, tag: &str) -> String {
+    /// Reference in the image store: `[owner/]name[:tag]`.
+    pub fn reference(&self, tag: &str) -> String {
         let owner = self.owner.as_ref();
         let owner = owner.map_or_else(String::new, |owner| format!("{owner}/"));
         match tag {
@@ -34,23 +34,23 @@ impl TemplateRecord {
 }
 
 impl BuildRecords {
-    /// All templates, the oldest first.
+    /// All templates, oldest first.
     pub fn templates(&self) -> Result<Vec<TemplateRecord>, RecordError> {
         let query = format!("SELECT {TEMPLATE_COLUMNS} FROM templates ORDER BY rowid");
-        self.with(|c| c.prepare_cached(&query)?.query_map([], template)?.collect())
+        self.with_connection(|c| c.prepare_cached(&query)?.query_map([], template)?.collect())
     }
 
-    /// The template with this id.
+    /// Template with this id.
     pub fn template(&self, id: &str) -> Result<Option<TemplateRecord>, RecordError> {
         let query = format!("SELECT {TEMPLATE_COLUMNS} FROM templates WHERE id = ?1");
-        self.with(|c| {
+        self.with_connection(|c| {
             let mut query = c.prepare_cached(&query)?;
             query.query_row([id], template).optional()
         })
     }
 
-    /// The template of this name in the namespace of `owner`; none: of the host's owner.
-    pub fn named(
+    /// Template of this name in the namespace of `owner`; none: of the host's owner.
+    pub fn template_by_name(
         &self,
         owner: Option<&str>,
         name: &str,
@@ -58,37 +58,37 @@ impl BuildRecords {
         let query = format!(
             "SELECT {TEMPLATE_COLUMNS} FROM templates WHERE ifnull(owner, '') = ?1 AND name = ?2"
         );
-        self.with(|c| {
+        self.with_connection(|c| {
             let mut query = c.prepare_cached(&query)?;
             let found = query.query_row([owner.unwrap_or_default(), name], template);
             found.optional()
         })
     }
 
-    /// Enters a template unless its owner has one of its name; returns the one there is.
-    pub fn enter_template(&self, new: &TemplateRecord) -> Result<TemplateRecord, RecordError> {
-        self.with(|c| {
+    /// Inserts a template unless its owner has one of that name; returns the existing or new one.
+    pub fn insert_template(&self, new: &TemplateRecord) -> Result<TemplateRecord, RecordError> {
+        self.with_connection(|c| {
             let insert = "INSERT OR IGNORE INTO templates (id, name, owner, public, created_ms)
                 VALUES (?1, ?2, ?3, ?4, ?5)";
-            let created = stored(new.created_ms);
+            let created = to_sql(new.created_ms);
             c.execute(
                 insert,
                 params![new.id, new.name, new.owner, new.public, created],
             )
         })?;
-        let found = self.named(new.owner.as_deref(), &new.name)?;
+        let found = self.template_by_name(new.owner.as_deref(), &new.name)?;
         Ok(found.unwrap_or_else(|| new.clone()))
     }
 
-    /// Gives a template to the host's owner, with its name.
-    pub(in crate::builder) fn give_to_host(&self, id: &str) -> Result<(), RecordError> {
+    /// Makes the host's owner the owner of a template.
+    pub(in crate::builder) fn make_host_owned(&self, id: &str) -> Result<(), RecordError> {
         let change = "UPDATE templates SET owner = NULL WHERE id = ?1";
-        self.with(|c| c.execute(change, [id]).map(drop))
+        self.with_connection(|c| c.execute(change, [id]).map(drop))
     }
 
-    /// Shows a template to everybody, or only to its owner.
+    /// Makes a template public, or private to its owner.
     pub fn set_public(&self, id: &str, public: bool) -> Result<(), RecordError> {
-        self.with(|c| {
+        self.with_connection(|c| {
             c.execute(
                 "UPDATE templates SET public = ?2 WHERE id = ?1",
                 params![id, public],
@@ -97,9 +97,9 @@ impl BuildRecords {
         })
     }
 
-    /// Forgets a template with its builds.
-    pub fn forget_template(&self, id: &str) -> Result<(), RecordError> {
-        self.with(|c| {
+    /// Deletes a template with its builds.
+    pub fn delete_template(&self, id: &str) -> Result<(), RecordError> {
+        self.with_connection(|c| {
             c.execute("DELETE FROM templates WHERE id = ?1", [id])
                 .map(drop)
         })
@@ -112,6 +112,6 @@ fn template(row: &Row<'_>) -> rusqlite::Result<TemplateRecord> {
         name: row.get(1)?,
         owner: row.get(2)?,
         public: row.get(3)?,
-        created_ms: loaded(row.get(4)?),
+        created_ms: from_sql(row.get(4)?),
     })
 }

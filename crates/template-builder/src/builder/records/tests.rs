@@ -11,7 +11,7 @@ fn records() -> (tempfile::TempDir, BuildRecords) {
         public: false,
         created_ms: 1,
     };
-    assert_eq!(records.enter_template(&template).unwrap(), template);
+    assert_eq!(records.insert_template(&template).unwrap(), template);
     (dir, records)
 }
 
@@ -32,7 +32,7 @@ fn a_build(id: &str, created_ms: u64) -> BuildRecord {
 }
 
 #[test]
-fn a_name_is_taken_for_its_owner_alone() {
+fn names_are_unique_per_owner() {
     let (_dir, records) = records();
     let of = |id: &str, owner: Option<&str>| TemplateRecord {
         id: id.into(),
@@ -41,7 +41,7 @@ fn a_name_is_taken_for_its_owner_alone() {
         public: false,
         created_ms: 2,
     };
-    let enter = |id, owner| records.enter_template(&of(id, owner)).unwrap().id;
+    let enter = |id, owner| records.insert_template(&of(id, owner)).unwrap().id;
     assert_eq!(enter("t2", Some("k2")), "t2");
     assert_eq!(enter("t3", Some("k2")), "t2");
     assert_eq!(enter("t4", None), "t4");
@@ -87,10 +87,10 @@ fn records_of_the_first_version_are_kept_with_their_builds_and_lines() {
             backwards: false,
             level: LogLevel::Debug,
         };
-        assert_eq!(records.lines("b1", which).unwrap().len(), 1);
+        assert_eq!(records.log_lines("b1", which).unwrap().len(), 1);
     }
     let records = BuildRecords::open(dir.path()).unwrap();
-    records.forget_template("t1").unwrap();
+    records.delete_template("t1").unwrap();
     assert_eq!(records.build("b1").unwrap(), None);
     drop(records);
     let newer = Connection::open(dir.path().join("builds.db")).unwrap();
@@ -104,27 +104,27 @@ fn records_of_the_first_version_are_kept_with_their_builds_and_lines() {
 #[test]
 fn a_build_ends_once() {
     let (_dir, records) = records();
-    records.enter_build(&a_build("b1", 1)).unwrap();
+    records.insert_build(&a_build("b1", 1)).unwrap();
     assert!(
         records
-            .move_on("b1", BuildStatus::Waiting, BuildStatus::Building)
+            .transition("b1", BuildStatus::Waiting, BuildStatus::Building)
             .unwrap()
     );
     assert!(
         !records
-            .move_on("b1", BuildStatus::Waiting, BuildStatus::Building)
+            .transition("b1", BuildStatus::Waiting, BuildStatus::Building)
             .unwrap()
     );
-    records.succeed("b1", &["s".into()], "v").unwrap();
+    records.set_ready("b1", &["s".into()], "v").unwrap();
     let late = FailureReason {
         message: "too late".into(),
         step: None,
     };
-    records.fail("b1", &late).unwrap();
+    records.set_failed("b1", &late).unwrap();
     let build = records.build("b1").unwrap().unwrap();
     assert_eq!((build.status, build.reason), (BuildStatus::Ready, None));
-    records.enter_build(&a_build("b2", 2)).unwrap();
-    assert_eq!(records.abandon(&late).unwrap(), 1);
+    records.insert_build(&a_build("b2", 2)).unwrap();
+    assert_eq!(records.fail_unfinished(&late).unwrap(), 1);
     assert_eq!(records.build("b2").unwrap().unwrap().reason, Some(late));
     assert_eq!(
         records.builds("t1").unwrap()[0].id,
@@ -134,10 +134,10 @@ fn a_build_ends_once() {
 }
 
 #[test]
-fn a_tag_is_at_one_build() {
+fn a_tag_refers_to_one_build() {
     let (_dir, records) = records();
-    records.enter_build(&a_build("b1", 1)).unwrap();
-    records.enter_build(&a_build("b2", 2)).unwrap();
+    records.insert_build(&a_build("b1", 1)).unwrap();
+    records.insert_build(&a_build("b2", 2)).unwrap();
     let tags = ["default".to_owned(), "v1".to_owned()];
     records.retag("t1", Some("b1"), &tags).unwrap();
     assert_eq!(records.build("b1").unwrap().unwrap().tags, tags);
@@ -149,7 +149,7 @@ fn a_tag_is_at_one_build() {
 #[test]
 fn lines_are_read_in_pages_and_by_level() {
     let (_dir, records) = records();
-    records.enter_build(&a_build("b1", 1)).unwrap();
+    records.insert_build(&a_build("b1", 1)).unwrap();
     for n in 0..10 {
         let level = if n % 2 == 0 {
             LogLevel::Debug
@@ -157,7 +157,7 @@ fn lines_are_read_in_pages_and_by_level() {
             LogLevel::Warn
         };
         records
-            .say("b1", n, level, Some("1"), &format!("line {n}\u{7}"))
+            .insert_log_line("b1", n, level, Some("1"), &format!("line {n}\u{7}"))
             .unwrap();
     }
     let numbers = |from, limit, backwards, level| {
@@ -167,7 +167,7 @@ fn lines_are_read_in_pages_and_by_level() {
             backwards,
             level,
         };
-        let lines = records.lines("b1", which).unwrap();
+        let lines = records.log_lines("b1", which).unwrap();
         lines.into_iter().map(|l| l.number).collect::<Vec<_>>()
     };
     assert_eq!(numbers(8, 100, false, LogLevel::Debug), [8, 9]);
@@ -180,7 +180,10 @@ fn lines_are_read_in_pages_and_by_level() {
         backwards: false,
         level: LogLevel::Debug,
     };
-    assert_eq!(records.lines("b1", which).unwrap()[0].message, "line 0 ");
-    records.forget_template("t1").unwrap();
+    assert_eq!(
+        records.log_lines("b1", which).unwrap()[0].message,
+        "line 0 "
+    );
+    records.delete_template("t1").unwrap();
     assert_eq!(records.build("b1").unwrap(), None);
 }
