@@ -1,4 +1,5 @@
-//! What a recipe adds to the root filesystem of another template: packages, and what its script does.
+//! Layer that a recipe adds to the root file system of another template: packages, and the changes
+//! of its script.
 
 use crate::apt;
 use crate::command::Tool;
@@ -9,18 +10,19 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Installs.
+/// Script that installs the layer.
 const SCRIPT: &str = include_str!("addition.sh");
 
-/// What overlayfs keeps for itself. Of its marks only [`OPAQUE`] means anything in another union.
+/// Prefix of overlayfs's extended attributes. Of these only [`OPAQUE`] has a meaning in another
+/// overlay.
 const MARKS: &str = "trusted.overlay.";
 const OPAQUE: &str = "trusted.overlay.opaque";
 
-/// Longest list of a file's attributes that is read: the kernel's own bound (XATTR_LIST_MAX).
+/// Maximum length of a file's attribute list: that of the kernel (XATTR_LIST_MAX).
 const ATTRIBUTES: usize = 65_536;
 
-/// Makes `<work>/upper`: what `recipe` adds to the image `below`, with overlayfs's marks for what it deletes. `on_progress`: output
-/// line, percent done.
+/// Creates `<work>/upper`: the changes of `recipe` to the image `below`, with overlayfs's marks for
+/// deletions. `on_progress` gets output lines and percentages.
 pub(crate) fn add(
     recipe: &Recipe,
     below: &Path,
@@ -31,7 +33,7 @@ pub(crate) fn add(
     fs::write(&marker, "").on("create", &marker)?;
     let upper = site.work.join("upper");
     fs::create_dir(&upper).on("create", &upper)?;
-    // It becomes the root directory's.
+    // The mode of the root directory.
     fs::set_permissions(&upper, fs::Permissions::from_mode(0o755)).on("protect", &upper)?;
     install(recipe, below, site, on_progress)?;
     forget_marks(&upper)?;
@@ -69,7 +71,7 @@ fn sources(recipe: &Recipe) -> String {
     apt::build_sources(recipe.suite()).join("\n")
 }
 
-/// Settings of apt, for this one build.
+/// Options of apt for this build.
 fn options() -> String {
     let mut options = apt::host_options();
     let own = [
@@ -80,14 +82,14 @@ fn options() -> String {
         "Dir::Etc::SourceParts \"/dev/null\";",
         "Dir::Cache::pkgcache \"\";",
         "Dir::Cache::srcpkgcache \"\";",
-        // A build that is cut short is thrown away: flushing every file would only cost time.
+        // No fsync: an interrupted build is discarded.
         "DPkg::Options:: \"--force-unsafe-io\";",
     ];
     options.extend(own.map(str::to_owned));
     options.join("\n")
 }
 
-/// Removes what overlayfs noted about the files below it, inode numbers of this host among it.
+/// Removes overlayfs's attributes about the files below, such as inode numbers of this host.
 fn forget_marks(path: &Path) -> Result<(), RootfsError> {
     let mut names = vec![0; ATTRIBUTES];
     let n = rustix::fs::llistxattr(path, &mut names[..]);

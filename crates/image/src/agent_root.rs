@@ -1,4 +1,5 @@
-//! The root of the guest agent where no initial ramdisk starts it: a small image with the agent, and places for what it mounts.
+//! Root image of the guest agent for engines without an initial ramdisk: the agent and mount
+//! points.
 
 use crate::erofs::{Root, write};
 use crate::file::OnPath;
@@ -16,15 +17,15 @@ pub struct AgentRoot<'a> {
     agent: &'a [u8],
 }
 
-/// Part of a cached image's name: changes with the image's layout.
+/// Part of a cached image's name; changes with the layout of the image.
 const LAYOUT: u32 = 2;
-/// Nothing tells two of these images apart but what is in them.
+/// Fixed UUID, so that images differ by their content only.
 const UUID: &str = "00000000-0000-4000-8000-000000000000";
-/// 2025-01-01, as for other images.
+/// Fixed time of images: 2025-01-01.
 const EPOCH: u64 = 1_735_689_600;
 
 impl<'a> AgentRoot<'a> {
-    /// An image for an agent binary, which must be static: there are no libraries beside it.
+    /// Creates an image for an agent binary, which must be static, since there are no libraries.
     pub fn new(agent: &'a [u8]) -> Result<Self, InitrdError> {
         match agent.starts_with(b"\x7fELF") {
             true => Ok(Self { agent }),
@@ -53,7 +54,7 @@ impl<'a> AgentRoot<'a> {
         Ok(())
     }
 
-    /// Opens the image, made once per agent binary.
+    /// Opens the image, which is built once per agent binary.
     pub fn file(&self, home: &Home) -> Result<VerifiedFile, InitrdError> {
         let name = format!("{}-{LAYOUT}.erofs", &sum_of(self.agent)[..12]);
         let path = home.initrd().join(&name);
@@ -92,7 +93,7 @@ mod tests {
         let first = root.file(&home).unwrap();
         assert_eq!(root.file(&home).unwrap().sha256, first.sha256);
         let images: Vec<_> = fs::read_dir(place.path().join("initrd")).unwrap().collect();
-        // It and its stamp.
+        // The image and its stamp.
         assert_eq!(images.len(), 2, "{images:?}");
         assert!(AgentRoot::new(b"#!/bin/sh").is_err());
     }

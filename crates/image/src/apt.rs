@@ -1,4 +1,4 @@
-//! Where Debian packages come from: the host's own mirror and proxy, if it is a Debian host, else the public archive.
+//! Sources of Debian packages: the mirror and proxy of a Debian host, else the public archive.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub(crate) fn build_sources(suite: &str) -> Vec<String> {
     }
 }
 
-/// The public archive with updates and security fixes: what a sandbox uses.
+/// Public archive with updates and security fixes, which sandboxes use.
 pub(crate) fn public_sources(suite: &str) -> Vec<String> {
     vec![
         format!("deb http://deb.debian.org/debian {suite} main"),
@@ -39,7 +39,7 @@ pub(crate) fn public_sources(suite: &str) -> Vec<String> {
     ]
 }
 
-/// How the host's apt reaches its mirrors, as apt.conf(5) lines: a machine behind a proxy has it configured there.
+/// Transport options of the host's apt as apt.conf(5) lines, such as a proxy.
 pub(crate) fn host_options() -> Vec<String> {
     let dump = Command::new("apt-config")
         .arg("dump")
@@ -103,7 +103,7 @@ struct Source {
 }
 
 impl Source {
-    /// Whether this is Debian's own archive or a mirror of it: a stranger's packages have no place in a template.
+    /// Tells if this is Debian's own archive or a mirror of it. Third-party packages are not used.
     fn is_debian(&self) -> bool {
         let signed = self
             .signed_by

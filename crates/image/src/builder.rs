@@ -1,4 +1,4 @@
-//! Builds templates: once per recipe, one builder at a time, all or nothing.
+//! Builder of templates from recipes: atomic, and once per recipe.
 
 use crate::addition;
 use crate::command::CommandError;
@@ -23,7 +23,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Why a template was not built.
+/// Error of a template build.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     #[error(
@@ -53,7 +53,7 @@ impl From<RootfsError> for BuildError {
     }
 }
 
-/// Makes the directory that becomes the image; a seam, so that all but the downloading is tested without a network.
+/// Creates the directory that becomes the image; replaced in tests, which have no network.
 type MakeRoot<'a> =
     &'a mut dyn FnMut(&Site<'_>, &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, BuildError>;
 
@@ -63,7 +63,7 @@ pub(crate) fn build_if_needed(
     recipe: &Recipe,
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Template, BuildError> {
-    // Held until this one is named: nobody removes its image meanwhile.
+    // Held until this template is published, so that its image is not removed.
     let below = match &recipe.from {
         Some(from) if up_to_date(templates, recipe)?.is_none() => {
             Some(build_if_needed(templates, home, from, on_progress)?)
@@ -74,7 +74,7 @@ pub(crate) fn build_if_needed(
         if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::maps_only_itself() {
             return Err(BuildError::NotRoot);
         }
-        // Packages are 85 % of the time, the image 10 %, its checksum the rest.
+        // Packages take 85 % of the time, the image 10 %, its checksum the rest.
         let told = &mut |line: &str, percent: u8| {
             on_progress(Progress::Line(line));
             on_progress(Progress::Percent(
@@ -97,7 +97,7 @@ pub(crate) fn build_if_needed(
     )
 }
 
-/// The image of a template that has just one.
+/// The image of a template that has only one.
 fn only_image(below: &Template) -> Result<&Path, BuildError> {
     match &below.images[..] {
         [image] => Ok(&image.path),
@@ -108,7 +108,7 @@ fn only_image(below: &Template) -> Result<&Path, BuildError> {
     }
 }
 
-/// `below` are the images that the root is added to.
+/// Builds a template of the images `below` and a new one.
 fn build_with(
     templates: &Templates,
     home: &Home,
@@ -171,7 +171,7 @@ fn build_with(
     Ok(template)
 }
 
-/// The template, if it was made from this very recipe.
+/// The template, if it was built from an equal recipe.
 fn up_to_date(templates: &Templates, recipe: &Recipe) -> Result<Option<Template>, TemplateError> {
     if !templates
         .directory(&Reference::parse(recipe.name())?)
@@ -183,13 +183,13 @@ fn up_to_date(templates: &Templates, recipe: &Recipe) -> Result<Option<Template>
     Ok((template.manifest.recipe_sha256 == recipe.hash()).then_some(template))
 }
 
-/// What a template is to say about itself.
+/// Fields of a new manifest.
 pub(crate) struct Plan<'a> {
     pub reference: &'a Reference,
     pub visibility: Visibility,
-    /// SHA-256 of all that it is made from, lower-case hexadecimal.
+    /// SHA-256 of all inputs, lower-case hexadecimal.
     pub hash: &'a str,
-    /// The lowest first.
+    /// Lowest image first.
     pub images: Vec<ImageSum>,
     pub defaults: &'a Defaults,
     pub startup: Startup,
@@ -219,7 +219,8 @@ impl Plan<'_> {
     }
 }
 
-/// Makes an image of `root`, durable. The caller shares the images until it has named this one.
+/// Writes an image of `root` and flushes it. The caller holds a shared lock on the images until the
+/// image is referenced.
 pub(crate) fn write_image(
     home: &Home,
     root: &Root,
@@ -239,8 +240,8 @@ pub(crate) fn write_image(
     Ok(Images::new(home).add(&image)?)
 }
 
-/// Makes `manifest` the template of its name in one step. What there was before is kept as a version for those who were made with
-/// it. Needs the template's lock, and that the images are shared.
+/// Publishes `manifest` under its name atomically. The replaced template is kept as a version. The
+/// caller holds the template's lock and a shared lock on the images.
 pub(crate) fn publish(
     templates: &Templates,
     manifest: &Manifest,
@@ -257,7 +258,7 @@ pub(crate) fn publish(
 
     let reference = Reference::parse(&manifest.reference())?;
     let place = templates.directory(&reference);
-    // One that cannot be read was used by nobody.
+    // An unreadable template has no users.
     if let Ok(before) = templates.manifest(&reference.to_string()) {
         version::keep(&templates.home, &before)?;
         templates.rescue(&before, &place)?;
@@ -273,7 +274,7 @@ pub(crate) fn publish(
     Ok(file::sync_dir(place.parent().unwrap_or(&place))?)
 }
 
-/// The image's UUID: the recipe's identity in the shape of a random UUID (RFC 9562, version 8: "vendor specific").
+/// UUID of an image, from the recipe's hash (RFC 9562, version 8: "vendor specific").
 fn uuid(hash: &str) -> String {
     format!(
         "{}-{}-8{}-8{}-{}",
@@ -285,11 +286,12 @@ fn uuid(hash: &str) -> String {
     )
 }
 
-/// A directory to build in, gone when the build is over, however it ends.
+/// Working directory of a build, removed on drop.
 pub(crate) struct Work(pub PathBuf);
 
 impl Work {
-    /// The caller holds the template's lock, so what is found in the place was left by a build that was killed.
+    /// Creates the directory. The caller holds the template's lock, so an existing directory is
+    /// from a killed build.
     pub(crate) fn begin(path: PathBuf) -> Result<Self, FileError> {
         clear(&path)?;
         DirBuilder::new()
@@ -302,12 +304,13 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // What cannot be removed now is removed by the next build.
+        // Remains are removed by the next build.
         let _ = clear(&self.0);
     }
 }
 
-/// Removes a directory with all its content, unless something is mounted in it: that would be removed too.
+/// Removes a directory tree, unless a file system is mounted in it, whose files would be removed as
+/// well.
 pub(crate) fn clear(path: &Path) -> Result<(), FileError> {
     let mounts =
         fs::read_to_string("/proc/self/mountinfo").on("read", Path::new("/proc/self/mountinfo"))?;

@@ -1,4 +1,4 @@
-//! The programs of the host that build images.
+//! Host programs that build images.
 
 use crate::jail::{self, View, Watch, filter, privileges};
 use crate::lock::Lock;
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Why a program of the host did not do its work.
+/// Error of a host program.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     #[error("{program} is not installed: run `apt-get install {package}`")]
@@ -27,7 +27,7 @@ pub enum CommandError {
         program: &'static str,
         source: io::Error,
     },
-    /// With the last lines of output.
+    /// The program failed; with its last lines of output.
     #[error("{program} failed ({status}):\n{tail}")]
     Failed {
         program: &'static str,
@@ -36,7 +36,7 @@ pub enum CommandError {
     },
 }
 
-/// A program of the host and the Debian package it comes from.
+/// A host program and its Debian package.
 pub(crate) struct Tool {
     program: &'static str,
     package: &'static str,
@@ -47,31 +47,32 @@ pub(crate) struct Tool {
     deadline: Option<Duration>,
 }
 
-/// A program's confinement.
+/// Confinement of a program.
 struct Jail {
     view: View,
-    /// Capabilities that it has.
+    /// Capabilities of the program.
     kept: &'static [u32],
-    /// File that becomes its own.
+    /// File that the program's user owns.
     output: CString,
     filter: BpfProgram,
 }
 
-/// A read-only union of directories, mounted for one program only.
+/// Read-only overlay that is mounted for one program only.
 struct Overlay {
-    /// Working directory during the mount: the options name directories in it, because they must fit into a page.
+    /// Working directory during the mount. The options use names relative to it, since they must
+    /// fit into a page.
     from: CString,
     at: CString,
     options: CString,
 }
 
-/// Lines of output kept for the error message.
+/// Maximum number of output lines in an error message.
 const TAIL: usize = 20;
 
 impl Tool {
     pub(crate) fn new(program: &'static str, package: &'static str) -> Self {
         let mut command = Command::new(program);
-        // An ordinary user's PATH lacks the directories where the file system tools are.
+        // The PATH of ordinary users lacks the directories of the file system tools.
         let mut path = env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
         path.push(":/usr/sbin:/sbin");
         command
@@ -104,14 +105,15 @@ impl Tool {
         self
     }
 
-    /// What the program mounts is seen by nobody else, and is gone with it, even if it is killed. Needs root.
+    /// Runs the program in a mount namespace of its own, so that its mounts are private and end
+    /// with it. Needs root.
     pub(crate) fn private_mounts(&mut self) -> &mut Self {
         self.private_mounts = true;
         self
     }
 
-    /// The program finds, at the directory `at`, the union of `lower`, the uppermost first: names of directories (or links to
-    /// them) in `from`. Nobody else sees it, and it is gone with the program. Needs root.
+    /// Mounts an overlay of `lower` at the directory `at` for the program only. `lower` are names
+    /// in `from`, uppermost first. Needs root.
     pub(crate) fn overlay(
         &mut self,
         from: &Path,
@@ -119,7 +121,7 @@ impl Tool {
         at: &Path,
     ) -> io::Result<&mut Self> {
         let path = |path: &Path| CString::new(path.as_os_str().as_bytes());
-        // No marks but those that unpacking made are to mean anything.
+        // Only marks that were set by unpacking are valid.
         let options = format!(
             "lowerdir={},redirect_dir=nofollow,metacopy=off",
             lower.join(":")
@@ -132,15 +134,16 @@ impl Tool {
         Ok(self.private_mounts())
     }
 
-    /// The program sees the files of `view` only, is a user of its own with the capabilities `kept`, and reaches no network.
-    /// The file `output` becomes that user's. Needs root.
+    /// Confines the program: it sees the files of `view`, runs as a user of its own with the
+    /// capabilities `kept`, and has no network. The file `output` is given to that user. Needs
+    /// root.
     pub(crate) fn jailed(
         &mut self,
         view: View,
         kept: &'static [u32],
         output: &Path,
     ) -> io::Result<&mut Self> {
-        // Words of ours may be secrets; the paths are those of its tree.
+        // The environment may hold secrets; PATH is that of the view.
         let programs = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
         self.command.env_clear();
         self.env("PATH", programs).env("LC_ALL", "C.UTF-8");
@@ -153,16 +156,16 @@ impl Tool {
         Ok(self)
     }
 
-    /// The program is killed when it takes longer.
+    /// Kills the program after this time.
     pub(crate) fn deadline(&mut self, most: Duration) -> &mut Self {
         self.deadline = Some(most);
         self
     }
 
-    /// Runs the program to its end; `on_line` sees each line of output as it comes.
+    /// Runs the program to its end; `on_line` gets each line of output.
     ///
-    /// Should this process die, the program is told to stop. It keeps `lock` until it really has: until then it may still be
-    /// writing, and nobody else can start on the same thing.
+    /// If this process dies, the program gets SIGTERM. It holds `lock` until it has ended, so that
+    /// no other process starts on the same files meanwhile.
     pub(crate) fn run(
         mut self,
         lock: Option<&Lock>,
@@ -177,8 +180,8 @@ impl Tool {
         let lock = lock.map(|lock| lock.as_fd().as_raw_fd());
         let (private_mounts, overlay) = (self.private_mounts, self.overlay.take());
         let jail = self.jail.take();
-        // SAFETY: between fork and exec only system calls are made, which is async-signal-safe; the descriptor stays open
-        // because the caller's borrow of the lock outlives the spawn.
+        // SAFETY: between fork and exec only system calls are made, which is async-signal-safe; the
+        // descriptor stays open because the caller's borrow of the lock outlives the spawn.
         unsafe {
             self.command.pre_exec(move || {
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) < 0 {
@@ -207,7 +210,7 @@ impl Tool {
             },
             _ => CommandError::Run { program, source },
         })?;
-        // The command holds the writing end too: without this the output would never end.
+        // The command holds the write end as well, which would keep the output open.
         drop(self.command);
         let watch = self
             .deadline
@@ -232,7 +235,7 @@ impl Tool {
 }
 
 impl Overlay {
-    /// Only system calls, no allocation: it runs between fork and exec.
+    /// Mounts the overlay. System calls only, no allocation: it runs between fork and exec.
     fn mount(&self) -> io::Result<()> {
         // SAFETY: all pointers are to strings that end in zero and live through the calls.
         let done = unsafe {
@@ -254,7 +257,8 @@ impl Overlay {
 }
 
 impl Jail {
-    /// Only system calls, no allocation: it runs between fork and exec.
+    /// Confines the calling process. System calls only, no allocation: it runs between fork and
+    /// exec.
     fn enter(&self) -> io::Result<()> {
         let user = privileges::own_user();
         // SAFETY: a string that ends in zero.
@@ -267,7 +271,7 @@ impl Jail {
     }
 }
 
-/// Gives the calling process mounts of its own.
+/// Gives the calling process a mount namespace of its own.
 fn detach_mounts() -> io::Result<()> {
     // SAFETY: no pointers.
     match unsafe { libc::unshare(libc::CLONE_NEWNS) } {
@@ -276,7 +280,8 @@ fn detach_mounts() -> io::Result<()> {
     }
 }
 
-/// Passes lines on (a carriage return ends one too, as progress bars use it) and returns the last of them.
+/// Passes lines on and returns the last ones. A carriage return ends a line as well, since progress
+/// bars use it.
 fn read_lines(output: impl Read, on_line: &mut dyn FnMut(&str)) -> io::Result<VecDeque<String>> {
     let mut tail = VecDeque::new();
     for chunk in BufReader::new(output).split(b'\n') {
@@ -373,12 +378,13 @@ mod tests {
                 shell.args(["sh"]);
                 shell.run(Some(&lock), &mut |_| ())
             });
-            // Released once the program has ended, which it does when its input closes.
+            // The program ends when its input is closed.
             drop(hold);
             child.join().unwrap().unwrap();
         });
         drop(lock);
-        // A program that another test starts at this very moment holds a copy until it has begun.
+        // A program that another test forks at this moment holds a copy of the descriptor until its
+        // exec.
         let free = (0..100).any(|_| {
             let mut waited = false;
             drop(Lock::take(&path, || waited = true).unwrap());

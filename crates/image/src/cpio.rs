@@ -1,11 +1,12 @@
-//! Archives in cpio's "newc" format, as the kernel unpacks them (Documentation/driver-api/early-userspace/buffer-format.rst).
+//! Archives in cpio's "newc" format (Documentation/driver-api/early-userspace/buffer-format.rst).
 
 /// Type bits of a mode.
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const CHARACTER: u32 = 0o020_000;
 
-/// A cpio archive in the making. Entries belong to root and carry no time, so equal content gives equal bytes.
+/// Builder of a cpio archive. Entries belong to root and have no time, so equal content gives equal
+/// bytes.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -35,7 +36,8 @@ impl Archive {
         self.bytes.extend_from_slice(b"070701");
         let links = if mode & DIRECTORY != 0 { 2 } else { 1 };
         let name_size = name.len() + 1;
-        // inode, mode, uid, gid, links, mtime, size, device (2), special device (2), name size, checksum (unused)
+        // inode, mode, uid, gid, links, mtime, size, device (2), special device (2), name size,
+        // checksum (unused)
         let before_size = [self.entries, mode, 0, 0, links, 0];
         let before = before_size.iter().map(|field| format!("{field:08x}"));
         let size = std::iter::once(format!("{:08x}", content.len()));

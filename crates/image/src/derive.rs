@@ -1,4 +1,4 @@
-//! Templates that are another one and what was changed of it.
+//! Templates derived from another template and a layer of changes.
 
 use crate::builder::{self, BuildError, Plan, Work};
 use crate::erofs::Root;
@@ -18,30 +18,32 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// What is to become a template.
+/// Description of a derived template.
 #[derive(Clone, Debug)]
 pub struct Derived<'a> {
     /// `[owner/]name[:tag]`.
     pub name: &'a str,
-    /// None: that of the template in its place, else private.
+    /// None: that of the replaced template, else private.
     pub visibility: Option<Visibility>,
-    /// What was changed. With no images: nothing at all. Its images are there as long as somebody holds the [`Template`].
+    /// Base template, possibly without images. Its images exist while a [`Template`] of it is held.
     pub base: &'a Manifest,
     pub defaults: Defaults,
     pub startup: Startup,
     pub origin: Option<Origin>,
-    /// What was done to the base.
+    /// Steps that were applied to the base.
     pub history: Vec<Step>,
-    /// SHA-256 of all that went into it, lower-case hexadecimal.
+    /// SHA-256 of all inputs, lower-case hexadecimal.
     pub recipe_sha256: String,
-    /// Bounds for the layer.
+    /// Limits of the layer.
     pub limits: Limits,
 }
 
 impl Templates {
-    /// Makes a template of `derived.base` and `layer`: a tar of what changed, perhaps compressed, as layers of OCI images are.
+    /// Creates a template from `derived.base` and `layer`: a tar of the changes, optionally
+    /// compressed, in the format of OCI layers.
     ///
-    /// Blocks. Needs root and `mkfs.erofs`. A template of that name is replaced; what was made of it goes on.
+    /// Blocks. Needs root and `mkfs.erofs`. Replaces a template of the same name; its sandboxes are
+    /// unaffected.
     pub fn derive(
         &self,
         derived: &Derived<'_>,
@@ -71,7 +73,7 @@ impl Templates {
             source,
         })?;
         if !unpacked.end_mark {
-            // Nothing else tells that it is whole.
+            // Only the end mark shows that the archive is complete.
             return Err(ImportError::Layer {
                 what: format!("what was changed for template `{reference}`"),
                 source: crate::layer::LayerError::Truncated,
@@ -80,7 +82,7 @@ impl Templates {
 
         let mut images = derived.base.images.clone();
         if unpacked.opaque {
-            // Nothing below shows through.
+            // The layer hides all images below.
             images.clear();
         }
         let mut history = [&derived.base.history[..], &derived.history[..]].concat();
@@ -89,7 +91,7 @@ impl Templates {
             let mut text = "image of what changed".to_owned();
             let mut root = root;
             if images.len() >= MAX_IMAGES {
-                // A sandbox takes no more: all but the lowest become one.
+                // At the maximum number of images, all but the lowest are merged.
                 text.push_str(&format!(" and of {} images below", images.len() - 1));
                 root = derived.put_together(&store, &images, &root, &work)?;
                 images.truncate(1);
@@ -102,7 +104,7 @@ impl Templates {
                 seconds: began.elapsed().as_secs_f64(),
                 bytes: Some(image.size),
             });
-            // Its own content may be that of one below: overlayfs takes none twice.
+            // The new image may equal one below, and overlayfs accepts no directory twice.
             images.retain(|i| *i != image);
             images.push(image);
         }
@@ -132,7 +134,8 @@ impl Derived<'_> {
         Ok(reference)
     }
 
-    /// What is in `layer` and in all of `images` but the lowest, in one directory that means the same above that one.
+    /// Merges `layer` and all of `images` but the lowest into one directory, with the same meaning
+    /// above the lowest.
     fn put_together(
         &self,
         store: &Images,
@@ -164,7 +167,7 @@ impl Derived<'_> {
     }
 }
 
-/// Refuses what no sandbox could be.
+/// Rejects defaults and startups that no sandbox can have.
 pub(crate) fn sound(defaults: &Defaults, startup: &Startup) -> Result<(), ImportError> {
     let standard = SandboxSize::default();
     let size = SandboxSize {

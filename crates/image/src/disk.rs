@@ -1,4 +1,4 @@
-//! Blank disks: the writable half of a sandbox's file system.
+//! Blank disks: the writable part of a sandbox's file system.
 
 use crate::command::{CommandError, Tool};
 use crate::file::{FileError, OnPath, create};
@@ -7,18 +7,18 @@ use crate::verified::{Check, VerifiedFile, VerifyError};
 use std::fs::File;
 use std::path::Path;
 
-/// Smallest disk, MiB: below this the file system's own tables crowd out the user's data.
+/// Minimum size of a disk in MiB; smaller ones would hold little but file system metadata.
 pub const MIN_DISK_MIB: u64 = 64;
-/// Largest disk, MiB (1 TiB).
+/// Maximum size of a disk in MiB (1 TiB).
 pub const MAX_DISK_MIB: u64 = 1 << 20;
 
-/// A sandbox's disk: a shared, read-only, blank file system under private copy-on-write.
+/// Disk of a sandbox: a shared, read-only, blank file system below a private copy-on-write file.
 #[derive(Clone, Copy, Debug)]
 pub struct Disk {
     mib: u64,
 }
 
-/// Why there is no disk.
+/// Error of a blank disk.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     #[error(
@@ -33,11 +33,13 @@ pub enum DiskError {
     File(#[from] FileError),
 }
 
-/// Options of `mkfs.ext4`. The disk is the upper layer of an overlay and lives no longer than its sandbox:
-/// - no journal: it would double metadata writes, and protects only against power loss without the memory. Snapshots freeze
-///   memory and disk in one window, so the mounted file system continues, it never recovers;
-/// - no checksums and no lazy initialisation: nothing is written behind the user's back after the first mount, and every
-///   block that is never written stays shared;
+/// Options of `mkfs.ext4`. The disk is the upper layer of an overlay and lives no longer than its
+/// sandbox:
+/// - no journal: it would double metadata writes, and protects only against power loss without the
+///   memory. Snapshots freeze memory and disk in one window, so the mounted file system continues,
+///   it never recovers;
+/// - no checksums and no lazy initialisation: nothing is written behind the user's back after the
+///   first mount, and every block that is never written stays shared;
 /// - metadata packed together at the start: fewer copy-on-write units touched by the first writes;
 /// - no reserved blocks, fixed identity: the same size gives the same bytes on every host.
 const FEATURES: &str = "none,dir_index,extent,ext_attr,filetype,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize";
@@ -47,7 +49,7 @@ const LABEL: &str = "jiffy-disk";
 const EPOCH: &str = "1735689600";
 
 impl Disk {
-    /// A disk of `mib` MiB, from [`MIN_DISK_MIB`] to [`MAX_DISK_MIB`].
+    /// Creates a disk of `mib` MiB, from [`MIN_DISK_MIB`] to [`MAX_DISK_MIB`].
     pub fn new(mib: u64) -> Result<Self, DiskError> {
         match mib {
             MIN_DISK_MIB..=MAX_DISK_MIB => Ok(Self { mib }),
@@ -55,14 +57,14 @@ impl Disk {
         }
     }
 
-    /// MiB.
+    /// Size in MiB.
     pub fn mib(&self) -> u64 {
         self.mib
     }
 
-    /// Opens the blank ext4 image of this size, read-only; formats it if this is the first disk of its size.
+    /// Opens the blank ext4 image of this size, read-only; formats it on first use.
     ///
-    /// Sparse: a blank disk of 10 GiB occupies less than 1 MiB.
+    /// Sparse: a blank disk of 10 GiB uses less than 1 MiB.
     pub fn blank_ext4(&self, home: &Home) -> Result<VerifiedFile, DiskError> {
         let name = format!("ext4-{}.img", self.mib);
         let path = home.disks().join(&name);
@@ -83,7 +85,7 @@ impl Disk {
         })
     }
 
-    /// A file for what one sandbox writes: it has no name, and vanishes with its last descriptor.
+    /// Creates an unlinked file for the writes of one sandbox.
     pub fn overlay_file(home: &Home) -> Result<File, DiskError> {
         Ok(tempfile::tempfile_in(home.run()).on("create a file in", &home.run())?)
     }

@@ -1,4 +1,4 @@
-//! Read-only images of root filesystems.
+//! EROFS images of root file systems.
 
 mod layer;
 mod read;
@@ -16,13 +16,13 @@ pub use layer::LayerOfImageError;
 pub(crate) use layer::write_layer;
 pub use read::ImageError;
 
-/// What becomes an image.
+/// Content of a new image.
 pub(crate) enum Root {
     Directory(PathBuf),
-    /// One that holds overlayfs's marks, which are to be in the image.
+    /// Directory with overlayfs's marks, which the image keeps.
     Marked(PathBuf),
-    /// Unpacked layers, the lowest first, and an empty directory for the links and the mount point that putting them
-    /// together takes.
+    /// Unpacked layers, lowest first, and an empty directory for links and the mount point of their
+    /// overlay.
     Layers {
         layers: Vec<PathBuf>,
         work: PathBuf,
@@ -31,9 +31,11 @@ pub(crate) enum Root {
 
 /// Writes `root` as an EROFS image.
 ///
-/// - not compressed: 1.6 times the size of lz4, half the time of a read (figures in `templates/README.md`);
-/// - no inlined tails: every file starts on a page of its own, so equal files are equal pages, wherever they lie;
-/// - files keep their times, because compiled Python modules are valid only for sources of the recorded time.
+/// - not compressed: 1.6 times the size of lz4, half the time of a read (figures in
+///   `templates/README.md`);
+/// - no inlined tails: every file starts on a page boundary, so equal files have equal pages;
+/// - files keep their times, since compiled Python modules are valid only for sources of the
+///   recorded time.
 pub(crate) fn write(
     root: &Root,
     image: &Path,
@@ -47,7 +49,7 @@ pub(crate) fn write(
         program: "mkfs.erofs",
         source,
     };
-    // The order matters: a fixed time alone would apply to every file, not just to the image itself.
+    // Both options are needed: a fixed time alone would apply to every file, not only to the image.
     mkfs.args([
         "--quiet",
         "-Enoinline_data",
@@ -74,19 +76,19 @@ pub(crate) fn write(
         Root::Directory(_) | Root::Layers { .. } => TO_READ,
     };
     let file = File::create(image).map_err(failed)?;
-    // Its tree is put together on a directory that stays empty.
+    // The program's view is mounted on a directory that stays empty.
     let stage = tempfile::tempdir().map_err(failed)?;
     confine(&mut mkfs, stage.path(), &tree, kept, image).map_err(failed)?;
     let made = mkfs.run(lock, &mut |_| ());
-    // It was the program's while that ran.
+    // The program's user owned the file meanwhile.
     fchown(&file, Some(0), Some(0)).map_err(failed)?;
     made
 }
 
-/// Capabilities for reading files of all owners, and the attributes that overlayfs marks them with.
+/// Capabilities for reading files of all owners, and overlayfs's marks.
 const TO_READ: &[u32] = &[privileges::CAP_DAC_READ_SEARCH];
 const TO_READ_MARKS: &[u32] = &[privileges::CAP_DAC_READ_SEARCH, privileges::CAP_SYS_ADMIN];
-/// Time that the largest image has.
+/// Time limit of writing the largest image.
 const MAX_TIME: Duration = Duration::from_secs(3600);
 
 fn confine(
@@ -104,7 +106,8 @@ fn confine(
     Ok(())
 }
 
-/// Gives the layers names as short as can be, uppermost first, below all of them an empty one: a union takes two.
+/// Gives the layers short names, uppermost first, and adds an empty layer, since an overlay needs
+/// two.
 fn link(layers: &[PathBuf], work: &Path, at: &Path) -> io::Result<Vec<String>> {
     fs::create_dir(at)?;
     let mut names = Vec::new();

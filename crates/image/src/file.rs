@@ -1,21 +1,21 @@
-//! Files that appear whole or not at all, and errors that name the file.
+//! Atomic creation of files, and errors that name the file.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// A file operation that failed: what, on which path, why.
+/// Failed file operation: action, path and cause.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}", path.display())]
 pub struct FileError {
-    /// What was tried, as a verb ("read", "create").
+    /// Action as a verb ("read", "create").
     pub action: &'static str,
     pub path: PathBuf,
     pub source: io::Error,
 }
 
-/// Names the operation and the path in an I/O error.
+/// Adds the action and path to an I/O error.
 pub(crate) trait OnPath<T> {
     fn on(self, action: &'static str, path: &Path) -> Result<T, FileError>;
 }
@@ -30,12 +30,12 @@ impl<T> OnPath<T> for io::Result<T> {
     }
 }
 
-/// Prefix of everything that is still being made; what carries it and is not under a held lock is garbage.
+/// Prefix of unfinished files. Without a held lock they are garbage.
 pub(crate) const UNFINISHED: &str = ".new-";
 
-/// Creates `dir/name` by `fill`, atomically: a crash leaves either no such file or the whole of it.
+/// Creates `dir/name` by `fill`, atomically: after a crash the file is complete or missing.
 ///
-/// The caller holds the lock that guards `dir`; remains of interrupted attempts are swept first.
+/// The caller holds the lock of `dir`. Unfinished files of earlier attempts are removed first.
 pub(crate) fn create<E: From<FileError>>(
     dir: &Path,
     name: &str,
@@ -45,7 +45,8 @@ pub(crate) fn create<E: From<FileError>>(
     replace(dir, name, UNFINISHED, fill)
 }
 
-/// As [`create`], for what is small and written without a lock: the last writer wins, and nothing is swept.
+/// Creates a small file atomically without a lock: the last writer wins. Removes no unfinished
+/// files.
 pub(crate) fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf, FileError> {
     replace(dir, name, ".write-", |file| {
         file.write_all(bytes).on("write", &dir.join(name))
@@ -75,12 +76,12 @@ fn replace<E: From<FileError>>(
     Ok(path)
 }
 
-/// Makes the names in `dir` durable.
+/// Flushes the entries of `dir`.
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), FileError> {
     File::open(dir).and_then(|d| d.sync_all()).on("flush", dir)
 }
 
-/// Removes what interrupted attempts left in `dir`.
+/// Removes unfinished files from `dir`.
 fn sweep(dir: &Path) -> Result<(), FileError> {
     for entry in fs::read_dir(dir).on("list", dir)? {
         let path = entry.on("list", dir)?.path();

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Jiffy's data directory, readable by its owner only.
+/// Data directory of Jiffy, readable by its owner only.
 ///
 /// ```text
 /// <home>/
@@ -30,14 +30,14 @@ use std::path::{Path, PathBuf};
 ///   locks/                          one file per thing that is built by one process at a time
 /// ```
 ///
-/// A file `<x>.stamp` beside `<x>` records the verified checksum and identity of `<x>`. A name starting with `.new-` is
-/// unfinished work and safe to remove when nothing is being built.
+/// A file `<x>.stamp` records the verified checksum and identity of `<x>`. A name that starts with
+/// `.new-` is unfinished and may be removed while no build runs.
 #[derive(Clone, Debug)]
 pub struct Home {
     root: PathBuf,
 }
 
-/// Why the data directory cannot be used.
+/// Error of the data directory.
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
     #[error(
@@ -67,8 +67,8 @@ const DIRECTORIES: [&str; 11] = [
 ];
 
 impl Home {
-    /// The data directory of this user: `$JIFFY_HOME`, else `/var/lib/jiffy` for root, else `$XDG_DATA_HOME/jiffy`, else
-    /// `~/.local/share/jiffy`. Created if absent.
+    /// Opens the data directory of this user, and creates it if missing: `$JIFFY_HOME`, else
+    /// `/var/lib/jiffy` for root, else `$XDG_DATA_HOME/jiffy`, else `~/.local/share/jiffy`.
     pub fn locate() -> Result<Self, HomeError> {
         Self::at(place(
             |name| env::var_os(name).filter(|v| !v.is_empty()),
@@ -76,7 +76,8 @@ impl Home {
         )?)
     }
 
-    /// The data directory at `root` (absolute). Created if absent, and closed to everybody but its owner.
+    /// Opens the data directory at `root` (absolute), and creates it if missing. Only its owner may
+    /// access it.
     pub fn at(root: impl Into<PathBuf>) -> Result<Self, HomeError> {
         let root = root.into();
         if !root.is_absolute() {
@@ -115,7 +116,7 @@ impl Home {
         Ok(Self { root })
     }
 
-    /// The directory itself.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.root
     }
@@ -136,7 +137,7 @@ impl Home {
         self.root.join("versions")
     }
 
-    /// Where the host keeps snapshots, by engine; what they were taken of stays.
+    /// Directories of snapshots, by engine. Versions and images that snapshots refer to are kept.
     pub(crate) fn snapshots(&self) -> [PathBuf; 2] {
         ["snapshots", "gvisor"].map(|directory| self.root.join(directory))
     }
@@ -161,22 +162,22 @@ impl Home {
         self.root.join("cache")
     }
 
-    /// Where running sandboxes keep unlinked files and sockets.
+    /// Directory of running sandboxes' unlinked files and sockets.
     pub fn run(&self) -> PathBuf {
         self.root.join("run")
     }
 
-    /// Takes the lock `name` if nobody holds it.
+    /// Takes the lock `name` if it is free.
     pub(crate) fn try_lock(&self, name: &str) -> Result<Option<Lock>, FileError> {
         Lock::try_take(&self.root.join("locks").join(name))
     }
 
-    /// Shares the lock `name` with others who do.
+    /// Takes the lock `name` as shared.
     pub(crate) fn share(&self, name: &str) -> Result<Lock, FileError> {
         Lock::share(&self.root.join("locks").join(name))
     }
 
-    /// Takes the lock `name`; `wait` is called once when another process or thread holds it.
+    /// Takes the lock `name`; calls `wait` once if it is held.
     pub(crate) fn lock(&self, name: &str, wait: impl FnOnce()) -> Result<Lock, FileError> {
         Lock::take(&self.root.join("locks").join(name), wait)
     }
@@ -201,8 +202,8 @@ fn place(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> Result<PathBuf, Ho
         .ok_or(HomeError::NoPlace)
 }
 
-/// Makes the database `file` if there is none, and closes it and the files beside it to everybody but its owner; the database gives its
-/// mode to those that it makes later.
+/// Creates the database `file` if missing, and makes it and its companions private to their owner.
+/// The database gives its mode to companions that it creates later.
 pub fn keep_private(file: &Path) -> io::Result<()> {
     let mut options = fs::OpenOptions::new();
     options.create(true).truncate(false).write(true).mode(0o600);

@@ -1,8 +1,9 @@
-//! Images of root file systems, each once, by content.
+//! Store of images, each once, by content.
 //!
-//! Whoever uses one holds a shared lock on the open file: it goes with the last process that has it open, which may be a virtual
-//! machine that outlives everybody else. What is locked is not removed. Whoever adds images to name them later holds
-//! [`Images::share`] until that has happened.
+//! Every user of an image holds a shared lock on its open file, which is inherited and ends with
+//! the last process that has the file open, such as a VMM that outlives the daemon. Locked images
+//! are not removed. A process that adds an image holds [`ImageStore::share`] until the image is
+//! referenced.
 
 use crate::builder;
 use crate::file::{self, FileError, OnPath};
@@ -16,7 +17,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Lock on the directory: shared by those who open and add, held alone by whoever removes.
+/// Lock on the directory: shared to open and add images, exclusive to remove them.
 const LOCK: &str = "images";
 const PREFIX: &str = "sha256-";
 const SUFFIX: &str = ".erofs";
@@ -27,13 +28,13 @@ pub(crate) struct Images {
     home: Home,
 }
 
-/// An image that nobody uses; while this lives nobody begins to.
+/// An unused image; while this exists, no process opens it.
 pub(crate) struct Unused {
     pub sum: ImageSum,
     path: PathBuf,
-    /// Bytes that are free once it is gone.
+    /// Disk space in bytes that its removal frees.
     pub bytes: u64,
-    /// Locked, by nobody else.
+    /// Exclusive lock.
     _lock: File,
 }
 
@@ -52,12 +53,13 @@ impl Images {
         Self { home: home.clone() }
     }
 
-    /// As long as it is held nothing is removed.
+    /// Takes the shared lock, under which no image is removed.
     pub(crate) fn share(&self) -> Result<Lock, FileError> {
         self.home.share(LOCK)
     }
 
-    /// Held by whoever removes; nobody opens or adds meanwhile. None while somebody does, unless that is to be waited for.
+    /// Takes the exclusive lock, under which no image is opened or added. None if it is held and
+    /// `wait` is false.
     pub(crate) fn alone(&self, wait: bool) -> Result<Option<Lock>, FileError> {
         match wait {
             true => self.home.lock(LOCK, || ()).map(Some),
@@ -69,22 +71,22 @@ impl Images {
         self.home.images().join(format!("{PREFIX}{sha256}{SUFFIX}"))
     }
 
-    /// Opens an image, verified, and keeps it from being removed for as long as the file is open anywhere.
+    /// Opens and verifies an image. It is not removed while the file is open in any process.
     pub(crate) fn open(&self, sum: &ImageSum) -> Result<VerifiedFile, TemplateError> {
         let path = self.path(&sum.sha256);
         let opened = check(Some(&sum.sha256), Some(sum.size)).open(&path)?;
         let image = opened.ok_or_else(|| TemplateError::Image { path: path.clone() })?;
-        // Whoever removes images of a data directory that this one is borrowed by may look at it just now.
+        // A gc in a data directory that borrows this one may hold it briefly.
         image.file.lock_shared().on("lock", &path)?;
         Ok(image)
     }
 
-    /// Takes over a finished file, unless its content is here already.
+    /// Adds a finished file, unless its content exists.
     pub(crate) fn add(&self, made: &Path) -> Result<ImageSum, TemplateError> {
         self.take_over(made, check(None, None).measure(made)?)
     }
 
-    /// The same if its content is what it should be; otherwise, what its content is.
+    /// Adds a finished file if it has the expected digest; otherwise returns its digest.
     pub(crate) fn add_expected(
         &self,
         made: &Path,
@@ -104,7 +106,7 @@ impl Images {
         };
         let path = self.path(&sum.sha256);
         let known = check(Some(&sum.sha256), Some(sum.size)).open(&path);
-        // One that is damaged makes room for this.
+        // A damaged image is replaced.
         if !matches!(known, Ok(Some(_))) {
             let _ = fs::remove_file(stamp_path(&path));
             fs::rename(made, &path).on("create", &path)?;
@@ -114,19 +116,19 @@ impl Images {
         Ok(sum)
     }
 
-    /// Makes an image that lies beside its manifest, as the first format had it, one of these.
+    /// Links an image of manifest format 1, which lies beside its manifest, into the store.
     pub(crate) fn adopt(&self, sum: &ImageSum, old: &Path) -> Result<(), FileError> {
         let path = self.path(&sum.sha256);
         if path.exists() || !old.exists() {
             return Ok(());
         }
-        // Whatever links lead there now.
+        // Resolves links of a borrowed data directory.
         let old = old.canonicalize().on("find", old)?;
-        // A link that leads nowhere is in the way.
+        // A dangling link is replaced.
         for (from, to) in [(stamp_path(&old), stamp_path(&path)), (old, path)] {
             let _ = fs::remove_file(&to);
             match symlink(&from, &to) {
-                // Somebody else was faster.
+                // Another process was faster.
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made.on("create", &to)?,
             }
@@ -134,10 +136,10 @@ impl Images {
         Ok(())
     }
 
-    /// The same for one whose place is about to go.
+    /// Moves an image of manifest format 1 into the store before its directory is removed.
     pub(crate) fn rescue(&self, sum: &ImageSum, old: &Path) -> Result<(), FileError> {
         let path = self.path(&sum.sha256);
-        // What is borrowed from another data directory is needed there.
+        // Images of another data directory stay there.
         let home = self.home.path().canonicalize();
         let found = old.canonicalize();
         let ours = matches!((found, home), (Ok(found), Ok(home)) if found.starts_with(&home));
@@ -149,7 +151,7 @@ impl Images {
         file::sync_dir(&self.home.images())
     }
 
-    /// Those that no open file keeps, and the sums of those that one does. Needs [`Self::alone`].
+    /// Unused images, and the digests of those in use. The caller holds [`Self::alone`].
     pub(crate) fn sort_out(&self) -> Result<(Vec<Unused>, Vec<String>), FileError> {
         let (mut unused, mut in_use) = (Vec::new(), Vec::new());
         let directory = self.home.images();
@@ -166,7 +168,7 @@ impl Images {
             let Some(sha256) = sum.map(str::to_owned) else {
                 continue;
             };
-            // A link leads to an image of somebody else's, or nowhere.
+            // A link leads to an image of another data directory, or dangles.
             let metadata = fs::symlink_metadata(&path).on("examine", &path)?;
             let own = metadata.is_file();
             let opened = match File::open(&path) {
@@ -194,7 +196,7 @@ impl Images {
 }
 
 impl Unused {
-    /// Removes it.
+    /// Removes the image and its stamp.
     pub(crate) fn remove(&self) -> Result<(), FileError> {
         let _ = fs::remove_file(stamp_path(&self.path));
         fs::remove_file(&self.path).on("remove", &self.path)

@@ -1,4 +1,4 @@
-//! The initial ramdisk: the guest agent, and just enough around it to start.
+//! Initial ramdisk with the guest agent.
 
 use crate::command::CommandError;
 use crate::cpio::Archive;
@@ -13,7 +13,7 @@ pub struct Initrd<'a> {
     agent: &'a [u8],
 }
 
-/// Why there is no initial ramdisk.
+/// Error of the initial ramdisk.
 #[derive(Debug, thiserror::Error)]
 pub enum InitrdError {
     #[error("the guest agent is not an ELF program: build it with `make build`")]
@@ -28,11 +28,11 @@ pub enum InitrdError {
     Image(#[from] CommandError),
 }
 
-/// Part of a cached ramdisk's name: changes with the archive's layout.
+/// Part of a cached ramdisk's name; changes with the layout of the archive.
 const LAYOUT: u32 = 1;
 
 impl<'a> Initrd<'a> {
-    /// A ramdisk for an agent binary, which must be static: there are no libraries beside it.
+    /// Creates a ramdisk for an agent binary, which must be static, since there are no libraries.
     pub fn new(agent: &'a [u8]) -> Result<Self, InitrdError> {
         if !agent.starts_with(b"\x7fELF") {
             return Err(InitrdError::NotAProgram);
@@ -43,7 +43,8 @@ impl<'a> Initrd<'a> {
         Ok(Self { agent })
     }
 
-    /// The archive. The kernel opens `/dev/console` before `/init` can mount anything, hence the node.
+    /// Builds the archive. The kernel opens `/dev/console` before `/init` can mount anything, hence
+    /// the node.
     pub fn archive(&self) -> Vec<u8> {
         let mut archive = Archive::default();
         for name in ["dev", "proc", "sys", "run", "mnt"] {
@@ -55,7 +56,7 @@ impl<'a> Initrd<'a> {
         archive.finish()
     }
 
-    /// Opens the archive as a file, made once per agent binary.
+    /// Opens the archive as a file, which is built once per agent binary.
     pub fn file(&self, home: &Home) -> Result<VerifiedFile, InitrdError> {
         let name = format!("{}-{LAYOUT}.cpio", &sum_of(self.agent)[..12]);
         let path = home.initrd().join(&name);

@@ -1,8 +1,9 @@
-//! Confinement of the processes that read strangers' files on the host: `mkfs.erofs` and the unpacker of layers.
+//! Confinement of the processes that read untrusted files on the host: `mkfs.erofs` and the
+//! unpacker of layers.
 //!
-//! Started by root, each is a user of its own with few capabilities, in namespaces (mount, network, IPC, UTS) where there is
-//! nothing but what it works on. All of [`enter`](View::enter) and [`leave`](privileges::leave) happens between fork and
-//! exec: system calls only, no allocation.
+//! Started by root, each runs as a user of its own with few capabilities, in mount, network, IPC
+//! and UTS namespaces that hold only its files. [`enter`](FsView::enter) and
+//! [`leave`](privileges::leave) run between fork and exec: system calls only, no allocation.
 
 pub(crate) mod filter;
 pub(crate) mod privileges;
@@ -17,20 +18,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
-/// Directories with programs and their libraries, as distributions have them.
+/// Directories of programs and libraries in common distributions.
 const PROGRAMS: [&str; 9] = [
     "usr", "lib", "lib64", "lib32", "libx32", "bin", "sbin", "nix", "gnu",
 ];
 
-/// Whether processes are confined: those of the host's root are, unless `JIFFY_JAIL` is `off`.
+/// Tells if processes are confined: those of the host's root are, unless `JIFFY_JAIL` is `off`.
 pub(crate) fn is_on() -> bool {
     jiffy_rootless::is_host_root() && std::env::var_os("JIFFY_JAIL").is_none_or(|w| w != "off")
 }
 
-/// One step of making the tree.
+/// One operation of building the tree.
 #[derive(Debug)]
 enum Step {
-    /// A file system, or another place's tree where it is none.
+    /// A file system, or a bind mount if it has no type.
     Mount {
         from: CString,
         at: CString,
@@ -46,7 +47,7 @@ enum Step {
     },
 }
 
-/// The tree of files that a process sees.
+/// File tree that a process sees.
 #[derive(Debug)]
 pub(crate) struct View {
     steps: Vec<Step>,
@@ -60,7 +61,7 @@ fn path(path: &Path) -> io::Result<CString> {
 }
 
 impl View {
-    /// An empty tree, on the directory `over`, which is not changed: what is mounted there is seen by the process alone.
+    /// Creates an empty tree, mounted on the directory `over` for the process only.
     pub(crate) fn new(over: &Path) -> io::Result<Self> {
         let mount = Step::Mount {
             from: c"tmpfs".to_owned(),
@@ -75,7 +76,7 @@ impl View {
         })
     }
 
-    /// The directory `tree` and nothing else, to be written.
+    /// Creates a tree of the directory `tree` only, writable.
     pub(crate) fn of(tree: &Path) -> io::Result<Self> {
         let bound = |flags| {
             Ok::<_, io::Error>(Step::Mount {
@@ -93,7 +94,7 @@ impl View {
         })
     }
 
-    /// With the programs of the host and their libraries, to be read and run.
+    /// Adds the host's programs and libraries, read-only and executable.
     pub(crate) fn programs(mut self) -> io::Result<Self> {
         for name in PROGRAMS {
             let of_host = Path::new("/").join(name);
@@ -109,12 +110,12 @@ impl View {
         Ok(self)
     }
 
-    /// With the directory `tree` as `name`, to be read.
+    /// Adds the directory `tree` as `name`, read-only.
     pub(crate) fn reading(self, tree: &Path, name: &str) -> io::Result<Self> {
         self.shown(tree, name, true, true)
     }
 
-    /// With the file `file` as `name`, to be written.
+    /// Adds the file `file` as `name`, writable.
     pub(crate) fn writing(self, file: &Path, name: &str) -> io::Result<Self> {
         self.shown(file, name, false, true)
     }
@@ -145,7 +146,7 @@ impl View {
         Ok(self)
     }
 
-    /// Makes it the tree of the calling process, which has a mount namespace of its own that tells no other of mounts.
+    /// Makes the tree the root of the calling process, which has a private mount namespace.
     pub(crate) fn enter(&self) -> io::Result<()> {
         for step in &self.steps {
             step.take()?;
@@ -189,7 +190,7 @@ impl Step {
     }
 }
 
-/// Gives the calling process namespaces in which there is nothing but the files of the host.
+/// Moves the calling process into new mount, network, IPC and UTS namespaces.
 pub(crate) fn detach() -> io::Result<()> {
     const KINDS: libc::c_int =
         libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
@@ -198,20 +199,20 @@ pub(crate) fn detach() -> io::Result<()> {
     private_mounts()
 }
 
-/// The calling process ends with the thread that started it.
+/// Kills the calling process when the thread that started it ends.
 pub(crate) fn end_with_parent() -> io::Result<()> {
     // SAFETY: no pointers.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) })
 }
 
-/// Makes mounts of the calling process its own alone.
+/// Makes the mounts of the calling process private.
 pub(crate) fn private_mounts() -> io::Result<()> {
     let flags = libc::MS_REC | libc::MS_PRIVATE;
     // SAFETY: null, and a string that ends in zero.
     check(unsafe { libc::mount(ptr::null(), c"/".as_ptr(), ptr::null(), flags, ptr::null()) })
 }
 
-/// Makes the working directory, which something is mounted on, the root, and takes the former one off.
+/// Makes the working directory, which is a mount point, the root, and unmounts the former root.
 pub(crate) fn pivot() -> io::Result<()> {
     let here = c".".as_ptr();
     // SAFETY: strings that end in zero.

@@ -1,4 +1,4 @@
-//! The guest kernel and its modules.
+//! Guest kernel and its modules.
 
 use crate::file::{FileError, OnPath, create};
 use crate::home::Home;
@@ -15,16 +15,16 @@ pub struct Kernel(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    /// Both are part of this program.
+    /// Embedded in this program.
     BuiltIn { kernel: Packed, modules: Packed },
-    /// The user's own files, taken as they are.
+    /// Files of the user, used unchanged.
     Own {
         kernel: PathBuf,
         modules: Option<PathBuf>,
     },
 }
 
-/// Why there is no kernel to boot.
+/// Error of the guest kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     #[error("the {what} inside this program is damaged ({detail}): install or build Jiffy again")]
@@ -62,18 +62,18 @@ static MODULES: Package = Package {
     sums: include_str!("../../../kernel/modules.erofs.zst.sha256"),
 };
 
-/// A file inside this program: a zstd frame, and `sha256sum` lines for `NAME.zst` and `NAME`.
+/// An embedded file: a zstd frame, and `sha256sum` lines for `NAME.zst` and `NAME`.
 #[derive(Debug)]
 struct Package {
     what: &'static str,
-    /// Its name without checksum and extension.
+    /// File name without checksum and extension.
     stem: &'static str,
     extension: &'static str,
     compressed: &'static [u8],
     sums: &'static str,
 }
 
-/// A [`Package`] whose checksums are known.
+/// A [`Package`] with known checksums.
 #[derive(Clone, Debug)]
 struct Packed {
     package: &'static Package,
@@ -84,7 +84,7 @@ struct Packed {
 }
 
 impl Package {
-    /// Reads the checksums; that of the content is computed if it is missing.
+    /// Parses the checksums; that of the content is computed if missing.
     fn open(&'static self) -> Result<Packed, KernelError> {
         let name = format!("{}{}", self.stem, self.extension);
         let of = |name: &str| {
@@ -118,7 +118,7 @@ impl Package {
         })
     }
 
-    /// The file's name in the data directory; none for what is no checksum.
+    /// Name of the file in the data directory; none if `sha256` is not a checksum.
     fn file_name(&self, sha256: &str) -> Option<String> {
         let is_sum = sha256.len() == 64 && sha256.bytes().all(|b| b.is_ascii_hexdigit());
         let short = sha256.get(..12).filter(|_| is_sum)?;
@@ -137,7 +137,7 @@ impl Package {
 }
 
 impl Packed {
-    /// Opens the file verified; unpacks it into `home` if that has not happened yet.
+    /// Opens the verified file; unpacks it into `home` on first use.
     fn open(&self, home: &Home) -> Result<VerifiedFile, KernelError> {
         let Package {
             what, compressed, ..
@@ -171,8 +171,8 @@ impl Packed {
 }
 
 impl Kernel {
-    /// The kernel at `$JIFFY_KERNEL` if set, with the modules at `$JIFFY_KERNEL_MODULES`; else
-    /// the built-in one.
+    /// Kernel at `$JIFFY_KERNEL` with the modules at `$JIFFY_KERNEL_MODULES` if set, else the
+    /// built-in one.
     pub fn choose() -> Result<Self, KernelError> {
         let path = |name| env::var_os(name).filter(|path| !path.is_empty());
         match path("JIFFY_KERNEL") {
@@ -184,7 +184,7 @@ impl Kernel {
         }
     }
 
-    /// The kernel this program was built with.
+    /// Built-in kernel.
     pub fn built_in() -> Result<Self, KernelError> {
         Self::packed(&KERNEL, &MODULES)
     }
@@ -196,7 +196,7 @@ impl Kernel {
         }))
     }
 
-    /// Opens the kernel, unpacked and verified; unpacks it into `home` if that has not happened yet.
+    /// Opens the verified kernel; unpacks it into `home` on first use.
     pub fn open(&self, home: &Home) -> Result<VerifiedFile, KernelError> {
         match &self.0 {
             Source::BuiltIn { kernel, .. } => kernel.open(home),
@@ -204,7 +204,7 @@ impl Kernel {
         }
     }
 
-    /// Opens the image with its modules in the same way. None: it has no modules.
+    /// Opens the image with the modules alike; none if there are no modules.
     pub fn modules(&self, home: &Home) -> Result<Option<VerifiedFile>, KernelError> {
         match &self.0 {
             Source::BuiltIn { modules, .. } => modules.open(home).map(Some),
@@ -215,8 +215,8 @@ impl Kernel {
         }
     }
 
-    /// Opens the image with modules that a snapshot was taken with: those of this kernel, or of
-    /// an earlier one of this data directory.
+    /// Opens the modules of a snapshot: those of this kernel, or of an earlier one in this data
+    /// directory.
     pub fn modules_named(&self, sha256: &str, home: &Home) -> Result<VerifiedFile, KernelError> {
         match &self.0 {
             Source::BuiltIn { modules, .. } if modules.plain == sha256 => {
@@ -238,7 +238,7 @@ impl Kernel {
     }
 }
 
-/// The user's kernel is their responsibility: it is opened and identified, not judged.
+/// Opens and identifies a kernel of the user, without validation.
 fn own(path: &PathBuf) -> Result<VerifiedFile, FileError> {
     let open = || {
         let file = File::open(path)?;

@@ -1,8 +1,8 @@
-//! What a sandbox needs on disk: guest kernel, templates, blank disks and the initial ramdisk.
+//! Files of sandboxes on the host: guest kernel, templates, blank disks and the initial ramdisk.
 //!
-//! Everything lives under one data directory ([`Home`]) and follows the same rules: a file is made under a lock, written
-//! next to its place, flushed, and renamed into it, so that it is either absent or whole; and it is handed out as an open
-//! file whose content has been verified, so that what runs is what was checked.
+//! All files are in one data directory ([`Home`]). A file is created under a lock, beside its final
+//! path, flushed and renamed, so that it is complete or missing. It is used through an open
+//! descriptor whose content has been verified.
 
 mod addition;
 mod agent_root;
@@ -61,7 +61,7 @@ pub use reference::{
 pub use template::{Template, TemplateError, Templates};
 pub use verified::{VerifiedFile, VerifyError};
 
-/// Says that a test could not run here: on its output, and in the list that `scripts/test` counts.
+/// Notes that a test is skipped: in its output, and in the list that `scripts/test` counts.
 #[cfg(test)]
 fn skipped(test: &str, reason: &str) {
     use std::io::Write;

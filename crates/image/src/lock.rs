@@ -1,18 +1,19 @@
-//! One builder at a time: advisory locks between threads and processes.
+//! Advisory locks between threads and processes.
 
 use crate::file::{FileError, OnPath};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-/// A lock, held until dropped (and by every child process that inherited its descriptor).
+/// A lock, held until it is dropped here and in every child process that inherited its descriptor.
 ///
-/// The lock file stays: removing it would let two holders lock two different files of one name.
+/// The lock file is never removed: otherwise two holders could lock different files of the same
+/// name.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
 impl Lock {
-    /// Takes the lock at `path`; calls `wait` once if somebody else holds it.
+    /// Takes the lock at `path`; calls `wait` once if it is held.
     pub(crate) fn take(path: &Path, wait: impl FnOnce()) -> Result<Self, FileError> {
         let file = open(path)?;
         match file.try_lock() {
@@ -28,14 +29,14 @@ impl Lock {
 }
 
 impl Lock {
-    /// Shares the lock at `path` with others who do; waits for whoever holds it alone.
+    /// Takes the lock at `path` as shared; waits for an exclusive holder.
     pub(crate) fn share(path: &Path) -> Result<Self, FileError> {
         let file = open(path)?;
         file.lock_shared().on("lock", path)?;
         Ok(Self(file))
     }
 
-    /// Takes the lock at `path` if nobody holds it.
+    /// Takes the lock at `path` if it is free.
     pub(crate) fn try_take(path: &Path) -> Result<Option<Self>, FileError> {
         let file = open(path)?;
         match file.try_lock() {

@@ -1,4 +1,4 @@
-//! What is known about a template without opening its images.
+//! Manifest of a template.
 
 use crate::reference::{DEFAULT_TAG, Reference};
 use crate::verified::sum_of;
@@ -7,10 +7,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Version of `template.json`. Of other formats only the first is still read: it had one image, beside the manifest.
+/// Format of `template.json`. Of others only format 1 is read: it has one image, beside the
+/// manifest.
 pub const MANIFEST_FORMAT: u32 = 2;
 
-/// Most images of a template: a guest has eight disks, of which one is written to and one is spare.
+/// Maximum number of images of a template: a guest has eight disks, of which one is writable and
+/// one is spare.
 pub const MAX_IMAGES: usize = 6;
 
 /// `template.json`.
@@ -21,44 +23,44 @@ pub struct Manifest {
     pub name: String,
     #[serde(default = "default_tag")]
     pub tag: String,
-    /// API key whose template it is; none: the host's owner.
+    /// Key that owns the template; none: the host's owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     #[serde(default)]
     pub visibility: Visibility,
-    /// Seconds since the epoch.
+    /// Creation time in seconds since 1970.
     pub created: u64,
-    /// SHA-256 of everything that went into the build except the packages themselves.
+    /// SHA-256 of all inputs of the build except the packages.
     pub recipe_sha256: String,
-    /// What its root file system is made of, the lowest first; 1 to [`MAX_IMAGES`].
+    /// Images of the root file system, lowest first; 1 to [`MAX_IMAGES`].
     pub images: Vec<ImageSum>,
     pub defaults: Defaults,
-    /// What is started in its sandboxes, and awaited, before they are handed out.
+    /// Command that runs in every sandbox, and its readiness check.
     #[serde(flatten)]
     pub startup: Startup,
-    /// What it was imported from, if it was not built from packages.
+    /// Origin of an imported template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
-    /// How it was made, in order.
+    /// Steps of its creation, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<Step>,
 }
 
-/// Callers for whom a template exists.
+/// Visibility of a template to callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Visibility {
-    /// Its owner, and the host's owner.
+    /// To its owner and the host's owner.
     #[default]
     Private,
-    /// Every key.
+    /// To every key.
     Public,
-    /// None: builds alone use it.
+    /// To builds only.
     Internal,
 }
 
 impl Visibility {
-    /// One word for it.
+    /// Name in manifests and the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Private => "private",
@@ -68,39 +70,39 @@ impl Visibility {
     }
 }
 
-/// A step of a template's making.
+/// A step in the history of a template.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// On one line.
+    /// Description on one line.
     pub text: String,
     pub seconds: f64,
-    /// Bytes that it added, if that is known.
+    /// Bytes that the step added, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
 }
 
-/// Where an imported template comes from, and what its image says about itself.
+/// Origin of an imported template, and the configuration of its image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The image's reference, the archive's or directory's path.
+    /// Reference of the image, or path of the archive or directory.
     pub from: String,
-    /// SHA-256 of the image's manifest, lower-case hexadecimal; archives of plain files and directories have none.
+    /// SHA-256 of the image's manifest, lower-case hexadecimal; none for plain files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest_sha256: Option<String>,
-    /// SHA-256 of its layers without their compression, the lowest first.
+    /// Diff ids of its layers, lowest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<String>,
-    /// What the image would run; nothing does unless it was asked for.
+    /// Entry point of the image; runs only if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entrypoint: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cmd: Vec<String>,
-    /// Ports it says it listens on: `80/tcp`.
+    /// Ports that the image declares: `80/tcp`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exposed_ports: Vec<String>,
 }
 
-/// Identity of an image.
+/// Digest and size of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ImageSum {
     /// Lower-case hexadecimal.
@@ -109,7 +111,7 @@ pub struct ImageSum {
     pub size: u64,
 }
 
-/// What a sandbox of the template gets unless its creator says otherwise.
+/// Default settings of a template's sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Defaults {
@@ -117,10 +119,10 @@ pub struct Defaults {
     pub workdir: String,
     /// MiB.
     pub disk_mib: u64,
-    /// MiB; [`jiffy_engine::SandboxSize`] says if this does not.
+    /// MiB; by default that of [`jiffy_engine::SandboxSize`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
-    /// Likewise.
+    /// By default those of [`jiffy_engine::SandboxSize`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u8>,
     #[serde(default)]
@@ -132,11 +134,12 @@ fn default_tag() -> String {
 }
 
 impl Manifest {
-    /// What is as it is in every template that makes the same sandboxes, as SHA-256 in lower-case hexadecimal: images, defaults
-    /// and startup. A snapshot runs with the version that it was taken of.
+    /// Version of the template: SHA-256 over images, defaults and startup, lower-case hexadecimal.
+    /// Templates with equal sandboxes have equal versions. A snapshot is bound to the version that
+    /// it was taken of.
     pub fn version(&self) -> String {
         let said = serde_json::to_vec(&(&self.images, &self.defaults, &self.startup));
-        // Strings and numbers can always be written down.
+        // Serialization of strings and numbers cannot fail.
         sum_of(&said.unwrap_or_default())
     }
 
@@ -150,19 +153,20 @@ impl Manifest {
         }
     }
 
-    /// Takes on a name, with its owner and tag.
+    /// Sets name, owner and tag.
     pub(crate) fn rename(&mut self, to: &Reference) {
         self.owner = to.owner().map(str::to_owned);
         to.name().clone_into(&mut self.name);
         to.tag().clone_into(&mut self.tag);
     }
 
-    /// Bytes of all its images, also of those that others have too.
+    /// Bytes of all images, shared ones included.
     pub fn size(&self) -> u64 {
         self.images.iter().map(|i| i.size).sum()
     }
 
-    /// Reads and checks what [`Manifest`] writes, and its first format; says what is wrong.
+    /// Parses and checks a manifest of the current format or format 1; an error is a description of
+    /// the problem.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let mut value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
         let format = value.get("format").and_then(Value::as_u64);
@@ -186,7 +190,7 @@ impl Manifest {
             let n = self.images.len();
             return Err(format!("it names {n} images, not 1 to {MAX_IMAGES}"));
         }
-        // The sums become names of files.
+        // The digests become file names.
         if !self.images.iter().all(sound) {
             return Err("the checksum of an image is none".to_owned());
         }

@@ -1,4 +1,4 @@
-//! Owners of templates, and callers for whom they exist.
+//! Owners and visibility of templates.
 
 use crate::builder::{self, BuildError};
 use crate::images::Images;
@@ -8,18 +8,17 @@ use crate::template::{TemplateError, Templates};
 use crate::version;
 use std::fs;
 
-/// A template that [`Templates::move_to_owners`] gave to its owner.
+/// A template that [`Templates::move_to_owners`] moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// Its name before.
+    /// Former name.
     pub from: Reference,
-    /// Its name now.
+    /// New name.
     pub to: Reference,
 }
 
 impl Templates {
-    /// Visibility that is `wanted`, else that of the template in the place; private if there is
-    /// none.
+    /// Visibility `wanted`, else that of the existing template, else private.
     pub(crate) fn visibility(
         &self,
         reference: &Reference,
@@ -29,8 +28,8 @@ impl Templates {
         wanted.or_else(inherited).unwrap_or_default()
     }
 
-    /// Visibility of what has the name now, else of what has it with another tag. An internal
-    /// template hands on nothing.
+    /// Visibility of the template with this name, else of its other tags; none for internal
+    /// templates.
     pub(crate) fn inherited(&self, reference: &Reference) -> Option<Visibility> {
         let of = |r: &Reference| self.load(r).ok().map(|m| m.visibility);
         let found = of(reference).or_else(|| {
@@ -41,7 +40,7 @@ impl Templates {
         found.filter(|v| *v != Visibility::Internal)
     }
 
-    /// All tags of the template `name` (`[owner/]name`; a tag of it counts for nothing).
+    /// All tags of the template `name` (`[owner/]name`; a tag is ignored).
     pub fn tags(&self, name: &str) -> Result<Vec<Reference>, TemplateError> {
         let wanted = Reference::parse(name)?.without_tag();
         let mut found = self.references()?;
@@ -49,8 +48,7 @@ impl Templates {
         Ok(found)
     }
 
-    /// Lets every key use the template `name` (`[owner/]name`) with all its tags, or its owner
-    /// alone.
+    /// Makes the template `name` (`[owner/]name`) with all its tags public or private.
     pub fn set_visibility(&self, name: &str, visibility: Visibility) -> Result<(), BuildError> {
         let reference = Reference::parse(name)?;
         if reference.is_stock() {
@@ -69,7 +67,7 @@ impl Templates {
         Ok(())
     }
 
-    /// Writes a manifest anew.
+    /// Rewrites a manifest.
     fn change(
         &self,
         reference: &Reference,
@@ -87,10 +85,9 @@ impl Templates {
         Ok(())
     }
 
-    /// Gives each template without an owner to the one that `owner_of` names, and makes what builds
-    /// left for themselves internal. Templates of other data directories stay as they are. Done
-    /// again after a crash, it ends the same: a template is published under its new name before it
-    /// goes from its old one.
+    /// Moves each template without an owner to the one that `owner_of` returns, and makes templates
+    /// that builds use internally invisible. Borrowed templates are unchanged. Idempotent: a
+    /// template is published under its new name before the old one is removed.
     pub fn move_to_owners(
         &self,
         owner_of: &dyn Fn(&str) -> Option<(String, Visibility)>,
@@ -105,7 +102,7 @@ impl Templates {
             if from.owner().is_some() || borrowed || from.is_stock() {
                 continue;
             }
-            // One that cannot be read is not used either.
+            // An unreadable template is not in use.
             let Ok(manifest) = self.load(&from) else {
                 continue;
             };
@@ -124,19 +121,19 @@ impl Templates {
         Ok(moved)
     }
 
-    /// Removes templates that builds did not finish; returns their names. No build may be under
-    /// way.
+    /// Removes unfinished templates of builds; returns their names. The caller ensures that no
+    /// build runs.
     pub fn remove_unfinished_builds(&self) -> Result<Vec<String>, TemplateError> {
         self.remove_internal(&|r, _| is_unfinished_build(r.name()))
     }
 
-    /// Removes templates that images of registries became for builds before `before`, in seconds
-    /// since 1970; returns their names. What was built on them stays. No build may be under way.
+    /// Removes templates that were imported for builds before `before`, in seconds since 1970;
+    /// returns their names. Templates based on them stay. The caller ensures that no build runs.
     pub fn remove_imported_images(&self, before: u64) -> Result<Vec<String>, TemplateError> {
         self.remove_internal(&|r, m| is_imported_image(r.name()) && m.created <= before)
     }
 
-    /// Tells if all templates are those of another data directory.
+    /// Tells if all templates are borrowed from another data directory.
     fn is_borrowed(&self) -> bool {
         fs::symlink_metadata(self.home.templates()).is_ok_and(|m| m.is_symlink())
     }
@@ -171,7 +168,7 @@ impl Templates {
         let lock = self.lock(to, &mut |()| ())?;
         {
             let _shared = Images::new(&self.home).share()?;
-            // Snapshots that were taken of it find it by its version.
+            // Snapshots of it refer to its version.
             version::keep(&self.home, &manifest)?;
             manifest.rename(to);
             manifest.visibility = visibility;
@@ -240,7 +237,7 @@ mod tests {
         assert_eq!(old.version(), found.version());
         let new = format!("{}@{}", names[0], found.version());
         assert_eq!(templates.version(&new).unwrap().manifest.images, old.images);
-        // The host's owner may take the name.
+        // The host's owner may use the name.
         Fake::new("theirs").build(&home).unwrap();
         assert_eq!(seen("theirs"), Visibility::Private);
         assert_eq!(seen(&names[0]), Visibility::Public);
@@ -252,7 +249,7 @@ mod tests {
         let templates = Templates::new(&home);
         Fake::new("theirs").build(&home).unwrap();
         let owned = format!("{KEY}/theirs");
-        // As a crash between the two leaves it.
+        // State after a crash between both steps.
         templates
             .tag("theirs", &owned, Visibility::Private)
             .unwrap();
@@ -272,7 +269,7 @@ mod tests {
         let owner_of = |_: &str| Some((KEY.to_owned(), Visibility::Private));
         assert_eq!(templates.move_to_owners(&owner_of).unwrap(), []);
         assert!(borrowed.exists());
-        // All of them.
+        // The whole directory.
         fs::remove_dir_all(home.templates()).unwrap();
         symlink(lender.templates(), home.templates()).unwrap();
         assert_eq!(templates.move_to_owners(&owner_of).unwrap(), []);

@@ -1,25 +1,25 @@
-//! How a build is going.
+//! Progress of builds.
 
 use std::fmt;
 
-/// A sign of life from a build, which takes minutes.
+/// Progress of a build, which takes minutes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress<'a> {
-    /// A new phase has begun.
+    /// Start of a phase.
     Phase(Phase),
-    /// How much of the whole build is done, 0 to 100; never falls.
+    /// Completed share of the whole build, 0 to 100; never decreases.
     Percent(u8),
-    /// A line of output from the program at work.
+    /// Output line of a program.
     Line(&'a str),
 }
 
 /// A phase of a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Somebody else is building the same template.
+    /// Waits for another build of the template.
     Waiting,
     Packages,
-    /// An image's manifest is asked for, its layers are downloaded.
+    /// Downloads manifest and layers.
     Download,
     Layers,
     Image,

@@ -1,4 +1,4 @@
-//! Removing what no template, no snapshot and no running sandbox needs.
+//! Removal of images and versions that no template, snapshot or running sandbox needs.
 
 use crate::file::OnPath;
 use crate::home::Home;
@@ -12,56 +12,56 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Longest manifest of a snapshot.
+/// Maximum size of a snapshot's manifest in bytes.
 const MAX_MANIFEST: u64 = 1 << 20;
 
-/// What was removed.
+/// Removed images and versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pruned {
     pub images: Vec<ImageSum>,
     /// Versions of templates, as `name@version`.
     pub versions: Vec<String>,
-    /// Bytes of disk space that are free now.
+    /// Freed disk space in bytes.
     pub bytes: u64,
 }
 
-/// The part of a snapshot's manifest that says what it needs.
+/// Part of a snapshot's manifest that refers to a template.
 #[derive(Deserialize)]
 struct Needs {
     template: String,
 }
 
 impl Templates {
-    /// Removes images and versions that nobody needs. Waits for builds that are under way.
+    /// Removes images and versions without references. Waits for running builds.
     pub fn prune(&self) -> Result<Pruned, TemplateError> {
         Ok(self.prune_when(true, None)?.unwrap_or_default())
     }
 
-    /// Tells what that would remove if the templates `without` were gone. Removes nothing.
+    /// Result of [`Self::prune`] if the templates `without` did not exist. Removes nothing.
     pub fn would_prune(&self, without: &[String]) -> Result<Pruned, TemplateError> {
         Ok(self.prune_when(true, Some(without))?.unwrap_or_default())
     }
 
-    /// The same if nobody builds or opens a template just now. What fails here is left for the next time.
+    /// Prunes unless a template is being built or opened. Errors are left to the next call.
     pub(crate) fn prune_if_quiet(&self) {
         let _ = self.prune_when(false, None);
     }
 
-    /// With `rehearsal` nothing is removed, and the templates that it names count as gone.
+    /// With `rehearsal` nothing is removed, and the templates in it count as removed.
     fn prune_when(
         &self,
         wait: bool,
         rehearsal: Option<&[String]>,
     ) -> Result<Option<Pruned>, TemplateError> {
         let images = Images::new(&self.home);
-        // What is borrowed from another data directory is needed there.
+        // Borrowed images are needed in their own data directory.
         if fs::symlink_metadata(self.home.images()).is_ok_and(|m| m.is_symlink()) {
             return Ok(None);
         }
         let Some(_alone) = images.alone(wait)? else {
             return Ok(None);
         };
-        // In this order: a sandbox that falls asleep has its snapshot before it lets go of its images.
+        // In this order, since a pausing sandbox has its snapshot before it releases its images.
         let (unused, in_use) = images.sort_out()?;
         let mut templates = self.list()?;
         templates.retain(|m| !rehearsal.unwrap_or_default().contains(&m.reference()));
@@ -107,7 +107,7 @@ fn sums(manifest: &Manifest) -> impl Iterator<Item = String> {
     manifest.images.iter().map(|i| i.sha256.clone())
 }
 
-/// What snapshots call the versions they were taken of; of old ones, the checksum of the image.
+/// Versions that snapshots refer to; old snapshots have the digest of the image instead.
 fn named_by_snapshots(home: &Home) -> Result<HashSet<String>, TemplateError> {
     let mut named = HashSet::new();
     for directory in home.snapshots() {
@@ -124,7 +124,7 @@ fn named_in(directory: &Path, named: &mut HashSet<String>) -> Result<(), Templat
     for entry in entries {
         let path = entry.on("list", directory)?.path();
         let id = path.file_name().unwrap_or_default().to_string_lossy();
-        // What has no name yet runs, and what has none any more needs nothing.
+        // Unfinished and deleted snapshots need nothing: the former are running sandboxes.
         if id.starts_with('.') {
             continue;
         }

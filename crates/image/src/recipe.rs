@@ -1,4 +1,4 @@
-//! How a template is made.
+//! Recipes of templates.
 
 use crate::file::{FileError, OnPath};
 use crate::manifest::Defaults;
@@ -9,19 +9,20 @@ use serde::Deserialize;
 use std::fs;
 use std::path::Path;
 
-/// A recipe: Debian packages, a script that finishes the root filesystem, and the defaults of the sandboxes. It makes a whole root
-/// filesystem, or adds to that of a stock template (`from`), whose image it then shares.
+/// A recipe: Debian packages, a script that completes the root file system, and defaults of the
+/// sandboxes. It creates a whole root file system, or a layer on that of a stock template (`from`),
+/// whose image is shared.
 ///
-/// On disk it is a directory with `recipe.toml` and, if that says so, a script and other files. The script runs on the host as
-/// root after all packages are installed, with the root filesystem's path as its first argument; it finds the other files in the
-/// directory `$JIFFY_FILES`.
+/// A recipe is a directory with `recipe.toml`, and optionally a script and other files. The script
+/// runs on the host as root after the installation of the packages. Its first argument is the path
+/// of the root file system; the other files are in the directory `$JIFFY_FILES`.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     pub(crate) spec: Spec,
     pub(crate) customize: Option<String>,
     /// Name and content.
     pub(crate) files: Vec<(String, String)>,
-    /// What it adds to.
+    /// Base of the recipe.
     pub(crate) from: Option<Box<Recipe>>,
     hash: String,
 }
@@ -31,33 +32,35 @@ pub struct Recipe {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Spec {
     pub name: String,
-    /// Debian release by code name; with `from`, that one's.
+    /// Code name of the Debian release; by default that of `from`.
     #[serde(default)]
     pub suite: Option<String>,
-    /// The stock template that it adds to.
+    /// Stock template that is the base.
     #[serde(default)]
     pub from: Option<String>,
-    /// Packages besides the essential ones, or those of `from`; recommended packages are not followed.
+    /// Packages beside the essential ones or those of `from`; recommended packages are not
+    /// installed.
     pub packages: Vec<String>,
-    /// Paths (with wildcards) that packages do not get to install, now or later in a sandbox. With `from`, that one's.
+    /// Paths (with wildcards) that packages do not install, now or later in a sandbox. By default
+    /// those of `from`.
     #[serde(default)]
     pub exclude: Vec<String>,
     /// Exceptions to `exclude`.
     #[serde(default)]
     pub include: Vec<String>,
-    /// File name of the script, if there is one.
+    /// File name of the script.
     pub customize: Option<String>,
     /// Names of further files that the script installs.
     #[serde(default)]
     pub files: Vec<String>,
     pub defaults: Defaults,
-    /// What is started in every sandbox, once, before the template is snapshotted.
+    /// Command that runs in every sandbox, before the template's snapshot is taken.
     pub start: Option<StartCommand>,
-    /// What is awaited then.
+    /// Readiness check of the command.
     pub ready: Option<Readiness>,
 }
 
-/// Why a recipe cannot be followed.
+/// Error of a recipe.
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {
     #[error(
@@ -75,10 +78,10 @@ pub enum RecipeError {
     File(#[from] FileError),
 }
 
-/// A recipe inside this program: its name, and its files by theirs.
+/// An embedded recipe: its name, and its files by name.
 type BuiltIn = (&'static str, &'static [(&'static str, &'static str)]);
 
-/// The content of files beside each other.
+/// Embeds the files of a recipe.
 macro_rules! files {
     ($directory:literal: $($name:literal),*) => {
         &[$((
@@ -111,14 +114,14 @@ const BUILT_IN: [BuiltIn; 5] = [
     ),
 ];
 
-/// The file that makes a directory a recipe.
+/// Name of the recipe file in a directory.
 const RECIPE: &str = "recipe.toml";
 
-/// Part of every recipe's hash: raise it when the builder makes something else of the same recipe.
+/// Version of the builder in every recipe's hash: raise it when its results change.
 const BUILDER: u32 = 1;
 
 impl Recipe {
-    /// The recipe that this program carries under `name`.
+    /// Embedded recipe `name`.
     pub fn built_in(name: &str) -> Result<Self, RecipeError> {
         let Some((_, files)) = BUILT_IN.iter().find(|(known, _)| *known == name) else {
             let known = BUILT_IN.map(|(known, _)| known).join(", ");
@@ -137,12 +140,12 @@ impl Recipe {
         })
     }
 
-    /// Tells if a stock template is called `name`.
+    /// Tells if `name` is a stock template.
     pub fn is_built_in(name: &str) -> bool {
         BUILT_IN.iter().any(|(known, _)| *known == name)
     }
 
-    /// The recipe in a directory.
+    /// Reads the recipe in a directory.
     pub fn from_directory(directory: &Path) -> Result<Self, RecipeError> {
         let path = directory.join(RECIPE);
         Self::parse(&path.display().to_string(), |name| {
@@ -196,18 +199,18 @@ impl Recipe {
         })
     }
 
-    /// Name of the template it makes.
+    /// Name of the template.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// Its Debian release.
+    /// Debian release.
     pub(crate) fn suite(&self) -> &str {
         let own = self.spec.suite.as_deref();
         own.unwrap_or_else(|| self.from.as_ref().map_or("", |from| from.suite()))
     }
 
-    /// What it has started in every sandbox.
+    /// Startup of the template's sandboxes.
     pub(crate) fn startup(&self) -> Startup {
         Startup {
             start: self.spec.start.clone(),
@@ -215,19 +218,20 @@ impl Recipe {
         }
     }
 
-    /// What a sandbox of it gets unless its creator says otherwise.
+    /// Default settings of the template's sandboxes.
     pub fn defaults(&self) -> &Defaults {
         &self.spec.defaults
     }
 
-    /// SHA-256 of the recipe: a template made from an equal one need not be built again.
+    /// SHA-256 of the recipe; equal recipes are built once.
     pub fn hash(&self) -> &str {
         &self.hash
     }
 }
 
 impl Spec {
-    /// What is wrong with it. Packages, paths and suite become arguments of a program, hence the narrow alphabet.
+    /// Problem with the recipe, if any. Packages, paths and suite become arguments of programs,
+    /// hence the restricted alphabet.
     fn problem(&self) -> Option<String> {
         let plain = |text: &str, more: &str| {
             text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/')

@@ -4,32 +4,31 @@ use crate::recipe::Recipe;
 use crate::template::TemplateError;
 use std::fmt;
 
-/// The tag of a template that is named without one.
+/// Default tag.
 pub const DEFAULT_TAG: &str = "default";
 
-/// Letters of an id: no `-`, which separates port and id in host names, and nothing that reads as
-/// another letter.
+/// Letters of ids: no `-`, which separates port and id in host names, and no ambiguous letters.
 pub const ID_ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
-/// Letters of an id of a key, sandbox, snapshot or template.
+/// Length of the id of a key, sandbox, snapshot or template.
 pub const ID_LENGTH: usize = 20;
 
-/// Separator of name and tag in file names: a colon would end a word of overlayfs's options.
+/// Separator of name and tag in file names; a colon would separate overlayfs's options.
 const TAG_IN_FILES: char = '@';
-/// Separator of owner and name in file names. No name, tag or overlayfs option has it.
+/// Separator of owner and name in file names, which occurs in no name, tag or overlayfs option.
 const OWNER_IN_FILES: char = '~';
-/// Beginning of the name of a template that an image of a registry became for a build.
+/// Name prefix of templates imported for builds.
 const IMAGE: &str = "image-";
-/// Beginning of the name of a template that an image became for sandboxes of it.
+/// Name prefix of templates imported for sandboxes of an image.
 const ON_DEMAND: &str = "img-";
-/// Beginning of the name of a template that a build has not finished yet.
+/// Name prefix of unfinished templates of builds.
 const BUILD: &str = "build-";
-/// Hexadecimal digits at the end of the name of an imported image.
+/// Number of hexadecimal digits at the end of an imported image's name.
 const IMAGE_DIGITS: usize = 8;
 /// Lengths of the parts of a UUID.
 const UUID_PARTS: [usize; 5] = [8, 4, 4, 4, 12];
 
-/// `[owner/]name[:tag]`. The owner is the id of an API key; a template without one is the host's
-/// owner's.
+/// `[owner/]name[:tag]`. The owner is the id of a key; without one, the template belongs to the
+/// host's owner.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reference {
     owner: Option<String>,
@@ -38,7 +37,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Reads `name`, `name:tag`, `owner/name` or `owner/name:tag`: a name is
+    /// Parses `name`, `name:tag`, `owner/name` or `owner/name:tag`: a name is
     /// `[a-z0-9][a-z0-9._-]{0,62}`, a tag `[A-Za-z0-9][A-Za-z0-9._-]{0,62}`, an owner the id of a
     /// key ([`is_id`]).
     pub fn parse(text: &str) -> Result<Self, TemplateError> {
@@ -47,7 +46,7 @@ impl Reference {
         })
     }
 
-    /// Reads `name` or `name:tag` in the namespace of `owner`.
+    /// Parses `name` or `name:tag` in the namespace of `owner`.
     pub fn in_namespace(owner: Option<&str>, text: &str) -> Result<Self, TemplateError> {
         let wrong = || TemplateError::Name {
             name: text.chars().take(150).collect(),
@@ -62,7 +61,7 @@ impl Reference {
         })
     }
 
-    /// Reads the name of a directory of [`Self::file_name`].
+    /// Parses the name of a directory ([`Self::file_name`]).
     pub(crate) fn of_file(name: &str) -> Option<Self> {
         Self::split(name, OWNER_IN_FILES, TAG_IN_FILES).filter(|found| found.file_name() == name)
     }
@@ -81,12 +80,12 @@ impl Reference {
         })
     }
 
-    /// API key whose template it is; none: the host's owner.
+    /// Key that owns the template; none: the host's owner.
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
     }
 
-    /// Without owner and tag.
+    /// Name without owner and tag.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -108,7 +107,7 @@ impl Reference {
         }
     }
 
-    /// `[owner/]name`, as it is called with any tag.
+    /// `[owner/]name`.
     pub fn without_tag(&self) -> String {
         match &self.owner {
             Some(owner) => format!("{owner}/{}", self.name),
@@ -116,17 +115,17 @@ impl Reference {
         }
     }
 
-    /// Tells if it has the tag of templates that are named without one.
+    /// Tells if the tag is the default one.
     pub fn is_default(&self) -> bool {
         self.tag == DEFAULT_TAG
     }
 
-    /// Tells if a recipe of Jiffy's own makes it. Such templates are the same for every key.
+    /// Tells if it is a stock template, which is the same for every key.
     pub fn is_stock(&self) -> bool {
         self.owner.is_none() && self.is_default() && Recipe::is_built_in(&self.name)
     }
 
-    /// As names of files and locks hold it.
+    /// Form in file and lock names.
     pub(crate) fn file_name(&self) -> String {
         let owner = self.owner.as_ref();
         let owner = owner.map_or_else(String::new, |owner| format!("{owner}{OWNER_IN_FILES}"));
@@ -149,7 +148,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Whether `name` can name a template: `[a-z0-9][a-z0-9._-]{0,62}`.
+/// Tells if `name` is a valid template name: `[a-z0-9][a-z0-9._-]{0,62}`.
 pub(crate) fn is_template_name(name: &str) -> bool {
     name.chars().all(|c| !c.is_ascii_uppercase()) && is_tag(name)
 }
@@ -162,12 +161,12 @@ fn is_tag(tag: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
 }
 
-/// Tells if `word` has the form of an id of a key, sandbox, snapshot or template.
+/// Tells if `word` has the form of an id.
 pub fn is_id(word: &str) -> bool {
     word.len() == ID_LENGTH && word.bytes().all(|b| ID_ALPHABET.contains(&b))
 }
 
-/// Tells if `word` has the form of a UUID, which ids of builds are.
+/// Tells if `word` has the form of a UUID, which build ids have.
 fn is_uuid(word: &str) -> bool {
     let parts: Vec<&str> = word.split('-').collect();
     let hexadecimal = |part: &&str| part.bytes().all(|b| b.is_ascii_hexdigit());
@@ -175,22 +174,22 @@ fn is_uuid(word: &str) -> bool {
     lengths.eq(UUID_PARTS) && parts.iter().all(hexadecimal)
 }
 
-/// Tells if `name` cannot be chosen by people: ids, and what builds call their own templates.
+/// Tells if `name` is reserved: an id, or a name of internal templates.
 pub fn is_reserved(name: &str) -> bool {
     is_id(name) || is_uuid(name) || is_unfinished_build(name) || is_imported_image(name)
 }
 
-/// Name of the template that build `id` has not finished yet.
+/// Name of the unfinished template of build `id`.
 pub fn unfinished_build(id: &str) -> String {
     format!("{BUILD}{id}")
 }
 
-/// Tells if `name` is such a name.
+/// Tells if `name` is that of an unfinished template.
 pub fn is_unfinished_build(name: &str) -> bool {
     name.strip_prefix(BUILD).is_some_and(is_uuid)
 }
 
-/// Name of the template of an image `reference` of a registry, imported for `owner`.
+/// Name of the template of the registry image `reference`, imported for `owner`.
 pub fn imported_image(owner: Option<&str>, reference: &str) -> String {
     let last = reference.rsplit('/').next().unwrap_or_default();
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
@@ -207,20 +206,19 @@ pub fn imported_image(owner: Option<&str>, reference: &str) -> String {
     format!("{IMAGE}{last}-{}", &sum[..IMAGE_DIGITS])
 }
 
-/// Name of the template that stands for an image `reference` of a registry where a sandbox is made
-/// of the image itself.
+/// Name of the template of the registry image `reference` for sandboxes created from the image.
 pub fn image_on_demand(reference: &str) -> String {
     let name = imported_image(None, reference);
     format!("{ON_DEMAND}{}", name.strip_prefix(IMAGE).unwrap_or(&name))
 }
 
-/// Tells if `name` is such a name.
+/// Tells if `name` is that of an image imported for sandboxes.
 pub fn is_image_on_demand(name: &str) -> bool {
     let rest = name.strip_prefix(ON_DEMAND);
     rest.is_some_and(|rest| is_imported_image(&format!("{IMAGE}{rest}")))
 }
 
-/// Tells if `name` is such a name.
+/// Tells if `name` is that of an image imported for builds.
 pub fn is_imported_image(name: &str) -> bool {
     let named = name.strip_prefix(IMAGE);
     let sum = named.and_then(|n| n.rsplit_once('-')).map(|(_, sum)| sum);
@@ -266,7 +264,7 @@ mod tests {
         assert_eq!(tagged.to_string(), "app:V1.2");
         assert_eq!(tagged.file_name(), "app@V1.2");
         assert_eq!(Reference::of_file("app@V1.2"), Some(tagged));
-        // Two names for one directory would be two locks for one template.
+        // Two names of one directory would give two locks for one template.
         assert_eq!(Reference::of_file("app@default"), None);
         assert_eq!(Reference::of_file(".new-app"), None);
     }

@@ -1,4 +1,4 @@
-//! Root filesystems made of Debian packages.
+//! Root file systems of Debian packages.
 
 use crate::apt;
 use crate::command::{CommandError, Tool};
@@ -9,35 +9,37 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Time of everything a build makes (packages keep the times of their files: compiled Python modules record them).
+/// Fixed time of files that a build creates, in seconds since 1970. Files of packages keep their
+/// times, which compiled Python modules record.
 pub(crate) const EPOCH: u64 = 1_735_689_600;
 
-/// Where one build takes place.
+/// Directories and lock of a build.
 pub(crate) struct Site<'a> {
-    /// A directory of the build's own.
+    /// Working directory.
     pub work: &'a Path,
     /// Packages downloaded by earlier builds of the same template.
     pub cache: &'a Path,
     pub lock: &'a Lock,
 }
 
-/// Puts back the packages of earlier builds: hard links, because the cache is on the same file system.
+/// Restores cached packages by hard links; the cache is on the same file system.
 const RESTORE_CACHE: &str = r#"mkdir -p "$1/var/cache/apt/archives/partial"
 for deb in "$JIFFY_CACHE"/*.deb; do [ ! -e "$deb" ] || ln "$deb" "$1/var/cache/apt/archives/"; done"#;
 
-/// Keeps the packages of this build, and only those.
+/// Replaces the cache by the packages of this build.
 const KEEP_CACHE: &str = r#"rm -rf "$JIFFY_CACHE.new" && mkdir -p "$JIFFY_CACHE.new"
 ln "$1"/var/cache/apt/archives/*.deb "$JIFFY_CACHE.new/"
 rm -rf "$JIFFY_CACHE" && mv "$JIFFY_CACHE.new" "$JIFFY_CACHE""#;
 
-/// Removes the host's traces, and leaves identity to the sandbox: each gets its own when it starts.
+/// Removes traces of the host, and files whose content every sandbox gets at its start.
 const FINISH: &str = r#"set -eu
 rm -f "$1/etc/apt/apt.conf.d/99mmdebstrap" "$1"/etc/*- "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old
 for empty in hostname machine-id resolv.conf; do : >"$1/etc/$empty"; chmod 0644 "$1/etc/$empty"; done
 printf '127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n' >"$1/etc/hosts"
 printf '%s\n' "$JIFFY_SOURCES" >"$1/etc/apt/sources.list""#;
 
-/// Installs the recipe's packages into `<work>/root` and returns that path. `on_progress`: output line, percent done.
+/// Installs the recipe's packages into `<work>/root` and returns that path. `on_progress` gets
+/// output lines and percentages.
 pub(crate) fn bootstrap(
     recipe: &Recipe,
     site: &Site<'_>,
@@ -63,7 +65,8 @@ pub(crate) fn bootstrap(
         "--skip=essential/unlink",
     ]);
     mmdebstrap.arg(format!("--include={}", spec.packages.join(",")));
-    // The data directory is closed to apt's download user; what is downloaded is checked against signed indexes anyway.
+    // apt's download user cannot access the data directory. Downloads are verified against signed
+    // indexes.
     mmdebstrap.arg(r#"--aptopt=APT::Sandbox::User "root""#);
     mmdebstrap.args(
         apt::host_options()
@@ -80,7 +83,7 @@ pub(crate) fn bootstrap(
             .iter()
             .map(|path| format!("--dpkgopt=path-include={path}")),
     );
-    // A build that is cut short is thrown away: flushing every file would only cost time.
+    // No fsync: an interrupted build is discarded.
     mmdebstrap.arg("--dpkgopt=force-unsafe-io");
     mmdebstrap
         .arg(format!("--setup-hook={RESTORE_CACHE}"))
@@ -103,7 +106,7 @@ pub(crate) fn bootstrap(
     Ok(root)
 }
 
-/// Writes the recipe's files to `<work>/files` and returns where its script is, if it has one.
+/// Writes the recipe's files to `<work>/files` and returns the path of its script.
 pub(crate) fn write_files(recipe: &Recipe, work: &Path) -> Result<Option<PathBuf>, FileError> {
     let files = work.join("files");
     fs::create_dir(&files).on("create", &files)?;
@@ -120,7 +123,7 @@ pub(crate) fn write_files(recipe: &Recipe, work: &Path) -> Result<Option<PathBuf
     Ok(Some(path))
 }
 
-/// Gives what the build itself made one fixed time: equal packages then make an equal image.
+/// Sets a fixed time on files that the build created, so that equal packages give equal images.
 pub(crate) fn settle_times(root: &Path, marker: &Path, lock: &Lock) -> Result<(), RootfsError> {
     let mut find = Tool::new("find", "findutils");
     find.arg(root).args(["-xdev", "-newer"]).arg(marker).args([
@@ -132,7 +135,7 @@ pub(crate) fn settle_times(root: &Path, marker: &Path, lock: &Lock) -> Result<()
     Ok(find.run(Some(lock), &mut |_| ())?)
 }
 
-/// Why there is no root filesystem.
+/// Error of a root file system.
 #[derive(Debug, thiserror::Error)]
 pub enum RootfsError {
     #[error(transparent)]
@@ -141,8 +144,9 @@ pub enum RootfsError {
     File(#[from] FileError),
 }
 
-/// Reads from apt's and dpkg's output how far an installation has come. There are two rounds (the essential packages, then
-/// the others); each announces its number of packages, and unpacks and sets up every one of them.
+/// Progress of an installation, from the output of apt and dpkg. There are two rounds (essential
+/// packages, then others); each announces its number of packages, and unpacks and configures every
+/// one.
 #[derive(Default)]
 pub(crate) struct Meter {
     round: u32,

@@ -1,4 +1,4 @@
-//! Templates: what sandboxes are started from.
+//! Templates: bootable images with defaults.
 
 use crate::builder::{self, BuildError};
 use crate::file::{FileError, OnPath, UNFINISHED};
@@ -18,15 +18,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Beside the manifest in the first format.
+/// Image beside the manifest in format 1.
 const OLD_IMAGE: &str = "rootfs.erofs";
 pub(crate) const MANIFEST: &str = "template.json";
 
-/// A template, verified and ready to boot. Its images stay as long as it does, and as long as a file of theirs is open anywhere.
+/// A verified template. Its images exist while it is held, and while one of their files is open in
+/// any process.
 #[derive(Debug)]
 pub struct Template {
     pub manifest: Manifest,
-    /// What its root file system is made of, the lowest first (EROFS, read-only).
+    /// Images of the root file system, lowest first (EROFS, read-only).
     pub images: Vec<VerifiedFile>,
 }
 
@@ -36,7 +37,7 @@ pub struct Templates {
     pub(crate) home: Home,
 }
 
-/// Why a template is not to be had.
+/// Error of a template.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
     #[error(
@@ -59,7 +60,7 @@ pub enum TemplateError {
         "there is no version {version} of template `{name}` any more, which this was made with"
     )]
     Version { name: String, version: String },
-    /// What is not understood may need anything.
+    /// The snapshot may need any image.
     #[error(
         "snapshot {id} does not tell what it needs ({problem}): remove it with `jiffy rm {id}` and run again"
     )]
@@ -75,44 +76,44 @@ impl Templates {
         Self { home: home.clone() }
     }
 
-    /// All templates by name and tag. Their images are not verified: that happens when one is used.
+    /// All templates, sorted by name and tag. Images are verified when they are opened.
     pub fn list(&self) -> Result<Vec<Manifest>, TemplateError> {
         let references = self.references()?;
         let found = references.iter().map(|r| self.look_up(r));
         found.filter_map(Result::transpose).collect()
     }
 
-    /// When a template was last published or removed, as far as the file system tells: to the granularity of its time stamps.
+    /// Time of the last change, with the resolution of the file system's time stamps.
     pub fn changed(&self) -> Option<SystemTime> {
         fs::metadata(self.home.templates()).ok()?.modified().ok()
     }
 
-    /// What is known about a template. Its images are not verified.
+    /// Manifest of a template. Images are not verified.
     pub fn manifest(&self, name: &str) -> Result<Manifest, TemplateError> {
         let reference = Reference::parse(name)?;
         self.look_up(&reference)?
             .ok_or_else(|| self.unknown(&reference))
     }
 
-    /// Manifest of a template, if it is there. Its images are not verified.
+    /// Manifest of a template, if it exists. Images are not verified.
     pub fn look_up(&self, reference: &Reference) -> Result<Option<Manifest>, TemplateError> {
         let directory = self.directory(reference);
         if !directory.is_dir() {
             return Ok(None);
         }
         match self.load(reference) {
-            // Removed or renamed since: a build that is ready takes its name so.
+            // Removed or renamed meanwhile: a finished build takes its name like this.
             Err(_) if !directory.exists() => Ok(None),
             loaded => loaded.map(Some),
         }
     }
 
-    /// The file that changes whenever the template does.
+    /// Path of the manifest, which every change of the template replaces.
     pub fn manifest_path(&self, name: &str) -> Result<PathBuf, TemplateError> {
         Ok(self.directory(&Reference::parse(name)?).join(MANIFEST))
     }
 
-    /// Opens a template, verified.
+    /// Opens and verifies a template.
     pub fn get(&self, name: &str) -> Result<Template, TemplateError> {
         let images = Images::new(&self.home);
         let _shared = images.share()?;
@@ -121,8 +122,8 @@ impl Templates {
         self.open(manifest, &images)
     }
 
-    /// Opens the version of a template that something was made with, whatever the template is now: `name@version`, as
-    /// [`Manifest::version`] says.
+    /// Opens a version of a template, `name@version` (see [`Manifest::version`]), which may be
+    /// superseded.
     pub fn version(&self, name: &str) -> Result<Template, TemplateError> {
         let images = Images::new(&self.home);
         let _shared = images.share()?;
@@ -136,9 +137,9 @@ impl Templates {
         Ok(Template { manifest, images })
     }
 
-    /// The template of `recipe`; built first unless it exists and was made from an equal recipe.
+    /// Template of `recipe`; built unless it exists with an equal recipe.
     ///
-    /// However many ask at once, one builds and the others wait. Needs root, `mmdebstrap` and `mkfs.erofs`.
+    /// Concurrent callers wait for one build. Needs root, `mmdebstrap` and `mkfs.erofs`.
     pub fn build_if_needed(
         &self,
         recipe: &Recipe,
@@ -147,9 +148,9 @@ impl Templates {
         builder::build_if_needed(self, &self.home, recipe, on_progress)
     }
 
-    /// The template of an image that exists already; made first unless it is there and of the same.
+    /// Template of an existing image; imported unless it exists and is equal.
     ///
-    /// Imports wait for each other: they share unpacked layers. Needs root and `mkfs.erofs`.
+    /// Imports exclude each other, since they share unpacked layers. Needs root and `mkfs.erofs`.
     pub fn import(
         &self,
         import: &Import,
@@ -158,8 +159,8 @@ impl Templates {
         import::import(self, &self.home, import, on_progress)
     }
 
-    /// Gives the version that `from` is now the name `to` as well. What `to` was before stays for those who were made with it.
-    /// Visibility is that of the template in the place, else `visibility`.
+    /// Tags the current version of `from` as `to`. The replaced version is kept for its users.
+    /// Visibility is that of the replaced template, else `visibility`.
     pub fn tag(
         &self,
         from: &str,
@@ -181,7 +182,8 @@ impl Templates {
         Ok(manifest)
     }
 
-    /// Removes a template (`name:tag`, or that without a tag), also a corrupted one. What runs, sleeps or was kept of it goes on.
+    /// Removes a template with this tag, even a corrupted one. Its sandboxes and snapshots are
+    /// unaffected.
     pub fn remove(&self, name: &str) -> Result<(), TemplateError> {
         let reference = Reference::parse(name)?;
         let _lock = self.lock(&reference, &mut |_| ())?;
@@ -199,8 +201,8 @@ impl Templates {
         Ok(())
     }
 
-    /// Removes layers and images that no template is made of, unless an import is under way: that
-    /// one looks for them when it is done.
+    /// Removes layers and images without a template, unless an import runs, which does the same at
+    /// its end.
     pub(crate) fn drop_unused(&self) -> Result<(), TemplateError> {
         if let Some(layers) = Layers::try_open(&self.home)? {
             import::collect(self, &self.home, &layers)?;
@@ -209,7 +211,7 @@ impl Templates {
         Ok(())
     }
 
-    /// Keeps the image of a template in the first format when its directory goes.
+    /// Moves the image of a format 1 template into the store before its directory is removed.
     pub(crate) fn rescue(&self, manifest: &Manifest, directory: &Path) -> Result<(), FileError> {
         let images = Images::new(&self.home);
         for sum in &manifest.images {
@@ -218,7 +220,7 @@ impl Templates {
         Ok(())
     }
 
-    /// The lock of one template: whoever holds it makes, replaces or removes it.
+    /// Takes the lock under which a template is created, replaced or removed.
     pub(crate) fn lock(
         &self,
         reference: &Reference,
@@ -232,7 +234,7 @@ impl Templates {
         self.home.templates().join(reference.file_name())
     }
 
-    /// Where work on a template takes place, under its lock.
+    /// Working directory for a template, under its lock.
     pub(crate) fn unfinished(&self, reference: &Reference) -> PathBuf {
         let name = format!("{UNFINISHED}{}", reference.file_name());
         self.home.templates().join(name)
@@ -254,7 +256,7 @@ impl Templates {
             Ok(names) => names,
             Err(e) => return e.into(),
         };
-        // Those of the same owner, without what builds made for themselves.
+        // Templates of the same owner, without internal ones.
         let shown = names
             .iter()
             .filter(|r| r.owner() == reference.owner() && !is_reserved(r.name()));
@@ -279,7 +281,7 @@ impl Templates {
             });
         }
         if reference.is_stock() {
-            // Also where it was built before templates had owners.
+            // Also if it was built before templates had owners.
             manifest.visibility = Visibility::Public;
         }
         for sum in &manifest.images {
@@ -405,7 +407,7 @@ mod tests {
         );
     }
 
-    /// A template as the first format had it: its image beside its manifest.
+    /// A template of format 1: its image beside its manifest.
     fn in_the_first_format(home: &Home) -> (Template, PathBuf) {
         let template = Fake::new("one").build(home).unwrap();
         let path = Templates::new(home).manifest_path("one").unwrap();
@@ -444,7 +446,7 @@ mod tests {
         let templates = Templates::new(&home);
         let found = templates.get("one").unwrap();
         assert_eq!(found.manifest.version(), was.manifest.version());
-        // As snapshots of that time named it.
+        // Reference of snapshots of that time.
         let by_image = format!("one@{}", was.images[0].sha256);
         assert_eq!(
             templates.version(&by_image).unwrap().manifest.images,
@@ -452,7 +454,7 @@ mod tests {
         );
         Fake::with_package("one", "curl").build(&home).unwrap();
         assert!(!old.exists());
-        // In use until now, so it was kept.
+        // It was in use until now.
         assert_eq!(
             templates.version(&by_image).unwrap().manifest.images,
             was.manifest.images

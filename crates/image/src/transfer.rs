@@ -1,7 +1,8 @@
-//! Templates in one file: to take along, and to bring back.
+//! Export of templates to a file, and import.
 //!
-//! A tar archive, compressed with zstd: `template.json`, then the images as it names them, the lowest first. Who made such a file is
-//! not known: it is bounded, every image is what the manifest says by its digest, and only guests ever mount one.
+//! The file is a tar archive, compressed with zstd: `template.json`, then its images in order,
+//! lowest first. Files are not trusted: their size is bounded, every image has the digest in the
+//! manifest, and only guests mount it.
 
 use crate::builder::{self, BuildError, Work};
 use crate::derive::sound;
@@ -20,11 +21,11 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tar::{Archive, Builder, Entry, EntryType, Header};
 
-/// Longest manifest.
+/// Maximum size of a manifest in bytes.
 const MAX_MANIFEST: u64 = 1 << 20;
-/// zstd's own default: images are written once and read rarely.
+/// Default level of zstd: images are written once and read rarely.
 const LEVEL: i32 = 3;
-/// Where an EROFS super block has its magic, and that (linux/fs/erofs/erofs_fs.h).
+/// Offset and value of the magic number in an EROFS super block (linux/fs/erofs/erofs_fs.h).
 const MAGIC: (u64, [u8; 4]) = (1024, 0xe0f5_e1e2_u32.to_le_bytes());
 
 fn entry_name(sum: &ImageSum) -> String {
@@ -32,7 +33,8 @@ fn entry_name(sum: &ImageSum) -> String {
 }
 
 impl Templates {
-    /// Writes a template to one file. Its images are verified first, and stay until it is done.
+    /// Exports a template to a file. Its images are verified first, and exist until the export
+    /// ends.
     pub fn export(
         &self,
         name: &str,
@@ -52,7 +54,7 @@ impl Templates {
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> io::Result<()> {
         let manifest = &template.manifest;
-        // Keys and visibility are this host's.
+        // Owner and visibility are local to this host.
         let about = Manifest {
             owner: None,
             visibility: Visibility::default(),
@@ -83,8 +85,8 @@ impl Templates {
         archive.into_inner()?.finish()?.flush()
     }
 
-    /// Makes the template that such a file holds, as `name` or as it is called. Needs no more room
-    /// than its images. Visibility as in [`crate::Import`]: what the file says counts for nothing.
+    /// Imports the template in a file as `name`, or under its own name. Needs no more disk space
+    /// than its images. Visibility as in [`crate::Import`]; that in the file is ignored.
     pub fn import_file(
         &self,
         from: impl Read,
@@ -95,7 +97,7 @@ impl Templates {
     ) -> Result<Template, ImportError> {
         let packed = Stream::open(from, &limits).map_err(unreadable)?;
         let mut archive = Archive::new(packed);
-        // Names and sizes are read from the headers alone: ours need no extensions, which would be read into memory.
+        // Raw entries: exports have no extended headers, which would be read into memory.
         let mut entries = archive.entries().map_err(unreadable_io)?.raw(true);
         let mut manifest = first(entries.next())?;
         manifest.owner = None;
@@ -137,7 +139,7 @@ impl Templates {
     }
 }
 
-/// Reads one image, unless it is here, and keeps it if it is what it should be.
+/// Reads one image, unless it exists, and adds it to the store if its digest matches.
 fn bring(
     store: &Images,
     work: &Work,
@@ -180,7 +182,7 @@ fn bring(
 
 type Next<'a, R> = Option<io::Result<Entry<'a, R>>>;
 
-/// The entry that must come next.
+/// Returns the next entry, which must have this name and size.
 fn next<'a, R: Read>(
     entry: Next<'a, R>,
     name: &str,
@@ -222,7 +224,7 @@ fn percent(done: u64, all: u64) -> Progress<'static> {
     Progress::Percent(u8::try_from(percent).unwrap_or(100).min(100))
 }
 
-/// A file from its start, whatever its own position is: others have the same descriptor.
+/// Positional reader of a file, whose descriptor is shared.
 struct At<'a> {
     file: &'a File,
     offset: u64,

@@ -1,7 +1,8 @@
-//! Files whose content is checked once in full and then recognised cheaply.
+//! Files whose content is verified once in full, and recognized cheaply afterwards.
 //!
-//! After a full check a stamp beside the file records the checksum together with what changes whenever the content does:
-//! size, inode and timestamps. As long as they match, the file is what was checked; if not, it is checked in full again.
+//! After a full check, a stamp beside the file records the checksum together with size, inode and
+//! time stamps, which change with the content. While they match, the file is unchanged; otherwise
+//! it is checked again.
 
 use crate::Home;
 use crate::file::{FileError, OnPath, write};
@@ -14,19 +15,19 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-/// An open file whose content is what it should be.
+/// An open file with verified content.
 #[derive(Debug)]
 pub struct VerifiedFile {
-    /// Opened for reading. The very file that was checked, whatever happens to its name.
+    /// Opened for reading: the file that was verified, even if its name changes.
     pub file: File,
     pub path: PathBuf,
-    /// Checksum of the content, lower-case hexadecimal. For blank disks: of their non-zero blocks.
+    /// Checksum of the content, lower-case hexadecimal; of blank disks: of their non-zero blocks.
     pub sha256: String,
     /// Bytes.
     pub size: u64,
 }
 
-/// Why a file is not handed out.
+/// Error of a verification.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     #[error("{what} {} is corrupted: expected sha256 {expected}, found {found}; {remedy}", path.display())]
@@ -54,21 +55,21 @@ pub enum VerifyError {
     },
 }
 
-/// What a file should be, and how to tell the user if it is not.
+/// Expected properties of a file, and messages.
 pub(crate) struct Check<'a> {
-    /// The thing's name in messages: "kernel image".
+    /// Kind of file in messages: "kernel image".
     pub what: &'static str,
-    /// The checksum it must have; `None`: the one recorded when it was made.
+    /// Expected checksum; none: the recorded one.
     pub sha256: Option<&'a str>,
-    /// The size it must have, bytes.
+    /// Expected size in bytes.
     pub size: Option<u64>,
-    /// Hash only non-zero blocks, skipping holes: what makes large sparse files affordable.
+    /// Hashes only non-zero blocks and skips holes, for large sparse files.
     pub sparse: bool,
-    /// What the user can do about a corrupted file.
+    /// Remedy for a corrupted file, in messages.
     pub remedy: &'a str,
 }
 
-/// A file whose checksum is known and which has not got its name yet.
+/// A file with a known checksum before it gets its name.
 pub(crate) struct Measured {
     file: File,
     stamp: Stamp,
@@ -86,16 +87,16 @@ impl Measured {
     }
 }
 
-/// What is recorded about a verified file.
+/// Recorded identity of a verified file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Stamp {
     sha256: String,
     size: u64,
     device: u64,
     inode: u64,
-    /// Nanoseconds since the epoch, as [`Stamp::changed_ns`].
+    /// Nanoseconds since 1970, as [`Stamp::changed_ns`].
     modified_ns: i128,
-    /// Change time: unlike the modification time, nobody can set it back.
+    /// Change time: unlike the modification time, it cannot be set.
     changed_ns: i128,
 }
 
@@ -117,7 +118,7 @@ impl Stamp {
     }
 }
 
-/// Where the stamp of `path` is.
+/// Path of the stamp of `path`.
 pub(crate) fn stamp_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".stamp");
@@ -125,7 +126,8 @@ pub(crate) fn stamp_path(path: &Path) -> PathBuf {
 }
 
 impl Check<'_> {
-    /// Opens `path` verified; where it is not there, or nobody knows its checksum, `make` makes it first, once for all who hold this lock.
+    /// Opens and verifies `path`. If it is missing or has no checksum, `make` creates it first,
+    /// once for all callers with this lock.
     pub(crate) fn open_or_make<E: From<VerifyError> + From<FileError>>(
         &self,
         path: &Path,
@@ -144,7 +146,7 @@ impl Check<'_> {
         Ok(self.record(path)?)
     }
 
-    /// Opens `path` verified. `Ok(None)`: no such file, or one whose checksum nobody knows (a stamp never written).
+    /// Opens and verifies `path`; none if it is missing or has no known checksum.
     pub(crate) fn open(&self, path: &Path) -> Result<Option<VerifiedFile>, VerifyError> {
         let file = match File::open(path) {
             Ok(file) => file,
@@ -184,7 +186,7 @@ impl Check<'_> {
         self.full(file, path, Some(expected)).map(Some)
     }
 
-    /// Takes the checksum of a file that is about to get its name.
+    /// Computes the checksum of a file before it gets its name.
     pub(crate) fn measure(&self, path: &Path) -> Result<Measured, VerifyError> {
         let measured = || {
             let file = File::open(path).on("open", path)?;
@@ -197,7 +199,7 @@ impl Check<'_> {
         measured().map_err(|e| self.failed(e))
     }
 
-    /// Records what was measured under the name it has now. A new name changes nothing but the change time.
+    /// Records the stamp of a measured file after its rename, which changes only the change time.
     pub(crate) fn vouch(&self, path: &Path, measured: Measured) -> Result<(), VerifyError> {
         let metadata = measured.file.metadata().on("examine", path);
         let metadata = metadata.map_err(|e| self.failed(e))?;
@@ -215,7 +217,7 @@ impl Check<'_> {
         self.write_stamp(path, &stamp).map_err(|e| self.failed(e))
     }
 
-    /// Records a file just made, whose checksum becomes the one it must have from now on.
+    /// Records a new file; its checksum is the expected one from now on.
     pub(crate) fn record(&self, path: &Path) -> Result<VerifiedFile, VerifyError> {
         let file = File::open(path)
             .on("open", path)
@@ -288,8 +290,8 @@ impl Check<'_> {
     }
 }
 
-/// Waits until the clock has left the tick in which the file last changed: a later change within the same tick would carry
-/// the same timestamps, and the stamp would vouch for content nobody has checked.
+/// Waits until the clock has left the tick of the file's last change. A later change in the same
+/// tick would have equal time stamps, and the stamp would be valid for unverified content.
 fn outlive_tick(metadata: &fs::Metadata) {
     const TICK: Duration = Duration::from_millis(20);
     let age = metadata
@@ -320,7 +322,7 @@ pub(crate) fn hex(hasher: Sha256) -> String {
         .collect()
 }
 
-/// Checksum of the whole content. Reads by position: whoever gets the file finds it at its start.
+/// Checksum of the whole content. Positional reads, so that the file offset is unchanged.
 pub(crate) fn sum(file: &File) -> io::Result<String> {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
@@ -336,14 +338,14 @@ pub(crate) fn sum(file: &File) -> io::Result<String> {
     }
 }
 
-/// Checksum of size and non-zero 4 KiB blocks with their offsets: independent of where the file has holes.
+/// Checksum of the size and the non-zero 4 KiB blocks with their offsets, independent of holes.
 fn sparse_sum(file: &File) -> io::Result<String> {
     const BLOCK: usize = 4096;
     let size = file.metadata()?.len();
     let mut hasher = Sha256::new_with_prefix(size.to_le_bytes());
     let mut buffer = vec![0; 256 * BLOCK];
     let mut offset = 0;
-    // Only seeking finds holes, so put the position back afterwards.
+    // Only seeking finds holes; the file offset is restored afterwards.
     while let Some(data) = next_data(file, offset)? {
         offset = data - data % BLOCK as u64;
         let n = file.read_at(&mut buffer, offset)?;
@@ -362,7 +364,7 @@ fn sparse_sum(file: &File) -> io::Result<String> {
     Ok(hex(hasher))
 }
 
-/// Offset of the first data at or after `offset`; `None` when only a hole follows.
+/// Offset of the first data at or after `offset`; none if only a hole follows.
 fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
     use nix::unistd::{Whence, lseek};
     let offset = i64::try_from(offset).map_err(io::Error::other)?;

@@ -1,7 +1,7 @@
-//! Versions of templates: what a template was when something was made with it.
+//! Versions of templates, for snapshots and sandboxes that were created from them.
 //!
-//! `<home>/versions/<version>.json` is the manifest of every version that was opened here. A template that is built again or
-//! removed leaves it, so that what was made with it can be opened.
+//! `<home>/versions/<version>.json` is the manifest of every version that was opened here. It stays
+//! when the template is rebuilt or removed, so that the version can be opened.
 
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
@@ -17,7 +17,7 @@ fn path(home: &Home, version: &str) -> PathBuf {
     home.versions().join(format!("{version}{SUFFIX}"))
 }
 
-/// A manifest as it is kept in files.
+/// Serialized form of a manifest.
 pub(crate) fn text(manifest: &Manifest, path: &Path) -> Result<Vec<u8>, FileError> {
     let text = serde_json::to_vec_pretty(manifest).map_err(io::Error::other);
     let mut text = text.on("write", path)?;
@@ -25,7 +25,7 @@ pub(crate) fn text(manifest: &Manifest, path: &Path) -> Result<Vec<u8>, FileErro
     Ok(text)
 }
 
-/// Writes a version down, unless it is. Its images are there, and the caller sees to it that they stay.
+/// Stores a version unless it exists. The caller keeps its images.
 pub(crate) fn keep(home: &Home, manifest: &Manifest) -> Result<(), FileError> {
     let version = manifest.version();
     let path = path(home, &version);
@@ -36,7 +36,7 @@ pub(crate) fn keep(home: &Home, manifest: &Manifest) -> Result<(), FileError> {
     file::write(&home.versions(), &format!("{version}{SUFFIX}"), &text).map(drop)
 }
 
-/// All that are kept.
+/// All stored versions.
 pub(crate) fn all(home: &Home) -> Result<Vec<(PathBuf, Manifest)>, TemplateError> {
     let directory = home.versions();
     let mut found = Vec::new();
@@ -51,7 +51,7 @@ pub(crate) fn all(home: &Home) -> Result<Vec<(PathBuf, Manifest)>, TemplateError
     Ok(found)
 }
 
-/// The version that is called `name@version`. Before there were versions a template was named with the checksum of its image.
+/// Version `name@version`. Before versions existed, the digest of the image was used instead.
 pub(crate) fn find(templates: &Templates, called: &str) -> Result<Manifest, TemplateError> {
     let (name, version) = called.rsplit_once('@').unwrap_or((called, ""));
     let missing = || TemplateError::Version {
@@ -64,7 +64,7 @@ pub(crate) fn find(templates: &Templates, called: &str) -> Result<Manifest, Temp
     let path = path(&templates.home, version);
     if path.exists() {
         let manifest = load(&path)?;
-        // What is kept under a name is what has that name.
+        // The content must match the file name.
         return (manifest.version() == version)
             .then_some(manifest)
             .ok_or_else(missing);
@@ -81,7 +81,7 @@ pub(crate) fn find(templates: &Templates, called: &str) -> Result<Manifest, Temp
         .ok_or_else(missing)
 }
 
-/// Whether a template is what was named with the checksum of its only image.
+/// Tells if the template has a single image with this digest, the version of old snapshots.
 pub(crate) fn is_of_image(manifest: &Manifest, sha256: &str) -> bool {
     matches!(&manifest.images[..], [only] if only.sha256 == sha256)
 }

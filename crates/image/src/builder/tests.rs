@@ -7,7 +7,7 @@ pub(crate) fn home() -> (tempfile::TempDir, Home) {
     (dir, home)
 }
 
-/// A recipe whose root filesystem is a single file, instead of packages.
+/// A recipe with a single file instead of packages.
 pub(crate) struct Fake {
     recipe: Recipe,
     builds: AtomicU32,
@@ -87,7 +87,7 @@ fn a_template_is_built_once_and_again_only_when_its_recipe_changes() {
     assert_ne!(second.images[0].sha256, first.images[0].sha256);
     assert_eq!(names(&home.templates()), ["one"]);
     assert_eq!(names(&home.templates().join("one")), ["template.json"]);
-    // Both, and their stamps: the first one is still in use.
+    // Two images with their stamps: the first one is still in use.
     assert_eq!(names(&home.images()).len(), 4);
 }
 
@@ -157,7 +157,7 @@ fn the_same_recipe_makes_the_same_image_on_another_host() {
     assert_eq!(sum(&one), sum(&other));
 }
 
-/// Gives everything one time, as a real root filesystem has.
+/// Sets a fixed time on all files, as a real build does.
 fn settled(work: &Path) -> Result<(), BuildError> {
     let time = UNIX_EPOCH + std::time::Duration::from_secs(EPOCH);
     for path in [work.join("root/file"), work.join("root")] {

@@ -80,9 +80,9 @@ fn a_derived_template_stands_on_the_images_of_its_base_and_adds_one() {
             "image of what changed"
         ]
     );
-    // Image and stamp of each, once.
+    // Image and stamp of each.
     assert_eq!(count(&home.images()), 4);
-    // Nothing changed: no image more.
+    // No changes: no further image.
     let same = derived(&home, &wanted("same", &base.manifest), Tar::default()).unwrap();
     assert_eq!(same.manifest.images, base.manifest.images);
     assert_eq!(same.manifest.version(), base.manifest.version());
@@ -92,7 +92,7 @@ fn a_derived_template_stands_on_the_images_of_its_base_and_adds_one() {
     assert_eq!(alone.manifest.images.len(), 1);
 }
 
-/// What is in an image, as a layer: names with their content.
+/// Content of an image as a layer, by name.
 fn contents(home: &Home, image: &ImageSum) -> BTreeMap<String, String> {
     let file = Images::new(home).open(image).unwrap().file;
     let mut layer = Vec::new();
@@ -144,7 +144,7 @@ fn a_stack_that_no_sandbox_could_take_becomes_a_lower_one_that_is_the_same() {
             .file("both/second", b"3")
             .file("becomes-directory/in", b"3")
             .file(&format!("{}/leaf", &long[..90]), b"3"),
-        // Below both of these there may be something.
+        // Both may have files below them.
         tar()
             .file(".wh.lowest", b"")
             .file("tree/new", b"4")
@@ -211,7 +211,7 @@ fn a_stack_that_no_sandbox_could_take_becomes_a_lower_one_that_is_the_same() {
         "{:?}",
         found.iter().map(|f| f.0).collect::<Vec<_>>()
     );
-    // From here on there is room again, and what the others need stays.
+    // From here on there is space again, and images of other templates stay.
     let next = derived(
         &home,
         &wanted("y", &over.manifest),
@@ -260,7 +260,7 @@ fn an_image_that_lies_is_refused_and_never_followed() {
     for round in 0..300 {
         let mut bytes = image.clone();
         for _ in 0..=random(6) {
-            // What the format says lies in the first blocks.
+            // Metadata of the format is in the first blocks.
             let at = 1024 + random(bytes.len().min(8192) - 1024);
             bytes[at] = u8::try_from(random(256)).unwrap();
         }
@@ -300,7 +300,7 @@ fn what_is_hostile_or_cut_short_leaves_nothing() {
     }
 }
 
-/// A snapshot as far as templates are concerned.
+/// Creates the parts of a snapshot that concern templates.
 fn snapshot(home: &Home, id: &str, of: &Manifest) {
     let directory = home.snapshots()[0].join(id);
     fs::create_dir_all(&directory).unwrap();
@@ -334,7 +334,7 @@ fn what_templates_snapshots_and_open_files_need_stays_and_the_rest_goes() {
 
     let opens = |m: &Manifest| templates.version(&format!("x@{}", m.version())).is_ok();
     assert!(opens(&asleep) && opens(&running.manifest) && opens(&tagged) && opens(&current));
-    // It went when nothing named it any more.
+    // It was removed when its last reference was.
     assert!(!opens(&unneeded));
     assert_eq!(templates.prune().unwrap(), crate::Pruned::default());
     templates.remove("x").unwrap();
@@ -352,7 +352,7 @@ fn what_templates_snapshots_and_open_files_need_stays_and_the_rest_goes() {
     assert!(pruned.bytes > 0);
     fs::write(home.snapshots()[0].join("s1/manifest.json"), "{").unwrap();
     templates.remove("x:kept").unwrap();
-    // What a damaged snapshot needs cannot be told.
+    // A damaged snapshot may need any image.
     assert!(
         templates
             .prune()

@@ -1,4 +1,4 @@
-//! A thin image as the layer that it was made of: an archive in which deletions are said as OCI's image specification has it.
+//! Conversion of an image to the layer that it was made of: an archive with OCI whiteouts.
 
 use super::read::{Image, ImageError, Inode};
 use jiffy_archive::{ArchiveError, Entry, Kind, Writer};
@@ -7,12 +7,12 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 
-/// Directories within each other; the unpacker takes less.
+/// Maximum depth of directories; the unpacker accepts fewer.
 const MAX_DEPTH: usize = 300;
 const BUFFER: usize = 1 << 18;
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 
-/// Why an image does not become a layer.
+/// Error of the conversion.
 #[derive(Debug, thiserror::Error)]
 pub enum LayerOfImageError {
     #[error(transparent)]
@@ -27,7 +27,7 @@ impl From<ArchiveError> for LayerOfImageError {
     }
 }
 
-/// Writes the layer that `image` was made of to `out`.
+/// Writes `image` as a layer to `out`.
 pub(crate) fn write_layer(image: &File, out: impl Write) -> Result<(), LayerOfImageError> {
     let image = Image::open(image)?;
     let root = image.inode(image.root)?;
@@ -48,7 +48,7 @@ pub(crate) fn write_layer(image: &File, out: impl Write) -> Result<(), LayerOfIm
 struct Work<'a, W> {
     image: Image<'a>,
     writer: Writer<W>,
-    /// First names of files that have several.
+    /// First name of each file with hard links.
     named: HashMap<u64, Vec<u8>>,
     buffer: Vec<u8>,
 }
@@ -110,7 +110,7 @@ impl<W: Write> Work<'_, W> {
                     .map_or(0, |slash| slash + 1);
                 return self.mark(&path[..name], &path[name..]);
             }
-            // What is no layer's.
+            // Devices and sockets are not part of layers.
             _ => return Ok(()),
         };
         if inode.links > 1 {
@@ -141,7 +141,8 @@ impl<W: Write> Work<'_, W> {
         Ok(self.writer.end()?)
     }
 
-    /// The mark of what is deleted: `.wh.` before its name in the directory `above`, which ends with a slash if it is not the root.
+    /// Writes a whiteout: `.wh.` in front of the name in the directory `above`, which ends with a
+    /// slash if it is not the root.
     fn mark(&mut self, above: &[u8], name: &[u8]) -> Result<(), LayerOfImageError> {
         let above = if above == b"/" { b"" } else { above };
         let path = [above, b".wh.", name].concat();

@@ -1,6 +1,6 @@
-//! Reading EROFS images of the kind that are written here: not compressed, in one piece, on one device
-//! (Linux, fs/erofs/erofs_fs.h). An image may come from elsewhere: every place that it names is checked against the file's end, and
-//! what is read into memory is bounded by the format's own fields.
+//! Reader of EROFS images as written here: uncompressed, contiguous, on one device (Linux,
+//! fs/erofs/erofs_fs.h). Images may be hostile: every offset is checked against the end of the
+//! file, and memory is bounded by the fields of the format.
 
 use std::fs::File;
 use std::io;
@@ -8,12 +8,12 @@ use std::os::unix::fs::FileExt;
 
 const SUPER_BLOCK: u64 = 1024;
 const MAGIC: u32 = 0xe0f5_e1e2;
-/// Of what an image must be understood to have; this one only says where compressed data would begin.
+/// Incompatible feature that is accepted: it only concerns the start of compressed data.
 const HARMLESS: u32 = 1;
-/// What inodes are counted in, in bytes.
+/// Unit of inode numbers in bytes.
 const SLOT: u64 = 32;
 const DIRENT: usize = 12;
-/// Names of attributes begin with one of these.
+/// Prefixes of attribute names.
 const PREFIXES: [(u8, &str); 5] = [
     (1, "user."),
     (2, "system.posix_acl_access"),
@@ -22,7 +22,7 @@ const PREFIXES: [(u8, &str); 5] = [
     (6, "security."),
 ];
 
-/// Why an image cannot be read.
+/// Error of an image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     #[error("the image cannot be read: {0}")]
@@ -33,28 +33,28 @@ pub enum ImageError {
     Foreign(&'static str),
 }
 
-/// An image.
+/// An EROFS image.
 pub(super) struct Image<'a> {
     file: &'a File,
-    /// Bytes of a block.
+    /// Block size in bytes.
     block: u64,
     inodes: u64,
     attributes: u64,
-    /// Time of inodes that have none of their own.
+    /// Time of compact inodes, which have none.
     time: (i64, u32),
     pub root: u64,
 }
 
-/// Where content is.
+/// Location of a file's content.
 enum Layout {
     Plain,
-    /// The last block lies behind the inode, here.
+    /// The last block follows the inode at this offset.
     Tail(u64),
 }
 
-/// A file of whatever kind.
+/// An inode of any type.
 pub(super) struct Inode {
-    /// Its number.
+    /// Inode number.
     pub number: u64,
     pub mode: u32,
     pub uid: u32,
@@ -62,10 +62,10 @@ pub(super) struct Inode {
     pub size: u64,
     pub mtime: (i64, u32),
     pub links: u32,
-    /// First block of its content, or the number of a device.
+    /// First block of the content, or a device number.
     pub word: u32,
     layout: Layout,
-    /// Where its attributes are, and how many bytes.
+    /// Offset and length of the extended attributes in bytes.
     attributes: (u64, u64),
 }
 
@@ -132,7 +132,7 @@ impl<'a> Image<'a> {
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(ImageError::Damaged("it ends too early"))
             }
-            // Beyond what any file has.
+            // Offset beyond the maximum of the file system.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
                 Err(ImageError::Damaged("it names a place that cannot be"))
             }
@@ -200,7 +200,7 @@ impl<'a> Image<'a> {
         })
     }
 
-    /// Content of a file from `offset` on, which is within it; returns how much of the buffer is filled.
+    /// Reads content at `offset`, which is inside the file; returns the number of bytes.
     pub(super) fn read(&self, inode: &Inode, offset: u64, buffer: &mut [u8]) -> Outcome<usize> {
         let first = u64::from(inode.word) * self.block;
         let (at, left) = match inode.layout {
@@ -219,7 +219,7 @@ impl<'a> Image<'a> {
         Ok(most)
     }
 
-    /// Where a link leads.
+    /// Target of a symbolic link.
     pub(super) fn target(&self, inode: &Inode) -> Outcome<Vec<u8>> {
         let length = usize::try_from(inode.size).ok().filter(|n| *n <= 4096);
         let length = length.ok_or(ImageError::Damaged("a link is too long"))?;
@@ -231,7 +231,7 @@ impl<'a> Image<'a> {
         Ok(target)
     }
 
-    /// Names in one block of a directory, with the numbers of their inodes; `offset` is where the block begins.
+    /// Names in the directory block at `offset`, with their inode numbers.
     pub(super) fn names(&self, directory: &Inode, offset: u64) -> Outcome<Vec<(Vec<u8>, u64)>> {
         const ODD: ImageError = ImageError::Damaged("a directory makes no sense");
         let left = (directory.size - offset).min(self.block);
@@ -265,12 +265,12 @@ impl<'a> Image<'a> {
         Ok(names)
     }
 
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub(super) fn block(&self) -> u64 {
         self.block
     }
 
-    /// Extended attributes, by name.
+    /// Extended attributes with their full names.
     pub(super) fn attributes(&self, inode: &Inode) -> Outcome<Vec<(Vec<u8>, Vec<u8>)>> {
         const ODD: ImageError = ImageError::Damaged("an extended attribute makes no sense");
         let (at, length) = inode.attributes;
@@ -300,12 +300,12 @@ impl<'a> Image<'a> {
     }
 }
 
-/// Bytes of the attribute that begins like this.
+/// Length of an attribute entry in bytes.
 fn entry_length(head: &[u8]) -> usize {
     4 + usize::from(head[0]) + usize::from(u16_at(head, 2))
 }
 
-/// Name and value; one whose name begins with nothing known is left out.
+/// Name and value; none for an unknown prefix.
 fn attribute(entry: &[u8]) -> Option<Option<(Vec<u8>, Vec<u8>)>> {
     let name = entry.get(4..4 + usize::from(*entry.first()?))?;
     let value = entry.get(4 + name.len()..)?;

@@ -1,4 +1,4 @@
-//! Who we are to a registry: the environment says, or Docker's configuration.
+//! Credentials for registries, from the environment or Docker's configuration.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -9,7 +9,7 @@ use std::env;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Name in Docker's configuration of the registry that names without a host mean.
+/// Key of Docker Hub in Docker's configuration.
 const DOCKER_HUB: &str = "https://index.docker.io/v1/";
 
 #[derive(Default, Deserialize)]
@@ -30,7 +30,7 @@ struct Auth {
     password: Option<String>,
 }
 
-/// What a helper answers.
+/// Output of a credential helper.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Helped {
@@ -38,12 +38,13 @@ struct Helped {
     secret: String,
 }
 
-/// User and password.
+/// User name and password.
 type Pair = (String, String);
-/// Asks a helper about a registry.
+/// Asks a helper for the credentials of a registry.
 type Ask = dyn Fn(&str, &str) -> Option<Pair>;
 
-/// Credentials for `registry`: `JIFFY_REGISTRY_USER` and `JIFFY_REGISTRY_PASSWORD`, else what `docker login` has kept.
+/// Credentials for `registry`: `JIFFY_REGISTRY_USER` and `JIFFY_REGISTRY_PASSWORD`, else those of
+/// `docker login`.
 pub(super) fn find(registry: &str) -> Option<Credentials> {
     let var = |name| env::var(name).ok().filter(|v| !v.is_empty());
     if let (Some(user), Some(password)) =
@@ -85,7 +86,7 @@ impl DockerConfig {
     }
 }
 
-/// Runs `docker-credential-<helper> get`, which reads the registry's name and answers with JSON.
+/// Runs `docker-credential-<helper> get`, which reads the name of the registry and prints JSON.
 fn ask_helper(helper: &str, registry: &str) -> Option<Pair> {
     use std::io::Write;
     if helper.is_empty() || helper.contains('/') {
@@ -98,7 +99,7 @@ fn ask_helper(helper: &str, registry: &str) -> Option<Pair> {
         .stderr(Stdio::null())
         .spawn()
         .ok()?;
-    // It may have answered without reading; its answer counts. Dropping the pipe ends its input.
+    // A helper may answer without reading its input. Dropping the pipe closes it.
     drop(
         child
             .stdin
@@ -107,7 +108,7 @@ fn ask_helper(helper: &str, registry: &str) -> Option<Pair> {
     );
     let output = child.wait_with_output().ok()?;
     let helped: Helped = serde_json::from_slice(&output.stdout).ok()?;
-    // A token instead of a password is for a protocol that the client does not speak.
+    // Identity tokens are for a protocol that the puller does not speak.
     (output.status.success() && helped.username != "<token>")
         .then_some((helped.username, helped.secret))
 }

@@ -1,23 +1,23 @@
-//! Disk space that an import may take.
+//! Disk budget of an import.
 
 use super::ImportError;
 use std::fmt;
 use std::sync::Arc;
 
-/// Answers a request for so many bytes in all, or refuses it with a sentence for the caller.
+/// Reserves a total number of bytes, or refuses with a message for the caller.
 type Ask = dyn Fn(u64) -> Result<(), String> + Send + Sync;
 
-/// Disk space that an import may take, asked for as it becomes known how much that is.
+/// Disk budget of an import, reserved as its size becomes known.
 #[derive(Clone, Default)]
 pub struct DiskBudget(Option<Arc<Ask>>);
 
 impl DiskBudget {
-    /// A budget that `ask` knows: it is called with the bytes that the import needs in all.
+    /// Creates a budget; `ask` is called with the total bytes of the import.
     pub fn new(ask: impl Fn(u64) -> Result<(), String> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(ask)))
     }
 
-    /// Fails unless there is room for `bytes` in all.
+    /// Reserves `bytes` in total.
     pub(super) fn need(&self, bytes: u64) -> Result<(), ImportError> {
         let asked = self.0.as_ref().map_or(Ok(()), |ask| ask(bytes));
         asked.map_err(|message| ImportError::Budget { message })

@@ -1,4 +1,5 @@
-//! The documents of an image: index, manifest, configuration (OCI image specification 1.1, and Docker's of the same shape).
+//! Documents of an image: index, manifest, configuration (OCI image specification 1.1, and Docker's
+//! equivalents).
 
 use super::{ImportError, few};
 use crate::layer::shown;
@@ -6,14 +7,14 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::BTreeMap;
 
-/// Largest document that is read, in bytes; registries take no larger manifests either.
+/// Maximum size of a document in bytes, as in registries.
 pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
-/// Layers that can be put together at once (overlayfs allows 500).
+/// Maximum number of layers (overlayfs allows 500).
 const MAX_LAYERS: usize = 400;
-/// Bytes of the environment that an image may set: it goes to every sandbox in one message.
+/// Maximum size of an image's environment in bytes; it is sent to every sandbox in one message.
 const MAX_ENV: usize = 128 << 10;
 
-/// Points to a document or a layer.
+/// Descriptor of a document or layer.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Descriptor {
@@ -31,7 +32,7 @@ pub(super) struct Platform {
     pub os: String,
 }
 
-/// An index or a manifest: which one, its fields tell.
+/// An index or a manifest, told apart by their fields.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Document {
     #[serde(default, deserialize_with = "few::list")]
@@ -41,7 +42,7 @@ pub(super) struct Document {
     pub layers: Vec<Descriptor>,
 }
 
-/// The configuration.
+/// Configuration of an image.
 #[derive(Debug, Deserialize)]
 pub(super) struct ImageConfig {
     #[serde(default)]
@@ -60,7 +61,7 @@ struct Rootfs {
     diff_ids: Vec<String>,
 }
 
-/// How the image wants to be run.
+/// Runtime configuration of an image.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(super) struct Run {
@@ -76,12 +77,12 @@ pub(super) struct Run {
     pub exposed_ports: Option<BTreeMap<String, IgnoredAny>>,
 }
 
-/// Reads a document.
+/// Parses a document.
 pub(super) fn parse<T: DeserializeOwned>(what: &str, text: &[u8]) -> Result<T, ImportError> {
     serde_json::from_slice(text).map_err(|e| ImportError::image(format!("its {what}: {e}")))
 }
 
-/// The hexadecimal digits of a `sha256:` digest. They become names of files, so nothing else passes.
+/// Hexadecimal digits of a `sha256:` digest; validated, since they become file names.
 pub(super) fn sha256(digest: &str) -> Result<&str, ImportError> {
     let is_hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     let digits = digest.strip_prefix("sha256:");
@@ -91,7 +92,7 @@ pub(super) fn sha256(digest: &str) -> Result<&str, ImportError> {
 }
 
 impl Document {
-    /// Of an index, the manifest for linux on amd64.
+    /// Descriptor of the linux/amd64 manifest in an index.
     pub(super) fn ours(&self) -> Result<&Descriptor, ImportError> {
         let is_ours = |d: &&Descriptor| {
             let platform = d.platform.as_ref();
@@ -116,7 +117,8 @@ impl Document {
 }
 
 impl ImageConfig {
-    /// Digests of the layers' archives, the lowest first, if the image can run here and has `layers` of them.
+    /// Diff ids of the layers, lowest first, if the image is for linux/amd64 and has `layers` of
+    /// them.
     pub(super) fn diff_ids(&self, layers: usize) -> Result<Vec<String>, ImportError> {
         if self.os != "linux" || self.architecture != "amd64" {
             let found = format!("{}/{}", self.os, self.architecture);
@@ -138,7 +140,7 @@ impl ImageConfig {
 }
 
 impl Run {
-    /// The environment; a later value of a name wins.
+    /// Environment; the last value of a name wins.
     pub(super) fn environment(&self) -> Result<BTreeMap<String, String>, ImportError> {
         let list = self.env.as_deref().unwrap_or_default();
         if list.iter().map(String::len).sum::<usize>() > MAX_ENV {
@@ -156,7 +158,7 @@ impl Run {
             .collect())
     }
 
-    /// The user, as `name`, `uid`, `name:group` or `uid:gid`; root unless it says otherwise.
+    /// User as `name` or `uid`, optionally with `:group`; root by default.
     pub(super) fn user(&self) -> Result<String, ImportError> {
         let user = self
             .user
@@ -173,7 +175,7 @@ impl Run {
         Ok(user.to_owned())
     }
 
-    /// The working directory, absolute.
+    /// Absolute working directory.
     pub(super) fn workdir(&self) -> Result<String, ImportError> {
         let path = self.working_dir.as_deref().unwrap_or_default();
         if path.len() > 4095 || path.contains('\0') {

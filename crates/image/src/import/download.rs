@@ -1,4 +1,4 @@
-//! Files of layers that are being downloaded.
+//! Files of layers during their download.
 
 use super::ImportError;
 use crate::file::{FileError, OnPath};
@@ -6,14 +6,14 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The file of a layer, which no other import writes to.
+/// File of a layer, which no other import writes to.
 ///
-/// Of an import of the host's owner it has a name, by which an interrupted download is taken up again; one
-/// import at a time holds its lock. Of all others, and of a key always, it has none: what is not unpacked
-/// goes with the import, and nothing that a key began is continued or counted on by anybody.
+/// For the host's owner it has a name, and an interrupted download is resumed; one import at a time
+/// holds its lock. Concurrent imports and all imports of keys use unnamed files: they are removed
+/// with the import, and a key's partial download is never resumed or trusted.
 pub(super) struct Download {
     pub file: File,
-    /// Name of the file, or the directory it is in.
+    /// Path of the file, or of its directory.
     pub path: PathBuf,
     named: bool,
 }
@@ -36,7 +36,7 @@ impl Download {
         })
     }
 
-    /// None: another import writes to it.
+    /// Opens the named file; none if another import holds it.
     fn named(path: &Path) -> Result<Option<Self>, FileError> {
         loop {
             let file = OpenOptions::new()
@@ -52,7 +52,7 @@ impl Download {
                 Err(TryLockError::WouldBlock) => return Ok(None),
                 Err(TryLockError::Error(e)) => return Err(e).on("lock", path),
             }
-            // Whoever had the lock before may have removed the name meanwhile.
+            // The previous holder of the lock may have removed the file.
             if file.metadata().on("examine", path)?.nlink() > 0 {
                 return Ok(Some(Self {
                     file,
@@ -63,7 +63,7 @@ impl Download {
         }
     }
 
-    /// Removes it: it is unpacked, or useless.
+    /// Removes the file after it was unpacked or found invalid.
     pub(super) fn remove(self) -> Result<(), ImportError> {
         if self.named {
             fs::remove_file(&self.path).on("remove", &self.path)?;

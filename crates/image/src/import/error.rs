@@ -1,4 +1,4 @@
-//! Why an image did not become a template.
+//! Errors of imports.
 
 use crate::builder::BuildError;
 use crate::file::FileError;
@@ -6,7 +6,7 @@ use crate::layer::LayerError;
 use crate::template::TemplateError;
 use std::path::PathBuf;
 
-/// Why an image did not become a template.
+/// Error of an import.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     #[error("`{name}` is the name of a stock template: choose another one with --name")]
@@ -18,12 +18,12 @@ pub enum ImportError {
     NotRoot,
     #[error("the import was cancelled")]
     Cancelled,
-    /// No room in the budget of its owner.
+    /// The owner's disk quota is exhausted.
     #[error("{message}")]
     Budget { message: String },
     #[error("{0}")]
     Choice(String),
-    /// The image contradicts itself, or is none.
+    /// Invalid image.
     #[error("the image cannot be used: {problem}")]
     Image { problem: String },
     #[error(
@@ -46,7 +46,7 @@ pub enum ImportError {
     File(#[from] FileError),
 }
 
-/// What a registry did not give.
+/// Error of a registry.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     #[error(
@@ -65,11 +65,11 @@ pub enum RegistryError {
         "cannot reach {registry}: {reason}; check network and proxy (a registry without TLS must be named with --plain-http)"
     )]
     Unreachable { registry: String, reason: String },
-    /// Said to keys in place of everything that tells of the host's network.
+    /// Error for keys that reveals nothing of the host's network.
     #[error("{registry} could not be reached, or does not speak the protocol over TLS")]
     NoAnswer {
         registry: String,
-        /// For the host's owner; not part of the message.
+        /// Detail for the host's owner; not in the message.
         detail: String,
     },
     #[error(
@@ -95,7 +95,7 @@ pub enum RegistryError {
 }
 
 impl ImportError {
-    /// Detail that the message does not tell, because a key may read it.
+    /// Detail that the message omits, since a key may read it.
     pub fn detail(&self) -> Option<&str> {
         match self {
             Self::Registry(RegistryError::NoAnswer { detail, .. }) => Some(detail),

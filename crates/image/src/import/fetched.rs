@@ -1,4 +1,4 @@
-//! An image from a registry, downloaded before any lock is taken.
+//! Images of registries, downloaded before any lock is taken.
 
 use super::download::Download;
 use super::registry::Registry;
@@ -13,16 +13,16 @@ use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
 
-/// Share of the progress that downloading and unpacking have, percent.
+/// Percentage of the progress for download and unpacking.
 const SHARE: u64 = 85;
 
-/// An image whose layers are proved ([`crate::layer::Proofs`]) but not unpacked.
+/// Image whose layers are proved ([`crate::layer::BlobProofs`]) but not unpacked.
 pub(super) struct Fetched {
     registry: Registry,
     from: String,
     found: Found,
     layers: Vec<FetchedLayer>,
-    /// By the SHA-256 of the blob.
+    /// Proofs by the SHA-256 of the blob.
     blobs: BTreeMap<String, Blob>,
 }
 
@@ -35,18 +35,18 @@ struct FetchedLayer {
 /// Proof that the registry has a blob.
 enum Blob {
     Here(Download),
-    /// By its word, which counts because it served these bytes before.
+    /// Confirmed by the registry, which served these bytes before.
     Proved,
 }
 
-/// Fetched image, or the template that there is of the same.
+/// A fetched image, or the existing template of an equal one.
 pub(super) enum Outcome {
     Fetched(Box<Fetched>),
     UpToDate(Box<Template>),
 }
 
 impl Fetched {
-    /// Asks for an image and downloads what must be.
+    /// Resolves an image and downloads missing layers.
     pub(super) fn fetch(
         (templates, home): (&Templates, &Home),
         import: &Import,
@@ -85,7 +85,7 @@ impl Fetched {
         Ok(Outcome::Fetched(Box::new(fetched)))
     }
 
-    /// Gets proof of all layers that have none; of those in `anew` the bytes.
+    /// Obtains proofs of all layers without one; downloads those in `anew`.
     pub(super) fn download(
         &mut self,
         home: &Home,
@@ -93,7 +93,7 @@ impl Fetched {
         on_progress: &mut Sink<'_>,
     ) -> Result<(), ImportError> {
         let sum: u64 = self.layers.iter().map(|l| l.descriptor.size).sum();
-        // What cannot be kept is not begun: a full disk harms others, too.
+        // Checked before the download, since a full disk affects other users.
         let blobs = home.blobs();
         let disk = rustix::fs::statvfs(&blobs).map_err(std::io::Error::from);
         let disk = disk.on("examine", &blobs)?;
@@ -126,13 +126,14 @@ impl Fetched {
 }
 
 impl Job<'_> {
-    /// Makes the template of a fetched image, or tells which blobs must be downloaded after all.
+    /// Creates the template of a fetched image, or returns the digests of blobs that must be
+    /// downloaded.
     pub(super) fn registry(
         &self,
         fetched: &mut Fetched,
         on_progress: &mut Sink<'_>,
     ) -> Result<Result<Template, Vec<String>>, ImportError> {
-        // Another import may have been faster.
+        // Another import may have created it meanwhile.
         if let Some(template) = self.up_to_date(&fetched.found)? {
             return Ok(Ok(template));
         }
@@ -163,7 +164,7 @@ impl Job<'_> {
                     self.layers.record(diff_id, sha256, repository.as_ref())?;
                     layers.push(unpacked);
                 }
-                // It was removed since it was proved: its last template was.
+                // The layer was removed after it was proved, with its last template.
                 (None, _) | (_, None) => missing.push(sha256.clone()),
             }
             steps.done(descriptor.size);

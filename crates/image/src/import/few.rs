@@ -1,12 +1,12 @@
-//! Lists of a stranger's documents, bounded while they are read: a document of a few MiB can hold more
-//! than a million entries, which take many times its size in memory.
+//! Bounded lists and maps in untrusted documents: a document of a few MiB can hold more than a
+//! million entries, which need many times its size in memory.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Most entries of one list.
+/// Maximum number of entries.
 const MAX_ENTRIES: usize = 4096;
 
 struct Few<T>(Vec<T>);

@@ -1,4 +1,4 @@
-//! Images in files: an OCI image layout, or what `docker save` writes.
+//! Images in files: OCI image layouts, and the output of `docker save`.
 
 use super::document::{Descriptor, Document, ImageConfig, MAX_DOCUMENT, parse, sha256};
 use super::{Found, ImportError};
@@ -11,16 +11,16 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// How often an index may lead to another one.
+/// Maximum depth of indexes.
 const MAX_INDEXES: usize = 4;
 
-/// A directory with an image in it. Its files may be links to each other (older `docker save`), and lead nowhere else.
+/// Directory of an image. Its files may link to each other (older `docker save`), but not outside.
 pub(super) struct Layout {
     path: PathBuf,
     directory: OwnedFd,
 }
 
-/// An entry of `manifest.json`.
+/// Entry of `manifest.json` of `docker save`.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Saved {
@@ -32,7 +32,7 @@ struct Saved {
 }
 
 impl Layout {
-    /// The image in `path`, or none if there are just files.
+    /// Opens the image in `path`; none if it is a plain directory.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, FileError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(CWD, path, flags, Mode::empty());
@@ -49,7 +49,7 @@ impl Layout {
         self.file(name).is_ok()
     }
 
-    /// A regular file of it, by its path inside.
+    /// Opens a regular file by its path inside.
     pub(super) fn file(&self, name: &str) -> Result<File, ImportError> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -89,7 +89,7 @@ impl Layout {
         Ok(text)
     }
 
-    /// What image it is, and where its layers' archives are.
+    /// The image, and the file names of its layers.
     pub(super) fn image(&self) -> Result<(Found, Vec<String>), ImportError> {
         if self.has("oci-layout") && self.has("index.json") {
             self.oci_image()
@@ -106,7 +106,7 @@ impl Layout {
                 break;
             }
             let next = match &document.manifests[..] {
-                // One alone need not say what it is for: its configuration does.
+                // A single entry needs no platform: its configuration has one.
                 [only] if only.platform.is_none() => only,
                 [first, .., last] if first.platform.is_none() && last.platform.is_none() => {
                     return Err(several(document.manifests.iter().map(name_of)));

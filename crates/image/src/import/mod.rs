@@ -1,4 +1,4 @@
-//! Templates made of images that exist already: in a registry, an archive, a directory.
+//! Import of existing images as templates: from a registry, an archive or a directory.
 
 mod credentials;
 mod disk_budget;
@@ -37,54 +37,55 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use steps::Steps;
 
-/// Part of the hash of what is imported: raise it when something else is made of the same.
+/// Version of the importer in the hash of an import: raise it when its results change.
 const IMPORTER: u32 = 1;
 
-/// Times that layers are looked for in the store, if others remove them meanwhile.
+/// Maximum number of attempts, if other processes remove layers meanwhile.
 const MAX_ROUNDS: usize = 4;
 
-/// What is to become a template.
+/// Description of an import.
 #[derive(Clone, Debug)]
 pub struct Import {
     /// Name of the template: `[owner/]name[:tag]`.
     pub name: String,
-    /// None: that of the template in its place, else private.
+    /// None: that of the replaced template, else private.
     pub visibility: Option<Visibility>,
     pub source: Source,
-    /// vCPUs of its sandboxes unless their creator says otherwise.
+    /// Default vCPUs of sandboxes.
     pub vcpus: Option<u8>,
-    /// Memory, likewise, MiB.
+    /// Default memory of sandboxes in MiB.
     pub memory_mib: Option<u32>,
-    /// Likewise, MiB.
+    /// Default disk size of sandboxes in MiB.
     pub disk_mib: Option<u64>,
     pub start: Start,
-    /// What is awaited after the start.
+    /// Readiness check after the start.
     pub ready: Option<Readiness>,
-    /// Bounds for each layer.
+    /// Limits of each layer.
     pub limits: Limits,
     pub disk: DiskBudget,
 }
 
-/// Where the files come from.
+/// Origin of the files.
 #[derive(Clone, Debug)]
 pub enum Source {
     Registry {
         /// `alpine`, `ghcr.io/owner/name:tag`, `host:5000/name@sha256:…`
         reference: String,
         access: Access,
-        /// The way there.
+        /// Settings of the pull.
         pull: Pull,
     },
-    /// An OCI layout, what `docker save` writes, or a root's files; as tar, perhaps compressed.
+    /// An OCI layout, the output of `docker save`, or a root file system; as tar, optionally
+    /// compressed.
     Archive(PathBuf),
-    /// An OCI layout or a root's files.
+    /// An OCI layout or a root file system.
     Directory(PathBuf),
 }
 
-/// Who we are to a registry.
+/// Identity towards a registry.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Whoever the environment and Docker's configuration of this host say.
+    /// Credentials of the environment or of this host's Docker configuration.
     #[default]
     Host,
     Nobody,
@@ -104,22 +105,22 @@ impl fmt::Debug for Access {
     }
 }
 
-/// What every sandbox of the template starts with.
+/// Command that every sandbox of the template starts with.
 #[derive(Clone, Debug, Default)]
 pub enum Start {
     #[default]
     Nothing,
-    /// A line for `/bin/sh -c`.
+    /// Command line for `/bin/sh -c`.
     Command(String),
-    /// The image's entrypoint with its arguments.
+    /// Entry point of the image with its arguments.
     Image,
 }
 
-/// What an image says about itself.
+/// Configuration of an image, and its layers.
 #[derive(Clone)]
 struct Found {
     run: Run,
-    /// SHA-256 of the layers' archives, the lowest first.
+    /// Diff ids of the layers, lowest first.
     diff_ids: Vec<String>,
     manifest_sha256: Option<String>,
 }
@@ -138,7 +139,7 @@ impl Found {
     }
 }
 
-/// What is being made, and with what.
+/// A running import.
 struct Job<'a> {
     import: &'a Import,
     reference: &'a Reference,
@@ -146,15 +147,15 @@ struct Job<'a> {
     home: &'a Home,
     work: &'a Work,
     layers: Layers,
-    /// Of the template; programs that write to it hold it.
+    /// Lock of the template; programs that write to it inherit it.
     lock: &'a Lock,
     began: Instant,
 }
 
-/// The sink of progress.
+/// Receiver of progress.
 type Sink<'a> = dyn FnMut(Progress<'_>) + 'a;
 
-/// Makes a template of an image, unless it is there already.
+/// Imports an image as a template, unless an equal one exists.
 pub(crate) fn import(
     templates: &Templates,
     home: &Home,
@@ -190,7 +191,7 @@ pub(crate) fn import(
             on_progress,
         );
         if let Err(ImportError::Budget { .. }) = &made {
-            // What its owner has no room for stays on no disk.
+            // Layers beyond the quota do not stay on disk.
             templates.drop_unused()?;
         }
         match made? {
@@ -198,7 +199,7 @@ pub(crate) fn import(
                 templates.prune_if_quiet();
                 return Ok(*template);
             }
-            // No lock is held across a download.
+            // Downloads run without locks.
             Once::Missing(blobs) => {
                 if let Some(image) = &mut fetched {
                     image.download(home, &blobs, on_progress)?;
@@ -210,14 +211,14 @@ pub(crate) fn import(
     Err(ImportError::image(problem.to_owned()))
 }
 
-/// Template, or blobs of layers that are gone from the store.
+/// The template, or the digests of blobs whose layers are gone from the store.
 enum Once {
     Made(Box<Template>),
     Missing(Vec<String>),
 }
 
 impl Import {
-    /// Makes the template under the locks of its name and of the layers.
+    /// Creates the template under its lock and that of the layers.
     fn once(
         &self,
         templates: &Templates,
@@ -261,7 +262,7 @@ impl Import {
     }
 }
 
-/// The template of an import, if it was made of the same.
+/// The existing template, if it equals the import.
 fn up_to_date(
     templates: &Templates,
     import: &Import,
@@ -278,8 +279,8 @@ fn up_to_date(
     Ok(same.then_some(template))
 }
 
-/// The name of a template that its maker may choose: of stock templates only those with a tag.
-/// Reserved names are for internal templates.
+/// Checks a chosen template name. Stock names need a tag, and reserved names are for internal
+/// templates.
 pub(crate) fn free_name(
     name: &str,
     visibility: Option<Visibility>,
@@ -335,7 +336,7 @@ impl Import {
         })
     }
 
-    /// SHA-256 of all that decides what the template is; by which name the image was found does not.
+    /// SHA-256 of all inputs except the image's name.
     fn hash(&self, found: &Found) -> Result<String, ImportError> {
         let defaults = self.defaults(&found.run)?;
         let startup = self.startup(&found.run)?;
@@ -373,7 +374,7 @@ impl Import {
 
 impl Job<'_> {
     fn archive(&self, path: &Path, on_progress: &mut Sink<'_>) -> Result<Template, ImportError> {
-        // Not resolved: standard input may be a pipe, which has no name.
+        // Not canonicalized: standard input may be a pipe without a name.
         let path = std::path::absolute(path).on("find", path)?;
         let file = File::open(&path).on("open", &path)?;
         let size = file.metadata().on("examine", &path)?.len();
@@ -381,7 +382,7 @@ impl Job<'_> {
         let aside = self
             .layers
             .unpack_aside(&file, self.import.limits, &mut |n| steps.at(n))
-            // Nothing else tells that this archive is whole.
+            // Only the end mark shows that the archive is complete.
             .and_then(|aside| match aside.unpacked.end_mark {
                 true => Ok(aside),
                 false => Err(LayerError::Truncated),
@@ -391,7 +392,7 @@ impl Job<'_> {
                 source,
             })?;
         if Layout::open(&aside.root)?.is_some() {
-            // The layers in it come next, in the place where it is now.
+            // Makes way for the layers in it.
             let layout = self.work.0.join("layout");
             fs::rename(&aside.root, &layout).on("create", &layout)?;
             drop(aside);
@@ -460,7 +461,7 @@ impl Job<'_> {
         })
     }
 
-    /// Puts the layers together.
+    /// Merges the layers into an image.
     fn finish(
         &self,
         from: String,
@@ -473,11 +474,11 @@ impl Job<'_> {
             let note = format!("{left_out} device nodes left out: sandboxes have their own /dev");
             on_progress(Progress::Line(&note));
         }
-        // Nothing shows through a layer that deletes all that is below it.
+        // An opaque layer hides all below it.
         let opaque = layers.iter().rposition(|layer| layer.unpacked.opaque);
         let mut roots: Vec<PathBuf> = Vec::new();
         for layer in &layers[opaque.unwrap_or(0)..] {
-            // Of equal layers the uppermost alone says everything; overlayfs takes none twice.
+            // Of equal layers the uppermost suffices; overlayfs accepts no directory twice.
             roots.retain(|root| *root != layer.root);
             roots.push(layer.root.clone());
         }
@@ -525,18 +526,19 @@ impl Job<'_> {
         Ok(self.templates.get(&self.import.name)?)
     }
 
-    /// The template, if it was made of the same.
+    /// The existing template, if it equals the import.
     fn up_to_date(&self, found: &Found) -> Result<Option<Template>, ImportError> {
         up_to_date(self.templates, self.import, found)
     }
 
-    /// Removes layers of no template, and downloads that nobody took up again.
+    /// Removes unused layers and abandoned downloads.
     fn collect(&self) -> Result<(), ImportError> {
         Ok(collect(self.templates, self.home, &self.layers)?)
     }
 }
 
-/// Removes layers that no template is made of. Without the lock nothing is done: an import is using them, and will do this.
+/// Removes layers without a template, and abandoned downloads. The caller holds the lock of the
+/// layers.
 pub(crate) fn collect(
     templates: &Templates,
     home: &Home,
@@ -559,7 +561,7 @@ pub(crate) fn collect(
     Ok(())
 }
 
-/// How long an interrupted download waits to be taken up again.
+/// Retention time of interrupted downloads in seconds.
 const KEEP_DOWNLOADS_S: u64 = 24 * 3600;
 
 fn origin(from: String, found: Found) -> Origin {

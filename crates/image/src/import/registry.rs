@@ -1,5 +1,5 @@
-//! Images in registries, asked for by a puller process. Nothing it says is believed: documents and layers
-//! are compared with their digests here.
+//! Images in registries, requested by a puller process. The puller is not trusted: digests of
+//! documents and layers are checked here.
 
 use super::document::{Descriptor, Document, ImageConfig, MAX_DOCUMENT, parse, sha256};
 use super::download::Download;
@@ -13,15 +13,15 @@ use oci_spec::distribution::Reference;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Attempts to take up a download that made progress and broke off.
+/// Maximum number of resumptions of a download that makes progress.
 const MAX_RESUMES: usize = 5;
 
-/// One image in a registry.
+/// An image in a registry.
 pub(super) struct Registry {
     puller: Puller,
     reference: Reference,
     by_key: bool,
-    /// The registry's name is vouched for by TLS.
+    /// The connection uses TLS, which authenticates the registry's name.
     tls: bool,
 }
 
@@ -61,12 +61,12 @@ impl Registry {
         })
     }
 
-    /// The reference with all that was left out.
+    /// Complete reference, with defaults filled in.
     pub(super) fn name(&self) -> String {
         self.reference.whole()
     }
 
-    /// The repository, if a record about it can be believed later.
+    /// Repository, if later imports may rely on its name.
     pub(super) fn repository(&self) -> Option<Repository> {
         self.tls.then(|| Repository {
             registry: self.reference.resolve_registry().to_owned(),
@@ -74,7 +74,7 @@ impl Registry {
         })
     }
 
-    /// What image it is, and its layers. Every document is what its digest says.
+    /// Configuration and layers of the image, with verified digests.
     pub(super) fn image(&mut self) -> Result<(Found, Vec<Descriptor>), ImportError> {
         let asked = self.reference.digest().map(str::to_owned);
         let (mut text, mut digest) = self.manifest(asked)?;
@@ -93,7 +93,7 @@ impl Registry {
         Ok((found, document.layers))
     }
 
-    /// A manifest and its SHA-256, which is `digest` if there is one.
+    /// A manifest and its SHA-256, which equals `digest` if given.
     fn manifest(&mut self, digest: Option<String>) -> Result<(Vec<u8>, String), ImportError> {
         let expected = digest.as_deref().map(sha256).transpose()?;
         let tag = self.reference.tag().unwrap_or("latest");
@@ -120,7 +120,8 @@ impl Registry {
         Ok(text)
     }
 
-    /// Tells if the registry proves without its bytes that it has a layer, which is then in the store.
+    /// Tells if the registry proves, without sending it, that it has a layer; the layer is then in
+    /// the store.
     pub(super) fn proves(
         &mut self,
         layer: &Descriptor,
@@ -136,7 +137,7 @@ impl Registry {
         has.map_err(|e| self.failed(&layer.digest, e))
     }
 
-    /// Downloads a layer. `on_bytes` is told how many bytes there are.
+    /// Downloads a layer. `on_bytes` gets the number of bytes so far.
     pub(super) fn download(
         &mut self,
         layer: &Descriptor,
@@ -178,7 +179,7 @@ impl Registry {
             }
             match read {
                 Ok(()) if at == layer.size => break,
-                // It has no more than what there is.
+                // The registry has no further bytes.
                 Ok(()) | Err(PullError::Fault(Fault::Status(416, _))) => {
                     return Err(RegistryError::Truncated {
                         digest: layer.digest.clone(),
@@ -193,7 +194,7 @@ impl Registry {
         }
         let found = sum(file).on("read", path)?;
         if found != expected {
-            // Nothing that begins with this can become right.
+            // The bytes are wrong and cannot be resumed.
             download.remove()?;
             let what = format!("layer sha256:{expected}");
             return Err(ImportError::Digest { what, found });
@@ -220,8 +221,8 @@ fn not_written(error: io::Error, download: &Download) -> ImportError {
     }
 }
 
-/// Meaning of a pull's failure for whoever asked. A key is told nothing of the host's network: closed,
-/// filtered and refused ports, other protocols and certificates are one message.
+/// Converts an error of the puller. Keys learn nothing of the host's network: closed, filtered and
+/// refused ports, other protocols and certificate errors give one message.
 fn failed(reference: &Reference, by_key: bool, what: &str, error: PullError) -> ImportError {
     let (registry, image) = (reference.resolve_registry().to_owned(), reference.whole());
     let unreachable = |reason: String| match by_key {
@@ -247,7 +248,7 @@ fn failed(reference: &Reference, by_key: bool, what: &str, error: PullError) -> 
         },
         PullError::Fault(Fault::Status(code, text)) => RegistryError::Refused {
             registry,
-            // The text of a server that may be no registry at all.
+            // The text may come from a server that is not a registry.
             reason: match by_key {
                 true => format!("status {code}"),
                 false => format!("status {code}: {text}"),

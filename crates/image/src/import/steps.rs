@@ -1,13 +1,13 @@
-//! How far an import has come.
+//! Progress of an import.
 
 use super::Sink;
 use crate::progress::{Phase, Progress};
 
-/// Turns bytes into percents.
+/// Converts bytes to percentages.
 pub(super) struct Steps<'a, 'b> {
     on_progress: &'a mut Sink<'b>,
     total: u64,
-    /// Percents before and after.
+    /// Percentages at the start and of this part.
     from: u64,
     share: u64,
     before: u64,
@@ -19,7 +19,7 @@ impl<'a, 'b> Steps<'a, 'b> {
         Self::after(phase, total, 0, share, on_progress)
     }
 
-    /// The same for a part of the work that begins at `from` percent and ends at `share`.
+    /// Progress of a part that starts at `from` percent and ends at `share`.
     pub(super) fn after(
         phase: Phase,
         total: u64,
@@ -38,7 +38,7 @@ impl<'a, 'b> Steps<'a, 'b> {
         }
     }
 
-    /// So many of the present piece.
+    /// Sets the bytes of the current file.
     pub(super) fn at(&mut self, bytes: u64) {
         let done = u128::from(self.before.saturating_add(bytes)) * u128::from(self.share);
         let percent = done.checked_div(u128::from(self.total)).unwrap_or(0);
@@ -49,7 +49,7 @@ impl<'a, 'b> Steps<'a, 'b> {
         }
     }
 
-    /// A piece is over.
+    /// Ends the current file.
     pub(super) fn done(&mut self, bytes: u64) {
         self.at(bytes);
         self.before = self.before.saturating_add(bytes);

@@ -1,4 +1,4 @@
-//! Images in directories and archives, and in a real registry on this machine's loopback.
+//! Import of images from directories, archives, and a real registry on the loopback interface.
 
 use super::*;
 use crate::builder::tests::home;
@@ -42,7 +42,7 @@ impl Image {
         json!({ "digest": format!("sha256:{sum}"), "size": content.len(), "mediaType": media_type })
     }
 
-    /// Writes the layout, with an index that has another platform too, and returns its directory.
+    /// Writes the layout, with another platform in its index, and returns its directory.
     fn write(&self) -> &Path {
         let kind = |k: &str| format!("application/vnd.oci.image.{k}");
         let config = self.blob(
@@ -74,7 +74,7 @@ impl Image {
     }
 }
 
-/// A lower layer, and one that deletes, replaces and adds.
+/// A lower layer, and one that deletes, replaces and adds files.
 fn two_layers() -> Vec<Vec<u8>> {
     let lower = Tar::default()
         .directory("etc", 0o755)
@@ -123,13 +123,13 @@ fn refused(home: &Home, import: &Import) -> String {
     text
 }
 
-/// Whether an image that is not compressed holds these bytes.
+/// Tells if an uncompressed image contains these bytes.
 fn holds(template: &Template, bytes: &[u8]) -> bool {
     let image = fs::read(&template.images[0].path).unwrap();
     image.windows(bytes.len()).any(|w| w == bytes)
 }
 
-/// Entries of a directory, those that are being made included.
+/// Number of directory entries, with unfinished ones.
 fn count(path: &Path) -> usize {
     fs::read_dir(path).unwrap().count()
 }
@@ -172,7 +172,7 @@ fn layers_are_put_together_as_the_upper_ones_say() {
         (origin.layers.len(), origin.exposed_ports[0].as_str()),
         (2, "80/tcp")
     );
-    // And again: nothing to do, and the same.
+    // Again, with no work left and an equal result.
     let again = imported(&home, &import).unwrap();
     assert_eq!(again.manifest, template.manifest);
 }
@@ -184,7 +184,7 @@ fn layers_are_shared_and_go_with_their_last_template() {
     let mut layers = two_layers();
     let one = Image::new(layers.clone());
     layers.push(Tar::default().file("more", b"more").end());
-    // The lowest layer once more on top: overlayfs takes no directory twice.
+    // The lowest layer once more on top: overlayfs accepts no directory twice.
     layers.push(layers[0].clone());
     let other = Image::new(layers);
     imported(
@@ -226,7 +226,7 @@ fn an_archive_is_told_by_its_content() {
         .status();
     assert!(tar.unwrap().success());
     assert_eq!(archived("layout").manifest.defaults.user, "7:8");
-    // What `docker save` wrote before it wrote those, with a link for a layer.
+    // Older format of `docker save`, with a link for a layer.
     let lower = format!("{}/layer.tar", "a".repeat(64));
     let saved =
         json!([{ "Config": "config.json", "RepoTags": ["x:1"], "Layers": [lower, "b/layer.tar"] }]);
@@ -240,14 +240,14 @@ fn an_archive_is_told_by_its_content() {
     let template = archived("saved");
     assert!(holds(&template, b"upper-new") && !holds(&template, b"lower-new"));
     assert_eq!(template.manifest.defaults.user, "7:8");
-    // Files.
+    // Plain files.
     fs::write(&path, zstd::encode_all(&image.layers[0][..], 1).unwrap()).unwrap();
     let template = archived("files");
     assert!(holds(&template, b"lower-new"));
     let d = &template.manifest.defaults;
     assert_eq!((d.user.as_str(), d.workdir.as_str()), ("root", "/"));
     assert_eq!(count(&home.layers()), 2, "the layer is one that is known");
-    // Without its end mark nobody knows whether it is whole; of a layer, its identity tells.
+    // Only the end mark shows that it is complete; a layer has its diff id.
     let cut = image.layers[0].len() - 1024;
     fs::write(&path, &image.layers[0][..cut]).unwrap();
     let message = refused(&home, &wanted("cut", Source::Archive(path.clone())));
@@ -374,7 +374,7 @@ fn what_cannot_become_a_template_is_refused_in_words() {
     assert_eq!(count(&home.templates()), 0);
 }
 
-/// Puts an image under a name into a registry.
+/// Pushes an image to a registry.
 fn push(image: &Image, registry: &Loopback, name: &str) {
     registry.push(image.write(), name);
 }
@@ -409,7 +409,7 @@ fn an_image_comes_from_a_registry_whole_or_not_at_all() {
     arm.config["architecture"] = json!("arm64");
     push(&arm, &registry, "arm:1");
     assert!(refused(&home, &import("arm:1")).contains("linux/arm64"));
-    // The good template is still there.
+    // The earlier template still exists.
     assert_eq!(
         Templates::new(&home).get("x").unwrap().images[0].sha256,
         template.images[0].sha256
@@ -449,7 +449,7 @@ fn a_layer_that_was_tampered_with_or_cut_short_is_refused_and_one_cut_off_is_tak
         "{message}"
     );
 
-    // A download that was cut off: the half that is here is not asked for again.
+    // An interrupted download: the first half is not requested again.
     fs::write(&blob, &packed).unwrap();
     let part = home.blobs().join(format!("sha256-{}", sum_of(&packed)));
     fs::write(&part, &packed[..packed.len() / 3]).unwrap();
@@ -520,8 +520,8 @@ fn an_image_beyond_its_owners_budget_becomes_no_template_and_leaves_nothing() {
         let left = emptied.iter().flat_map(|dir| fs::read_dir(dir).unwrap());
         left.flatten().map(|entry| entry.path()).collect::<Vec<_>>()
     };
-    // A program that another test starts has the lock of the images open until it runs: then the next
-    // import collects.
+    // A program that another test forks may hold the images' lock until its exec; the next import
+    // then runs the gc.
     for _ in 0..20 {
         if !left().is_empty() {
             refused(&home, &import);

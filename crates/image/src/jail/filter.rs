@@ -1,4 +1,4 @@
-//! System calls of confined processes.
+//! Seccomp filters of confined processes.
 
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
@@ -7,8 +7,8 @@ use seccompiler::{
 use std::collections::BTreeMap;
 use std::io;
 
-/// Calls that programs of the host are refused, which need others than we can know: those by which capabilities would reach
-/// beyond the files in view, and those that show much of the kernel.
+/// System calls that host programs are denied: those that would let capabilities reach beyond the
+/// view, and those that reveal kernel state. Their other calls are not known in advance.
 const REFUSED_TO_PROGRAMS: &[libc::c_long] = &[
     libc::SYS_acct,
     libc::SYS_add_key,
@@ -67,7 +67,7 @@ const REFUSED_TO_PROGRAMS: &[libc::c_long] = &[
     libc::SYS_vhangup,
 ];
 
-/// Calls that unpacking makes, by this or another C library. All others end the process.
+/// System calls of the unpacker, with those of other C libraries. All others kill the process.
 const UNPACKER: &[libc::c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -126,7 +126,7 @@ const UNPACKER: &[libc::c_long] = &[
     libc::SYS_writev,
 ];
 
-/// The filter of the unpacker.
+/// Filter of the unpacker.
 pub(crate) fn unpacker() -> io::Result<BpfProgram> {
     build(
         rules(UNPACKER),
@@ -135,10 +135,10 @@ pub(crate) fn unpacker() -> io::Result<BpfProgram> {
     )
 }
 
-/// The filter of a program of the host. It starts threads, and no processes, which could outlast it.
+/// Filter of a host program. It may start threads but no processes, which could outlive it.
 pub(crate) fn program() -> io::Result<BpfProgram> {
     let mut refused = rules(REFUSED_TO_PROGRAMS);
-    // Without it the C library starts threads by `clone`, whose flags can be looked at.
+    // Without `clone3` the C library starts threads by `clone`, whose flags can be filtered.
     let more = [libc::SYS_clone3, libc::SYS_fork, libc::SYS_vfork];
     refused.extend(rules(&more));
     let process = no_thread().map_err(io::Error::other)?;
@@ -153,7 +153,7 @@ fn rules(calls: &[libc::c_long]) -> Rules {
     calls.iter().map(|&call| (call, Vec::new())).collect()
 }
 
-/// Holds for a `clone` that starts a process.
+/// Matches a `clone` that starts a process.
 fn no_thread() -> Result<SeccompRule, BackendError> {
     let flag = u64::from(libc::CLONE_THREAD.cast_unsigned());
     let length = SeccompCmpArgLen::Dword;
@@ -167,8 +167,8 @@ fn build(rules: Rules, listed: SeccompAction, others: SeccompAction) -> io::Resu
         .map_err(io::Error::other)
 }
 
-/// Puts the calling thread, and what it starts, under a filter.
+/// Installs a filter for the calling thread and its children.
 pub(crate) fn apply(program: &BpfProgram) -> io::Result<()> {
-    // Without allocation unless it fails.
+    // Allocates only on failure.
     seccompiler::apply_filter(program).map_err(|_| io::Error::last_os_error())
 }

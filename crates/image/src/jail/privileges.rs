@@ -1,4 +1,4 @@
-//! Users and capabilities of confined processes.
+//! User ids and capabilities of confined processes.
 
 use super::{check, end_with_parent};
 use std::io;
@@ -13,11 +13,12 @@ pub(crate) const CAP_FSETID: u32 = 4;
 pub(crate) const CAP_SYS_ADMIN: u32 = 21;
 pub(crate) const CAP_SETFCAP: u32 = 31;
 
-/// No kernel has more capabilities.
+/// Upper bound of capability numbers.
 const MAX_CAPABILITY: u32 = 63;
-/// User of the process with id 0: as of VMMs (`jiffy_proto::vm::jail`), whom process ids tell apart, too.
+/// Base of the user ids, to which the process id is added; shared with VMMs
+/// (`jiffy_proto::vm::jail`).
 const FIRST_UID: u32 = 1_900_000_000;
-/// Tasks of one process, which is the only one of its user.
+/// Maximum number of tasks of a process, which is the only one of its user.
 const MAX_TASKS: libc::rlim_t = 64;
 const MAX_FILES: libc::rlim_t = 1024;
 
@@ -38,13 +39,13 @@ struct Data {
 
 const VERSION_3: u32 = 0x2008_0522;
 
-/// User, and group, of the calling process once it has left its privileges.
+/// User and group id of the calling process after [`leave`].
 pub(crate) fn own_user() -> u32 {
     FIRST_UID + std::process::id()
 }
 
-/// Becomes a user that no other process is, with the capabilities `kept` and no way to more. They outlast an exec. The
-/// process ends with its parent.
+/// Switches to a user id of its own, with the capabilities `kept`, which survive an exec, and
+/// without a way to gain others. The process is killed with its parent.
 pub(crate) fn leave(kept: &[u32]) -> io::Result<()> {
     limit(libc::RLIMIT_CORE, 0)?;
     limit(libc::RLIMIT_NPROC, MAX_TASKS)?;
@@ -52,9 +53,9 @@ pub(crate) fn leave(kept: &[u32]) -> io::Result<()> {
     let user = own_user();
     // SAFETY: no pointers but one to an empty list of groups.
     unsafe {
-        // Those that are kept cannot be inherited otherwise.
+        // Kept capabilities must stay in the bounding set to be inherited.
         for capability in (0..=MAX_CAPABILITY).filter(|c| !kept.contains(c)) {
-            // One that this kernel does not know cannot be had either.
+            // Unknown to this kernel.
             libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
         }
         check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0))?;
@@ -74,7 +75,7 @@ pub(crate) fn leave(kept: &[u32]) -> io::Result<()> {
                 0,
             ))?;
         }
-        // After the change of users, which clears it.
+        // After the change of user, which clears it.
         end_with_parent()?;
         check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     }
@@ -102,7 +103,7 @@ fn keep(kept: &[u32]) -> io::Result<()> {
     check(done.try_into().unwrap_or(-1))
 }
 
-/// Limits a resource of the calling process.
+/// Sets a resource limit of the calling process.
 pub(crate) fn limit(resource: libc::__rlimit_resource_t, most: libc::rlim_t) -> io::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: most,

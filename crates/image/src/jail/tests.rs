@@ -5,7 +5,8 @@ use privileges::CAP_DAC_READ_SEARCH;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::time::Duration;
 
-/// Attempts of a program that was taken over. Prints its user, what is in its root, and what succeeded.
+/// Attempts of a compromised program. Prints its user, its root directory, and the attempts that
+/// succeeded.
 const ATTEMPTS: &str = r#"
 use Socket; use POSIX ();
 opendir(my $root, "/"); my @names = sort grep { !/^\.\.?$/ } readdir($root);
@@ -73,7 +74,7 @@ fn a_program_that_is_taken_over_reads_its_tree_writes_its_image_and_does_nothing
     assert_eq!(done, ["read its tree", "write its image"]);
     assert_eq!(fs::read(&image).unwrap(), b"image");
     assert_eq!(fs::metadata(&image).unwrap().uid(), user);
-    // Of its tree nothing is left on the host.
+    // The tree left nothing on the host.
     assert_eq!(fs::read_dir(&stage).unwrap().count(), 0);
 }
 

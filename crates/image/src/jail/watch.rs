@@ -7,22 +7,22 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// Kills a process that takes too long, unless it is dropped before.
+/// Kills a process at its deadline, unless dropped before.
 pub(crate) struct Watch {
     done: Option<mpsc::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl Watch {
-    /// Begins to watch `child`, which has not been waited for.
+    /// Watches `child`, which has not been waited for.
     pub(crate) fn begin(child: &Child, most: Duration) -> io::Result<Self> {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        // It means this very process, also once that has ended.
+        // Refers to this process even after its end.
         let process = pidfd_open(pid.ok_or(io::ErrorKind::NotFound)?, PidfdFlags::empty())?;
         let (done, ended) = mpsc::channel();
         let thread = thread::Builder::new().spawn(move || {
             if ended.recv_timeout(most) == Err(mpsc::RecvTimeoutError::Timeout) {
-                // One that has ended needs none.
+                // It may have ended.
                 let _ = pidfd_send_signal(process, Signal::KILL);
             }
         })?;
@@ -37,7 +37,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         drop(self.done.take());
         if let Some(thread) = self.thread.take() {
-            // It ends by itself.
+            // The thread ends by itself.
             let _ = thread.join();
         }
     }

@@ -1,8 +1,9 @@
-//! Unpacking in a process of its own, because whoever packed is not trusted: it sees nothing but the directory that it fills.
+//! Unpacking in a confined process, since archives are not trusted: it sees only the directory that
+//! it fills.
 //!
-//! The process is the program itself, with [`ARGUMENT`] (see [`unpack_in_processes_of`]). It reads the archive from standard
-//! input, and writes an [`Outcome`] to standard output, as one line, with the directories behind it whose marks only this side
-//! has the right to set.
+//! The process is the program itself with [`ARGUMENT`] (see [`unpack_in_processes_of`]). It reads
+//! the archive from standard input and writes an [`Outcome`] as one line to standard output,
+//! followed by the directories that need overlayfs's mark, which only the parent may set.
 
 use super::place::{Inside, Place};
 use super::unpack::{Marks, OVERLAY_OPAQUE, unpack_image_with, unpack_with};
@@ -20,13 +21,13 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// First argument of the program when it is to unpack; the second is a [`Task`].
+/// First argument of the unpacker process; the second is a [`Task`].
 pub const ARGUMENT: &str = "--unpack-layer";
-/// Of a process that gives no answer in time it is known that it hangs.
+/// Additional time before an unpacker is killed.
 const GRACE: Duration = Duration::from_secs(30);
-/// Longest first line of an answer.
+/// Maximum length of the first line of output in bytes.
 const MAX_OUTCOME_BYTES: u64 = 1 << 20;
-/// Memory of the process beside names that it remembers: windows of decompression.
+/// Memory limit in bytes, beside remembered names: windows of decompression.
 const MEMORY: u64 = 1 << 30;
 const CHUNK: usize = 1 << 18;
 /// Capabilities for giving files any owner, mode and capability.
@@ -40,10 +41,10 @@ const TO_UNPACK: &[u32] = &[
 
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// From now on layers are unpacked in processes of `program`, which calls [`unpacker`] when its first argument is [`ARGUMENT`].
-/// Programs that do not say so unpack in their own process.
+/// Sets the program that unpacks layers from now on; it calls [`unpacker`] when its first argument
+/// is [`ARGUMENT`]. Without one, layers are unpacked in the calling process.
 pub fn unpack_in_processes_of(program: impl Into<PathBuf>) {
-    // The first word counts.
+    // The first call wins.
     let _ = PROGRAM.set(program.into());
 }
 
@@ -54,7 +55,7 @@ struct Task {
     is_image: bool,
 }
 
-/// What the process says at its end.
+/// Result of the process.
 #[derive(Debug, Serialize, Deserialize)]
 enum Outcome {
     Done(Unpacked),
@@ -63,7 +64,7 @@ enum Outcome {
     Failed(String),
 }
 
-/// As [`super::unpack`].
+/// Unpacks as [`super::unpack`] does.
 pub(crate) fn unpack(
     packed: impl Read,
     into: &Path,
@@ -80,7 +81,7 @@ pub(crate) fn unpack(
     }
 }
 
-/// As [`super::unpack_image`].
+/// Unpacks as [`super::unpack_image`] does.
 pub(crate) fn unpack_image(image: &File, into: &Path, limits: Limits) -> Result<(), LayerError> {
     match PROGRAM.get() {
         None => super::unpack_image(image, into, limits),
@@ -92,7 +93,7 @@ pub(crate) fn unpack_image(image: &File, into: &Path, limits: Limits) -> Result<
     }
 }
 
-/// A process that unpacks; it does not outlast this.
+/// An unpacker process, killed on drop.
 struct Process {
     child: Child,
     _watch: jail::Watch,
@@ -100,7 +101,7 @@ struct Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // One that has ended needs none.
+        // It may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -149,7 +150,7 @@ impl Process {
         }
     }
 
-    /// Hands the archive over, as far as the process takes it. An error is one of reading it.
+    /// Feeds the archive as far as the process reads it. Returns read errors only.
     fn feed(&mut self, mut packed: impl Read, on_bytes: &mut dyn FnMut(u64)) -> io::Result<()> {
         let Some(mut input) = self.child.stdin.take() else {
             return Ok(());
@@ -162,7 +163,7 @@ impl Process {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(e),
             };
-            // One that has seen enough says why.
+            // A process that stops reading reports the reason.
             if input.write_all(&buffer[..n]).is_err() {
                 return Ok(());
             }
@@ -208,7 +209,8 @@ impl Process {
     }
 }
 
-/// Sets overlayfs's mark on directories of `into`, whose names the process told. They are a stranger's words.
+/// Sets overlayfs's mark on directories of `into`. Their names come from the process and are not
+/// trusted.
 fn mark(into: &Path, names: &[u8], limits: &Limits) -> Result<(), LayerError> {
     if names.is_empty() {
         return Ok(());
@@ -226,7 +228,7 @@ fn mark(into: &Path, names: &[u8], limits: &Limits) -> Result<(), LayerError> {
     place.sync().map_err(|e| failed(b"/", e))
 }
 
-/// The program that unpacks: confines itself, and does its task.
+/// Main function of the unpacker process: confines itself and unpacks.
 pub fn unpacker() -> ExitCode {
     let mut marks = Vec::new();
     let outcome = match work(&mut marks) {
@@ -235,8 +237,7 @@ pub fn unpacker() -> ExitCode {
         Err(LayerError::DiskFull { entry }) => Outcome::DiskFull { entry },
         Err(error) => Outcome::Failed(chain(&error)),
     };
-    // Whoever still writes learns that nothing more is read.
-    // SAFETY: nothing reads standard input any more.
+    // Writers get an error instead of blocking. SAFETY: standard input is not read any more.
     unsafe { libc::close(libc::STDIN_FILENO) };
     let mut line = serde_json::to_vec(&outcome).unwrap_or_default();
     line.push(b'\n');
@@ -279,7 +280,7 @@ fn work(marks: &mut Vec<Vec<u8>>) -> Result<Unpacked, LayerError> {
     Ok(Unpacked::default())
 }
 
-/// Leaves everything but the directory `into`; returns where that is then.
+/// Confines the process to the directory `into`; returns its new path.
 fn confine(into: &Path, limits: &Limits) -> io::Result<PathBuf> {
     let filter = filter::unpacker()?;
     let memory = limits.names.saturating_add(MEMORY);

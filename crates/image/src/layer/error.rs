@@ -1,4 +1,4 @@
-//! Why a layer is not unpacked.
+//! Errors of unpacking a layer.
 
 use crate::erofs::LayerOfImageError;
 use crate::file::FileError;
@@ -6,27 +6,27 @@ use jiffy_archive::ArchiveError;
 use jiffy_archive::error::shown;
 use std::io;
 
-/// Why a layer is not unpacked.
+/// Error of unpacking a layer.
 #[derive(Debug, thiserror::Error)]
 pub enum LayerError {
-    /// A bound of [`super::Limits`].
+    /// A limit of [`super::Limits`] is exceeded.
     #[error("it has too much: more {what} than {limit}")]
     TooMuch { what: &'static str, limit: String },
     #[error("it ends in the middle: get it again")]
     Truncated,
     #[error("{0}")]
     Problem(Problem),
-    /// What the reader of archives does not take.
+    /// Invalid archive.
     #[error("{0}")]
     Archive(ArchiveError),
-    /// With the entry's name.
+    /// Invalid entry, with its name.
     #[error("its entry `{entry}` {problem}")]
     Entry { entry: String, problem: Problem },
     #[error("its content has sha256 {found} instead of {expected}: get it again")]
     Content { expected: String, found: String },
     #[error("cannot read it: {0}")]
     Read(io::Error),
-    /// A template's image.
+    /// Invalid image of a template.
     #[error(transparent)]
     Image(#[from] LayerOfImageError),
     #[error(
@@ -41,14 +41,14 @@ pub enum LayerError {
     },
     #[error(transparent)]
     File(#[from] FileError),
-    /// In words of the process that unpacks.
+    /// Error reported by the unpacker process.
     #[error("{0}")]
     Told(String),
     #[error("the process that unpacks it failed: {0}")]
     Process(String),
 }
 
-/// What is wrong with an archive or one of its entries.
+/// Problem with an archive or one of its entries.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     #[error("it is not a tar archive, nor one compressed with gzip or zstd")]
@@ -70,7 +70,7 @@ pub enum Problem {
 }
 
 impl LayerError {
-    /// An error of reading the archive: one of our own that came through a reader, the end, or the host's.
+    /// Converts a read error: a wrapped error of this crate, an early end, or an I/O error.
     pub(crate) fn read(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => Self::Truncated,

@@ -1,32 +1,32 @@
-//! How much one layer may cost.
+//! Limits of unpacking a layer.
 
 use super::LayerError;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
-/// Bounds on what is unpacked from one archive. Whoever packed it is not trusted.
+/// Limits of unpacking one archive, which is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Bytes of all files together; a hole counts as what it stands for, because the image holds it written out.
+    /// Bytes of all files; holes count in full, since the image stores them.
     pub bytes: u64,
-    /// Entries of the archive.
+    /// Number of entries.
     pub entries: u64,
-    /// Unpacked bytes per packed byte, once [`Limits::RATIO_SLACK`] has been unpacked.
+    /// Unpacked bytes per packed byte, after the first [`Limits::RATIO_SLACK`] bytes.
     pub ratio: u64,
-    /// Bytes of one path, and of one symbolic link's target.
+    /// Bytes of a path or a symbolic link's target.
     pub path: usize,
-    /// Names of one path. Removing a tree holds one descriptor for each.
+    /// Components of a path. Removing a tree holds one descriptor for each.
     pub depth: usize,
-    /// Bytes of an entry's extended headers together, and of its map of holes.
+    /// Bytes of an entry's extended headers and its map of holes.
     pub headers: u64,
     /// Bytes of names that are remembered until the end (those of directories).
     pub names: u64,
-    /// How long it may take.
+    /// Time limit.
     pub time: Duration,
 }
 
 impl Limits {
-    /// What may be unpacked before the ratio counts: small archives of zeros are harmless.
+    /// Bytes that are unpacked before the ratio applies: small archives of zeros are harmless.
     pub const RATIO_SLACK: u64 = 256 << 20;
 }
 
@@ -45,7 +45,7 @@ impl Default for Limits {
     }
 }
 
-/// What is left of the bounds while one layer is unpacked.
+/// Remaining allowance of one layer.
 pub(super) struct Budget {
     pub limits: Limits,
     bytes: u64,
@@ -65,7 +65,7 @@ impl Budget {
         }
     }
 
-    /// Counts one header of the archive: also those that only say something about the next one take time.
+    /// Counts a header, also of an extension, since each takes time.
     pub(super) fn entry(&mut self) -> Result<(), LayerError> {
         self.in_time()?;
         self.entries = (self.entries.checked_sub(1))
@@ -80,9 +80,9 @@ impl Budget {
         Ok(())
     }
 
-    /// Counts a name that is remembered.
+    /// Counts a remembered name.
     pub(super) fn name(&mut self, name: &[u8]) -> Result<(), LayerError> {
-        // What a vector, its time and the allocator add.
+        // Overhead of the vector, the time and the allocator.
         const OVERHEAD: u64 = 64;
         self.names = (self.names.checked_sub(name.len() as u64 + OVERHEAD))
             .ok_or_else(|| too_much("names of directories", "their limit".to_owned()))?;

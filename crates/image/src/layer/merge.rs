@@ -1,8 +1,8 @@
-//! Putting one unpacked layer onto another, so that they are together what they were above each other: deletions in the upper
-//! one take away what the lower one brought, and stay, because of what is below both.
+//! Merging of an upper unpacked layer into a lower one, with the same meaning as a stack. Whiteouts
+//! of the upper one delete files of the lower one, and stay for the layers below both.
 //!
-//! Both are directories that [`super::unpack`] filled, and nobody else has a way to them. Links in them are strangers' text and never
-//! followed.
+//! Both directories were filled by [`super::unpack`] and are private. Their links are not trusted
+//! and never followed.
 
 use super::place::Place;
 use super::unpack::OVERLAY_OPAQUE;
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
-/// Moves all of `upper` into `lower`. What is left of `upper` is nothing; what fails leaves both half done.
+/// Moves all of `upper` into `lower`, and leaves `upper` empty. After an error both are incomplete.
 pub(crate) fn merge(upper: &Path, lower: &Path) -> Result<(), LayerError> {
     let open = |path: &Path| {
         let bytes = path.as_os_str().as_encoded_bytes();
@@ -29,7 +29,7 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// The upper directory `from` onto the lower one `onto`, both at `path`.
+/// Merges the directory `from` into `onto`, both at `path`.
 fn directory(from: &OwnedFd, onto: &OwnedFd, path: &mut Vec<u8>) -> Result<(), LayerError> {
     let length = path.len();
     for name in names(from).map_err(|errno| LayerError::write("list", path, errno))? {
@@ -40,7 +40,7 @@ fn directory(from: &OwnedFd, onto: &OwnedFd, path: &mut Vec<u8>) -> Result<(), L
         one(from, onto, &name, path)?;
         path.truncate(length);
     }
-    // Last: what was made in it changed its time.
+    // Last, since changes inside modify the time.
     like(from, onto).map_err(|errno| LayerError::write("own", path, errno))
 }
 
@@ -62,7 +62,7 @@ fn one(from: &OwnedFd, onto: &OwnedFd, name: &[u8], path: &mut Vec<u8>) -> Resul
         }
         Some(FileType::Directory) => remove_tree(onto, name, path)?,
         Some(_) if is_directory => {
-            // What is below both is hidden by what goes, and stays so.
+            // The file that is removed hid all below both, so the directory becomes opaque.
             let mark = |parent: &OwnedFd| {
                 let fd = fs::openat(parent, name, DIRECTORY, Mode::empty())?;
                 let found = fs::fstat(&fd)?;
@@ -72,7 +72,7 @@ fn one(from: &OwnedFd, onto: &OwnedFd, name: &[u8], path: &mut Vec<u8>) -> Resul
             mark(from).map_err(|e| failed(path, e))?;
             fs::unlinkat(onto, name, AtFlags::empty()).map_err(|e| failed(path, e))?;
         }
-        // Replaced by the move.
+        // Replaced by the rename.
         _ => {}
     }
     fs::renameat(from, name, onto, name).map_err(|e| failed(path, e))
@@ -111,7 +111,7 @@ fn remove_tree(parent: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(), LayerEr
     })
 }
 
-/// Gives `onto` owner, mode, attributes and times of `from`; whether it is opaque it knows itself.
+/// Copies owner, mode, attributes and times of `from`, except the opaque mark.
 fn like(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
     for name in attributes(onto)? {
         fs::fremovexattr(onto, name.as_slice())?;
@@ -129,7 +129,7 @@ fn like(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
     fs::futimens(onto, &times(&found))
 }
 
-/// Names of attributes, but for the mark.
+/// Names of attributes except the opaque mark.
 fn attributes(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let mut list = vec![0; 64 << 10];
     let length = match fs::flistxattr(directory, &mut list[..]) {

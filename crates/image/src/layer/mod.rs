@@ -1,4 +1,4 @@
-//! Layers of images: archives from strangers, turned into directories that nothing leads out of.
+//! Layers of images: untrusted archives, unpacked into directories that nothing leads out of.
 
 pub(crate) mod apart;
 mod error;
@@ -21,20 +21,21 @@ pub use unpack::{unpack, unpack_image};
 
 use serde::{Deserialize, Serialize};
 
-/// What became of an archive.
+/// Result of unpacking an archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unpacked {
-    /// SHA-256 of the archive without its compression, lower-case hexadecimal: the layer's identity ("DiffID").
+    /// SHA-256 of the uncompressed archive, lower-case hexadecimal: its "DiffID".
     pub diff_id: String,
-    /// Entries of the archive.
+    /// Number of entries.
     pub entries: u64,
-    /// Bytes of its files.
+    /// Bytes of the files.
     pub bytes: u64,
-    /// Device nodes that are not there: the guest has its own.
+    /// Number of skipped device nodes; guests have their own.
     pub devices_left_out: u64,
-    /// Whether the archive has an end mark. Some packers write none: if its identity is not known either, it may be cut short.
+    /// The archive has an end mark. Some packers write none; without a known diff id such an
+    /// archive may be truncated.
     pub end_mark: bool,
-    /// Nothing of the layers below is left.
+    /// The layer hides all layers below.
     pub opaque: bool,
 }
 

@@ -1,7 +1,7 @@
-//! A directory that nothing leads out of.
+//! Directory that no path leads out of.
 //!
-//! Every entry's parent is opened from the directory's own descriptor by `openat2`, which follows no symbolic link on the way
-//! and never goes above it; what is made then is made under that descriptor, by one name without a slash.
+//! The parent of every entry is opened below the directory's descriptor by `openat2`, which follows
+//! no symbolic link and never leaves it. Entries are then created in the parent by a single name.
 
 use super::limits::Limits;
 use super::{LayerError, Problem};
@@ -10,18 +10,19 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// Never above, never through a link, never into another file system.
+/// Never above, through a link, or into another file system.
 const CONFINED: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
-/// A path inside of the place: names joined by `/`, none of them empty, `.` or `..`. Empty for the place itself.
+/// Normalized path in the directory: components joined by `/`, none empty, `.` or `..`. Empty for
+/// the directory itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Inside(Vec<u8>);
 
 impl Inside {
-    /// Reads an archive's name. Absolute names count from the root, which is what they mean to whoever packed a root.
+    /// Parses the name of an archive entry. Absolute names are relative to the root of the layer.
     pub(super) fn of(path: &[u8], limits: &Limits) -> Result<Self, Problem> {
         if path.contains(&0) {
             return Err(Problem::ZeroByte);
@@ -47,7 +48,7 @@ impl Inside {
         self.0.is_empty()
     }
 
-    /// Path of the directory it is in, and its name there.
+    /// Path of the parent directory, and the name in it.
     pub(super) fn split(&self) -> (&[u8], &[u8]) {
         match self.0.iter().rposition(|b| *b == b'/') {
             Some(slash) => (&self.0[..slash], &self.0[slash + 1..]),
@@ -59,9 +60,9 @@ impl Inside {
 /// The directory.
 pub(super) struct Place {
     root: OwnedFd,
-    /// The parent that was used last: archives list directory by directory.
+    /// Parent of the last entry: archives list entries by directory.
     last: Option<(Vec<u8>, OwnedFd)>,
-    /// Directories that no entry has named so far.
+    /// Created directories that no entry has named so far.
     pub(super) implied: Vec<Vec<u8>>,
 }
 
@@ -76,13 +77,13 @@ impl Place {
         })
     }
 
-    /// The directory `path`, which must be there.
+    /// Opens the existing directory `path`.
     pub(super) fn directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         self.confined(path, flags)
     }
 
-    /// The same, to read and change its attributes.
+    /// Opens it for changes of its attributes.
     pub(super) fn open_directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         self.confined(path, flags)
@@ -93,7 +94,8 @@ impl Place {
         fs::openat2(&self.root, path, flags, Mode::empty(), CONFINED)
     }
 
-    /// The directory that `path` is in, made with all above it if it is not there (as root's, 0755), and the name in it.
+    /// Parent directory of `path`, and the name in it. Missing parents are created with mode 0755,
+    /// owned by root.
     pub(super) fn parent<'p>(
         &mut self,
         path: &'p Inside,
@@ -127,7 +129,7 @@ impl Place {
             let name = &path[start..end];
             match fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => {
-                    // The process's own mask must not decide.
+                    // Independent of the umask.
                     let made = self.open_directory(&path[..end])?;
                     fs::fchmod(made, Mode::from_raw_mode(0o755))?;
                     self.implied.push(path[..end].to_vec());
@@ -141,7 +143,7 @@ impl Place {
         Ok(above)
     }
 
-    /// What `name` is in `parent`, if it is there.
+    /// Type of `name` in `parent`, if it exists.
     pub(super) fn kind(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<FileType>, Errno> {
         match fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),
@@ -150,7 +152,7 @@ impl Place {
         }
     }
 
-    /// Makes everything in it durable.
+    /// Flushes the file system of the directory.
     pub(super) fn sync(&self) -> Result<(), Errno> {
         fs::syncfs(self.open_directory(b"")?)
     }

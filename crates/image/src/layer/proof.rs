@@ -1,19 +1,20 @@
 //! Proofs that a registry has a layer.
 //!
-//! The store shares unpacked layers by content between all imports. A manifest alone must not give a
-//! layer out: anybody can write a manifest that names somebody's private layer by its diff id. So an
-//! import is given a layer of the store only if its registry has proved in this import that it has the
-//! layer's bytes:
+//! The store shares unpacked layers by content between all imports. A manifest alone must not give
+//! access to a layer, since anyone can write a manifest with the diff id of a private layer. An
+//! import gets a layer of the store only if its registry has proved, in this import, that it has
+//! the bytes of the layer:
 //!
-//! - it served the blob, whose digest the parent computed itself. If that digest is recorded as one that
-//!   unpacks to the layer, it need not be unpacked again; otherwise it is, and its diff id is compared;
-//! - or it answered `HEAD` for the blob with the right size, and the record says that *this* registry and
-//!   repository once served these very bytes to this host, over TLS. A `HEAD` of a registry that never
-//!   served the bytes proves nothing, since whoever runs a registry can answer 200 to everything. With the
-//!   record, the answer only says that the caller may still read what the registry is known to have: it is
-//!   made with the credentials of this import, and the name of the registry is vouched for by TLS.
+//! - it served the blob, whose digest the parent computed. If that digest is recorded as one that
+//!   unpacks to the layer, the blob is not unpacked again; otherwise it is, and its diff id is
+//!   compared;
+//! - or it answered `HEAD` for the blob with the right size, and the record says that *this*
+//!   registry and repository once served these very bytes to this host, over TLS. A `HEAD` of a
+//!   registry that never served the bytes proves nothing, since a registry can answer 200 to
+//!   everything. With the record, the answer shows that the caller may still read the blob: the
+//!   request has the credentials of this import, and TLS authenticates the registry.
 //!
-//! Records are written under the lock of the layers, beside the layer, and go with it.
+//! Records are written beside the layer, under the lock of the layers, and are removed with it.
 
 use super::store::Layers;
 use crate::file::{self, FileError, OnPath};
@@ -24,7 +25,7 @@ use std::io;
 use std::path::Path;
 
 const PROOFS: &str = "blobs.json";
-/// Most blobs and repositories that are remembered of one layer; more are downloaded again.
+/// Maximum number of blobs and repositories per layer; others are downloaded again.
 const MAX_PROOFS: usize = 64;
 
 /// Repository that served a blob over TLS.
@@ -34,7 +35,7 @@ pub(crate) struct Repository {
     pub repository: String,
 }
 
-/// Blob that unpacks to a layer.
+/// A blob that unpacks to a layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Blob {
     sha256: String,
@@ -46,7 +47,7 @@ struct Blob {
 pub(crate) struct Proofs(Vec<Blob>);
 
 impl Proofs {
-    /// Reads those of a layer, which may come or go meanwhile.
+    /// Reads the proofs of a layer without a lock; it may be added or removed meanwhile.
     pub(crate) fn peek(home: &Home, diff_id: &str) -> Self {
         Self::read(&Layers::place_in(&home.layers(), diff_id))
     }
@@ -101,7 +102,7 @@ impl Layers {
         Proofs::read(&self.place(diff_id)).knows(sha256)
     }
 
-    /// Records that the blob unpacks to the layer, and perhaps which repository served it over TLS.
+    /// Records that the blob unpacks to the layer, and the repository that served it over TLS.
     pub(crate) fn record(
         &self,
         diff_id: &str,

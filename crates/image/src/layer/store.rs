@@ -1,4 +1,4 @@
-//! Unpacked layers, each once, by content.
+//! Store of unpacked layers, each once, by content.
 
 use super::apart::unpack;
 use super::{LayerError, Limits, Unpacked};
@@ -16,15 +16,15 @@ const RECORD: &str = "layer.json";
 const LOCK: &str = "layers";
 const PREFIX: &str = "sha256-";
 
-/// `<home>/layers`: `sha256-<diff id>/root` and `layer.json` beside it. Whoever holds this holds the lock on all of them:
-/// nothing is removed while an image is being made of them.
+/// `<home>/layers`: `sha256-<diff id>/root` with `layer.json` beside it. Holds the lock of the
+/// store: no layer is removed meanwhile.
 pub(crate) struct Layers {
     directory: PathBuf,
-    /// Held, not used.
+    /// Held for its effect.
     _lock: Lock,
 }
 
-/// A layer that is unpacked.
+/// An unpacked layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Layer {
     pub unpacked: Unpacked,
@@ -36,7 +36,7 @@ impl Layers {
         Ok(Self::with(home, home.lock(LOCK, wait)?))
     }
 
-    /// None while somebody else has them.
+    /// Opens the store; none if its lock is held.
     pub(crate) fn try_open(home: &Home) -> Result<Option<Self>, FileError> {
         let lock = home.try_lock(LOCK)?;
         Ok(lock.map(|lock| Self::with(home, lock)))
@@ -49,7 +49,7 @@ impl Layers {
         }
     }
 
-    /// The layer, if it has been unpacked.
+    /// The layer, if it is in the store.
     pub(crate) fn get(&self, diff_id: &str) -> Option<Layer> {
         let place = self.place(diff_id);
         let record = fs::read(place.join(RECORD)).ok()?;
@@ -58,7 +58,7 @@ impl Layers {
         Some(Layer { unpacked, root })
     }
 
-    /// Unpacks an archive, whose content must be `expected`.
+    /// Unpacks an archive with the diff id `expected` into the store.
     pub(crate) fn add(
         &self,
         packed: impl Read,
@@ -76,7 +76,7 @@ impl Layers {
         Ok(self.keep(new)?)
     }
 
-    /// Unpacks an archive to look at it; it is gone when the result is.
+    /// Unpacks an archive to inspect it; removed on drop.
     pub(crate) fn unpack_aside(
         &self,
         packed: impl Read,
@@ -97,13 +97,13 @@ impl Layers {
         Ok(aside)
     }
 
-    /// Makes what was unpacked aside a layer.
+    /// Moves an unpacked archive into the store.
     pub(crate) fn keep(&self, new: Aside) -> Result<Layer, FileError> {
         let place = self.place(&new.unpacked.diff_id);
         if let Some(layer) = self.get(&new.unpacked.diff_id) {
             return Ok(layer);
         }
-        // Without a record it is what a crash left.
+        // Without its record it is left over from a crash.
         builder::clear(&place)?;
         let record = serde_json::to_vec(&new.unpacked)
             .map_err(io::Error::other)
@@ -117,7 +117,7 @@ impl Layers {
         })
     }
 
-    /// Removes every layer that is not named.
+    /// Removes all layers except `named`.
     pub(crate) fn retain(&self, named: &[String]) -> Result<(), FileError> {
         for entry in fs::read_dir(&self.directory).on("list", &self.directory)? {
             let path = entry.on("list", &self.directory)?.path();
@@ -139,7 +139,7 @@ impl Layers {
     }
 }
 
-/// An archive that was unpacked and is not a layer yet; its directory goes with it.
+/// An unpacked archive outside of the store, removed on drop.
 pub(crate) struct Aside {
     pub unpacked: Unpacked,
     pub root: PathBuf,
@@ -148,7 +148,7 @@ pub(crate) struct Aside {
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        // What cannot be removed now is removed by the next to come. Once it is a layer there is nothing here.
+        // Remains are removed by the next import. After [`LayerStore::keep`] there are none.
         let _ = builder::clear(&self.work);
     }
 }

@@ -1,4 +1,4 @@
-//! From the bytes of a layer, however they are compressed, to those of its archive, counted and summed.
+//! Decompression of layers, with counters and a checksum.
 
 use super::limits::{Limits, too_much};
 use super::{LayerError, Problem};
@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 const BUFFER: usize = 1 << 18;
 
-/// The archive's bytes. Its errors are [`io::Error`]s that may carry a [`LayerError`].
+/// Uncompressed bytes of an archive. Its [`io::Error`]s may wrap a [`LayerError`].
 pub(crate) struct Stream<'a> {
     inner: Box<dyn Read + 'a>,
     packed: Rc<Cell<u64>>,
@@ -20,7 +20,7 @@ pub(crate) struct Stream<'a> {
     hasher: Sha256,
 }
 
-/// How a stream is compressed, told by its first bytes.
+/// Compression of a stream, detected by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Compression {
     None,
@@ -43,7 +43,7 @@ impl Compression {
     }
 }
 
-/// Counts the bytes that go through it.
+/// Reader that counts bytes.
 struct Counted<R>(R, Rc<Cell<u64>>);
 
 impl<R: Read> Read for Counted<R> {
@@ -71,7 +71,7 @@ impl<'a> Stream<'a> {
             inner,
             packed: count,
             unpacked: 0,
-            // Every entry brings a header and padding of one block each.
+            // Every entry adds a header and padding of one block each.
             most: limits
                 .bytes
                 .saturating_add(limits.entries.saturating_mul(1024)),
@@ -92,12 +92,12 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    /// Bytes that were read of what it was opened on.
+    /// Number of compressed bytes that were read.
     pub(super) fn packed(&self) -> u64 {
         self.packed.get()
     }
 
-    /// Reads what is left and returns the checksum of everything, lower-case hexadecimal.
+    /// Reads the rest and returns the checksum of everything, lower-case hexadecimal.
     pub(super) fn finish(mut self) -> Result<String, LayerError> {
         let mut buffer = vec![0; BUFFER];
         while self.read(&mut buffer).map_err(LayerError::read)? > 0 {}

@@ -1,4 +1,4 @@
-//! Archives made by hand, because no tool makes the bad ones.
+//! Handmade archives, since no tool creates invalid ones.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use tar::{EntryType, Header};
 mod faithful;
 mod hostile;
 
-/// The records of an extended header.
+/// Records of an extended header.
 pub(super) fn pax(pairs: &[(&str, &str)]) -> Vec<u8> {
     let mut text = Vec::new();
     for (key, value) in pairs {
@@ -25,7 +25,7 @@ pub(super) fn pax(pairs: &[(&str, &str)]) -> Vec<u8> {
     text
 }
 
-/// An archive.
+/// Builder of an archive.
 #[derive(Default)]
 pub(crate) struct Tar(Vec<u8>);
 
@@ -94,7 +94,7 @@ impl Tar {
 /// Links, mode, size, change time and content of a file.
 type Looks = (u64, u32, u64, i64, i64, Vec<u8>);
 
-/// A directory to unpack into, with one beside it that must never change.
+/// A directory to unpack into, beside one that must not change.
 struct Ground {
     dir: tempfile::TempDir,
 }
@@ -128,12 +128,12 @@ impl Ground {
         unpacked
     }
 
-    /// The message with which an archive is refused.
+    /// Error message for an archive.
     fn refused(&self, archive: &[u8]) -> String {
         self.unpack(archive).unwrap_err().to_string()
     }
 
-    /// Everything beside the directory, with what can change about it.
+    /// State of everything beside the directory.
     fn outside(&self) -> BTreeMap<PathBuf, Looks> {
         let mut found = BTreeMap::new();
         for path in ["outside", "outside/secret"] {
@@ -172,7 +172,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Names in a directory, sorted.
+/// Sorted names in a directory.
 fn names(path: &Path) -> Vec<String> {
     let entries = fs::read_dir(path).unwrap();
     let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());

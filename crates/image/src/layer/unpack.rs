@@ -1,8 +1,8 @@
-//! Turning the entries of a layer into files.
+//! Unpacking of a layer's entries into files.
 //!
-//! Deletions become overlayfs's own marks: a character device 0/0 for a name, `trusted.overlay.opaque` on a directory. Other
-//! devices are left out (the guest has its own `/dev`); what runs nothing here is kept as it is: set-user-id bits,
-//! capabilities, FIFOs.
+//! Whiteouts become overlayfs's marks: a character device 0/0 for a name, `trusted.overlay.opaque`
+//! on a directory. Other devices are skipped (guests have their own `/dev`). Set-user-id bits,
+//! capabilities and FIFOs are kept, since nothing of the layer runs on the host.
 
 use super::limits::{Budget, Limits};
 use super::place::{Inside, Place};
@@ -21,17 +21,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::thread;
 
-/// Before a name: it is deleted (OCI image specification, layer.md, "Whiteouts").
+/// Prefix of a deleted name (OCI image specification, layer.md, "Whiteouts").
 const WHITEOUT: &[u8] = b".wh.";
-/// A name: everything below its directory is deleted.
+/// Name that deletes everything in lower layers of its directory.
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Before a name: what aufs kept for itself.
+/// Prefix of aufs's own files.
 const AUFS: &[u8] = b".wh..wh.";
 pub(super) const OVERLAY_OPAQUE: &str = "trusted.overlay.opaque";
 const BUFFER: usize = 1 << 18;
 
-/// Unpacks the archive `packed` (tar, perhaps compressed) into the empty directory `into`. `on_bytes` is told how many bytes of
-/// `packed` have been read. What fails leaves the directory half full: the caller removes it.
+/// Unpacks the archive `packed` (tar, optionally compressed) into the empty directory `into`.
+/// `on_bytes` gets the number of packed bytes read. After an error the caller removes the
+/// directory.
 pub fn unpack(
     packed: impl Read,
     into: &Path,
@@ -41,10 +42,10 @@ pub fn unpack(
     unpack_with(packed, into, limits, on_bytes, Marks::Set)
 }
 
-/// Marks of overlayfs, which only a process with all rights can set.
+/// Overlayfs's marks, which only a privileged process can set.
 pub(super) enum Marks<'m> {
     Set,
-    /// The directories that are to have them are told instead.
+    /// Returns the directories that need a mark.
     Told(&'m mut Vec<Vec<u8>>),
 }
 
@@ -83,8 +84,8 @@ pub(super) fn unpack_with(
     unpacker.finish()
 }
 
-/// Unpacks what a template's image holds into the empty directory `into`, as if it were the layer that the image was made of.
-/// Whoever made the image is not trusted.
+/// Unpacks an untrusted image of a template into the empty directory `into`, as the layer that it
+/// was made of.
 pub fn unpack_image(image: &File, into: &Path, limits: Limits) -> Result<(), LayerError> {
     unpack_image_with(image, into, limits, Marks::Set)
 }
@@ -98,7 +99,7 @@ pub(super) fn unpack_image_with(
     let (reader, writer) = io::pipe().map_err(LayerError::Read)?;
     let (written, unpacked) = thread::scope(|scope| {
         let written = scope.spawn(|| write_layer(image, BufWriter::with_capacity(BUFFER, writer)));
-        // The reader goes with this call, so that whoever writes never waits for nobody.
+        // The reader is dropped with this call, so that the writer never blocks.
         let unpacked = unpack_with(reader, into, limits, &mut |_| (), marks);
         (written.join(), unpacked)
     });
@@ -115,7 +116,7 @@ struct Unpacker<'a> {
     archive: Reader<Stream<'a>>,
     budget: Budget,
     place: Place,
-    /// Their times are set last: what is made in them changes those.
+    /// Their times are set last, since entries inside change them.
     directories: Vec<(Vec<u8>, (i64, u32))>,
     done: Unpacked,
     buffer: Vec<u8>,
@@ -161,7 +162,7 @@ impl Unpacker<'_> {
         }
     }
 
-    /// Directories that the archive does not name get one fixed time, so that it always makes the same image.
+    /// Directories without an entry get a fixed time, so that the image is reproducible.
     fn note_implied(&mut self) -> Result<(), LayerError> {
         for path in std::mem::take(&mut self.place.implied) {
             self.budget.name(&path)?;
@@ -170,7 +171,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// Removes what an earlier entry of the same name made, unless it is a directory.
+    /// Removes the file of an earlier entry of this name; a directory is an error.
     fn make_way(&mut self, path: &Inside) -> Result<(), LayerError> {
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("replace", path.bytes(), errno);
@@ -198,7 +199,7 @@ impl Unpacker<'_> {
         }
         fs::mkdirat(parent, name, Mode::from_raw_mode(0o700)).map_err(failed)?;
         if deleted {
-            // What lower layers have there stays deleted.
+            // The directory's contents in lower layers stay deleted.
             self.mark_opaque(path.bytes())?;
         }
         self.directory_settled(entry, path)
@@ -267,7 +268,7 @@ impl Unpacker<'_> {
         self.make_way(path)?;
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("create", path.bytes(), errno);
-        // Only text here: nobody follows it on this host.
+        // The target is not followed on this host.
         fs::symlinkat(entry.link.as_slice(), parent, name).map_err(failed)?;
         self.owned_and_dated(entry, path)
     }
@@ -302,7 +303,7 @@ impl Unpacker<'_> {
         self.owned_and_dated(entry, path)
     }
 
-    /// Owner and time of what cannot be opened.
+    /// Sets owner and time of a file that cannot be opened.
     fn owned_and_dated(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("own", path.bytes(), errno);
@@ -321,13 +322,13 @@ impl Unpacker<'_> {
         match Place::kind(parent, hidden).map_err(failed)? {
             None => fs::mknodat(parent, hidden, FileType::CharacterDevice, Mode::empty(), 0)
                 .map_err(failed),
-            // The layer's own directory replaces the lower one, in whatever order they are packed.
+            // The layer's own directory replaces the lower one, in any order of entries.
             Some(FileType::Directory) => {
                 let above = path.split().0;
                 let whole = [above, hidden].join(&b'/');
                 self.mark_opaque(whole.strip_prefix(b"/").unwrap_or(&whole))
             }
-            // And its own file hides the lower one anyway.
+            // The layer's own file hides the lower one.
             Some(_) => Ok(()),
         }
     }
@@ -336,7 +337,7 @@ impl Unpacker<'_> {
         let (above, _) = path.split();
         self.place.parent(path)?;
         if above.is_empty() {
-            // overlayfs does not look for the mark on a layer's root.
+            // overlayfs ignores the mark on the root of a layer.
             self.done.opaque = true;
             return Ok(());
         }
@@ -357,7 +358,8 @@ impl Unpacker<'_> {
     }
 
     fn finish(mut self) -> Result<Unpacked, LayerError> {
-        // The last word on a directory counts, and what is deeper cannot change what is above any more.
+        // The last entry of a directory counts. Children precede parents, so that they do not
+        // change the parents' times.
         for (path, mtime) in &self.directories {
             let dated =
                 (self.place.open_directory(path)).and_then(|fd| fs::futimens(fd, &times(*mtime)));
@@ -378,7 +380,7 @@ fn owner(entry: &Entry) -> (Option<Uid>, Option<Gid>) {
     )
 }
 
-/// Owner, then what a change of owner takes away: mode and capabilities.
+/// Sets the owner first, since that clears mode bits and capabilities.
 fn settle(fd: BorrowedFd<'_>, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
     let failed = |action| move |errno: Errno| LayerError::write(action, path.bytes(), errno);
     let (uid, gid) = owner(entry);
@@ -391,7 +393,8 @@ fn settle(fd: BorrowedFd<'_>, entry: &Entry, path: &Inside) -> Result<(), LayerE
     Ok(())
 }
 
-/// Attributes that a layer may bring. Others mean something to this host (`trusted.overlay.*`, access control lists, labels).
+/// Tells if a layer may set an attribute. Others have a meaning on the host (`trusted.overlay.*`,
+/// access control lists, labels).
 pub(super) fn is_kept(name: &[u8]) -> bool {
     name == b"security.capability" || name.starts_with(b"user.")
 }

@@ -3,7 +3,7 @@ use crate::builder::tests::{Fake, home};
 use crate::home::Home;
 use std::fs;
 
-/// Name and content of what is in an archive.
+/// Names and contents in an archive.
 type Entries = Vec<(String, Vec<u8>)>;
 
 fn exported(home: &Home, name: &str) -> Vec<u8> {
@@ -17,7 +17,7 @@ fn imported(home: &Home, file: &[u8], name: Option<&str>) -> Result<Template, Im
     Templates::new(home).import_file(file, name, None, Limits::default(), &mut |_| ())
 }
 
-/// What an archive holds, to be changed and packed again.
+/// Unpacks an archive, to be changed and packed again.
 fn taken_apart(file: &[u8]) -> Entries {
     let plain = zstd::decode_all(file).unwrap();
     let mut archive = Archive::new(&plain[..]);
@@ -52,7 +52,7 @@ fn a_template_goes_to_another_host_in_one_file_and_is_the_same_there() {
     let came = imported(&there, &file, None).unwrap();
     assert_eq!(came.manifest.version(), template.manifest.version());
     assert_eq!(came.manifest.history, template.manifest.history);
-    // Where it is already nothing is brought, and it may have another name.
+    // An existing image is not read again, and the template may have another name.
     let again = imported(&here, &file, Some("two:V1")).unwrap();
     assert_eq!(again.manifest.reference(), "two:V1");
     assert_eq!(again.manifest.version(), template.manifest.version());

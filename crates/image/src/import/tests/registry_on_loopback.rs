@@ -1,4 +1,4 @@
-//! A registry of one test's own: Debian's `docker-registry`, filled by `skopeo`.
+//! A registry for one test: Debian's `docker-registry`, filled by `skopeo`.
 
 use crate::import::Access;
 use crate::import::Source;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// An image of a registry without TLS, asked for by the host's owner.
+/// Source of an image in a registry without TLS, for the host's owner.
 pub(super) fn from_registry(host: &str, name: &str) -> Source {
     let registries = Registries {
         plain_http: vec![host.to_owned()],
@@ -35,7 +35,8 @@ pub(super) struct Loopback {
 }
 
 impl Loopback {
-    /// None, with the reason noted, where the programs are missing. `user`: the only name and password that may come in.
+    /// Starts the registry; none, with the reason noted, if the programs are missing. `user`: the
+    /// only accepted user name and password.
     pub(super) fn start(test: &str, user: Option<(&str, &str)>) -> Option<Self> {
         for program in ["docker-registry", "skopeo"] {
             if !Path::new("/usr/bin").join(program).exists() {
@@ -67,7 +68,7 @@ impl Loopback {
                 path("users")
             )
         });
-        // Debian's is built without a file that says so in its defaults.
+        // Debian's build lacks a default configuration.
         let config = format!(
             "version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {}\n  maintenance:\n    uploadpurging:\n      enabled: false\nhttp:\n  addr: {host}\n{auth}",
             path("data")
@@ -128,13 +129,13 @@ impl Loopback {
         from_registry(&self.host, name)
     }
 
-    /// The file in which it keeps a blob.
+    /// File of a blob in the registry.
     pub(super) fn blob(&self, sha256: &str) -> PathBuf {
         let blobs = self.dir.path().join("data/docker/registry/v2/blobs/sha256");
         blobs.join(&sha256[..2]).join(sha256).join("data")
     }
 
-    /// What it has logged, requests included.
+    /// Log of the registry, with its requests.
     pub(super) fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
@@ -142,7 +143,7 @@ impl Loopback {
 
 impl Drop for Loopback {
     fn drop(&mut self) {
-        // It is ours, and holds nothing that anybody misses.
+        // It is our child and holds only test data.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::io::stdout().flush();

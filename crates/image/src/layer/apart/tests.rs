@@ -20,7 +20,7 @@ fn call(number: libc::c_long, arguments: [libc::c_long; 4]) -> bool {
     unsafe { libc::syscall(number, a, b, c, d) >= 0 }
 }
 
-/// What the unpacker may do.
+/// Operations that the unpacker needs.
 const WORK: &[(&str, Attempt)] = &[
     ("make a file", || {
         opens(c"/file", libc::O_CREAT | libc::O_WRONLY)
@@ -35,7 +35,7 @@ const WORK: &[(&str, Attempt)] = &[
     }),
 ];
 
-/// What it may not, be it by its rights or by its filter.
+/// Operations that its privileges or its filter deny.
 const ATTACKS: &[(&str, Attempt)] = &[
     ("read a file of the host", || {
         opens(c"/etc/passwd", libc::O_RDONLY)
@@ -72,7 +72,7 @@ const ATTACKS: &[(&str, Attempt)] = &[
     ("load BPF", || call(libc::SYS_bpf, [0; 4])),
 ];
 
-/// Whether `attempt` succeeds in a process that is confined to `place`.
+/// Tells if `attempt` succeeds in a process confined to `place`.
 fn succeeds(place: &Path, attempt: Attempt) -> bool {
     // SAFETY: the child confines itself, tries one thing, and leaves by exit.
     match unsafe { fork() }.unwrap() {

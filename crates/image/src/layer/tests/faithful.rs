@@ -1,4 +1,4 @@
-//! What is in an archive is what is on the disk.
+//! Unpacked files equal their archive.
 
 use super::*;
 use rustix::fs as sys;
@@ -49,7 +49,7 @@ fn modes_owners_times_and_attributes_are_kept() {
         attribute(&ground.inside("bin/sudo"), "security.capability").len(),
         20
     );
-    // What was made in it did not change its time.
+    // Entries in it did not change its time.
     let m = fs::metadata(ground.inside("bin")).unwrap();
     assert_eq!((m.mode() & 0o7777, m.mtime()), (0o1777, 1_700_000_000));
     let m = fs::symlink_metadata(ground.inside("bin/su")).unwrap();
@@ -197,7 +197,7 @@ fn hard_links_share_their_file() {
     ground.unpack(&archive.end()).unwrap();
     let inode = |path| fs::metadata(ground.inside(path)).unwrap().ino();
     assert_eq!(inode("d/a"), inode("b"));
-    // The directory that no entry named is everybody's to read, and of a fixed time.
+    // A directory without an entry has mode 0755 and a fixed time.
     let m = fs::metadata(ground.inside("d")).unwrap();
     assert_eq!((m.mode() & 0o7777, m.mtime()), (0o755, 1_735_689_600));
 }

@@ -1,4 +1,4 @@
-//! Every trick is tried against a directory beside the one that is unpacked into.
+//! Attacks on a directory beside the one that is unpacked into.
 
 use super::*;
 use std::time::Duration;
@@ -92,7 +92,7 @@ fn a_hard_link_to_a_symbolic_link_links_that_and_not_its_target() {
     let archive = Tar::default()
         .symlink("door", "../outside/secret")
         .hard_link("too", "door");
-    // Writing to it makes a file of its own.
+    // Writing to it creates a new file.
     ground.unpack(&archive.file("too", b"mine").end()).unwrap();
     assert!(
         ground
@@ -133,7 +133,7 @@ fn a_fifo_stays_one_and_hangs_nobody() {
     ground.unpack(&archive.end()).unwrap();
     let found = ground.inside("pipe").symlink_metadata().unwrap();
     assert!(found.file_type().is_fifo());
-    // Nor does one that a file replaces.
+    // Neither does one that a file replaces.
     let archive = Tar::default()
         .node(EntryType::Fifo, "pipe")
         .file("pipe", b"x");
@@ -186,7 +186,7 @@ fn a_bomb_stops_at_its_bounds() {
     assert!(!ground.inside("zeros").exists(), "the header had told");
     let many = (0..101).fold(Tar::default(), |tar, i| tar.file(&format!("f{i}"), b""));
     assert!(refused(&many.end(), limits).contains("entries"));
-    // Also what follows the archive's end is read, and counted.
+    // Bytes after the end of the archive are read and counted.
     let mut tail = Tar::default().file("x", b"").end();
     tail.resize(4 << 20, 0);
     assert!(refused(&gzip(&tail), limits).contains("bytes"));
@@ -208,7 +208,7 @@ fn a_bomb_stops_at_its_bounds() {
 #[test]
 fn a_small_archive_of_much_is_stopped_by_its_ratio() {
     let ground = ground!(a_small_archive_of_much_is_stopped_by_its_ratio);
-    // Zeros without end, a thousand times as small.
+    // Endless zeros, compressed a thousandfold.
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
     let header = Tar::header("zeros", EntryType::Regular, 2 << 30);
     encoder
@@ -290,7 +290,8 @@ fn an_archive_that_ends_in_the_middle_is_told_from_a_broken_one() {
         let error = ground.unpack(half).unwrap_err();
         assert!(matches!(error, LayerError::Truncated), "{error}");
     }
-    // At the end of an entry it may be one without an end mark, which is told; not after the header of a long name.
+    // A missing end mark between entries is reported in the result; after the header of a long name
+    // it is an error.
     assert!(ground.unpack(&whole).unwrap().end_mark);
     assert!(!ground.unpack(&whole[..512 + 3072]).unwrap().end_mark);
     let named = Tar::default().pax(&[("path", "b")]).0;
