@@ -7,7 +7,7 @@
 
 use flate2::read::GzDecoder;
 use jiffy_fuzz::tree::survey;
-use jiffy_image::{Limits, unpack_image};
+use jiffy_image::{UnpackLimits, unpack_image};
 use libfuzzer_sys::fuzz_target;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -61,11 +61,11 @@ fuzz_target!(|data: &[u8]| {
         .unwrap()
         .write_all(&image)
         .unwrap();
-    let limits = Limits {
+    let limits = UnpackLimits {
         bytes: 1 << 20,
         entries: 64,
         time: Duration::from_secs(5),
-        ..Limits::default()
+        ..UnpackLimits::default()
     };
     let file = File::open(path("image")).unwrap();
     let unpacked = unpack_image(&file, &path("in"), limits);

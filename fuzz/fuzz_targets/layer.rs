@@ -6,7 +6,7 @@
 //! one. Half of the inputs are taken as the archive itself.
 
 use jiffy_fuzz::tree::survey;
-use jiffy_image::{Limits, unpack};
+use jiffy_image::{UnpackLimits, unpack};
 use libfuzzer_sys::fuzz_target;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -133,11 +133,11 @@ fuzz_target!(|data: &[u8]| {
     fs::create_dir(path("out")).unwrap();
     fs::write(path("out/secret"), "untouched").unwrap();
     let before = (look(&path("out")), look(&path("out/secret")));
-    let limits = Limits {
+    let limits = UnpackLimits {
         bytes: 1 << 20,
         entries: 64,
         time: Duration::from_secs(5),
-        ..Limits::default()
+        ..UnpackLimits::default()
     };
     let made = if first % 2 == 0 {
         archive(rest)

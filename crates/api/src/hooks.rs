@@ -3,7 +3,8 @@
 use jiffy_engine::SandboxSize;
 use jiffy_host::usual_size;
 use jiffy_image::{
-    BuildError, DEFAULT_TAG, Manifest, Recipe, Reference, TemplateError, Templates, Visibility,
+    BuildError, DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, Templates,
+    Visibility,
 };
 use std::future::Future;
 use std::pin::Pin;
@@ -73,7 +74,7 @@ pub trait TemplateSource: Send + Sync + 'static {
     fn remove(&self, name: &str) -> Result<(), TemplateRefusal>;
 }
 
-fn info(manifest: Manifest) -> TemplateInfo {
+fn info(manifest: TemplateManifest) -> TemplateInfo {
     TemplateInfo {
         visibility: manifest.visibility,
         owner: manifest.owner.clone(),

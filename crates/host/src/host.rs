@@ -4,8 +4,9 @@ use crate::identity::{IdentityError, identity, new_id};
 use crate::programs::{ProgramError, Programs};
 use jiffy_engine::{SandboxIdentity, SandboxSize, SizeError};
 use jiffy_image::{
-    AgentRoot, BuildError, Defaults, Disk, DiskError, Home, HomeError, Initrd, InitrdError, Kernel,
-    KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError, Templates,
+    AgentRoot, BlankDisk, BuildError, Defaults, DiskError, Home, HomeError, Initrd, InitrdError,
+    Kernel, KernelError, Progress, Recipe, RecipeError, Reference, Template, TemplateError,
+    Templates,
 };
 use jiffy_microvm::{
     BootError, BootSpec, Cgroups, MemoryPolicy, MicroVm, ModulesImage, NetSpec, RestoreSpec,
@@ -283,7 +284,7 @@ impl Prepared {
             initrd: duplicate(&self.initrd)?,
             modules: self.modules.as_ref().map(image_of).transpose()?,
             rootfs: self.images()?,
-            blank_disk: Disk::new(size.disk_mib)?.blank_ext4(&self.home)?.file,
+            blank_disk: BlankDisk::new(size.disk_mib)?.blank_ext4(&self.home)?.file,
             overlay,
             size,
             net: None,
@@ -310,7 +311,7 @@ impl Prepared {
             modules,
             lineage,
             rootfs: self.images()?,
-            blank_disk: Disk::new(disk_mib)?.blank_ext4(&self.home)?.file,
+            blank_disk: BlankDisk::new(disk_mib)?.blank_ext4(&self.home)?.file,
             overlay,
             net: None,
             identity: Identity::default(),
@@ -329,7 +330,7 @@ impl Prepared {
         spec: &SandboxSpec,
         net: Option<NetSpec>,
     ) -> Result<MicroVm, CreateError> {
-        let overlay = Disk::overlay_file(&self.home)?;
+        let overlay = BlankDisk::overlay_file(&self.home)?;
         let identity = self.identity(&somebody(spec)?)?;
         let spec = BootSpec {
             net,

@@ -1,12 +1,12 @@
 //! Root image of the guest agent for engines without an initial ramdisk: the agent and mount
 //! points.
 
-use crate::erofs::{Root, write};
+use crate::erofs::{ImageRoot, write};
 use crate::file::OnPath;
 use crate::home::Home;
 use crate::initrd::InitrdError;
 use crate::manifest::MAX_IMAGES;
-use crate::verified::{Check, VerifiedFile, sum_of};
+use crate::verified::{FileCheck, VerifiedFile, sum_of};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub struct AgentRoot<'a> {
 }
 
 /// Part of a cached image's name; changes with the layout of the image.
-const LAYOUT: u32 = 2;
+const LAYOUT_VERSION: u32 = 2;
 /// Fixed UUID, so that images differ by their content only.
 const UUID: &str = "00000000-0000-4000-8000-000000000000";
 /// Fixed time of images: 2025-01-01.
@@ -56,9 +56,9 @@ impl<'a> AgentRoot<'a> {
 
     /// Opens the image, which is built once per agent binary.
     pub fn file(&self, home: &Home) -> Result<VerifiedFile, InitrdError> {
-        let name = format!("{}-{LAYOUT}.erofs", &sum_of(self.agent)[..12]);
+        let name = format!("{}-{LAYOUT_VERSION}.erofs", &sum_of(self.agent)[..12]);
         let path = home.initrd().join(&name);
-        let check = Check {
+        let check = FileCheck {
             what: "image of the guest agent",
             sha256: None,
             size: None,
@@ -70,7 +70,7 @@ impl<'a> AgentRoot<'a> {
             let (root, image) = (work.join("root"), work.join("image"));
             let _ = fs::remove_dir_all(&work);
             let made = self.fill(&root).and_then(|()| {
-                write(&Root::Directory(root), &image, UUID, EPOCH, None)?;
+                write(&ImageRoot::Directory(root), &image, UUID, EPOCH, None)?;
                 fs::rename(&image, &path).on("rename", &image)?;
                 Ok(())
             });

@@ -95,14 +95,14 @@ fn source_files(apt: &Path) -> Vec<PathBuf> {
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Source {
+struct AptSource {
     uris: Vec<String>,
     suites: Vec<String>,
     components: Vec<String>,
     signed_by: Option<String>,
 }
 
-impl Source {
+impl AptSource {
     /// Tells if this is Debian's own archive or a mirror of it. Third-party packages are not used.
     fn is_debian(&self) -> bool {
         let signed = self
@@ -142,7 +142,7 @@ fn words(text: &str) -> Vec<String> {
 }
 
 /// One-line format: `deb [option=value ...] uri suite component...`.
-fn lines(text: &str) -> Vec<Source> {
+fn lines(text: &str) -> Vec<AptSource> {
     let entries = text
         .lines()
         .filter_map(|line| line.split('#').next()?.trim().strip_prefix("deb "));
@@ -159,7 +159,7 @@ fn lines(text: &str) -> Vec<Source> {
                 .map(str::to_owned);
             let mut words = words(rest).into_iter();
             let (uri, suite) = (words.next()?, words.next()?);
-            Some(Source {
+            Some(AptSource {
                 uris: vec![uri],
                 suites: vec![suite],
                 components: words.collect(),
@@ -170,14 +170,14 @@ fn lines(text: &str) -> Vec<Source> {
 }
 
 /// deb822 format: stanzas of `Field: value`, continued by indented lines.
-fn stanzas(text: &str) -> Vec<Source> {
+fn stanzas(text: &str) -> Vec<AptSource> {
     let without_comments: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let stanzas = without_comments.split(|line| line.trim().is_empty());
     stanzas.filter_map(stanza).collect()
 }
 
-fn stanza(lines: &[&str]) -> Option<Source> {
-    let mut source = Source::default();
+fn stanza(lines: &[&str]) -> Option<AptSource> {
+    let mut source = AptSource::default();
     let mut wanted = false;
     for line in lines {
         let Some((field, value)) = line.split_once(':') else {
@@ -221,7 +221,7 @@ Suites: bookworm-security
 Components: main
 ";
 
-    fn usable(sources: Vec<Source>) -> Vec<String> {
+    fn usable(sources: Vec<AptSource>) -> Vec<String> {
         sources
             .iter()
             .filter(|s| s.is_debian())
@@ -255,7 +255,7 @@ deb http://mirror.example/debian trixie main
     }
 
     #[test]
-    fn the_hosts_way_through_a_proxy_is_kept_and_nothing_else() {
+    fn only_transport_options_of_the_hosts_apt_are_kept() {
         assert!(is_transport_option(
             r#"Acquire::http::Proxy "http://proxy.example:3128";"#
         ));

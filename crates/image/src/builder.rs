@@ -1,17 +1,19 @@
 //! Builder of templates from recipes: atomic, and once per recipe.
 
-use crate::addition;
 use crate::command::CommandError;
-use crate::erofs::{self, Root};
+use crate::erofs::{self, ImageRoot};
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
-use crate::images::Images;
+use crate::images::ImageStore;
 use crate::lock::Lock;
-use crate::manifest::{Defaults, ImageSum, MANIFEST_FORMAT, Manifest, Origin, Step, Visibility};
+use crate::manifest::{
+    Defaults, HistoryStep, ImageOrigin, ImageSum, MANIFEST_FORMAT, TemplateManifest, Visibility,
+};
 use crate::progress::{Phase, Progress};
 use crate::recipe::Recipe;
 use crate::reference::Reference;
-use crate::rootfs::{self, EPOCH, RootfsError, Site};
+use crate::rootfs::{self, BuildSite, EPOCH, RootfsError};
+use crate::rootfs_layer;
 use crate::template::{MANIFEST, Template, TemplateError, Templates};
 use crate::verified::VerifyError;
 use crate::version;
@@ -55,7 +57,7 @@ impl From<RootfsError> for BuildError {
 
 /// Creates the directory that becomes the image; replaced in tests, which have no network.
 type MakeRoot<'a> =
-    &'a mut dyn FnMut(&Site<'_>, &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, BuildError>;
+    &'a mut dyn FnMut(&BuildSite<'_>, &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, BuildError>;
 
 pub(crate) fn build_if_needed(
     templates: &Templates,
@@ -83,7 +85,7 @@ pub(crate) fn build_if_needed(
         };
         Ok(match &below {
             None => rootfs::bootstrap(recipe, site, told)?,
-            Some(below) => addition::add(recipe, only_image(below)?, site, told)?,
+            Some(below) => rootfs_layer::build(recipe, only_image(below)?, site, told)?,
         })
     };
     let below = below.as_ref().map(|t| &t.manifest.images[..]);
@@ -129,7 +131,7 @@ fn build_with(
     if let Some(template) = up_to_date(templates, recipe)? {
         return Ok(template);
     }
-    let work = Work::begin(templates.unfinished(&reference))?;
+    let work = WorkDir::begin(templates.unfinished(&reference))?;
     let cache = home.cache().join("apt").join(name);
     DirBuilder::new()
         .recursive(true)
@@ -138,22 +140,22 @@ fn build_with(
         .on("create", &cache)?;
 
     on_progress(Progress::Phase(Phase::Packages));
-    let site = Site {
+    let site = BuildSite {
         work: &work.0,
         cache: &cache,
         lock: &lock,
     };
     let root = make_root(&site, on_progress)?;
     on_progress(Progress::Percent(85));
-    let shared = Images::new(home).share()?;
-    let root = Root::Marked(root);
+    let shared = ImageStore::new(home).share()?;
+    let root = ImageRoot::Marked(root);
     let image = write_image(home, &root, recipe.hash(), &work, &lock, on_progress)?;
     let stock = reference.is_stock().then_some(Visibility::Public);
-    let plan = Plan {
+    let plan = ManifestFields {
         reference: &reference,
         visibility: templates.visibility(&reference, stock),
         hash: recipe.hash(),
-        history: vec![Step {
+        history: vec![HistoryStep {
             text: format!("recipe {name}"),
             seconds: began.elapsed().as_secs_f64(),
             bytes: Some(image.size),
@@ -166,7 +168,7 @@ fn build_with(
     publish(templates, &plan.manifest(), &work, &lock)?;
     let template = templates.get(name)?;
     drop(shared);
-    templates.prune_if_quiet();
+    templates.prune_if_idle();
     on_progress(Progress::Percent(100));
     Ok(template)
 }
@@ -184,7 +186,7 @@ fn up_to_date(templates: &Templates, recipe: &Recipe) -> Result<Option<Template>
 }
 
 /// Fields of a new manifest.
-pub(crate) struct Plan<'a> {
+pub(crate) struct ManifestFields<'a> {
     pub reference: &'a Reference,
     pub visibility: Visibility,
     /// SHA-256 of all inputs, lower-case hexadecimal.
@@ -193,13 +195,13 @@ pub(crate) struct Plan<'a> {
     pub images: Vec<ImageSum>,
     pub defaults: &'a Defaults,
     pub startup: Startup,
-    pub origin: Option<Origin>,
-    pub history: Vec<Step>,
+    pub origin: Option<ImageOrigin>,
+    pub history: Vec<HistoryStep>,
 }
 
-impl Plan<'_> {
-    pub(crate) fn manifest(self) -> Manifest {
-        Manifest {
+impl ManifestFields<'_> {
+    pub(crate) fn manifest(self) -> TemplateManifest {
+        TemplateManifest {
             format: MANIFEST_FORMAT,
             name: self.reference.name().to_owned(),
             tag: self.reference.tag().to_owned(),
@@ -223,9 +225,9 @@ impl Plan<'_> {
 /// image is referenced.
 pub(crate) fn write_image(
     home: &Home,
-    root: &Root,
+    root: &ImageRoot,
     hash: &str,
-    work: &Work,
+    work: &WorkDir,
     lock: &Lock,
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<ImageSum, BuildError> {
@@ -237,15 +239,15 @@ pub(crate) fn write_image(
         .on("flush", &image)?;
     on_progress(Progress::Percent(95));
     on_progress(Progress::Phase(Phase::Verification));
-    Ok(Images::new(home).add(&image)?)
+    Ok(ImageStore::new(home).add(&image)?)
 }
 
 /// Publishes `manifest` under its name atomically. The replaced template is kept as a version. The
 /// caller holds the template's lock and a shared lock on the images.
 pub(crate) fn publish(
     templates: &Templates,
-    manifest: &Manifest,
-    work: &Work,
+    manifest: &TemplateManifest,
+    work: &WorkDir,
     _lock: &Lock,
 ) -> Result<(), TemplateError> {
     version::keep(&templates.home, manifest)?;
@@ -287,9 +289,9 @@ fn uuid(hash: &str) -> String {
 }
 
 /// Working directory of a build, removed on drop.
-pub(crate) struct Work(pub PathBuf);
+pub(crate) struct WorkDir(pub PathBuf);
 
-impl Work {
+impl WorkDir {
     /// Creates the directory. The caller holds the template's lock, so an existing directory is
     /// from a killed build.
     pub(crate) fn begin(path: PathBuf) -> Result<Self, FileError> {
@@ -302,7 +304,7 @@ impl Work {
     }
 }
 
-impl Drop for Work {
+impl Drop for WorkDir {
     fn drop(&mut self) {
         // Remains are removed by the next build.
         let _ = clear(&self.0);

@@ -1,6 +1,6 @@
 //! Host programs that build images.
 
-use crate::jail::{self, View, Watch, filter, privileges};
+use crate::jail::{self, Deadline, FsView, filter, privileges};
 use crate::lock::Lock;
 use seccompiler::BpfProgram;
 use std::collections::VecDeque;
@@ -42,14 +42,14 @@ pub(crate) struct Tool {
     package: &'static str,
     command: Command,
     private_mounts: bool,
-    overlay: Option<Overlay>,
+    overlay: Option<OverlayMount>,
     jail: Option<Jail>,
     deadline: Option<Duration>,
 }
 
 /// Confinement of a program.
 struct Jail {
-    view: View,
+    view: FsView,
     /// Capabilities of the program.
     kept: &'static [u32],
     /// File that the program's user owns.
@@ -58,7 +58,7 @@ struct Jail {
 }
 
 /// Read-only overlay that is mounted for one program only.
-struct Overlay {
+struct OverlayMount {
     /// Working directory during the mount. The options use names relative to it, since they must
     /// fit into a page.
     from: CString,
@@ -67,7 +67,7 @@ struct Overlay {
 }
 
 /// Maximum number of output lines in an error message.
-const TAIL: usize = 20;
+const MAX_TAIL_LINES: usize = 20;
 
 impl Tool {
     pub(crate) fn new(program: &'static str, package: &'static str) -> Self {
@@ -126,7 +126,7 @@ impl Tool {
             "lowerdir={},redirect_dir=nofollow,metacopy=off",
             lower.join(":")
         );
-        self.overlay = Some(Overlay {
+        self.overlay = Some(OverlayMount {
             from: path(from)?,
             at: path(at)?,
             options: CString::new(options)?,
@@ -139,7 +139,7 @@ impl Tool {
     /// root.
     pub(crate) fn jailed(
         &mut self,
-        view: View,
+        view: FsView,
         kept: &'static [u32],
         output: &Path,
     ) -> io::Result<&mut Self> {
@@ -214,7 +214,7 @@ impl Tool {
         drop(self.command);
         let watch = self
             .deadline
-            .map(|most| Watch::begin(&child, most))
+            .map(|most| Deadline::begin(&child, most))
             .transpose();
         if watch.is_err() {
             let _ = child.kill();
@@ -234,7 +234,7 @@ impl Tool {
     }
 }
 
-impl Overlay {
+impl OverlayMount {
     /// Mounts the overlay. System calls only, no allocation: it runs between fork and exec.
     fn mount(&self) -> io::Result<()> {
         // SAFETY: all pointers are to strings that end in zero and live through the calls.
@@ -292,7 +292,7 @@ fn read_lines(output: impl Read, on_line: &mut dyn FnMut(&str)) -> io::Result<Ve
             .filter(|line| !line.is_empty())
         {
             on_line(line);
-            if tail.len() == TAIL {
+            if tail.len() == MAX_TAIL_LINES {
                 tail.pop_front();
             }
             tail.push_back(line.to_owned());

@@ -1,13 +1,15 @@
 //! Templates derived from another template and a layer of changes.
 
-use crate::builder::{self, BuildError, Plan, Work};
-use crate::erofs::Root;
+use crate::builder::{self, BuildError, ManifestFields, WorkDir};
+use crate::erofs::ImageRoot;
 use crate::file::OnPath;
-use crate::images::Images;
-use crate::import::{ImportError, free_name};
-use crate::layer::apart::{unpack, unpack_image};
-use crate::layer::{Limits, merge};
-use crate::manifest::{Defaults, ImageSum, MAX_IMAGES, Manifest, Origin, Step, Visibility};
+use crate::images::ImageStore;
+use crate::import::{ImportError, check_name};
+use crate::layer::confined::{unpack, unpack_image};
+use crate::layer::{UnpackLimits, merge};
+use crate::manifest::{
+    Defaults, HistoryStep, ImageOrigin, ImageSum, MAX_IMAGES, TemplateManifest, Visibility,
+};
 use crate::progress::{Phase, Progress};
 use crate::reference::Reference;
 use crate::template::{Template, Templates};
@@ -20,22 +22,22 @@ use std::time::Instant;
 
 /// Description of a derived template.
 #[derive(Clone, Debug)]
-pub struct Derived<'a> {
+pub struct DerivedTemplate<'a> {
     /// `[owner/]name[:tag]`.
     pub name: &'a str,
     /// None: that of the replaced template, else private.
     pub visibility: Option<Visibility>,
     /// Base template, possibly without images. Its images exist while a [`Template`] of it is held.
-    pub base: &'a Manifest,
+    pub base: &'a TemplateManifest,
     pub defaults: Defaults,
     pub startup: Startup,
-    pub origin: Option<Origin>,
+    pub origin: Option<ImageOrigin>,
     /// Steps that were applied to the base.
-    pub history: Vec<Step>,
+    pub history: Vec<HistoryStep>,
     /// SHA-256 of all inputs, lower-case hexadecimal.
     pub recipe_sha256: String,
     /// Limits of the layer.
-    pub limits: Limits,
+    pub limits: UnpackLimits,
 }
 
 impl Templates {
@@ -46,7 +48,7 @@ impl Templates {
     /// unaffected.
     pub fn derive(
         &self,
-        derived: &Derived<'_>,
+        derived: &DerivedTemplate<'_>,
         layer: impl Read + Send,
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Template, ImportError> {
@@ -57,12 +59,12 @@ impl Templates {
         let lock = self.lock(&reference, &mut |()| {
             on_progress(Progress::Phase(Phase::Waiting))
         })?;
-        let store = Images::new(&self.home);
+        let store = ImageStore::new(&self.home);
         let shared = store.share()?;
         for sum in &derived.base.images {
             store.open(sum)?;
         }
-        let work = Work::begin(self.unfinished(&reference)).map_err(BuildError::from)?;
+        let work = WorkDir::begin(self.unfinished(&reference)).map_err(BuildError::from)?;
         let began = Instant::now();
         let root = work.0.join("layer");
         fs::create_dir(&root).on("create", &root)?;
@@ -93,13 +95,13 @@ impl Templates {
             if images.len() >= MAX_IMAGES {
                 // At the maximum number of images, all but the lowest are merged.
                 text.push_str(&format!(" and of {} images below", images.len() - 1));
-                root = derived.put_together(&store, &images, &root, &work)?;
+                root = derived.merge_images(&store, &images, &root, &work)?;
                 images.truncate(1);
             }
             let id = sum_of(format!("{images:?} {}", unpacked.diff_id).as_bytes());
-            let root = Root::Marked(root);
+            let root = ImageRoot::Marked(root);
             let image = builder::write_image(&self.home, &root, &id, &work, &lock, on_progress)?;
-            history.push(Step {
+            history.push(HistoryStep {
                 text,
                 seconds: began.elapsed().as_secs_f64(),
                 bytes: Some(image.size),
@@ -108,7 +110,7 @@ impl Templates {
             images.retain(|i| *i != image);
             images.push(image);
         }
-        let plan = Plan {
+        let plan = ManifestFields {
             reference: &reference,
             visibility: self.visibility(&reference, derived.visibility),
             hash: &derived.recipe_sha256,
@@ -121,27 +123,27 @@ impl Templates {
         builder::publish(self, &plan.manifest(), &work, &lock)?;
         let template = self.get(&reference.to_string())?;
         drop(shared);
-        self.prune_if_quiet();
+        self.prune_if_idle();
         on_progress(Progress::Percent(100));
         Ok(template)
     }
 }
 
-impl Derived<'_> {
+impl DerivedTemplate<'_> {
     fn check(&self) -> Result<Reference, ImportError> {
-        let reference = free_name(self.name, self.visibility)?;
+        let reference = check_name(self.name, self.visibility)?;
         sound(&self.defaults, &self.startup)?;
         Ok(reference)
     }
 
     /// Merges `layer` and all of `images` but the lowest into one directory, with the same meaning
     /// above the lowest.
-    fn put_together(
+    fn merge_images(
         &self,
-        store: &Images,
+        store: &ImageStore,
         images: &[ImageSum],
         layer: &Path,
-        work: &Work,
+        work: &WorkDir,
     ) -> Result<PathBuf, ImportError> {
         let whole = work.0.join("together");
         for (n, sum) in images.iter().enumerate().skip(1) {

@@ -3,7 +3,7 @@
 use crate::command::{CommandError, Tool};
 use crate::file::{FileError, OnPath, create};
 use crate::home::Home;
-use crate::verified::{Check, VerifiedFile, VerifyError};
+use crate::verified::{FileCheck, VerifiedFile, VerifyError};
 use std::fs::File;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ pub const MAX_DISK_MIB: u64 = 1 << 20;
 
 /// Disk of a sandbox: a shared, read-only, blank file system below a private copy-on-write file.
 #[derive(Clone, Copy, Debug)]
-pub struct Disk {
+pub struct BlankDisk {
     mib: u64,
 }
 
@@ -48,7 +48,7 @@ const UUID: &str = "6a696666-7900-4000-8000-000000000001";
 const LABEL: &str = "jiffy-disk";
 const EPOCH: &str = "1735689600";
 
-impl Disk {
+impl BlankDisk {
     /// Creates a disk of `mib` MiB, from [`MIN_DISK_MIB`] to [`MAX_DISK_MIB`].
     pub fn new(mib: u64) -> Result<Self, DiskError> {
         match mib {
@@ -69,7 +69,7 @@ impl Disk {
         let name = format!("ext4-{}.img", self.mib);
         let path = home.disks().join(&name);
         let size = self.mib << 20;
-        let check = Check {
+        let check = FileCheck {
             what: "blank disk",
             sha256: None,
             size: Some(size),
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn a_blank_disk_is_sparse_formatted_and_the_same_everywhere() {
         let ((_a, one), (_b, other)) = (home(), home());
-        let disk = Disk::new(10 * 1024).unwrap();
+        let disk = BlankDisk::new(10 * 1024).unwrap();
         let image = disk.blank_ext4(&one).unwrap();
         assert_eq!(image.size, 10 << 30);
         assert_eq!((&image.file).stream_position().unwrap(), 0);
@@ -131,15 +131,15 @@ mod tests {
     #[test]
     fn sizes_out_of_range_are_refused_before_anything_is_made() {
         for mib in [0, 63, (1 << 20) + 1, u64::MAX] {
-            assert!(matches!(Disk::new(mib), Err(DiskError::Size { .. })));
+            assert!(matches!(BlankDisk::new(mib), Err(DiskError::Size { .. })));
         }
-        assert_eq!(Disk::new(64).unwrap().mib(), 64);
+        assert_eq!(BlankDisk::new(64).unwrap().mib(), 64);
     }
 
     #[test]
     fn a_corrupted_blank_disk_is_refused_by_name() {
         let (_dir, home) = home();
-        let disk = Disk::new(64).unwrap();
+        let disk = BlankDisk::new(64).unwrap();
         let path = disk.blank_ext4(&home).unwrap().path;
         File::options()
             .write(true)
@@ -152,9 +152,9 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_come_at_once_share_one_blank_disk() {
+    fn concurrent_threads_share_one_blank_disk() {
         let (_dir, home) = home();
-        let disk = Disk::new(64).unwrap();
+        let disk = BlankDisk::new(64).unwrap();
         let inodes: Vec<u64> = std::thread::scope(|scope| {
             let open = || {
                 disk.blank_ext4(&home)
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn an_overlay_file_is_writable_and_has_no_name() {
         let (_dir, home) = home();
-        let mut file = Disk::overlay_file(&home).unwrap();
+        let mut file = BlankDisk::overlay_file(&home).unwrap();
         file.write_all(b"data").unwrap();
         file.seek(SeekFrom::Start(0)).unwrap();
         let mut text = String::new();

@@ -4,7 +4,7 @@ mod layer;
 mod read;
 
 use crate::command::{CommandError, Tool};
-use crate::jail::{self, View, privileges};
+use crate::jail::{self, FsView, privileges};
 use crate::lock::Lock;
 use std::fs::File;
 use std::os::unix::fs::{fchown, symlink};
@@ -17,7 +17,7 @@ pub(crate) use layer::write_layer;
 pub use read::ImageError;
 
 /// Content of a new image.
-pub(crate) enum Root {
+pub(crate) enum ImageRoot {
     Directory(PathBuf),
     /// Directory with overlayfs's marks, which the image keeps.
     Marked(PathBuf),
@@ -37,14 +37,14 @@ pub(crate) enum Root {
 /// - files keep their times, since compiled Python modules are valid only for sources of the
 ///   recorded time.
 pub(crate) fn write(
-    root: &Root,
+    root: &ImageRoot,
     image: &Path,
     uuid: &str,
     epoch: u64,
     lock: Option<&Lock>,
 ) -> Result<(), CommandError> {
     let mut mkfs = Tool::new("mkfs.erofs", "erofs-utils");
-    mkfs.deadline(MAX_TIME);
+    mkfs.deadline(MKFS_TIMEOUT);
     let failed = |source| CommandError::Run {
         program: "mkfs.erofs",
         source,
@@ -58,8 +58,8 @@ pub(crate) fn write(
         &format!("-U{uuid}"),
     ]);
     let tree = match root {
-        Root::Directory(path) | Root::Marked(path) => path.clone(),
-        Root::Layers { layers, work } => {
+        ImageRoot::Directory(path) | ImageRoot::Marked(path) => path.clone(),
+        ImageRoot::Layers { layers, work } => {
             let at = work.join("whole");
             let lower =
                 link(layers, work, &at).and_then(|lower| mkfs.overlay(work, &lower, &at).map(drop));
@@ -72,8 +72,8 @@ pub(crate) fn write(
         return mkfs.run(lock, &mut |_| ());
     }
     let kept = match root {
-        Root::Marked(_) => TO_READ_MARKS,
-        Root::Directory(_) | Root::Layers { .. } => TO_READ,
+        ImageRoot::Marked(_) => READ_MARKS_CAPABILITIES,
+        ImageRoot::Directory(_) | ImageRoot::Layers { .. } => READ_CAPABILITIES,
     };
     let file = File::create(image).map_err(failed)?;
     // The program's view is mounted on a directory that stays empty.
@@ -86,10 +86,11 @@ pub(crate) fn write(
 }
 
 /// Capabilities for reading files of all owners, and overlayfs's marks.
-const TO_READ: &[u32] = &[privileges::CAP_DAC_READ_SEARCH];
-const TO_READ_MARKS: &[u32] = &[privileges::CAP_DAC_READ_SEARCH, privileges::CAP_SYS_ADMIN];
+const READ_CAPABILITIES: &[u32] = &[privileges::CAP_DAC_READ_SEARCH];
+const READ_MARKS_CAPABILITIES: &[u32] =
+    &[privileges::CAP_DAC_READ_SEARCH, privileges::CAP_SYS_ADMIN];
 /// Time limit of writing the largest image.
-const MAX_TIME: Duration = Duration::from_secs(3600);
+const MKFS_TIMEOUT: Duration = Duration::from_secs(3600);
 
 fn confine(
     mkfs: &mut Tool,
@@ -98,7 +99,7 @@ fn confine(
     kept: &'static [u32],
     image: &Path,
 ) -> io::Result<()> {
-    let view = View::new(stage)?
+    let view = FsView::new(stage)?
         .programs()?
         .reading(tree, "tree")?
         .writing(image, "image")?;
@@ -136,7 +137,7 @@ mod tests {
         let make = |name: &str| {
             let image = dir.path().join(name);
             write(
-                &Root::Directory(root.clone()),
+                &ImageRoot::Directory(root.clone()),
                 &image,
                 UUID,
                 1_735_689_600,

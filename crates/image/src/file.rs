@@ -41,7 +41,7 @@ pub(crate) fn create<E: From<FileError>>(
     name: &str,
     fill: impl FnOnce(&mut tempfile::NamedTempFile) -> Result<(), E>,
 ) -> Result<PathBuf, E> {
-    sweep(dir)?;
+    remove_unfinished(dir)?;
     replace(dir, name, UNFINISHED, fill)
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn sync_dir(dir: &Path) -> Result<(), FileError> {
 }
 
 /// Removes unfinished files from `dir`.
-fn sweep(dir: &Path) -> Result<(), FileError> {
+fn remove_unfinished(dir: &Path) -> Result<(), FileError> {
     for entry in fs::read_dir(dir).on("list", dir)? {
         let path = entry.on("list", dir)?.path();
         let unfinished = path
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn remains_of_a_killed_attempt_are_swept_by_the_next() {
+    fn remains_of_a_killed_attempt_are_removed_by_the_next() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(".new-killed"), b"half").unwrap();
         let path = create::<FileError>(dir.path(), "x", |file| {

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_explicit_choice_wins_then_the_system_place_then_the_users() {
+    fn the_explicit_path_has_priority_over_those_of_system_and_user() {
         assert_eq!(
             place_of(0, &[("JIFFY_HOME", "/srv/j"), ("HOME", "/root")]).unwrap(),
             Path::new("/srv/j")
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_can_look_inside() {
+    fn the_data_directory_is_private_to_its_owner() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("home");
         fs::create_dir(&root).unwrap();

@@ -11,7 +11,7 @@ use crate::home::Home;
 use crate::lock::Lock;
 use crate::manifest::ImageSum;
 use crate::template::TemplateError;
-use crate::verified::{Check, Measured, VerifiedFile, stamp_path};
+use crate::verified::{FileCheck, MeasuredFile, VerifiedFile, stamp_path};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -24,12 +24,12 @@ const SUFFIX: &str = ".erofs";
 const REMEDY: &str = "run `jiffy template rm` for the template and build it again";
 
 /// `<home>/images`.
-pub(crate) struct Images {
+pub(crate) struct ImageStore {
     home: Home,
 }
 
 /// An unused image; while this exists, no process opens it.
-pub(crate) struct Unused {
+pub(crate) struct UnusedImage {
     pub sum: ImageSum,
     path: PathBuf,
     /// Disk space in bytes that its removal frees.
@@ -38,8 +38,8 @@ pub(crate) struct Unused {
     _lock: File,
 }
 
-fn check<'a>(sha256: Option<&'a str>, size: Option<u64>) -> Check<'a> {
-    Check {
+fn check<'a>(sha256: Option<&'a str>, size: Option<u64>) -> FileCheck<'a> {
+    FileCheck {
         what: "template image",
         sha256,
         size,
@@ -48,7 +48,7 @@ fn check<'a>(sha256: Option<&'a str>, size: Option<u64>) -> Check<'a> {
     }
 }
 
-impl Images {
+impl ImageStore {
     pub(crate) fn new(home: &Home) -> Self {
         Self { home: home.clone() }
     }
@@ -99,7 +99,7 @@ impl Images {
         self.take_over(made, measured).map(drop).map(Ok)
     }
 
-    fn take_over(&self, made: &Path, measured: Measured) -> Result<ImageSum, TemplateError> {
+    fn take_over(&self, made: &Path, measured: MeasuredFile) -> Result<ImageSum, TemplateError> {
         let sum = ImageSum {
             sha256: measured.sha256().to_owned(),
             size: measured.size(),
@@ -152,7 +152,7 @@ impl Images {
     }
 
     /// Unused images, and the digests of those in use. The caller holds [`Self::alone`].
-    pub(crate) fn sort_out(&self) -> Result<(Vec<Unused>, Vec<String>), FileError> {
+    pub(crate) fn classify(&self) -> Result<(Vec<UnusedImage>, Vec<String>), FileError> {
         let (mut unused, mut in_use) = (Vec::new(), Vec::new());
         let directory = self.home.images();
         for entry in fs::read_dir(&directory).on("list", &directory)? {
@@ -179,7 +179,7 @@ impl Images {
                 opened => opened.on("open", &path)?,
             };
             match opened.try_lock() {
-                Ok(()) => unused.push(Unused {
+                Ok(()) => unused.push(UnusedImage {
                     sum: ImageSum {
                         sha256,
                         size: metadata.len(),
@@ -195,7 +195,7 @@ impl Images {
     }
 }
 
-impl Unused {
+impl UnusedImage {
     /// Removes the image and its stamp.
     pub(crate) fn remove(&self) -> Result<(), FileError> {
         let _ = fs::remove_file(stamp_path(&self.path));

@@ -4,7 +4,7 @@ use crate::command::CommandError;
 use crate::cpio::Archive;
 use crate::file::{FileError, OnPath, create};
 use crate::home::Home;
-use crate::verified::{Check, VerifiedFile, VerifyError, sum_of};
+use crate::verified::{FileCheck, VerifiedFile, VerifyError, sum_of};
 use std::io::Write;
 
 /// An initial ramdisk with the guest agent as `/init`.
@@ -29,7 +29,7 @@ pub enum InitrdError {
 }
 
 /// Part of a cached ramdisk's name; changes with the layout of the archive.
-const LAYOUT: u32 = 1;
+const LAYOUT_VERSION: u32 = 1;
 
 impl<'a> Initrd<'a> {
     /// Creates a ramdisk for an agent binary, which must be static, since there are no libraries.
@@ -58,9 +58,9 @@ impl<'a> Initrd<'a> {
 
     /// Opens the archive as a file, which is built once per agent binary.
     pub fn file(&self, home: &Home) -> Result<VerifiedFile, InitrdError> {
-        let name = format!("{}-{LAYOUT}.cpio", &sum_of(self.agent)[..12]);
+        let name = format!("{}-{LAYOUT_VERSION}.cpio", &sum_of(self.agent)[..12]);
         let path = home.initrd().join(&name);
-        let check = Check {
+        let check = FileCheck {
             what: "initial ramdisk",
             sha256: None,
             size: None,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_is_refused() {
+    fn an_agent_that_is_no_program_is_refused() {
         assert!(matches!(
             Initrd::new(b"#!/bin/sh"),
             Err(InitrdError::NotAProgram)

@@ -5,11 +5,11 @@
 //! and UTS namespaces that hold only its files. [`enter`](FsView::enter) and
 //! [`leave`](privileges::leave) run between fork and exec: system calls only, no allocation.
 
+mod deadline;
 pub(crate) mod filter;
 pub(crate) mod privileges;
-mod watch;
 
-pub(crate) use watch::Watch;
+pub(crate) use deadline::Deadline;
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -30,7 +30,7 @@ pub(crate) fn is_on() -> bool {
 
 /// One operation of building the tree.
 #[derive(Debug)]
-enum Step {
+enum ViewStep {
     /// A file system, or a bind mount if it has no type.
     Mount {
         from: CString,
@@ -49,25 +49,25 @@ enum Step {
 
 /// File tree that a process sees.
 #[derive(Debug)]
-pub(crate) struct View {
-    steps: Vec<Step>,
+pub(crate) struct FsView {
+    steps: Vec<ViewStep>,
     root: PathBuf,
 }
 
-const SEALED: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV;
+const NOSUID_NODEV: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV;
 
 fn path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-impl View {
+impl FsView {
     /// Creates an empty tree, mounted on the directory `over` for the process only.
     pub(crate) fn new(over: &Path) -> io::Result<Self> {
-        let mount = Step::Mount {
+        let mount = ViewStep::Mount {
             from: c"tmpfs".to_owned(),
             at: path(over)?,
             kind: Some(c"tmpfs"),
-            flags: SEALED,
+            flags: NOSUID_NODEV,
             options: Some(c"mode=755,size=64k"),
         };
         Ok(Self {
@@ -79,7 +79,7 @@ impl View {
     /// Creates a tree of the directory `tree` only, writable.
     pub(crate) fn of(tree: &Path) -> io::Result<Self> {
         let bound = |flags| {
-            Ok::<_, io::Error>(Step::Mount {
+            Ok::<_, io::Error>(ViewStep::Mount {
                 from: path(tree)?,
                 at: path(tree)?,
                 kind: None,
@@ -87,7 +87,7 @@ impl View {
                 options: None,
             })
         };
-        let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_NOEXEC | SEALED;
+        let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_NOEXEC | NOSUID_NODEV;
         Ok(Self {
             steps: vec![bound(libc::MS_BIND)?, bound(flags)?],
             root: tree.to_owned(),
@@ -99,7 +99,7 @@ impl View {
         for name in PROGRAMS {
             let of_host = Path::new("/").join(name);
             match fs::symlink_metadata(&of_host) {
-                Ok(found) if found.is_symlink() => self.steps.push(Step::Link {
+                Ok(found) if found.is_symlink() => self.steps.push(ViewStep::Link {
                     to: path(&fs::read_link(&of_host)?)?,
                     at: path(&self.root.join(name))?,
                 }),
@@ -122,7 +122,7 @@ impl View {
 
     fn shown(mut self, of: &Path, name: &str, is_directory: bool, data: bool) -> io::Result<Self> {
         let at = path(&self.root.join(name))?;
-        let mut flags = libc::MS_REMOUNT | libc::MS_BIND | SEALED;
+        let mut flags = libc::MS_REMOUNT | libc::MS_BIND | NOSUID_NODEV;
         if is_directory {
             flags |= libc::MS_RDONLY;
         }
@@ -130,7 +130,7 @@ impl View {
             flags |= libc::MS_NOEXEC;
         }
         let bound = |flags| {
-            Ok::<_, io::Error>(Step::Mount {
+            Ok::<_, io::Error>(ViewStep::Mount {
                 from: path(of)?,
                 at: at.clone(),
                 kind: None,
@@ -139,8 +139,8 @@ impl View {
             })
         };
         self.steps.push(match is_directory {
-            true => Step::Directory(at.clone()),
-            false => Step::File(at.clone()),
+            true => ViewStep::Directory(at.clone()),
+            false => ViewStep::File(at.clone()),
         });
         self.steps.extend([bound(libc::MS_BIND)?, bound(flags)?]);
         Ok(self)
@@ -152,12 +152,12 @@ impl View {
             step.take()?;
         }
         // SAFETY: strings that end in zero.
-        check(unsafe { libc::chdir(self.steps.first().map_or(c"/", Step::place).as_ptr()) })?;
+        check(unsafe { libc::chdir(self.steps.first().map_or(c"/", ViewStep::place).as_ptr()) })?;
         pivot()
     }
 }
 
-impl Step {
+impl ViewStep {
     fn place(&self) -> &CStr {
         match self {
             Self::Mount { at, .. } | Self::Link { at, .. } => at,

@@ -2,7 +2,7 @@
 
 use crate::file::{FileError, OnPath, create};
 use crate::home::Home;
-use crate::verified::{Check, VerifiedFile, VerifyError, hex, sum, sum_of};
+use crate::verified::{FileCheck, VerifiedFile, VerifyError, hex, sum, sum_of};
 use sha2::{Digest, Sha256};
 use std::env;
 use std::fs::File;
@@ -11,10 +11,10 @@ use std::path::PathBuf;
 
 /// A guest kernel (an uncompressed ELF `vmlinux`) and the image with its modules.
 #[derive(Clone, Debug)]
-pub struct Kernel(Source);
+pub struct Kernel(KernelSource);
 
 #[derive(Clone, Debug)]
-enum Source {
+enum KernelSource {
     /// Embedded in this program.
     BuiltIn { kernel: Packed, modules: Packed },
     /// Files of the user, used unchanged.
@@ -125,8 +125,8 @@ impl Package {
         Some(format!("{}-{short}{}", self.stem, self.extension))
     }
 
-    fn check<'a>(&self, sha256: &'a str) -> Check<'a> {
-        Check {
+    fn check<'a>(&self, sha256: &'a str) -> FileCheck<'a> {
+        FileCheck {
             what: self.what,
             sha256: Some(sha256),
             size: None,
@@ -176,7 +176,7 @@ impl Kernel {
     pub fn choose() -> Result<Self, KernelError> {
         let path = |name| env::var_os(name).filter(|path| !path.is_empty());
         match path("JIFFY_KERNEL") {
-            Some(kernel) => Ok(Self(Source::Own {
+            Some(kernel) => Ok(Self(KernelSource::Own {
                 kernel: kernel.into(),
                 modules: path("JIFFY_KERNEL_MODULES").map(PathBuf::from),
             })),
@@ -190,7 +190,7 @@ impl Kernel {
     }
 
     fn packed(kernel: &'static Package, modules: &'static Package) -> Result<Self, KernelError> {
-        Ok(Self(Source::BuiltIn {
+        Ok(Self(KernelSource::BuiltIn {
             kernel: kernel.open()?,
             modules: modules.open()?,
         }))
@@ -199,16 +199,16 @@ impl Kernel {
     /// Opens the verified kernel; unpacks it into `home` on first use.
     pub fn open(&self, home: &Home) -> Result<VerifiedFile, KernelError> {
         match &self.0 {
-            Source::BuiltIn { kernel, .. } => kernel.open(home),
-            Source::Own { kernel, .. } => own(kernel).map_err(KernelError::Own),
+            KernelSource::BuiltIn { kernel, .. } => kernel.open(home),
+            KernelSource::Own { kernel, .. } => own(kernel).map_err(KernelError::Own),
         }
     }
 
     /// Opens the image with the modules alike; none if there are no modules.
     pub fn modules(&self, home: &Home) -> Result<Option<VerifiedFile>, KernelError> {
         match &self.0 {
-            Source::BuiltIn { modules, .. } => modules.open(home).map(Some),
-            Source::Own { modules, .. } => {
+            KernelSource::BuiltIn { modules, .. } => modules.open(home).map(Some),
+            KernelSource::Own { modules, .. } => {
                 let opened = modules.as_ref().map(own).transpose();
                 opened.map_err(KernelError::OwnModules)
             }
@@ -219,15 +219,15 @@ impl Kernel {
     /// directory.
     pub fn modules_named(&self, sha256: &str, home: &Home) -> Result<VerifiedFile, KernelError> {
         match &self.0 {
-            Source::BuiltIn { modules, .. } if modules.plain == sha256 => {
+            KernelSource::BuiltIn { modules, .. } if modules.plain == sha256 => {
                 return modules.open(home);
             }
-            Source::Own { .. } => {
+            KernelSource::Own { .. } => {
                 if let Some(own) = self.modules(home)?.filter(|own| own.sha256 == sha256) {
                     return Ok(own);
                 }
             }
-            Source::BuiltIn { .. } => {}
+            KernelSource::BuiltIn { .. } => {}
         }
         let missing = || KernelError::NoSuchModules {
             sha256: sha256.chars().take(64).collect(),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_file_without_the_second_line_will_do() {
+    fn a_checksum_file_may_lack_the_second_line() {
         let (_dir, home) = home();
         assert_eq!(
             small(false).open(&home).unwrap().path,
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_come_at_once_share_one_unpacked_file() {
+    fn concurrent_threads_share_one_unpacked_file() {
         let (_dir, home) = home();
         let inodes: Vec<u64> = std::thread::scope(|scope| {
             let open = || {
@@ -383,10 +383,10 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_kernel_of_ones_own_is_named() {
+    fn a_missing_custom_kernel_is_named() {
         let (_dir, home) = home();
         let path = PathBuf::from("/nonexistent/vmlinux");
-        let kernel = Kernel(Source::Own {
+        let kernel = Kernel(KernelSource::Own {
             kernel: path,
             modules: None,
         });
@@ -397,10 +397,10 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_of_ones_own_has_the_modules_that_are_named_with_it() {
+    fn a_custom_kernel_has_the_modules_that_are_named_with_it() {
         let (_dir, home) = home();
         let own = |modules| {
-            Kernel(Source::Own {
+            Kernel(KernelSource::Own {
                 kernel: "/nonexistent/vmlinux".into(),
                 modules,
             })

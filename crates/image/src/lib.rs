@@ -4,7 +4,6 @@
 //! path, flushed and renamed, so that it is complete or missing. It is used through an open
 //! descriptor whose content has been verified.
 
-mod addition;
 mod agent_root;
 mod apt;
 mod builder;
@@ -29,6 +28,7 @@ mod prune;
 mod recipe;
 mod reference;
 mod rootfs;
+mod rootfs_layer;
 mod template;
 mod transfer;
 mod verified;
@@ -37,22 +37,25 @@ mod version;
 pub use agent_root::AgentRoot;
 pub use builder::BuildError;
 pub use command::CommandError;
-pub use derive::Derived;
-pub use disk::{Disk, DiskError, MAX_DISK_MIB, MIN_DISK_MIB};
+pub use derive::DerivedTemplate;
+pub use disk::{BlankDisk, DiskError, MAX_DISK_MIB, MIN_DISK_MIB};
 pub use erofs::{ImageError, LayerOfImageError};
 pub use file::FileError;
 pub use home::{Home, HomeError, keep_private};
-pub use import::{Access, DiskBudget, Import, ImportError, Pull, RegistryError, Source, Start};
+pub use import::{
+    DiskBudget, Import, ImportError, ImportSource, ImportStart, Pull, RegistryAccess, RegistryError,
+};
 pub use initrd::{Initrd, InitrdError};
 pub use kernel::{Kernel, KernelError};
-pub use layer::apart::{ARGUMENT as UNPACK_ARGUMENT, unpack_in_processes_of, unpacker};
-pub use layer::{LayerError, Limits, Problem, Unpacked, unpack, unpack_image};
+pub use layer::confined::{UNPACK_ARGUMENT, set_unpacker_program, unpacker};
+pub use layer::{EntryProblem, LayerError, UnpackLimits, UnpackedLayer, unpack, unpack_image};
 pub use manifest::{
-    Defaults, ImageSum, MANIFEST_FORMAT, MAX_IMAGES, Manifest, Origin, Step, Visibility,
+    Defaults, HistoryStep, ImageOrigin, ImageSum, MANIFEST_FORMAT, MAX_IMAGES, TemplateManifest,
+    Visibility,
 };
-pub use namespace::Moved;
+pub use namespace::MovedTemplate;
 pub use progress::{Phase, Progress};
-pub use prune::Pruned;
+pub use prune::PrunedImages;
 pub use recipe::{Recipe, RecipeError};
 pub use reference::{
     DEFAULT_TAG, ID_ALPHABET, ID_LENGTH, Reference, image_on_demand, imported_image, is_id,

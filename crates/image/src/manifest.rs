@@ -17,7 +17,7 @@ pub const MAX_IMAGES: usize = 6;
 
 /// `template.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct TemplateManifest {
     /// [`MANIFEST_FORMAT`].
     pub format: u32,
     pub name: String,
@@ -40,10 +40,10 @@ pub struct Manifest {
     pub startup: Startup,
     /// Origin of an imported template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub origin: Option<Origin>,
+    pub origin: Option<ImageOrigin>,
     /// Steps of its creation, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub history: Vec<Step>,
+    pub history: Vec<HistoryStep>,
 }
 
 /// Visibility of a template to callers.
@@ -72,7 +72,7 @@ impl Visibility {
 
 /// A step in the history of a template.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Step {
+pub struct HistoryStep {
     /// Description on one line.
     pub text: String,
     pub seconds: f64,
@@ -83,7 +83,7 @@ pub struct Step {
 
 /// Origin of an imported template, and the configuration of its image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct ImageOrigin {
     /// Reference of the image, or path of the archive or directory.
     pub from: String,
     /// SHA-256 of the image's manifest, lower-case hexadecimal; none for plain files.
@@ -133,7 +133,7 @@ fn default_tag() -> String {
     DEFAULT_TAG.to_owned()
 }
 
-impl Manifest {
+impl TemplateManifest {
     /// Version of the template: SHA-256 over images, defaults and startup, lower-case hexadecimal.
     /// Templates with equal sandboxes have equal versions. A snapshot is bound to the version that
     /// it was taken of.
@@ -204,7 +204,7 @@ pub(crate) mod tests {
     use super::*;
     use serde_json::json;
 
-    pub(crate) fn manifest(images: &[&str]) -> Manifest {
+    pub(crate) fn manifest(images: &[&str]) -> TemplateManifest {
         let image = |sum: &&str| json!({ "sha256": sum.repeat(64 / sum.len()), "size": 1 });
         let value = json!({
             "format": MANIFEST_FORMAT, "name": "x", "created": 1, "recipe_sha256": "",
@@ -215,9 +215,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_version_is_what_makes_the_same_sandboxes() {
+    fn templates_with_equal_sandboxes_have_equal_versions() {
         let one = manifest(&["a", "b"]);
-        let mut other = Manifest {
+        let mut other = TemplateManifest {
             name: "y".to_owned(),
             tag: "z".to_owned(),
             created: 2,
@@ -233,28 +233,28 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_says_nothing_of_it_is_private_to_the_hosts_owner() {
+    fn a_manifest_without_owner_is_private_to_the_hosts_owner() {
         let read = manifest(&["a"]);
         assert_eq!((read.owner, read.visibility), (None, Visibility::Private));
     }
 
     #[test]
-    fn the_first_format_is_a_stack_of_one() {
+    fn manifest_format_1_has_one_image() {
         let mut old = serde_json::to_value(manifest(&["a"])).unwrap();
         old["image"] = old["images"][0].take();
         old.as_object_mut().unwrap().remove("images");
         old.as_object_mut().unwrap().remove("tag");
         old["format"] = json!(1);
-        let read = Manifest::parse(old.to_string().as_bytes()).unwrap();
+        let read = TemplateManifest::parse(old.to_string().as_bytes()).unwrap();
         assert_eq!(read, manifest(&["a"]));
     }
 
     #[test]
-    fn what_would_lead_elsewhere_or_hold_nothing_is_no_manifest() {
+    fn a_manifest_with_bad_names_or_without_images_is_refused() {
         let refused = |change: &dyn Fn(&mut Value)| {
             let mut value = serde_json::to_value(manifest(&["a"])).unwrap();
             change(&mut value);
-            Manifest::parse(value.to_string().as_bytes()).unwrap_err()
+            TemplateManifest::parse(value.to_string().as_bytes()).unwrap_err()
         };
         assert!(refused(&|v| v["images"] = json!([])).contains("0 images"));
         let many = vec![json!({ "sha256": "a".repeat(64), "size": 1 }); MAX_IMAGES + 1];

@@ -1,8 +1,8 @@
 //! Owners and visibility of templates.
 
 use crate::builder::{self, BuildError};
-use crate::images::Images;
-use crate::manifest::{Manifest, Visibility};
+use crate::images::ImageStore;
+use crate::manifest::{TemplateManifest, Visibility};
 use crate::reference::{Reference, is_imported_image, is_unfinished_build};
 use crate::template::{TemplateError, Templates};
 use crate::version;
@@ -10,7 +10,7 @@ use std::fs;
 
 /// A template that [`Templates::move_to_owners`] moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moved {
+pub struct MovedTemplate {
     /// Former name.
     pub from: Reference,
     /// New name.
@@ -71,15 +71,15 @@ impl Templates {
     fn change(
         &self,
         reference: &Reference,
-        change: impl FnOnce(&mut Manifest),
+        change: impl FnOnce(&mut TemplateManifest),
     ) -> Result<(), BuildError> {
         let lock = self.lock(reference, &mut |()| ())?;
-        let _shared = Images::new(&self.home).share()?;
+        let _shared = ImageStore::new(&self.home).share()?;
         let before = self.load(reference)?;
         let mut manifest = before.clone();
         change(&mut manifest);
         if manifest != before {
-            let work = builder::Work::begin(self.unfinished(reference))?;
+            let work = builder::WorkDir::begin(self.unfinished(reference))?;
             builder::publish(self, &manifest, &work, &lock)?;
         }
         Ok(())
@@ -91,7 +91,7 @@ impl Templates {
     pub fn move_to_owners(
         &self,
         owner_of: &dyn Fn(&str) -> Option<(String, Visibility)>,
-    ) -> Result<Vec<Moved>, BuildError> {
+    ) -> Result<Vec<MovedTemplate>, BuildError> {
         let mut moved = Vec::new();
         if self.is_borrowed() {
             return Ok(moved);
@@ -110,7 +110,7 @@ impl Templates {
                 Some((owner, visibility)) => {
                     let to = Reference::in_namespace(Some(&owner), &bare(&from))?;
                     self.move_one(manifest, &from, &to, visibility)?;
-                    moved.push(Moved { from, to });
+                    moved.push(MovedTemplate { from, to });
                 }
                 None if is_unfinished_build(from.name()) || is_imported_image(from.name()) => {
                     self.change(&from, |m| m.visibility = Visibility::Internal)?;
@@ -140,7 +140,7 @@ impl Templates {
 
     fn remove_internal(
         &self,
-        wanted: &dyn Fn(&Reference, &Manifest) -> bool,
+        wanted: &dyn Fn(&Reference, &TemplateManifest) -> bool,
     ) -> Result<Vec<String>, TemplateError> {
         let mut removed = Vec::new();
         if self.is_borrowed() {
@@ -160,19 +160,19 @@ impl Templates {
 
     fn move_one(
         &self,
-        mut manifest: Manifest,
+        mut manifest: TemplateManifest,
         from: &Reference,
         to: &Reference,
         visibility: Visibility,
     ) -> Result<(), BuildError> {
         let lock = self.lock(to, &mut |()| ())?;
         {
-            let _shared = Images::new(&self.home).share()?;
+            let _shared = ImageStore::new(&self.home).share()?;
             // Snapshots of it refer to its version.
             version::keep(&self.home, &manifest)?;
             manifest.rename(to);
             manifest.visibility = visibility;
-            let work = builder::Work::begin(self.unfinished(to))?;
+            let work = builder::WorkDir::begin(self.unfinished(to))?;
             builder::publish(self, &manifest, &work, &lock)?;
         }
         Ok(self.remove(&from.to_string())?)
@@ -190,28 +190,28 @@ fn bare(reference: &Reference) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builder::tests::{Fake, home};
+    use crate::builder::tests::{FakeRecipe, home};
     use std::os::unix::fs::symlink;
 
     const KEY: &str = "abcdefghijkmnpqrstuv";
 
     #[test]
-    fn templates_of_a_key_move_to_it_once_and_what_was_made_of_them_finds_them() {
+    fn templates_of_a_key_move_to_it_once_and_keep_their_versions() {
         let (_dir, home) = home();
         let templates = Templates::new(&home);
-        let theirs = Fake::new("theirs").build(&home).unwrap();
+        let theirs = FakeRecipe::new("theirs").build(&home).unwrap();
         let version = format!("theirs@{}", theirs.manifest.version());
         drop(theirs);
         templates
             .tag("theirs", "theirs:v1", Visibility::Private)
             .unwrap();
-        Fake::new("mine").build(&home).unwrap();
+        FakeRecipe::new("mine").build(&home).unwrap();
         let (build, image) = (
             "build-01234567-89ab-4cde-8f01-23456789abcd",
             "image-python-3.12-01234567",
         );
-        Fake::new(build).build(&home).unwrap();
-        Fake::new(image).build(&home).unwrap();
+        FakeRecipe::new(build).build(&home).unwrap();
+        FakeRecipe::new(image).build(&home).unwrap();
         let owner_of =
             |name: &str| (name == "theirs").then(|| (KEY.to_owned(), Visibility::Public));
         let moved = templates.move_to_owners(&owner_of).unwrap();
@@ -238,16 +238,16 @@ mod tests {
         let new = format!("{}@{}", names[0], found.version());
         assert_eq!(templates.version(&new).unwrap().manifest.images, old.images);
         // The host's owner may use the name.
-        Fake::new("theirs").build(&home).unwrap();
+        FakeRecipe::new("theirs").build(&home).unwrap();
         assert_eq!(seen("theirs"), Visibility::Private);
         assert_eq!(seen(&names[0]), Visibility::Public);
     }
 
     #[test]
-    fn a_move_that_was_interrupted_is_carried_on() {
+    fn an_interrupted_move_is_completed() {
         let (_dir, home) = home();
         let templates = Templates::new(&home);
-        Fake::new("theirs").build(&home).unwrap();
+        FakeRecipe::new("theirs").build(&home).unwrap();
         let owned = format!("{KEY}/theirs");
         // State after a crash between both steps.
         templates
@@ -260,9 +260,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_borrowed_from_another_data_directory_is_not_moved() {
+    fn borrowed_templates_are_not_moved() {
         let ((_a, lender), (_b, home)) = (home(), home());
-        Fake::new("theirs").build(&lender).unwrap();
+        FakeRecipe::new("theirs").build(&lender).unwrap();
         let borrowed = home.templates().join("theirs");
         symlink(lender.templates().join("theirs"), &borrowed).unwrap();
         let templates = Templates::new(&home);
@@ -277,15 +277,17 @@ mod tests {
     }
 
     #[test]
-    fn visibility_is_of_all_tags_and_stays_when_the_template_is_made_anew() {
+    fn visibility_covers_all_tags_and_survives_a_rebuild() {
         let (_dir, home) = home();
         let templates = Templates::new(&home);
-        Fake::new("app").build(&home).unwrap();
+        FakeRecipe::new("app").build(&home).unwrap();
         templates.tag("app", "app:v1", Visibility::Private).unwrap();
         templates.set_visibility("app", Visibility::Public).unwrap();
         let seen = |name: &str| templates.manifest(name).unwrap().visibility;
         assert_eq!(seen("app:v1"), Visibility::Public);
-        Fake::with_package("app", "curl").build(&home).unwrap();
+        FakeRecipe::with_package("app", "curl")
+            .build(&home)
+            .unwrap();
         assert_eq!(seen("app"), Visibility::Public);
         templates.tag("app", "app:v2", Visibility::Private).unwrap();
         assert_eq!(seen("app:v2"), Visibility::Public);

@@ -2,8 +2,8 @@
 
 use crate::file::OnPath;
 use crate::home::Home;
-use crate::images::Images;
-use crate::manifest::{ImageSum, Manifest};
+use crate::images::ImageStore;
+use crate::manifest::{ImageSum, TemplateManifest};
 use crate::template::{TemplateError, Templates};
 use crate::version::{self, is_of_image};
 use serde::{Deserialize, Serialize};
@@ -13,11 +13,11 @@ use std::io::{self, Read};
 use std::path::Path;
 
 /// Maximum size of a snapshot's manifest in bytes.
-const MAX_MANIFEST: u64 = 1 << 20;
+const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
 /// Removed images and versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Pruned {
+pub struct PrunedImages {
     pub images: Vec<ImageSum>,
     /// Versions of templates, as `name@version`.
     pub versions: Vec<String>,
@@ -27,23 +27,23 @@ pub struct Pruned {
 
 /// Part of a snapshot's manifest that refers to a template.
 #[derive(Deserialize)]
-struct Needs {
+struct SnapshotNeeds {
     template: String,
 }
 
 impl Templates {
     /// Removes images and versions without references. Waits for running builds.
-    pub fn prune(&self) -> Result<Pruned, TemplateError> {
+    pub fn prune(&self) -> Result<PrunedImages, TemplateError> {
         Ok(self.prune_when(true, None)?.unwrap_or_default())
     }
 
     /// Result of [`Self::prune`] if the templates `without` did not exist. Removes nothing.
-    pub fn would_prune(&self, without: &[String]) -> Result<Pruned, TemplateError> {
+    pub fn preview_prune(&self, without: &[String]) -> Result<PrunedImages, TemplateError> {
         Ok(self.prune_when(true, Some(without))?.unwrap_or_default())
     }
 
     /// Prunes unless a template is being built or opened. Errors are left to the next call.
-    pub(crate) fn prune_if_quiet(&self) {
+    pub(crate) fn prune_if_idle(&self) {
         let _ = self.prune_when(false, None);
     }
 
@@ -52,8 +52,8 @@ impl Templates {
         &self,
         wait: bool,
         rehearsal: Option<&[String]>,
-    ) -> Result<Option<Pruned>, TemplateError> {
-        let images = Images::new(&self.home);
+    ) -> Result<Option<PrunedImages>, TemplateError> {
+        let images = ImageStore::new(&self.home);
         // Borrowed images are needed in their own data directory.
         if fs::symlink_metadata(self.home.images()).is_ok_and(|m| m.is_symlink()) {
             return Ok(None);
@@ -62,21 +62,21 @@ impl Templates {
             return Ok(None);
         };
         // In this order, since a pausing sandbox has its snapshot before it releases its images.
-        let (unused, in_use) = images.sort_out()?;
+        let (unused, in_use) = images.classify()?;
         let mut templates = self.list()?;
         templates.retain(|m| !rehearsal.unwrap_or_default().contains(&m.reference()));
         let named = named_by_snapshots(&self.home)?;
 
         let in_use: HashSet<&String> = in_use.iter().collect();
-        let current: HashSet<String> = templates.iter().map(Manifest::version).collect();
-        let needed = |m: &Manifest| {
+        let current: HashSet<String> = templates.iter().map(TemplateManifest::version).collect();
+        let needed = |m: &TemplateManifest| {
             let version = m.version();
             let by_snapshot = |n: &String| *n == version || is_of_image(m, n);
             current.contains(&version)
                 || named.iter().any(by_snapshot)
                 || m.images.iter().all(|i| in_use.contains(&i.sha256))
         };
-        let mut pruned = Pruned::default();
+        let mut pruned = PrunedImages::default();
         let mut wanted: HashSet<String> = named.iter().cloned().collect();
         wanted.extend(templates.iter().flat_map(sums));
         for (path, manifest) in version::all(&self.home)? {
@@ -103,7 +103,7 @@ impl Templates {
     }
 }
 
-fn sums(manifest: &Manifest) -> impl Iterator<Item = String> {
+fn sums(manifest: &TemplateManifest) -> impl Iterator<Item = String> {
     manifest.images.iter().map(|i| i.sha256.clone())
 }
 
@@ -137,12 +137,13 @@ fn named_in(directory: &Path, named: &mut HashSet<String>) -> Result<(), Templat
             Err(e) => return Err(broken(e.to_string())),
             Ok(file) => {
                 let mut text = Vec::new();
-                let read = file.take(MAX_MANIFEST).read_to_end(&mut text);
+                let read = file.take(MAX_MANIFEST_BYTES).read_to_end(&mut text);
                 read.map_err(|e| broken(e.to_string()))?;
                 text
             }
         };
-        let needs: Needs = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
+        let needs: SnapshotNeeds =
+            serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
         let version = needs.template.rsplit_once('@').map(|(_, version)| version);
         named.extend(version.map(str::to_owned));
     }

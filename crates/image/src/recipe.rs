@@ -18,7 +18,7 @@ use std::path::Path;
 /// of the root file system; the other files are in the directory `$JIFFY_FILES`.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    pub(crate) spec: Spec,
+    pub(crate) spec: RecipeSpec,
     pub(crate) customize: Option<String>,
     /// Name and content.
     pub(crate) files: Vec<(String, String)>,
@@ -30,7 +30,7 @@ pub struct Recipe {
 /// `recipe.toml`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Spec {
+pub(crate) struct RecipeSpec {
     pub name: String,
     /// Code name of the Debian release; by default that of `from`.
     #[serde(default)]
@@ -115,10 +115,10 @@ const BUILT_IN: [BuiltIn; 5] = [
 ];
 
 /// Name of the recipe file in a directory.
-const RECIPE: &str = "recipe.toml";
+const RECIPE_FILE: &str = "recipe.toml";
 
 /// Version of the builder in every recipe's hash: raise it when its results change.
-const BUILDER: u32 = 1;
+const BUILDER_VERSION: u32 = 1;
 
 impl Recipe {
     /// Embedded recipe `name`.
@@ -147,7 +147,7 @@ impl Recipe {
 
     /// Reads the recipe in a directory.
     pub fn from_directory(directory: &Path) -> Result<Self, RecipeError> {
-        let path = directory.join(RECIPE);
+        let path = directory.join(RECIPE_FILE);
         Self::parse(&path.display().to_string(), |name| {
             let path = directory.join(name);
             fs::read_to_string(&path).on("read", &path)
@@ -158,8 +158,8 @@ impl Recipe {
         origin: &str,
         read: impl Fn(&str) -> Result<String, FileError>,
     ) -> Result<Self, RecipeError> {
-        let text = read(RECIPE)?;
-        let spec: Spec = toml::from_str(&text).map_err(|source| RecipeError::Syntax {
+        let text = read(RECIPE_FILE)?;
+        let spec: RecipeSpec = toml::from_str(&text).map_err(|source| RecipeError::Syntax {
             origin: origin.to_owned(),
             source: Box::new(source),
         })?;
@@ -178,7 +178,7 @@ impl Recipe {
             .map(|name| Ok((name.clone(), read(name)?)));
         let files = files.collect::<Result<Vec<_>, FileError>>()?;
         let mut whole = format!(
-            "{BUILDER}\0{text}\0{}",
+            "{BUILDER_VERSION}\0{text}\0{}",
             customize.as_deref().unwrap_or_default()
         );
         for (_, content) in &files {
@@ -229,7 +229,7 @@ impl Recipe {
     }
 }
 
-impl Spec {
+impl RecipeSpec {
     /// Problem with the recipe, if any. Packages, paths and suite become arguments of programs,
     /// hence the restricted alphabet.
     fn problem(&self) -> Option<String> {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_adds_to_a_template_has_its_release_and_changes_with_it() {
+    fn a_derived_recipe_has_the_release_of_its_base_and_changes_with_it() {
         let dir = tempfile::tempdir().unwrap();
         let recipe = |more: &str| {
             let text = format!(
@@ -398,7 +398,7 @@ mod tests {
     fn arguments_cannot_be_smuggled_through_a_recipe() {
         let base = Recipe::built_in("base").unwrap().spec;
         for package in ["--option", "a b", "a,b", "$(x)", ""] {
-            let spec = Spec {
+            let spec = RecipeSpec {
                 packages: vec![package.to_owned()],
                 ..base.clone()
             };

@@ -17,11 +17,11 @@ const TAG_IN_FILES: char = '@';
 /// Separator of owner and name in file names, which occurs in no name, tag or overlayfs option.
 const OWNER_IN_FILES: char = '~';
 /// Name prefix of templates imported for builds.
-const IMAGE: &str = "image-";
+const IMPORTED_PREFIX: &str = "image-";
 /// Name prefix of templates imported for sandboxes of an image.
-const ON_DEMAND: &str = "img-";
+const ON_DEMAND_PREFIX: &str = "img-";
 /// Name prefix of unfinished templates of builds.
-const BUILD: &str = "build-";
+const UNFINISHED_BUILD_PREFIX: &str = "build-";
 /// Number of hexadecimal digits at the end of an imported image's name.
 const IMAGE_DIGITS: usize = 8;
 /// Lengths of the parts of a UUID.
@@ -181,12 +181,13 @@ pub fn is_reserved(name: &str) -> bool {
 
 /// Name of the unfinished template of build `id`.
 pub fn unfinished_build(id: &str) -> String {
-    format!("{BUILD}{id}")
+    format!("{UNFINISHED_BUILD_PREFIX}{id}")
 }
 
 /// Tells if `name` is that of an unfinished template.
 pub fn is_unfinished_build(name: &str) -> bool {
-    name.strip_prefix(BUILD).is_some_and(is_uuid)
+    name.strip_prefix(UNFINISHED_BUILD_PREFIX)
+        .is_some_and(is_uuid)
 }
 
 /// Name of the template of the registry image `reference`, imported for `owner`.
@@ -203,24 +204,27 @@ pub fn imported_image(owner: Option<&str>, reference: &str) -> String {
         None => reference.to_owned(),
     };
     let sum = crate::verified::sum_of(about.as_bytes());
-    format!("{IMAGE}{last}-{}", &sum[..IMAGE_DIGITS])
+    format!("{IMPORTED_PREFIX}{last}-{}", &sum[..IMAGE_DIGITS])
 }
 
 /// Name of the template of the registry image `reference` for sandboxes created from the image.
 pub fn image_on_demand(reference: &str) -> String {
     let name = imported_image(None, reference);
-    format!("{ON_DEMAND}{}", name.strip_prefix(IMAGE).unwrap_or(&name))
+    format!(
+        "{ON_DEMAND_PREFIX}{}",
+        name.strip_prefix(IMPORTED_PREFIX).unwrap_or(&name)
+    )
 }
 
 /// Tells if `name` is that of an image imported for sandboxes.
 pub fn is_image_on_demand(name: &str) -> bool {
-    let rest = name.strip_prefix(ON_DEMAND);
-    rest.is_some_and(|rest| is_imported_image(&format!("{IMAGE}{rest}")))
+    let rest = name.strip_prefix(ON_DEMAND_PREFIX);
+    rest.is_some_and(|rest| is_imported_image(&format!("{IMPORTED_PREFIX}{rest}")))
 }
 
 /// Tells if `name` is that of an image imported for builds.
 pub fn is_imported_image(name: &str) -> bool {
-    let named = name.strip_prefix(IMAGE);
+    let named = name.strip_prefix(IMPORTED_PREFIX);
     let sum = named.and_then(|n| n.rsplit_once('-')).map(|(_, sum)| sum);
     sum.is_some_and(|s| s.len() == IMAGE_DIGITS && s.bytes().all(|b| b.is_ascii_hexdigit()))
 }
@@ -300,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reads_as_an_id_or_as_a_builds_own_template_is_no_name_to_choose() {
+    fn ids_and_names_of_internal_templates_are_reserved() {
         let build = "01234567-89ab-4cde-8f01-23456789abcd";
         let image = imported_image(Some(KEY), "ghcr.io/me/App:1.2");
         assert!(image.starts_with("image--pp-1.2-"), "{image}");

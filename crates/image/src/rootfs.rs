@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub(crate) const EPOCH: u64 = 1_735_689_600;
 
 /// Directories and lock of a build.
-pub(crate) struct Site<'a> {
+pub(crate) struct BuildSite<'a> {
     /// Working directory.
     pub work: &'a Path,
     /// Packages downloaded by earlier builds of the same template.
@@ -42,7 +42,7 @@ printf '%s\n' "$JIFFY_SOURCES" >"$1/etc/apt/sources.list""#;
 /// output lines and percentages.
 pub(crate) fn bootstrap(
     recipe: &Recipe,
-    site: &Site<'_>,
+    site: &BuildSite<'_>,
     on_progress: &mut dyn FnMut(&str, u8),
 ) -> Result<PathBuf, RootfsError> {
     let spec = &recipe.spec;
@@ -98,11 +98,11 @@ pub(crate) fn bootstrap(
         .arg(&root)
         .args(apt::build_sources(recipe.suite()));
 
-    let mut meter = Meter::default();
+    let mut meter = InstallProgress::default();
     mmdebstrap.run(Some(site.lock), &mut |line| {
         on_progress(line, meter.percent(line))
     })?;
-    settle_times(&root, &marker, site.lock)?;
+    normalize_times(&root, &marker, site.lock)?;
     Ok(root)
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn write_files(recipe: &Recipe, work: &Path) -> Result<Option<PathBuf
 }
 
 /// Sets a fixed time on files that the build created, so that equal packages give equal images.
-pub(crate) fn settle_times(root: &Path, marker: &Path, lock: &Lock) -> Result<(), RootfsError> {
+pub(crate) fn normalize_times(root: &Path, marker: &Path, lock: &Lock) -> Result<(), RootfsError> {
     let mut find = Tool::new("find", "findutils");
     find.arg(root).args(["-xdev", "-newer"]).arg(marker).args([
         "-exec",
@@ -148,14 +148,14 @@ pub enum RootfsError {
 /// packages, then others); each announces its number of packages, and unpacks and configures every
 /// one.
 #[derive(Default)]
-pub(crate) struct Meter {
+pub(crate) struct InstallProgress {
     round: u32,
     packages: u32,
     steps: u32,
     percent: u8,
 }
 
-impl Meter {
+impl InstallProgress {
     pub(crate) fn percent(&mut self, line: &str) -> u8 {
         if let Some(packages) = newly_installed(line) {
             self.round += 1;
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn progress_rises_through_both_rounds_and_never_falls() {
-        let mut meter = Meter::default();
+        let mut meter = InstallProgress::default();
         let install = [
             "Unpacking a (1) ...",
             "Unpacking b (1) ...",

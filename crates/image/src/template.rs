@@ -3,11 +3,11 @@
 use crate::builder::{self, BuildError};
 use crate::file::{FileError, OnPath, UNFINISHED};
 use crate::home::Home;
-use crate::images::Images;
+use crate::images::ImageStore;
 use crate::import::{self, Import, ImportError};
-use crate::layer::Layers;
+use crate::layer::LayerStore;
 use crate::lock::Lock;
-use crate::manifest::{Manifest, Visibility};
+use crate::manifest::{TemplateManifest, Visibility};
 use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::reference::{Reference, is_reserved};
@@ -19,14 +19,14 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// Image beside the manifest in format 1.
-const OLD_IMAGE: &str = "rootfs.erofs";
+const FORMAT_1_IMAGE: &str = "rootfs.erofs";
 pub(crate) const MANIFEST: &str = "template.json";
 
 /// A verified template. Its images exist while it is held, and while one of their files is open in
 /// any process.
 #[derive(Debug)]
 pub struct Template {
-    pub manifest: Manifest,
+    pub manifest: TemplateManifest,
     /// Images of the root file system, lowest first (EROFS, read-only).
     pub images: Vec<VerifiedFile>,
 }
@@ -77,7 +77,7 @@ impl Templates {
     }
 
     /// All templates, sorted by name and tag. Images are verified when they are opened.
-    pub fn list(&self) -> Result<Vec<Manifest>, TemplateError> {
+    pub fn list(&self) -> Result<Vec<TemplateManifest>, TemplateError> {
         let references = self.references()?;
         let found = references.iter().map(|r| self.look_up(r));
         found.filter_map(Result::transpose).collect()
@@ -89,14 +89,17 @@ impl Templates {
     }
 
     /// Manifest of a template. Images are not verified.
-    pub fn manifest(&self, name: &str) -> Result<Manifest, TemplateError> {
+    pub fn manifest(&self, name: &str) -> Result<TemplateManifest, TemplateError> {
         let reference = Reference::parse(name)?;
         self.look_up(&reference)?
             .ok_or_else(|| self.unknown(&reference))
     }
 
     /// Manifest of a template, if it exists. Images are not verified.
-    pub fn look_up(&self, reference: &Reference) -> Result<Option<Manifest>, TemplateError> {
+    pub fn look_up(
+        &self,
+        reference: &Reference,
+    ) -> Result<Option<TemplateManifest>, TemplateError> {
         let directory = self.directory(reference);
         if !directory.is_dir() {
             return Ok(None);
@@ -115,23 +118,27 @@ impl Templates {
 
     /// Opens and verifies a template.
     pub fn get(&self, name: &str) -> Result<Template, TemplateError> {
-        let images = Images::new(&self.home);
+        let images = ImageStore::new(&self.home);
         let _shared = images.share()?;
         let manifest = self.manifest(name)?;
         version::keep(&self.home, &manifest)?;
         self.open(manifest, &images)
     }
 
-    /// Opens a version of a template, `name@version` (see [`Manifest::version`]), which may be
+    /// Opens a version of a template, `name@version` (see [`TemplateManifest::version`]), which may be
     /// superseded.
     pub fn version(&self, name: &str) -> Result<Template, TemplateError> {
-        let images = Images::new(&self.home);
+        let images = ImageStore::new(&self.home);
         let _shared = images.share()?;
         let manifest = version::find(self, name)?;
         self.open(manifest, &images)
     }
 
-    fn open(&self, manifest: Manifest, images: &Images) -> Result<Template, TemplateError> {
+    fn open(
+        &self,
+        manifest: TemplateManifest,
+        images: &ImageStore,
+    ) -> Result<Template, TemplateError> {
         let open = manifest.images.iter().map(|sum| images.open(sum));
         let images = open.collect::<Result<_, _>>()?;
         Ok(Template { manifest, images })
@@ -166,18 +173,18 @@ impl Templates {
         from: &str,
         to: &str,
         visibility: Visibility,
-    ) -> Result<Manifest, BuildError> {
+    ) -> Result<TemplateManifest, BuildError> {
         let to = Reference::parse(to)?;
         if is_reserved(to.name()) {
             let name = to.name().to_owned();
             return Err(TemplateError::Reserved { name }.into());
         }
         let lock = self.lock(&to, &mut |_| ())?;
-        let _shared = Images::new(&self.home).share()?;
+        let _shared = ImageStore::new(&self.home).share()?;
         let mut manifest = self.manifest(from)?;
         manifest.rename(&to);
         manifest.visibility = self.inherited(&to).unwrap_or(visibility);
-        let work = builder::Work::begin(self.unfinished(&to))?;
+        let work = builder::WorkDir::begin(self.unfinished(&to))?;
         builder::publish(self, &manifest, &work, &lock)?;
         Ok(manifest)
     }
@@ -197,25 +204,29 @@ impl Templates {
             renamed => renamed.on("remove", &directory)?,
         }
         builder::clear(&doomed)?;
-        self.drop_unused()?;
+        self.gc_unused()?;
         Ok(())
     }
 
     /// Removes layers and images without a template, unless an import runs, which does the same at
     /// its end.
-    pub(crate) fn drop_unused(&self) -> Result<(), TemplateError> {
-        if let Some(layers) = Layers::try_open(&self.home)? {
-            import::collect(self, &self.home, &layers)?;
+    pub(crate) fn gc_unused(&self) -> Result<(), TemplateError> {
+        if let Some(layers) = LayerStore::try_open(&self.home)? {
+            import::gc_layers(self, &self.home, &layers)?;
         }
-        self.prune_if_quiet();
+        self.prune_if_idle();
         Ok(())
     }
 
     /// Moves the image of a format 1 template into the store before its directory is removed.
-    pub(crate) fn rescue(&self, manifest: &Manifest, directory: &Path) -> Result<(), FileError> {
-        let images = Images::new(&self.home);
+    pub(crate) fn rescue(
+        &self,
+        manifest: &TemplateManifest,
+        directory: &Path,
+    ) -> Result<(), FileError> {
+        let images = ImageStore::new(&self.home);
         for sum in &manifest.images {
-            images.rescue(sum, &directory.join(OLD_IMAGE))?;
+            images.rescue(sum, &directory.join(FORMAT_1_IMAGE))?;
         }
         Ok(())
     }
@@ -270,7 +281,7 @@ impl Templates {
         }
     }
 
-    pub(crate) fn load(&self, reference: &Reference) -> Result<Manifest, TemplateError> {
+    pub(crate) fn load(&self, reference: &Reference) -> Result<TemplateManifest, TemplateError> {
         let directory = self.directory(reference);
         let path = directory.join(MANIFEST);
         let mut manifest = load(&path)?;
@@ -285,26 +296,26 @@ impl Templates {
             manifest.visibility = Visibility::Public;
         }
         for sum in &manifest.images {
-            Images::new(&self.home).adopt(sum, &directory.join(OLD_IMAGE))?;
+            ImageStore::new(&self.home).adopt(sum, &directory.join(FORMAT_1_IMAGE))?;
         }
         Ok(manifest)
     }
 }
 
 /// Reads a manifest.
-pub(crate) fn load(path: &Path) -> Result<Manifest, TemplateError> {
+pub(crate) fn load(path: &Path) -> Result<TemplateManifest, TemplateError> {
     let broken = |problem: String| TemplateError::Manifest {
         path: path.to_owned(),
         problem,
     };
     let text = fs::read(path).map_err(|e| broken(e.to_string()))?;
-    Manifest::parse(&text).map_err(broken)
+    TemplateManifest::parse(&text).map_err(broken)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builder::tests::{Fake, home};
+    use crate::builder::tests::{FakeRecipe, home};
     use std::os::unix::fs::FileExt;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -312,7 +323,7 @@ mod tests {
     fn templates_are_listed_while_others_are_renamed() {
         let (_dir, home) = home();
         let templates = Templates::new(&home);
-        Fake::new("stays").build(&home).unwrap();
+        FakeRecipe::new("stays").build(&home).unwrap();
         let manifest = fs::read_to_string(templates.manifest_path("stays").unwrap()).unwrap();
         let names: Vec<_> = (0..300).map(|n| format!("moves{n}")).collect();
         for name in &names {
@@ -347,8 +358,8 @@ mod tests {
             message,
             "there is no template `nope`; there are none yet: run `jiffy template build base`"
         );
-        Fake::new("one").build(&home).unwrap();
-        Fake::new("two").build(&home).unwrap();
+        FakeRecipe::new("one").build(&home).unwrap();
+        FakeRecipe::new("two").build(&home).unwrap();
         templates
             .tag("two", "two:old", Visibility::Private)
             .unwrap();
@@ -369,7 +380,7 @@ mod tests {
     #[test]
     fn a_flipped_or_missing_byte_is_refused_by_name() {
         let (_dir, home) = home();
-        let template = Fake::new("one").build(&home).unwrap();
+        let template = FakeRecipe::new("one").build(&home).unwrap();
         let image = &template.images[0];
         let file = fs::File::options().write(true).open(&image.path).unwrap();
         file.write_all_at(b"X", 0).unwrap();
@@ -396,7 +407,7 @@ mod tests {
     #[test]
     fn a_damaged_manifest_is_refused_by_name() {
         let (_dir, home) = home();
-        Fake::new("one").build(&home).unwrap();
+        FakeRecipe::new("one").build(&home).unwrap();
         let path = Templates::new(&home).manifest_path("one").unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "{}").unwrap();
@@ -409,7 +420,7 @@ mod tests {
 
     /// A template of format 1: its image beside its manifest.
     fn in_the_first_format(home: &Home) -> (Template, PathBuf) {
-        let template = Fake::new("one").build(home).unwrap();
+        let template = FakeRecipe::new("one").build(home).unwrap();
         let path = Templates::new(home).manifest_path("one").unwrap();
         let mut old = serde_json::to_value(&template.manifest).unwrap();
         old["image"] = old["images"][0].take();
@@ -419,7 +430,7 @@ mod tests {
         }
         fs::remove_file(&path).unwrap();
         fs::write(&path, old.to_string()).unwrap();
-        let image = path.with_file_name(OLD_IMAGE);
+        let image = path.with_file_name(FORMAT_1_IMAGE);
         fs::rename(&template.images[0].path, &image).unwrap();
         fs::remove_dir_all(home.versions()).unwrap();
         fs::create_dir(home.versions()).unwrap();
@@ -427,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_borrowed_from_another_data_directory_stays_there() {
+    fn a_borrowed_template_stays_in_its_data_directory() {
         let ((_a, lender), (_b, home)) = (home(), home());
         let (_, old) = in_the_first_format(&lender);
         let borrowed = home.templates().join("one");
@@ -440,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_of_the_first_format_is_used_as_it_is_and_its_image_outlives_it() {
+    fn a_format_1_template_is_used_and_its_image_outlives_it() {
         let (_dir, home) = home();
         let (was, old) = in_the_first_format(&home);
         let templates = Templates::new(&home);
@@ -452,7 +463,9 @@ mod tests {
             templates.version(&by_image).unwrap().manifest.images,
             was.manifest.images
         );
-        Fake::with_package("one", "curl").build(&home).unwrap();
+        FakeRecipe::with_package("one", "curl")
+            .build(&home)
+            .unwrap();
         assert!(!old.exists());
         // It was in use until now.
         assert_eq!(

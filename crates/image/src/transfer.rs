@@ -4,13 +4,13 @@
 //! lowest first. Files are not trusted: their size is bounded, every image has the digest in the
 //! manifest, and only guests mount it.
 
-use crate::builder::{self, BuildError, Work};
+use crate::builder::{self, BuildError, WorkDir};
 use crate::derive::sound;
 use crate::file::OnPath;
-use crate::images::Images;
-use crate::import::{ImportError, free_name};
-use crate::layer::{LayerError, Limits, Stream};
-use crate::manifest::{ImageSum, Manifest, Visibility};
+use crate::images::ImageStore;
+use crate::import::{ImportError, check_name};
+use crate::layer::{LayerError, LayerStream, UnpackLimits};
+use crate::manifest::{ImageSum, TemplateManifest, Visibility};
 use crate::progress::{Phase, Progress};
 use crate::template::{MANIFEST, Template, TemplateError, Templates};
 use crate::version;
@@ -22,11 +22,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tar::{Archive, Builder, Entry, EntryType, Header};
 
 /// Maximum size of a manifest in bytes.
-const MAX_MANIFEST: u64 = 1 << 20;
+const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 /// Default level of zstd: images are written once and read rarely.
-const LEVEL: i32 = 3;
+const ZSTD_LEVEL: i32 = 3;
 /// Offset and value of the magic number in an EROFS super block (linux/fs/erofs/erofs_fs.h).
-const MAGIC: (u64, [u8; 4]) = (1024, 0xe0f5_e1e2_u32.to_le_bytes());
+const EROFS_MAGIC: (u64, [u8; 4]) = (1024, 0xe0f5_e1e2_u32.to_le_bytes());
 
 fn entry_name(sum: &ImageSum) -> String {
     format!("sha256-{}.erofs", sum.sha256)
@@ -40,7 +40,7 @@ impl Templates {
         name: &str,
         to: impl Write,
         on_progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<Manifest, TemplateError> {
+    ) -> Result<TemplateManifest, TemplateError> {
         let template = self.get(name)?;
         let written = self.write_archive(&template, to, on_progress);
         written.on("write", Path::new(name))?;
@@ -55,7 +55,7 @@ impl Templates {
     ) -> io::Result<()> {
         let manifest = &template.manifest;
         // Owner and visibility are local to this host.
-        let about = Manifest {
+        let about = TemplateManifest {
             owner: None,
             visibility: Visibility::default(),
             ..manifest.clone()
@@ -70,11 +70,11 @@ impl Templates {
             header.set_mtime(manifest.created);
             header
         };
-        let mut archive = Builder::new(zstd::Encoder::new(to, LEVEL)?);
+        let mut archive = Builder::new(zstd::Encoder::new(to, ZSTD_LEVEL)?);
         archive.append_data(&mut header(text.len() as u64), MANIFEST, &text[..])?;
         let (all, mut done) = (manifest.size().max(1), 0);
         for (sum, image) in manifest.images.iter().zip(&template.images) {
-            let content = At {
+            let content = FileAt {
                 file: &image.file,
                 offset: 0,
                 told: &mut |n| on_progress(percent(done + n, all)),
@@ -92,17 +92,17 @@ impl Templates {
         from: impl Read,
         name: Option<&str>,
         visibility: Option<Visibility>,
-        limits: Limits,
+        limits: UnpackLimits,
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Template, ImportError> {
-        let packed = Stream::open(from, &limits).map_err(unreadable)?;
+        let packed = LayerStream::open(from, &limits).map_err(unreadable)?;
         let mut archive = Archive::new(packed);
         // Raw entries: exports have no extended headers, which would be read into memory.
         let mut entries = archive.entries().map_err(unreadable_io)?.raw(true);
         let mut manifest = first(entries.next())?;
         manifest.owner = None;
         let name = name.map_or_else(|| manifest.reference(), str::to_owned);
-        let reference = free_name(&name, visibility)?;
+        let reference = check_name(&name, visibility)?;
         sound(&manifest.defaults, &manifest.startup)?;
         if manifest.size() > limits.bytes {
             let most = limits.bytes >> 20;
@@ -120,9 +120,9 @@ impl Templates {
         let lock = self.lock(&reference, &mut |()| {
             on_progress(Progress::Phase(Phase::Waiting))
         })?;
-        let store = Images::new(&self.home);
+        let store = ImageStore::new(&self.home);
         let shared = store.share()?;
-        let work = Work::begin(self.unfinished(&reference)).map_err(BuildError::from)?;
+        let work = WorkDir::begin(self.unfinished(&reference)).map_err(BuildError::from)?;
         on_progress(Progress::Phase(Phase::Layers));
         let (all, mut done) = (manifest.size().max(1), 0);
         for sum in &manifest.images {
@@ -134,15 +134,15 @@ impl Templates {
         builder::publish(self, &manifest, &work, &lock)?;
         let template = self.get(&name)?;
         drop(shared);
-        self.prune_if_quiet();
+        self.prune_if_idle();
         Ok(template)
     }
 }
 
 /// Reads one image, unless it exists, and adds it to the store if its digest matches.
 fn bring(
-    store: &Images,
-    work: &Work,
+    store: &ImageStore,
+    work: &WorkDir,
     sum: &ImageSum,
     mut entry: impl Read,
 ) -> Result<(), ImportError> {
@@ -167,8 +167,8 @@ fn bring(
     }
     file.sync_all().on("flush", &path)?;
     let mut magic = [0; 4];
-    let read = file.read_exact_at(&mut magic, MAGIC.0);
-    if read.is_err() || magic != MAGIC.1 {
+    let read = file.read_exact_at(&mut magic, EROFS_MAGIC.0);
+    if read.is_err() || magic != EROFS_MAGIC.1 {
         let problem = format!("{} is no EROFS image", entry_name(sum));
         return Err(ImportError::image(problem));
     }
@@ -197,15 +197,16 @@ fn next<'a, R: Read>(
     as_named.then_some(entry).ok_or_else(missing)
 }
 
-fn first<R: Read>(entry: Next<'_, R>) -> Result<Manifest, ImportError> {
+fn first<R: Read>(entry: Next<'_, R>) -> Result<TemplateManifest, ImportError> {
     let entry = next(entry, MANIFEST, None)?;
-    if entry.size() > MAX_MANIFEST {
+    if entry.size() > MAX_MANIFEST_BYTES {
         return Err(ImportError::image(format!("its {MANIFEST} is too long")));
     }
     let mut text = Vec::new();
-    let read = entry.take(MAX_MANIFEST).read_to_end(&mut text);
+    let read = entry.take(MAX_MANIFEST_BYTES).read_to_end(&mut text);
     read.map_err(unreadable_io)?;
-    Manifest::parse(&text).map_err(|problem| ImportError::image(format!("{MANIFEST}: {problem}")))
+    TemplateManifest::parse(&text)
+        .map_err(|problem| ImportError::image(format!("{MANIFEST}: {problem}")))
 }
 
 fn unreadable(source: LayerError) -> ImportError {
@@ -225,13 +226,13 @@ fn percent(done: u64, all: u64) -> Progress<'static> {
 }
 
 /// Positional reader of a file, whose descriptor is shared.
-struct At<'a> {
+struct FileAt<'a> {
     file: &'a File,
     offset: u64,
     told: &'a mut dyn FnMut(u64),
 }
 
-impl Read for At<'_> {
+impl Read for FileAt<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.file.read_at(buffer, self.offset)?;
         self.offset += n as u64;

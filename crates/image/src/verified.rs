@@ -56,7 +56,7 @@ pub enum VerifyError {
 }
 
 /// Expected properties of a file, and messages.
-pub(crate) struct Check<'a> {
+pub(crate) struct FileCheck<'a> {
     /// Kind of file in messages: "kernel image".
     pub what: &'static str,
     /// Expected checksum; none: the recorded one.
@@ -70,12 +70,12 @@ pub(crate) struct Check<'a> {
 }
 
 /// A file with a known checksum before it gets its name.
-pub(crate) struct Measured {
+pub(crate) struct MeasuredFile {
     file: File,
-    stamp: Stamp,
+    stamp: FileStamp,
 }
 
-impl Measured {
+impl MeasuredFile {
     /// Lower-case hexadecimal.
     pub(crate) fn sha256(&self) -> &str {
         &self.stamp.sha256
@@ -89,18 +89,18 @@ impl Measured {
 
 /// Recorded identity of a verified file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Stamp {
+struct FileStamp {
     sha256: String,
     size: u64,
     device: u64,
     inode: u64,
-    /// Nanoseconds since 1970, as [`Stamp::changed_ns`].
+    /// Nanoseconds since 1970, as [`FileStamp::changed_ns`].
     modified_ns: i128,
     /// Change time: unlike the modification time, it cannot be set.
     changed_ns: i128,
 }
 
-impl Stamp {
+impl FileStamp {
     fn of(metadata: &fs::Metadata, sha256: String) -> Self {
         let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
         Self {
@@ -125,7 +125,7 @@ pub(crate) fn stamp_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-impl Check<'_> {
+impl FileCheck<'_> {
     /// Opens and verifies `path`. If it is missing or has no checksum, `make` creates it first,
     /// once for all callers with this lock.
     pub(crate) fn open_or_make<E: From<VerifyError> + From<FileError>>(
@@ -167,7 +167,7 @@ impl Check<'_> {
                 remedy,
             });
         }
-        let stamp = Stamp::load(&stamp_path(path));
+        let stamp = FileStamp::load(&stamp_path(path));
         let Some(expected) = self
             .sha256
             .map(str::to_owned)
@@ -175,7 +175,7 @@ impl Check<'_> {
         else {
             return Ok(None);
         };
-        if stamp == Some(Stamp::of(&metadata, expected.clone())) {
+        if stamp == Some(FileStamp::of(&metadata, expected.clone())) {
             return Ok(Some(VerifiedFile {
                 file,
                 path: path.to_owned(),
@@ -187,24 +187,24 @@ impl Check<'_> {
     }
 
     /// Computes the checksum of a file before it gets its name.
-    pub(crate) fn measure(&self, path: &Path) -> Result<Measured, VerifyError> {
+    pub(crate) fn measure(&self, path: &Path) -> Result<MeasuredFile, VerifyError> {
         let measured = || {
             let file = File::open(path).on("open", path)?;
             let before = file.metadata().on("examine", path)?;
-            outlive_tick(&before);
+            wait_for_next_tick(&before);
             let sha256 = sum(&file).on("read", path)?;
-            let stamp = Stamp::of(&before, sha256);
-            Ok(Measured { file, stamp })
+            let stamp = FileStamp::of(&before, sha256);
+            Ok(MeasuredFile { file, stamp })
         };
         measured().map_err(|e| self.failed(e))
     }
 
     /// Records the stamp of a measured file after its rename, which changes only the change time.
-    pub(crate) fn vouch(&self, path: &Path, measured: Measured) -> Result<(), VerifyError> {
+    pub(crate) fn vouch(&self, path: &Path, measured: MeasuredFile) -> Result<(), VerifyError> {
         let metadata = measured.file.metadata().on("examine", path);
         let metadata = metadata.map_err(|e| self.failed(e))?;
-        let stamp = Stamp::of(&metadata, measured.stamp.sha256.clone());
-        let as_measured = Stamp {
+        let stamp = FileStamp::of(&metadata, measured.stamp.sha256.clone());
+        let as_measured = FileStamp {
             changed_ns: stamp.changed_ns,
             ..measured.stamp
         };
@@ -235,7 +235,7 @@ impl Check<'_> {
             .metadata()
             .on("examine", path)
             .map_err(|e| self.failed(e))?;
-        outlive_tick(&before);
+        wait_for_next_tick(&before);
         let found = if self.sparse {
             sparse_sum(&file)
         } else {
@@ -256,8 +256,8 @@ impl Check<'_> {
             .metadata()
             .on("examine", path)
             .map_err(|e| self.failed(e))?;
-        let stamp = Stamp::of(&after, found);
-        if stamp != Stamp::of(&before, stamp.sha256.clone()) {
+        let stamp = FileStamp::of(&after, found);
+        if stamp != FileStamp::of(&before, stamp.sha256.clone()) {
             return Err(VerifyError::Unstable {
                 what: self.what,
                 path: path.to_owned(),
@@ -272,7 +272,7 @@ impl Check<'_> {
         })
     }
 
-    fn write_stamp(&self, path: &Path, stamp: &Stamp) -> Result<(), FileError> {
+    fn write_stamp(&self, path: &Path, stamp: &FileStamp) -> Result<(), FileError> {
         let path = stamp_path(path);
         let text = serde_json::to_vec(stamp)
             .map_err(io::Error::other)
@@ -292,7 +292,7 @@ impl Check<'_> {
 
 /// Waits until the clock has left the tick of the file's last change. A later change in the same
 /// tick would have equal time stamps, and the stamp would be valid for unverified content.
-fn outlive_tick(metadata: &fs::Metadata) {
+fn wait_for_next_tick(metadata: &fs::Metadata) {
     const TICK: Duration = Duration::from_millis(20);
     let age = metadata
         .modified()
@@ -379,7 +379,7 @@ fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
 mod tests {
     use super::*;
 
-    const CHECK: Check<'static> = Check {
+    const CHECK: FileCheck<'static> = FileCheck {
         what: "test image",
         sha256: None,
         size: None,
@@ -419,7 +419,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
         fs::write(&path, b"short").unwrap();
-        let error = Check {
+        let error = FileCheck {
             size: Some(9),
             ..CHECK
         }

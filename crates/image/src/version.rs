@@ -5,7 +5,7 @@
 
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
-use crate::manifest::Manifest;
+use crate::manifest::TemplateManifest;
 use crate::template::{TemplateError, Templates, load};
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ fn path(home: &Home, version: &str) -> PathBuf {
 }
 
 /// Serialized form of a manifest.
-pub(crate) fn text(manifest: &Manifest, path: &Path) -> Result<Vec<u8>, FileError> {
+pub(crate) fn text(manifest: &TemplateManifest, path: &Path) -> Result<Vec<u8>, FileError> {
     let text = serde_json::to_vec_pretty(manifest).map_err(io::Error::other);
     let mut text = text.on("write", path)?;
     text.push(b'\n');
@@ -26,7 +26,7 @@ pub(crate) fn text(manifest: &Manifest, path: &Path) -> Result<Vec<u8>, FileErro
 }
 
 /// Stores a version unless it exists. The caller keeps its images.
-pub(crate) fn keep(home: &Home, manifest: &Manifest) -> Result<(), FileError> {
+pub(crate) fn keep(home: &Home, manifest: &TemplateManifest) -> Result<(), FileError> {
     let version = manifest.version();
     let path = path(home, &version);
     if path.exists() {
@@ -37,7 +37,7 @@ pub(crate) fn keep(home: &Home, manifest: &Manifest) -> Result<(), FileError> {
 }
 
 /// All stored versions.
-pub(crate) fn all(home: &Home) -> Result<Vec<(PathBuf, Manifest)>, TemplateError> {
+pub(crate) fn all(home: &Home) -> Result<Vec<(PathBuf, TemplateManifest)>, TemplateError> {
     let directory = home.versions();
     let mut found = Vec::new();
     for entry in fs::read_dir(&directory).on("list", &directory)? {
@@ -52,7 +52,7 @@ pub(crate) fn all(home: &Home) -> Result<Vec<(PathBuf, Manifest)>, TemplateError
 }
 
 /// Version `name@version`. Before versions existed, the digest of the image was used instead.
-pub(crate) fn find(templates: &Templates, called: &str) -> Result<Manifest, TemplateError> {
+pub(crate) fn find(templates: &Templates, called: &str) -> Result<TemplateManifest, TemplateError> {
     let (name, version) = called.rsplit_once('@').unwrap_or((called, ""));
     let missing = || TemplateError::Version {
         name: name.to_owned(),
@@ -69,7 +69,7 @@ pub(crate) fn find(templates: &Templates, called: &str) -> Result<Manifest, Temp
             .then_some(manifest)
             .ok_or_else(missing);
     }
-    let is_it = |m: &Manifest| m.version() == version || is_of_image(m, version);
+    let is_it = |m: &TemplateManifest| m.version() == version || is_of_image(m, version);
     if let Ok(current) = templates.manifest(name)
         && is_it(&current)
     {
@@ -82,6 +82,6 @@ pub(crate) fn find(templates: &Templates, called: &str) -> Result<Manifest, Temp
 }
 
 /// Tells if the template has a single image with this digest, the version of old snapshots.
-pub(crate) fn is_of_image(manifest: &Manifest, sha256: &str) -> bool {
+pub(crate) fn is_of_image(manifest: &TemplateManifest, sha256: &str) -> bool {
     matches!(&manifest.images[..], [only] if only.sha256 == sha256)
 }

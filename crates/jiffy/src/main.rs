@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         return jiffy_rootless::holder::main();
     }
     // This very program, also when its file has been replaced.
-    jiffy_image::unpack_in_processes_of("/proc/self/exe");
+    jiffy_image::set_unpacker_program("/proc/self/exe");
     let cli = Cli::read();
     rootless::enter_for(&cli.command);
     let (result, failed) = match &cli.command {

@@ -8,7 +8,7 @@ mod show;
 use crate::cli::{TemplateBuildArgs, TemplateCommand};
 use crate::progress::Bar;
 use anyhow::Context;
-use jiffy_image::{Home, Limits, Manifest, Recipe, Template, Templates, Visibility};
+use jiffy_image::{Home, Recipe, Template, TemplateManifest, Templates, UnpackLimits, Visibility};
 use serde_json::{Value, json};
 use show::{mib, short};
 use std::fs::{self, File};
@@ -150,7 +150,7 @@ fn import_file(
     wanted: Option<Visibility>,
 ) -> anyhow::Result<Template> {
     let mut bar = Bar::new("import");
-    let limits = Limits::default();
+    let limits = UnpackLimits::default();
     let mut told = |p: jiffy_image::Progress<'_>| bar.update(p);
     let imported = if from.as_os_str() == "-" {
         templates.import_file(io::stdin().lock(), name, wanted, limits, &mut told)
@@ -187,7 +187,7 @@ fn build(templates: &Templates, args: &TemplateBuildArgs) -> anyhow::Result<()> 
     built(&template.manifest, args.json)
 }
 
-fn built(manifest: &Manifest, json: bool) -> anyhow::Result<()> {
+fn built(manifest: &TemplateManifest, json: bool) -> anyhow::Result<()> {
     let text = format!(
         "template {}: {}, version {}",
         manifest.reference(),

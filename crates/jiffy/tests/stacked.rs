@@ -4,7 +4,7 @@
 
 mod support;
 
-use jiffy_image::{Derived, Limits, Manifest, Template, Templates};
+use jiffy_image::{DerivedTemplate, Template, TemplateManifest, Templates, UnpackLimits};
 use support::place::Place;
 use support::wait_for;
 use tar::{Builder, EntryType, Header};
@@ -40,10 +40,10 @@ fn layer(entries: &[(&str, &str)]) -> Vec<u8> {
 fn derived(
     templates: &Templates,
     name: &str,
-    base: &Manifest,
+    base: &TemplateManifest,
     entries: &[(&str, &str)],
 ) -> Template {
-    let derived = Derived {
+    let derived = DerivedTemplate {
         name,
         visibility: None,
         base,
@@ -52,7 +52,7 @@ fn derived(
         origin: None,
         history: Vec::new(),
         recipe_sha256: String::new(),
-        limits: Limits::default(),
+        limits: UnpackLimits::default(),
     };
     templates
         .derive(&derived, &layer(entries)[..], &mut |_| ())

@@ -40,7 +40,7 @@ pub use waiting_builds::{MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
 
 use jiffy_engine::Engine;
 use jiffy_host::{OwnerQuota, Sandboxes};
-use jiffy_image::{Home, Limits, Templates};
+use jiffy_image::{Home, Templates, UnpackLimits};
 use jiffy_pull::{Queue, Registries};
 use log::BuildLog;
 use queue::BuildQueue;
@@ -65,7 +65,7 @@ pub struct BuilderSettings {
     /// Registry rules, and the network for pulls.
     pub registries: Registries,
     /// Limits of the changes that a build makes.
-    pub limits: Limits,
+    pub limits: UnpackLimits,
     /// Retention time of unused steps and uploads; none: until they are pruned.
     pub cache_for: Option<Duration>,
     /// API keys that act for the host's owner. Templates recorded as theirs become the host's when
@@ -79,7 +79,7 @@ impl Default for BuilderSettings {
             at_once: 2,
             step_limit: Duration::from_secs(3600),
             registries: Registries::default(),
-            limits: Limits::default(),
+            limits: UnpackLimits::default(),
             cache_for: Some(Duration::from_secs(14 * 24 * 3600)),
             host_keys: HashSet::new(),
         }

@@ -163,7 +163,7 @@ impl Plan {
         }
     }
 
-    fn add_images(&mut self, pruned: &jiffy_image::Pruned) {
+    fn add_images(&mut self, pruned: &jiffy_image::PrunedImages) {
         // Disk space is told of all together; files are sparse.
         let mut left = pruned.bytes;
         for (at, image) in pruned.images.iter().enumerate() {

@@ -8,12 +8,12 @@ pub(crate) fn home() -> (tempfile::TempDir, Home) {
 }
 
 /// A recipe with a single file instead of packages.
-pub(crate) struct Fake {
+pub(crate) struct FakeRecipe {
     recipe: Recipe,
     builds: AtomicU32,
 }
 
-impl Fake {
+impl FakeRecipe {
     pub(crate) fn new(name: &str) -> Self {
         Self::with_package(name, "git")
     }
@@ -75,14 +75,14 @@ fn names(path: &Path) -> Vec<String> {
 #[test]
 fn a_template_is_built_once_and_again_only_when_its_recipe_changes() {
     let (_dir, home) = home();
-    let git = Fake::with_package("one", "git");
+    let git = FakeRecipe::with_package("one", "git");
     let first = git.build(&home).unwrap();
     git.build(&home).unwrap();
     assert_eq!(git.builds.load(Ordering::Relaxed), 1);
     assert_eq!(first.manifest.recipe_sha256, git.recipe.hash());
     assert_eq!(first.manifest.images[0].size, first.images[0].size);
 
-    let curl = Fake::with_package("one", "curl");
+    let curl = FakeRecipe::with_package("one", "curl");
     let second = curl.build(&home).unwrap();
     assert_ne!(second.images[0].sha256, first.images[0].sha256);
     assert_eq!(names(&home.templates()), ["one"]);
@@ -94,7 +94,7 @@ fn a_template_is_built_once_and_again_only_when_its_recipe_changes() {
 #[test]
 fn eight_builders_at_once_do_one_build() {
     let (_dir, home) = home();
-    let fake = Fake::new("one");
+    let fake = FakeRecipe::new("one");
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| fake.build(&home).unwrap());
@@ -106,9 +106,9 @@ fn eight_builders_at_once_do_one_build() {
 #[test]
 fn a_failed_build_leaves_nothing_behind_and_the_old_template_in_place() {
     let (_dir, home) = home();
-    let old = Fake::with_package("one", "git").build(&home).unwrap();
-    let failed =
-        Fake::with_package("one", "curl").build_with(&home, &mut |_| Err(BuildError::NotRoot));
+    let old = FakeRecipe::with_package("one", "git").build(&home).unwrap();
+    let failed = FakeRecipe::with_package("one", "curl")
+        .build_with(&home, &mut |_| Err(BuildError::NotRoot));
     assert!(matches!(failed, Err(BuildError::NotRoot)));
     assert_eq!(names(&home.templates()), ["one"]);
     assert_eq!(
@@ -118,18 +118,18 @@ fn a_failed_build_leaves_nothing_behind_and_the_old_template_in_place() {
 }
 
 #[test]
-fn what_a_killed_build_left_is_cleared_by_the_next() {
+fn remains_of_a_killed_build_are_removed_by_the_next() {
     let (_dir, home) = home();
     let left = home.templates().join(".new-one/root/usr");
     fs::create_dir_all(&left).unwrap();
-    Fake::new("one").build(&home).unwrap();
+    FakeRecipe::new("one").build(&home).unwrap();
     assert_eq!(names(&home.templates()), ["one"]);
 }
 
 #[test]
 fn a_corrupted_template_is_refused_instead_of_rebuilt_unasked() {
     let (_dir, home) = home();
-    let fake = Fake::new("one");
+    let fake = FakeRecipe::new("one");
     let image = &fake.build(&home).unwrap().images[0];
     fs::File::options()
         .write(true)
@@ -146,7 +146,7 @@ fn a_corrupted_template_is_refused_instead_of_rebuilt_unasked() {
 #[test]
 fn the_same_recipe_makes_the_same_image_on_another_host() {
     let ((_a, one), (_b, other)) = (home(), home());
-    let fake = Fake::new("one");
+    let fake = FakeRecipe::new("one");
     fake.build_with(&one, &mut settled).unwrap();
     fake.build_with(&other, &mut settled).unwrap();
     let sum = |home| {

@@ -18,32 +18,32 @@ macro_rules! root_or_skip {
     };
 }
 
-fn scratch() -> Manifest {
-    Manifest {
+fn scratch() -> TemplateManifest {
+    TemplateManifest {
         images: Vec::new(),
         ..manifest(&["a"])
     }
 }
 
-fn wanted<'a>(name: &'a str, base: &'a Manifest) -> Derived<'a> {
-    Derived {
+fn wanted<'a>(name: &'a str, base: &'a TemplateManifest) -> DerivedTemplate<'a> {
+    DerivedTemplate {
         name,
         visibility: None,
         base,
         defaults: base.defaults.clone(),
         startup: Startup::default(),
         origin: None,
-        history: vec![Step {
+        history: vec![HistoryStep {
             text: format!("RUN {name}"),
             seconds: 0.5,
             bytes: None,
         }],
         recipe_sha256: "r".repeat(64),
-        limits: Limits::default(),
+        limits: UnpackLimits::default(),
     }
 }
 
-fn derived(home: &Home, wanted: &Derived<'_>, layer: Tar) -> Result<Template, ImportError> {
+fn derived(home: &Home, wanted: &DerivedTemplate<'_>, layer: Tar) -> Result<Template, ImportError> {
     Templates::new(home).derive(wanted, &layer.end()[..], &mut |_| ())
 }
 
@@ -52,8 +52,8 @@ fn count(path: &Path) -> usize {
 }
 
 #[test]
-fn a_derived_template_stands_on_the_images_of_its_base_and_adds_one() {
-    root_or_skip!(a_derived_template_stands_on_the_images_of_its_base_and_adds_one);
+fn a_derived_template_shares_the_images_of_its_base_and_adds_one() {
+    root_or_skip!(a_derived_template_shares_the_images_of_its_base_and_adds_one);
     let (_dir, home) = home();
     let nothing = scratch();
     let base = derived(
@@ -94,7 +94,7 @@ fn a_derived_template_stands_on_the_images_of_its_base_and_adds_one() {
 
 /// Content of an image as a layer, by name.
 fn contents(home: &Home, image: &ImageSum) -> BTreeMap<String, String> {
-    let file = Images::new(home).open(image).unwrap().file;
+    let file = ImageStore::new(home).open(image).unwrap().file;
     let mut layer = Vec::new();
     crate::erofs::write_layer(&file, &mut layer).unwrap();
     let mut reader = jiffy_archive::Reader::new(&layer[..]);
@@ -121,8 +121,8 @@ fn contents(home: &Home, image: &ImageSum) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn a_stack_that_no_sandbox_could_take_becomes_a_lower_one_that_is_the_same() {
-    root_or_skip!(a_stack_that_no_sandbox_could_take_becomes_a_lower_one_that_is_the_same);
+fn a_stack_beyond_the_image_limit_is_merged_and_stays_equal() {
+    root_or_skip!(a_stack_beyond_the_image_limit_is_merged_and_stays_equal);
     let (_dir, home) = home();
     let tar = Tar::default;
     let long = "n".repeat(200);
@@ -227,8 +227,8 @@ fn a_stack_that_no_sandbox_could_take_becomes_a_lower_one_that_is_the_same() {
 }
 
 #[test]
-fn an_image_that_lies_is_refused_and_never_followed() {
-    root_or_skip!(an_image_that_lies_is_refused_and_never_followed);
+fn an_invalid_image_is_refused_and_its_links_are_never_followed() {
+    root_or_skip!(an_invalid_image_is_refused_and_its_links_are_never_followed);
     let (_dir, home) = home();
     let layer = Tar::default()
         .file("d/file", &[7; 5000])
@@ -237,7 +237,7 @@ fn an_image_that_lies_is_refused_and_never_followed() {
         .file(".wh.gone", b"");
     let made = derived(&home, &wanted("x", &scratch()), layer).unwrap();
     let mut image = Vec::new();
-    let mut file = &Images::new(&home)
+    let mut file = &ImageStore::new(&home)
         .open(&made.manifest.images[0])
         .unwrap()
         .file;
@@ -249,10 +249,10 @@ fn an_image_that_lies_is_refused_and_never_followed() {
         seed ^= seed << 17;
         usize::try_from(seed % most as u64).unwrap()
     };
-    let limits = Limits {
+    let limits = UnpackLimits {
         bytes: 1 << 20,
         entries: 1000,
-        ..Limits::default()
+        ..UnpackLimits::default()
     };
     let ground = tempfile::tempdir().unwrap();
     let path = ground.path().join("image");
@@ -276,8 +276,8 @@ fn an_image_that_lies_is_refused_and_never_followed() {
 }
 
 #[test]
-fn what_is_hostile_or_cut_short_leaves_nothing() {
-    root_or_skip!(what_is_hostile_or_cut_short_leaves_nothing);
+fn a_hostile_or_truncated_layer_leaves_nothing() {
+    root_or_skip!(a_hostile_or_truncated_layer_leaves_nothing);
     let (_dir, home) = home();
     let nothing = scratch();
     let x = wanted("x", &nothing);
@@ -301,7 +301,7 @@ fn what_is_hostile_or_cut_short_leaves_nothing() {
 }
 
 /// Creates the parts of a snapshot that concern templates.
-fn snapshot(home: &Home, id: &str, of: &Manifest) {
+fn snapshot(home: &Home, id: &str, of: &TemplateManifest) {
     let directory = home.snapshots()[0].join(id);
     fs::create_dir_all(&directory).unwrap();
     let text = format!(r#"{{"template":"{}@{}"}}"#, of.reference(), of.version());
@@ -309,8 +309,8 @@ fn snapshot(home: &Home, id: &str, of: &Manifest) {
 }
 
 #[test]
-fn what_templates_snapshots_and_open_files_need_stays_and_the_rest_goes() {
-    root_or_skip!(what_templates_snapshots_and_open_files_need_stays_and_the_rest_goes);
+fn gc_keeps_images_of_templates_snapshots_and_open_files_only() {
+    root_or_skip!(gc_keeps_images_of_templates_snapshots_and_open_files_only);
     let (_dir, home) = home();
     let templates = Templates::new(&home);
     let nothing = scratch();
@@ -332,18 +332,18 @@ fn what_templates_snapshots_and_open_files_need_stays_and_the_rest_goes() {
     let unneeded = make("unneeded").manifest;
     let current = make("current").manifest;
 
-    let opens = |m: &Manifest| templates.version(&format!("x@{}", m.version())).is_ok();
+    let opens = |m: &TemplateManifest| templates.version(&format!("x@{}", m.version())).is_ok();
     assert!(opens(&asleep) && opens(&running.manifest) && opens(&tagged) && opens(&current));
     // It was removed when its last reference was.
     assert!(!opens(&unneeded));
-    assert_eq!(templates.prune().unwrap(), crate::Pruned::default());
+    assert_eq!(templates.prune().unwrap(), crate::PrunedImages::default());
     templates.remove("x").unwrap();
     assert!(opens(&asleep) && opens(&running.manifest) && opens(&tagged) && !opens(&current));
     let version = running.manifest.version();
     drop(running);
-    let told = templates.would_prune(&[]).unwrap();
+    let told = templates.preview_prune(&[]).unwrap();
     assert!(templates.version(&format!("x@{version}")).is_ok());
-    let with_tagged = templates.would_prune(&["x:kept".to_owned()]).unwrap();
+    let with_tagged = templates.preview_prune(&["x:kept".to_owned()]).unwrap();
     assert_eq!(with_tagged.images.len(), 2);
     let pruned = templates.prune().unwrap();
     assert_eq!(pruned, told);

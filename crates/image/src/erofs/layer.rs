@@ -1,6 +1,6 @@
 //! Conversion of an image to the layer that it was made of: an archive with OCI whiteouts.
 
-use super::read::{Image, ImageError, Inode};
+use super::read::{ErofsImage, ImageError, Inode};
 use jiffy_archive::{ArchiveError, Entry, Kind, Writer};
 use rustix::fs::FileType;
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 /// Maximum depth of directories; the unpacker accepts fewer.
 const MAX_DEPTH: usize = 300;
-const BUFFER: usize = 1 << 18;
+const BUFFER_BYTES: usize = 1 << 18;
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 
 /// Error of the conversion.
@@ -29,24 +29,24 @@ impl From<ArchiveError> for LayerOfImageError {
 
 /// Writes `image` as a layer to `out`.
 pub(crate) fn write_layer(image: &File, out: impl Write) -> Result<(), LayerOfImageError> {
-    let image = Image::open(image)?;
+    let image = ErofsImage::open(image)?;
     let root = image.inode(image.root)?;
     if kind(&root) != FileType::Directory {
         return Err(ImageError::Damaged("its root is no directory").into());
     }
-    let mut work = Work {
+    let mut work = LayerConverter {
         image,
         writer: Writer::new(out),
         named: HashMap::new(),
-        buffer: vec![0; BUFFER],
+        buffer: vec![0; BUFFER_BYTES],
     };
     work.directory(&root, Vec::new(), 0)?;
     work.writer.finish()?;
     Ok(())
 }
 
-struct Work<'a, W> {
-    image: Image<'a>,
+struct LayerConverter<'a, W> {
+    image: ErofsImage<'a>,
     writer: Writer<W>,
     /// First name of each file with hard links.
     named: HashMap<u64, Vec<u8>>,
@@ -57,7 +57,7 @@ fn kind(inode: &Inode) -> FileType {
     FileType::from_raw_mode(inode.mode)
 }
 
-impl<W: Write> Work<'_, W> {
+impl<W: Write> LayerConverter<'_, W> {
     fn directory(
         &mut self,
         inode: &Inode,

@@ -7,14 +7,14 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 const SUPER_BLOCK: u64 = 1024;
-const MAGIC: u32 = 0xe0f5_e1e2;
+const EROFS_MAGIC: u32 = 0xe0f5_e1e2;
 /// Incompatible feature that is accepted: it only concerns the start of compressed data.
-const HARMLESS: u32 = 1;
+const ACCEPTED_FEATURES: u32 = 1;
 /// Unit of inode numbers in bytes.
-const SLOT: u64 = 32;
-const DIRENT: usize = 12;
+const INODE_SLOT_BYTES: u64 = 32;
+const DIRENT_BYTES: usize = 12;
 /// Prefixes of attribute names.
-const PREFIXES: [(u8, &str); 5] = [
+const XATTR_PREFIXES: [(u8, &str); 5] = [
     (1, "user."),
     (2, "system.posix_acl_access"),
     (3, "system.posix_acl_default"),
@@ -34,7 +34,7 @@ pub enum ImageError {
 }
 
 /// An EROFS image.
-pub(super) struct Image<'a> {
+pub(super) struct ErofsImage<'a> {
     file: &'a File,
     /// Block size in bytes.
     block: u64,
@@ -46,7 +46,7 @@ pub(super) struct Image<'a> {
 }
 
 /// Location of a file's content.
-enum Layout {
+enum InodeLayout {
     Plain,
     /// The last block follows the inode at this offset.
     Tail(u64),
@@ -64,12 +64,12 @@ pub(super) struct Inode {
     pub links: u32,
     /// First block of the content, or a device number.
     pub word: u32,
-    layout: Layout,
+    layout: InodeLayout,
     /// Offset and length of the extended attributes in bytes.
     attributes: (u64, u64),
 }
 
-type Outcome<T> = Result<T, ImageError>;
+type ErofsResult<T> = Result<T, ImageError>;
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     bytes
@@ -89,8 +89,8 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
-impl<'a> Image<'a> {
-    pub(super) fn open(file: &'a File) -> Outcome<Self> {
+impl<'a> ErofsImage<'a> {
+    pub(super) fn open(file: &'a File) -> ErofsResult<Self> {
         let mut image = Self {
             file,
             block: 0,
@@ -100,10 +100,10 @@ impl<'a> Image<'a> {
             root: 0,
         };
         let head = image.bytes(SUPER_BLOCK, 128)?;
-        if u32_at(&head, 0) != MAGIC {
+        if u32_at(&head, 0) != EROFS_MAGIC {
             return Err(ImageError::Damaged("it is no EROFS image"));
         }
-        if u32_at(&head, 80) & !HARMLESS != 0 || u16_at(&head, 86) != 0 {
+        if u32_at(&head, 80) & !ACCEPTED_FEATURES != 0 || u16_at(&head, 86) != 0 {
             return Err(ImageError::Foreign(
                 "it is compressed, or lies on several devices",
             ));
@@ -121,13 +121,13 @@ impl<'a> Image<'a> {
         Ok(image)
     }
 
-    fn bytes(&self, at: u64, length: usize) -> Outcome<Vec<u8>> {
+    fn bytes(&self, at: u64, length: usize) -> ErofsResult<Vec<u8>> {
         let mut bytes = vec![0; length];
         self.fill(at, &mut bytes)?;
         Ok(bytes)
     }
 
-    fn fill(&self, at: u64, buffer: &mut [u8]) -> Outcome<()> {
+    fn fill(&self, at: u64, buffer: &mut [u8]) -> ErofsResult<()> {
         match self.file.read_exact_at(buffer, at) {
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(ImageError::Damaged("it ends too early"))
@@ -140,9 +140,9 @@ impl<'a> Image<'a> {
         }
     }
 
-    pub(super) fn inode(&self, number: u64) -> Outcome<Inode> {
+    pub(super) fn inode(&self, number: u64) -> ErofsResult<Inode> {
         let far = ImageError::Damaged("an inode is at a place that cannot be");
-        let at = number.checked_mul(SLOT);
+        let at = number.checked_mul(INODE_SLOT_BYTES);
         let at = at.and_then(|at| at.checked_add(self.inodes)).ok_or(far)?;
         let compact = self.bytes(at, 32)?;
         let format = u16_at(&compact, 0);
@@ -158,8 +158,8 @@ impl<'a> Image<'a> {
         };
         let behind = at + i.len() as u64;
         let layout = match format >> 1 & 7 {
-            0 => Layout::Plain,
-            2 => Layout::Tail(behind + length),
+            0 => InodeLayout::Plain,
+            2 => InodeLayout::Tail(behind + length),
             _ => {
                 return Err(ImageError::Foreign(
                     "a file in it is compressed or in pieces",
@@ -201,17 +201,17 @@ impl<'a> Image<'a> {
     }
 
     /// Reads content at `offset`, which is inside the file; returns the number of bytes.
-    pub(super) fn read(&self, inode: &Inode, offset: u64, buffer: &mut [u8]) -> Outcome<usize> {
+    pub(super) fn read(&self, inode: &Inode, offset: u64, buffer: &mut [u8]) -> ErofsResult<usize> {
         let first = u64::from(inode.word) * self.block;
         let (at, left) = match inode.layout {
-            Layout::Tail(tail) => {
+            InodeLayout::Tail(tail) => {
                 let before = inode.size.div_ceil(self.block).saturating_sub(1) * self.block;
                 match offset.checked_sub(before) {
                     Some(into) => (tail + into, inode.size - offset),
                     None => (first.saturating_add(offset), before - offset),
                 }
             }
-            Layout::Plain => (first.saturating_add(offset), inode.size - offset),
+            InodeLayout::Plain => (first.saturating_add(offset), inode.size - offset),
         };
         let most = usize::try_from(left).unwrap_or(usize::MAX);
         let most = most.min(buffer.len());
@@ -220,7 +220,7 @@ impl<'a> Image<'a> {
     }
 
     /// Target of a symbolic link.
-    pub(super) fn target(&self, inode: &Inode) -> Outcome<Vec<u8>> {
+    pub(super) fn target(&self, inode: &Inode) -> ErofsResult<Vec<u8>> {
         let length = usize::try_from(inode.size).ok().filter(|n| *n <= 4096);
         let length = length.ok_or(ImageError::Damaged("a link is too long"))?;
         let mut target = vec![0; length];
@@ -232,7 +232,7 @@ impl<'a> Image<'a> {
     }
 
     /// Names in the directory block at `offset`, with their inode numbers.
-    pub(super) fn names(&self, directory: &Inode, offset: u64) -> Outcome<Vec<(Vec<u8>, u64)>> {
+    pub(super) fn names(&self, directory: &Inode, offset: u64) -> ErofsResult<Vec<(Vec<u8>, u64)>> {
         const ODD: ImageError = ImageError::Damaged("a directory makes no sense");
         let left = (directory.size - offset).min(self.block);
         let mut block = vec![0; usize::try_from(left).unwrap_or(0)];
@@ -241,11 +241,11 @@ impl<'a> Image<'a> {
             filled += self.read(directory, offset + filled as u64, &mut block[filled..])?;
         }
         let table = usize::from(u16_at(&block, 8));
-        if table < DIRENT || table % DIRENT != 0 || table > block.len() {
+        if table < DIRENT_BYTES || table % DIRENT_BYTES != 0 || table > block.len() {
             return Err(ODD);
         }
-        let begins = |n: usize| usize::from(u16_at(&block, n * DIRENT + 8));
-        let count = table / DIRENT;
+        let begins = |n: usize| usize::from(u16_at(&block, n * DIRENT_BYTES + 8));
+        let count = table / DIRENT_BYTES;
         let mut names = Vec::with_capacity(count);
         for n in 0..count {
             let end = if n + 1 < count {
@@ -259,7 +259,7 @@ impl<'a> Image<'a> {
                 return Err(ODD);
             }
             if name != b"." && name != b".." {
-                names.push((name.to_vec(), u64_at(&block, n * DIRENT)));
+                names.push((name.to_vec(), u64_at(&block, n * DIRENT_BYTES)));
             }
         }
         Ok(names)
@@ -271,7 +271,7 @@ impl<'a> Image<'a> {
     }
 
     /// Extended attributes with their full names.
-    pub(super) fn attributes(&self, inode: &Inode) -> Outcome<Vec<(Vec<u8>, Vec<u8>)>> {
+    pub(super) fn attributes(&self, inode: &Inode) -> ErofsResult<Vec<(Vec<u8>, Vec<u8>)>> {
         const ODD: ImageError = ImageError::Damaged("an extended attribute makes no sense");
         let (at, length) = inode.attributes;
         if length == 0 {
@@ -309,7 +309,7 @@ fn entry_length(head: &[u8]) -> usize {
 fn attribute(entry: &[u8]) -> Option<Option<(Vec<u8>, Vec<u8>)>> {
     let name = entry.get(4..4 + usize::from(*entry.first()?))?;
     let value = entry.get(4 + name.len()..)?;
-    let prefix = PREFIXES.iter().find(|(index, _)| *index == entry[1]);
+    let prefix = XATTR_PREFIXES.iter().find(|(index, _)| *index == entry[1]);
     Some(prefix.map(|(_, prefix)| ([prefix.as_bytes(), name].concat(), value.to_vec())))
 }
 

@@ -15,7 +15,7 @@ const DOCKER_HUB: &str = "https://index.docker.io/v1/";
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct DockerConfig {
-    auths: BTreeMap<String, Auth>,
+    auths: BTreeMap<String, DockerAuth>,
     #[serde(rename = "credsStore")]
     store: Option<String>,
     #[serde(rename = "credHelpers")]
@@ -24,7 +24,7 @@ struct DockerConfig {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Auth {
+struct DockerAuth {
     auth: Option<String>,
     username: Option<String>,
     password: Option<String>,
@@ -33,15 +33,15 @@ struct Auth {
 /// Output of a credential helper.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Helped {
+struct HelperOutput {
     username: String,
     secret: String,
 }
 
 /// User name and password.
-type Pair = (String, String);
+type UserPassword = (String, String);
 /// Asks a helper for the credentials of a registry.
-type Ask = dyn Fn(&str, &str) -> Option<Pair>;
+type HelperFn = dyn Fn(&str, &str) -> Option<UserPassword>;
 
 /// Credentials for `registry`: `JIFFY_REGISTRY_USER` and `JIFFY_REGISTRY_PASSWORD`, else those of
 /// `docker login`.
@@ -61,7 +61,7 @@ pub(super) fn find(registry: &str) -> Option<Credentials> {
 }
 
 impl DockerConfig {
-    fn credentials(&self, registry: &str, ask: &Ask) -> Option<Pair> {
+    fn credentials(&self, registry: &str, ask: &HelperFn) -> Option<UserPassword> {
         let hub = ["docker.io", "index.docker.io", "registry-1.docker.io"].contains(&registry);
         let key = if hub { DOCKER_HUB } else { registry };
         if let Some(helper) = self.helpers.get(key).or(self.store.as_ref())
@@ -87,7 +87,7 @@ impl DockerConfig {
 }
 
 /// Runs `docker-credential-<helper> get`, which reads the name of the registry and prints JSON.
-fn ask_helper(helper: &str, registry: &str) -> Option<Pair> {
+fn ask_helper(helper: &str, registry: &str) -> Option<UserPassword> {
     use std::io::Write;
     if helper.is_empty() || helper.contains('/') {
         return None;
@@ -107,7 +107,7 @@ fn ask_helper(helper: &str, registry: &str) -> Option<Pair> {
             .map(|mut input| input.write_all(registry.as_bytes())),
     );
     let output = child.wait_with_output().ok()?;
-    let helped: Helped = serde_json::from_slice(&output.stdout).ok()?;
+    let helped: HelperOutput = serde_json::from_slice(&output.stdout).ok()?;
     // Identity tokens are for a protocol that the puller does not speak.
     (output.status.success() && helped.username != "<token>")
         .then_some((helped.username, helped.secret))
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_docker_login_kept_is_found_by_host_and_only_for_it() {
+    fn credentials_of_docker_login_are_found_for_their_host_only() {
         let text = r#"{"auths":{"https://index.docker.io/v1/":{"auth":"YTpi"},
             "reg.example:5000":{"auth":"dXNlcjpwOncx"},"https://old.example/v2/":{"auth":"Yzpk"},
             "bad.example":{"auth":"%%%"},"helped.example":{}},

@@ -5,11 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Reserves a total number of bytes, or refuses with a message for the caller.
-type Ask = dyn Fn(u64) -> Result<(), String> + Send + Sync;
+type ReserveFn = dyn Fn(u64) -> Result<(), String> + Send + Sync;
 
 /// Disk budget of an import, reserved as its size becomes known.
 #[derive(Clone, Default)]
-pub struct DiskBudget(Option<Arc<Ask>>);
+pub struct DiskBudget(Option<Arc<ReserveFn>>);
 
 impl DiskBudget {
     /// Creates a budget; `ask` is called with the total bytes of the import.

@@ -1,18 +1,18 @@
 //! Documents of an image: index, manifest, configuration (OCI image specification 1.1, and Docker's
 //! equivalents).
 
-use super::{ImportError, few};
+use super::{ImportError, bounded};
 use crate::layer::shown;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::BTreeMap;
 
 /// Maximum size of a document in bytes, as in registries.
-pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
+pub(super) const MAX_DOCUMENT_BYTES: u64 = 4 << 20;
 /// Maximum number of layers (overlayfs allows 500).
 const MAX_LAYERS: usize = 400;
 /// Maximum size of an image's environment in bytes; it is sent to every sandbox in one message.
-const MAX_ENV: usize = 128 << 10;
+const MAX_ENV_BYTES: usize = 128 << 10;
 
 /// Descriptor of a document or layer.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -22,7 +22,7 @@ pub(super) struct Descriptor {
     #[serde(default)]
     pub size: u64,
     pub platform: Option<Platform>,
-    #[serde(default, deserialize_with = "few::map")]
+    #[serde(default, deserialize_with = "bounded::map")]
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -35,10 +35,10 @@ pub(super) struct Platform {
 /// An index or a manifest, told apart by their fields.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Document {
-    #[serde(default, deserialize_with = "few::list")]
+    #[serde(default, deserialize_with = "bounded::list")]
     pub manifests: Vec<Descriptor>,
     pub config: Option<Descriptor>,
-    #[serde(default, deserialize_with = "few::list")]
+    #[serde(default, deserialize_with = "bounded::list")]
     pub layers: Vec<Descriptor>,
 }
 
@@ -50,30 +50,30 @@ pub(super) struct ImageConfig {
     #[serde(default)]
     os: String,
     #[serde(default)]
-    pub config: Option<Run>,
+    pub config: Option<RunConfig>,
     #[serde(default)]
     rootfs: Rootfs,
 }
 
 #[derive(Debug, Default, Deserialize)]
 struct Rootfs {
-    #[serde(default, deserialize_with = "few::list")]
+    #[serde(default, deserialize_with = "bounded::list")]
     diff_ids: Vec<String>,
 }
 
 /// Runtime configuration of an image.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub(super) struct Run {
-    #[serde(deserialize_with = "few::list_or_null")]
+pub(super) struct RunConfig {
+    #[serde(deserialize_with = "bounded::list_or_null")]
     pub env: Option<Vec<String>>,
     pub user: Option<String>,
     pub working_dir: Option<String>,
-    #[serde(deserialize_with = "few::list_or_null")]
+    #[serde(deserialize_with = "bounded::list_or_null")]
     pub entrypoint: Option<Vec<String>>,
-    #[serde(deserialize_with = "few::list_or_null")]
+    #[serde(deserialize_with = "bounded::list_or_null")]
     pub cmd: Option<Vec<String>>,
-    #[serde(deserialize_with = "few::map_or_null")]
+    #[serde(deserialize_with = "bounded::map_or_null")]
     pub exposed_ports: Option<BTreeMap<String, IgnoredAny>>,
 }
 
@@ -139,12 +139,12 @@ impl ImageConfig {
     }
 }
 
-impl Run {
+impl RunConfig {
     /// Environment; the last value of a name wins.
     pub(super) fn environment(&self) -> Result<BTreeMap<String, String>, ImportError> {
         let list = self.env.as_deref().unwrap_or_default();
-        if list.iter().map(String::len).sum::<usize>() > MAX_ENV {
-            let problem = format!("its environment is larger than {} KiB", MAX_ENV >> 10);
+        if list.iter().map(String::len).sum::<usize>() > MAX_ENV_BYTES {
+            let problem = format!("its environment is larger than {} KiB", MAX_ENV_BYTES >> 10);
             return Err(ImportError::image(problem));
         }
         let pairs = list
@@ -192,9 +192,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_image_says_is_read_as_docker_means_it() {
+    fn the_configuration_of_an_image_is_read_as_docker_does() {
         let text = br#"{"Env":["PATH=/bin","A=b=c","A=d","B"],"User":"1000:1000","WorkingDir":"srv/","Entrypoint":null}"#;
-        let run: Run = serde_json::from_slice(text).unwrap();
+        let run: RunConfig = serde_json::from_slice(text).unwrap();
         let env = run.environment().unwrap();
         assert_eq!(
             (env["PATH"].as_str(), env["A"].as_str(), env["B"].as_str()),
@@ -202,7 +202,7 @@ mod tests {
         );
         assert_eq!(run.user().unwrap(), "1000:1000");
         assert_eq!(run.workdir().unwrap(), "/srv");
-        let run = Run::default();
+        let run = RunConfig::default();
         assert_eq!(
             (run.user().unwrap(), run.workdir().unwrap()),
             ("root".into(), "/".into())

@@ -1,7 +1,7 @@
 //! Images in files: OCI image layouts, and the output of `docker save`.
 
-use super::document::{Descriptor, Document, ImageConfig, MAX_DOCUMENT, parse, sha256};
-use super::{Found, ImportError};
+use super::document::{Descriptor, Document, ImageConfig, MAX_DOCUMENT_BYTES, parse, sha256};
+use super::{FoundImage, ImportError};
 use crate::file::{FileError, OnPath};
 use crate::verified::sum_of;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 const MAX_INDEXES: usize = 4;
 
 /// Directory of an image. Its files may link to each other (older `docker save`), but not outside.
-pub(super) struct Layout {
+pub(super) struct ImageLayout {
     path: PathBuf,
     directory: OwnedFd,
 }
@@ -23,7 +23,7 @@ pub(super) struct Layout {
 /// Entry of `manifest.json` of `docker save`.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Saved {
+struct DockerSaveEntry {
     config: String,
     #[serde(default)]
     layers: Vec<String>,
@@ -31,7 +31,7 @@ struct Saved {
     repo_tags: Option<Vec<String>>,
 }
 
-impl Layout {
+impl ImageLayout {
     /// Opens the image in `path`; none if it is a plain directory.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, FileError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -67,10 +67,10 @@ impl Layout {
 
     fn read(&self, name: &str) -> Result<Vec<u8>, ImportError> {
         let mut text = Vec::new();
-        let file = self.file(name)?.take(MAX_DOCUMENT + 1);
+        let file = self.file(name)?.take(MAX_DOCUMENT_BYTES + 1);
         let read = { file }.read_to_end(&mut text);
         read.on("read", &self.path.join(name))?;
-        if text.len() as u64 > MAX_DOCUMENT {
+        if text.len() as u64 > MAX_DOCUMENT_BYTES {
             return Err(ImportError::image(format!("`{name}` is too large")));
         }
         Ok(text)
@@ -90,7 +90,7 @@ impl Layout {
     }
 
     /// The image, and the file names of its layers.
-    pub(super) fn image(&self) -> Result<(Found, Vec<String>), ImportError> {
+    pub(super) fn image(&self) -> Result<(FoundImage, Vec<String>), ImportError> {
         if self.has("oci-layout") && self.has("index.json") {
             self.oci_image()
         } else {
@@ -98,7 +98,7 @@ impl Layout {
         }
     }
 
-    fn oci_image(&self) -> Result<(Found, Vec<String>), ImportError> {
+    fn oci_image(&self) -> Result<(FoundImage, Vec<String>), ImportError> {
         let mut document: Document = parse("index.json", &self.read("index.json")?)?;
         let mut manifest_sha256 = None;
         for _ in 0..MAX_INDEXES {
@@ -122,17 +122,20 @@ impl Layout {
         let layers = document.layers.iter();
         let files = layers.map(|layer| Ok(blob(sha256(&layer.digest)?)));
         let files = files.collect::<Result<Vec<_>, ImportError>>()?;
-        Ok((Found::new(config, manifest_sha256, files.len())?, files))
+        Ok((
+            FoundImage::new(config, manifest_sha256, files.len())?,
+            files,
+        ))
     }
 
-    fn saved_image(&self) -> Result<(Found, Vec<String>), ImportError> {
-        let images: Vec<Saved> = parse("manifest.json", &self.read("manifest.json")?)?;
+    fn saved_image(&self) -> Result<(FoundImage, Vec<String>), ImportError> {
+        let images: Vec<DockerSaveEntry> = parse("manifest.json", &self.read("manifest.json")?)?;
         let [image] = &images[..] else {
             let tags = images.iter().flat_map(|i| i.repo_tags.iter().flatten());
             return Err(several(tags.cloned()));
         };
         let config: ImageConfig = parse("configuration", &self.read(&image.config)?)?;
-        let found = Found::new(config, None, image.layers.len())?;
+        let found = FoundImage::new(config, None, image.layers.len())?;
         Ok((found, image.layers.clone()))
     }
 }

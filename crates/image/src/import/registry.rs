@@ -1,12 +1,12 @@
 //! Images in registries, requested by a puller process. The puller is not trusted: digests of
 //! documents and layers are checked here.
 
-use super::document::{Descriptor, Document, ImageConfig, MAX_DOCUMENT, parse, sha256};
+use super::document::{Descriptor, Document, ImageConfig, MAX_DOCUMENT_BYTES, parse, sha256};
 use super::download::Download;
-use super::{Access, Found, ImportError, RegistryError, credentials};
+use super::{FoundImage, ImportError, RegistryAccess, RegistryError, credentials};
 use crate::file::{FileError, OnPath};
 use crate::home::Home;
-use crate::layer::{Proofs, Repository};
+use crate::layer::{BlobProofs, Repository};
 use crate::verified::{sum, sum_of};
 use jiffy_pull::{Credentials, Fault, Gate, Pull, PullError, Puller, Setup};
 use oci_spec::distribution::Reference;
@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt;
 const MAX_RESUMES: usize = 5;
 
 /// An image in a registry.
-pub(super) struct Registry {
+pub(super) struct RegistryImage {
     puller: Puller,
     reference: Reference,
     by_key: bool,
@@ -25,17 +25,21 @@ pub(super) struct Registry {
     tls: bool,
 }
 
-impl Registry {
-    pub(super) fn new(reference: &str, access: &Access, pull: &Pull) -> Result<Self, ImportError> {
+impl RegistryImage {
+    pub(super) fn new(
+        reference: &str,
+        access: &RegistryAccess,
+        pull: &Pull,
+    ) -> Result<Self, ImportError> {
         let parsed: Result<Reference, _> = reference.parse();
         let reference = parsed.map_err(|e| RegistryError::Reference {
             reference: crate::layer::shown(reference.as_bytes()),
             problem: e.to_string(),
         })?;
         let credentials = match access {
-            Access::Host => credentials::find(reference.resolve_registry()),
-            Access::Nobody => None,
-            Access::User { name, password } => Some(Credentials {
+            RegistryAccess::Host => credentials::find(reference.resolve_registry()),
+            RegistryAccess::Anonymous => None,
+            RegistryAccess::User { name, password } => Some(Credentials {
                 user: name.clone(),
                 password: password.clone(),
             }),
@@ -75,7 +79,7 @@ impl Registry {
     }
 
     /// Configuration and layers of the image, with verified digests.
-    pub(super) fn image(&mut self) -> Result<(Found, Vec<Descriptor>), ImportError> {
+    pub(super) fn image(&mut self) -> Result<(FoundImage, Vec<Descriptor>), ImportError> {
         let asked = self.reference.digest().map(str::to_owned);
         let (mut text, mut digest) = self.manifest(asked)?;
         let mut document: Document = parse("manifest", &text)?;
@@ -89,7 +93,7 @@ impl Registry {
             ImportError::image("what its name stands for is not an image".to_owned())
         })?;
         let config: ImageConfig = parse("configuration", &self.document(config)?)?;
-        let found = Found::new(config, Some(digest), document.layers.len())?;
+        let found = FoundImage::new(config, Some(digest), document.layers.len())?;
         Ok((found, document.layers))
     }
 
@@ -98,7 +102,7 @@ impl Registry {
         let expected = digest.as_deref().map(sha256).transpose()?;
         let tag = self.reference.tag().unwrap_or("latest");
         let named = digest.as_deref().unwrap_or(tag).to_owned();
-        let text = self.puller.manifest(&named, MAX_DOCUMENT);
+        let text = self.puller.manifest(&named, MAX_DOCUMENT_BYTES);
         let text = text.map_err(|e| self.failed("its manifest", e))?;
         let found = sum_of(&text);
         if expected.is_some_and(|expected| expected != found) {
@@ -110,7 +114,9 @@ impl Registry {
 
     fn document(&mut self, descriptor: &Descriptor) -> Result<Vec<u8>, ImportError> {
         let expected = sha256(&descriptor.digest)?;
-        let text = self.puller.small_blob(&descriptor.digest, MAX_DOCUMENT);
+        let text = self
+            .puller
+            .small_blob(&descriptor.digest, MAX_DOCUMENT_BYTES);
         let text = text.map_err(|e| self.failed(&descriptor.digest, e))?;
         let found = sum_of(&text);
         if found != expected {
@@ -129,7 +135,7 @@ impl Registry {
         home: &Home,
     ) -> Result<bool, ImportError> {
         let digest = sha256(&layer.digest)?;
-        let served = |by: Repository| Proofs::peek(home, diff_id).served(digest, &by);
+        let served = |by: Repository| BlobProofs::peek(home, diff_id).served(digest, &by);
         if !self.repository().is_some_and(served) {
             return Ok(false);
         }

@@ -9,7 +9,7 @@ use std::io;
 
 /// System calls that host programs are denied: those that would let capabilities reach beyond the
 /// view, and those that reveal kernel state. Their other calls are not known in advance.
-const REFUSED_TO_PROGRAMS: &[libc::c_long] = &[
+const DENIED_TO_PROGRAMS: &[libc::c_long] = &[
     libc::SYS_acct,
     libc::SYS_add_key,
     libc::SYS_adjtimex,
@@ -68,7 +68,7 @@ const REFUSED_TO_PROGRAMS: &[libc::c_long] = &[
 ];
 
 /// System calls of the unpacker, with those of other C libraries. All others kill the process.
-const UNPACKER: &[libc::c_long] = &[
+const UNPACKER_CALLS: &[libc::c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
     libc::SYS_clone,
@@ -129,7 +129,7 @@ const UNPACKER: &[libc::c_long] = &[
 /// Filter of the unpacker.
 pub(crate) fn unpacker() -> io::Result<BpfProgram> {
     build(
-        rules(UNPACKER),
+        rules(UNPACKER_CALLS),
         SeccompAction::Allow,
         SeccompAction::KillProcess,
     )
@@ -137,7 +137,7 @@ pub(crate) fn unpacker() -> io::Result<BpfProgram> {
 
 /// Filter of a host program. It may start threads but no processes, which could outlive it.
 pub(crate) fn program() -> io::Result<BpfProgram> {
-    let mut refused = rules(REFUSED_TO_PROGRAMS);
+    let mut refused = rules(DENIED_TO_PROGRAMS);
     // Without `clone3` the C library starts threads by `clone`, whose flags can be filtered.
     let more = [libc::SYS_clone3, libc::SYS_fork, libc::SYS_vfork];
     refused.extend(rules(&more));
@@ -147,9 +147,9 @@ pub(crate) fn program() -> io::Result<BpfProgram> {
     build(refused, refuse, SeccompAction::Allow)
 }
 
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+type FilterRules = BTreeMap<i64, Vec<SeccompRule>>;
 
-fn rules(calls: &[libc::c_long]) -> Rules {
+fn rules(calls: &[libc::c_long]) -> FilterRules {
     calls.iter().map(|&call| (call, Vec::new())).collect()
 }
 
@@ -161,7 +161,11 @@ fn no_thread() -> Result<SeccompRule, BackendError> {
     SeccompRule::new(vec![unset])
 }
 
-fn build(rules: Rules, listed: SeccompAction, others: SeccompAction) -> io::Result<BpfProgram> {
+fn build(
+    rules: FilterRules,
+    listed: SeccompAction,
+    others: SeccompAction,
+) -> io::Result<BpfProgram> {
     SeccompFilter::new(rules, others, listed, TargetArch::x86_64)
         .and_then(TryInto::try_into)
         .map_err(io::Error::other)

@@ -17,21 +17,21 @@ pub(crate) const CAP_SETFCAP: u32 = 31;
 const MAX_CAPABILITY: u32 = 63;
 /// Base of the user ids, to which the process id is added; shared with VMMs
 /// (`jiffy_proto::vm::jail`).
-const FIRST_UID: u32 = 1_900_000_000;
+const BASE_UID: u32 = 1_900_000_000;
 /// Maximum number of tasks of a process, which is the only one of its user.
 const MAX_TASKS: libc::rlim_t = 64;
 const MAX_FILES: libc::rlim_t = 1024;
 
 /// `struct __user_cap_header_struct` and `struct __user_cap_data_struct` of version 3.
 #[repr(C)]
-struct Header {
+struct CapHeader {
     version: u32,
     pid: libc::c_int,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Data {
+struct CapData {
     effective: u32,
     permitted: u32,
     inheritable: u32,
@@ -41,7 +41,7 @@ const VERSION_3: u32 = 0x2008_0522;
 
 /// User and group id of the calling process after [`leave`].
 pub(crate) fn own_user() -> u32 {
-    FIRST_UID + std::process::id()
+    BASE_UID + std::process::id()
 }
 
 /// Switches to a user id of its own, with the capabilities `kept`, which survive an exec, and
@@ -86,13 +86,13 @@ fn keep(kept: &[u32]) -> io::Result<()> {
     let word = |shift: u32| {
         #[expect(clippy::cast_possible_truncation, reason = "half of the mask")]
         let half = (mask >> shift) as u32;
-        Data {
+        CapData {
             effective: half,
             permitted: half,
             inheritable: half,
         }
     };
-    let header = Header {
+    let header = CapHeader {
         version: VERSION_3,
         pid: 0,
     };

@@ -35,7 +35,7 @@ print "$> @names\n", map { "$_\n" } @done;
 
 fn perl(stage: &Path, tree: &Path, image: &Path) -> Tool {
     fs::write(tree.join("attempts"), ATTEMPTS).unwrap();
-    let view = View::new(stage).unwrap();
+    let view = FsView::new(stage).unwrap();
     let view = view.programs().unwrap().reading(tree, "tree").unwrap();
     let view = view.writing(image, "image").unwrap();
     let mut perl = Tool::new("perl", "perl-base");
@@ -45,7 +45,7 @@ fn perl(stage: &Path, tree: &Path, image: &Path) -> Tool {
 }
 
 #[test]
-fn a_program_that_is_taken_over_reads_its_tree_writes_its_image_and_does_nothing_else() {
+fn a_compromised_program_reads_its_tree_writes_its_image_and_does_nothing_else() {
     if !is_on() {
         return skipped("jail::tests::a_program_that_is_taken_over_*", "needs root");
     }

@@ -9,19 +9,22 @@ use std::io;
 /// Error of unpacking a layer.
 #[derive(Debug, thiserror::Error)]
 pub enum LayerError {
-    /// A limit of [`super::Limits`] is exceeded.
+    /// A limit of [`super::UnpackLimits`] is exceeded.
     #[error("it has too much: more {what} than {limit}")]
     TooMuch { what: &'static str, limit: String },
     #[error("it ends in the middle: get it again")]
     Truncated,
     #[error("{0}")]
-    Problem(Problem),
+    Problem(EntryProblem),
     /// Invalid archive.
     #[error("{0}")]
     Archive(ArchiveError),
     /// Invalid entry, with its name.
     #[error("its entry `{entry}` {problem}")]
-    Entry { entry: String, problem: Problem },
+    Entry {
+        entry: String,
+        problem: EntryProblem,
+    },
     #[error("its content has sha256 {found} instead of {expected}: get it again")]
     Content { expected: String, found: String },
     #[error("cannot read it: {0}")]
@@ -50,7 +53,7 @@ pub enum LayerError {
 
 /// Problem with an archive or one of its entries.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub enum EntryProblem {
     #[error("it is not a tar archive, nor one compressed with gzip or zstd")]
     NotTar,
     #[error("it is compressed with {0}: unpack that first, or use gzip or zstd")]
@@ -84,7 +87,7 @@ impl LayerError {
         }
     }
 
-    pub(super) fn entry(path: &[u8], problem: Problem) -> Self {
+    pub(super) fn entry(path: &[u8], problem: EntryProblem) -> Self {
         Self::Entry {
             entry: shown(path),
             problem,
@@ -109,7 +112,7 @@ impl From<ArchiveError> for LayerError {
     fn from(error: ArchiveError) -> Self {
         match error {
             ArchiveError::Truncated { .. } => Self::Truncated,
-            ArchiveError::NotTar => Self::Problem(Problem::NotTar),
+            ArchiveError::NotTar => Self::Problem(EntryProblem::NotTar),
             ArchiveError::Read(e) => Self::read(e),
             other => Self::Archive(other),
         }

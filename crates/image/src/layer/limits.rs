@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 /// Limits of unpacking one archive, which is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct UnpackLimits {
     /// Bytes of all files; holes count in full, since the image stores them.
     pub bytes: u64,
     /// Number of entries.
     pub entries: u64,
-    /// Unpacked bytes per packed byte, after the first [`Limits::RATIO_SLACK`] bytes.
+    /// Unpacked bytes per packed byte, after the first [`UnpackLimits::RATIO_SLACK`] bytes.
     pub ratio: u64,
     /// Bytes of a path or a symbolic link's target.
     pub path: usize,
@@ -25,12 +25,12 @@ pub struct Limits {
     pub time: Duration,
 }
 
-impl Limits {
+impl UnpackLimits {
     /// Bytes that are unpacked before the ratio applies: small archives of zeros are harmless.
     pub const RATIO_SLACK: u64 = 256 << 20;
 }
 
-impl Default for Limits {
+impl Default for UnpackLimits {
     fn default() -> Self {
         Self {
             bytes: 32 << 30,
@@ -46,16 +46,16 @@ impl Default for Limits {
 }
 
 /// Remaining allowance of one layer.
-pub(super) struct Budget {
-    pub limits: Limits,
+pub(super) struct UnpackBudget {
+    pub limits: UnpackLimits,
     bytes: u64,
     entries: u64,
     names: u64,
     deadline: Instant,
 }
 
-impl Budget {
-    pub(super) fn new(limits: Limits) -> Self {
+impl UnpackBudget {
+    pub(super) fn new(limits: UnpackLimits) -> Self {
         Self {
             limits,
             bytes: limits.bytes,

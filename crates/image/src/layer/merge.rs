@@ -4,7 +4,7 @@
 //! Both directories were filled by [`super::unpack`] and are private. Their links are not trusted
 //! and never followed.
 
-use super::place::Place;
+use super::confined_dir::ConfinedDir;
 use super::unpack::OVERLAY_OPAQUE;
 use super::{LayerError, shown};
 use rustix::fs::{
@@ -46,7 +46,7 @@ fn directory(from: &OwnedFd, onto: &OwnedFd, path: &mut Vec<u8>) -> Result<(), L
 
 fn one(from: &OwnedFd, onto: &OwnedFd, name: &[u8], path: &mut Vec<u8>) -> Result<(), LayerError> {
     let failed = |path: &[u8], errno| LayerError::write("put together", path, errno);
-    let kind = |parent: &OwnedFd| Place::kind(parent.as_fd(), name);
+    let kind = |parent: &OwnedFd| ConfinedDir::kind(parent.as_fd(), name);
     let upper = kind(from).map_err(|e| failed(path, e))?;
     let lower = kind(onto).map_err(|e| failed(path, e))?;
     let is_directory = upper == Some(FileType::Directory);

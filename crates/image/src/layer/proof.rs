@@ -16,7 +16,7 @@
 //!
 //! Records are written beside the layer, under the lock of the layers, and are removed with it.
 
-use super::store::Layers;
+use super::store::LayerStore;
 use crate::file::{self, FileError, OnPath};
 use crate::home::Home;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-const PROOFS: &str = "blobs.json";
+const PROOFS_FILE: &str = "blobs.json";
 /// Maximum number of blobs and repositories per layer; others are downloaded again.
 const MAX_PROOFS: usize = 64;
 
@@ -37,23 +37,23 @@ pub(crate) struct Repository {
 
 /// A blob that unpacks to a layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Blob {
+struct BlobRecord {
     sha256: String,
     served_by: Vec<Repository>,
 }
 
 /// Blobs that unpack to one layer.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Proofs(Vec<Blob>);
+pub(crate) struct BlobProofs(Vec<BlobRecord>);
 
-impl Proofs {
+impl BlobProofs {
     /// Reads the proofs of a layer without a lock; it may be added or removed meanwhile.
     pub(crate) fn peek(home: &Home, diff_id: &str) -> Self {
-        Self::read(&Layers::place_in(&home.layers(), diff_id))
+        Self::read(&LayerStore::place_in(&home.layers(), diff_id))
     }
 
     fn read(place: &Path) -> Self {
-        let text = fs::read(place.join(PROOFS)).ok();
+        let text = fs::read(place.join(PROOFS_FILE)).ok();
         let proofs = text.and_then(|text| serde_json::from_slice(&text).ok());
         proofs.unwrap_or_default()
     }
@@ -77,7 +77,7 @@ impl Proofs {
         let at = self.0.iter().position(|blob| blob.sha256 == sha256);
         let known = at.is_some();
         let at = at.unwrap_or_else(|| {
-            self.0.push(Blob {
+            self.0.push(BlobRecord {
                 sha256: sha256.to_owned(),
                 served_by: Vec::new(),
             });
@@ -96,10 +96,10 @@ impl Proofs {
     }
 }
 
-impl Layers {
+impl LayerStore {
     /// Tells if the blob is recorded to unpack to the layer.
     pub(crate) fn knows(&self, diff_id: &str, sha256: &str) -> bool {
-        Proofs::read(&self.place(diff_id)).knows(sha256)
+        BlobProofs::read(&self.place(diff_id)).knows(sha256)
     }
 
     /// Records that the blob unpacks to the layer, and the repository that served it over TLS.
@@ -110,13 +110,13 @@ impl Layers {
         by: Option<&Repository>,
     ) -> Result<(), FileError> {
         let place = self.place(diff_id);
-        let mut proofs = Proofs::read(&place);
+        let mut proofs = BlobProofs::read(&place);
         if !proofs.add(sha256, by) {
             return Ok(());
         }
         let text = serde_json::to_vec(&proofs).map_err(io::Error::other);
         let text = text.on("write", &place)?;
-        file::write(&place, PROOFS, &text).map(drop)
+        file::write(&place, PROOFS_FILE, &text).map(drop)
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
             registry: registry.to_owned(),
             repository: repository.to_owned(),
         };
-        let mut proofs = Proofs::default();
+        let mut proofs = BlobProofs::default();
         assert!(proofs.add("b", Some(&by("r.example", "alice/app"))));
         assert!(!proofs.add("b", Some(&by("r.example", "alice/app"))));
         assert!(proofs.add("c", None) && proofs.knows("c"));

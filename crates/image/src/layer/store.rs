@@ -1,7 +1,7 @@
 //! Store of unpacked layers, each once, by content.
 
-use super::apart::unpack;
-use super::{LayerError, Limits, Unpacked};
+use super::confined::unpack;
+use super::{LayerError, UnpackLimits, UnpackedLayer};
 use crate::builder;
 use crate::file::{self, FileError, OnPath, UNFINISHED};
 use crate::home::Home;
@@ -12,13 +12,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 const ROOT: &str = "root";
-const RECORD: &str = "layer.json";
+const RECORD_FILE: &str = "layer.json";
 const LOCK: &str = "layers";
 const PREFIX: &str = "sha256-";
 
 /// `<home>/layers`: `sha256-<diff id>/root` with `layer.json` beside it. Holds the lock of the
 /// store: no layer is removed meanwhile.
-pub(crate) struct Layers {
+pub(crate) struct LayerStore {
     directory: PathBuf,
     /// Held for its effect.
     _lock: Lock,
@@ -26,12 +26,12 @@ pub(crate) struct Layers {
 
 /// An unpacked layer.
 #[derive(Clone, Debug)]
-pub(crate) struct Layer {
-    pub unpacked: Unpacked,
+pub(crate) struct StoredLayer {
+    pub unpacked: UnpackedLayer,
     pub root: PathBuf,
 }
 
-impl Layers {
+impl LayerStore {
     pub(crate) fn open(home: &Home, wait: impl FnOnce()) -> Result<Self, FileError> {
         Ok(Self::with(home, home.lock(LOCK, wait)?))
     }
@@ -50,12 +50,12 @@ impl Layers {
     }
 
     /// The layer, if it is in the store.
-    pub(crate) fn get(&self, diff_id: &str) -> Option<Layer> {
+    pub(crate) fn get(&self, diff_id: &str) -> Option<StoredLayer> {
         let place = self.place(diff_id);
-        let record = fs::read(place.join(RECORD)).ok()?;
+        let record = fs::read(place.join(RECORD_FILE)).ok()?;
         let unpacked = serde_json::from_slice(&record).ok()?;
         let root = place.join(ROOT);
-        Some(Layer { unpacked, root })
+        Some(StoredLayer { unpacked, root })
     }
 
     /// Unpacks an archive with the diff id `expected` into the store.
@@ -63,10 +63,10 @@ impl Layers {
         &self,
         packed: impl Read,
         expected: &str,
-        limits: Limits,
+        limits: UnpackLimits,
         on_bytes: &mut dyn FnMut(u64),
-    ) -> Result<Layer, LayerError> {
-        let new = self.unpack_aside(packed, limits, on_bytes)?;
+    ) -> Result<StoredLayer, LayerError> {
+        let new = self.unpack_pending(packed, limits, on_bytes)?;
         if new.unpacked.diff_id != expected {
             return Err(LayerError::Content {
                 expected: expected.to_owned(),
@@ -77,20 +77,20 @@ impl Layers {
     }
 
     /// Unpacks an archive to inspect it; removed on drop.
-    pub(crate) fn unpack_aside(
+    pub(crate) fn unpack_pending(
         &self,
         packed: impl Read,
-        limits: Limits,
+        limits: UnpackLimits,
         on_bytes: &mut dyn FnMut(u64),
-    ) -> Result<Aside, LayerError> {
+    ) -> Result<PendingLayer, LayerError> {
         let work = self.directory.join(format!("{UNFINISHED}layer"));
         builder::clear(&work)?;
         let make = |path: &Path, mode| DirBuilder::new().mode(mode).create(path).on("create", path);
         make(&work, 0o700)?;
-        let mut aside = Aside {
+        let mut aside = PendingLayer {
             root: work.join(ROOT),
             work,
-            unpacked: Unpacked::default(),
+            unpacked: UnpackedLayer::default(),
         };
         make(&aside.root, 0o755)?;
         aside.unpacked = unpack(packed, &aside.root, limits, on_bytes)?;
@@ -98,7 +98,7 @@ impl Layers {
     }
 
     /// Moves an unpacked archive into the store.
-    pub(crate) fn keep(&self, new: Aside) -> Result<Layer, FileError> {
+    pub(crate) fn keep(&self, new: PendingLayer) -> Result<StoredLayer, FileError> {
         let place = self.place(&new.unpacked.diff_id);
         if let Some(layer) = self.get(&new.unpacked.diff_id) {
             return Ok(layer);
@@ -108,10 +108,10 @@ impl Layers {
         let record = serde_json::to_vec(&new.unpacked)
             .map_err(io::Error::other)
             .on("write", &new.work)?;
-        file::write(&new.work, RECORD, &record)?;
+        file::write(&new.work, RECORD_FILE, &record)?;
         fs::rename(&new.work, &place).on("create", &place)?;
         file::sync_dir(&self.directory)?;
-        Ok(Layer {
+        Ok(StoredLayer {
             unpacked: new.unpacked.clone(),
             root: place.join(ROOT),
         })
@@ -140,13 +140,13 @@ impl Layers {
 }
 
 /// An unpacked archive outside of the store, removed on drop.
-pub(crate) struct Aside {
-    pub unpacked: Unpacked,
+pub(crate) struct PendingLayer {
+    pub unpacked: UnpackedLayer,
     pub root: PathBuf,
     work: PathBuf,
 }
 
-impl Drop for Aside {
+impl Drop for PendingLayer {
     fn drop(&mut self) {
         // Remains are removed by the next import. After [`LayerStore::keep`] there are none.
         let _ = builder::clear(&self.work);

@@ -1,17 +1,17 @@
 //! Decompression of layers, with counters and a checksum.
 
-use super::limits::{Limits, too_much};
-use super::{LayerError, Problem};
+use super::limits::{UnpackLimits, too_much};
+use super::{EntryProblem, LayerError};
 use crate::verified::hex;
 use sha2::{Digest, Sha256};
 use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Read};
 use std::rc::Rc;
 
-const BUFFER: usize = 1 << 18;
+const BUFFER_BYTES: usize = 1 << 18;
 
 /// Uncompressed bytes of an archive. Its [`io::Error`]s may wrap a [`LayerError`].
-pub(crate) struct Stream<'a> {
+pub(crate) struct LayerStream<'a> {
     inner: Box<dyn Read + 'a>,
     packed: Rc<Cell<u64>>,
     unpacked: u64,
@@ -30,7 +30,7 @@ enum Compression {
 
 impl Compression {
     fn of(start: &[u8]) -> Result<Self, LayerError> {
-        let unsupported = |name| Err(LayerError::Problem(Problem::Compression(name)));
+        let unsupported = |name| Err(LayerError::Problem(EntryProblem::Compression(name)));
         match start {
             [0x1f, 0x8b, ..] => Ok(Self::Gzip),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Ok(Self::Zstd),
@@ -44,9 +44,9 @@ impl Compression {
 }
 
 /// Reader that counts bytes.
-struct Counted<R>(R, Rc<Cell<u64>>);
+struct CountingReader<R>(R, Rc<Cell<u64>>);
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.0.read(buffer)?;
         self.1.set(self.1.get() + n as u64);
@@ -54,11 +54,11 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-impl<'a> Stream<'a> {
-    pub(crate) fn open(packed: impl Read + 'a, limits: &Limits) -> Result<Self, LayerError> {
+impl<'a> LayerStream<'a> {
+    pub(crate) fn open(packed: impl Read + 'a, limits: &UnpackLimits) -> Result<Self, LayerError> {
         let count = Rc::new(Cell::new(0));
-        let counted = Counted(packed, Rc::clone(&count));
-        let mut buffered = BufReader::with_capacity(BUFFER, counted);
+        let counted = CountingReader(packed, Rc::clone(&count));
+        let mut buffered = BufReader::with_capacity(BUFFER_BYTES, counted);
         let start = buffered.fill_buf().map_err(LayerError::read)?;
         let inner: Box<dyn Read + 'a> = match Compression::of(start)? {
             Compression::None => Box::new(buffered),
@@ -85,7 +85,7 @@ impl<'a> Stream<'a> {
             return Err(too_much("bytes", format!("{} MiB", self.most >> 20)));
         }
         let fair = self.packed.get().saturating_mul(self.ratio);
-        if self.unpacked > Limits::RATIO_SLACK && self.unpacked > fair {
+        if self.unpacked > UnpackLimits::RATIO_SLACK && self.unpacked > fair {
             let limit = format!("{} bytes for each one that is packed", self.ratio);
             return Err(too_much("bytes", limit));
         }
@@ -99,13 +99,13 @@ impl<'a> Stream<'a> {
 
     /// Reads the rest and returns the checksum of everything, lower-case hexadecimal.
     pub(super) fn finish(mut self) -> Result<String, LayerError> {
-        let mut buffer = vec![0; BUFFER];
+        let mut buffer = vec![0; BUFFER_BYTES];
         while self.read(&mut buffer).map_err(LayerError::read)? > 0 {}
         Ok(hex(self.hasher))
     }
 }
 
-impl Read for Stream<'_> {
+impl Read for LayerStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buffer)?;
         self.hasher.update(&buffer[..n]);

@@ -117,11 +117,15 @@ impl Ground {
         self.dir.path().join("in").join(path)
     }
 
-    fn unpack(&self, archive: &[u8]) -> Result<Unpacked, LayerError> {
-        self.unpack_within(archive, Limits::default())
+    fn unpack(&self, archive: &[u8]) -> Result<UnpackedLayer, LayerError> {
+        self.unpack_within(archive, UnpackLimits::default())
     }
 
-    fn unpack_within(&self, archive: &[u8], limits: Limits) -> Result<Unpacked, LayerError> {
+    fn unpack_within(
+        &self,
+        archive: &[u8],
+        limits: UnpackLimits,
+    ) -> Result<UnpackedLayer, LayerError> {
         let before = self.outside();
         let unpacked = unpack(archive, &self.inside(""), limits, &mut |_| ());
         assert_eq!(self.outside(), before, "something outside changed");

@@ -4,10 +4,10 @@
 //! on a directory. Other devices are skipped (guests have their own `/dev`). Set-user-id bits,
 //! capabilities and FIFOs are kept, since nothing of the layer runs on the host.
 
-use super::limits::{Budget, Limits};
-use super::place::{Inside, Place};
-use super::stream::Stream;
-use super::{LayerError, Problem, Unpacked};
+use super::confined_dir::{ConfinedDir, LayerPath};
+use super::limits::{UnpackBudget, UnpackLimits};
+use super::stream::LayerStream;
+use super::{EntryProblem, LayerError, UnpackedLayer};
 use crate::erofs::{LayerOfImageError, write_layer};
 use crate::rootfs::EPOCH;
 use jiffy_archive::{Entry, Kind, Reader, Tolerance};
@@ -26,9 +26,9 @@ const WHITEOUT: &[u8] = b".wh.";
 /// Name that deletes everything in lower layers of its directory.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Prefix of aufs's own files.
-const AUFS: &[u8] = b".wh..wh.";
+const AUFS_PREFIX: &[u8] = b".wh..wh.";
 pub(super) const OVERLAY_OPAQUE: &str = "trusted.overlay.opaque";
-const BUFFER: usize = 1 << 18;
+const BUFFER_BYTES: usize = 1 << 18;
 
 /// Unpacks the archive `packed` (tar, optionally compressed) into the empty directory `into`.
 /// `on_bytes` gets the number of packed bytes read. After an error the caller removes the
@@ -36,14 +36,14 @@ const BUFFER: usize = 1 << 18;
 pub fn unpack(
     packed: impl Read,
     into: &Path,
-    limits: Limits,
+    limits: UnpackLimits,
     on_bytes: &mut dyn FnMut(u64),
-) -> Result<Unpacked, LayerError> {
-    unpack_with(packed, into, limits, on_bytes, Marks::Set)
+) -> Result<UnpackedLayer, LayerError> {
+    unpack_with(packed, into, limits, on_bytes, OverlayMarks::Set)
 }
 
 /// Overlayfs's marks, which only a privileged process can set.
-pub(super) enum Marks<'m> {
+pub(super) enum OverlayMarks<'m> {
     Set,
     /// Returns the directories that need a mark.
     Told(&'m mut Vec<Vec<u8>>),
@@ -52,11 +52,11 @@ pub(super) enum Marks<'m> {
 pub(super) fn unpack_with(
     packed: impl Read,
     into: &Path,
-    limits: Limits,
+    limits: UnpackLimits,
     on_bytes: &mut dyn FnMut(u64),
-    marks: Marks<'_>,
-) -> Result<Unpacked, LayerError> {
-    let opened = Place::open(into);
+    marks: OverlayMarks<'_>,
+) -> Result<UnpackedLayer, LayerError> {
+    let opened = ConfinedDir::open(into);
     let place =
         opened.map_err(|e| LayerError::write("open", into.as_os_str().as_encoded_bytes(), e))?;
     let tolerance = Tolerance {
@@ -64,13 +64,13 @@ pub(super) fn unpack_with(
         no_end_mark: true,
     };
     let mut unpacker = Unpacker {
-        archive: Reader::tolerant(Stream::open(packed, &limits)?, tolerance),
-        budget: Budget::new(limits),
+        archive: Reader::tolerant(LayerStream::open(packed, &limits)?, tolerance),
+        budget: UnpackBudget::new(limits),
         place,
         // Unless the archive names it.
         directories: vec![(Vec::new(), (EPOCH.cast_signed(), 0))],
-        done: Unpacked::default(),
-        buffer: vec![0; BUFFER],
+        done: UnpackedLayer::default(),
+        buffer: vec![0; BUFFER_BYTES],
         marks,
     };
     let root = unpacker.place.open_directory(b"");
@@ -86,19 +86,20 @@ pub(super) fn unpack_with(
 
 /// Unpacks an untrusted image of a template into the empty directory `into`, as the layer that it
 /// was made of.
-pub fn unpack_image(image: &File, into: &Path, limits: Limits) -> Result<(), LayerError> {
-    unpack_image_with(image, into, limits, Marks::Set)
+pub fn unpack_image(image: &File, into: &Path, limits: UnpackLimits) -> Result<(), LayerError> {
+    unpack_image_with(image, into, limits, OverlayMarks::Set)
 }
 
 pub(super) fn unpack_image_with(
     image: &File,
     into: &Path,
-    limits: Limits,
-    marks: Marks<'_>,
+    limits: UnpackLimits,
+    marks: OverlayMarks<'_>,
 ) -> Result<(), LayerError> {
     let (reader, writer) = io::pipe().map_err(LayerError::Read)?;
     let (written, unpacked) = thread::scope(|scope| {
-        let written = scope.spawn(|| write_layer(image, BufWriter::with_capacity(BUFFER, writer)));
+        let written =
+            scope.spawn(|| write_layer(image, BufWriter::with_capacity(BUFFER_BYTES, writer)));
         // The reader is dropped with this call, so that the writer never blocks.
         let unpacked = unpack_with(reader, into, limits, &mut |_| (), marks);
         (written.join(), unpacked)
@@ -113,14 +114,14 @@ pub(super) fn unpack_image_with(
 }
 
 struct Unpacker<'a> {
-    archive: Reader<Stream<'a>>,
-    budget: Budget,
-    place: Place,
+    archive: Reader<LayerStream<'a>>,
+    budget: UnpackBudget,
+    place: ConfinedDir,
     /// Their times are set last, since entries inside change them.
     directories: Vec<(Vec<u8>, (i64, u32))>,
-    done: Unpacked,
+    done: UnpackedLayer,
     buffer: Vec<u8>,
-    marks: Marks<'a>,
+    marks: OverlayMarks<'a>,
 }
 
 impl Unpacker<'_> {
@@ -130,20 +131,23 @@ impl Unpacker<'_> {
     }
 
     fn take(&mut self, entry: &Entry) -> Result<(), LayerError> {
-        let path = Inside::of(&entry.path, &self.budget.limits)
+        let path = LayerPath::of(&entry.path, &self.budget.limits)
             .map_err(|problem| LayerError::entry(&entry.path, problem))?;
         self.done.entries += 1;
         if path.is_root() {
             return match entry.kind {
                 Kind::Directory => self.directory_settled(entry, &path),
-                _ => Err(LayerError::entry(&entry.path, Problem::ReplacesDirectory)),
+                _ => Err(LayerError::entry(
+                    &entry.path,
+                    EntryProblem::ReplacesDirectory,
+                )),
             };
         }
         let name = path.split().1;
         if name == OPAQUE {
             return self.opaque(&path);
         }
-        if name.starts_with(AUFS) {
+        if name.starts_with(AUFS_PREFIX) {
             return Ok(());
         }
         if let Some(hidden) = name.strip_prefix(WHITEOUT) {
@@ -172,24 +176,24 @@ impl Unpacker<'_> {
     }
 
     /// Removes the file of an earlier entry of this name; a directory is an error.
-    fn make_way(&mut self, path: &Inside) -> Result<(), LayerError> {
+    fn make_way(&mut self, path: &LayerPath) -> Result<(), LayerError> {
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("replace", path.bytes(), errno);
-        match Place::kind(parent, name).map_err(failed)? {
+        match ConfinedDir::kind(parent, name).map_err(failed)? {
             None => Ok(()),
             Some(FileType::Directory) => {
-                let problem = Problem::ReplacesDirectory;
+                let problem = EntryProblem::ReplacesDirectory;
                 Err(LayerError::entry(path.bytes(), problem))
             }
             Some(_) => fs::unlinkat(parent, name, AtFlags::empty()).map_err(failed),
         }
     }
 
-    fn directory(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+    fn directory(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("create", path.bytes(), errno);
         let mut deleted = false;
-        match Place::kind(parent, name).map_err(failed)? {
+        match ConfinedDir::kind(parent, name).map_err(failed)? {
             Some(FileType::Directory) => return self.directory_settled(entry, path),
             Some(found) => {
                 deleted = found == FileType::CharacterDevice;
@@ -205,7 +209,7 @@ impl Unpacker<'_> {
         self.directory_settled(entry, path)
     }
 
-    fn directory_settled(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+    fn directory_settled(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
         let opened = self.place.open_directory(path.bytes());
         let fd = opened.map_err(|errno| LayerError::write("open", path.bytes(), errno))?;
         settle(fd.as_fd(), entry, path)?;
@@ -214,7 +218,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn file(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+    fn file(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
         self.budget.file(entry.size)?;
         self.make_way(path)?;
         let (parent, name) = self.place.parent(path)?;
@@ -240,12 +244,12 @@ impl Unpacker<'_> {
         fd: BorrowedFd<'_>,
         mut offset: u64,
         mut length: u64,
-        path: &Inside,
+        path: &LayerPath,
     ) -> Result<(), LayerError> {
         let failed = |errno| LayerError::write("write", path.bytes(), errno);
         while length > 0 {
             self.budget.in_time()?;
-            let most = usize::try_from(length).map_or(BUFFER, |l| l.min(BUFFER));
+            let most = usize::try_from(length).map_or(BUFFER_BYTES, |l| l.min(BUFFER_BYTES));
             let n = self.archive.read_content(&mut self.buffer[..most])?;
             let mut bytes = &self.buffer[..n];
             if bytes.is_empty() {
@@ -261,9 +265,9 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn symlink(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+    fn symlink(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
         if entry.link.is_empty() || entry.link.len() > self.budget.limits.path {
-            return Err(LayerError::entry(path.bytes(), Problem::Path));
+            return Err(LayerError::entry(path.bytes(), EntryProblem::Path));
         }
         self.make_way(path)?;
         let (parent, name) = self.place.parent(path)?;
@@ -273,17 +277,17 @@ impl Unpacker<'_> {
         self.owned_and_dated(entry, path)
     }
 
-    fn hard_link(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
-        let bad = || Problem::LinkTarget(super::shown(&entry.link));
+    fn hard_link(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
+        let bad = || EntryProblem::LinkTarget(super::shown(&entry.link));
         let bad = || LayerError::entry(path.bytes(), bad());
-        let target = Inside::of(&entry.link, &self.budget.limits)
+        let target = LayerPath::of(&entry.link, &self.budget.limits)
             .map_err(|problem| LayerError::entry(path.bytes(), problem))?;
         if target.is_root() || target == *path {
             return Err(bad());
         }
         let (above, from) = target.split();
         let above = self.place.directory(above).map_err(|_| bad())?;
-        match Place::kind(above.as_fd(), from) {
+        match ConfinedDir::kind(above.as_fd(), from) {
             Ok(Some(FileType::RegularFile | FileType::Symlink | FileType::Fifo)) => {}
             _ => return Err(bad()),
         }
@@ -293,7 +297,7 @@ impl Unpacker<'_> {
         linked.map_err(|errno| LayerError::write("link", path.bytes(), errno))
     }
 
-    fn fifo(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+    fn fifo(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
         self.make_way(path)?;
         let (parent, name) = self.place.parent(path)?;
         let mode = Mode::from_raw_mode(entry.mode & 0o777);
@@ -304,7 +308,7 @@ impl Unpacker<'_> {
     }
 
     /// Sets owner and time of a file that cannot be opened.
-    fn owned_and_dated(&mut self, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+    fn owned_and_dated(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("own", path.bytes(), errno);
         let (uid, gid) = owner(entry);
@@ -313,13 +317,13 @@ impl Unpacker<'_> {
         fs::utimensat(parent, name, &times(entry.mtime), flags).map_err(failed)
     }
 
-    fn whiteout(&mut self, path: &Inside, hidden: &[u8]) -> Result<(), LayerError> {
+    fn whiteout(&mut self, path: &LayerPath, hidden: &[u8]) -> Result<(), LayerError> {
         if hidden.is_empty() || hidden == b"." || hidden == b".." {
-            return Err(LayerError::entry(path.bytes(), Problem::Outside));
+            return Err(LayerError::entry(path.bytes(), EntryProblem::Outside));
         }
         let (parent, _) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("mark as deleted", path.bytes(), errno);
-        match Place::kind(parent, hidden).map_err(failed)? {
+        match ConfinedDir::kind(parent, hidden).map_err(failed)? {
             None => fs::mknodat(parent, hidden, FileType::CharacterDevice, Mode::empty(), 0)
                 .map_err(failed),
             // The layer's own directory replaces the lower one, in any order of entries.
@@ -333,7 +337,7 @@ impl Unpacker<'_> {
         }
     }
 
-    fn opaque(&mut self, path: &Inside) -> Result<(), LayerError> {
+    fn opaque(&mut self, path: &LayerPath) -> Result<(), LayerError> {
         let (above, _) = path.split();
         self.place.parent(path)?;
         if above.is_empty() {
@@ -345,7 +349,7 @@ impl Unpacker<'_> {
     }
 
     fn mark_opaque(&mut self, path: &[u8]) -> Result<(), LayerError> {
-        if let Marks::Told(told) = &mut self.marks {
+        if let OverlayMarks::Told(told) = &mut self.marks {
             self.budget.name(path)?;
             told.push(path.to_vec());
             return Ok(());
@@ -357,7 +361,7 @@ impl Unpacker<'_> {
         marked.map_err(|errno| LayerError::write("mark as deleted what is below", path, errno))
     }
 
-    fn finish(mut self) -> Result<Unpacked, LayerError> {
+    fn finish(mut self) -> Result<UnpackedLayer, LayerError> {
         // The last entry of a directory counts. Children precede parents, so that they do not
         // change the parents' times.
         for (path, mtime) in &self.directories {
@@ -381,7 +385,7 @@ fn owner(entry: &Entry) -> (Option<Uid>, Option<Gid>) {
 }
 
 /// Sets the owner first, since that clears mode bits and capabilities.
-fn settle(fd: BorrowedFd<'_>, entry: &Entry, path: &Inside) -> Result<(), LayerError> {
+fn settle(fd: BorrowedFd<'_>, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
     let failed = |action| move |errno: Errno| LayerError::write(action, path.bytes(), errno);
     let (uid, gid) = owner(entry);
     fs::fchown(fd, uid, gid).map_err(failed("own"))?;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::builder::tests::{Fake, home};
+use crate::builder::tests::{FakeRecipe, home};
 use crate::home::Home;
 use std::fs;
 
@@ -14,7 +14,7 @@ fn exported(home: &Home, name: &str) -> Vec<u8> {
 }
 
 fn imported(home: &Home, file: &[u8], name: Option<&str>) -> Result<Template, ImportError> {
-    Templates::new(home).import_file(file, name, None, Limits::default(), &mut |_| ())
+    Templates::new(home).import_file(file, name, None, UnpackLimits::default(), &mut |_| ())
 }
 
 /// Unpacks an archive, to be changed and packed again.
@@ -45,9 +45,9 @@ fn packed(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
 }
 
 #[test]
-fn a_template_goes_to_another_host_in_one_file_and_is_the_same_there() {
+fn an_exported_template_is_equal_on_another_host() {
     let ((_a, here), (_b, there)) = (home(), home());
-    let template = Fake::new("one").build(&here).unwrap();
+    let template = FakeRecipe::new("one").build(&here).unwrap();
     let file = exported(&here, "one");
     let came = imported(&there, &file, None).unwrap();
     assert_eq!(came.manifest.version(), template.manifest.version());
@@ -61,9 +61,9 @@ fn a_template_goes_to_another_host_in_one_file_and_is_the_same_there() {
 }
 
 #[test]
-fn a_file_that_is_not_what_it_says_is_refused_and_leaves_nothing() {
+fn an_invalid_export_is_refused_and_leaves_nothing() {
     let ((_a, here), (_b, there)) = (home(), home());
-    let size = Fake::new("one").build(&here).unwrap().manifest.size();
+    let size = FakeRecipe::new("one").build(&here).unwrap().manifest.size();
     let file = exported(&here, "one");
     let refused = |change: &dyn Fn(&mut Entries)| {
         let mut entries = taken_apart(&file);

@@ -3,7 +3,9 @@
 use crate::cli::{TemplateBuildArgs, TemplateSource};
 use anyhow::bail;
 use jiffy_engine::Readiness;
-use jiffy_image::{Access, DiskBudget, Import, Limits, Source, Start, Visibility};
+use jiffy_image::{
+    DiskBudget, Import, ImportSource, ImportStart, RegistryAccess, UnpackLimits, Visibility,
+};
 use jiffy_pull::{Cancel, Registries};
 use std::path::Path;
 
@@ -25,9 +27,9 @@ pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
                 allowed: args.registry_allow.clone(),
                 ..Registries::default()
             };
-            let source = Source::Registry {
+            let source = ImportSource::Registry {
                 reference: reference.clone(),
-                access: Access::Host,
+                access: RegistryAccess::Host,
                 pull: registries.pull(false, &Cancel::new()?),
             };
             (source, name_of_image(reference))
@@ -41,9 +43,9 @@ pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
             } else {
                 name_of_file(path)
             };
-            (Source::Archive(path.to_owned()), name)
+            (ImportSource::Archive(path.to_owned()), name)
         }
-        (.., Some(path)) => (Source::Directory(path.clone()), name_of_file(path)),
+        (.., Some(path)) => (ImportSource::Directory(path.clone()), name_of_file(path)),
         _ => return Ok(None),
     };
     let starts = args.start.is_some() || args.start_image_command;
@@ -62,12 +64,12 @@ pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
         memory_mib: args.memory,
         disk_mib: args.disk,
         start: match &args.start {
-            Some(line) => Start::Command(line.clone()),
-            None if args.start_image_command => Start::Image,
-            None => Start::Nothing,
+            Some(line) => ImportStart::Command(line.clone()),
+            None if args.start_image_command => ImportStart::Image,
+            None => ImportStart::Nothing,
         },
         ready: readiness(args),
-        limits: Limits::default(),
+        limits: UnpackLimits::default(),
         disk: DiskBudget::default(),
     }))
 }

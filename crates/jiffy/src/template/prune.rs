@@ -3,7 +3,7 @@
 use super::show::mib;
 use crate::client::Client;
 use hyper::Method;
-use jiffy_image::{Home, Pruned, Templates};
+use jiffy_image::{Home, PrunedImages, Templates};
 use jiffy_template_builder::PrunedBuildCache;
 use serde::Serialize;
 use serde_json::json;
@@ -13,7 +13,7 @@ use std::time::Duration;
 #[derive(Serialize)]
 struct Removed {
     #[serde(flatten)]
-    needless: Pruned,
+    needless: PrunedImages,
     /// Snapshots of steps.
     steps: usize,
     /// Bytes of uploads.

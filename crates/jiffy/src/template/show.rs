@@ -1,6 +1,6 @@
 //! What `jiffy template ls`, `inspect` and `history` print.
 
-use jiffy_image::{ImageSum, Manifest};
+use jiffy_image::{ImageSum, TemplateManifest};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 #[derive(Serialize)]
 struct Listed<'a> {
     #[serde(flatten)]
-    manifest: &'a Manifest,
+    manifest: &'a TemplateManifest,
     /// SHA-256 of what makes its sandboxes.
     version: String,
     /// Bytes of its images.
@@ -21,7 +21,7 @@ struct Listed<'a> {
 struct Sharing<'a>(BTreeMap<&'a ImageSum, Vec<String>>);
 
 impl<'a> Sharing<'a> {
-    fn of(all: &'a [Manifest]) -> Self {
+    fn of(all: &'a [TemplateManifest]) -> Self {
         let mut named: BTreeMap<&ImageSum, Vec<String>> = BTreeMap::new();
         for manifest in all {
             for image in &manifest.images {
@@ -36,7 +36,7 @@ impl<'a> Sharing<'a> {
         all.map(String::as_str).filter(|n| *n != than).collect()
     }
 
-    fn listed<'m>(&self, manifest: &'m Manifest) -> Listed<'m> {
+    fn listed<'m>(&self, manifest: &'m TemplateManifest) -> Listed<'m> {
         let name = manifest.reference();
         let own = |i: &&ImageSum| self.others(i, &name).is_empty();
         Listed {
@@ -49,7 +49,7 @@ impl<'a> Sharing<'a> {
 }
 
 /// All templates.
-pub fn list(all: &[Manifest], json: bool) -> anyhow::Result<()> {
+pub fn list(all: &[TemplateManifest], json: bool) -> anyhow::Result<()> {
     let sharing = Sharing::of(all);
     let listed: Vec<Listed<'_>> = all.iter().map(|m| sharing.listed(m)).collect();
     if json {
@@ -81,7 +81,7 @@ pub fn list(all: &[Manifest], json: bool) -> anyhow::Result<()> {
 }
 
 /// One template; `all` says with whom it shares.
-pub fn inspect(m: &Manifest, all: &[Manifest], json: bool) -> anyhow::Result<()> {
+pub fn inspect(m: &TemplateManifest, all: &[TemplateManifest], json: bool) -> anyhow::Result<()> {
     let sharing = Sharing::of(all);
     let listed = sharing.listed(m);
     if json {
@@ -141,7 +141,7 @@ pub fn inspect(m: &Manifest, all: &[Manifest], json: bool) -> anyhow::Result<()>
 }
 
 /// How a template was made, oldest first.
-pub fn history(m: &Manifest, json: bool) -> anyhow::Result<()> {
+pub fn history(m: &TemplateManifest, json: bool) -> anyhow::Result<()> {
     if json {
         println!("{}", serde_json::to_string_pretty(&m.history)?);
         return Ok(());

@@ -3,7 +3,8 @@
 use crate::bench::TwoKeys;
 use crate::support::wait_for;
 use jiffy_image::{
-    DiskBudget, Import, Limits, Source, Start, Templates, Visibility, imported_image,
+    DiskBudget, Import, ImportSource, ImportStart, Templates, UnpackLimits, Visibility,
+    imported_image,
 };
 use serde_json::{Value, json};
 use std::fs;
@@ -220,13 +221,13 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     let import = Import {
         name: image.clone(),
         visibility: Some(Visibility::Internal),
-        source: Source::Directory(root.into()),
+        source: ImportSource::Directory(root.into()),
         vcpus: None,
         memory_mib: None,
         disk_mib: None,
-        start: Start::Nothing,
+        start: ImportStart::Nothing,
         ready: None,
-        limits: Limits::default(),
+        limits: UnpackLimits::default(),
         disk: DiskBudget::default(),
     };
     templates.import(&import, &mut |_| ()).unwrap();

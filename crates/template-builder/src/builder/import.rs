@@ -5,8 +5,8 @@ use super::{BuilderError, BuilderInner, printable};
 use crate::spec::ImageSource;
 use jiffy_engine::Engine;
 use jiffy_image::{
-    Access, DiskBudget, Import, ImportError, Manifest, Progress, Reference, Source, Start,
-    Template, Visibility, imported_image, is_id,
+    DiskBudget, Import, ImportError, ImportSource, ImportStart, Progress, Reference,
+    RegistryAccess, Template, TemplateManifest, Visibility, imported_image, is_id,
 };
 use jiffy_pull::Cancel;
 
@@ -51,7 +51,7 @@ impl<E: Engine> BuilderInner<E> {
         cancel: &Cancel,
         disk: DiskBudget,
         on_progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<Manifest, ImportError> {
+    ) -> Result<TemplateManifest, ImportError> {
         let name = imported_image(owner, &image.reference);
         let name = Reference::in_namespace(owner, &name)?.to_string();
         let host = image.reference.split('/').next().unwrap_or_default();
@@ -64,23 +64,23 @@ impl<E: Engine> BuilderInner<E> {
         let import = Import {
             name,
             visibility: Some(Visibility::Internal),
-            source: Source::Registry {
+            source: ImportSource::Registry {
                 reference: image.reference.clone(),
                 pull,
                 access: match &image.credentials {
-                    Some((name, password)) => Access::User {
+                    Some((name, password)) => RegistryAccess::User {
                         name: name.clone(),
                         password: password.clone(),
                     },
                     // Credentials of the host's owner are not used for keys.
-                    None if caller.is_some() => Access::Nobody,
-                    None => Access::Host,
+                    None if caller.is_some() => RegistryAccess::Anonymous,
+                    None => RegistryAccess::Host,
                 },
             },
             vcpus: None,
             memory_mib: None,
             disk_mib: None,
-            start: Start::Nothing,
+            start: ImportStart::Nothing,
             ready: None,
             limits: self.settings.limits,
             disk,

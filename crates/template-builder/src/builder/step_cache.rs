@@ -4,7 +4,7 @@ use super::records::{BuildRecords, RecordError, from_sql, now_ms, to_sql};
 use super::{Builder, BuilderError, BuilderInner, lock};
 use jiffy_engine::Engine;
 use jiffy_host::SnapshotRecord;
-use jiffy_image::{Manifest, Pruned as PrunedImages, is_imported_image};
+use jiffy_image::{PrunedImages, TemplateManifest, is_imported_image};
 use rusqlite::params;
 use std::collections::{HashMap, HashSet};
 use std::sync::Weak;
@@ -116,8 +116,9 @@ impl<E: Engine> BuilderInner<E> {
         let mut imports = Vec::new();
         if of.is_none() && lock(&self.running).is_empty() {
             let all = self.templates.list()?;
-            let old = |m: &&Manifest| is_imported_image(&m.name) && m.created <= oldest / 1000;
-            imports.extend(all.iter().filter(old).map(Manifest::reference));
+            let old =
+                |m: &&TemplateManifest| is_imported_image(&m.name) && m.created <= oldest / 1000;
+            imports.extend(all.iter().filter(old).map(TemplateManifest::reference));
         }
         Ok(PrunableBuildCache {
             steps,
@@ -187,7 +188,7 @@ impl<E: Engine> Builder<E> {
 
     /// Images that would be removed together with the templates `without`.
     pub fn prunable_images(&self, without: &[String]) -> Result<PrunedImages, BuilderError> {
-        Ok(self.0.templates.would_prune(without)?)
+        Ok(self.0.templates.preview_prune(without)?)
     }
 
     /// Removes images and template versions without references.

@@ -1,7 +1,7 @@
 //! A registry for one test: Debian's `docker-registry`, filled by `skopeo`.
 
-use crate::import::Access;
-use crate::import::Source;
+use crate::import::ImportSource;
+use crate::import::RegistryAccess;
 use crate::skipped;
 use jiffy_pull::{Cancel, Program, Registries};
 use std::fs::{self, File};
@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Source of an image in a registry without TLS, for the host's owner.
-pub(super) fn from_registry(host: &str, name: &str) -> Source {
+pub(super) fn from_registry(host: &str, name: &str) -> ImportSource {
     let registries = Registries {
         plain_http: vec![host.to_owned()],
         program: Program::Thread,
         ..Registries::default()
     };
-    Source::Registry {
+    ImportSource::Registry {
         reference: format!("{host}/{name}"),
-        access: Access::Host,
+        access: RegistryAccess::Host,
         pull: registries.pull(false, &Cancel::new().unwrap()),
     }
 }
@@ -125,7 +125,7 @@ impl Loopback {
         assert!(pushed.status.success(), "{said}\n{}", self.log());
     }
 
-    pub(super) fn source(&self, name: &str) -> Source {
+    pub(super) fn source(&self, name: &str) -> ImportSource {
         from_registry(&self.host, name)
     }
 

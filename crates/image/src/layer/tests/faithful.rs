@@ -177,8 +177,8 @@ fn gnu_tar_with_holes_and_long_names_is_read_as_it_was_written() {
 }
 
 #[test]
-fn the_identity_is_the_sum_of_the_archive_however_it_is_packed() {
-    let ground = ground!(the_identity_is_the_sum_of_the_archive_however_it_is_packed);
+fn the_diff_id_is_the_digest_of_the_uncompressed_archive() {
+    let ground = ground!(the_diff_id_is_the_digest_of_the_uncompressed_archive);
     let mut archive = Tar::default().file("a", b"1").end();
     archive.resize(10240, 0);
     let plain = ground.unpack(&archive).unwrap();

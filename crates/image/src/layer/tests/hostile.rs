@@ -13,8 +13,8 @@ fn a_path_with_dots_is_refused() {
 }
 
 #[test]
-fn an_absolute_path_counts_from_the_root() {
-    let ground = ground!(an_absolute_path_counts_from_the_root);
+fn an_absolute_path_is_relative_to_the_layer() {
+    let ground = ground!(an_absolute_path_is_relative_to_the_layer);
     let outside = ground.dir.path().join("outside/secret");
     let name = outside.to_str().unwrap();
     ground
@@ -50,8 +50,8 @@ fn a_link_in_the_middle_of_a_path_is_not_followed_either() {
 }
 
 #[test]
-fn a_file_replaces_a_symbolic_link_instead_of_what_that_names() {
-    let ground = ground!(a_file_replaces_a_symbolic_link_instead_of_what_that_names);
+fn a_file_replaces_a_symbolic_link_and_not_its_target() {
+    let ground = ground!(a_file_replaces_a_symbolic_link_and_not_its_target);
     let archive = Tar::default().symlink("door", "../outside/secret");
     ground.unpack(&archive.file("door", b"mine").end()).unwrap();
     assert!(ground.inside("door").symlink_metadata().unwrap().is_file());
@@ -127,8 +127,8 @@ fn devices_are_left_out_and_counted() {
 }
 
 #[test]
-fn a_fifo_stays_one_and_hangs_nobody() {
-    let ground = ground!(a_fifo_stays_one_and_hangs_nobody);
+fn a_fifo_is_kept_and_blocks_no_reader() {
+    let ground = ground!(a_fifo_is_kept_and_blocks_no_reader);
     let archive = Tar::default().node(EntryType::Fifo, "pipe");
     ground.unpack(&archive.end()).unwrap();
     let found = ground.inside("pipe").symlink_metadata().unwrap();
@@ -171,10 +171,10 @@ fn overlay_marks_cannot_be_smuggled_in_as_attributes() {
 #[test]
 fn a_bomb_stops_at_its_bounds() {
     let ground = ground!(a_bomb_stops_at_its_bounds);
-    let limits = Limits {
+    let limits = UnpackLimits {
         bytes: 1 << 20,
         entries: 100,
-        ..Limits::default()
+        ..UnpackLimits::default()
     };
     let refused = |archive: &[u8], limits| {
         let error = ground.unpack_within(archive, limits).unwrap_err();
@@ -190,14 +190,14 @@ fn a_bomb_stops_at_its_bounds() {
     let mut tail = Tar::default().file("x", b"").end();
     tail.resize(4 << 20, 0);
     assert!(refused(&gzip(&tail), limits).contains("bytes"));
-    let no_time = Limits {
+    let no_time = UnpackLimits {
         time: Duration::ZERO,
-        ..Limits::default()
+        ..UnpackLimits::default()
     };
     assert!(refused(&large, no_time).contains("time"));
-    let few_names = Limits {
+    let few_names = UnpackLimits {
         names: 1000,
-        ..Limits::default()
+        ..UnpackLimits::default()
     };
     let names = (0..50).fold(Tar::default(), |tar, i| {
         tar.directory(&format!("d{i}"), 0o755)
@@ -221,8 +221,8 @@ fn a_small_archive_of_much_is_stopped_by_its_ratio() {
 }
 
 #[test]
-fn a_file_of_holes_counts_as_what_it_stands_for() {
-    let ground = ground!(a_file_of_holes_counts_as_what_it_stands_for);
+fn holes_count_toward_the_size_limit() {
+    let ground = ground!(holes_count_toward_the_size_limit);
     let size = (64_u64 << 40).to_string();
     let sparse = [("GNU.sparse.map", "0,0"), ("GNU.sparse.size", &size)];
     let archive = Tar::default().pax(&sparse).file("holes", b"").end();
@@ -230,7 +230,7 @@ fn a_file_of_holes_counts_as_what_it_stands_for() {
 }
 
 #[test]
-fn maps_of_holes_that_lie_are_refused() {
+fn invalid_maps_of_holes_are_refused() {
     let maps = [
         ("5,3,0,2", "8"),
         ("0,3,2,2", "8"),
@@ -240,7 +240,7 @@ fn maps_of_holes_that_lie_are_refused() {
         ("0,5,6", "8"),
     ];
     for (map, size) in maps {
-        let ground = ground!(maps_of_holes_that_lie_are_refused);
+        let ground = ground!(invalid_maps_of_holes_are_refused);
         let sparse = [("GNU.sparse.map", map), ("GNU.sparse.size", size)];
         let archive = Tar::default().pax(&sparse).file("holes", b"12345").end();
         let message = ground.refused(&archive);
@@ -278,8 +278,8 @@ fn an_extended_header_without_end_is_not_read_into_memory() {
 }
 
 #[test]
-fn an_archive_that_ends_in_the_middle_is_told_from_a_broken_one() {
-    let ground = ground!(an_archive_that_ends_in_the_middle_is_told_from_a_broken_one);
+fn a_truncated_archive_is_distinguished_from_an_invalid_one() {
+    let ground = ground!(a_truncated_archive_is_distinguished_from_an_invalid_one);
     let whole = Tar::default().file("a", &[7; 3000]).end();
     for archive in [
         whole.clone(),

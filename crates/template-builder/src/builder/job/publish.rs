@@ -7,7 +7,9 @@ use super::{BuildJob, BuildOutcome};
 use crate::spec::{BuildStage, BuildStep, StepAction};
 use jiffy_engine::{Engine, StartCommand, Startup};
 use jiffy_host::Bytes;
-use jiffy_image::{Defaults, Derived, Manifest, Progress, Visibility, unfinished_build};
+use jiffy_image::{
+    Defaults, DerivedTemplate, Progress, TemplateManifest, Visibility, unfinished_build,
+};
 
 /// Error of a build that starts the command of an image without one.
 const NO_IMAGE_COMMAND: &str = "there is no command to start: neither the Dockerfile nor what it \
@@ -57,7 +59,7 @@ impl<E: Engine> BuildJob<E> {
     }
 
     /// Removes a new template that exceeds a quota.
-    fn discard(&self, manifest: &Manifest, why: String) -> BuildFailure {
+    fn discard(&self, manifest: &TemplateManifest, why: String) -> BuildFailure {
         let reference = manifest.reference();
         if reference == self.unfinished_name()
             && let Err(e) = self.inner.templates.remove(&reference)
@@ -70,7 +72,7 @@ impl<E: Engine> BuildJob<E> {
     /// Fails if the template's new images have more than `most` bytes.
     fn check_image_size(
         &self,
-        made: &Manifest,
+        made: &TemplateManifest,
         at: &StageState,
         most: Option<u64>,
     ) -> Result<(), BuildFailure> {
@@ -165,7 +167,7 @@ impl<E: Engine> BuildJob<E> {
         defaults: Defaults,
         startup: Startup,
         sum: &str,
-    ) -> Result<Manifest, BuildFailure> {
+    ) -> Result<TemplateManifest, BuildFailure> {
         self.log.info(Some("finalize"), "writing the image");
         let agent = self.agent(at).await?;
         let layer = agent.layer().await;
@@ -188,7 +190,7 @@ impl<E: Engine> BuildJob<E> {
         let writing = self.writing.clone().lock_owned().await;
         let work = move || {
             let _writing = writing;
-            let derived = Derived {
+            let derived = DerivedTemplate {
                 name: &name,
                 visibility: Some(Visibility::Internal),
                 base: &base,
@@ -213,7 +215,7 @@ impl<E: Engine> BuildJob<E> {
     /// Boots the template, runs its startup, and then publishes its names.
     async fn make_ready(
         &self,
-        manifest: &Manifest,
+        manifest: &TemplateManifest,
         at: &StageState,
         names: &[String],
     ) -> Result<(), BuildFailure> {

@@ -9,7 +9,7 @@ use crate::spec::{
 };
 use jiffy_engine::{Engine, SandboxSize};
 use jiffy_host::{Source, usual_size};
-use jiffy_image::{Defaults, Manifest, Progress, Step as HistoryStep};
+use jiffy_image::{Defaults, HistoryStep, Progress, TemplateManifest};
 use jiffy_pull::Cancel;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub(super) struct StageState {
     pub(super) key: String,
     pub(super) config: StageConfig,
-    pub(super) base: Arc<Manifest>,
+    pub(super) base: Arc<TemplateManifest>,
     /// Template or snapshot that sandboxes of the stage are created from.
     pub(super) source: Source,
     /// Sandbox of the stage, if one runs.
@@ -128,7 +128,7 @@ impl<E: Engine> BuildJob<E> {
     }
 
     /// Template of a stage's base; images are imported.
-    async fn base_template(&self, from: &StageBase) -> Result<Manifest, BuildFailure> {
+    async fn base_template(&self, from: &StageBase) -> Result<TemplateManifest, BuildFailure> {
         let image = match from {
             StageBase::Template(name) => return self.local_template(name).await,
             StageBase::Name(name) => {
@@ -176,7 +176,7 @@ impl<E: Engine> BuildJob<E> {
             .map_err(|e| BuildFailure::from_error(&e))
     }
 
-    async fn local_template(&self, name: &str) -> Result<Manifest, BuildFailure> {
+    async fn local_template(&self, name: &str) -> Result<TemplateManifest, BuildFailure> {
         let owner = self.template.owner.as_deref();
         let found = self.inner.resolve_for(name, owner);
         let name = found.map_err(|e| BuildFailure::new(e.to_string()))?;

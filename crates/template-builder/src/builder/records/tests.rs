@@ -46,7 +46,12 @@ fn names_are_unique_per_owner() {
     assert_eq!(enter("t3", Some("k2")), "t2");
     assert_eq!(enter("t4", None), "t4");
     assert_eq!(enter("t5", None), "t4");
-    let named = |owner| records.template_by_name(owner, "mine").unwrap().map(|t| t.id);
+    let named = |owner| {
+        records
+            .template_by_name(owner, "mine")
+            .unwrap()
+            .map(|t| t.id)
+    };
     assert_eq!(named(Some("k1")).as_deref(), Some("t1"));
     assert_eq!(named(Some("k2")).as_deref(), Some("t2"));
     assert_eq!(named(None).as_deref(), Some("t4"));
@@ -77,7 +82,10 @@ fn records_of_the_first_version_are_kept_with_their_builds_and_lines() {
             .map(|t| t.id)
             .collect();
         assert_eq!(ids, ["t1", "t2"]);
-        let mine = records.template_by_name(Some("k1"), "mine").unwrap().unwrap();
+        let mine = records
+            .template_by_name(Some("k1"), "mine")
+            .unwrap()
+            .unwrap();
         assert!(mine.public);
         let build = &records.builds("t1").unwrap()[0];
         assert_eq!((build.id.as_str(), &build.caller), ("b1", &None));

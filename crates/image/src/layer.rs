@@ -1,29 +1,29 @@
 //! Layers of images: untrusted archives, unpacked into directories that nothing leads out of.
 
-pub(crate) mod apart;
+pub(crate) mod confined;
+mod confined_dir;
 mod error;
 mod limits;
 mod merge;
-mod place;
 mod proof;
 mod store;
 mod stream;
 mod unpack;
 
-pub use error::{LayerError, Problem};
+pub use error::{EntryProblem, LayerError};
 pub(crate) use jiffy_archive::error::shown;
-pub use limits::Limits;
+pub use limits::UnpackLimits;
 pub(crate) use merge::merge;
-pub(crate) use proof::{Proofs, Repository};
-pub(crate) use store::{Layer, Layers};
-pub(crate) use stream::Stream;
+pub(crate) use proof::{BlobProofs, Repository};
+pub(crate) use store::{LayerStore, StoredLayer};
+pub(crate) use stream::LayerStream;
 pub use unpack::{unpack, unpack_image};
 
 use serde::{Deserialize, Serialize};
 
 /// Result of unpacking an archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unpacked {
+pub struct UnpackedLayer {
     /// SHA-256 of the uncompressed archive, lower-case hexadecimal: its "DiffID".
     pub diff_id: String,
     /// Number of entries.

@@ -3,15 +3,15 @@
 //! The parent of every entry is opened below the directory's descriptor by `openat2`, which follows
 //! no symbolic link and never leaves it. Entries are then created in the parent by a single name.
 
-use super::limits::Limits;
-use super::{LayerError, Problem};
+use super::limits::UnpackLimits;
+use super::{EntryProblem, LayerError};
 use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// Never above, through a link, or into another file system.
-const CONFINED: ResolveFlags = ResolveFlags::BENEATH
+const RESOLVE_CONFINED: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
@@ -19,23 +19,23 @@ const CONFINED: ResolveFlags = ResolveFlags::BENEATH
 /// Normalized path in the directory: components joined by `/`, none empty, `.` or `..`. Empty for
 /// the directory itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Inside(Vec<u8>);
+pub(super) struct LayerPath(Vec<u8>);
 
-impl Inside {
+impl LayerPath {
     /// Parses the name of an archive entry. Absolute names are relative to the root of the layer.
-    pub(super) fn of(path: &[u8], limits: &Limits) -> Result<Self, Problem> {
+    pub(super) fn of(path: &[u8], limits: &UnpackLimits) -> Result<Self, EntryProblem> {
         if path.contains(&0) {
-            return Err(Problem::ZeroByte);
+            return Err(EntryProblem::ZeroByte);
         }
         let names = path.split(|b| *b == b'/');
         let names: Vec<&[u8]> = names.filter(|n| !n.is_empty() && *n != b".").collect();
         if names.contains(&&b".."[..]) {
-            return Err(Problem::Outside);
+            return Err(EntryProblem::Outside);
         }
         let joined = names.join(&b'/');
         let long = joined.len() > limits.path || names.len() > limits.depth;
         if long || names.iter().any(|name| name.len() > 255) {
-            return Err(Problem::Path);
+            return Err(EntryProblem::Path);
         }
         Ok(Self(joined))
     }
@@ -58,7 +58,7 @@ impl Inside {
 }
 
 /// The directory.
-pub(super) struct Place {
+pub(super) struct ConfinedDir {
     root: OwnedFd,
     /// Parent of the last entry: archives list entries by directory.
     last: Option<(Vec<u8>, OwnedFd)>,
@@ -66,7 +66,7 @@ pub(super) struct Place {
     pub(super) implied: Vec<Vec<u8>>,
 }
 
-impl Place {
+impl ConfinedDir {
     pub(super) fn open(path: &Path) -> Result<Self, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let root = fs::openat(CWD, path, flags, Mode::empty())?;
@@ -91,14 +91,14 @@ impl Place {
 
     fn confined(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
         let path = if path.is_empty() { b"." } else { path };
-        fs::openat2(&self.root, path, flags, Mode::empty(), CONFINED)
+        fs::openat2(&self.root, path, flags, Mode::empty(), RESOLVE_CONFINED)
     }
 
     /// Parent directory of `path`, and the name in it. Missing parents are created with mode 0755,
     /// owned by root.
     pub(super) fn parent<'p>(
         &mut self,
-        path: &'p Inside,
+        path: &'p LayerPath,
     ) -> Result<(BorrowedFd<'_>, &'p [u8]), LayerError> {
         let (parent, name) = path.split();
         if self.last.as_ref().is_none_or(|(known, _)| known != parent) {
@@ -107,7 +107,9 @@ impl Place {
                 opened => opened,
             };
             let fd = fd.map_err(|errno| match errno {
-                Errno::LOOP | Errno::NOTDIR => LayerError::entry(path.bytes(), Problem::Through),
+                Errno::LOOP | Errno::NOTDIR => {
+                    LayerError::entry(path.bytes(), EntryProblem::Through)
+                }
                 errno => LayerError::write("open the directory of", path.bytes(), errno),
             })?;
             self.last = Some((parent.to_vec(), fd));
@@ -164,16 +166,16 @@ mod tests {
 
     #[test]
     fn names_stay_inside() {
-        let limits = Limits::default();
-        let inside = |path: &str| Inside::of(path.as_bytes(), &limits).map(|p| p.0);
+        let limits = UnpackLimits::default();
+        let inside = |path: &str| LayerPath::of(path.as_bytes(), &limits).map(|p| p.0);
         assert_eq!(inside("/etc//./passwd").unwrap(), b"etc/passwd");
         assert_eq!(inside("./").unwrap(), b"");
         assert_eq!(inside("..a/b..").unwrap(), b"..a/b..");
         for bad in ["..", "a/../b", "/..", "a/.."] {
-            assert_eq!(inside(bad), Err(Problem::Outside), "{bad}");
+            assert_eq!(inside(bad), Err(EntryProblem::Outside), "{bad}");
         }
-        assert_eq!(inside(&"a/".repeat(257)), Err(Problem::Path));
-        assert_eq!(inside(&"a".repeat(256)), Err(Problem::Path));
+        assert_eq!(inside(&"a/".repeat(257)), Err(EntryProblem::Path));
+        assert_eq!(inside(&"a".repeat(256)), Err(EntryProblem::Path));
         assert!(inside("a\0b").is_err());
     }
 }

@@ -1,11 +1,11 @@
 //! Progress of an import.
 
-use super::Sink;
+use super::ProgressSink;
 use crate::progress::{Phase, Progress};
 
 /// Converts bytes to percentages.
-pub(super) struct Steps<'a, 'b> {
-    on_progress: &'a mut Sink<'b>,
+pub(super) struct ByteProgress<'a, 'b> {
+    on_progress: &'a mut ProgressSink<'b>,
     total: u64,
     /// Percentages at the start and of this part.
     from: u64,
@@ -14,8 +14,13 @@ pub(super) struct Steps<'a, 'b> {
     told: u64,
 }
 
-impl<'a, 'b> Steps<'a, 'b> {
-    pub(super) fn new(phase: Phase, total: u64, share: u64, on_progress: &'a mut Sink<'b>) -> Self {
+impl<'a, 'b> ByteProgress<'a, 'b> {
+    pub(super) fn new(
+        phase: Phase,
+        total: u64,
+        share: u64,
+        on_progress: &'a mut ProgressSink<'b>,
+    ) -> Self {
         Self::after(phase, total, 0, share, on_progress)
     }
 
@@ -25,7 +30,7 @@ impl<'a, 'b> Steps<'a, 'b> {
         total: u64,
         from: u64,
         share: u64,
-        on_progress: &'a mut Sink<'b>,
+        on_progress: &'a mut ProgressSink<'b>,
     ) -> Self {
         on_progress(Progress::Phase(phase));
         Self {

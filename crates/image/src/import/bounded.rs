@@ -9,14 +9,14 @@ use std::marker::PhantomData;
 /// Maximum number of entries.
 const MAX_ENTRIES: usize = 4096;
 
-struct Few<T>(Vec<T>);
-struct FewNamed<T>(BTreeMap<String, T>);
+struct BoundedList<T>(Vec<T>);
+struct BoundedMap<T>(BTreeMap<String, T>);
 
 fn too_many<E: Error>() -> E {
     E::custom(format_args!("a list of more than {MAX_ENTRIES} entries"))
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for BoundedList<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct List<T>(PhantomData<T>);
         impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
@@ -41,7 +41,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for FewNamed<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for BoundedMap<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Map<T>(PhantomData<T>);
         impl<'de, T: Deserialize<'de>> Visitor<'de> for Map<T> {
@@ -72,7 +72,7 @@ where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    Few::deserialize(deserializer).map(|few| few.0)
+    BoundedList::deserialize(deserializer).map(|few| few.0)
 }
 
 /// Reads a list or `null`.
@@ -81,7 +81,7 @@ where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    let few: Option<Few<T>> = Option::deserialize(deserializer)?;
+    let few: Option<BoundedList<T>> = Option::deserialize(deserializer)?;
     Ok(few.map(|few| few.0))
 }
 
@@ -91,7 +91,7 @@ where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    FewNamed::deserialize(deserializer).map(|few| few.0)
+    BoundedMap::deserialize(deserializer).map(|few| few.0)
 }
 
 /// Reads a map or `null`.
@@ -102,6 +102,6 @@ where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    let few: Option<FewNamed<T>> = Option::deserialize(deserializer)?;
+    let few: Option<BoundedMap<T>> = Option::deserialize(deserializer)?;
     Ok(few.map(|few| few.0))
 }

@@ -5,28 +5,28 @@ use crate::apt;
 use crate::command::Tool;
 use crate::file::OnPath;
 use crate::recipe::Recipe;
-use crate::rootfs::{EPOCH, Meter, RootfsError, Site, settle_times, write_files};
+use crate::rootfs::{BuildSite, EPOCH, InstallProgress, RootfsError, normalize_times, write_files};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Script that installs the layer.
-const SCRIPT: &str = include_str!("addition.sh");
+const SCRIPT: &str = include_str!("rootfs_layer.sh");
 
 /// Prefix of overlayfs's extended attributes. Of these only [`OPAQUE`] has a meaning in another
 /// overlay.
-const MARKS: &str = "trusted.overlay.";
+const OVERLAY_XATTR_PREFIX: &str = "trusted.overlay.";
 const OPAQUE: &str = "trusted.overlay.opaque";
 
 /// Maximum length of a file's attribute list: that of the kernel (XATTR_LIST_MAX).
-const ATTRIBUTES: usize = 65_536;
+const MAX_XATTR_LIST_BYTES: usize = 65_536;
 
 /// Creates `<work>/upper`: the changes of `recipe` to the image `below`, with overlayfs's marks for
 /// deletions. `on_progress` gets output lines and percentages.
-pub(crate) fn add(
+pub(crate) fn build(
     recipe: &Recipe,
     below: &Path,
-    site: &Site<'_>,
+    site: &BuildSite<'_>,
     on_progress: &mut dyn FnMut(&str, u8),
 ) -> Result<PathBuf, RootfsError> {
     let marker = site.work.join("started");
@@ -36,15 +36,15 @@ pub(crate) fn add(
     // The mode of the root directory.
     fs::set_permissions(&upper, fs::Permissions::from_mode(0o755)).on("protect", &upper)?;
     install(recipe, below, site, on_progress)?;
-    forget_marks(&upper)?;
-    settle_times(&upper, &marker, site.lock)?;
+    remove_overlay_xattrs(&upper)?;
+    normalize_times(&upper, &marker, site.lock)?;
     Ok(upper)
 }
 
 fn install(
     recipe: &Recipe,
     below: &Path,
-    site: &Site<'_>,
+    site: &BuildSite<'_>,
     on_progress: &mut dyn FnMut(&str, u8),
 ) -> Result<(), RootfsError> {
     let mut shell = Tool::new("sh", "dash");
@@ -58,9 +58,9 @@ fn install(
         .env("JIFFY_CUSTOMIZE", customize)
         .env("JIFFY_SOURCES", sources(recipe))
         .env("JIFFY_APT", options());
-    shell.args(["-c", SCRIPT, "addition.sh"]);
+    shell.args(["-c", SCRIPT, "rootfs_layer.sh"]);
     shell.arg(site.work).arg(below).args(&recipe.spec.packages);
-    let mut meter = Meter::default();
+    let mut meter = InstallProgress::default();
     shell.run(Some(site.lock), &mut |line| {
         on_progress(line, meter.percent(line))
     })?;
@@ -90,15 +90,15 @@ fn options() -> String {
 }
 
 /// Removes overlayfs's attributes about the files below, such as inode numbers of this host.
-fn forget_marks(path: &Path) -> Result<(), RootfsError> {
-    let mut names = vec![0; ATTRIBUTES];
+fn remove_overlay_xattrs(path: &Path) -> Result<(), RootfsError> {
+    let mut names = vec![0; MAX_XATTR_LIST_BYTES];
     let n = rustix::fs::llistxattr(path, &mut names[..]);
     let n = n
         .map_err(std::io::Error::from)
         .on("read the attributes of", path)?;
     for name in names[..n].split(|&b| b == 0) {
         let name = String::from_utf8_lossy(name);
-        if name.starts_with(MARKS) && name != OPAQUE {
+        if name.starts_with(OVERLAY_XATTR_PREFIX) && name != OPAQUE {
             let removed = rustix::fs::lremovexattr(path, &*name);
             removed
                 .map_err(std::io::Error::from)
@@ -108,7 +108,7 @@ fn forget_marks(path: &Path) -> Result<(), RootfsError> {
     let kind = fs::symlink_metadata(path).on("look at", path)?;
     if kind.is_dir() {
         for entry in fs::read_dir(path).on("list", path)? {
-            forget_marks(&entry.on("list", path)?.path())?;
+            remove_overlay_xattrs(&entry.on("list", path)?.path())?;
         }
     }
     Ok(())

@@ -1,14 +1,14 @@
 //! Unpacking in a confined process, since archives are not trusted: it sees only the directory that
 //! it fills.
 //!
-//! The process is the program itself with [`ARGUMENT`] (see [`unpack_in_processes_of`]). It reads
-//! the archive from standard input and writes an [`Outcome`] as one line to standard output,
+//! The process is the program itself with [`UNPACK_ARGUMENT`] (see [`unpack_in_processes_of`]). It reads
+//! the archive from standard input and writes an [`UnpackOutcome`] as one line to standard output,
 //! followed by the directories that need overlayfs's mark, which only the parent may set.
 
-use super::place::{Inside, Place};
-use super::unpack::{Marks, OVERLAY_OPAQUE, unpack_image_with, unpack_with};
-use super::{LayerError, Limits, Unpacked, shown};
-use crate::jail::{self, View, filter, privileges};
+use super::confined_dir::{ConfinedDir, LayerPath};
+use super::unpack::{OVERLAY_OPAQUE, OverlayMarks, unpack_image_with, unpack_with};
+use super::{LayerError, UnpackLimits, UnpackedLayer, shown};
+use crate::jail::{self, FsView, filter, privileges};
 use rustix::fs::{XattrFlags, fsetxattr};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
@@ -21,17 +21,17 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// First argument of the unpacker process; the second is a [`Task`].
-pub const ARGUMENT: &str = "--unpack-layer";
+/// First argument of the unpacker process; the second is a [`UnpackTask`].
+pub const UNPACK_ARGUMENT: &str = "--unpack-layer";
 /// Additional time before an unpacker is killed.
-const GRACE: Duration = Duration::from_secs(30);
+const GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// Maximum length of the first line of output in bytes.
 const MAX_OUTCOME_BYTES: u64 = 1 << 20;
 /// Memory limit in bytes, beside remembered names: windows of decompression.
-const MEMORY: u64 = 1 << 30;
-const CHUNK: usize = 1 << 18;
+const MEMORY_BYTES: u64 = 1 << 30;
+const CHUNK_BYTES: usize = 1 << 18;
 /// Capabilities for giving files any owner, mode and capability.
-const TO_UNPACK: &[u32] = &[
+const UNPACKER_CAPABILITIES: &[u32] = &[
     privileges::CAP_CHOWN,
     privileges::CAP_DAC_OVERRIDE,
     privileges::CAP_FOWNER,
@@ -39,26 +39,26 @@ const TO_UNPACK: &[u32] = &[
     privileges::CAP_SETFCAP,
 ];
 
-static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+static UNPACKER_PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
 /// Sets the program that unpacks layers from now on; it calls [`unpacker`] when its first argument
-/// is [`ARGUMENT`]. Without one, layers are unpacked in the calling process.
-pub fn unpack_in_processes_of(program: impl Into<PathBuf>) {
+/// is [`UNPACK_ARGUMENT`]. Without one, layers are unpacked in the calling process.
+pub fn set_unpacker_program(program: impl Into<PathBuf>) {
     // The first call wins.
-    let _ = PROGRAM.set(program.into());
+    let _ = UNPACKER_PROGRAM.set(program.into());
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Task {
+struct UnpackTask {
     into: PathBuf,
-    limits: Limits,
+    limits: UnpackLimits,
     is_image: bool,
 }
 
 /// Result of the process.
 #[derive(Debug, Serialize, Deserialize)]
-enum Outcome {
-    Done(Unpacked),
+enum UnpackOutcome {
+    Done(UnpackedLayer),
     Truncated,
     DiskFull { entry: String },
     Failed(String),
@@ -68,13 +68,13 @@ enum Outcome {
 pub(crate) fn unpack(
     packed: impl Read,
     into: &Path,
-    limits: Limits,
+    limits: UnpackLimits,
     on_bytes: &mut dyn FnMut(u64),
-) -> Result<Unpacked, LayerError> {
-    match PROGRAM.get() {
+) -> Result<UnpackedLayer, LayerError> {
+    match UNPACKER_PROGRAM.get() {
         None => super::unpack(packed, into, limits, on_bytes),
         Some(program) => {
-            let mut process = Process::start(program, into, limits, None)?;
+            let mut process = UnpackerProcess::start(program, into, limits, None)?;
             let fed = process.feed(packed, on_bytes);
             process.finish(fed, into, limits)
         }
@@ -82,24 +82,28 @@ pub(crate) fn unpack(
 }
 
 /// Unpacks as [`super::unpack_image`] does.
-pub(crate) fn unpack_image(image: &File, into: &Path, limits: Limits) -> Result<(), LayerError> {
-    match PROGRAM.get() {
+pub(crate) fn unpack_image(
+    image: &File,
+    into: &Path,
+    limits: UnpackLimits,
+) -> Result<(), LayerError> {
+    match UNPACKER_PROGRAM.get() {
         None => super::unpack_image(image, into, limits),
         Some(program) => {
             let image = image.try_clone().map_err(LayerError::Read)?;
-            let process = Process::start(program, into, limits, Some(image))?;
+            let process = UnpackerProcess::start(program, into, limits, Some(image))?;
             process.finish(Ok(()), into, limits).map(drop)
         }
     }
 }
 
 /// An unpacker process, killed on drop.
-struct Process {
+struct UnpackerProcess {
     child: Child,
-    _watch: jail::Watch,
+    _watch: jail::Deadline,
 }
 
-impl Drop for Process {
+impl Drop for UnpackerProcess {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.child.kill();
@@ -107,14 +111,14 @@ impl Drop for Process {
     }
 }
 
-impl Process {
+impl UnpackerProcess {
     fn start(
         program: &Path,
         into: &Path,
-        limits: Limits,
+        limits: UnpackLimits,
         image: Option<File>,
     ) -> Result<Self, LayerError> {
-        let task = Task {
+        let task = UnpackTask {
             into: into.to_owned(),
             limits,
             is_image: image.is_some(),
@@ -123,7 +127,7 @@ impl Process {
         let task = serde_json::to_string(&task).map_err(|e| failed(e.into()))?;
         let mut command = Command::new(program);
         command
-            .args([ARGUMENT, &task])
+            .args([UNPACK_ARGUMENT, &task])
             .env_clear()
             .current_dir("/")
             .stdin(image.map_or_else(Stdio::piped, Stdio::from))
@@ -137,7 +141,7 @@ impl Process {
             command.pre_exec(jail::end_with_parent);
         }
         let mut child = command.spawn().map_err(failed)?;
-        match jail::Watch::begin(&child, limits.time.saturating_add(GRACE)) {
+        match jail::Deadline::begin(&child, limits.time.saturating_add(GRACE_PERIOD)) {
             Ok(watch) => Ok(Self {
                 child,
                 _watch: watch,
@@ -155,7 +159,7 @@ impl Process {
         let Some(mut input) = self.child.stdin.take() else {
             return Ok(());
         };
-        let (mut buffer, mut count) = (vec![0; CHUNK], 0);
+        let (mut buffer, mut count) = (vec![0; CHUNK_BYTES], 0);
         loop {
             let n = match packed.read(&mut buffer) {
                 Ok(0) => return Ok(()),
@@ -176,8 +180,8 @@ impl Process {
         mut self,
         fed: io::Result<()>,
         into: &Path,
-        limits: Limits,
-    ) -> Result<Unpacked, LayerError> {
+        limits: UnpackLimits,
+    ) -> Result<UnpackedLayer, LayerError> {
         fed.map_err(LayerError::read)?;
         let failed = |e: io::Error| LayerError::Process(e.to_string());
         let output = self.child.stdout.take();
@@ -196,30 +200,31 @@ impl Process {
         }
         let told = serde_json::from_slice(&line);
         match told.map_err(|_| LayerError::Process(format!("it ended ({status})")))? {
-            Outcome::Done(unpacked) => {
+            UnpackOutcome::Done(unpacked) => {
                 mark(into, &marks, &limits)?;
                 Ok(unpacked)
             }
-            Outcome::Truncated => Err(LayerError::Truncated),
-            Outcome::DiskFull { entry } => Err(LayerError::DiskFull {
+            UnpackOutcome::Truncated => Err(LayerError::Truncated),
+            UnpackOutcome::DiskFull { entry } => Err(LayerError::DiskFull {
                 entry: shown(entry.as_bytes()),
             }),
-            Outcome::Failed(why) => Err(LayerError::Told(shown(why.as_bytes()))),
+            UnpackOutcome::Failed(why) => Err(LayerError::Told(shown(why.as_bytes()))),
         }
     }
 }
 
 /// Sets overlayfs's mark on directories of `into`. Their names come from the process and are not
 /// trusted.
-fn mark(into: &Path, names: &[u8], limits: &Limits) -> Result<(), LayerError> {
+fn mark(into: &Path, names: &[u8], limits: &UnpackLimits) -> Result<(), LayerError> {
     if names.is_empty() {
         return Ok(());
     }
     let failed =
         |path: &[u8], errno| LayerError::write("mark as deleted what is below", path, errno);
-    let place = Place::open(into).map_err(|e| failed(into.as_os_str().as_encoded_bytes(), e))?;
+    let place =
+        ConfinedDir::open(into).map_err(|e| failed(into.as_os_str().as_encoded_bytes(), e))?;
     for name in names.split(|b| *b == 0).filter(|name| !name.is_empty()) {
-        let inside = Inside::of(name, limits).map_err(|p| LayerError::entry(name, p))?;
+        let inside = LayerPath::of(name, limits).map_err(|p| LayerError::entry(name, p))?;
         place
             .open_directory(inside.bytes())
             .and_then(|fd| fsetxattr(fd, OVERLAY_OPAQUE, b"y", XattrFlags::empty()))
@@ -232,10 +237,10 @@ fn mark(into: &Path, names: &[u8], limits: &Limits) -> Result<(), LayerError> {
 pub fn unpacker() -> ExitCode {
     let mut marks = Vec::new();
     let outcome = match work(&mut marks) {
-        Ok(unpacked) => Outcome::Done(unpacked),
-        Err(LayerError::Truncated) => Outcome::Truncated,
-        Err(LayerError::DiskFull { entry }) => Outcome::DiskFull { entry },
-        Err(error) => Outcome::Failed(chain(&error)),
+        Ok(unpacked) => UnpackOutcome::Done(unpacked),
+        Err(LayerError::Truncated) => UnpackOutcome::Truncated,
+        Err(LayerError::DiskFull { entry }) => UnpackOutcome::DiskFull { entry },
+        Err(error) => UnpackOutcome::Failed(chain(&error)),
     };
     // Writers get an error instead of blocking. SAFETY: standard input is not read any more.
     unsafe { libc::close(libc::STDIN_FILENO) };
@@ -261,37 +266,37 @@ fn chain(error: &LayerError) -> String {
     text
 }
 
-fn work(marks: &mut Vec<Vec<u8>>) -> Result<Unpacked, LayerError> {
+fn work(marks: &mut Vec<Vec<u8>>) -> Result<UnpackedLayer, LayerError> {
     let task = std::env::args().nth(2).unwrap_or_default();
     let failed = |e: io::Error| LayerError::Process(format!("confining it: {e}"));
-    let task: Task = serde_json::from_str(&task).map_err(|e| failed(e.into()))?;
+    let task: UnpackTask = serde_json::from_str(&task).map_err(|e| failed(e.into()))?;
     // SAFETY: nothing in this process owns a descriptor above standard error yet.
     if unsafe { libc::close_range(3, libc::c_uint::MAX, 0) } < 0 {
         return Err(failed(io::Error::last_os_error()));
     }
     let place = confine(&task.into, &task.limits).map_err(failed)?;
-    let marks = Marks::Told(marks);
+    let marks = OverlayMarks::Told(marks);
     if !task.is_image {
         return unpack_with(io::stdin().lock(), &place, task.limits, &mut |_| (), marks);
     }
     let image = io::stdin().as_fd().try_clone_to_owned();
     let image = File::from(image.map_err(LayerError::Read)?);
     unpack_image_with(&image, &place, task.limits, marks)?;
-    Ok(Unpacked::default())
+    Ok(UnpackedLayer::default())
 }
 
 /// Confines the process to the directory `into`; returns its new path.
-fn confine(into: &Path, limits: &Limits) -> io::Result<PathBuf> {
+fn confine(into: &Path, limits: &UnpackLimits) -> io::Result<PathBuf> {
     let filter = filter::unpacker()?;
-    let memory = limits.names.saturating_add(MEMORY);
+    let memory = limits.names.saturating_add(MEMORY_BYTES);
     privileges::limit(libc::RLIMIT_DATA, memory)?;
     privileges::limit(libc::RLIMIT_FSIZE, limits.bytes)?;
     let mut place = into.to_owned();
     if jail::is_on() {
-        let view = View::of(into)?;
+        let view = FsView::of(into)?;
         jail::detach()?;
         view.enter()?;
-        privileges::leave(TO_UNPACK)?;
+        privileges::leave(UNPACKER_CAPABILITIES)?;
         place = PathBuf::from("/");
     }
     filter::apply(&filter)?;

@@ -77,7 +77,7 @@ fn succeeds(place: &Path, attempt: Attempt) -> bool {
     // SAFETY: the child confines itself, tries one thing, and leaves by exit.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
-            let confined = confine(place, &Limits::default());
+            let confined = confine(place, &UnpackLimits::default());
             let code = match confined {
                 Ok(_) if attempt() => 7,
                 Ok(_) => 8,
@@ -95,10 +95,10 @@ fn succeeds(place: &Path, attempt: Attempt) -> bool {
 }
 
 #[test]
-fn the_process_that_unpacks_fills_its_directory_and_does_nothing_else() {
+fn the_unpacker_fills_its_directory_and_does_nothing_else() {
     if !jail::is_on() {
         return skipped(
-            "layer::apart::tests::the_process_that_unpacks_*",
+            "layer::confined::tests::the_process_that_unpacks_*",
             "needs root",
         );
     }
@@ -120,10 +120,10 @@ fn the_process_that_unpacks_fills_its_directory_and_does_nothing_else() {
 }
 
 #[test]
-fn marks_that_a_process_tells_stay_in_its_directory() {
+fn marks_reported_by_the_unpacker_stay_in_its_directory() {
     if !jail::is_on() {
         return skipped(
-            "layer::apart::tests::marks_that_a_process_tells_*",
+            "layer::confined::tests::marks_that_a_process_tells_*",
             "needs root",
         );
     }
@@ -132,7 +132,7 @@ fn marks_that_a_process_tells_stay_in_its_directory() {
     fs::create_dir_all(inside.join("a/b")).unwrap();
     fs::create_dir(&outside).unwrap();
     symlink("../outside", inside.join("link")).unwrap();
-    let limits = Limits::default();
+    let limits = UnpackLimits::default();
     for hostile in ["../outside", "a/../../outside", "link", "link/x", "missing"] {
         assert!(
             mark(&inside, hostile.as_bytes(), &limits).is_err(),

@@ -8,12 +8,12 @@ use std::thread;
 use std::time::Duration;
 
 /// Kills a process at its deadline, unless dropped before.
-pub(crate) struct Watch {
+pub(crate) struct Deadline {
     done: Option<mpsc::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Watch {
+impl Deadline {
     /// Watches `child`, which has not been waited for.
     pub(crate) fn begin(child: &Child, most: Duration) -> io::Result<Self> {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -33,7 +33,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for Deadline {
     fn drop(&mut self) {
         drop(self.done.take());
         if let Some(thread) = self.thread.take() {

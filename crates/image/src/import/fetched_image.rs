@@ -1,9 +1,10 @@
 //! Images of registries, downloaded before any lock is taken.
 
+use super::byte_progress::ByteProgress;
 use super::download::Download;
-use super::registry::Registry;
-use super::steps::Steps;
-use super::{Access, Found, Import, ImportError, Job, Pull, RegistryError, Sink};
+use super::job::ImportJob;
+use super::registry::RegistryImage;
+use super::{FoundImage, Import, ImportError, ProgressSink, Pull, RegistryAccess, RegistryError};
 use crate::file::OnPath;
 use crate::home::Home;
 use crate::layer::Repository;
@@ -14,16 +15,16 @@ use std::io::{Seek, SeekFrom};
 use std::path::Path;
 
 /// Percentage of the progress for download and unpacking.
-const SHARE: u64 = 85;
+const FETCH_PERCENT: u64 = 85;
 
 /// Image whose layers are proved ([`crate::layer::BlobProofs`]) but not unpacked.
-pub(super) struct Fetched {
-    registry: Registry,
+pub(super) struct FetchedImage {
+    registry: RegistryImage,
     from: String,
-    found: Found,
+    found: FoundImage,
     layers: Vec<FetchedLayer>,
     /// Proofs by the SHA-256 of the blob.
-    blobs: BTreeMap<String, Blob>,
+    blobs: BTreeMap<String, BlobProof>,
 }
 
 struct FetchedLayer {
@@ -33,30 +34,30 @@ struct FetchedLayer {
 }
 
 /// Proof that the registry has a blob.
-enum Blob {
+enum BlobProof {
     Here(Download),
     /// Confirmed by the registry, which served these bytes before.
     Proved,
 }
 
 /// A fetched image, or the existing template of an equal one.
-pub(super) enum Outcome {
-    Fetched(Box<Fetched>),
+pub(super) enum FetchOutcome {
+    Fetched(Box<FetchedImage>),
     UpToDate(Box<Template>),
 }
 
-impl Fetched {
+impl FetchedImage {
     /// Resolves an image and downloads missing layers.
     pub(super) fn fetch(
         (templates, home): (&Templates, &Home),
         import: &Import,
-        (reference, access, pull): (&str, &Access, &Pull),
-        on_progress: &mut Sink<'_>,
-    ) -> Result<Outcome, ImportError> {
-        let mut registry = Registry::new(reference, access, pull)?;
+        (reference, access, pull): (&str, &RegistryAccess, &Pull),
+        on_progress: &mut ProgressSink<'_>,
+    ) -> Result<FetchOutcome, ImportError> {
+        let mut registry = RegistryImage::new(reference, access, pull)?;
         let (found, descriptors) = registry.image()?;
         if let Some(template) = super::up_to_date(templates, import, &found)? {
-            return Ok(Outcome::UpToDate(Box::new(template)));
+            return Ok(FetchOutcome::UpToDate(Box::new(template)));
         }
         let sum = (descriptors.iter()).fold(0_u64, |sum, l| sum.saturating_add(l.size));
         if sum > import.limits.bytes {
@@ -82,7 +83,7 @@ impl Fetched {
             blobs: BTreeMap::new(),
         };
         fetched.download(home, &[], on_progress)?;
-        Ok(Outcome::Fetched(Box::new(fetched)))
+        Ok(FetchOutcome::Fetched(Box::new(fetched)))
     }
 
     /// Obtains proofs of all layers without one; downloads those in `anew`.
@@ -90,7 +91,7 @@ impl Fetched {
         &mut self,
         home: &Home,
         anew: &[String],
-        on_progress: &mut Sink<'_>,
+        on_progress: &mut ProgressSink<'_>,
     ) -> Result<(), ImportError> {
         let sum: u64 = self.layers.iter().map(|l| l.descriptor.size).sum();
         // Checked before the download, since a full disk affects other users.
@@ -100,7 +101,7 @@ impl Fetched {
         if sum > disk.f_bavail.saturating_mul(disk.f_frsize) {
             return Err(RegistryError::DiskFull { path: blobs }.into());
         }
-        let mut steps = Steps::new(Phase::Download, sum, SHARE / 2, on_progress);
+        let mut steps = ByteProgress::new(Phase::Download, sum, FETCH_PERCENT / 2, on_progress);
         for layer in &self.layers {
             let FetchedLayer {
                 descriptor,
@@ -111,10 +112,10 @@ impl Fetched {
             if again || !self.blobs.contains_key(sha256) {
                 let proved = !again && self.registry.proves(descriptor, diff_id, home)?;
                 let blob = match proved {
-                    true => Blob::Proved,
+                    true => BlobProof::Proved,
                     false => {
                         let mut on_bytes = |n| steps.at(n);
-                        Blob::Here(self.registry.download(descriptor, home, &mut on_bytes)?)
+                        BlobProof::Here(self.registry.download(descriptor, home, &mut on_bytes)?)
                     }
                 };
                 self.blobs.insert(sha256.clone(), blob);
@@ -125,20 +126,26 @@ impl Fetched {
     }
 }
 
-impl Job<'_> {
+impl ImportJob<'_> {
     /// Creates the template of a fetched image, or returns the digests of blobs that must be
     /// downloaded.
     pub(super) fn registry(
         &self,
-        fetched: &mut Fetched,
-        on_progress: &mut Sink<'_>,
+        fetched: &mut FetchedImage,
+        on_progress: &mut ProgressSink<'_>,
     ) -> Result<Result<Template, Vec<String>>, ImportError> {
         // Another import may have created it meanwhile.
         if let Some(template) = self.up_to_date(&fetched.found)? {
             return Ok(Ok(template));
         }
         let sum: u64 = fetched.layers.iter().map(|l| l.descriptor.size).sum();
-        let mut steps = Steps::after(Phase::Layers, sum, SHARE / 2, SHARE, on_progress);
+        let mut steps = ByteProgress::after(
+            Phase::Layers,
+            sum,
+            FETCH_PERCENT / 2,
+            FETCH_PERCENT,
+            on_progress,
+        );
         let (mut layers, mut missing) = (Vec::new(), Vec::new());
         let repository: Option<Repository> = fetched.registry.repository();
         for layer in &fetched.layers {
@@ -151,12 +158,12 @@ impl Job<'_> {
             let stored = stored.filter(|_| self.layers.knows(diff_id, sha256));
             match (stored, fetched.blobs.get(sha256)) {
                 (Some(stored), Some(proof)) => {
-                    if matches!(proof, Blob::Here(_)) {
+                    if matches!(proof, BlobProof::Here(_)) {
                         self.layers.record(diff_id, sha256, repository.as_ref())?;
                     }
                     layers.push(stored);
                 }
-                (None, Some(Blob::Here(download))) => {
+                (None, Some(BlobProof::Here(download))) => {
                     let mut file = &download.file;
                     let rewound = file.seek(SeekFrom::Start(0));
                     rewound.on("read", Path::new(&download.path))?;
@@ -173,7 +180,7 @@ impl Job<'_> {
             return Ok(Err(missing));
         }
         for blob in std::mem::take(&mut fetched.blobs).into_values() {
-            if let Blob::Here(download) = blob {
+            if let BlobProof::Here(download) = blob {
                 download.remove()?;
             }
         }

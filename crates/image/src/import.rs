@@ -1,0 +1,387 @@
+//! Import of existing images as templates: from a registry, an archive or a directory.
+
+mod bounded;
+mod byte_progress;
+mod credentials;
+mod disk_budget;
+mod document;
+mod download;
+mod error;
+mod fetched_image;
+mod job;
+mod layout;
+mod registry;
+
+pub use disk_budget::DiskBudget;
+pub use error::{ImportError, RegistryError};
+pub use jiffy_pull::Pull;
+
+use crate::builder::{BuildError, WorkDir};
+use crate::file::OnPath;
+use crate::home::Home;
+use crate::layer::{LayerStore, UnpackLimits};
+use crate::manifest::{Defaults, Visibility};
+use crate::progress::{Phase, Progress};
+use crate::reference::{Reference, is_reserved};
+use crate::template::{Template, TemplateError, Templates};
+use crate::verified::sum_of;
+use document::{ImageConfig, RunConfig};
+use fetched_image::{FetchOutcome, FetchedImage};
+use jiffy_engine::{Readiness, SandboxSize, StartCommand, Startup};
+use job::ImportJob;
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Version of the importer in the hash of an import: raise it when its results change.
+const IMPORTER_VERSION: u32 = 1;
+
+/// Maximum number of attempts, if other processes remove layers meanwhile.
+const MAX_ATTEMPTS: usize = 4;
+
+/// Description of an import.
+#[derive(Clone, Debug)]
+pub struct Import {
+    /// Name of the template: `[owner/]name[:tag]`.
+    pub name: String,
+    /// None: that of the replaced template, else private.
+    pub visibility: Option<Visibility>,
+    pub source: ImportSource,
+    /// Default vCPUs of sandboxes.
+    pub vcpus: Option<u8>,
+    /// Default memory of sandboxes in MiB.
+    pub memory_mib: Option<u32>,
+    /// Default disk size of sandboxes in MiB.
+    pub disk_mib: Option<u64>,
+    pub start: ImportStart,
+    /// Readiness check after the start.
+    pub ready: Option<Readiness>,
+    /// Limits of each layer.
+    pub limits: UnpackLimits,
+    pub disk: DiskBudget,
+}
+
+/// Origin of the files.
+#[derive(Clone, Debug)]
+pub enum ImportSource {
+    Registry {
+        /// `alpine`, `ghcr.io/owner/name:tag`, `host:5000/name@sha256:…`
+        reference: String,
+        access: RegistryAccess,
+        /// Settings of the pull.
+        pull: Pull,
+    },
+    /// An OCI layout, the output of `docker save`, or a root file system; as tar, optionally
+    /// compressed.
+    Archive(PathBuf),
+    /// An OCI layout or a root file system.
+    Directory(PathBuf),
+}
+
+/// Identity towards a registry.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub enum RegistryAccess {
+    /// Credentials of the environment or of this host's Docker configuration.
+    #[default]
+    Host,
+    Anonymous,
+    User {
+        name: String,
+        password: String,
+    },
+}
+
+impl fmt::Debug for RegistryAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("Host"),
+            Self::Anonymous => f.write_str("Anonymous"),
+            Self::User { name, .. } => f.debug_tuple("User").field(name).finish(),
+        }
+    }
+}
+
+/// Command that every sandbox of the template starts with.
+#[derive(Clone, Debug, Default)]
+pub enum ImportStart {
+    #[default]
+    Nothing,
+    /// Command line for `/bin/sh -c`.
+    Command(String),
+    /// Entry point of the image with its arguments.
+    Image,
+}
+
+/// Configuration of an image, and its layers.
+#[derive(Clone)]
+struct FoundImage {
+    run: RunConfig,
+    /// Diff ids of the layers, lowest first.
+    diff_ids: Vec<String>,
+    manifest_sha256: Option<String>,
+}
+
+impl FoundImage {
+    fn new(
+        config: ImageConfig,
+        manifest_sha256: Option<String>,
+        layers: usize,
+    ) -> Result<Self, ImportError> {
+        Ok(Self {
+            diff_ids: config.diff_ids(layers)?,
+            run: config.config.unwrap_or_default(),
+            manifest_sha256,
+        })
+    }
+}
+
+/// Receiver of progress.
+type ProgressSink<'a> = dyn FnMut(Progress<'_>) + 'a;
+
+/// Imports an image as a template, unless an equal one exists.
+pub(crate) fn import(
+    templates: &Templates,
+    home: &Home,
+    import: &Import,
+    on_progress: &mut ProgressSink<'_>,
+) -> Result<Template, ImportError> {
+    let reference = import.check()?;
+    if !nix::unistd::Uid::effective().is_root() || jiffy_rootless::current().is_some() {
+        return Err(ImportError::NotRoot);
+    }
+    let began = Instant::now();
+    let mut fetched = match &import.source {
+        ImportSource::Registry {
+            reference,
+            access,
+            pull,
+        } => {
+            let asked = (&reference[..], access, pull);
+            match FetchedImage::fetch((templates, home), import, asked, on_progress)? {
+                FetchOutcome::UpToDate(template) => return Ok(*template),
+                FetchOutcome::Fetched(fetched) => Some(fetched),
+            }
+        }
+        _ => None,
+    };
+    for _ in 0..MAX_ATTEMPTS {
+        let made = import.once(
+            templates,
+            home,
+            &reference,
+            began,
+            &mut fetched,
+            on_progress,
+        );
+        if let Err(ImportError::Budget { .. }) = &made {
+            // Layers beyond the quota do not stay on disk.
+            templates.gc_unused()?;
+        }
+        match made? {
+            ImportAttempt::Made(template) => {
+                templates.prune_if_idle();
+                return Ok(*template);
+            }
+            // Downloads run without locks.
+            ImportAttempt::Missing(blobs) => {
+                if let Some(image) = &mut fetched {
+                    image.download(home, &blobs, on_progress)?;
+                }
+            }
+        }
+    }
+    let problem = "its layers are removed by others as fast as they come: run again";
+    Err(ImportError::image(problem.to_owned()))
+}
+
+/// The template, or the digests of blobs whose layers are gone from the store.
+enum ImportAttempt {
+    Made(Box<Template>),
+    Missing(Vec<String>),
+}
+
+impl Import {
+    /// Creates the template under its lock and that of the layers.
+    fn once(
+        &self,
+        templates: &Templates,
+        home: &Home,
+        reference: &Reference,
+        began: Instant,
+        fetched: &mut Option<Box<FetchedImage>>,
+        on_progress: &mut ProgressSink<'_>,
+    ) -> Result<ImportAttempt, ImportError> {
+        let lock = templates.lock(reference, &mut |()| {
+            on_progress(Progress::Phase(Phase::Waiting))
+        })?;
+        let layers = LayerStore::open(home, || on_progress(Progress::Phase(Phase::Waiting)))?;
+        self.check_cancelled()?;
+        let work = WorkDir::begin(templates.unfinished(reference)).map_err(BuildError::from)?;
+        let job = ImportJob {
+            import: self,
+            reference,
+            templates,
+            home,
+            work: &work,
+            layers,
+            lock: &lock,
+            began,
+        };
+        let template = match &self.source {
+            ImportSource::Archive(path) => job.archive(path, on_progress)?,
+            ImportSource::Directory(path) => job.directory(path, on_progress)?,
+            ImportSource::Registry { .. } => {
+                let Some(image) = fetched else {
+                    return Err(ImportError::image("it was not downloaded".to_owned()));
+                };
+                match job.registry(image, on_progress)? {
+                    Ok(template) => template,
+                    Err(missing) => return Ok(ImportAttempt::Missing(missing)),
+                }
+            }
+        };
+        job.gc_layers()?;
+        Ok(ImportAttempt::Made(Box::new(template)))
+    }
+}
+
+/// The existing template, if it equals the import.
+fn up_to_date(
+    templates: &Templates,
+    import: &Import,
+    found: &FoundImage,
+) -> Result<Option<Template>, ImportError> {
+    let reference = Reference::parse(&import.name)?;
+    if !templates.directory(&reference).is_dir() {
+        return Ok(None);
+    }
+    let template = templates.get(&import.name)?;
+    let visibility = templates.visibility(&reference, import.visibility);
+    let same = template.manifest.recipe_sha256 == import.hash(found)?
+        && template.manifest.visibility == visibility;
+    Ok(same.then_some(template))
+}
+
+/// Checks a chosen template name. Stock names need a tag, and reserved names are for internal
+/// templates.
+pub(crate) fn check_name(
+    name: &str,
+    visibility: Option<Visibility>,
+) -> Result<Reference, ImportError> {
+    let reference = Reference::parse(name)?;
+    if reference.is_stock() {
+        return Err(ImportError::Stock {
+            name: reference.to_string(),
+        });
+    }
+    if is_reserved(reference.name()) && visibility != Some(Visibility::Internal) {
+        let name = reference.name().to_owned();
+        return Err(TemplateError::Reserved { name }.into());
+    }
+    Ok(reference)
+}
+
+impl Import {
+    fn check(&self) -> Result<Reference, ImportError> {
+        let reference = check_name(&self.name, self.visibility)?;
+        let standard = SandboxSize::default();
+        let size = SandboxSize {
+            vcpus: self.vcpus.unwrap_or(standard.vcpus),
+            memory_mib: self.memory_mib.unwrap_or(standard.memory_mib),
+            disk_mib: self.disk_mib.unwrap_or(standard.disk_mib),
+        };
+        size.check()
+            .map_err(|e| ImportError::Choice(e.to_string()))?;
+        if matches!(&self.start, ImportStart::Command(command) if command.trim().is_empty()) {
+            return Err(ImportError::Choice("the start command is empty".to_owned()));
+        }
+        let probe = self.ready.as_ref().map(Readiness::probe);
+        (probe.and_then(Result::err)).map_or(Ok(reference), |e| Err(ImportError::Choice(e)))
+    }
+
+    fn check_cancelled(&self) -> Result<(), ImportError> {
+        match &self.source {
+            ImportSource::Registry { pull, .. } if pull.cancel.is_cancelled() => {
+                Err(ImportError::Cancelled)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn defaults(&self, run: &RunConfig) -> Result<Defaults, ImportError> {
+        Ok(Defaults {
+            user: run.user()?,
+            workdir: run.workdir()?,
+            disk_mib: self.disk_mib.unwrap_or(SandboxSize::default().disk_mib),
+            memory_mib: self.memory_mib,
+            vcpus: self.vcpus,
+            env: run.environment()?,
+        })
+    }
+
+    /// SHA-256 of all inputs except the image's name.
+    fn hash(&self, found: &FoundImage) -> Result<String, ImportError> {
+        let defaults = self.defaults(&found.run)?;
+        let startup = self.startup(&found.run)?;
+        let text = serde_json::to_string(&(IMPORTER_VERSION, &found.diff_ids, &defaults, &startup));
+        Ok(sum_of(text.unwrap_or_default().as_bytes()))
+    }
+
+    fn startup(&self, run: &RunConfig) -> Result<Startup, ImportError> {
+        let start = |command, args| StartCommand {
+            command,
+            args,
+            user: None,
+            workdir: None,
+        };
+        let start = match &self.start {
+            ImportStart::Nothing => None,
+            ImportStart::Command(line) => Some(start(line.clone(), None)),
+            ImportStart::Image => {
+                let words = run.entrypoint.iter().chain(&run.cmd).flatten().cloned();
+                let mut words = words.collect::<Vec<String>>().into_iter();
+                let command = words.next().ok_or_else(|| {
+                    ImportError::image(
+                        "it has no command to start: name one with --start".to_owned(),
+                    )
+                })?;
+                Some(start(command, Some(words.collect())))
+            }
+        };
+        Ok(Startup {
+            start,
+            ready: self.ready.clone(),
+        })
+    }
+}
+
+/// Removes layers without a template, and abandoned downloads. The caller holds the lock of the
+/// layers.
+pub(crate) fn gc_layers(
+    templates: &Templates,
+    home: &Home,
+    layers: &LayerStore,
+) -> Result<(), TemplateError> {
+    let manifests = templates.list()?;
+    let origins = manifests.into_iter().filter_map(|m| m.origin);
+    let named: Vec<String> = origins.flat_map(|o| o.layers).collect();
+    layers.retain(&named)?;
+    for entry in fs::read_dir(home.blobs()).on("list", &home.blobs())? {
+        let path = entry.on("list", &home.blobs())?.path();
+        let age = path
+            .metadata()
+            .and_then(|m| m.modified())
+            .map(|m| m.elapsed());
+        if matches!(age, Ok(Ok(age)) if age.as_secs() > DOWNLOAD_RETENTION_S) {
+            fs::remove_file(&path).on("remove", &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Retention time of interrupted downloads in seconds.
+const DOWNLOAD_RETENTION_S: u64 = 24 * 3600;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! Execution of an import: layers, image and manifest.
+
+use super::byte_progress::ByteProgress;
+use super::document::RunConfig;
+use super::layout::ImageLayout;
+use super::{FoundImage, Import, ImportError, ProgressSink, gc_layers, up_to_date};
+use crate::builder::{self, ManifestFields, WorkDir};
+use crate::erofs::ImageRoot;
+use crate::file::OnPath;
+use crate::home::Home;
+use crate::images::ImageStore;
+use crate::layer::{LayerError, LayerStore, StoredLayer, shown};
+use crate::lock::Lock;
+use crate::manifest::{HistoryStep, ImageOrigin};
+use crate::progress::{Phase, Progress};
+use crate::reference::Reference;
+use crate::template::{Template, Templates};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// A running import.
+pub(super) struct ImportJob<'a> {
+    pub(super) import: &'a Import,
+    pub(super) reference: &'a Reference,
+    pub(super) templates: &'a Templates,
+    pub(super) home: &'a Home,
+    pub(super) work: &'a WorkDir,
+    pub(super) layers: LayerStore,
+    /// Lock of the template; programs that write to it inherit it.
+    pub(super) lock: &'a Lock,
+    pub(super) began: Instant,
+}
+
+impl ImportJob<'_> {
+    pub(super) fn archive(
+        &self,
+        path: &Path,
+        on_progress: &mut ProgressSink<'_>,
+    ) -> Result<Template, ImportError> {
+        // Not canonicalized: standard input may be a pipe without a name.
+        let path = std::path::absolute(path).on("find", path)?;
+        let file = File::open(&path).on("open", &path)?;
+        let size = file.metadata().on("examine", &path)?.len();
+        let mut steps = ByteProgress::new(Phase::Layers, size, 85, on_progress);
+        let aside = self
+            .layers
+            .unpack_pending(&file, self.import.limits, &mut |n| steps.at(n))
+            // Only the end mark shows that the archive is complete.
+            .and_then(|aside| match aside.unpacked.end_mark {
+                true => Ok(aside),
+                false => Err(LayerError::Truncated),
+            })
+            .map_err(|source| ImportError::Layer {
+                what: path.display().to_string(),
+                source,
+            })?;
+        if ImageLayout::open(&aside.root)?.is_some() {
+            // Makes way for the layers in it.
+            let layout = self.work.0.join("layout");
+            fs::rename(&aside.root, &layout).on("create", &layout)?;
+            drop(aside);
+            let layout = ImageLayout::open(&layout)?
+                .ok_or_else(|| ImportError::image("it is gone".to_owned()))?;
+            return self.layout(&layout, path.display().to_string(), on_progress);
+        }
+        let layer = self.layers.keep(aside)?;
+        let found = FoundImage {
+            run: RunConfig::default(),
+            diff_ids: vec![layer.unpacked.diff_id.clone()],
+            manifest_sha256: None,
+        };
+        let from = path.display().to_string();
+        if let Some(template) = self.up_to_date(&found)? {
+            return Ok(template);
+        }
+        self.finish(from, found, vec![layer], on_progress)
+    }
+
+    pub(super) fn directory(
+        &self,
+        path: &Path,
+        on_progress: &mut ProgressSink<'_>,
+    ) -> Result<Template, ImportError> {
+        let path = path.canonicalize().on("find", path)?;
+        let from = path.display().to_string();
+        if let Some(layout) = ImageLayout::open(&path)? {
+            return self.layout(&layout, from, on_progress);
+        }
+        let found = FoundImage {
+            run: RunConfig::default(),
+            diff_ids: Vec::new(),
+            manifest_sha256: None,
+        };
+        self.write(from, found, &ImageRoot::Directory(path), on_progress)
+    }
+
+    pub(super) fn layout(
+        &self,
+        layout: &ImageLayout,
+        from: String,
+        on_progress: &mut ProgressSink<'_>,
+    ) -> Result<Template, ImportError> {
+        let (found, names) = layout.image()?;
+        if let Some(template) = self.up_to_date(&found)? {
+            return Ok(template);
+        }
+        on_progress(Progress::Phase(Phase::Layers));
+        let mut unpacked = Vec::new();
+        for (name, diff_id) in names.iter().zip(&found.diff_ids) {
+            unpacked.push(match self.layers.get(diff_id) {
+                Some(layer) => layer,
+                None => self.unpack(&layout.file(name)?, diff_id, &mut |_| ())?,
+            });
+        }
+        self.finish(from, found, unpacked, on_progress)
+    }
+
+    pub(super) fn unpack(
+        &self,
+        packed: &File,
+        diff_id: &str,
+        on_bytes: &mut dyn FnMut(u64),
+    ) -> Result<StoredLayer, ImportError> {
+        let added = (self.layers).add(packed, diff_id, self.import.limits, on_bytes);
+        added.map_err(|source| ImportError::Layer {
+            what: format!("layer sha256:{diff_id}"),
+            source,
+        })
+    }
+
+    /// Merges the layers into an image.
+    pub(super) fn finish(
+        &self,
+        from: String,
+        found: FoundImage,
+        layers: Vec<StoredLayer>,
+        on_progress: &mut ProgressSink<'_>,
+    ) -> Result<Template, ImportError> {
+        let left_out: u64 = layers.iter().map(|l| l.unpacked.devices_left_out).sum();
+        if left_out > 0 {
+            let note = format!("{left_out} device nodes left out: sandboxes have their own /dev");
+            on_progress(Progress::Line(&note));
+        }
+        // An opaque layer hides all below it.
+        let opaque = layers.iter().rposition(|layer| layer.unpacked.opaque);
+        let mut roots: Vec<PathBuf> = Vec::new();
+        for layer in &layers[opaque.unwrap_or(0)..] {
+            // Of equal layers the uppermost suffices; overlayfs accepts no directory twice.
+            roots.retain(|root| *root != layer.root);
+            roots.push(layer.root.clone());
+        }
+        let work = self.work.0.join("union");
+        fs::create_dir(&work).on("create", &work)?;
+        let root = ImageRoot::Layers {
+            layers: roots,
+            work,
+        };
+        self.write(from, found, &root, on_progress)
+    }
+
+    pub(super) fn write(
+        &self,
+        from: String,
+        found: FoundImage,
+        root: &ImageRoot,
+        on_progress: &mut ProgressSink<'_>,
+    ) -> Result<Template, ImportError> {
+        let defaults = self.import.defaults(&found.run)?;
+        let startup = self.import.startup(&found.run)?;
+        let hash = self.import.hash(&found)?;
+        on_progress(Progress::Percent(85));
+        let _shared = ImageStore::new(self.home).share()?;
+        let image =
+            builder::write_image(self.home, root, &hash, self.work, self.lock, on_progress)?;
+        self.import.disk.need(image.size)?;
+        let plan = ManifestFields {
+            reference: self.reference,
+            visibility: (self.templates).visibility(self.reference, self.import.visibility),
+            hash: &hash,
+            history: vec![HistoryStep {
+                text: format!("image {from}"),
+                seconds: self.began.elapsed().as_secs_f64(),
+                bytes: Some(image.size),
+            }],
+            images: vec![image],
+            defaults: &defaults,
+            startup,
+            origin: Some(origin(from, found)),
+        };
+        self.import.check_cancelled()?;
+        builder::publish(self.templates, &plan.manifest(), self.work, self.lock)?;
+        on_progress(Progress::Percent(100));
+        Ok(self.templates.get(&self.import.name)?)
+    }
+
+    /// The existing template, if it equals the import.
+    pub(super) fn up_to_date(&self, found: &FoundImage) -> Result<Option<Template>, ImportError> {
+        up_to_date(self.templates, self.import, found)
+    }
+
+    /// Removes unused layers and abandoned downloads.
+    pub(super) fn gc_layers(&self) -> Result<(), ImportError> {
+        Ok(gc_layers(self.templates, self.home, &self.layers)?)
+    }
+}
+
+fn origin(from: String, found: FoundImage) -> ImageOrigin {
+    let run = found.run;
+    let text = |words: Option<Vec<String>>| words.unwrap_or_default();
+    let ports = run.exposed_ports.unwrap_or_default();
+    ImageOrigin {
+        from,
+        manifest_sha256: found.manifest_sha256,
+        layers: found.diff_ids,
+        entrypoint: text(run.entrypoint),
+        cmd: text(run.cmd),
+        exposed_ports: ports.keys().map(|p| shown(p.as_bytes())).collect(),
+    }
+}
