@@ -1,6 +1,6 @@
-//! What an archive says about one file.
+//! Entries of an archive.
 
-/// What an entry is.
+/// Type of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -9,7 +9,7 @@ pub enum Kind {
     Directory,
     /// A symbolic link.
     Symlink,
-    /// Another name of a file that the archive brought before.
+    /// A hard link to an earlier file of the archive.
     HardLink,
     /// A named pipe.
     Fifo,
@@ -17,27 +17,27 @@ pub enum Kind {
     Character(u32, u32),
     /// A block device: major, minor.
     Block(u32, u32),
-    /// A device of which the archive does not say which.
+    /// A device without a number.
     UnknownDevice,
 }
 
-/// A stretch of a file that has content; the rest is holes.
+/// Range of a file with content; the rest is holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// One entry; its content comes behind it.
+/// An entry; its content follows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is.
+    /// Type.
     pub kind: Kind,
-    /// Its name, as the archive has it.
+    /// Path in the archive.
     pub path: Vec<u8>,
-    /// Where a link leads.
+    /// Target of a link.
     pub link: Vec<u8>,
     /// Permission bits, with setuid, setgid and sticky.
     pub mode: u32,
@@ -45,18 +45,18 @@ pub struct Entry {
     pub uid: u32,
     /// Group id.
     pub gid: u32,
-    /// Seconds since the epoch and nanoseconds.
+    /// Modification time: seconds since 1970, and nanoseconds.
     pub mtime: (i64, u32),
     /// Extended attributes.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Bytes, holes included.
+    /// Size in bytes with holes.
     pub size: u64,
-    /// Where the content goes, in order; within `size`.
+    /// Ranges with content, in order and within `size`.
     pub runs: Vec<Run>,
 }
 
 impl Entry {
-    /// An entry of root's without content.
+    /// Creates an entry of root without content.
     pub fn new(kind: Kind, path: impl Into<Vec<u8>>, mode: u32) -> Self {
         Self {
             kind,
@@ -72,25 +72,25 @@ impl Entry {
         }
     }
 
-    /// The same with this many bytes and no holes.
+    /// Sets the size of a file without holes.
     pub fn with_size(mut self, size: u64) -> Self {
         self.size = size;
         self.runs = whole(size);
         self
     }
 
-    /// Whether it has holes.
+    /// Tells if the file has holes.
     pub fn is_sparse(&self) -> bool {
         self.runs != whole(self.size)
     }
 
-    /// Bytes of content, holes left out.
+    /// Bytes of content without holes.
     pub fn stored(&self) -> u64 {
         self.runs.iter().map(|run| run.length).sum()
     }
 }
 
-/// All of a file of `size` bytes.
+/// A single range over a file of `size` bytes.
 pub fn whole(size: u64) -> Vec<Run> {
     match size {
         0 => Vec::new(),

@@ -1,50 +1,50 @@
-//! Why an archive is not written, read or unpacked.
+//! Errors of archives.
 
 use rustix::io::Errno;
 use std::io;
 
-/// Why an archive is not written, read or unpacked. Entries are named as far as they can be shown.
+/// Error of writing, reading or unpacking an archive. Names of entries are made printable.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
     /// The archive ends too early.
     #[error("the archive ends in the middle, after {}", after(.last))]
     Truncated {
-        /// The last entry that was begun.
+        /// Last entry that was started.
         last: Option<String>,
     },
-    /// Its beginning is nothing that a tar archive begins with.
+    /// The first bytes belong to no tar archive.
     #[error("the archive is broken: it is not a tar archive")]
     NotTar,
-    /// The archive makes no sense.
+    /// Invalid archive.
     #[error("the archive is broken after {}: {problem}", after(.last))]
     Broken {
-        /// The last entry that was begun.
+        /// Last entry that was started.
         last: Option<String>,
-        /// What is wrong.
+        /// Problem.
         problem: &'static str,
     },
     /// An entry that is not unpacked.
     #[error("the archive's entry '{entry}' {problem}")]
     Entry {
-        /// Its name.
+        /// Name of the entry.
         entry: String,
-        /// What is wrong.
+        /// Problem.
         problem: &'static str,
     },
-    /// What the archive comes from failed.
+    /// Read error of the input.
     #[error("cannot read the archive: {0}")]
     Read(io::Error),
-    /// What the archive goes to failed; whoever reads it is gone, as a rule.
+    /// Write error of the output, usually since its reader has ended.
     #[error("cannot write the archive: {0}")]
     Send(io::Error),
-    /// The file system refused.
+    /// Error of the file system.
     #[error("cannot {action} '{entry}': {source}")]
     File {
-        /// What was tried.
+        /// Failed action.
         action: &'static str,
-        /// On what.
+        /// Its path.
         entry: String,
-        /// The kernel's word.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
@@ -55,7 +55,7 @@ fn after(last: &Option<String>) -> String {
 }
 
 impl ArchiveError {
-    /// An entry that is not unpacked.
+    /// Error of an entry.
     pub fn entry(path: &[u8], problem: &'static str) -> Self {
         Self::Entry {
             entry: shown(path),
@@ -63,7 +63,7 @@ impl ArchiveError {
         }
     }
 
-    /// A refusal of the file system.
+    /// Error of the file system.
     pub fn file(action: &'static str, path: &[u8], errno: Errno) -> Self {
         Self::File {
             action,
@@ -72,7 +72,7 @@ impl ArchiveError {
         }
     }
 
-    /// Whether the archive itself is to blame.
+    /// Tells if the archive is invalid.
     pub fn is_malformed(&self) -> bool {
         matches!(
             self,
@@ -81,7 +81,7 @@ impl ArchiveError {
     }
 }
 
-/// A name out of an archive, for people: bounded, and without what a terminal would obey.
+/// Name of an entry for display: bounded, without control characters.
 pub fn shown(name: &[u8]) -> String {
     const MOST: usize = 200;
     let text = String::from_utf8_lossy(name);

@@ -1,10 +1,10 @@
-//! Archives (tar, in its pax form) as they go between host and guests.
+//! Archives (tar in pax format) that hosts and guests exchange.
 //!
-//! * [`pack`]: from trees of files to an archive; [`write`] does the format.
-//! * [`unpack`]: from an archive to files beneath a directory; [`read`] does the format.
+//! * [`pack`]: file trees to archives; [`write`]: the format.
+//! * [`unpack`]: archives to files below a directory; [`read`]: the format.
 //!
-//! Neither side trusts the other: what is read into memory is bounded whatever an archive says, and a name never leads out of
-//! the directory that is unpacked into.
+//! Neither side trusts the other: memory is bounded for any archive, and no path leads out of the
+//! target directory.
 
 pub mod entry;
 pub mod error;

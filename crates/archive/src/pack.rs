@@ -1,4 +1,4 @@
-//! From trees of files to an archive.
+//! Packing of file trees into archives.
 
 use crate::entry::{Entry, Kind, Run, whole};
 use crate::error::ArchiveError;
@@ -12,28 +12,28 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Directories within each other; each holds a descriptor.
+/// Maximum depth of directories; each holds a descriptor.
 const MAX_DEPTH: usize = 1000;
-/// Most stretches of a sparse file: one with more is written with its holes.
+/// Maximum number of ranges of a sparse file; above that, holes are written as zeros.
 const MAX_RUNS: usize = 10_000;
 const BUFFER: usize = 64 << 10;
 
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 
-/// What an archive is to hold.
+/// Selection of the content of an archive.
 #[derive(Clone, Copy)]
 pub struct Contents {
     /// Extended attributes that are kept.
     pub xattrs: fn(&[u8]) -> bool,
-    /// Names (relative to the tree) that are left out, with all that is in them.
+    /// Paths (relative to the tree) that are left out with all below them.
     pub leave_out: fn(&[u8]) -> bool,
-    /// Whether the tree is the upper directory of an overlay, and becomes a layer: what it deletes is said as OCI's image
-    /// specification has it.
+    /// The tree is the upper directory of an overlay and becomes a layer, with OCI whiteouts for
+    /// deletions.
     pub layer: bool,
 }
 
 impl Contents {
-    /// All files of a tree, with the attributes that mean the same elsewhere.
+    /// Selects all files of a tree, with portable attributes.
     pub const TREE: Self = Self {
         xattrs: |name| name.starts_with(b"user.") || name == b"security.capability",
         leave_out: |_| false,
@@ -41,11 +41,12 @@ impl Contents {
     };
 }
 
-/// An archive that trees are written to.
+/// Writer of file trees.
 pub struct Packer<W> {
     writer: Writer<W>,
     contents: Contents,
-    /// Files with further names, by device and inode: the first name, and how many are still to come.
+    /// Files with further hard links, by device and inode: the first name, and the number of links
+    /// to come.
     links: HashMap<(u64, u64), (Vec<u8>, u64)>,
     buffer: Vec<u8>,
 }
@@ -55,12 +56,12 @@ struct Open {
     dir: Dir,
     fd: OwnedFd,
     device: u64,
-    /// Bytes of its path.
+    /// Length of its path in bytes.
     path: usize,
 }
 
 impl<W: Write> Packer<W> {
-    /// An archive that goes to `out`.
+    /// Creates a packer that writes to `out`.
     pub fn new(out: W, contents: Contents) -> Self {
         Self {
             writer: Writer::new(out),
@@ -70,7 +71,7 @@ impl<W: Write> Packer<W> {
         }
     }
 
-    /// Adds what is at `path`, which is followed if it is a link, under `name`.
+    /// Adds the file at `path` as `name`; a symbolic link at `path` is followed.
     pub fn add(&mut self, path: &Path, name: &[u8]) -> Result<(), ArchiveError> {
         let bytes = path.as_os_str().as_bytes();
         let failed = |errno| ArchiveError::file("read", bytes, errno);
@@ -92,7 +93,7 @@ impl<W: Write> Packer<W> {
         }
     }
 
-    /// Adds a directory, as `name`, with all in it; none for the name stands for what is in it alone.
+    /// Adds a directory as `name` with its content; without a name, adds the content only.
     pub fn tree(&mut self, top: OwnedFd, name: &[u8]) -> Result<(), ArchiveError> {
         let mut path = name.to_vec();
         let mut open = Vec::new();
@@ -148,7 +149,8 @@ impl<W: Write> Packer<W> {
         self.writer.finish().map_err(ArchiveError::Send)
     }
 
-    /// Writes a directory's entry. Returns it to be read, unless it is one of the kernel's file systems.
+    /// Writes the entry of a directory. Returns it for reading, unless it is on a kernel file
+    /// system.
     fn enter(
         &mut self,
         fd: OwnedFd,
@@ -177,7 +179,7 @@ impl<W: Write> Packer<W> {
         }))
     }
 
-    /// Adds anything but a directory: `file` in `parent`.
+    /// Adds an entry other than a directory: `file` in `parent`.
     fn other(
         &mut self,
         parent: BorrowedFd<'_>,
@@ -188,7 +190,7 @@ impl<W: Write> Packer<W> {
         let device = (fs::major(found.st_rdev), fs::minor(found.st_rdev));
         let name = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
         if self.contents.layer && name.starts_with(b".wh.") {
-            // In a layer this name would mean something else.
+            // In a layer, this name is a whiteout.
             return Ok(());
         }
         let kind = match FileType::from_raw_mode(found.st_mode) {
@@ -202,7 +204,7 @@ impl<W: Write> Packer<W> {
             FileType::Fifo => Kind::Fifo,
             FileType::CharacterDevice => Kind::Character(device.0, device.1),
             FileType::BlockDevice => Kind::Block(device.0, device.1),
-            // A socket means nothing without who listens.
+            // A socket is useless without its server.
             _ => return Ok(()),
         };
         if self.linked(path, found)? {
@@ -219,8 +221,8 @@ impl<W: Write> Packer<W> {
         self.empty(&entry)
     }
 
-    /// Adds a regular file. One that shrinks meanwhile is filled up with zeros, of one that grows the beginning is taken: the
-    /// archive stays whole.
+    /// Adds a regular file with the size at its start: a file that shrinks meanwhile is padded with
+    /// zeros, and of one that grows the beginning is taken, so that the archive stays valid.
     fn file(
         &mut self,
         parent: BorrowedFd<'_>,
@@ -228,7 +230,7 @@ impl<W: Write> Packer<W> {
         path: &[u8],
     ) -> Result<(), ArchiveError> {
         let failed = |errno| ArchiveError::file("read", path, errno);
-        // It may have become a pipe, which would wait for its other end.
+        // A FIFO would block the open.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = match fs::openat(parent, file, flags, Mode::empty()) {
             Ok(fd) => fd,
@@ -276,7 +278,7 @@ impl<W: Write> Packer<W> {
         Ok(())
     }
 
-    /// Writes a further name of something that the archive holds already.
+    /// Writes a hard link to an earlier entry.
     fn linked(&mut self, path: &[u8], found: &Stat) -> Result<bool, ArchiveError> {
         #[allow(clippy::unnecessary_cast, reason = "its type differs between targets")]
         let names = found.st_nlink as u64;
@@ -316,7 +318,7 @@ fn entry_of(kind: Kind, path: &[u8], found: &Stat) -> Entry {
     entry
 }
 
-/// Where a file has content. Only of one that takes less room than it has bytes it is asked.
+/// Ranges of a file with content; queried only if the file has fewer blocks than bytes.
 fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<Run>, Errno> {
     let size = found.st_size.unsigned_abs();
     if found.st_blocks.unsigned_abs().saturating_mul(512) >= size {
@@ -327,7 +329,7 @@ fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<Run>, Errno> {
     while at < size {
         let start = match fs::seek(fd, SeekFrom::Data(at)) {
             Ok(start) => start,
-            // Nothing but a hole up to the end.
+            // Only a hole up to the end.
             Err(Errno::NXIO) => break,
             Err(Errno::INVAL) => return Ok(whole(size)),
             Err(e) => return Err(e),
@@ -352,9 +354,10 @@ fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<Run>, Errno> {
     Ok(runs)
 }
 
-/// Whether a file system is a view into the kernel rather than files: reading it means nothing, or does something.
+/// Tells if a file system exposes kernel state; reading its files is useless or has effects.
 fn is_kernels(fd: &OwnedFd) -> Result<bool, Errno> {
-    /// proc, sysfs, cgroup, cgroup2, devpts, debugfs, tracefs, securityfs, bpf, pstore, configfs, efivarfs (`linux/magic.h`).
+    /// proc, sysfs, cgroup, cgroup2, devpts, debugfs, tracefs, securityfs, bpf, pstore, configfs,
+    /// efivarfs (`linux/magic.h`).
     const MAGIC: [u64; 12] = [
         0x9fa0,
         0x6265_6572,

@@ -1,8 +1,9 @@
-//! Extended headers of tar (POSIX.1-2017, pax) and the maps of sparse files in GNU tar's three pax formats.
+//! Extended headers of tar (POSIX.1-2017, pax), and maps of sparse files in GNU tar's three pax
+//! formats.
 
 use crate::entry::Run;
 
-/// What an extended header says about the entry that follows.
+/// Contents of an extended header, which apply to the next entry.
 #[derive(Debug, Default)]
 pub(crate) struct Pax {
     pub path: Option<Vec<u8>>,
@@ -14,22 +15,22 @@ pub(crate) struct Pax {
     pub mtime: Option<(i64, u32)>,
     /// Name and value.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Size of a sparse file with its holes.
+    /// Size of a sparse file with holes.
     pub real_size: Option<u64>,
     /// Formats 0.0 and 0.1: the map is in the header.
     pub runs: Option<Vec<Run>>,
     /// Format 1.0: the map is the beginning of the data.
     pub map_in_data: bool,
-    /// Format 0.0: an offset waits for its length.
+    /// Format 0.0: an offset without its length yet.
     offset: Option<u64>,
 }
 
 type Outcome<T> = Result<T, &'static str>;
 
 impl Pax {
-    /// Takes the content of one extended header.
+    /// Parses the content of an extended header.
     pub(crate) fn read(&mut self, mut text: &[u8]) -> Outcome<()> {
-        // A name in the other encoding of sparse files' names comes last, whatever the order.
+        // The name field of sparse files has priority, in any order.
         let mut sparse_name = None;
         while !text.is_empty() && text[0] != 0 {
             let (record, rest) = record(text).ok_or("a record's length makes no sense")?;

@@ -1,30 +1,31 @@
-//! A directory that archives are unpacked into.
+//! Target directory of an unpacked archive.
 //!
-//! Every entry's parent is opened from the directory's own descriptor; what is made then is made under that descriptor, by one
-//! name without a slash.
+//! The parent of every entry is opened below the directory's descriptor; entries are then created
+//! in the parent by a single name.
 
 use crate::error::ArchiveError;
 use rustix::fs::{self, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Most names of one path. Unpacking holds a descriptor for each.
+/// Maximum number of path components. Unpacking holds a descriptor for each.
 const MAX_DEPTH: usize = 256;
-/// What the kernel takes for a path.
+/// Maximum length of a path in bytes (that of the kernel).
 const MAX_PATH: usize = 4095;
 const MAX_NAME: usize = 255;
 
-/// Never above, never through a link.
+/// Never above, and never through a link.
 const CONFINED: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS);
 
-/// A path inside of the place: names joined by `/`, none of them empty, `.` or `..`. Empty for the place itself.
+/// Normalized path in the directory: components joined by `/`, none empty, `.` or `..`. Empty for
+/// the directory itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inside(Vec<u8>);
 
 impl Inside {
-    /// Reads an archive's name. Absolute names count from the place, as tar has it.
+    /// Parses the name of an entry. Absolute names are relative to the directory, as in tar.
     pub fn of(path: &[u8]) -> Result<Self, ArchiveError> {
         let bad = |problem| Err(ArchiveError::entry(path, problem));
         if path.contains(&0) {
@@ -43,7 +44,7 @@ impl Inside {
         Ok(Self(joined))
     }
 
-    /// The same with another first name.
+    /// Replaces the first component.
     pub fn renamed(self, first: &[u8]) -> Self {
         if self.is_place() {
             return self;
@@ -53,17 +54,17 @@ impl Inside {
         Self([first, rest].concat())
     }
 
-    /// The path.
+    /// Bytes of the path.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Whether it is the place itself.
+    /// Tells if it is the directory itself.
     pub fn is_place(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether it is in the directory `above`, however deep.
+    /// Tells if it is below `above`, at any depth.
     pub fn is_in(&self, above: &Self) -> bool {
         above.is_place()
             || self.0.len() > above.0.len()
@@ -71,7 +72,7 @@ impl Inside {
                 && self.0[above.0.len()] == b'/'
     }
 
-    /// Path of the directory it is in, and its name there.
+    /// Path of the parent directory, and the name in it.
     fn split(&self) -> (&[u8], &[u8]) {
         match self.0.iter().rposition(|b| *b == b'/') {
             Some(slash) => (&self.0[..slash], &self.0[slash + 1..]),
@@ -80,18 +81,18 @@ impl Inside {
     }
 }
 
-/// The directory.
+/// The target directory.
 pub struct Place<'a> {
     root: BorrowedFd<'a>,
     resolve: ResolveFlags,
     owner: Option<(u32, u32)>,
-    /// The parent that was used last: archives list directory by directory.
+    /// Parent of the last entry: archives list entries by directory.
     last: Option<(Vec<u8>, OwnedFd)>,
 }
 
 impl<'a> Place<'a> {
-    /// The place that is open as `root`. If it is `confined`, nothing goes through symbolic links. Directories that are made
-    /// without an entry of their own belong to `owner`.
+    /// Uses the open directory `root`. If `confined`, no symbolic links are followed. Directories
+    /// without an entry belong to `owner`.
     pub fn new(root: BorrowedFd<'a>, confined: bool, owner: Option<(u32, u32)>) -> Self {
         let resolve = match confined {
             true => CONFINED,
@@ -105,12 +106,12 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The place itself.
+    /// Descriptor of the directory.
     pub fn itself(&self) -> BorrowedFd<'a> {
         self.root
     }
 
-    /// The directory that `path` is in, made with all above it if it is not there, and the name in it.
+    /// Parent directory of `path`, and the name in it. Missing parents are created.
     pub fn parent<'p>(
         &mut self,
         path: &'p Inside,
@@ -135,7 +136,7 @@ impl<'a> Place<'a> {
         Ok((last.1.as_fd(), name))
     }
 
-    /// The directory that `path` is in, which must be there, and the name in it.
+    /// Existing parent directory of `path`, and the name in it.
     pub fn existing<'p>(&self, path: &'p Inside) -> Result<(OwnedFd, &'p [u8]), Errno> {
         let (parent, name) = path.split();
         Ok((self.open(parent)?, name))
@@ -146,7 +147,7 @@ impl<'a> Place<'a> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         loop {
             match fs::openat2(self.root, path, flags, Mode::empty(), self.resolve) {
-                // Something was renamed meanwhile (openat2(2)).
+                // A concurrent rename (openat2(2)).
                 Err(Errno::AGAIN) => {}
                 outcome => return outcome,
             }
@@ -176,7 +177,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Changes an owner. Without the privilege to it things stay ours.
+/// Changes an owner. Without the privilege, the owner stays.
 pub fn own(parent: impl AsFd, name: &[u8], uid: u32, gid: u32) -> Result<(), Errno> {
     let (uid, gid) = (fs::Uid::from_raw(uid), fs::Gid::from_raw(gid));
     match fs::chownat(

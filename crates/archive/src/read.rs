@@ -1,4 +1,4 @@
-//! Reading a tar archive entry by entry: v7, ustar, pax and GNU, with long names and holes, in bounded memory.
+//! Reader of tar archives: v7, ustar, pax and GNU, with long names and holes, in bounded memory.
 
 use crate::entry::{Entry, Kind, Run, whole};
 use crate::error::{ArchiveError, shown};
@@ -9,12 +9,12 @@ use tar::{EntryType, GnuExtSparseHeader, Header};
 const BLOCK: u64 = 512;
 const HOLES: &str = "its map of holes makes no sense";
 
-/// What a reader puts up with.
+/// Limits and options of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tolerance {
-    /// Most bytes of an entry's extended headers together, and of its map of holes.
+    /// Maximum bytes of an entry's extended headers, and of its map of holes.
     pub headers: u64,
-    /// Whether the archive may end between two entries without an end mark, as some packers leave it.
+    /// Accepts an archive that ends between two entries without an end mark.
     pub no_end_mark: bool,
 }
 
@@ -28,32 +28,32 @@ impl Default for Tolerance {
 }
 
 impl Tolerance {
-    /// Most stretches of one sparse file.
+    /// Maximum number of ranges of a sparse file.
     fn runs(&self) -> u64 {
         self.headers / 24
     }
 }
 
-/// An archive that is being read.
+/// Reader of an archive.
 pub struct Reader<R> {
     input: R,
-    /// Of the present entry's data.
+    /// Remaining bytes of the current entry.
     left: u64,
-    /// Zeros behind it.
+    /// Padding after them.
     padding: u64,
-    /// What was begun last.
+    /// Last entry that was started.
     last: Option<String>,
     tolerance: Tolerance,
     end_mark: bool,
 }
 
 impl<R: Read> Reader<R> {
-    /// The archive that `input` holds, unpacked.
+    /// Creates a reader of the uncompressed archive in `input`.
     pub fn new(input: R) -> Self {
         Self::tolerant(input, Tolerance::default())
     }
 
-    /// The same with other bounds.
+    /// Creates a reader with other limits.
     pub fn tolerant(input: R, tolerance: Tolerance) -> Self {
         Self {
             input,
@@ -65,27 +65,29 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// What the archive is read from.
+    /// The input.
     pub fn input(&self) -> &R {
         &self.input
     }
 
-    /// The same, when nothing more is read here.
+    /// Returns the input.
     pub fn into_input(self) -> R {
         self.input
     }
 
-    /// Whether the archive's end mark was reached.
+    /// Tells if the end mark was reached.
     pub fn has_end_mark(&self) -> bool {
         self.end_mark
     }
 
-    /// The next entry, or none at the archive's end. What was not read of the last one is passed over.
+    /// Returns the next entry; none at the end of the archive. Skips unread content of the current
+    /// one.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, ArchiveError> {
         self.next_counted(&mut || Ok(()))
     }
 
-    /// The same; `count` hears of every header, also of those that only say something about the next one, and may end it all.
+    /// Returns the next entry alike; calls `count` for every header, extended ones included, which
+    /// may fail.
     pub fn next_counted(
         &mut self,
         count: &mut dyn FnMut() -> io::Result<()>,
@@ -120,7 +122,7 @@ impl<R: Read> Reader<R> {
                 EntryType::GNULongLink => {
                     long_link = Some(until_nul(self.extended(size, &mut allowed)?));
                 }
-                // A comment for all entries, or the archive's label.
+                // A global header, or the archive's label.
                 EntryType::XGlobalHeader => self.begin(size),
                 kind if kind.as_byte() == b'V' => self.begin(size),
                 _ => {
@@ -146,7 +148,8 @@ impl<R: Read> Reader<R> {
     ) -> Result<Entry, ArchiveError> {
         let bad = |problem| ArchiveError::entry(&path, problem);
         let kind = kind(header, &path).map_err(bad)?;
-        // Only files have content, whatever their size says (as Go's reader has it, which most layers were made with).
+        // Only files have content, regardless of the size field, as in Go's reader, with which most
+        // layers were created.
         let stored = match kind {
             Kind::File => pax.size.unwrap_or(size),
             _ => 0,
@@ -177,7 +180,7 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// Size of a file with its holes, and what lies between them.
+    /// Size of a file with holes, and its ranges.
     fn content(
         &mut self,
         header: &Header,
@@ -189,7 +192,7 @@ impl<R: Read> Reader<R> {
             return Ok((0, Vec::new()));
         }
         let (size, runs) = if header.entry_type().is_gnu_sparse() {
-            // The map's further blocks come before the content and are not counted in it.
+            // The map's further blocks precede the content and are not part of it.
             let held = (self.left, self.padding);
             (self.left, self.padding) = (0, 0);
             let map = self.old_gnu_map(header)?;
@@ -238,7 +241,8 @@ impl<R: Read> Reader<R> {
         Ok((size, runs))
     }
 
-    /// Format 1.0: a count, then offsets and lengths, a decimal number each line, padded to a block.
+    /// Format 1.0: a count, then offsets and lengths, one decimal number per line, padded to a
+    /// block.
     fn map_in_data(&mut self) -> Result<Vec<Run>, ArchiveError> {
         let mut numbers: Vec<u64> = Vec::new();
         let mut digits = Vec::new();
@@ -270,7 +274,7 @@ impl<R: Read> Reader<R> {
         Ok(pax::runs(pairs))
     }
 
-    /// Content of the present entry; 0 at its end.
+    /// Reads content of the current entry; 0 at its end.
     pub fn read_content(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX);
         let most = most.min(buffer.len());
@@ -279,7 +283,7 @@ impl<R: Read> Reader<R> {
         Ok(n)
     }
 
-    /// Reads what follows the end mark, which means nothing: a sender may be waiting to get rid of it. Not more than `most` bytes.
+    /// Reads up to `most` bytes after the end mark, so that a sender can finish.
     pub fn drain(&mut self, most: u64) -> io::Result<()> {
         io::copy(&mut (&mut self.input).take(most), &mut io::sink()).map(drop)
     }
@@ -300,7 +304,7 @@ impl<R: Read> Reader<R> {
         self.padding = size.wrapping_neg() % BLOCK;
     }
 
-    /// Passes over what was not read of the last entry.
+    /// Skips unread content of the current entry.
     fn skip_rest(&mut self) -> Result<(), ArchiveError> {
         let mut buffer = [0; 8 << 10];
         while self.left > 0 {
@@ -319,8 +323,8 @@ impl<R: Read> Reader<R> {
         Ok(block)
     }
 
-    /// The block that an entry begins with; none where the archive may end here, and does. After an `extended` header its entry
-    /// must come.
+    /// Header block of an entry; none at a valid end of the archive. After an `extended` header an
+    /// entry must follow.
     fn first_block(
         &mut self,
         extended: bool,
@@ -346,7 +350,7 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    /// Some bytes; none only if none are asked for.
+    /// Reads at least one byte; none if none were requested.
     fn some(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
         match self.take(buffer)? {
             0 if !buffer.is_empty() => Err(self.truncated()),
@@ -354,7 +358,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Some bytes; none at the input's end.
+    /// Reads some bytes; none at the end of the input.
     fn take(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
         loop {
             match self.input.read(buffer) {
@@ -381,7 +385,7 @@ impl<R: Read> Reader<R> {
         Ok(text)
     }
 
-    /// Compares a header with its own checksum: the sum of all bytes, its own field as spaces.
+    /// Verifies the checksum of a header: the sum of all bytes, with spaces in the checksum field.
     fn check(&self, header: &Header) -> Result<(), ArchiveError> {
         let bytes = header.as_bytes();
         let others = bytes[..148].iter().chain(&bytes[156..]);
@@ -416,7 +420,7 @@ fn kind(header: &Header, path: &[u8]) -> Result<Kind, &'static str> {
         }
     };
     Ok(match header.entry_type() {
-        // Before ustar, a directory was a file with this name.
+        // Before ustar, directories were files with a trailing slash.
         EntryType::Regular if path.ends_with(b"/") => Kind::Directory,
         EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => Kind::File,
         EntryType::Link => Kind::HardLink,
@@ -429,7 +433,7 @@ fn kind(header: &Header, path: &[u8]) -> Result<Kind, &'static str> {
     })
 }
 
-/// In order, apart, within the file, and as long together as the content.
+/// In order, disjoint, within the file, and as long as the content in total.
 fn makes_sense(runs: &[Run], size: u64, content: u64) -> bool {
     let (mut end, mut sum) = (0_u64, 0_u64);
     for run in runs {

@@ -1,4 +1,4 @@
-//! From an archive to files beneath a directory.
+//! Unpacking of archives below a directory.
 
 use crate::entry::{Entry, Kind};
 use crate::error::ArchiveError;
@@ -10,48 +10,49 @@ use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const BUFFER: usize = 64 << 10;
-/// How much of what follows the end mark is read: archives are padded, often to 10 KiB.
+/// Maximum number of bytes read after the end mark: archives are padded, often to 10 KiB.
 const PADDING: u64 = 1 << 20;
 
-/// Whose files are made.
+/// Owner of the unpacked files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
-    /// Whose the archive says.
+    /// Owner in the archive.
     Archive,
-    /// This user's and group's.
+    /// This user and group.
     Fixed(u32, u32),
-    /// Whoever unpacks.
+    /// The unpacking process.
     Ours,
 }
 
-/// How an archive is unpacked.
+/// Options of unpacking.
 #[derive(Debug, Clone)]
 pub struct Rules {
-    /// Whose files are made.
+    /// Owner of the files.
     pub owner: Owner,
-    /// Permissions of everything, in place of the archive's.
+    /// Permissions of all files; those of the archive by default.
     pub mode: Option<u32>,
-    /// Whether the archive is a stranger's: no devices, no setuid, no attributes, and no way through symbolic links.
+    /// Untrusted archive: no devices, set-user-id bits or attributes, and no symbolic links are
+    /// followed.
     pub confined: bool,
-    /// Instead of the first name of every path.
+    /// Replacement for the first component of every path.
     pub rename: Option<Vec<u8>>,
-    /// Bytes that all files together may have, holes counted.
+    /// Maximum total size of the files in bytes, with holes.
     pub max_bytes: Option<u64>,
 }
 
-/// What was unpacked.
+/// Result of unpacking.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Unpacked {
-    /// Entries.
+    /// Number of entries.
     pub entries: u64,
-    /// Bytes of files, holes left out.
+    /// Bytes of files without holes.
     pub bytes: u64,
 }
 
-/// Unpacks an archive into the directory that is open as `root`.
+/// Unpacks an archive into the open directory `root`.
 ///
-/// Files replace files; a directory that is there stays, and so does a link to one unless the archive is a stranger's. A directory
-/// is not replaced by something else, nor the other way round.
+/// Files replace files. Existing directories stay, and links to directories too, unless the archive
+/// is untrusted. A directory and another file never replace each other.
 pub fn unpack(
     input: impl Read,
     root: BorrowedFd<'_>,
@@ -71,12 +72,12 @@ pub fn unpack(
         done: Unpacked::default(),
     };
     let outcome = work.run();
-    // What was begun gets its permissions also when the rest is missing.
+    // Started directories get their permissions even after an error.
     let settled = work.settle(None);
     outcome.and(settled).map(|()| work.done)
 }
 
-/// A directory whose permissions and time wait until all in it is there.
+/// A directory whose permissions and times are set after its content.
 struct Pending {
     path: Inside,
     fd: OwnedFd,
@@ -88,10 +89,10 @@ struct Work<'a, R> {
     reader: Reader<R>,
     place: Place<'a>,
     rules: &'a Rules,
-    /// Directories within each other, the innermost last.
+    /// Open directories, innermost last.
     open: Vec<Pending>,
     buffer: Vec<u8>,
-    /// Of all files so far, holes counted.
+    /// Total size of the files so far, with holes.
     size: u64,
     done: Unpacked,
 }
@@ -101,7 +102,7 @@ impl<R: Read> Work<'_, R> {
         while let Some(entry) = self.reader.next_entry()? {
             let path = self.inside(&entry.path)?;
             self.settle(Some(&path))?;
-            // Before it is read: what is refused need not come.
+            // Checked before the content is read.
             self.size = self.size.saturating_add(entry.size);
             if self.rules.max_bytes.is_some_and(|max| self.size > max) {
                 let problem = "is more than may be unpacked";
@@ -116,7 +117,7 @@ impl<R: Read> Work<'_, R> {
                 Kind::Symlink => self.symlink(&entry, &path)?,
                 Kind::HardLink => self.hard_link(&entry, &path)?,
                 Kind::Fifo => self.node(&entry, &path, FileType::Fifo, 0)?,
-                // Nothing that a stranger's archive brings opens the way to hardware.
+                // Untrusted archives create no devices.
                 _ if self.rules.confined => continue,
                 Kind::Character(major, minor) => {
                     let device = fs::makedev(major, minor);
@@ -133,7 +134,7 @@ impl<R: Read> Work<'_, R> {
             }
             self.done.entries += 1;
         }
-        // A sender that is cut off here could not hear how it went.
+        // Reads on so that the sender can receive the result.
         self.reader.drain(PADDING).map_err(ArchiveError::Read)
     }
 
@@ -158,7 +159,7 @@ impl<R: Read> Work<'_, R> {
         }
     }
 
-    /// Gives directories that `next` is not in their permissions and times.
+    /// Sets permissions and times of directories that do not contain `next`.
     fn settle(&mut self, next: Option<&Inside>) -> Result<(), ArchiveError> {
         while let Some(last) = (self.open)
             .pop_if(|pending| next.is_none_or(|n| !n.is_in(&pending.path) && *n != pending.path))
@@ -175,7 +176,7 @@ impl<R: Read> Work<'_, R> {
         let failed = |errno| ArchiveError::file("make the directory", path.bytes(), errno);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if path.is_place() {
-            // Made before the archive came; its owner and permissions are whoever's that made it.
+            // The target directory keeps its owner and permissions.
             return Ok(());
         }
         let (parent, name) = self.place.parent(&path)?;
@@ -234,7 +235,7 @@ impl<R: Read> Work<'_, R> {
         if let Some((uid, gid)) = self.owner(entry) {
             own_open(&fd, uid, gid).map_err(failed("own"))?;
         }
-        // After the owner, whose change takes setuid and capabilities away.
+        // After the owner, whose change clears set-user-id bits and capabilities.
         let mode = Mode::from_raw_mode(self.mode(entry));
         fs::fchmod(&fd, mode).map_err(failed("protect"))?;
         if !self.rules.confined {
@@ -263,7 +264,7 @@ impl<R: Read> Work<'_, R> {
             Ok(found) if !target.is_place() => found,
             _ => return Err(ArchiveError::entry(path.bytes(), missing)),
         };
-        // Before what is in the way is removed.
+        // Checked before an existing file is removed.
         fs::statat(&target_parent, target_name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(|_| ArchiveError::entry(path.bytes(), missing))?;
         self.replacing(path, |parent, name| {
@@ -288,7 +289,7 @@ impl<R: Read> Work<'_, R> {
             .map_err(|errno| ArchiveError::file("protect", path.bytes(), errno))
     }
 
-    /// Makes something new, after removing what is there under its name.
+    /// Creates a file after removing an existing one of its name.
     fn replacing<T>(
         &mut self,
         path: &Inside,
@@ -312,7 +313,7 @@ impl<R: Read> Work<'_, R> {
         make(parent, name).map_err(failed)
     }
 
-    /// Owner and time of what cannot be opened.
+    /// Sets owner and time of a file that cannot be opened.
     fn own_and_date(&mut self, entry: &Entry, path: &Inside) -> Result<(), ArchiveError> {
         let owner = self.owner(entry);
         let (parent, name) = self.place.parent(path)?;
@@ -328,7 +329,7 @@ impl<R: Read> Work<'_, R> {
 fn own_open(fd: &OwnedFd, uid: u32, gid: u32) -> Result<(), Errno> {
     let (uid, gid) = (fs::Uid::from_raw(uid), fs::Gid::from_raw(gid));
     match fs::fchown(fd, Some(uid), Some(gid)) {
-        // Without the privilege to it things stay ours.
+        // Without the privilege, the owner stays.
         Err(Errno::PERM) => Ok(()),
         outcome => outcome,
     }
@@ -349,10 +350,10 @@ fn write_at(fd: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Sets what attributes the file system can keep, and we may set.
+/// Sets the attributes that the file system supports and the process may set.
 fn attributes(fd: BorrowedFd<'_>, entry: &Entry, path: &Inside) -> Result<(), ArchiveError> {
     for (name, value) in &entry.xattrs {
-        // They are the kernel's notes on where a file lies: in another place they are wrong.
+        // The kernel's notes on the location of a file are invalid elsewhere.
         if name.starts_with(b"trusted.overlay.") || name.contains(&0) {
             continue;
         }

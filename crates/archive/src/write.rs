@@ -1,4 +1,4 @@
-//! Writing a tar archive entry by entry, in the pax form.
+//! Writer of tar archives in pax format.
 
 use crate::entry::{Entry, Kind};
 use crate::pax;
@@ -6,23 +6,23 @@ use std::io::{self, Write};
 use tar::{EntryType, Header};
 
 const BLOCK: usize = 512;
-/// Names and targets that are longer go into an extended header.
+/// Longer names and targets go into an extended header.
 const NAME: usize = 100;
-/// Largest number of a field with seven octal digits, and with eleven.
+/// Maximum numbers in fields with seven and with eleven octal digits.
 const SMALL: u64 = 0o777_7777;
 const LARGE: u64 = 0o777_7777_7777;
 
-/// An archive that is being written.
+/// Writer of an archive.
 pub struct Writer<W> {
     out: W,
-    /// Of the present entry's content, still to come.
+    /// Remaining bytes of the current entry.
     left: u64,
     padding: usize,
     extended: Vec<u8>,
 }
 
 impl<W: Write> Writer<W> {
-    /// An archive that goes to `out`.
+    /// Creates a writer to `out`.
     pub fn new(out: W) -> Self {
         Self {
             out,
@@ -32,7 +32,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Begins an entry. [`Entry::stored`] bytes of content must follow.
+    /// Starts an entry. [`Entry::stored`] bytes of content must follow.
     pub fn begin(&mut self, entry: &Entry) -> io::Result<()> {
         let map = entry.is_sparse().then(|| map_of(entry));
         let stored = entry.stored() + map.as_ref().map_or(0, |map| map.len() as u64);
@@ -52,7 +52,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Ends the present entry.
+    /// Ends the current entry.
     pub fn end(&mut self) -> io::Result<()> {
         if self.left > 0 {
             return Err(io::Error::other("content of an entry is missing"));
@@ -62,7 +62,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// An entry with all its content.
+    /// Adds an entry with its content.
     pub fn add(&mut self, entry: &Entry, content: &[u8]) -> io::Result<()> {
         self.begin(entry)?;
         self.write_all(content)?;
@@ -76,7 +76,7 @@ impl<W: Write> Writer<W> {
         Ok(self.out)
     }
 
-    /// Collects what does not fit into the header.
+    /// Collects fields that do not fit into the header.
     fn extend(&mut self, entry: &Entry, stored: u64, sparse: bool) {
         let text = &mut self.extended;
         text.clear();
@@ -129,7 +129,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// The present entry's content.
+/// Writes content of the current entry.
 impl<W: Write> Write for Writer<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if bytes.len() as u64 > self.left {
@@ -174,18 +174,19 @@ fn header_of(entry: &Entry, stored: u64) -> Header {
     header
 }
 
-/// As much as fits; what does not is in the extended header.
+/// Truncates a field; its full value is in the extended header.
 fn fill(field: &mut [u8; NAME], bytes: &[u8]) {
     let fits = bytes.len().min(NAME);
     field[..fits].copy_from_slice(&bytes[..fits]);
 }
 
-/// The map of a sparse file, format 1.0: a count, then offsets and lengths, a line each, padded to a block.
+/// Map of a sparse file in format 1.0: a count, then offsets and lengths, one per line, padded to a
+/// block.
 fn map_of(entry: &Entry) -> Vec<u8> {
     let mut runs = entry.runs.clone();
     let end = runs.last().map_or(0, |run| run.offset + run.length);
     if end < entry.size {
-        // As GNU tar does: readers find the size here, too.
+        // GNU tar stores the size here as well.
         runs.push(crate::entry::Run {
             offset: entry.size,
             length: 0,
@@ -200,7 +201,7 @@ fn map_of(entry: &Entry) -> Vec<u8> {
     map
 }
 
-/// Seconds and nanoseconds, which count upwards, as one decimal number.
+/// Decimal number of seconds and nanoseconds, where nanoseconds count upwards.
 fn decimal(seconds: i64, ns: u32) -> String {
     if seconds < 0 && ns > 0 {
         let (seconds, ns) = (seconds + 1, 1_000_000_000 - ns.min(999_999_999));

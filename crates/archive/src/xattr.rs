@@ -1,18 +1,18 @@
-//! Extended attributes of what a descriptor stands for.
+//! Extended attributes of an open file.
 
 use rustix::fs;
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 
-/// Most bytes of one value, and of all names of one file (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+/// Maximum bytes of a value, and of all names of a file (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 const MOST: usize = 64 << 10;
-/// What is tried first.
+/// First buffer size in bytes.
 const FEW: usize = 512;
 
 /// Name and value.
 type Attribute = (Vec<u8>, Vec<u8>);
 
-/// Attributes whose names `keep` wants. File systems without any have none.
+/// Attributes with names that `keep` accepts; none on file systems without attributes.
 pub(crate) fn of(fd: BorrowedFd<'_>, keep: fn(&[u8]) -> bool) -> Result<Vec<Attribute>, Errno> {
     let Some(names) = filled(|buffer| fs::flistxattr(fd, buffer))? else {
         return Ok(Vec::new());
@@ -26,17 +26,17 @@ pub(crate) fn of(fd: BorrowedFd<'_>, keep: fn(&[u8]) -> bool) -> Result<Vec<Attr
             found.push((name.to_vec(), value));
         }
     }
-    // In an order of their own, so that equal files make equal archives.
+    // Sorted, so that equal files give equal archives.
     found.sort();
     Ok(found)
 }
 
-/// One attribute, if it is there.
+/// Value of an attribute, if it exists.
 pub(crate) fn value(fd: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
     filled(|buffer| fs::fgetxattr(fd, name, buffer))
 }
 
-/// What `read` puts into a buffer that is large enough; none if there is nothing of the kind.
+/// Output of `read` with a sufficiently large buffer; none if there is no such attribute.
 fn filled(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Option<Vec<u8>>, Errno> {
     let mut small = [0; FEW];
     match read(&mut small) {

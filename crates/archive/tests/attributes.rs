@@ -1,4 +1,4 @@
-//! Extended attributes go into archives and come out of them.
+//! Extended attributes in archives.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use jiffy_archive::{Contents, Owner, Packer, Rules, unpack};
@@ -17,7 +17,7 @@ fn attributes_of_users_are_kept() {
         println!("this file system keeps no attributes: nothing to test");
         return;
     }
-    // One that is longer than what is tried first.
+    // Longer than the first buffer.
     setxattr(&file, "user.long", &[b'l'; 900], XattrFlags::empty()).unwrap();
     let mut packer = Packer::new(Vec::new(), Contents::TREE);
     packer.add(&dir.path().join("tree"), b"tree").unwrap();

@@ -1,4 +1,4 @@
-//! Archives of strangers are unpacked beneath a directory and nowhere else, and bring nothing that has power.
+//! Untrusted archives are unpacked below a directory only, and grant no privileges.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use jiffy_archive::{ArchiveError, Entry, Kind, Owner, Rules, Unpacked, Writer, unpack};
@@ -33,7 +33,7 @@ impl Scene {
         unpack(archive, root.as_fd(), &rules)
     }
 
-    /// Nothing outside of the directory is as it was not.
+    /// Nothing outside of the directory has changed.
     fn check(&self) {
         let out = self.dir.path().join("out");
         assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
@@ -98,7 +98,7 @@ fn no_name_and_no_link_leads_out() {
             "{entries:?}: {refused:?}"
         );
         scene.check();
-        // Nor under another name for all of it.
+        // Neither with another first component.
         let scene = Scene::new();
         let _ = scene.unpack(&archive(&entries), Some("name"));
         scene.check();
@@ -174,7 +174,7 @@ fn everything_lies_beneath_the_name_that_was_asked_for() {
 
 #[test]
 fn what_is_read_into_memory_is_bounded() {
-    // An extended header, and a map of holes, of a size that no memory has.
+    // An extended header, and a map of holes, larger than memory.
     for (kind, name) in [(b'x', "x"), (b'L', "L"), (b'K', "K")] {
         let mut header = tar::Header::new_ustar();
         header.set_path(name).unwrap();
@@ -191,7 +191,7 @@ fn what_is_read_into_memory_is_bounded() {
     writer.end().unwrap();
     let mut bytes = writer.finish().unwrap();
     Scene::new().unpack(&bytes, None).unwrap();
-    // The map follows two headers and the extended one's text.
+    // The map follows two headers and the text of the extended one.
     let map = bytes.windows(2).rposition(|w| w == b"1\n").unwrap();
     (&mut bytes[map..map + 14])
         .write_all(b"9999999999999\n")
@@ -222,7 +222,7 @@ fn bytes_changed_at_random_do_no_harm() {
         for _ in 0..=random(4) {
             let at = random(bytes.len());
             bytes[at] = u8::try_from(random(256)).unwrap();
-            // Mended, so that what is behind the checksum is reached.
+            // With a corrected checksum, to reach the code behind it.
             let block = at / 512 * 512;
             let mut header = tar::Header::new_old();
             header

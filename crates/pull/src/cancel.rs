@@ -1,4 +1,4 @@
-//! Cancellation of an import from another thread.
+//! Cancellation of an import by another thread.
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Cancels an import: kills its puller at once and wakes the thread that waits for it. Clones are the same.
+/// Cancels an import: kills its puller and wakes the waiting thread. Clones share their state.
 #[derive(Clone)]
 pub struct Cancel(Arc<Inner>);
 
@@ -24,11 +24,11 @@ struct Inner {
 #[derive(Default)]
 struct State {
     cancelled: bool,
-    /// Pullers that have not been waited for, so their process ids are still theirs.
+    /// Running pullers. They have not been waited for, so their process ids are valid.
     pullers: Vec<Pid>,
 }
 
-/// Reason for the end of a wait without the event.
+/// Reason for the end of a wait without an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Interrupted {
     Cancelled,
@@ -36,7 +36,7 @@ pub(crate) enum Interrupted {
     Failed(Errno),
 }
 
-/// Cancels when it is dropped.
+/// Cancels on drop.
 #[derive(Debug)]
 pub struct CancelGuard(Cancel);
 
@@ -47,7 +47,7 @@ impl Drop for CancelGuard {
 }
 
 impl Cancel {
-    /// A new one. Fails where no descriptor is left.
+    /// Creates a handle. Fails without a free descriptor.
     pub fn new() -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let state = Mutex::default();
@@ -59,16 +59,17 @@ impl Cancel {
         CancelGuard(self.clone())
     }
 
-    /// Kills the pullers and wakes whoever waits.
+    /// Kills the pullers and wakes waiting threads.
     pub fn cancel(&self) {
         let mut state = self.state();
         state.cancelled = true;
         for puller in &state.pullers {
-            // One that has ended is still a zombie: it leaves the list before it is waited for.
+            // A puller leaves the list before it is waited for, so that its process id is never
+            // another process.
             let _ = kill(*puller, Signal::SIGKILL);
         }
         drop(state);
-        // Full means that it is readable.
+        // A full counter is readable as well.
         let _ = self.0.event.write(1);
     }
 

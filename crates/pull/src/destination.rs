@@ -1,9 +1,9 @@
-//! Registries that the host's owner names.
+//! Registries that the host's owner allows.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A registry: `host` or `host:port`. Without a port it is the usual one of HTTPS or HTTP.
+/// A registry: `host` or `host:port`. Without a port: those of HTTPS and HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Destination {
     host: String,
@@ -11,7 +11,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Tells if it is this host and port.
+    /// Tells if the destination is this host and port.
     pub fn is(&self, host: &str, port: u16) -> bool {
         let same_port = match self.port {
             Some(own) => own == port,
@@ -30,7 +30,7 @@ impl FromStr for Destination {
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = || format!("`{text}` is not HOST or HOST:PORT, as in localhost:5000");
         let (host, port) = match text.rsplit_once(':') {
-            // An address of IPv6 has its colons in brackets.
+            // Brackets enclose the colons of IPv6 addresses.
             Some((host, port)) if !port.contains(']') => {
                 (host, Some(port.parse().map_err(|_| bad())?))
             }

@@ -3,19 +3,19 @@
 use serde::{Deserialize, Serialize};
 use std::io;
 
-/// Failure that a puller reports. Texts are bounded and without control characters.
+/// Failure reported by a puller. Texts are bounded and without control characters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Fault {
-    /// The registry has no such thing.
+    /// Unknown image, manifest or blob.
     #[error("not found")]
     NotFound,
-    /// The registry wants other credentials.
+    /// Missing or wrong credentials.
     #[error("not authorized")]
     Unauthorized,
-    /// The registry wants fewer requests.
+    /// Too many requests.
     #[error("too many requests")]
     RateLimit,
-    /// The registry answers with another status.
+    /// Another status.
     #[error("status {0}: {1}")]
     Status(u16, String),
     /// No connection, no TLS, or no HTTP.
@@ -42,7 +42,7 @@ impl Fault {
         shown.take(300).collect()
     }
 
-    /// Bounds the text, whatever process it comes from.
+    /// Bounds the texts, since the puller is not trusted.
     pub(crate) fn bounded(self) -> Self {
         match self {
             Self::Status(code, text) => Self::Status(code, Self::text(&text)),
@@ -64,21 +64,21 @@ pub enum PullError {
     /// The import was cancelled.
     #[error("the import was cancelled")]
     Cancelled,
-    /// No network slot can be had, and the registry is not named by the host's owner.
+    /// No network slot is available, and the host's owner does not allow the registry.
     #[error(
         "this host has no network for images of keys, and its owner has not named {0} with --registry-allow"
     )]
     NoNetwork(String),
-    /// Nothing arrived for too long, or too little.
+    /// Timeout, or too low a rate.
     #[error("{0}")]
     Slow(String),
     /// The puller reports a failure.
     #[error("{0}")]
     Fault(#[from] Fault),
-    /// The puller ended by itself: it passed a limit of the kernel, or has an error.
+    /// The puller ended: by a resource limit or an error.
     #[error("the process that asks registries ended: {0}")]
     Died(String),
-    /// The receiver of the bytes failed.
+    /// Error of the receiver of the bytes.
     #[error("cannot write what was downloaded: {0}")]
     Sink(io::Error),
 }

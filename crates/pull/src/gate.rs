@@ -1,4 +1,4 @@
-//! Connections of pullers, judged one by one.
+//! Connections of pullers, subject to the host's rules.
 
 use crate::cancel::Cancel;
 use crate::destination::Destination;
@@ -14,19 +14,19 @@ use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// Most addresses of one name that are tried.
+/// Maximum number of addresses that are tried per name.
 const MAX_ADDRESSES: usize = 4;
-/// Longest time to look a name up for a slot.
+/// Timeout of a name lookup for a slot.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes the connections of one puller. Which way they go:
+/// Opens the connections of one puller:
 ///
-/// 1. to a registry that the host's owner has named (`--registry-allow`), or whose image the owner pulls,
-///    from the host's network, to exactly this host and port;
-/// 2. all others from a network slot of this puller alone, under the sandboxes' egress policy: the public
-///    internet, and nothing of the host, of other sandboxes, of private or link-local ranges;
-/// 3. without slots the host's owner reaches the public internet from the host's network, under the same
-///    list of ranges, and a key reaches nothing.
+/// 1. to registries that the host's owner allows (`--registry-allow`), or whose image the owner
+///    pulls, from the host's network, to exactly that host and port;
+/// 2. all others from a network slot of this puller, under the sandboxes' egress rules: to the
+///    public internet, not to the host, other sandboxes, or private and link-local ranges;
+/// 3. without slots, the host's owner reaches the public internet from the host's network, under
+///    the same list of ranges, and a key reaches nothing.
 pub struct Gate {
     named: Vec<Destination>,
     by_key: bool,
@@ -36,7 +36,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// The gate of an import from `registry` (`host` or `host:port`).
+    /// Creates the gate of an import from `registry` (`host` or `host:port`).
     pub fn new(pull: &Pull, registry: &str) -> Result<Self, PullError> {
         let registries = &pull.registries;
         let asked: Option<Destination> = registry.parse().ok();
@@ -62,7 +62,7 @@ impl Gate {
         })
     }
 
-    /// Connects, or tells why not (to the host's owner).
+    /// Connects; an error is a message for the host's owner.
     pub(crate) fn connect(
         &mut self,
         host: &str,
@@ -119,7 +119,7 @@ impl Gate {
                 .map_err(|_| format!("no name server answers about {host}"))?,
         };
         let socket = |ipv6| lease.tcp_socket(ipv6).map_err(|e| e.to_string());
-        // The tables of slot and host judge the packets; this only tells at once.
+        // The rules of slot and host filter the packets; this check only fails early.
         let permitted = |ip: IpAddr| network.permits(ip);
         to_one_of(host, port, &found, &permitted, &socket, cancel)
     }
@@ -134,7 +134,7 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// From the host's network.
+/// Connects from the host's network.
 pub(crate) fn direct(
     host: &str,
     port: u16,
@@ -212,7 +212,7 @@ mod tests {
         let mut gate = gate(true, &[&at], &at).unwrap();
         let cancel = Cancel::new().unwrap();
         assert!(gate.connect("127.0.0.1", port, &cancel).is_ok());
-        // The same socket by another name was not named.
+        // The same socket under another name is not allowed.
         for other in ["localhost", "127.0.0.2", "0.0.0.0", "169.254.169.254"] {
             let refused = gate.connect(other, port, &cancel).unwrap_err();
             assert!(refused.contains("--registry-allow"), "{refused}");

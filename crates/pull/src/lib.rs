@@ -1,11 +1,11 @@
-//! Images are pulled from registries by a process without privileges.
+//! Pulling of images from registries by an unprivileged process.
 //!
-//! Everything that a registry sends is hostile: TLS, HTTP, tokens, redirects. A puller process reads it
-//! ([`process`]): a user of its own in empty namespaces, without a file, a socket or a system call that
-//! makes one. It asks the parent for each connection, and the parent makes it ([`Gate`]): in a network
-//! slot with the sandboxes' egress policy, or to a registry that the host's owner has named. The parent
-//! receives bounded frames, measures time and rate, writes and verifies the bytes itself, and kills the
-//! process when a limit is passed or the import is cancelled.
+//! Everything that a registry sends is untrusted: TLS, HTTP, tokens, redirects. A puller process
+//! reads it ([`process`]): it has a user of its own, empty namespaces, no files, and no system call
+//! that opens a file or socket. The parent opens its connections ([`Gate`]): in a network slot with
+//! the sandboxes' egress rules, or to a registry that the host's owner allows. The parent receives
+//! bounded frames, enforces deadlines and rates, writes and verifies the bytes, and kills the
+//! process at a limit or a cancellation.
 
 mod cancel;
 mod destination;

@@ -1,4 +1,4 @@
-//! The parent's end of the socket to a puller.
+//! Parent's end of the socket to a puller.
 
 use crate::cancel::{Cancel, Interrupted};
 use crate::error::PullError;
@@ -11,10 +11,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Longest wait for a puller to read an order.
+/// Timeout until a puller reads a request.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The parent's end. Nothing that comes from it is trusted.
+/// Parent's end of the socket. Its input is not trusted.
 #[derive(Debug)]
 pub(crate) struct Link(UnixStream);
 
@@ -43,7 +43,7 @@ impl Link {
         let _ = self.0.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Sends an order, perhaps with a descriptor.
+    /// Sends a request, optionally with a descriptor.
     pub fn send(
         &self,
         order: &Order,
@@ -68,7 +68,7 @@ impl Link {
                 None,
             );
             match sent {
-                // The descriptor goes with the first byte.
+                // The descriptor is attached to the first byte.
                 Ok(n) => (rest, descriptor) = (rest.get(n..).unwrap_or_default(), None),
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
                 Err(e) => return Err(PullError::Died(e.to_string())),
@@ -77,7 +77,7 @@ impl Link {
         Ok(())
     }
 
-    /// Receives the next message; `deadline` comes with the text that names it.
+    /// Receives the next message; `deadline` is an instant and the error text for it.
     pub fn receive(
         &self,
         deadline: &(Instant, String),
@@ -108,7 +108,7 @@ impl Link {
         while !buffer.is_empty() {
             let ready = cancel.wait(self.0.as_fd(), PollFlags::POLLIN, deadline.0);
             ready.map_err(interrupted(&deadline.1))?;
-            // Descriptors that a puller sends are dropped by the kernel: there is no room for them.
+            // Without a control buffer the kernel drops descriptors from the puller.
             match recv(self.0.as_raw_fd(), buffer, MsgFlags::empty()) {
                 Ok(0) => return Err(PullError::Died(String::new())),
                 Ok(n) => buffer = buffer.get_mut(n..).unwrap_or_default(),

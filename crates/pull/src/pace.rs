@@ -1,23 +1,23 @@
-//! Deadlines of one answer.
+//! Deadlines of a response.
 
 use std::time::{Duration, Instant};
 
-/// Longest wait for the next bytes of an answer.
+/// Timeout between bytes of a response.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest time for a document.
+/// Timeout of a document.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time before the rate of a layer counts.
+/// Time before the minimum rate of a layer applies.
 const RATE_GRACE: Duration = Duration::from_secs(60);
-/// Least average rate of a layer after that, bytes per second.
+/// Minimum average rate of a layer in bytes per second.
 const MIN_RATE: u64 = 64 << 10;
-/// Longest time for all layers of an image.
+/// Timeout of all layers of an image.
 const LAYERS_TIMEOUT: Duration = Duration::from_secs(7200);
 
-/// Deadlines of one answer: idle, total, and a least rate.
+/// Deadlines of a response: idle, total, and a minimum rate.
 #[derive(Debug, Clone)]
 pub(crate) struct Pace {
     began: Instant,
-    /// Instant by which all must be done, and the time that this is.
+    /// Deadline of the response, and its length.
     end: Instant,
     total: Duration,
     rate: bool,
@@ -25,7 +25,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Of a document or another short answer.
+    /// Deadlines of a document or another short response.
     pub fn document() -> Self {
         let began = Instant::now();
         Self {
@@ -37,7 +37,7 @@ impl Pace {
         }
     }
 
-    /// Of a layer, retries included, of an image whose layers are pulled since `first`.
+    /// Deadlines of a layer with its retries; `first` is the start of the image's first layer.
     pub fn layer(first: Instant) -> Self {
         Self {
             end: first + LAYERS_TIMEOUT,
@@ -51,7 +51,7 @@ impl Pace {
         self.received = self.received.saturating_add(bytes as u64);
     }
 
-    /// Instant at which the next bytes are late, and the text that says so.
+    /// Next deadline, and the error text for it.
     pub fn next(&self) -> (Instant, String) {
         let idle = Instant::now() + IDLE_TIMEOUT;
         let idle = (idle, format!("no answer for {} s", IDLE_TIMEOUT.as_secs()));
@@ -83,7 +83,7 @@ mod tests {
         let (due, text) = pace.next();
         assert!(due <= Instant::now() + Duration::from_secs(10), "{text}");
         assert!(text.contains("64 KiB/s"), "{text}");
-        // Ten more seconds at the least rate are behind it: the idle limit comes first.
+        // The minimum rate allows ten more seconds: the idle timeout comes first.
         pace.count(30 * 64 * 1024);
         assert!(pace.next().1.contains("no answer for 30 s"));
     }

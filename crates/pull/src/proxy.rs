@@ -1,4 +1,4 @@
-//! The proxy that the environment of the host names (`HTTPS_PROXY`), for imports of the host's owner.
+//! Proxy of the host's environment (`HTTPS_PROXY`), for imports of the host's owner.
 
 use crate::cancel::Cancel;
 use crate::gate::direct;
@@ -9,22 +9,22 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Longest time for a proxy to connect.
+/// Timeout of a connection through a proxy.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest answer of a proxy, bytes.
+/// Maximum length of a proxy's response in bytes.
 const MAX_ANSWER: usize = 8 << 10;
 
-/// A proxy that carries TCP connections (RFC 9110 9.3.6).
+/// A proxy for TCP connections (RFC 9110 9.3.6).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Proxy {
     host: String,
     port: u16,
-    /// Hosts and domains that are reached without it.
+    /// Hosts and domains that bypass the proxy.
     except: Vec<String>,
 }
 
 impl Proxy {
-    /// As `HTTPS_PROXY` or `ALL_PROXY` says, in capitals or not.
+    /// Proxy of `HTTPS_PROXY` or `ALL_PROXY`, in either case.
     pub fn of_environment() -> Option<Self> {
         let var = |name: &str| {
             let value = env::var(name).or_else(|_| env::var(name.to_ascii_lowercase()));
@@ -37,7 +37,7 @@ impl Proxy {
     fn parse(address: &str, except: &str) -> Option<Self> {
         let address = address.strip_prefix("http://").unwrap_or(address);
         let address = address.trim_end_matches('/');
-        // Of other schemes, and of names with passwords, nothing is known here.
+        // Other schemes and URLs with passwords are not supported.
         let (host, port) = address.rsplit_once(':')?;
         let good = |c: char| c.is_ascii_alphanumeric() || "-._[]:".contains(c);
         if host.is_empty() || !host.chars().all(good) {
@@ -53,8 +53,7 @@ impl Proxy {
         })
     }
 
-    /// Tells if connections to this host and port go through it: those of TLS to hosts that are not
-    /// excepted.
+    /// Tells if a connection uses the proxy: TLS to hosts that are not excepted.
     pub fn carries(&self, host: &str, port: u16) -> bool {
         let local = host == "localhost"
             || host
@@ -66,7 +65,7 @@ impl Proxy {
         port == 443 && !local && !self.except.iter().any(below)
     }
 
-    /// Has it connect.
+    /// Connects through the proxy.
     pub fn connect(&self, host: &str, port: u16, cancel: &Cancel) -> Result<TcpStream, String> {
         let stream = direct(&self.host, self.port, &|_| true, cancel)?;
         let asked = self.ask(&stream, host, port, cancel);
@@ -88,13 +87,13 @@ impl Proxy {
             false => format!("{host}:{port}"),
         };
         let request = format!("CONNECT {at} HTTP/1.1\r\nHost: {at}\r\n\r\n");
-        // It is shorter than any buffer of a new connection.
+        // Shorter than the send buffer of a new connection.
         stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         while !answer.ends_with(b"\r\n\r\n") {
             let waited = cancel.wait(stream.as_fd(), PollFlags::POLLIN, deadline);
             waited.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
-            // One by one: what follows the head is not ours.
+            // Byte by byte, since the bytes after the head belong to the connection.
             let mut byte = [0];
             match stream.read(&mut byte) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),

@@ -1,4 +1,4 @@
-//! A puller, driven by its parent.
+//! A puller process and its parent's requests.
 
 use crate::cancel::Cancel;
 use crate::error::{Fault, PullError};
@@ -17,18 +17,18 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest time for a puller to confine itself.
+/// Timeout until a puller is confined.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most connections that one puller is given.
+/// Maximum number of connections of one puller.
 const MAX_CONNECTIONS: usize = 4096;
 
 /// Program that pullers run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Program {
-    /// This very program, which calls [`crate::process::main`] when its first argument is [`ARGUMENT`].
+    /// This program, which calls [`crate::process::main`] when its first argument is [`ARGUMENT`].
     #[default]
     Own,
-    /// A thread, without any confinement.
+    /// A thread without confinement.
     #[cfg(feature = "testing")]
     Thread,
 }
@@ -36,7 +36,7 @@ pub enum Program {
 /// User and password for a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// User.
+    /// User name.
     pub user: String,
     /// Password.
     pub password: String,
@@ -48,20 +48,20 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Repository that a puller asks for.
+/// Repository that a puller pulls from.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// `host` or `host:port`.
     pub registry: String,
     /// Repository in the registry.
     pub repository: String,
-    /// Hosts (`host` or `host:port`) that are spoken to without TLS.
+    /// Hosts (`host` or `host:port`) with plain HTTP.
     pub plain_http: Vec<String>,
     /// Credentials, if any.
     pub credentials: Option<Credentials>,
 }
 
-/// A process that asks one repository of a registry. It is killed when this is dropped.
+/// Puller process for one repository, killed on drop.
 #[derive(Debug)]
 pub struct Puller {
     running: Running,
@@ -70,7 +70,7 @@ pub struct Puller {
     cancel: Cancel,
     connections: usize,
     first_layer: Option<Instant>,
-    /// Reason for the last connection that was not made.
+    /// Cause of the last failed connection.
     refused: Option<String>,
 }
 
@@ -82,7 +82,7 @@ enum Running {
 }
 
 impl Puller {
-    /// Starts a puller for a repository; its connections go through `gate`.
+    /// Starts a puller; its connections go through `gate`.
     pub fn start(
         program: Program,
         setup: Setup,
@@ -128,7 +128,7 @@ impl Puller {
         Ok(puller)
     }
 
-    /// A manifest by tag or digest, at most `most` bytes. It is not verified.
+    /// Returns a manifest by tag or digest, at most `most` bytes, unverified.
     pub fn manifest(&mut self, reference: &str, most: u64) -> Result<Vec<u8>, PullError> {
         let order = Order::Manifest {
             reference: reference.to_owned(),
@@ -137,7 +137,7 @@ impl Puller {
         self.document(&order, most)
     }
 
-    /// A blob of at most `most` bytes in memory. It is not verified.
+    /// Returns a blob of at most `most` bytes, unverified.
     pub fn small_blob(&mut self, digest: &str, most: u64) -> Result<Vec<u8>, PullError> {
         let order = Order::Blob {
             digest: digest.to_owned(),
@@ -163,13 +163,13 @@ impl Puller {
         }
     }
 
-    /// Starts the clock of a layer, and with the first one that of all.
+    /// Starts the deadlines of a layer, and with the first one that of all layers.
     pub fn layer(&mut self) -> LayerPull {
         let first = *self.first_layer.get_or_insert_with(Instant::now);
         LayerPull(Pace::layer(first))
     }
 
-    /// Passes on the bytes of a layer from `offset` on; offset and bytes are at most `most`.
+    /// Streams a layer from `offset`; offset and bytes are at most `most`.
     pub fn blob(
         &mut self,
         layer: &mut LayerPull,
@@ -195,7 +195,7 @@ impl Puller {
         }
     }
 
-    /// Tells if the registry answers that it has a blob of this size.
+    /// Tells if the registry has a blob of this size.
     pub fn has(&mut self, digest: &str, size: u64) -> Result<bool, PullError> {
         let order = Order::Has {
             digest: digest.to_owned(),
@@ -208,7 +208,7 @@ impl Puller {
         }
     }
 
-    /// Sends an order and serves the puller until it answers.
+    /// Sends a request and serves the puller's connections until it answers.
     fn exchange(
         &mut self,
         order: &Order,
@@ -254,7 +254,7 @@ impl Puller {
         }
     }
 
-    /// Names the reason for the end of the process, if it has ended.
+    /// Exit status of the process, if it has ended.
     fn ended(&mut self, error: PullError) -> PullError {
         if self.cancel.is_cancelled() {
             return PullError::Cancelled;
@@ -264,7 +264,7 @@ impl Puller {
                 if let Some(pid) = pid(child) {
                     self.cancel.leave(pid);
                 }
-                // Its end of the socket is closed: what is left of it goes with this.
+                // The socket is closed, so the process has ended or is killed on drop.
                 let _ = child.kill();
                 match child.wait() {
                     Ok(status) => PullError::Died(status.to_string()),
@@ -315,7 +315,7 @@ fn nonsense() -> PullError {
     PullError::Died("it does not keep to the protocol".to_owned())
 }
 
-/// Time of a layer's download, over all its attempts.
+/// Deadlines of a layer's download over all attempts.
 #[derive(Debug)]
 pub struct LayerPull(Pace);
 

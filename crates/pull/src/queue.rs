@@ -1,28 +1,28 @@
-//! Places for pulls that go on at once.
+//! Permits for concurrent pulls.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Most pulls of one key at once.
+/// Maximum number of concurrent pulls of one key.
 const MAX_PER_KEY: usize = 2;
-/// Most pulls at once.
+/// Maximum number of concurrent pulls.
 const MAX_PULLS: usize = 8;
 
-/// Places for pulls: a few in all, fewer for each key. A key waits among its own first, so it never has
-/// more than [`MAX_PER_KEY`] in the line of all keys.
+/// Permits for pulls: bounded in total, and per key. A key waits for its own permit first, so it
+/// never has more than [`MAX_PER_KEY`] waiters for the total.
 #[derive(Debug)]
 pub struct Queue {
     all: Arc<Semaphore>,
     keys: Mutex<HashMap<Option<String>, Weak<Semaphore>>>,
 }
 
-/// A place; it is free again when this is dropped.
+/// Permit of a pull, released on drop.
 #[derive(Debug)]
 pub struct Permit {
     _all: OwnedSemaphorePermit,
     _key: OwnedSemaphorePermit,
-    /// Kept while somebody has or wants a place.
+    /// Kept while a permit of the key is held or awaited.
     _own: Arc<Semaphore>,
 }
 
@@ -36,7 +36,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Waits for a place of a key; none: the host's owner.
+    /// Waits for a permit of a key; none: the host's owner.
     pub async fn enter(&self, key: Option<&str>) -> Option<Permit> {
         let own = self.own(key);
         let key = own.clone().acquire_owned().await.ok()?;
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(permits.iter().flatten().count(), MAX_PER_KEY);
         let mut other = Box::pin(queue.enter(Some("alice")));
         assert!(ready(&mut other).is_some());
-        // One that ends makes place for one more.
+        // A released permit admits one more.
         *permits.first_mut().unwrap() = None;
         let next: Vec<_> = greedy.iter_mut().skip(2).filter_map(ready).collect();
         assert_eq!(next.len(), 1);

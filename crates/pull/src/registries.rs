@@ -1,4 +1,4 @@
-//! Rules of a host about registries.
+//! Registry rules of a host.
 
 use crate::cancel::Cancel;
 use crate::destination::Destination;
@@ -6,21 +6,21 @@ use crate::puller::Program;
 use jiffy_net::Network;
 use tokio::runtime::Handle;
 
-/// Rules of a host about registries, and the network that pullers have.
+/// Registry rules of a host, and the network of pullers.
 #[derive(Debug, Clone, Default)]
 pub struct Registries {
-    /// Registries (`host` or `host:port`) that are spoken to without TLS.
+    /// Registries (`host` or `host:port`) with plain HTTP.
     pub plain_http: Vec<String>,
-    /// Registries of the host's own network that may be reached.
+    /// Registries in the host's own network that may be reached.
     pub allowed: Vec<Destination>,
-    /// The network whose slots pullers get, and the event loop that serves it; none: there are no slots.
+    /// Network with slots for pullers, and its event loop; none: no slots.
     pub network: Option<(Network, Handle)>,
     /// Program that pullers run.
     pub program: Program,
 }
 
 impl Registries {
-    /// One import's way to them.
+    /// Settings of one import's pull.
     pub fn pull(&self, by_key: bool, cancel: &Cancel) -> Pull {
         Pull {
             registries: self.clone(),
@@ -30,12 +30,12 @@ impl Registries {
     }
 }
 
-/// One import's way to registries.
+/// Settings of one import's pull.
 #[derive(Debug, Clone)]
 pub struct Pull {
     /// Rules of the host.
     pub registries: Registries,
-    /// An API key asks, not the host's owner.
+    /// Requested by a key, not by the host's owner.
     pub by_key: bool,
     /// Cancels the import.
     pub cancel: Cancel,

@@ -1,4 +1,4 @@
-//! TCP connections with a deadline that a cancellation interrupts.
+//! TCP connections with a deadline and cancellation.
 
 use crate::cancel::{Cancel, Interrupted};
 use nix::errno::Errno;
@@ -12,10 +12,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Longest time for one connection.
+/// Timeout of a connection.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A TCP socket in the network of this thread.
+/// Opens a nonblocking TCP socket in the network namespace of this thread.
 pub(crate) fn open(ipv6: bool) -> io::Result<OwnedFd> {
     let family = match ipv6 {
         true => AddressFamily::Inet6,
@@ -25,7 +25,7 @@ pub(crate) fn open(ipv6: bool) -> io::Result<OwnedFd> {
     Ok(socket(family, SockType::Stream, flags, SockProtocol::Tcp)?)
 }
 
-/// Connects a socket that does not block.
+/// Connects a nonblocking socket.
 pub(crate) fn connect_to(
     socket: OwnedFd,
     address: SocketAddr,

@@ -1,62 +1,62 @@
 //! Frames between a puller and its parent: length, kind, payload.
 //!
-//! Four bytes of length (big endian, of the payload), one of kind. Orders and reports are JSON; data is
-//! bytes as the registry sent them. The descriptor of a connection comes with the frame
-//! [`Order::Connected`].
+//! A frame has four bytes of payload length (big endian), one byte of kind, and the payload.
+//! Requests and responses are JSON; data is bytes of the registry. The descriptor of a connection
+//! is attached to the frame [`PullRequest::Connected`].
 
 use crate::error::Fault;
 use serde::{Deserialize, Serialize};
 
-/// Largest payload of a frame, bytes.
+/// Maximum payload of a frame in bytes.
 pub(crate) const MAX_FRAME: usize = 128 << 10;
-/// Largest data frame that a puller sends, bytes.
+/// Maximum payload of a puller's data frame in bytes.
 pub(crate) const DATA_CHUNK: usize = 64 << 10;
 pub(crate) const HEADER: usize = 5;
 pub(crate) const KIND_JSON: u8 = 0;
 pub(crate) const KIND_DATA: u8 = 1;
 
-/// Order of the parent.
+/// Request of the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// First of all orders.
+    /// First request.
     Setup {
         /// `host` or `host:port`.
         registry: String,
         /// Repository in the registry.
         repository: String,
-        /// Hosts (`host` or `host:port`) that are spoken to without TLS.
+        /// Hosts (`host` or `host:port`) with plain HTTP.
         plain_http: Vec<String>,
-        /// User and password.
+        /// User name and password.
         credentials: Option<(String, String)>,
     },
-    /// A manifest, by tag or digest; answered with data and [`Report::Done`].
+    /// Manifest by tag or digest; answered with data and [`PullResponse::Done`].
     Manifest { reference: String, most: u64 },
-    /// A blob from `offset` on; `most` bounds offset and data together.
+    /// Blob from `offset`; `most` bounds offset and data together.
     Blob {
         digest: String,
         offset: u64,
         most: u64,
     },
-    /// Asks if the registry has a blob of this size; answered with [`Report::Has`].
+    /// Asks if the registry has a blob of this size; answered with [`PullResponse::Has`].
     Has { digest: String, size: u64 },
-    /// Answer to [`Report::Connect`]; the connection comes with it.
+    /// Answer to [`PullResponse::Connect`], with the connection attached.
     Connected,
-    /// Answer to [`Report::Connect`]: there is none.
+    /// Answer to [`PullResponse::Connect`]: no connection.
     NotConnected,
 }
 
-/// Report of a puller.
+/// Response of a puller.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// Confined and ready for orders.
+    /// Confined and ready for requests.
     Ready,
-    /// Wants a TCP connection.
+    /// Asks for a TCP connection.
     Connect { host: String, port: u16 },
     /// All data was sent.
     Done,
-    /// Answer to [`Order::Has`].
+    /// Answer to [`PullRequest::Has`].
     Has(bool),
-    /// The order cannot be carried out.
+    /// The request failed.
     Failed(Fault),
 }
 

@@ -1,17 +1,17 @@
-//! Challenges of registries that want to know who asks (RFC 9110 11.6.1, and the token protocol of the
+//! Authentication challenges of registries (RFC 9110 11.6.1, and the token protocol of the
 //! distribution project).
 
 use std::collections::BTreeMap;
 
-/// Longest challenge that is read, bytes.
+/// Maximum length of a challenge in bytes.
 const MAX_CHALLENGE: usize = 8 << 10;
 
-/// Answer that a registry wants.
+/// Authentication that a registry requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
     /// User and password.
     Basic,
-    /// A token of a server.
+    /// Token of a token server.
     Bearer {
         realm: String,
         service: Option<String>,
@@ -20,7 +20,7 @@ pub(super) enum Challenge {
 }
 
 impl Challenge {
-    /// Reads one `WWW-Authenticate` header; none: nothing in it is known.
+    /// Parses a `WWW-Authenticate` header; none if it has no supported scheme.
     pub fn parse(header: &str) -> Option<Self> {
         if header.len() > MAX_CHALLENGE {
             return None;
@@ -41,7 +41,7 @@ impl Challenge {
     }
 }
 
-/// `name=value` and `name="value"`, separated by commas.
+/// Parses `name=value` and `name="value"`, separated by commas.
 fn parameters(text: &str) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut rest = text;
@@ -60,7 +60,7 @@ fn parameters(text: &str) -> BTreeMap<String, String> {
     found
 }
 
-/// A quoted string without its first quote, and what follows it.
+/// Parses a quoted string without its opening quote; returns it and the rest.
 fn unquoted(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut characters = text.char_indices();

@@ -1,4 +1,4 @@
-//! The OCI distribution protocol, as far as pulling needs it.
+//! Client of the OCI distribution protocol.
 
 use super::challenge::Challenge;
 use super::control::Control;
@@ -30,12 +30,12 @@ const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json, \
     application/vnd.docker.distribution.manifest.list.v2+json";
 const AGENT: &str = concat!("jiffy/", env!("CARGO_PKG_VERSION"));
-/// Most redirects of one request.
+/// Maximum number of redirects per request.
 const MAX_REDIRECTS: usize = 5;
-/// Longest answer of a token server, and longest error of a registry, bytes.
+/// Maximum length of responses of token servers, and of error responses, in bytes.
 const MAX_TOKEN: usize = 64 << 10;
 const MAX_ERROR: usize = 16 << 10;
-/// Buffer for the head of an answer, bytes.
+/// Buffer size for the head of a response in bytes.
 const MAX_HEAD: usize = 128 << 10;
 
 type Sender = SendRequest<Empty<Bytes>>;
@@ -48,14 +48,14 @@ pub(super) struct Client {
     credentials: Option<(String, String)>,
     registry: Origin,
     repository: String,
-    /// Value of `Authorization` for the registry.
+    /// `Authorization` header for the registry.
     authorization: Option<String>,
     logged_in: bool,
-    /// The connection that was used last, if it is still open.
+    /// Latest connection, if it is still open.
     idle: Option<(Origin, Sender)>,
 }
 
-/// Errors of a registry.
+/// Error response of a registry.
 #[derive(Deserialize)]
 struct Errors {
     errors: Vec<ErrorEntry>,
@@ -105,7 +105,7 @@ impl Client {
         })
     }
 
-    /// The same for a repository of `registry` (`host` or `host:port`).
+    /// Creates a client for a repository of `registry` (`host` or `host:port`).
     pub fn of(mut self, registry: &str, repository: &str) -> Result<Self, Fault> {
         let plain = Url::parse(&format!("http://{registry}/"))?.origin;
         self.registry = match plain.is_among(&self.plain_http) {
@@ -116,14 +116,14 @@ impl Client {
         Ok(self)
     }
 
-    /// Passes a manifest on.
+    /// Streams a manifest to the parent.
     pub async fn manifest(&mut self, reference: &str, most: u64) -> Result<(), Fault> {
         let target = format!("/v2/{}/manifests/{reference}", self.repository);
         let answer = self.ask(&Method::GET, target, None).await?;
         self.pass_on(answer, 0, 0, most).await
     }
 
-    /// Passes a blob on from `offset`.
+    /// Streams a blob from `offset` to the parent.
     pub async fn blob(&mut self, digest: &str, offset: u64, most: u64) -> Result<(), Fault> {
         let target = format!("/v2/{}/blobs/{digest}", self.repository);
         let range = (offset > 0).then(|| format!("bytes={offset}-"));
@@ -137,13 +137,13 @@ impl Client {
                 }
                 0
             }
-            // It does not know parts: what there is comes once more.
+            // Without support for ranges the blob starts at 0 again.
             _ => offset,
         };
         self.pass_on(answer, skip, offset, most).await
     }
 
-    /// Tells if the registry answers that it has a blob of this size.
+    /// Tells if the registry has a blob of this size.
     pub async fn has(&mut self, digest: &str, size: u64) -> Result<bool, Fault> {
         let target = format!("/v2/{}/blobs/{digest}", self.repository);
         match self.ask(&Method::HEAD, target, None).await {
@@ -182,7 +182,7 @@ impl Client {
         Ok(())
     }
 
-    /// Asks the registry; answers only if it did with success.
+    /// Sends a request to the registry; fails unless the response is a success.
     async fn ask(
         &mut self,
         method: &Method,
@@ -227,7 +227,8 @@ impl Client {
         }
     }
 
-    /// With credentials, asks once who may come in: some registries hide from strangers what they have.
+    /// With credentials, authenticates before the first request: some registries report private
+    /// images as missing otherwise.
     async fn log_in(&mut self) -> Result<(), Fault> {
         if self.logged_in || self.credentials.is_none() {
             return Ok(());
@@ -244,7 +245,7 @@ impl Client {
         }
     }
 
-    /// Only hosts that were named are spoken to without TLS, and never after one with it.
+    /// Plain HTTP is for listed hosts only, and never after TLS.
     fn may(&self, from: &Origin, to: &Origin) -> Result<(), Fault> {
         match to.tls || (!from.tls && to.is_among(&self.plain_http)) {
             true => Ok(()),
@@ -255,7 +256,7 @@ impl Client {
         }
     }
 
-    /// Answers a challenge: with the credentials, or with a token of the server that it names.
+    /// Answers a challenge with the credentials or with a token of its server.
     async fn authenticate(&mut self, headers: &HeaderMap) -> Result<(), Fault> {
         self.authorization = None;
         let challenges = headers.get_all(WWW_AUTHENTICATE).iter();
@@ -300,7 +301,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends one request and returns its answer, whatever it says.
+    /// Sends one request and returns the response with any status.
     async fn send(
         &mut self,
         method: &Method,
@@ -334,7 +335,7 @@ impl Client {
             self.idle = Some((origin, sender));
             return Ok(answer);
         }
-        // The server may have closed the one there was.
+        // The server may have closed the idle connection.
         let mut sender = self.connect(&url.origin).await?;
         let answer = sender.send_request(request()?).await;
         let answer = answer.map_err(|e| Fault::Unreachable(Fault::text(&chain(&e))))?;
@@ -344,7 +345,7 @@ impl Client {
 
     async fn connect(&self, origin: &Origin) -> Result<Sender, Fault> {
         let failed = |e: &dyn Error| Fault::Unreachable(Fault::text(&chain(e)));
-        // Addresses of IPv6 are in brackets.
+        // IPv6 addresses are in brackets.
         let host = origin.host.trim_matches(['[', ']']);
         let stream = self.control.connect(host, origin.port)?;
         let stream = TcpStream::from_std(stream).map_err(|e| failed(&e))?;
@@ -369,7 +370,7 @@ impl Client {
     }
 }
 
-/// Text of a header.
+/// Value of a header as text.
 fn header(headers: &HeaderMap, name: hyper::header::HeaderName) -> Option<String> {
     let value = headers.get(name)?.to_str().ok()?;
     Some(value.to_owned())
@@ -390,7 +391,7 @@ async fn bounded(answer: Response<Incoming>, most: usize) -> Result<Vec<u8>, Fau
     Ok(bytes)
 }
 
-/// Meaning of an answer without success.
+/// Converts an error response.
 async fn refusal(answer: Response<Incoming>) -> Fault {
     let status = answer.status();
     match status {
@@ -410,7 +411,7 @@ async fn refusal(answer: Response<Incoming>) -> Fault {
     Fault::Status(status.as_u16(), Fault::text(&text))
 }
 
-/// A value of a query (RFC 3986 2.3).
+/// Escapes a query value (RFC 3986 2.3).
 fn encoded(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~:/,".contains(&b);
     let encode = |b: u8| match plain(b) {
@@ -420,7 +421,7 @@ fn encoded(text: &str) -> String {
     text.bytes().map(encode).collect()
 }
 
-/// An error with all its causes.
+/// Message of an error with its causes.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

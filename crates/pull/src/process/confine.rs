@@ -1,4 +1,4 @@
-//! Everything that a puller gives up before it reads a byte of a registry.
+//! Confinement of a puller before it reads from a registry.
 
 use caps::CapSet;
 use jiffy_proto::vm::jail::FIRST_UID;
@@ -11,16 +11,16 @@ use nix::unistd::{Gid, Uid, chdir, pivot_root, setgroups, setresgid, setresuid};
 use std::io;
 use std::path::Path;
 
-/// Address space, bytes.
+/// Limit of the address space in bytes.
 const MAX_MEMORY: u64 = 512 << 20;
-/// Open descriptors: the socket to the parent, the event loop's, and connections.
+/// Limit of open descriptors: the parent's socket, the event loop's, and connections.
 const MAX_DESCRIPTORS: u64 = 64;
-/// Processor time, seconds.
+/// Limit of processor time in seconds.
 const MAX_CPU_S: u64 = 3600;
-/// A directory that every host has; the empty root is mounted there for a moment.
+/// Existing directory on which the empty root is mounted.
 const STAND_IN: &str = "/proc";
 
-/// Closes what the parent may have left open beyond the standard descriptors.
+/// Closes inherited descriptors except the standard ones.
 pub(super) fn close_descriptors() -> io::Result<()> {
     // SAFETY: nothing in this process owns a descriptor above standard error yet.
     match unsafe { libc::close_range(3, u32::MAX, 0) } {
@@ -30,13 +30,13 @@ pub(super) fn close_descriptors() -> io::Result<()> {
 }
 
 pub(super) fn limit_resources() -> io::Result<()> {
-    // Whatever the daemon's is: of what runs out of memory this goes first. Not all hosts let it.
+    // First candidate of the OOM killer. Not every host permits it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     for (resource, limit) in [
         (Resource::RLIMIT_AS, MAX_MEMORY),
         (Resource::RLIMIT_NOFILE, MAX_DESCRIPTORS),
         (Resource::RLIMIT_CPU, MAX_CPU_S),
-        // It writes no file, and leaves none.
+        // No files and no core dumps.
         (Resource::RLIMIT_FSIZE, 0),
         (Resource::RLIMIT_CORE, 0),
     ] {
@@ -45,7 +45,8 @@ pub(super) fn limit_resources() -> io::Result<()> {
     Ok(())
 }
 
-/// Leaves the host's namespaces, files, user and rights. Without root only what any process can give up.
+/// Leaves the host's namespaces, files, user and privileges. Without root, only what an
+/// unprivileged process can.
 pub(super) fn leave_everything() -> io::Result<()> {
     if Uid::effective().is_root() {
         unshare(
@@ -61,9 +62,10 @@ pub(super) fn leave_everything() -> io::Result<()> {
     }
     prctl::set_no_new_privs()?;
     prctl::set_dumpable(false)?;
-    // Cleared when the user changes, so it comes last; a parent that is gone closes the socket, too.
+    // Set last, since a change of user clears it. A parent that has ended closes the socket as
+    // well.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
-    // No further task.
+    // No further tasks.
     setrlimit(Resource::RLIMIT_NPROC, 0, 0)?;
     Ok(())
 }
@@ -74,11 +76,11 @@ fn leave_files() -> nix::Result<()> {
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(NONE, "/", NONE, private, NONE)?;
     let sealed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    // One inode: the directory itself.
+    // One inode, that of the directory.
     let options = Some("mode=555,size=4k,nr_inodes=1");
     mount(Some("tmpfs"), STAND_IN, Some("tmpfs"), sealed, options)?;
     chdir(STAND_IN)?;
-    // The old root comes to lie on the new one, and is taken off.
+    // Stacks the old root on the new one, and unmounts it.
     pivot_root(Path::new("."), Path::new("."))?;
     umount2(".", MntFlags::MNT_DETACH)?;
     chdir("/")?;
@@ -87,12 +89,12 @@ fn leave_files() -> nix::Result<()> {
 }
 
 fn become_nobody(is_host: bool) -> io::Result<()> {
-    // By its process id, as a VMM has it: no two processes have the same.
+    // User id from the process id, as for VMMs: no two processes share one.
     for capability in caps::all() {
-        // One that this kernel does not know cannot be had either.
+        // Unknown to this kernel.
         let _ = caps::drop(None, CapSet::Bounding, capability);
     }
-    // Root of an ordinary user's namespace has no other users to become: it is left without rights.
+    // In an ordinary user's namespace, root has no other user ids, and only loses its capabilities.
     if is_host {
         let id = FIRST_UID + std::process::id();
         setgroups(&[])?;

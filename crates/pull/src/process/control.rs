@@ -1,4 +1,4 @@
-//! The puller's end of the socket to its parent.
+//! Puller's end of the socket to its parent.
 
 use crate::error::Fault;
 use crate::wire::{self, DATA_CHUNK, HEADER, KIND_DATA, KIND_JSON, Order, Report};
@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// The socket. It blocks: a puller has nothing to do while its parent is busy.
+/// Blocking socket: a puller has no other work while its parent is busy.
 pub(super) struct Control(UnixStream);
 
 impl Control {
@@ -17,7 +17,7 @@ impl Control {
         Self(socket)
     }
 
-    /// The next order, with the descriptor that comes with it.
+    /// Receives the next request, with its descriptor.
     pub fn order(&self) -> io::Result<(Order, Option<OwnedFd>)> {
         let mut descriptor = None;
         let mut head = [0; HEADER];
@@ -36,13 +36,13 @@ impl Control {
         self.send(KIND_JSON, &serde_json::to_vec(report)?)
     }
 
-    /// Sends data of an answer.
+    /// Sends data of a response.
     pub fn data(&self, bytes: &[u8]) -> io::Result<()> {
         let mut chunks = bytes.chunks(DATA_CHUNK);
         chunks.try_for_each(|chunk| self.send(KIND_DATA, chunk))
     }
 
-    /// A TCP connection that the parent makes.
+    /// TCP connection that the parent opens.
     pub fn connect(&self, host: &str, port: u16) -> Result<TcpStream, Fault> {
         let lost = |e: io::Error| Fault::Broken(e.to_string());
         let host = host.to_owned();
@@ -76,7 +76,7 @@ impl Control {
             for message in received.cmsgs()? {
                 if let ControlMessageOwned::ScmRights(descriptors) = message {
                     for raw in descriptors {
-                        // SAFETY: the kernel has just made this descriptor for us.
+                        // SAFETY: the kernel has just created this descriptor for this process.
                         *descriptor = Some(unsafe { OwnedFd::from_raw_fd(raw) });
                     }
                 }

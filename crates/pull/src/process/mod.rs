@@ -1,4 +1,4 @@
-//! The puller process.
+//! Puller process.
 
 mod challenge;
 mod client;
@@ -19,13 +19,13 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use tokio::runtime::{Builder, Runtime};
 
-/// First argument of a program that is to be a puller.
+/// First argument of a program that is to run as a puller.
 pub const ARGUMENT: &str = "--as-puller";
-/// Variables of the parent's environment that a puller has: where authorities of TLS are.
+/// Environment variables that a puller inherits: locations of TLS authorities.
 pub const INHERITED_VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 
-/// A puller process: standard input is the socket to the parent. Must be called before any other thread
-/// exists.
+/// Main function of a puller process, whose standard input is the socket to the parent. Must be
+/// called before another thread exists.
 pub fn main() -> ExitCode {
     // SAFETY: descriptor 0 is open for as long as the process runs, and nothing else owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(0) };
@@ -45,7 +45,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Reads what needs files, and gives up everything.
+/// Reads the files that are needed, then confines the process.
 fn prepare() -> io::Result<(Runtime, RootCertStore)> {
     confine::close_descriptors()?;
     let roots = authorities();
@@ -56,14 +56,14 @@ fn prepare() -> io::Result<(Runtime, RootCertStore)> {
     Ok((runtime, roots))
 }
 
-/// Authorities that this host trusts.
+/// TLS authorities of this host.
 fn authorities() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     roots
 }
 
-/// The same on a thread of another program, without confinement.
+/// Runs a puller on a thread of another program, without confinement.
 #[cfg(feature = "testing")]
 pub(crate) fn serve_unconfined(socket: UnixStream) {
     let control = Rc::new(Control::new(socket));
@@ -72,7 +72,7 @@ pub(crate) fn serve_unconfined(socket: UnixStream) {
     }
 }
 
-/// Carries out orders until the parent closes the socket.
+/// Serves requests until the parent closes the socket.
 fn serve(runtime: &Runtime, control: &Rc<Control>, roots: RootCertStore) -> io::Result<()> {
     control.report(&Report::Ready)?;
     let Order::Setup {

@@ -1,10 +1,11 @@
-//! System calls of a puller. It opens no path and no socket, starts nothing, and signals nobody.
+//! Seccomp filter of a puller, which opens no path and no socket, starts no process, and sends no
+//! signal.
 
 use seccompiler::{SeccompAction, SeccompFilter, TargetArch, apply_filter};
 use std::collections::BTreeMap;
 use std::io;
 
-/// Calls of the event loop, of sockets that there are, of the allocator, and of the end.
+/// Calls of the event loop, of existing sockets, of the allocator, and of exit.
 const ALLOWED: &[libc::c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -48,7 +49,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_writev,
 ];
 
-/// Enters the filter; other calls fail with EPERM.
+/// Installs the filter; other calls fail with EPERM.
 pub(super) fn enter() -> io::Result<()> {
     let denied = u32::try_from(libc::EPERM).unwrap_or(1);
     let rules: BTreeMap<i64, Vec<_>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();

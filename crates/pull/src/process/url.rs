@@ -1,9 +1,9 @@
-//! Addresses of requests.
+//! URLs of requests.
 
 use crate::error::Fault;
 use hyper::Uri;
 
-/// An `http` or `https` address.
+/// An `http` or `https` URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Url {
     pub origin: Origin,
@@ -20,7 +20,7 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// `host` or `host:port`, as people write it.
+    /// `host` or `host:port`.
     pub fn authority(&self) -> String {
         match (self.tls, self.port) {
             (true, 443) | (false, 80) => self.host.clone(),
@@ -28,7 +28,7 @@ impl Origin {
         }
     }
 
-    /// Tells if one of `hosts` (`host` or `host:port`) names it.
+    /// Tells if it is one of `hosts` (`host` or `host:port`).
     pub fn is_among(&self, hosts: &[String]) -> bool {
         let full = format!("{}:{}", self.host, self.port);
         let short = self.authority();
@@ -40,7 +40,7 @@ impl Origin {
 impl Url {
     pub fn parse(text: &str) -> Result<Self, Fault> {
         let bad = || Fault::Refused(format!("`{}` is no address", Fault::text(text)));
-        // Fragments stay with the client.
+        // Fragments are not sent.
         let text = text.split('#').next().unwrap_or_default();
         let uri: Uri = text.parse().map_err(|_| bad())?;
         let authority = uri.authority().ok_or_else(bad)?;
@@ -64,8 +64,7 @@ impl Url {
         })
     }
 
-    /// The address that `location` means in an answer of this one (RFC 3986 5.2, as far as registries
-    /// need it).
+    /// Resolves a `location` relative to this URL (RFC 3986 5.2, as far as registries need it).
     pub fn join(&self, location: &str) -> Result<Self, Fault> {
         if location.contains("://") {
             return Self::parse(location);
