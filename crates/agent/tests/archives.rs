@@ -9,7 +9,7 @@ mod common;
 
 use common::{TestAgent, gzip};
 use jiffy_agent_client::{ArchiveOptions, ClientError, FileReader};
-use jiffy_archive::{Entry, Kind, Writer};
+use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveWriter};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -163,13 +163,19 @@ async fn several_paths_files_and_links_are_taken() {
 #[tokio::test]
 async fn owner_and_mode_can_be_said_and_a_link_to_a_directory_stays() {
     let agent = TestAgent::new();
-    let mut archive = Writer::new(Vec::new());
-    let file = Entry::new(Kind::File, *b"dir/link/f", 0o600).with_size(3);
+    let mut archive = ArchiveWriter::new(Vec::new());
+    let file = ArchiveEntry::new(ArchiveEntryKind::File, *b"dir/link/f", 0o600).with_size(3);
     archive
-        .add(&Entry::new(Kind::Directory, *b"dir", 0o700), b"")
+        .add(
+            &ArchiveEntry::new(ArchiveEntryKind::Directory, *b"dir", 0o700),
+            b"",
+        )
         .unwrap();
     archive
-        .add(&Entry::new(Kind::Directory, *b"dir/link", 0o700), b"")
+        .add(
+            &ArchiveEntry::new(ArchiveEntryKind::Directory, *b"dir/link", 0o700),
+            b"",
+        )
         .unwrap();
     archive.add(&file, b"abc").unwrap();
     let bytes = archive.finish().unwrap();
@@ -201,22 +207,30 @@ async fn what_is_wrong_with_an_archive_is_said_with_the_entrys_name() {
     let agent = TestAgent::new();
     fs::write(agent.path("kept"), "kept").unwrap();
     fs::create_dir_all(agent.path("into/is/directory")).unwrap();
-    let one = |entry: Entry, content: &[u8]| {
-        let mut archive = Writer::new(Vec::new());
+    let one = |entry: ArchiveEntry, content: &[u8]| {
+        let mut archive = ArchiveWriter::new(Vec::new());
         archive
-            .add(&Entry::new(Kind::File, *b"first", 0o644), b"")
+            .add(
+                &ArchiveEntry::new(ArchiveEntryKind::File, *b"first", 0o644),
+                b"",
+            )
             .unwrap();
         archive.add(&entry, content).unwrap();
         archive.finish().unwrap()
     };
-    let plain = |path: &str| one(Entry::new(Kind::File, path, 0o644).with_size(1), b"x");
+    let plain = |path: &str| {
+        one(
+            ArchiveEntry::new(ArchiveEntryKind::File, path, 0o644).with_size(1),
+            b"x",
+        )
+    };
     let link = |kind, path: &str, to: &str| {
-        let mut entry = Entry::new(kind, path, 0o777);
+        let mut entry = ArchiveEntry::new(kind, path, 0o777);
         entry.link = to.into();
         one(entry, b"")
     };
     let big = one(
-        Entry::new(Kind::File, *b"big", 0o644).with_size(5000),
+        ArchiveEntry::new(ArchiveEntryKind::File, *b"big", 0o644).with_size(5000),
         &[1; 5000],
     );
     let mut scrambled = big.clone();
@@ -224,18 +238,27 @@ async fn what_is_wrong_with_an_archive_is_said_with_the_entrys_name() {
     for (bytes, expected) in [
         (plain("../kept"), "'../kept' leads out"),
         (plain("a/../../kept"), "leads out"),
-        (link(Kind::HardLink, "h", "../kept"), "'../kept' leads out"),
         (
-            link(Kind::HardLink, "h", "missing"),
+            link(ArchiveEntryKind::HardLink, "h", "../kept"),
+            "'../kept' leads out",
+        ),
+        (
+            link(ArchiveEntryKind::HardLink, "h", "missing"),
             "'h' is a hard link to something",
         ),
-        (link(Kind::Symlink, "s", ""), "'s' is a link to nothing"),
+        (
+            link(ArchiveEntryKind::Symlink, "s", ""),
+            "'s' is a link to nothing",
+        ),
         (
             plain("is/directory"),
             "'is/directory' would replace a directory",
         ),
         (
-            one(Entry::new(Kind::Directory, *b"first", 0o755), b""),
+            one(
+                ArchiveEntry::new(ArchiveEntryKind::Directory, *b"first", 0o755),
+                b"",
+            ),
             "'first' is a directory, and",
         ),
         (plain("first/x"), "'first/x' goes through a file"),
@@ -288,9 +311,12 @@ async fn what_is_wrong_with_an_archive_is_said_with_the_entrys_name() {
 #[tokio::test]
 async fn a_refusal_is_heard_while_much_is_still_to_be_sent() {
     let agent = TestAgent::new();
-    let mut archive = Writer::new(Vec::new());
+    let mut archive = ArchiveWriter::new(Vec::new());
     archive
-        .add(&Entry::new(Kind::File, *b"../out", 0o644), b"")
+        .add(
+            &ArchiveEntry::new(ArchiveEntryKind::File, *b"../out", 0o644),
+            b"",
+        )
         .unwrap();
     let mut bytes = archive.finish().unwrap();
     bytes.resize(40_000_000, 7);
@@ -314,8 +340,8 @@ async fn a_full_disk_is_told_from_a_broken_archive() {
     shell(&format!(
         "mkdir {small}; mount -t tmpfs -o size=1M tmpfs {small}"
     ));
-    let mut archive = Writer::new(Vec::new());
-    let entry = Entry::new(Kind::File, *b"large", 0o644).with_size(4_000_000);
+    let mut archive = ArchiveWriter::new(Vec::new());
+    let entry = ArchiveEntry::new(ArchiveEntryKind::File, *b"large", 0o644).with_size(4_000_000);
     archive.add(&entry, &vec![1; 4_000_000]).unwrap();
     let refused = put(
         &agent,

@@ -2,7 +2,7 @@
 
 /// Type of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ArchiveEntryKind {
     /// A regular file.
     File,
     /// A directory.
@@ -23,7 +23,7 @@ pub enum Kind {
 
 /// Range of a file with content; the rest is holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct ContentRange {
     /// Offset of the first byte.
     pub offset: u64,
     /// Length in bytes.
@@ -32,9 +32,9 @@ pub struct Run {
 
 /// An entry; its content follows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct ArchiveEntry {
     /// Type.
-    pub kind: Kind,
+    pub kind: ArchiveEntryKind,
     /// Path in the archive.
     pub path: Vec<u8>,
     /// Target of a link.
@@ -52,12 +52,12 @@ pub struct Entry {
     /// Size in bytes with holes.
     pub size: u64,
     /// Ranges with content, in order and within `size`.
-    pub runs: Vec<Run>,
+    pub runs: Vec<ContentRange>,
 }
 
-impl Entry {
+impl ArchiveEntry {
     /// Creates an entry of root without content.
-    pub fn new(kind: Kind, path: impl Into<Vec<u8>>, mode: u32) -> Self {
+    pub fn new(kind: ArchiveEntryKind, path: impl Into<Vec<u8>>, mode: u32) -> Self {
         Self {
             kind,
             path: path.into(),
@@ -91,9 +91,9 @@ impl Entry {
 }
 
 /// A single range over a file of `size` bytes.
-pub fn whole(size: u64) -> Vec<Run> {
+pub fn whole(size: u64) -> Vec<ContentRange> {
     match size {
         0 => Vec::new(),
-        length => vec![Run { offset: 0, length }],
+        length => vec![ContentRange { offset: 0, length }],
     }
 }

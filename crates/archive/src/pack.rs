@@ -1,8 +1,8 @@
 //! Packing of file trees into archives.
 
-use crate::entry::{Entry, Kind, Run, whole};
+use crate::entry::{ArchiveEntry, ArchiveEntryKind, ContentRange, whole};
 use crate::error::ArchiveError;
-use crate::write::Writer;
+use crate::write::ArchiveWriter;
 use crate::xattr;
 use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 
 /// Selection of the content of an archive.
 #[derive(Clone, Copy)]
-pub struct Contents {
+pub struct PackOptions {
     /// Extended attributes that are kept.
     pub xattrs: fn(&[u8]) -> bool,
     /// Paths (relative to the tree) that are left out with all below them.
@@ -32,7 +32,7 @@ pub struct Contents {
     pub layer: bool,
 }
 
-impl Contents {
+impl PackOptions {
     /// Selects all files of a tree, with portable attributes.
     pub const TREE: Self = Self {
         xattrs: |name| name.starts_with(b"user.") || name == b"security.capability",
@@ -43,8 +43,8 @@ impl Contents {
 
 /// Writer of file trees.
 pub struct Packer<W> {
-    writer: Writer<W>,
-    contents: Contents,
+    writer: ArchiveWriter<W>,
+    contents: PackOptions,
     /// Files with further hard links, by device and inode: the first name, and the number of links
     /// to come.
     links: HashMap<(u64, u64), (Vec<u8>, u64)>,
@@ -62,9 +62,9 @@ struct Open {
 
 impl<W: Write> Packer<W> {
     /// Creates a packer that writes to `out`.
-    pub fn new(out: W, contents: Contents) -> Self {
+    pub fn new(out: W, contents: PackOptions) -> Self {
         Self {
-            writer: Writer::new(out),
+            writer: ArchiveWriter::new(out),
             contents,
             links: HashMap::new(),
             buffer: vec![0; BUFFER],
@@ -160,12 +160,12 @@ impl<W: Write> Packer<W> {
         let failed = |errno| ArchiveError::file("read the directory", path, errno);
         let found = fs::fstat(&fd).map_err(failed)?;
         if !path.is_empty() {
-            let mut entry = entry_of(Kind::Directory, path, &found);
+            let mut entry = entry_of(ArchiveEntryKind::Directory, path, &found);
             entry.xattrs = xattr::of(fd.as_fd(), self.contents.xattrs).map_err(failed)?;
             self.empty(&entry)?;
             if self.contents.layer && xattr::value(fd.as_fd(), OPAQUE).map_err(failed)?.is_some() {
                 let mark = [path, b"/.wh..wh..opq"].concat();
-                self.empty(&Entry::new(Kind::File, mark, 0o644))?;
+                self.empty(&ArchiveEntry::new(ArchiveEntryKind::File, mark, 0o644))?;
             }
         }
         if above != Some(found.st_dev) && is_kernels(&fd).map_err(failed)? {
@@ -198,12 +198,12 @@ impl<W: Write> Packer<W> {
             FileType::CharacterDevice if self.contents.layer && device == (0, 0) => {
                 let above = &path[..path.len() - name.len()];
                 let mark = [above, b".wh.", name].concat();
-                return self.empty(&Entry::new(Kind::File, mark, 0o644));
+                return self.empty(&ArchiveEntry::new(ArchiveEntryKind::File, mark, 0o644));
             }
-            FileType::Symlink => Kind::Symlink,
-            FileType::Fifo => Kind::Fifo,
-            FileType::CharacterDevice => Kind::Character(device.0, device.1),
-            FileType::BlockDevice => Kind::Block(device.0, device.1),
+            FileType::Symlink => ArchiveEntryKind::Symlink,
+            FileType::Fifo => ArchiveEntryKind::Fifo,
+            FileType::CharacterDevice => ArchiveEntryKind::Character(device.0, device.1),
+            FileType::BlockDevice => ArchiveEntryKind::Block(device.0, device.1),
             // A socket is useless without its server.
             _ => return Ok(()),
         };
@@ -211,7 +211,7 @@ impl<W: Write> Packer<W> {
             return Ok(());
         }
         let mut entry = entry_of(kind, path, found);
-        if kind == Kind::Symlink {
+        if kind == ArchiveEntryKind::Symlink {
             entry.link = match fs::readlinkat(parent, file, Vec::new()) {
                 Ok(target) => target.into_bytes(),
                 Err(Errno::NOENT | Errno::INVAL) => return Ok(()),
@@ -244,7 +244,7 @@ impl<W: Write> Packer<W> {
         if self.linked(path, &found)? {
             return Ok(());
         }
-        let mut entry = entry_of(Kind::File, path, &found);
+        let mut entry = entry_of(ArchiveEntryKind::File, path, &found);
         entry.size = found.st_size.unsigned_abs();
         entry.runs = runs_of(&fd, &found).map_err(failed)?;
         entry.xattrs = xattr::of(fd.as_fd(), self.contents.xattrs).map_err(failed)?;
@@ -258,7 +258,7 @@ impl<W: Write> Packer<W> {
         self.writer.end().map_err(ArchiveError::Send)
     }
 
-    fn copy(&mut self, fd: &OwnedFd, run: Run) -> Result<(), Failed> {
+    fn copy(&mut self, fd: &OwnedFd, run: ContentRange) -> Result<(), Failed> {
         let (mut at, end) = (run.offset, run.offset + run.length);
         while at < end {
             let most = usize::try_from(end - at).map_or(BUFFER, |left| left.min(BUFFER));
@@ -290,7 +290,7 @@ impl<W: Write> Packer<W> {
             self.links.insert(key, (path.to_vec(), names - 1));
             return Ok(false);
         };
-        let mut entry = entry_of(Kind::HardLink, path, found);
+        let mut entry = entry_of(ArchiveEntryKind::HardLink, path, found);
         entry.link = first.clone();
         *left = left.saturating_sub(1);
         if *left == 0 {
@@ -300,7 +300,7 @@ impl<W: Write> Packer<W> {
         Ok(true)
     }
 
-    fn empty(&mut self, entry: &Entry) -> Result<(), ArchiveError> {
+    fn empty(&mut self, entry: &ArchiveEntry) -> Result<(), ArchiveError> {
         self.writer.add(entry, b"").map_err(ArchiveError::Send)
     }
 }
@@ -310,8 +310,8 @@ enum Failed {
     Send(std::io::Error),
 }
 
-fn entry_of(kind: Kind, path: &[u8], found: &Stat) -> Entry {
-    let mut entry = Entry::new(kind, path, found.st_mode & 0o7777);
+fn entry_of(kind: ArchiveEntryKind, path: &[u8], found: &Stat) -> ArchiveEntry {
+    let mut entry = ArchiveEntry::new(kind, path, found.st_mode & 0o7777);
     (entry.uid, entry.gid) = (found.st_uid, found.st_gid);
     let ns = u32::try_from(found.st_mtime_nsec).unwrap_or(0);
     entry.mtime = (found.st_mtime, ns);
@@ -319,7 +319,7 @@ fn entry_of(kind: Kind, path: &[u8], found: &Stat) -> Entry {
 }
 
 /// Ranges of a file with content; queried only if the file has fewer blocks than bytes.
-fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<Run>, Errno> {
+fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<ContentRange>, Errno> {
     let size = found.st_size.unsigned_abs();
     if found.st_blocks.unsigned_abs().saturating_mul(512) >= size {
         return Ok(whole(size));
@@ -345,7 +345,7 @@ fn runs_of(fd: &OwnedFd, found: &Stat) -> Result<Vec<Run>, Errno> {
         if runs.len() == MAX_RUNS || end <= start {
             return Ok(whole(size));
         }
-        runs.push(Run {
+        runs.push(ContentRange {
             offset: start,
             length: end - start,
         });

@@ -1,7 +1,7 @@
 //! Extended headers of tar (POSIX.1-2017, pax), and maps of sparse files in GNU tar's three pax
 //! formats.
 
-use crate::entry::Run;
+use crate::entry::ContentRange;
 
 /// Contents of an extended header, which apply to the next entry.
 #[derive(Debug, Default)]
@@ -18,18 +18,18 @@ pub(crate) struct Pax {
     /// Size of a sparse file with holes.
     pub real_size: Option<u64>,
     /// Formats 0.0 and 0.1: the map is in the header.
-    pub runs: Option<Vec<Run>>,
+    pub runs: Option<Vec<ContentRange>>,
     /// Format 1.0: the map is the beginning of the data.
     pub map_in_data: bool,
     /// Format 0.0: an offset without its length yet.
     offset: Option<u64>,
 }
 
-type Outcome<T> = Result<T, &'static str>;
+type PaxResult<T> = Result<T, &'static str>;
 
 impl Pax {
     /// Parses the content of an extended header.
-    pub(crate) fn read(&mut self, mut text: &[u8]) -> Outcome<()> {
+    pub(crate) fn read(&mut self, mut text: &[u8]) -> PaxResult<()> {
         // The name field of sparse files has priority, in any order.
         let mut sparse_name = None;
         while !text.is_empty() && text[0] != 0 {
@@ -49,7 +49,7 @@ impl Pax {
         Ok(())
     }
 
-    fn take(&mut self, key: &[u8], value: &[u8]) -> Outcome<()> {
+    fn take(&mut self, key: &[u8], value: &[u8]) -> PaxResult<()> {
         match key {
             b"path" => self.path = Some(value.to_vec()),
             b"linkpath" => self.link = Some(value.to_vec()),
@@ -64,7 +64,7 @@ impl Pax {
             b"GNU.sparse.numbytes" => {
                 let offset = (self.offset.take()).ok_or("its map of holes has a length alone")?;
                 let length = number(value)?;
-                let run = Run { offset, length };
+                let run = ContentRange { offset, length };
                 self.runs.get_or_insert_default().push(run);
             }
             _ => {
@@ -86,14 +86,14 @@ fn record(text: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 /// A decimal number.
-pub(crate) fn number(digits: &[u8]) -> Outcome<u64> {
+pub(crate) fn number(digits: &[u8]) -> PaxResult<u64> {
     let digits = std::str::from_utf8(digits).ok();
     let plain = digits.filter(|d| d.bytes().all(|b| b.is_ascii_digit()));
     (plain.and_then(|d| d.parse().ok())).ok_or("a number in a header is none")
 }
 
 /// `-12.5`: seconds, rounded down, and nanoseconds.
-fn time(text: &[u8]) -> Outcome<(i64, u32)> {
+fn time(text: &[u8]) -> PaxResult<(i64, u32)> {
     let bad = "a time in a header is none";
     let text = std::str::from_utf8(text).map_err(|_| bad)?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -112,7 +112,7 @@ fn time(text: &[u8]) -> Outcome<(i64, u32)> {
 }
 
 /// Format 0.1: `offset,length,offset,length`.
-fn map(text: &[u8]) -> Outcome<Vec<Run>> {
+fn map(text: &[u8]) -> PaxResult<Vec<ContentRange>> {
     if text.is_empty() {
         return Ok(Vec::new());
     }
@@ -126,8 +126,8 @@ fn map(text: &[u8]) -> Outcome<Vec<Run>> {
 }
 
 /// Offsets and lengths.
-pub(crate) fn runs(pairs: &[[u64; 2]]) -> Vec<Run> {
-    let run = |[offset, length]: &[u64; 2]| Run {
+pub(crate) fn runs(pairs: &[[u64; 2]]) -> Vec<ContentRange> {
+    let run = |[offset, length]: &[u64; 2]| ContentRange {
         offset: *offset,
         length: *length,
     };
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_read_as_they_were_written() {
+    fn extended_headers_survive_a_round_trip() {
         for length in [0, 1, 80, 90, 91, 92, 93, 980, 989, 990, 991, 992, 5000] {
             let mut text = Vec::new();
             append(&mut text, b"path", &vec![0xff; length]);

@@ -1,6 +1,6 @@
 //! Reader of tar archives: v7, ustar, pax and GNU, with long names and holes, in bounded memory.
 
-use crate::entry::{Entry, Kind, Run, whole};
+use crate::entry::{ArchiveEntry, ArchiveEntryKind, ContentRange, whole};
 use crate::error::{ArchiveError, shown};
 use crate::pax::{self, Pax};
 use std::io::{self, Read};
@@ -11,14 +11,14 @@ const HOLES: &str = "its map of holes makes no sense";
 
 /// Limits and options of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tolerance {
+pub struct ReadLimits {
     /// Maximum bytes of an entry's extended headers, and of its map of holes.
     pub headers: u64,
     /// Accepts an archive that ends between two entries without an end mark.
     pub no_end_mark: bool,
 }
 
-impl Default for Tolerance {
+impl Default for ReadLimits {
     fn default() -> Self {
         Self {
             headers: 1 << 20,
@@ -27,7 +27,7 @@ impl Default for Tolerance {
     }
 }
 
-impl Tolerance {
+impl ReadLimits {
     /// Maximum number of ranges of a sparse file.
     fn runs(&self) -> u64 {
         self.headers / 24
@@ -35,7 +35,7 @@ impl Tolerance {
 }
 
 /// Reader of an archive.
-pub struct Reader<R> {
+pub struct ArchiveReader<R> {
     input: R,
     /// Remaining bytes of the current entry.
     left: u64,
@@ -43,18 +43,18 @@ pub struct Reader<R> {
     padding: u64,
     /// Last entry that was started.
     last: Option<String>,
-    tolerance: Tolerance,
+    tolerance: ReadLimits,
     end_mark: bool,
 }
 
-impl<R: Read> Reader<R> {
+impl<R: Read> ArchiveReader<R> {
     /// Creates a reader of the uncompressed archive in `input`.
     pub fn new(input: R) -> Self {
-        Self::tolerant(input, Tolerance::default())
+        Self::with_limits(input, ReadLimits::default())
     }
 
     /// Creates a reader with other limits.
-    pub fn tolerant(input: R, tolerance: Tolerance) -> Self {
+    pub fn with_limits(input: R, tolerance: ReadLimits) -> Self {
         Self {
             input,
             left: 0,
@@ -82,7 +82,7 @@ impl<R: Read> Reader<R> {
 
     /// Returns the next entry; none at the end of the archive. Skips unread content of the current
     /// one.
-    pub fn next_entry(&mut self) -> Result<Option<Entry>, ArchiveError> {
+    pub fn next_entry(&mut self) -> Result<Option<ArchiveEntry>, ArchiveError> {
         self.next_counted(&mut || Ok(()))
     }
 
@@ -91,7 +91,7 @@ impl<R: Read> Reader<R> {
     pub fn next_counted(
         &mut self,
         count: &mut dyn FnMut() -> io::Result<()>,
-    ) -> Result<Option<Entry>, ArchiveError> {
+    ) -> Result<Option<ArchiveEntry>, ArchiveError> {
         let mut pax = Pax::default();
         let (mut long_path, mut long_link) = (None, None);
         let (mut allowed, mut extended) = (self.tolerance.headers, false);
@@ -145,13 +145,13 @@ impl<R: Read> Reader<R> {
         path: Vec<u8>,
         link: Vec<u8>,
         size: u64,
-    ) -> Result<Entry, ArchiveError> {
+    ) -> Result<ArchiveEntry, ArchiveError> {
         let bad = |problem| ArchiveError::entry(&path, problem);
         let kind = kind(header, &path).map_err(bad)?;
         // Only files have content, regardless of the size field, as in Go's reader, with which most
         // layers were created.
         let stored = match kind {
-            Kind::File => pax.size.unwrap_or(size),
+            ArchiveEntryKind::File => pax.size.unwrap_or(size),
             _ => 0,
         };
         let id = |extended: Option<u64>, plain: io::Result<u64>, problem| {
@@ -166,7 +166,7 @@ impl<R: Read> Reader<R> {
         let seconds = i64::try_from(header.mtime().unwrap_or(0)).unwrap_or(0);
         self.begin(stored);
         let (size, runs) = self.content(header, &pax, kind, stored)?;
-        Ok(Entry {
+        Ok(ArchiveEntry {
             kind,
             link,
             mode: mode & 0o7777,
@@ -185,10 +185,10 @@ impl<R: Read> Reader<R> {
         &mut self,
         header: &Header,
         pax: &Pax,
-        kind: Kind,
+        kind: ArchiveEntryKind,
         stored: u64,
-    ) -> Result<(u64, Vec<Run>), ArchiveError> {
-        if kind != Kind::File {
+    ) -> Result<(u64, Vec<ContentRange>), ArchiveError> {
+        if kind != ArchiveEntryKind::File {
             return Ok((0, Vec::new()));
         }
         let (size, runs) = if header.entry_type().is_gnu_sparse() {
@@ -212,13 +212,13 @@ impl<R: Read> Reader<R> {
         Ok((size, runs.into_iter().filter(|r| r.length > 0).collect()))
     }
 
-    fn old_gnu_map(&mut self, header: &Header) -> Result<(u64, Vec<Run>), ArchiveError> {
+    fn old_gnu_map(&mut self, header: &Header) -> Result<(u64, Vec<ContentRange>), ArchiveError> {
         let gnu = header.as_gnu().ok_or_else(|| self.broken(HOLES))?;
         let (mut runs, most) = (Vec::new(), self.tolerance.runs());
         let mut add = |sparse: &[tar::GnuSparseHeader]| -> io::Result<()> {
             for run in sparse.iter().filter(|run| !run.is_empty()) {
                 let (offset, length) = (run.offset()?, run.length()?);
-                runs.push(Run { offset, length });
+                runs.push(ContentRange { offset, length });
             }
             match runs.len() as u64 > most {
                 true => Err(io::ErrorKind::InvalidData.into()),
@@ -243,7 +243,7 @@ impl<R: Read> Reader<R> {
 
     /// Format 1.0: a count, then offsets and lengths, one decimal number per line, padded to a
     /// block.
-    fn map_in_data(&mut self) -> Result<Vec<Run>, ArchiveError> {
+    fn map_in_data(&mut self) -> Result<Vec<ContentRange>, ArchiveError> {
         let mut numbers: Vec<u64> = Vec::new();
         let mut digits = Vec::new();
         let (mut block, mut at) = ([0; BLOCK as usize], BLOCK as usize);
@@ -411,30 +411,30 @@ impl<R: Read> Reader<R> {
     }
 }
 
-fn kind(header: &Header, path: &[u8]) -> Result<Kind, &'static str> {
-    let device = |make: fn(u32, u32) -> Kind| {
+fn kind(header: &Header, path: &[u8]) -> Result<ArchiveEntryKind, &'static str> {
+    let device = |make: fn(u32, u32) -> ArchiveEntryKind| {
         let numbers = (header.device_major(), header.device_minor());
         match numbers {
             (Ok(Some(major)), Ok(Some(minor))) => make(major, minor),
-            _ => Kind::UnknownDevice,
+            _ => ArchiveEntryKind::UnknownDevice,
         }
     };
     Ok(match header.entry_type() {
         // Before ustar, directories were files with a trailing slash.
-        EntryType::Regular if path.ends_with(b"/") => Kind::Directory,
-        EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => Kind::File,
-        EntryType::Link => Kind::HardLink,
-        EntryType::Symlink => Kind::Symlink,
-        EntryType::Char => device(Kind::Character),
-        EntryType::Block => device(Kind::Block),
-        EntryType::Directory => Kind::Directory,
-        EntryType::Fifo => Kind::Fifo,
+        EntryType::Regular if path.ends_with(b"/") => ArchiveEntryKind::Directory,
+        EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => ArchiveEntryKind::File,
+        EntryType::Link => ArchiveEntryKind::HardLink,
+        EntryType::Symlink => ArchiveEntryKind::Symlink,
+        EntryType::Char => device(ArchiveEntryKind::Character),
+        EntryType::Block => device(ArchiveEntryKind::Block),
+        EntryType::Directory => ArchiveEntryKind::Directory,
+        EntryType::Fifo => ArchiveEntryKind::Fifo,
         _ => return Err("is of a kind that file systems do not have"),
     })
 }
 
 /// In order, disjoint, within the file, and as long as the content in total.
-fn makes_sense(runs: &[Run], size: u64, content: u64) -> bool {
+fn makes_sense(runs: &[ContentRange], size: u64, content: u64) -> bool {
     let (mut end, mut sum) = (0_u64, 0_u64);
     for run in runs {
         let Some(next) = run.offset.checked_add(run.length) else {

@@ -1,9 +1,9 @@
 //! Unpacking of archives below a directory.
 
-use crate::entry::{Entry, Kind};
+use crate::entry::{ArchiveEntry, ArchiveEntryKind};
 use crate::error::ArchiveError;
-use crate::place::{Inside, Place, own};
-use crate::read::Reader;
+use crate::read::ArchiveReader;
+use crate::target_dir::{EntryPath, TargetDir, own};
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 use std::io::Read;
@@ -15,7 +15,7 @@ const PADDING: u64 = 1 << 20;
 
 /// Owner of the unpacked files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Owner {
+pub enum UnpackOwner {
     /// Owner in the archive.
     Archive,
     /// This user and group.
@@ -26,9 +26,9 @@ pub enum Owner {
 
 /// Options of unpacking.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct UnpackOptions {
     /// Owner of the files.
-    pub owner: Owner,
+    pub owner: UnpackOwner,
     /// Permissions of all files; those of the archive by default.
     pub mode: Option<u32>,
     /// Untrusted archive: no devices, set-user-id bits or attributes, and no symbolic links are
@@ -42,7 +42,7 @@ pub struct Rules {
 
 /// Result of unpacking.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Unpacked {
+pub struct UnpackStats {
     /// Number of entries.
     pub entries: u64,
     /// Bytes of files without holes.
@@ -56,52 +56,52 @@ pub struct Unpacked {
 pub fn unpack(
     input: impl Read,
     root: BorrowedFd<'_>,
-    rules: &Rules,
-) -> Result<Unpacked, ArchiveError> {
+    rules: &UnpackOptions,
+) -> Result<UnpackStats, ArchiveError> {
     let owner = match rules.owner {
-        Owner::Fixed(uid, gid) => Some((uid, gid)),
+        UnpackOwner::Fixed(uid, gid) => Some((uid, gid)),
         _ => None,
     };
-    let mut work = Work {
-        reader: Reader::new(input),
-        place: Place::new(root, rules.confined, owner),
+    let mut work = Unpacker {
+        reader: ArchiveReader::new(input),
+        place: TargetDir::new(root, rules.confined, owner),
         rules,
         open: Vec::new(),
         buffer: vec![0; BUFFER],
         size: 0,
-        done: Unpacked::default(),
+        done: UnpackStats::default(),
     };
     let outcome = work.run();
     // Started directories get their permissions even after an error.
-    let settled = work.settle(None);
+    let settled = work.finish_directories(None);
     outcome.and(settled).map(|()| work.done)
 }
 
 /// A directory whose permissions and times are set after its content.
-struct Pending {
-    path: Inside,
+struct PendingDir {
+    path: EntryPath,
     fd: OwnedFd,
     mode: u32,
     mtime: (i64, u32),
 }
 
-struct Work<'a, R> {
-    reader: Reader<R>,
-    place: Place<'a>,
-    rules: &'a Rules,
+struct Unpacker<'a, R> {
+    reader: ArchiveReader<R>,
+    place: TargetDir<'a>,
+    rules: &'a UnpackOptions,
     /// Open directories, innermost last.
-    open: Vec<Pending>,
+    open: Vec<PendingDir>,
     buffer: Vec<u8>,
     /// Total size of the files so far, with holes.
     size: u64,
-    done: Unpacked,
+    done: UnpackStats,
 }
 
-impl<R: Read> Work<'_, R> {
+impl<R: Read> Unpacker<'_, R> {
     fn run(&mut self) -> Result<(), ArchiveError> {
         while let Some(entry) = self.reader.next_entry()? {
             let path = self.inside(&entry.path)?;
-            self.settle(Some(&path))?;
+            self.finish_directories(Some(&path))?;
             // Checked before the content is read.
             self.size = self.size.saturating_add(entry.size);
             if self.rules.max_bytes.is_some_and(|max| self.size > max) {
@@ -109,25 +109,25 @@ impl<R: Read> Work<'_, R> {
                 return Err(ArchiveError::entry(&entry.path, problem));
             }
             match entry.kind {
-                Kind::Directory => self.directory(entry, path)?,
-                _ if path.is_place() => {
+                ArchiveEntryKind::Directory => self.directory(entry, path)?,
+                _ if path.is_root() => {
                     return Err(ArchiveError::entry(&entry.path, "has no name"));
                 }
-                Kind::File => self.file(&entry, &path)?,
-                Kind::Symlink => self.symlink(&entry, &path)?,
-                Kind::HardLink => self.hard_link(&entry, &path)?,
-                Kind::Fifo => self.node(&entry, &path, FileType::Fifo, 0)?,
+                ArchiveEntryKind::File => self.file(&entry, &path)?,
+                ArchiveEntryKind::Symlink => self.symlink(&entry, &path)?,
+                ArchiveEntryKind::HardLink => self.hard_link(&entry, &path)?,
+                ArchiveEntryKind::Fifo => self.node(&entry, &path, FileType::Fifo, 0)?,
                 // Untrusted archives create no devices.
                 _ if self.rules.confined => continue,
-                Kind::Character(major, minor) => {
+                ArchiveEntryKind::Character(major, minor) => {
                     let device = fs::makedev(major, minor);
                     self.node(&entry, &path, FileType::CharacterDevice, device)?;
                 }
-                Kind::Block(major, minor) => {
+                ArchiveEntryKind::Block(major, minor) => {
                     let device = fs::makedev(major, minor);
                     self.node(&entry, &path, FileType::BlockDevice, device)?;
                 }
-                Kind::UnknownDevice => {
+                ArchiveEntryKind::UnknownDevice => {
                     let problem = "is a device without a number";
                     return Err(ArchiveError::entry(&entry.path, problem));
                 }
@@ -138,29 +138,29 @@ impl<R: Read> Work<'_, R> {
         self.reader.drain(PADDING).map_err(ArchiveError::Read)
     }
 
-    fn inside(&self, path: &[u8]) -> Result<Inside, ArchiveError> {
-        let inside = Inside::of(path)?;
+    fn inside(&self, path: &[u8]) -> Result<EntryPath, ArchiveError> {
+        let inside = EntryPath::of(path)?;
         Ok(match &self.rules.rename {
             Some(name) => inside.renamed(name),
             None => inside,
         })
     }
 
-    fn mode(&self, entry: &Entry) -> u32 {
+    fn mode(&self, entry: &ArchiveEntry) -> u32 {
         let mask = if self.rules.confined { 0o777 } else { 0o7777 };
         self.rules.mode.unwrap_or(entry.mode) & mask
     }
 
-    fn owner(&self, entry: &Entry) -> Option<(u32, u32)> {
+    fn owner(&self, entry: &ArchiveEntry) -> Option<(u32, u32)> {
         match self.rules.owner {
-            Owner::Archive => Some((entry.uid, entry.gid)),
-            Owner::Fixed(uid, gid) => Some((uid, gid)),
-            Owner::Ours => None,
+            UnpackOwner::Archive => Some((entry.uid, entry.gid)),
+            UnpackOwner::Fixed(uid, gid) => Some((uid, gid)),
+            UnpackOwner::Ours => None,
         }
     }
 
     /// Sets permissions and times of directories that do not contain `next`.
-    fn settle(&mut self, next: Option<&Inside>) -> Result<(), ArchiveError> {
+    fn finish_directories(&mut self, next: Option<&EntryPath>) -> Result<(), ArchiveError> {
         while let Some(last) = (self.open)
             .pop_if(|pending| next.is_none_or(|n| !n.is_in(&pending.path) && *n != pending.path))
         {
@@ -171,11 +171,11 @@ impl<R: Read> Work<'_, R> {
         Ok(())
     }
 
-    fn directory(&mut self, entry: Entry, path: Inside) -> Result<(), ArchiveError> {
+    fn directory(&mut self, entry: ArchiveEntry, path: EntryPath) -> Result<(), ArchiveError> {
         let (mode, owner, confined) = (self.mode(&entry), self.owner(&entry), self.rules.confined);
         let failed = |errno| ArchiveError::file("make the directory", path.bytes(), errno);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        if path.is_place() {
+        if path.is_root() {
             // The target directory keeps its owner and permissions.
             return Ok(());
         }
@@ -203,7 +203,7 @@ impl<R: Read> Work<'_, R> {
         if !confined {
             attributes(fd.as_fd(), &entry, &path)?;
         }
-        self.open.push(Pending {
+        self.open.push(PendingDir {
             path,
             fd,
             mode,
@@ -212,7 +212,7 @@ impl<R: Read> Work<'_, R> {
         Ok(())
     }
 
-    fn file(&mut self, entry: &Entry, path: &Inside) -> Result<(), ArchiveError> {
+    fn file(&mut self, entry: &ArchiveEntry, path: &EntryPath) -> Result<(), ArchiveError> {
         let failed = |action| move |errno| ArchiveError::file(action, path.bytes(), errno);
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -244,24 +244,24 @@ impl<R: Read> Work<'_, R> {
         fs::futimens(&fd, &times(entry.mtime)).map_err(failed("date"))
     }
 
-    fn symlink(&mut self, entry: &Entry, path: &Inside) -> Result<(), ArchiveError> {
+    fn symlink(&mut self, entry: &ArchiveEntry, path: &EntryPath) -> Result<(), ArchiveError> {
         if entry.link.is_empty() || entry.link.contains(&0) {
             return Err(ArchiveError::entry(path.bytes(), "is a link to nothing"));
         }
         self.replacing(path, |parent, name| {
             fs::symlinkat(entry.link.as_slice(), parent, name)
         })?;
-        self.own_and_date(entry, path)
+        self.set_owner_and_time(entry, path)
     }
 
-    fn hard_link(&mut self, entry: &Entry, path: &Inside) -> Result<(), ArchiveError> {
+    fn hard_link(&mut self, entry: &ArchiveEntry, path: &EntryPath) -> Result<(), ArchiveError> {
         let target = self.inside(&entry.link)?;
         if target == *path {
             return Ok(());
         }
         let missing = "is a hard link to something that is not there";
         let (target_parent, target_name) = match self.place.existing(&target) {
-            Ok(found) if !target.is_place() => found,
+            Ok(found) if !target.is_root() => found,
             _ => return Err(ArchiveError::entry(path.bytes(), missing)),
         };
         // Checked before an existing file is removed.
@@ -274,8 +274,8 @@ impl<R: Read> Work<'_, R> {
 
     fn node(
         &mut self,
-        entry: &Entry,
-        path: &Inside,
+        entry: &ArchiveEntry,
+        path: &EntryPath,
         kind: FileType,
         device: u64,
     ) -> Result<(), ArchiveError> {
@@ -283,7 +283,7 @@ impl<R: Read> Work<'_, R> {
         self.replacing(path, |parent, name| {
             fs::mknodat(parent, name, kind, Mode::empty(), device)
         })?;
-        self.own_and_date(entry, path)?;
+        self.set_owner_and_time(entry, path)?;
         let (parent, name) = self.place.parent(path)?;
         fs::chmodat(parent, name, mode, AtFlags::empty())
             .map_err(|errno| ArchiveError::file("protect", path.bytes(), errno))
@@ -292,7 +292,7 @@ impl<R: Read> Work<'_, R> {
     /// Creates a file after removing an existing one of its name.
     fn replacing<T>(
         &mut self,
-        path: &Inside,
+        path: &EntryPath,
         make: impl Fn(BorrowedFd<'_>, &[u8]) -> Result<T, Errno>,
     ) -> Result<T, ArchiveError> {
         let (parent, name) = self.place.parent(path)?;
@@ -314,7 +314,11 @@ impl<R: Read> Work<'_, R> {
     }
 
     /// Sets owner and time of a file that cannot be opened.
-    fn own_and_date(&mut self, entry: &Entry, path: &Inside) -> Result<(), ArchiveError> {
+    fn set_owner_and_time(
+        &mut self,
+        entry: &ArchiveEntry,
+        path: &EntryPath,
+    ) -> Result<(), ArchiveError> {
         let owner = self.owner(entry);
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| ArchiveError::file("own", path.bytes(), errno);
@@ -351,7 +355,11 @@ fn write_at(fd: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
 }
 
 /// Sets the attributes that the file system supports and the process may set.
-fn attributes(fd: BorrowedFd<'_>, entry: &Entry, path: &Inside) -> Result<(), ArchiveError> {
+fn attributes(
+    fd: BorrowedFd<'_>,
+    entry: &ArchiveEntry,
+    path: &EntryPath,
+) -> Result<(), ArchiveError> {
     for (name, value) in &entry.xattrs {
         // The kernel's notes on the location of a file are invalid elsewhere.
         if name.starts_with(b"trusted.overlay.") || name.contains(&0) {

@@ -1,6 +1,6 @@
 //! Writer of tar archives in pax format.
 
-use crate::entry::{Entry, Kind};
+use crate::entry::{ArchiveEntry, ArchiveEntryKind};
 use crate::pax;
 use std::io::{self, Write};
 use tar::{EntryType, Header};
@@ -13,7 +13,7 @@ const SMALL: u64 = 0o777_7777;
 const LARGE: u64 = 0o777_7777_7777;
 
 /// Writer of an archive.
-pub struct Writer<W> {
+pub struct ArchiveWriter<W> {
     out: W,
     /// Remaining bytes of the current entry.
     left: u64,
@@ -21,7 +21,7 @@ pub struct Writer<W> {
     extended: Vec<u8>,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> ArchiveWriter<W> {
     /// Creates a writer to `out`.
     pub fn new(out: W) -> Self {
         Self {
@@ -32,8 +32,8 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Starts an entry. [`Entry::stored`] bytes of content must follow.
-    pub fn begin(&mut self, entry: &Entry) -> io::Result<()> {
+    /// Starts an entry. [`ArchiveEntry::stored`] bytes of content must follow.
+    pub fn begin(&mut self, entry: &ArchiveEntry) -> io::Result<()> {
         let map = entry.is_sparse().then(|| map_of(entry));
         let stored = entry.stored() + map.as_ref().map_or(0, |map| map.len() as u64);
         let mut header = header_of(entry, stored);
@@ -63,7 +63,7 @@ impl<W: Write> Writer<W> {
     }
 
     /// Adds an entry with its content.
-    pub fn add(&mut self, entry: &Entry, content: &[u8]) -> io::Result<()> {
+    pub fn add(&mut self, entry: &ArchiveEntry, content: &[u8]) -> io::Result<()> {
         self.begin(entry)?;
         self.write_all(content)?;
         self.end()
@@ -77,7 +77,7 @@ impl<W: Write> Writer<W> {
     }
 
     /// Collects fields that do not fit into the header.
-    fn extend(&mut self, entry: &Entry, stored: u64, sparse: bool) {
+    fn extend(&mut self, entry: &ArchiveEntry, stored: u64, sparse: bool) {
         let text = &mut self.extended;
         text.clear();
         if sparse {
@@ -117,7 +117,7 @@ impl<W: Write> Writer<W> {
 
     fn extended_header(&mut self) -> io::Result<()> {
         let length = self.extended.len();
-        let mut entry = Entry::new(Kind::File, *b"PaxHeaders/entry", 0o644);
+        let mut entry = ArchiveEntry::new(ArchiveEntryKind::File, *b"PaxHeaders/entry", 0o644);
         entry.size = length as u64;
         let mut header = header_of(&entry, length as u64);
         header.set_entry_type(EntryType::XHeader);
@@ -130,7 +130,7 @@ impl<W: Write> Writer<W> {
 }
 
 /// Writes content of the current entry.
-impl<W: Write> Write for Writer<W> {
+impl<W: Write> Write for ArchiveWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if bytes.len() as u64 > self.left {
             return Err(io::Error::other(
@@ -147,16 +147,16 @@ impl<W: Write> Write for Writer<W> {
     }
 }
 
-fn header_of(entry: &Entry, stored: u64) -> Header {
+fn header_of(entry: &ArchiveEntry, stored: u64) -> Header {
     let mut header = Header::new_ustar();
     header.set_entry_type(match entry.kind {
-        Kind::File => EntryType::Regular,
-        Kind::Directory => EntryType::Directory,
-        Kind::Symlink => EntryType::Symlink,
-        Kind::HardLink => EntryType::Link,
-        Kind::Fifo => EntryType::Fifo,
-        Kind::Character(..) | Kind::UnknownDevice => EntryType::Char,
-        Kind::Block(..) => EntryType::Block,
+        ArchiveEntryKind::File => EntryType::Regular,
+        ArchiveEntryKind::Directory => EntryType::Directory,
+        ArchiveEntryKind::Symlink => EntryType::Symlink,
+        ArchiveEntryKind::HardLink => EntryType::Link,
+        ArchiveEntryKind::Fifo => EntryType::Fifo,
+        ArchiveEntryKind::Character(..) | ArchiveEntryKind::UnknownDevice => EntryType::Char,
+        ArchiveEntryKind::Block(..) => EntryType::Block,
     });
     header.set_mode(entry.mode);
     header.set_uid(entry.uid.into());
@@ -166,7 +166,9 @@ fn header_of(entry: &Entry, stored: u64) -> Header {
     if let Some(ustar) = header.as_ustar_mut() {
         fill(&mut ustar.name, &entry.path);
         fill(&mut ustar.linkname, &entry.link);
-        if let Kind::Character(major, minor) | Kind::Block(major, minor) = entry.kind {
+        if let ArchiveEntryKind::Character(major, minor) | ArchiveEntryKind::Block(major, minor) =
+            entry.kind
+        {
             ustar.set_device_major(major);
             ustar.set_device_minor(minor);
         }
@@ -182,12 +184,12 @@ fn fill(field: &mut [u8; NAME], bytes: &[u8]) {
 
 /// Map of a sparse file in format 1.0: a count, then offsets and lengths, one per line, padded to a
 /// block.
-fn map_of(entry: &Entry) -> Vec<u8> {
+fn map_of(entry: &ArchiveEntry) -> Vec<u8> {
     let mut runs = entry.runs.clone();
     let end = runs.last().map_or(0, |run| run.offset + run.length);
     if end < entry.size {
         // GNU tar stores the size here as well.
-        runs.push(crate::entry::Run {
+        runs.push(crate::entry::ContentRange {
             offset: entry.size,
             length: 0,
         });

@@ -1,7 +1,7 @@
 //! Extended attributes in archives.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use jiffy_archive::{Contents, Owner, Packer, Rules, unpack};
+use jiffy_archive::{PackOptions, Packer, UnpackOptions, UnpackOwner, unpack};
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -19,11 +19,11 @@ fn attributes_of_users_are_kept() {
     }
     // Longer than the first buffer.
     setxattr(&file, "user.long", &[b'l'; 900], XattrFlags::empty()).unwrap();
-    let mut packer = Packer::new(Vec::new(), Contents::TREE);
+    let mut packer = Packer::new(Vec::new(), PackOptions::TREE);
     packer.add(&dir.path().join("tree"), b"tree").unwrap();
     let bytes = packer.finish().unwrap();
-    let rules = Rules {
-        owner: Owner::Ours,
+    let rules = UnpackOptions {
+        owner: UnpackOwner::Ours,
         mode: None,
         confined: false,
         rename: None,

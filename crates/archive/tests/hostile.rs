@@ -1,7 +1,10 @@
 //! Untrusted archives are unpacked below a directory only, and grant no privileges.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use jiffy_archive::{ArchiveError, Entry, Kind, Owner, Rules, Unpacked, Writer, unpack};
+use jiffy_archive::{
+    ArchiveEntry, ArchiveEntryKind, ArchiveError, ArchiveWriter, UnpackOptions, UnpackOwner,
+    UnpackStats, unpack,
+};
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -21,10 +24,10 @@ impl Scene {
         Self { dir }
     }
 
-    fn unpack(&self, archive: &[u8], rename: Option<&str>) -> Result<Unpacked, ArchiveError> {
+    fn unpack(&self, archive: &[u8], rename: Option<&str>) -> Result<UnpackStats, ArchiveError> {
         let root = File::open(self.dir.path().join("in")).unwrap();
-        let rules = Rules {
-            owner: Owner::Ours,
+        let rules = UnpackOptions {
+            owner: UnpackOwner::Ours,
             mode: None,
             confined: true,
             rename: rename.map(|name| name.as_bytes().to_vec()),
@@ -43,18 +46,18 @@ impl Scene {
     }
 }
 
-fn entry(kind: Kind, path: &str, link: &str) -> Entry {
-    let mut entry = Entry::new(kind, path, 0o6777);
+fn entry(kind: ArchiveEntryKind, path: &str, link: &str) -> ArchiveEntry {
+    let mut entry = ArchiveEntry::new(kind, path, 0o6777);
     entry.link = link.into();
     entry
 }
 
-fn file(path: &str) -> Entry {
-    Entry::new(Kind::File, path, 0o6777).with_size(4)
+fn file(path: &str) -> ArchiveEntry {
+    ArchiveEntry::new(ArchiveEntryKind::File, path, 0o6777).with_size(4)
 }
 
-fn archive(entries: &[Entry]) -> Vec<u8> {
-    let mut writer = Writer::new(Vec::new());
+fn archive(entries: &[ArchiveEntry]) -> Vec<u8> {
+    let mut writer = ArchiveWriter::new(Vec::new());
     for entry in entries {
         let content = vec![b'x'; usize::try_from(entry.size).unwrap()];
         writer.add(entry, &content).unwrap();
@@ -63,10 +66,10 @@ fn archive(entries: &[Entry]) -> Vec<u8> {
 }
 
 #[test]
-fn no_name_and_no_link_leads_out() {
-    use Kind::{Directory, HardLink, Symlink};
+fn no_path_and_no_link_leads_out_of_the_directory() {
+    use ArchiveEntryKind::{Directory, HardLink, Symlink};
     let to_out = |path| entry(Symlink, path, "../out");
-    let cases: Vec<Vec<Entry>> = vec![
+    let cases: Vec<Vec<ArchiveEntry>> = vec![
         vec![file("../out/x")],
         vec![file("a/../../out/x")],
         vec![file("..")],
@@ -106,19 +109,22 @@ fn no_name_and_no_link_leads_out() {
 }
 
 #[test]
-fn a_file_replaces_a_link_and_not_what_it_leads_to() {
+fn a_file_replaces_a_link_and_not_its_target() {
     let scene = Scene::new();
     symlink("../out/secret", scene.dir.path().join("in/f")).unwrap();
     scene.unpack(&archive(&[file("f")]), None).unwrap();
     scene.check();
     assert_eq!(fs::read(scene.dir.path().join("in/f")).unwrap(), b"xxxx");
-    let entries = [entry(Kind::Symlink, "g", "../out/secret"), file("g")];
+    let entries = [
+        entry(ArchiveEntryKind::Symlink, "g", "../out/secret"),
+        file("g"),
+    ];
     scene.unpack(&archive(&entries), None).unwrap();
     scene.check();
 }
 
 #[test]
-fn links_that_are_there_already_are_no_way_either() {
+fn existing_links_are_not_followed() {
     let scene = Scene::new();
     symlink("../out", scene.dir.path().join("in/s")).unwrap();
     assert!(scene.unpack(&archive(&[file("s/x")]), None).is_err());
@@ -126,7 +132,7 @@ fn links_that_are_there_already_are_no_way_either() {
 }
 
 #[test]
-fn devices_setuid_and_attributes_are_left_out() {
+fn devices_setuid_and_attributes_are_dropped() {
     let scene = Scene::new();
     let mut f = file("f");
     f.uid = 12;
@@ -135,8 +141,8 @@ fn devices_setuid_and_attributes_are_left_out() {
         (b"security.capability".to_vec(), vec![1; 20]),
     ];
     let entries = [
-        entry(Kind::Character(1, 3), "null", ""),
-        entry(Kind::Block(8, 0), "disk", ""),
+        entry(ArchiveEntryKind::Character(1, 3), "null", ""),
+        entry(ArchiveEntryKind::Block(8, 0), "disk", ""),
         f,
     ];
     scene.unpack(&archive(&entries), None).unwrap();
@@ -149,10 +155,10 @@ fn devices_setuid_and_attributes_are_left_out() {
 }
 
 #[test]
-fn everything_lies_beneath_the_name_that_was_asked_for() {
+fn everything_is_unpacked_below_the_requested_name() {
     let scene = Scene::new();
     let entries = [
-        entry(Kind::Directory, "result", ""),
+        entry(ArchiveEntryKind::Directory, "result", ""),
         file("result/x"),
         file(".bashrc/y"),
         file("z"),
@@ -173,7 +179,7 @@ fn everything_lies_beneath_the_name_that_was_asked_for() {
 }
 
 #[test]
-fn what_is_read_into_memory_is_bounded() {
+fn memory_is_bounded_for_any_archive() {
     // An extended header, and a map of holes, larger than memory.
     for (kind, name) in [(b'x', "x"), (b'L', "L"), (b'K', "K")] {
         let mut header = tar::Header::new_ustar();
@@ -184,8 +190,8 @@ fn what_is_read_into_memory_is_bounded() {
         let refused = Scene::new().unpack(header.as_bytes(), None);
         assert!(refused.is_err_and(|e| e.is_malformed()));
     }
-    let mut writer = Writer::new(Vec::new());
-    let mut sparse = Entry::new(Kind::File, *b"sparse", 0o644);
+    let mut writer = ArchiveWriter::new(Vec::new());
+    let mut sparse = ArchiveEntry::new(ArchiveEntryKind::File, *b"sparse", 0o644);
     sparse.size = 1 << 40;
     writer.begin(&sparse).unwrap();
     writer.end().unwrap();
@@ -203,10 +209,10 @@ fn what_is_read_into_memory_is_bounded() {
 #[test]
 fn bytes_changed_at_random_do_no_harm() {
     let entries = [
-        entry(Kind::Directory, "d", ""),
+        entry(ArchiveEntryKind::Directory, "d", ""),
         file("d/f"),
-        entry(Kind::Symlink, "d/s", "../../out"),
-        entry(Kind::HardLink, "d/h", "d/f"),
+        entry(ArchiveEntryKind::Symlink, "d/s", "../../out"),
+        entry(ArchiveEntryKind::HardLink, "d/h", "d/f"),
         file(&"long/".repeat(30)),
     ];
     let whole = archive(&entries);
@@ -241,11 +247,11 @@ fn bytes_changed_at_random_do_no_harm() {
 }
 
 #[test]
-fn what_is_more_than_may_be_unpacked_is_refused_before_it_is_read() {
+fn content_beyond_the_limit_is_refused_before_it_is_read() {
     let scene = Scene::new();
     let root = File::open(scene.dir.path().join("in")).unwrap();
-    let rules = |max| Rules {
-        owner: Owner::Ours,
+    let rules = |max| UnpackOptions {
+        owner: UnpackOwner::Ours,
         mode: None,
         confined: true,
         rename: None,

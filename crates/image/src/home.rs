@@ -15,19 +15,19 @@ use std::path::{Path, PathBuf};
 /// <home>/
 ///   kernel/vmlinux-<sha12>          guest kernel, unpacked and verified once
 ///   kernel/modules-<sha12>.erofs    its modules; those of earlier kernels stay for their snapshots
-///   images/sha256-<digest>.erofs    root file systems and what lies on them, read-only, shared by all templates that name them
-///   templates/[<key>~]<name>[@<tag>]/template.json  manifest: its images, owner, visibility, recipe hash, defaults
-///   versions/<sha256>.json          manifest of each version of a template that was ever used, as long as something needs it
-///   layers/sha256-<diff id>/root    layers of images, unpacked; each as long as a template is made of it
-///   blobs/sha256-<digest>           what of images is being downloaded
+///   images/sha256-<digest>.erofs    read-only images, shared by the templates that name them
+///   templates/[<key>~]<name>[@<tag>]/template.json  manifest: images, owner, recipe hash, ...
+///   versions/<sha256>.json          manifest of each version of a template that is in use
+///   layers/sha256-<diff id>/root    unpacked layers of the images that templates are made of
+///   blobs/sha256-<digest>           downloads of images
 ///   disks/ext4-<MiB>.img            blank disk, sparse, read-only base of copy-on-write disks
-///   initrd/<sha12>.cpio             initial ramdisk, one per agent binary; .erofs: the same for gVisor
+///   initrd/<sha12>.cpio             initial ramdisk per agent binary; .erofs: the same for gVisor
 ///   cache/apt/                      Debian packages, kept between template builds
 ///   run/                            unlinked files of running sandboxes, the daemon's socket
 ///   run/vmm/                        control sockets of the sandboxes that outlive their daemon
 ///   run/gvisor/                     gVisor sandboxes: configuration, console, state
 ///   snapshots/, gvisor/             snapshots of either engine
-///   locks/                          one file per thing that is built by one process at a time
+///   locks/                          one file for each thing that one process builds at a time
 /// ```
 ///
 /// A file `<x>.stamp` records the verified checksum and identity of `<x>`. A name that starts with

@@ -14,7 +14,7 @@ mod registry;
 
 pub use disk_budget::DiskBudget;
 pub use error::{ImportError, RegistryError};
-pub use jiffy_pull::Pull;
+pub use jiffy_pull::PullSettings;
 
 use crate::builder::{BuildError, WorkDir};
 use crate::file::OnPath;
@@ -70,7 +70,7 @@ pub enum ImportSource {
         reference: String,
         access: RegistryAccess,
         /// Settings of the pull.
-        pull: Pull,
+        pull: PullSettings,
     },
     /// An OCI layout, the output of `docker save`, or a root file system; as tar, optionally
     /// compressed.

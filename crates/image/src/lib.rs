@@ -43,7 +43,8 @@ pub use erofs::{ImageError, LayerOfImageError};
 pub use file::FileError;
 pub use home::{Home, HomeError, keep_private};
 pub use import::{
-    DiskBudget, Import, ImportError, ImportSource, ImportStart, Pull, RegistryAccess, RegistryError,
+    DiskBudget, Import, ImportError, ImportSource, ImportStart, PullSettings, RegistryAccess,
+    RegistryError,
 };
 pub use initrd::{Initrd, InitrdError};
 pub use kernel::{Kernel, KernelError};

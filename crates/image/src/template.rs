@@ -125,8 +125,8 @@ impl Templates {
         self.open(manifest, &images)
     }
 
-    /// Opens a version of a template, `name@version` (see [`TemplateManifest::version`]), which may be
-    /// superseded.
+    /// Opens a version of a template, `name@version` (see [`TemplateManifest::version`]), which may
+    /// be superseded.
     pub fn version(&self, name: &str) -> Result<Template, TemplateError> {
         let images = ImageStore::new(&self.home);
         let _shared = images.share()?;

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     // Started by ourselves to ask registries: before anything else exists in this process.
     if std::env::args_os()
         .nth(1)
-        .is_some_and(|a| a == jiffy_pull::process::ARGUMENT)
+        .is_some_and(|a| a == jiffy_pull::process::PULLER_ARGUMENT)
     {
         return jiffy_pull::process::main();
     }

@@ -13,16 +13,16 @@ use std::time::Instant;
 
 /// Cancels an import: kills its puller and wakes the waiting thread. Clones share their state.
 #[derive(Clone)]
-pub struct Cancel(Arc<Inner>);
+pub struct Cancel(Arc<CancelInner>);
 
-struct Inner {
+struct CancelInner {
     /// Readable once cancelled.
     event: EventFd,
-    state: Mutex<State>,
+    state: Mutex<CancelState>,
 }
 
 #[derive(Default)]
-struct State {
+struct CancelState {
     cancelled: bool,
     /// Running pullers. They have not been waited for, so their process ids are valid.
     pullers: Vec<Pid>,
@@ -51,7 +51,7 @@ impl Cancel {
     pub fn new() -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let state = Mutex::default();
-        Ok(Self(Arc::new(Inner { event, state })))
+        Ok(Self(Arc::new(CancelInner { event, state })))
     }
 
     /// Returns a guard that cancels when it is dropped.
@@ -78,7 +78,7 @@ impl Cancel {
         self.state().cancelled
     }
 
-    pub(crate) fn enter(&self, puller: Pid) {
+    pub(crate) fn register(&self, puller: Pid) {
         let mut state = self.state();
         state.pullers.push(puller);
         if state.cancelled {
@@ -86,7 +86,7 @@ impl Cancel {
         }
     }
 
-    pub(crate) fn leave(&self, puller: Pid) {
+    pub(crate) fn unregister(&self, puller: Pid) {
         self.state().pullers.retain(|p| *p != puller);
     }
 
@@ -121,7 +121,7 @@ impl Cancel {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CancelState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

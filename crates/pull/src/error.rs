@@ -5,7 +5,7 @@ use std::io;
 
 /// Failure reported by a puller. Texts are bounded and without control characters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub enum Fault {
+pub enum PullFault {
     /// Unknown image, manifest or blob.
     #[error("not found")]
     NotFound,
@@ -35,7 +35,7 @@ pub enum Fault {
     Confinement(String),
 }
 
-impl Fault {
+impl PullFault {
     /// A text as it may be shown: one line of at most 300 characters.
     pub(crate) fn text(text: &str) -> String {
         let shown = text.chars().map(|c| if c.is_control() { ' ' } else { c });
@@ -74,7 +74,7 @@ pub enum PullError {
     Slow(String),
     /// The puller reports a failure.
     #[error("{0}")]
-    Fault(#[from] Fault),
+    Fault(#[from] PullFault),
     /// The puller ended: by a resource limit or an error.
     #[error("the process that asks registries ended: {0}")]
     Died(String),

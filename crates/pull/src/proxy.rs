@@ -1,7 +1,7 @@
 //! Proxy of the host's environment (`HTTPS_PROXY`), for imports of the host's owner.
 
 use crate::cancel::Cancel;
-use crate::gate::direct;
+use crate::connection_gate::direct;
 use nix::poll::PollFlags;
 use std::env;
 use std::io::{self, Read, Write};
@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 /// Timeout of a connection through a proxy.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum length of a proxy's response in bytes.
-const MAX_ANSWER: usize = 8 << 10;
+const MAX_RESPONSE_BYTES: usize = 8 << 10;
 
 /// A proxy for TCP connections (RFC 9110 9.3.6).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Proxy {
+pub(crate) struct HttpProxy {
     host: String,
     port: u16,
     /// Hosts and domains that bypass the proxy.
     except: Vec<String>,
 }
 
-impl Proxy {
+impl HttpProxy {
     /// Proxy of `HTTPS_PROXY` or `ALL_PROXY`, in either case.
-    pub fn of_environment() -> Option<Self> {
+    pub fn from_environment() -> Option<Self> {
         let var = |name: &str| {
             let value = env::var(name).or_else(|_| env::var(name.to_ascii_lowercase()));
             value.ok().filter(|v| !v.is_empty())
@@ -54,7 +54,7 @@ impl Proxy {
     }
 
     /// Tells if a connection uses the proxy: TLS to hosts that are not excepted.
-    pub fn carries(&self, host: &str, port: u16) -> bool {
+    pub fn applies_to(&self, host: &str, port: u16) -> bool {
         let local = host == "localhost"
             || host
                 .parse()
@@ -101,7 +101,7 @@ impl Proxy {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e),
             }
-            if answer.len() > MAX_ANSWER {
+            if answer.len() > MAX_RESPONSE_BYTES {
                 return Err(io::Error::other("its answer is too long"));
             }
         }
@@ -119,9 +119,10 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn a_proxy_carries_tls_to_hosts_that_are_not_excepted() {
-        let proxy = Proxy::parse("http://p.example:3128/", ".internal.example, r.example").unwrap();
-        assert!(proxy.carries("ghcr.io", 443));
+    fn a_proxy_is_used_for_tls_to_hosts_that_are_not_excepted() {
+        let proxy =
+            HttpProxy::parse("http://p.example:3128/", ".internal.example, r.example").unwrap();
+        assert!(proxy.applies_to("ghcr.io", 443));
         for (host, port) in [
             ("ghcr.io", 5000),
             ("localhost", 443),
@@ -129,15 +130,15 @@ mod tests {
             ("r.example", 443),
             ("a.internal.example", 443),
         ] {
-            assert!(!proxy.carries(host, port), "{host}:{port}");
+            assert!(!proxy.applies_to(host, port), "{host}:{port}");
         }
         for unknown in ["socks5://p:1", "http://u:p@p.example:1", "p.example", ""] {
-            assert_eq!(Proxy::parse(unknown, ""), None, "{unknown}");
+            assert_eq!(HttpProxy::parse(unknown, ""), None, "{unknown}");
         }
     }
 
     #[test]
-    fn a_proxy_is_asked_once_and_nothing_after_its_answer_is_lost() {
+    fn a_proxy_gets_one_request_and_no_byte_after_its_response_is_lost() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap().to_string();
         let server = std::thread::spawn(move || {
@@ -151,7 +152,7 @@ mod tests {
             stream.write_all(b"HTTP/1.1 200 ok\r\n\r\nhello").unwrap();
             String::from_utf8(request).unwrap()
         });
-        let proxy = Proxy::parse(&at, "").unwrap();
+        let proxy = HttpProxy::parse(&at, "").unwrap();
         let cancel = Cancel::new().unwrap();
         let mut stream = proxy.connect("r.example", 443, &cancel).unwrap();
         assert!(server.join().unwrap().starts_with("CONNECT r.example:443 "));

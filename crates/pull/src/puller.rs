@@ -1,12 +1,12 @@
 //! A puller process and its parent's requests.
 
 use crate::cancel::Cancel;
-use crate::error::{Fault, PullError};
-use crate::gate::Gate;
-use crate::link::{Link, Message};
-use crate::pace::Pace;
-use crate::process::{ARGUMENT, INHERITED_VARIABLES};
-use crate::wire::{Order, Report};
+use crate::connection_gate::ConnectionGate;
+use crate::error::{PullError, PullFault};
+use crate::process::{INHERITED_VARIABLES, PULLER_ARGUMENT};
+use crate::puller_link::{PullerLink, PullerMessage};
+use crate::response_deadlines::ResponseDeadlines;
+use crate::wire::{PullRequest, PullResponse};
 use nix::unistd::Pid;
 use std::env;
 use std::fmt;
@@ -24,8 +24,9 @@ const MAX_CONNECTIONS: usize = 4096;
 
 /// Program that pullers run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Program {
-    /// This program, which calls [`crate::process::main`] when its first argument is [`ARGUMENT`].
+pub enum PullerProgram {
+    /// This program, which calls [`crate::process::main`] when its first argument is
+    /// [`PULLER_ARGUMENT`].
     #[default]
     Own,
     /// A thread without confinement.
@@ -50,7 +51,7 @@ impl fmt::Debug for Credentials {
 
 /// Repository that a puller pulls from.
 #[derive(Debug, Clone)]
-pub struct Setup {
+pub struct PullTarget {
     /// `host` or `host:port`.
     pub registry: String,
     /// Repository in the registry.
@@ -64,9 +65,9 @@ pub struct Setup {
 /// Puller process for one repository, killed on drop.
 #[derive(Debug)]
 pub struct Puller {
-    running: Running,
-    link: Link,
-    gate: Gate,
+    running: PullerBackend,
+    link: PullerLink,
+    gate: ConnectionGate,
     cancel: Cancel,
     connections: usize,
     first_layer: Option<Instant>,
@@ -75,7 +76,7 @@ pub struct Puller {
 }
 
 #[derive(Debug)]
-enum Running {
+enum PullerBackend {
     Process(Child),
     #[cfg(feature = "testing")]
     Thread(Option<std::thread::JoinHandle<()>>),
@@ -84,26 +85,28 @@ enum Running {
 impl Puller {
     /// Starts a puller; its connections go through `gate`.
     pub fn start(
-        program: Program,
-        setup: Setup,
-        gate: Gate,
+        program: PullerProgram,
+        setup: PullTarget,
+        gate: ConnectionGate,
         cancel: &Cancel,
     ) -> Result<Self, PullError> {
         let (ours, theirs) = UnixStream::pair().map_err(PullError::Start)?;
         let running = match program {
-            Program::Own => Running::Process(spawn(theirs.into()).map_err(PullError::Start)?),
+            PullerProgram::Own => {
+                PullerBackend::Process(spawn(theirs.into()).map_err(PullError::Start)?)
+            }
             #[cfg(feature = "testing")]
-            Program::Thread => {
+            PullerProgram::Thread => {
                 let work = move || crate::process::serve_unconfined(theirs);
-                Running::Thread(Some(std::thread::spawn(work)))
+                PullerBackend::Thread(Some(std::thread::spawn(work)))
             }
         };
         if let Some(pid) = running.pid() {
-            cancel.enter(pid);
+            cancel.register(pid);
         }
         let mut puller = Self {
             running,
-            link: Link::new(ours).map_err(PullError::Start)?,
+            link: PullerLink::new(ours).map_err(PullError::Start)?,
             gate,
             cancel: cancel.clone(),
             connections: 0,
@@ -114,11 +117,13 @@ impl Puller {
         let deadline = (deadline, "the puller does not start".to_owned());
         let first = puller.link.receive(&deadline, cancel);
         match first.map_err(|e| puller.ended(e))? {
-            Message::Report(Report::Ready) => {}
-            Message::Report(Report::Failed(fault)) => return Err(fault.bounded().into()),
+            PullerMessage::Response(PullResponse::Ready) => {}
+            PullerMessage::Response(PullResponse::Failed(fault)) => {
+                return Err(fault.bounded().into());
+            }
             _ => return Err(nonsense()),
         }
-        let order = Order::Setup {
+        let order = PullRequest::Setup {
             registry: setup.registry,
             repository: setup.repository,
             plain_http: setup.plain_http,
@@ -130,7 +135,7 @@ impl Puller {
 
     /// Returns a manifest by tag or digest, at most `most` bytes, unverified.
     pub fn manifest(&mut self, reference: &str, most: u64) -> Result<Vec<u8>, PullError> {
-        let order = Order::Manifest {
+        let order = PullRequest::Manifest {
             reference: reference.to_owned(),
             most,
         };
@@ -139,7 +144,7 @@ impl Puller {
 
     /// Returns a blob of at most `most` bytes, unverified.
     pub fn small_blob(&mut self, digest: &str, most: u64) -> Result<Vec<u8>, PullError> {
-        let order = Order::Blob {
+        let order = PullRequest::Blob {
             digest: digest.to_owned(),
             offset: 0,
             most,
@@ -147,18 +152,18 @@ impl Puller {
         self.document(&order, most)
     }
 
-    fn document(&mut self, order: &Order, most: u64) -> Result<Vec<u8>, PullError> {
+    fn document(&mut self, order: &PullRequest, most: u64) -> Result<Vec<u8>, PullError> {
         let mut bytes = Vec::new();
-        let mut pace = Pace::document();
+        let mut pace = ResponseDeadlines::document();
         let mut take = |chunk: &[u8]| match bytes.len() as u64 + chunk.len() as u64 <= most {
             true => {
                 bytes.extend_from_slice(chunk);
                 Ok(())
             }
-            false => Err(Fault::TooLong(most).into()),
+            false => Err(PullFault::TooLong(most).into()),
         };
         match self.exchange(order, &mut pace, &mut take)? {
-            Report::Done => Ok(bytes),
+            PullResponse::Done => Ok(bytes),
             _ => Err(nonsense()),
         }
     }
@@ -166,7 +171,7 @@ impl Puller {
     /// Starts the deadlines of a layer, and with the first one that of all layers.
     pub fn layer(&mut self) -> LayerPull {
         let first = *self.first_layer.get_or_insert_with(Instant::now);
-        LayerPull(Pace::layer(first))
+        LayerPull(ResponseDeadlines::layer(first))
     }
 
     /// Streams a layer from `offset`; offset and bytes are at most `most`.
@@ -178,7 +183,7 @@ impl Puller {
         most: u64,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), PullError> {
-        let order = Order::Blob {
+        let order = PullRequest::Blob {
             digest: digest.to_owned(),
             offset,
             most,
@@ -186,24 +191,24 @@ impl Puller {
         let mut left = most.saturating_sub(offset);
         let mut take = |chunk: &[u8]| {
             let rest = left.checked_sub(chunk.len() as u64);
-            left = rest.ok_or(Fault::TooLong(most))?;
+            left = rest.ok_or(PullFault::TooLong(most))?;
             sink(chunk).map_err(PullError::Sink)
         };
         match self.exchange(&order, &mut layer.0, &mut take)? {
-            Report::Done => Ok(()),
+            PullResponse::Done => Ok(()),
             _ => Err(nonsense()),
         }
     }
 
     /// Tells if the registry has a blob of this size.
     pub fn has(&mut self, digest: &str, size: u64) -> Result<bool, PullError> {
-        let order = Order::Has {
+        let order = PullRequest::Has {
             digest: digest.to_owned(),
             size,
         };
-        let mut pace = Pace::document();
+        let mut pace = ResponseDeadlines::document();
         match self.exchange(&order, &mut pace, &mut |_| Err(nonsense()))? {
-            Report::Has(has) => Ok(has),
+            PullResponse::Has(has) => Ok(has),
             _ => Err(nonsense()),
         }
     }
@@ -211,28 +216,30 @@ impl Puller {
     /// Sends a request and serves the puller's connections until it answers.
     fn exchange(
         &mut self,
-        order: &Order,
-        pace: &mut Pace,
+        order: &PullRequest,
+        pace: &mut ResponseDeadlines,
         take: &mut dyn FnMut(&[u8]) -> Result<(), PullError>,
-    ) -> Result<Report, PullError> {
+    ) -> Result<PullResponse, PullError> {
         self.refused = None;
         self.link.send(order, None, &self.cancel)?;
         loop {
             let message = self.link.receive(&pace.next(), &self.cancel);
             match message.map_err(|e| self.ended(e))? {
-                Message::Data(bytes) => {
+                PullerMessage::Data(bytes) => {
                     pace.count(bytes.len());
                     take(&bytes)?;
                 }
-                Message::Report(Report::Connect { host, port }) => self.connect(&host, port)?,
-                Message::Report(Report::Failed(fault)) => {
+                PullerMessage::Response(PullResponse::Connect { host, port }) => {
+                    self.connect(&host, port)?
+                }
+                PullerMessage::Response(PullResponse::Failed(fault)) => {
                     let fault = match (fault.bounded(), self.refused.take()) {
-                        (Fault::Unreachable(_), Some(why)) => Fault::Unreachable(why),
+                        (PullFault::Unreachable(_), Some(why)) => PullFault::Unreachable(why),
                         (fault, _) => fault,
                     };
                     return Err(fault.into());
                 }
-                Message::Report(report) => return Ok(report),
+                PullerMessage::Response(report) => return Ok(report),
             }
         }
     }
@@ -245,11 +252,13 @@ impl Puller {
         match self.gate.connect(host, port, &self.cancel) {
             Ok(stream) => {
                 let descriptor = Some(stream.as_fd());
-                self.link.send(&Order::Connected, descriptor, &self.cancel)
+                self.link
+                    .send(&PullRequest::Connected, descriptor, &self.cancel)
             }
             Err(why) => {
-                self.refused = Some(Fault::text(&why));
-                self.link.send(&Order::NotConnected, None, &self.cancel)
+                self.refused = Some(PullFault::text(&why));
+                self.link
+                    .send(&PullRequest::NotConnected, None, &self.cancel)
             }
         }
     }
@@ -260,9 +269,9 @@ impl Puller {
             return PullError::Cancelled;
         }
         match (&error, &mut self.running) {
-            (PullError::Died(_), Running::Process(child)) => {
+            (PullError::Died(_), PullerBackend::Process(child)) => {
                 if let Some(pid) = pid(child) {
-                    self.cancel.leave(pid);
+                    self.cancel.unregister(pid);
                 }
                 // The socket is closed, so the process has ended or is killed on drop.
                 let _ = child.kill();
@@ -279,15 +288,15 @@ impl Puller {
 impl Drop for Puller {
     fn drop(&mut self) {
         if let Some(pid) = self.running.pid() {
-            self.cancel.leave(pid);
+            self.cancel.unregister(pid);
         }
         match &mut self.running {
-            Running::Process(child) => {
+            PullerBackend::Process(child) => {
                 let _ = child.kill();
                 let _ = child.wait();
             }
             #[cfg(feature = "testing")]
-            Running::Thread(thread) => {
+            PullerBackend::Thread(thread) => {
                 self.link.shut();
                 if let Some(thread) = thread.take() {
                     let _ = thread.join();
@@ -297,7 +306,7 @@ impl Drop for Puller {
     }
 }
 
-impl Running {
+impl PullerBackend {
     fn pid(&self) -> Option<Pid> {
         match self {
             Self::Process(child) => pid(child),
@@ -317,13 +326,13 @@ fn nonsense() -> PullError {
 
 /// Deadlines of a layer's download over all attempts.
 #[derive(Debug)]
-pub struct LayerPull(Pace);
+pub struct LayerPull(ResponseDeadlines);
 
 fn spawn(socket: OwnedFd) -> io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command
         .arg0("jiffy-pull")
-        .arg(ARGUMENT)
+        .arg(PULLER_ARGUMENT)
         .env_clear()
         .current_dir("/")
         .stdin(Stdio::from(socket))

@@ -5,28 +5,28 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Maximum number of concurrent pulls of one key.
-const MAX_PER_KEY: usize = 2;
+const MAX_PULLS_PER_KEY: usize = 2;
 /// Maximum number of concurrent pulls.
 const MAX_PULLS: usize = 8;
 
 /// Permits for pulls: bounded in total, and per key. A key waits for its own permit first, so it
-/// never has more than [`MAX_PER_KEY`] waiters for the total.
+/// never has more than [`MAX_PULLS_PER_KEY`] waiters for the total.
 #[derive(Debug)]
-pub struct Queue {
+pub struct PullQueue {
     all: Arc<Semaphore>,
     keys: Mutex<HashMap<Option<String>, Weak<Semaphore>>>,
 }
 
 /// Permit of a pull, released on drop.
 #[derive(Debug)]
-pub struct Permit {
+pub struct PullPermit {
     _all: OwnedSemaphorePermit,
     _key: OwnedSemaphorePermit,
     /// Kept while a permit of the key is held or awaited.
     _own: Arc<Semaphore>,
 }
 
-impl Default for Queue {
+impl Default for PullQueue {
     fn default() -> Self {
         Self {
             all: Arc::new(Semaphore::new(MAX_PULLS)),
@@ -35,13 +35,13 @@ impl Default for Queue {
     }
 }
 
-impl Queue {
+impl PullQueue {
     /// Waits for a permit of a key; none: the host's owner.
-    pub async fn enter(&self, key: Option<&str>) -> Option<Permit> {
+    pub async fn acquire(&self, key: Option<&str>) -> Option<PullPermit> {
         let own = self.own(key);
         let key = own.clone().acquire_owned().await.ok()?;
         let all = self.all.clone().acquire_owned().await.ok()?;
-        Some(Permit {
+        Some(PullPermit {
             _all: all,
             _key: key,
             _own: own,
@@ -55,7 +55,7 @@ impl Queue {
             return own;
         }
         keys.retain(|_, own| own.strong_count() > 0);
-        let own = Arc::new(Semaphore::new(MAX_PER_KEY));
+        let own = Arc::new(Semaphore::new(MAX_PULLS_PER_KEY));
         keys.insert(key, Arc::downgrade(&own));
         own
     }
@@ -78,14 +78,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_with_many_pulls_does_not_keep_another_from_its_first() {
-        let queue = Queue::default();
+    fn a_key_with_many_pulls_does_not_delay_the_first_pull_of_another() {
+        let queue = PullQueue::default();
         let mut greedy: Vec<_> = (0..50)
-            .map(|_| Box::pin(queue.enter(Some("mallory"))))
+            .map(|_| Box::pin(queue.acquire(Some("mallory"))))
             .collect();
         let mut permits: Vec<_> = greedy.iter_mut().map(ready).collect();
-        assert_eq!(permits.iter().flatten().count(), MAX_PER_KEY);
-        let mut other = Box::pin(queue.enter(Some("alice")));
+        assert_eq!(permits.iter().flatten().count(), MAX_PULLS_PER_KEY);
+        let mut other = Box::pin(queue.acquire(Some("alice")));
         assert!(ready(&mut other).is_some());
         // A released permit admits one more.
         *permits.first_mut().unwrap() = None;
@@ -94,12 +94,12 @@ mod tests {
     }
 
     #[test]
-    fn pulls_at_once_are_bounded_in_all() {
-        let queue = Queue::default();
+    fn concurrent_pulls_are_bounded_in_total() {
+        let queue = PullQueue::default();
         let keys: Vec<String> = (0..MAX_PULLS + 2).map(|n| n.to_string()).collect();
         let mut all: Vec<_> = keys
             .iter()
-            .map(|k| Box::pin(queue.enter(Some(k))))
+            .map(|k| Box::pin(queue.acquire(Some(k))))
             .collect();
         let permits: Vec<_> = all.iter_mut().filter_map(ready).collect();
         assert_eq!(permits.len(), MAX_PULLS);

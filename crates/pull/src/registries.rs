@@ -1,8 +1,8 @@
 //! Registry rules of a host.
 
 use crate::cancel::Cancel;
-use crate::destination::Destination;
-use crate::puller::Program;
+use crate::puller::PullerProgram;
+use crate::registry_address::RegistryAddress;
 use jiffy_net::Network;
 use tokio::runtime::Handle;
 
@@ -12,17 +12,17 @@ pub struct Registries {
     /// Registries (`host` or `host:port`) with plain HTTP.
     pub plain_http: Vec<String>,
     /// Registries in the host's own network that may be reached.
-    pub allowed: Vec<Destination>,
+    pub allowed: Vec<RegistryAddress>,
     /// Network with slots for pullers, and its event loop; none: no slots.
     pub network: Option<(Network, Handle)>,
     /// Program that pullers run.
-    pub program: Program,
+    pub program: PullerProgram,
 }
 
 impl Registries {
     /// Settings of one import's pull.
-    pub fn pull(&self, by_key: bool, cancel: &Cancel) -> Pull {
-        Pull {
+    pub fn pull(&self, by_key: bool, cancel: &Cancel) -> PullSettings {
+        PullSettings {
             registries: self.clone(),
             by_key,
             cancel: cancel.clone(),
@@ -32,7 +32,7 @@ impl Registries {
 
 /// Settings of one import's pull.
 #[derive(Debug, Clone)]
-pub struct Pull {
+pub struct PullSettings {
     /// Rules of the host.
     pub registries: Registries,
     /// Requested by a key, not by the host's owner.

@@ -4,20 +4,20 @@
 //! Requests and responses are JSON; data is bytes of the registry. The descriptor of a connection
 //! is attached to the frame [`PullRequest::Connected`].
 
-use crate::error::Fault;
+use crate::error::PullFault;
 use serde::{Deserialize, Serialize};
 
 /// Maximum payload of a frame in bytes.
-pub(crate) const MAX_FRAME: usize = 128 << 10;
+pub(crate) const MAX_FRAME_BYTES: usize = 128 << 10;
 /// Maximum payload of a puller's data frame in bytes.
-pub(crate) const DATA_CHUNK: usize = 64 << 10;
-pub(crate) const HEADER: usize = 5;
+pub(crate) const DATA_CHUNK_BYTES: usize = 64 << 10;
+pub(crate) const HEADER_BYTES: usize = 5;
 pub(crate) const KIND_JSON: u8 = 0;
 pub(crate) const KIND_DATA: u8 = 1;
 
 /// Request of the parent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Order {
+pub(crate) enum PullRequest {
     /// First request.
     Setup {
         /// `host` or `host:port`.
@@ -47,7 +47,7 @@ pub(crate) enum Order {
 
 /// Response of a puller.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Report {
+pub(crate) enum PullResponse {
     /// Confined and ready for requests.
     Ready,
     /// Asks for a TCP connection.
@@ -57,18 +57,18 @@ pub(crate) enum Report {
     /// Answer to [`PullRequest::Has`].
     Has(bool),
     /// The request failed.
-    Failed(Fault),
+    Failed(PullFault),
 }
 
 /// Frame header of a payload.
-pub(crate) fn header(kind: u8, length: usize) -> [u8; HEADER] {
+pub(crate) fn header(kind: u8, length: usize) -> [u8; HEADER_BYTES] {
     let [a, b, c, d] = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
     [a, b, c, d, kind]
 }
 
 /// Kind and length of a payload; none if it is too long.
-pub(crate) fn parse_header(header: [u8; HEADER]) -> Option<(u8, usize)> {
+pub(crate) fn parse_header(header: [u8; HEADER_BYTES]) -> Option<(u8, usize)> {
     let [a, b, c, d, kind] = header;
     let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).ok()?;
-    (length <= MAX_FRAME).then_some((kind, length))
+    (length <= MAX_FRAME_BYTES).then_some((kind, length))
 }

@@ -41,7 +41,7 @@ pub use waiting_builds::{MAX_WAITING_BUILDS, WAITING_BUILD_TIMEOUT};
 use jiffy_engine::Engine;
 use jiffy_host::{OwnerQuota, Sandboxes};
 use jiffy_image::{Home, Templates, UnpackLimits};
-use jiffy_pull::{Queue, Registries};
+use jiffy_pull::{PullQueue, Registries};
 use log::BuildLog;
 use queue::BuildQueue;
 use std::collections::{HashMap, HashSet};
@@ -108,7 +108,7 @@ pub(crate) struct BuilderInner<E: Engine> {
     uploads: UploadStore,
     settings: BuilderSettings,
     queue: BuildQueue,
-    pulls: Queue,
+    pulls: PullQueue,
     /// Quotas of owners; none: unlimited.
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     template_usage: Mutex<TemplateUsage>,
@@ -138,7 +138,7 @@ impl<E: Engine> Builder<E> {
             records,
             uploads: UploadStore::open(uploads).map_err(BuilderError::Directory)?,
             queue: BuildQueue::new(settings.at_once),
-            pulls: Queue::default(),
+            pulls: PullQueue::default(),
             settings,
             quota: Mutex::default(),
             template_usage: Mutex::default(),

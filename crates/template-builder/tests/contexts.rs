@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use flate2::read::GzDecoder;
-use jiffy_archive::{Kind, Reader};
+use jiffy_archive::{ArchiveEntryKind, ArchiveReader};
 use jiffy_template_builder::context::{PreparedBuild, prepare};
 use jiffy_template_builder::dockerfile::{DockerfileOptions, parse};
 use jiffy_template_builder::spec::{CopySource, StepAction};
@@ -49,12 +49,12 @@ fn copies(prepared: &PreparedBuild) -> Vec<(String, Vec<String>)> {
 fn names(prepared: &PreparedBuild) -> Vec<String> {
     let mut packed = Vec::new();
     prepared.uploads[0].write_to(&mut packed).unwrap();
-    let mut reader = Reader::new(GzDecoder::new(&packed[..]));
+    let mut reader = ArchiveReader::new(GzDecoder::new(&packed[..]));
     let mut names = Vec::new();
     while let Some(entry) = reader.next_entry().unwrap() {
         let mark = match entry.kind {
-            Kind::Directory => "/",
-            Kind::Symlink => "@",
+            ArchiveEntryKind::Directory => "/",
+            ArchiveEntryKind::Symlink => "@",
             _ => "",
         };
         names.push(format!("{}{mark}", String::from_utf8(entry.path).unwrap()));

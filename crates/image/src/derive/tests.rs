@@ -4,7 +4,7 @@ use crate::home::Home;
 use crate::layer::tests::Tar;
 use crate::manifest::tests::manifest;
 use crate::skipped;
-use jiffy_archive::Kind;
+use jiffy_archive::ArchiveEntryKind;
 use std::collections::BTreeMap;
 use std::path::Path;
 use tar::EntryType;
@@ -97,7 +97,7 @@ fn contents(home: &Home, image: &ImageSum) -> BTreeMap<String, String> {
     let file = ImageStore::new(home).open(image).unwrap().file;
     let mut layer = Vec::new();
     crate::erofs::write_layer(&file, &mut layer).unwrap();
-    let mut reader = jiffy_archive::Reader::new(&layer[..]);
+    let mut reader = jiffy_archive::ArchiveReader::new(&layer[..]);
     let mut found = BTreeMap::new();
     while let Some(entry) = reader.next_entry().unwrap() {
         let mut content = vec![0; usize::try_from(entry.size).unwrap()];
@@ -107,7 +107,9 @@ fn contents(home: &Home, image: &ImageSum) -> BTreeMap<String, String> {
         }
         let mut text = String::from_utf8(content).unwrap();
         match entry.kind {
-            Kind::HardLink | Kind::Symlink => text = String::from_utf8(entry.link).unwrap(),
+            ArchiveEntryKind::HardLink | ArchiveEntryKind::Symlink => {
+                text = String::from_utf8(entry.link).unwrap()
+            }
             _ => {}
         }
         for (name, value) in entry.xattrs {

@@ -1,7 +1,7 @@
 //! Conversion of an image to the layer that it was made of: an archive with OCI whiteouts.
 
 use super::read::{ErofsImage, ImageError, Inode};
-use jiffy_archive::{ArchiveError, Entry, Kind, Writer};
+use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveError, ArchiveWriter};
 use rustix::fs::FileType;
 use std::collections::HashMap;
 use std::fs::File;
@@ -36,7 +36,7 @@ pub(crate) fn write_layer(image: &File, out: impl Write) -> Result<(), LayerOfIm
     }
     let mut work = LayerConverter {
         image,
-        writer: Writer::new(out),
+        writer: ArchiveWriter::new(out),
         named: HashMap::new(),
         buffer: vec![0; BUFFER_BYTES],
     };
@@ -47,7 +47,7 @@ pub(crate) fn write_layer(image: &File, out: impl Write) -> Result<(), LayerOfIm
 
 struct LayerConverter<'a, W> {
     image: ErofsImage<'a>,
-    writer: Writer<W>,
+    writer: ArchiveWriter<W>,
     /// First name of each file with hard links.
     named: HashMap<u64, Vec<u8>>,
     buffer: Vec<u8>,
@@ -68,7 +68,7 @@ impl<W: Write> LayerConverter<'_, W> {
             return Err(ImageError::Damaged("directories within each other without end").into());
         }
         let shown = [&path[..], b"/"].concat();
-        let mut entry = self.entry(inode, Kind::Directory, &shown)?;
+        let mut entry = self.entry(inode, ArchiveEntryKind::Directory, &shown)?;
         let opaque = entry
             .xattrs
             .iter()
@@ -100,9 +100,9 @@ impl<W: Write> LayerConverter<'_, W> {
 
     fn other(&mut self, inode: &Inode, path: Vec<u8>) -> Result<(), LayerOfImageError> {
         let kind = match kind(inode) {
-            FileType::RegularFile => Kind::File,
-            FileType::Symlink => Kind::Symlink,
-            FileType::Fifo => Kind::Fifo,
+            FileType::RegularFile => ArchiveEntryKind::File,
+            FileType::Symlink => ArchiveEntryKind::Symlink,
+            FileType::Fifo => ArchiveEntryKind::Fifo,
             FileType::CharacterDevice if inode.word == 0 => {
                 let name = path
                     .iter()
@@ -115,7 +115,7 @@ impl<W: Write> LayerConverter<'_, W> {
         };
         if inode.links > 1 {
             if let Some(first) = self.named.get(&inode.number) {
-                let mut entry = Entry::new(Kind::HardLink, path, 0o644);
+                let mut entry = ArchiveEntry::new(ArchiveEntryKind::HardLink, path, 0o644);
                 entry.link.clone_from(first);
                 return Ok(self.writer.add(&entry, b"")?);
             }
@@ -123,14 +123,14 @@ impl<W: Write> LayerConverter<'_, W> {
         }
         let mut entry = self.entry(inode, kind, &path)?;
         match kind {
-            Kind::Symlink => entry.link = self.image.target(inode)?,
-            Kind::File => return self.file(inode, entry.with_size(inode.size)),
+            ArchiveEntryKind::Symlink => entry.link = self.image.target(inode)?,
+            ArchiveEntryKind::File => return self.file(inode, entry.with_size(inode.size)),
             _ => {}
         }
         Ok(self.writer.add(&entry, b"")?)
     }
 
-    fn file(&mut self, inode: &Inode, entry: Entry) -> Result<(), LayerOfImageError> {
+    fn file(&mut self, inode: &Inode, entry: ArchiveEntry) -> Result<(), LayerOfImageError> {
         self.writer.begin(&entry)?;
         let mut offset = 0;
         while offset < inode.size {
@@ -146,11 +146,18 @@ impl<W: Write> LayerConverter<'_, W> {
     fn mark(&mut self, above: &[u8], name: &[u8]) -> Result<(), LayerOfImageError> {
         let above = if above == b"/" { b"" } else { above };
         let path = [above, b".wh.", name].concat();
-        Ok(self.writer.add(&Entry::new(Kind::File, path, 0o644), b"")?)
+        Ok(self
+            .writer
+            .add(&ArchiveEntry::new(ArchiveEntryKind::File, path, 0o644), b"")?)
     }
 
-    fn entry(&self, inode: &Inode, kind: Kind, path: &[u8]) -> Result<Entry, LayerOfImageError> {
-        let mut entry = Entry::new(kind, path, inode.mode & 0o7777);
+    fn entry(
+        &self,
+        inode: &Inode,
+        kind: ArchiveEntryKind,
+        path: &[u8],
+    ) -> Result<ArchiveEntry, LayerOfImageError> {
+        let mut entry = ArchiveEntry::new(kind, path, inode.mode & 0o7777);
         (entry.uid, entry.gid) = (inode.uid, inode.gid);
         entry.mtime = inode.mtime;
         entry.xattrs = self.image.attributes(inode)?;

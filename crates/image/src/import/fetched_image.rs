@@ -4,7 +4,9 @@ use super::byte_progress::ByteProgress;
 use super::download::Download;
 use super::job::ImportJob;
 use super::registry::RegistryImage;
-use super::{FoundImage, Import, ImportError, ProgressSink, Pull, RegistryAccess, RegistryError};
+use super::{
+    FoundImage, Import, ImportError, ProgressSink, PullSettings, RegistryAccess, RegistryError,
+};
 use crate::file::OnPath;
 use crate::home::Home;
 use crate::layer::Repository;
@@ -51,7 +53,7 @@ impl FetchedImage {
     pub(super) fn fetch(
         (templates, home): (&Templates, &Home),
         import: &Import,
-        (reference, access, pull): (&str, &RegistryAccess, &Pull),
+        (reference, access, pull): (&str, &RegistryAccess, &PullSettings),
         on_progress: &mut ProgressSink<'_>,
     ) -> Result<FetchOutcome, ImportError> {
         let mut registry = RegistryImage::new(reference, access, pull)?;

@@ -8,7 +8,9 @@ use crate::file::{FileError, OnPath};
 use crate::home::Home;
 use crate::layer::{BlobProofs, Repository};
 use crate::verified::{sum, sum_of};
-use jiffy_pull::{Credentials, Fault, Gate, Pull, PullError, Puller, Setup};
+use jiffy_pull::{
+    ConnectionGate, Credentials, PullError, PullFault, PullSettings, PullTarget, Puller,
+};
 use oci_spec::distribution::Reference;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -29,7 +31,7 @@ impl RegistryImage {
     pub(super) fn new(
         reference: &str,
         access: &RegistryAccess,
-        pull: &Pull,
+        pull: &PullSettings,
     ) -> Result<Self, ImportError> {
         let parsed: Result<Reference, _> = reference.parse();
         let reference = parsed.map_err(|e| RegistryError::Reference {
@@ -47,14 +49,14 @@ impl RegistryImage {
         let registry = reference.resolve_registry().to_owned();
         let plain_http = &pull.registries.plain_http;
         let tls = !plain_http.iter().any(|h| h.eq_ignore_ascii_case(&registry));
-        let setup = Setup {
+        let setup = PullTarget {
             repository: reference.repository().to_owned(),
             plain_http: plain_http.clone(),
             credentials,
             registry,
         };
         let failed = |e| failed(&reference, pull.by_key, "", e);
-        let gate = Gate::new(pull, &setup.registry).map_err(failed)?;
+        let gate = ConnectionGate::new(pull, &setup.registry).map_err(failed)?;
         let program = pull.registries.program;
         let puller = Puller::start(program, setup, gate, &pull.cancel).map_err(failed)?;
         Ok(Self {
@@ -177,7 +179,9 @@ impl RegistryImage {
                 .blob(&mut time, digest, have, layer.size, &mut sink);
             let broken = matches!(
                 read,
-                Err(PullError::Fault(Fault::Broken(_) | Fault::Unreachable(_)))
+                Err(PullError::Fault(
+                    PullFault::Broken(_) | PullFault::Unreachable(_)
+                ))
             );
             if (broken || (read.is_ok() && at < layer.size)) && resumes < MAX_RESUMES && at > have {
                 resumes += 1;
@@ -186,7 +190,7 @@ impl RegistryImage {
             match read {
                 Ok(()) if at == layer.size => break,
                 // The registry has no further bytes.
-                Ok(()) | Err(PullError::Fault(Fault::Status(416, _))) => {
+                Ok(()) | Err(PullError::Fault(PullFault::Status(416, _))) => {
                     return Err(RegistryError::Truncated {
                         digest: layer.digest.clone(),
                         found: at,
@@ -245,14 +249,14 @@ fn failed(reference: &Reference, by_key: bool, what: &str, error: PullError) -> 
         PullError::Cancelled => return ImportError::Cancelled,
         PullError::NoNetwork(registry) => RegistryError::NotAllowed { registry },
         PullError::Slow(reason) => RegistryError::Slow { registry, reason },
-        PullError::Fault(Fault::NotFound) => RegistryError::NotFound { image },
-        PullError::Fault(Fault::Unauthorized) => RegistryError::Auth { image, registry },
-        PullError::Fault(Fault::RateLimit) => RegistryError::RateLimit { registry },
-        PullError::Fault(Fault::TooLong(most)) => RegistryError::TooLong {
+        PullError::Fault(PullFault::NotFound) => RegistryError::NotFound { image },
+        PullError::Fault(PullFault::Unauthorized) => RegistryError::Auth { image, registry },
+        PullError::Fault(PullFault::RateLimit) => RegistryError::RateLimit { registry },
+        PullError::Fault(PullFault::TooLong(most)) => RegistryError::TooLong {
             digest: crate::layer::shown(what.as_bytes()),
             most,
         },
-        PullError::Fault(Fault::Status(code, text)) => RegistryError::Refused {
+        PullError::Fault(PullFault::Status(code, text)) => RegistryError::Refused {
             registry,
             // The text may come from a server that is not a registry.
             reason: match by_key {
@@ -260,14 +264,16 @@ fn failed(reference: &Reference, by_key: bool, what: &str, error: PullError) -> 
                 false => format!("status {code}: {text}"),
             },
         },
-        PullError::Fault(Fault::Unreachable(text) | Fault::Refused(text)) => unreachable(text),
-        PullError::Fault(Fault::Broken(text)) => {
+        PullError::Fault(PullFault::Unreachable(text) | PullFault::Refused(text)) => {
+            unreachable(text)
+        }
+        PullError::Fault(PullFault::Broken(text)) => {
             unreachable(format!("the connection broke off: {text}"))
         }
         other @ (PullError::Start(_)
         | PullError::Died(_)
         | PullError::Sink(_)
-        | PullError::Fault(Fault::Confinement(_))) => RegistryError::Puller {
+        | PullError::Fault(PullFault::Confinement(_))) => RegistryError::Puller {
             registry,
             problem: other.to_string(),
         },

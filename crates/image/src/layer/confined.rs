@@ -1,9 +1,9 @@
 //! Unpacking in a confined process, since archives are not trusted: it sees only the directory that
 //! it fills.
 //!
-//! The process is the program itself with [`UNPACK_ARGUMENT`] (see [`unpack_in_processes_of`]). It reads
-//! the archive from standard input and writes an [`UnpackOutcome`] as one line to standard output,
-//! followed by the directories that need overlayfs's mark, which only the parent may set.
+//! The process is the program itself with [`UNPACK_ARGUMENT`] (see [`set_unpacker_program`]). It
+//! reads the archive from standard input and writes an [`UnpackOutcome`] as one line to standard
+//! output, followed by the directories that need overlayfs's mark, which only the parent may set.
 
 use super::confined_dir::{ConfinedDir, LayerPath};
 use super::unpack::{OVERLAY_OPAQUE, OverlayMarks, unpack_image_with, unpack_with};

@@ -10,7 +10,7 @@ use super::stream::LayerStream;
 use super::{EntryProblem, LayerError, UnpackedLayer};
 use crate::erofs::{LayerOfImageError, write_layer};
 use crate::rootfs::EPOCH;
-use jiffy_archive::{Entry, Kind, Reader, Tolerance};
+use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveReader, ReadLimits};
 use rustix::fs::{
     self, AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
@@ -59,12 +59,12 @@ pub(super) fn unpack_with(
     let opened = ConfinedDir::open(into);
     let place =
         opened.map_err(|e| LayerError::write("open", into.as_os_str().as_encoded_bytes(), e))?;
-    let tolerance = Tolerance {
+    let tolerance = ReadLimits {
         headers: limits.headers,
         no_end_mark: true,
     };
     let mut unpacker = Unpacker {
-        archive: Reader::tolerant(LayerStream::open(packed, &limits)?, tolerance),
+        archive: ArchiveReader::with_limits(LayerStream::open(packed, &limits)?, tolerance),
         budget: UnpackBudget::new(limits),
         place,
         // Unless the archive names it.
@@ -114,7 +114,7 @@ pub(super) fn unpack_image_with(
 }
 
 struct Unpacker<'a> {
-    archive: Reader<LayerStream<'a>>,
+    archive: ArchiveReader<LayerStream<'a>>,
     budget: UnpackBudget,
     place: ConfinedDir,
     /// Their times are set last, since entries inside change them.
@@ -125,18 +125,18 @@ struct Unpacker<'a> {
 }
 
 impl Unpacker<'_> {
-    fn next(&mut self) -> Result<Option<Entry>, LayerError> {
+    fn next(&mut self) -> Result<Option<ArchiveEntry>, LayerError> {
         let mut count = || self.budget.entry().map_err(io::Error::other);
         Ok(self.archive.next_counted(&mut count)?)
     }
 
-    fn take(&mut self, entry: &Entry) -> Result<(), LayerError> {
+    fn take(&mut self, entry: &ArchiveEntry) -> Result<(), LayerError> {
         let path = LayerPath::of(&entry.path, &self.budget.limits)
             .map_err(|problem| LayerError::entry(&entry.path, problem))?;
         self.done.entries += 1;
         if path.is_root() {
             return match entry.kind {
-                Kind::Directory => self.directory_settled(entry, &path),
+                ArchiveEntryKind::Directory => self.directory_settled(entry, &path),
                 _ => Err(LayerError::entry(
                     &entry.path,
                     EntryProblem::ReplacesDirectory,
@@ -154,12 +154,14 @@ impl Unpacker<'_> {
             return self.whiteout(&path, hidden);
         }
         match entry.kind {
-            Kind::Directory => self.directory(entry, &path),
-            Kind::File => self.file(entry, &path),
-            Kind::Symlink => self.symlink(entry, &path),
-            Kind::HardLink => self.hard_link(entry, &path),
-            Kind::Fifo => self.fifo(entry, &path),
-            Kind::Character(..) | Kind::Block(..) | Kind::UnknownDevice => {
+            ArchiveEntryKind::Directory => self.directory(entry, &path),
+            ArchiveEntryKind::File => self.file(entry, &path),
+            ArchiveEntryKind::Symlink => self.symlink(entry, &path),
+            ArchiveEntryKind::HardLink => self.hard_link(entry, &path),
+            ArchiveEntryKind::Fifo => self.fifo(entry, &path),
+            ArchiveEntryKind::Character(..)
+            | ArchiveEntryKind::Block(..)
+            | ArchiveEntryKind::UnknownDevice => {
                 self.done.devices_left_out += 1;
                 Ok(())
             }
@@ -189,7 +191,7 @@ impl Unpacker<'_> {
         }
     }
 
-    fn directory(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
+    fn directory(&mut self, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("create", path.bytes(), errno);
         let mut deleted = false;
@@ -209,7 +211,11 @@ impl Unpacker<'_> {
         self.directory_settled(entry, path)
     }
 
-    fn directory_settled(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
+    fn directory_settled(
+        &mut self,
+        entry: &ArchiveEntry,
+        path: &LayerPath,
+    ) -> Result<(), LayerError> {
         let opened = self.place.open_directory(path.bytes());
         let fd = opened.map_err(|errno| LayerError::write("open", path.bytes(), errno))?;
         settle(fd.as_fd(), entry, path)?;
@@ -218,7 +224,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn file(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
+    fn file(&mut self, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
         self.budget.file(entry.size)?;
         self.make_way(path)?;
         let (parent, name) = self.place.parent(path)?;
@@ -265,7 +271,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn symlink(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
+    fn symlink(&mut self, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
         if entry.link.is_empty() || entry.link.len() > self.budget.limits.path {
             return Err(LayerError::entry(path.bytes(), EntryProblem::Path));
         }
@@ -277,7 +283,7 @@ impl Unpacker<'_> {
         self.owned_and_dated(entry, path)
     }
 
-    fn hard_link(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
+    fn hard_link(&mut self, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
         let bad = || EntryProblem::LinkTarget(super::shown(&entry.link));
         let bad = || LayerError::entry(path.bytes(), bad());
         let target = LayerPath::of(&entry.link, &self.budget.limits)
@@ -297,7 +303,7 @@ impl Unpacker<'_> {
         linked.map_err(|errno| LayerError::write("link", path.bytes(), errno))
     }
 
-    fn fifo(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
+    fn fifo(&mut self, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
         self.make_way(path)?;
         let (parent, name) = self.place.parent(path)?;
         let mode = Mode::from_raw_mode(entry.mode & 0o777);
@@ -308,7 +314,11 @@ impl Unpacker<'_> {
     }
 
     /// Sets owner and time of a file that cannot be opened.
-    fn owned_and_dated(&mut self, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
+    fn owned_and_dated(
+        &mut self,
+        entry: &ArchiveEntry,
+        path: &LayerPath,
+    ) -> Result<(), LayerError> {
         let (parent, name) = self.place.parent(path)?;
         let failed = |errno| LayerError::write("own", path.bytes(), errno);
         let (uid, gid) = owner(entry);
@@ -377,7 +387,7 @@ impl Unpacker<'_> {
     }
 }
 
-fn owner(entry: &Entry) -> (Option<Uid>, Option<Gid>) {
+fn owner(entry: &ArchiveEntry) -> (Option<Uid>, Option<Gid>) {
     (
         Some(Uid::from_raw(entry.uid)),
         Some(Gid::from_raw(entry.gid)),
@@ -385,7 +395,7 @@ fn owner(entry: &Entry) -> (Option<Uid>, Option<Gid>) {
 }
 
 /// Sets the owner first, since that clears mode bits and capabilities.
-fn settle(fd: BorrowedFd<'_>, entry: &Entry, path: &LayerPath) -> Result<(), LayerError> {
+fn settle(fd: BorrowedFd<'_>, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
     let failed = |action| move |errno: Errno| LayerError::write(action, path.bytes(), errno);
     let (uid, gid) = owner(entry);
     fs::fchown(fd, uid, gid).map_err(failed("own"))?;

@@ -8,7 +8,7 @@ use crate::units;
 use clap::{Args, ValueEnum};
 use jiffy_host::{Limits, ReadHost, ThisHost};
 use jiffy_image::Home;
-use jiffy_pull::Destination;
+use jiffy_pull::RegistryAddress;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ pub struct ServeArgs {
         value_name = "HOST",
         value_delimiter = ','
     )]
-    pub registry_allow: Vec<Destination>,
+    pub registry_allow: Vec<RegistryAddress>,
     /// Most templates that are built at once; others wait
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub builds: u8,

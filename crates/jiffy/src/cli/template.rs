@@ -3,7 +3,7 @@
 use super::HostArgs;
 use crate::units;
 use clap::{Args, Subcommand};
-use jiffy_pull::Destination;
+use jiffy_pull::RegistryAddress;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -171,7 +171,7 @@ pub struct TemplateBuildArgs {
     pub plain_http: Vec<String>,
     /// Reach this registry of the host's own network, too (HOST or HOST:PORT); may be repeated
     #[arg(long, requires = "image", value_name = "HOST")]
-    pub registry_allow: Vec<Destination>,
+    pub registry_allow: Vec<RegistryAddress>,
     /// Let every API key use it
     #[arg(long)]
     pub public: bool,

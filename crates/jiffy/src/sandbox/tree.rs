@@ -7,7 +7,7 @@ use crate::cli::CpArgs;
 use anyhow::Context;
 use bytes::{Buf, Bytes};
 use jiffy_agent_client::{AgentClient, ArchiveOptions, EntryKind, FileReader};
-use jiffy_archive::{Contents, Owner, Packer, Rules, unpack};
+use jiffy_archive::{PackOptions, Packer, UnpackOptions, UnpackOwner, unpack};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -124,8 +124,8 @@ pub async fn receive(
     rename: Option<Vec<u8>>,
     max_bytes: Option<u64>,
 ) -> anyhow::Result<()> {
-    let rules = Rules {
-        owner: Owner::Ours,
+    let rules = UnpackOptions {
+        owner: UnpackOwner::Ours,
         mode: None,
         confined: true,
         rename,
@@ -198,7 +198,7 @@ pub fn from_tree(path: PathBuf, name: Vec<u8>) -> Source {
     let (sender, receiver) = mpsc::channel(PIECES);
     let work = tokio::task::spawn_blocking(move || {
         let pieces = io::BufWriter::with_capacity(CHUNK, Sent(sender));
-        let mut packer = Packer::new(pieces, Contents::TREE);
+        let mut packer = Packer::new(pieces, PackOptions::TREE);
         packer.add(&path, &name)?;
         packer.finish()?;
         Ok(())

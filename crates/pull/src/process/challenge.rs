@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn challenges_are_read_whatever_their_order_and_quotes() {
+    fn challenges_are_parsed_in_any_order_and_quoting() {
         let hub = r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:library/alpine:pull,push""#;
         let expected = Challenge::Bearer {
             realm: "https://auth.docker.io/token".to_owned(),

@@ -1,9 +1,9 @@
 //! Client of the OCI distribution protocol.
 
 use super::challenge::Challenge;
-use super::control::Control;
-use super::url::{Origin, Url};
-use crate::error::Fault;
+use super::control::ParentSocket;
+use super::url::{RequestUrl, UrlOrigin};
+use crate::error::PullFault;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -38,21 +38,21 @@ const MAX_ERROR: usize = 16 << 10;
 /// Buffer size for the head of a response in bytes.
 const MAX_HEAD: usize = 128 << 10;
 
-type Sender = SendRequest<Empty<Bytes>>;
+type RequestSender = SendRequest<Empty<Bytes>>;
 
 /// Client of one repository.
-pub(super) struct Client {
-    control: Rc<Control>,
+pub(super) struct RegistryClient {
+    control: Rc<ParentSocket>,
     tls: TlsConnector,
     plain_http: Vec<String>,
     credentials: Option<(String, String)>,
-    registry: Origin,
+    registry: UrlOrigin,
     repository: String,
     /// `Authorization` header for the registry.
     authorization: Option<String>,
     logged_in: bool,
     /// Latest connection, if it is still open.
-    idle: Option<(Origin, Sender)>,
+    idle: Option<(UrlOrigin, RequestSender)>,
 }
 
 /// Error response of a registry.
@@ -75,17 +75,17 @@ struct Token {
     access_token: Option<String>,
 }
 
-impl Client {
+impl RegistryClient {
     pub fn new(
-        control: Rc<Control>,
+        control: Rc<ParentSocket>,
         roots: RootCertStore,
         plain_http: Vec<String>,
         credentials: Option<(String, String)>,
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, PullFault> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|e| Fault::Unreachable(e.to_string()))?
+            .map_err(|e| PullFault::Unreachable(e.to_string()))?
             .with_root_certificates(roots)
             .with_no_client_auth();
         Ok(Self {
@@ -93,7 +93,7 @@ impl Client {
             tls: TlsConnector::from(Arc::new(config)),
             plain_http,
             credentials,
-            registry: Origin {
+            registry: UrlOrigin {
                 tls: true,
                 host: String::new(),
                 port: 443,
@@ -106,25 +106,25 @@ impl Client {
     }
 
     /// Creates a client for a repository of `registry` (`host` or `host:port`).
-    pub fn of(mut self, registry: &str, repository: &str) -> Result<Self, Fault> {
-        let plain = Url::parse(&format!("http://{registry}/"))?.origin;
+    pub fn of(mut self, registry: &str, repository: &str) -> Result<Self, PullFault> {
+        let plain = RequestUrl::parse(&format!("http://{registry}/"))?.origin;
         self.registry = match plain.is_among(&self.plain_http) {
             true => plain,
-            false => Url::parse(&format!("https://{registry}/"))?.origin,
+            false => RequestUrl::parse(&format!("https://{registry}/"))?.origin,
         };
         self.repository = repository.to_owned();
         Ok(self)
     }
 
     /// Streams a manifest to the parent.
-    pub async fn manifest(&mut self, reference: &str, most: u64) -> Result<(), Fault> {
+    pub async fn manifest(&mut self, reference: &str, most: u64) -> Result<(), PullFault> {
         let target = format!("/v2/{}/manifests/{reference}", self.repository);
         let answer = self.ask(&Method::GET, target, None).await?;
         self.pass_on(answer, 0, 0, most).await
     }
 
     /// Streams a blob from `offset` to the parent.
-    pub async fn blob(&mut self, digest: &str, offset: u64, most: u64) -> Result<(), Fault> {
+    pub async fn blob(&mut self, digest: &str, offset: u64, most: u64) -> Result<(), PullFault> {
         let target = format!("/v2/{}/blobs/{digest}", self.repository);
         let range = (offset > 0).then(|| format!("bytes={offset}-"));
         let answer = self.ask(&Method::GET, target, range).await?;
@@ -133,7 +133,7 @@ impl Client {
                 let range = header(answer.headers(), CONTENT_RANGE).unwrap_or_default();
                 if !range.starts_with(&format!("bytes {offset}-")) {
                     let text = "it sends another part than was asked for";
-                    return Err(Fault::Broken(text.to_owned()));
+                    return Err(PullFault::Broken(text.to_owned()));
                 }
                 0
             }
@@ -144,14 +144,14 @@ impl Client {
     }
 
     /// Tells if the registry has a blob of this size.
-    pub async fn has(&mut self, digest: &str, size: u64) -> Result<bool, Fault> {
+    pub async fn has(&mut self, digest: &str, size: u64) -> Result<bool, PullFault> {
         let target = format!("/v2/{}/blobs/{digest}", self.repository);
         match self.ask(&Method::HEAD, target, None).await {
             Ok(answer) => {
                 let length = header(answer.headers(), CONTENT_LENGTH);
                 Ok(length.and_then(|l| l.parse().ok()) == Some(size))
             }
-            Err(Fault::NotFound | Fault::Unauthorized) => Ok(false),
+            Err(PullFault::NotFound | PullFault::Unauthorized) => Ok(false),
             Err(fault) => Err(fault),
         }
     }
@@ -162,11 +162,11 @@ impl Client {
         mut skip: u64,
         offset: u64,
         most: u64,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), PullFault> {
         let mut left = most.saturating_sub(offset);
         let mut body = answer.into_body();
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|e| Fault::Broken(chain(&e)))?;
+            let frame = frame.map_err(|e| PullFault::Broken(chain(&e)))?;
             let Ok(bytes) = frame.into_data() else {
                 continue;
             };
@@ -175,9 +175,9 @@ impl Client {
             let bytes = bytes.get(known..).unwrap_or_default();
             left = left
                 .checked_sub(bytes.len() as u64)
-                .ok_or(Fault::TooLong(most))?;
+                .ok_or(PullFault::TooLong(most))?;
             let sent = self.control.data(bytes);
-            sent.map_err(|e| Fault::Broken(e.to_string()))?;
+            sent.map_err(|e| PullFault::Broken(e.to_string()))?;
         }
         Ok(())
     }
@@ -188,10 +188,10 @@ impl Client {
         method: &Method,
         target: String,
         range: Option<String>,
-    ) -> Result<Response<Incoming>, Fault> {
+    ) -> Result<Response<Incoming>, PullFault> {
         self.log_in().await?;
         let origin = self.registry.clone();
-        let mut url = Url { origin, target };
+        let mut url = RequestUrl { origin, target };
         let (mut redirects, mut challenged) = (0, false);
         loop {
             let own = url.origin == self.registry;
@@ -216,7 +216,7 @@ impl Client {
                 redirects += 1;
                 if redirects > MAX_REDIRECTS {
                     let text = format!("it redirects more than {MAX_REDIRECTS} times");
-                    return Err(Fault::Refused(text));
+                    return Err(PullFault::Refused(text));
                 }
                 let next = url.join(&location)?;
                 self.may(&url.origin, &next.origin)?;
@@ -229,12 +229,12 @@ impl Client {
 
     /// With credentials, authenticates before the first request: some registries report private
     /// images as missing otherwise.
-    async fn log_in(&mut self) -> Result<(), Fault> {
+    async fn log_in(&mut self) -> Result<(), PullFault> {
         if self.logged_in || self.credentials.is_none() {
             return Ok(());
         }
         self.logged_in = true;
-        let url = Url {
+        let url = RequestUrl {
             origin: self.registry.clone(),
             target: "/v2/".to_owned(),
         };
@@ -246,10 +246,10 @@ impl Client {
     }
 
     /// Plain HTTP is for listed hosts only, and never after TLS.
-    fn may(&self, from: &Origin, to: &Origin) -> Result<(), Fault> {
+    fn may(&self, from: &UrlOrigin, to: &UrlOrigin) -> Result<(), PullFault> {
         match to.tls || (!from.tls && to.is_among(&self.plain_http)) {
             true => Ok(()),
-            false => Err(Fault::Refused(format!(
+            false => Err(PullFault::Refused(format!(
                 "it leads to {} without TLS",
                 to.authority()
             ))),
@@ -257,7 +257,7 @@ impl Client {
     }
 
     /// Answers a challenge with the credentials or with a token of its server.
-    async fn authenticate(&mut self, headers: &HeaderMap) -> Result<(), Fault> {
+    async fn authenticate(&mut self, headers: &HeaderMap) -> Result<(), PullFault> {
         self.authorization = None;
         let challenges = headers.get_all(WWW_AUTHENTICATE).iter();
         let mut challenges = challenges.filter_map(|h| Challenge::parse(h.to_str().ok()?));
@@ -272,12 +272,12 @@ impl Client {
                 scope,
             }) => (realm, service, scope),
             Some(Challenge::Basic) => {
-                self.authorization = Some(basic.ok_or(Fault::Unauthorized)?);
+                self.authorization = Some(basic.ok_or(PullFault::Unauthorized)?);
                 return Ok(());
             }
-            None => return Err(Fault::Unauthorized),
+            None => return Err(PullFault::Unauthorized),
         };
-        let mut url = Url::parse(&realm)?;
+        let mut url = RequestUrl::parse(&realm)?;
         self.may(&self.registry, &url.origin)?;
         let scope = scope.unwrap_or_else(|| format!("repository:{}:pull", self.repository));
         for (name, value) in [("service", service), ("scope", Some(scope))] {
@@ -289,14 +289,17 @@ impl Client {
         let answer = self.send(&Method::GET, &url, None, basic).await?;
         match answer.status() {
             status if status.is_success() => {}
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Err(Fault::Unauthorized),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                return Err(PullFault::Unauthorized);
+            }
             _ => return Err(refusal(answer).await),
         }
         let body = bounded(answer, MAX_TOKEN).await?;
         let token: Option<Token> = serde_json::from_slice(&body).ok();
         let token = token.and_then(|t| t.token.or(t.access_token));
         let token = token.filter(|t| !t.is_empty() && t.bytes().all(|b| b.is_ascii_graphic()));
-        let token = token.ok_or_else(|| Fault::Refused("its token cannot be read".to_owned()))?;
+        let token =
+            token.ok_or_else(|| PullFault::Refused("its token cannot be read".to_owned()))?;
         self.authorization = Some(format!("Bearer {token}"));
         Ok(())
     }
@@ -305,10 +308,10 @@ impl Client {
     async fn send(
         &mut self,
         method: &Method,
-        url: &Url,
+        url: &RequestUrl,
         range: Option<&str>,
         authorization: Option<String>,
-    ) -> Result<Response<Incoming>, Fault> {
+    ) -> Result<Response<Incoming>, PullFault> {
         let request = || {
             let mut request = Request::builder()
                 .method(method)
@@ -325,7 +328,7 @@ impl Client {
                 request = request.header(AUTHORIZATION, value);
             }
             let request = request.body(Empty::<Bytes>::new());
-            request.map_err(|e| Fault::Refused(Fault::text(&e.to_string())))
+            request.map_err(|e| PullFault::Refused(PullFault::text(&e.to_string())))
         };
         let kept = self.idle.take().filter(|(at, _)| *at == url.origin);
         if let Some((origin, mut sender)) = kept
@@ -338,13 +341,13 @@ impl Client {
         // The server may have closed the idle connection.
         let mut sender = self.connect(&url.origin).await?;
         let answer = sender.send_request(request()?).await;
-        let answer = answer.map_err(|e| Fault::Unreachable(Fault::text(&chain(&e))))?;
+        let answer = answer.map_err(|e| PullFault::Unreachable(PullFault::text(&chain(&e))))?;
         self.idle = Some((url.origin.clone(), sender));
         Ok(answer)
     }
 
-    async fn connect(&self, origin: &Origin) -> Result<Sender, Fault> {
-        let failed = |e: &dyn Error| Fault::Unreachable(Fault::text(&chain(e)));
+    async fn connect(&self, origin: &UrlOrigin) -> Result<RequestSender, PullFault> {
+        let failed = |e: &dyn Error| PullFault::Unreachable(PullFault::text(&chain(e)));
         // IPv6 addresses are in brackets.
         let host = origin.host.trim_matches(['[', ']']);
         let stream = self.control.connect(host, origin.port)?;
@@ -376,28 +379,28 @@ fn header(headers: &HeaderMap, name: hyper::header::HeaderName) -> Option<String
     Some(value.to_owned())
 }
 
-async fn bounded(answer: Response<Incoming>, most: usize) -> Result<Vec<u8>, Fault> {
+async fn bounded(answer: Response<Incoming>, most: usize) -> Result<Vec<u8>, PullFault> {
     let mut bytes = Vec::new();
     let mut body = answer.into_body();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|e| Fault::Broken(Fault::text(&chain(&e))))?;
+        let frame = frame.map_err(|e| PullFault::Broken(PullFault::text(&chain(&e))))?;
         if let Ok(data) = frame.into_data() {
             bytes.extend_from_slice(&data);
         }
         if bytes.len() > most {
-            return Err(Fault::TooLong(most as u64));
+            return Err(PullFault::TooLong(most as u64));
         }
     }
     Ok(bytes)
 }
 
 /// Converts an error response.
-async fn refusal(answer: Response<Incoming>) -> Fault {
+async fn refusal(answer: Response<Incoming>) -> PullFault {
     let status = answer.status();
     match status {
-        StatusCode::NOT_FOUND => return Fault::NotFound,
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Fault::Unauthorized,
-        StatusCode::TOO_MANY_REQUESTS => return Fault::RateLimit,
+        StatusCode::NOT_FOUND => return PullFault::NotFound,
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return PullFault::Unauthorized,
+        StatusCode::TOO_MANY_REQUESTS => return PullFault::RateLimit,
         _ => {}
     }
     let body = bounded(answer, MAX_ERROR).await.unwrap_or_default();
@@ -408,7 +411,7 @@ async fn refusal(answer: Response<Incoming>) -> Fault {
         Some(entry) => entry.message,
         None => status.canonical_reason().unwrap_or_default().to_owned(),
     };
-    Fault::Status(status.as_u16(), Fault::text(&text))
+    PullFault::Status(status.as_u16(), PullFault::text(&text))
 }
 
 /// Escapes a query value (RFC 3986 2.3).

@@ -1,7 +1,9 @@
 //! Puller's end of the socket to its parent.
 
-use crate::error::Fault;
-use crate::wire::{self, DATA_CHUNK, HEADER, KIND_DATA, KIND_JSON, Order, Report};
+use crate::error::PullFault;
+use crate::wire::{
+    self, DATA_CHUNK_BYTES, HEADER_BYTES, KIND_DATA, KIND_JSON, PullRequest, PullResponse,
+};
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use std::io::{self, IoSliceMut, Write};
@@ -10,17 +12,17 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 /// Blocking socket: a puller has no other work while its parent is busy.
-pub(super) struct Control(UnixStream);
+pub(super) struct ParentSocket(UnixStream);
 
-impl Control {
+impl ParentSocket {
     pub fn new(socket: UnixStream) -> Self {
         Self(socket)
     }
 
     /// Receives the next request, with its descriptor.
-    pub fn order(&self) -> io::Result<(Order, Option<OwnedFd>)> {
+    pub fn order(&self) -> io::Result<(PullRequest, Option<OwnedFd>)> {
         let mut descriptor = None;
-        let mut head = [0; HEADER];
+        let mut head = [0; HEADER_BYTES];
         self.fill(&mut head, &mut descriptor)?;
         let invalid = || io::Error::from(io::ErrorKind::InvalidData);
         let (kind, length) = wire::parse_header(head).ok_or_else(invalid)?;
@@ -32,28 +34,29 @@ impl Control {
         }
     }
 
-    pub fn report(&self, report: &Report) -> io::Result<()> {
+    pub fn report(&self, report: &PullResponse) -> io::Result<()> {
         self.send(KIND_JSON, &serde_json::to_vec(report)?)
     }
 
     /// Sends data of a response.
     pub fn data(&self, bytes: &[u8]) -> io::Result<()> {
-        let mut chunks = bytes.chunks(DATA_CHUNK);
+        let mut chunks = bytes.chunks(DATA_CHUNK_BYTES);
         chunks.try_for_each(|chunk| self.send(KIND_DATA, chunk))
     }
 
     /// TCP connection that the parent opens.
-    pub fn connect(&self, host: &str, port: u16) -> Result<TcpStream, Fault> {
-        let lost = |e: io::Error| Fault::Broken(e.to_string());
+    pub fn connect(&self, host: &str, port: u16) -> Result<TcpStream, PullFault> {
+        let lost = |e: io::Error| PullFault::Broken(e.to_string());
         let host = host.to_owned();
-        self.report(&Report::Connect { host, port }).map_err(lost)?;
+        self.report(&PullResponse::Connect { host, port })
+            .map_err(lost)?;
         match self.order().map_err(lost)? {
-            (Order::Connected, Some(connection)) => {
+            (PullRequest::Connected, Some(connection)) => {
                 let stream = TcpStream::from(connection);
                 stream.set_nonblocking(true).map_err(lost)?;
                 Ok(stream)
             }
-            _ => Err(Fault::Unreachable("no connection".to_owned())),
+            _ => Err(PullFault::Unreachable("no connection".to_owned())),
         }
     }
 

@@ -1,25 +1,25 @@
 //! URLs of requests.
 
-use crate::error::Fault;
+use crate::error::PullFault;
 use hyper::Uri;
 
 /// An `http` or `https` URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Url {
-    pub origin: Origin,
+pub(super) struct RequestUrl {
+    pub origin: UrlOrigin,
     /// Path and query.
     pub target: String,
 }
 
 /// Scheme, host and port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Origin {
+pub(super) struct UrlOrigin {
     pub tls: bool,
     pub host: String,
     pub port: u16,
 }
 
-impl Origin {
+impl UrlOrigin {
     /// `host` or `host:port`.
     pub fn authority(&self) -> String {
         match (self.tls, self.port) {
@@ -37,9 +37,9 @@ impl Origin {
     }
 }
 
-impl Url {
-    pub fn parse(text: &str) -> Result<Self, Fault> {
-        let bad = || Fault::Refused(format!("`{}` is no address", Fault::text(text)));
+impl RequestUrl {
+    pub fn parse(text: &str) -> Result<Self, PullFault> {
+        let bad = || PullFault::Refused(format!("`{}` is no address", PullFault::text(text)));
         // Fragments are not sent.
         let text = text.split('#').next().unwrap_or_default();
         let uri: Uri = text.parse().map_err(|_| bad())?;
@@ -55,7 +55,7 @@ impl Url {
         let port = if tls { 443 } else { 80 };
         let target = uri.path_and_query().map_or("/", |p| p.as_str());
         Ok(Self {
-            origin: Origin {
+            origin: UrlOrigin {
                 tls,
                 host: authority.host().to_ascii_lowercase(),
                 port: authority.port_u16().unwrap_or(port),
@@ -65,7 +65,7 @@ impl Url {
     }
 
     /// Resolves a `location` relative to this URL (RFC 3986 5.2, as far as registries need it).
-    pub fn join(&self, location: &str) -> Result<Self, Fault> {
+    pub fn join(&self, location: &str) -> Result<Self, PullFault> {
         if location.contains("://") {
             return Self::parse(location);
         }
@@ -88,8 +88,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locations_are_read_relative_to_their_request() {
-        let at = Url::parse("https://r.example/v2/a/blobs/x?q").unwrap();
+    fn locations_are_resolved_relative_to_their_request() {
+        let at = RequestUrl::parse("https://r.example/v2/a/blobs/x?q").unwrap();
         for (location, origin, target) in [
             ("https://Other:8443/p?s=1#f", "other:8443", "/p?s=1"),
             ("/p", "r.example", "/p"),
@@ -114,8 +114,8 @@ mod tests {
     }
 
     #[test]
-    fn hosts_without_tls_are_named_with_or_without_their_usual_port() {
-        let origin = Url::parse("http://a.example/x").unwrap().origin;
+    fn plain_http_hosts_match_with_or_without_their_default_port() {
+        let origin = RequestUrl::parse("http://a.example/x").unwrap().origin;
         let named = |text: &str| origin.is_among(&[text.to_owned()]);
         assert!(named("a.example") && named("A.example:80"));
         assert!(!named("a.example:5000") && !named("b.example"));

@@ -4,7 +4,7 @@ use super::ContextError;
 use super::files::ContextEntries;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use jiffy_archive::{Entry, Kind, Writer};
+use jiffy_archive::{ArchiveEntry, ArchiveEntryKind, ArchiveWriter};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
@@ -59,7 +59,7 @@ impl Write for HashWriter {
 }
 
 fn write<W: Write>(found: &ContextEntries, dated: bool, out: W) -> Result<W, ContextError> {
-    let mut writer = Writer::new(out);
+    let mut writer = ArchiveWriter::new(out);
     let mut buffer = vec![0; BUFFER_BYTES];
     for (name, path) in found {
         let read = |e| ContextError::read(path, e);
@@ -68,17 +68,17 @@ fn write<W: Write>(found: &ContextEntries, dated: bool, out: W) -> Result<W, Con
             continue;
         };
         let file = match kind {
-            Kind::File => Some(open(path).map_err(read)?),
+            ArchiveEntryKind::File => Some(open(path).map_err(read)?),
             _ => None,
         };
         let about = match &file {
             Some(file) => file.metadata().map_err(read)?,
             None => about,
         };
-        let mut entry = Entry::new(kind, name.clone(), about.mode() & 0o7777);
+        let mut entry = ArchiveEntry::new(kind, name.clone(), about.mode() & 0o7777);
         match kind {
-            Kind::File => entry = entry.with_size(about.len()),
-            Kind::Symlink => {
+            ArchiveEntryKind::File => entry = entry.with_size(about.len()),
+            ArchiveEntryKind::Symlink => {
                 entry.link = fs::read_link(path)
                     .map_err(read)?
                     .into_os_string()
@@ -113,12 +113,12 @@ fn write<W: Write>(found: &ContextEntries, dated: bool, out: W) -> Result<W, Con
 }
 
 /// Type of a file that can be copied; none for sockets, pipes and devices.
-fn kind_of(about: &Metadata) -> Option<Kind> {
+fn kind_of(about: &Metadata) -> Option<ArchiveEntryKind> {
     let kind = about.file_type();
     match kind {
-        _ if kind.is_file() => Some(Kind::File),
-        _ if kind.is_dir() => Some(Kind::Directory),
-        _ if kind.is_symlink() => Some(Kind::Symlink),
+        _ if kind.is_file() => Some(ArchiveEntryKind::File),
+        _ if kind.is_dir() => Some(ArchiveEntryKind::Directory),
+        _ if kind.is_symlink() => Some(ArchiveEntryKind::Symlink),
         _ => None,
     }
 }

@@ -7,7 +7,7 @@ use crate::rest::error::RestError;
 use crate::state::Agent;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
-use jiffy_archive::{ArchiveError, Contents};
+use jiffy_archive::{ArchiveError, PackOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -58,7 +58,7 @@ pub async fn answer(
             stored.push((OwnedFd::from(directory), storage.place));
         }
     }
-    let contents = Contents {
+    let contents = PackOptions {
         xattrs: |name| !name.starts_with(b"trusted.overlay."),
         leave_out: is_left_out,
         layer: true,

@@ -12,7 +12,7 @@ use bytes::{Buf, Bytes};
 use flate2::read::MultiGzDecoder;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode, header};
-use jiffy_archive::{ArchiveError, Owner, Rules, Unpacked, unpack};
+use jiffy_archive::{ArchiveError, UnpackOptions, UnpackOwner, UnpackStats, unpack};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -29,11 +29,11 @@ pub async fn answer(
         return Err(RestError::bad("the query must name one path"));
     };
     let path = resolve(&user, path);
-    let rules = Rules {
+    let rules = UnpackOptions {
         owner: match &query.owner {
-            Some(text) if text == "@" => Owner::Fixed(user.uid, user.gid),
+            Some(text) if text == "@" => UnpackOwner::Fixed(user.uid, user.gid),
             Some(text) => owner(text)?,
-            None => Owner::Archive,
+            None => UnpackOwner::Archive,
         },
         mode: query.mode.as_deref().map(mode).transpose()?,
         confined: false,
@@ -72,7 +72,7 @@ pub async fn answer(
         )
     })?;
     sent?;
-    let Unpacked { entries, bytes } = outcome.map_err(|e| refusal(&e))?;
+    let UnpackStats { entries, bytes } = outcome.map_err(|e| refusal(&e))?;
     Ok(json(
         &serde_json::json!({ "entries": entries, "bytes": bytes }),
     ))
@@ -104,13 +104,13 @@ fn refusal(error: &ArchiveError) -> RestError {
 }
 
 /// `user`, `user:group`, by name or number. A number alone is the group's, too, as Docker has it.
-fn owner(text: &str) -> Result<Owner, RestError> {
+fn owner(text: &str) -> Result<UnpackOwner, RestError> {
     if let Ok(id) = text.parse::<u32>() {
-        return Ok(Owner::Fixed(id, id));
+        return Ok(UnpackOwner::Fixed(id, id));
     }
     let user = Users::load().find(text);
     let user = user.ok_or_else(|| RestError::bad(format!("unknown owner '{text}'")))?;
-    Ok(Owner::Fixed(user.uid, user.gid))
+    Ok(UnpackOwner::Fixed(user.uid, user.gid))
 }
 
 fn mode(text: &str) -> Result<u32, RestError> {

@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response};
-use jiffy_archive::{ArchiveError, Contents, Packer};
+use jiffy_archive::{ArchiveError, PackOptions, Packer};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ pub async fn answer(
         }
         trees.push((path, name));
     }
-    stream(agent, Contents::TREE, move |packer| {
+    stream(agent, PackOptions::TREE, move |packer| {
         trees
             .iter()
             .try_for_each(|(path, name)| packer.add(path, name))
@@ -71,7 +71,7 @@ fn name_of(path: &Path) -> io::Result<Vec<u8>> {
 /// the reason is on the console.
 pub async fn stream(
     agent: &Agent,
-    contents: Contents,
+    contents: PackOptions,
     fill: impl FnOnce(&mut Packer<Pieces>) -> Result<(), ArchiveError> + Send + 'static,
 ) -> Result<Response<Reply>, RestError> {
     let room = room(agent).await?;

@@ -3,7 +3,7 @@
 use crate::import::ImportSource;
 use crate::import::RegistryAccess;
 use crate::skipped;
-use jiffy_pull::{Cancel, Program, Registries};
+use jiffy_pull::{Cancel, PullerProgram, Registries};
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub(super) fn from_registry(host: &str, name: &str) -> ImportSource {
     let registries = Registries {
         plain_http: vec![host.to_owned()],
-        program: Program::Thread,
+        program: PullerProgram::Thread,
         ..Registries::default()
     };
     ImportSource::Registry {

@@ -153,7 +153,7 @@ impl<E: Engine> BuildJob<E> {
             .info(Some("base"), &format!("image {}", image.reference));
         let (inner, log, image) = (self.inner.clone(), self.log.clone(), image.clone());
         let (owner, caller) = (self.template.owner.clone(), self.build.caller.clone());
-        let place = self.inner.pulls.enter(caller.as_deref()).await;
+        let place = self.inner.pulls.acquire(caller.as_deref()).await;
         let disk = self.inner.image_budget(owner.as_deref()).await;
         let disk = disk.map_err(|e| BuildFailure::from_error(&e))?;
         let cancel = Cancel::new().map_err(|e| BuildFailure::from_error(&e))?;

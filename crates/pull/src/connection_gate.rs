@@ -1,10 +1,10 @@
 //! Connections of pullers, subject to the host's rules.
 
 use crate::cancel::Cancel;
-use crate::destination::Destination;
 use crate::error::PullError;
-use crate::proxy::Proxy;
-use crate::registries::Pull;
+use crate::proxy::HttpProxy;
+use crate::registries::PullSettings;
+use crate::registry_address::RegistryAddress;
 use crate::socket::{connect_to, open};
 use jiffy_engine::NetworkRules;
 use jiffy_net::{Card, Lease, Network, Policy, Reach};
@@ -27,19 +27,19 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 ///    public internet, not to the host, other sandboxes, or private and link-local ranges;
 /// 3. without slots, the host's owner reaches the public internet from the host's network, under
 ///    the same list of ranges, and a key reaches nothing.
-pub struct Gate {
-    named: Vec<Destination>,
+pub struct ConnectionGate {
+    named: Vec<RegistryAddress>,
     by_key: bool,
     network: Option<(Network, Handle)>,
     lease: Option<Lease>,
-    proxy: Option<Proxy>,
+    proxy: Option<HttpProxy>,
 }
 
-impl Gate {
+impl ConnectionGate {
     /// Creates the gate of an import from `registry` (`host` or `host:port`).
-    pub fn new(pull: &Pull, registry: &str) -> Result<Self, PullError> {
+    pub fn new(pull: &PullSettings, registry: &str) -> Result<Self, PullError> {
         let registries = &pull.registries;
-        let asked: Option<Destination> = registry.parse().ok();
+        let asked: Option<RegistryAddress> = registry.parse().ok();
         let mut named = registries.allowed.clone();
         let known = asked.as_ref().is_some_and(|asked| named.contains(asked));
         match pull.by_key {
@@ -51,7 +51,7 @@ impl Gate {
         }
         let proxy = match pull.by_key {
             true => None,
-            false => Proxy::of_environment(),
+            false => HttpProxy::from_environment(),
         };
         Ok(Self {
             named,
@@ -69,7 +69,7 @@ impl Gate {
         port: u16,
         cancel: &Cancel,
     ) -> Result<TcpStream, String> {
-        if let Some(proxy) = self.proxy.as_ref().filter(|p| p.carries(host, port)) {
+        if let Some(proxy) = self.proxy.as_ref().filter(|p| p.applies_to(host, port)) {
             return proxy.connect(host, port, cancel);
         }
         if self.named.iter().any(|d| d.is(host, port)) {
@@ -125,7 +125,7 @@ impl Gate {
     }
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for ConnectionGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate")
             .field("named", &self.named)
@@ -194,16 +194,16 @@ mod tests {
     use crate::registries::Registries;
     use std::net::TcpListener;
 
-    fn gate(by_key: bool, allowed: &[&str], registry: &str) -> Result<Gate, PullError> {
+    fn gate(by_key: bool, allowed: &[&str], registry: &str) -> Result<ConnectionGate, PullError> {
         let registries = Registries {
             allowed: allowed.iter().map(|d| d.parse().unwrap()).collect(),
             ..Registries::default()
         };
-        Gate::new(&registries.pull(by_key, &Cancel::new().unwrap()), registry)
+        ConnectionGate::new(&registries.pull(by_key, &Cancel::new().unwrap()), registry)
     }
 
     #[test]
-    fn without_slots_a_key_reaches_named_registries_only() {
+    fn without_slots_a_key_reaches_allowed_registries_only() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let at = format!("127.0.0.1:{port}");
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_nobody_answers_ends_with_the_cancellation() {
+    fn an_unanswered_connection_ends_with_the_cancellation() {
         let cancel = Cancel::new().unwrap();
         // A full backlog: the kernel answers no further connection.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -15,7 +15,7 @@ const LAYERS_TIMEOUT: Duration = Duration::from_secs(7200);
 
 /// Deadlines of a response: idle, total, and a minimum rate.
 #[derive(Debug, Clone)]
-pub(crate) struct Pace {
+pub(crate) struct ResponseDeadlines {
     began: Instant,
     /// Deadline of the response, and its length.
     end: Instant,
@@ -24,7 +24,7 @@ pub(crate) struct Pace {
     received: u64,
 }
 
-impl Pace {
+impl ResponseDeadlines {
     /// Deadlines of a document or another short response.
     pub fn document() -> Self {
         let began = Instant::now();
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_layer_is_due_by_its_rate_once_the_grace_is_over() {
-        let mut pace = Pace::layer(Instant::now());
+        let mut pace = ResponseDeadlines::layer(Instant::now());
         pace.began = Instant::now() - Duration::from_secs(50);
         let (due, text) = pace.next();
         assert!(due <= Instant::now() + Duration::from_secs(10), "{text}");
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn all_layers_of_an_image_share_one_deadline() {
         let first = Instant::now() - Duration::from_secs(7195);
-        let mut pace = Pace::layer(first);
+        let mut pace = ResponseDeadlines::layer(first);
         pace.count(1 << 30);
         let (due, text) = pace.next();
         assert!(due <= Instant::now() + Duration::from_secs(5), "{text}");
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_document_is_due_after_a_minute_however_it_trickles() {
-        let mut pace = Pace::document();
+        let mut pace = ResponseDeadlines::document();
         pace.end -= Duration::from_secs(59);
         pace.count(4 << 20);
         let (due, text) = pace.next();

@@ -7,10 +7,10 @@ mod control;
 mod seccomp;
 mod url;
 
-use crate::error::Fault;
-use crate::wire::{Order, Report};
-use client::Client;
-use control::Control;
+use crate::error::PullFault;
+use crate::wire::{PullRequest, PullResponse};
+use client::RegistryClient;
+use control::ParentSocket;
 use rustls::RootCertStore;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -20,7 +20,7 @@ use std::rc::Rc;
 use tokio::runtime::{Builder, Runtime};
 
 /// First argument of a program that is to run as a puller.
-pub const ARGUMENT: &str = "--as-puller";
+pub const PULLER_ARGUMENT: &str = "--as-puller";
 /// Environment variables that a puller inherits: locations of TLS authorities.
 pub const INHERITED_VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 
@@ -29,13 +29,13 @@ pub const INHERITED_VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 pub fn main() -> ExitCode {
     // SAFETY: descriptor 0 is open for as long as the process runs, and nothing else owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(0) };
-    let control = Rc::new(Control::new(UnixStream::from(socket)));
+    let control = Rc::new(ParentSocket::new(UnixStream::from(socket)));
     let prepared = prepare();
     let (runtime, roots) = match prepared {
         Ok(prepared) => prepared,
         Err(e) => {
-            let fault = Fault::Confinement(Fault::text(&e.to_string()));
-            let _ = control.report(&Report::Failed(fault));
+            let fault = PullFault::Confinement(PullFault::text(&e.to_string()));
+            let _ = control.report(&PullResponse::Failed(fault));
             return ExitCode::FAILURE;
         }
     };
@@ -66,16 +66,16 @@ fn authorities() -> RootCertStore {
 /// Runs a puller on a thread of another program, without confinement.
 #[cfg(feature = "testing")]
 pub(crate) fn serve_unconfined(socket: UnixStream) {
-    let control = Rc::new(Control::new(socket));
+    let control = Rc::new(ParentSocket::new(socket));
     if let Ok(runtime) = Builder::new_current_thread().enable_io().build() {
         let _ = serve(&runtime, &control, authorities());
     }
 }
 
 /// Serves requests until the parent closes the socket.
-fn serve(runtime: &Runtime, control: &Rc<Control>, roots: RootCertStore) -> io::Result<()> {
-    control.report(&Report::Ready)?;
-    let Order::Setup {
+fn serve(runtime: &Runtime, control: &Rc<ParentSocket>, roots: RootCertStore) -> io::Result<()> {
+    control.report(&PullResponse::Ready)?;
+    let PullRequest::Setup {
         registry,
         repository,
         plain_http,
@@ -84,31 +84,33 @@ fn serve(runtime: &Runtime, control: &Rc<Control>, roots: RootCertStore) -> io::
     else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    let client = Client::new(control.clone(), roots, plain_http, credentials);
+    let client = RegistryClient::new(control.clone(), roots, plain_http, credentials);
     let mut client = match client.and_then(|c| c.of(&registry, &repository)) {
         Ok(client) => client,
-        Err(fault) => return control.report(&Report::Failed(fault)),
+        Err(fault) => return control.report(&PullResponse::Failed(fault)),
     };
     loop {
         let (order, _) = control.order()?;
         let done = runtime.block_on(async {
             match &order {
-                Order::Manifest { reference, most } => {
+                PullRequest::Manifest { reference, most } => {
                     client.manifest(reference, *most).await?;
-                    Ok(Report::Done)
+                    Ok(PullResponse::Done)
                 }
-                Order::Blob {
+                PullRequest::Blob {
                     digest,
                     offset,
                     most,
                 } => {
                     client.blob(digest, *offset, *most).await?;
-                    Ok(Report::Done)
+                    Ok(PullResponse::Done)
                 }
-                Order::Has { digest, size } => client.has(digest, *size).await.map(Report::Has),
-                _ => Err(Fault::Refused("no such order".to_owned())),
+                PullRequest::Has { digest, size } => {
+                    client.has(digest, *size).await.map(PullResponse::Has)
+                }
+                _ => Err(PullFault::Refused("no such order".to_owned())),
             }
         });
-        control.report(&done.unwrap_or_else(Report::Failed))?;
+        control.report(&done.unwrap_or_else(PullResponse::Failed))?;
     }
 }

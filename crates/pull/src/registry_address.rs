@@ -5,12 +5,12 @@ use std::str::FromStr;
 
 /// A registry: `host` or `host:port`. Without a port: those of HTTPS and HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Destination {
+pub struct RegistryAddress {
     host: String,
     port: Option<u16>,
 }
 
-impl Destination {
+impl RegistryAddress {
     /// Tells if the destination is this host and port.
     pub fn is(&self, host: &str, port: u16) -> bool {
         let same_port = match self.port {
@@ -24,7 +24,7 @@ impl Destination {
     }
 }
 
-impl FromStr for Destination {
+impl FromStr for RegistryAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -52,7 +52,7 @@ impl FromStr for Destination {
     }
 }
 
-impl fmt::Display for Destination {
+impl fmt::Display for RegistryAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let host = &self.host;
         match (host.contains(':'), self.port) {
@@ -69,14 +69,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_registry_is_named_by_host_and_port_and_is_no_other() {
-        let named: Destination = "Localhost:5000".parse().unwrap();
+    fn a_registry_address_matches_its_host_and_port_only() {
+        let named: RegistryAddress = "Localhost:5000".parse().unwrap();
         assert!(named.is("localhost", 5000) && named.is("LOCALHOST", 5000));
         assert!(!named.is("localhost", 5001) && !named.is("127.0.0.1", 5000));
-        let usual: Destination = "r.example".parse().unwrap();
+        let usual: RegistryAddress = "r.example".parse().unwrap();
         assert!(usual.is("r.example", 443) && usual.is("r.example", 80));
         assert!(!usual.is("r.example", 5000));
-        let six: Destination = "[fd00::1]:5000".parse().unwrap();
+        let six: RegistryAddress = "[fd00::1]:5000".parse().unwrap();
         assert!(six.is("fd00::1", 5000) && six.is("[fd00::1]", 5000));
         assert_eq!(six.to_string(), "[fd00::1]:5000");
         for bad in [
@@ -89,7 +89,7 @@ mod tests {
             "[::1",
             "https://a",
         ] {
-            assert!(bad.parse::<Destination>().is_err(), "{bad}");
+            assert!(bad.parse::<RegistryAddress>().is_err(), "{bad}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::cancel::{Cancel, Interrupted};
 use crate::error::PullError;
-use crate::wire::{self, HEADER, KIND_DATA, KIND_JSON, Order, Report};
+use crate::wire::{self, HEADER_BYTES, KIND_DATA, KIND_JSON, PullRequest, PullResponse};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{ControlMessage, MsgFlags, recv, sendmsg};
@@ -16,11 +16,11 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Parent's end of the socket. Its input is not trusted.
 #[derive(Debug)]
-pub(crate) struct Link(UnixStream);
+pub(crate) struct PullerLink(UnixStream);
 
 /// Message of a puller.
-pub(crate) enum Message {
-    Report(Report),
+pub(crate) enum PullerMessage {
+    Response(PullResponse),
     Data(Vec<u8>),
 }
 
@@ -32,7 +32,7 @@ fn interrupted(late: &str) -> impl Fn(Interrupted) -> PullError {
     }
 }
 
-impl Link {
+impl PullerLink {
     pub fn new(socket: UnixStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         Ok(Self(socket))
@@ -46,7 +46,7 @@ impl Link {
     /// Sends a request, optionally with a descriptor.
     pub fn send(
         &self,
-        order: &Order,
+        order: &PullRequest,
         descriptor: Option<BorrowedFd<'_>>,
         cancel: &Cancel,
     ) -> Result<(), PullError> {
@@ -82,18 +82,18 @@ impl Link {
         &self,
         deadline: &(Instant, String),
         cancel: &Cancel,
-    ) -> Result<Message, PullError> {
-        let mut head = [0; HEADER];
+    ) -> Result<PullerMessage, PullError> {
+        let mut head = [0; HEADER_BYTES];
         self.fill(&mut head, deadline, cancel)?;
         let nonsense = || PullError::Died("it does not keep to the protocol".to_owned());
         let (kind, length) = wire::parse_header(head).ok_or_else(nonsense)?;
         let mut payload = vec![0; length];
         self.fill(&mut payload, deadline, cancel)?;
         match kind {
-            KIND_DATA => Ok(Message::Data(payload)),
+            KIND_DATA => Ok(PullerMessage::Data(payload)),
             KIND_JSON => {
                 let report = serde_json::from_slice(&payload).map_err(|_| nonsense())?;
-                Ok(Message::Report(report))
+                Ok(PullerMessage::Response(report))
             }
             _ => Err(nonsense()),
         }

@@ -15,16 +15,16 @@ const MAX_PATH: usize = 4095;
 const MAX_NAME: usize = 255;
 
 /// Never above, and never through a link.
-const CONFINED: ResolveFlags = ResolveFlags::BENEATH
+const RESOLVE_CONFINED: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS);
 
 /// Normalized path in the directory: components joined by `/`, none empty, `.` or `..`. Empty for
 /// the directory itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inside(Vec<u8>);
+pub struct EntryPath(Vec<u8>);
 
-impl Inside {
+impl EntryPath {
     /// Parses the name of an entry. Absolute names are relative to the directory, as in tar.
     pub fn of(path: &[u8]) -> Result<Self, ArchiveError> {
         let bad = |problem| Err(ArchiveError::entry(path, problem));
@@ -46,7 +46,7 @@ impl Inside {
 
     /// Replaces the first component.
     pub fn renamed(self, first: &[u8]) -> Self {
-        if self.is_place() {
+        if self.is_root() {
             return self;
         }
         let rest = self.0.iter().position(|b| *b == b'/');
@@ -60,13 +60,13 @@ impl Inside {
     }
 
     /// Tells if it is the directory itself.
-    pub fn is_place(&self) -> bool {
+    pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Tells if it is below `above`, at any depth.
     pub fn is_in(&self, above: &Self) -> bool {
-        above.is_place()
+        above.is_root()
             || self.0.len() > above.0.len()
                 && self.0.starts_with(&above.0)
                 && self.0[above.0.len()] == b'/'
@@ -82,7 +82,7 @@ impl Inside {
 }
 
 /// The target directory.
-pub struct Place<'a> {
+pub struct TargetDir<'a> {
     root: BorrowedFd<'a>,
     resolve: ResolveFlags,
     owner: Option<(u32, u32)>,
@@ -90,12 +90,12 @@ pub struct Place<'a> {
     last: Option<(Vec<u8>, OwnedFd)>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> TargetDir<'a> {
     /// Uses the open directory `root`. If `confined`, no symbolic links are followed. Directories
     /// without an entry belong to `owner`.
     pub fn new(root: BorrowedFd<'a>, confined: bool, owner: Option<(u32, u32)>) -> Self {
         let resolve = match confined {
-            true => CONFINED,
+            true => RESOLVE_CONFINED,
             false => ResolveFlags::NO_MAGICLINKS,
         };
         Self {
@@ -114,7 +114,7 @@ impl<'a> Place<'a> {
     /// Parent directory of `path`, and the name in it. Missing parents are created.
     pub fn parent<'p>(
         &mut self,
-        path: &'p Inside,
+        path: &'p EntryPath,
     ) -> Result<(BorrowedFd<'_>, &'p [u8]), ArchiveError> {
         let (parent, name) = path.split();
         let fd = match self.last.take() {
@@ -137,7 +137,7 @@ impl<'a> Place<'a> {
     }
 
     /// Existing parent directory of `path`, and the name in it.
-    pub fn existing<'p>(&self, path: &'p Inside) -> Result<(OwnedFd, &'p [u8]), Errno> {
+    pub fn existing<'p>(&self, path: &'p EntryPath) -> Result<(OwnedFd, &'p [u8]), Errno> {
         let (parent, name) = path.split();
         Ok((self.open(parent)?, name))
     }
