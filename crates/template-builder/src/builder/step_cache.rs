@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Last use of each step by a build. Earlier versions of this program ignore the table.
 pub(super) const STEPS_TABLE: &str = "
-    CREATE STEPS_TABLE IF NOT EXISTS steps (
+    CREATE TABLE IF NOT EXISTS steps (
         key TEXT PRIMARY KEY,
         used_ms INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;

@@ -98,7 +98,7 @@ fn succeeds(place: &Path, attempt: Attempt) -> bool {
 fn the_unpacker_fills_its_directory_and_does_nothing_else() {
     if !jail::is_on() {
         return skipped(
-            "layer::confined::tests::the_process_that_unpacks_*",
+            "layer::confined::tests::the_unpacker_fills_its_directory_and_does_nothing_else",
             "needs root",
         );
     }
@@ -123,7 +123,7 @@ fn the_unpacker_fills_its_directory_and_does_nothing_else() {
 fn marks_reported_by_the_unpacker_stay_in_its_directory() {
     if !jail::is_on() {
         return skipped(
-            "layer::confined::tests::marks_that_a_process_tells_*",
+            "layer::confined::tests::marks_reported_by_the_unpacker_stay_in_its_directory",
             "needs root",
         );
     }

@@ -5,14 +5,14 @@ use rusqlite::Connection;
 pub(super) const SCHEMA_VERSION: i64 = 2;
 /// Schema of version 1. New files are created from it and [`MIGRATIONS`], too.
 pub(super) const SCHEMA_V1: &str = "
-    CREATE STEPS_TABLE templates (
+    CREATE TABLE templates (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL UNIQUE,
         owner TEXT,
         public INTEGER NOT NULL DEFAULT 0,
         created_ms INTEGER NOT NULL
     ) STRICT;
-    CREATE STEPS_TABLE builds (
+    CREATE TABLE builds (
         id TEXT PRIMARY KEY,
         template TEXT NOT NULL REFERENCES templates (id) ON DELETE CASCADE,
         tags TEXT NOT NULL,
@@ -25,7 +25,7 @@ pub(super) const SCHEMA_V1: &str = "
         changed_ms INTEGER NOT NULL
     ) STRICT;
     CREATE INDEX builds_of ON builds (template, created_ms);
-    CREATE STEPS_TABLE lines (
+    CREATE TABLE lines (
         build TEXT NOT NULL REFERENCES builds (id) ON DELETE CASCADE,
         number INTEGER NOT NULL,
         at_ms INTEGER NOT NULL,
@@ -38,7 +38,7 @@ pub(super) const SCHEMA_V1: &str = "
 /// Schema changes; the first one makes version 2 of version 1. Foreign keys are off meanwhile: to
 /// replace a table would delete the rows that refer to it.
 const MIGRATIONS: &[&str] = &["
-    CREATE STEPS_TABLE templates_2 (
+    CREATE TABLE templates_2 (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL,
         owner TEXT,
@@ -46,12 +46,12 @@ const MIGRATIONS: &[&str] = &["
         created_ms INTEGER NOT NULL
     ) STRICT;
     INSERT INTO templates_2 SELECT id, name, owner, public, created_ms FROM templates ORDER BY rowid;
-    DROP STEPS_TABLE templates;
-    ALTER STEPS_TABLE templates_2 RENAME TO templates;
+    DROP TABLE templates;
+    ALTER TABLE templates_2 RENAME TO templates;
     CREATE UNIQUE INDEX templates_by_name ON templates (ifnull(owner, ''), name);
-    ALTER STEPS_TABLE builds ADD COLUMN caller TEXT;
+    ALTER TABLE builds ADD COLUMN caller TEXT;
     CREATE INDEX builds_by_status ON builds (status, created_ms);
-    CREATE STEPS_TABLE migrations (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
+    CREATE TABLE migrations (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 "];
 
 /// Migrates the schema from version `found`; 0: a new file.
