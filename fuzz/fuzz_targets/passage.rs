@@ -2,8 +2,8 @@
 //! What guests and clients put into headers stays what it is allowed to be.
 
 use http::HeaderValue;
-use jiffy_gateway::private_path::is_host_only;
-use jiffy_gateway::set_cookie::{confined, location, named, without_own};
+use jiffy_gateway::host_only_path::is_host_only;
+use jiffy_gateway::set_cookie::{confined, prefixed_location, values_of, without_reserved};
 use libfuzzer_sys::fuzz_target;
 
 const PREFIX: &str = "/sandboxes/abc/proxy/80";
@@ -35,10 +35,10 @@ fuzz_target!(|data: &[u8]| {
         let name = cookie.as_bytes().get(..6).unwrap_or_default();
         assert!(!name.eq_ignore_ascii_case(b"jiffy_"));
     }
-    if let Some(cookies) = without_own([&value].into_iter()) {
-        assert_eq!(named([&cookies].into_iter(), "jiffy_link_80").count(), 0);
+    if let Some(cookies) = without_reserved([&value].into_iter()) {
+        assert_eq!(values_of([&cookies].into_iter(), "jiffy_link_80").count(), 0);
     }
-    if let Some(location) = location(&value, PREFIX, "localhost:3000") {
+    if let Some(location) = prefixed_location(&value, PREFIX, "localhost:3000") {
         assert!(location.to_str().unwrap().contains(PREFIX));
     }
 });

@@ -3,8 +3,8 @@
 
 use http::Request;
 use jiffy_gateway::host_name::is_id;
-use jiffy_gateway::private_path::is_host_only;
-use jiffy_gateway::{Config, How, Route, Signer, route};
+use jiffy_gateway::host_only_path::is_host_only;
+use jiffy_gateway::{Addressing, GatewayConfig, LinkSigner, Route, route};
 use libfuzzer_sys::fuzz_target;
 
 /// Whether a host, perhaps with a port, is one the configuration names; written another way than in the crate.
@@ -37,10 +37,10 @@ fuzz_target!(|data: &[u8]| {
         return;
     };
     let (parts, ()) = request.into_parts();
-    let config = Config {
+    let config = GatewayConfig {
         domains: vec!["d.example".to_owned()],
         allowed_hosts: vec!["front".to_owned()],
-        ..Config::default()
+        ..GatewayConfig::default()
     };
     let host = parts
         .uri
@@ -54,21 +54,21 @@ fuzz_target!(|data: &[u8]| {
         Route::Sandbox(target) => {
             assert!(is_id(&target.id) && target.port != 0);
             let host = host.unwrap().to_lowercase();
-            match &target.how {
-                How::Headers => {
+            match &target.addressing {
+                Addressing::Headers => {
                     assert_eq!(parts.headers.get_all("e2b-sandbox-id").iter().count(), 1);
                     assert_eq!(parts.headers["e2b-sandbox-id"], target.id);
                     assert_eq!(parts.headers["e2b-sandbox-port"], target.port.to_string());
                 }
-                How::Host(link) => {
+                Addressing::Host(link) => {
                     assert!(host.starts_with(&format!("{}-{}", target.port, target.id)));
                     if let Some((expires, signature)) = link {
-                        let signer = Signer::new(&[1; 32]);
+                        let signer = LinkSigner::new(&[1; 32]);
                         let (id, port) = (&target.id, target.port);
                         assert!(!signer.opens_label(id, port, expires, signature, 1));
                     }
                 }
-                How::Path(prefix) => {
+                Addressing::Path(prefix) => {
                     let whole = parts.uri.path_and_query().unwrap().as_str();
                     assert!(whole.starts_with(prefix.as_str()));
                     assert!(whole.ends_with(target.path.as_str().trim_start_matches('/')));

@@ -1,65 +1,69 @@
-//! How many connections clients may have open.
+//! Bounds on the number of connections that clients may have open.
 
-use crate::config::Limits;
-use crate::counters::{Counters, add, remove};
+use crate::config::GatewayLimits;
+use crate::counters::{GatewayCounters, add, remove};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
-/// Counts connections, altogether and per client.
+/// Counts connections, total and per client.
 #[derive(Debug)]
-pub struct Admission {
-    most: Most,
-    most_unknown: Most,
-    state: Mutex<State>,
-    counters: Arc<Counters>,
+pub struct ConnectionAdmission {
+    limits: ConnectionLimits,
+    unknown_limits: ConnectionLimits,
+    state: Mutex<AdmissionState>,
+    counters: Arc<GatewayCounters>,
 }
 
 /// Bounds on one kind of connections.
 #[derive(Debug, Clone, Copy)]
-struct Most {
-    altogether: usize,
+struct ConnectionLimits {
+    total: usize,
     per_client: usize,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct AdmissionState {
     /// All that are open.
-    open: Count,
-    /// Those whose client is not known.
-    unknown: Count,
+    open: ConnectionCount,
+    /// Those of unknown clients.
+    unknown: ConnectionCount,
 }
 
 /// Connections of one kind.
 #[derive(Debug, Default)]
-struct Count {
-    altogether: usize,
+struct ConnectionCount {
+    total: usize,
     clients: HashMap<IpAddr, usize>,
 }
 
-impl Count {
-    fn check(&self, client: Option<IpAddr>, most: Most) -> Result<(), Full> {
-        if self.altogether >= most.altogether {
-            return Err(Full::Altogether);
+impl ConnectionCount {
+    fn check(
+        &self,
+        client: Option<IpAddr>,
+        limits: ConnectionLimits,
+    ) -> Result<(), ConnectionLimitError> {
+        if self.total >= limits.total {
+            return Err(ConnectionLimitError::Total);
         }
         let of_client = client.and_then(|client| self.clients.get(&client));
-        if of_client.is_some_and(|count| *count >= most.per_client) {
-            return Err(Full::Client);
+        if of_client.is_some_and(|count| *count >= limits.per_client) {
+            return Err(ConnectionLimitError::PerClient);
         }
         Ok(())
     }
 
     fn add(&mut self, client: Option<IpAddr>) {
-        self.altogether += 1;
+        self.total += 1;
         if let Some(client) = client {
             *self.clients.entry(client).or_default() += 1;
         }
     }
 
     fn remove(&mut self, client: Option<IpAddr>) {
-        self.altogether -= 1;
+        self.total -= 1;
         if let Some(client) = client
             && let Some(count) = self.clients.get_mut(&client)
         {
@@ -73,48 +77,48 @@ impl Count {
 
 /// Why a connection is turned away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum Full {
+pub enum ConnectionLimitError {
     /// All together have too many.
     #[error("Too many connections are open: try again later")]
-    Altogether,
+    Total,
     /// This client has too many.
     #[error("Too many connections from this address are open: close some, or use them again")]
-    Client,
+    PerClient,
 }
 
 /// A connection that counts as open until this is dropped.
 #[derive(Debug)]
-pub struct Permit {
-    admission: Arc<Admission>,
+pub struct ConnectionPermit {
+    admission: Arc<ConnectionAdmission>,
     /// None: this client is not counted.
     client: Option<IpAddr>,
-    /// Whether its client is known.
+    /// The client showed a key or reached a sandbox.
     known: AtomicBool,
 }
 
-impl Permit {
-    /// Counts the connection among those whose clients are known from now on.
-    pub(crate) fn is_known(&self) {
+impl ConnectionPermit {
+    /// Moves the connection from the unknown ones to the known ones. Idempotent.
+    pub(crate) fn mark_known(&self) {
         if !self.known.swap(true, Ordering::AcqRel) {
             self.admission.state().unknown.remove(self.client);
         }
     }
 
-    /// Whether its client is known.
-    pub(crate) fn known(&self) -> bool {
+    /// Returns true if the client showed a key or reached a sandbox.
+    pub(crate) fn is_known(&self) -> bool {
         self.known.load(Ordering::Acquire)
     }
 }
 
-impl Admission {
-    pub(crate) fn new(limits: &Limits, counters: Arc<Counters>) -> Self {
+impl ConnectionAdmission {
+    pub(crate) fn new(limits: &GatewayLimits, counters: Arc<GatewayCounters>) -> Self {
         Self {
-            most: Most {
-                altogether: limits.connections,
+            limits: ConnectionLimits {
+                total: limits.connections,
                 per_client: limits.connections_per_client,
             },
-            most_unknown: Most {
-                altogether: limits.unknown_connections,
+            unknown_limits: ConnectionLimits {
+                total: limits.unknown_connections,
                 per_client: limits.unknown_connections_per_client,
             },
             state: Mutex::default(),
@@ -122,24 +126,24 @@ impl Admission {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AdmissionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts one more connection, of a client that is not known yet.
     ///
     /// # Errors
-    /// [`Full`] if there are too many.
-    pub fn enter(self: &Arc<Self>, ip: IpAddr) -> Result<Permit, Full> {
+    /// [`ConnectionLimitError`] if there are too many.
+    pub fn enter(self: &Arc<Self>, ip: IpAddr) -> Result<ConnectionPermit, ConnectionLimitError> {
         let client = client(ip);
         let mut state = self.state();
-        state.open.check(client, self.most)?;
-        state.unknown.check(client, self.most_unknown)?;
+        state.open.check(client, self.limits)?;
+        state.unknown.check(client, self.unknown_limits)?;
         state.open.add(client);
         state.unknown.add(client);
         add(&self.counters.connections_open, 1);
         add(&self.counters.connections, 1);
-        Ok(Permit {
+        Ok(ConnectionPermit {
             admission: Arc::clone(self),
             client,
             known: AtomicBool::new(false),
@@ -147,18 +151,19 @@ impl Admission {
     }
 }
 
-impl Drop for Permit {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut state = self.admission.state();
         state.open.remove(self.client);
-        if !self.known() {
+        if !self.is_known() {
             state.unknown.remove(self.client);
         }
         remove(&self.admission.counters.connections_open);
     }
 }
 
-/// Whom an address stands for; none for loopback, which all local programs share. A network of IPv6 is one client: each has 2^64 addresses.
+/// Address under which a client is counted: the /64 network for IPv6 (each has 2^64 addresses);
+/// none for loopback, which all local programs share.
 fn client(ip: IpAddr) -> Option<IpAddr> {
     match ip.to_canonical() {
         ip if ip.is_loopback() => None,
@@ -171,27 +176,33 @@ fn client(ip: IpAddr) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    fn admission() -> Arc<Admission> {
-        let limits = Limits {
+    fn admission() -> Arc<ConnectionAdmission> {
+        let limits = GatewayLimits {
             connections: 5,
             connections_per_client: 2,
-            ..Limits::default()
+            ..GatewayLimits::default()
         };
-        Arc::new(Admission::new(&limits, Arc::default()))
+        Arc::new(ConnectionAdmission::new(&limits, Arc::default()))
     }
 
     #[test]
-    fn a_client_has_its_share_and_all_together_theirs() {
+    fn connections_are_bounded_per_client_and_in_total() {
         let admission = admission();
         let enter = |ip: &str| admission.enter(ip.parse().unwrap());
         let first = enter("192.0.2.1").unwrap();
         let second = enter("::ffff:192.0.2.1").unwrap();
-        assert_eq!(enter("192.0.2.1").unwrap_err(), Full::Client);
+        assert_eq!(
+            enter("192.0.2.1").unwrap_err(),
+            ConnectionLimitError::PerClient
+        );
         let other = enter("2001:db8::1").unwrap();
         let same_network = enter("2001:db8::2").unwrap();
-        assert_eq!(enter("2001:db8::3").unwrap_err(), Full::Client);
+        assert_eq!(
+            enter("2001:db8::3").unwrap_err(),
+            ConnectionLimitError::PerClient
+        );
         let local = enter("127.0.0.1").unwrap();
-        assert_eq!(enter("127.0.0.1").unwrap_err(), Full::Altogether);
+        assert_eq!(enter("127.0.0.1").unwrap_err(), ConnectionLimitError::Total);
         drop(first);
         let third = enter("192.0.2.1").unwrap();
         assert_eq!(admission.counters.totals().connections_open, 5);
@@ -202,32 +213,35 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_known_makes_room_for_those_that_are_not() {
-        let limits = Limits {
+    fn a_known_client_frees_a_place_for_an_unknown_one() {
+        let limits = GatewayLimits {
             unknown_connections: 3,
             unknown_connections_per_client: 2,
-            ..Limits::default()
+            ..GatewayLimits::default()
         };
-        let admission = Arc::new(Admission::new(&limits, Arc::default()));
+        let admission = Arc::new(ConnectionAdmission::new(&limits, Arc::default()));
         let enter = |ip: &str| admission.enter(ip.parse().unwrap());
         let (first, second) = (enter("192.0.2.1").unwrap(), enter("192.0.2.1").unwrap());
-        assert_eq!(enter("192.0.2.1").unwrap_err(), Full::Client);
+        assert_eq!(
+            enter("192.0.2.1").unwrap_err(),
+            ConnectionLimitError::PerClient
+        );
         let other = enter("192.0.2.2").unwrap();
-        assert_eq!(enter("127.0.0.1").unwrap_err(), Full::Altogether);
-        first.is_known();
-        first.is_known();
+        assert_eq!(enter("127.0.0.1").unwrap_err(), ConnectionLimitError::Total);
+        first.mark_known();
+        first.mark_known();
         let third = enter("192.0.2.1").unwrap();
-        assert_eq!(enter("192.0.2.3").unwrap_err(), Full::Altogether);
+        assert_eq!(enter("192.0.2.3").unwrap_err(), ConnectionLimitError::Total);
         drop(first);
-        assert_eq!(enter("192.0.2.3").unwrap_err(), Full::Altogether);
+        assert_eq!(enter("192.0.2.3").unwrap_err(), ConnectionLimitError::Total);
         drop((second, third, other));
         let state = admission.state();
-        assert_eq!((state.open.altogether, state.unknown.altogether), (0, 0));
+        assert_eq!((state.open.total, state.unknown.total), (0, 0));
         assert!(state.unknown.clients.is_empty());
     }
 
     #[test]
-    fn local_programs_are_bounded_only_altogether() {
+    fn local_programs_are_bounded_only_in_total() {
         let admission = admission();
         let permits: Vec<_> = (0..5)
             .map(|_| admission.enter("::1".parse().unwrap()).unwrap())

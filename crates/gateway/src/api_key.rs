@@ -18,10 +18,10 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// Removes every value that holds a key, whatever the header: a guest must not learn what its
-/// visitors may do here. Revoked keys and those of other hosts have the same shape and go, too.
-/// Other credentials are the guest's application's, and stay. Cookies stay: clients keep no key
-/// there, and one damaged cookie would take all others with it.
+/// Removes every header value that holds a key: a guest must not learn the permissions of its
+/// visitors. Revoked keys and those of other hosts have the same shape and are removed, too. Other
+/// credentials are the guest's application's, and stay. Cookies stay: clients keep no key there,
+/// and one damaged cookie would take all others with it.
 pub(crate) fn strip(headers: &mut HeaderMap) {
     let found = headers.iter().any(|(name, value)| is_key_in(name, value));
     if !found {
@@ -42,7 +42,7 @@ fn is_key_in(name: &HeaderName, value: &HeaderValue) -> bool {
     name != COOKIE && (holds_key(value.as_bytes()) || basic_holds_key(value.as_bytes()))
 }
 
-/// Whether the credentials of a Basic `Authorization` hold a key, as user or as password.
+/// Returns true if the credentials of a Basic `Authorization` hold a key, as user or as password.
 fn basic_holds_key(value: &[u8]) -> bool {
     let Some((scheme, rest)) = value.split_at_checked(6) else {
         return false;
@@ -55,7 +55,7 @@ fn basic_holds_key(value: &[u8]) -> bool {
         .is_ok_and(|decoded| holds_key(&decoded))
 }
 
-/// Whether a key stands somewhere in `text`, as a word.
+/// Returns true if `text` contains a key as a word.
 fn holds_key(text: &[u8]) -> bool {
     let length = PREFIX.len() + DIGITS;
     let word = |b: &u8| b.is_ascii_alphanumeric() || *b == b'_';
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_never_passes_wherever_it_stands() {
+    fn a_key_never_passes_in_any_header() {
         let basic = |text: &str| format!("Basic {}", BASE_64.encode(text));
         let unpadded = |text: &str| basic(text).trim_end_matches('=').to_owned();
         for value in [

@@ -1,7 +1,7 @@
-//! A certificate for those who have none: made by an authority of its own, whose key is thrown away at once, so that nobody who reads the
-//! files can make another that its users would trust.
+//! Generated certificates. The authority that signs one exists for that one signature: its key is
+//! never stored, so a reader of the files cannot make another certificate that clients would trust.
 
-use crate::tls::TlsError;
+use crate::tls_error::TlsError;
 use rcgen::{
     BasicConstraints, CertificateParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose,
     GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose, NameConstraints,
@@ -14,16 +14,16 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How long one is good: the most that common clients accept.
-const LIFE: Duration = Duration::from_secs(820 * 86_400);
-/// How long before its end it is made anew.
-const RENEWAL: Duration = Duration::from_secs(30 * 86_400);
-/// How far clients' clocks may be behind.
-const SLACK: Duration = Duration::from_secs(86_400);
+/// Validity of a certificate: the longest that common clients accept.
+const LIFETIME: Duration = Duration::from_secs(820 * 86_400);
+/// Time before expiry at which a certificate is renewed.
+const RENEWAL_MARGIN: Duration = Duration::from_secs(30 * 86_400);
+/// Tolerated lag of clients' clocks.
+const CLOCK_SKEW: Duration = Duration::from_secs(86_400);
 
 /// Files of a generated certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Paths {
+pub struct CertificatePaths {
     /// The certificate.
     pub certificate: PathBuf,
     /// Its private key, mode 0600.
@@ -32,20 +32,21 @@ pub struct Paths {
     pub authority: PathBuf,
 }
 
-/// What was made, to know when to make it anew.
+/// Names and expiry of the stored certificate; decides about its renewal.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct About {
+struct CertificateInfo {
     names: Vec<String>,
     /// Seconds since the epoch.
     expires: u64,
 }
 
-/// Makes a certificate in `directory` unless there is one for these domains that is good for a while.
+/// Generates a certificate in `directory`, unless one for these domains is there that expires no
+/// sooner than in 30 days.
 ///
 /// # Errors
-/// [`TlsError`] if it cannot be made or kept.
-pub fn ensure(directory: &Path, domains: &[String]) -> Result<Paths, TlsError> {
-    let paths = Paths {
+/// [`TlsError`] if it cannot be generated or stored.
+pub fn ensure(directory: &Path, domains: &[String]) -> Result<CertificatePaths, TlsError> {
+    let paths = CertificatePaths {
         certificate: directory.join("certificate.pem"),
         key: directory.join("key.pem"),
         authority: directory.join("authority.pem"),
@@ -56,42 +57,42 @@ pub fn ensure(directory: &Path, domains: &[String]) -> Result<Paths, TlsError> {
     let there = [&paths.certificate, &paths.key, &paths.authority]
         .into_iter()
         .all(|path| path.is_file());
-    let about: Option<About> = fs::read(&about_path)
+    let about: Option<CertificateInfo> = fs::read(&about_path)
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok());
     if there
         && let Some(about) = about
         && about.names == names
-        && seconds(now + RENEWAL) < about.expires
+        && seconds(now + RENEWAL_MARGIN) < about.expires
     {
         return Ok(paths);
     }
-    let made = make(&names, domains, now).map_err(|source| TlsError::Generate {
+    let generated = generate(&names, domains, now).map_err(|source| TlsError::Generate {
         names: names.join(", "),
         source,
     })?;
-    let about = About {
+    let about = CertificateInfo {
         names,
-        expires: seconds(now + LIFE),
+        expires: seconds(now + LIFETIME),
     };
     let about = serde_json::to_vec(&about).unwrap_or_default();
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(directory)
-        .map_err(|source| TlsError::Keep {
+        .map_err(|source| TlsError::Store {
             path: directory.to_owned(),
             source,
         })?;
-    // The description last and gone first: without it the rest is made anew.
+    // The description is removed first and written last: without it everything is generated again.
     let _ = fs::remove_file(&about_path);
     for (path, bytes) in [
-        (&paths.key, made.key.as_bytes()),
-        (&paths.certificate, made.certificate.as_bytes()),
-        (&paths.authority, made.authority.as_bytes()),
+        (&paths.key, generated.key.as_bytes()),
+        (&paths.certificate, generated.certificate.as_bytes()),
+        (&paths.authority, generated.authority.as_bytes()),
         (&about_path, &about[..]),
     ] {
-        keep(path, bytes).map_err(|source| TlsError::Keep {
+        write_file(path, bytes).map_err(|source| TlsError::Store {
             path: path.clone(),
             source,
         })?;
@@ -105,7 +106,7 @@ fn seconds(time: SystemTime) -> u64 {
 }
 
 /// A file appears whole or not at all, and was never readable by others.
-fn keep(path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let draft = path.with_extension("new");
     match fs::remove_file(&draft) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -125,7 +126,8 @@ fn names(domains: &[String]) -> Vec<String> {
     let mut names = vec!["localhost".to_owned()];
     for domain in domains {
         names.push(domain.clone());
-        // Clients refuse a wildcard right below a top-level name, and some then the whole certificate: `*.localhost` cannot be had.
+        // Clients refuse a wildcard right below a top-level name, and some then the whole
+        // certificate: there is no `*.localhost`.
         if domain.contains('.') {
             names.push(format!("*.{domain}"));
         }
@@ -135,18 +137,22 @@ fn names(domains: &[String]) -> Vec<String> {
     names
 }
 
-struct Made {
+struct GeneratedPem {
     key: String,
     certificate: String,
     authority: String,
 }
 
-fn make(names: &[String], domains: &[String], now: SystemTime) -> Result<Made, rcgen::Error> {
+fn generate(
+    names: &[String],
+    domains: &[String],
+    now: SystemTime,
+) -> Result<GeneratedPem, rcgen::Error> {
     let authority_key = KeyPair::generate()?;
     let mut authority = params(Vec::new(), "Jiffy local authority", now)?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    // Whoever trusts it, trusts it for these names only.
+    // Trust in the authority extends to these names only.
     let mut permitted = vec![
         GeneralSubtree::DnsName("localhost".to_owned()),
         GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(
@@ -172,7 +178,7 @@ fn make(names: &[String], domains: &[String], now: SystemTime) -> Result<Made, r
     leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     leaf.use_authority_key_identifier_extension = true;
     let certificate = leaf.signed_by(&key, &issuer)?;
-    Ok(Made {
+    Ok(GeneratedPem {
         key: key.serialize_pem(),
         certificate: certificate.pem(),
         authority: authority_certificate.pem(),
@@ -189,8 +195,8 @@ fn params(
     params
         .distinguished_name
         .push(DnType::CommonName, title.to_owned());
-    params.not_before = (now - SLACK).into();
-    params.not_after = (now + LIFE).into();
+    params.not_before = (now - CLOCK_SKEW).into();
+    params.not_after = (now + LIFETIME).into();
     Ok(params)
 }
 
@@ -200,7 +206,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn it_is_made_once_and_anew_for_other_names_or_when_damaged() {
+    fn a_certificate_is_renewed_for_other_names_or_when_damaged() {
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().join("tls");
         let ensured = |domains: &[&str]| {
@@ -216,9 +222,9 @@ mod tests {
         assert_ne!(third, second);
         fs::remove_file(directory.join("key.pem")).unwrap();
         assert_ne!(ensured(&["other.example"]), third);
-        let about = About {
+        let about = CertificateInfo {
             names: names(&["other.example".to_owned()]),
-            expires: seconds(SystemTime::now() + RENEWAL),
+            expires: seconds(SystemTime::now() + RENEWAL_MARGIN),
         };
         let fourth = ensured(&["other.example"]);
         fs::write(
@@ -230,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_can_read_the_key_and_the_authoritys_is_nowhere() {
+    fn the_key_is_private_and_the_authoritys_key_is_not_stored() {
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().join("tls");
         let paths = ensure(&directory, &[]).unwrap();

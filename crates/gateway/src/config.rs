@@ -1,46 +1,50 @@
-//! What the gateway is told when it starts.
+//! Configuration of a gateway.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 /// Names the gateway answers to, and its limits.
 #[derive(Debug, Clone)]
-pub struct Config {
-    /// Domains under which sandboxes have host names, lower case, without port: `sandbox.example.com`.
+pub struct GatewayConfig {
+    /// Domains under which sandboxes have host names, lower case, without port:
+    /// `sandbox.example.com`.
     pub domains: Vec<String>,
     /// Further host names under which clients may come, such as that of a proxy in front.
     pub allowed_hosts: Vec<String>,
-    /// Proxies in front whose `X-Forwarded-For` is continued; everybody else's is replaced.
+    /// Proxies in front whose `X-Forwarded-For` is continued; that of other clients is replaced.
     pub trusted_proxies: Vec<IpAddr>,
-    /// Gives pages reached by path an origin of their own (`Content-Security-Policy: sandbox`). They share host and port with the control
-    /// plane: without this a page of a guest can call it in its visitor's name. Pages reached by host name have their own origin anyway.
+    /// Gives pages reached by path an origin of their own (`Content-Security-Policy: sandbox`).
+    /// They share host and port with the control plane: without this a page of a guest can call it
+    /// in its visitor's name. Pages reached by host name have their own origin anyway.
     pub isolate_paths: bool,
-    /// Bounds on what clients may take.
-    pub limits: Limits,
+    /// Bounds on connections and requests.
+    pub limits: GatewayLimits,
 }
 
-impl Default for Config {
+impl Default for GatewayConfig {
     fn default() -> Self {
         Self {
             domains: Vec::new(),
             allowed_hosts: Vec::new(),
             trusted_proxies: Vec::new(),
             isolate_paths: true,
-            limits: Limits::default(),
+            limits: GatewayLimits::default(),
         }
     }
 }
 
-/// Bounds on what clients may take.
+/// Bounds on connections and requests.
 #[derive(Debug, Clone)]
-pub struct Limits {
-    /// Connections at once, from everybody.
+pub struct GatewayLimits {
+    /// Connections at once, all clients together.
     pub connections: usize,
-    /// Connections at once from one address (IPv6: one /64). Loopback addresses are not counted: all local programs and proxies share them.
+    /// Connections at once from one address (IPv6: one /64). Loopback addresses are not counted:
+    /// all local programs and proxies share them.
     pub connections_per_client: usize,
-    /// Connections at once, from everybody, on which neither a key was shown nor a sandbox reached yet.
+    /// Connections at once, all clients together, on which neither a key was shown nor a sandbox
+    /// reached yet.
     pub unknown_connections: usize,
-    /// The same from one address, counted as above.
+    /// Such connections from one address, counted as in `connections_per_client`.
     pub unknown_connections_per_client: usize,
     /// Requests to sandboxes under way at once.
     pub exchanges: usize,
@@ -52,13 +56,15 @@ pub struct Limits {
     pub headers: usize,
     /// Bytes of the head of one request or answer.
     pub head_bytes: usize,
-    /// Time for a request's head to arrive once it has begun, and for the first one after connecting.
+    /// Time for a request's head to arrive once it has begun, and for the first one after
+    /// connecting.
     pub head: Duration,
     /// Time for a TLS handshake.
     pub handshake: Duration,
-    /// Time a connection may stay open with nothing under way. Longer than clients keep theirs (300 s), so that no request crosses a close.
+    /// Time a connection may stay open with nothing in flight. Longer than clients keep theirs (300
+    /// s), so that no request crosses a close.
     pub idle: Duration,
-    /// The same for a connection on which neither a key was shown nor a sandbox reached yet.
+    /// Same, for a connection on which neither a key was shown nor a sandbox reached yet.
     pub idle_unknown: Duration,
     /// Time for opening a connection into a sandbox, waking it included.
     pub open: Duration,
@@ -68,7 +74,7 @@ pub struct Limits {
     pub drain: Duration,
 }
 
-impl Default for Limits {
+impl Default for GatewayLimits {
     fn default() -> Self {
         Self {
             connections: 20_000,

@@ -1,295 +1,76 @@
-//! One client's connection: HTTP/1.1 or HTTP/2, watched so that it is not held open by saying nothing.
+//! One client's connection: HTTP/1.1 or HTTP/2, with time limits on silence.
 
-use crate::admission::Permit;
-use crate::body::{Body, FromClient, Holding, Unread};
-use crate::config::Limits;
+use crate::activity::{ConnectionActivity, InFlightRequest};
+use crate::admission::ConnectionPermit;
+use crate::body::Body;
+use crate::config::GatewayLimits;
+use crate::control_plane::ControlPlane;
 use crate::counters::add;
-use crate::first::First;
-use crate::gateway::{ControlPlane, Gateway, Peer};
-use crate::listener::Tasks;
+use crate::first_bytes::FirstBytes;
+use crate::gateway::Gateway;
+use crate::peer::Peer;
+use crate::request_body::{ClientRequestBody, UnreadBody};
+use crate::response_body::GuardedBody;
 use crate::sandboxes::Sandboxes;
+use crate::tasks::ConnectionTasks;
+use crate::watched_stream::WatchedStream;
 use http_body_util::BodyExt;
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{CONNECTION, EXPECT, HeaderValue};
 use hyper::service::Service;
-use hyper::{Method, Request, Response, StatusCode, Version};
+use hyper::{Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker, ready};
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, sleep_until, timeout};
 
 /// Bytes a client may send ahead on one HTTP/2 stream, and on a connection.
-const WINDOW: u32 = 256 * 1024;
-const CONNECTION_WINDOW: u32 = 1024 * 1024;
-/// Bytes held for one HTTP/2 stream whose client reads slowly.
-const SEND_BUFFER: usize = 128 * 1024;
-/// How often an HTTP/2 client is asked whether it is there, and how long it has for the answer.
-const PING: Duration = Duration::from_secs(30);
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
+/// Bytes buffered for one HTTP/2 stream whose client reads slowly.
+const SEND_BUFFER_BYTES: usize = 128 * 1024;
+/// Interval of HTTP/2 pings, and time for the answer to one.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How long and for how many bytes a client is heard out that is still sending when it has its answer.
-const HEAR_OUT: Duration = Duration::from_secs(5);
-const HEAR_OUT_BYTES: usize = 64 << 20;
-
-/// What happens on a connection.
-#[derive(Debug)]
-struct Activity {
-    state: Mutex<State>,
-    permit: Permit,
-}
-
-#[derive(Debug)]
-struct State {
-    /// Requests whose answers are not complete.
-    underway: usize,
-    /// HTTP/2 has frames that belong to no request: there, bytes do not mean that a head has begun.
-    http2: bool,
-    /// The last request came with a body, whose rest may still be coming when we close.
-    body: bool,
-    /// The gateway ends, and hears nobody out.
-    leaving: bool,
-    /// A client that sends nothing any more still gets the answer that is under way. Otherwise it is taken for one that has gone.
-    patient: bool,
-    /// Who is to hear then that it sends nothing any more.
-    ended: Option<Waker>,
-    /// Since when nothing is under way.
-    quiet: Instant,
-    /// Since when the head of a request is arriving.
-    head: Option<Instant>,
-}
-
-impl State {
-    fn no_patience(&mut self) {
-        self.patient = false;
-        if let Some(waker) = self.ended.take() {
-            waker.wake();
-        }
-    }
-}
-
-impl Activity {
-    /// A connection begins as if a head had begun: whoever connects is to say what for.
-    fn new(began: Instant, permit: Permit) -> Self {
-        let state = Mutex::new(State {
-            underway: 0,
-            http2: false,
-            body: false,
-            leaving: false,
-            patient: false,
-            ended: None,
-            quiet: began,
-            head: Some(began),
-        });
-        Self { state, permit }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn heard(&self) {
-        let mut state = self.state();
-        if state.underway == 0 && !state.http2 && state.head.is_none() {
-            state.head = Some(Instant::now());
-        }
-    }
-
-    /// Whether the client may still be sending what belongs to a request that was answered already.
-    fn may_have_more(&self) -> bool {
-        let state = self.state();
-        !state.leaving && (state.body || state.head.is_some())
-    }
-
-    /// When it is closed if nothing else happens.
-    fn deadline(&self, limits: &Limits) -> Option<Instant> {
-        let state = self.state();
-        match state.head {
-            _ if state.underway > 0 => None,
-            Some(since) => since.checked_add(limits.head),
-            None if self.permit.known() => state.quiet.checked_add(limits.idle),
-            None => state.quiet.checked_add(limits.idle_unknown),
-        }
-    }
-}
-
-/// A request that is under way until this is dropped.
-pub(crate) struct Turn(Arc<Activity>);
-
-impl Turn {
-    fn begin(activity: &Arc<Activity>, request: &Request<Incoming>) -> Self {
-        let mut state = activity.state();
-        state.underway += 1;
-        state.head = None;
-        state.http2 = request.version() == Version::HTTP_2;
-        state.body = !state.http2 && !request.body().is_end_stream();
-        // What is only asked for is soon told, unless a guest is asked.
-        let asks = matches!(*request.method(), Method::GET | Method::HEAD);
-        state.patient = !state.http2 && !state.body && asks;
-        drop(state);
-        Self(Arc::clone(activity))
-    }
-
-    /// The answer may take any time: nobody waits for it who sends nothing any more.
-    pub(crate) fn takes_long(&self) {
-        self.0.state().no_patience();
-    }
-
-    /// The client showed a key, or reached a sandbox.
-    pub(crate) fn is_known(&self) {
-        self.0.permit.is_known();
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let mut state = self.0.state();
-        state.underway -= 1;
-        state.quiet = Instant::now();
-        state.no_patience();
-    }
-}
-
-/// The stream below, telling when bytes arrive. It stays with the connection through an upgrade, and so does the permit.
-struct Watched<T> {
-    inner: T,
-    /// Read before anything was made for the connection.
-    first: First,
-    activity: Arc<Activity>,
-    hearing_out: Option<HearingOut>,
-}
-
-/// Reading what nobody wants: a close with bytes unread would reset the connection and take the answer with it.
-struct HearingOut {
-    limit: Pin<Box<Sleep>>,
-    left: usize,
-}
-
-impl HearingOut {
-    fn new() -> Self {
-        Self {
-            limit: Box::pin(sleep(HEAR_OUT)),
-            left: HEAR_OUT_BYTES,
-        }
-    }
-
-    /// Ready when the client has said all, or enough.
-    fn poll<T: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, stream: &mut T) -> Poll<()> {
-        let mut space = [MaybeUninit::uninit(); 16 * 1024];
-        while self.left > 0 && self.limit.as_mut().poll(cx).is_pending() {
-            let mut buffer = ReadBuf::uninit(&mut space);
-            match ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer)) {
-                Ok(()) if !buffer.filled().is_empty() => {
-                    self.left = self.left.saturating_sub(buffer.filled().len());
-                }
-                _ => break,
-            }
-        }
-        Poll::Ready(())
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.first.give(buf) {
-            self.activity.heard();
-            return Poll::Ready(Ok(()));
-        }
-        let before = buf.filled().len();
-        let result = Pin::new(&mut self.inner).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            self.activity.heard();
-        } else if matches!(result, Poll::Ready(Ok(()))) && buf.remaining() > 0 {
-            let mut state = self.activity.state();
-            if state.patient {
-                state.ended = Some(cx.waker().clone());
-                return Poll::Pending;
-            }
-        }
-        result
-    }
-}
-
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<T> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        if this.hearing_out.is_none() {
-            ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
-            if !this.activity.may_have_more() {
-                return Poll::Ready(Ok(()));
-            }
-        }
-        let hearing_out = this.hearing_out.get_or_insert_with(HearingOut::new);
-        hearing_out.poll(cx, &mut this.inner).map(Ok)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-}
-
-struct Requests<S, C> {
+struct RequestService<S, C> {
     gateway: Gateway<S, C>,
     peer: Peer,
-    activity: Arc<Activity>,
-    tasks: Tasks,
+    activity: Arc<ConnectionActivity>,
+    tasks: ConnectionTasks,
 }
 
-impl<S: Sandboxes, C: ControlPlane> Service<Request<Incoming>> for Requests<S, C> {
+impl<S: Sandboxes, C: ControlPlane> Service<Request<Incoming>> for RequestService<S, C> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let turn = Turn::begin(&self.activity, &request);
+        let in_flight = InFlightRequest::begin(&self.activity, &request);
         let (gateway, peer, tasks) = (self.gateway.clone(), self.peer, self.tasks.clone());
-        let unread = Unread::default();
+        let unread = UnreadBody::default();
         let http2 = request.version() == Version::HTTP_2;
         // Reading would invite the client to send.
         let invited = !request.headers().contains_key(EXPECT);
-        let request = request.map(|body| FromClient::new(body, unread.clone()));
+        let request = request.map(|body| ClientRequestBody::new(body, unread.clone()));
         Box::pin(async move {
-            let mut answer = gateway.handle(request, peer, tasks, &turn).await;
+            let mut answer = gateway.handle(request, peer, tasks, &in_flight).await;
             if !http2 && unread.is_some() && !(invited && unread.read().await) {
-                // The connection is closed then, and whoever takes it for the next request should know.
+                // The connection is closed after this answer: the client must not send its next
+                // request on it.
                 let close = HeaderValue::from_static("close");
                 answer.headers_mut().insert(CONNECTION, close);
             }
             if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-                // What comes from now on is the stream's.
-                turn.0.state().body = false;
+                // Later bytes belong to the upgraded stream.
+                in_flight.body_ended();
             }
-            Ok(answer.map(|body| Holding::new(body, turn).boxed_unsync()))
+            Ok(answer.map(|body| GuardedBody::new(body, in_flight).boxed_unsync()))
         })
     }
 }
@@ -300,8 +81,8 @@ pub(crate) async fn serve<S, C, T>(
     gateway: Gateway<S, C>,
     mut stream: T,
     peer: Peer,
-    permit: Permit,
-    tasks: Tasks,
+    permit: ConnectionPermit,
+    tasks: ConnectionTasks,
 ) where
     S: Sandboxes,
     C: ControlPlane,
@@ -309,7 +90,7 @@ pub(crate) async fn serve<S, C, T>(
 {
     let began = Instant::now();
     let first = tokio::select! {
-        first = timeout(gateway.shared.config.limits.head, First::read(&mut stream)) => first,
+        first = timeout(gateway.shared.config.limits.head, FirstBytes::read(&mut stream)) => first,
         () = tasks.stopping() => return,
     };
     let first = match first {
@@ -320,23 +101,18 @@ pub(crate) async fn serve<S, C, T>(
             return;
         }
     };
-    let activity = Arc::new(Activity::new(began, permit));
-    let stream = Watched {
-        inner: stream,
-        first,
-        activity: Arc::clone(&activity),
-        hearing_out: None,
-    };
+    let activity = Arc::new(ConnectionActivity::new(began, permit));
+    let stream = WatchedStream::new(stream, first, Arc::clone(&activity));
     Box::pin(exchange(gateway, stream, peer, activity, tasks)).await;
 }
 
 /// Serves a connection on which something was said.
 async fn exchange<S, C, T>(
     gateway: Gateway<S, C>,
-    stream: Watched<T>,
+    stream: WatchedStream<T>,
     peer: Peer,
-    activity: Arc<Activity>,
-    tasks: Tasks,
+    activity: Arc<ConnectionActivity>,
+    tasks: ConnectionTasks,
 ) where
     S: Sandboxes,
     C: ControlPlane,
@@ -344,7 +120,7 @@ async fn exchange<S, C, T>(
 {
     let shared = Arc::clone(&gateway.shared);
     let limits = &shared.config.limits;
-    let requests = Requests {
+    let requests = RequestService {
         gateway,
         peer,
         activity: Arc::clone(&activity),
@@ -366,7 +142,7 @@ async fn exchange<S, C, T>(
             if deadline.is_some_and(|deadline| deadline <= now) {
                 return Poll::Ready(true);
             }
-            // With something under way nobody tells when it ends: look again later.
+            // The end of a request in flight does not wake this timer: check again later.
             let wake = deadline.or(armed.filter(|armed| *armed > now));
             let wake = wake.or(now.checked_add(limits.idle)).unwrap_or(now);
             if armed != Some(wake) {
@@ -386,37 +162,38 @@ async fn exchange<S, C, T>(
             }
             return;
         }
-        () = tasks.cut() => return,
-        () = tasks.stopping() => activity.state().leaving = true,
+        () = tasks.aborted() => return,
+        () = tasks.stopping() => activity.shut_down(),
     }
     connection.as_mut().graceful_shutdown();
     tokio::select! {
         _ = connection => {}
-        () = tasks.cut() => {}
+        () = tasks.aborted() => {}
     }
 }
 
-fn builder(limits: &Limits) -> Builder<TokioExecutor> {
+fn builder(limits: &GatewayLimits) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
-        // A second wall behind `Activity`, which tells apart waiting for a request and waiting for its rest.
+        // Second limit behind `ConnectionActivity`, which distinguishes waiting for a request from
+        // waiting for the rest of one.
         .header_read_timeout(limits.idle)
-        // Servers in guests that are older than their standards look for names as clients write them.
+        // Old servers in guests expect header names in the case in which clients write them.
         .preserve_header_case(true)
         .max_headers(limits.headers)
         .max_buf_size(limits.head_bytes.max(8 * 1024));
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(PING)
-        .keep_alive_timeout(PING)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_INTERVAL)
         .max_concurrent_streams(limits.streams)
         .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_send_buf_size(SEND_BUFFER);
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(SEND_BUFFER_BYTES);
     builder
 }
 
@@ -424,19 +201,19 @@ fn builder(limits: &Limits) -> Builder<TokioExecutor> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::config::Config;
-    use crate::sandboxes::{Access, OpenError};
+    use crate::config::GatewayConfig;
+    use crate::sandboxes::{OpenError, SandboxAccess};
     use std::net::Ipv4Addr;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
     use tokio::net::UnixStream;
 
-    /// One sandbox, whose guest never answers.
+    /// One sandbox whose guest never answers.
     #[derive(Debug, Clone)]
     struct Silent;
 
     impl Sandboxes for Silent {
-        fn find(&self, _: &str) -> Option<Access> {
-            Some(Access::default())
+        fn find(&self, _: &str) -> Option<SandboxAccess> {
+            Some(SandboxAccess::default())
         }
 
         async fn open(&self, _: &str, _: u16) -> Result<UnixStream, OpenError> {
@@ -444,13 +221,14 @@ mod tests {
         }
     }
 
-    /// What a client hears whose request and end are there before anybody looks.
+    /// Returns the answer to a client that has sent its request and closed its side before it is
+    /// served.
     async fn heard(request: &str) -> String {
         let control = axum::Router::new().fallback(async || {
             tokio::task::yield_now().await;
             "control plane"
         });
-        let gateway = Gateway::new(Config::default(), Silent, control, None);
+        let gateway = Gateway::new(GatewayConfig::default(), Silent, control, None);
         let peer = Peer {
             ip: Ipv4Addr::LOCALHOST.into(),
             tls: false,
@@ -460,14 +238,14 @@ mod tests {
         let (mut client, server) = duplex(64 * 1024);
         client.write_all(request.as_bytes()).await.unwrap();
         client.shutdown().await.unwrap();
-        serve(gateway, server, peer, permit, Tasks::default()).await;
+        serve(gateway, server, peer, permit, ConnectionTasks::default()).await;
         let mut heard = String::new();
         client.read_to_string(&mut heard).await.unwrap();
         heard
     }
 
     #[tokio::test]
-    async fn whoever_asked_and_sends_no_more_is_answered_unless_a_guest_was_asked() {
+    async fn a_client_that_half_closes_is_answered_by_the_control_plane_only() {
         let of = |method: &str, more: &str| {
             format!("{method} /x HTTP/1.1\r\nHost: localhost\r\n{more}\r\n")
         };

@@ -1,26 +1,26 @@
-//! What the gateway has done so far, for the daemon's metrics.
+//! Counters of the gateway's work, for the daemon's metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts while the gateway runs; see [`Totals`] for their meaning.
+        /// Counts while the gateway runs; see [`GatewayTotals`] for their meaning.
         #[derive(Debug, Default)]
-        pub struct Counters { $(pub(crate) $name: AtomicU64,)* }
+        pub struct GatewayCounters { $(pub(crate) $name: AtomicU64,)* }
 
         /// The counts at one moment.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-        pub struct Totals { $($(#[$doc])* pub $name: u64,)* }
+        pub struct GatewayTotals { $($(#[$doc])* pub $name: u64,)* }
 
-        impl Counters {
+        impl GatewayCounters {
             /// The counts now.
             #[must_use]
-            pub fn totals(&self) -> Totals {
-                Totals { $($name: self.$name.load(Relaxed),)* }
+            pub fn totals(&self) -> GatewayTotals {
+                GatewayTotals { $($name: self.$name.load(Relaxed),)* }
             }
         }
 
-        impl Totals {
+        impl GatewayTotals {
             /// Names and values, for an exposition format.
             pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((concat!("gateway_", stringify!($name)), self.$name),)*].into_iter()
@@ -36,7 +36,7 @@ counters! {
     connections,
     /// Connections turned away because there were too many.
     connections_refused,
-    /// Connections closed because a request's head did not arrive in time, or nothing happened for long.
+    /// Connections closed because a request's head did not arrive in time, or because of idleness.
     connections_timed_out,
     /// TLS handshakes that failed or took too long.
     handshakes_failed,

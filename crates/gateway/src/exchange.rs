@@ -1,11 +1,11 @@
 //! One request to a guest: on a connection that waited, or a fresh one.
 
-use crate::answer::Failure;
-use crate::body::{FromClient, ToGuest};
-use crate::counters::{Counters, add, remove};
-use crate::gateway::Shared;
-use crate::pool::{Key, Lease, Pool};
-use crate::sandboxes::{ExchangePermit, OpenError, Sandboxes};
+use crate::counters::add;
+use crate::pool::{GuestConnection, GuestConnectionPool, PoolKey};
+use crate::request_body::{ClientRequestBody, GuestRequestBody};
+use crate::request_error::RequestError;
+use crate::sandboxes::{OpenError, Sandboxes};
+use crate::state::GatewayState;
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1;
 use hyper::http::request::Parts;
@@ -13,89 +13,60 @@ use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use jiffy_proto::agent::ENVD_PORT;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How long a connection may have waited when what is sent on it cannot be sent again: servers in guests may be about to close it. The agent
-/// is not: it keeps its connections open far longer than the pool does.
-const FRESH: Duration = Duration::from_secs(1);
+/// Longest idle time of a connection that is reused for a request that cannot be repeated: servers
+/// in guests may be about to close it. The agent is exempt: it keeps connections open far longer
+/// than the pool does.
+const MAX_UNREPEATABLE_IDLE: Duration = Duration::from_secs(1);
 
-/// One of the exchanges under way.
-#[derive(Debug)]
-pub(crate) struct Underway {
-    counters: Arc<Counters>,
-    /// Its place among those of the sandbox's owner.
-    _permit: ExchangePermit,
-}
-
-impl Underway {
-    /// None if `most` are under way already.
-    pub(crate) fn begin(
-        counters: &Arc<Counters>,
-        most: usize,
-        permit: ExchangePermit,
-    ) -> Option<Self> {
-        add(&counters.exchanges_open, 1);
-        let underway = Self {
-            counters: Arc::clone(counters),
-            _permit: permit,
-        };
-        let count = counters.exchanges_open.load(Relaxed);
-        (count <= most as u64).then_some(underway)
-    }
-}
-
-impl Drop for Underway {
-    fn drop(&mut self) {
-        remove(&self.counters.exchanges_open);
-    }
-}
-
-/// Sends a request and waits, without limit, for the head of the answer. `fresh`: not on a connection that has served before.
+/// Sends a request and waits, without limit, for the head of the answer. `fresh`: on a new
+/// connection.
 pub(crate) async fn send<S: Sandboxes>(
-    shared: &Shared<S>,
-    key: &Key,
+    shared: &GatewayState<S>,
+    key: &PoolKey,
     parts: Parts,
-    body: FromClient,
+    body: ClientRequestBody,
     fresh: bool,
-) -> Result<(Response<Incoming>, Lease), Failure> {
+) -> Result<(Response<Incoming>, GuestConnection), RequestError> {
     let counters = &shared.counters;
     let again = (body.is_end_stream() && idempotent(&parts.method)).then(|| parts.clone());
-    let mut request = Request::from_parts(parts, ToGuest::new(body, Arc::clone(counters)));
-    let longest = if again.is_some() || u32::from(key.1) == ENVD_PORT {
+    let mut request = Request::from_parts(parts, GuestRequestBody::new(body, Arc::clone(counters)));
+    let max_idle = if again.is_some() || u32::from(key.1) == ENVD_PORT {
         Duration::MAX
     } else {
-        FRESH
+        MAX_UNREPEATABLE_IDLE
     };
-    if !fresh && let Some(mut lease) = shared.pool.take(key, longest) {
+    if !fresh && let Some(mut guest) = shared.pool.take(key, max_idle) {
         add(&counters.reused, 1);
-        match lease.sender.try_send_request(request).await {
-            Ok(answer) => return Ok((answer, lease)),
+        match guest.sender.try_send_request(request).await {
+            Ok(answer) => return Ok((answer, guest)),
             Err(mut error) => match (error.take_message(), again) {
                 // Nothing of it was sent.
                 (Some(unsent), _) => request = unsent,
                 (None, Some(parts)) => {
-                    request = Request::from_parts(parts, ToGuest::empty(Arc::clone(counters)));
+                    request =
+                        Request::from_parts(parts, GuestRequestBody::empty(Arc::clone(counters)));
                 }
                 (None, None) => return Err(broken_off(error.error())),
             },
         }
         add(&counters.retried, 1);
     }
-    let mut lease = connect(shared, key).await?;
-    match lease.sender.try_send_request(request).await {
-        Ok(answer) => Ok((answer, lease)),
+    let mut guest = connect(shared, key).await?;
+    match guest.sender.try_send_request(request).await {
+        Ok(answer) => Ok((answer, guest)),
         Err(error) => Err(broken_off(error.error())),
     }
 }
 
-/// Whether doing it twice is as good as once (RFC 9110, 9.2.2).
+/// Returns true if repeating the request has the effect of sending it once (RFC 9110, 9.2.2).
 fn idempotent(method: &Method) -> bool {
     method.is_idempotent()
 }
 
-fn broken_off(error: &hyper::Error) -> Failure {
+fn broken_off(error: &hyper::Error) -> RequestError {
     let reason = if error.is_parse() || error.is_parse_too_large() {
         "its answer is not HTTP, or its head is too large"
     } else if error.is_user() {
@@ -103,26 +74,29 @@ fn broken_off(error: &hyper::Error) -> Failure {
     } else {
         "it closed the connection before answering"
     };
-    Failure::Unavailable(reason.to_owned())
+    RequestError::Unavailable(reason.to_owned())
 }
 
-async fn connect<S: Sandboxes>(shared: &Shared<S>, key: &Key) -> Result<Lease, Failure> {
+async fn connect<S: Sandboxes>(
+    shared: &GatewayState<S>,
+    key: &PoolKey,
+) -> Result<GuestConnection, RequestError> {
     let limits = &shared.config.limits;
-    let slot = shared
+    let permit = shared
         .pool
-        .slot(&key.0, limits.exchanges_per_sandbox)
-        .ok_or(Failure::Busy)?;
+        .permit(&key.0, limits.exchanges_per_sandbox)
+        .ok_or(RequestError::Busy)?;
     let epoch = shared.pool.epoch();
     let opening = shared.sandboxes.open(&key.0, key.1);
     let stream = match timeout(limits.open, opening).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(OpenError::NotFound)) => return Err(Failure::NotFound),
-        Ok(Err(OpenError::NotRunning)) => return Err(Failure::NotRunning),
-        Ok(Err(OpenError::PortClosed)) => return Err(Failure::PortClosed),
-        Ok(Err(OpenError::Limit(reason))) => return Err(Failure::Limit(reason)),
-        Ok(Err(OpenError::Unavailable(reason))) => return Err(Failure::Unavailable(reason)),
+        Ok(Err(OpenError::NotFound)) => return Err(RequestError::NotFound),
+        Ok(Err(OpenError::NotRunning)) => return Err(RequestError::NotRunning),
+        Ok(Err(OpenError::PortClosed)) => return Err(RequestError::PortClosed),
+        Ok(Err(OpenError::Limit(reason))) => return Err(RequestError::Limit(reason)),
+        Ok(Err(OpenError::Unavailable(reason))) => return Err(RequestError::Unavailable(reason)),
         Err(_) => {
-            return Err(Failure::Unavailable(
+            return Err(RequestError::Unavailable(
                 "it could not be opened in time".to_owned(),
             ));
         }
@@ -136,13 +110,13 @@ async fn connect<S: Sandboxes>(shared: &Shared<S>, key: &Key) -> Result<Lease, F
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|e| broken_off(&e))?;
-    // Its errors are those of the exchanges on it.
+    // Errors of the connection surface in the exchanges on it.
     let driver = tokio::spawn(connection.with_upgrades());
-    Ok(Pool::lease(
+    Ok(GuestConnectionPool::connection(
         key.clone(),
         epoch,
         sender,
         driver.abort_handle(),
-        slot,
+        permit,
     ))
 }

@@ -1,5 +1,6 @@
-//! Signed links to one file, as E2B's clients make them (`download_url`, `upload_url`). With one address for all sandboxes they carry no
-//! sandbox: it is the one whose access token they were signed with. Only a token can make a signature, so finding one is proof.
+//! Signed links to one file, as E2B's clients make them (`download_url`, `upload_url`). With one
+//! address for all sandboxes they name no sandbox: it is the one whose access token they were
+//! signed with. Only a holder of the token can make a signature, so a match is proof.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -9,10 +10,10 @@ use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use subtle::ConstantTimeEq;
 
-/// Where the agent serves files.
-const FILES: &str = "/files";
+/// Path at which the agent serves files.
+const FILES_PATH: &str = "/files";
 
-/// What a link to a file says.
+/// Contents of a signed link to a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileLink {
     before_token: String,
@@ -24,7 +25,7 @@ impl FileLink {
     /// The signed link that a request follows; none if it follows none.
     #[must_use]
     pub fn of(parts: &Parts) -> Option<Self> {
-        if parts.uri.path() != FILES {
+        if parts.uri.path() != FILES_PATH {
             return None;
         }
         let operation = if parts.method == Method::POST {
@@ -52,7 +53,8 @@ impl FileLink {
         })
     }
 
-    /// Whether it was signed with `token`. Whether it still holds is for the agent to say, which checks everything again.
+    /// Returns true if it was signed with `token`. The agent checks everything again, the expiry
+    /// included.
     #[must_use]
     pub fn is_signed_with(&self, token: &str) -> bool {
         let digest = Sha256::new()
@@ -81,7 +83,7 @@ mod tests {
     const WRITE: &str = "/files?path=/tmp/a%20b%2Bc&username=root&signature=v1_6JV%2BNxa1KFRs0d06AL2TbNXTI0Ysk7CvXGyWmt%2B6aTQ&signature_expiration=1700000000";
 
     #[test]
-    fn a_link_is_its_tokens_alone() {
+    fn a_link_matches_only_its_token() {
         let read = link(Method::GET, READ).unwrap();
         assert!(read.is_signed_with("token"));
         assert!(!read.is_signed_with("another"));
@@ -91,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_good_for_nothing_but_what_was_signed() {
+    fn a_link_is_valid_only_for_the_signed_request() {
         assert!(!link(Method::POST, READ).unwrap().is_signed_with("token"));
         for (what, instead) in [
             ("a%20b", "ab"),
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn other_requests_follow_no_link() {
+    fn other_requests_have_no_link() {
         assert_eq!(link(Method::GET, "/files?path=/tmp/a"), None);
         assert_eq!(link(Method::GET, "/other?signature=v1_x"), None);
         assert_eq!(link(Method::DELETE, READ), None);

@@ -1,101 +1,48 @@
-//! Takes each request to whom it is for.
+//! Dispatch of requests to the control plane and to sandboxes.
 
-use crate::admission::Admission;
-use crate::answer::{About, Failure, wants_page};
-use crate::body::{Body, BoxError, FromClient, ToClient, Until, full};
-use crate::config::Config;
-use crate::connection::Turn;
-use crate::counters::{Counters, add};
-use crate::exchange::{self, Underway};
+use crate::activity::InFlightRequest;
+use crate::admission::ConnectionAdmission;
+use crate::body::{Body, full};
+use crate::config::GatewayConfig;
+use crate::control_plane::ControlPlane;
+use crate::counters::{GatewayCounters, add};
+use crate::exchange;
 use crate::file_link::FileLink;
-use crate::headers::{Passage, TRAFFIC_TOKEN, host_written, upgrade};
-use crate::link::{Signer, take_link};
-use crate::listener::Tasks;
-use crate::pool::Pool;
-use crate::private_path::is_host_only;
+use crate::headers::{HeaderRewrite, TRAFFIC_TOKEN, requested_host, upgrade};
+use crate::host_only_path::is_host_only;
+use crate::in_flight_exchange::InFlightExchange;
+use crate::peer::{KnownCaller, Peer};
+use crate::pool::GuestConnectionPool;
+use crate::preview_link::{LinkSigner, take_link};
+use crate::request_body::ClientRequestBody;
+use crate::request_error::{FailedTarget, RequestError, wants_page};
 use crate::request_id::{RequestId, X_REQUEST_ID};
-use crate::route::{How, Route, Target, only, route};
-use crate::sandboxes::{Access, OpenError, Sandboxes};
+use crate::response_body::{BodyUntil, ClientResponseBody};
+use crate::route::{Addressing, Route, SandboxTarget, only, route};
+use crate::sandboxes::{OpenError, SandboxAccess, Sandboxes};
 use crate::set_cookie;
+use crate::state::GatewayState;
+use crate::tasks::ConnectionTasks;
 use crate::tunnel;
-use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::header::{CONNECTION, COOKIE, HeaderValue, LOCATION, ORIGIN, SET_COOKIE};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Version};
 use jiffy_proto::agent::ENVD_PORT;
-use std::convert::Infallible;
-use std::future::{Future, poll_fn};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use subtle::ConstantTimeEq;
 use tokio::time::timeout;
-use tower_service::Service;
 use tracing::{Instrument, Span, debug, field, info_span};
 
 /// The agent's TCP port in the guest.
 const AGENT_PORT: u16 = 49_983;
 const _: () = assert!(AGENT_PORT as u32 == ENVD_PORT);
 
-/// Who is at the other end of a client's connection. The control plane finds it among a request's extensions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Peer {
-    /// Address it comes from.
-    pub ip: IpAddr,
-    /// Whether it came over TLS.
-    pub tls: bool,
-    /// Whether it came over a Unix socket, which only its owner can open.
-    pub local: bool,
-}
-
-/// Mark that the control plane puts among the extensions of an answer to a caller it knows. The
-/// connection may then stay open as long as those of clients do; others are bounded in number and
-/// closed soon when nothing happens on them.
-#[derive(Debug, Clone, Copy)]
-pub struct KnownCaller;
-
-/// Who answers what is for no sandbox. Every `tower` service of requests is one; an `axum` router, say.
-pub trait ControlPlane: Clone + Send + 'static {
-    /// Answers.
-    fn answer(
-        &mut self,
-        request: Request<FromClient>,
-    ) -> impl Future<Output = Response<Body>> + Send;
-}
-
-impl<T, B> ControlPlane for T
-where
-    T: Service<Request<FromClient>, Response = Response<B>, Error = Infallible>
-        + Clone
-        + Send
-        + 'static,
-    T::Future: Send,
-    B: hyper::body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    async fn answer(&mut self, request: Request<FromClient>) -> Response<Body> {
-        let Ok(()) = poll_fn(|cx| self.poll_ready(cx)).await;
-        let Ok(answer) = self.call(request).await;
-        answer.map(|body| body.map_err(Into::into).boxed_unsync())
-    }
-}
-
-/// What all connections share.
-#[derive(Debug)]
-pub(crate) struct Shared<S> {
-    pub(crate) config: Config,
-    pub(crate) sandboxes: S,
-    pub(crate) signer: Option<Signer>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) admission: Arc<Admission>,
-}
-
-/// Takes each request to whom it is for. Clones are the same gateway.
+/// Dispatches requests to the control plane and to sandboxes. Clones share their state.
 #[derive(Debug)]
 pub struct Gateway<S, C> {
-    pub(crate) shared: Arc<Shared<S>>,
+    pub(crate) shared: Arc<GatewayState<S>>,
     control: C,
 }
 
@@ -112,42 +59,49 @@ impl<S, C: Clone> Clone for Gateway<S, C> {
 type Cookie = Option<HeaderValue>;
 
 impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
-    /// `control` answers what is for no sandbox. Without `signer` there are no signed links.
-    pub fn new(config: Config, sandboxes: S, control: C, signer: Option<Signer>) -> Self {
-        let counters = Arc::new(Counters::default());
-        let admission = Admission::new(&config.limits, Arc::clone(&counters));
+    /// Makes a gateway. `control` answers requests for no sandbox. Without `signer` there are no
+    /// signed links.
+    pub fn new(
+        config: GatewayConfig,
+        sandboxes: S,
+        control: C,
+        signer: Option<LinkSigner>,
+    ) -> Self {
+        let counters = Arc::new(GatewayCounters::default());
+        let admission = ConnectionAdmission::new(&config.limits, Arc::clone(&counters));
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(GatewayState {
                 config,
                 sandboxes,
                 signer,
                 counters,
-                pool: Arc::new(Pool::default()),
+                pool: Arc::new(GuestConnectionPool::default()),
                 admission: Arc::new(admission),
             }),
             control,
         }
     }
 
-    /// What was done so far.
+    /// Counters of the requests and connections so far.
     #[must_use]
-    pub fn counters(&self) -> Arc<Counters> {
+    pub fn counters(&self) -> Arc<GatewayCounters> {
         Arc::clone(&self.shared.counters)
     }
 
-    /// The connections into guests; call [`Pool::forget`] when a sandbox is paused, rolled back or killed.
+    /// Pool of connections into guests; call [`GuestConnectionPool::invalidate`] when a sandbox is
+    /// paused, rolled back or killed.
     #[must_use]
-    pub fn pool(&self) -> Arc<Pool> {
+    pub fn pool(&self) -> Arc<GuestConnectionPool> {
         Arc::clone(&self.shared.pool)
     }
 
     /// Answers one request.
     pub(crate) async fn handle(
         mut self,
-        mut request: Request<FromClient>,
+        mut request: Request<ClientRequestBody>,
         peer: Peer,
-        tasks: Tasks,
-        turn: &Turn,
+        tasks: ConnectionTasks,
+        in_flight: &InFlightRequest,
     ) -> Response<Body> {
         let id = RequestId::of(request.headers());
         let span = info_span!(
@@ -170,20 +124,20 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                         .insert(X_REQUEST_ID.clone(), id.value());
                     request.extensions_mut().insert(id);
                     request.extensions_mut().insert(peer);
-                    // So that the control plane can upgrade, as the gateway can.
+                    // Lets the control plane upgrade the connection.
                     request.extensions_mut().insert(upgrade);
                     add(&self.shared.counters.control_plane, 1);
                     let answer = self.control.answer(request).await;
                     if answer.extensions().get::<KnownCaller>().is_some() {
-                        turn.is_known();
+                        in_flight.mark_known();
                     }
                     answer
                 }
                 Route::Refused(status, reason) => {
-                    let failure = Failure::Refused(status, reason);
+                    let failure = RequestError::Refused(status, reason);
                     self.shared.failed(&failure);
                     let mut answer = failure.answer(None, wants_page(&parts.headers));
-                    // Where one request ends and the next begins may be what is wrong.
+                    // The framing of the request may be the error: the connection cannot be reused.
                     if parts.version < Version::HTTP_2 {
                         let close = HeaderValue::from_static("close");
                         answer.headers_mut().insert(CONNECTION, close);
@@ -191,27 +145,28 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                     answer
                 }
                 Route::Sandbox(target) => {
-                    turn.takes_long();
+                    in_flight.close_on_eof();
                     let span = Span::current();
                     span.record("sandbox", &target.id);
                     span.record("port", target.port);
-                    let page = target.how != How::Headers && wants_page(&parts.headers);
+                    let page =
+                        target.addressing != Addressing::Headers && wants_page(&parts.headers);
                     let (sandbox, port) = (target.id.clone(), target.port);
-                    let visit = Visit {
+                    let context = RequestContext {
                         peer,
                         request_id: id,
                         upgrade,
                         tasks,
                     };
-                    match self.shared.pass(target, parts, body, visit).await {
+                    match self.shared.pass(target, parts, body, context).await {
                         Ok(answer) => {
-                            turn.is_known();
+                            in_flight.mark_known();
                             answer
                         }
                         Err(failure) => {
                             let failure = self.shared.explained(failure, &sandbox).await;
                             self.shared.failed(&failure);
-                            let about = About { id: &sandbox, port };
+                            let about = FailedTarget { id: &sandbox, port };
                             failure.answer(Some(about), page)
                         }
                     }
@@ -225,15 +180,16 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
 }
 
 /// A client's request besides its head and body.
-struct Visit {
+struct RequestContext {
     peer: Peer,
     request_id: RequestId,
     upgrade: hyper::upgrade::OnUpgrade,
-    tasks: Tasks,
+    tasks: ConnectionTasks,
 }
 
-impl<S: Sandboxes> Shared<S> {
-    /// Whose a request is. Pages of guests that were isolated say `Origin: null` when they ask for more than they could read anyway.
+impl<S: Sandboxes> GatewayState<S> {
+    /// Routes a request. Isolated pages of guests send `Origin: null` with requests that reach
+    /// beyond their own origin; those may not call the control plane.
     fn decide(&self, parts: &Parts) -> Route {
         match route(parts, &self.config) {
             Route::ControlPlane
@@ -250,7 +206,8 @@ impl<S: Sandboxes> Shared<S> {
         }
     }
 
-    /// Where a request that names no sandbox goes: a signed link to a file leads to the sandbox that signed it.
+    /// Routes a request that names no sandbox: a signed link to a file leads to the sandbox that
+    /// signed it.
     fn route_of_file(&self, parts: &Parts) -> Route {
         let Some(link) = FileLink::of(parts) else {
             return Route::ControlPlane;
@@ -259,11 +216,11 @@ impl<S: Sandboxes> Shared<S> {
             .sandboxes
             .find_by_token(|token| link.is_signed_with(token));
         match (id, parts.uri.path_and_query()) {
-            (Some(id), Some(path)) => Route::Sandbox(Target {
+            (Some(id), Some(path)) => Route::Sandbox(SandboxTarget {
                 id,
                 port: AGENT_PORT,
                 path: path.clone(),
-                how: How::Headers,
+                addressing: Addressing::Headers,
             }),
             _ => Route::Refused(
                 StatusCode::UNAUTHORIZED,
@@ -272,31 +229,35 @@ impl<S: Sandboxes> Shared<S> {
         }
     }
 
-    /// What to tell about a sandbox that broke off: that it was killed or put to sleep meanwhile, if that is why.
-    async fn explained(&self, failure: Failure, id: &str) -> Failure {
-        if !matches!(failure, Failure::Unavailable(_)) {
+    /// Replaces the failure of an exchange that broke off by its cause, if the sandbox was killed
+    /// or paused meanwhile.
+    async fn explained(&self, failure: RequestError, id: &str) -> RequestError {
+        if !matches!(failure, RequestError::Unavailable(_)) {
             return failure;
         }
         let why = timeout(self.config.limits.open, self.sandboxes.why_gone(id)).await;
         match why {
-            Ok(Some(OpenError::NotFound)) => Failure::NotFound,
-            Ok(Some(OpenError::NotRunning)) => Failure::NotRunning,
+            Ok(Some(OpenError::NotFound)) => RequestError::NotFound,
+            Ok(Some(OpenError::NotRunning)) => RequestError::NotRunning,
             _ => failure,
         }
     }
 
-    fn failed(&self, failure: &Failure) {
+    fn failed(&self, failure: &RequestError) {
         debug!(%failure, "not passed on");
         let counters = &self.counters;
         let counter = match failure {
-            Failure::Refused(..) => &counters.refused,
-            Failure::HostOnly | Failure::Token | Failure::Link => &counters.forbidden,
-            Failure::NotFound | Failure::NotRunning => &counters.not_found,
-            Failure::PortClosed => &counters.port_closed,
-            Failure::Unavailable(_) => &counters.unavailable,
-            Failure::Limit(_) | Failure::ExchangeLimit(_) | Failure::Busy | Failure::Overloaded => {
-                &counters.limited
+            RequestError::Refused(..) => &counters.refused,
+            RequestError::HostOnly | RequestError::Token | RequestError::Link => {
+                &counters.forbidden
             }
+            RequestError::NotFound | RequestError::NotRunning => &counters.not_found,
+            RequestError::PortClosed => &counters.port_closed,
+            RequestError::Unavailable(_) => &counters.unavailable,
+            RequestError::Limit(_)
+            | RequestError::ExchangeLimit(_)
+            | RequestError::Busy
+            | RequestError::Overloaded => &counters.limited,
         };
         add(counter, 1);
     }
@@ -304,23 +265,26 @@ impl<S: Sandboxes> Shared<S> {
     /// Passes a request to a guest, and the answer back.
     async fn pass(
         &self,
-        mut target: Target,
+        mut target: SandboxTarget,
         mut parts: Parts,
-        body: FromClient,
-        visit: Visit,
-    ) -> Result<Response<Body>, Failure> {
+        body: ClientRequestBody,
+        context: RequestContext,
+    ) -> Result<Response<Body>, RequestError> {
         if u32::from(target.port) == ENVD_PORT && is_host_only(target.path.path()) {
-            return Err(Failure::HostOnly);
+            return Err(RequestError::HostOnly);
         }
-        let access = self.sandboxes.find(&target.id).ok_or(Failure::NotFound)?;
+        let access = self
+            .sandboxes
+            .find(&target.id)
+            .ok_or(RequestError::NotFound)?;
         let protocol = upgrade(parts.version, &parts.headers);
         if protocol.is_none()
             && let Some(redirect) = with_slash(&target, &parts)
         {
             return Ok(redirect);
         }
-        let (cookie, linked) = self.admit(&mut target, &parts, &access, visit.peer.tls)?;
-        // Who came by a link stays no longer than links are good.
+        let (cookie, linked) = self.admit(&mut target, &parts, &access, context.peer.tls)?;
+        // A stream opened by a signed link ends with the validity of links.
         let mut end = linked.then(|| {
             let (sandboxes, id) = (self.sandboxes.clone(), target.id.clone());
             Box::pin(async move { sandboxes.links_closed(&id).await })
@@ -328,26 +292,27 @@ impl<S: Sandboxes> Shared<S> {
         let permit = self
             .sandboxes
             .begin(&access)
-            .map_err(Failure::ExchangeLimit)?;
+            .map_err(RequestError::ExchangeLimit)?;
         let most = self.config.limits.exchanges;
-        let underway = Underway::begin(&self.counters, most, permit).ok_or(Failure::Overloaded)?;
-        let host = host_written(&parts);
-        let passage = Passage {
-            peer: visit.peer,
-            request_id: &visit.request_id,
+        let in_flight = InFlightExchange::begin(&self.counters, most, permit)
+            .ok_or(RequestError::Overloaded)?;
+        let host = requested_host(&parts);
+        let rewrite = HeaderRewrite {
+            peer: context.peer,
+            request_id: &context.request_id,
             target: &target,
             host: &host,
             access: &access,
             config: &self.config,
         };
-        passage.to_guest(&mut parts);
+        rewrite.to_guest(&mut parts);
         let key = (target.id.clone(), target.port);
         let sending = exchange::send(self, &key, parts, body, protocol.is_some());
-        let (mut answer, lease) = match &mut end {
+        let (mut answer, connection) = match &mut end {
             None => sending.await?,
             Some(end) => tokio::select! {
                 sent = sending => sent?,
-                () = end => return Err(Failure::Link),
+                () = end => return Err(RequestError::Link),
             },
         };
         add(&self.counters.answered, 1);
@@ -355,7 +320,7 @@ impl<S: Sandboxes> Shared<S> {
         let upgraded = match (&protocol, answer.headers().get(hyper::header::UPGRADE)) {
             (Some(_), Some(agreed)) if switched => Some(agreed.clone()),
             _ if switched => {
-                return Err(Failure::Unavailable(
+                return Err(RequestError::Unavailable(
                     "it switched to a protocol nobody asked for".to_owned(),
                 ));
             }
@@ -364,28 +329,28 @@ impl<S: Sandboxes> Shared<S> {
         let guest = upgraded.is_some().then(|| hyper::upgrade::on(&mut answer));
         let (mut head, incoming) = answer.into_parts();
         head.version = Version::HTTP_11;
-        passage.to_client(&mut head.headers, upgraded);
+        rewrite.to_client(&mut head.headers, upgraded);
         if let Some(cookie) = cookie {
             head.headers.append(SET_COOKIE, cookie);
         }
         let Some(guest) = guest else {
-            let body = ToClient::new(
+            let body = ClientResponseBody::new(
                 incoming,
                 Arc::clone(&self.counters),
                 Arc::clone(&self.pool),
-                lease,
-                underway,
+                connection,
+                in_flight,
             );
             let body = body.boxed_unsync();
             let body = match end {
                 None => body,
-                Some(end) => Until::new(body, end).boxed_unsync(),
+                Some(end) => BodyUntil::new(body, end).boxed_unsync(),
             };
             return Ok(Response::from_parts(head, body));
         };
         let (counters, half_closed) = (Arc::clone(&self.counters), self.config.limits.half_closed);
         let stream = async move {
-            if let (Ok(client), Ok(guest)) = tokio::join!(visit.upgrade, guest) {
+            if let (Ok(client), Ok(guest)) = tokio::join!(context.upgrade, guest) {
                 add(&counters.upgraded, 1);
                 let joined = tunnel::join(client, guest, &counters, half_closed);
                 match end {
@@ -396,21 +361,21 @@ impl<S: Sandboxes> Shared<S> {
                     },
                 }
             }
-            drop((lease, underway));
+            drop((connection, in_flight));
         };
-        visit.tasks.spawn(stream.in_current_span());
+        context.tasks.spawn(stream.in_current_span());
         Ok(Response::from_parts(head, full("")))
     }
 
-    /// Checks that the client may pass; takes a signed link out of the query. Gives the cookie that stands for the link, and whether
-    /// the client came by one.
+    /// Checks that the client may pass; takes a signed link out of the query. Returns the cookie
+    /// that stands for the link, and true if the client used a link.
     fn admit(
         &self,
-        target: &mut Target,
+        target: &mut SandboxTarget,
         parts: &Parts,
-        access: &Access,
+        access: &SandboxAccess,
         tls: bool,
-    ) -> Result<(Cookie, bool), Failure> {
+    ) -> Result<(Cookie, bool), RequestError> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(u64::MAX, |since| since.as_secs());
@@ -420,23 +385,23 @@ impl<S: Sandboxes> Shared<S> {
             signer.opens_path(id, port, expires, signature, now)
         };
         let mut cookie = None;
-        let linked = match &target.how {
-            How::Headers | How::Host(None) => false,
-            How::Host(Some((expires, signature))) => {
-                let signer = self.signer.as_ref().ok_or(Failure::Link)?;
+        let linked = match &target.addressing {
+            Addressing::Headers | Addressing::Host(None) => false,
+            Addressing::Host(Some((expires, signature))) => {
+                let signer = self.signer.as_ref().ok_or(RequestError::Link)?;
                 let opens = signer.opens_label(id, port, expires, signature, now);
                 if !opens || access.links_closed {
-                    return Err(Failure::Link);
+                    return Err(RequestError::Link);
                 }
                 true
             }
-            How::Path(prefix) => match take_link(&target.path) {
+            Addressing::Path(prefix) => match take_link(&target.path) {
                 Some((path, expires, signature)) => {
-                    let until = by_path(&expires, &signature).ok_or(Failure::Link)?;
+                    let until = by_path(&expires, &signature).ok_or(RequestError::Link)?;
                     let secure = if tls { "; Secure" } else { "" };
                     let text = format!(
                         "{}link_{port}={until}.{signature}; Path={prefix}; Max-Age={}; HttpOnly; SameSite=Lax{secure}",
-                        set_cookie::OWN,
+                        set_cookie::RESERVED_PREFIX,
                         until.saturating_sub(now),
                     );
                     cookie = HeaderValue::from_str(&text).ok();
@@ -444,8 +409,8 @@ impl<S: Sandboxes> Shared<S> {
                     true
                 }
                 None => {
-                    let name = format!("{}link_{port}", set_cookie::OWN);
-                    set_cookie::named(parts.headers.get_all(COOKIE).iter(), &name)
+                    let name = format!("{}link_{port}", set_cookie::RESERVED_PREFIX);
+                    set_cookie::values_of(parts.headers.get_all(COOKIE).iter(), &name)
                         .filter_map(|value| value.split_once('.'))
                         .any(|(expires, signature)| by_path(expires, signature).is_some())
                 }
@@ -456,11 +421,13 @@ impl<S: Sandboxes> Shared<S> {
         match &access.traffic_token {
             Some(token) if !public => {
                 let given = only(&parts.headers, TRAFFIC_TOKEN);
-                let given = given.map_err(|()| Failure::Token)?.ok_or(Failure::Token)?;
+                let given = given
+                    .map_err(|()| RequestError::Token)?
+                    .ok_or(RequestError::Token)?;
                 if bool::from(given.as_bytes().ct_eq(token.as_bytes())) {
                     Ok((cookie, linked))
                 } else {
-                    Err(Failure::Token)
+                    Err(RequestError::Token)
                 }
             }
             _ => Ok((cookie, linked)),
@@ -468,9 +435,10 @@ impl<S: Sandboxes> Shared<S> {
     }
 }
 
-/// `/sandboxes/{id}/proxy/{port}` leads to the same with a slash, from where relative addresses lead to the guest.
-fn with_slash(target: &Target, parts: &Parts) -> Option<Response<Body>> {
-    let How::Path(prefix) = &target.how else {
+/// Redirects `/sandboxes/{id}/proxy/{port}` to the same path with a slash, so that relative
+/// addresses lead to the guest.
+fn with_slash(target: &SandboxTarget, parts: &Parts) -> Option<Response<Body>> {
+    let Addressing::Path(prefix) = &target.addressing else {
         return None;
     };
     let plain = matches!(parts.method, Method::GET | Method::HEAD);

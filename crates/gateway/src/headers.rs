@@ -1,11 +1,11 @@
-//! What of a message's head is passed on, in both directions.
+//! Rewriting of message heads, in both directions.
 
 use crate::api_key;
-use crate::config::Config;
-use crate::gateway::Peer;
+use crate::config::GatewayConfig;
+use crate::peer::Peer;
 use crate::request_id::{RequestId, X_REQUEST_ID};
-use crate::route::{How, SANDBOX_ID, SANDBOX_PORT, Target};
-use crate::sandboxes::Access;
+use crate::route::{Addressing, SANDBOX_ID, SANDBOX_PORT, SandboxTarget};
+use crate::sandboxes::SandboxAccess;
 use crate::set_cookie;
 use hyper::header::{
     ALT_SVC, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, FORWARDED, HOST,
@@ -18,30 +18,30 @@ use hyper::{Uri, Version};
 /// Header that carries the token of sandboxes that are not open to the public.
 pub const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
 
-/// Keeps scripts, and gives them an origin that is nobody's.
-const ISOLATED: &str =
+/// Allows scripts, and gives pages an opaque origin.
+const ISOLATION_POLICY: &str =
     "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads";
 
-/// What is known about a request on its way.
+/// Facts about a request by which its head, and that of the answer, are rewritten.
 #[derive(Debug)]
-pub struct Passage<'a> {
-    /// Who asks.
+pub struct HeaderRewrite<'a> {
+    /// The client.
     pub peer: Peer,
     /// Under which name.
     pub request_id: &'a RequestId,
-    /// Whom.
-    pub target: &'a Target,
+    /// Sandbox, port and path it is for.
+    pub target: &'a SandboxTarget,
     /// Host as the client wrote it, with port.
     pub host: &'a str,
-    /// What the sandbox's owner said.
-    pub access: &'a Access,
-    /// What the gateway was told.
-    pub config: &'a Config,
+    /// Access settings of the sandbox.
+    pub access: &'a SandboxAccess,
+    /// Configuration of the gateway.
+    pub config: &'a GatewayConfig,
 }
 
 /// The host of a request as it was written.
 #[must_use]
-pub fn host_written(parts: &Parts) -> String {
+pub fn requested_host(parts: &Parts) -> String {
     let header = || parts.headers.get(HOST).and_then(|host| host.to_str().ok());
     parts
         .uri
@@ -52,10 +52,11 @@ pub fn host_written(parts: &Parts) -> String {
         .to_owned()
 }
 
-/// The protocol a client wants to change to, if this is an HTTP/1.1 upgrade. HTTP/2 is not one: that is spoken from the start.
+/// Returns the protocol of an HTTP/1.1 upgrade. HTTP/2 (`h2c`) is none: it is spoken from the
+/// start.
 #[must_use]
 pub fn upgrade(version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
-    if version != Version::HTTP_11 || !lists(headers, &CONNECTION, "upgrade") {
+    if version != Version::HTTP_11 || !has_token(headers, &CONNECTION, "upgrade") {
         return None;
     }
     headers
@@ -64,8 +65,8 @@ pub fn upgrade(version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
         .cloned()
 }
 
-/// Whether a comma-separated header has this word.
-fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
+/// Returns true if a comma-separated header contains `word`.
+fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
     headers
         .get_all(name)
         .iter()
@@ -74,7 +75,7 @@ fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
         .any(|listed| listed.trim().eq_ignore_ascii_case(word))
 }
 
-/// Removes what concerns one connection only (RFC 9110, 7.6.1).
+/// Removes hop-by-hop headers (RFC 9110, 7.6.1).
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let listed: Vec<HeaderName> = headers
         .get_all(CONNECTION)
@@ -101,10 +102,10 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-impl Passage<'_> {
+impl HeaderRewrite<'_> {
     fn prefix(&self) -> Option<&str> {
-        match &self.target.how {
-            How::Path(prefix) => Some(prefix),
+        match &self.target.addressing {
+            Addressing::Path(prefix) => Some(prefix),
             _ => None,
         }
     }
@@ -112,7 +113,7 @@ impl Passage<'_> {
     /// Turns the head of a client's request into that of the request to the guest.
     pub fn to_guest(&self, parts: &mut Parts) {
         let upgrade = upgrade(parts.version, &parts.headers);
-        let trailers = lists(&parts.headers, &TE, "trailers");
+        let trailers = has_token(&parts.headers, &TE, "trailers");
         let before = self.forwarded_for(&parts.headers);
         parts.uri = Uri::from(self.target.path.clone());
         parts.version = Version::HTTP_11;
@@ -130,7 +131,7 @@ impl Passage<'_> {
             headers.remove(name);
         }
         api_key::strip(headers);
-        match set_cookie::without_own(headers.get_all(COOKIE).iter()) {
+        match set_cookie::without_reserved(headers.get_all(COOKIE).iter()) {
             Some(cookies) => drop(headers.insert(COOKIE, cookies)),
             None => drop(headers.remove(COOKIE)),
         }
@@ -161,7 +162,8 @@ impl Passage<'_> {
         }
     }
 
-    /// `X-Forwarded-For`: continued if a trusted proxy sent it, else only who is really there.
+    /// Returns `X-Forwarded-For`: continued if a trusted proxy sent it, else the peer's address
+    /// alone.
     fn forwarded_for(&self, headers: &HeaderMap) -> String {
         let mut hops: Vec<&str> = Vec::new();
         if self.config.trusted_proxies.contains(&self.peer.ip) {
@@ -173,7 +175,8 @@ impl Passage<'_> {
         hops.join(", ")
     }
 
-    /// Turns the head of a guest's answer into that of the answer to the client. `upgraded`: it switches to this protocol.
+    /// Turns the head of a guest's answer into that of the answer to the client. `upgraded`: the
+    /// protocol it switches to.
     pub fn to_client(&self, headers: &mut HeaderMap, upgraded: Option<HeaderValue>) {
         let encoded = headers.contains_key(TRANSFER_ENCODING);
         strip_hop_by_hop(headers);
@@ -188,19 +191,22 @@ impl Passage<'_> {
             }
         }
         if let Some(prefix) = self.prefix() {
-            // Of these each would speak for the whole origin, which is not the guest's here.
+            // Each of these would apply to the whole origin, which is not the guest's here.
             headers.remove(ALT_SVC);
             headers.remove(STRICT_TRANSPORT_SECURITY);
             headers.remove("clear-site-data");
             headers.remove("service-worker-allowed");
             if let Some(location) = headers
                 .get(LOCATION)
-                .and_then(|location| set_cookie::location(location, prefix, self.host))
+                .and_then(|location| set_cookie::prefixed_location(location, prefix, self.host))
             {
                 headers.insert(LOCATION, location);
             }
             if self.config.isolate_paths {
-                headers.append(CONTENT_SECURITY_POLICY, HeaderValue::from_static(ISOLATED));
+                headers.append(
+                    CONTENT_SECURITY_POLICY,
+                    HeaderValue::from_static(ISOLATION_POLICY),
+                );
             }
         }
         headers.insert(X_REQUEST_ID.clone(), self.request_id.value());

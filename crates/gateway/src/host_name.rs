@@ -1,27 +1,27 @@
-//! What the host name of a request says: who is meant, and whether the request may come under it at all.
+//! Host names of requests: the sandbox that one names, and names that are refused.
 
-use crate::config::Config;
+use crate::config::GatewayConfig;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Longest sandbox id.
-const LONGEST_ID: usize = 64;
+const MAX_ID_BYTES: usize = 64;
 
-/// Who is meant by a host name.
+/// Meaning of a host name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Named {
+pub enum HostTarget {
     /// The gateway itself.
     Gateway,
     /// A sandbox.
-    Sandbox(Label),
-    /// It has the form of a sandbox's name, and is wrong in the way told.
+    Sandbox(SandboxLabel),
+    /// A sandbox's name with an error, which the text describes.
     Malformed(&'static str),
-    /// Nobody here: somebody's DNS leads to us who should not (DNS rebinding).
-    Stranger,
+    /// A name that is not served here, such as one used for DNS rebinding.
+    Foreign,
 }
 
-/// The left-most label of a sandbox's host name: `<port>-<id>` or `<port>-<id>-<expires>-<signature>`.
+/// Left-most label of a sandbox's host name: `<port>-<id>` or `<port>-<id>-<expires>-<signature>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Label {
+pub struct SandboxLabel {
     /// TCP port in the guest.
     pub port: u16,
     /// Sandbox id.
@@ -30,10 +30,10 @@ pub struct Label {
     pub link: Option<(String, String)>,
 }
 
-/// Whether this has the form of a sandbox id: 1 to 64 lower-case letters and digits.
+/// Returns true if `text` has the form of a sandbox id: 1 to 64 lower-case letters and digits.
 #[must_use]
 pub fn is_id(text: &str) -> bool {
-    (1..=LONGEST_ID).contains(&text.len())
+    (1..=MAX_ID_BYTES).contains(&text.len())
         && text
             .bytes()
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
@@ -41,14 +41,15 @@ pub fn is_id(text: &str) -> bool {
 
 /// A port from 1 to 65535, written without leading zeros.
 #[must_use]
-pub fn port(text: &str) -> Option<u16> {
+pub fn parse_port(text: &str) -> Option<u16> {
     let plain = !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten()
 }
 
-/// The host of `host` or `host:port`, lower case, without a trailing dot or the brackets of IPv6; none if it is no host.
+/// Returns the host of `host` or `host:port`, lower case, without a trailing dot or the brackets of
+/// IPv6; none if it is no host.
 #[must_use]
-pub fn host_of(authority: &str) -> Option<String> {
+pub fn parse_host(authority: &str) -> Option<String> {
     if let Some(rest) = authority.strip_prefix('[') {
         let (inner, after) = rest.split_once(']')?;
         let ip: Ipv6Addr = inner.parse().ok()?;
@@ -67,24 +68,24 @@ pub fn host_of(authority: &str) -> Option<String> {
     (named && valid_port(after)).then(|| host.to_ascii_lowercase())
 }
 
-/// Whether what follows a host is nothing or `:port`.
+/// Returns true if the text after a host is empty or `:port`.
 fn valid_port(after: &str) -> bool {
     after.is_empty()
         || after
             .strip_prefix(':')
-            .is_some_and(|digits| port(digits).is_some())
+            .is_some_and(|digits| parse_port(digits).is_some())
 }
 
-/// Who is meant by a host as [`host_of`] gives it.
+/// Returns the meaning of a host in the form that [`parse_host`] returns.
 #[must_use]
-pub fn named(host: &str, config: &Config) -> Named {
+pub fn classify(host: &str, config: &GatewayConfig) -> HostTarget {
     let is = |name: &String| name.eq_ignore_ascii_case(host);
     if host.parse::<IpAddr>().is_ok()
         || host == "localhost"
         || config.domains.iter().any(is)
         || config.allowed_hosts.iter().any(is)
     {
-        return Named::Gateway;
+        return HostTarget::Gateway;
     }
     let under = |domain: &str| {
         host.len() > domain.len() + 1
@@ -94,38 +95,39 @@ pub fn named(host: &str, config: &Config) -> Named {
             && host.as_bytes().get(host.len() - domain.len() - 1) == Some(&b'.')
     };
     if under("localhost") || config.domains.iter().any(|domain| under(domain)) {
-        label(host.split('.').next().unwrap_or_default())
+        parse_label(host.split('.').next().unwrap_or_default())
     } else {
-        Named::Stranger
+        HostTarget::Foreign
     }
 }
 
-/// Reads a left-most label. One that begins with digits and a dash means a sandbox, any other the gateway.
-fn label(text: &str) -> Named {
+/// Parses a left-most label. One that begins with digits and a dash means a sandbox, any other the
+/// gateway.
+fn parse_label(text: &str) -> HostTarget {
     let mut parts = text.split('-');
     let first = parts.next().unwrap_or_default();
     let Some(id) = parts.next() else {
-        return Named::Gateway;
+        return HostTarget::Gateway;
     };
     if first.is_empty() || !first.bytes().all(|b| b.is_ascii_digit()) {
-        return Named::Gateway;
+        return HostTarget::Gateway;
     }
-    let Some(port) = port(first) else {
-        return Named::Malformed("the port in the host name is not one from 1 to 65535");
+    let Some(port) = parse_port(first) else {
+        return HostTarget::Malformed("the port in the host name is not one from 1 to 65535");
     };
     if !is_id(id) {
-        return Named::Malformed("the host name has no sandbox id after the port");
+        return HostTarget::Malformed("the host name has no sandbox id after the port");
     }
     let link = match (parts.next(), parts.next(), parts.next()) {
         (None, ..) => None,
         (Some(expires), Some(signature), None) => Some((expires.to_owned(), signature.to_owned())),
         _ => {
-            return Named::Malformed(
+            return HostTarget::Malformed(
                 "the host name is neither <port>-<id> nor <port>-<id>-<expires>-<signature>",
             );
         }
     };
-    Named::Sandbox(Label {
+    HostTarget::Sandbox(SandboxLabel {
         port,
         id: id.to_owned(),
         link,
@@ -136,16 +138,16 @@ fn label(text: &str) -> Named {
 mod tests {
     use super::*;
 
-    fn config() -> Config {
-        Config {
+    fn config() -> GatewayConfig {
+        GatewayConfig {
             domains: vec!["jiffy.example".to_owned()],
             allowed_hosts: vec!["front.internal".to_owned()],
-            ..Config::default()
+            ..GatewayConfig::default()
         }
     }
 
-    fn sandbox(port: u16, id: &str) -> Named {
-        Named::Sandbox(Label {
+    fn sandbox(port: u16, id: &str) -> HostTarget {
+        HostTarget::Sandbox(SandboxLabel {
             port,
             id: id.to_owned(),
             link: None,
@@ -153,36 +155,36 @@ mod tests {
     }
 
     #[test]
-    fn host_names_mean_what_they_say() {
+    fn host_names_are_classified() {
         let malformed = |host: &str| {
             assert!(
-                matches!(named(host, &config()), Named::Malformed(_)),
+                matches!(classify(host, &config()), HostTarget::Malformed(_)),
                 "{host}"
             );
         };
         for (host, expected) in [
-            ("127.0.0.1", Named::Gateway),
-            ("::1", Named::Gateway),
-            ("localhost", Named::Gateway),
-            ("api.localhost", Named::Gateway),
+            ("127.0.0.1", HostTarget::Gateway),
+            ("::1", HostTarget::Gateway),
+            ("localhost", HostTarget::Gateway),
+            ("api.localhost", HostTarget::Gateway),
             ("3000-abc.localhost", sandbox(3000, "abc")),
-            ("jiffy.example", Named::Gateway),
-            ("api.jiffy.example", Named::Gateway),
-            ("sandbox.jiffy.example", Named::Gateway),
-            ("my-app.jiffy.example", Named::Gateway),
-            ("front.internal", Named::Gateway),
+            ("jiffy.example", HostTarget::Gateway),
+            ("api.jiffy.example", HostTarget::Gateway),
+            ("sandbox.jiffy.example", HostTarget::Gateway),
+            ("my-app.jiffy.example", HostTarget::Gateway),
+            ("front.internal", HostTarget::Gateway),
             ("49983-i1.jiffy.example", sandbox(49983, "i1")),
             ("1-a.eu.jiffy.example", sandbox(1, "a")),
-            ("3000-abc.front.internal", Named::Stranger),
-            ("3000-abc.evil.example", Named::Stranger),
-            ("evil.example", Named::Stranger),
-            ("evil-jiffy.example", Named::Stranger),
-            ("3000-abcjiffy.example", Named::Stranger),
-            ("jiffy.example.evil.test", Named::Stranger),
-            ("localhost.evil.test", Named::Stranger),
-            ("127.0.0.1.evil.test", Named::Stranger),
+            ("3000-abc.front.internal", HostTarget::Foreign),
+            ("3000-abc.evil.example", HostTarget::Foreign),
+            ("evil.example", HostTarget::Foreign),
+            ("evil-jiffy.example", HostTarget::Foreign),
+            ("3000-abcjiffy.example", HostTarget::Foreign),
+            ("jiffy.example.evil.test", HostTarget::Foreign),
+            ("localhost.evil.test", HostTarget::Foreign),
+            ("127.0.0.1.evil.test", HostTarget::Foreign),
         ] {
-            assert_eq!(named(host, &config()), expected, "{host}");
+            assert_eq!(classify(host, &config()), expected, "{host}");
         }
         malformed("0-abc.jiffy.example");
         malformed("65536-abc.jiffy.example");
@@ -196,8 +198,8 @@ mod tests {
     #[test]
     fn a_signed_label_keeps_its_parts() {
         assert_eq!(
-            named("80-a-t4-zz.localhost", &config()),
-            Named::Sandbox(Label {
+            classify("80-a-t4-zz.localhost", &config()),
+            HostTarget::Sandbox(SandboxLabel {
                 port: 80,
                 id: "a".to_owned(),
                 link: Some(("t4".to_owned(), "zz".to_owned())),
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_read_strictly() {
+    fn hosts_are_parsed_strictly() {
         for (authority, host) in [
             ("LocalHost:3000", Some("localhost")),
             ("a.b.", Some("a.b")),
@@ -229,9 +231,9 @@ mod tests {
             ("[::1]x", None),
             ("a\u{e9}.b", None),
         ] {
-            assert_eq!(host_of(authority).as_deref(), host, "{authority}");
+            assert_eq!(parse_host(authority).as_deref(), host, "{authority}");
         }
-        assert_eq!(host_of(&"a".repeat(254)), None);
+        assert_eq!(parse_host(&"a".repeat(254)), None);
     }
 
     #[test]

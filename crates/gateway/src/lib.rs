@@ -1,44 +1,59 @@
-//! The data plane: one listener that finds the sandbox of each request, checks that it may pass, and streams bytes both ways. Whatever
-//! names no sandbox is the control plane's.
+//! Data plane: a listener that finds the sandbox of each request, checks that it may pass, and
+//! streams bytes both ways. Requests that name no sandbox are for the control plane.
 //!
-//! [`route()`] decides, [`Gateway`] carries it out, [`serve`] listens. How sandboxes are found and reached is the daemon's business, told
-//! by [`Sandboxes`]. Clients and guests are both hostile: everything either sends is bounded and checked.
+//! [`route()`] decides, [`Gateway`] carries it out, [`serve`] listens. The daemon finds and opens
+//! sandboxes through [`Sandboxes`]. Clients and guests are both hostile: all input from either is
+//! bounded and checked.
 
+mod activity;
 pub mod admission;
-pub mod answer;
 mod api_key;
 pub mod body;
 pub mod certificate;
 pub mod config;
 pub mod connection;
+pub mod control_plane;
 pub mod counters;
 pub mod exchange;
 pub mod file_link;
-mod first;
+mod first_bytes;
 pub mod gateway;
-pub mod handshake;
 pub mod headers;
 pub mod host_name;
-pub mod link;
+pub mod host_only_path;
+mod in_flight_exchange;
 pub mod listener;
+pub mod peer;
 pub mod pool;
-pub mod private_path;
+pub mod preview_link;
+pub mod request_body;
+pub mod request_error;
 pub mod request_id;
+pub mod response_body;
 pub mod route;
 pub mod sandboxes;
 pub mod set_cookie;
+mod state;
+mod tasks;
+pub mod tcp_handshake;
 pub mod tls;
+pub mod tls_error;
 pub mod tunnel;
+mod watched_stream;
 
-pub use config::{Config, Limits};
-pub use counters::{Counters, Totals};
+pub use config::{GatewayConfig, GatewayLimits};
+pub use control_plane::ControlPlane;
+pub use counters::{GatewayCounters, GatewayTotals};
 pub use file_link::FileLink;
-pub use gateway::{ControlPlane, Gateway, KnownCaller, Peer};
-pub use handshake::tcp_handshake;
-pub use link::{LinkError, Signer};
+pub use gateway::Gateway;
 pub use listener::{serve, serve_local};
-pub use pool::Pool;
+pub use peer::{KnownCaller, Peer};
+pub use pool::GuestConnectionPool;
+pub use preview_link::{LinkError, LinkSigner};
+pub use request_body::ClientRequestBody;
 pub use request_id::RequestId;
-pub use route::{How, Route, Target, route};
-pub use sandboxes::{Access, ExchangePermit, OpenError, Sandboxes};
-pub use tls::{Tls, TlsError};
+pub use route::{Addressing, Route, SandboxTarget, route};
+pub use sandboxes::{ExchangePermit, OpenError, SandboxAccess, Sandboxes};
+pub use tcp_handshake::tcp_handshake;
+pub use tls::Tls;
+pub use tls_error::TlsError;

@@ -1,10 +1,13 @@
 //! Listens, and ends in order.
 
-use crate::admission::{Full, Permit};
+use crate::admission::{ConnectionLimitError, ConnectionPermit};
 use crate::connection;
+use crate::control_plane::ControlPlane;
 use crate::counters::add;
-use crate::gateway::{ControlPlane, Gateway, Peer};
+use crate::gateway::Gateway;
+use crate::peer::Peer;
 use crate::sandboxes::Sandboxes;
+use crate::tasks::ConnectionTasks;
 use crate::tls::Tls;
 use socket2::{SockRef, TcpKeepalive};
 use std::future::Future;
@@ -15,58 +18,18 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
-/// Clients that are told at once that there are too many; more are closed without a word.
-const REFUSALS: usize = 64;
-/// How long telling one may take.
-const REFUSAL: Duration = Duration::from_secs(2);
+/// Refusals with an answer that are sent at once; further connections are closed without one.
+const MAX_CONCURRENT_REFUSALS: usize = 64;
+/// Time for one refusal.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a failed accept: it fails when descriptors run out, and then again at once.
-const RESPITE: Duration = Duration::from_millis(50);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// What a listener's connections run in, and how they are ended.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Tasks {
-    tracker: TaskTracker,
-    stopping: CancellationToken,
-    cut: CancellationToken,
-}
-
-impl Tasks {
-    /// Runs until it ends or the time for ending is over.
-    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let cut = self.cut.clone();
-        self.tracker.spawn(async move {
-            let _ = cut.run_until_cancelled(work).await;
-        });
-    }
-
-    /// No new requests are wanted.
-    pub(crate) async fn stopping(&self) {
-        self.stopping.cancelled().await;
-    }
-
-    /// The time for ending is over.
-    pub(crate) async fn cut(&self) {
-        self.cut.cancelled().await;
-    }
-
-    /// Lets everything end within `drain` and cuts the rest.
-    async fn finish(&self, drain: Duration) {
-        self.stopping.cancel();
-        self.tracker.close();
-        if timeout(drain, self.tracker.wait()).await.is_err() {
-            debug!("cutting what is still under way");
-            self.cut.cancel();
-            self.tracker.wait().await;
-        }
-    }
-}
-
-/// Serves clients on `listener` until `shutdown`; then takes no more requests, lets those under way finish for as long as the limits say,
-/// and cuts the rest. Several listeners may share one gateway.
+/// Serves clients on `listener` until `shutdown`; then takes no more requests, lets those in flight
+/// finish within `GatewayLimits::drain`, and aborts the rest. Several listeners may share one
+/// gateway.
 pub async fn serve<S, C>(
     listener: TcpListener,
     tls: Option<Tls>,
@@ -76,8 +39,8 @@ pub async fn serve<S, C>(
     S: Sandboxes,
     C: ControlPlane,
 {
-    let tasks = Tasks::default();
-    let refusals = Arc::new(Semaphore::new(REFUSALS));
+    let tasks = ConnectionTasks::default();
+    let refusals = Arc::new(Semaphore::new(MAX_CONCURRENT_REFUSALS));
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
         let accepted = tokio::select! {
@@ -88,7 +51,7 @@ pub async fn serve<S, C>(
             Ok(accepted) => accepted,
             Err(e) => {
                 warn!("cannot accept a connection: {e}");
-                sleep(RESPITE).await;
+                sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
@@ -96,7 +59,7 @@ pub async fn serve<S, C>(
         let ip = from.ip().to_canonical();
         match gateway.shared.admission.enter(ip) {
             Ok(permit) => {
-                let work = attend(
+                let work = serve_tcp(
                     gateway.clone(),
                     stream,
                     tls.clone(),
@@ -108,14 +71,14 @@ pub async fn serve<S, C>(
                     permit,
                     tasks.clone(),
                 );
-                tasks.tracker.spawn(work);
+                tasks.track(work);
             }
             Err(full) => {
                 add(&gateway.shared.counters.connections_refused, 1);
                 if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
                     let tls = tls.clone();
                     tasks.spawn(async move {
-                        let _ = timeout(REFUSAL, turn_away(stream, tls, full)).await;
+                        let _ = timeout(REFUSAL_TIMEOUT, refuse(stream, tls, full)).await;
                         drop(refusal);
                     });
                 }
@@ -126,8 +89,8 @@ pub async fn serve<S, C>(
     tasks.finish(gateway.shared.config.limits.drain).await;
 }
 
-/// The same on a Unix socket, for those whose user id `may`: to the control plane they are local, and they are not counted among an
-/// address's connections.
+/// Serves clients on a Unix socket, if `may` allows their user id. The control plane sees them as
+/// local, and they are not counted among an address's connections.
 pub async fn serve_local<S, C>(
     listener: UnixListener,
     gateway: Gateway<S, C>,
@@ -137,7 +100,7 @@ pub async fn serve_local<S, C>(
     S: Sandboxes,
     C: ControlPlane,
 {
-    let tasks = Tasks::default();
+    let tasks = ConnectionTasks::default();
     let peer = Peer {
         ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
         tls: false,
@@ -153,27 +116,28 @@ pub async fn serve_local<S, C>(
             Ok((stream, _)) => stream,
             Err(e) => {
                 warn!("cannot accept a connection: {e}");
-                sleep(RESPITE).await;
+                sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
-        // As the kernel has it, of the moment of connecting.
+        // Credentials of the moment of connecting, from the kernel.
         if !stream.peer_cred().is_ok_and(|peer| may(peer.uid())) {
             warn!("somebody who may not use the socket did");
             continue;
         }
-        // One that is too many is closed without a word.
+        // A connection over the limit is closed without an answer.
         if let Ok(permit) = gateway.shared.admission.enter(peer.ip) {
-            permit.is_known();
+            permit.mark_known();
             let work = connection::serve(gateway.clone(), stream, peer, permit, tasks.clone());
-            tasks.tracker.spawn(work);
+            tasks.track(work);
         }
     }
     drop(listener);
     tasks.finish(gateway.shared.config.limits.drain).await;
 }
 
-/// Small answers go out at once, and a client that vanished without a word is noticed although streams may be silent for hours.
+/// Sends small answers at once, and detects vanished clients although streams may be silent for
+/// hours.
 fn prepare(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(60))
@@ -187,13 +151,13 @@ fn prepare(stream: &TcpStream) {
     }
 }
 
-async fn attend<S, C>(
+async fn serve_tcp<S, C>(
     gateway: Gateway<S, C>,
     stream: TcpStream,
     tls: Option<Tls>,
     peer: Peer,
-    permit: Permit,
-    tasks: Tasks,
+    permit: ConnectionPermit,
+    tasks: ConnectionTasks,
 ) where
     S: Sandboxes,
     C: ControlPlane,
@@ -208,20 +172,20 @@ async fn attend<S, C>(
         () = tasks.stopping() => return,
     };
     if begun {
-        Box::pin(encrypted(gateway, stream, tls, peer, permit, tasks)).await;
+        Box::pin(serve_tls(gateway, stream, tls, peer, permit, tasks)).await;
     } else {
         add(&gateway.shared.counters.handshakes_failed, 1);
     }
 }
 
 /// Serves a client that has begun to speak TLS.
-async fn encrypted<S, C>(
+async fn serve_tls<S, C>(
     gateway: Gateway<S, C>,
     stream: TcpStream,
     tls: Tls,
     peer: Peer,
-    permit: Permit,
-    tasks: Tasks,
+    permit: ConnectionPermit,
+    tasks: ConnectionTasks,
 ) where
     S: Sandboxes,
     C: ControlPlane,
@@ -245,19 +209,22 @@ async fn encrypted<S, C>(
     }
 }
 
-async fn turn_away(stream: TcpStream, tls: Option<Tls>, full: Full) {
+async fn refuse(stream: TcpStream, tls: Option<Tls>, full: ConnectionLimitError) {
     match tls {
-        None => say(stream, full).await,
+        None => send_refusal(stream, full).await,
         Some(tls) => {
             if let Ok(stream) = tls.accept(stream).await {
-                say(stream, full).await;
+                send_refusal(stream, full).await;
             }
         }
     }
 }
 
-/// Answers without having read: whatever the request is, this is the answer. Clients of HTTP/2 see it broken.
-async fn say<T: AsyncRead + AsyncWrite + Unpin>(mut stream: T, full: Full) {
+/// Answers without reading the request. Clients of HTTP/2 see a broken connection.
+async fn send_refusal<T: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: T,
+    full: ConnectionLimitError,
+) {
     let json = format!(r#"{{"message":"{full}","code":503}}"#);
     let answer = format!(
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n{json}",

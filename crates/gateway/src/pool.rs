@@ -1,6 +1,6 @@
 //! Connections into guests that wait for the next request.
 
-use crate::body::ToGuest;
+use crate::request_body::GuestRequestBody;
 use hyper::client::conn::http1::SendRequest;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,34 +9,35 @@ use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 use tokio::time::{interval, timeout};
 
-/// How long a connection waits. Below the 5 s after which common servers close theirs, so that a request seldom crosses a close.
-const IDLE: Duration = Duration::from_secs(3);
+/// Longest idle time of a connection. Below the 5 s after which common servers close theirs, so
+/// that a request seldom crosses a close.
+const MAX_IDLE: Duration = Duration::from_secs(3);
 /// Connections that wait per port of a sandbox.
-const MOST_PER_PORT: usize = 8;
+const MAX_IDLE_PER_PORT: usize = 8;
 /// Connections that wait altogether.
-const MOST: usize = 1_024;
-/// How long a connection may take to become ready after an answer (a request body may still be on its way).
-const SETTLE: Duration = Duration::from_secs(1);
+const MAX_IDLE_TOTAL: usize = 1_024;
+/// Time for a connection to become ready after an answer (a request body may still be in transit).
+const READY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A port of a sandbox.
-pub(crate) type Key = (String, u16);
+pub(crate) type PoolKey = (String, u16);
 
 /// A connection into a guest with one request on it. Dropped, the connection is closed at once.
 #[derive(Debug)]
-pub struct Lease {
-    pub(crate) sender: SendRequest<ToGuest>,
-    key: Key,
-    /// Number of [`Pool::forget`]s when it was opened.
+pub struct GuestConnection {
+    pub(crate) sender: SendRequest<GuestRequestBody>,
+    key: PoolKey,
+    /// Number of [`GuestConnectionPool::invalidate`]s when it was opened.
     epoch: u64,
-    driver: Driver,
-    _slot: Slot,
+    driver: ConnectionDriver,
+    _permit: GuestConnectionPermit,
 }
 
 /// The task that moves a connection's bytes.
 #[derive(Debug)]
-struct Driver(AbortHandle);
+struct ConnectionDriver(AbortHandle);
 
-impl Drop for Driver {
+impl Drop for ConnectionDriver {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -44,19 +45,19 @@ impl Drop for Driver {
 
 /// One of the connections a sandbox may have.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct GuestConnectionPermit {
     id: String,
-    pool: Weak<Pool>,
+    pool: Weak<GuestConnectionPool>,
 }
 
-impl Drop for Slot {
+impl Drop for GuestConnectionPermit {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.upgrade() {
             let mut state = pool.state();
-            if let Some(count) = state.slots.get_mut(&self.id) {
+            if let Some(count) = state.open.get_mut(&self.id) {
                 *count -= 1;
                 if *count == 0 {
-                    state.slots.remove(&self.id);
+                    state.open.remove(&self.id);
                 }
             }
         }
@@ -64,37 +65,38 @@ impl Drop for Slot {
 }
 
 #[derive(Debug)]
-struct Idle {
-    lease: Lease,
+struct IdleConnection {
+    connection: GuestConnection,
     since: Instant,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    idle: HashMap<Key, Vec<Idle>>,
-    waiting: usize,
-    slots: HashMap<String, usize>,
-    sweeping: bool,
+struct PoolState {
+    idle: HashMap<PoolKey, Vec<IdleConnection>>,
+    idle_count: usize,
+    open: HashMap<String, usize>,
+    closing_idle: bool,
 }
 
 /// Connections into guests.
 #[derive(Debug, Default)]
-pub struct Pool {
-    state: Mutex<State>,
+pub struct GuestConnectionPool {
+    state: Mutex<PoolState>,
     epoch: AtomicU64,
 }
 
-impl Pool {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl GuestConnectionPool {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the waiting connections of a sandbox, and lets none that is in use come back: after a pause, a rollback or a kill.
-    pub fn forget(&self, id: &str) {
+    /// Closes the idle connections of a sandbox, and keeps those in use from coming back: after a
+    /// pause, a rollback or a kill.
+    pub fn invalidate(&self, id: &str) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         let mut gone = Vec::new();
         let mut state = self.state();
-        let keys: Vec<Key> = state
+        let keys: Vec<PoolKey> = state
             .idle
             .keys()
             .filter(|(owner, _)| owner == id)
@@ -103,7 +105,7 @@ impl Pool {
         for key in keys {
             gone.extend(state.idle.remove(&key).unwrap_or_default());
         }
-        state.waiting -= gone.len();
+        state.idle_count -= gone.len();
         // Their drop takes the lock again.
         drop(state);
         drop(gone);
@@ -111,59 +113,59 @@ impl Pool {
 
     /// Connections that wait for a request.
     #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.state().waiting
+    pub fn idle_count(&self) -> usize {
+        self.state().idle_count
     }
 
     /// Takes one of `most` places for connections of a sandbox.
-    pub(crate) fn slot(self: &Arc<Self>, id: &str, most: usize) -> Option<Slot> {
+    pub(crate) fn permit(self: &Arc<Self>, id: &str, most: usize) -> Option<GuestConnectionPermit> {
         let mut state = self.state();
-        let count = state.slots.entry(id.to_owned()).or_default();
+        let count = state.open.entry(id.to_owned()).or_default();
         if *count >= most {
             return None;
         }
         *count += 1;
-        Some(Slot {
+        Some(GuestConnectionPermit {
             id: id.to_owned(),
             pool: Arc::downgrade(self),
         })
     }
 
-    /// How many times something was forgotten; read before opening a connection.
+    /// Number of calls of [`Self::invalidate`]; read before opening a connection.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
 
-    /// Makes a lease of a fresh connection.
-    pub(crate) fn lease(
-        key: Key,
+    /// Makes a connection of a fresh connection.
+    pub(crate) fn connection(
+        key: PoolKey,
         epoch: u64,
-        sender: SendRequest<ToGuest>,
+        sender: SendRequest<GuestRequestBody>,
         driver: AbortHandle,
-        slot: Slot,
-    ) -> Lease {
-        Lease {
+        permit: GuestConnectionPermit,
+    ) -> GuestConnection {
+        GuestConnection {
             sender,
             key,
             epoch,
-            driver: Driver(driver),
-            _slot: slot,
+            driver: ConnectionDriver(driver),
+            _permit: permit,
         }
     }
 
-    /// A waiting connection that has not waited longer than `longest`.
-    pub(crate) fn take(&self, key: &Key, longest: Duration) -> Option<Lease> {
+    /// Takes a connection that has been idle for at most `max_idle`.
+    pub(crate) fn take(&self, key: &PoolKey, max_idle: Duration) -> Option<GuestConnection> {
         let mut dead = Vec::new();
         let mut found = None;
         let mut state = self.state();
         if let Some(list) = state.idle.get_mut(key) {
             // The one that waited least is the least likely to be closed by now.
             while let Some(idle) = list.pop() {
-                if idle.lease.sender.is_ready()
-                    && !idle.lease.driver.0.is_finished()
-                    && idle.since.elapsed() <= longest
+                if idle.connection.sender.is_ready()
+                    && !idle.connection.driver.0.is_finished()
+                    && idle.since.elapsed() <= max_idle
                 {
-                    found = Some(idle.lease);
+                    found = Some(idle.connection);
                     break;
                 }
                 dead.push(idle);
@@ -172,47 +174,47 @@ impl Pool {
                 state.idle.remove(key);
             }
         }
-        state.waiting -= dead.len() + usize::from(found.is_some());
+        state.idle_count -= dead.len() + usize::from(found.is_some());
         drop(state);
         drop(dead);
         found
     }
 
-    /// Lets a connection whose answer is complete wait for the next request, if it can.
-    pub(crate) fn give_back(self: &Arc<Self>, mut lease: Lease) {
+    /// Returns a connection whose answer is complete to the pool, once it is ready for a request.
+    pub(crate) fn give_back(self: &Arc<Self>, mut connection: GuestConnection) {
         let pool = Arc::clone(self);
         tokio::spawn(async move {
-            if let Ok(Ok(())) = timeout(SETTLE, lease.sender.ready()).await {
-                pool.keep(lease);
+            if let Ok(Ok(())) = timeout(READY_TIMEOUT, connection.sender.ready()).await {
+                pool.keep(connection);
             }
         });
     }
 
-    fn keep(self: &Arc<Self>, lease: Lease) {
+    fn keep(self: &Arc<Self>, connection: GuestConnection) {
         let mut state = self.state();
-        if lease.epoch != self.epoch() || state.waiting >= MOST {
+        if connection.epoch != self.epoch() || state.idle_count >= MAX_IDLE_TOTAL {
             drop(state);
             return;
         }
-        let list = state.idle.entry(lease.key.clone()).or_default();
-        if list.len() >= MOST_PER_PORT {
+        let list = state.idle.entry(connection.key.clone()).or_default();
+        if list.len() >= MAX_IDLE_PER_PORT {
             drop(state);
             return;
         }
-        list.push(Idle {
-            lease,
+        list.push(IdleConnection {
+            connection,
             since: Instant::now(),
         });
-        state.waiting += 1;
-        if !state.sweeping {
-            state.sweeping = true;
-            tokio::spawn(sweep(Arc::downgrade(self)));
+        state.idle_count += 1;
+        if !state.closing_idle {
+            state.closing_idle = true;
+            tokio::spawn(close_idle(Arc::downgrade(self)));
         }
     }
 }
 
 /// Closes connections that have waited long enough, until none waits.
-async fn sweep(pool: Weak<Pool>) {
+async fn close_idle(pool: Weak<GuestConnectionPool>) {
     let mut tick = interval(Duration::from_millis(500));
     loop {
         tick.tick().await;
@@ -221,14 +223,14 @@ async fn sweep(pool: Weak<Pool>) {
         let mut state = pool.state();
         for list in state.idle.values_mut() {
             gone.extend(list.extract_if(.., |idle| {
-                idle.since.elapsed() >= IDLE || idle.lease.sender.is_closed()
+                idle.since.elapsed() >= MAX_IDLE || idle.connection.sender.is_closed()
             }));
         }
         state.idle.retain(|_, list| !list.is_empty());
-        state.waiting -= gone.len();
-        let done = state.waiting == 0;
+        state.idle_count -= gone.len();
+        let done = state.idle_count == 0;
         if done {
-            state.sweeping = false;
+            state.closing_idle = false;
         }
         drop(state);
         drop(gone);

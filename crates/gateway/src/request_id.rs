@@ -6,21 +6,23 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 pub static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Longest name that is taken from a client.
-const LONGEST: usize = 128;
+const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// The name of a request. The control plane finds it among the request's extensions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestId(HeaderValue);
 
 impl RequestId {
-    /// What the client chose, if it is 1 to 128 letters, digits and `-_.:`; otherwise a new one of 128 random bits.
+    /// The client's choice, if it is 1 to 128 letters, digits and `-_.:`; otherwise a new id of 128
+    /// random bits.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Self {
         let legal = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:".contains(b);
         let mut values = headers.get_all(&X_REQUEST_ID).iter();
         match (values.next(), values.next()) {
             (Some(value), None)
-                if (1..=LONGEST).contains(&value.len()) && value.as_bytes().iter().all(legal) =>
+                if (1..=MAX_REQUEST_ID_BYTES).contains(&value.len())
+                    && value.as_bytes().iter().all(legal) =>
             {
                 Self(value.clone())
             }
@@ -38,13 +40,13 @@ impl RequestId {
         Self(HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("unnamed")))
     }
 
-    /// As a header.
+    /// The id as a header value.
     #[must_use]
     pub fn value(&self) -> HeaderValue {
         self.0.clone()
     }
 
-    /// As text.
+    /// The id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         self.0.to_str().unwrap_or_default()

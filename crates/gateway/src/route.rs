@@ -1,7 +1,7 @@
-//! Decides whose a request is. Pure: no sandbox is looked up here.
+//! Routing of requests to the control plane or a sandbox. Pure: no sandbox is looked up here.
 
-use crate::config::Config;
-use crate::host_name::{self, Named};
+use crate::config::GatewayConfig;
+use crate::host_name::{self, HostTarget};
 use hyper::header::{CONTENT_LENGTH, HOST, HeaderMap, TRANSFER_ENCODING};
 use hyper::http::request::Parts;
 use hyper::http::uri::PathAndQuery;
@@ -12,44 +12,44 @@ pub const SANDBOX_ID: &str = "e2b-sandbox-id";
 /// Header that names the port in it.
 pub const SANDBOX_PORT: &str = "e2b-sandbox-port";
 
-/// Whose a request is.
+/// Destination of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route {
     /// A sandbox's.
-    Sandbox(Target),
+    Sandbox(SandboxTarget),
     /// The control plane's.
     ControlPlane,
-    /// Nobody's, with the reason in a sentence.
+    /// None: it is refused, with the reason in a sentence.
     Refused(StatusCode, &'static str),
 }
 
-/// A port of a sandbox, and what to ask there.
+/// Port of a sandbox, and the path to request there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct SandboxTarget {
     /// Sandbox id, 1 to 64 lower-case letters and digits.
     pub id: String,
     /// TCP port in the guest, not 0.
     pub port: u16,
     /// Path and query as the guest shall see them.
     pub path: PathAndQuery,
-    /// How the request named it.
-    pub how: How,
+    /// The way in which the request named it.
+    pub addressing: Addressing,
 }
 
-/// How a request named its sandbox.
+/// The way in which a request named its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum How {
-    /// By the two headers.
+pub enum Addressing {
+    /// Two headers.
     Headers,
-    /// By host name, with expiry and signature if they were in it.
+    /// Host name, with expiry and signature if it contains them.
     Host(Option<(String, String)>),
-    /// By path; this prefix was cut off: `/sandboxes/{id}/proxy/{port}`.
+    /// Path; this prefix was cut off: `/sandboxes/{id}/proxy/{port}`.
     Path(String),
 }
 
-/// Decides whose a request is: by host name, else by the two headers, else by path.
+/// Routes a request: by host name, else by the two headers, else by path.
 #[must_use]
-pub fn route(parts: &Parts, config: &Config) -> Route {
+pub fn route(parts: &Parts, config: &GatewayConfig) -> Route {
     match decide(parts, config) {
         Ok(Some(target)) => Route::Sandbox(target),
         Ok(None) => Route::ControlPlane,
@@ -57,13 +57,13 @@ pub fn route(parts: &Parts, config: &Config) -> Route {
     }
 }
 
-type Refusal = (StatusCode, &'static str);
+type RouteRefusal = (StatusCode, &'static str);
 
-const fn bad(reason: &'static str) -> Refusal {
+const fn bad(reason: &'static str) -> RouteRefusal {
     (StatusCode::BAD_REQUEST, reason)
 }
 
-fn decide(parts: &Parts, config: &Config) -> Result<Option<Target>, Refusal> {
+fn decide(parts: &Parts, config: &GatewayConfig) -> Result<Option<SandboxTarget>, RouteRefusal> {
     if parts.method == Method::CONNECT {
         return Err((
             StatusCode::METHOD_NOT_ALLOWED,
@@ -80,24 +80,24 @@ fn decide(parts: &Parts, config: &Config) -> Result<Option<Target>, Refusal> {
             .cloned()
             .unwrap_or_else(|| PathAndQuery::from_static("/"))
     };
-    match host_name::named(&host, config) {
-        Named::Sandbox(label) => Ok(Some(Target {
+    match host_name::classify(&host, config) {
+        HostTarget::Sandbox(label) => Ok(Some(SandboxTarget {
             id: label.id,
             port: label.port,
             path: path(),
-            how: How::Host(label.link),
+            addressing: Addressing::Host(label.link),
         })),
-        Named::Malformed(reason) => Err(bad(reason)),
-        Named::Stranger => Err((
+        HostTarget::Malformed(reason) => Err(bad(reason)),
+        HostTarget::Foreign => Err((
             StatusCode::MISDIRECTED_REQUEST,
             "This host name is not served here: use an address, localhost, or a domain this server is configured for",
         )),
-        Named::Gateway => match headers {
-            Some((id, port)) => Ok(Some(Target {
+        HostTarget::Gateway => match headers {
+            Some((id, port)) => Ok(Some(SandboxTarget {
                 id,
                 port,
                 path: path(),
-                how: How::Headers,
+                addressing: Addressing::Headers,
             })),
             None => by_path(&path()),
         },
@@ -105,7 +105,7 @@ fn decide(parts: &Parts, config: &Config) -> Result<Option<Target>, Refusal> {
 }
 
 /// Refuses whatever two parsers could read as two different messages.
-fn check_framing(headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_framing(headers: &HeaderMap) -> Result<(), RouteRefusal> {
     let encoded = match only(headers, TRANSFER_ENCODING.as_str()) {
         Err(()) => return Err(bad("More than one Transfer-Encoding")),
         Ok(None) => false,
@@ -120,16 +120,16 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// The host meant, the same in the `Host` header and the request line.
-fn host(parts: &Parts) -> Result<String, Refusal> {
+fn host(parts: &Parts) -> Result<String, RouteRefusal> {
     let header = only(&parts.headers, HOST.as_str())
         .map_err(|()| bad("More than one Host header"))?
-        .map(|host| host_name::host_of(host).ok_or(bad("The Host header is not a host name")))
+        .map(|host| host_name::parse_host(host).ok_or(bad("The Host header is not a host name")))
         .transpose()?;
     let line = parts
         .uri
         .authority()
         .map(|authority| {
-            host_name::host_of(authority.as_str())
+            host_name::parse_host(authority.as_str())
                 .ok_or(bad("The authority of the request is not a host name"))
         })
         .transpose()?;
@@ -142,7 +142,7 @@ fn host(parts: &Parts) -> Result<String, Refusal> {
     }
 }
 
-fn by_headers(headers: &HeaderMap) -> Result<Option<(String, u16)>, Refusal> {
+fn by_headers(headers: &HeaderMap) -> Result<Option<(String, u16)>, RouteRefusal> {
     let id = only(headers, SANDBOX_ID)
         .map_err(|()| bad("More than one or an unreadable E2b-Sandbox-Id"))?;
     let port = only(headers, SANDBOX_PORT)
@@ -153,7 +153,7 @@ fn by_headers(headers: &HeaderMap) -> Result<Option<(String, u16)>, Refusal> {
             if !host_name::is_id(id) {
                 return Err(bad("E2b-Sandbox-Id is not a sandbox id"));
             }
-            let port = host_name::port(port)
+            let port = host_name::parse_port(port)
                 .ok_or(bad("E2b-Sandbox-Port is not a port from 1 to 65535"))?;
             Ok(Some((id.to_owned(), port)))
         }
@@ -163,8 +163,8 @@ fn by_headers(headers: &HeaderMap) -> Result<Option<(String, u16)>, Refusal> {
     }
 }
 
-/// Reads `/sandboxes/{id}/proxy/{port}/...`; everything that has not this form is the control plane's.
-fn by_path(path: &PathAndQuery) -> Result<Option<Target>, Refusal> {
+/// Parses `/sandboxes/{id}/proxy/{port}/...`; any other path is the control plane's.
+fn by_path(path: &PathAndQuery) -> Result<Option<SandboxTarget>, RouteRefusal> {
     let mut pieces = path.path().splitn(6, '/');
     let (Some(""), Some("sandboxes"), Some(id), Some("proxy"), Some(port)) = (
         pieces.next(),
@@ -179,8 +179,8 @@ fn by_path(path: &PathAndQuery) -> Result<Option<Target>, Refusal> {
         return Err(bad("The path names no sandbox id after /sandboxes/"));
     }
     let prefix = format!("/sandboxes/{id}/proxy/{port}");
-    let port =
-        host_name::port(port).ok_or(bad("The path names no port from 1 to 65535 after /proxy/"))?;
+    let port = host_name::parse_port(port)
+        .ok_or(bad("The path names no port from 1 to 65535 after /proxy/"))?;
     let mut rest = format!("/{}", pieces.next().unwrap_or_default());
     if let Some(query) = path.query() {
         rest.push('?');
@@ -189,11 +189,11 @@ fn by_path(path: &PathAndQuery) -> Result<Option<Target>, Refusal> {
     let path = rest
         .try_into()
         .map_err(|_| bad("The path is not a path after /proxy/"))?;
-    Ok(Some(Target {
+    Ok(Some(SandboxTarget {
         id: id.to_owned(),
         port,
         path,
-        how: How::Path(prefix),
+        addressing: Addressing::Path(prefix),
     }))
 }
 

@@ -1,19 +1,20 @@
-//! Keeps what a guest tells browsers to itself: its cookies, and its redirects behind a path prefix.
+//! Confinement of the cookies and redirects that guests send to browsers.
 
 use hyper::header::HeaderValue;
 use hyper::http::uri::Authority;
 
 /// Names of cookies that are the gateway's own.
-pub const OWN: &str = "jiffy_";
+pub const RESERVED_PREFIX: &str = "jiffy_";
 
-/// A guest's `Set-Cookie` so that it concerns nobody but this guest: without `Domain`, with `Path` behind `prefix`. None: not passed on.
+/// Confines a guest's `Set-Cookie` to this guest: without `Domain`, with `Path` behind `prefix`.
+/// None: it is not passed on.
 #[must_use]
 pub fn confined(value: &HeaderValue, prefix: Option<&str>) -> Option<HeaderValue> {
     let mut out: Vec<u8> = Vec::with_capacity(value.len() + 64);
     for (index, attribute) in value.as_bytes().split(|b| *b == b';').enumerate() {
         let attribute = attribute.trim_ascii();
         if index == 0 {
-            if starts_with(attribute, OWN) {
+            if starts_with(attribute, RESERVED_PREFIX) {
                 return None;
             }
             out.extend_from_slice(attribute);
@@ -34,7 +35,8 @@ pub fn confined(value: &HeaderValue, prefix: Option<&str>) -> Option<HeaderValue
                 let path = path.strip_prefix(b"=").unwrap_or_default().trim_ascii();
                 out.extend_from_slice(b"Path=");
                 out.extend_from_slice(prefix.as_bytes());
-                // Anything else would make the browser choose, and it would choose within the prefix too.
+                // Any other value would let the browser choose, and it would choose within the
+                // prefix too.
                 if path.starts_with(b"/") {
                     let inner = path.strip_prefix(prefix.as_bytes());
                     out.extend_from_slice(match inner {
@@ -55,13 +57,14 @@ fn starts_with(bytes: &[u8], prefix: &str) -> bool {
         .is_some_and(|start| start.eq_ignore_ascii_case(prefix.as_bytes()))
 }
 
-/// A client's cookies as the guest shall see them: one line, without the gateway's own. None if there are none left.
-pub fn without_own<'a>(values: impl Iterator<Item = &'a HeaderValue>) -> Option<HeaderValue> {
+/// Returns a client's cookies for the guest: one line, without the gateway's own. None if none are
+/// left.
+pub fn without_reserved<'a>(values: impl Iterator<Item = &'a HeaderValue>) -> Option<HeaderValue> {
     let mut out: Vec<u8> = Vec::new();
     for value in values {
         for pair in value.as_bytes().split(|b| *b == b';') {
             let pair = pair.trim_ascii();
-            if pair.is_empty() || starts_with(pair, OWN) {
+            if pair.is_empty() || starts_with(pair, RESERVED_PREFIX) {
                 continue;
             }
             if !out.is_empty() {
@@ -76,7 +79,7 @@ pub fn without_own<'a>(values: impl Iterator<Item = &'a HeaderValue>) -> Option<
 }
 
 /// Values of the cookies of a name.
-pub fn named<'a>(
+pub fn values_of<'a>(
     values: impl Iterator<Item = &'a HeaderValue>,
     name: &str,
 ) -> impl Iterator<Item = &'a str> {
@@ -89,9 +92,10 @@ pub fn named<'a>(
         })
 }
 
-/// A guest's `Location` so that it stays behind `prefix`: paths, and addresses under the host name the client used. None: leave it.
+/// Moves a guest's `Location` behind `prefix`: paths, and addresses under the host name the client
+/// used. None: it stays as it is.
 #[must_use]
-pub fn location(value: &HeaderValue, prefix: &str, host: &str) -> Option<HeaderValue> {
+pub fn prefixed_location(value: &HeaderValue, prefix: &str, host: &str) -> Option<HeaderValue> {
     let text = value.to_str().ok()?;
     let (before, path) = if text.starts_with('/') && !text.starts_with("//") {
         ("", text)
@@ -169,10 +173,10 @@ mod tests {
     #[test]
     fn the_gateways_cookies_are_not_shown_to_guests() {
         let cookies = [value("a=1; jiffy_link_80=s"), value("b=2")];
-        assert_eq!(without_own(cookies.iter()), Some(value("a=1; b=2")));
-        assert_eq!(without_own([value("jiffy_link_80=s")].iter()), None);
+        assert_eq!(without_reserved(cookies.iter()), Some(value("a=1; b=2")));
+        assert_eq!(without_reserved([value("jiffy_link_80=s")].iter()), None);
         assert_eq!(
-            named(cookies.iter(), "jiffy_link_80").collect::<Vec<_>>(),
+            values_of(cookies.iter(), "jiffy_link_80").collect::<Vec<_>>(),
             ["s"]
         );
     }
@@ -199,7 +203,7 @@ mod tests {
             ("javascript://localhost:3000/x", None),
         ] {
             assert_eq!(
-                super::location(&value(location), PREFIX, "localhost:3000"),
+                super::prefixed_location(&value(location), PREFIX, "localhost:3000"),
                 expected.map(value),
                 "{location}"
             );

@@ -1,19 +1,19 @@
 //! TLS for the listener: HTTP/2 and HTTP/1.1 by ALPN.
 
-use crate::certificate::{self, Paths};
+use crate::certificate::{self, CertificatePaths};
+use crate::tls_error::TlsError;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{self, ServerConfig};
 use tokio_rustls::server::TlsStream;
 
-/// What a listener needs for TLS.
+/// TLS settings of a listener.
 #[derive(Clone)]
 pub struct Tls {
     acceptor: TlsAcceptor,
@@ -26,50 +26,11 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-/// Why there is no TLS.
-#[derive(Debug, Error)]
-pub enum TlsError {
-    /// A PEM file cannot be read, or is none.
-    #[error("cannot read {}: {source}; give a PEM file with {what}", path.display())]
-    Pem {
-        /// The file.
-        path: PathBuf,
-        /// What it should hold.
-        what: &'static str,
-        /// Why not.
-        source: pem::Error,
-    },
-    /// Certificate and key do not fit, or are of a kind that is not known.
-    #[error("cannot use the certificate of {} with its key: {source}", path.display())]
-    Unusable {
-        /// The certificate's file.
-        path: PathBuf,
-        /// Why not.
-        source: rustls::Error,
-    },
-    /// A generated certificate cannot be kept.
-    #[error("cannot keep a generated certificate in {}: {source}", path.display())]
-    Keep {
-        /// File or directory.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// A certificate cannot be made for these names.
-    #[error("cannot make a certificate for {names}: {source}")]
-    Generate {
-        /// The names.
-        names: String,
-        /// Why not.
-        source: rcgen::Error,
-    },
-}
-
 impl Tls {
-    /// From files: the certificate with those that lead to its root, and its private key (PKCS #8, PKCS #1 or SEC 1).
+    /// Reads PEM files: the certificate chain, and its private key (PKCS #8, PKCS #1 or SEC 1).
     ///
     /// # Errors
-    /// [`TlsError`] if they cannot be read or do not fit.
+    /// [`TlsError`] if they cannot be read or do not match.
     pub fn from_files(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let chain: Vec<_> = CertificateDer::pem_file_iter(certificate)
             .and_then(Iterator::collect)
@@ -100,13 +61,14 @@ impl Tls {
         })
     }
 
-    /// From a certificate that is made, and kept in `directory`, for each domain, everything directly below it, `localhost` and
-    /// the loopback addresses (not for `*.localhost`: clients accept no such wildcard). [`Tls::trust`] tells what clients must trust.
+    /// Uses a generated certificate that is stored in `directory`, for each domain, all names
+    /// directly below it, `localhost` and the loopback addresses (not for `*.localhost`: clients
+    /// accept no such wildcard). [`Tls::trust`] is the authority that clients must trust.
     ///
     /// # Errors
-    /// [`TlsError`] if it cannot be made or kept.
+    /// [`TlsError`] if it cannot be generated or stored.
     pub fn generated(directory: &Path, domains: &[String]) -> Result<Self, TlsError> {
-        let Paths {
+        let CertificatePaths {
             certificate,
             key,
             authority,
@@ -118,7 +80,8 @@ impl Tls {
         })
     }
 
-    /// Of a generated certificate: the PEM file with the authority that clients must trust (`SSL_CERT_FILE`, `NODE_EXTRA_CA_CERTS`).
+    /// PEM file of a generated certificate's authority, which clients must trust (`SSL_CERT_FILE`,
+    /// `NODE_EXTRA_CA_CERTS`).
     #[must_use]
     pub fn trust(&self) -> Option<&Path> {
         self.trust.as_deref()

@@ -1,6 +1,6 @@
 //! Streams that left HTTP behind (WebSocket and the like): bytes both ways, half-close kept.
 
-use crate::counters::{Counters, add};
+use crate::counters::{GatewayCounters, add};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use std::io;
@@ -9,14 +9,15 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio_util::sync::CancellationToken;
 
-const BUFFER: usize = 16 * 1024;
+const BUFFER_BYTES: usize = 16 * 1024;
 
-/// Passes bytes until both sides are done, or one breaks. A side may be silent as long as it likes, until the other is done: then for
-/// `half_closed`, because a peer that is gone looks the same as one that has merely said everything.
+/// Copies bytes until both sides are done, or one breaks. A side may be silent without limit until
+/// the other is done, then for `half_closed`: a peer that is gone looks the same as one that has
+/// finished sending.
 pub(crate) async fn join(
     client: Upgraded,
     guest: Upgraded,
-    counters: &Counters,
+    counters: &GatewayCounters,
     half_closed: Duration,
 ) {
     let (from_client, to_client) = split(TokioIo::new(client));
@@ -51,7 +52,7 @@ async fn one_way(
     other_done: &CancellationToken,
     half_closed: Duration,
 ) -> io::Result<()> {
-    let mut buffer = vec![0; BUFFER];
+    let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let alone = async {
             other_done.cancelled().await;

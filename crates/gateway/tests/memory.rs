@@ -1,4 +1,5 @@
-//! What bodies and idle connections cost. In a program of its own, because memory is the whole process's.
+//! Memory that bodies and idle connections take. A program of its own, because memory is the whole
+//! process's.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "gateway/support/mod.rs"]
@@ -21,10 +22,10 @@ use tokio::sync::Mutex;
 use tokio::time::{Duration, timeout};
 
 const MIB: u64 = 1024 * 1024;
-/// One at a time, because each looks at the memory of all.
-static TURN: Mutex<()> = Mutex::const_new(());
+/// Serializes the tests, because each measures the memory of the process.
+static MEMORY_LOCK: Mutex<()> = Mutex::const_new(());
 
-/// So many zeros in pieces of 64 KiB.
+/// A body of that many zeros, in chunks of 64 KiB.
 struct Zeros(u64);
 
 impl hyper::body::Body for Zeros {
@@ -66,7 +67,7 @@ fn memory(name: &str) -> u64 {
 
 #[tokio::test]
 async fn a_hundred_mebibytes_pass_each_way_in_bounded_memory() {
-    let _turn = TURN.lock().await;
+    let _lock = MEMORY_LOCK.lock().await;
     let router = Router::new()
         .route(
             "/up",
@@ -97,7 +98,7 @@ async fn a_hundred_mebibytes_pass_each_way_in_bounded_memory() {
 
 #[tokio::test]
 async fn a_guest_that_does_not_read_holds_back_the_client() {
-    let _turn = TURN.lock().await;
+    let _lock = MEMORY_LOCK.lock().await;
     let (read, reading) = tokio::sync::oneshot::channel::<()>();
     let reading = std::sync::Arc::new(Mutex::new(Some(reading)));
     let router = Router::new().fallback(any(move |request: Request| async move {
@@ -111,7 +112,7 @@ async fn a_guest_that_does_not_read_holds_back_the_client() {
     let request = to(3000, "/").method("POST");
     let request = request.body(Zeros(100 * MIB).boxed_unsync()).unwrap();
     let sending = tokio::spawn(async move { http.send(request).await });
-    // It stands still when the count has not moved for a while.
+    // The transfer has stalled when the count has not moved for a while.
     let mut passed = u64::MAX;
     let still = async {
         while setup.counters.totals().bytes_to_guests != passed {
@@ -136,10 +137,10 @@ async fn a_guest_that_does_not_read_holds_back_the_client() {
     assert_eq!(text, (100 * MIB).to_string());
 }
 
-/// Lets this process have so many descriptors; a test that cannot is skipped by name.
+/// Raises the limit of open descriptors; without it the test is skipped and logged.
 fn descriptors(test: &str, needed: u64) -> bool {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    // Whoever may raise the limit does.
+    // A privileged process may raise the hard limit.
     if setrlimit(Resource::RLIMIT_NOFILE, needed, hard.max(needed)).is_err() {
         let reason = format!("needs {needed} descriptors, the limit is {hard}");
         eprintln!("skipped: {reason}");
@@ -158,7 +159,7 @@ fn descriptors(test: &str, needed: u64) -> bool {
 }
 
 async fn idle_connections(count: usize) {
-    let _turn = TURN.lock().await;
+    let _lock = MEMORY_LOCK.lock().await;
     // Both ends of each are in this process.
     let test = "ten_thousand_idle_connections_cost_little";
     if !descriptors(test, count as u64 * 2 + 200) {
@@ -191,10 +192,10 @@ async fn idle_connections(count: usize) {
 }
 
 #[tokio::test]
-async fn a_connection_on_which_nothing_was_said_costs_little_more_than_its_socket() {
+async fn a_silent_connection_costs_little_more_than_its_socket() {
     const COUNT: usize = 4_000;
-    let _turn = TURN.lock().await;
-    let test = "a_connection_on_which_nothing_was_said_costs_little_more_than_its_socket";
+    let _lock = MEMORY_LOCK.lock().await;
+    let test = "a_silent_connection_costs_little_more_than_its_socket";
     if !descriptors(test, COUNT as u64 * 2 + 200) {
         return;
     }

@@ -1,10 +1,10 @@
 use super::*;
 use hyper::Request;
 
-fn config() -> Config {
-    Config {
+fn config() -> GatewayConfig {
+    GatewayConfig {
         domains: vec!["jiffy.example".to_owned()],
-        ..Config::default()
+        ..GatewayConfig::default()
     }
 }
 
@@ -16,12 +16,12 @@ fn routed(uri: &str, headers: &[(&str, &str)]) -> Route {
     route(&request.body(()).unwrap().into_parts().0, &config())
 }
 
-fn sandbox(id: &str, port: u16, path: &str, how: How) -> Route {
-    Route::Sandbox(Target {
+fn sandbox(id: &str, port: u16, path: &str, addressing: Addressing) -> Route {
+    Route::Sandbox(SandboxTarget {
         id: id.to_owned(),
         port,
         path: path.parse().unwrap(),
-        how,
+        addressing,
     })
 }
 
@@ -33,7 +33,7 @@ fn refused(route: &Route) -> Option<StatusCode> {
 }
 
 #[test]
-fn headers_name_a_sandbox_wherever_the_host_name_does_not() {
+fn headers_name_a_sandbox_if_the_host_name_does_not() {
     for host in [
         "127.0.0.1:3000",
         "[::1]:3000",
@@ -51,7 +51,7 @@ fn headers_name_a_sandbox_wherever_the_host_name_does_not() {
         );
         assert_eq!(
             route,
-            sandbox("abc", 49983, "/files?path=a", How::Headers),
+            sandbox("abc", 49983, "/files?path=a", Addressing::Headers),
             "{host}"
         );
     }
@@ -69,13 +69,18 @@ fn a_host_name_wins_over_headers_and_path() {
     );
     assert_eq!(
         route,
-        sandbox("abc", 3000, "/sandboxes/xyz/proxy/1/", How::Host(None))
+        sandbox(
+            "abc",
+            3000,
+            "/sandboxes/xyz/proxy/1/",
+            Addressing::Host(None)
+        )
     );
 }
 
 #[test]
 fn a_path_names_a_sandbox_and_loses_its_prefix() {
-    let how = || How::Path("/sandboxes/abc/proxy/3000".to_owned());
+    let addressing = || Addressing::Path("/sandboxes/abc/proxy/3000".to_owned());
     for (asked, seen) in [
         ("/sandboxes/abc/proxy/3000", "/"),
         ("/sandboxes/abc/proxy/3000?q", "/?q"),
@@ -86,14 +91,14 @@ fn a_path_names_a_sandbox_and_loses_its_prefix() {
     ] {
         assert_eq!(
             routed(asked, &[("host", "localhost")]),
-            sandbox("abc", 3000, seen, how()),
+            sandbox("abc", 3000, seen, addressing()),
             "{asked}"
         );
     }
 }
 
 #[test]
-fn everything_else_is_the_control_planes() {
+fn other_requests_go_to_the_control_plane() {
     for path in [
         "/",
         "/health",
@@ -118,7 +123,7 @@ fn everything_else_is_the_control_planes() {
 }
 
 #[test]
-fn what_is_incomplete_or_ambiguous_is_refused() {
+fn incomplete_or_ambiguous_requests_are_refused() {
     let id = ("e2b-sandbox-id", "abc");
     let port = ("e2b-sandbox-port", "80");
     let host = ("host", "localhost");
@@ -180,7 +185,7 @@ fn what_is_incomplete_or_ambiguous_is_refused() {
 #[test]
 fn the_request_line_and_the_host_header_must_agree() {
     let line = "http://3000-abc.jiffy.example/x";
-    let expected = sandbox("abc", 3000, "/x", How::Host(None));
+    let expected = sandbox("abc", 3000, "/x", Addressing::Host(None));
     assert_eq!(routed(line, &[]), expected);
     assert_eq!(
         routed(line, &[("host", "3000-ABC.jiffy.example")]),

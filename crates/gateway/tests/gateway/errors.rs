@@ -1,11 +1,11 @@
-//! What clients are told when a request does not reach a guest.
+//! Answers to clients when a request does not reach a guest.
 
 use crate::support;
 
 use axum::Router;
 use axum::routing::get;
 use hyper::Request;
-use jiffy_gateway::{Access, OpenError, Signer};
+use jiffy_gateway::{LinkSigner, OpenError, SandboxAccess};
 use std::time::{SystemTime, UNIX_EPOCH};
 use support::client::{self, Http1, Raw, ask, body, to};
 use support::guest::Guests;
@@ -23,7 +23,7 @@ fn by_host(host: &str, path: &str) -> hyper::http::request::Builder {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_is_not_there_was_not_found() {
+async fn a_missing_sandbox_was_not_found() {
     let setup = Setup::new(&Guests::default()).await;
     let (status, text) = ask(setup.address, client::get(49983, "/health")).await;
     assert_eq!(status, 502);
@@ -64,7 +64,7 @@ async fn a_paused_sandbox_was_not_found_and_a_closed_port_is_not_open() {
 }
 
 #[tokio::test]
-async fn a_guest_that_is_silent_garbled_or_gone_is_told_as_such() {
+async fn a_guest_that_is_silent_garbled_or_gone_is_reported() {
     for (said, expected) in [
         (&b""[..], "closed the connection before answering"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "is not HTTP"),
@@ -107,7 +107,7 @@ async fn a_browser_is_shown_a_page() {
 }
 
 #[tokio::test]
-async fn what_is_only_the_hosts_is_nobody_elses() {
+async fn host_only_paths_are_forbidden() {
     let guests = Guests::one(ID, 49983, hello());
     guests.web(ID, 3000, hello());
     let setup = Setup::new(&guests).await;
@@ -138,15 +138,15 @@ async fn what_is_only_the_hosts_is_nobody_elses() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_is_not_public_wants_its_token() {
+async fn a_restricted_sandbox_requires_its_token() {
     let guests = Guests::one(ID, 3000, hello());
     guests.web(ID, 49983, hello());
     guests.web(ID, 49999, hello());
     guests.add(
         ID,
-        Access {
+        SandboxAccess {
             traffic_token: Some("secret".to_owned()),
-            ..Access::default()
+            ..SandboxAccess::default()
         },
     );
     let setup = Setup::new(&guests).await;
@@ -188,9 +188,9 @@ async fn a_signed_link_stands_for_the_token() {
     guests.web(ID, 3001, hello());
     guests.add(
         ID,
-        Access {
+        SandboxAccess {
             traffic_token: Some("secret".to_owned()),
-            ..Access::default()
+            ..SandboxAccess::default()
         },
     );
     let setup = Setup::new(&guests).await;
@@ -198,7 +198,7 @@ async fn a_signed_link_stands_for_the_token() {
         .duration_since(UNIX_EPOCH)
         .unwrap()
         .as_secs();
-    let signer = Signer::new(&KEY);
+    let signer = LinkSigner::new(&KEY);
 
     let link = signer.path(ID, 3000, "/a?b=c", now + 100).unwrap();
     let request = by_host("localhost", &link).body(body("")).unwrap();
@@ -253,7 +253,7 @@ async fn a_signed_link_stands_for_the_token() {
 }
 
 #[tokio::test]
-async fn a_bad_link_is_refused_even_where_none_is_needed() {
+async fn a_bad_link_is_refused_even_if_none_is_needed() {
     let guests = Guests::one(ID, 3000, hello());
     let setup = Setup::new(&guests).await;
     let host = format!("3000-{ID}-zzzzzz-aaaa.jiffy.example");
@@ -262,7 +262,7 @@ async fn a_bad_link_is_refused_even_where_none_is_needed() {
 }
 
 #[tokio::test]
-async fn routing_mistakes_are_told_in_a_sentence() {
+async fn routing_errors_are_explained() {
     let setup = Setup::new(&Guests::default()).await;
     let request = by_host("127.0.0.1", "/").header("e2b-sandbox-id", "abc");
     let (status, text) = ask(setup.address, request.body(body("")).unwrap()).await;
@@ -327,7 +327,8 @@ async fn a_smuggled_request_is_never_seen() {
         assert!(!answer.contains("smuggled"), "{request}\n{answer}");
         assert_eq!(answer.matches("HTTP/1.").count(), 1, "{request}\n{answer}");
         let refused = answer.starts_with("HTTP/1.1 400") || answer.starts_with("HTTP/1.0 400");
-        // With both lengths only the chunks count, the guest is sent nothing but them, and the connection ends (RFC 9112, 6.3).
+        // With both lengths only the chunks count, the guest is sent nothing but them, and the
+        // connection ends (RFC 9112, 6.3).
         let both = request.contains("Content-Length: 5\r\n") && request.contains("chunked");
         let one = both && answer.contains("connection: close") && guests.opened() > 0;
         assert!(refused || one, "{request}\n{answer}");
@@ -362,11 +363,11 @@ async fn a_sandbox_that_is_killed_under_a_request_was_not_found() {
 async fn a_refusal_reaches_a_client_that_is_still_sending() {
     let setup = Setup::new(&Guests::default()).await;
     for head in [
-        // Refused for a sandbox that is not there.
+        // Refused because the sandbox does not exist.
         format!(
             "POST /upload HTTP/1.1\r\nHost: 127.0.0.1\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 80\r\n"
         ),
-        // Refused because it cannot be read at all.
+        // Refused because it cannot be parsed.
         "POST /upload HTTP/1.1\r\nHost : 127.0.0.1\r\n".to_owned(),
     ] {
         let mut client = Raw::new(setup.address).await;
@@ -374,7 +375,7 @@ async fn a_refusal_reaches_a_client_that_is_still_sending() {
         client
             .say(&format!("{head}Content-Length: {}\r\n\r\n", body.len()))
             .await;
-        // More than the sockets hold: it is sent to the end only if somebody takes it.
+        // More than the socket buffers hold: it is sent to the end only if the gateway reads it.
         client.say(&body).await;
         let answer = client.rest().await;
         let status = answer.split(' ').nth(1).unwrap_or_default();
@@ -382,7 +383,7 @@ async fn a_refusal_reaches_a_client_that_is_still_sending() {
     }
 }
 
-/// The head of a request for a sandbox that is not there, with a body to come.
+/// The head of a request for a sandbox that does not exist, with a body to come.
 fn unwanted(more: &str) -> String {
     format!(
         "POST /upload HTTP/1.1\r\nHost: 127.0.0.1\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 80\r\n{more}\r\n"
@@ -410,12 +411,12 @@ async fn a_connection_whose_request_was_refused_before_its_body_came_serves_the_
 }
 
 #[tokio::test]
-async fn whoever_is_refused_and_does_not_send_the_rest_is_told_that_the_connection_closes() {
+async fn a_refused_client_that_withholds_its_body_gets_connection_close() {
     let setup = Setup::new(&Guests::default()).await;
     for more in [
         "Content-Length: 2\r\n",
         "Content-Length: 100000000\r\n",
-        // Waits to be asked for the rest, and is not.
+        // The client waits for `100 Continue`, which does not come.
         "Content-Length: 2\r\nExpect: 100-continue\r\n",
     ] {
         let mut client = Raw::new(setup.address).await;
@@ -427,7 +428,7 @@ async fn whoever_is_refused_and_does_not_send_the_rest_is_told_that_the_connecti
 }
 
 #[tokio::test]
-async fn a_client_that_stops_sending_gets_what_it_asked_the_control_plane_for() {
+async fn a_client_that_stops_sending_gets_the_control_planes_answer() {
     let setup = Setup::new(&Guests::default()).await;
     for (method, answered) in [("GET", true), ("POST", false)] {
         let mut client = Raw::new(setup.address).await;

@@ -1,4 +1,4 @@
-//! Signed links to files lead to the sandbox that signed them, though they do not name it.
+//! Signed links to files, which lead to the sandbox that signed them without naming it.
 
 use crate::support;
 
@@ -43,7 +43,7 @@ async fn a_link_leads_to_the_sandbox_that_signed_it_and_nowhere_else() {
 }
 
 #[tokio::test]
-async fn without_a_signature_files_are_the_control_planes() {
+async fn without_a_signature_files_go_to_the_control_plane() {
     let setup = Setup::new(&Guests::default()).await;
     let request = Request::builder().uri("/files?path=/a");
     let request = request.header("host", "localhost");

@@ -1,4 +1,4 @@
-//! What a key of the control plane means on the way to a guest, and what is left of one that ended.
+//! API keys: kept from guests, and the end of streams and links with a revoked one.
 
 use crate::support;
 
@@ -9,7 +9,7 @@ use axum::routing::any;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http_body_util::BodyExt;
-use jiffy_gateway::{Config, KnownCaller, Signer};
+use jiffy_gateway::{GatewayConfig, KnownCaller, LinkSigner};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use support::client::{Http1, Http2, Raw, ask, body, get, to};
 use support::guest::Guests;
@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 
 const API_KEY: &str = "e2b_0123456789abcdef0123456789abcdef01234567";
 
-/// A guest that tells the headers it was sent.
+/// A guest that answers with the headers it was sent.
 fn telling() -> Router {
     Router::new().fallback(any(|request: Request| async move {
         let told = |(name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)| {
@@ -30,7 +30,7 @@ fn telling() -> Router {
     }))
 }
 
-/// Headers in which clients show a key, and one that is the application's.
+/// Headers in which clients send a key, and one that is the application's.
 fn shown() -> Vec<(&'static str, String)> {
     let basic = |text: String| format!("Basic {}", STANDARD.encode(text));
     vec![
@@ -133,8 +133,8 @@ fn soon() -> u64 {
 }
 
 #[tokio::test]
-async fn links_and_what_came_by_them_end_with_the_key() {
-    // One line at once, and nothing more.
+async fn links_and_their_streams_end_with_the_key() {
+    // One line at once, and no more.
     let router = Router::new().fallback(any(|| async {
         let (sender, receiver) = tokio::sync::mpsc::channel::<Result<_, std::io::Error>>(1);
         let line = hyper::body::Frame::data(bytes::Bytes::from("line\n"));
@@ -155,7 +155,7 @@ async fn links_and_what_came_by_them_end_with_the_key() {
         let _ = stream.read_to_end(&mut Vec::new()).await;
     });
     let setup = Setup::new(&guests).await;
-    let signer = Signer::new(&KEY);
+    let signer = LinkSigner::new(&KEY);
     let link = |port| signer.path(ID, port, "/x", soon()).unwrap();
     let by_path = |port| {
         let request = hyper::Request::builder().uri(link(port));
@@ -201,7 +201,7 @@ async fn links_and_what_came_by_them_end_with_the_key() {
         let (status, text) = ask(setup.address, request).await;
         assert!(status == 403 && text.contains("link"), "{status} {text}");
     }
-    // Traffic that needs no link goes on.
+    // Traffic that needs no link continues.
     assert_eq!(setup.counters.totals().exchanges_open, 1);
     drop(unharmed);
 }
@@ -221,7 +221,7 @@ impl futures_core::Stream for Receiving {
     }
 }
 
-/// A control plane that knows whoever asks for `/known`.
+/// A control plane that marks callers of `/known` as known.
 fn knowing() -> Router {
     Router::new()
         .route(
@@ -232,8 +232,8 @@ fn knowing() -> Router {
 }
 
 #[tokio::test]
-async fn connections_of_those_who_show_nothing_are_few_and_soon_closed() {
-    let mut config: Config = config();
+async fn connections_of_unknown_clients_are_few_and_soon_closed() {
+    let mut config: GatewayConfig = config();
     config.limits.unknown_connections = 2;
     config.limits.idle_unknown = Duration::from_millis(200);
     let guests = Guests::one(ID, 3000, Router::new().fallback(any(|| async { "hello" })));
@@ -242,7 +242,7 @@ async fn connections_of_those_who_show_nothing_are_few_and_soon_closed() {
     let guest = format!(
         "GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n"
     );
-    // Whoever showed a key or reached a sandbox is not counted among them any more.
+    // Clients that showed a key or reached a sandbox are not counted among the unknown ones.
     let mut known = Raw::new(setup.address).await;
     known.say(&ask("/known")).await;
     known.until("hello").await;

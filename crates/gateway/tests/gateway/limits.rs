@@ -1,16 +1,16 @@
-//! What clients may take, and for how long.
+//! Bounds on the number, size and time of connections and requests.
 
 use crate::support;
 
 use axum::Router;
 use axum::routing::any;
-use jiffy_gateway::{Config, Limits};
+use jiffy_gateway::{GatewayConfig, GatewayLimits};
 use std::time::Duration;
 use support::client::{self, Http1, Raw, ask};
 use support::guest::Guests;
 use support::{ID, Setup, collected, config, within};
 
-fn limited(change: impl FnOnce(&mut Limits)) -> Config {
+fn limited(change: impl FnOnce(&mut GatewayLimits)) -> GatewayConfig {
     let mut config = config();
     change(&mut config.limits);
     config
@@ -41,14 +41,14 @@ async fn a_client_that_dribbles_its_request_is_dropped() {
         None,
     )
     .await;
-    // Nothing at all; half of what HTTP/2 begins with; half a head.
+    // No byte; half of the HTTP/2 preface; half a head.
     for said in ["", "PRI * HTTP/2.0\r\n", "GET / HTTP/1.1\r\nHost: local"] {
         let mut raw = Raw::new(setup.address).await;
         raw.say(said).await;
         let rest = raw.rest().await;
         assert!(!rest.contains(" 200 "), "{said} {rest}");
     }
-    // Byte by byte does not help.
+    // Sending byte by byte does not extend the limit.
     let mut raw = Raw::new(setup.address).await;
     let dribble = async {
         use tokio::io::AsyncWriteExt;
@@ -63,7 +63,7 @@ async fn a_client_that_dribbles_its_request_is_dropped() {
         }
     };
     within(dribble).await;
-    // Nor does having asked before.
+    // Nor does an earlier request.
     let mut raw = Raw::new(setup.address).await;
     raw.say(&request("/")).await;
     raw.until("hello").await;
@@ -106,7 +106,7 @@ async fn a_silent_answer_is_waited_for() {
     let setup = Setup::with(config, &Guests::one(ID, 3000, router), None).await;
     let mut raw = Raw::new(setup.address).await;
     raw.say(&request("/")).await;
-    // Ten times as long as anything else may be silent.
+    // Ten times as long as any other silence may last.
     let early = tokio::time::timeout(Duration::from_secs(1), raw.until("at last")).await;
     assert!(early.is_err());
     answer.send(()).unwrap();
@@ -152,7 +152,7 @@ async fn a_guests_head_is_bounded_too() {
 }
 
 #[tokio::test]
-async fn too_many_connections_are_told_so() {
+async fn too_many_connections_are_answered_503() {
     let setup = Setup::with(limited(|limits| limits.connections = 2), &silent(), None).await;
     let one = Raw::new(setup.address).await;
     let two = Raw::new(setup.address).await;
@@ -174,13 +174,13 @@ async fn too_many_connections_are_told_so() {
 }
 
 #[tokio::test]
-async fn too_many_requests_are_told_so() {
+async fn too_many_requests_are_answered_503() {
     let config = limited(|limits| {
         limits.exchanges = 2;
         limits.exchanges_per_sandbox = 1;
     });
     let guests = silent();
-    guests.add("other", jiffy_gateway::Access::default());
+    guests.add("other", jiffy_gateway::SandboxAccess::default());
     let setup = Setup::with(config, &guests, None).await;
     let mut one = Raw::new(setup.address).await;
     one.say(&request("/")).await;
@@ -207,7 +207,7 @@ async fn too_many_requests_are_told_so() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_does_not_open_in_time_is_told_so() {
+async fn a_sandbox_that_does_not_open_in_time_is_reported() {
     let config = limited(|limits| limits.open = Duration::from_millis(100));
     let guests = hello();
     guests.stall();
@@ -218,7 +218,7 @@ async fn a_sandbox_that_does_not_open_in_time_is_told_so() {
 }
 
 #[tokio::test]
-async fn at_shutdown_what_is_under_way_finishes() {
+async fn at_shutdown_requests_in_flight_finish() {
     let (answer, answered) = tokio::sync::oneshot::channel::<()>();
     let answered = std::sync::Arc::new(tokio::sync::Mutex::new(Some(answered)));
     let router = Router::new().fallback(any(move || async move {
@@ -241,7 +241,7 @@ async fn at_shutdown_what_is_under_way_finishes() {
 }
 
 #[tokio::test]
-async fn at_shutdown_what_does_not_finish_is_cut() {
+async fn at_shutdown_unfinished_requests_are_aborted() {
     let guests = silent();
     let program = |mut stream: tokio::net::UnixStream| async move {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -11,7 +11,7 @@ use support::{config, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-/// What one who connects as the user of this test is answered, where those may whose ids `may`.
+/// Returns the answer to a client of this test's user id, from a socket that `may` decides about.
 async fn answer(may: impl Fn(u32) -> bool + Send + 'static) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
@@ -30,7 +30,7 @@ async fn answer(may: impl Fn(u32) -> bool + Send + 'static) -> String {
 async fn ask(path: &Path) -> String {
     let mut stream = UnixStream::connect(path).await.unwrap();
     let request = b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n";
-    // Whoever is turned away may learn of it while writing.
+    // A refused client may see the error while writing.
     let _ = stream.write_all(request).await;
     let mut text = String::new();
     let _ = stream.read_to_string(&mut text).await;
@@ -38,7 +38,7 @@ async fn ask(path: &Path) -> String {
 }
 
 #[tokio::test]
-async fn whom_the_daemon_names_is_local_and_nobody_else_is_answered() {
+async fn only_allowed_user_ids_are_answered_and_are_local() {
     let us = std::fs::metadata("/proc/self").unwrap().uid();
     let text = answer(move |uid| uid == us).await;
     assert!(text.ends_with("local: true"), "{text}");

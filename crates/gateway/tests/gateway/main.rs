@@ -1,4 +1,5 @@
-//! The gateway, with guests that are none: one program for all themes, which share most of what they are made of.
+//! Gateway tests, with guests that are programs of the test. One program, because the tests share
+//! most of their code.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod encrypted;
@@ -9,4 +10,5 @@ mod limits;
 mod local;
 mod proxy;
 mod reuse;
+mod streaming;
 mod support;

@@ -1,56 +1,21 @@
-//! What reaches a guest, and what comes back.
+//! Requests to guests and their answers.
 
 use crate::support;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
 use axum::extract::Request;
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use axum::routing::any;
-use http_body_util::{BodyExt, StreamBody};
-use hyper::body::Frame;
-use jiffy_gateway::{Access, Config};
-use std::convert::Infallible;
-use std::future::poll_fn;
-use std::pin::Pin;
+use jiffy_gateway::{GatewayConfig, SandboxAccess};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use support::client::{self, Http1, Http2, Raw, ask, body, to};
-use support::guest::Guests;
+use support::guest::{Guests, answering};
 use support::{ID, Setup, collected, config, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
-/// A body that is what the test sends.
-struct Fed(mpsc::Receiver<Frame<Bytes>>);
-
-impl hyper::body::Body for Fed {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.0.poll_recv(cx).map(|frame| frame.map(Ok))
-    }
-}
-
-fn fed() -> (mpsc::Sender<Frame<Bytes>>, Fed) {
-    let (sender, receiver) = mpsc::channel(1);
-    (sender, Fed(receiver))
-}
-
-/// A guest that answers what the test says, once.
-fn answering(answer: impl Fn() -> Response + Clone + Send + Sync + 'static) -> Router {
-    Router::new().fallback(any(move || {
-        let answer = answer();
-        async move { answer }
-    }))
-}
-
-/// A guest that tells the head it was sent.
+/// A guest that answers with the head it was sent.
 fn telling() -> Router {
     Router::new().fallback(any(|request: Request| async move {
         let mut lines = vec![format!("{} {}", request.method(), request.uri())];
@@ -61,17 +26,8 @@ fn telling() -> Router {
     }))
 }
 
-async fn data(body: &mut hyper::body::Incoming) -> Bytes {
-    within(body.frame())
-        .await
-        .unwrap()
-        .unwrap()
-        .into_data()
-        .unwrap()
-}
-
 #[tokio::test]
-async fn what_names_no_sandbox_is_the_control_planes() {
+async fn a_request_without_a_sandbox_goes_to_the_control_plane() {
     let setup = Setup::new(&Guests::default()).await;
     let request = |uri: &str| {
         hyper::Request::builder()
@@ -92,7 +48,7 @@ async fn what_names_no_sandbox_is_the_control_planes() {
 }
 
 #[tokio::test]
-async fn a_guest_sees_its_own_path_and_who_asks() {
+async fn a_guest_sees_its_own_path_and_the_client() {
     let setup = Setup::new(&Guests::one(ID, 3000, telling())).await;
     let request = hyper::Request::builder()
         .uri(format!("/sandboxes/{ID}/proxy/3000/a/b?c=d"))
@@ -141,12 +97,12 @@ async fn the_host_can_be_masked_and_a_trusted_proxy_is_believed() {
     let guests = Guests::one(ID, 3000, telling());
     guests.add(
         ID,
-        Access {
+        SandboxAccess {
             mask_request_host: Some("localhost:${PORT}".to_owned()),
-            ..Access::default()
+            ..SandboxAccess::default()
         },
     );
-    let config = Config {
+    let config = GatewayConfig {
         trusted_proxies: vec!["127.0.0.1".parse().unwrap()],
         ..config()
     };
@@ -161,7 +117,7 @@ async fn the_host_can_be_masked_and_a_trusted_proxy_is_believed() {
 }
 
 #[tokio::test]
-async fn what_a_guest_answers_concerns_only_itself() {
+async fn a_guests_answer_concerns_only_itself() {
     let answer = || {
         (
             [
@@ -231,152 +187,6 @@ async fn a_path_without_slash_leads_to_the_one_with() {
 }
 
 #[tokio::test]
-async fn events_arrive_one_by_one_as_they_are_sent() {
-    let (sender, fed) = fed();
-    let slot = Arc::new(Mutex::new(Some(fed)));
-    let router = answering(move || {
-        let body = Body::new(slot.lock().unwrap().take().unwrap());
-        ([("content-type", "text/event-stream")], body).into_response()
-    });
-    let setup = Setup::new(&Guests::one(ID, 3000, router)).await;
-    let mut http = Http1::new(setup.address).await;
-    let answer = http.send(client::get(3000, "/")).await;
-    assert!(answer.headers().get("content-encoding").is_none());
-    let mut body = answer.into_body();
-    for event in ["data: 1\n\n", "data: 2\n\n", "data: 3\n\n"] {
-        // The next is sent only when this one has arrived: nothing may wait for more.
-        sender.send(Frame::data(event.into())).await.unwrap();
-        assert_eq!(data(&mut body).await, event);
-    }
-    drop(sender);
-    assert!(within(body.frame()).await.is_none());
-    setup.counted(|t| t.exchanges_open == 0).await;
-    assert_eq!(setup.counters.totals().bytes_to_clients, 27);
-}
-
-#[tokio::test]
-async fn both_directions_stream_at_once() {
-    let router = Router::new().fallback(any(|request: Request| async move {
-        Body::from_stream(request.into_body().into_data_stream())
-    }));
-    let setup = Setup::new(&Guests::one(ID, 3000, router)).await;
-    let mut http = Http1::new(setup.address).await;
-    let (sender, fed) = fed();
-    let request = to(3000, "/")
-        .method("POST")
-        .body(fed.boxed_unsync())
-        .unwrap();
-    let mut body = http.send(request).await.into_body();
-    for line in ["{\"a\":1}\n", "{\"b\":2}\n"] {
-        sender.send(Frame::data(line.into())).await.unwrap();
-        assert_eq!(data(&mut body).await, line);
-    }
-    drop(sender);
-    assert!(within(body.frame()).await.is_none());
-}
-
-#[tokio::test]
-async fn trailers_pass_both_ways() {
-    let router = Router::new().fallback(any(|request: Request| async move {
-        let body = request.into_body().collect().await.unwrap();
-        let trailers = body.trailers().cloned().unwrap();
-        let frames = vec![
-            Ok::<_, Infallible>(Frame::data(Bytes::from("x"))),
-            Ok(Frame::trailers(trailers)),
-        ];
-        let body = Body::new(StreamBody::new(futures(frames)));
-        ([("trailer", "x-sum")], body)
-    }));
-    let setup = Setup::new(&Guests::one(ID, 3000, router)).await;
-    let mut raw = Raw::new(setup.address).await;
-    raw.say(&format!(
-        "POST / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\nTE: trailers\r\nTrailer: x-sum\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx-sum: 42\r\n\r\n"
-    ))
-    .await;
-    let answer = raw.until("42\r\n\r\n").await;
-    assert!(answer.contains("0\r\nx-sum: 42"), "{answer}");
-}
-
-/// A stream of what is there.
-fn futures<T>(items: Vec<T>) -> impl futures_core::Stream<Item = T> {
-    Ready(items.into_iter())
-}
-
-struct Ready<T>(std::vec::IntoIter<T>);
-
-impl<T> Unpin for Ready<T> {}
-
-impl<T> futures_core::Stream for Ready<T> {
-    type Item = T;
-
-    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<T>> {
-        Poll::Ready(self.0.next())
-    }
-}
-
-#[tokio::test]
-async fn a_client_that_leaves_takes_its_connection_to_the_guest_along() {
-    // A guest that never answers, and one that never finishes.
-    let (_sender, fed) = fed();
-    let slot = Arc::new(Mutex::new(Some(fed)));
-    let router = Router::new()
-        .route(
-            "/silent",
-            any(|| async {
-                std::future::pending::<()>().await;
-            }),
-        )
-        .route(
-            "/endless",
-            any(move || {
-                let body = Body::new(slot.lock().unwrap().take().unwrap());
-                async move { body }
-            }),
-        );
-    let guests = Guests::one(ID, 3000, router);
-    let setup = Setup::new(&guests).await;
-    let left = || async {
-        while guests.open_now() > 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-        }
-    };
-    let mut raw = Raw::new(setup.address).await;
-    raw.say(&format!("GET /silent HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: 3000\r\n\r\n")).await;
-    setup.counted(|t| t.guest_connections == 1).await;
-    assert_eq!(guests.open_now(), 1);
-    drop(raw);
-    within(left()).await;
-
-    let mut http = Http1::new(setup.address).await;
-    let answer = http.send(client::get(3000, "/endless")).await;
-    assert_eq!(guests.open_now(), 1);
-    http.hang_up();
-    within(left()).await;
-    drop(answer);
-    setup
-        .counted(|t| t.exchanges_open == 0 && t.connections_open == 0)
-        .await;
-}
-
-#[tokio::test]
-async fn a_guest_that_breaks_off_ends_the_answer() {
-    let guests = Guests::raw(ID, 3000, |mut stream| async move {
-        let mut buffer = [0; 4096];
-        let _ = stream.read(&mut buffer).await;
-        let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n";
-        stream.write_all(chunked.as_bytes()).await.unwrap();
-    });
-    let setup = Setup::new(&guests).await;
-    let mut http = Http1::new(setup.address).await;
-    let mut body = http.send(client::get(3000, "/")).await.into_body();
-    assert_eq!(data(&mut body).await, "abc");
-    assert!(
-        within(body.frame()).await.unwrap().is_err(),
-        "it must not look complete"
-    );
-}
-
-#[tokio::test]
 async fn a_websocket_passes_bytes_both_ways_and_keeps_half_close() {
     let (seen, heard) = oneshot::channel();
     let seen = Arc::new(Mutex::new(Some(seen)));
@@ -393,7 +203,7 @@ async fn a_websocket_passes_bytes_both_ways_and_keeps_half_close() {
                 .unwrap();
             let mut all = Vec::new();
             stream.read_to_end(&mut all).await.unwrap();
-            // The client is done; the guest still has something to say.
+            // The client is done; the guest still sends.
             stream.write_all(b" and last").await.unwrap();
             let _ = seen.send((String::from_utf8(head).unwrap(), all));
         }
@@ -419,7 +229,7 @@ async fn a_websocket_passes_bytes_both_ways_and_keeps_half_close() {
     assert_eq!(raw.rest().await, " and last");
     let (head, all) = within(heard).await.unwrap();
     assert!(head.starts_with("GET /chat HTTP/1.1"), "{head}");
-    // As the client wrote the names.
+    // Header names in the client's case.
     assert!(
         head.contains("Upgrade: websocket") && head.contains("Connection: upgrade"),
         "{head}"
@@ -446,7 +256,7 @@ async fn an_upgrade_that_the_guest_declines_is_an_ordinary_answer() {
 }
 
 #[tokio::test]
-async fn a_body_is_asked_for_only_when_somebody_wants_it() {
+async fn a_body_is_requested_only_when_the_guest_reads_it() {
     let router = Router::new().fallback(any(|body: String| async move { body }));
     let setup = Setup::new(&Guests::one(ID, 3000, router)).await;
     let head = |port: u16| {
@@ -511,32 +321,6 @@ async fn http2_without_tls_is_served_too() {
 }
 
 #[tokio::test]
-async fn a_cancelled_http2_stream_takes_its_connection_to_the_guest_along() {
-    let (_sender, fed) = fed();
-    let slot = Arc::new(Mutex::new(Some(fed)));
-    let router = answering(move || Body::new(slot.lock().unwrap().take().unwrap()).into_response());
-    let guests = Guests::one(ID, 3000, router);
-    let setup = Setup::new(&guests).await;
-    let stream = TcpStream::connect(setup.address).await.unwrap();
-    let mut http = Http2::over(stream).await;
-    let request = hyper::Request::builder()
-        .uri(format!("http://3000-{ID}.localhost/"))
-        .body(body(""))
-        .unwrap();
-    let answer = http.send(request).await;
-    assert_eq!(guests.open_now(), 1);
-    drop(answer);
-    within(async {
-        while guests.open_now() > 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-        }
-    })
-    .await;
-    setup.counted(|t| t.exchanges_open == 0).await;
-    poll_fn(|cx| http.sender.poll_ready(cx)).await.unwrap();
-}
-
-#[tokio::test]
 async fn names_of_headers_arrive_as_they_were_written_in_both_directions() {
     let (told, mut heard) = mpsc::channel(1);
     let guests = Guests::raw(ID, 3000, move |mut stream| {
@@ -551,7 +335,7 @@ async fn names_of_headers_arrive_as_they_were_written_in_both_directions() {
             told.send(String::from_utf8(head).unwrap()).await.unwrap();
             let answer = "HTTP/1.1 200 OK\r\nX-Ratelimit-LEFT: 1\r\nContent-Length: 0\r\n\r\n";
             stream.write_all(answer.as_bytes()).await.unwrap();
-            // Until the gateway has read it.
+            // Until the gateway has read the answer.
             let _ = stream.read(&mut [0]).await;
         }
     });
@@ -571,7 +355,7 @@ async fn names_of_headers_arrive_as_they_were_written_in_both_directions() {
     ] {
         assert!(head.contains(line), "{line:?} in {head}");
     }
-    // The gateway's word stays the gateway's, however it is written.
+    // The gateway's own headers win, in any case of letters.
     assert!(!head.contains("9.9.9.9"), "{head}");
     let answer = raw.until("\r\n\r\n").await;
     assert!(answer.contains("\r\nX-Ratelimit-LEFT: 1\r\n"), "{answer}");

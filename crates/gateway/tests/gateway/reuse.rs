@@ -19,7 +19,7 @@ fn hello() -> Router {
 
 async fn until_waiting(setup: &Setup, count: usize) {
     within(async {
-        while setup.pool.waiting() != count {
+        while setup.pool.idle_count() != count {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     })
@@ -39,7 +39,7 @@ async fn the_next_request_takes_the_same_connection() {
 }
 
 #[tokio::test]
-async fn a_connection_that_nobody_needs_is_closed_after_seconds() {
+async fn an_idle_connection_is_closed_after_seconds() {
     let guests = Guests::one(ID, 3000, hello());
     let setup = Setup::new(&guests).await;
     ask(setup.address, client::get(3000, "/")).await;
@@ -51,7 +51,7 @@ async fn a_connection_that_nobody_needs_is_closed_after_seconds() {
         }
     })
     .await;
-    // And the next is looked after too.
+    // The next connection is closed after its idle time, too.
     ask(setup.address, client::get(3000, "/")).await;
     until_waiting(&setup, 1).await;
     until_waiting(&setup, 0).await;
@@ -63,10 +63,10 @@ async fn a_sandbox_that_was_rolled_back_is_connected_to_anew() {
     let setup = Setup::new(&guests).await;
     ask(setup.address, client::get(3000, "/")).await;
     until_waiting(&setup, 1).await;
-    setup.pool.forget("another");
-    assert_eq!(setup.pool.waiting(), 1);
-    setup.pool.forget(ID);
-    assert_eq!(setup.pool.waiting(), 0);
+    setup.pool.invalidate("another");
+    assert_eq!(setup.pool.idle_count(), 1);
+    setup.pool.invalidate(ID);
+    assert_eq!(setup.pool.idle_count(), 0);
     ask(setup.address, client::get(3000, "/")).await;
     assert_eq!(guests.opened(), 2);
 }
@@ -86,7 +86,7 @@ async fn a_connection_in_use_during_a_rollback_does_not_come_back() {
     let address = setup.address;
     let asking = tokio::spawn(async move { ask(address, client::get(3000, "/")).await });
     setup.counted(|t| t.guest_connections == 1).await;
-    setup.pool.forget(ID);
+    setup.pool.invalidate(ID);
     answer.send(()).unwrap();
     assert_eq!(within(asking).await.unwrap().1, "hello");
     within(async {
@@ -95,10 +95,10 @@ async fn a_connection_in_use_during_a_rollback_does_not_come_back() {
         }
     })
     .await;
-    assert_eq!(setup.pool.waiting(), 0);
+    assert_eq!(setup.pool.idle_count(), 0);
 }
 
-/// A guest that answers once per connection and closes when the second request comes, unanswered.
+/// A guest that answers once per connection and closes it at the second request, without an answer.
 fn once_each(requests: Arc<AtomicUsize>) -> Guests {
     Guests::raw(ID, 3000, move |mut stream: UnixStream| {
         let requests = Arc::clone(&requests);
@@ -117,7 +117,7 @@ fn once_each(requests: Arc<AtomicUsize>) -> Guests {
 }
 
 #[tokio::test]
-async fn a_connection_that_turns_out_dead_is_replaced_once() {
+async fn a_dead_connection_is_replaced_once() {
     let requests = Arc::new(AtomicUsize::new(0));
     let guests = once_each(Arc::clone(&requests));
     let setup = Setup::new(&guests).await;
@@ -132,7 +132,7 @@ async fn a_connection_that_turns_out_dead_is_replaced_once() {
 }
 
 #[tokio::test]
-async fn what_a_guest_may_have_done_is_not_done_twice() {
+async fn a_request_that_cannot_be_repeated_is_sent_once() {
     for (method, text) in [("POST", "once"), ("POST", ""), ("PUT", "once")] {
         let requests = Arc::new(AtomicUsize::new(0));
         let guests = once_each(Arc::clone(&requests));

@@ -8,7 +8,7 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use jiffy_api::{App, Caller};
 use jiffy_engine::Engine;
-use jiffy_gateway::{Access, Config, Counters, Gateway, OpenError};
+use jiffy_gateway::{Gateway, GatewayConfig, GatewayCounters, OpenError, SandboxAccess};
 use jiffy_host::{Figure, Sandboxes};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 const MAX_SCRAPERS: usize = 64;
 
 /// Lets the gateway's counts be shown with the host's.
-pub fn show_gateway<E: Engine>(sandboxes: &Sandboxes<E>, counters: Arc<Counters>) {
+pub fn show_gateway<E: Engine>(sandboxes: &Sandboxes<E>, counters: Arc<GatewayCounters>) {
     sandboxes.show_also(move || {
         let counts = counters.totals();
         counts
@@ -78,9 +78,9 @@ impl Figures {
         tracing::info!("figures at http://{}/metrics", listener.local_addr()?);
         let show = move || std::future::ready(render(&sandboxes));
         let control = Router::new().route("/metrics", get(show));
-        let mut config = Config {
+        let mut config = GatewayConfig {
             allowed_hosts: args.allow_host.clone(),
-            ..Config::default()
+            ..GatewayConfig::default()
         };
         config.limits.connections = MAX_SCRAPERS;
         let gateway = Gateway::new(config, NoSandboxes, control, None);
@@ -98,7 +98,7 @@ impl Figures {
 struct NoSandboxes;
 
 impl jiffy_gateway::Sandboxes for NoSandboxes {
-    fn find(&self, _: &str) -> Option<Access> {
+    fn find(&self, _: &str) -> Option<SandboxAccess> {
         None
     }
 

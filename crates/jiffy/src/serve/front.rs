@@ -10,8 +10,10 @@ use hyper::Request;
 use hyper::header::HeaderValue;
 use jiffy_api::{App, Caller, ClientAddress, Ending, Keys, Visitors, end_revoked, local_key};
 use jiffy_engine::Engine;
-use jiffy_gateway::body::{Body, FromClient};
-use jiffy_gateway::{Config, ControlPlane, Gateway, KnownCaller, Peer, Signer, Tls};
+use jiffy_gateway::body::Body;
+use jiffy_gateway::{
+    ClientRequestBody, ControlPlane, Gateway, GatewayConfig, KnownCaller, LinkSigner, Peer, Tls,
+};
 use jiffy_host::Sandboxes;
 use jiffy_image::{Home, Templates};
 use jiffy_net::Network;
@@ -52,7 +54,7 @@ struct Listening {
 pub struct Control(axum::Router);
 
 impl ControlPlane for Control {
-    async fn answer(&mut self, mut request: Request<FromClient>) -> hyper::Response<Body> {
+    async fn answer(&mut self, mut request: Request<ClientRequestBody>) -> hyper::Response<Body> {
         match request.extensions().get::<Peer>().copied() {
             Some(Peer { local: true, .. }) => {
                 request.extensions_mut().insert(Caller::Owner);
@@ -93,7 +95,7 @@ impl<E: Engine> Front<E> {
         };
         let base = address.as_ref().map(|address| address.base.clone());
         let url = base.as_ref().map(|base| base.url.clone());
-        let signer = Signer::new(&signing_key(home)?);
+        let signer = LinkSigner::new(&signing_key(home)?);
         let config = jiffy_api::Config {
             domain: base.as_ref().and_then(|base| base.domain.clone()),
             scheme: base.as_ref().map_or("http", |base| base.scheme),
@@ -114,10 +116,10 @@ impl<E: Engine> Front<E> {
             ..jiffy_template_builder::BuilderSettings::default()
         };
         let builder = Builder::open(home, sandboxes.clone(), builds).await?;
-        let gateway_config = Config {
+        let gateway_config = GatewayConfig {
             domains: args.domain.clone(),
             allowed_hosts: args.allow_host.clone(),
-            ..Config::default()
+            ..GatewayConfig::default()
         };
         // No key has more than half of the exchanges of all.
         let share = gateway_config.limits.exchanges / 2;
@@ -300,7 +302,7 @@ impl Base {
     }
 
     /// A link that opens `port` of a sandbox until `expires`.
-    fn link(&self, signer: &Signer, id: &str, port: u16, expires: u64) -> String {
+    fn link(&self, signer: &LinkSigner, id: &str, port: u16, expires: u64) -> String {
         if let Some(domain) = &self.domain
             && let Ok(label) = signer.label(id, port, expires)
         {

@@ -2,7 +2,7 @@
 
 use jiffy_api::{Keys, Opening, PortRefusal, Ports, Standing, Visitors, WakeError};
 use jiffy_engine::Engine;
-use jiffy_gateway::{Access, ExchangePermit, OpenError, tcp_handshake};
+use jiffy_gateway::{ExchangePermit, OpenError, SandboxAccess, tcp_handshake};
 use jiffy_host::{OperationError, Sandboxes, State};
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
 use std::sync::Arc;
@@ -25,14 +25,14 @@ impl<E: Engine> Clone for Guests<E> {
 }
 
 impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
-    fn find(&self, id: &str) -> Option<Access> {
+    fn find(&self, id: &str) -> Option<SandboxAccess> {
         let record = self.0.find(id)?;
         let standing = self.2.standing(record.terms.owner.as_deref());
         // What its key's end will kill is gone from the moment that was asked for.
         if matches!(record.state, State::Killed | State::Creating) || standing == Standing::Ended {
             return None;
         }
-        Some(Access {
+        Some(SandboxAccess {
             links_closed: standing != Standing::InForce,
             traffic_token: record.traffic_token,
             mask_request_host: record.terms.network.mask_request_host,
@@ -40,7 +40,7 @@ impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
         })
     }
 
-    fn begin(&self, access: &Access) -> Result<ExchangePermit, String> {
+    fn begin(&self, access: &SandboxAccess) -> Result<ExchangePermit, String> {
         match &access.owner {
             Some(owner) => Ok(Box::new(self.1.exchange(owner)?)),
             None => Ok(Box::new(())),

@@ -90,7 +90,7 @@ impl Http2 {
     }
 }
 
-/// Asks once on a connection of its own, and gives status and text.
+/// Sends one request on a connection of its own, and returns status and text.
 pub async fn ask(address: SocketAddr, request: Request<Body>) -> (u16, String) {
     let answer = Http1::new(address).await.send(request).await;
     (
@@ -111,7 +111,7 @@ impl Raw {
         self.0.write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// What comes until `end` has come.
+    /// Reads until `end` has come.
     pub async fn until(&mut self, end: &str) -> String {
         let mut heard = Vec::new();
         let reading = async {
@@ -119,13 +119,16 @@ impl Raw {
                 heard.push(self.0.read_u8().await.unwrap());
             }
         };
-        if tokio::time::timeout(super::LIMIT, reading).await.is_err() {
+        if tokio::time::timeout(super::STEP_TIMEOUT, reading)
+            .await
+            .is_err()
+        {
             panic!("heard only {:?}", String::from_utf8_lossy(&heard));
         }
         String::from_utf8(heard).unwrap()
     }
 
-    /// What comes until the gateway closes.
+    /// Reads until the gateway closes.
     pub async fn rest(&mut self) -> String {
         let mut heard = Vec::new();
         // A reset is a close too.

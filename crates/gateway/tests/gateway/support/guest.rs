@@ -1,9 +1,11 @@
 //! Guests that are programs of the test, reached over socket pairs as real ones are over vsock.
 
 use axum::Router;
+use axum::response::Response;
+use axum::routing::any;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use jiffy_gateway::{Access, OpenError, Sandboxes};
+use jiffy_gateway::{OpenError, SandboxAccess, Sandboxes};
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,12 +15,12 @@ use tokio::net::UnixStream;
 type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Server = Arc<dyn Fn(UnixStream) -> Serving + Send + Sync>;
 
-/// Sandboxes and what listens in them.
+/// Sandboxes and the servers in them.
 #[derive(Clone, Default)]
 pub struct Guests {
-    known: Arc<Mutex<HashMap<String, Access>>>,
+    known: Arc<Mutex<HashMap<String, SandboxAccess>>>,
     ports: Arc<Mutex<HashMap<(String, u16), Server>>>,
-    /// Told for every opening instead of what listens.
+    /// Error that every opening returns.
     trouble: Arc<Mutex<Option<OpenError>>>,
     stalled: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,
@@ -30,7 +32,7 @@ impl Guests {
     /// One sandbox with a web server on a port.
     pub fn one(id: &str, port: u16, router: Router) -> Self {
         let guests = Self::default();
-        guests.add(id, Access::default());
+        guests.add(id, SandboxAccess::default());
         guests.web(id, port, router);
         guests
     }
@@ -45,12 +47,12 @@ impl Guests {
         F: Future<Output = ()> + Send + 'static,
     {
         let guests = Self::default();
-        guests.add(id, Access::default());
+        guests.add(id, SandboxAccess::default());
         guests.program(id, port, program);
         guests
     }
 
-    pub fn add(&self, id: &str, access: Access) {
+    pub fn add(&self, id: &str, access: SandboxAccess) {
         self.known.lock().unwrap().insert(id.to_owned(), access);
     }
 
@@ -81,12 +83,12 @@ impl Guests {
             .insert((id.to_owned(), port), server);
     }
 
-    /// There is no such sandbox any more.
+    /// The sandbox is removed.
     pub fn forget(&self, id: &str) {
         self.known.lock().unwrap().remove(id);
     }
 
-    /// Signed links to it are not good any more.
+    /// Signed links to it are no longer valid.
     pub fn close_links(&self, id: &str) {
         let mut known = self.known.lock().unwrap();
         known.get_mut(id).unwrap().links_closed = true;
@@ -98,7 +100,7 @@ impl Guests {
         *self.trouble.lock().unwrap() = Some(error);
     }
 
-    /// From now on nothing is opened, nor refused.
+    /// From now on openings neither succeed nor fail.
     pub fn stall(&self) {
         self.stalled.store(true, Ordering::SeqCst);
     }
@@ -123,7 +125,7 @@ impl Drop for Running {
 }
 
 impl Sandboxes for Guests {
-    fn find(&self, id: &str) -> Option<Access> {
+    fn find(&self, id: &str) -> Option<SandboxAccess> {
         self.known.lock().unwrap().get(id).cloned()
     }
 
@@ -147,7 +149,7 @@ impl Sandboxes for Guests {
 
     fn find_by_token(&self, fits: impl Fn(&str) -> bool) -> Option<String> {
         let known = self.known.lock().unwrap();
-        // The token of each is its id, backwards.
+        // The token of each sandbox is its id, reversed.
         known
             .keys()
             .find(|id| fits(&id.chars().rev().collect::<String>()))
@@ -174,4 +176,12 @@ impl Sandboxes for Guests {
         });
         Ok(ours)
     }
+}
+
+/// A guest that sends one answer of the test.
+pub fn answering(answer: impl Fn() -> Response + Clone + Send + Sync + 'static) -> Router {
+    Router::new().fallback(any(move || {
+        let answer = answer();
+        async move { answer }
+    }))
 }

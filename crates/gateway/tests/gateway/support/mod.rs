@@ -1,4 +1,4 @@
-//! A gateway on a port of its own before guests that are programs of the test.
+//! A gateway on a port of its own in front of guests that are programs of the test.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod client;
@@ -8,8 +8,10 @@ use axum::Router;
 use axum::routing::{any, get};
 use guest::Guests;
 use hyper::body::Incoming;
-use jiffy_gateway::gateway::ControlPlane;
-use jiffy_gateway::{Config, Counters, Gateway, Pool, Signer, Tls, serve};
+use jiffy_gateway::ControlPlane;
+use jiffy_gateway::{
+    Gateway, GatewayConfig, GatewayCounters, GuestConnectionPool, LinkSigner, Tls, serve,
+};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +20,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Longest that anything may take in a test.
-pub const LIMIT: Duration = Duration::from_secs(30);
+/// Time limit of each step of a test.
+pub const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// The sandbox of most tests.
 pub const ID: &str = "i0123456789abcdefghi";
 pub const KEY: [u8; 32] = [7; 32];
@@ -27,13 +29,13 @@ pub const DOMAIN: &str = "jiffy.example";
 
 pub struct Setup {
     pub address: SocketAddr,
-    pub counters: Arc<Counters>,
-    pub pool: Arc<Pool>,
+    pub counters: Arc<GatewayCounters>,
+    pub pool: Arc<GuestConnectionPool>,
     stop: Option<oneshot::Sender<()>>,
     served: JoinHandle<()>,
 }
 
-/// A control plane that says what it was asked.
+/// A control plane that answers with the request's method and path.
 pub fn control_plane() -> Router {
     Router::new()
         .route("/health", get(|| async { "control plane" }))
@@ -48,16 +50,16 @@ pub fn control_plane() -> Router {
         })
 }
 
-/// Time enough to notice what the client does.
+/// Answers after enough time to notice the client's next step.
 async fn slow() -> &'static str {
     tokio::time::sleep(Duration::from_millis(100)).await;
     "control plane"
 }
 
-pub fn config() -> Config {
-    Config {
+pub fn config() -> GatewayConfig {
+    GatewayConfig {
         domains: vec![DOMAIN.to_owned()],
-        ..Config::default()
+        ..GatewayConfig::default()
     }
 }
 
@@ -66,14 +68,14 @@ impl Setup {
         Self::with(config(), guests, None).await
     }
 
-    pub async fn with(config: Config, guests: &Guests, tls: Option<Tls>) -> Self {
+    pub async fn with(config: GatewayConfig, guests: &Guests, tls: Option<Tls>) -> Self {
         let control = control_plane();
-        let gateway = Gateway::new(config, guests.clone(), control, Some(Signer::new(&KEY)));
+        let gateway = Gateway::new(config, guests.clone(), control, Some(LinkSigner::new(&KEY)));
         Self::of(gateway, tls).await
     }
 
-    /// With another control plane.
-    pub async fn before(config: Config, guests: &Guests, control: Router) -> Self {
+    /// Starts a gateway with another control plane.
+    pub async fn before(config: GatewayConfig, guests: &Guests, control: Router) -> Self {
         Self::of(Gateway::new(config, guests.clone(), control, None), None).await
     }
 
@@ -97,7 +99,7 @@ impl Setup {
         }
     }
 
-    /// Asks the gateway to end.
+    /// Shuts the gateway down.
     pub fn stop(&mut self) {
         let _ = self.stop.take().unwrap().send(());
     }
@@ -107,22 +109,24 @@ impl Setup {
         within(self.served).await.unwrap();
     }
 
-    /// Waits until the counts say so.
-    pub async fn counted(&self, right: impl Fn(jiffy_gateway::Totals) -> bool) {
+    /// Waits until the counters satisfy `right`.
+    pub async fn counted(&self, right: impl Fn(jiffy_gateway::GatewayTotals) -> bool) {
         let waiting = async {
             while !right(self.counters.totals()) {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        if timeout(LIMIT, waiting).await.is_err() {
+        if timeout(STEP_TIMEOUT, waiting).await.is_err() {
             panic!("{:?}", self.counters.totals());
         }
     }
 }
 
-/// What comes in time.
+/// Waits for a future within [`STEP_TIMEOUT`].
 pub async fn within<F: Future>(future: F) -> F::Output {
-    timeout(LIMIT, future).await.expect("it took too long")
+    timeout(STEP_TIMEOUT, future)
+        .await
+        .expect("it took too long")
 }
 
 pub async fn collected(body: Incoming) -> String {

@@ -1,12 +1,13 @@
-//! Which paths of the agent are only for its host, however they are spelled.
+//! Recognition of the agent's host-only paths in every spelling.
 
 use jiffy_proto::agent::HOST_ONLY_PATHS;
 
 /// Most times a path is percent-decoded before it counts as hostile.
-const MOST_DECODINGS: usize = 4;
+const MAX_DECODINGS: usize = 4;
 
-/// Whether a path leads to one of the agent's host-only paths under any reading: percent-encoded (also twice), with repeated slashes,
-/// backslashes, dot segments, parameters, or in another case.
+/// Returns true if a path leads to one of the agent's host-only paths under any reading:
+/// percent-encoded (also twice), with repeated slashes, backslashes, dot segments, parameters, or
+/// in another case.
 #[must_use]
 pub fn is_host_only(path: &str) -> bool {
     let mut bytes = path.as_bytes().to_vec();
@@ -18,14 +19,14 @@ pub fn is_host_only(path: &str) -> bool {
         }
         bytes = decoded;
         rounds += 1;
-        if rounds > MOST_DECODINGS {
+        if rounds > MAX_DECODINGS {
             return true;
         }
     }
     // Both readings, because a server may or may not resolve dot segments.
     let segments = segments(&bytes);
     let resolved = resolved(&segments);
-    leads_there(&resolved) || leads_there(&segments)
+    is_host_only_segment(&resolved) || is_host_only_segment(&segments)
 }
 
 /// Segments in lower case, without empty ones and parameters.
@@ -56,8 +57,8 @@ fn resolved(segments: &[Vec<u8>]) -> Vec<Vec<u8>> {
     out
 }
 
-/// Whether the first segment is that of a host-only path.
-fn leads_there(segments: &[Vec<u8>]) -> bool {
+/// Returns true if the first segment is that of a host-only path.
+fn is_host_only_segment(segments: &[Vec<u8>]) -> bool {
     segments.first().is_some_and(|first| {
         HOST_ONLY_PATHS
             .iter()
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_only_paths_are_recognised_however_they_are_spelled() {
+    fn host_only_paths_are_recognised_in_every_spelling() {
         for path in HOST_ONLY_PATHS {
             assert!(is_host_only(path));
         }

@@ -1,5 +1,5 @@
-//! Answers that the gateway gives itself. Clients tell by status and sentence what happened: "was not found" and "port is not open" are
-//! matched by the SDKs.
+//! Errors that the gateway answers itself. The SDKs match status and sentence: "was not found" and
+//! "port is not open".
 
 use crate::body::{Body, full};
 use hyper::header::{
@@ -12,7 +12,7 @@ use thiserror::Error;
 
 /// Why a request did not reach a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Failure {
+pub enum RequestError {
     /// The request itself.
     #[error("{1}")]
     Refused(StatusCode, &'static str),
@@ -32,16 +32,16 @@ pub enum Failure {
     /// No such sandbox.
     #[error("The sandbox was not found")]
     NotFound,
-    /// It does not run, and may not be woken.
+    /// It is not running, and may not be woken.
     #[error("The sandbox was not found: it is not running")]
     NotRunning,
     /// Nothing listens.
     #[error("The sandbox is running but port is not open")]
     PortClosed,
-    /// It sleeps and may not be woken now.
+    /// It is paused and may not be woken now.
     #[error("The sandbox sleeps on: {0}")]
     Limit(String),
-    /// Its owner has as many requests and streams under way as they may.
+    /// Its owner has too many requests and streams in flight.
     #[error("{0}")]
     ExchangeLimit(String),
     /// It could not be reached.
@@ -55,9 +55,9 @@ pub enum Failure {
     Overloaded,
 }
 
-/// Whom a failure is about.
+/// Sandbox and port that an error is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct About<'a> {
+pub struct FailedTarget<'a> {
     /// Sandbox id.
     pub id: &'a str,
     /// Port in it.
@@ -65,7 +65,7 @@ pub struct About<'a> {
 }
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct GatewayErrorBody<'a> {
     #[serde(rename = "sandboxId", skip_serializing_if = "Option::is_none")]
     sandbox_id: Option<&'a str>,
     message: &'a str,
@@ -74,7 +74,7 @@ struct Json<'a> {
     code: u16,
 }
 
-impl Failure {
+impl RequestError {
     /// Status of the answer.
     #[must_use]
     pub fn status(&self) -> StatusCode {
@@ -91,7 +91,7 @@ impl Failure {
 
     /// The answer as JSON, or as a page if `page`.
     #[must_use]
-    pub fn answer(&self, about: Option<About<'_>>, page: bool) -> Response<Body> {
+    pub fn answer(&self, about: Option<FailedTarget<'_>>, page: bool) -> Response<Body> {
         let message = self.to_string();
         let mut answer = if page {
             let mut answer = Response::new(full(self.page(about, &message)));
@@ -123,8 +123,8 @@ impl Failure {
         answer
     }
 
-    fn json(&self, about: Option<About<'_>>, message: &str) -> String {
-        let json = Json {
+    fn json(&self, about: Option<FailedTarget<'_>>, message: &str) -> String {
+        let json = GatewayErrorBody {
             sandbox_id: about.map(|about| about.id),
             message,
             port: about
@@ -135,10 +135,10 @@ impl Failure {
         serde_json::to_string(&json).unwrap_or_default()
     }
 
-    fn page(&self, about: Option<About<'_>>, message: &str) -> String {
+    fn page(&self, about: Option<FailedTarget<'_>>, message: &str) -> String {
         let status = self.status();
         let message = escaped(message);
-        let about = about.map_or(String::new(), |About { id, port }| {
+        let about = about.map_or(String::new(), |FailedTarget { id, port }| {
             format!("<p>Sandbox <code>{}</code>, port {port}", escaped(id))
         });
         format!(
@@ -157,7 +157,7 @@ fn escaped(text: &str) -> String {
         .replace('\'', "&#39;")
 }
 
-/// Whether the client is a browser that wants a page.
+/// Returns true if the client is a browser that accepts a page.
 #[must_use]
 pub fn wants_page(headers: &HeaderMap) -> bool {
     headers
@@ -171,12 +171,12 @@ mod tests {
     use super::*;
     use http_body_util::BodyExt;
 
-    const ABOUT: About<'_> = About {
+    const ABOUT: FailedTarget<'_> = FailedTarget {
         id: "abc",
         port: 3000,
     };
 
-    async fn text(failure: &Failure, page: bool) -> (StatusCode, String) {
+    async fn text(failure: &RequestError, page: bool) -> (StatusCode, String) {
         let answer = failure.answer(Some(ABOUT), page);
         let status = answer.status();
         let bytes = answer.into_body().collect().await.unwrap().to_bytes();
@@ -184,9 +184,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_are_told_in_the_words_they_match() {
+    async fn errors_have_the_text_that_sdks_match() {
         assert_eq!(
-            text(&Failure::NotFound, false).await,
+            text(&RequestError::NotFound, false).await,
             (
                 StatusCode::BAD_GATEWAY,
                 r#"{"sandboxId":"abc","message":"The sandbox was not found","code":502}"#
@@ -194,28 +194,31 @@ mod tests {
             )
         );
         assert_eq!(
-            text(&Failure::PortClosed, false).await.1,
+            text(&RequestError::PortClosed, false).await.1,
             r#"{"sandboxId":"abc","message":"The sandbox is running but port is not open","port":3000,"code":502}"#
         );
         assert!(
-            text(&Failure::NotRunning, false)
+            text(&RequestError::NotRunning, false)
                 .await
                 .1
                 .contains("was not found")
         );
         let other = text(
-            &Failure::Unavailable("the agent is silent".to_owned()),
+            &RequestError::Unavailable("the agent is silent".to_owned()),
             false,
         )
         .await;
         assert!(!other.1.contains("was not found") && !other.1.contains("port is not open"));
-        assert_eq!(text(&Failure::Token, false).await.0, StatusCode::FORBIDDEN);
+        assert_eq!(
+            text(&RequestError::Token, false).await.0,
+            StatusCode::FORBIDDEN
+        );
     }
 
     #[tokio::test]
-    async fn a_page_shows_text_and_nothing_else() {
+    async fn a_page_shows_escaped_text() {
         let reason = "<script>alert('x')</script>".to_owned();
-        let (status, page) = text(&Failure::Unavailable(reason), true).await;
+        let (status, page) = text(&RequestError::Unavailable(reason), true).await;
         assert_eq!(status, StatusCode::BAD_GATEWAY);
         assert!(page.contains("&lt;script&gt;") && !page.contains("<script"));
     }

@@ -5,12 +5,14 @@ use jiffy_proto::agent::TCP_OK;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Most bytes of the agent's answer that are read.
-const LONGEST: usize = 256;
+const MAX_REPLY_BYTES: usize = 256;
 
-/// Asks on a fresh stream to the agent's forwarding port; afterwards the stream is the TCP connection. Not bounded in time: callers do that.
+/// Requests a port on a new stream to the agent's forwarding port; afterwards the stream is the TCP
+/// connection. Not bounded in time: callers do that.
 ///
 /// # Errors
-/// [`OpenError::PortClosed`] if the agent could not connect, [`OpenError::Unavailable`] if it did not answer in its protocol.
+/// [`OpenError::PortClosed`] if the agent could not connect, [`OpenError::Unavailable`] if it did
+/// not answer in its protocol.
 pub async fn tcp_handshake<T>(stream: &mut T, port: u16) -> Result<(), OpenError>
 where
     T: AsyncRead + AsyncWrite + Unpin,
@@ -23,9 +25,9 @@ where
         .await
         .map_err(failed)?;
     let mut line = Vec::new();
-    // Byte by byte: what follows the line belongs to the TCP connection.
+    // Byte by byte: bytes after the line belong to the TCP connection.
     while line.last() != Some(&b'\n') {
-        if line.len() == LONGEST {
+        if line.len() == MAX_REPLY_BYTES {
             return Err(OpenError::Unavailable(format!(
                 "the agent's answer about port {port} is too long"
             )));
@@ -64,7 +66,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_follows_the_agents_word_belongs_to_the_connection() {
+    async fn bytes_after_the_agents_reply_belong_to_the_connection() {
         let (result, asked, rest) = answered(b"OK\nhello").await;
         assert_eq!(
             (result, &asked[..], &rest[..]),
@@ -79,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_that_speaks_otherwise_is_unavailable() {
+    async fn an_agent_with_another_reply_is_unavailable() {
         for answer in [&b"OK \n"[..], b"O", b"", b"\n", &[b'x'; 1000]] {
             let (result, ..) = answered(answer).await;
             assert!(

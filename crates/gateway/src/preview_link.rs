@@ -1,7 +1,9 @@
-//! Signed links that open one port of one sandbox until a moment, for people who have no token.
+//! Preview links: signed addresses of one port of one sandbox, valid for a time, for people without
+//! a token.
 //!
-//! By path the signature stands in the query, and a cookie scoped to the port's path carries it from there on. By host name it stands in
-//! the left-most label, so that every request of the page carries it, and the page has an origin of its own.
+//! By path the signature stands in the query, and a cookie scoped to the port's path carries it
+//! from there on. By host name it stands in the left-most label, so that every request of the page
+//! carries it, and the page has an origin of its own.
 
 use crate::host_name;
 use base64::Engine;
@@ -14,27 +16,27 @@ use subtle::ConstantTimeEq;
 use thiserror::Error;
 
 /// Query parameter: when the link ends, seconds since the epoch.
-pub const EXPIRES: &str = "jiffy_expires";
+pub const EXPIRES_PARAM: &str = "jiffy_expires";
 /// Query parameter: the signature.
-pub const SIGNATURE: &str = "jiffy_signature";
+pub const SIGNATURE_PARAM: &str = "jiffy_signature";
 
 /// Longest label of a host name (RFC 1035).
-const LONGEST_LABEL: usize = 63;
+const MAX_LABEL_BYTES: usize = 63;
 /// Bytes of the signature that go into a host name: 128 bits.
-const LABEL_BYTES: usize = 16;
+const LABEL_SIGNATURE_BYTES: usize = 16;
 /// Digits of RFC 4648 base 32, lower case.
-const BASE_32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
-const BASE_36: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+const BASE_32_DIGITS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+const BASE_36_DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 
 /// Makes and checks links; knows the key.
 #[derive(Clone)]
-pub struct Signer {
+pub struct LinkSigner {
     mac: Hmac<Sha256>,
 }
 
-impl fmt::Debug for Signer {
+impl fmt::Debug for LinkSigner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Signer")
+        f.write_str("LinkSigner")
     }
 }
 
@@ -43,7 +45,7 @@ impl fmt::Debug for Signer {
 pub enum LinkError {
     /// The id is no sandbox id, or the port is 0.
     #[error("'{id}' port {port} is not a port of a sandbox")]
-    NotAPort {
+    InvalidTarget {
         /// The id given.
         id: String,
         /// The port given.
@@ -51,7 +53,7 @@ pub enum LinkError {
     },
     /// Host names have at most 63 characters per label.
     #[error(
-        "sandbox id '{id}' is too long for a signed host name ({length} of {LONGEST_LABEL} characters): use a link by path"
+        "sandbox id '{id}' is too long for a signed host name ({length} of {MAX_LABEL_BYTES} characters): use a link by path"
     )]
     TooLong {
         /// The id given.
@@ -61,8 +63,8 @@ pub enum LinkError {
     },
 }
 
-impl Signer {
-    /// With a key of 32 random bytes that nobody else knows.
+impl LinkSigner {
+    /// Makes a signer from 32 secret random bytes.
     #[must_use]
     pub fn new(key: &[u8; 32]) -> Self {
         // HMAC fills keys that are shorter than its block with zeros.
@@ -73,16 +75,17 @@ impl Signer {
         }
     }
 
-    /// Path and query of a link: `/sandboxes/{id}/proxy/{port}{path}?...`; `path` begins with `/` and may have a query.
+    /// Path and query of a link: `/sandboxes/{id}/proxy/{port}{path}?...`; `path` begins with `/`
+    /// and may have a query.
     ///
     /// # Errors
-    /// [`LinkError::NotAPort`].
+    /// [`LinkError::InvalidTarget`].
     pub fn path(&self, id: &str, port: u16, path: &str, expires: u64) -> Result<String, LinkError> {
-        check(id, port)?;
+        check_target(id, port)?;
         let signature = self.path_signature(id, port, expires);
         let mark = if path.contains('?') { '&' } else { '?' };
         Ok(format!(
-            "/sandboxes/{id}/proxy/{port}{path}{mark}{EXPIRES}={expires}&{SIGNATURE}={signature}"
+            "/sandboxes/{id}/proxy/{port}{path}{mark}{EXPIRES_PARAM}={expires}&{SIGNATURE_PARAM}={signature}"
         ))
     }
 
@@ -91,13 +94,13 @@ impl Signer {
     /// # Errors
     /// [`LinkError`]; an id of up to 23 characters fits.
     pub fn label(&self, id: &str, port: u16, expires: u64) -> Result<String, LinkError> {
-        check(id, port)?;
+        check_target(id, port)?;
         let label = format!(
             "{port}-{id}-{}-{}",
             base_36(expires),
             self.label_signature(id, port, expires)
         );
-        if label.len() > LONGEST_LABEL {
+        if label.len() > MAX_LABEL_BYTES {
             return Err(LinkError::TooLong {
                 id: id.to_owned(),
                 length: label.len(),
@@ -106,7 +109,8 @@ impl Signer {
         Ok(label)
     }
 
-    /// Whether expiry and signature of a query or cookie open this port at `now` (seconds since the epoch). Gives the expiry.
+    /// Checks expiry and signature of a query or cookie for this port at `now` (seconds since the
+    /// epoch). Returns the expiry if they are valid.
     #[must_use]
     pub fn opens_path(
         &self,
@@ -117,11 +121,11 @@ impl Signer {
         now: u64,
     ) -> Option<u64> {
         let until = canonical(expires, 10)?;
-        let same = same(signature, &self.path_signature(id, port, until));
+        let same = equal(signature, &self.path_signature(id, port, until));
         (same && now < until).then_some(until)
     }
 
-    /// Whether expiry and signature of a host name open this port at `now`.
+    /// Returns true if expiry and signature of a host name are valid for this port at `now`.
     #[must_use]
     pub fn opens_label(
         &self,
@@ -134,7 +138,7 @@ impl Signer {
         let Some(until) = canonical(expires, 36) else {
             return false;
         };
-        let same = same(signature, &self.label_signature(id, port, until));
+        let same = equal(signature, &self.label_signature(id, port, until));
         same && now < until
     }
 
@@ -143,7 +147,7 @@ impl Signer {
     }
 
     fn label_signature(&self, id: &str, port: u16, expires: u64) -> String {
-        base_32(&self.sign("host", id, port, expires)[..LABEL_BYTES])
+        base_32(&self.sign("host", id, port, expires)[..LABEL_SIGNATURE_BYTES])
     }
 
     /// The kind is signed too, so that the short signature of a host name is never good for a path.
@@ -154,15 +158,16 @@ impl Signer {
     }
 }
 
-/// The path without the parameters of a signed link, and these; none if there are none. Given twice they are good for nothing.
+/// Returns the path without the parameters of a signed link, and their values; none if there are
+/// none. Repeated parameters are joined, and so are invalid.
 pub(crate) fn take_link(path: &PathAndQuery) -> Option<(PathAndQuery, String, String)> {
     let query = path.query()?;
     let (mut expires, mut signature) = (Vec::new(), Vec::new());
     let mut rest = Vec::new();
     for pair in query.split('&') {
         match pair.split_once('=') {
-            Some((EXPIRES, value)) => expires.push(value),
-            Some((SIGNATURE, value)) => signature.push(value),
+            Some((EXPIRES_PARAM, value)) => expires.push(value),
+            Some((SIGNATURE_PARAM, value)) => signature.push(value),
             _ => rest.push(pair),
         }
     }
@@ -180,18 +185,18 @@ pub(crate) fn take_link(path: &PathAndQuery) -> Option<(PathAndQuery, String, St
     ))
 }
 
-fn check(id: &str, port: u16) -> Result<(), LinkError> {
+fn check_target(id: &str, port: u16) -> Result<(), LinkError> {
     if host_name::is_id(id) && port != 0 {
         Ok(())
     } else {
-        Err(LinkError::NotAPort {
+        Err(LinkError::InvalidTarget {
             id: id.to_owned(),
             port,
         })
     }
 }
 
-fn same(given: &str, right: &str) -> bool {
+fn equal(given: &str, right: &str) -> bool {
     given.as_bytes().ct_eq(right.as_bytes()).into()
 }
 
@@ -206,7 +211,7 @@ fn canonical(text: &str, radix: u32) -> Option<u64> {
 fn base_36(mut number: u64) -> String {
     let mut digits = Vec::new();
     while number > 0 || digits.is_empty() {
-        digits.push(char::from(BASE_36[(number % 36) as usize]));
+        digits.push(char::from(BASE_36_DIGITS[(number % 36) as usize]));
         number /= 36;
     }
     digits.iter().rev().collect()
@@ -220,11 +225,13 @@ fn base_32(bytes: &[u8]) -> String {
         count += 8;
         while count >= 5 {
             count -= 5;
-            out.push(char::from(BASE_32[(bits >> count & 31) as usize]));
+            out.push(char::from(BASE_32_DIGITS[(bits >> count & 31) as usize]));
         }
     }
     if count > 0 {
-        out.push(char::from(BASE_32[(bits << (5 - count) & 31) as usize]));
+        out.push(char::from(
+            BASE_32_DIGITS[(bits << (5 - count) & 31) as usize],
+        ));
     }
     out
 }
@@ -232,14 +239,14 @@ fn base_32(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
-    use crate::host_name::{Named, named};
+    use crate::config::GatewayConfig;
+    use crate::host_name::{HostTarget, classify};
 
     const NOW: u64 = 1_800_000_000;
     const ID: &str = "i0123456789abcdefghi";
 
-    fn signer() -> Signer {
-        Signer::new(&[7; 32])
+    fn signer() -> LinkSigner {
+        LinkSigner::new(&[7; 32])
     }
 
     fn query(link: &str) -> (String, String) {
@@ -251,11 +258,11 @@ mod tests {
         )
     }
 
-    fn label(signer: &Signer) -> (String, String) {
+    fn label(signer: &LinkSigner) -> (String, String) {
         let label = signer.label(ID, 65535, NOW + 60).unwrap();
         assert!(label.len() <= 63, "{label}");
-        match named(&format!("{label}.localhost"), &Config::default()) {
-            Named::Sandbox(label) => label.link.unwrap(),
+        match classify(&format!("{label}.localhost"), &GatewayConfig::default()) {
+            HostTarget::Sandbox(label) => label.link.unwrap(),
             other => panic!("{other:?}"),
         }
     }
@@ -301,7 +308,7 @@ mod tests {
             assert_eq!(opens(ID, 3000, &expires, &other, NOW), None, "{at}");
         }
         assert!(
-            Signer::new(&[8; 32])
+            LinkSigner::new(&[8; 32])
                 .opens_path(ID, 3000, &expires, &signature, NOW)
                 .is_none()
         );
@@ -328,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn signatures_of_one_kind_are_no_good_for_the_other() {
+    fn signatures_for_paths_and_host_names_are_not_interchangeable() {
         let (_, signature) = label(&signer());
         let expires = (NOW + 60).to_string();
         assert!(
@@ -341,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_in_words() {
+    fn links_that_do_not_fit_are_refused() {
         assert!(signer().label(&"i".repeat(23), 65535, NOW).is_ok());
         let error = signer().label(&"i".repeat(24), 65535, NOW).unwrap_err();
         assert!(error.to_string().contains("too long"), "{error}");
@@ -350,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_bytes_are_spelled_as_everywhere() {
+    fn base_32_and_base_36_digits_are_canonical() {
         assert_eq!(base_36(0), "0");
         assert_eq!(base_36(36 * 36 + 35), "10z");
         assert_eq!(base_32(b"foobar"), "mzxw6ytboi");

@@ -1,0 +1,37 @@
+//! Count of the exchanges with guests that are in flight.
+
+use crate::counters::{GatewayCounters, add, remove};
+use crate::sandboxes::ExchangePermit;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// One of the exchanges under way.
+#[derive(Debug)]
+pub(crate) struct InFlightExchange {
+    counters: Arc<GatewayCounters>,
+    /// Counts it among the exchanges of the sandbox's owner.
+    _permit: ExchangePermit,
+}
+
+impl InFlightExchange {
+    /// None if `limit` are under way already.
+    pub(crate) fn begin(
+        counters: &Arc<GatewayCounters>,
+        limit: usize,
+        permit: ExchangePermit,
+    ) -> Option<Self> {
+        add(&counters.exchanges_open, 1);
+        let in_flight = Self {
+            counters: Arc::clone(counters),
+            _permit: permit,
+        };
+        let count = counters.exchanges_open.load(Relaxed);
+        (count <= limit as u64).then_some(in_flight)
+    }
+}
+
+impl Drop for InFlightExchange {
+    fn drop(&mut self) {
+        remove(&self.counters.exchanges_open);
+    }
+}

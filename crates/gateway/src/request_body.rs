@@ -1,0 +1,156 @@
+//! Bodies of requests, from the client to the guest.
+
+use crate::api_key;
+use crate::body::count;
+use crate::counters::GatewayCounters;
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Bytes and time for reading the rest of an unwanted request body, so that its connection can
+/// serve the next request.
+const MAX_UNREAD_BYTES: u64 = 64 * 1024;
+const UNREAD_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// Body of a client's request. Dropped before its end, it leaves the rest in its [`UnreadBody`].
+#[derive(Debug)]
+pub struct ClientRequestBody {
+    /// None: it has been read to its end.
+    inner: Option<Incoming>,
+    unread: UnreadBody,
+}
+
+/// Rest of a request body that was dropped before its end.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UnreadBody(Arc<Mutex<Option<Incoming>>>);
+
+impl UnreadBody {
+    fn place(&self) -> std::sync::MutexGuard<'_, Option<Incoming>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the rest, if it is short and arrives soon. Returns true if nothing is left.
+    pub(crate) async fn read(&self) -> bool {
+        let Some(mut body) = self.place().take() else {
+            return true;
+        };
+        if body.size_hint().lower() > MAX_UNREAD_BYTES {
+            return false;
+        }
+        let reading = async move {
+            let mut left = MAX_UNREAD_BYTES;
+            while let Some(frame) = body.frame().await {
+                let length = frame.ok()?.data_ref().map_or(0, Bytes::len) as u64;
+                left = left.checked_sub(length)?;
+            }
+            Some(())
+        };
+        matches!(timeout(UNREAD_TIMEOUT, reading).await, Ok(Some(())))
+    }
+
+    /// Returns true if there is a rest.
+    pub(crate) fn is_some(&self) -> bool {
+        self.place().is_some()
+    }
+}
+
+impl ClientRequestBody {
+    pub(crate) const fn new(inner: Incoming, unread: UnreadBody) -> Self {
+        Self {
+            inner: Some(inner),
+            unread,
+        }
+    }
+
+    /// Nothing.
+    fn empty() -> Self {
+        Self {
+            inner: None,
+            unread: UnreadBody::default(),
+        }
+    }
+}
+
+impl Drop for ClientRequestBody {
+    fn drop(&mut self) {
+        *self.unread.place() = self.inner.take().filter(|body| !body.is_end_stream());
+    }
+}
+
+impl HttpBody for ClientRequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Some(inner) = &mut self.inner else {
+            return Poll::Ready(None);
+        };
+        let frame = ready!(Pin::new(inner).poll_frame(cx));
+        if frame.is_none() {
+            self.inner = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner
+            .as_ref()
+            .map_or(SizeHint::with_exact(0), HttpBody::size_hint)
+    }
+}
+
+/// A client's request body on its way to the guest.
+#[derive(Debug)]
+pub struct GuestRequestBody {
+    inner: ClientRequestBody,
+    counters: Arc<GatewayCounters>,
+}
+
+impl GuestRequestBody {
+    pub(crate) const fn new(inner: ClientRequestBody, counters: Arc<GatewayCounters>) -> Self {
+        Self { inner, counters }
+    }
+
+    pub(crate) fn empty(counters: Arc<GatewayCounters>) -> Self {
+        Self::new(ClientRequestBody::empty(), counters)
+    }
+}
+
+impl HttpBody for GuestRequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let mut frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        if let Some(Ok(frame)) = &mut frame {
+            count(&self.counters.bytes_to_guests, frame);
+            if let Some(trailers) = frame.trailers_mut() {
+                api_key::strip(trailers);
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
