@@ -1,12 +1,11 @@
 //! Calls to one agent.
 
-use crate::body::Outgoing;
+use crate::connection_pool::{ConnectionPool, PooledResponse};
 use crate::error::{ClientError, WireError};
 use crate::frame;
-use crate::pool::{Answer, Connections};
+use crate::request_body::RequestBody;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use serde::Serialize;
@@ -17,21 +16,21 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 /// Longest answer to a unary call in bytes.
-const MAX_ANSWER: usize = 64 * 1024 * 1024;
+const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 
 /// A client of one agent. Cheap to clone; clones share connections.
 #[derive(Clone)]
 pub struct AgentClient {
-    connections: Connections,
-    /// Sent with every request: whom it is for, and what shows that we may ask.
+    connections: ConnectionPool,
+    /// Headers of every request: host and credentials.
     headers: HeaderMap,
 }
 
 /// Header with a sandbox's access token.
 const ACCESS_TOKEN: &str = "x-access-token";
 
-/// A request besides its body.
-pub(crate) struct Call<'a> {
+/// A request without its body.
+pub(crate) struct AgentCall<'a> {
     /// HTTP method.
     pub method: Method,
     /// Path and query.
@@ -53,11 +52,11 @@ impl AgentClient {
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_static("agent"))]);
-        Self::over(Connections::new(connector), headers)
+        Self::over(ConnectionPool::new(connector), headers)
     }
 
-    /// A client of an agent that is reached through something else: `headers`, `Host` among them, say which one is meant.
-    pub fn over(connections: Connections, headers: HeaderMap) -> Self {
+    /// A client of an agent behind a gateway: `headers`, `Host` among them, name the sandbox.
+    pub fn over(connections: ConnectionPool, headers: HeaderMap) -> Self {
         Self {
             connections,
             headers,
@@ -70,7 +69,7 @@ impl AgentClient {
         Self::new(move || UnixStream::connect(path.clone()))
     }
 
-    /// The same with the sandbox's access token; one that cannot stand in a header opens nothing.
+    /// Adds the sandbox's access token; one that is no valid header value is left out.
     pub fn with_token(mut self, token: impl Into<String>) -> Self {
         if let Ok(mut token) = HeaderValue::try_from(token.into()) {
             token.set_sensitive(true);
@@ -79,25 +78,29 @@ impl AgentClient {
         self
     }
 
-    /// Whether the agent answers.
+    /// Checks that the agent answers.
     pub async fn health(&self) -> Result<(), ClientError> {
         let answer = self
             .send(
-                Call {
+                AgentCall {
                     method: Method::GET,
                     path: "/health",
                     content: "",
                     user: None,
                     headers: &[],
                 },
-                Outgoing::Whole(None),
+                RequestBody::Whole(None),
             )
             .await?;
         self.expect_success(answer).await?.collect(1024).await?;
         Ok(())
     }
 
-    pub(crate) async fn send(&self, call: Call<'_>, body: Outgoing) -> Result<Answer, ClientError> {
+    pub(crate) async fn send(
+        &self,
+        call: AgentCall<'_>,
+        body: RequestBody,
+    ) -> Result<PooledResponse, ClientError> {
         let mut request = Request::builder().method(call.method).uri(call.path);
         if let Some(headers) = request.headers_mut() {
             headers.clone_from(&self.headers);
@@ -118,8 +121,11 @@ impl AgentClient {
         self.connections.send(request).await
     }
 
-    /// Turns any other status than 2xx into the error the answer carries.
-    pub(crate) async fn expect_success(&self, answer: Answer) -> Result<Answer, ClientError> {
+    /// Turns a status other than 2xx into the error in the answer.
+    pub(crate) async fn expect_success(
+        &self,
+        answer: PooledResponse,
+    ) -> Result<PooledResponse, ClientError> {
         let status = answer.status;
         if status.is_success() {
             return Ok(answer);
@@ -141,18 +147,20 @@ impl AgentClient {
         user: Option<&str>,
         message: &impl Serialize,
     ) -> Result<T, ClientError> {
-        let call = Call {
+        let call = AgentCall {
             method: Method::POST,
             path,
             content: "application/json",
             user,
             headers: &[],
         };
-        let answer = self.send(call, Outgoing::whole(encode(message)?)).await?;
+        let answer = self
+            .send(call, RequestBody::whole(frame::encode(message)?))
+            .await?;
         let body = self
             .expect_success(answer)
             .await?
-            .collect(MAX_ANSWER)
+            .collect(MAX_ANSWER_BYTES)
             .await?;
         serde_json::from_slice(&body)
             .map_err(|e| ClientError::Protocol(format!("answer of {path}: {e}")))
@@ -164,9 +172,9 @@ impl AgentClient {
         path: &str,
         user: Option<&str>,
         headers: &[(&'static str, String)],
-        body: Outgoing,
-    ) -> Result<frame::Frames, ClientError> {
-        let call = Call {
+        body: RequestBody,
+    ) -> Result<frame::ResponseFrames, ClientError> {
+        let call = AgentCall {
             method: Method::POST,
             path,
             content: "application/connect+json",
@@ -174,13 +182,8 @@ impl AgentClient {
             headers,
         };
         let answer = self.send(call, body).await?;
-        Ok(frame::Frames::new(self.expect_success(answer).await?))
+        Ok(frame::ResponseFrames::new(
+            self.expect_success(answer).await?,
+        ))
     }
-}
-
-/// JSON of a message.
-pub(crate) fn encode(message: &impl Serialize) -> Result<Bytes, ClientError> {
-    serde_json::to_vec(message)
-        .map(Bytes::from)
-        .map_err(|e| ClientError::Protocol(format!("cannot encode the request: {e}")))
 }

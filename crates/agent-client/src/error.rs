@@ -1,4 +1,4 @@
-//! What can go wrong between host and agent.
+//! Errors of calls to an agent.
 
 use serde::Deserialize;
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the names are the protocol's")]
-pub enum Code {
+pub enum RpcCode {
     Canceled,
     InvalidArgument,
     DeadlineExceeded,
@@ -32,7 +32,7 @@ pub enum ClientError {
     /// No connection to the agent.
     #[error("cannot connect to the agent in the sandbox: {0}")]
     Connect(#[from] std::io::Error),
-    /// The connection broke or spoke no HTTP.
+    /// The connection broke or the peer spoke no HTTP.
     #[error("the connection to the agent broke: {0}")]
     Http(#[from] hyper::Error),
     /// The command does not exist in the sandbox; a shell would exit with 127.
@@ -44,9 +44,9 @@ pub enum ClientError {
     /// The agent refused a call.
     #[error("{message}")]
     Rpc {
-        /// What kind.
-        code: Code,
-        /// The agent's words.
+        /// Error code.
+        code: RpcCode,
+        /// The agent's message.
         message: String,
     },
     /// The agent answered a file request with an error.
@@ -54,10 +54,10 @@ pub enum ClientError {
     Status {
         /// HTTP status.
         status: u16,
-        /// The agent's words.
+        /// The agent's message.
         message: String,
     },
-    /// The agent's answer is not what the protocol allows.
+    /// The agent's answer violates the protocol.
     #[error("the agent broke the protocol: {0}")]
     Protocol(String),
     /// The answer is longer than the caller allowed.
@@ -69,12 +69,12 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether the thing asked for does not exist.
+    /// Returns true if the object of the call does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(
             self,
             Self::Rpc {
-                code: Code::NotFound,
+                code: RpcCode::NotFound,
                 ..
             } | Self::Status { status: 404, .. }
                 | Self::CommandNotFound(_)
@@ -82,10 +82,10 @@ impl ClientError {
     }
 }
 
-/// Longest error text that is kept of what a guest says.
-const MAX_TEXT: usize = 4 * 1024;
+/// Longest error text that is kept of a guest's, in characters.
+const MAX_ERROR_CHARS: usize = 4 * 1024;
 
-/// An error as the agent writes it.
+/// An error in the agent's JSON.
 #[derive(Debug, Deserialize)]
 pub(crate) struct WireError {
     code: serde_json::Value,
@@ -97,7 +97,7 @@ pub(crate) struct WireError {
 
 impl From<WireError> for ClientError {
     fn from(wire: WireError) -> Self {
-        let message: String = wire.message.chars().take(MAX_TEXT).collect();
+        let message: String = wire.message.chars().take(MAX_ERROR_CHARS).collect();
         match (wire.reason.as_deref(), wire.code) {
             (Some("command_not_found"), _) => Self::CommandNotFound(message),
             (Some("command_not_executable"), _) => Self::CommandNotExecutable(message),
@@ -106,7 +106,7 @@ impl From<WireError> for ClientError {
                 message,
             },
             (_, code) => Self::Rpc {
-                code: serde_json::from_value(code).unwrap_or(Code::Unknown),
+                code: serde_json::from_value(code).unwrap_or(RpcCode::Unknown),
                 message,
             },
         }

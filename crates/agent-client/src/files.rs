@@ -1,9 +1,9 @@
 //! Files in a sandbox.
 
-use crate::body::Outgoing;
-use crate::client::{AgentClient, Call};
+use crate::client::{AgentCall, AgentClient};
+use crate::connection_pool::PooledResponse;
 use crate::error::ClientError;
-use crate::pool::Answer;
+use crate::request_body::RequestBody;
 use bytes::Bytes;
 use hyper::Method;
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use std::fmt::Write;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// What an entry is; for a link, what it leads to.
+/// Type of an entry; for a link that of its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum EntryKind {
     /// Regular file.
@@ -22,7 +22,7 @@ pub enum EntryKind {
     /// Directory.
     #[serde(rename = "FILE_TYPE_DIRECTORY")]
     Directory,
-    /// Link that leads nowhere.
+    /// Link without a target.
     #[serde(rename = "FILE_TYPE_SYMLINK")]
     Symlink,
     /// Socket, pipe, device.
@@ -36,7 +36,7 @@ pub enum EntryKind {
 pub struct EntryInfo {
     /// Last part of the path.
     pub name: String,
-    /// What it is.
+    /// Type of the entry.
     #[serde(rename = "type")]
     pub kind: EntryKind,
     /// Absolute path.
@@ -53,19 +53,19 @@ pub struct EntryInfo {
     pub group: String,
     /// RFC 3339.
     pub modified_time: String,
-    /// Where a link leads.
+    /// Target of a link.
     #[serde(default)]
     pub symlink_target: Option<String>,
-    /// The client's own metadata.
+    /// Metadata that clients attached.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
-    /// It is a link.
+    /// The entry is a link.
     #[serde(default)]
     pub is_symlink: bool,
 }
 
 #[derive(Deserialize)]
-struct OneEntry {
+struct EntryMessage {
     entry: EntryInfo,
 }
 
@@ -93,17 +93,17 @@ pub(crate) fn escape(into: &mut String, text: &[u8]) {
 
 /// A file, or an archive, that is being read.
 pub struct FileReader {
-    pub(crate) answer: Answer,
+    pub(crate) answer: PooledResponse,
 }
 
 impl FileReader {
-    /// The next bytes; `None` at the end.
+    /// Returns the next bytes; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         self.answer.next().await
     }
 }
 
-/// A file that is being written, or an archive that is unpacked.
+/// A file that is being written, or an archive that is being unpacked.
 pub struct FileWriter {
     pub(crate) pieces: mpsc::Sender<Bytes>,
     pub(crate) call: JoinHandle<Result<(), ClientError>>,
@@ -139,7 +139,7 @@ async fn outcome(call: &mut JoinHandle<Result<(), ClientError>>) -> Result<(), C
 }
 
 impl AgentClient {
-    /// Reads a file as it comes. `user` decides what relative paths are relative to.
+    /// Reads a file as a stream. Relative paths begin at the home of `user`.
     pub async fn read_stream(
         &self,
         path: &str,
@@ -169,20 +169,20 @@ impl AgentClient {
         user: Option<&str>,
         content: impl Into<Bytes>,
     ) -> Result<(), ClientError> {
-        self.upload(files_path(path, user), Outgoing::whole(content))
+        self.upload(files_path(path, user), RequestBody::whole(content))
             .await
     }
 
-    /// Writes a file as its content comes.
+    /// Writes a file from a stream.
     pub fn write_stream(&self, path: &str, user: Option<&str>) -> FileWriter {
-        let (pieces, body) = Outgoing::channel();
+        let (pieces, body) = RequestBody::channel();
         let (client, uri) = (self.clone(), files_path(path, user));
         let call = tokio::spawn(async move { client.upload(uri, body).await });
         FileWriter { pieces, call }
     }
 
-    async fn upload(&self, uri: String, body: Outgoing) -> Result<(), ClientError> {
-        let call = Call {
+    async fn upload(&self, uri: String, body: RequestBody) -> Result<(), ClientError> {
+        let call = AgentCall {
             method: Method::POST,
             path: &uri,
             content: "application/octet-stream",
@@ -197,16 +197,16 @@ impl AgentClient {
         Ok(())
     }
 
-    /// Describes what is at a path.
+    /// Describes the file at a path.
     pub async fn stat(&self, path: &str, user: Option<&str>) -> Result<EntryInfo, ClientError> {
         let request = json!({ "path": path });
-        let found: OneEntry = self
+        let found: EntryMessage = self
             .unary("/filesystem.Filesystem/Stat", user, &request)
             .await?;
         Ok(found.entry)
     }
 
-    /// What is in a directory, down to `depth` levels.
+    /// Lists a directory, down to `depth` levels.
     pub async fn list_dir(
         &self,
         path: &str,
@@ -214,27 +214,28 @@ impl AgentClient {
         depth: u32,
     ) -> Result<Vec<EntryInfo>, ClientError> {
         #[derive(Deserialize)]
-        struct List {
+        struct DirectoryList {
             #[serde(default)]
             entries: Vec<EntryInfo>,
         }
         let request = json!({ "path": path, "depth": depth });
-        let list: List = self
+        let list: DirectoryList = self
             .unary("/filesystem.Filesystem/ListDir", user, &request)
             .await?;
         Ok(list.entries)
     }
 
-    /// Creates a directory and those above it. One that exists is [`crate::Code::AlreadyExists`].
+    /// Creates a directory and those above it. One that exists is
+    /// [`crate::RpcCode::AlreadyExists`].
     pub async fn make_dir(&self, path: &str, user: Option<&str>) -> Result<EntryInfo, ClientError> {
         let request = json!({ "path": path });
-        let made: OneEntry = self
+        let made: EntryMessage = self
             .unary("/filesystem.Filesystem/MakeDir", user, &request)
             .await?;
         Ok(made.entry)
     }
 
-    /// Removes a file, or a directory with all in it. Nothing being there is no error.
+    /// Removes a file, or a directory with its contents. A missing one is no error.
     pub async fn remove(&self, path: &str, user: Option<&str>) -> Result<(), ClientError> {
         let request = json!({ "path": path });
         self.unary::<serde::de::IgnoredAny>("/filesystem.Filesystem/Remove", user, &request)
@@ -250,7 +251,7 @@ impl AgentClient {
         user: Option<&str>,
     ) -> Result<EntryInfo, ClientError> {
         let request = json!({ "source": from, "destination": to });
-        let moved: OneEntry = self
+        let moved: EntryMessage = self
             .unary("/filesystem.Filesystem/Move", user, &request)
             .await?;
         Ok(moved.entry)

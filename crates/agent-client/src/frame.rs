@@ -1,15 +1,21 @@
 //! Connect frames, from the client's side.
 
-use crate::client::encode;
+use crate::connection_pool::PooledResponse;
 use crate::error::{ClientError, WireError};
-use crate::pool::Answer;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{Buf, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
 /// Longest frame taken from an agent in bytes.
-const MAX_FRAME: usize = 4 * 1024 * 1024;
+const MAX_FRAME_BYTES: usize = 4 * 1024 * 1024;
+
+/// JSON of a message.
+pub(crate) fn encode(message: &impl Serialize) -> Result<Bytes, ClientError> {
+    serde_json::to_vec(message)
+        .map(Bytes::from)
+        .map_err(|e| ClientError::Protocol(format!("cannot encode the request: {e}")))
+}
 
 /// A message in its frame.
 pub(crate) fn message(value: &impl Serialize) -> Result<Bytes, ClientError> {
@@ -37,21 +43,21 @@ pub(crate) fn input(field: &str, bytes: &[u8]) -> Bytes {
 }
 
 /// The frames of an answer.
-pub(crate) struct Frames {
-    answer: Answer,
+pub(crate) struct ResponseFrames {
+    answer: PooledResponse,
     buffer: BytesMut,
     ended: bool,
 }
 
 #[derive(Deserialize)]
-struct End {
+struct EndOfStream {
     #[serde(default)]
     error: Option<WireError>,
 }
 
-impl Frames {
-    /// Frames in this answer.
-    pub fn new(answer: Answer) -> Self {
+impl ResponseFrames {
+    /// ResponseFrames in this answer.
+    pub fn new(answer: PooledResponse) -> Self {
         Self {
             answer,
             buffer: BytesMut::new(),
@@ -59,7 +65,7 @@ impl Frames {
         }
     }
 
-    /// The next message; `None` after a good end.
+    /// Returns the next message; `None` after a successful end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         while !self.ended {
             let Some((flags, payload)) = self.take()? else {
@@ -79,7 +85,7 @@ impl Frames {
             self.ended = true;
             // Frees the connection.
             while self.answer.next().await?.is_some() {}
-            let end: End = serde_json::from_slice(&payload)
+            let end: EndOfStream = serde_json::from_slice(&payload)
                 .map_err(|e| ClientError::Protocol(format!("end frame: {e}")))?;
             if let Some(error) = end.error {
                 return Err(error.into());
@@ -93,7 +99,7 @@ impl Frames {
             return Ok(None);
         };
         let length = u32::from_be_bytes([a, b, c, d]) as usize;
-        if length > MAX_FRAME || flags & !2 != 0 {
+        if length > MAX_FRAME_BYTES || flags & !2 != 0 {
             return Err(ClientError::Protocol(format!(
                 "frame with flags {flags:#x} and {length} bytes"
             )));

@@ -1,4 +1,5 @@
-//! The host's side of the greeting (see `jiffy_proto::agent`). What the guest says is hostile: bounded in size, parsed strictly.
+//! The host's side of the greeting (see `jiffy_proto::agent`). The guest's messages are hostile:
+//! bounded in size, parsed strictly.
 
 use jiffy_proto::agent::{Hello, Identity, MAX_GREETING, Ready};
 use serde_json::Error as JsonError;
@@ -7,19 +8,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-/// How a greeting failed.
+/// Error of a greeting.
 #[derive(Debug, thiserror::Error)]
 pub enum GreetingError {
     /// The connection broke.
     #[error("the connection to the guest agent broke: {0}")]
     Io(#[from] io::Error),
-    /// The agent closed it or wrote more than a line may have.
+    /// The agent closed it or exceeded the length of a line.
     #[error("the guest agent said nothing that ends in a line")]
     NoLine,
-    /// The agent's words were not the protocol's.
+    /// The agent violated the protocol.
     #[error("the guest agent said something that is not a greeting: {0}")]
     Malformed(#[from] JsonError),
-    /// The host's clock is absurd.
+    /// The host's clock is out of range.
     #[error("the host's clock is not between 1970 and 2554: set it")]
     Clock,
     /// The agent could not take its identity.
@@ -27,28 +28,29 @@ pub enum GreetingError {
     Refused(String),
 }
 
-/// An agent that waits to be told who it is.
+/// An agent that waits for its identity.
 #[derive(Debug)]
 pub struct Greeting {
     stream: BufReader<UnixStream>,
-    /// What it said of itself.
+    /// The agent's first message.
     pub hello: Hello,
 }
 
 impl Greeting {
-    /// Hears the agent's first line.
-    pub async fn hear(stream: UnixStream) -> Result<Self, GreetingError> {
+    /// Receives the agent's first message.
+    pub async fn receive(stream: UnixStream) -> Result<Self, GreetingError> {
         let mut stream = BufReader::new(stream);
         let hello = serde_json::from_slice(&line(&mut stream).await?)?;
         Ok(Self { stream, hello })
     }
 
-    /// Tells the agent who it is and waits until that is in force. The stream must be kept: when it closes, the agent greets anew.
+    /// Assigns the identity and waits until it is in force. The stream must be kept: when it
+    /// closes, the agent greets again.
     pub async fn answer(
         mut self,
         identity: &Identity,
     ) -> Result<(UnixStream, Ready), GreetingError> {
-        // The clock of this moment: between asking for a sandbox and telling it, it boots.
+        // The present time: the guest may have booted since the sandbox was requested.
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).ok();
         let time_ns = since_epoch.and_then(|t| u64::try_from(t.as_nanos()).ok());
         let mut words = serde_json::to_vec(&Identity {
@@ -85,7 +87,7 @@ mod tests {
     async fn greet(words: &'static [u8]) -> Result<(UnixStream, Ready), GreetingError> {
         let (host, mut guest) = UnixStream::pair().unwrap();
         let agent = tokio::spawn(async move {
-            // The host may hang up in the middle of what it does not want to hear.
+            // The host may close the connection in the middle of a rejected message.
             let _ = guest.write_all(words).await;
             let mut heard = String::new();
             let _ = BufReader::new(guest).read_line(&mut heard).await;
@@ -95,7 +97,7 @@ mod tests {
             id: "abc".into(),
             ..Identity::default()
         };
-        let result = match Greeting::hear(host).await {
+        let result = match Greeting::receive(host).await {
             Ok(greeting) => greeting.answer(&identity).await,
             Err(e) => Err(e),
         };
@@ -115,14 +117,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_that_could_not_is_not() {
+    async fn an_agent_that_refuses_its_identity_is_an_error() {
         let words = format!("{HELLO}\n{{\"ready_us\":3,\"error\":\"no entropy\"}}\n").leak();
         let error = greet(words.as_bytes()).await.unwrap_err();
         assert!(matches!(error, GreetingError::Refused(e) if e == "no entropy"));
     }
 
     #[tokio::test]
-    async fn endless_or_broken_words_are_refused() {
+    async fn endless_or_malformed_greetings_are_refused() {
         assert!(matches!(
             greet(b"not json\n").await,
             Err(GreetingError::Malformed(_))

@@ -1,44 +1,44 @@
-//! What a guest uses, as its own kernel sees it.
+//! Resource use of a guest, as its own kernel sees it.
 
-use crate::body::Outgoing;
-use crate::client::{AgentClient, Call};
+use crate::client::{AgentCall, AgentClient};
 use crate::error::ClientError;
+use crate::request_body::RequestBody;
 use hyper::Method;
 use serde::Deserialize;
 
-/// Longest answer.
-const MAX_ANSWER: usize = 4096;
+/// Longest answer, in bytes.
+const MAX_ANSWER_BYTES: usize = 4096;
 
-/// Answer of `/metrics`. Sizes in bytes.
+/// PooledResponse of `/metrics`. Sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub struct GuestMetrics {
-    /// Use of all processors since the last question, in percent.
+    /// Use of all processors since the last call, in percent.
     pub cpu_used_pct: f64,
     /// Memory in use.
     pub mem_used: u64,
-    /// Memory there is.
+    /// Memory in total.
     pub mem_total: u64,
     /// Files cached in memory.
     pub mem_cache: u64,
     /// Disk in use.
     pub disk_used: u64,
-    /// Disk there is.
+    /// Disk in total.
     pub disk_total: u64,
 }
 
 impl AgentClient {
-    /// What the guest uses now.
+    /// Returns the guest's present resource use.
     pub async fn metrics(&self) -> Result<GuestMetrics, ClientError> {
-        let call = Call {
+        let call = AgentCall {
             method: Method::GET,
             path: "/metrics",
             content: "",
             user: None,
             headers: &[],
         };
-        let answer = self.send(call, Outgoing::Whole(None)).await?;
+        let answer = self.send(call, RequestBody::Whole(None)).await?;
         let body = self.expect_success(answer).await?;
-        let body = body.collect(MAX_ANSWER).await?;
+        let body = body.collect(MAX_ANSWER_BYTES).await?;
         serde_json::from_slice(&body)
             .map_err(|e| ClientError::Protocol(format!("answer of /metrics: {e}")))
     }

@@ -1,10 +1,10 @@
 //! Processes in a sandbox.
 
-use crate::body::Outgoing;
 use crate::client::AgentClient;
 use crate::error::ClientError;
-use crate::frame::{self, Frames};
-use crate::stdin::StdinStream;
+use crate::frame::{self, ResponseFrames};
+use crate::request_body::RequestBody;
+use crate::stdin_stream::StdinStream;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -26,7 +26,7 @@ pub struct PtySize {
 /// Resource limits; absent ones are the sandbox's defaults.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Limits {
+pub struct ProcessLimits {
     /// Open files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nofile: Option<u64>,
@@ -44,7 +44,7 @@ pub struct Limits {
     pub core: Option<u64>,
 }
 
-/// What to run.
+/// Program to run, and its surroundings.
 #[derive(Debug, Clone, Default)]
 pub struct ProcessSpec {
     /// Program: a path, or a name looked up in the sandbox's `PATH`.
@@ -63,10 +63,10 @@ pub struct ProcessSpec {
     pub stdin: bool,
     /// Name to find it by.
     pub tag: Option<String>,
-    /// Kill it after this long.
+    /// Time after which it is killed.
     pub timeout: Option<Duration>,
     /// Resource limits.
-    pub limits: Option<Limits>,
+    pub limits: Option<ProcessLimits>,
 }
 
 impl ProcessSpec {
@@ -80,7 +80,7 @@ impl ProcessSpec {
     }
 }
 
-/// How a process ended.
+/// Exit status of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ExitStatus {
@@ -88,18 +88,18 @@ pub struct ExitStatus {
     pub exit_code: i32,
     /// It ended by itself.
     pub exited: bool,
-    /// In words: `exit status 3`, `signal: killed`.
+    /// Text: `exit status 3`, `signal: killed`.
     pub status: String,
-    /// The same if it was not a success.
+    /// The same text if it was not a success.
     pub error: Option<String>,
     /// The guest had no memory left and killed it.
     pub oom_killed: bool,
 }
 
-/// What a process does.
+/// Event of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessEvent {
-    /// It runs.
+    /// It started.
     Started {
         /// Process id in the sandbox.
         pid: u32,
@@ -112,11 +112,11 @@ pub enum ProcessEvent {
     Pty(Bytes),
     /// It ended.
     End(ExitStatus),
-    /// Nothing happened for a while.
+    /// Sign of life of a silent stream.
     KeepAlive,
 }
 
-/// A process the agent knows.
+/// Process that the agent knows.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ProcessInfo {
     /// Process id in the sandbox.
@@ -124,11 +124,11 @@ pub struct ProcessInfo {
     /// Its tag.
     #[serde(default)]
     pub tag: Option<String>,
-    /// As it was started.
+    /// Configuration at start.
     pub config: ProcessConfig,
 }
 
-/// How a process was started.
+/// Configuration of a process at its start.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ProcessConfig {
     /// Program.
@@ -136,10 +136,10 @@ pub struct ProcessConfig {
     /// Arguments.
     #[serde(default)]
     pub args: Vec<String>,
-    /// Environment it was given.
+    /// Environment in its request.
     #[serde(default)]
     pub envs: BTreeMap<String, String>,
-    /// Working directory it was given.
+    /// Working directory in its request.
     #[serde(default)]
     pub cwd: Option<String>,
 }
@@ -147,13 +147,13 @@ pub struct ProcessConfig {
 /// A process whose events are followed. Dropping it does not end the process.
 pub struct Process {
     client: AgentClient,
-    frames: Frames,
+    frames: ResponseFrames,
     pid: u32,
     pty: bool,
 }
 
 #[derive(Deserialize)]
-struct Envelope<'a> {
+struct EventMessage<'a> {
     #[serde(borrow)]
     event: WireEvent<'a>,
 }
@@ -183,7 +183,8 @@ struct WireData<'a> {
 
 fn parse(message: &[u8]) -> Result<ProcessEvent, ClientError> {
     let broken = |e: String| ClientError::Protocol(format!("process event: {e}"));
-    let Envelope { event } = serde_json::from_slice(message).map_err(|e| broken(e.to_string()))?;
+    let EventMessage { event } =
+        serde_json::from_slice(message).map_err(|e| broken(e.to_string()))?;
     let decode = |text: Cow<'_, str>| {
         STANDARD
             .decode(text.as_bytes())
@@ -204,13 +205,13 @@ fn parse(message: &[u8]) -> Result<ProcessEvent, ClientError> {
             stderr: Some(b), ..
         }) => decode(b).map(ProcessEvent::Stderr),
         Some(WireData { pty: Some(b), .. }) => decode(b).map(ProcessEvent::Pty),
-        // Kinds that newer agents may send.
+        // Events that newer agents may send.
         _ => Ok(ProcessEvent::KeepAlive),
     }
 }
 
 impl AgentClient {
-    /// Starts a process; returns when it runs.
+    /// Starts a process; returns when its program runs.
     pub async fn start(&self, spec: &ProcessSpec) -> Result<Process, ClientError> {
         let mut process = json!({ "cmd": spec.cmd, "args": spec.args, "envs": spec.envs });
         if let Some(cwd) = &spec.cwd {
@@ -236,13 +237,13 @@ impl AgentClient {
                 "/process.Process/Start",
                 spec.user.as_deref(),
                 &timeout,
-                Outgoing::whole(frame::message(&request)?),
+                RequestBody::whole(frame::message(&request)?),
             )
             .await?;
         self.opened(frames, spec.pty.is_some()).await
     }
 
-    /// Follows a process that runs already, or learns how it ended. Earlier output is not repeated.
+    /// Follows a running process, or reports how it ended. Earlier output is not repeated.
     pub async fn connect(&self, pid: u32) -> Result<Process, ClientError> {
         let request = json!({ "process": { "pid": pid } });
         let frames = self
@@ -250,13 +251,13 @@ impl AgentClient {
                 "/process.Process/Connect",
                 None,
                 &[],
-                Outgoing::whole(frame::message(&request)?),
+                RequestBody::whole(frame::message(&request)?),
             )
             .await?;
         self.opened(frames, false).await
     }
 
-    async fn opened(&self, mut frames: Frames, pty: bool) -> Result<Process, ClientError> {
+    async fn opened(&self, mut frames: ResponseFrames, pty: bool) -> Result<Process, ClientError> {
         let first = frames.next().await?.map(|m| parse(&m)).transpose()?;
         match first {
             Some(ProcessEvent::Started { pid }) => Ok(Process {
@@ -271,14 +272,14 @@ impl AgentClient {
         }
     }
 
-    /// All processes started through the agent that still run.
+    /// Lists the processes started through the agent that still run.
     pub async fn list(&self) -> Result<Vec<ProcessInfo>, ClientError> {
         #[derive(Deserialize)]
-        struct List {
+        struct ProcessList {
             #[serde(default)]
             processes: Vec<ProcessInfo>,
         }
-        let list: List = self
+        let list: ProcessList = self
             .unary("/process.Process/List", None, &json!({}))
             .await?;
         Ok(list.processes)
@@ -301,7 +302,7 @@ impl AgentClient {
     }
 
     async fn send_input(&self, pid: u32, field: &str, bytes: &[u8]) -> Result<(), ClientError> {
-        for piece in bytes.chunks(crate::stdin::CHUNK) {
+        for piece in bytes.chunks(crate::stdin_stream::CHUNK_BYTES) {
             let input = json!({ field: STANDARD.encode(piece) });
             let request = json!({ "process": { "pid": pid }, "input": input });
             self.nothing("/process.Process/SendInput", &request).await?;
@@ -343,15 +344,15 @@ impl Process {
         &self.client
     }
 
-    /// The next event; `None` after [`ProcessEvent::End`]. A process that ran into its timeout ends with
-    /// [`crate::Code::DeadlineExceeded`].
+    /// Returns the next event; `None` after [`ProcessEvent::End`]. A process that ran into its
+    /// timeout ends with [`crate::RpcCode::DeadlineExceeded`].
     pub async fn next_event(&mut self) -> Result<Option<ProcessEvent>, ClientError> {
         let message = self.frames.next().await?;
         message.map(|m| parse(&m)).transpose()
     }
 
-    /// Waits for the end and collects what it writes (terminal output counts as stdout). Bounded by `limit` bytes
-    /// for each of stdout and stderr.
+    /// Waits for the end and collects the output (a terminal's counts as stdout). Bounded by
+    /// `limit` bytes for each of stdout and stderr.
     pub async fn output(
         mut self,
         limit: usize,
@@ -378,7 +379,7 @@ impl Process {
         Ok((status, stdout, stderr))
     }
 
-    /// A stream into its stdin or terminal that goes at the process's pace.
+    /// Opens a stream into its stdin or terminal that goes at the process's pace.
     pub async fn stdin_stream(&self) -> Result<StdinStream, ClientError> {
         StdinStream::open(&self.client, self.pid, self.pty).await
     }

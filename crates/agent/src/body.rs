@@ -2,13 +2,14 @@
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
+use hyper::{Response, header};
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Something that produces a body piece by piece.
-pub trait Source {
-    /// The next piece; `None` at the end. An error breaks the connection.
+/// Source of a body's chunks.
+pub trait BodySource {
+    /// The next chunk; `None` at the end. An error breaks the connection.
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>>;
 
     /// Bytes still to come, if known.
@@ -18,26 +19,26 @@ pub trait Source {
 }
 
 /// A response body.
-pub enum Reply {
-    /// All of it at once.
+pub enum ReplyBody {
+    /// The whole body at once.
     Whole(Option<Bytes>),
-    /// Piece by piece.
-    Stream(Box<dyn Source>),
+    /// One chunk after another.
+    Stream(Box<dyn BodySource>),
 }
 
-impl Reply {
-    /// No bytes.
+impl ReplyBody {
+    /// A body without bytes.
     pub fn empty() -> Self {
         Self::Whole(None)
     }
 
-    /// These bytes.
+    /// A body of these bytes.
     pub fn whole(bytes: impl Into<Bytes>) -> Self {
         Self::Whole(Some(bytes.into()))
     }
 }
 
-impl Body for Reply {
+impl Body for ReplyBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -72,12 +73,24 @@ impl Body for Reply {
     }
 }
 
+/// Response with a JSON body and status 200.
+pub fn json(value: &impl serde::Serialize) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::whole(
+        serde_json::to_vec(value).unwrap_or_default(),
+    ));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static("application/json"),
+    );
+    response
+}
+
 /// The content of a file for a reader that wants a stream.
 pub fn blocking_stream(
     mut file: std::fs::File,
 ) -> http_body_util::BodyDataStream<impl Body<Data = Bytes, Error = io::Error>> {
-    struct Contents<F>(F);
-    impl<F: FnMut() -> io::Result<Option<Bytes>> + Unpin> Body for Contents<F> {
+    struct FileSource<F>(F);
+    impl<F: FnMut() -> io::Result<Option<Bytes>> + Unpin> Body for FileSource<F> {
         type Data = Bytes;
         type Error = io::Error;
         fn poll_frame(
@@ -88,7 +101,7 @@ pub fn blocking_stream(
             Poll::Ready(next.map(|b| b.map(Frame::data)).transpose())
         }
     }
-    http_body_util::BodyDataStream::new(Contents(move || {
+    http_body_util::BodyDataStream::new(FileSource(move || {
         let mut chunk = vec![0; 64 * 1024];
         let n = io::Read::read(&mut file, &mut chunk)?;
         chunk.truncate(n);

@@ -1,20 +1,21 @@
 //! The agent inside a sandbox.
 //!
-//! * [`boot`]: what pid 1 does before anything else, and the greeting with the host.
+//! * [`boot`]: file systems, network and identity of a guest, and the greeting of the host.
 //! * [`server`]: connections, routing, access.
 //! * [`rpc`]: Connect framing and errors.
 //! * [`process`]: processes and terminals.
 //! * [`filesystem`]: the file system service and its watchers.
 //! * [`rest`]: plain HTTP calls, above all `/files`.
-//! * [`link`]: the agent's ports where there is no vsock.
-//! * [`forward`]: joins a stream to a TCP port of the guest.
+//! * [`link_socket`]: the agent's ports if there is no vsock.
+//! * [`port_forward`]: joins a stream to a TCP port of the guest.
 
 pub mod body;
 pub mod boot;
+pub mod cpu_sample;
 pub mod filesystem;
-pub mod forward;
-pub mod link;
+pub mod link_socket;
 pub mod modprobe;
+pub mod port_forward;
 pub mod process;
 pub mod rest;
 pub mod rpc;

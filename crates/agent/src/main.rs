@@ -7,8 +7,9 @@ use jiffy_agent::{boot, modprobe, standalone, sys};
 use jiffy_proto::agent::GVISOR;
 use std::ffi::{CStr, c_char, c_int};
 
-/// Entry point without Rust's runtime, which gives up when descriptors 0 to 2 are closed and there is no
-/// `/dev/null`: both are so when the kernel starts `/init` from an archive that holds nothing else.
+/// Entry point without Rust's runtime, which gives up when descriptors 0 to 2 are closed and there
+/// is no `/dev/null`: both are so when the kernel starts `/init` from an archive that holds nothing
+/// else.
 ///
 /// # Safety
 /// Called once by the C runtime with its argument vector.

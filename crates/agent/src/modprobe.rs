@@ -1,7 +1,7 @@
-//! Loading of kernel modules, for images that bring no `modprobe`.
+//! Loading of kernel modules, for images without a `modprobe`.
 //!
-//! The kernel starts [`PATH`] when it needs a module, and programs start what the kernel would
-//! (`/proc/sys/kernel/modprobe`). An image's own `modprobe` goes first: it knows the image's
+//! The kernel starts [`PATH`] when it needs a module, and programs start the same
+//! (`/proc/sys/kernel/modprobe`). An image's own `modprobe` takes precedence: it reads the image's
 //! `/etc/modprobe.d`.
 
 use crate::sys;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// initial archive.
 pub const PATH: &str = "/proc/1/exe";
 /// Programs of images, in the kernel's order of search.
-const OF_IMAGE: [&str; 4] = [
+const IMAGE_MODPROBES: [&str; 4] = [
     "/sbin/modprobe",
     "/usr/sbin/modprobe",
     "/bin/modprobe",
@@ -25,7 +25,7 @@ const OF_IMAGE: [&str; 4] = [
 
 /// Loads the module, or the modules of the alias, that `arguments` names; returns the exit code.
 pub fn run(arguments: &[String]) -> i32 {
-    exec_of_image(arguments);
+    exec_image_modprobe(arguments);
     let is_quiet = arguments.iter().any(|a| a == "-q" || a == "--quiet");
     let Some(name) = arguments.iter().find(|a| !a.starts_with('-')) else {
         eprintln!("modprobe: name a module");
@@ -42,14 +42,14 @@ pub fn run(arguments: &[String]) -> i32 {
     }
 }
 
-/// Where the modules of this kernel are.
+/// Directory of this kernel's modules.
 pub fn directory() -> PathBuf {
     Path::new("/lib/modules").join(sys::kernel_release())
 }
 
 /// Becomes the image's `modprobe`, if there is one.
-fn exec_of_image(arguments: &[String]) {
-    for path in OF_IMAGE {
+fn exec_image_modprobe(arguments: &[String]) {
+    for path in IMAGE_MODPROBES {
         let words = std::iter::once(path).chain(arguments.iter().map(String::as_str));
         let words: Result<Vec<CString>, _> = words.map(|w| sys::cstring(w.as_bytes())).collect();
         let Ok(words) = words else { return };
@@ -61,19 +61,19 @@ fn exec_of_image(arguments: &[String]) {
     }
 }
 
-/// Loads what `name` stands for, with all that it needs.
+/// Loads the modules that `name` stands for, with their dependencies.
 fn load(directory: &Path, name: &str) -> io::Result<()> {
     let read = |file: &str| std::fs::read_to_string(directory.join(file));
     let dependencies = read("modules.dep")?;
-    let found = match chain(&dependencies, &normal(name)) {
+    let found = match load_order(&dependencies, &normalize(name)) {
         Some(chain) => vec![chain],
         None if is_built_in(&read("modules.builtin").unwrap_or_default(), name) => return Ok(()),
         None => {
             let aliases = read("modules.alias")?;
-            let modules = aliased(&aliases, name);
+            let modules = resolve_alias(&aliases, name);
             modules
                 .iter()
-                .filter_map(|m| chain(&dependencies, m))
+                .filter_map(|m| load_order(&dependencies, m))
                 .collect()
         }
     };
@@ -93,7 +93,7 @@ fn load(directory: &Path, name: &str) -> io::Result<()> {
 /// Gives one module to the kernel. One that is loaded already is fine.
 fn insert(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
-    // SAFETY: a descriptor of ours, an empty C string, and no flags.
+    // SAFETY: an open descriptor, an empty C string, and no flags.
     let result =
         unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
     match sys::check(result as libc::c_int) {
@@ -103,48 +103,48 @@ fn insert(path: &Path) -> io::Result<()> {
 }
 
 /// Names of modules make no difference between these two.
-fn normal(name: &str) -> String {
+fn normalize(name: &str) -> String {
     name.replace('-', "_")
 }
 
 /// Name of the module in a file.
-fn module_of(path: &str) -> Option<String> {
+fn module_name(path: &str) -> Option<String> {
     let file = path.rsplit('/').next()?;
-    file.strip_suffix(".ko").map(normal)
+    file.strip_suffix(".ko").map(normalize)
 }
 
 /// Files of a module by `modules.dep`, in the order in which they are to be loaded.
-fn chain<'a>(dependencies: &'a str, module: &str) -> Option<Vec<&'a str>> {
+fn load_order<'a>(dependencies: &'a str, module: &str) -> Option<Vec<&'a str>> {
     let mut lines = dependencies.lines().filter_map(|line| line.split_once(':'));
-    let (path, needed) = lines.find(|(path, _)| module_of(path).as_deref() == Some(module))?;
-    // The file names what is needed first last.
+    let (path, needed) = lines.find(|(path, _)| module_name(path).as_deref() == Some(module))?;
+    // The file names the first one to load last.
     let needed = needed.split_ascii_whitespace().rev();
     Some(needed.chain([path]).collect())
 }
 
 fn is_built_in(list: &str, name: &str) -> bool {
-    let name = normal(name);
+    let name = normalize(name);
     list.lines()
-        .any(|path| module_of(path).is_some_and(|m| m == name))
+        .any(|path| module_name(path).is_some_and(|m| m == name))
 }
 
 /// Modules that `modules.alias` gives for a name.
-fn aliased(aliases: &str, name: &str) -> Vec<String> {
-    let name = normal(name);
+fn resolve_alias(aliases: &str, name: &str) -> Vec<String> {
+    let name = normalize(name);
     let mut modules: Vec<String> = aliases
         .lines()
         .filter_map(|line| line.strip_prefix("alias ")?.split_once(' '))
-        .filter(|(pattern, _)| fits(normal(pattern).as_bytes(), name.as_bytes()))
-        .map(|(_, module)| normal(module.trim()))
+        .filter(|(pattern, _)| matches_pattern(normalize(pattern).as_bytes(), name.as_bytes()))
+        .map(|(_, module)| normalize(module.trim()))
         .collect();
     modules.dedup();
     modules
 }
 
-/// Whether a pattern with `*` and `?` describes `name`.
-fn fits(pattern: &[u8], name: &[u8]) -> bool {
+/// Returns true if a pattern with `*` and `?` matches `name`.
+fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // Where to go on when what follows the last star did not fit.
+    // Positions to resume from if the text after the last star does not match.
     let mut again = None;
     while n < name.len() {
         match pattern.get(p) {
@@ -178,9 +178,9 @@ mod tests {
         kernel/crypto/xts-mode.ko: kernel/crypto/ecb.ko\n";
 
     #[test]
-    fn what_a_module_needs_is_loaded_before_it() {
+    fn dependencies_of_a_module_are_loaded_before_it() {
         assert_eq!(
-            chain(DEPENDENCIES, "wireguard").unwrap(),
+            load_order(DEPENDENCIES, "wireguard").unwrap(),
             [
                 "kernel/lib/chacha.ko",
                 "kernel/net/udp_tunnel.ko",
@@ -188,33 +188,36 @@ mod tests {
             ]
         );
         assert_eq!(
-            chain(DEPENDENCIES, "xts_mode").unwrap(),
+            load_order(DEPENDENCIES, "xts_mode").unwrap(),
             ["kernel/crypto/ecb.ko", "kernel/crypto/xts-mode.ko"]
         );
-        assert_eq!(chain(DEPENDENCIES, "tl"), None);
+        assert_eq!(load_order(DEPENDENCIES, "tl"), None);
     }
 
     #[test]
-    fn aliases_are_found_whatever_joins_their_words() {
+    fn aliases_are_found_with_dashes_or_underscores() {
         let aliases = "# Aliases\nalias tcp-ulp-tls tls\nalias net-pf-16-proto-*-x wireguard\n\
             alias fs-btrfs btrfs\nalias fs-btrfs btrfs\n";
-        assert_eq!(aliased(aliases, "tcp_ulp-tls"), ["tls"]);
-        assert_eq!(aliased(aliases, "net-pf-16-proto-20-x"), ["wireguard"]);
-        assert_eq!(aliased(aliases, "fs-btrfs"), ["btrfs"]);
-        assert!(aliased(aliases, "fs-ntfs").is_empty());
+        assert_eq!(resolve_alias(aliases, "tcp_ulp-tls"), ["tls"]);
+        assert_eq!(
+            resolve_alias(aliases, "net-pf-16-proto-20-x"),
+            ["wireguard"]
+        );
+        assert_eq!(resolve_alias(aliases, "fs-btrfs"), ["btrfs"]);
+        assert!(resolve_alias(aliases, "fs-ntfs").is_empty());
         assert!(is_built_in("kernel/fs/ext4/ext4.ko\n", "ext4"));
     }
 
     #[test]
-    fn patterns_fit_whole_names_only() {
-        assert!(fits(b"a*c?", b"abbcd"));
-        assert!(fits(b"*", b""));
-        assert!(!fits(b"a*c", b"abcd"));
-        assert!(!fits(b"", b"a"));
+    fn patterns_match_whole_names_only() {
+        assert!(matches_pattern(b"a*c?", b"abbcd"));
+        assert!(matches_pattern(b"*", b""));
+        assert!(!matches_pattern(b"a*c", b"abcd"));
+        assert!(!matches_pattern(b"", b"a"));
     }
 
     #[test]
-    fn a_module_that_is_not_there_is_an_error_and_no_panic() {
+    fn a_missing_module_is_an_error_and_no_panic() {
         let empty = tempfile::tempdir().unwrap();
         assert!(load(empty.path(), "x").is_err());
         for file in ["modules.dep", "modules.alias"] {

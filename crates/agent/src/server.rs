@@ -1,9 +1,9 @@
 //! Connections, access and routing.
 
-use crate::body::Reply;
+use crate::body::{ReplyBody, json};
 use crate::rpc::request::{self, CallInfo};
-use crate::rpc::{Code, RpcError, frame};
-use crate::settings::same_secret;
+use crate::rpc::{RpcCode, RpcError, frame};
+use crate::settings::constant_time_eq;
 use crate::state::Agent;
 use crate::{filesystem, process, rest};
 use hyper::body::{Body, Incoming};
@@ -29,18 +29,19 @@ pub async fn serve(agent: Rc<Agent>, stream: UnixStream) {
         .await;
 }
 
-async fn answer_whole(agent: &Rc<Agent>, request: Request<Incoming>) -> Response<Reply> {
+async fn answer_whole(agent: &Rc<Agent>, request: Request<Incoming>) -> Response<ReplyBody> {
     let (head, mut body) = request.into_parts();
     let response = answer(agent, Request::from_parts(head, &mut body)).await;
-    if matches!(response.body(), Reply::Whole(_)) && !body.is_end_stream() {
+    if matches!(response.body(), ReplyBody::Whole(_)) && !body.is_end_stream() {
         request::discard(&mut body).await;
     }
     response
 }
 
-async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<Reply> {
+async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<ReplyBody> {
     if !has_access(agent, &request) {
-        return RpcError::new(Code::Unauthenticated, "missing or wrong X-Access-Token").response();
+        return RpcError::new(RpcCode::Unauthenticated, "missing or wrong X-Access-Token")
+            .response();
     }
     let path = request.uri().path();
     if let Some(method) = path.strip_prefix("/process.Process/") {
@@ -54,36 +55,36 @@ async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<
     }
 }
 
-/// With a token in force everything needs it but the probe, the files (which take a signature instead and check
-/// for themselves) and what only the host can reach.
+/// Checks access: with a token in force it is required everywhere but for the health probe, the
+/// files (which accept a signature instead and check for themselves) and the host-only paths.
 fn has_access(agent: &Agent, request: &Request<&mut Incoming>) -> bool {
     match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/health" | "/files")
         | (&Method::POST, "/files" | "/init") => true,
-        _ => token_fits(agent, request.headers()),
+        _ => has_valid_token(agent, request.headers()),
     }
 }
 
-/// Whether the request carries the sandbox's token, if it has one.
-pub fn token_fits(agent: &Agent, headers: &HeaderMap) -> bool {
+/// Returns true if the request carries the sandbox's token, or the sandbox has none.
+pub fn has_valid_token(agent: &Agent, headers: &HeaderMap) -> bool {
     match &agent.settings.borrow().access_token {
         None => true,
         Some(token) => headers
             .get("x-access-token")
             .and_then(|v| v.to_str().ok())
-            .is_some_and(|given| same_secret(given, token)),
+            .is_some_and(|given| constant_time_eq(given, token)),
     }
 }
 
-enum Kind {
+enum CallKind {
     Unary,
     Stream,
 }
 
 /// Checks method and content type of a call.
-fn admit(request: &Request<&mut Incoming>, kind: Kind) -> Result<(), Box<Response<Reply>>> {
+fn admit(request: &Request<&mut Incoming>, kind: CallKind) -> Result<(), Box<Response<ReplyBody>>> {
     let refuse = |status| {
-        let mut response = Response::new(Reply::empty());
+        let mut response = Response::new(ReplyBody::empty());
         *response.status_mut() = status;
         Err(Box::new(response))
     };
@@ -97,31 +98,21 @@ fn admit(request: &Request<&mut Incoming>, kind: Kind) -> Result<(), Box<Respons
         .and_then(|v| v.split(';').next())
         .map(str::trim);
     match (kind, given) {
-        (Kind::Unary, None | Some("application/json"))
-        | (Kind::Stream, Some("application/connect+json")) => Ok(()),
+        (CallKind::Unary, None | Some("application/json"))
+        | (CallKind::Stream, Some("application/connect+json")) => Ok(()),
         _ => refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE),
     }
 }
 
-/// JSON with status 200.
-pub fn json(value: &impl serde::Serialize) -> Response<Reply> {
-    let mut response = Response::new(Reply::whole(serde_json::to_vec(value).unwrap_or_default()));
-    response.headers_mut().insert(
-        header::CONTENT_TYPE,
-        header::HeaderValue::from_static("application/json"),
-    );
-    response
-}
-
-fn unary<T: serde::Serialize>(result: Result<T, RpcError>) -> Response<Reply> {
+fn unary<T: serde::Serialize>(result: Result<T, RpcError>) -> Response<ReplyBody> {
     match result {
         Ok(value) => json(&value),
         Err(e) => e.response(),
     }
 }
 
-fn streaming(result: Result<Reply, RpcError>) -> Response<Reply> {
-    let reply = result.unwrap_or_else(|e| Reply::whole(frame::end(Some(&e))));
+fn streaming(result: Result<ReplyBody, RpcError>) -> Response<ReplyBody> {
+    let reply = result.unwrap_or_else(|e| ReplyBody::whole(frame::end(Some(&e))));
     let mut response = Response::new(reply);
     response.headers_mut().insert(
         header::CONTENT_TYPE,
@@ -130,9 +121,9 @@ fn streaming(result: Result<Reply, RpcError>) -> Response<Reply> {
     response
 }
 
-fn unknown(service: &str, method: &str) -> Response<Reply> {
+fn unknown(service: &str, method: &str) -> Response<ReplyBody> {
     RpcError::new(
-        Code::Unimplemented,
+        RpcCode::Unimplemented,
         format!("{service} has no method '{method}'"),
     )
     .response()
@@ -140,17 +131,17 @@ fn unknown(service: &str, method: &str) -> Response<Reply> {
 
 /// The empty message.
 #[derive(serde::Serialize)]
-struct Nothing {}
+struct EmptyMessage {}
 
 async fn process_call(
     agent: &Rc<Agent>,
     method: &str,
     request: Request<&mut Incoming>,
-) -> Response<Reply> {
+) -> Response<ReplyBody> {
     use process::service;
     let kind = match method {
-        "Start" | "Connect" | "StreamInput" => Kind::Stream,
-        "List" | "SendSignal" | "SendInput" | "CloseStdin" | "Update" => Kind::Unary,
+        "Start" | "Connect" | "StreamInput" => CallKind::Stream,
+        "List" | "SendSignal" | "SendInput" | "CloseStdin" | "Update" => CallKind::Unary,
         _ => return unknown("process.Process", method),
     };
     if let Err(refusal) = admit(&request, kind) {
@@ -158,7 +149,7 @@ async fn process_call(
     }
     let call = CallInfo::of(request.headers());
     let body = request.into_body();
-    let nothing = |()| Nothing {};
+    let nothing = |()| EmptyMessage {};
     match method {
         "Start" => streaming(match call {
             Ok(call) => service::start(agent, call, body).await,
@@ -169,7 +160,7 @@ async fn process_call(
             Err(e) => Err(e),
         }),
         "StreamInput" => streaming(service::stream_input(agent, body).await.map(|()| {
-            Reply::whole([&frame::message(&Nothing {})[..], &frame::end(None)].concat())
+            ReplyBody::whole([&frame::message(&EmptyMessage {})[..], &frame::end(None)].concat())
         })),
         "List" => unary(
             request::unary::<serde::de::IgnoredAny>(body)
@@ -201,12 +192,12 @@ async fn filesystem_call(
     agent: &Rc<Agent>,
     method: &str,
     request: Request<&mut Incoming>,
-) -> Response<Reply> {
+) -> Response<ReplyBody> {
     use filesystem::service;
     let kind = match method {
-        "WatchDir" => Kind::Stream,
+        "WatchDir" => CallKind::Stream,
         "Stat" | "ListDir" | "MakeDir" | "Remove" | "Move" | "CreateWatcher"
-        | "GetWatcherEvents" | "RemoveWatcher" => Kind::Unary,
+        | "GetWatcherEvents" | "RemoveWatcher" => CallKind::Unary,
         _ => return unknown("filesystem.Filesystem", method),
     };
     if let Err(refusal) = admit(&request, kind) {

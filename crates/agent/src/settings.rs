@@ -1,4 +1,4 @@
-//! What the host told the agent about this sandbox. Replaced as a whole when a clone gets its identity.
+//! Settings that the host gives the agent. Replaced as a whole when a clone gets its identity.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bi
 
 /// Environment, access and defaults of a sandbox.
 #[derive(Debug, Clone, Default)]
-pub struct Settings {
+pub struct AgentSettings {
     /// Environment of every process.
     pub env: BTreeMap<String, String>,
-    /// What clients must send as `X-Access-Token`; none means open.
+    /// Token that clients must send as `X-Access-Token`; none means open.
     pub access_token: Option<String>,
     /// User when a request names none.
     pub default_user: Option<String>,
@@ -19,7 +19,7 @@ pub struct Settings {
 }
 
 /// Compares without telling by its duration how much was right.
-pub fn same_secret(a: &str, b: &str) -> bool {
+pub fn constant_time_eq(a: &str, b: &str) -> bool {
     a.len() == b.len()
         && a.bytes()
             .zip(b.bytes())

@@ -1,9 +1,10 @@
-//! The agent as an ordinary process, for tests and engines without a virtual machine: no mounts, no greeting.
+//! The agent as an ordinary process, for tests and engines without a virtual machine: no mounts, no
+//! hello exchange.
 
 use crate::process::reaper;
-use crate::settings::Settings;
+use crate::settings::AgentSettings;
 use crate::state::Agent;
-use crate::{forward, runtime, server, sys};
+use crate::{port_forward, runtime, server, sys};
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,14 +18,14 @@ const USAGE: &str = "usage: jiffy-agent --listen-unix PATH [--listen-tcp-unix PA
 Serves the envd protocol on a Unix socket; started as pid 1 without arguments it boots a guest.";
 
 #[derive(Default)]
-struct Options {
+struct StandaloneOptions {
     listen: Option<String>,
     listen_tcp: Option<String>,
     token: Option<String>,
 }
 
-fn parse(arguments: &[String]) -> Result<Options, String> {
-    let mut options = Options::default();
+fn parse(arguments: &[String]) -> Result<StandaloneOptions, String> {
+    let mut options = StandaloneOptions::default();
     let mut rest = arguments.iter();
     while let Some(flag) = rest.next() {
         let slot = match flag.as_str() {
@@ -59,16 +60,16 @@ pub fn run(arguments: &[String]) -> i32 {
     }
 }
 
-async fn serve(options: Options) -> io::Result<()> {
+async fn serve(options: StandaloneOptions) -> io::Result<()> {
     sys::raise_open_files();
-    // Descriptors that whoever started us left open are not for what we start.
-    // SAFETY: no pointers; nothing is closed now.
+    // Descriptors inherited from the parent are not for children. SAFETY: no pointers; they close
+    // at exec, not now.
     unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
-    // Whoever started us may ignore signals; what we start must not inherit that.
+    // The parent may ignore signals; children must not inherit that.
     let default = [0_u64; 4];
     for signal in (1..=64).filter(|s| *s != libc::SIGPIPE) {
-        // SAFETY: `default` is a kernel sigaction of all zeros; KILL and STOP are refused. Raw, because libc keeps
-        // its hands on two signals of its own.
+        // SAFETY: `default` is a kernel sigaction of all zeros; KILL and STOP are refused. Raw,
+        // because libc reserves two signals for itself.
         unsafe {
             libc::syscall(
                 libc::SYS_rt_sigaction,
@@ -80,9 +81,9 @@ async fn serve(options: Options) -> io::Result<()> {
         };
     }
     let signals = reaper::signals()?;
-    let agent = Agent::new(Settings {
+    let agent = Agent::new(AgentSettings {
         access_token: options.token,
-        ..Settings::default()
+        ..AgentSettings::default()
     })?;
     if let Some(path) = options.listen_tcp {
         let listener = bind(&path)?;
@@ -90,7 +91,7 @@ async fn serve(options: Options) -> io::Result<()> {
             loop {
                 match listener.accept().await {
                     Ok((stream, _)) => {
-                        tokio::task::spawn_local(forward::serve(stream));
+                        tokio::task::spawn_local(port_forward::serve(stream));
                     }
                     Err(_) => sleep(ACCEPT_PAUSE).await,
                 }

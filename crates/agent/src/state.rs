@@ -1,16 +1,13 @@
-//! What all requests share. The agent is single-threaded: plain `Rc` and `RefCell`, never held across an await.
+//! State that all requests share. The agent is single-threaded: plain `Rc` and `RefCell`, never
+//! held across an await.
 
-use crate::boot::site::Site;
+use crate::boot::site::InstalledSite;
+use crate::cpu_sample::CpuSample;
 use crate::filesystem::watcher::Watchers;
 use crate::process::table::ProcessTable;
-use crate::rest::error::RestError;
-use crate::rest::metrics::CpuSample;
-use crate::rpc::{Code, RpcError};
-use crate::settings::Settings;
-use crate::users::{User, Users};
-use hyper::StatusCode;
+use crate::settings::AgentSettings;
+use crate::users::{UnknownUser, User, Users};
 use std::cell::RefCell;
-use std::fmt;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
@@ -20,9 +17,9 @@ use tokio::sync::Semaphore;
 /// The agent's state.
 pub struct Agent {
     /// Told by the host.
-    pub settings: RefCell<Settings>,
+    pub settings: RefCell<AgentSettings>,
     /// Authorities and proxy, as they were put into the sandbox.
-    pub site: RefCell<Site>,
+    pub site: RefCell<InstalledSite>,
     /// Processes that were started through us.
     pub processes: ProcessTable,
     /// Watchers that clients poll.
@@ -33,40 +30,12 @@ pub struct Agent {
     pub archives: Arc<Semaphore>,
 }
 
-/// Name of a user that does not exist here. Its words are those of E2B's envd, which clients compare.
-#[derive(Debug)]
-pub struct UnknownUser(pub String);
-
-impl fmt::Display for UnknownUser {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = &self.0;
-        write!(
-            f,
-            "error looking up user '{name}': user: unknown user {name}"
-        )
-    }
-}
-
-impl std::error::Error for UnknownUser {}
-
-impl From<UnknownUser> for RpcError {
-    fn from(UnknownUser(name): UnknownUser) -> Self {
-        Self::new(Code::Unauthenticated, format!("invalid username: '{name}'"))
-    }
-}
-
-impl From<UnknownUser> for RestError {
-    fn from(error: UnknownUser) -> Self {
-        Self::new(StatusCode::UNAUTHORIZED, error.to_string())
-    }
-}
-
 /// Archives that are sent or received at the same time; further ones wait.
 pub const MAX_ARCHIVES: usize = 4;
 
 impl Agent {
     /// An agent with nothing running.
-    pub fn new(settings: Settings) -> io::Result<Rc<Self>> {
+    pub fn new(settings: AgentSettings) -> io::Result<Rc<Self>> {
         Ok(Rc::new(Self {
             settings: RefCell::new(settings),
             site: RefCell::default(),

@@ -1,6 +1,7 @@
 //! Small wrappers around system calls that neither std nor tokio offers.
 
 use std::ffi::CString;
+use std::fmt::Write as _;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -30,7 +31,8 @@ pub fn cpath(path: &Path) -> io::Result<CString> {
 /// Takes ownership of a descriptor the kernel has just returned.
 pub fn owned(result: libc::c_int) -> io::Result<OwnedFd> {
     let fd = check(result)?;
-    // SAFETY: the caller passes the result of a call that creates a descriptor; nobody else owns it.
+    // SAFETY: the caller passes the result of a call that creates a descriptor; it has no other
+    // owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -53,7 +55,7 @@ pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     unsafe { Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))) }
 }
 
-/// Reads what is there; `Ok(0)` is the end.
+/// Reads the available bytes; `Ok(0)` is the end.
 pub fn read(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the pointer and length describe `buffer`.
     let n = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
@@ -110,14 +112,24 @@ pub fn random(buffer: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Raises the limit of open files: soft 65,536 and hard 1,048,576, for the agent and all that it starts. Without
-/// the privilege to raise the hard limit, up to that one.
+/// 128 random bits in hexadecimal.
+pub fn random_id() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    random(&mut bytes)?;
+    Ok(bytes.iter().fold(String::new(), |mut text, b| {
+        let _ = write!(text, "{b:02x}");
+        text
+    }))
+}
+
+/// Raises the limit of open files: soft 65,536 and hard 1,048,576, for the agent and its children.
+/// Without the privilege to raise the hard limit, up to that one.
 pub fn raise_open_files() {
     let mut limit = libc::rlimit {
         rlim_cur: 65_536,
         rlim_max: 1_048_576,
     };
-    // SAFETY: `limit` is a valid rlimit for each call; what fails leaves the old limit.
+    // SAFETY: `limit` is a valid rlimit for each call; a failed one leaves the old limit.
     unsafe {
         if libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0
             && libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0
@@ -130,7 +142,7 @@ pub fn raise_open_files() {
 
 /// Hands a descriptor to the runtime. It must be in non-blocking mode.
 pub fn register<T: AsFd + AsRawFd>(inner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
-    // SAFETY: what borrows out a descriptor keeps it open, and the same, while it lives.
+    // SAFETY: an owner that lends out a descriptor keeps it open, and the same, while it lives.
     unsafe { AsyncFd::register_with_interest(inner, interest) }.map_err(|e| e.into_parts().1)
 }
 
@@ -140,7 +152,8 @@ pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     register(fd, Interest::READABLE | Interest::WRITABLE)
 }
 
-/// Keeps freed memory for the next request: a page given back to the kernel costs a page fault to get again.
+/// Keeps freed memory for the next request: a page returned to the kernel costs a page fault to get
+/// again.
 pub fn tune_allocator() {
     // SAFETY: mallopt only sets parameters of the allocator.
     unsafe {

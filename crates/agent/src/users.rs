@@ -1,8 +1,10 @@
-//! `/etc/passwd` and `/etc/group`, read directly: a static binary cannot use the name service switch.
+//! `/etc/passwd` and `/etc/group`, read directly: a static binary cannot use the name service
+//! switch.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Who a process runs as.
+/// User of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     /// Login name.
@@ -42,6 +44,22 @@ impl User {
     }
 }
 
+/// Name of a user that does not exist here. Its text is that of E2B's envd, which clients compare.
+#[derive(Debug)]
+pub struct UnknownUser(pub String);
+
+impl fmt::Display for UnknownUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.0;
+        write!(
+            f,
+            "error looking up user '{name}': user: unknown user {name}"
+        )
+    }
+}
+
+impl std::error::Error for UnknownUser {}
+
 /// A reading of the user database.
 pub struct Users {
     passwd: String,
@@ -59,8 +77,9 @@ impl Users {
         }
     }
 
-    /// Looks a user up as images name them: by name or number, perhaps with a group (`1000:1000`, `www:staff`). `root` always
-    /// exists, and so does every number: an image may have no list of users.
+    /// Looks up a user in the forms of images: by name or number, perhaps with a group
+    /// (`1000:1000`, `www:staff`). `root` always exists, and so does every number: an image may
+    /// have no list of users.
     pub fn find(&self, name: &str) -> Option<User> {
         let Some((name, group)) = name.split_once(':') else {
             return self.listed(name).or_else(|| unlisted(name));
@@ -128,9 +147,9 @@ impl Users {
     }
 }
 
-/// A user who is nothing but a number.
+/// A user known only by number.
 fn unlisted(name: &str) -> Option<User> {
-    // The largest means "nobody in particular" to the kernel.
+    // The kernel reserves the largest number for "unset".
     let uid = name.parse().ok().filter(|uid| *uid != u32::MAX)?;
     Some(User {
         name: name.to_owned(),

@@ -1,7 +1,7 @@
 //! vsock sockets for tokio.
 //!
-//! Once a socket is connected only `read`, `write` and `shutdown` are used on it, which do not care about its
-//! address family: connections are carried in tokio's `UnixStream`.
+//! A connected socket is used with `read`, `write` and `shutdown` only, which ignore its address
+//! family: connections are carried in tokio's `UnixStream`.
 
 use crate::sys;
 use std::io;
@@ -78,8 +78,8 @@ impl VsockListener {
         })
     }
 
-    /// The next connection. Those from inside the guest (vsock loopback) are closed at once: with them any
-    /// process could act as the host.
+    /// Accepts the next connection. Those from inside the guest (vsock loopback) are closed at
+    /// once: with them any process could act as the host.
     pub async fn accept(&self) -> io::Result<UnixStream> {
         loop {
             let mut ready = self.socket.readable().await?;

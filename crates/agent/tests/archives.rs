@@ -1,4 +1,4 @@
-//! What clients can rely on of archives.
+//! Promises about archives.
 
 #![allow(
     clippy::unwrap_used,
@@ -72,7 +72,7 @@ fn tree(top: &str) {
 }
 
 #[tokio::test]
-async fn a_tree_comes_back_with_all_that_it_has() {
+async fn a_tree_survives_the_round_trip_with_all_attributes() {
     let agent = TestAgent::new();
     tree(&agent.path("tree"));
     let reader = agent.client.archive_read(&[agent.path("tree")], None).await;
@@ -91,7 +91,7 @@ async fn a_tree_comes_back_with_all_that_it_has() {
     let back = fs::metadata(agent.path("back/tree/sparse")).unwrap();
     assert!(back.blocks() < 4096, "{} blocks", back.blocks());
 
-    // What others make of it, and what we make of theirs.
+    // GNU tar reads the agent's archives, and the agent GNU tar's.
     fs::write(agent.path("ours.tar"), &bytes).unwrap();
     let other = agent.path("other");
     shell(&format!(
@@ -161,7 +161,7 @@ async fn several_paths_files_and_links_are_taken() {
 }
 
 #[tokio::test]
-async fn owner_and_mode_can_be_said_and_a_link_to_a_directory_stays() {
+async fn owner_and_mode_can_be_given_and_a_link_to_a_directory_stays() {
     let agent = TestAgent::new();
     let mut archive = ArchiveWriter::new(Vec::new());
     let file = ArchiveEntry::new(ArchiveEntryKind::File, *b"dir/link/f", 0o600).with_size(3);
@@ -203,7 +203,7 @@ async fn owner_and_mode_can_be_said_and_a_link_to_a_directory_stays() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_an_archive_is_said_with_the_entrys_name() {
+async fn errors_in_an_archive_name_the_entry() {
     let agent = TestAgent::new();
     fs::write(agent.path("kept"), "kept").unwrap();
     fs::create_dir_all(agent.path("into/is/directory")).unwrap();
@@ -309,7 +309,7 @@ async fn what_is_wrong_with_an_archive_is_said_with_the_entrys_name() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_heard_while_much_is_still_to_be_sent() {
+async fn a_refusal_reaches_a_client_that_is_still_sending_an_archive() {
     let agent = TestAgent::new();
     let mut archive = ArchiveWriter::new(Vec::new());
     archive
@@ -334,7 +334,7 @@ async fn a_refusal_is_heard_while_much_is_still_to_be_sent() {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_told_from_a_broken_archive() {
+async fn a_full_disk_and_a_broken_archive_are_distinguished() {
     let agent = TestAgent::new();
     let small = agent.path("small");
     shell(&format!(

@@ -1,16 +1,16 @@
-//! What clients can rely on of files, directories and watchers.
+//! Promises about files, directories and watchers.
 #![allow(clippy::unwrap_used, reason = "a panic is a test's answer")]
 
 mod common;
 
 use common::{TestAgent, gzip, wait_for};
 use flate2::read::GzDecoder;
-use jiffy_agent_client::{ClientError, Code, EntryKind};
+use jiffy_agent_client::{ClientError, EntryKind, RpcCode};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
 #[tokio::test]
-async fn a_file_comes_back_as_it_went_and_belongs_to_the_user() {
+async fn a_file_survives_the_round_trip_and_belongs_to_the_user() {
     let agent = TestAgent::new();
     let path = agent.path("new/deep/datä +.bin");
     let content: Vec<u8> = (0..3_000_000_u32).map(|i| (i % 251) as u8).collect();
@@ -160,7 +160,7 @@ fn multipart_file_names_are_whole_paths() {
     );
     assert_eq!(std::fs::read(&one).unwrap(), b"first");
     assert_eq!(std::fs::read(&two).unwrap(), b"second");
-    // With a single file the query wins.
+    // With a single file the query takes precedence.
     let body = part("ignored", "third") + "--B--\r\n";
     let (head, _) = agent.raw(&format!("POST /files?path={one}"), &[kind], body.as_bytes());
     assert!(head.starts_with("HTTP/1.1 200"));
@@ -178,7 +178,7 @@ fn multipart_file_names_are_whole_paths() {
 }
 
 #[test]
-fn pieces_are_composed_in_order() {
+fn parts_are_composed_in_order() {
     let agent = TestAgent::new();
     std::fs::write(agent.path("1"), "one ").unwrap();
     std::fs::write(agent.path("2"), "two").unwrap();
@@ -205,7 +205,7 @@ async fn directories_are_made_listed_moved_and_removed() {
     assert!(matches!(
         again,
         Err(ClientError::Rpc {
-            code: Code::AlreadyExists,
+            code: RpcCode::AlreadyExists,
             ..
         })
     ));
@@ -230,7 +230,7 @@ async fn directories_are_made_listed_moved_and_removed() {
     assert!(matches!(
         not_a_directory,
         Err(ClientError::Rpc {
-            code: Code::InvalidArgument,
+            code: RpcCode::InvalidArgument,
             ..
         })
     ));
@@ -267,7 +267,7 @@ async fn directories_are_made_listed_moved_and_removed() {
 }
 
 #[test]
-fn a_polled_watcher_tells_what_happened() {
+fn a_polled_watcher_reports_events() {
     let agent = TestAgent::new();
     std::fs::create_dir(agent.path("w")).unwrap();
     let request = format!(
@@ -333,7 +333,7 @@ fn a_polled_watcher_tells_what_happened() {
     );
 }
 
-/// Lets a watcher's reader see what has happened so far: an event that it must have read by then.
+/// Lets a watcher's reader catch up: waits for an event that follows all earlier ones.
 fn seen(agent: &TestAgent, id: &str, mark: &str, events: &mut Vec<String>) {
     std::fs::write(agent.path(mark), "").unwrap();
     let name = mark.rsplit('/').next().unwrap();
@@ -359,10 +359,10 @@ fn watcher(agent: &TestAgent, dir: &str) -> String {
 }
 
 #[test]
-fn a_polled_watcher_sees_into_directories_made_between_polls() {
+fn a_polled_watcher_follows_directories_made_between_polls() {
     let agent = TestAgent::new();
     let id = watcher(&agent, "w");
-    // Directories that the agent watches, as the kernel tells.
+    // Directories that the agent watches, from the kernel's list.
     let watched = || {
         let files = std::fs::read_dir(format!("/proc/{}/fdinfo", agent.pid())).unwrap();
         let texts = files.flatten().map(|f| std::fs::read_to_string(f.path()));
@@ -393,7 +393,7 @@ fn a_polled_watcher_sees_into_directories_made_between_polls() {
 }
 
 #[test]
-fn events_that_nobody_asks_for_are_bounded_and_their_loss_is_told() {
+fn unpolled_events_are_bounded_and_their_loss_is_reported() {
     let agent = TestAgent::new();
     let id = watcher(&agent, "w");
     let (here, there) = (agent.path("w/a"), agent.path("w/b"));
@@ -419,12 +419,13 @@ fn events_that_nobody_asks_for_are_bounded_and_their_loss_is_told() {
 }
 
 #[test]
-fn a_watch_stream_starts_shows_life_and_ends_in_time() {
+fn a_watch_stream_starts_sends_keepalives_and_ends_in_time() {
     let agent = TestAgent::new();
     std::fs::create_dir(agent.path("w")).unwrap();
     let file = agent.path("w/f");
     let writer = std::thread::spawn(move || {
-        // The watch stands once the agent holds an inotify instance; before that the write is seen by nobody.
+        // The watch exists once the agent holds an inotify instance; a write before that is not
+        // seen.
         std::thread::sleep(std::time::Duration::from_millis(500));
         std::fs::write(file, "").unwrap();
     });

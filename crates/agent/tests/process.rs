@@ -1,9 +1,9 @@
-//! What a process started through the agent can rely on.
+//! Promises about processes started through the agent.
 
 mod common;
 
 use common::{LIMIT, TestAgent, alive, wait_for};
-use jiffy_agent_client::{ClientError, Code, Limits, ProcessEvent, ProcessSpec, PtySize};
+use jiffy_agent_client::{ClientError, ProcessEvent, ProcessLimits, ProcessSpec, PtySize, RpcCode};
 use std::time::{Duration, Instant};
 
 fn sh(line: &str) -> ProcessSpec {
@@ -23,7 +23,7 @@ async fn output_and_exit_code_arrive() {
 }
 
 #[tokio::test]
-async fn a_killed_process_says_which_signal() {
+async fn a_killed_process_reports_its_signal() {
     let agent = TestAgent::new();
     let (status, ..) = agent.shell("kill -9 $$").await;
     assert_eq!((status.exit_code, status.exited), (137, false));
@@ -32,7 +32,7 @@ async fn a_killed_process_says_which_signal() {
 }
 
 #[tokio::test]
-async fn the_environment_is_the_contracts() {
+async fn the_environment_is_that_of_the_protocol() {
     let agent = TestAgent::new();
     let mut spec = ProcessSpec::new("env", [] as [&str; 0]);
     spec.envs.insert("MINE".into(), "a=b c".into());
@@ -54,7 +54,7 @@ async fn the_environment_is_the_contracts() {
 }
 
 #[tokio::test]
-async fn a_user_gets_only_what_is_the_users() {
+async fn a_process_has_only_its_users_rights() {
     let agent = TestAgent::new();
     let mut spec = sh("id -u; id -G; cat /etc/shadow; ulimit -Hn");
     spec.user = Some("nobody".into());
@@ -71,7 +71,7 @@ async fn a_user_gets_only_what_is_the_users() {
 }
 
 #[tokio::test]
-async fn wrong_commands_are_told_apart() {
+async fn missing_and_unexecutable_commands_are_distinguished() {
     let agent = TestAgent::new();
     let start = async |spec: ProcessSpec| agent.client.start(&spec).await.err().unwrap();
     let plain = |cmd: &str| ProcessSpec::new(cmd, [] as [&str; 0]);
@@ -96,17 +96,17 @@ async fn wrong_commands_are_told_apart() {
     assert!(not_executable(&e) && e.to_string().ends_with(": not executable"));
     let e = start(plain(&agent.path("garbage"))).await;
     assert!(not_executable(&e) && e.to_string().ends_with(": exec format error"));
-    let code = |e: &ClientError, wanted: Code| matches!(e, ClientError::Rpc { code, .. } if *code == wanted);
-    assert!(code(&start(plain("")).await, Code::InvalidArgument));
+    let code = |e: &ClientError, wanted: RpcCode| matches!(e, ClientError::Rpc { code, .. } if *code == wanted);
+    assert!(code(&start(plain("")).await, RpcCode::InvalidArgument));
     let mut spec = plain("true");
     spec.cwd = Some("/no/such".into());
-    assert!(code(&start(spec).await, Code::InvalidArgument));
+    assert!(code(&start(spec).await, RpcCode::InvalidArgument));
     let mut spec = plain("true");
     spec.user = Some("no-such-user".into());
-    assert!(code(&start(spec).await, Code::Unauthenticated));
+    assert!(code(&start(spec).await, RpcCode::Unauthenticated));
     let mut spec = plain("true");
     spec.args = vec!["x".repeat(200_000)];
-    assert!(code(&start(spec).await, Code::InvalidArgument));
+    assert!(code(&start(spec).await, RpcCode::InvalidArgument));
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn closing_stdin_is_seen_and_writing_after_it_refused() {
     assert!(matches!(
         refused,
         Err(ClientError::Rpc {
-            code: Code::FailedPrecondition,
+            code: RpcCode::FailedPrecondition,
             ..
         })
     ));
@@ -188,7 +188,7 @@ async fn a_terminal_echoes_resizes_and_hangs_up() {
             assert!(matches!(
                 refused,
                 Err(ClientError::Rpc {
-                    code: Code::FailedPrecondition,
+                    code: RpcCode::FailedPrecondition,
                     ..
                 })
             ));
@@ -230,7 +230,7 @@ async fn a_signal_reaches_the_whole_group() {
 }
 
 #[tokio::test]
-async fn the_timeout_kills_the_process_and_is_told() {
+async fn the_timeout_kills_the_process_and_is_reported() {
     let agent = TestAgent::new();
     let mut spec = sh("sleep 100");
     spec.timeout = Some(Duration::from_millis(200));
@@ -241,7 +241,7 @@ async fn the_timeout_kills_the_process_and_is_told() {
     assert!(matches!(
         outcome,
         Err(ClientError::Rpc {
-            code: Code::DeadlineExceeded,
+            code: RpcCode::DeadlineExceeded,
             ..
         })
     ));
@@ -269,7 +269,7 @@ async fn a_process_over_its_time_may_clean_up_and_its_whole_group_ends() {
     let is_over_time = matches!(
         &end,
         ClientError::Rpc {
-            code: Code::DeadlineExceeded,
+            code: RpcCode::DeadlineExceeded,
             ..
         }
     );
@@ -282,7 +282,7 @@ async fn a_process_over_its_time_may_clean_up_and_its_whole_group_ends() {
 }
 
 #[tokio::test]
-async fn a_process_that_ignores_the_end_of_its_time_is_killed_before_its_client_is_told() {
+async fn a_process_that_ignores_its_time_limit_is_killed_before_the_report() {
     let agent = TestAgent::new();
     let mut spec = sh("trap '' TERM; while :; do sleep 0.1; done");
     spec.timeout = Some(Duration::from_millis(100));
@@ -405,10 +405,10 @@ async fn two_hundred_processes_at_once_leave_no_zombie() {
 async fn limits_hold() {
     let agent = TestAgent::new();
     let mut spec = sh("ulimit -n; ulimit -c");
-    spec.limits = Some(Limits {
+    spec.limits = Some(ProcessLimits {
         nofile: Some(100),
         core: Some(0),
-        ..Limits::default()
+        ..ProcessLimits::default()
     });
     let process = agent.client.start(&spec).await.unwrap();
     assert_eq!(process.output(LIMIT).await.unwrap().1, b"100\n0\n");
@@ -422,7 +422,7 @@ async fn limits_hold() {
 }
 
 #[tokio::test]
-async fn a_start_stream_begins_with_start_shows_life_and_ends_with_an_end_frame() {
+async fn a_start_stream_begins_with_start_sends_keepalives_and_ends_with_an_end_frame() {
     let agent = TestAgent::new();
     let request = br#"{"process":{"cmd":"/bin/sleep","args":["1.5"],"envs":null},"stdin":false}"#;
     let frames = agent.stream(

@@ -1,4 +1,4 @@
-//! What clients can rely on of access, errors and limits.
+//! Promises about access, errors and limits.
 
 mod common;
 
@@ -59,7 +59,7 @@ fn more_than_the_one_message_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn a_connection_serves_on_after_a_stream_whose_request_ended_late() {
+fn a_connection_is_reusable_after_a_stream_whose_request_ended_late() {
     let agent = TestAgent::new();
     let mut stream = UnixStream::connect(agent.socket()).unwrap();
     stream
@@ -104,7 +104,7 @@ fn too_long_a_message_is_refused_and_not_retried() {
 }
 
 #[test]
-fn a_refusal_is_seen_even_when_much_was_sent() {
+fn a_refusal_reaches_a_client_after_a_large_body() {
     let agent = TestAgent::with(&["--token", "secret"]);
     let long = vec![b'x'; 3 * 1024 * 1024];
     for (head, status) in [
@@ -198,7 +198,7 @@ fn unknown_processes_and_watchers_are_not_found() {
 }
 
 #[test]
-fn with_a_token_everything_but_the_probe_needs_it() {
+fn with_a_token_everything_but_the_probe_requires_it() {
     let agent = TestAgent::with(&["--token", "secret"]);
     let json = "Content-Type: application/json";
     for (head, ok) in [
@@ -238,13 +238,13 @@ fn with_a_token_everything_but_the_probe_needs_it() {
 
 #[test]
 fn a_signature_stands_for_the_token_until_it_expires() {
-    use jiffy_agent::rest::signature::{Claim, sign};
+    use jiffy_agent::rest::signature::{SignatureClaim, sign};
     let agent = TestAgent::with(&["--token", "secret"]);
     std::fs::write(agent.path("f"), "content").unwrap();
     let path = agent.path("f");
     let url = |operation, expiry: Option<u64>, for_path: &str| {
         let signature = sign(
-            Claim {
+            SignatureClaim {
                 path: for_path,
                 operation,
                 user: "root",
@@ -265,7 +265,7 @@ fn a_signature_stands_for_the_token_until_it_expires() {
         assert!(head.starts_with("HTTP/1.1 401"), "{head}");
         serde_json::from_slice::<serde_json::Value>(&body).unwrap()["message"].clone()
     };
-    // In the words that E2B's clients compare.
+    // The text that E2B's clients compare.
     assert_eq!(
         refused(url("read", Some(1_000_000_000), &path)),
         "signature is already expired"
@@ -279,7 +279,7 @@ fn a_signature_stands_for_the_token_until_it_expires() {
 }
 
 #[test]
-fn a_user_that_does_not_exist_is_refused_in_the_words_of_envd() {
+fn an_unknown_user_is_refused_with_the_text_of_envd() {
     let agent = TestAgent::new();
     let (head, body) = agent.raw("GET /files?path=/etc/passwd&username=ghost", &[], b"");
     assert!(head.starts_with("HTTP/1.1 401"), "{head}");
@@ -331,7 +331,7 @@ fn metrics_are_plausible() {
 }
 
 #[test]
-fn a_forwarded_stream_reaches_the_port_or_says_why_not() {
+fn a_forwarded_stream_reaches_the_port_or_reports_the_reason() {
     use std::io::{BufRead, BufReader, Read, Write};
     use std::os::unix::net::UnixStream;
     let agent = TestAgent::new();

@@ -233,7 +233,7 @@ impl Body {
     /// Hears the agent's greeting.
     async fn greet(&self) -> Result<Greeting, GvisorError> {
         let stream = self.connect(HELLO_PORT).await?;
-        let heard = tokio::time::timeout(BOOT_LIMIT, Greeting::hear(stream)).await;
+        let heard = tokio::time::timeout(BOOT_LIMIT, Greeting::receive(stream)).await;
         heard
             .map_err(|_| self.late(BOOT_LIMIT))?
             .map_err(|source| GvisorError::Greeting {

@@ -113,7 +113,7 @@ impl VmmDriver {
         let restored = self.restored;
         Some(tokio::spawn(async move {
             let mut id = None;
-            let result = match Greeting::hear(stream).await {
+            let result = match Greeting::receive(stream).await {
                 Ok(greeting) => {
                     let hello = greeting.hello.clone();
                     if let Some(steps) = &steps {

@@ -1,34 +1,35 @@
-//! Words for us on the kernel's command line.
+//! The agent's parameters on the kernel's command line.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// `jiffy.net=<ip>/<prefix>,<gateway>`, the same in IPv6 as `jiffy.net6=`, and `jiffy.dns=<ip>[,<ip>...]`.
+/// `jiffy.net=<ip>/<prefix>,<gateway>`, the IPv6 equivalent `jiffy.net6=`, and
+/// `jiffy.dns=<ip>[,<ip>...]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NetConfig {
+pub struct GuestNetConfig {
     /// Our address on `eth0`.
     pub address: Ipv4Addr,
     /// Length of the network part, 0 to 32.
     pub prefix: u8,
-    /// Where everything else goes.
+    /// Default gateway.
     pub gateway: Ipv4Addr,
-    /// Name servers; public ones unless told.
+    /// Name servers; public ones by default.
     pub dns: Vec<Ipv4Addr>,
-    /// The same in IPv6, if there is any.
-    pub version6: Option<Net6Config>,
+    /// IPv6 configuration, if there is any.
+    pub ipv6: Option<Ipv6Config>,
 }
 
-/// What `jiffy.net6` says.
+/// Value of `jiffy.net6`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Net6Config {
+pub struct Ipv6Config {
     /// Our address on `eth0`.
     pub address: Ipv6Addr,
     /// Length of the network part, 0 to 128.
     pub prefix: u8,
-    /// Where everything else goes.
+    /// Default gateway.
     pub gateway: Ipv6Addr,
 }
 
-impl Net6Config {
+impl Ipv6Config {
     fn parse(word: &str) -> Option<Self> {
         let (network, gateway) = word.split_once(',')?;
         let (address, prefix) = network.split_once('/')?;
@@ -40,13 +41,13 @@ impl Net6Config {
     }
 }
 
-/// Addresses with commas between them; what is none is left out.
+/// Parses comma-separated addresses; invalid ones are skipped.
 pub fn addresses(list: &str) -> Vec<Ipv4Addr> {
     list.split(',').filter_map(|ip| ip.parse().ok()).collect()
 }
 
-impl NetConfig {
-    /// Reads the words; `None` without a well-formed `jiffy.net`.
+impl GuestNetConfig {
+    /// Parses the parameters; `None` without a well-formed `jiffy.net`.
     pub fn parse(cmdline: &str) -> Option<Self> {
         let word = |name: &str| {
             cmdline
@@ -64,7 +65,7 @@ impl NetConfig {
             prefix: prefix.parse().ok().filter(|p| *p <= 32)?,
             gateway: gateway.parse().ok()?,
             dns,
-            version6: word("jiffy.net6=").and_then(Net6Config::parse),
+            ipv6: word("jiffy.net6=").and_then(Ipv6Config::parse),
         })
     }
 
@@ -83,15 +84,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_network_word_is_read_or_ignored() {
-        let net = NetConfig::parse("quiet jiffy.net=10.0.0.2/30,10.0.0.1 panic=-1").unwrap();
+    fn the_network_parameter_is_parsed_or_ignored() {
+        let net = GuestNetConfig::parse("quiet jiffy.net=10.0.0.2/30,10.0.0.1 panic=-1").unwrap();
         assert_eq!(net.address, Ipv4Addr::new(10, 0, 0, 2));
         assert_eq!(net.netmask(), Ipv4Addr::new(255, 255, 255, 252));
         assert_eq!(net.gateway, Ipv4Addr::new(10, 0, 0, 1));
         assert_eq!(net.dns.len(), 2);
-        assert_eq!(net.version6, None);
+        assert_eq!(net.ipv6, None);
         let both = "jiffy.net6=fd00::2/126,fd00::1 jiffy.net=10.0.0.2/30,10.0.0.1";
-        let six = NetConfig::parse(both).unwrap().version6.unwrap();
+        let six = GuestNetConfig::parse(both).unwrap().ipv6.unwrap();
         let (address, gateway) = ("fd00::2".parse(), "fd00::1".parse());
         assert_eq!((Ok(six.address), Ok(six.gateway)), (address, gateway));
         assert_eq!(six.prefix, 126);
@@ -101,7 +102,7 @@ mod tests {
             "jiffy.net=10.0.0.2/33,10.0.0.1",
             "jiffy.net=x/24,y",
         ] {
-            assert_eq!(NetConfig::parse(bad), None);
+            assert_eq!(GuestNetConfig::parse(bad), None);
         }
     }
 }

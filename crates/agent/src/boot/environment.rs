@@ -1,7 +1,7 @@
-//! The sandbox's environment, for programs that run already when the sandbox is told who it is.
+//! The sandbox's environment, for programs that run before the sandbox has its identity.
 //!
-//! What is started through the agent is given its environment. A server that waits in its template's snapshot is not: it finds
-//! here what has become of it.
+//! Processes that the agent starts get their environment at start. A server that waits in its
+//! template's snapshot reads it here.
 
 use super::site;
 use crate::state::Agent;
@@ -12,10 +12,11 @@ use std::os::unix::fs::{PermissionsExt, chown};
 const FILE: &str = "/run/jiffy/environment";
 const NEXT: &str = "/run/jiffy/.environment";
 
-/// Writes the environment as a JSON object, for the default user alone. Readers see the old one or the new one.
+/// Writes the environment as a JSON object, readable by the default user alone. Readers see the old
+/// one or the new one.
 ///
-/// Does nothing unless we are process 1: then the file system is not ours.
-pub fn show(agent: &Agent) -> io::Result<()> {
+/// Does nothing unless the agent is process 1: otherwise the file system is not its own.
+pub fn write_file(agent: &Agent) -> io::Result<()> {
     if std::process::id() != 1 {
         return Ok(());
     }
@@ -23,7 +24,7 @@ pub fn show(agent: &Agent) -> io::Result<()> {
     site::add_missing(&mut env, agent.site.borrow().variables());
     let text = serde_json::to_vec(&env)?;
     let user = agent.user(None).map_err(io::Error::other)?;
-    // What is left of a try that failed may have another owner.
+    // The rest of a failed attempt may have another owner.
     let _ = fs::remove_file(NEXT);
     fs::write(NEXT, text)?;
     fs::set_permissions(NEXT, Permissions::from_mode(0o600))?;

@@ -1,7 +1,7 @@
-//! The greeting: see `jiffy_proto::agent`. Done again whenever the connection breaks, which is how a clone learns
-//! that it is one.
+//! Greeting of the host: see `jiffy_proto::agent`. Repeated whenever the connection breaks,
+//! which is how a clone learns that it is one.
 
-use super::{Engine, identity};
+use super::{GuestEngine, identity};
 use crate::state::Agent;
 use crate::{sys, vsock};
 use jiffy_proto::agent::{HELLO_PORT, Hello, Identity, MAX_GREETING, Ready};
@@ -17,14 +17,15 @@ use tokio::time::sleep;
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
-/// Greets for ever. `early` is a connection already begun; `broken` is told when one that stood breaks.
+/// Repeats the greeting forever. `early` is a connection already begun; `broken` is notified when
+/// an established one breaks.
 pub async fn run(
     agent: Rc<Agent>,
     began_us: u64,
     mut early: Option<OwnedFd>,
     broken: watch::Sender<()>,
 ) {
-    let mut applier = identity::Applier::new(Engine::MicroVm);
+    let mut applier = identity::IdentityApplier::new(GuestEngine::MicroVm);
     let mut pause = FIRST_RETRY;
     loop {
         let socket = match early.take() {
@@ -40,7 +41,8 @@ pub async fn run(
             Err(e) => Err(e),
         };
         if greeted.is_ok() {
-            // The connection stood and broke: most likely we were restored and the host waits for us.
+            // An established connection broke: most likely the guest was restored and the host
+            // waits for it.
             broken.send_replace(());
             pause = FIRST_RETRY;
             continue;
@@ -50,15 +52,15 @@ pub async fn run(
     }
 }
 
-/// Greets for ever where it is the host that connects: each connection takes the place of the one before. `broken` is told when one
-/// that stood breaks, or is replaced.
+/// Repeats the greeting forever on connections that the host opens: each replaces the one before.
+/// `broken` is notified when an established one breaks or is replaced.
 pub async fn receive(
     agent: Rc<Agent>,
     began_us: u64,
     mut host: mpsc::Receiver<UnixStream>,
     broken: watch::Sender<()>,
 ) {
-    let mut applier = identity::Applier::new(Engine::Gvisor);
+    let mut applier = identity::IdentityApplier::new(GuestEngine::Gvisor);
     let mut next = host.recv().await;
     while let Some(stream) = next {
         next = tokio::select! {
@@ -68,7 +70,7 @@ pub async fn receive(
                 }
                 host.recv().await
             }
-            // A restore need not end the connection that it leaves nobody at the other end of.
+            // A restore need not end the connection, although its peer is gone.
             newer = host.recv() => {
                 broken.send_replace(());
                 newer
@@ -80,7 +82,7 @@ pub async fn receive(
 /// Greets once and then waits for the connection to break. `Ok` if the greeting was completed.
 async fn greet(
     agent: &Rc<Agent>,
-    applier: &mut identity::Applier,
+    applier: &mut identity::IdentityApplier,
     began_us: u64,
     mut stream: UnixStream,
 ) -> io::Result<()> {
@@ -114,8 +116,8 @@ async fn greet(
     Ok(())
 }
 
-/// Waits until the connection breaks. A restore resets connections without ending them: the socket then has an error, and
-/// nothing to read.
+/// Waits until the connection breaks. A restore resets connections without ending them: the socket
+/// then has an error, and nothing to read.
 async fn until_broken(stream: &UnixStream) {
     let mut rest = [0; 64];
     loop {

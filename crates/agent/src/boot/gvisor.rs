@@ -1,11 +1,11 @@
-//! Process 1 of a gVisor sandbox: the host is reached over [`link`](crate::link).
+//! Process 1 of a gVisor sandbox: the host is reached over [`link_socket`](crate::link_socket).
 
-use super::{greeting, net, root, until_reset};
-use crate::link::LinkListener;
+use super::{greeting, ipv4, root, until_reset};
+use crate::link_socket::LinkListener;
 use crate::process::{oom_log, reaper};
-use crate::settings::Settings;
+use crate::settings::AgentSettings;
 use crate::state::Agent;
-use crate::{forward, runtime, server, sys};
+use crate::{port_forward, runtime, server, sys};
 use jiffy_proto::agent::{ENVD_PORT, GVISOR_DNS, HELLO_PORT, LISTENING, TCP_PORT};
 use std::io::{self, Write};
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
-/// What process 1 does. Returns only if it fails, with the exit code.
+/// Runs process 1. Returns only if it fails, with the exit code.
 pub fn run(began_us: u64) -> i32 {
     let outcome = root::gvisor::enter().and_then(|()| {
-        net::name_servers_told(&std::env::var(GVISOR_DNS).unwrap_or_default());
+        ipv4::set_host_name_servers(&std::env::var(GVISOR_DNS).unwrap_or_default());
         runtime::block_on(serve(began_us)).map_err(|e| format!("cannot run: {e}"))
     });
     if let Err(reason) = outcome {
@@ -29,7 +29,7 @@ pub fn run(began_us: u64) -> i32 {
 async fn serve(began_us: u64) -> io::Result<()> {
     sys::raise_open_files();
     let signals = reaper::signals()?;
-    let agent = Agent::new(Settings::default())?;
+    let agent = Agent::new(AgentSettings::default())?;
     let kills = oom_log::CountedKills::default();
     agent.processes.counted_kills.replace(Some(kills));
     let [hello, envd, tcp] = [HELLO_PORT, ENVD_PORT, TCP_PORT].map(LinkListener::bind);
@@ -52,12 +52,12 @@ async fn serve(began_us: u64) -> io::Result<()> {
         until_reset(reset.clone(), server::serve(Rc::clone(&serving), stream))
     }));
     tokio::task::spawn_local(accept(tcp, move |stream| {
-        until_reset(unbroken.clone(), forward::serve(stream))
+        until_reset(unbroken.clone(), port_forward::serve(stream))
     }));
     reaper::run(agent, signals).await
 }
 
-/// Serves connections for ever, each in a task of its own.
+/// Serves connections forever, each in a task of its own.
 async fn accept<F: Future<Output = ()> + 'static>(
     listener: LinkListener,
     serve: impl Fn(UnixStream) -> F,

@@ -1,10 +1,10 @@
-//! Becoming the sandbox the host says we are.
+//! Application of the identity that the host assigns.
 //!
-//! Every step must succeed before the host is told that we are ready: a clone that kept its parent's random
-//! numbers or token is worse than none.
+//! Every step must succeed before the host learns that the guest is ready: a clone that kept its
+//! parent's random numbers or token is worse than none.
 
-use super::{Engine, clone, connections, environment, generation, net};
-use crate::settings::Settings;
+use super::{GuestEngine, clone_renewal, connection_reset, environment, generation, ipv4};
+use crate::settings::AgentSettings;
 use crate::state::Agent;
 use crate::sys;
 use base64::Engine as _;
@@ -19,21 +19,21 @@ use std::path::Path;
 const MIN_ENTROPY: usize = 32;
 /// Ends the one line of `/etc/hosts` that is ours to rewrite.
 const HOSTS_MARK: &str = "# jiffy: this sandbox";
-/// What `/etc/hosts` holds where the image brings none.
+/// Contents of `/etc/hosts` if the image has none.
 const HOSTS_DEFAULT: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 
 /// Applies identities, and knows whether one was applied before.
 #[derive(Debug)]
-pub struct Applier {
-    engine: Engine,
+pub struct IdentityApplier {
+    engine: GuestEngine,
     last_id: Option<String>,
     /// The host's clock and the guest's time since boot when the last identity came, nanoseconds.
     last_seen: Option<(u64, u64)>,
 }
 
-impl Applier {
+impl IdentityApplier {
     /// One that has applied none.
-    pub fn new(engine: Engine) -> Self {
+    pub fn new(engine: GuestEngine) -> Self {
         Self {
             engine,
             last_id: None,
@@ -43,10 +43,10 @@ impl Applier {
 
     /// Makes an identity take effect, completely or with an error.
     pub fn apply(&mut self, agent: &Agent, identity: Identity) -> Result<(), String> {
-        let has_kernel = self.engine == Engine::MicroVm;
+        let has_kernel = self.engine == GuestEngine::MicroVm;
         // Time and randomness first: the later steps draw on both.
         if has_kernel {
-            // Whoever is somebody else, or was put back, was made just now: it did not sleep.
+            // A clone or a sandbox that was rolled back was made just now: it did not sleep.
             let is_same = self.last_id.as_ref() == Some(&identity.id) && !identity.rewound;
             if let Some(seen) = self.last_seen.filter(|_| is_same) {
                 let slept = slept_ns(seen, (identity.time_ns, boot_ns()));
@@ -57,7 +57,8 @@ impl Applier {
             mix_entropy(&identity.entropy)?;
         }
         if has_kernel && self.last_id.is_some() {
-            clone::wipe_on_fork().map_err(|e| format!("cannot wipe what forks wipe: {e}"))?;
+            clone_renewal::wipe_on_fork()
+                .map_err(|e| format!("cannot wipe what forks wipe: {e}"))?;
         }
         let hostname = identity.hostname.as_deref().unwrap_or(&identity.id);
         set_hostname(hostname).map_err(|e| format!("cannot set the host name: {e}"))?;
@@ -66,16 +67,17 @@ impl Applier {
             new_machine_id().map_err(|e| format!("cannot write /etc/machine-id: {e}"))?;
         }
         if replaced {
-            clone::new_boot_id().map_err(|e| format!("cannot replace the boot id: {e}"))?;
-            clone::new_random_seeds().map_err(|e| format!("cannot replace a random seed: {e}"))?;
+            clone_renewal::new_boot_id().map_err(|e| format!("cannot replace the boot id: {e}"))?;
+            clone_renewal::new_random_seeds()
+                .map_err(|e| format!("cannot replace a random seed: {e}"))?;
         }
         if has_kernel && self.last_id.is_some() {
-            net::forget_neighbours()
+            ipv4::flush_neighbours()
                 .map_err(|e| format!("cannot forget the neighbours of the network: {e}"))?;
         }
         // One that wakes where it fell asleep is the only copy, and keeps its connections.
         if has_kernel && (replaced || identity.rewound) {
-            connections::reset()
+            connection_reset::reset()
                 .map_err(|e| format!("cannot reset the connections of the original: {e}"))?;
         }
         if let Some(user) = &identity.default_user {
@@ -92,15 +94,15 @@ impl Applier {
         }
         drop(site);
         let mut settings = agent.settings.borrow_mut();
-        *settings = Settings {
+        *settings = AgentSettings {
             env: identity.env,
             access_token: identity.access_token,
             default_user: identity.default_user,
             default_workdir: identity.default_workdir,
         };
         drop(settings);
-        environment::show(agent).map_err(|e| format!("cannot show the environment: {e}"))?;
-        // Last: whoever reads it finds everything else in force.
+        environment::write_file(agent).map_err(|e| format!("cannot show the environment: {e}"))?;
+        // Last: a program that reads it finds everything else in force.
         generation::renew(&identity.id)
             .map_err(|e| format!("cannot tell programs of their new identity: {e}"))?;
         self.last_id = Some(identity.id);
@@ -177,7 +179,8 @@ fn mix_entropy(encoded: &str) -> Result<(), String> {
         .write(true)
         .open("/dev/urandom")
         .map_err(failed)?;
-    // SAFETY: `info` has the layout of rand_pool_info with `bytes` bytes behind it; the second call has no argument.
+    // SAFETY: `info` has the layout of rand_pool_info with `bytes` bytes behind it; the second call
+    // has no argument.
     unsafe {
         sys::check(libc::ioctl(
             pool.as_raw_fd(),
@@ -218,18 +221,8 @@ fn hosts(before: &str, name: &str) -> String {
     text
 }
 
-/// 128 random bits in hexadecimal.
-pub fn random_id() -> io::Result<String> {
-    let mut bytes = [0; 16];
-    sys::random(&mut bytes)?;
-    Ok(bytes.iter().fold(String::new(), |mut text, b| {
-        let _ = write!(text, "{b:02x}");
-        text
-    }))
-}
-
 fn new_machine_id() -> io::Result<()> {
-    let id = random_id()? + "\n";
+    let id = sys::random_id()? + "\n";
     match write_over("/etc/machine-id", &id) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             std::fs::create_dir_all("/etc")?;
@@ -239,7 +232,8 @@ fn new_machine_id() -> io::Result<()> {
     }
 }
 
-/// Makes `text` the content of a small file without giving up its block first: on a full disk there would be no other.
+/// Overwrites a small file without giving up its block first: on a full disk there would be no
+/// other.
 fn write_over(path: &str, text: &str) -> io::Result<()> {
     let mut file = std::fs::File::options()
         .write(true)
@@ -255,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_own_name_is_in_etc_hosts_once_and_all_else_stays() {
+    fn the_own_name_is_in_etc_hosts_once_and_the_rest_stays() {
         let first = hosts("10.0.0.1 db", "abc");
         assert_eq!(first, format!("10.0.0.1 db\n127.0.1.1 abc {HOSTS_MARK}\n"));
         let second = hosts(&first, "xyz");
@@ -264,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_lived_through_and_the_guest_did_not_is_sleep() {
+    fn time_that_passed_only_on_the_host_is_sleep() {
         let minute = 60_000_000_000;
         let seen = (1_000 * minute, 5 * minute);
         assert_eq!(slept_ns(seen, (1_010 * minute, 8 * minute)), 7 * minute);

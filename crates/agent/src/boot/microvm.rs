@@ -2,10 +2,10 @@
 
 use super::{greeting, root, until_reset};
 use crate::process::{oom_log, reaper};
-use crate::settings::Settings;
+use crate::settings::AgentSettings;
 use crate::state::Agent;
 use crate::vsock::{self, VsockListener};
-use crate::{forward, runtime, server, sys};
+use crate::{port_forward, runtime, server, sys};
 use jiffy_proto::agent::{ENVD_PORT, HELLO_PORT, TCP_PORT};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// What process 1 does. Does not return while the guest lives.
+/// Runs process 1. Does not return while the guest lives.
 pub fn run(began_us: u64) -> i32 {
     // The connection stands by the time the file systems do.
     let early = vsock::begin_connect(HELLO_PORT).ok();
@@ -32,12 +32,12 @@ fn die(reason: &str) -> ! {
     let line = format!("jiffy-agent: {reason}\n");
     for path in ["/dev/console", "/dev/kmsg"] {
         if let Ok(mut console) = std::fs::File::options().write(true).open(path) {
-            // Nobody is left to tell that telling failed.
+            // A failure to write this has no further place to be reported.
             let _ = io::Write::write_all(&mut console, line.as_bytes());
             break;
         }
     }
-    // SAFETY: no pointers. There is no power switch; a restart is what the machine monitor takes for the end.
+    // SAFETY: no pointers. There is no power switch; the VMM takes a restart for the end.
     unsafe {
         libc::sync();
         libc::reboot(libc::RB_AUTOBOOT);
@@ -48,13 +48,14 @@ fn die(reason: &str) -> ! {
 async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
     sys::raise_open_files();
     let signals = reaper::signals()?;
-    // As pid 1 we are never chosen by the kernel when memory is short, so there is no score to set, and none
-    // to take back in every child.
-    let agent = Agent::new(Settings::default())?;
+    // The kernel never chooses process 1 when memory is short, so there is no score to set, and
+    // none to reset in every child.
+    let agent = Agent::new(AgentSettings::default())?;
     let envd = VsockListener::bind(ENVD_PORT)?;
     let tcp = VsockListener::bind(TCP_PORT)?;
 
-    // A restore resets every connection, of which most readers would never hear: they are ended together.
+    // A restore resets every connection, of which most readers would never learn: they are ended
+    // together.
     let (broken, unbroken) = watch::channel(());
     let serving = Rc::clone(&agent);
     let reset = unbroken.clone();
@@ -73,7 +74,7 @@ async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
         loop {
             match tcp.accept().await {
                 Ok(stream) => {
-                    let work = forward::serve(stream);
+                    let work = port_forward::serve(stream);
                     tokio::task::spawn_local(until_reset(unbroken.clone(), work));
                 }
                 Err(_) => sleep(Duration::from_millis(50)).await,

@@ -1,4 +1,4 @@
-//! Mounting, with errors that name what and where.
+//! Mounting, with errors that name the call and the path.
 
 use crate::sys;
 use std::ffi::CStr;
@@ -6,7 +6,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 
 /// Common flags of file systems that hold no programs or devices.
-pub const PLAIN: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+pub const NO_PROGRAMS_OR_DEVICES: libc::c_ulong =
+    libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
 /// Mounts a file system.
 pub fn mount(

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// Describes what is at a path.
+/// Describes the file at a path.
 pub fn describe(path: &Path, users: &Users) -> io::Result<EntryInfo> {
     let own = std::fs::symlink_metadata(path)?;
     let is_symlink = own.file_type().is_symlink();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 /// `Stat`, `MakeDir`, `Remove`.
 #[derive(Debug, Default, Deserialize)]
 pub struct PathRequest {
-    /// Which path.
+    /// Path of the entry.
     #[serde(default)]
     pub path: String,
 }
@@ -14,10 +14,10 @@ pub struct PathRequest {
 /// `ListDir`.
 #[derive(Debug, Default, Deserialize)]
 pub struct ListRequest {
-    /// Which directory.
+    /// Path of the directory.
     #[serde(default)]
     pub path: String,
-    /// How many levels; 0 counts as 1.
+    /// Depth in levels; 0 counts as 1.
     #[serde(default)]
     pub depth: u32,
 }
@@ -25,10 +25,10 @@ pub struct ListRequest {
 /// `Move`.
 #[derive(Debug, Default, Deserialize)]
 pub struct MoveRequest {
-    /// From here.
+    /// Present path.
     #[serde(default)]
     pub source: String,
-    /// To there.
+    /// New path.
     #[serde(default)]
     pub destination: String,
 }
@@ -37,9 +37,9 @@ pub struct MoveRequest {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WatchRequest {
-    /// Which directory.
+    /// Path of the directory.
     pub path: String,
-    /// And all below.
+    /// Includes all directories below.
     pub recursive: bool,
     /// Send the entry with each event.
     #[serde(alias = "include_entry")]
@@ -50,7 +50,7 @@ pub struct WatchRequest {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WatcherRequest {
-    /// From `CreateWatcher`.
+    /// Id returned by `CreateWatcher`.
     #[serde(alias = "watcher_id")]
     pub watcher_id: String,
 }
@@ -61,7 +61,7 @@ pub struct WatcherRequest {
 pub struct EntryInfo {
     /// Last part of the path.
     pub name: String,
-    /// What it is; for a link what it leads to.
+    /// Type of the entry; for a link that of its target.
     #[serde(rename = "type")]
     pub kind: &'static str,
     /// Absolute path.
@@ -78,20 +78,20 @@ pub struct EntryInfo {
     pub group: String,
     /// RFC 3339.
     pub modified_time: String,
-    /// Where a link leads.
+    /// Target of a link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub symlink_target: Option<String>,
     /// Extended attributes `user.e2b.*`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
-    /// It is a link.
+    /// The entry is a link.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_symlink: bool,
 }
 
 /// Something happened in a watched directory.
 #[derive(Debug, Clone, Serialize)]
-pub struct Event {
+pub struct FilesystemEvent {
     /// Path relative to the watched directory.
     pub name: String,
     /// `EVENT_TYPE_*`.
@@ -102,7 +102,7 @@ pub struct Event {
     pub entry: Option<EntryInfo>,
 }
 
-impl Event {
+impl FilesystemEvent {
     /// Bytes that it takes in memory, about.
     pub fn weight(&self) -> usize {
         let entry = self.entry.as_ref().map_or(0, |entry| {

@@ -1,4 +1,4 @@
-//! A client's own metadata on files: extended attributes `user.e2b.<key>`.
+//! Metadata that clients attach to files: extended attributes `user.e2b.<key>`.
 
 use crate::rest::upload::metadata_headers;
 use crate::sys;
@@ -10,15 +10,15 @@ use std::path::Path;
 
 const PREFIX: &str = "user.e2b.";
 /// Longest name of an extended attribute.
-const MAX_NAME: usize = 255;
+const MAX_NAME_BYTES: usize = 255;
 /// Most that is read of all names, and of one value.
-const MAX_READ: usize = 64 * 1024;
+const MAX_READ_BYTES: usize = 64 * 1024;
 
 /// Reads `X-Metadata-<key>` headers. Keys are lower case.
 pub fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>, String> {
     metadata_headers(headers)
         .map(|(key, value)| {
-            if key.is_empty() || PREFIX.len() + key.len() > MAX_NAME {
+            if key.is_empty() || PREFIX.len() + key.len() > MAX_NAME_BYTES {
                 return Err(format!("metadata key '{key}' is empty or too long"));
             }
             let value = std::str::from_utf8(value)
@@ -33,7 +33,7 @@ pub fn replace(path: &Path, metadata: &BTreeMap<String, String>) -> io::Result<(
     let target = sys::cpath(path)?;
     for key in keys(&target).iter().filter(|k| !metadata.contains_key(*k)) {
         let name = sys::cstring(format!("{PREFIX}{key}").as_bytes())?;
-        // SAFETY: both are valid C strings. One that is gone already is what we want.
+        // SAFETY: both are valid C strings. A missing attribute is no error here.
         unsafe { libc::removexattr(target.as_ptr(), name.as_ptr()) };
     }
     for (key, value) in metadata {
@@ -91,7 +91,7 @@ fn keys(target: &CString) -> Vec<String> {
 
 /// Asks for the size first: nearly all files have no attributes and need no buffer.
 fn fill(mut call: impl FnMut(&mut [u8]) -> isize) -> Option<Vec<u8>> {
-    let size = usize::try_from(call(&mut [])).ok()?.min(MAX_READ);
+    let size = usize::try_from(call(&mut [])).ok()?.min(MAX_READ_BYTES);
     if size == 0 {
         return Some(Vec::new());
     }

@@ -2,7 +2,7 @@
 
 use super::entry;
 use super::message::EntryInfo;
-use crate::rpc::{Code, RpcError};
+use crate::rpc::{RpcCode, RpcError};
 use crate::sys;
 use crate::users::{User, Users};
 use std::io;
@@ -44,13 +44,13 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What is in a directory, down to `depth` levels.
+/// Lists a directory, down to `depth` levels.
 pub fn list(path: &Path, depth: u32) -> Result<Vec<EntryInfo>, RpcError> {
     let what = format!("cannot list '{}'", path.display());
     let failed = |e: &io::Error| RpcError::io(&what, e);
     if !std::fs::metadata(path).map_err(|e| failed(&e))?.is_dir() {
         return Err(RpcError::new(
-            Code::InvalidArgument,
+            RpcCode::InvalidArgument,
             format!("'{}' is not a directory", path.display()),
         ));
     }
@@ -70,7 +70,7 @@ pub fn list(path: &Path, depth: u32) -> Result<Vec<EntryInfo>, RpcError> {
             };
             if entries.len() == MAX_ENTRIES {
                 return Err(RpcError::new(
-                    Code::ResourceExhausted,
+                    RpcCode::ResourceExhausted,
                     format!("{what}: more than {MAX_ENTRIES} entries"),
                 ));
             }

@@ -3,12 +3,12 @@
 use super::message::{
     EntryInfo, ListRequest, MoveRequest, PathRequest, WatchRequest, WatcherRequest,
 };
-use super::watch::Watch;
+use super::watch::DirectoryWatch;
 use super::watcher::WatchStream;
 use super::{entry, operation};
-use crate::body::Reply;
+use crate::body::ReplyBody;
 use crate::rpc::request::{self, CallInfo};
-use crate::rpc::{Code, RpcError};
+use crate::rpc::{RpcCode, RpcError};
 use crate::state::Agent;
 use crate::users::{User, Users};
 use hyper::body::Incoming;
@@ -32,7 +32,7 @@ pub async fn unary(
             let request: ListRequest = request::unary(body).await?;
             let path = user.resolve(&request.path, None);
             let entries = if request.depth > 1 {
-                aside(move || operation::list(&path, request.depth)).await?
+                run_blocking(move || operation::list(&path, request.depth)).await?
             } else {
                 operation::list(&path, 1)
             }?;
@@ -48,7 +48,7 @@ pub async fn unary(
             let path = user.resolve(&request.path, None);
             let what = format!("cannot remove '{}'", path.display());
             let result = if path.is_dir() {
-                aside(move || operation::remove(&path)).await?
+                run_blocking(move || operation::remove(&path)).await?
             } else {
                 operation::remove(&path)
             };
@@ -81,13 +81,13 @@ pub async fn watch_dir(
     agent: &Agent,
     call: CallInfo,
     body: &mut Incoming,
-) -> Result<Reply, RpcError> {
+) -> Result<ReplyBody, RpcError> {
     let user = find_user(agent, &call)?;
     let request: WatchRequest = request::single(body).await?;
     let watch = watch(&request, &user)?;
     let stream = WatchStream::new(watch, call.keepalive, call.timeout)
         .map_err(|e| RpcError::io("cannot watch", &e))?;
-    Ok(Reply::Stream(Box::new(stream)))
+    Ok(ReplyBody::Stream(Box::new(stream)))
 }
 
 fn find_user(agent: &Agent, call: &CallInfo) -> Result<User, RpcError> {
@@ -95,12 +95,12 @@ fn find_user(agent: &Agent, call: &CallInfo) -> Result<User, RpcError> {
 }
 
 /// Runs work that may take long where it does not hold up everything else.
-async fn aside<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, RpcError> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|e| RpcError::new(Code::Internal, e.to_string()))
+        .map_err(|e| RpcError::new(RpcCode::Internal, e.to_string()))
 }
 
 fn stat(path: &Path) -> Result<EntryInfo, RpcError> {
@@ -111,11 +111,11 @@ fn stat(path: &Path) -> Result<EntryInfo, RpcError> {
 fn make_dir(path: &Path, user: &User) -> Result<EntryInfo, RpcError> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(RpcError::new(
-            Code::AlreadyExists,
+            RpcCode::AlreadyExists,
             format!("directory '{}' exists", path.display()),
         )),
         Ok(_) => Err(RpcError::new(
-            Code::InvalidArgument,
+            RpcCode::InvalidArgument,
             format!("'{}' exists and is not a directory", path.display()),
         )),
         Err(_) => {
@@ -147,7 +147,7 @@ fn rename(request: &MoveRequest, user: &User) -> Result<EntryInfo, RpcError> {
     stat(&destination)
 }
 
-fn watch(request: &WatchRequest, user: &User) -> Result<Watch, RpcError> {
+fn watch(request: &WatchRequest, user: &User) -> Result<DirectoryWatch, RpcError> {
     let path: PathBuf = user.resolve(&request.path, None);
     let what = format!("cannot watch '{}'", path.display());
     if !std::fs::metadata(&path)
@@ -155,9 +155,10 @@ fn watch(request: &WatchRequest, user: &User) -> Result<Watch, RpcError> {
         .is_dir()
     {
         return Err(RpcError::new(
-            Code::InvalidArgument,
+            RpcCode::InvalidArgument,
             format!("'{}' is not a directory", path.display()),
         ));
     }
-    Watch::new(&path, request.recursive, request.include_entry).map_err(|e| RpcError::io(&what, &e))
+    DirectoryWatch::new(&path, request.recursive, request.include_entry)
+        .map_err(|e| RpcError::io(&what, &e))
 }

@@ -1,7 +1,7 @@
 //! Events of a directory, through inotify.
 
 use super::entry;
-use super::message::Event;
+use super::message::FilesystemEvent;
 use crate::sys;
 use crate::users::Users;
 use std::collections::HashMap;
@@ -19,30 +19,30 @@ const MASK: u32 = libc::IN_CREATE
 const HEADER: usize = size_of::<libc::inotify_event>();
 
 /// A watched directory.
-pub struct Watch {
+pub struct DirectoryWatch {
     inotify: OwnedFd,
     root: PathBuf,
     recursive: bool,
     include_entry: bool,
-    /// Watch descriptor to path relative to the root.
+    /// DirectoryWatch descriptor to path relative to the root.
     directories: HashMap<i32, PathBuf>,
     buffer: Vec<u8>,
     overflow: bool,
 }
 
-impl AsRawFd for Watch {
+impl AsRawFd for DirectoryWatch {
     fn as_raw_fd(&self) -> RawFd {
         self.inotify.as_raw_fd()
     }
 }
 
-impl AsFd for Watch {
+impl AsFd for DirectoryWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inotify.as_fd()
     }
 }
 
-impl Watch {
+impl DirectoryWatch {
     /// Watches a directory, and with `recursive` all below.
     pub fn new(root: &Path, recursive: bool, include_entry: bool) -> io::Result<Self> {
         // SAFETY: no pointers.
@@ -74,7 +74,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Watches all directories below one. What is in them already may have come before the watch: it is told.
+    /// Watches all directories below one. Their entries may be older than the watch: they are
+    /// reported.
     fn add_below(&mut self, relative: &Path, found: &mut Vec<PathBuf>) {
         let Ok(reading) = std::fs::read_dir(self.root.join(relative)) else {
             return;
@@ -89,7 +90,7 @@ impl Watch {
     }
 
     /// The events that are there; `WouldBlock` when there are none.
-    pub fn read(&mut self) -> io::Result<Vec<Event>> {
+    pub fn read(&mut self) -> io::Result<Vec<FilesystemEvent>> {
         let n = sys::read(self.inotify.as_raw_fd(), &mut self.buffer)?;
         let bytes = self.buffer[..n].to_vec();
         let mut events = Vec::new();
@@ -110,7 +111,7 @@ impl Watch {
         std::mem::take(&mut self.overflow)
     }
 
-    fn translate(&mut self, id: i32, mask: u32, name: &[u8], events: &mut Vec<Event>) {
+    fn translate(&mut self, id: i32, mask: u32, name: &[u8], events: &mut Vec<FilesystemEvent>) {
         if mask & libc::IN_Q_OVERFLOW != 0 {
             self.overflow = true;
             return;
@@ -135,7 +136,8 @@ impl Watch {
         let Some(directory) = self.directories.get(&id) else {
             return;
         };
-        // Attributes of the watched directory itself are told by its parent, if that is watched.
+        // Changes of attributes of the watched directory itself are reported by its parent, if that
+        // is watched.
         if name.is_empty() {
             return;
         }
@@ -152,12 +154,12 @@ impl Watch {
         }
     }
 
-    fn event(&self, path: &Path, kind: &'static str) -> Event {
+    fn event(&self, path: &Path, kind: &'static str) -> FilesystemEvent {
         let entry = self
             .include_entry
             .then(|| entry::describe(&self.root.join(path), &Users::load()).ok())
             .flatten();
-        Event {
+        FilesystemEvent {
             name: path.to_string_lossy().into_owned(),
             kind,
             entry,

@@ -1,10 +1,9 @@
 //! Two ways to follow a directory: a stream, and a watcher that is polled.
 
-use super::message::Event;
-use super::watch::Watch;
-use crate::body::Source;
-use crate::boot::identity::random_id;
-use crate::rpc::{Code, RpcError, frame};
+use super::message::FilesystemEvent;
+use super::watch::DirectoryWatch;
+use crate::body::BodySource;
+use crate::rpc::{RpcCode, RpcError, frame};
 use crate::sys;
 use bytes::Bytes;
 use serde_json::json;
@@ -21,43 +20,45 @@ use tokio::io::unix::AsyncFd;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Most watchers that wait to be polled. Each holds an inotify instance, of which the kernel gives out 128.
+/// Most watchers that wait to be polled. Each holds an inotify instance, of which the kernel allows
+/// 128.
 const MAX_WATCHERS: usize = 100;
-/// Most events that wait for a poll, per watcher; later ones are dropped, and the client is told.
-const MAX_EVENTS: usize = 10_000;
+/// Most events that wait for a poll, per watcher; later ones are dropped, and the next poll reports
+/// the loss.
+const MAX_QUEUED_EVENTS: usize = 10_000;
 /// Most bytes that waiting events take, per watcher.
-const MAX_BYTES: usize = 8 << 20;
+const MAX_QUEUED_BYTES: usize = 8 << 20;
 
 /// Watchers by id.
 #[derive(Default)]
 pub struct Watchers {
-    by_id: RefCell<HashMap<String, Polled>>,
+    by_id: RefCell<HashMap<String, PolledWatcher>>,
 }
 
 /// A watcher that is polled. Its events are read as they come, since a directory made beneath it is
 /// seen into only from the moment its event is read.
-struct Polled {
-    queue: Rc<RefCell<Queue>>,
+struct PolledWatcher {
+    queue: Rc<RefCell<EventQueue>>,
     reader: AbortHandle,
 }
 
-impl Drop for Polled {
+impl Drop for PolledWatcher {
     fn drop(&mut self) {
         self.reader.abort();
     }
 }
 
 /// Events that wait for a poll.
-struct Queue {
-    watch: AsyncFd<Watch>,
-    events: Vec<Event>,
+struct EventQueue {
+    watch: AsyncFd<DirectoryWatch>,
+    events: Vec<FilesystemEvent>,
     bytes: usize,
-    /// Some were dropped since the client was told so.
+    /// Events were dropped since the last report of a loss.
     lost: bool,
 }
 
-impl Queue {
-    fn new(watch: Watch) -> io::Result<Self> {
+impl EventQueue {
+    fn new(watch: DirectoryWatch) -> io::Result<Self> {
         Ok(Self {
             watch: sys::register(watch, Interest::READABLE)?,
             events: Vec::new(),
@@ -66,7 +67,7 @@ impl Queue {
         })
     }
 
-    /// Reads what the kernel has; ready only when it can be read no more.
+    /// Reads all events that the kernel has queued; pending until there are more.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         loop {
             let mut ready = match std::task::ready!(self.watch.poll_read_ready_mut(cx)) {
@@ -81,17 +82,17 @@ impl Queue {
         }
     }
 
-    fn keep(&mut self, events: Vec<Event>) {
+    fn keep(&mut self, events: Vec<FilesystemEvent>) {
         self.lost |= self.watch.get_mut().take_overflow();
         for event in events {
-            // The kernel merges what repeats itself while it waits; so does this.
+            // The kernel merges repeated events in its queue; so does this.
             let last = self.events.last_mut();
             if let Some(last) = last.filter(|l| (&l.name, l.kind) == (&event.name, event.kind)) {
                 *last = event;
                 continue;
             }
             let bytes = event.weight();
-            if self.events.len() >= MAX_EVENTS || self.bytes + bytes > MAX_BYTES {
+            if self.events.len() >= MAX_QUEUED_EVENTS || self.bytes + bytes > MAX_QUEUED_BYTES {
                 self.lost = true;
                 continue;
             }
@@ -101,18 +102,18 @@ impl Queue {
     }
 
     /// Events since the last call, also those that the reader has not come to yet.
-    fn take(&mut self) -> Result<Vec<Event>, RpcError> {
+    fn take(&mut self) -> Result<Vec<FilesystemEvent>, RpcError> {
         while let Ok(events) = self.watch.get_mut().read() {
             self.keep(events);
         }
-        // First what there is, then the word that it is not all.
+        // Events first, then the report that some were lost.
         if self.events.is_empty() && std::mem::take(&mut self.lost) {
             return Err(RpcError::new(
-                Code::ResourceExhausted,
+                RpcCode::ResourceExhausted,
                 format!(
-                    "events of this watcher were lost: more than {MAX_EVENTS} events or {} MiB waited; \
+                    "events of this watcher were lost: more than {MAX_QUEUED_EVENTS} events or {} MiB waited; \
                      list the directory, and ask more often",
-                    MAX_BYTES >> 20
+                    MAX_QUEUED_BYTES >> 20
                 ),
             ));
         }
@@ -123,28 +124,28 @@ impl Queue {
 
 impl Watchers {
     /// Keeps a watch under a new id, and reads its events from now on.
-    pub fn create(&self, watch: Watch) -> Result<String, RpcError> {
+    pub fn create(&self, watch: DirectoryWatch) -> Result<String, RpcError> {
         let mut watchers = self.by_id.borrow_mut();
         if watchers.len() >= MAX_WATCHERS {
             return Err(RpcError::new(
-                Code::ResourceExhausted,
+                RpcCode::ResourceExhausted,
                 format!("there are {MAX_WATCHERS} watchers already, remove some"),
             ));
         }
-        let id = random_id().map_err(|e| RpcError::io("cannot name the watcher", &e))?;
-        let queue = Queue::new(watch).map_err(|e| RpcError::io("cannot watch", &e))?;
+        let id = sys::random_id().map_err(|e| RpcError::io("cannot name the watcher", &e))?;
+        let queue = EventQueue::new(watch).map_err(|e| RpcError::io("cannot watch", &e))?;
         let queue = Rc::new(RefCell::new(queue));
         let read = queue.clone();
         let reader = tokio::task::spawn_local(async move {
             let _ended = poll_fn(|cx| read.borrow_mut().poll_read(cx)).await;
         });
         let reader = reader.abort_handle();
-        watchers.insert(id.clone(), Polled { queue, reader });
+        watchers.insert(id.clone(), PolledWatcher { queue, reader });
         Ok(id)
     }
 
     /// Events since the last call.
-    pub fn take(&self, id: &str) -> Result<Vec<Event>, RpcError> {
+    pub fn take(&self, id: &str) -> Result<Vec<FilesystemEvent>, RpcError> {
         let watchers = self.by_id.borrow();
         let watcher = watchers.get(id).ok_or_else(|| unknown(id))?;
         let mut queue = watcher.queue.borrow_mut();
@@ -159,12 +160,12 @@ impl Watchers {
 }
 
 fn unknown(id: &str) -> RpcError {
-    RpcError::new(Code::NotFound, format!("watcher '{id}' not found"))
+    RpcError::new(RpcCode::NotFound, format!("watcher '{id}' not found"))
 }
 
 /// The response stream of `WatchDir`.
 pub struct WatchStream {
-    watch: AsyncFd<Watch>,
+    watch: AsyncFd<DirectoryWatch>,
     started: bool,
     ended: bool,
     interval: Duration,
@@ -174,7 +175,11 @@ pub struct WatchStream {
 
 impl WatchStream {
     /// Streams the events of a watch.
-    pub fn new(watch: Watch, interval: Duration, timeout: Option<Duration>) -> io::Result<Self> {
+    pub fn new(
+        watch: DirectoryWatch,
+        interval: Duration,
+        timeout: Option<Duration>,
+    ) -> io::Result<Self> {
         Ok(Self {
             watch: sys::register(watch, Interest::READABLE)?,
             started: false,
@@ -202,7 +207,7 @@ impl WatchStream {
     }
 }
 
-impl Source for WatchStream {
+impl BodySource for WatchStream {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         if self.ended {
             return Poll::Ready(None);
@@ -219,7 +224,7 @@ impl Source for WatchStream {
             && deadline.as_mut().poll(cx).is_ready()
         {
             self.ended = true;
-            let error = RpcError::new(Code::DeadlineExceeded, "the stream ran into its timeout");
+            let error = RpcError::new(RpcCode::DeadlineExceeded, "the stream ran into its timeout");
             return Poll::Ready(Some(Ok(frame::end(Some(&error)))));
         }
         if self.idle.as_mut().poll(cx).is_ready() {

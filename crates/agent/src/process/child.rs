@@ -1,16 +1,16 @@
-//! Creating a process without copying the agent.
+//! Creation of a process without copying the agent.
 //!
-//! `clone(CLONE_VM | CLONE_VFORK)`: the child runs in the agent's memory on a stack of its own while the agent is
-//! suspended, until it executes the program. No page tables are copied, which is most of the cost of `fork`. In
-//! return the child must not allocate, lock or touch thread state: [`run`] makes raw system calls only and reports
-//! failure by writing to the parent's memory.
+//! `clone(CLONE_VM | CLONE_VFORK)`: the child runs in the agent's memory on a stack of its own
+//! while the agent is suspended, until it executes the program. No page tables are copied, which is
+//! most of the cost of `fork`. In return the child must not allocate, lock or touch thread state:
+//! [`run`] makes raw system calls only and reports failure by writing to the parent's memory.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::io;
 use std::os::fd::RawFd;
 
 /// Everything the child needs, prepared beforehand.
-pub struct Plan<'a> {
+pub struct SpawnPlan<'a> {
     /// Absolute path of the program.
     pub program: &'a CStr,
     /// Arguments, null-terminated.
@@ -23,19 +23,19 @@ pub struct Plan<'a> {
     pub stdio: [RawFd; 3],
     /// Make descriptor 0 the controlling terminal.
     pub terminal: bool,
-    /// User, group and all groups; `None` keeps what the agent has.
+    /// User, group and all groups; `None` keeps the agent's.
     pub identity: Option<(u32, u32, &'a [u32])>,
     /// For `prlimit`.
     pub limits: &'a [(u32, libc::rlimit)],
 }
 
-/// What the child could not do.
+/// Step of a child before its program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum SpawnStep {
     /// Session, terminal or descriptors.
     Setup,
-    /// Limits.
-    Limits,
+    /// ProcessLimits.
+    ProcessLimits,
     /// User and groups.
     Identity,
     /// Working directory.
@@ -46,16 +46,16 @@ pub enum Step {
 
 /// A process that could not be made.
 #[derive(Debug)]
-pub struct CloneError {
-    /// Where it failed.
-    pub step: Step,
-    /// Why.
+pub struct SpawnError {
+    /// The step that failed.
+    pub step: SpawnStep,
+    /// The cause.
     pub error: io::Error,
 }
 
-struct Context<'a> {
-    plan: &'a Plan<'a>,
-    failed: Option<(Step, c_int)>,
+struct ChildContext<'a> {
+    plan: &'a SpawnPlan<'a>,
+    failed: Option<(SpawnStep, c_int)>,
 }
 
 const STACK: usize = 64 * 1024;
@@ -86,10 +86,11 @@ impl ChildStack {
     }
 
     /// Starts a process. Returns its pid once the program runs.
-    pub fn spawn(&mut self, plan: &Plan<'_>) -> Result<u32, CloneError> {
-        let mut context = Context { plan, failed: None };
-        // SAFETY: the stack is ours alone (`&mut self`) and CLONE_VFORK suspends us until the child has left it;
-        // `context` outlives that. The child only makes system calls and writes `context.failed`.
+    pub fn spawn(&mut self, plan: &SpawnPlan<'_>) -> Result<u32, SpawnError> {
+        let mut context = ChildContext { plan, failed: None };
+        // SAFETY: the stack is used here only (`&mut self`) and CLONE_VFORK suspends this thread
+        // until the child has left it; `context` outlives that. The child only makes system calls
+        // and writes `context.failed`.
         let pid = unsafe {
             libc::clone(
                 run,
@@ -99,16 +100,17 @@ impl ChildStack {
             )
         };
         if pid < 0 {
-            return Err(CloneError {
-                step: Step::Setup,
+            return Err(SpawnError {
+                step: SpawnStep::Setup,
                 error: io::Error::last_os_error(),
             });
         }
-        // SAFETY: `context` is live; volatile because the child wrote it behind the compiler's back.
+        // SAFETY: `context` is live; volatile because the child wrote it behind the compiler's
+        // back.
         let failed = unsafe { (&raw const context.failed).read_volatile() };
         match failed {
             // The failed child is reaped with all others.
-            Some((step, errno)) => Err(CloneError {
+            Some((step, errno)) => Err(SpawnError {
                 step,
                 error: io::Error::from_raw_os_error(errno),
             }),
@@ -125,8 +127,9 @@ impl Drop for ChildStack {
 }
 
 extern "C" fn run(argument: *mut c_void) -> c_int {
-    let context = argument.cast::<Context<'_>>();
-    // SAFETY: `spawn` passes a live Context; the parent is suspended, so nobody else uses it.
+    let context = argument.cast::<ChildContext<'_>>();
+    // SAFETY: `spawn` passes a live ChildContext; the parent is suspended, so there is no other
+    // user of it.
     unsafe {
         let failure = prepare((*context).plan);
         (&raw mut (*context).failed).write_volatile(Some(failure));
@@ -139,8 +142,9 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
 ///
 /// # Safety
 /// Runs in a vforked child. The plan's pointers must be valid.
-unsafe fn prepare(plan: &Plan<'_>) -> (Step, c_int) {
-    // Raw system calls: libc's wrappers for setuid and friends would signal the agent's other threads.
+unsafe fn prepare(plan: &SpawnPlan<'_>) -> (SpawnStep, c_int) {
+    // Raw system calls: libc's wrappers for setuid and friends would signal the agent's other
+    // threads.
     macro_rules! attempt {
         ($step:expr, $($argument:expr),+) => {
             // SAFETY: the pointers come from the plan and are valid; the rest are numbers.
@@ -150,14 +154,14 @@ unsafe fn prepare(plan: &Plan<'_>) -> (Step, c_int) {
             }
         };
     }
-    attempt!(Step::Setup, libc::SYS_setsid);
+    attempt!(SpawnStep::Setup, libc::SYS_setsid);
     let [stdin, stdout, stderr] = plan.stdio;
     for (target, source) in [(0, stdin), (1, stdout), (2, stderr)] {
-        attempt!(Step::Setup, libc::SYS_dup2, source, target);
+        attempt!(SpawnStep::Setup, libc::SYS_dup2, source, target);
     }
     if plan.terminal {
         attempt!(
-            Step::Setup,
+            SpawnStep::Setup,
             libc::SYS_ioctl,
             0,
             libc::TIOCSCTTY as c_long,
@@ -166,7 +170,7 @@ unsafe fn prepare(plan: &Plan<'_>) -> (Step, c_int) {
     }
     for (resource, limit) in plan.limits {
         attempt!(
-            Step::Limits,
+            SpawnStep::ProcessLimits,
             libc::SYS_prlimit64,
             0,
             *resource,
@@ -176,19 +180,19 @@ unsafe fn prepare(plan: &Plan<'_>) -> (Step, c_int) {
     }
     if let Some((uid, gid, groups)) = plan.identity {
         attempt!(
-            Step::Identity,
+            SpawnStep::Identity,
             libc::SYS_setgroups,
             groups.len(),
             groups.as_ptr()
         );
-        attempt!(Step::Identity, libc::SYS_setresgid, gid, gid, gid);
-        attempt!(Step::Identity, libc::SYS_setresuid, uid, uid, uid);
+        attempt!(SpawnStep::Identity, libc::SYS_setresgid, gid, gid, gid);
+        attempt!(SpawnStep::Identity, libc::SYS_setresuid, uid, uid, uid);
     }
-    attempt!(Step::Cwd, libc::SYS_chdir, plan.cwd.as_ptr());
+    attempt!(SpawnStep::Cwd, libc::SYS_chdir, plan.cwd.as_ptr());
     // SIGPIPE is the only signal that the agent ignores; handlers it has none.
     let default = [0_u64; 4];
     attempt!(
-        Step::Setup,
+        SpawnStep::Setup,
         libc::SYS_rt_sigaction,
         libc::SIGPIPE,
         default.as_ptr(),
@@ -197,7 +201,7 @@ unsafe fn prepare(plan: &Plan<'_>) -> (Step, c_int) {
     );
     let none = 0_u64;
     attempt!(
-        Step::Setup,
+        SpawnStep::Setup,
         libc::SYS_rt_sigprocmask,
         libc::SIG_SETMASK,
         &raw const none,
@@ -205,11 +209,11 @@ unsafe fn prepare(plan: &Plan<'_>) -> (Step, c_int) {
         8
     );
     attempt!(
-        Step::Exec,
+        SpawnStep::Exec,
         libc::SYS_execve,
         plan.program.as_ptr(),
         plan.argv.as_ptr(),
         plan.envp.as_ptr()
     );
-    (Step::Exec, libc::ENOSYS)
+    (SpawnStep::Exec, libc::ENOSYS)
 }

@@ -1,21 +1,22 @@
-//! How a process ended.
+//! Exit of a process.
 
 use crate::rpc::frame;
 use bytes::Bytes;
 use serde::Serialize;
 
-/// From `waitid`.
+/// Exit status from `waitid`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    /// It returned this code.
+pub enum ProcessExit {
+    /// Exit with this code.
     Code(i32),
-    /// This signal ended it.
+    /// End by this signal.
     Signal(i32),
 }
 
-impl Exit {
-    /// Whether this is what the kernel's out-of-memory killer leaves behind, directly or through a shell.
-    pub fn looks_killed(self) -> bool {
+impl ProcessExit {
+    /// Returns true if the kernel's out-of-memory killer may have caused this, directly or through
+    /// a shell.
+    pub fn is_sigkill(self) -> bool {
         matches!(self, Self::Signal(libc::SIGKILL) | Self::Code(137))
     }
 
@@ -28,9 +29,9 @@ impl Exit {
         if out_of_memory {
             status.push_str(" (out of memory)");
         }
-        let event = Wrapper {
+        let event = EventMessage {
             event: EndEvent {
-                end: End {
+                end: ProcessEnd {
                     exit_code: code,
                     exited,
                     error: (code != 0).then_some(&status),
@@ -46,18 +47,18 @@ impl Exit {
 }
 
 #[derive(Serialize)]
-struct Wrapper<T> {
+struct EventMessage<T> {
     event: T,
 }
 
 #[derive(Serialize)]
 struct EndEvent<'a> {
-    end: End<'a>,
+    end: ProcessEnd<'a>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct End<'a> {
+struct ProcessEnd<'a> {
     exit_code: i32,
     exited: bool,
     status: &'a str,
@@ -67,7 +68,7 @@ struct End<'a> {
     oom_killed: bool,
 }
 
-/// What Go, and with it clients that match on the text, calls a signal.
+/// Go's name of a signal, on which clients match.
 fn describe(signal: i32) -> String {
     let text = match signal {
         libc::SIGHUP => "hangup",

@@ -1,7 +1,7 @@
-//! Where a process reads from.
+//! Input of a process.
 
-use super::message::Input;
-use crate::rpc::{Code, RpcError};
+use super::message::InputData;
+use crate::rpc::{RpcCode, RpcError};
 use crate::sys;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,50 +10,50 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Mutex;
 
 /// The writing end of a process's input.
-pub enum Sink {
+pub enum InputSink {
     /// A pipe.
     Pipe(AsyncFd<OwnedFd>),
     /// Our side of a terminal.
     Pty(Rc<AsyncFd<OwnedFd>>),
-    /// It has none, or it was closed.
+    /// None, or closed.
     Closed,
 }
 
-/// Input of one process; writers take turns.
+/// InputData of one process; writers take turns.
 pub struct ProcessInput {
-    sink: Mutex<Sink>,
+    sink: Mutex<InputSink>,
 }
 
 fn closed(what: &str) -> RpcError {
-    RpcError::new(Code::FailedPrecondition, what)
+    RpcError::new(RpcCode::FailedPrecondition, what)
 }
 
 impl ProcessInput {
     /// Wraps a sink.
-    pub fn new(sink: Sink) -> Self {
+    pub fn new(sink: InputSink) -> Self {
         Self {
             sink: Mutex::new(sink),
         }
     }
 
     /// Writes all of it, waiting while the process does not read.
-    pub async fn write(&self, input: &Input) -> Result<(), RpcError> {
+    pub async fn write(&self, input: &InputData) -> Result<(), RpcError> {
         let sink = self.sink.lock().await;
         let (fd, bytes) = match (&*sink, input) {
-            (Sink::Pipe(fd), Input { stdin: Some(b), .. }) => (fd, b),
-            (Sink::Pty(fd), Input { pty: Some(b), .. }) => (&**fd, b),
+            (InputSink::Pipe(fd), InputData { stdin: Some(b), .. }) => (fd, b),
+            (InputSink::Pty(fd), InputData { pty: Some(b), .. }) => (&**fd, b),
             (
                 _,
-                Input {
+                InputData {
                     stdin: None,
                     pty: None,
                 },
             ) => return Ok(()),
-            (Sink::Pipe(_), _) => return Err(closed("the process has no terminal")),
-            (Sink::Pty(_), _) => {
+            (InputSink::Pipe(_), _) => return Err(closed("the process has no terminal")),
+            (InputSink::Pty(_), _) => {
                 return Err(closed("the process reads from a terminal, not from stdin"));
             }
-            (Sink::Closed, _) => return Err(closed("stdin of the process is closed")),
+            (InputSink::Closed, _) => return Err(closed("stdin of the process is closed")),
         };
         write_all(fd, bytes)
             .await
@@ -68,10 +68,10 @@ impl ProcessInput {
     /// Lets the process see the end of its input.
     pub async fn close(&self) -> Result<(), RpcError> {
         let mut sink = self.sink.lock().await;
-        if matches!(*sink, Sink::Pty(_)) {
+        if matches!(*sink, InputSink::Pty(_)) {
             return Err(closed("a terminal cannot be closed, send it Ctrl-D"));
         }
-        *sink = Sink::Closed;
+        *sink = InputSink::Closed;
         Ok(())
     }
 
@@ -79,14 +79,14 @@ impl ProcessInput {
     pub fn release(&self) {
         // A writer that still waits gets EPIPE, or gives up with its client.
         if let Ok(mut sink) = self.sink.try_lock() {
-            *sink = Sink::Closed;
+            *sink = InputSink::Closed;
         }
     }
 
     /// Our side of the terminal, if it has one.
     pub async fn terminal(&self) -> Option<Rc<AsyncFd<OwnedFd>>> {
         match &*self.sink.lock().await {
-            Sink::Pty(fd) => Some(Rc::clone(fd)),
+            InputSink::Pty(fd) => Some(Rc::clone(fd)),
             _ => None,
         }
     }

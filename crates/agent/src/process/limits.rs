@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Hard and soft limits; absent ones are inherited (see [`crate::sys::raise_open_files`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Limits {
+pub struct ProcessLimits {
     /// Open files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nofile: Option<u64>,
@@ -17,13 +17,13 @@ pub struct Limits {
     /// Address space in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_bytes: Option<u64>,
-    /// Size of core files in bytes.
+    /// PtySize of core files in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core: Option<u64>,
 }
 
-impl Limits {
-    /// As pairs for `prlimit`.
+impl ProcessLimits {
+    /// The limits as pairs for `prlimit`.
     pub fn pairs(&self) -> Vec<(u32, libc::rlimit)> {
         [
             (libc::RLIMIT_NOFILE, self.nofile),

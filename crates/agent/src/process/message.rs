@@ -1,11 +1,11 @@
-//! Messages of `process.Process` as JSON.
+//! Messages of `process.GuestProcess` as JSON.
 
-use super::limits::Limits;
+use super::limits::ProcessLimits;
 use crate::rpc::json;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What to run.
+/// Program to run, and its surroundings.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 pub struct ProcessConfig {
     /// Program: a path, or a name looked up in `PATH`.
@@ -22,12 +22,12 @@ pub struct ProcessConfig {
     pub cwd: Option<String>,
     /// Extension: resource limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limits: Option<Limits>,
+    pub limits: Option<ProcessLimits>,
 }
 
 /// Columns and rows.
 #[derive(Debug, Clone, Copy, Default, Deserialize, Serialize)]
-pub struct Size {
+pub struct PtySize {
     /// Columns.
     #[serde(default)]
     pub cols: u16,
@@ -38,36 +38,36 @@ pub struct Size {
 
 /// A terminal.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
-pub struct Pty {
-    /// Its size; 80 x 24 if absent.
+pub struct PtyRequest {
+    /// Size; 80 x 24 if absent.
     #[serde(default)]
-    pub size: Option<Size>,
+    pub size: Option<PtySize>,
 }
 
 /// `Start`.
 #[derive(Debug, Deserialize)]
 pub struct StartRequest {
-    /// What to run.
+    /// Program to run.
     #[serde(default)]
     pub process: ProcessConfig,
     /// In a terminal.
     #[serde(default)]
-    pub pty: Option<Pty>,
+    pub pty: Option<PtyRequest>,
     /// Name to select it by.
     #[serde(default)]
     pub tag: Option<String>,
-    /// Whether it gets a stdin; older clients leave it out and expect one.
+    /// Connects stdin; older clients leave it out and expect one.
     #[serde(default)]
     pub stdin: Option<bool>,
 }
 
-/// Which process.
+/// Selection of a process.
 #[derive(Debug, Clone, Default, Deserialize)]
-pub struct Selector {
-    /// By pid.
+pub struct ProcessSelector {
+    /// Process id.
     #[serde(default, deserialize_with = "json::number")]
     pub pid: Option<u32>,
-    /// By tag.
+    /// Tag.
     #[serde(default)]
     pub tag: Option<String>,
 }
@@ -75,17 +75,17 @@ pub struct Selector {
 /// `Connect`, `CloseStdin`.
 #[derive(Debug, Default, Deserialize)]
 pub struct SelectRequest {
-    /// Which process.
+    /// The selected process.
     #[serde(default)]
-    pub process: Selector,
+    pub process: ProcessSelector,
 }
 
 /// `SendSignal`.
 #[derive(Debug, Deserialize)]
 pub struct SignalRequest {
-    /// Which process.
+    /// The selected process.
     #[serde(default)]
-    pub process: Selector,
+    pub process: ProcessSelector,
     /// `SIGNAL_SIGTERM` or a number.
     #[serde(default)]
     pub signal: serde_json::Value,
@@ -93,7 +93,7 @@ pub struct SignalRequest {
 
 /// Bytes for a process.
 #[derive(Debug, Default, Deserialize)]
-pub struct Input {
+pub struct InputData {
     /// For a pipe.
     #[serde(default, deserialize_with = "json::bytes")]
     pub stdin: Option<Vec<u8>>,
@@ -105,23 +105,23 @@ pub struct Input {
 /// `SendInput`.
 #[derive(Debug, Deserialize)]
 pub struct InputRequest {
-    /// Which process.
+    /// The selected process.
     #[serde(default)]
-    pub process: Selector,
-    /// What to write.
+    pub process: ProcessSelector,
+    /// Bytes to write.
     #[serde(default)]
-    pub input: Input,
+    pub input: InputData,
 }
 
 /// `Update`.
 #[derive(Debug, Deserialize)]
 pub struct UpdateRequest {
-    /// Which process.
+    /// The selected process.
     #[serde(default)]
-    pub process: Selector,
+    pub process: ProcessSelector,
     /// New size of its terminal.
     #[serde(default)]
-    pub pty: Option<Pty>,
+    pub pty: Option<PtyRequest>,
 }
 
 /// One message of `StreamInput`.
@@ -130,7 +130,7 @@ pub struct StreamInputRequest {
     /// First message: which process.
     #[serde(default)]
     pub start: Option<SelectRequest>,
-    /// Later messages: what to write.
+    /// Later messages: bytes to write.
     #[serde(default)]
     pub data: Option<StreamInputData>,
 }
@@ -138,19 +138,19 @@ pub struct StreamInputRequest {
 /// Data of `StreamInput`.
 #[derive(Debug, Default, Deserialize)]
 pub struct StreamInputData {
-    /// What to write.
+    /// Bytes to write.
     #[serde(default)]
-    pub input: Input,
+    pub input: InputData,
 }
 
 /// An entry of `List`.
 #[derive(Debug, Serialize)]
 pub struct ProcessInfo<'a> {
-    /// As it was started.
+    /// Configuration at start.
     pub config: &'a ProcessConfig,
-    /// Process id.
+    /// GuestProcess id.
     pub pid: u32,
-    /// Its tag.
+    /// Tag.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<&'a str>,
 }

@@ -16,10 +16,10 @@ impl OomWatch {
         }
     }
 
-    /// Whether the kernel killed for memory since the last question.
+    /// Returns true if the kernel killed for memory since the last call.
     pub fn happened(&self) -> bool {
         let now = count();
-        // gVisor counts anew when it is restored.
+        // gVisor's count restarts with a restore.
         self.seen.replace(now) != now && now > 0
     }
 }

@@ -1,5 +1,5 @@
-//! Tells the console which process was killed for want of memory: what the kernel says of it is
-//! below the level that the console shows.
+//! Console messages about processes that were killed for want of memory: the kernel's own are below
+//! the level that the console shows.
 
 use super::oom::OomWatch;
 use crate::sys;
@@ -10,26 +10,26 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::Interest;
 
-/// Where the kernel's messages are read, a record at a time.
+/// The kernel's log, read a record at a time.
 const KERNEL_LOG: &str = "/dev/kmsg";
-/// Longest record (`PRINTKRB_RECORD_MAX`, and what precedes and follows the text).
-const RECORD: usize = 8192;
-/// Lines told at most: a guest that lives at the edge of its memory does not fill its console.
+/// Longest record (`PRINTKRB_RECORD_MAX`, and the text around it).
+const MAX_RECORD_BYTES: usize = 8192;
+/// Most lines written: a guest that lives at the edge of its memory must not fill its console.
 const MAX_LINES: u32 = 100;
 
 /// A process that the kernel killed.
 #[derive(Debug, PartialEq, Eq)]
-struct Victim {
+struct OomVictim {
     pid: u32,
     name: String,
     /// Resident memory.
     kib: u64,
-    /// It hit the limit of a control group; there may be memory left in the guest.
+    /// A control group's limit was hit; there may be memory left in the guest.
     in_group: bool,
 }
 
-impl Victim {
-    /// The victim that a record of the kernel's log tells of.
+impl OomVictim {
+    /// Parses the victim of a record of the kernel's log.
     fn parse(record: &str) -> Option<Self> {
         let (prefix, text) = record.split_once(';')?;
         // Records of programs have a facility, those of the kernel have none.
@@ -63,11 +63,11 @@ impl Victim {
     fn line(&self, at: SystemTime) -> String {
         let of = match self.in_group {
             true => "a control group of the guest".to_owned(),
-            false => the_guest(),
+            false => guest_memory_text(),
         };
         format!(
             "{} out of memory: the kernel killed process {} ({}), which used {} MiB; {of} had none left",
-            moment(at),
+            format_utc(at),
             self.pid,
             self.name,
             self.kib / 1024,
@@ -75,8 +75,8 @@ impl Victim {
     }
 }
 
-/// The guest with its memory, in words.
-fn the_guest() -> String {
+/// The guest's memory as text.
+fn guest_memory_text() -> String {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = text.lines().find_map(|line| {
         let rest = line.strip_prefix("MemTotal:")?.trim();
@@ -89,8 +89,8 @@ fn the_guest() -> String {
 }
 
 /// Writes a line to the console, which the host keeps.
-fn tell(line: &str) {
-    // Nobody hears that telling failed.
+fn write_console(line: &str) {
+    // A failure to write this has no further place to be reported.
     let _ = writeln!(io::stderr(), "jiffy: {line}");
 }
 
@@ -107,7 +107,7 @@ pub async fn follow_kernel(on_kill: impl Fn()) {
             sys::register(OwnedFd::from(log), Interest::READABLE)
         });
     let Ok(log) = opened else { return };
-    let mut buffer = vec![0; RECORD];
+    let mut buffer = vec![0; MAX_RECORD_BYTES];
     loop {
         let Ok(mut ready) = log.readable().await else {
             return;
@@ -115,13 +115,13 @@ pub async fn follow_kernel(on_kill: impl Fn()) {
         match ready.try_io(|log| sys::read(log.as_raw_fd(), &mut buffer)) {
             Ok(Ok(n)) => {
                 let record = String::from_utf8_lossy(&buffer[..n]);
-                let Some(victim) = Victim::parse(&record) else {
+                let Some(victim) = OomVictim::parse(&record) else {
                     continue;
                 };
                 on_kill();
                 if told < MAX_LINES {
                     told += 1;
-                    tell(&victim.line(SystemTime::now()));
+                    write_console(&victim.line(SystemTime::now()));
                 }
             }
             // Records that were overwritten before they were read, or one that is too long.
@@ -133,7 +133,7 @@ pub async fn follow_kernel(on_kill: impl Fn()) {
     }
 }
 
-/// Kills told by a count alone, where the kernel keeps no log: gVisor's.
+/// Kills known by a count alone, on kernels without a log: gVisor's.
 #[derive(Debug, Default)]
 pub struct CountedKills {
     watch: OomWatch,
@@ -141,13 +141,13 @@ pub struct CountedKills {
 }
 
 impl CountedKills {
-    /// Looks at the count after a child of ours ended; `command` is what it ran, if it looks killed.
+    /// Checks the count after a child ended; `command` is its program, if it was killed.
     pub fn child_ended(&mut self, pid: u32, command: Option<&str>) {
         if self.watch.happened() && self.told < MAX_LINES {
             self.told += 1;
-            let now = moment(SystemTime::now());
-            let of = the_guest();
-            tell(&match command {
+            let now = format_utc(SystemTime::now());
+            let of = guest_memory_text();
+            write_console(&match command {
                 Some(command) => format!(
                     "{now} out of memory: process {pid} ({command}), or one that it waited for, was killed; {of} had none left"
                 ),
@@ -158,7 +158,7 @@ impl CountedKills {
 }
 
 /// A moment as RFC 3339 has it, in seconds and UTC.
-fn moment(at: SystemTime) -> String {
+fn format_utc(at: SystemTime) -> String {
     let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
     // Days of the proleptic Gregorian calendar, in years that begin in March, by eras of 400 years.
@@ -184,10 +184,10 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_kill_is_known_by_the_kernels_own_record_alone() {
+    fn a_kill_is_recognised_by_the_kernels_own_record_only() {
         let text = "Killed process 212 (my (odd) name) total-vm:527552kB, anon-rss:476160kB, file-rss:1024kB, shmem-rss:1024kB, UID:1000 pgtables:984kB oom_score_adj:0\n SUBSYSTEM=x\n";
         let whole = format!("3,512,4711,-;Out of memory: {text}");
-        let victim = Victim::parse(&whole).unwrap();
+        let victim = OomVictim::parse(&whole).unwrap();
         assert_eq!(
             (
                 victim.pid,
@@ -203,7 +203,7 @@ mod tests {
             "{line}"
         );
         let group = format!("3,512,4711,-;Memory cgroup out of memory: {text}");
-        assert!(Victim::parse(&group).unwrap().in_group);
+        assert!(OomVictim::parse(&group).unwrap().in_group);
         // A program can write to the log, too: such a record has a facility.
         for other in [
             format!("11,512,4711,-;Out of memory: {text}"),
@@ -211,13 +211,13 @@ mod tests {
             "3,1,2,-;Out of memory: Killed process x (y) total-vm:1kB".to_owned(),
             String::new(),
         ] {
-            assert_eq!(Victim::parse(&other), None, "{other}");
+            assert_eq!(OomVictim::parse(&other), None, "{other}");
         }
     }
 
     #[test]
-    fn a_moment_is_told_in_utc() {
-        let at = |s| moment(UNIX_EPOCH + Duration::from_secs(s));
+    fn a_time_is_formatted_in_utc() {
+        let at = |s| format_utc(UNIX_EPOCH + Duration::from_secs(s));
         assert_eq!(at(0), "1970-01-01T00:00:00Z");
         assert_eq!(at(951_782_399), "2000-02-28T23:59:59Z");
         assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");

@@ -1,15 +1,15 @@
 //! Terminals.
 
-use super::message::Size;
+use super::message::PtySize;
 use crate::sys;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Size when the client names none.
-const DEFAULT: Size = Size { cols: 80, rows: 24 };
+/// PtySize when the client names none.
+const DEFAULT_SIZE: PtySize = PtySize { cols: 80, rows: 24 };
 
 /// Opens a terminal that belongs to `uid`: our side and the process's side.
-pub fn open(size: Option<Size>, uid: u32) -> io::Result<(OwnedFd, OwnedFd)> {
+pub fn open(size: Option<PtySize>, uid: u32) -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: a valid path.
     let master = sys::owned(unsafe { libc::open(c"/dev/ptmx".as_ptr(), flags) })?;
@@ -20,12 +20,12 @@ pub fn open(size: Option<Size>, uid: u32) -> io::Result<(OwnedFd, OwnedFd)> {
     let slave = sys::owned(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags) })?;
     // SAFETY: no pointers. The group stays `tty`, as the file system's mount options set it.
     sys::check(unsafe { libc::fchown(slave.as_raw_fd(), uid, u32::MAX) })?;
-    resize(&master, size.unwrap_or(DEFAULT))?;
+    resize(&master, size.unwrap_or(DEFAULT_SIZE))?;
     Ok((master, slave))
 }
 
 /// Tells the terminal, and by SIGWINCH its processes, a new size.
-pub fn resize(master: &OwnedFd, size: Size) -> io::Result<()> {
+pub fn resize(master: &OwnedFd, size: PtySize) -> io::Result<()> {
     let size = libc::winsize {
         ws_row: size.rows,
         ws_col: size.cols,

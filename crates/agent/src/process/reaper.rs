@@ -1,6 +1,6 @@
-//! Collects children that ended: ours, and as pid 1 everybody's orphans.
+//! Reaping of children: the agent's own, and as process 1 all orphans.
 
-use super::exit::Exit;
+use super::exit::ProcessExit;
 use crate::state::Agent;
 use crate::sys;
 use std::io;
@@ -29,7 +29,7 @@ pub fn signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// Reaps for ever.
+/// Reaps forever.
 pub async fn run(agent: Rc<Agent>, signals: OwnedFd) -> io::Result<()> {
     let signals = sys::register(signals, Interest::READABLE)?;
     let mut info = [0; size_of::<libc::signalfd_siginfo>()];
@@ -50,9 +50,9 @@ fn reap(agent: &Agent) {
             return;
         }
         let exit = if libc::WIFSIGNALED(status) {
-            Exit::Signal(libc::WTERMSIG(status))
+            ProcessExit::Signal(libc::WTERMSIG(status))
         } else {
-            Exit::Code(libc::WEXITSTATUS(status))
+            ProcessExit::Code(libc::WEXITSTATUS(status))
         };
         agent.processes.reaped(pid.unsigned_abs(), exit);
     }

@@ -1,15 +1,15 @@
-//! Methods of `process.Process`.
+//! Methods of `process.GuestProcess`.
 
-use super::hub::Subscription;
+use super::frame_hub::Subscription;
 use super::message::{
     InputRequest, ProcessInfo, SelectRequest, SignalRequest, StartRequest, StreamInputRequest,
     UpdateRequest,
 };
 use super::stream::EventStream;
 use super::{pty, signal, start};
-use crate::body::Reply;
-use crate::rpc::request::{self, CallInfo, Frames};
-use crate::rpc::{Code, RpcError};
+use crate::body::ReplyBody;
+use crate::rpc::request::{self, CallInfo, RequestFrames};
+use crate::rpc::{RpcCode, RpcError};
 use crate::state::Agent;
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -21,10 +21,10 @@ pub async fn start(
     agent: &Rc<Agent>,
     call: CallInfo,
     body: &mut Incoming,
-) -> Result<Reply, RpcError> {
+) -> Result<ReplyBody, RpcError> {
     let request: StartRequest = request::single(body).await?;
     let subscription = start::start(agent, request, &call)?;
-    Ok(Reply::Stream(Box::new(EventStream::new(
+    Ok(ReplyBody::Stream(Box::new(EventStream::new(
         subscription,
         call.keepalive,
         None,
@@ -36,14 +36,14 @@ pub async fn connect(
     agent: &Rc<Agent>,
     call: CallInfo,
     body: &mut Incoming,
-) -> Result<Reply, RpcError> {
+) -> Result<ReplyBody, RpcError> {
     let request: SelectRequest = request::single(body).await?;
     let process = agent.processes.running_or_ended(&request.process)?;
     let first = start::start_event(process.pid);
     if let Some(end) = process.end.get() {
-        return Ok(Reply::whole(Bytes::from([&first[..], end].concat())));
+        return Ok(ReplyBody::whole(Bytes::from([&first[..], end].concat())));
     }
-    Ok(Reply::Stream(Box::new(EventStream::new(
+    Ok(ReplyBody::Stream(Box::new(EventStream::new(
         Subscription::new(&process, first),
         call.keepalive,
         call.timeout,
@@ -69,9 +69,10 @@ pub fn send_signal(agent: &Agent, request: &SignalRequest) -> Result<(), RpcErro
     let signal = signal::number(&request.signal)?;
     let process = agent.processes.running(&request.process)?;
     process.signal(signal).map_err(|e| match e.raw_os_error() {
-        Some(libc::ESRCH) => {
-            RpcError::new(Code::NotFound, format!("process {} not found", process.pid))
-        }
+        Some(libc::ESRCH) => RpcError::new(
+            RpcCode::NotFound,
+            format!("process {} not found", process.pid),
+        ),
         _ => RpcError::io("cannot send the signal", &e),
     })
 }
@@ -96,15 +97,16 @@ pub async fn update(agent: &Agent, request: UpdateRequest) -> Result<(), RpcErro
     };
     let terminal =
         process.input.terminal().await.ok_or_else(|| {
-            RpcError::new(Code::FailedPrecondition, "the process has no terminal")
+            RpcError::new(RpcCode::FailedPrecondition, "the process has no terminal")
         })?;
     pty::resize(terminal.get_ref(), size)
         .map_err(|e| RpcError::io("cannot resize the terminal", &e))
 }
 
-/// `StreamInput`. The process's pace is the client's: the next frame is read when the last was written.
+/// `StreamInput`. The process sets the client's pace: the next frame is read when the last was
+/// written.
 pub async fn stream_input(agent: &Agent, body: &mut Incoming) -> Result<(), RpcError> {
-    let mut frames = Frames::new(body);
+    let mut frames = RequestFrames::new(body);
     let mut target = None;
     while let Some(message) = frames.next().await? {
         let request: StreamInputRequest = request::parse(&message)?;
@@ -114,7 +116,7 @@ pub async fn stream_input(agent: &Agent, body: &mut Incoming) -> Result<(), RpcE
         if let Some(data) = request.data {
             let process = target.as_ref().ok_or_else(|| {
                 RpcError::new(
-                    Code::InvalidArgument,
+                    RpcCode::InvalidArgument,
                     "the first message must name the process",
                 )
             })?;

@@ -1,10 +1,10 @@
 //! Signal names on the wire.
 
-use crate::rpc::{Code, RpcError};
+use crate::rpc::{RpcCode, RpcError};
 use serde_json::Value;
 
-/// The number behind `SIGNAL_SIGTERM`, `SIGTERM` or `15`. Beyond the protocol's KILL and TERM the usual job
-/// control signals are taken too.
+/// Number of `SIGNAL_SIGTERM`, `SIGTERM` or `15`. Beyond the protocol's KILL and TERM the usual job
+/// control signals are accepted.
 pub fn number(value: &Value) -> Result<i32, RpcError> {
     let known = match value {
         Value::Number(n) => n
@@ -28,5 +28,5 @@ pub fn number(value: &Value) -> Result<i32, RpcError> {
         },
         _ => None,
     };
-    known.ok_or_else(|| RpcError::new(Code::InvalidArgument, format!("unknown signal {value}")))
+    known.ok_or_else(|| RpcError::new(RpcCode::InvalidArgument, format!("unknown signal {value}")))
 }

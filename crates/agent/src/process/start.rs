@@ -1,16 +1,16 @@
 //! `Start`: from a request to a running process.
 
-use super::child::{CloneError, Plan, Step};
-use super::command;
-use super::hub::{Hub, Subscription};
-use super::input::{ProcessInput, Sink};
+use super::child::{SpawnError, SpawnPlan, SpawnStep};
+use super::frame_hub::{FrameHub, Subscription};
+use super::input::{InputSink, ProcessInput};
 use super::message::StartRequest;
+use super::output_pump::{OutputPump, ProcessDeadline, ProcessOutput};
+use super::program_lookup;
 use super::pty;
-use super::pump::{Deadline, Output, Pump};
-use super::table::Process;
+use super::table::GuestProcess;
 use crate::boot::site;
 use crate::rpc::request::CallInfo;
-use crate::rpc::{Code, RpcError, frame};
+use crate::rpc::{RpcCode, RpcError, frame};
 use crate::settings::DEFAULT_PATH;
 use crate::state::Agent;
 use crate::sys;
@@ -34,16 +34,16 @@ pub fn start(
     agent: &Rc<Agent>,
     request: StartRequest,
     call: &CallInfo,
-) -> Result<Subscription<Process>, RpcError> {
+) -> Result<Subscription<GuestProcess>, RpcError> {
     let user = agent.user(call.user.as_deref())?;
     let cwd = working_directory(agent, &user, request.process.cwd.as_deref())?;
     let env = environment(agent, &user, &request);
     let path = env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
-    let program = command::find(&request.process.cmd, path, &cwd, &user)?;
+    let program = program_lookup::find(&request.process.cmd, path, &cwd, &user)?;
 
     let bad = |_| {
         RpcError::new(
-            Code::InvalidArgument,
+            RpcCode::InvalidArgument,
             "a NUL byte in command or environment",
         )
     };
@@ -55,8 +55,8 @@ pub fn start(
         .iter()
         .map(|(k, v)| sys::cstring(format!("{k}={v}").as_bytes()).map_err(bad))
         .collect::<Result<_, _>>()?;
-    let pipes =
-        Pipes::open(&request, &user).map_err(|e| RpcError::io("cannot connect a process", &e))?;
+    let pipes = ProcessPipes::open(&request, &user)
+        .map_err(|e| RpcError::io("cannot connect a process", &e))?;
     let limits = request
         .process
         .limits
@@ -68,7 +68,7 @@ pub fn start(
         .processes
         .stack
         .borrow_mut()
-        .spawn(&Plan {
+        .spawn(&SpawnPlan {
             program: &sys::cpath(&program).map_err(bad)?,
             argv: &pointers(&argv),
             envp: &pointers(&envp),
@@ -83,11 +83,11 @@ pub fn start(
         })
         .map_err(|e| explain(&request.process.cmd, &cwd, &e))?;
 
-    let process = Rc::new(Process {
+    let process = Rc::new(GuestProcess {
         pid,
         config: request.process,
         tag: request.tag,
-        hub: Hub::default(),
+        hub: FrameHub::default(),
         input: ProcessInput::new(pipes.sink),
         exit: Cell::new(None),
         end: OnceCell::new(),
@@ -97,12 +97,12 @@ pub fn start(
     });
     agent.processes.insert(&process);
     let subscription = Subscription::new(&process, start_event(pid));
-    let pump = Pump {
+    let pump = OutputPump {
         process,
         outputs: pipes.outputs,
         deadline: call
             .timeout
-            .map(|limit| Deadline::new(limit, subscription.id())),
+            .map(|limit| ProcessDeadline::new(limit, subscription.id())),
         grace: None,
     };
     tokio::task::spawn_local(pump.run(Rc::clone(agent)));
@@ -117,7 +117,8 @@ fn working_directory(
     let settings = agent.settings.borrow();
     let default = settings.default_workdir.as_deref();
     let requested = requested.filter(|c| !c.is_empty());
-    // An image may name a directory that it does not bring; whoever asks for one themselves is told.
+    // An image may configure a directory that it does not contain; only a directory of the request
+    // is an error.
     let there = |path: &&str| requested.is_some() || user.resolve(path, None).is_dir();
     match requested.or(default.filter(there)) {
         Some(cwd) => {
@@ -142,7 +143,7 @@ fn working_directory(
 
 fn bad_cwd(cwd: &std::path::Path, why: &str) -> RpcError {
     RpcError::new(
-        Code::InvalidArgument,
+        RpcCode::InvalidArgument,
         format!("cwd '{}' {why}", cwd.display()),
     )
 }
@@ -173,14 +174,14 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
 }
 
 /// The descriptors between us and a process.
-struct Pipes {
+struct ProcessPipes {
     /// Its stdin, stdout and stderr; `None` is `/dev/null`.
     child: [Option<OwnedFd>; 3],
-    sink: Sink,
-    outputs: Vec<Output>,
+    sink: InputSink,
+    outputs: Vec<ProcessOutput>,
 }
 
-impl Pipes {
+impl ProcessPipes {
     fn open(request: &StartRequest, user: &User) -> io::Result<Self> {
         if let Some(pty) = request.pty {
             let (master, slave) = pty::open(pty.size, user.uid)?;
@@ -191,8 +192,8 @@ impl Pipes {
                     Some(slave.try_clone()?),
                     Some(slave),
                 ],
-                sink: Sink::Pty(Rc::clone(&master)),
-                outputs: vec![Output {
+                sink: InputSink::Pty(Rc::clone(&master)),
+                outputs: vec![ProcessOutput {
                     fd: master,
                     field: "pty",
                 }],
@@ -200,16 +201,16 @@ impl Pipes {
         }
         let (stdin, sink) = if request.stdin.unwrap_or(true) {
             let (theirs, ours) = sys::pipe()?;
-            (Some(theirs), Sink::Pipe(sys::watch(ours)?))
+            (Some(theirs), InputSink::Pipe(sys::watch(ours)?))
         } else {
-            (None, Sink::Closed)
+            (None, InputSink::Closed)
         };
         let (stdout, their_stdout) = sys::pipe()?;
         let (stderr, their_stderr) = sys::pipe()?;
-        let output = |fd: OwnedFd, field| -> io::Result<Output> {
+        let output = |fd: OwnedFd, field| -> io::Result<ProcessOutput> {
             sys::set_nonblocking(fd.as_raw_fd())?;
             let fd = sys::register(fd, tokio::io::Interest::READABLE)?;
-            Ok(Output {
+            Ok(ProcessOutput {
                 fd: Rc::new(fd),
                 field,
             })
@@ -222,30 +223,30 @@ impl Pipes {
     }
 }
 
-fn explain(cmd: &str, cwd: &std::path::Path, failure: &CloneError) -> RpcError {
+fn explain(cmd: &str, cwd: &std::path::Path, failure: &SpawnError) -> RpcError {
     let error = &failure.error;
     match (failure.step, error.raw_os_error()) {
-        (Step::Exec, Some(libc::ENOENT | libc::ENOTDIR)) => command::not_found(cmd),
-        (Step::Exec, Some(libc::EACCES | libc::EPERM)) => {
-            command::not_executable(cmd, "not executable")
+        (SpawnStep::Exec, Some(libc::ENOENT | libc::ENOTDIR)) => program_lookup::not_found(cmd),
+        (SpawnStep::Exec, Some(libc::EACCES | libc::EPERM)) => {
+            program_lookup::not_executable(cmd, "not executable")
         }
-        (Step::Exec, Some(libc::ENOEXEC | libc::ELIBBAD)) => {
-            command::not_executable(cmd, "exec format error")
+        (SpawnStep::Exec, Some(libc::ENOEXEC | libc::ELIBBAD)) => {
+            program_lookup::not_executable(cmd, "exec format error")
         }
-        (Step::Exec, Some(libc::E2BIG)) => RpcError::new(
-            Code::InvalidArgument,
+        (SpawnStep::Exec, Some(libc::E2BIG)) => RpcError::new(
+            RpcCode::InvalidArgument,
             format!("{cmd}: arguments and environment are too long"),
         ),
-        (Step::Cwd, Some(libc::EACCES)) => RpcError::new(
-            Code::PermissionDenied,
+        (SpawnStep::Cwd, Some(libc::EACCES)) => RpcError::new(
+            RpcCode::PermissionDenied,
             format!("cwd '{}': permission denied", cwd.display()),
         ),
-        (Step::Cwd, _) => bad_cwd(cwd, "does not exist"),
-        (Step::Limits, _) => RpcError::new(
-            Code::InvalidArgument,
+        (SpawnStep::Cwd, _) => bad_cwd(cwd, "does not exist"),
+        (SpawnStep::ProcessLimits, _) => RpcError::new(
+            RpcCode::InvalidArgument,
             format!("{cmd}: cannot set limits: {error}"),
         ),
-        (Step::Setup | Step::Identity | Step::Exec, _) => {
+        (SpawnStep::Setup | SpawnStep::Identity | SpawnStep::Exec, _) => {
             RpcError::io(&format!("{cmd}: cannot start"), error)
         }
     }

@@ -1,9 +1,9 @@
 //! The response stream of `Start` and `Connect`.
 
-use super::hub::Subscription;
-use super::table::Process;
-use crate::body::Source;
-use crate::rpc::{Code, RpcError, frame};
+use super::frame_hub::Subscription;
+use super::table::GuestProcess;
+use crate::body::BodySource;
+use crate::rpc::{RpcCode, RpcError, frame};
 use bytes::Bytes;
 use std::io;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 /// A reader of a process's events.
 pub struct EventStream {
-    subscription: Subscription<Process>,
+    subscription: Subscription<GuestProcess>,
     interval: Duration,
     idle: Option<Pin<Box<Sleep>>>,
     deadline: Option<Pin<Box<Sleep>>>,
@@ -21,9 +21,10 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// Streams what the subscription yields, with a sign of life every `interval` and an end after `timeout`.
+    /// Streams the subscription's frames, with a keepalive every `interval` and an end after
+    /// `timeout`.
     pub fn new(
-        subscription: Subscription<Process>,
+        subscription: Subscription<GuestProcess>,
         interval: Duration,
         timeout: Option<Duration>,
     ) -> Self {
@@ -37,7 +38,7 @@ impl EventStream {
     }
 }
 
-impl Source for EventStream {
+impl BodySource for EventStream {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         if self.ended {
             return Poll::Ready(None);
@@ -52,7 +53,7 @@ impl Source for EventStream {
             && deadline.as_mut().poll(cx).is_ready()
         {
             self.ended = true;
-            let error = RpcError::new(Code::DeadlineExceeded, "the stream ran into its timeout");
+            let error = RpcError::new(RpcCode::DeadlineExceeded, "the stream ran into its timeout");
             return Poll::Ready(Some(Ok(frame::end(Some(&error)))));
         }
         let interval = self.interval;

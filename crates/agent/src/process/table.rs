@@ -1,13 +1,13 @@
-//! The processes that clients know.
+//! Processes that clients know.
 
 use super::child::ChildStack;
-use super::exit::Exit;
-use super::hub::Hub;
+use super::exit::ProcessExit;
+use super::frame_hub::FrameHub;
 use super::input::ProcessInput;
-use super::message::{ProcessConfig, Selector};
+use super::message::{ProcessConfig, ProcessSelector};
 use super::oom::OomWatch;
 use super::oom_log::CountedKills;
-use crate::rpc::{Code, RpcError};
+use crate::rpc::{RpcCode, RpcError};
 use crate::sys;
 use bytes::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -17,23 +17,23 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::task::Waker;
 
-/// How many ended processes can still be connected to.
-const RETAINED: usize = 64;
+/// Most ended processes that can still be connected to.
+const MAX_ENDED_PROCESSES: usize = 64;
 
 /// A process started through us.
-pub struct Process {
-    /// Process id, also of its process group and session.
+pub struct GuestProcess {
+    /// GuestProcess id, also of its process group and session.
     pub pid: u32,
-    /// As it was started.
+    /// Configuration at start.
     pub config: ProcessConfig,
     /// Its tag.
     pub tag: Option<String>,
     /// Its output.
-    pub hub: Hub,
+    pub hub: FrameHub,
     /// Its input.
     pub input: ProcessInput,
     /// Set when it was reaped.
-    pub exit: Cell<Option<(Exit, bool)>>,
+    pub exit: Cell<Option<(ProcessExit, bool)>>,
     /// Its final frames, once all output was read.
     pub end: OnceCell<Bytes>,
     /// The task that reads its output, to be woken at exit.
@@ -44,13 +44,13 @@ pub struct Process {
     pub before: Cell<u64>,
 }
 
-impl AsRef<Hub> for Process {
-    fn as_ref(&self) -> &Hub {
+impl AsRef<FrameHub> for GuestProcess {
+    fn as_ref(&self) -> &FrameHub {
         &self.hub
     }
 }
 
-impl Process {
+impl GuestProcess {
     /// Sends a signal to the process and all in its group.
     pub fn signal(&self, signal: i32) -> io::Result<()> {
         if self.exit.get().is_some() {
@@ -65,7 +65,7 @@ impl Process {
         Ok(())
     }
 
-    /// Kills what is left of the group of a process that has ended.
+    /// Kills the rest of the group of a process that has ended.
     ///
     /// The kernel keeps the number while the group has members. Once it is empty another process
     /// may have it, which then exists under that number.
@@ -78,11 +78,11 @@ impl Process {
     }
 }
 
-/// All processes, and what is needed to start more.
+/// All processes, and the resources to start more.
 pub struct ProcessTable {
-    running: RefCell<HashMap<u32, Rc<Process>>>,
-    ended: RefCell<VecDeque<Rc<Process>>>,
-    /// Where children run until they execute their program.
+    running: RefCell<HashMap<u32, Rc<GuestProcess>>>,
+    ended: RefCell<VecDeque<Rc<GuestProcess>>>,
+    /// Stack on which children run until they execute their program.
     pub stack: RefCell<ChildStack>,
     /// Buffer into which output is read, one read at a time.
     pub scratch: RefCell<Box<[u8]>>,
@@ -109,7 +109,7 @@ impl ProcessTable {
             running: RefCell::default(),
             ended: RefCell::default(),
             stack: RefCell::new(ChildStack::new()?),
-            scratch: RefCell::new(vec![0; super::pump::PIPE_CHUNK].into()),
+            scratch: RefCell::new(vec![0; super::output_pump::PIPE_CHUNK_BYTES].into()),
             null: null.into(),
             oom: OomWatch::new(),
             started: Cell::new(0),
@@ -119,7 +119,7 @@ impl ProcessTable {
     }
 
     /// Takes in a new process.
-    pub fn insert(&self, process: &Rc<Process>) {
+    pub fn insert(&self, process: &Rc<GuestProcess>) {
         process.before.set(self.started.get());
         self.started.set(self.started.get() + 1);
         self.ended.borrow_mut().retain(|p| p.pid != process.pid);
@@ -129,15 +129,15 @@ impl ProcessTable {
     }
 
     /// The kernel said that a child ended.
-    pub fn reaped(&self, pid: u32, exit: Exit) {
+    pub fn reaped(&self, pid: u32, exit: ProcessExit) {
         let process = self.running.borrow_mut().remove(&pid);
         let counted = self.counted_kills.borrow().is_some();
-        if counted || exit.looks_killed() {
+        if counted || exit.is_sigkill() {
             self.notice_kills();
         }
-        let oom = exit.looks_killed() && self.take_kill(process.as_deref());
+        let oom = exit.is_sigkill() && self.take_kill(process.as_deref());
         if let Some(kills) = &mut *self.counted_kills.borrow_mut() {
-            let known = process.as_ref().filter(|_| exit.looks_killed());
+            let known = process.as_ref().filter(|_| exit.is_sigkill());
             kills.child_ended(pid, known.map(|p| p.config.cmd.as_str()));
         }
         let Some(process) = process else {
@@ -146,7 +146,7 @@ impl ProcessTable {
         process.exit.set(Some((exit, oom && !process.killed.get())));
         let mut ended = self.ended.borrow_mut();
         ended.push_back(Rc::clone(&process));
-        if ended.len() > RETAINED {
+        if ended.len() > MAX_ENDED_PROCESSES {
             ended.pop_front();
         }
         drop(ended);
@@ -166,7 +166,7 @@ impl ProcessTable {
 
     /// Tells if a process that looks killed is the victim of a kill that was noticed. That is told of
     /// one process only, also of one that no client waits for.
-    fn take_kill(&self, process: Option<&Process>) -> bool {
+    fn take_kill(&self, process: Option<&GuestProcess>) -> bool {
         match (self.kill.get(), process) {
             (Some(kill), Some(process)) if process.before.get() >= kill => false,
             (kill, _) => {
@@ -177,43 +177,46 @@ impl ProcessTable {
     }
 
     /// All that run, by pid.
-    pub fn list(&self) -> Vec<Rc<Process>> {
+    pub fn list(&self) -> Vec<Rc<GuestProcess>> {
         let mut all: Vec<_> = self.running.borrow().values().cloned().collect();
         all.sort_by_key(|p| p.pid);
         all
     }
 
     /// A running process.
-    pub fn running(&self, selector: &Selector) -> Result<Rc<Process>, RpcError> {
+    pub fn running(&self, selector: &ProcessSelector) -> Result<Rc<GuestProcess>, RpcError> {
         let running = self.running.borrow();
         find(running.values(), selector)
     }
 
     /// A running process, or one that ended a moment ago.
-    pub fn running_or_ended(&self, selector: &Selector) -> Result<Rc<Process>, RpcError> {
+    pub fn running_or_ended(
+        &self,
+        selector: &ProcessSelector,
+    ) -> Result<Rc<GuestProcess>, RpcError> {
         self.running(selector)
             .or_else(|_| find(self.ended.borrow().iter().rev(), selector))
     }
 }
 
 fn find<'a>(
-    mut among: impl Iterator<Item = &'a Rc<Process>>,
-    selector: &Selector,
-) -> Result<Rc<Process>, RpcError> {
+    mut among: impl Iterator<Item = &'a Rc<GuestProcess>>,
+    selector: &ProcessSelector,
+) -> Result<Rc<GuestProcess>, RpcError> {
     let (found, name) = match selector {
-        Selector { pid: Some(pid), .. } => (among.find(|p| p.pid == *pid), pid.to_string()),
-        Selector { tag: Some(tag), .. } => (
+        ProcessSelector { pid: Some(pid), .. } => (among.find(|p| p.pid == *pid), pid.to_string()),
+        ProcessSelector { tag: Some(tag), .. } => (
             among.find(|p| p.tag.as_ref() == Some(tag)),
             format!("tagged '{tag}'"),
         ),
         _ => {
             return Err(RpcError::new(
-                Code::InvalidArgument,
+                RpcCode::InvalidArgument,
                 "name a process by pid or tag",
             ));
         }
     };
     found
         .cloned()
-        .ok_or_else(|| RpcError::new(Code::NotFound, format!("process {name} not found")))
+        .ok_or_else(|| RpcError::new(RpcCode::NotFound, format!("process {name} not found")))
 }

@@ -1,11 +1,10 @@
 //! `GET /changes`: which files this sandbox changed against its template, without their content.
 
-use super::archive::is_left_out;
+use super::archive::is_excluded;
 use super::error::RestError;
-use super::target::parameter;
-use crate::body::Reply;
+use super::file_query::parameter;
+use crate::body::{ReplyBody, json};
 use crate::boot::root;
-use crate::server::json;
 use crate::state::Agent;
 use crate::sys;
 use hyper::body::Incoming;
@@ -22,36 +21,36 @@ use std::path::{Path, PathBuf};
 
 /// Most changes of an answer.
 const MAX_CHANGES: usize = 100_000;
-/// Changes of an answer when nobody says.
-const USUAL_CHANGES: usize = 10_000;
+/// Default limit of the changes in an answer.
+const DEFAULT_CHANGES: usize = 10_000;
 /// Deepest directory that is looked into.
 const MAX_DEPTH: usize = 512;
-/// Says that a directory hides what lies below it (overlayfs).
-const OPAQUE: &CStr = c"trusted.overlay.opaque";
+/// Attribute of a directory that hides the entries below it (overlayfs).
+const OPAQUE_XATTR: &CStr = c"trusted.overlay.opaque";
 
-/// What became of a file.
+/// Kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-enum Kind {
-    /// It is new.
+enum ChangeKind {
+    /// The file is new.
     A,
-    /// It is another.
+    /// The file differs.
     C,
-    /// It is gone.
+    /// The file was deleted.
     D,
 }
 
 /// A file that is not as the template has it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-struct Change {
+struct FileChange {
     path: String,
-    kind: Kind,
+    kind: ChangeKind,
 }
 
 /// Answer of `/changes`.
 #[derive(Debug, Default, Serialize)]
-struct Changes {
-    changes: Vec<Change>,
-    /// There are more, which are not told.
+struct FileChanges {
+    changes: Vec<FileChange>,
+    /// Further changes were left out.
     more: bool,
 }
 
@@ -59,18 +58,18 @@ struct Changes {
 pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
-) -> Result<Response<Reply>, RestError> {
+) -> Result<Response<ReplyBody>, RestError> {
     let query = |name: &str| parameter(request.uri(), name);
     super::only_root(agent, query("username").as_deref(), "changes are")?;
     let most = match query("limit") {
-        None => USUAL_CHANGES,
+        None => DEFAULT_CHANGES,
         Some(text) => text
             .parse()
             .ok()
             .filter(|n| (1..=MAX_CHANGES).contains(n))
             .ok_or_else(|| RestError::bad(format!("`limit` must be 1 to {MAX_CHANGES}")))?,
     };
-    let Some((written, images)) = root::written().zip(root::images_below()) else {
+    let Some((written, images)) = root::upper_directory().zip(root::lower_directories()) else {
         return Err(RestError::new(
             StatusCode::NOT_FOUND,
             "no changes are known: this agent did not mount its own root",
@@ -79,8 +78,8 @@ pub async fn answer(
     let upper = path_of(written);
     let lowers = images.iter().map(path_of).collect();
     let work = tokio::task::spawn_blocking(move || {
-        let mut found = Changes::default();
-        let mut walk = Walk {
+        let mut found = FileChanges::default();
+        let mut walk = ChangeWalk {
             most,
             out: &mut found,
         };
@@ -99,14 +98,14 @@ fn path_of(directory: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()))
 }
 
-struct Walk<'a> {
+struct ChangeWalk<'a> {
     most: usize,
-    out: &'a mut Changes,
+    out: &'a mut FileChanges,
 }
 
-impl Walk<'_> {
-    /// Notes what differs in the directory `upper`, which lies over those of `lowers`, the uppermost
-    /// first. What goes away meanwhile is passed over.
+impl ChangeWalk<'_> {
+    /// Records the differences of the directory `upper` to those of `lowers` beneath it, the
+    /// uppermost first. Entries that vanish meanwhile are skipped.
     fn directory(
         &mut self,
         upper: &Path,
@@ -124,26 +123,26 @@ impl Walk<'_> {
         };
         let hidden = depth > 0 && is_opaque(upper);
         if hidden {
-            for name in below(&lowers)?.difference(&names) {
-                self.note(&path.join(name), Kind::D);
+            for name in names_below(&lowers)?.difference(&names) {
+                self.note(&path.join(name), ChangeKind::D);
             }
         }
         for name in &names {
             let path = path.join(name);
-            if is_left_out(path.as_os_str().as_bytes()) {
+            if is_excluded(path.as_os_str().as_bytes()) {
                 continue;
             }
             let own = upper.join(name);
             let Ok(found) = fs::symlink_metadata(&own) else {
                 continue;
             };
-            let (there, below) = look(&lowers, name);
+            let (there, below) = look_up(&lowers, name);
             match (is_whiteout(&found), there) {
-                (true, true) => self.note(&path, Kind::D),
-                // Of a file that came and went.
+                (true, true) => self.note(&path, ChangeKind::D),
+                // A file that was created and deleted.
                 (true, false) => continue,
-                (false, true) => self.note(&path, Kind::C),
-                (false, false) => self.note(&path, Kind::A),
+                (false, true) => self.note(&path, ChangeKind::C),
+                (false, false) => self.note(&path, ChangeKind::A),
             }
             if self.out.more {
                 return Ok(());
@@ -155,12 +154,12 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn note(&mut self, path: &Path, kind: Kind) {
+    fn note(&mut self, path: &Path, kind: ChangeKind) {
         if self.out.changes.len() >= self.most {
             self.out.more = true;
             return;
         }
-        self.out.changes.push(Change {
+        self.out.changes.push(FileChange {
             path: format!("/{}", path.to_string_lossy()),
             kind,
         });
@@ -173,7 +172,7 @@ fn names(directory: &Path) -> io::Result<BTreeSet<OsString>> {
 }
 
 /// Names in directories that lie on each other.
-fn below(lowers: &[PathBuf]) -> io::Result<BTreeSet<OsString>> {
+fn names_below(lowers: &[PathBuf]) -> io::Result<BTreeSet<OsString>> {
     let mut all = BTreeSet::new();
     let mut gone = BTreeSet::new();
     for lower in lowers {
@@ -188,9 +187,9 @@ fn below(lowers: &[PathBuf]) -> io::Result<BTreeSet<OsString>> {
     Ok(all)
 }
 
-/// Whether `name` is in the directories `lowers`, which lie on each other, and, if it is a directory,
-/// those that it consists of.
-fn look(lowers: &[PathBuf], name: &OsStr) -> (bool, Vec<PathBuf>) {
+/// Returns true if `name` is in one of the stacked directories `lowers`, and, if it is a directory,
+/// the directories of which it consists.
+fn look_up(lowers: &[PathBuf], name: &OsStr) -> (bool, Vec<PathBuf>) {
     let mut there = false;
     let mut directories = Vec::new();
     for lower in lowers {
@@ -202,7 +201,7 @@ fn look(lowers: &[PathBuf], name: &OsStr) -> (bool, Vec<PathBuf>) {
                 let first = !there;
                 there = true;
                 if !found.is_dir() {
-                    // A file hides what lies below it, and is hidden by a directory above it.
+                    // A file hides the entries below it, and is hidden by a directory above it.
                     break;
                 }
                 debug_assert!(first || !directories.is_empty());
@@ -231,7 +230,7 @@ fn is_opaque(directory: &Path) -> bool {
     let length = unsafe {
         libc::lgetxattr(
             path.as_ptr(),
-            OPAQUE.as_ptr(),
+            OPAQUE_XATTR.as_ptr(),
             value.as_mut_ptr().cast(),
             value.len(),
         )
@@ -244,9 +243,9 @@ mod tests {
     use super::*;
 
     fn changes(upper: &Path, lowers: &[&Path], most: usize) -> (Vec<String>, bool) {
-        let mut found = Changes::default();
+        let mut found = FileChanges::default();
         let lowers = lowers.iter().map(|l| l.to_path_buf()).collect();
-        let mut walk = Walk {
+        let mut walk = ChangeWalk {
             most,
             out: &mut found,
         };
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_new_other_or_gone_whichever_image_had_them() {
+    fn files_are_added_modified_or_deleted_against_all_images() {
         let dir = tempfile::tempdir().unwrap();
         let [upper, high, low] = ["upper", "high", "low"].map(|name| dir.path().join(name));
         for (root, files) in [
@@ -302,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_of_overlayfs_are_files_that_are_gone() {
+    fn overlayfs_whiteouts_are_deleted_files() {
         // SAFETY: no argument but a number.
         if unsafe { libc::geteuid() } != 0 {
             return;
@@ -323,8 +322,15 @@ mod tests {
         }
         let opaque = sys::cpath(&upper.join("d")).unwrap();
         // SAFETY: valid C strings and a buffer of one byte.
-        let set =
-            unsafe { libc::setxattr(opaque.as_ptr(), OPAQUE.as_ptr(), b"y".as_ptr().cast(), 1, 0) };
+        let set = unsafe {
+            libc::setxattr(
+                opaque.as_ptr(),
+                OPAQUE_XATTR.as_ptr(),
+                b"y".as_ptr().cast(),
+                1,
+                0,
+            )
+        };
         if set != 0 {
             // The file system of the tests has no such attributes.
             return;

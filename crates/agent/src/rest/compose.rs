@@ -1,11 +1,10 @@
 //! `POST /files/compose`: joins files that were uploaded in pieces.
 
 use super::error::RestError;
-use super::target::Query;
-use crate::body::Reply;
+use super::file_query::FileQuery;
+use crate::body::{ReplyBody, json};
 use crate::filesystem::operation;
 use crate::rpc::request::{self, collect};
-use crate::server::json;
 use crate::state::Agent;
 use crate::sys;
 use hyper::body::Incoming;
@@ -15,19 +14,20 @@ use std::fs::File;
 use std::io;
 
 #[derive(Debug, Deserialize)]
-struct Compose {
+struct ComposeRequest {
     source_paths: Vec<String>,
     destination: String,
 }
 
-/// Appends the sources in order to a new file, which then replaces the destination; removes the sources.
+/// Appends the sources in order to a new file, which then replaces the destination; removes the
+/// sources.
 pub async fn answer(
     agent: &Agent,
     request: Request<&mut Incoming>,
-) -> Result<Response<Reply>, RestError> {
-    let user = Query::of(request.uri()).admit(agent, request.headers(), "write")?;
+) -> Result<Response<ReplyBody>, RestError> {
+    let user = FileQuery::of(request.uri()).admit(agent, request.headers(), "write")?;
     let body = collect(request.into_body(), 1024 * 1024).await?;
-    let compose: Compose = request::parse(&body)?;
+    let compose: ComposeRequest = request::parse(&body)?;
     let destination = user.resolve(&compose.destination, None);
     let failed = |what: &std::path::Path, e: &io::Error| {
         RestError::io(&format!("cannot compose '{}'", what.display()), e)
@@ -58,7 +58,7 @@ pub async fn answer(
         return Err(failed(&what, &e));
     }
     for source in sources.iter().filter(|s| **s != destination) {
-        // A source that stays behind harms nobody.
+        // A source that cannot be removed does no harm.
         let _ = std::fs::remove_file(source);
     }
     Ok(json(&serde_json::json!({

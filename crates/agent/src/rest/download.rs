@@ -1,9 +1,9 @@
 //! `GET /files`.
 
 use super::error::RestError;
-use super::range::{self, Range};
-use super::target::Query;
-use crate::body::{Reply, Source};
+use super::file_query::FileQuery;
+use super::range::{self, ByteRange};
+use crate::body::{BodySource, ReplyBody};
 use crate::state::Agent;
 use bytes::Bytes;
 use flate2::Compression;
@@ -22,8 +22,8 @@ const CHUNK: usize = 64 * 1024;
 pub fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
-) -> Result<Response<Reply>, RestError> {
-    let query = Query::of(request.uri());
+) -> Result<Response<ReplyBody>, RestError> {
+    let query = FileQuery::of(request.uri());
     let user = query.admit(agent, request.headers(), "read")?;
     let asked = query.path.as_deref().unwrap_or_default();
     let path = user.resolve(asked, None);
@@ -48,9 +48,9 @@ pub fn answer(
     let range = if sized {
         range::parse(text(header::RANGE), found.len())
     } else {
-        Range::Whole
+        ByteRange::Whole
     };
-    let mut response = Response::new(Reply::empty());
+    let mut response = Response::new(ReplyBody::empty());
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
@@ -58,14 +58,14 @@ pub fn answer(
     );
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     let length = match range {
-        Range::Unsatisfiable => {
+        ByteRange::Unsatisfiable => {
             return Err(RestError::new(
                 StatusCode::RANGE_NOT_SATISFIABLE,
                 format!("'{}' has {} bytes", path.display(), found.len()),
             ));
         }
-        Range::Whole => found.len(),
-        Range::Part(first, length) => {
+        ByteRange::Whole => found.len(),
+        ByteRange::Part(first, length) => {
             let shown = format!("bytes {first}-{}/{}", first + length - 1, found.len());
             if let Ok(value) = HeaderValue::from_str(&shown) {
                 headers.insert(header::CONTENT_RANGE, value);
@@ -78,7 +78,7 @@ pub fn answer(
     };
     // Most clients list gzip by habit, beside others; one that asks for it alone means it.
     let zip = text(header::ACCEPT_ENCODING).is_some_and(|v| v.trim() == "gzip")
-        && range == Range::Whole
+        && range == ByteRange::Whole
         && sized;
     if zip {
         response
@@ -87,14 +87,14 @@ pub fn answer(
     }
     *response.body_mut() = if request.method() == Method::HEAD || length == 0 && is_empty(&mut file)
     {
-        Reply::empty()
+        ReplyBody::empty()
     } else if zip {
-        Reply::Stream(Box::new(Zipped {
+        ReplyBody::Stream(Box::new(GzippedFile {
             file,
             encoder: Some(GzEncoder::new(Vec::new(), Compression::fast())),
         }))
     } else {
-        Reply::Stream(Box::new(Plain {
+        ReplyBody::Stream(Box::new(PlainFile {
             file,
             left: sized.then_some(length),
         }))
@@ -102,19 +102,19 @@ pub fn answer(
     Ok(response)
 }
 
-/// Whether a file that says it has no bytes really has none.
+/// Returns true if a file of size 0 really has no bytes.
 fn is_empty(file: &mut File) -> bool {
     let mut byte = [0];
     let empty = matches!(file.read(&mut byte), Ok(0) | Err(_));
     empty || file.rewind().is_err()
 }
 
-struct Plain {
+struct PlainFile {
     file: File,
     left: Option<u64>,
 }
 
-impl Source for Plain {
+impl BodySource for PlainFile {
     fn poll_piece(&mut self, _: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         let want = self
             .left
@@ -124,7 +124,8 @@ impl Source for Plain {
         }
         let mut chunk = vec![0; want];
         Poll::Ready(match self.file.read(&mut chunk) {
-            // Shorter than announced: the connection must break, or the client would wait for the rest.
+            // Shorter than announced: the connection must break, or the client would wait for the
+            // rest.
             Ok(0) if self.left.is_some() => Some(Err(io::ErrorKind::UnexpectedEof.into())),
             Ok(0) => None,
             Ok(n) => {
@@ -143,12 +144,12 @@ impl Source for Plain {
     }
 }
 
-struct Zipped {
+struct GzippedFile {
     file: File,
     encoder: Option<GzEncoder<Vec<u8>>>,
 }
 
-impl Zipped {
+impl GzippedFile {
     fn next(&mut self) -> io::Result<Option<Bytes>> {
         let mut chunk = vec![0; CHUNK];
         while let Some(encoder) = &mut self.encoder {
@@ -166,7 +167,7 @@ impl Zipped {
     }
 }
 
-impl Source for Zipped {
+impl BodySource for GzippedFile {
     fn poll_piece(&mut self, _: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         Poll::Ready(self.next().transpose())
     }

@@ -1,7 +1,8 @@
 //! Errors as `{"code": <status>, "message": <text>}`.
 
-use crate::body::Reply;
+use crate::body::ReplyBody;
 use crate::rpc::RpcError;
+use crate::users::UnknownUser;
 use hyper::{Response, StatusCode};
 use std::io;
 
@@ -10,7 +11,7 @@ use std::io;
 pub struct RestError {
     /// HTTP status.
     pub status: StatusCode,
-    /// What failed, on what.
+    /// The failed operation and its object.
     pub message: String,
 }
 
@@ -42,9 +43,9 @@ impl RestError {
         Self::new(status, format!("{what}: {error}"))
     }
 
-    /// As a response.
-    pub fn response(&self) -> Response<Reply> {
-        let mut response = crate::server::json(&serde_json::json!({
+    /// The error as a response.
+    pub fn response(&self) -> Response<ReplyBody> {
+        let mut response = crate::body::json(&serde_json::json!({
             "code": self.status.as_u16(),
             "message": self.message,
         }));
@@ -56,9 +57,15 @@ impl RestError {
 impl From<RpcError> for RestError {
     fn from(e: RpcError) -> Self {
         let status = match e.code {
-            crate::rpc::Code::ResourceExhausted => StatusCode::PAYLOAD_TOO_LARGE,
+            crate::rpc::RpcCode::ResourceExhausted => StatusCode::PAYLOAD_TOO_LARGE,
             code => code.status(),
         };
         Self::new(status, e.message)
+    }
+}
+
+impl From<UnknownUser> for RestError {
+    fn from(error: UnknownUser) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, error.to_string())
     }
 }

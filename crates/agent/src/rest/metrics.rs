@@ -1,20 +1,14 @@
 //! `/metrics`: how much the guest uses.
 
+use crate::cpu_sample::CpuSample;
 use crate::state::Agent;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Processor time since boot, in ticks.
-#[derive(Debug, Clone, Copy)]
-pub struct CpuSample {
-    busy: u64,
-    total: u64,
-}
-
 /// Sizes in bytes.
 #[derive(Debug, Serialize)]
-pub struct Metrics {
+pub struct GuestMetrics {
     ts: u64,
     cpu_count: usize,
     cpu_used_pct: f64,
@@ -28,7 +22,7 @@ pub struct Metrics {
 }
 
 /// The present values; processor use is since the last call.
-pub fn now(agent: &Agent) -> Metrics {
+pub fn now(agent: &Agent) -> GuestMetrics {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let sample = sample(&stat);
     let before = agent
@@ -42,7 +36,7 @@ pub fn now(agent: &Agent) -> Metrics {
     let mem_total = kib("MemTotal");
     let mem_used = mem_total.saturating_sub(kib("MemAvailable"));
     let (disk_used, disk_total) = disk();
-    Metrics {
+    GuestMetrics {
         ts: SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |d| d.as_secs()),

@@ -1,8 +1,8 @@
 //! `POST /restart`: ends every process but this agent, as before a reboot.
 
 use super::error::RestError;
-use super::target::parameter;
-use crate::body::Reply;
+use super::file_query::parameter;
+use crate::body::ReplyBody;
 use crate::state::Agent;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 /// Longest time that processes have to end by themselves.
 const MAX_GRACE: Duration = Duration::from_secs(60);
 /// Time in which killed processes are gone; one that waits for a disk takes longer.
-const KILLED_LIMIT: Duration = Duration::from_secs(20);
-/// Time between two looks at what is left.
-const LOOK: Duration = Duration::from_millis(20);
+const KILL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Interval of checks for remaining processes.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Flag of threads of the kernel (`PF_KTHREAD`, linux/sched.h).
-const KERNEL_THREAD: u64 = 0x0020_0000;
+const PF_KTHREAD: u64 = 0x0020_0000;
 
 /// Ends them: TERM, and KILL when `grace_ms` is over.
 pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
-) -> Result<Response<Reply>, RestError> {
+) -> Result<Response<ReplyBody>, RestError> {
     let query = |name: &str| parameter(request.uri(), name);
     super::only_root(agent, query("username").as_deref(), "restarts are")?;
     // SAFETY: no argument.
@@ -40,25 +40,25 @@ pub async fn answer(
     for (signal, limit) in [
         (libc::SIGTERM, grace),
         (libc::SIGCONT, grace),
-        (libc::SIGKILL, KILLED_LIMIT),
+        (libc::SIGKILL, KILL_TIMEOUT),
     ] {
         // SAFETY: no pointers; as process 1 it reaches every process but this one.
         unsafe { libc::kill(-1, signal) };
-        if signal != libc::SIGTERM && gone_within(limit, signal).await {
+        if signal != libc::SIGTERM && wait_until_ended(limit, signal).await {
             return Ok(super::no_content());
         }
     }
     Err(RestError::new(
         StatusCode::INTERNAL_SERVER_ERROR,
-        format!("processes are left: {:?}", left()),
+        format!("processes are left: {:?}", remaining_processes()),
     ))
 }
 
-/// Whether nothing is left before `limit` is over. New processes of those that end are told, too.
-async fn gone_within(limit: Duration, signal: libc::c_int) -> bool {
+/// Returns true if no process is left before `limit` is over. New processes get the signal, too.
+async fn wait_until_ended(limit: Duration, signal: libc::c_int) -> bool {
     let end = Instant::now() + limit;
     loop {
-        if left().is_empty() {
+        if remaining_processes().is_empty() {
             return true;
         }
         if Instant::now() >= end {
@@ -68,12 +68,12 @@ async fn gone_within(limit: Duration, signal: libc::c_int) -> bool {
             // SAFETY: as above.
             unsafe { libc::kill(-1, signal) };
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Processes beside this one that are not of the kernel and have not ended.
-fn left() -> Vec<u32> {
+fn remaining_processes() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
     let pids = pids.filter(|pid| *pid != 1);
@@ -84,7 +84,7 @@ fn left() -> Vec<u32> {
     pids.filter(lives).collect()
 }
 
-/// Whether `/proc/PID/stat` is that of a program that has not ended.
+/// Returns true if `/proc/PID/stat` is that of a program that has not ended.
 fn is_program(stat: &str) -> bool {
     // The name may contain anything.
     let Some((_, rest)) = stat.rsplit_once(')') else {
@@ -94,7 +94,7 @@ fn is_program(stat: &str) -> bool {
     let ended = matches!(fields.first(), Some(&"Z" | &"X") | None);
     // Field 9 of proc_pid_stat(5), of which the first two are before the bracket.
     let flags = fields.get(6).and_then(|f| f.parse::<u64>().ok());
-    !ended && flags.unwrap_or(0) & KERNEL_THREAD == 0
+    !ended && flags.unwrap_or(0) & PF_KTHREAD == 0
 }
 
 #[cfg(test)]
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_told_from_threads_of_the_kernel_and_from_what_has_ended() {
+    fn kernel_threads_and_ended_processes_are_not_counted() {
         assert!(is_program("7 (a) b) S 1 7 7 0 -1 4194560 0 0"));
         assert!(!is_program("2 (kthreadd) S 0 0 0 0 -1 2129984 0 0"));
         assert!(!is_program("9 (gone) Z 1 9 9 0 -1 4194572 0 0"));

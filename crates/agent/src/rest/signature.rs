@@ -1,14 +1,14 @@
 //! Signed URLs: `v1_` + unpadded base64 of sha256(`path:operation:user:token[:expiry]`).
 
-use crate::settings::same_secret;
+use crate::settings::constant_time_eq;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use sha2::{Digest, Sha256};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What a signature allows.
+/// Contents that a signature confirms.
 #[derive(Debug, Clone, Copy)]
-pub struct Claim<'a> {
+pub struct SignatureClaim<'a> {
     /// Path as in the query.
     pub path: &'a str,
     /// `read` or `write`.
@@ -20,8 +20,8 @@ pub struct Claim<'a> {
 }
 
 /// The signature of a claim under a token.
-pub fn sign(claim: Claim<'_>, token: &str) -> String {
-    let Claim {
+pub fn sign(claim: SignatureClaim<'_>, token: &str) -> String {
+    let SignatureClaim {
         path,
         operation,
         user,
@@ -34,9 +34,10 @@ pub fn sign(claim: Claim<'_>, token: &str) -> String {
     format!("v1_{}", STANDARD_NO_PAD.encode(Sha256::digest(text)))
 }
 
-/// Checks that the signature fits and has not expired; refusals in the words of E2B's envd, which clients compare.
-pub fn verify(claim: Claim<'_>, token: &str, signature: &str) -> Result<(), &'static str> {
-    if !same_secret(&sign(claim, token), signature) {
+/// Checks that the signature is valid and has not expired; refusals have the text of E2B's envd,
+/// which clients compare.
+pub fn verify(claim: SignatureClaim<'_>, token: &str, signature: &str) -> Result<(), &'static str> {
+    if !constant_time_eq(&sign(claim, token), signature) {
         return Err("invalid signature");
     }
     let now = SystemTime::now()

@@ -1,11 +1,10 @@
 //! `POST /files`: one file as it is, or several as multipart.
 
 use super::error::RestError;
-use super::target::Query;
-use crate::body::Reply;
+use super::file_query::FileQuery;
+use crate::body::{ReplyBody, json};
 use crate::filesystem::{metadata, operation};
 use crate::rpc::request;
-use crate::server::json;
 use crate::state::Agent;
 use crate::sys;
 use crate::users::User;
@@ -24,7 +23,7 @@ use std::path::{Path, PathBuf};
 const MAX_FILES: usize = 10_000;
 
 #[derive(Debug, Serialize)]
-struct Written {
+struct WrittenFile {
     path: String,
     name: String,
     #[serde(rename = "type")]
@@ -33,12 +32,12 @@ struct Written {
     metadata: BTreeMap<String, String>,
 }
 
-/// Writes what the request carries.
+/// Writes the files of a request.
 pub async fn answer(
     agent: &Agent,
     request: Request<&mut Incoming>,
-) -> Result<Response<Reply>, RestError> {
-    let query = Query::of(request.uri());
+) -> Result<Response<ReplyBody>, RestError> {
+    let query = FileQuery::of(request.uri());
     let user = query.admit(agent, request.headers(), "write")?;
     let metadata = metadata::from_headers(request.headers()).map_err(RestError::bad)?;
     let text = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
@@ -52,7 +51,7 @@ pub async fn answer(
         }
     };
     let kind = text(header::CONTENT_TYPE).unwrap_or_default().to_owned();
-    let context = Upload {
+    let context = ReceivedUpload {
         user,
         path: query.path,
         metadata,
@@ -79,19 +78,19 @@ pub async fn answer(
     Ok(json(&written))
 }
 
-struct Upload {
+struct ReceivedUpload {
     user: User,
     path: Option<String>,
     metadata: BTreeMap<String, String>,
     gzip: bool,
 }
 
-impl Upload {
-    async fn plain(&self, body: &mut Incoming) -> Result<Vec<Written>, RestError> {
+impl ReceivedUpload {
+    async fn plain(&self, body: &mut Incoming) -> Result<Vec<WrittenFile>, RestError> {
         let Some(path) = &self.path else {
             return Err(RestError::bad("the query names no path"));
         };
-        let mut target = Target::create(self.user.resolve(path, None), &self.user)?;
+        let mut target = UploadFile::create(self.user.resolve(path, None), &self.user)?;
         if self.gzip {
             let mut decoder = MultiGzDecoder::new(&mut target);
             while let Some(piece) = request::next(body).await? {
@@ -106,9 +105,12 @@ impl Upload {
         Ok(vec![target.finish(&self.metadata)?])
     }
 
-    async fn multipart(&self, mut parts: multer::Multipart<'_>) -> Result<Vec<Written>, RestError> {
+    async fn multipart(
+        &self,
+        mut parts: multer::Multipart<'_>,
+    ) -> Result<Vec<WrittenFile>, RestError> {
         let malformed = |e: multer::Error| RestError::bad(format!("malformed multipart: {e}"));
-        let mut written: Vec<Written> = Vec::new();
+        let mut written: Vec<WrittenFile> = Vec::new();
         while let Some(mut part) = parts.next_field().await.map_err(malformed)? {
             if part.name() != Some("file") {
                 continue;
@@ -130,7 +132,7 @@ impl Upload {
                     ));
                 }
             };
-            let mut target = Target::create(self.user.resolve(&path, None), &self.user)?;
+            let mut target = UploadFile::create(self.user.resolve(&path, None), &self.user)?;
             while let Some(piece) = part.chunk().await.map_err(malformed)? {
                 target.write_all(&piece).map_err(|e| target.failed(&e))?;
             }
@@ -148,7 +150,7 @@ impl Upload {
         &self,
         body: &mut Incoming,
         boundary: String,
-    ) -> Result<Vec<Written>, RestError> {
+    ) -> Result<Vec<WrittenFile>, RestError> {
         let unnamed = || -> io::Result<File> {
             File::options()
                 .read(true)
@@ -181,12 +183,12 @@ fn gzip_error(e: io::Error) -> RestError {
 }
 
 /// A file that is being written.
-struct Target {
+struct UploadFile {
     path: PathBuf,
     file: File,
 }
 
-impl Target {
+impl UploadFile {
     /// Creates or truncates a file for a user, with the directories above it.
     fn create(path: PathBuf, user: &User) -> Result<Self, RestError> {
         let failed =
@@ -231,13 +233,13 @@ impl Target {
         RestError::io(&format!("cannot write '{}'", self.path.display()), e)
     }
 
-    fn finish(self, metadata: &BTreeMap<String, String>) -> Result<Written, RestError> {
+    fn finish(self, metadata: &BTreeMap<String, String>) -> Result<WrittenFile, RestError> {
         metadata::replace(&self.path, metadata).map_err(|e| self.failed(&e))?;
         Ok(describe(&self.path, metadata.clone()))
     }
 }
 
-impl Write for Target {
+impl Write for UploadFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.file.write(bytes)
     }
@@ -247,8 +249,8 @@ impl Write for Target {
     }
 }
 
-fn describe(path: &Path, metadata: BTreeMap<String, String>) -> Written {
-    Written {
+fn describe(path: &Path, metadata: BTreeMap<String, String>) -> WrittenFile {
+    WrittenFile {
         path: path.to_string_lossy().into_owned(),
         name: path
             .file_name()
@@ -259,7 +261,7 @@ fn describe(path: &Path, metadata: BTreeMap<String, String>) -> Written {
     }
 }
 
-/// Whether a header belongs to the upload's metadata.
+/// Selects the headers of the upload's metadata.
 pub fn metadata_headers(headers: &HeaderMap) -> impl Iterator<Item = (&str, &[u8])> {
     headers.iter().filter_map(|(name, value)| {
         Some((name.as_str().strip_prefix("x-metadata-")?, value.as_bytes()))

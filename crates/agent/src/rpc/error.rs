@@ -1,13 +1,14 @@
 //! Errors as Connect clients expect them.
 
-use crate::body::Reply;
+use crate::body::ReplyBody;
+use crate::users::UnknownUser;
 use hyper::{Response, StatusCode, header};
 use serde::Serialize;
 
 /// Connect error code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Code {
+pub enum RpcCode {
     /// The request makes no sense.
     InvalidArgument,
     /// No or a wrong token; unknown user.
@@ -30,7 +31,7 @@ pub enum Code {
     Internal,
 }
 
-impl Code {
+impl RpcCode {
     /// HTTP status of unary errors.
     pub fn status(self) -> StatusCode {
         match self {
@@ -50,9 +51,9 @@ impl Code {
 /// A failed call.
 #[derive(Debug, Clone, Serialize)]
 pub struct RpcError {
-    /// What kind.
-    pub code: Code,
-    /// What failed, on what.
+    /// Error code.
+    pub code: RpcCode,
+    /// The failed operation and its object.
     pub message: String,
     /// Extension, for programs: `command_not_found` or `command_not_executable`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,7 +62,7 @@ pub struct RpcError {
 
 impl RpcError {
     /// An error with a code and a message.
-    pub fn new(code: Code, message: impl Into<String>) -> Self {
+    pub fn new(code: RpcCode, message: impl Into<String>) -> Self {
         Self {
             code,
             message: message.into(),
@@ -69,7 +70,7 @@ impl RpcError {
         }
     }
 
-    /// The same with the machine-readable extension.
+    /// Adds the machine-readable extension.
     pub fn reason(mut self, reason: &'static str) -> Self {
         self.reason = Some(reason);
         self
@@ -78,12 +79,12 @@ impl RpcError {
     /// A failed system call on something, with the code that fits its errno.
     pub fn io(what: &str, error: &std::io::Error) -> Self {
         let code = match error.raw_os_error() {
-            Some(libc::ENOENT) => Code::NotFound,
-            Some(libc::EEXIST) => Code::AlreadyExists,
-            Some(libc::EACCES | libc::EPERM | libc::EROFS) => Code::PermissionDenied,
+            Some(libc::ENOENT) => RpcCode::NotFound,
+            Some(libc::EEXIST) => RpcCode::AlreadyExists,
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => RpcCode::PermissionDenied,
             Some(
                 libc::ENOTDIR | libc::EISDIR | libc::EINVAL | libc::ENAMETOOLONG | libc::ELOOP,
-            ) => Code::InvalidArgument,
+            ) => RpcCode::InvalidArgument,
             Some(
                 libc::ENOSPC
                 | libc::EDQUOT
@@ -91,26 +92,36 @@ impl RpcError {
                 | libc::ENFILE
                 | libc::EAGAIN
                 | libc::ENOMEM,
-            ) => Code::ResourceExhausted,
-            _ => Code::Internal,
+            ) => RpcCode::ResourceExhausted,
+            _ => RpcCode::Internal,
         };
         Self::new(code, format!("{what}: {error}"))
     }
 
-    /// As the answer to a unary call.
-    pub fn response(&self) -> Response<Reply> {
-        let mut response =
-            Response::new(Reply::whole(serde_json::to_vec(self).unwrap_or_default()));
+    /// The error as the answer to a unary call.
+    pub fn response(&self) -> Response<ReplyBody> {
+        let mut response = Response::new(ReplyBody::whole(
+            serde_json::to_vec(self).unwrap_or_default(),
+        ));
         *response.status_mut() = self.code.status();
         let headers = response.headers_mut();
         headers.insert(
             header::CONTENT_TYPE,
             header::HeaderValue::from_static("application/json"),
         );
-        if self.code == Code::ResourceExhausted {
+        if self.code == RpcCode::ResourceExhausted {
             // Clients send a 429 again by themselves; ours are not about rates.
             headers.insert("should-retry", header::HeaderValue::from_static("false"));
         }
         response
+    }
+}
+
+impl From<UnknownUser> for RpcError {
+    fn from(UnknownUser(name): UnknownUser) -> Self {
+        Self::new(
+            RpcCode::Unauthenticated,
+            format!("invalid username: '{name}'"),
+        )
     }
 }

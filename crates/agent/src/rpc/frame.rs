@@ -1,6 +1,6 @@
-//! Frames of streaming calls: one flag byte, four bytes big-endian length, JSON.
+//! RequestFrames of streaming calls: one flag byte, four bytes big-endian length, JSON.
 
-use super::error::{Code, RpcError};
+use super::error::{RpcCode, RpcError};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{Buf, Bytes, BytesMut};
@@ -31,7 +31,7 @@ pub fn message(value: &impl Serialize) -> Bytes {
     finish(frame)
 }
 
-/// `{"event":{"data":{"<field>":"<base64>"}}}`, written without going through a JSON tree.
+/// `{"event":{"data":{"<field>":"<base64>"}}}`, written without a JSON tree in between.
 pub fn data_event(field: &str, bytes: &[u8]) -> Bytes {
     let mut frame = begin(0, bytes.len().div_ceil(3) * 4 + 48);
     frame.extend_from_slice(b"{\"event\":{\"data\":{\"");
@@ -67,19 +67,19 @@ pub fn take(buffer: &mut BytesMut) -> Result<Option<Bytes>, RpcError> {
     let length = u32::from_be_bytes([buffer[1], buffer[2], buffer[3], buffer[4]]) as usize;
     if buffer[0] & 1 != 0 {
         return Err(RpcError::new(
-            Code::Unimplemented,
+            RpcCode::Unimplemented,
             "compressed frames are not supported; send them as they are",
         ));
     }
     if buffer[0] != 0 {
         return Err(RpcError::new(
-            Code::InvalidArgument,
+            RpcCode::InvalidArgument,
             format!("frame with unknown flags {:#04x}", buffer[0]),
         ));
     }
     if length > MAX_MESSAGE {
         return Err(RpcError::new(
-            Code::ResourceExhausted,
+            RpcCode::ResourceExhausted,
             format!("a frame of {length} bytes is longer than the limit of {MAX_MESSAGE}"),
         ));
     }

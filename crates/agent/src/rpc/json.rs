@@ -1,5 +1,5 @@
-//! Protobuf's JSON mapping where it differs from serde's: `null` is the default, bytes are base64, numbers may be
-//! strings.
+//! Protobuf's JSON mapping if it differs from serde's: `null` is the default, bytes are base64,
+//! numbers may be strings.
 
 use base64::Engine;
 use base64::alphabet;
@@ -38,14 +38,14 @@ pub fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<u8>>, D::E
 pub fn number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Form {
+    enum NumberForm {
         Number(u32),
         Text(String),
     }
-    Option::<Form>::deserialize(from)?
+    Option::<NumberForm>::deserialize(from)?
         .map(|form| match form {
-            Form::Number(n) => Ok(n),
-            Form::Text(t) => t
+            NumberForm::Number(n) => Ok(n),
+            NumberForm::Text(t) => t
                 .parse()
                 .map_err(|_| D::Error::custom(format!("'{t}' is not a number"))),
         })

@@ -1,6 +1,6 @@
 //! Reading requests, with limits.
 
-use super::error::{Code, RpcError};
+use super::error::{RpcCode, RpcError};
 use super::frame::{self, MAX_MESSAGE};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,8 +11,8 @@ use hyper::{HeaderMap, header};
 use serde::de::DeserializeOwned;
 use std::time::Duration;
 
-/// How much of a refused body is still read, so that the client gets to see the refusal.
-const MAX_DISCARD: usize = 64 * 1024 * 1024;
+/// Most bytes of a refused body that are still read, so that the client sees the refusal.
+const MAX_DISCARDED_BYTES: usize = 64 * 1024 * 1024;
 
 /// Reads a unary message.
 pub async fn unary<T: DeserializeOwned>(body: &mut Incoming) -> Result<T, RpcError> {
@@ -27,27 +27,27 @@ pub async fn collect(body: &mut Incoming, limit: usize) -> Result<Bytes, RpcErro
         seen += piece.len();
         if seen <= limit {
             all.extend_from_slice(&piece);
-        } else if seen > limit + MAX_DISCARD {
+        } else if seen > limit + MAX_DISCARDED_BYTES {
             break;
         }
     }
     if seen > limit {
         return Err(RpcError::new(
-            Code::ResourceExhausted,
+            RpcCode::ResourceExhausted,
             format!("the request is longer than the limit of {limit} bytes"),
         ));
     }
     Ok(all.freeze())
 }
 
-/// Reads what is left of a refused request: closing a connection with unread bytes in it can cost the client the
-/// answer. Gives up when there is much, or it is slow to come.
+/// Reads the rest of a refused request: closing a connection with unread bytes in it can cost the
+/// client the answer. Gives up on a long or slow rest.
 pub async fn discard(body: &mut Incoming) {
     let all = async {
         let mut seen = 0;
         while let Ok(Some(piece)) = next(body).await {
             seen += piece.len();
-            if seen > MAX_DISCARD {
+            if seen > MAX_DISCARDED_BYTES {
                 return;
             }
         }
@@ -59,7 +59,10 @@ pub async fn discard(body: &mut Incoming) {
 pub async fn next(body: &mut Incoming) -> Result<Option<Bytes>, RpcError> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| {
-            RpcError::new(Code::InvalidArgument, format!("the request broke off: {e}"))
+            RpcError::new(
+                RpcCode::InvalidArgument,
+                format!("the request broke off: {e}"),
+            )
         })?;
         if let Ok(data) = frame.into_data() {
             return Ok(Some(data));
@@ -72,22 +75,22 @@ pub async fn next(body: &mut Incoming) -> Result<Option<Bytes>, RpcError> {
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RpcError> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     serde_json::from_slice(bytes)
-        .map_err(|e| RpcError::new(Code::InvalidArgument, format!("malformed JSON: {e}")))
+        .map_err(|e| RpcError::new(RpcCode::InvalidArgument, format!("malformed JSON: {e}")))
 }
 
-/// Reads the one message of a server-streaming request, and its end: a connection with an unread rest of a request on it is closed after
-/// the answer, under the feet of whoever sends the next request on it.
+/// Reads the one message of a server-streaming request, and its end: a connection with an unread
+/// rest of a request on it is closed after the answer, which would break the next request on it.
 pub async fn single<T: DeserializeOwned>(body: &mut Incoming) -> Result<T, RpcError> {
-    let mut frames = Frames::new(body);
+    let mut frames = RequestFrames::new(body);
     let Some(message) = frames.next().await? else {
         return Err(RpcError::new(
-            Code::InvalidArgument,
+            RpcCode::InvalidArgument,
             "the request has no message",
         ));
     };
     if frames.next().await?.is_some() {
         return Err(RpcError::new(
-            Code::InvalidArgument,
+            RpcCode::InvalidArgument,
             "the request has more than its one message",
         ));
     }
@@ -95,12 +98,12 @@ pub async fn single<T: DeserializeOwned>(body: &mut Incoming) -> Result<T, RpcEr
 }
 
 /// The messages of a client stream.
-pub struct Frames<'a> {
+pub struct RequestFrames<'a> {
     body: &'a mut Incoming,
     buffer: BytesMut,
 }
 
-impl<'a> Frames<'a> {
+impl<'a> RequestFrames<'a> {
     /// Messages in this body.
     pub fn new(body: &'a mut Incoming) -> Self {
         Self {
@@ -120,7 +123,7 @@ impl<'a> Frames<'a> {
                 None if self.buffer.is_empty() => return Ok(None),
                 None => {
                     return Err(RpcError::new(
-                        Code::InvalidArgument,
+                        RpcCode::InvalidArgument,
                         "the request ends inside a frame",
                     ));
                 }
@@ -129,14 +132,14 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// What the headers of a call say.
+/// Parameters in the headers of a call.
 #[derive(Debug, Clone, Default)]
 pub struct CallInfo {
     /// User name from Basic authentication.
     pub user: Option<String>,
     /// Life time of the process or stream.
     pub timeout: Option<Duration>,
-    /// How often an idle stream shows life.
+    /// Interval of keepalives on an idle stream.
     pub keepalive: Duration,
 }
 
@@ -153,7 +156,10 @@ impl CallInfo {
                 .and_then(|v| v.trim().parse().ok())
                 .map(Some)
                 .ok_or_else(|| {
-                    RpcError::new(Code::InvalidArgument, format!("header {name} is no number"))
+                    RpcError::new(
+                        RpcCode::InvalidArgument,
+                        format!("header {name} is no number"),
+                    )
                 })
         };
         let timeout = number("connect-timeout-ms")?
@@ -173,7 +179,7 @@ fn basic_user(headers: &HeaderMap) -> Result<Option<String>, RpcError> {
         return Ok(None);
     };
     let value = value.to_str().unwrap_or_default();
-    // Other schemes belong to whoever stands in front of us.
+    // Other schemes belong to a proxy in front.
     let Some(encoded) = value.strip_prefix("Basic ") else {
         return Ok(None);
     };
@@ -182,6 +188,6 @@ fn basic_user(headers: &HeaderMap) -> Result<Option<String>, RpcError> {
         .ok()
         .and_then(|bytes| String::from_utf8(bytes).ok())
         .and_then(|text| Some(text.split_once(':')?.0.to_owned()))
-        .ok_or_else(|| RpcError::new(Code::Unauthenticated, "malformed Basic authorization"))?;
+        .ok_or_else(|| RpcError::new(RpcCode::Unauthenticated, "malformed Basic authorization"))?;
     Ok(Some(name).filter(|n| !n.is_empty()))
 }

@@ -161,7 +161,7 @@ fn join_chunks(mut bytes: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What comes, up to and with `end`.
+/// Reads up to and with `end`.
 pub fn until(stream: &mut UnixStream, end: &[u8]) -> String {
     let mut got = Vec::new();
     let mut byte = [0];

@@ -9,7 +9,7 @@ use crate::client::Sandbox;
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use hyper::Method;
-use jiffy_agent_client::{AgentClient, Answer, ProcessSpec};
+use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
 use jiffy_engine::SandboxSize;
 use jiffy_host::SandboxSpec;
 use serde_json::json;
@@ -186,7 +186,7 @@ async fn streams(
     sh(agent, start).await?;
     let before = target.daemon_memory().await?;
     let began = Instant::now();
-    let mut opening: JoinSet<anyhow::Result<Answer>> = JoinSet::new();
+    let mut opening: JoinSet<anyhow::Result<PooledResponse>> = JoinSet::new();
     for _ in 0..STREAMS {
         let (target, sandbox) = (target.clone(), sandbox.clone());
         opening.spawn(async move {

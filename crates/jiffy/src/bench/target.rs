@@ -8,7 +8,7 @@ use crate::serve::engine::EngineArgs;
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use hyper::Method;
-use jiffy_agent_client::{AgentClient, Answer, ProcessSpec};
+use jiffy_agent_client::{AgentClient, PooledResponse, ProcessSpec};
 use jiffy_engine::SandboxSize;
 use jiffy_host::{Host, SandboxRecord, SnapshotRecord};
 use jiffy_image::Home;
@@ -145,7 +145,7 @@ impl Target {
         method: Method,
         path: &str,
         body: Option<Bytes>,
-    ) -> anyhow::Result<Answer> {
+    ) -> anyhow::Result<PooledResponse> {
         self.client
             .ask_port(sandbox, port, method, path, body)
             .await

@@ -16,7 +16,7 @@ use bytes::Bytes;
 pub use calls::{NewSandbox, Sandbox, SandboxSettings};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request};
-use jiffy_agent_client::{AgentClient, Answer, ClientError, Connections, Outgoing};
+use jiffy_agent_client::{AgentClient, ClientError, ConnectionPool, PooledResponse, RequestBody};
 use jiffy_image::Home;
 use jiffy_proto::agent::ENVD_PORT;
 pub use lease::SandboxLease;
@@ -102,7 +102,7 @@ pub fn is_elsewhere(args: &HostArgs) -> anyhow::Result<bool> {
 /// A client of a control plane. Clones share its connections, and so do the agents of its sandboxes.
 #[derive(Clone)]
 pub struct Client {
-    connections: Connections,
+    connections: ConnectionPool,
     server: Arc<Server>,
 }
 
@@ -191,7 +191,7 @@ impl Client {
     /// What an answer says.
     async fn understand<T: DeserializeOwned>(
         &self,
-        answer: Answer,
+        answer: PooledResponse,
     ) -> anyhow::Result<(HeaderMap, T)> {
         let server = &self.server;
         let (status, headers) = (answer.status, answer.headers.clone());
@@ -219,18 +219,18 @@ impl Client {
         method: Method,
         path: &str,
         body: &impl Serialize,
-    ) -> anyhow::Result<Answer> {
+    ) -> anyhow::Result<PooledResponse> {
         let body = Bytes::from(serde_json::to_vec(body)?);
         let mut request = Request::builder().method(method).uri(path);
         let headers = request.headers_mut().context("not a path")?;
         headers.clone_from(&self.server.headers);
         // A call that takes nothing wants no body either.
         let body = if &body[..] == b"null" {
-            Outgoing::Whole(None)
+            RequestBody::Whole(None)
         } else {
             let json = HeaderValue::from_static("application/json");
             headers.insert(header::CONTENT_TYPE, json);
-            Outgoing::whole(body)
+            RequestBody::whole(body)
         };
         let answer = self.connections.send(request.body(body)?).await;
         answer.map_err(|e| self.server.silent(e))
@@ -241,7 +241,7 @@ impl Client {
         &self,
         path: &str,
     ) -> anyhow::Result<(Sender<Bytes>, JoinHandle<anyhow::Result<()>>)> {
-        let (pieces, body) = Outgoing::channel();
+        let (pieces, body) = RequestBody::channel();
         let mut request = Request::builder().method(Method::PUT).uri(path);
         let headers = request.headers_mut().context("not a path")?;
         headers.clone_from(&self.server.headers);
@@ -262,7 +262,7 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<Bytes>,
-    ) -> anyhow::Result<Answer> {
+    ) -> anyhow::Result<PooledResponse> {
         let mut request = Request::builder().method(method).uri(path);
         let headers = request.headers_mut().context("not a path")?;
         headers.extend(self.way_to(sandbox, port.into())?);
@@ -270,7 +270,7 @@ impl Client {
         headers.insert(header::CONTENT_TYPE, json);
         let answer = self
             .connections
-            .send(request.body(Outgoing::Whole(body))?)
+            .send(request.body(RequestBody::Whole(body))?)
             .await;
         answer.map_err(|e| self.server.silent(e))
     }
@@ -304,10 +304,14 @@ impl Client {
         headers.clone_from(&self.server.headers);
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static(protocol));
-        let request = request.body(Outgoing::Whole(None))?;
+        let request = request.body(RequestBody::Whole(None))?;
         let answer = self.connections.send(request).await;
         let answer = answer.map_err(|e| self.server.silent(e))?;
-        match answer.switched().await.map_err(|e| self.server.silent(e))? {
+        match answer
+            .into_upgraded()
+            .await
+            .map_err(|e| self.server.silent(e))?
+        {
             Ok(stream) => Ok(stream),
             Err(refused) => match self.understand::<Value>(*refused).await {
                 Err(e) => Err(e),

@@ -2,7 +2,7 @@
 
 use super::address::{Address, Url};
 use anyhow::Context;
-use jiffy_agent_client::Connections;
+use jiffy_agent_client::ConnectionPool;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use tokio_rustls::rustls::{CertificateError, ClientConfig, Error as TlsError, Ro
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Connections to the daemon at `socket`, of which `first` is open.
-pub async fn local(socket: PathBuf, first: UnixStream) -> anyhow::Result<Connections> {
-    let connections = Connections::new(move || UnixStream::connect(socket.clone()));
+pub async fn local(socket: PathBuf, first: UnixStream) -> anyhow::Result<ConnectionPool> {
+    let connections = ConnectionPool::new(move || UnixStream::connect(socket.clone()));
     connections.keep(first).await?;
     Ok(connections)
 }
 
 /// Connections to a control plane on another host, of which one is open.
-pub async fn remote(address: &Address) -> anyhow::Result<Connections> {
+pub async fn remote(address: &Address) -> anyhow::Result<ConnectionPool> {
     let url = Arc::new(address.url.clone());
     let unreachable = |e| anyhow::Error::msg(unreachable(&url, &e));
     if !url.tls {
         let first = tcp(&url).await.map_err(unreachable)?;
         let url = url.clone();
-        let connections = Connections::new(move || {
+        let connections = ConnectionPool::new(move || {
             let url = url.clone();
             async move { tcp(&url).await }
         });
@@ -43,7 +43,7 @@ pub async fn remote(address: &Address) -> anyhow::Result<Connections> {
     let connector = TlsConnector::from(Arc::new(config(address.ca.as_deref())?));
     let first = tls(&url, &connector).await.map_err(unreachable)?;
     let url = url.clone();
-    let connections = Connections::new(move || {
+    let connections = ConnectionPool::new(move || {
         let (url, connector) = (url.clone(), connector.clone());
         async move { tls(&url, &connector).await }
     });

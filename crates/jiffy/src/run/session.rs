@@ -7,7 +7,7 @@ use super::{Signals, terminal};
 use crate::cli::ExecArgs;
 use anyhow::Context;
 use jiffy_agent_client::{
-    AgentClient, ClientError, Code, ExitStatus, Process, ProcessEvent, ProcessSpec, PtySize,
+    AgentClient, ClientError, ExitStatus, Process, ProcessEvent, ProcessSpec, PtySize, RpcCode,
     StdinStream,
 };
 use std::collections::BTreeMap;
@@ -186,7 +186,7 @@ impl<P: Place> Session<'_, P> {
         match happening {
             Happening::Event(Ok(Some(event))) => self.on_event(event).await,
             Happening::Event(Err(ClientError::Rpc {
-                code: Code::DeadlineExceeded,
+                code: RpcCode::DeadlineExceeded,
                 message,
             })) => Some(Outcome {
                 finished: true,

@@ -1,7 +1,7 @@
 //! Sandboxes and snapshots as people and programs read them.
 
 use crate::columns::{Align, Table};
-use jiffy_agent_client::Changes;
+use jiffy_agent_client::FileChanges;
 use jiffy_engine::VerifiedSnapshot;
 use jiffy_host::{Bytes, Purpose, SandboxRecord, SnapshotRecord, State};
 use serde::Serialize;
@@ -165,7 +165,7 @@ pub fn snapshots(all: &Vec<SnapshotRecord>) -> String {
 
 /// Files that a sandbox changed, as `docker diff` has them. Names come from the sandbox: nothing in them
 /// reaches the terminal as more than a letter.
-pub fn changes(all: &Changes) -> String {
+pub fn changes(all: &FileChanges) -> String {
     let mut text = String::new();
     for change in &all.changes {
         let path = change

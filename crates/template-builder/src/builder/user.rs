@@ -2,7 +2,7 @@
 
 use super::copy::ROOT_USER;
 use super::failure::BuildFailure;
-use jiffy_agent_client::{AgentClient, ClientError, Code};
+use jiffy_agent_client::{AgentClient, ClientError, RpcCode};
 
 /// Maximum size of a user database that is read, in bytes.
 const MAX_PASSWD_BYTES: usize = 1 << 20;
@@ -72,7 +72,7 @@ fn exists(error: &ClientError) -> bool {
     matches!(
         error,
         ClientError::Rpc {
-            code: Code::AlreadyExists,
+            code: RpcCode::AlreadyExists,
             ..
         }
     )

@@ -1,9 +1,9 @@
 //! The root of a gVisor sandbox.
 //!
-//! The images are mounted on `/images/0` (the lowest) and so on before we start: programs cannot mount them. What this sandbox
-//! writes goes to a tmpfs.
+//! The images are mounted on `/images/0` (the lowest) and so on before the agent starts: programs
+//! cannot mount them. This sandbox's writes go to a tmpfs.
 
-use super::{images, mount_overlay, storage, system, text, writable};
+use super::{image_count, mount_overlay, container_storage, system, text, writable};
 use crate::boot::mount::{PLAIN, directory, mount, raw};
 use crate::sys;
 use jiffy_proto::agent::{GVISOR_DISK_MIB, GVISOR_IMAGES};
@@ -11,7 +11,7 @@ use std::ffi::CStr;
 use std::io;
 
 /// Most images of a template.
-const MOST_IMAGES: usize = 6;
+const MAX_IMAGES: usize = 6;
 /// Directory of the agent's image with the directories that every root has, as the lowest layer.
 const BELOW: &str = "/below";
 /// Controllers that gVisor has, each a hierarchy of its own (cgroup v1).
@@ -21,8 +21,8 @@ const CONTROLLERS: [&CStr; 6] = [
 
 /// Builds the root and moves into it.
 pub fn enter() -> Result<(), String> {
-    let count =
-        images(GVISOR_IMAGES, MOST_IMAGES)?.ok_or_else(|| format!("{GVISOR_IMAGES} is not set"))?;
+    let count = image_count(GVISOR_IMAGES, MAX_IMAGES)?
+        .ok_or_else(|| format!("{GVISOR_IMAGES} is not set"))?;
     mount(
         c"tmpfs",
         c"/overlay",
@@ -31,12 +31,12 @@ pub fn enter() -> Result<(), String> {
         &text(format!("mode=0755,size={}m", disk_mib()?))?,
     )?;
     writable("/overlay")?;
-    let storage = storage::make("/overlay")?;
+    let storage = container_storage::make("/overlay")?;
     let images = (0..count).rev().map(|n| format!("/images/{n}"));
     let lower: Vec<_> = images.chain([BELOW.to_owned()]).collect();
     // gVisor's overlay always copies files whole, and takes no option that says so.
     mount_overlay(&lower.join(":"), "/overlay", c"/newroot", "")?;
-    storage::bind(storage, "/overlay", "/newroot")?;
+    container_storage::bind(storage, "/overlay", "/newroot")?;
     directory("/newroot/dev", 0o755);
     mount(
         c"devtmpfs",
@@ -72,7 +72,7 @@ fn allow_tracing() {
     let _ = std::fs::write("/proc/sys/kernel/yama/ptrace_scope", "0");
 }
 
-/// How much may be written.
+/// Limit of the sandbox's writes, in MiB.
 fn disk_mib() -> Result<u64, String> {
     let said = std::env::var(GVISOR_DISK_MIB).map_err(|e| format!("{GVISOR_DISK_MIB}: {e}"))?;
     let size = said.parse().ok().filter(|mib| *mib > 0);

@@ -1,14 +1,14 @@
 //! The root of a microVM.
 //!
-//! `/dev/vda` holds the template (erofs, never written), `/dev/vdb` what this sandbox writes (ext4; a tmpfs
-//! without it); an overlay of both becomes the root and the initial archive disappears under it. A template may be a stack
-//! of images: the others are `/dev/vdc` and so on, each on top of those before it. The disk after
-//! them holds the modules of the kernel, as a tree that lies below all images: so `/lib/modules`
-//! has them beside what an image brings.
+//! `/dev/vda` holds the template (EROFS, read-only), `/dev/vdb` this sandbox's writes (ext4; a
+//! tmpfs without it); an overlay of both becomes the root and the initial archive disappears under
+//! it. A template may be a stack of images: the others are `/dev/vdc` and so on, each on top of
+//! those before it. The disk after them holds the modules of the kernel, as a tree that lies below
+//! all images: so `/lib/modules` has them beside those of an image.
 
-use super::{images, mount_overlay, storage, system, text, writable};
-use crate::boot::mount::{PLAIN, directory, mount, raw};
-use crate::boot::{net, settings};
+use super::{container_storage, image_count, mount_overlay, system, text, writable};
+use crate::boot::mount::{NO_PROGRAMS_OR_DEVICES, directory, mount, raw};
+use crate::boot::{ipv4, sysctl};
 use crate::modprobe;
 use jiffy_proto::agent::{IMAGES, MODULES};
 use std::ffi::{CStr, OsStr};
@@ -17,18 +17,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a disk may take to appear.
+/// Time for a disk to appear.
 const DISK_WAIT: Duration = Duration::from_secs(2);
 
 /// Letters of the disks with images, the lowest first: the second disk is the one that is written
 /// to. After the last image come the modules.
 const IMAGE_DISKS: &[u8] = b"acdefgh";
 
-/// Every file that was touched is whole in the upper directory, under its own name: layers are made of it.
-/// Inode numbers in directory entries are those that `stat` tells.
+/// Every changed file is whole in the upper directory, under its own name: layers are made of it.
+/// Inode numbers in directory entries equal those of `stat`.
 const OVERLAY_OPTIONS: &str = ",metacopy=off,redirect_dir=nofollow,index=off,xino=on";
 
-/// Devices that every user may open, as udev has it elsewhere: what they do is bound to privileges
+/// Devices that every user may open, as with udev elsewhere: their effects are bound to privileges
 /// or to namespaces of the user's own.
 const OPEN_DEVICES: [&CStr; 2] = [c"/dev/fuse", c"/dev/net/tun"];
 
@@ -41,11 +41,11 @@ pub fn enter() -> Result<(), String> {
     open_devices();
     open_console();
     mount_image(c"/dev/vda", c"/lower")?;
-    let count = images(IMAGES, IMAGE_DISKS.len())?.unwrap_or(1);
+    let count = image_count(IMAGES, IMAGE_DISKS.len())?.unwrap_or(1);
     let lower = mount_others(count)?;
     let modules = mount_modules(count)?;
     mount_writable()?;
-    let storage = storage::make("/upper")?;
+    let storage = container_storage::make("/upper")?;
     mount_overlay(
         &format!("{lower}/lower{modules}"),
         "/upper",
@@ -54,17 +54,17 @@ pub fn enter() -> Result<(), String> {
     )?;
     switch()?;
     system()?;
-    settings::apply();
-    storage::mount(storage)?;
+    sysctl::apply();
+    container_storage::mount(storage)?;
     mount_tracing();
     mount(
         c"cgroup2",
         c"/sys/fs/cgroup",
         c"cgroup2",
-        PLAIN,
+        NO_PROGRAMS_OR_DEVICES,
         c"nsdelegate",
     )?;
-    net::bring_up();
+    ipv4::bring_up();
     Ok(())
 }
 
@@ -94,7 +94,7 @@ fn open_devices() {
 
 /// The kernel could not open the console for us if the archive has no node for it.
 fn open_console() {
-    // SAFETY: a valid path; the descriptors 0 to 2 belong to nobody else yet.
+    // SAFETY: a valid path; the descriptors 0 to 2 are not in use yet.
     unsafe {
         let console = libc::open(c"/dev/console".as_ptr(), libc::O_RDWR | libc::O_NOCTTY);
         let source = if console >= 0 {
@@ -116,7 +116,8 @@ fn open_console() {
     }
 }
 
-/// Mounts the images that lie on the lowest, and names them as overlayfs wants it: the uppermost first, each with a colon.
+/// Mounts the images above the lowest, and returns their names as overlayfs expects them: the
+/// uppermost first, each with a colon.
 fn mount_others(count: usize) -> Result<String, String> {
     let mut lower = String::new();
     for letter in IMAGE_DISKS
@@ -145,20 +146,21 @@ fn mount_modules(images: usize) -> Result<&'static str, String> {
     Ok(":/lower-modules")
 }
 
-/// What programs that look into the kernel expect, for root only. Kernels without them are fine.
+/// Mounts file systems for programs that trace the kernel, for root only. Kernels without them are
+/// fine.
 fn mount_tracing() {
     let _ = raw(
         c"debugfs",
         c"/sys/kernel/debug",
         c"debugfs",
-        PLAIN,
+        NO_PROGRAMS_OR_DEVICES,
         c"mode=0700",
     );
     let _ = raw(
         c"tracefs",
         c"/sys/kernel/tracing",
         c"tracefs",
-        PLAIN,
+        NO_PROGRAMS_OR_DEVICES,
         c"mode=0700",
     );
     let types = modprobe::directory().join("btf");
@@ -188,7 +190,7 @@ fn mount_image(disk: &CStr, at: &CStr) -> Result<(), String> {
 
 fn mount_writable() -> Result<(), String> {
     if Path::new("/dev/vdb").exists() {
-        // A write that the host refuses must not go unseen: there is no journal that would stop for it.
+        // A write that the host refuses must not go unnoticed: there is no journal that would stop.
         let options = c"errors=remount-ro";
         mount(c"/dev/vdb", c"/upper", c"ext4", libc::MS_NOATIME, options)?;
     } else {

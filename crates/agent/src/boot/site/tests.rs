@@ -1,4 +1,4 @@
-use super::java::Keystore;
+use super::java_keystore::Keystore;
 use super::*;
 use jiffy_proto::agent::{Authority, ProxySettings};
 use std::os::unix::fs::symlink;
@@ -47,7 +47,7 @@ fn text(root: &TempDir, path: &str) -> String {
     fs::read_to_string(root.path().join(path)).unwrap()
 }
 
-/// All there is beneath a root, with what it is.
+/// All files beneath a root, with their contents.
 fn all(root: &Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root).unwrap().flatten() {
@@ -73,10 +73,10 @@ fn none() -> BTreeMap<String, String> {
 const DEBIAN: &str = "etc/ssl/certs/ca-certificates.crt";
 
 #[test]
-fn debian_trusts_an_authority_by_bundle_hash_and_for_its_tool_and_forgets_it_without_a_trace() {
+fn debian_trusts_an_authority_by_bundle_hash_and_tool_until_it_is_removed() {
     let root = root(&[(DEBIAN, &public()), ("etc/apt/apt.conf.d/01x", "")]);
     let before = all(root.path());
-    let mut site = Site::default();
+    let mut site = InstalledSite::default();
     site.replace(root.path(), company(), &none()).unwrap();
     assert_eq!(text(&root, DEBIAN), public() + COMPANY);
     let anchor = "/usr/local/share/ca-certificates/jiffy-site-ca-1.crt";
@@ -99,7 +99,7 @@ fn debian_trusts_an_authority_by_bundle_hash_and_for_its_tool_and_forgets_it_wit
     assert_eq!(variables["NODE_EXTRA_CA_CERTS"], node);
     assert_eq!(text(&root, &node[1..]), COMPANY);
     assert!(!variables.contains_key("JAVA_TOOL_OPTIONS"));
-    // The same once more changes nothing.
+    // The same settings once more change nothing.
     let with = all(root.path());
     site.replace(root.path(), company(), &none()).unwrap();
     assert_eq!(all(root.path()), with);
@@ -110,11 +110,11 @@ fn debian_trusts_an_authority_by_bundle_hash_and_for_its_tool_and_forgets_it_wit
 }
 
 #[test]
-fn what_the_distributions_tool_made_meanwhile_is_cleaned_too() {
+fn authorities_that_the_distributions_tool_copied_are_removed_too() {
     let root = root(&[(DEBIAN, &public())]);
-    let mut site = Site::default();
+    let mut site = InstalledSite::default();
     site.replace(root.path(), company(), &none()).unwrap();
-    // As `update-ca-certificates` leaves it: sorted anew, and links of its own.
+    // The state after `update-ca-certificates`: sorted again, with links of its own.
     fs::write(root.path().join(DEBIAN), format!("{COMPANY}{}", public())).unwrap();
     symlink(
         "jiffy-site-ca-1.pem",
@@ -123,7 +123,7 @@ fn what_the_distributions_tool_made_meanwhile_is_cleaned_too() {
     .unwrap();
     let java = root.path().join("etc/ssl/certs/java/cacerts");
     fs::create_dir(java.parent().unwrap()).unwrap();
-    let both = Keystore::of_pem(format!("{COMPANY}{}", public()).as_bytes());
+    let both = Keystore::from_pem(format!("{COMPANY}{}", public()).as_bytes());
     fs::write(&java, both.encode()).unwrap();
     site.withdraw(root.path());
     assert_eq!(text(&root, DEBIAN), public());
@@ -137,7 +137,7 @@ fn what_the_distributions_tool_made_meanwhile_is_cleaned_too() {
 fn an_authority_that_the_sandbox_has_of_its_own_stays() {
     let own = "usr/local/share/ca-certificates/company/root.crt";
     let root = root(&[(DEBIAN, &public()), (own, COMPANY)]);
-    let mut site = Site::default();
+    let mut site = InstalledSite::default();
     site.replace(root.path(), company(), &none()).unwrap();
     fs::write(root.path().join(DEBIAN), public() + COMPANY).unwrap();
     site.withdraw(root.path());
@@ -174,14 +174,14 @@ fn red_hat_alpine_and_images_without_a_store_trust_it_too() {
         (&bare, DEBIAN, COMPANY.to_owned()),
     ] {
         let before = all(root.path());
-        let mut site = Site::default();
+        let mut site = InstalledSite::default();
         site.replace(root.path(), company(), &none()).unwrap();
         assert_eq!(text(root, bundle), expected);
         assert_eq!(site.variables()["SSL_CERT_FILE"], format!("/{bundle}"));
         site.withdraw(root.path());
         assert_eq!(all(root.path()), before);
     }
-    let mut site = Site::default();
+    let mut site = InstalledSite::default();
     site.replace(fedora.path(), company(), &none()).unwrap();
     let anchor = "etc/pki/ca-trust/source/anchors/jiffy-site-ca-1.pem";
     assert_eq!(text(&fedora, anchor), COMPANY);
@@ -191,7 +191,7 @@ fn red_hat_alpine_and_images_without_a_store_trust_it_too() {
 fn a_proxy_is_in_variables_of_both_cases_and_apt_unless_the_sandbox_has_its_own() {
     let root = root(&[("etc/apt/apt.conf.d/01x", "")]);
     let apt = "etc/apt/apt.conf.d/90jiffy-site";
-    let mut site = Site::default();
+    let mut site = InstalledSite::default();
     site.replace(root.path(), proxied(), &none()).unwrap();
     let url = "http://me:word@proxy.corp:3128";
     for name in ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"] {
@@ -242,7 +242,7 @@ fn java_gets_a_store_of_all_authorities_and_the_proxy_by_options() {
         proxy: proxied().proxy,
         ..company()
     };
-    let mut site = Site::default();
+    let mut site = InstalledSite::default();
     site.replace(root.path(), both, &none()).unwrap();
     let options = &site.variables()["JAVA_TOOL_OPTIONS"];
     let store = "/run/jiffy/site/cacerts.jks";
@@ -256,10 +256,10 @@ fn java_gets_a_store_of_all_authorities_and_the_proxy_by_options() {
 }
 
 #[test]
-fn a_store_for_java_is_one_that_java_reads() {
+fn a_java_keystore_is_readable_by_java() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("store");
-    fs::write(&path, Keystore::of_pem(COMPANY.as_bytes()).encode()).unwrap();
+    fs::write(&path, Keystore::from_pem(COMPANY.as_bytes()).encode()).unwrap();
     let keytool = Command::new("keytool")
         .args(["-list", "-storepass", "changeit", "-keystore"])
         .arg(&path)

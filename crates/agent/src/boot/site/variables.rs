@@ -6,24 +6,24 @@ use std::path::Path;
 
 /// Programs that read one file with all authorities: OpenSSL (and Python's `ssl`, Go, Ruby), curl,
 /// Python's requests, pip, git.
-const BUNDLE: [&str; 5] = [
+const BUNDLE_VARIABLES: [&str; 5] = [
     "SSL_CERT_FILE",
     "CURL_CA_BUNDLE",
     "REQUESTS_CA_BUNDLE",
     "PIP_CERT",
     "GIT_SSL_CAINFO",
 ];
-/// Node.js adds what is in this file to what it brings.
-const NODE: &str = "NODE_EXTRA_CA_CERTS";
+/// File of authorities that Node.js adds to its own.
+const NODE_VARIABLE: &str = "NODE_EXTRA_CA_CERTS";
 /// Java's options, taken by every Java that starts.
-const JAVA: &str = "JAVA_TOOL_OPTIONS";
+const JAVA_VARIABLE: &str = "JAVA_TOOL_OPTIONS";
 const PROXIES: [&str; 2] = ["http_proxy", "https_proxy"];
 const NO_PROXY: &str = "no_proxy";
 /// Reached without a proxy, always.
-const LOCAL: &str = "localhost,127.0.0.1,::1";
+const NO_PROXY_DEFAULT: &str = "localhost,127.0.0.1,::1";
 
-/// What the variables say.
-pub struct Facts<'a> {
+/// Sources of the variables.
+pub struct VariableSources<'a> {
     /// File with all authorities; none: no authorities were given.
     pub bundle: Option<&'a Path>,
     /// File with those that were given.
@@ -35,14 +35,14 @@ pub struct Facts<'a> {
 }
 
 /// Variables for processes that have none of their own.
-pub fn of(facts: &Facts<'_>) -> BTreeMap<String, String> {
+pub fn of(facts: &VariableSources<'_>) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let mut set = |name: &str, value: &str| all.insert(name.to_owned(), value.to_owned());
     if let Some(bundle) = facts.bundle {
-        for name in BUNDLE {
+        for name in BUNDLE_VARIABLES {
             set(name, &bundle.to_string_lossy());
         }
-        set(NODE, &facts.authorities.to_string_lossy());
+        set(NODE_VARIABLE, &facts.authorities.to_string_lossy());
     }
     if let Some(proxy) = facts.proxy {
         for name in PROXIES {
@@ -55,13 +55,13 @@ pub fn of(facts: &Facts<'_>) -> BTreeMap<String, String> {
     }
     let java = java_options(facts);
     if !java.is_empty() {
-        set(JAVA, &java.join(" "));
+        set(JAVA_VARIABLE, &java.join(" "));
     }
     all
 }
 
 /// Java reads no variables but its own.
-fn java_options(facts: &Facts<'_>) -> Vec<String> {
+fn java_options(facts: &VariableSources<'_>) -> Vec<String> {
     let mut options = Vec::new();
     if let Some(store) = facts.java_store {
         options.push(format!("-Djavax.net.ssl.trustStore={}", store.display()));
@@ -98,8 +98,13 @@ fn java_options(facts: &Facts<'_>) -> Vec<String> {
 /// Hosts that are reached without the proxy, with commas between them.
 pub fn without_proxy(proxy: &ProxySettings) -> String {
     let own = proxy.no_proxy.split(',').map(str::trim);
-    let own = own.filter(|host| !host.is_empty() && !LOCAL.split(',').any(|l| l == *host));
-    LOCAL.split(',').chain(own).collect::<Vec<_>>().join(",")
+    let own =
+        own.filter(|host| !host.is_empty() && !NO_PROXY_DEFAULT.split(',').any(|l| l == *host));
+    NO_PROXY_DEFAULT
+        .split(',')
+        .chain(own)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 /// Program that apt asks for the proxy of a URL. A variable of the command that runs apt counts for
@@ -132,14 +137,14 @@ pub fn apt(proxy: &ProxySettings, program: &Path) -> String {
     text
 }
 
-/// Whether an environment has proxies of its own.
+/// Returns true if an environment has proxies of its own.
 pub fn names_proxy(env: &BTreeMap<String, String>) -> bool {
     let mut names = PROXIES.iter();
     names.any(|name| env.contains_key(*name) || env.contains_key(&name.to_ascii_uppercase()))
 }
 
-/// Adds to `env` what is missing there. A proxy that is written in one case is not added in the
-/// other: programs would not agree on which one counts.
+/// Adds the variables that `env` lacks. A proxy that is set in one case of letters is not added in
+/// the other: programs would disagree on the one in force.
 pub fn add_missing(env: &mut BTreeMap<String, String>, variables: &BTreeMap<String, String>) {
     let twin = |name: &str| match name.bytes().any(|b| b.is_ascii_lowercase()) {
         true => name.to_ascii_uppercase(),

@@ -1,8 +1,8 @@
-//! `GET /layer`: what this sandbox changed against its template, as a layer of an image.
+//! `GET /layer`: this sandbox's changes against its template, as a layer of an image.
 
-use super::{Query, send};
-use crate::body::Reply;
-use crate::boot::root::{self, storage};
+use super::{ArchiveQuery, send};
+use crate::body::ReplyBody;
+use crate::boot::root::{self, container_storage};
 use crate::rest::error::RestError;
 use crate::state::Agent;
 use hyper::body::Incoming;
@@ -11,8 +11,8 @@ use jiffy_archive::{ArchiveError, PackOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// What every sandbox has of its own: the agent writes it when a sandbox is told who it is.
-const OURS: [&[u8]; 6] = [
+/// Files of the sandbox's own identity, which the agent writes.
+const IDENTITY_PATHS: [&[u8]; 6] = [
     b"etc/hosts",
     b"etc/mtab",
     b"etc/resolv.conf",
@@ -20,21 +20,21 @@ const OURS: [&[u8]; 6] = [
     b"var/lib/systemd/random-seed",
     b"var/lib/urandom/random-seed",
 ];
-/// Directories whose content lives as long as a boot.
-const PASSING: [&[u8]; 4] = [b"dev/", b"proc/", b"run/", b"sys/"];
+/// Directories whose contents live as long as a boot.
+const VOLATILE_DIRECTORIES: [&[u8]; 4] = [b"dev/", b"proc/", b"run/", b"sys/"];
 
 /// Sends the layer.
 pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
-) -> Result<Response<Reply>, RestError> {
-    // Of all users.
-    let username = Query::of(request.uri()).username;
+) -> Result<Response<ReplyBody>, RestError> {
+    // A request as root.
+    let username = ArchiveQuery::of(request.uri()).username;
     crate::rest::only_root(agent, username.as_deref(), "layers are")?;
     // The network that a template is built in is not the one that its sandboxes are in.
     agent.withdraw_site();
     let failed = |e: io::Error| RestError::io("cannot open what this sandbox wrote", &e);
-    let written = root::written().ok_or_else(|| {
+    let written = root::upper_directory().ok_or_else(|| {
         RestError::new(
             StatusCode::NOT_FOUND,
             "there is no layer: this agent did not mount its own root",
@@ -42,7 +42,7 @@ pub async fn answer(
     })?;
     let top = OwnedFd::from(written.try_clone().map_err(failed)?);
     let mut stored = Vec::new();
-    for storage in storage::mounted() {
+    for storage in container_storage::mounted() {
         if let Some(at) = storage.container_layers() {
             return Err(RestError::new(
                 StatusCode::CONFLICT,
@@ -60,12 +60,11 @@ pub async fn answer(
     }
     let contents = PackOptions {
         xattrs: |name| !name.starts_with(b"trusted.overlay."),
-        leave_out: is_left_out,
+        leave_out: is_excluded,
         layer: true,
     };
     send::stream(agent, contents, move |packer| {
-        // What is read is what is on the disk.
-        // SAFETY: the descriptor is open.
+        // Reads see the disk's contents. SAFETY: the descriptor is open.
         if unsafe { libc::syncfs(top.as_raw_fd()) } != 0 {
             return Err(ArchiveError::File {
                 action: "write down",
@@ -74,29 +73,32 @@ pub async fn answer(
             });
         }
         packer.tree(top, b"")?;
-        // What lies beneath these is on the disk, and in no overlay.
+        // Files beneath these are on the disk, and in no overlay.
         let mut stored = stored.into_iter();
         stored.try_for_each(|(directory, place)| packer.tree(directory, place.as_bytes()))
     })
     .await
 }
 
-/// Has overlayfs make the directories above `place` in the upper file system, so that the layer
-/// says who owns them.
+/// Makes overlayfs create the directories above `place` in the upper file system, so that the layer
+/// has their owners.
 fn copy_up_parents(place: &str) -> io::Result<()> {
     for (end, _) in place.match_indices('/') {
         let parent = format!("/{}", &place[..end]);
         let found = std::fs::metadata(&parent)?;
-        // Every change of an attribute does, also one to what it is.
+        // Every change of an attribute copies up, also one to the present value.
         std::fs::set_permissions(&parent, found.permissions())?;
     }
     Ok(())
 }
 
-/// Whether a path belongs to a boot or to the sandbox itself rather than to what was changed in it.
-pub fn is_left_out(path: &[u8]) -> bool {
-    OURS.contains(&path)
-        || PASSING.iter().any(|above| path.starts_with(above))
+/// Returns true if a path belongs to a boot or to the sandbox's identity rather than to its
+/// changes.
+pub fn is_excluded(path: &[u8]) -> bool {
+    IDENTITY_PATHS.contains(&path)
+        || VOLATILE_DIRECTORIES
+            .iter()
+            .any(|above| path.starts_with(above))
         || path.starts_with(b"tmp/.jiffy")
 }
 
@@ -105,12 +107,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_belongs_to_a_boot_is_in_no_layer() {
+    fn files_of_a_boot_are_in_no_layer() {
         for path in ["run/x", "tmp/.jiffy-1/x", "etc/hosts", "dev/null", "sys/x"] {
-            assert!(is_left_out(path.as_bytes()), "{path}");
+            assert!(is_excluded(path.as_bytes()), "{path}");
         }
         for path in ["run", "runner", "tmp/x", "etc/hosts.allow", "home/run/x"] {
-            assert!(!is_left_out(path.as_bytes()), "{path}");
+            assert!(!is_excluded(path.as_bytes()), "{path}");
         }
     }
 }

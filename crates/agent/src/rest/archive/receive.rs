@@ -1,11 +1,10 @@
 //! `PUT /archive`: unpacks a tar archive.
 
-use super::{PIECES, Query, resolve, room};
-use crate::body::Reply;
+use super::{ArchiveQuery, MAX_QUEUED_CHUNKS, archive_permit, resolve};
+use crate::body::{ReplyBody, json};
 use crate::filesystem::operation;
 use crate::rest::error::RestError;
 use crate::rpc::request;
-use crate::server::json;
 use crate::state::Agent;
 use crate::users::Users;
 use bytes::{Buf, Bytes};
@@ -22,8 +21,8 @@ use tokio::sync::mpsc;
 pub async fn answer(
     agent: &Agent,
     request: Request<&mut Incoming>,
-) -> Result<Response<Reply>, RestError> {
-    let query = Query::of(request.uri());
+) -> Result<Response<ReplyBody>, RestError> {
+    let query = ArchiveQuery::of(request.uri());
     let user = query.user(agent)?;
     let [path] = &query.paths[..] else {
         return Err(RestError::bad("the query must name one path"));
@@ -53,12 +52,12 @@ pub async fn answer(
     let failed = |e: &io::Error| RestError::io(&format!("cannot open '{}'", path.display()), e);
     operation::make_dirs(&path, &user).map_err(|e| failed(&e))?;
     let root = File::open(&path).map_err(|e| failed(&e))?;
-    let room = room(agent).await?;
+    let room = archive_permit(agent).await?;
 
-    let (sender, receiver) = mpsc::channel(PIECES);
+    let (sender, receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
     let work = tokio::task::spawn_blocking(move || {
         let _room = room;
-        let pieces = Pieces::new(receiver);
+        let pieces = ArchiveReader::new(receiver);
         match gzip {
             true => unpack(MultiGzDecoder::new(pieces), root.as_fd(), &rules),
             false => unpack(pieces, root.as_fd(), &rules),
@@ -120,13 +119,13 @@ fn mode(text: &str) -> Result<u32, RestError> {
 }
 
 /// The thread's end of the body. One that breaks off is no end of an archive.
-struct Pieces {
+struct ArchiveReader {
     receiver: mpsc::Receiver<Option<Bytes>>,
     piece: Bytes,
     ended: bool,
 }
 
-impl Pieces {
+impl ArchiveReader {
     fn new(receiver: mpsc::Receiver<Option<Bytes>>) -> Self {
         Self {
             receiver,
@@ -136,7 +135,7 @@ impl Pieces {
     }
 }
 
-impl Read for Pieces {
+impl Read for ArchiveReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.piece.is_empty() && !self.ended {
             match self.receiver.blocking_recv() {

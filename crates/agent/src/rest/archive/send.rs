@@ -1,7 +1,7 @@
 //! `GET /archive`: files and directories as a tar archive.
 
-use super::{PIECES, Query, resolve, room};
-use crate::body::{Reply, Source};
+use super::{ArchiveQuery, MAX_QUEUED_CHUNKS, archive_permit, resolve};
+use crate::body::{BodySource, ReplyBody};
 use crate::rest::error::RestError;
 use crate::state::Agent;
 use bytes::{Bytes, BytesMut};
@@ -19,12 +19,12 @@ const CHUNK: usize = 64 * 1024;
 /// Most paths of one request.
 const MAX_PATHS: usize = 1000;
 
-/// Sends what is at the query's paths.
+/// Sends the files at the query's paths.
 pub async fn answer(
     agent: &Agent,
     request: &Request<&mut Incoming>,
-) -> Result<Response<Reply>, RestError> {
-    let query = Query::of(request.uri());
+) -> Result<Response<ReplyBody>, RestError> {
+    let query = ArchiveQuery::of(request.uri());
     let user = query.user(agent)?;
     if query.paths.is_empty() {
         return Err(RestError::bad("the query names no path"));
@@ -54,7 +54,8 @@ pub async fn answer(
     .await
 }
 
-/// What a tree is called in its archive: as its path ends, or `.` if that says nothing (`/`, `dir/.`).
+/// Name of a tree in its archive: the last part of the path, or `.` if that has no name (`/`,
+/// `dir/.`).
 fn name_of(path: &Path) -> io::Result<Vec<u8>> {
     let bytes = path.as_os_str().as_bytes();
     let path = match bytes {
@@ -67,20 +68,20 @@ fn name_of(path: &Path) -> io::Result<Vec<u8>> {
         .map_or_else(|| b".".to_vec(), |name| name.as_bytes().to_vec()))
 }
 
-/// Sends the archive that `fill` makes. When it fails midway the connection breaks, so that nobody takes a part for the whole;
-/// the reason is on the console.
+/// Sends the archive that `fill` writes. When it fails midway the connection breaks, so that a
+/// client never takes a part for the whole; the reason is on the console.
 pub async fn stream(
     agent: &Agent,
     contents: PackOptions,
-    fill: impl FnOnce(&mut Packer<Pieces>) -> Result<(), ArchiveError> + Send + 'static,
-) -> Result<Response<Reply>, RestError> {
-    let room = room(agent).await?;
-    let (sender, receiver) = mpsc::channel(PIECES);
+    fill: impl FnOnce(&mut Packer<ArchiveWriter>) -> Result<(), ArchiveError> + Send + 'static,
+) -> Result<Response<ReplyBody>, RestError> {
+    let room = archive_permit(agent).await?;
+    let (sender, receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
     tokio::task::spawn_blocking(move || {
-        let mut packer = Packer::new(Pieces::new(sender.clone()), contents);
+        let mut packer = Packer::new(ArchiveWriter::new(sender.clone()), contents);
         let outcome = fill(&mut packer).and_then(|()| packer.finish().map(drop));
         match outcome {
-            // Nobody listens any more.
+            // The reader is gone.
             Ok(()) | Err(ArchiveError::Send(_)) => {}
             Err(e) => {
                 eprintln!("jiffy-agent: an archive broke off: {e}");
@@ -89,7 +90,7 @@ pub async fn stream(
         }
         drop(room);
     });
-    let mut response = Response::new(Reply::Stream(Box::new(Received(receiver))));
+    let mut response = Response::new(ReplyBody::Stream(Box::new(ArchiveStream(receiver))));
     response.headers_mut().insert(
         header::CONTENT_TYPE,
         HeaderValue::from_static("application/x-tar"),
@@ -97,13 +98,13 @@ pub async fn stream(
     Ok(response)
 }
 
-/// The thread's end: what is written goes to the connection in pieces.
-pub struct Pieces {
+/// The thread's end: written bytes go to the connection in chunks.
+pub struct ArchiveWriter {
     sender: mpsc::Sender<io::Result<Bytes>>,
     piece: BytesMut,
 }
 
-impl Pieces {
+impl ArchiveWriter {
     fn new(sender: mpsc::Sender<io::Result<Bytes>>) -> Self {
         Self {
             sender,
@@ -112,7 +113,7 @@ impl Pieces {
     }
 }
 
-impl Write for Pieces {
+impl Write for ArchiveWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.piece.capacity() == 0 {
             self.piece.reserve(CHUNK);
@@ -136,9 +137,9 @@ impl Write for Pieces {
 }
 
 /// The connection's end.
-struct Received(mpsc::Receiver<io::Result<Bytes>>);
+struct ArchiveStream(mpsc::Receiver<io::Result<Bytes>>);
 
-impl Source for Received {
+impl BodySource for ArchiveStream {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         self.0.poll_recv(cx)
     }
@@ -149,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_is_called_as_its_path_ends() {
+    fn a_tree_has_the_name_at_the_end_of_its_path() {
         let name = |path: &str| String::from_utf8(name_of(Path::new(path)).unwrap()).unwrap();
         assert_eq!(name("/a/b"), "b");
         assert_eq!(name("/a/b/"), "b");

@@ -9,29 +9,32 @@ use std::os::fd::{AsRawFd, OwnedFd};
 const BY_FAMILY: u16 = 20;
 /// `SOCK_DESTROY`
 const DESTROY: u16 = 21;
-const HEADER: usize = 16;
+const NETLINK_HEADER_BYTES: usize = 16;
 /// Length of `struct inet_diag_sockid`: ports, addresses, interface, cookie.
-const ID: usize = 48;
-/// Where it begins in `struct inet_diag_msg`, behind the netlink header.
-const ID_AT: usize = HEADER + 4;
-/// All states of `net/tcp_states.h` that are connections: neither `TCP_CLOSE` (7) nor `TCP_LISTEN` (10). `TCP_TIME_WAIT` (6) is the
-/// kernel's alone and answers nothing but what comes.
-const CONNECTIONS: u32 = 0x1fff & !(1 | 1 << 6 | 1 << 7 | 1 << 10);
+const SOCKET_ID_BYTES: usize = 48;
+/// Offset in `struct inet_diag_msg`, behind the netlink header.
+const SOCKET_ID_OFFSET: usize = NETLINK_HEADER_BYTES + 4;
+/// States of `net/tcp_states.h` that are connections: neither `TCP_CLOSE` (7) nor `TCP_LISTEN`
+/// (10). `TCP_TIME_WAIT` (6) is the kernel's alone and only answers incoming packets.
+const CONNECTION_STATES: u32 = 0x1fff & !(1 | 1 << 6 | 1 << 7 | 1 << 10);
 /// The kernel fills at most 32 KiB at a time.
-const BUFFER: usize = 64 * 1024;
+const RECV_BUFFER_BYTES: usize = 64 * 1024;
 
 /// A TCP socket, named as the kernel does it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Connection {
+pub struct TcpConnection {
     family: u8,
-    id: [u8; ID],
+    id: [u8; SOCKET_ID_BYTES],
 }
 
-impl Connection {
+impl TcpConnection {
     fn parse(message: &[u8]) -> Option<Self> {
         Some(Self {
-            family: *message.get(HEADER)?,
-            id: message.get(ID_AT..ID_AT + ID)?.try_into().ok()?,
+            family: *message.get(NETLINK_HEADER_BYTES)?,
+            id: message
+                .get(SOCKET_ID_OFFSET..SOCKET_ID_OFFSET + SOCKET_ID_BYTES)?
+                .try_into()
+                .ok()?,
         })
     }
 
@@ -46,7 +49,7 @@ impl Connection {
         IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()
     }
 
-    /// Whether it never leaves the guest.
+    /// Returns true if it never leaves the guest.
     pub fn is_loopback(&self) -> bool {
         self.address(4).is_loopback() && self.address(20).is_loopback()
     }
@@ -59,9 +62,9 @@ impl Connection {
 }
 
 /// A netlink socket of this thread's network namespace.
-pub struct Diag(OwnedFd);
+pub struct SockDiag(OwnedFd);
 
-impl Diag {
+impl SockDiag {
     /// Opens one.
     pub fn open() -> io::Result<Self> {
         // SAFETY: no pointers.
@@ -76,15 +79,15 @@ impl Diag {
     }
 
     /// All TCP connections of an address family.
-    pub fn connections(&self, family: u8) -> io::Result<Vec<Connection>> {
-        let any = Connection {
+    pub fn connections(&self, family: u8) -> io::Result<Vec<TcpConnection>> {
+        let any = TcpConnection {
             family,
-            id: [0; ID],
+            id: [0; SOCKET_ID_BYTES],
         };
         let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
         self.send(&request(BY_FAMILY, flags as u16, &any))?;
         let mut found = Vec::new();
-        let mut buffer = vec![0; BUFFER];
+        let mut buffer = vec![0; RECV_BUFFER_BYTES];
         loop {
             let length = sys::read(self.0.as_raw_fd(), &mut buffer)?;
             let mut rest = &buffer[..length];
@@ -94,8 +97,8 @@ impl Diag {
             while let Some((kind, message, next)) = split(rest) {
                 match i32::from(kind) {
                     libc::NLMSG_DONE => return Ok(found),
-                    libc::NLMSG_ERROR => verdict(message)?,
-                    _ => found.extend(Connection::parse(message)),
+                    libc::NLMSG_ERROR => error_of(message)?,
+                    _ => found.extend(TcpConnection::parse(message)),
                 }
                 rest = next;
             }
@@ -103,14 +106,14 @@ impl Diag {
     }
 
     /// Ends a connection; one that has ended meanwhile is no error.
-    pub fn destroy(&self, connection: &Connection) -> io::Result<()> {
+    pub fn destroy(&self, connection: &TcpConnection) -> io::Result<()> {
         let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
         self.send(&request(DESTROY, flags as u16, connection))?;
         let mut buffer = [0; 1024];
         let length = sys::read(self.0.as_raw_fd(), &mut buffer)?;
         match split(&buffer[..length]) {
             Some((kind, message, _)) if i32::from(kind) == libc::NLMSG_ERROR => {
-                match verdict(message) {
+                match error_of(message) {
                     Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
                     other => other,
                 }
@@ -125,32 +128,34 @@ impl Diag {
 }
 
 /// A message with a `struct inet_diag_req_v2`.
-fn request(kind: u16, flags: u16, of: &Connection) -> Vec<u8> {
-    let mut message = Vec::with_capacity(HEADER + 8 + ID);
-    message.extend_from_slice(&((HEADER + 8 + ID) as u32).to_ne_bytes());
+fn request(kind: u16, flags: u16, of: &TcpConnection) -> Vec<u8> {
+    let mut message = Vec::with_capacity(NETLINK_HEADER_BYTES + 8 + SOCKET_ID_BYTES);
+    message.extend_from_slice(&((NETLINK_HEADER_BYTES + 8 + SOCKET_ID_BYTES) as u32).to_ne_bytes());
     message.extend_from_slice(&kind.to_ne_bytes());
     message.extend_from_slice(&flags.to_ne_bytes());
-    // Sequence number and port: one question at a time, and the kernel knows who asks.
+    // Sequence number and port: one request at a time, and the kernel knows the sender.
     message.extend_from_slice(&[0; 8]);
     message.extend_from_slice(&[of.family, libc::IPPROTO_TCP as u8, 0, 0]);
-    message.extend_from_slice(&CONNECTIONS.to_ne_bytes());
+    message.extend_from_slice(&CONNECTION_STATES.to_ne_bytes());
     message.extend_from_slice(&of.id);
     message
 }
 
-/// Type and content of the first message, and what follows it.
+/// Type and payload of the first message, and the rest.
 fn split(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
     let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
-    let message = bytes.get(..length).filter(|_| length >= HEADER)?;
+    let message = bytes
+        .get(..length)
+        .filter(|_| length >= NETLINK_HEADER_BYTES)?;
     let next = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
     Some((kind, message, next))
 }
 
-/// What an error message says: 0 is an acknowledgement.
-fn verdict(message: &[u8]) -> io::Result<()> {
+/// Result in an error message: 0 is an acknowledgement.
+fn error_of(message: &[u8]) -> io::Result<()> {
     let code = message
-        .get(HEADER..HEADER + 4)
+        .get(NETLINK_HEADER_BYTES..NETLINK_HEADER_BYTES + 4)
         .and_then(|b| b.try_into().ok());
     match code.map(i32::from_ne_bytes) {
         Some(0) => Ok(()),
@@ -165,13 +170,13 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn a_connection_is_found_by_its_ends_and_is_known_as_loopback() {
+    fn a_loopback_connection_is_found_and_recognised() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(address) else {
                 continue;
             };
             let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let diag = Diag::open().unwrap();
+            let diag = SockDiag::open().unwrap();
             let family = match stream.local_addr().unwrap() {
                 SocketAddr::V4(_) => libc::AF_INET,
                 SocketAddr::V6(_) => libc::AF_INET6,
@@ -187,14 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_connection_of_an_ipv6_socket_is_seen_for_what_it_is() {
-        let mut id = [0; ID];
+    fn an_ipv4_connection_of_an_ipv6_socket_is_recognised() {
+        let mut id = [0; SOCKET_ID_BYTES];
         for (at, last) in [(4, 1), (20, 9)] {
             id[at + 10..at + 16].copy_from_slice(&[0xff, 0xff, 127, 0, 0, last]);
         }
         let family = libc::AF_INET6 as u8;
-        assert!(Connection { family, id }.is_loopback());
+        assert!(TcpConnection { family, id }.is_loopback());
         id[32] = 10;
-        assert!(!Connection { family, id }.is_loopback());
+        assert!(!TcpConnection { family, id }.is_loopback());
     }
 }

@@ -1,16 +1,16 @@
 //! `process.Process`: start, watch, feed and signal processes.
 
 pub mod child;
-pub mod command;
 pub mod exit;
-pub mod hub;
+pub mod frame_hub;
 pub mod input;
 pub mod limits;
 pub mod message;
 pub mod oom;
 pub mod oom_log;
+pub mod output_pump;
+pub mod program_lookup;
 pub mod pty;
-pub mod pump;
 pub mod reaper;
 pub mod service;
 pub mod signal;

@@ -1,12 +1,12 @@
 //! The guest's file systems.
 //!
-//! The root is an overlay: a template's images, which nobody writes, below a layer for what this sandbox writes.
+//! The root is an overlay: a template's images, read-only, below a layer for this sandbox's writes.
 
+pub mod container_storage;
 pub mod gvisor;
 pub mod microvm;
-pub mod storage;
 
-use super::mount::{PLAIN, directory, mount, raw};
+use super::mount::{NO_PROGRAMS_OR_DEVICES, directory, mount, raw};
 use crate::sys;
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -14,26 +14,27 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::sync::OnceLock;
 
-/// What this sandbox wrote, in overlayfs' own form. The directory lies beneath the root afterwards, where nothing finds it but
-/// this descriptor, which no program inherits.
-static WRITTEN: OnceLock<File> = OnceLock::new();
+/// Upper directory of the root: this sandbox's writes in overlayfs' own form. It lies beneath the
+/// root afterwards, reachable only by this descriptor, which no program inherits.
+static UPPER_DIRECTORY: OnceLock<File> = OnceLock::new();
 
 /// The overlay's upper directory. None if we are not process 1.
-pub fn written() -> Option<&'static File> {
-    WRITTEN.get()
+pub fn upper_directory() -> Option<&'static File> {
+    UPPER_DIRECTORY.get()
 }
 
-/// The template's images, the uppermost first. Their directories, too, are found by these descriptors
-/// alone.
-static IMAGES_BELOW: OnceLock<Vec<File>> = OnceLock::new();
+/// The template's images, the uppermost first. Their directories, too, are reachable only by these
+/// descriptors.
+static LOWER_DIRECTORIES: OnceLock<Vec<File>> = OnceLock::new();
 
 /// The overlay's lower directories, the uppermost first. None if we are not process 1.
-pub fn images_below() -> Option<&'static [File]> {
-    IMAGES_BELOW.get().map(Vec::as_slice)
+pub fn lower_directories() -> Option<&'static [File]> {
+    LOWER_DIRECTORIES.get().map(Vec::as_slice)
 }
 
-/// How many images the template is made of, if `variable` is there to say. Fewer than there are would be another template.
-fn images(variable: &str, most: usize) -> Result<Option<usize>, String> {
+/// Number of images of the template, from `variable`, if it is set. Fewer than there are would be
+/// another template.
+fn image_count(variable: &str, most: usize) -> Result<Option<usize>, String> {
     let Some(said) = std::env::var_os(variable) else {
         return Ok(None);
     };
@@ -50,7 +51,7 @@ fn writable(at: &str) -> Result<(), String> {
     directory(&format!("{at}/work"), 0o755);
     let written = File::open(&data).map_err(|e| format!("cannot open {data}: {e}"))?;
     // There is one root, made once.
-    let _ = WRITTEN.set(written);
+    let _ = UPPER_DIRECTORY.set(written);
     Ok(())
 }
 
@@ -59,7 +60,7 @@ fn mount_overlay(lower: &str, upper: &str, at: &CStr, further: &str) -> Result<(
     let open = |at: &str| File::open(at).map_err(|e| format!("cannot open {at}: {e}"));
     let images = lower.split(':').map(open).collect::<Result<_, _>>()?;
     // There is one root, made once.
-    let _ = IMAGES_BELOW.set(images);
+    let _ = LOWER_DIRECTORIES.set(images);
     let options = format!("lowerdir={lower},upperdir={upper}/data,workdir={upper}/work{further}");
     mount(
         c"overlay",
@@ -74,7 +75,7 @@ fn text(text: String) -> Result<CString, String> {
     CString::new(text).map_err(|e| e.to_string())
 }
 
-/// What programs expect under `/proc`, `/sys`, `/dev`, `/run` and `/tmp`.
+/// Mounts the standard file systems under `/proc`, `/sys`, `/dev`, `/run` and `/tmp`.
 fn system() -> Result<(), String> {
     for path in [
         "/proc",
@@ -86,8 +87,8 @@ fn system() -> Result<(), String> {
     ] {
         directory(path, 0o755);
     }
-    mount(c"proc", c"/proc", c"proc", PLAIN, c"")?;
-    mount(c"sysfs", c"/sys", c"sysfs", PLAIN, c"")?;
+    mount(c"proc", c"/proc", c"proc", NO_PROGRAMS_OR_DEVICES, c"")?;
+    mount(c"sysfs", c"/sys", c"sysfs", NO_PROGRAMS_OR_DEVICES, c"")?;
     mount(
         c"devpts",
         c"/dev/pts",
@@ -106,7 +107,13 @@ fn system() -> Result<(), String> {
     directory("/run/lock", 0o1777);
     super::generation::make_home()?;
     // Kernels without them are fine.
-    let _ = raw(c"mqueue", c"/dev/mqueue", c"mqueue", PLAIN, c"");
+    let _ = raw(
+        c"mqueue",
+        c"/dev/mqueue",
+        c"mqueue",
+        NO_PROGRAMS_OR_DEVICES,
+        c"",
+    );
     for (link, target) in [
         ("/dev/fd", "/proc/self/fd"),
         ("/dev/stdin", "/proc/self/fd/0"),
@@ -130,7 +137,8 @@ fn memory_kib() -> io::Result<u64> {
     Ok(info.totalram * u64::from(info.mem_unit) / 1024)
 }
 
-/// `/tmp` stays on the disk: unpacking a large archive there must not compete with programs for memory.
+/// `/tmp` stays on the disk: unpacking a large archive there must not compete with programs for
+/// memory.
 fn temporary() {
     directory("/tmp", 0o1777);
     if let Ok(path) = sys::cstring(b"/tmp")

@@ -1,18 +1,19 @@
-//! Feeding a process much input.
+//! Streaming of large input to a process.
 
-use crate::body::Outgoing;
 use crate::client::AgentClient;
 use crate::error::ClientError;
 use crate::frame;
+use crate::request_body::RequestBody;
 use bytes::Bytes;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 /// Bytes of one message: large enough to be fast, and without base64 padding.
-pub(crate) const CHUNK: usize = 48 * 1024;
+pub(crate) const CHUNK_BYTES: usize = 48 * 1024;
 
-/// An open stream into a process. At most a few hundred KiB are under way; then `write` waits for the process.
+/// An open stream into a process. At most a few hundred KiB are buffered; then `write` waits for
+/// the process.
 pub struct StdinStream {
     pieces: Option<mpsc::Sender<Bytes>>,
     call: JoinHandle<Result<(), ClientError>>,
@@ -22,9 +23,9 @@ pub struct StdinStream {
 impl StdinStream {
     /// Opens a stream into a process's stdin, or its terminal.
     pub async fn open(client: &AgentClient, pid: u32, pty: bool) -> Result<Self, ClientError> {
-        let (pieces, body) = Outgoing::channel();
+        let (pieces, body) = RequestBody::channel();
         let first = frame::message(&json!({ "start": { "process": { "pid": pid } } }))?;
-        // The channel is empty and its other end in our hands.
+        // The channel is empty and its other end is owned here.
         let _ = pieces.send(first).await;
         let client = client.clone();
         let call = tokio::spawn(async move {
@@ -41,9 +42,10 @@ impl StdinStream {
         })
     }
 
-    /// Writes all bytes. If the agent ended the stream (the process is gone, or closed its stdin) this says why.
+    /// Writes all bytes. If the agent ended the stream (the process is gone, or closed its stdin)
+    /// the error is the reason.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), ClientError> {
-        for piece in bytes.chunks(CHUNK) {
+        for piece in bytes.chunks(CHUNK_BYTES) {
             let Some(pieces) = &self.pieces else {
                 return Err(closed());
             };
@@ -55,7 +57,8 @@ impl StdinStream {
         Ok(())
     }
 
-    /// Waits until the process was given everything. Its stdin stays open: see [`AgentClient::close_stdin`].
+    /// Waits until the process has got everything. Its stdin stays open: see
+    /// [`AgentClient::close_stdin`].
     pub async fn finish(mut self) -> Result<(), ClientError> {
         self.pieces = None;
         self.outcome().await

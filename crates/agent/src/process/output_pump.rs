@@ -1,8 +1,8 @@
-//! Moves a process's output to its readers, and tells them its end.
+//! Copying of a process's output to its readers, and the report of its end.
 
-use super::hub::Hub;
-use super::table::{Process, ProcessTable};
-use crate::rpc::{Code, RpcError, frame};
+use super::frame_hub::FrameHub;
+use super::table::{GuestProcess, ProcessTable};
+use crate::rpc::{RpcCode, RpcError, frame};
 use crate::state::Agent;
 use crate::sys;
 use std::future::poll_fn;
@@ -16,55 +16,56 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Sleep, sleep};
 
 /// Most bytes of one data event from a pipe.
-pub const PIPE_CHUNK: usize = 32 * 1024;
+pub const PIPE_CHUNK_BYTES: usize = 32 * 1024;
 /// Most bytes of one data event from a terminal.
-pub const PTY_CHUNK: usize = 16 * 1024;
-/// How long after the process's exit a background child that holds its output open delays the end.
-const GRACE: Duration = Duration::from_millis(200);
-/// How long a process over its time has to end after SIGTERM before SIGKILL follows.
+pub const PTY_CHUNK_BYTES: usize = 16 * 1024;
+/// Time after a process's exit by which a background child that holds its output open delays the
+/// end.
+const OUTPUT_GRACE: Duration = Duration::from_millis(200);
+/// Time for a process over its time limit to end after SIGTERM, before SIGKILL follows.
 const TERM_GRACE: Duration = Duration::from_secs(2);
-/// How long the end of a process is awaited after SIGKILL before its reader is told that it goes on.
-const KILL_WAIT: Duration = Duration::from_secs(2);
-/// Reads before others get their turn.
-const TURN: usize = 16;
+/// Time for a process to end after SIGKILL; then its reader gets a report that it goes on.
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Reads per poll, so that other tasks run in between.
+const READS_PER_POLL: usize = 16;
 
 /// An output of the process.
-pub struct Output {
-    /// Where to read.
+pub struct ProcessOutput {
+    /// Descriptor to read from.
     pub fd: Rc<AsyncFd<OwnedFd>>,
     /// `stdout`, `stderr` or `pty`.
     pub field: &'static str,
 }
 
-enum Drained {
+enum OutputStatus {
     /// Nothing there now.
     Waiting,
     /// Readers have to catch up first.
     Blocked,
-    /// The turn is over.
-    More,
+    /// Reads per poll are used up.
+    Yielded,
     /// It ended.
     Closed,
 }
 
-impl Output {
-    fn drain(&self, hub: &Hub, scratch: &mut [u8], cx: &mut Context<'_>) -> Drained {
+impl ProcessOutput {
+    fn drain(&self, hub: &FrameHub, scratch: &mut [u8], cx: &mut Context<'_>) -> OutputStatus {
         let chunk = if self.field == "pty" {
-            PTY_CHUNK
+            PTY_CHUNK_BYTES
         } else {
-            PIPE_CHUNK
+            PIPE_CHUNK_BYTES
         };
-        for _ in 0..TURN {
+        for _ in 0..READS_PER_POLL {
             if hub.poll_room(cx).is_pending() {
-                return Drained::Blocked;
+                return OutputStatus::Blocked;
             }
             let mut ready = match self.fd.poll_read_ready(cx) {
-                Poll::Pending => return Drained::Waiting,
+                Poll::Pending => return OutputStatus::Waiting,
                 Poll::Ready(Ok(ready)) => ready,
-                Poll::Ready(Err(_)) => return Drained::Closed,
+                Poll::Ready(Err(_)) => return OutputStatus::Closed,
             };
             match ready.try_io(|fd| sys::read(fd.as_raw_fd(), &mut scratch[..chunk])) {
-                Ok(Ok(0)) => return Drained::Closed,
+                Ok(Ok(0)) => return OutputStatus::Closed,
                 Ok(Ok(n)) => {
                     if hub.has_readers() {
                         hub.publish(&frame::data_event(self.field, &scratch[..n]));
@@ -72,54 +73,54 @@ impl Output {
                 }
                 Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
                 // A terminal says EIO when its last process is gone.
-                Ok(Err(_)) => return Drained::Closed,
+                Ok(Err(_)) => return OutputStatus::Closed,
                 Err(_would_block) => {}
             }
         }
-        Drained::More
+        OutputStatus::Yielded
     }
 }
 
 /// Time limit of a process.
-pub struct Deadline {
+pub struct ProcessDeadline {
     timer: Pin<Box<Sleep>>,
-    /// Reader that is told that the limit was reached.
+    /// Reader that gets the report of the limit.
     reader: u64,
-    stage: Stage,
+    stage: TerminationStage,
 }
 
-impl Deadline {
-    /// A limit of `limit` from now, which `reader` is told about.
+impl ProcessDeadline {
+    /// A limit of `limit` from now, reported to `reader`.
     pub fn new(limit: Duration, reader: u64) -> Self {
         Self {
             timer: Box::pin(sleep(limit)),
             reader,
-            stage: Stage::Running,
+            stage: TerminationStage::Running,
         }
     }
 }
 
 /// Signal that the process was sent last because of its time limit.
 #[derive(Clone, Copy)]
-enum Stage {
+enum TerminationStage {
     Running,
     Terminated,
     Killed,
 }
 
 /// The task of one process.
-pub struct Pump {
+pub struct OutputPump {
     /// The process.
-    pub process: Rc<Process>,
+    pub process: Rc<GuestProcess>,
     /// Its outputs.
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<ProcessOutput>,
     /// Its time limit.
-    pub deadline: Option<Deadline>,
+    pub deadline: Option<ProcessDeadline>,
     /// Runs since its exit.
     pub grace: Option<Pin<Box<Sleep>>>,
 }
 
-impl Pump {
+impl OutputPump {
     /// Runs until all output was read.
     pub async fn run(mut self, agent: Rc<Agent>) {
         poll_fn(|cx| self.poll(&agent.processes, cx)).await;
@@ -132,21 +133,22 @@ impl Pump {
         let hub = &self.process.hub;
         self.outputs
             .retain(|output| match output.drain(hub, &mut scratch, cx) {
-                Drained::Waiting => true,
-                Drained::Blocked => {
+                OutputStatus::Waiting => true,
+                OutputStatus::Blocked => {
                     quiet = false;
                     true
                 }
-                Drained::More => {
+                OutputStatus::Yielded => {
                     quiet = false;
                     cx.waker().wake_by_ref();
                     true
                 }
-                Drained::Closed => false,
+                OutputStatus::Closed => false,
             });
         drop(scratch);
         if self.process.end.get().is_some() {
-            // Only background children are left; what they write goes nowhere, but must not stop them.
+            // Only background children are left; their output is discarded, but must not block
+            // them.
             return if self.outputs.is_empty() {
                 Poll::Ready(())
             } else {
@@ -163,7 +165,7 @@ impl Pump {
                 Some(grace) => grace.as_mut().poll_elapsed(cx),
                 None if quiet => self
                     .grace
-                    .insert(Box::pin(sleep(GRACE)))
+                    .insert(Box::pin(sleep(OUTPUT_GRACE)))
                     .as_mut()
                     .poll_elapsed(cx),
                 None => false,
@@ -184,34 +186,34 @@ impl Pump {
         Poll::Pending
     }
 
-    /// Ends a process that is over its time: SIGTERM to its group, then SIGKILL. Its reader is told
-    /// when it has ended, so that what it is told is true.
+    /// Ends a process that is over its time: SIGTERM to its group, then SIGKILL. Its reader gets
+    /// the report only after its end, so that the report is true.
     fn check_deadline(&mut self, cx: &mut Context<'_>) {
         while let Some(deadline) = &mut self.deadline {
             let told = if self.process.exit.get().is_some() {
                 match deadline.stage {
-                    Stage::Running => None,
+                    TerminationStage::Running => None,
                     _ => {
                         self.process.kill_orphans();
                         Some("the process ran into its timeout and was killed")
                     }
                 }
             } else if deadline.timer.as_mut().poll_elapsed(cx) {
-                // An error says that the process has ended: the reaper tells in a moment.
+                // An error means that the process has ended: the reaper reports it in a moment.
                 match deadline.stage {
-                    Stage::Running => {
+                    TerminationStage::Running => {
                         let _ = self.process.signal(libc::SIGTERM);
                         deadline.timer = Box::pin(sleep(TERM_GRACE));
-                        deadline.stage = Stage::Terminated;
+                        deadline.stage = TerminationStage::Terminated;
                         continue;
                     }
-                    Stage::Terminated => {
+                    TerminationStage::Terminated => {
                         let _ = self.process.signal(libc::SIGKILL);
-                        deadline.timer = Box::pin(sleep(KILL_WAIT));
-                        deadline.stage = Stage::Killed;
+                        deadline.timer = Box::pin(sleep(KILL_TIMEOUT));
+                        deadline.stage = TerminationStage::Killed;
                         continue;
                     }
-                    Stage::Killed => Some(
+                    TerminationStage::Killed => Some(
                         "the process ran into its timeout and was sent SIGKILL, but has not ended yet",
                     ),
                 }
@@ -219,7 +221,7 @@ impl Pump {
                 return;
             };
             if let Some(told) = told {
-                let error = RpcError::new(Code::DeadlineExceeded, told);
+                let error = RpcError::new(RpcCode::DeadlineExceeded, told);
                 let end = frame::end(Some(&error));
                 self.process.hub.close_one(deadline.reader, end);
             }

@@ -1,16 +1,16 @@
 //! Trees of files as archives: `GET /archive`, `PUT /archive`, `GET /layer`.
 //!
-//! The work on files is done by a thread of its own, joined to the connection by a channel that holds little: whoever is faster
-//! waits.
+//! The work on files is done by a thread of its own, joined to the connection by a bounded channel:
+//! the faster side waits.
 
 pub mod layer;
 pub mod receive;
 pub mod send;
 
-pub use layer::is_left_out;
+pub use layer::is_excluded;
 
 use super::error::RestError;
-use super::target::{decode, decode_bytes, pairs};
+use super::file_query::{decode, decode_bytes, pairs};
 use crate::state::Agent;
 use crate::users::User;
 use hyper::{StatusCode, Uri};
@@ -21,18 +21,18 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// Pieces under way between thread and connection.
-const PIECES: usize = 4;
+const MAX_QUEUED_CHUNKS: usize = 4;
 
-/// What a query says about an archive.
+/// Parameters of an archive in a query.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Query {
+struct ArchiveQuery {
     paths: Vec<Vec<u8>>,
     username: Option<String>,
     owner: Option<String>,
     mode: Option<String>,
 }
 
-impl Query {
+impl ArchiveQuery {
     fn of(uri: &Uri) -> Self {
         let mut query = Self::default();
         for (name, value) in pairs(uri).filter(|(_, value)| !value.is_empty()) {
@@ -61,7 +61,7 @@ fn resolve(user: &User, path: &[u8]) -> PathBuf {
 }
 
 /// Waits for room for one more archive.
-async fn room(agent: &Agent) -> Result<OwnedSemaphorePermit, RestError> {
+async fn archive_permit(agent: &Agent) -> Result<OwnedSemaphorePermit, RestError> {
     let room = Arc::clone(&agent.archives).acquire_owned().await;
     room.map_err(|e| RestError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))
 }

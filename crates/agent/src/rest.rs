@@ -1,20 +1,19 @@
-//! Plain HTTP beside the Connect services.
+//! PlainFile HTTP beside the Connect services.
 
 pub mod archive;
 pub mod changes;
 pub mod compose;
 pub mod download;
 pub mod error;
+pub mod file_query;
+pub mod init;
 pub mod metrics;
 pub mod range;
 pub mod restart;
-pub mod settings;
 pub mod signature;
-pub mod target;
 pub mod upload;
 
-use crate::body::Reply;
-use crate::server::json;
+use crate::body::{ReplyBody, json};
 use crate::state::Agent;
 use error::RestError;
 use hyper::body::Incoming;
@@ -22,7 +21,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use std::rc::Rc;
 
 /// Answers a request that is no RPC.
-pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<Reply> {
+pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Response<ReplyBody> {
     let result = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/health") => Ok(no_content()),
         (&Method::GET | &Method::HEAD, "/files") => download::answer(agent, &request),
@@ -35,7 +34,7 @@ pub async fn answer(agent: &Rc<Agent>, request: Request<&mut Incoming>) -> Respo
         (&Method::POST, "/restart") => restart::answer(agent, &request).await,
         (&Method::GET, "/metrics") => Ok(json(&metrics::now(agent))),
         (&Method::GET, "/envs") => Ok(json(&agent.settings.borrow().env)),
-        (&Method::POST, "/init") => settings::answer(agent, request).await,
+        (&Method::POST, "/init") => init::answer(agent, request).await,
         (
             _,
             "/health" | "/files" | "/files/compose" | "/archive" | "/layer" | "/changes"
@@ -65,8 +64,8 @@ fn only_root(agent: &Agent, username: Option<&str>, what: &str) -> Result<(), Re
     Ok(())
 }
 
-fn no_content() -> Response<Reply> {
-    let mut response = Response::new(Reply::empty());
+fn no_content() -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     response
 }

@@ -1,6 +1,6 @@
-//! Finding the program as the user who will run it.
+//! Look-up of a program, with the rights of the user who runs it.
 
-use crate::rpc::{Code, RpcError};
+use crate::rpc::{RpcCode, RpcError};
 use crate::users::User;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -8,34 +8,39 @@ use std::path::{Path, PathBuf};
 
 /// The program is not there; a shell would say 127.
 pub fn not_found(cmd: &str) -> RpcError {
-    RpcError::new(Code::NotFound, format!("{cmd}: command not found")).reason("command_not_found")
+    RpcError::new(RpcCode::NotFound, format!("{cmd}: command not found"))
+        .reason("command_not_found")
 }
 
 /// The program cannot be executed; a shell would say 126.
 pub fn not_executable(cmd: &str, why: &str) -> RpcError {
-    RpcError::new(Code::PermissionDenied, format!("{cmd}: {why}")).reason("command_not_executable")
+    RpcError::new(RpcCode::PermissionDenied, format!("{cmd}: {why}"))
+        .reason("command_not_executable")
 }
 
 /// The absolute path of a command.
 pub fn find(cmd: &str, path: &str, cwd: &Path, user: &User) -> Result<PathBuf, RpcError> {
     if cmd.is_empty() {
-        return Err(RpcError::new(Code::InvalidArgument, "the command is empty"));
+        return Err(RpcError::new(
+            RpcCode::InvalidArgument,
+            "the command is empty",
+        ));
     }
     if cmd.contains('/') {
         return match executable(&cwd.join(cmd), user) {
             Ok(found) => Ok(found),
-            Err(Unfit::Missing) if cmd == "/bin/bash" => replace_bash(path, cwd, user),
-            Err(Unfit::Missing) => Err(not_found(cmd)),
-            Err(Unfit::Directory) => Err(not_executable(cmd, "is a directory")),
-            Err(Unfit::Forbidden) => Err(not_executable(cmd, "not executable")),
+            Err(NotExecutable::Missing) if cmd == "/bin/bash" => replace_bash(path, cwd, user),
+            Err(NotExecutable::Missing) => Err(not_found(cmd)),
+            Err(NotExecutable::Directory) => Err(not_executable(cmd, "is a directory")),
+            Err(NotExecutable::Forbidden) => Err(not_executable(cmd, "not executable")),
         };
     }
     let mut forbidden = false;
     for directory in path.split(':') {
         match executable(&cwd.join(directory).join(cmd), user) {
             Ok(found) => return Ok(found),
-            Err(Unfit::Forbidden) => forbidden = true,
-            Err(Unfit::Missing | Unfit::Directory) => {}
+            Err(NotExecutable::Forbidden) => forbidden = true,
+            Err(NotExecutable::Missing | NotExecutable::Directory) => {}
         }
     }
     Err(if forbidden {
@@ -52,19 +57,19 @@ fn replace_bash(path: &str, cwd: &Path, user: &User) -> Result<PathBuf, RpcError
         .map_err(|_| not_found("/bin/bash"))
 }
 
-enum Unfit {
+enum NotExecutable {
     Missing,
     Directory,
     Forbidden,
 }
 
-fn executable(path: &Path, user: &User) -> Result<PathBuf, Unfit> {
+fn executable(path: &Path, user: &User) -> Result<PathBuf, NotExecutable> {
     match std::fs::metadata(path) {
-        Ok(found) if found.is_dir() => Err(Unfit::Directory),
+        Ok(found) if found.is_dir() => Err(NotExecutable::Directory),
         Ok(found) if may_execute(&found, user) => Ok(path.to_path_buf()),
-        Ok(_) => Err(Unfit::Forbidden),
-        Err(e) if e.raw_os_error() == Some(libc::EACCES) => Err(Unfit::Forbidden),
-        Err(_) => Err(Unfit::Missing),
+        Ok(_) => Err(NotExecutable::Forbidden),
+        Err(e) if e.raw_os_error() == Some(libc::EACCES) => Err(NotExecutable::Forbidden),
+        Err(_) => Err(NotExecutable::Missing),
     }
 }
 

@@ -1,8 +1,9 @@
-//! Silence: nothing leaves the guest while this is held.
+//! Egress block: no packet leaves the guest while it is held.
 //!
-//! To reset a connection the kernel tells its other end, which in a clone is still the parent's. A filter on the root control group
-//! drops every packet of every socket that does not leave by a loopback interface. It needs no address, route or name of an
-//! interface, and goes with its descriptor.
+//! To reset a connection the kernel notifies its peer, which in a clone is still the parent's. A
+//! filter on the root control group drops every packet of every socket that does not leave by a
+//! loopback interface. It needs no address, route or name of an interface, and ends with its
+//! descriptor.
 
 use crate::sys;
 use std::io;
@@ -17,14 +18,16 @@ const CGROUP_SKB: u32 = 8;
 /// `BPF_CGROUP_INET_EGRESS`
 const EGRESS: u32 = 1;
 
-/// `struct bpf_insn` as a number: code, registers (source above destination), offset, immediate value.
+/// `struct bpf_insn` as a number: code, registers (source above destination), offset, immediate
+/// value.
 const fn instruction(code: u8, registers: u8, offset: i16, value: i32) -> [u8; 8] {
     let [o0, o1] = offset.to_le_bytes();
     let [v0, v1, v2, v3] = value.to_le_bytes();
     [code, registers, o0, o1, v0, v1, v2, v3]
 }
 
-/// Lets pass (1) what goes out by interface 1, which is `lo` in every namespace; drops (0) all else.
+/// Passes (1) packets that leave by interface 1, which is `lo` in every namespace; drops (0) all
+/// others.
 const FILTER: [[u8; 8]; 4] = [
     // r0 = context->ifindex, 40 bytes into struct __sk_buff
     instruction(0x61, 0x10, 40, 0),
@@ -36,7 +39,7 @@ const FILTER: [[u8; 8]; 4] = [
 
 /// The head of `union bpf_attr` for [`PROG_LOAD`].
 #[repr(C)]
-struct Load {
+struct ProgLoadAttr {
     kind: u32,
     instructions: u32,
     first: u64,
@@ -51,7 +54,7 @@ struct Load {
 
 /// The head of `union bpf_attr` for [`LINK_CREATE`].
 #[repr(C)]
-struct Link {
+struct LinkCreateAttr {
     program: u32,
     target: u32,
     attach: u32,
@@ -59,11 +62,11 @@ struct Link {
 }
 
 /// While it lives, nothing leaves the guest.
-pub struct Hush {
+pub struct EgressBlock {
     _link: OwnedFd,
 }
 
-impl Hush {
+impl EgressBlock {
     /// Begins the silence.
     pub fn new() -> io::Result<Self> {
         let root = std::fs::File::options()
@@ -72,7 +75,7 @@ impl Hush {
             .open("/sys/fs/cgroup")?;
         let program = bpf(
             PROG_LOAD,
-            &Load {
+            &ProgLoadAttr {
                 kind: CGROUP_SKB,
                 instructions: FILTER.len() as u32,
                 first: FILTER.as_ptr() as u64,
@@ -87,7 +90,7 @@ impl Hush {
         )?;
         let link = bpf(
             LINK_CREATE,
-            &Link {
+            &LinkCreateAttr {
                 program: program.as_raw_fd().cast_unsigned(),
                 target: root.as_raw_fd().cast_unsigned(),
                 attach: EGRESS,
@@ -100,7 +103,8 @@ impl Hush {
 
 /// A call of bpf(2) that makes a close-on-exec descriptor.
 fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<OwnedFd> {
-    // SAFETY: `attributes` begins as union bpf_attr does for this command, and everything it points to outlives the call.
+    // SAFETY: `attributes` begins as union bpf_attr does for this command, and everything it points
+    // to outlives the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,

@@ -1,6 +1,6 @@
-//! What only a clone needs: what the kernel or the image made once, before the snapshot.
+//! Renewal of state that a clone shares with its parent: random seeds, boot id, and memory marked
+//! `MADV_WIPEONFORK`.
 
-use super::identity::random_id;
 use super::mount::raw;
 use crate::sys;
 use std::io;
@@ -8,16 +8,17 @@ use std::path::Path;
 
 const BOOT_ID: &str = "/run/jiffy/boot-id";
 const SHOWN: &str = "/proc/sys/kernel/random/boot_id";
-/// Where distributions keep random bytes for the next boot.
+/// Files with random bytes that distributions keep for the next boot.
 const SEEDS: [&str; 2] = [
     "/var/lib/systemd/random-seed",
     "/var/lib/urandom/random-seed",
 ];
 
-/// The guest kernel's: whoever writes to it says that the machine is a copy.
+/// File of the guest kernel. A write says that the machine is a copy.
 const WIPE_ON_FORK: &str = "/proc/sys/vm/wipe_on_fork";
 
-/// Empties what programs marked as not to be copied by a fork (`MADV_WIPEONFORK`): generators of random numbers in libraries notice by that.
+/// Empties memory that programs marked as not to be copied by a fork (`MADV_WIPEONFORK`): random
+/// generators in libraries notice a clone by that.
 pub fn wipe_on_fork() -> io::Result<()> {
     match std::fs::write(WIPE_ON_FORK, "1") {
         // The snapshot is of an earlier kernel.
@@ -35,7 +36,7 @@ pub fn new_boot_id() -> io::Result<()> {
     if !is_mounted && std::fs::write(SHOWN, "1").is_ok() {
         return Ok(());
     }
-    let hex = random_id()?;
+    let hex = sys::random_id()?;
     let id = format!(
         "{}-{}-4{}-8{}-{}\n",
         &hex[..8],
@@ -52,8 +53,8 @@ pub fn new_boot_id() -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces the random bytes that are kept for the next boot, where there are any. Where there is no room for new ones, none is
-/// better than the parent's.
+/// Replaces the random bytes that are kept for the next boot, if there are any. If there is no
+/// space for new ones they are removed: none is better than the parent's.
 pub fn new_random_seeds() -> io::Result<()> {
     for seed in SEEDS.map(Path::new) {
         if !seed.exists() {

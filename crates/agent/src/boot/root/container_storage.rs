@@ -1,4 +1,4 @@
-//! Places where programs keep container images.
+//! ContainerStorage of container images.
 //!
 //! overlayfs takes no upper directory that lies on another overlay, and the root is one. So that
 //! docker, containerd and podman use it without a detour, directories of the disk itself are
@@ -16,21 +16,21 @@ use std::sync::OnceLock;
 
 /// A directory of the disk and the place of the root where it is mounted.
 #[derive(Debug)]
-pub struct Storage {
+pub struct ContainerStorage {
     /// The directory on the disk.
     pub directory: File,
-    /// Its name beneath the root, without a slash in front.
+    /// Mount point beneath the root, without a slash in front.
     pub place: &'static str,
 }
 
-impl Storage {
-    /// Whether anything was written there.
+impl ContainerStorage {
+    /// Returns true if anything was written there.
     pub fn is_used(&self) -> bool {
         std::fs::read_dir(format!("/{}", self.place)).is_ok_and(|mut all| all.next().is_some())
     }
 
-    /// Where beneath it container images are unpacked, if there are any. Their layers have marks
-    /// of overlayfs that mean something to containers, not to a template.
+    /// Path beneath it of unpacked container images, if there are any. Their layers have overlayfs
+    /// marks that apply to containers, not to a template.
     pub fn container_layers(&self) -> Option<String> {
         let mut layers = LAYERS.iter().map(|at| format!("{}/{at}", self.place));
         layers.find(|at| has_directories(format!("/{at}").as_ref()))
@@ -44,7 +44,7 @@ const LAYERS: [&str; 3] = [
     "storage/overlay",
 ];
 
-/// Whether there is a directory in it, apart from the one with short names of the others.
+/// Returns true if it contains a directory, apart from the one with short names of the others.
 fn has_directories(path: &Path) -> bool {
     let Ok(mut all) = std::fs::read_dir(path) else {
         return false;
@@ -70,15 +70,15 @@ const PLACES: [(&str, &str, u32); 4] = [
 /// Directory of the disk that the directories are in.
 const ABOVE: &str = "storage";
 
-static STORAGE: OnceLock<Vec<Storage>> = OnceLock::new();
+static STORAGE: OnceLock<Vec<ContainerStorage>> = OnceLock::new();
 
 /// Those that are mounted. None if we are not process 1.
-pub fn mounted() -> &'static [Storage] {
+pub fn mounted() -> &'static [ContainerStorage] {
     STORAGE.get().map_or(&[], Vec::as_slice)
 }
 
 /// Makes the directories in the file system on `at`.
-pub fn make(at: &str) -> Result<Vec<Storage>, String> {
+pub fn make(at: &str) -> Result<Vec<ContainerStorage>, String> {
     let above = format!("{at}/{ABOVE}");
     directory(&above, 0o700);
     let made = PLACES.iter().map(|(name, place, mode)| {
@@ -89,26 +89,26 @@ pub fn make(at: &str) -> Result<Vec<Storage>, String> {
         // The mask of the kernel's first process must not matter.
         let mode = Permissions::from_mode(*mode);
         directory.set_permissions(mode).map_err(failed)?;
-        Ok(Storage { directory, place })
+        Ok(ContainerStorage { directory, place })
     });
     made.collect()
 }
 
 /// Mounts each where the root, which we are in, has an empty directory for it; files that an image
 /// has there stay.
-pub fn mount(made: Vec<Storage>) -> Result<(), String> {
+pub fn mount(made: Vec<ContainerStorage>) -> Result<(), String> {
     mount_each(made, mount_tree)
 }
 
 /// The same on gVisor, whose kernel has no mounts without a place: beneath `root`, which is about
 /// to become the root, from [`make`]'s directories in the file system on `at`.
-pub fn bind(made: Vec<Storage>, at: &str, root: &str) -> Result<(), String> {
+pub fn bind(made: Vec<ContainerStorage>, at: &str, root: &str) -> Result<(), String> {
     mount_each(made, |storage| bind_one(storage, at, root))
 }
 
 fn mount_each(
-    made: Vec<Storage>,
-    mount_one: impl Fn(&Storage) -> io::Result<bool>,
+    made: Vec<ContainerStorage>,
+    mount_one: impl Fn(&ContainerStorage) -> io::Result<bool>,
 ) -> Result<(), String> {
     let mut mounted = Vec::new();
     for storage in made {
@@ -124,7 +124,7 @@ fn mount_each(
 }
 
 /// Prepares the directory for the one at `path`, if there is one that is empty.
-fn is_wanted(storage: &Storage, path: &Path) -> io::Result<bool> {
+fn is_wanted(storage: &ContainerStorage, path: &Path) -> io::Result<bool> {
     let found = match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => found,
         _ => return Ok(false),
@@ -138,7 +138,7 @@ fn is_wanted(storage: &Storage, path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-fn mount_tree(storage: &Storage) -> io::Result<bool> {
+fn mount_tree(storage: &ContainerStorage) -> io::Result<bool> {
     let path = format!("/{}", storage.place);
     if !is_wanted(storage, path.as_ref())? {
         return Ok(false);
@@ -159,7 +159,7 @@ fn mount_tree(storage: &Storage) -> io::Result<bool> {
     sys::check(moved as libc::c_int).map(|_| true)
 }
 
-fn bind_one(storage: &Storage, at: &str, root: &str) -> io::Result<bool> {
+fn bind_one(storage: &ContainerStorage, at: &str, root: &str) -> io::Result<bool> {
     let path = Path::new(root).join(storage.place);
     // A symbolic link on the way would lead out of the new root: it is not the root yet.
     let is_plain = std::fs::canonicalize(&path).is_ok_and(|found| found == path);
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_directories_and_not_what_lies_beside_them() {
+    fn layers_are_directories_and_not_the_files_beside_them() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!has_directories(&dir.path().join("missing")));
         std::fs::create_dir(dir.path().join("l")).unwrap();

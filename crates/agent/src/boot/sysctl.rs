@@ -1,10 +1,10 @@
-//! Settings of the guest's kernel that differ from its defaults.
+//! AgentSettings of the guest's kernel that differ from its defaults.
 
 use crate::modprobe;
 use std::fs;
 
-/// Files beneath `/proc/sys` and what they are told. The limits of inotify are those of a
-/// workstation: editors and builds watch whole trees, and memory is what limits a sandbox.
+/// Files beneath `/proc/sys` and their values. The limits of inotify are those of a workstation:
+/// editors and builds watch whole trees, and memory is the limit of a sandbox.
 const SETTINGS: [(&str, &str); 3] = [
     ("kernel/modprobe", modprobe::PATH),
     ("fs/inotify/max_user_watches", "524288"),

@@ -1,15 +1,16 @@
 //! `lo` and `eth0`, with ioctls: no netlink library, a handful of system calls.
 
-use super::cmdline::{NetConfig, addresses};
-use super::net6;
+use super::cmdline::{GuestNetConfig, addresses};
+use super::ipv6;
 use crate::sys;
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Forgets the hardware addresses of the neighbours on `eth0`, if there is one: after a restore the same IP addresses can belong to
-/// others, and the kernel would find that out only after seconds of silence. It forgets them whenever ARP is switched.
-pub fn forget_neighbours() -> io::Result<()> {
+/// Flushes the hardware addresses of the neighbours on `eth0`, if there is one: after a restore the
+/// same IP addresses can belong to other machines, and the kernel would notice only after seconds
+/// without an answer. It flushes them whenever ARP is switched.
+pub fn flush_neighbours() -> io::Result<()> {
     let socket = socket()?;
     let mut flags = request(b"eth0");
     match ioctl(&socket, libc::SIOCGIFFLAGS, &mut flags) {
@@ -30,14 +31,14 @@ fn socket() -> io::Result<OwnedFd> {
     sys::owned(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })
 }
 
-/// Brings `lo` up, and `eth0` if there is one and the command line says how. A guest without network is a
-/// guest: failures go to the console.
+/// Brings `lo` up, and `eth0` if there is one and the command line configures it. A guest without
+/// network is a guest: failures go to the console.
 pub fn bring_up() {
-    // A server that has no room for a connection is to drop the call, so that `forward` calls again. With cookies it would answer, and
-    // drop what follows.
+    // A server whose backlog is full must drop the SYN, so that `port_forward` connects again. With
+    // cookies the kernel would answer, and drop the data that follows.
     let _ = std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "0");
     let cmdline = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    let config = NetConfig::parse(&cmdline);
+    let config = GuestNetConfig::parse(&cmdline);
     let outcome = socket().and_then(|socket| {
         up(&socket, b"lo")?;
         match &config {
@@ -53,12 +54,14 @@ pub fn bring_up() {
     }
 }
 
-/// Makes `list`, addresses with commas between them, the name servers where the network is configured already. None if it is empty.
-pub fn name_servers_told(list: &str) {
+/// Sets the comma-separated name servers of `list`, for a network that is configured already. An
+/// empty list changes nothing.
+pub fn set_host_name_servers(list: &str) {
     name_servers(&addresses(list), true);
 }
 
-/// Servers that the host names are the only ones that it lets the guest reach: they count, whatever the image says.
+/// Servers that the host names are the only ones that it lets the guest reach: they override the
+/// image's.
 fn name_servers(servers: &[Ipv4Addr], told: bool) {
     let present = std::fs::metadata("/etc/resolv.conf").is_ok_and(|m| m.len() > 0);
     if (present && !told) || servers.is_empty() {
@@ -105,7 +108,7 @@ fn up(socket: &OwnedFd, name: &[u8]) -> io::Result<()> {
     ioctl(socket, libc::SIOCSIFFLAGS, &mut flags)
 }
 
-fn configure(socket: &OwnedFd, config: &NetConfig) -> io::Result<()> {
+fn configure(socket: &OwnedFd, config: &GuestNetConfig) -> io::Result<()> {
     let mut own = request(b"eth0");
     own.ifr_ifru.ifru_addr = address(config.address);
     match ioctl(socket, libc::SIOCSIFADDR, &mut own) {
@@ -115,10 +118,10 @@ fn configure(socket: &OwnedFd, config: &NetConfig) -> io::Result<()> {
     let mut mask = request(b"eth0");
     mask.ifr_ifru.ifru_addr = address(config.netmask());
     ioctl(socket, libc::SIOCSIFNETMASK, &mut mask)?;
-    net6::prepare();
+    ipv6::prepare();
     up(socket, b"eth0")?;
-    if let Some(version6) = &config.version6 {
-        net6::configure(version6)?;
+    if let Some(ipv6) = &config.ipv6 {
+        ipv6::configure(ipv6)?;
     }
     let mask = u32::from(config.netmask());
     let any = Ipv4Addr::UNSPECIFIED;

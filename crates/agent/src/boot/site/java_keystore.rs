@@ -1,13 +1,13 @@
 //! Java's stores of authorities, in the format that every Java reads (JKS).
 
-use super::store::beneath;
+use super::trust_store::beneath;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use sha1::{Digest, Sha1};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Where Java is, mostly.
+/// Common locations of Java.
 const PLACES: [&str; 6] = [
     "/usr/lib/jvm",
     "/usr/java",
@@ -20,14 +20,14 @@ const MAGIC: u32 = 0xfeed_feed;
 const VERSION: u32 = 2;
 const TRUSTED: u32 = 2;
 const X509: &str = "X.509";
-/// The password that everybody knows, with which tools check that a store is whole.
+/// Java's well-known default password, by which tools check that a store is intact.
 const PASSWORD: &str = "changeit";
-/// What else goes into the checksum.
+/// Salt of the checksum.
 const SALT: &[u8] = b"Mighty Aphrodite";
 /// Most entries of a store that is read.
 const MAX_ENTRIES: u32 = 4096;
 
-/// Whether the file system on `root` has a Java.
+/// Returns true if the file system on `root` has a Java.
 pub fn is_there(root: &Path, env: &BTreeMap<String, String>) -> bool {
     let said = env.get("JAVA_HOME").map(Path::new);
     let mut places = PLACES.iter().map(Path::new).chain(said);
@@ -36,18 +36,18 @@ pub fn is_there(root: &Path, env: &BTreeMap<String, String>) -> bool {
 
 /// Certificates by their names.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Keystore(Vec<Entry>);
+pub struct Keystore(Vec<KeystoreEntry>);
 
 #[derive(Debug, PartialEq, Eq)]
-struct Entry {
+struct KeystoreEntry {
     alias: Vec<u8>,
     created_ms: u64,
     der: Vec<u8>,
 }
 
 impl Keystore {
-    /// All certificates in PEM text; what is none is left out.
-    pub fn of_pem(text: &[u8]) -> Self {
+    /// All certificates in PEM text; invalid ones are skipped.
+    pub fn from_pem(text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text);
         let sections = text.split("-----BEGIN CERTIFICATE-----").skip(1);
         let bodies = sections.filter_map(|s| s.split_once("-----END CERTIFICATE-----"));
@@ -55,7 +55,7 @@ impl Keystore {
             let plain: String = body.split_ascii_whitespace().collect();
             STANDARD.decode(plain).ok()
         });
-        let entry = |(n, der)| Entry {
+        let entry = |(n, der)| KeystoreEntry {
             alias: format!("authority-{n}").into_bytes(),
             created_ms: 0,
             der,
@@ -63,7 +63,7 @@ impl Keystore {
         Self(ders.enumerate().map(entry).collect())
     }
 
-    /// How many there are.
+    /// Number of certificates.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -119,7 +119,7 @@ impl Keystore {
             }
             let length = usize::try_from(take_u32(&mut rest)?).ok()?;
             let der = take(&mut rest, length)?.to_vec();
-            entries.push(Entry {
+            entries.push(KeystoreEntry {
                 alias,
                 created_ms,
                 der,

@@ -1,4 +1,4 @@
-//! Bodies of requests: all at once, or as they come.
+//! Bodies of requests: whole, or streamed.
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
@@ -9,27 +9,27 @@ use tokio::sync::mpsc;
 
 /// A request body.
 #[derive(Debug)]
-pub enum Outgoing {
-    /// All of it.
+pub enum RequestBody {
+    /// The whole body at once.
     Whole(Option<Bytes>),
-    /// As the sender sends, at the agent's pace.
+    /// Chunks from a channel, at the agent's pace.
     Channel(mpsc::Receiver<Bytes>),
 }
 
-impl Outgoing {
-    /// These bytes.
+impl RequestBody {
+    /// A body of these bytes.
     pub fn whole(bytes: impl Into<Bytes>) -> Self {
         Self::Whole(Some(bytes.into()))
     }
 
-    /// A body and the end to feed it; the sender waits while two pieces are under way.
+    /// A body and the sender that feeds it; the sender waits while two chunks are queued.
     pub fn channel() -> (mpsc::Sender<Bytes>, Self) {
         let (sender, receiver) = mpsc::channel(2);
         (sender, Self::Channel(receiver))
     }
 }
 
-impl Body for Outgoing {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -1,6 +1,6 @@
 //! IPv6 of `eth0`, as the command line says it.
 
-use super::cmdline::Net6Config;
+use super::cmdline::Ipv6Config;
 use crate::sys;
 use std::io;
 use std::net::Ipv6Addr;
@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 /// linux/ipv6_route.h
 #[repr(C)]
-struct Route {
+struct Ipv6Route {
     to: libc::in6_addr,
     from: libc::in6_addr,
     gateway: libc::in6_addr,
@@ -21,8 +21,8 @@ struct Route {
     interface: libc::c_int,
 }
 
-/// To be called before the device is switched on: it has no addresses but the one it is given, and has it at once. The host says what is
-/// where, and lets nothing else pass.
+/// Prepares the device before it is switched on: it has only the address it is given, without a
+/// delay. The host names the gateway, and drops all other traffic.
 pub fn prepare() {
     for (name, value) in [
         ("accept_ra", "0"),
@@ -36,7 +36,7 @@ pub fn prepare() {
 }
 
 /// Gives `eth0` its address and the way out.
-pub fn configure(config: &Net6Config) -> io::Result<()> {
+pub fn configure(config: &Ipv6Config) -> io::Result<()> {
     // SAFETY: no pointers.
     let socket = unsafe { libc::socket(libc::AF_INET6, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     let socket = match sys::owned(socket) {
@@ -56,7 +56,7 @@ pub fn configure(config: &Net6Config) -> io::Result<()> {
     };
     // SAFETY: SIOCSIFADDR of an IPv6 socket takes an in6_ifreq.
     unsafe { call(&socket, libc::SIOCSIFADDR, (&raw mut own).cast()) }?;
-    let mut out = Route {
+    let mut out = Ipv6Route {
         to: address(Ipv6Addr::UNSPECIFIED),
         from: address(Ipv6Addr::UNSPECIFIED),
         gateway: address(config.gateway),
@@ -68,7 +68,7 @@ pub fn configure(config: &Net6Config) -> io::Result<()> {
         flags: u32::from(libc::RTF_UP | libc::RTF_GATEWAY),
         interface,
     };
-    // SAFETY: SIOCADDRT of an IPv6 socket takes an in6_rtmsg, which `Route` is.
+    // SAFETY: SIOCADDRT of an IPv6 socket takes an in6_rtmsg, which `Ipv6Route` is.
     unsafe { call(&socket, libc::SIOCADDRT, (&raw mut out).cast()) }
 }
 
@@ -79,7 +79,7 @@ fn address(ip: Ipv6Addr) -> libc::in6_addr {
 }
 
 /// # Safety
-/// `argument` is what `request` takes.
+/// `argument` must be of the type that `request` takes.
 unsafe fn call(
     socket: &OwnedFd,
     request: libc::c_ulong,

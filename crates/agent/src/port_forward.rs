@@ -9,14 +9,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
-/// Most digits of a port.
-const LONGEST: usize = 5;
-const BUFFER: usize = 16 * 1024;
-/// How long the first call to a server waits, about, and how long the later ones do at most.
-const FIRST: Duration = Duration::from_millis(20);
-const LAST: Duration = Duration::from_secs(1);
-/// How long a server may take no connection.
-const LONGEST_WAIT: Duration = Duration::from_secs(120);
+/// Most digits of a port number.
+const MAX_PORT_DIGITS: usize = 5;
+const COPY_BUFFER_BYTES: usize = 16 * 1024;
+/// Approximate delay before the second attempt to connect, and the longest before later ones.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(20);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Time for a server to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Serves one stream.
 pub async fn serve(mut stream: UnixStream) {
@@ -36,7 +36,7 @@ async fn join(stream: &mut UnixStream) -> io::Result<()> {
     };
     tcp.set_nodelay(true)?;
     stream.write_all(TCP_OK.as_bytes()).await?;
-    copy_bidirectional_with_sizes(stream, &mut tcp, BUFFER, BUFFER).await?;
+    copy_bidirectional_with_sizes(stream, &mut tcp, COPY_BUFFER_BYTES, COPY_BUFFER_BYTES).await?;
     Ok(())
 }
 
@@ -44,7 +44,7 @@ async fn refuse(stream: &mut UnixStream, reason: &str) -> io::Result<()> {
     stream.write_all(format!("ERR {reason}\n").as_bytes()).await
 }
 
-/// Reads byte by byte: what follows the line belongs to the TCP connection.
+/// Reads byte by byte: bytes after the line belong to the TCP connection.
 async fn read_port(stream: &mut UnixStream) -> Result<u16, String> {
     let mut line = String::new();
     loop {
@@ -57,7 +57,7 @@ async fn read_port(stream: &mut UnixStream) -> Result<u16, String> {
                     .filter(|port| *port != 0)
                     .ok_or_else(|| format!("'{line}' is no port"));
             }
-            b'0'..=b'9' if line.len() < LONGEST => line.push(char::from(byte)),
+            b'0'..=b'9' if line.len() < MAX_PORT_DIGITS => line.push(char::from(byte)),
             _ => return Err("expected a port number and a newline".to_owned()),
         }
     }
@@ -65,28 +65,31 @@ async fn read_port(stream: &mut UnixStream) -> Result<u16, String> {
 
 /// Most servers listen on IPv4; some only on `::1`.
 async fn connect(port: u16) -> io::Result<TcpStream> {
-    match reach((IpAddr::V4(Ipv4Addr::LOCALHOST), port).into()).await {
+    match connect_with_retry((IpAddr::V4(Ipv4Addr::LOCALHOST), port).into()).await {
         Ok(tcp) => Ok(tcp),
-        Err(first) => reach((IpAddr::V6(Ipv6Addr::LOCALHOST), port).into())
+        Err(first) => connect_with_retry((IpAddr::V6(Ipv6Addr::LOCALHOST), port).into())
             .await
             .map_err(|_| first),
     }
 }
 
-/// Connects to a server on the loopback device, where an answer comes at once or not at all: a server that has as many connections waiting
-/// as it wants (Python's take five) drops the call. The kernel would call again after a second, then after two more; we do so sooner, and
-/// all who wait at moments of their own.
-async fn reach(to: SocketAddr) -> io::Result<TcpStream> {
+/// Connects to a server on the loopback device, where an answer comes at once or not at all: a
+/// server whose backlog is full (Python's holds five) drops the SYN. The kernel would repeat it
+/// after a second, then after two more; this repeats sooner, with random delays for concurrent
+/// attempts.
+async fn connect_with_retry(to: SocketAddr) -> io::Result<TcpStream> {
     let began = Instant::now();
-    let mut patience = FIRST;
+    let mut patience = FIRST_RETRY_DELAY;
     loop {
         let mut random = [0; 1];
         sys::random(&mut random)?;
         let wait = patience.mul_f64(0.5 + f64::from(random[0]) / 256.0);
         match timeout(wait, TcpStream::connect(to)).await {
             Ok(done) => return done,
-            Err(_) if began.elapsed() > LONGEST_WAIT => return Err(io::ErrorKind::TimedOut.into()),
-            Err(_) => patience = (patience * 5 / 4).min(LAST),
+            Err(_) if began.elapsed() > CONNECT_TIMEOUT => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            Err(_) => patience = (patience * 5 / 4).min(MAX_RETRY_DELAY),
         }
     }
 }

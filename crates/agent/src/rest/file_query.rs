@@ -1,15 +1,15 @@
-//! Which file a `/files` request is about, and whether it may.
+//! Query of a `/files` request: its file, user and access.
 
 use super::error::RestError;
-use super::signature::{self, Claim};
-use crate::server::token_fits;
+use super::signature::{self, SignatureClaim};
+use crate::server::has_valid_token;
 use crate::state::Agent;
 use crate::users::User;
 use hyper::{HeaderMap, StatusCode, Uri};
 
 /// A decoded query.
 #[derive(Debug, Default)]
-pub struct Query {
+pub struct FileQuery {
     /// `path`.
     pub path: Option<String>,
     username: Option<String>,
@@ -17,7 +17,7 @@ pub struct Query {
     expiry: Option<String>,
 }
 
-impl Query {
+impl FileQuery {
     /// Decodes the parameters we know.
     pub fn of(uri: &Uri) -> Self {
         let mut query = Self::default();
@@ -41,7 +41,7 @@ impl Query {
         headers: &HeaderMap,
         operation: &str,
     ) -> Result<User, RestError> {
-        if !token_fits(agent, headers) {
+        if !has_valid_token(agent, headers) {
             self.check_signature(agent, operation)
                 .map_err(|e| RestError::new(StatusCode::UNAUTHORIZED, e))?;
         }
@@ -60,7 +60,7 @@ impl Query {
             None => None,
         };
         let settings = agent.settings.borrow();
-        let claim = Claim {
+        let claim = SignatureClaim {
             path: self.path.as_deref().unwrap_or_default(),
             operation,
             user: self.username.as_deref().unwrap_or_default(),
@@ -122,7 +122,7 @@ mod tests {
         let uri: Uri = "/files?path=%2Fx&username=&signature=v1_a%2Bb"
             .parse()
             .unwrap();
-        let query = Query::of(&uri);
+        let query = FileQuery::of(&uri);
         assert_eq!(query.path.as_deref(), Some("/x"));
         assert_eq!(query.username, None);
         assert_eq!(query.signature.as_deref(), Some("v1_a+b"));

@@ -1,18 +1,18 @@
-//! The system's store of authorities, as distributions lay it out.
+//! The system's trust store, in the layouts of the distributions.
 //!
-//! Each certificate is put where the distribution's own tool takes up what an administrator adds, so
-//! that it stays when that makes the store anew; and right away into what that tool makes, which
-//! works where there is no such tool.
+//! Each certificate is put into the directory from which the distribution's own tool takes an
+//! administrator's additions, so that it stays when that tool rebuilds the store; and directly into
+//! the tool's output, which works without the tool.
 
-use super::java::Keystore;
+use super::java_keystore::Keystore;
 use jiffy_proto::agent::Authority;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
-/// Files with all authorities: Debian, Ubuntu, Alpine, Arch; Fedora and Red Hat; their older places;
-/// SUSE; BSD's place, also Alpine's.
+/// Files with all authorities: Debian, Ubuntu, Alpine, Arch; Fedora and Red Hat; their older
+/// locations; SUSE; BSD's location, also Alpine's.
 const BUNDLES: [&str; 6] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -21,8 +21,8 @@ const BUNDLES: [&str; 6] = [
     "/var/lib/ca-certificates/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// Directories for what administrators add, and what is to be there for a directory to be right:
-/// the last one is for all others.
+/// Directories for an administrator's additions, and the file whose presence selects a directory:
+/// the last one is the fallback.
 const ANCHORS: [(&str, &str, &str); 3] = [
     (
         "/etc/pki/ca-trust",
@@ -42,14 +42,14 @@ const MAX_FILE: u64 = 4 << 20;
 /// Most authorities of one subject.
 const MAX_EQUAL_HASHES: usize = 32;
 
-/// What was put into the store.
+/// Changes made to the store.
 #[derive(Debug, Default)]
-pub struct Trace {
+pub struct StoreChanges {
     /// Certificates of their own, as the sandbox sees them.
     anchors: Vec<PathBuf>,
     /// Links to them.
     links: Vec<PathBuf>,
-    /// Files that were written to, or made, and what was written.
+    /// Files that were extended or created, and the bytes written.
     written: Vec<(PathBuf, Vec<u8>)>,
     /// Directories that were made, the uppermost first.
     made: Vec<PathBuf>,
@@ -62,9 +62,13 @@ pub fn beneath(root: &Path, path: &Path) -> PathBuf {
 }
 
 /// Adds authorities, and returns the file with all of them.
-pub fn add(root: &Path, authorities: &[Authority], trace: &mut Trace) -> io::Result<PathBuf> {
+pub fn add(
+    root: &Path,
+    authorities: &[Authority],
+    trace: &mut StoreChanges,
+) -> io::Result<PathBuf> {
     let at = |path: &str| beneath(root, Path::new(path));
-    let mut bundles = there(root);
+    let mut bundles = existing_bundles(root);
     if bundles.is_empty() {
         make_directory(root, Path::new(BUNDLES[0]).parent(), trace)?;
         File::create(at(BUNDLES[0]))?;
@@ -100,7 +104,7 @@ pub fn add(root: &Path, authorities: &[Authority], trace: &mut Trace) -> io::Res
 }
 
 /// The bundles that are there, each once.
-fn there(root: &Path) -> Vec<PathBuf> {
+fn existing_bundles(root: &Path) -> Vec<PathBuf> {
     let mut seen = Vec::new();
     let mut found = Vec::new();
     for bundle in BUNDLES {
@@ -115,13 +119,13 @@ fn there(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Appends to one bundle what it does not have.
+/// Appends the authorities that a bundle lacks.
 fn append(
     root: &Path,
     bundle: &Path,
     authorities: &[Authority],
     unknown: &mut [bool],
-    trace: &mut Trace,
+    trace: &mut StoreChanges,
 ) -> io::Result<()> {
     let path = beneath(root, bundle);
     let before = read(&path)?;
@@ -148,19 +152,19 @@ fn append(
     written
 }
 
-/// Removes authorities again, also from what a tool of the distribution made meanwhile, unless the
-/// sandbox has them of its own, too. What cannot be removed stays.
-pub fn remove(root: &Path, authorities: &[Authority], trace: Trace) {
+/// Removes authorities again, also from what a tool of the distribution built meanwhile, unless the
+/// sandbox has them of its own, too. Files that cannot be removed stay.
+pub fn remove(root: &Path, authorities: &[Authority], trace: StoreChanges) {
     for path in trace.links.iter().chain(&trace.anchors) {
         let _ = fs::remove_file(beneath(root, path));
     }
     let owned = |authority: &&Authority| {
         let anchors = ANCHORS.iter();
         let mut anchors = anchors.map(|(_, directory, _)| beneath(root, Path::new(directory)));
-        anchors.any(|directory| holds(&directory, authority))
+        anchors.any(|directory| directory_contains(&directory, authority))
     };
     let (owned, foreign): (Vec<_>, Vec<_>) = authorities.iter().partition(owned);
-    for bundle in there(root) {
+    for bundle in existing_bundles(root) {
         let path = beneath(root, &bundle);
         let Ok(text) = read(&path) else {
             continue;
@@ -168,7 +172,7 @@ pub fn remove(root: &Path, authorities: &[Authority], trace: Trace) {
         let block = trace.written.iter().find(|(written, _)| *written == bundle);
         let rest = match block.filter(|_| owned.is_empty()) {
             Some((_, block)) if text.ends_with(block) => text[..text.len() - block.len()].to_vec(),
-            _ => without(&text, &foreign),
+            _ => remove_certificates(&text, &foreign),
         };
         if rest.is_empty() && block.is_some() {
             let _ = fs::remove_file(&path);
@@ -176,16 +180,16 @@ pub fn remove(root: &Path, authorities: &[Authority], trace: Trace) {
             let _ = fs::write(&path, rest);
         }
     }
-    forget_links(root);
-    forget_in_java(root, &foreign);
+    remove_dangling_links(root);
+    remove_from_java(root, &foreign);
     for directory in trace.made.iter().rev() {
         // One that something else is in stays.
         let _ = fs::remove_dir(beneath(root, directory));
     }
 }
 
-/// Removes links that a tool made to certificates of ours, which are gone.
-fn forget_links(root: &Path) {
+/// Removes links that a tool made to certificates that were removed.
+fn remove_dangling_links(root: &Path) {
     let directory = beneath(root, Path::new(HASHED));
     for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
         let target = fs::read_link(entry.path()).unwrap_or_default();
@@ -197,34 +201,35 @@ fn forget_links(root: &Path) {
 }
 
 /// Removes them from the store that Debian makes for Java.
-fn forget_in_java(root: &Path, authorities: &[&Authority]) {
+fn remove_from_java(root: &Path, authorities: &[&Authority]) {
     let path = beneath(root, Path::new(DEBIAN_JAVA));
     let Some(mut store) = read(&path).ok().and_then(|bytes| Keystore::decode(&bytes)) else {
         return;
     };
     let before = store.len();
     for authority in authorities {
-        store.remove(&Keystore::of_pem(authority.pem.as_bytes()));
+        store.remove(&Keystore::from_pem(authority.pem.as_bytes()));
     }
     if store.len() != before {
         let _ = fs::write(&path, store.encode());
     }
 }
 
-/// Whether a file beneath `directory` is this certificate.
-fn holds(directory: &Path, authority: &Authority) -> bool {
+/// Returns true if a file beneath `directory` is this certificate.
+fn directory_contains(directory: &Path, authority: &Authority) -> bool {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut paths = entries.map(|entry| entry.path());
     paths.any(|path| match path.is_dir() {
         // Links to directories lead round in circles.
         true if path.is_symlink() => false,
-        true => holds(&path, authority),
-        false => read(&path).is_ok_and(|text| without(&text, &[authority]).len() < text.len()),
+        true => directory_contains(&path, authority),
+        false => read(&path)
+            .is_ok_and(|text| remove_certificates(&text, &[authority]).len() < text.len()),
     })
 }
 
 /// PEM text without certain certificates.
-fn without(text: &[u8], authorities: &[&Authority]) -> Vec<u8> {
+fn remove_certificates(text: &[u8], authorities: &[&Authority]) -> Vec<u8> {
     let bare = |pem: &[u8]| -> Vec<u8> {
         let plain = pem.iter().filter(|b| !b.is_ascii_whitespace());
         plain.copied().collect()
@@ -262,7 +267,7 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|window| window == part)
 }
 
-fn link(root: &Path, target: &Path, at: PathBuf, trace: &mut Trace) -> io::Result<()> {
+fn link(root: &Path, target: &Path, at: PathBuf, trace: &mut StoreChanges) -> io::Result<()> {
     let path = beneath(root, &at);
     // One of an earlier try.
     let _ = fs::remove_file(&path);
@@ -271,7 +276,7 @@ fn link(root: &Path, target: &Path, at: PathBuf, trace: &mut Trace) -> io::Resul
     Ok(())
 }
 
-fn make_directory(root: &Path, path: Option<&Path>, trace: &mut Trace) -> io::Result<()> {
+fn make_directory(root: &Path, path: Option<&Path>, trace: &mut StoreChanges) -> io::Result<()> {
     let path = path.unwrap_or(Path::new("/"));
     let mut above: Vec<&Path> = path.ancestors().collect();
     above.reverse();

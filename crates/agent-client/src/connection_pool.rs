@@ -1,7 +1,7 @@
-//! Connections to one server, used again when an answer was read to its end.
+//! ConnectionPool to one server, reused when an answer was read to its end.
 
-use crate::body::Outgoing;
 use crate::error::ClientError;
+use crate::request_body::RequestBody;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -14,23 +14,23 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Most connections that wait for their next use.
+/// Most idle connections.
 const MAX_IDLE: usize = 16;
 
-/// A stream of bytes both ways, whatever carries it.
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+/// A byte stream in both directions, over any transport.
+trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
-type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
+type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send>>;
 type Connector = Box<dyn Fn() -> Connecting + Send + Sync>;
 
-/// Connections over which one server is asked, kept for the next request. Clones share them.
+/// ConnectionPool to one server, kept for the next request. Clones share them.
 #[derive(Clone)]
-pub struct Connections(Arc<Pool>);
+pub struct ConnectionPool(Arc<PoolShared>);
 
-impl Connections {
-    /// Connections that `connector` opens when there is none that waits.
+impl ConnectionPool {
+    /// A pool that opens connections with `connector` when none is idle.
     pub fn new<F, Fut, S>(connector: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -39,78 +39,81 @@ impl Connections {
     {
         let connector = move || -> Connecting {
             let opening = connector();
-            Box::pin(async move { Ok(Box::new(opening.await?) as Box<dyn Stream>) })
+            Box::pin(async move { Ok(Box::new(opening.await?) as Box<dyn ByteStream>) })
         };
-        Self(Arc::new(Pool {
+        Self(Arc::new(PoolShared {
             connector: Box::new(connector),
             idle: Mutex::default(),
         }))
     }
 
-    /// Uses `stream`, which is open already, for the next request.
+    /// Adds `stream`, which is open already, to the idle connections.
     pub async fn keep(
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     ) -> Result<(), ClientError> {
-        let sender = begin(Box::new(stream)).await?;
-        self.0.rest(sender);
+        let sender = open_http(Box::new(stream)).await?;
+        self.0.put_idle(sender);
         Ok(())
     }
 
     /// Sends a request, which names its host, and waits for the head of its answer.
-    pub async fn send(&self, request: Request<Outgoing>) -> Result<Answer, ClientError> {
+    pub async fn send(&self, request: Request<RequestBody>) -> Result<PooledResponse, ClientError> {
         self.0.send(request).await
     }
 }
 
-/// Speaks HTTP over a fresh stream.
-async fn begin(stream: Box<dyn Stream>) -> Result<SendRequest<Outgoing>, ClientError> {
+/// Starts HTTP on a new stream.
+async fn open_http(stream: Box<dyn ByteStream>) -> Result<SendRequest<RequestBody>, ClientError> {
     let (sender, connection) = http1::Builder::new()
         .max_buf_size(256 * 1024)
         .handshake(TokioIo::new(stream))
         .await?;
     tokio::spawn(async move {
-        // Whoever waits for an answer learns of the failure there.
+        // The failure surfaces at the request that waits for an answer.
         let _ = connection.with_upgrades().await;
     });
     Ok(sender)
 }
 
-/// Opens and keeps connections.
-struct Pool {
+/// Shared part of a pool: connector and idle connections.
+struct PoolShared {
     connector: Connector,
-    idle: Mutex<Vec<SendRequest<Outgoing>>>,
+    idle: Mutex<Vec<SendRequest<RequestBody>>>,
 }
 
-impl Pool {
-    /// Lets a connection wait for its next use.
-    fn rest(&self, sender: SendRequest<Outgoing>) {
+impl PoolShared {
+    /// Keeps a connection for its next use.
+    fn put_idle(&self, sender: SendRequest<RequestBody>) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
             idle.push(sender);
         }
     }
 
-    async fn idle(&self) -> Option<SendRequest<Outgoing>> {
+    async fn idle(&self) -> Option<SendRequest<RequestBody>> {
         loop {
             let mut sender = self
                 .idle
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .pop()?;
-            // One that the other side closed meanwhile says so here.
+            // A connection that the other side closed meanwhile fails here.
             if sender.ready().await.is_ok() {
                 return Some(sender);
             }
         }
     }
 
-    async fn open(&self) -> Result<SendRequest<Outgoing>, ClientError> {
-        begin((self.connector)().await?).await
+    async fn open(&self) -> Result<SendRequest<RequestBody>, ClientError> {
+        open_http((self.connector)().await?).await
     }
 
     /// Sends a request and waits for the head of its answer.
-    async fn send(self: &Arc<Self>, mut request: Request<Outgoing>) -> Result<Answer, ClientError> {
+    async fn send(
+        self: &Arc<Self>,
+        mut request: Request<RequestBody>,
+    ) -> Result<PooledResponse, ClientError> {
         loop {
             let reused = self.idle().await;
             let fresh = reused.is_none();
@@ -121,7 +124,7 @@ impl Pool {
             match sender.try_send_request(request).await {
                 Ok(response) => {
                     let (mut head, body) = response.into_parts();
-                    return Ok(Answer {
+                    return Ok(PooledResponse {
                         status: head.status,
                         headers: head.headers,
                         upgrade: head.extensions.remove(),
@@ -131,7 +134,7 @@ impl Pool {
                     });
                 }
                 Err(mut failed) => match failed.take_message() {
-                    // The old connection closed before anything was sent: another one will do.
+                    // The old connection closed before anything was sent: repeat on another one.
                     Some(message) if !fresh => request = message,
                     _ => return Err(failed.into_error().into()),
                 },
@@ -141,19 +144,19 @@ impl Pool {
 }
 
 /// An answer that is being read.
-pub struct Answer {
+pub struct PooledResponse {
     /// HTTP status.
     pub status: StatusCode,
     /// Header lines.
     pub headers: HeaderMap,
     upgrade: Option<OnUpgrade>,
     body: Incoming,
-    sender: Option<SendRequest<Outgoing>>,
-    pool: Arc<Pool>,
+    sender: Option<SendRequest<RequestBody>>,
+    pool: Arc<PoolShared>,
 }
 
-impl Answer {
-    /// The next bytes; `None` at the end, after which the connection is free again.
+impl PooledResponse {
+    /// Returns the next bytes; `None` at the end, after which the connection is idle again.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         while let Some(frame) = self.body.frame().await {
             if let Ok(data) = frame?.into_data() {
@@ -161,13 +164,13 @@ impl Answer {
             }
         }
         if let Some(sender) = self.sender.take() {
-            self.pool.rest(sender);
+            self.pool.put_idle(sender);
         }
         Ok(None)
     }
 
-    /// The stream that HTTP was left for, if the answer says so (101); otherwise the answer is given back.
-    pub async fn switched(
+    /// The byte stream after an upgrade (101); for any other answer the answer itself.
+    pub async fn into_upgraded(
         mut self,
     ) -> Result<Result<impl AsyncRead + AsyncWrite + Send + Unpin, Box<Self>>, ClientError> {
         match self.upgrade.take() {
@@ -178,7 +181,7 @@ impl Answer {
         }
     }
 
-    /// All of it, at most `limit` bytes.
+    /// Reads the whole answer, at most `limit` bytes.
     pub async fn collect(mut self, limit: usize) -> Result<Bytes, ClientError> {
         let Some(first) = self.next().await? else {
             return Ok(Bytes::new());

@@ -1,6 +1,7 @@
-//! The agent's ports where there is no vsock: see `jiffy_proto::agent::LINK_SOCKET`.
+//! The agent's ports if there is no vsock: see `jiffy_proto::agent::LINK_SOCKET`.
 //!
-//! Programs of the sandbox can connect, too. The kernel's word on the peer tells them from the host.
+//! Programs of the sandbox can connect, too. The kernel's credentials of the peer tell them from
+//! the host.
 
 use jiffy_proto::agent::LINK_SOCKET;
 use std::io;
@@ -24,8 +25,8 @@ impl LinkListener {
         UnixListener::from_std(listener).map(Self)
     }
 
-    /// The next connection of the host. Those of programs in the sandbox are closed at once: with them any process could act as
-    /// the host.
+    /// Accepts the next connection of the host. Those of programs in the sandbox are closed at
+    /// once: with them any process could act as the host.
     pub async fn accept(&self) -> io::Result<UnixStream> {
         loop {
             let (stream, _) = self.0.accept().await?;
@@ -36,7 +37,8 @@ impl LinkListener {
     }
 }
 
-/// Whether a peer is the host. The process alone does not tell: that of a task that has ended is 0, too.
+/// Returns true if a peer is the host. The process id alone does not suffice: that of a task that
+/// has ended is 0, too.
 fn is_host(peer: &UCred) -> bool {
     peer.uid() == NO_ID && peer.gid() == NO_ID && peer.pid().unwrap_or(0) == 0
 }
@@ -48,13 +50,14 @@ mod tests {
     use tokio::io::AsyncReadExt;
     use tokio::time::timeout;
 
-    /// A port of this test program's own: the names of abstract sockets are shared with other runs of it.
+    /// A port of this test program's own: the names of abstract sockets are shared with other runs
+    /// of it.
     fn port() -> u32 {
         1 << 20 | std::process::id()
     }
 
     #[tokio::test]
-    async fn a_program_that_connects_is_closed_without_a_word_root_or_not() {
+    async fn a_connection_of_a_program_is_closed_root_or_not() {
         let listener = LinkListener::bind(port()).unwrap();
         let name = format!("{LINK_SOCKET}{}", port());
         let address = SocketAddr::from_abstract_name(name).unwrap();

@@ -1,8 +1,8 @@
-//! `POST /init`: the host changes settings of a running sandbox. A gateway must not let clients reach it, see
-//! `jiffy_proto::agent::HOST_ONLY_PATHS`.
+//! `POST /init`: the host changes settings of a running sandbox. A gateway must not let clients
+//! reach it, see `jiffy_proto::agent::HOST_ONLY_PATHS`.
 
 use super::error::RestError;
-use crate::body::Reply;
+use crate::body::ReplyBody;
 use crate::boot::environment;
 use crate::boot::identity::set_clock;
 use crate::rpc::request::{self, collect};
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Init {
+struct InitRequest {
     env_vars: Option<BTreeMap<String, String>>,
     access_token: Option<String>,
     timestamp: Option<String>,
@@ -23,13 +23,13 @@ struct Init {
     withdraw_site: bool,
 }
 
-/// Applies what the request names and leaves the rest.
+/// Applies the settings in the request and leaves the others.
 pub async fn answer(
     agent: &Agent,
     request: Request<&mut Incoming>,
-) -> Result<Response<Reply>, RestError> {
+) -> Result<Response<ReplyBody>, RestError> {
     let body = collect(request.into_body(), 1024 * 1024).await?;
-    let init: Init = request::parse(&body)?;
+    let init: InitRequest = request::parse(&body)?;
     if let Some(timestamp) = &init.timestamp {
         let time = crate::filesystem::entry::parse_time(timestamp)
             .ok_or_else(|| RestError::bad(format!("'{timestamp}' is no RFC 3339 time")))?;
@@ -59,6 +59,6 @@ pub async fn answer(
         settings.default_workdir = Some(workdir);
     }
     drop(settings);
-    environment::show(agent).map_err(|e| RestError::io("cannot show the environment", &e))?;
+    environment::write_file(agent).map_err(|e| RestError::io("cannot show the environment", &e))?;
     Ok(super::no_content())
 }

@@ -5,4 +5,4 @@ pub mod frame;
 pub mod json;
 pub mod request;
 
-pub use error::{Code, RpcError};
+pub use error::{RpcCode, RpcError};

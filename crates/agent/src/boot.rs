@@ -1,29 +1,30 @@
-//! From the kernel's first program to a sandbox that answers.
+//! Boot of a guest, from process 1 to a sandbox that answers.
 
-pub mod clone;
+pub mod clone_renewal;
 pub mod cmdline;
-pub mod connections;
+pub mod connection_reset;
 pub mod environment;
 pub mod generation;
 pub mod greeting;
 pub mod gvisor;
 pub mod identity;
+pub mod ipv4;
+mod ipv6;
 pub mod microvm;
 pub mod mount;
-pub mod net;
-mod net6;
 pub mod root;
-mod settings;
 pub mod site;
+mod sysctl;
 
 use tokio::sync::watch;
 
-/// What isolates the sandbox, and so what there is to be done in it.
+/// Engine of the sandbox. It decides which steps of boot and identity are the agent's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Engine {
+pub enum GuestEngine {
     /// A virtual machine with a kernel of its own.
     MicroVm,
-    /// gVisor: clock, randomness and network are its own business, and it resets connections when it restores.
+    /// gVisor: it sets clock, randomness and network itself, and resets connections when it
+    /// restores.
     Gvisor,
 }
 

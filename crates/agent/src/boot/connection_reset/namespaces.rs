@@ -11,17 +11,19 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Most attempts to open the namespace of a process that may have just ended.
-const ATTEMPTS: u32 = 16;
+const MAX_OPEN_ATTEMPTS: u32 = 16;
 
-/// Does `work` in every network namespace that a process is in or that is mounted, our own first; stops at the first that says
-/// `true`, and says so.
-pub fn everywhere(work: impl Fn() -> io::Result<bool> + Sync) -> io::Result<bool> {
+/// Runs `work` in every network namespace that a process is in or that is mounted, the agent's own
+/// first. Stops at the first call that returns `true`, and returns true then.
+pub fn for_each_namespace(work: impl Fn() -> io::Result<bool> + Sync) -> io::Result<bool> {
     if work()? {
         return Ok(true);
     }
     let mut seen = BTreeSet::from([std::fs::metadata("/proc/self/ns/net")?.ino()]);
     let mut visit = |path: PathBuf| match open(&path)? {
-        Some(namespace) if seen.insert(namespace.metadata()?.ino()) => inside(&namespace, &work),
+        Some(namespace) if seen.insert(namespace.metadata()?.ino()) => {
+            in_namespace(&namespace, &work)
+        }
         _ => Ok(false),
     };
     for entry in std::fs::read_dir("/proc")? {
@@ -49,16 +51,22 @@ fn open(path: &Path) -> io::Result<Option<File>> {
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {
                 return Ok(None);
             }
-            // The kernel's word (`proc_ns_get_link`) for a process that ended between the look-up of its directory and this.
-            // Its number may be another one's by now, which the next attempt opens.
-            Err(e) if e.raw_os_error() == Some(libc::EACCES) && attempt < ATTEMPTS => attempt += 1,
+            // The kernel's error (`proc_ns_get_link`) for a process that ended between the look-up
+            // of its directory and this. Its number may be another one's by now, which the next
+            // attempt opens.
+            Err(e) if e.raw_os_error() == Some(libc::EACCES) && attempt < MAX_OPEN_ATTEMPTS => {
+                attempt += 1
+            }
             Err(e) => return Err(e),
         }
     }
 }
 
-/// Does `work` in a namespace, on a thread of its own, since a thread that went there is not used for anything else.
-fn inside(namespace: &File, work: &(impl Fn() -> io::Result<bool> + Sync)) -> io::Result<bool> {
+/// Runs `work` in a namespace, on a thread of its own: the thread stays in that namespace.
+fn in_namespace(
+    namespace: &File,
+    work: &(impl Fn() -> io::Result<bool> + Sync),
+) -> io::Result<bool> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().spawn_scoped(scope, || {
             // SAFETY: no pointers.
@@ -71,7 +79,7 @@ fn inside(namespace: &File, work: &(impl Fn() -> io::Result<bool> + Sync)) -> io
     })
 }
 
-/// Where network namespaces are mounted, as `ip netns` does it (proc(5), `/proc/PID/mountinfo`).
+/// Mount points of network namespaces, as of `ip netns` (proc(5), `/proc/PID/mountinfo`).
 fn mounted(mounts: &[u8]) -> Vec<PathBuf> {
     let lines = mounts.split(|b| *b == b'\n');
     lines.filter_map(namespace).map(unescaped).collect()
@@ -138,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_namespace_is_always_visited() {
-        assert!(everywhere(|| Ok(true)).unwrap());
+    fn the_agents_own_namespace_is_always_visited() {
+        assert!(for_each_namespace(|| Ok(true)).unwrap());
     }
 }

@@ -1,7 +1,7 @@
-//! One stream of frames for several readers.
+//! Distribution of one stream of frames to several readers.
 //!
-//! Each reader has a small queue; the writer must stop while any queue is full, so a slow reader slows the process
-//! down and costs no memory. Without readers frames are dropped.
+//! Each reader has a small queue; the writer must stop while any queue is full, so a slow reader
+//! slows the process down and costs no memory. Without readers frames are dropped.
 
 use bytes::Bytes;
 use std::cell::RefCell;
@@ -10,22 +10,22 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 /// A queue with this many bytes or more is full. One more frame (43 KiB) may be on top.
-const FULL: usize = 64 * 1024;
+const QUEUE_FULL_BYTES: usize = 64 * 1024;
 
 /// The writing side.
 #[derive(Default)]
-pub struct Hub {
-    inner: RefCell<Inner>,
+pub struct FrameHub {
+    inner: RefCell<HubState>,
 }
 
 #[derive(Default)]
-struct Inner {
-    readers: Vec<Reader>,
+struct HubState {
+    readers: Vec<HubReader>,
     next_id: u64,
     writer: Option<Waker>,
 }
 
-struct Reader {
+struct HubReader {
     id: u64,
     queue: VecDeque<Bytes>,
     bytes: usize,
@@ -33,7 +33,7 @@ struct Reader {
     closed: bool,
 }
 
-impl Inner {
+impl HubState {
     fn wake_writer(&mut self) {
         if let Some(waker) = self.writer.take() {
             waker.wake();
@@ -41,7 +41,7 @@ impl Inner {
     }
 }
 
-impl Reader {
+impl HubReader {
     fn push(&mut self, frame: Bytes) {
         self.bytes += frame.len();
         self.queue.push_back(frame);
@@ -51,8 +51,8 @@ impl Reader {
     }
 }
 
-impl Hub {
-    /// Whether there is anybody to write for.
+impl FrameHub {
+    /// Returns true if there is a reader.
     pub fn has_readers(&self) -> bool {
         !self.inner.borrow().readers.is_empty()
     }
@@ -60,7 +60,7 @@ impl Hub {
     /// Ready when every queue has room.
     pub fn poll_room(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut inner = self.inner.borrow_mut();
-        if inner.readers.iter().all(|r| r.bytes < FULL) {
+        if inner.readers.iter().all(|r| r.bytes < QUEUE_FULL_BYTES) {
             return Poll::Ready(());
         }
         inner.writer = Some(cx.waker().clone());
@@ -74,7 +74,7 @@ impl Hub {
         }
     }
 
-    /// Gives everybody the last frame.
+    /// Publishes the last frame to every reader.
     pub fn close(&self, last: &Bytes) {
         for reader in &mut self.inner.borrow_mut().readers {
             reader.closed = true;
@@ -93,19 +93,19 @@ impl Hub {
     }
 }
 
-/// The reading side of a [`Hub`] inside `T`.
-pub struct Subscription<T: AsRef<Hub>> {
+/// The reading side of a [`FrameHub`] inside `T`.
+pub struct Subscription<T: AsRef<FrameHub>> {
     hub: Rc<T>,
     id: u64,
 }
 
-impl<T: AsRef<Hub>> Subscription<T> {
+impl<T: AsRef<FrameHub>> Subscription<T> {
     /// A new reader that sees `first` and then all that is published from now on.
     pub fn new(hub: &Rc<T>, first: Bytes) -> Self {
         let mut inner = (**hub).as_ref().inner.borrow_mut();
         let id = inner.next_id;
         inner.next_id += 1;
-        inner.readers.push(Reader {
+        inner.readers.push(HubReader {
             id,
             bytes: first.len(),
             queue: VecDeque::from([first]),
@@ -119,7 +119,7 @@ impl<T: AsRef<Hub>> Subscription<T> {
         }
     }
 
-    /// For [`Hub::close_one`].
+    /// For [`FrameHub::close_one`].
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -137,16 +137,16 @@ impl<T: AsRef<Hub>> Subscription<T> {
             reader.waker = Some(cx.waker().clone());
             return Poll::Pending;
         };
-        let was_full = reader.bytes >= FULL;
+        let was_full = reader.bytes >= QUEUE_FULL_BYTES;
         reader.bytes -= frame.len();
-        if was_full && reader.bytes < FULL {
+        if was_full && reader.bytes < QUEUE_FULL_BYTES {
             inner.wake_writer();
         }
         Poll::Ready(Some(frame))
     }
 }
 
-impl<T: AsRef<Hub>> Drop for Subscription<T> {
+impl<T: AsRef<FrameHub>> Drop for Subscription<T> {
     fn drop(&mut self) {
         let mut inner = (*self.hub).as_ref().inner.borrow_mut();
         inner.readers.retain(|r| r.id != self.id);
