@@ -1,51 +1,54 @@
-//! Host <-> guest agent: ports, and the greeting that makes a sandbox ready.
+//! Protocol of host and guest agent: ports, and the greeting that makes a sandbox ready.
 //!
 //! The agent connects to [`HELLO_PORT`] on the host and both sides write one JSON object per line:
-//! agent [`Hello`], host [`Identity`], agent [`Ready`]. After that the connection stays open; when it breaks
-//! (the VM was restored elsewhere) the agent greets again. Everything else is the envd protocol on [`ENVD_PORT`].
-//! A sandbox without vsock has [`LINK_SOCKET`] instead.
+//! agent [`Hello`], host [`Identity`], agent [`Ready`]. After that the connection stays open; when
+//! it breaks (the VM was restored elsewhere) the agent greets again. Everything else is the envd
+//! protocol on [`ENVD_PORT`]. A sandbox without vsock has [`LINK_SOCKET`] instead.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// vsock port on the host where the agent greets.
+/// vsock port on the host for the agent's greeting.
 pub const HELLO_PORT: u32 = 1024;
 /// vsock port in the guest that speaks the envd protocol (HTTP/1.1).
 pub const ENVD_PORT: u32 = 49_983;
-/// vsock port in the guest that joins a stream to a TCP port: the host writes `<port>\n` (decimal), the agent
-/// answers [`TCP_OK`] and then only passes bytes, or answers `ERR <reason>\n` and closes.
+/// vsock port in the guest that joins a stream to a TCP port: the host writes `<port> ` (decimal),
+/// the agent answers [`TCP_OK`] and then only passes bytes, or answers `ERR <reason> ` and closes.
 pub const TCP_PORT: u32 = 49_984;
-/// Answer on [`TCP_PORT`] once the connection to the guest's TCP port stands.
+/// Answer on [`TCP_PORT`] once the connection to the guest's TCP port is established.
 pub const TCP_OK: &str = "OK\n";
 /// Version of envd whose protocol the agent speaks; clients switch features on by it.
 pub const ENVD_VERSION: &str = "0.6.13";
-/// Longest line of the greeting in bytes. The certificate authorities of a [`SiteSettings`] are
+/// Longest line of the greeting, in bytes. The certificate authorities of a [`SiteSettings`] take
 /// most of a long one.
 pub const MAX_GREETING: usize = 1024 * 1024;
-/// Word on the kernel's command line, with a number: how many images the root file system is made of, if there are several. Without a
-/// dot in it, so that the kernel passes it on as a variable of the environment, which can be read before anything is mounted.
+/// Parameter of the kernel's command line: number of images of the root file system, if there are
+/// several. Without a dot in it, so that the kernel passes it on as an environment variable, which
+/// can be read before anything is mounted.
 pub const IMAGES: &str = "jiffy_images";
-/// Word on the kernel's command line: the last disk holds the modules of the kernel.
+/// Parameter of the kernel's command line: the last disk holds the modules of the kernel.
 pub const MODULES: &str = "jiffy_modules";
-/// Name, with a port's number behind it, of the abstract Unix socket that stands for one of the ports above in a sandbox without
-/// vsock. To [`HELLO_PORT`] it is the host that connects. What programs of the sandbox connect is closed without a word: the kernel
-/// tells the agent that it was not the host.
+/// Prefix, followed by a port's number, of the abstract Unix socket that stands for one of the
+/// ports above in a sandbox without vsock. To [`HELLO_PORT`] it is the host that connects.
+/// Connections of programs of the sandbox are closed without an answer: the kernel gives the agent
+/// their credentials.
 pub const LINK_SOCKET: &str = "jiffy-agent-";
-/// Argument that tells the agent that it is process 1 of a gVisor sandbox.
+/// Argument of the agent as process 1 of a gVisor sandbox.
 pub const GVISOR: &str = "gvisor";
-/// Variable of the agent's environment in gVisor: how many images the root file system is made of.
+/// Variable of the agent's environment in gVisor: number of images of the root file system.
 pub const GVISOR_IMAGES: &str = "JIFFY_IMAGES";
-/// Variable of the agent's environment in gVisor: what the sandbox may write, in MiB.
+/// Variable of the agent's environment in gVisor: limit of the sandbox's writes, in MiB.
 pub const GVISOR_DISK_MIB: &str = "JIFFY_DISK_MIB";
-/// Variable of the agent's environment in gVisor: addresses of the name servers with commas between them, if there is a network.
+/// Variable of the agent's environment in gVisor: comma-separated addresses of the name servers, if
+/// there is a network.
 pub const GVISOR_DNS: &str = "JIFFY_DNS";
-/// The line on the agent's standard output after which [`LINK_SOCKET`] takes connections.
+/// Line on the agent's standard output after which [`LINK_SOCKET`] accepts connections.
 pub const LISTENING: &str = "jiffy-agent: listening";
-/// Context id every guest has.
+/// Context id of every guest.
 pub const GUEST_CID: u32 = 3;
 
-/// Agent to host: I am up.
+/// Agent to host: the agent is up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Version of the agent.
@@ -58,13 +61,14 @@ pub struct Hello {
     pub hello_us: u64,
 }
 
-/// Host to agent: this is who you are. Applied completely before [`Ready`] is sent.
+/// Host to agent: identity of the sandbox. Applied completely before [`Ready`] is sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Sandbox id; also the host name unless `hostname` is given. One that is not the agent's former id makes it a clone.
+    /// Sandbox id; also the host name unless `hostname` is given. An id other than the agent's
+    /// former one makes it a clone.
     pub id: String,
-    /// The sandbox was put back to an earlier moment of its life. What it was connected to has gone on since, so its TCP
-    /// connections are reset, as a clone's are; those of one that wakes where it fell asleep are kept.
+    /// The sandbox was rolled back to an earlier moment. Its peers have gone on since, so its TCP
+    /// connections are reset, as a clone's are; those of a resumed sandbox are kept.
     #[serde(default)]
     pub rewound: bool,
     /// Host name inside the guest.
@@ -91,11 +95,11 @@ pub struct Identity {
     pub site: SiteSettings,
 }
 
-/// Certificate authorities and proxy of the network that guests are in: a company's, mostly.
+/// Certificate authorities and proxy of the guests' network, for example a company's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SiteSettings {
-    /// Authorities that programs of the guest trust beside those of its template.
+    /// Authorities that programs of the guest trust in addition to those of its template.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub authorities: Vec<Authority>,
     /// Proxy; none: the template's and the caller's environment decide alone.
@@ -104,7 +108,7 @@ pub struct SiteSettings {
 }
 
 impl SiteSettings {
-    /// Whether there is nothing to be told.
+    /// Returns true if there are no settings.
     pub fn is_empty(&self) -> bool {
         self.authorities.is_empty() && self.proxy.is_none()
     }
@@ -113,18 +117,19 @@ impl SiteSettings {
 /// Certificate of an authority, checked by the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Authority {
-    /// The certificate in PEM, lines of 64 characters, a line's end after the last.
+    /// The certificate in PEM: lines of 64 characters, with a line feed after the last.
     pub pem: String,
-    /// OpenSSL's hash of its subject, 8 hexadecimal digits: its name in a directory of certificates.
+    /// OpenSSL's hash of its subject, 8 hexadecimal digits: its file name in a directory of
+    /// certificates.
     pub subject_hash: String,
 }
 
 /// Proxy of a network.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProxySettings {
-    /// URL, with `http` or `https` as its scheme; empty: no proxy, whatever the host has.
+    /// URL with scheme `http` or `https`; empty: no proxy, even if the host has one.
     pub url: String,
-    /// Hosts that are reached without it, with commas between them.
+    /// Comma-separated hosts that are reached without it.
     #[serde(default)]
     pub no_proxy: String,
 }
@@ -156,7 +161,7 @@ impl fmt::Debug for ProxySettings {
 pub struct Ready {
     /// Guest clock (CLOCK_BOOTTIME, microseconds) when it sent this.
     pub ready_us: u64,
-    /// What could not be applied; the host must then not hand the sandbox out.
+    /// The setting that could not be applied; the host must then not hand the sandbox out.
     #[serde(default)]
     pub error: Option<String>,
 }

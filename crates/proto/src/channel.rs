@@ -13,10 +13,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Longest message in bytes.
 pub const MAX_MESSAGE: usize = 64 * 1024;
-/// Most descriptors beside one message; the kernel takes no more (`SCM_MAX_FD`).
+/// Most descriptors with one message, the kernel's limit (`SCM_MAX_FD`).
 pub const MAX_FDS: usize = 253;
 
-/// What can go wrong on a [`Channel`].
+/// Error of a [`Channel`].
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// The other side closed its end.
@@ -28,7 +28,7 @@ pub enum ChannelError {
     /// The message was longer than [`MAX_MESSAGE`] or had more than [`MAX_FDS`] descriptors.
     #[error("control message too large: {0}")]
     TooLarge(String),
-    /// The message was not of the expected shape.
+    /// The message did not have the expected form.
     #[error("control message not understood: {0}")]
     Malformed(#[from] serde_json::Error),
 }
@@ -93,7 +93,7 @@ impl Channel {
         }
     }
 
-    /// Waits for one message and takes its descriptors.
+    /// Waits for one message and returns it with its descriptors.
     pub fn recv<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), ChannelError> {
         let mut buffer = vec![0u8; MAX_MESSAGE];
         let mut space = cmsg_space!([RawFd; MAX_FDS]);
@@ -109,7 +109,8 @@ impl Channel {
                     let mut fds = Vec::new();
                     for part in message.cmsgs()? {
                         if let ControlMessageOwned::ScmRights(raw) = part {
-                            // SAFETY: the kernel has just installed these descriptors for us; nobody else owns them.
+                            // SAFETY: the kernel has just installed these descriptors; they have no
+                            // other owner.
                             fds.extend(
                                 raw.into_iter()
                                     .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_peer_is_told_apart_from_garbage() {
+    fn a_closed_peer_and_garbage_are_distinguished() {
         let (near, far) = Channel::pair().unwrap();
         let far = Channel::new(far);
         near.send(&"not a request", &[]).unwrap();

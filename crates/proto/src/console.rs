@@ -1,8 +1,9 @@
-//! The last console output of a guest, in memory shared between `jiffy-vmm` (writes) and the host (reads).
+//! Last console output of a guest, in memory shared between `jiffy-vmm` (writes) and the host
+//! (reads).
 //!
-//! It outlives the VMM, so that the last words of a guest can be told even when its VMM was killed. Layout: one
-//! page whose first 8 bytes count all bytes ever written, then [`CAPACITY`] bytes of ring. The reader treats the
-//! content as hostile: bytes, never structure.
+//! It outlives the VMM, so that the last output of a guest can be shown even when its VMM was
+//! killed. Layout: one page whose first 8 bytes count all bytes ever written, then [`CAPACITY`]
+//! bytes of ring. The reader treats the content as hostile: bytes, never structure.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -15,13 +16,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of console output that are kept.
 pub const CAPACITY: usize = 64 * 1024;
-const HEADER: usize = 4096;
-const LENGTH: NonZeroUsize = match NonZeroUsize::new(HEADER + CAPACITY) {
+const HEADER_BYTES: usize = 4096;
+const MAPPING_BYTES: NonZeroUsize = match NonZeroUsize::new(HEADER_BYTES + CAPACITY) {
     Some(n) => n,
     None => unreachable!(),
 };
 
-/// The size stays what it is.
+/// The size is fixed.
 const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW);
 
 /// A mapped console ring.
@@ -31,9 +32,11 @@ pub struct ConsoleRing {
     map: NonNull<libc::c_void>,
 }
 
-// SAFETY: the mapping is valid for the life of the value and only reached through atomics and raw byte copies.
+// SAFETY: the mapping is valid for the life of the value and only accessed through atomics and raw
+// byte copies.
 unsafe impl Send for ConsoleRing {}
-// SAFETY: as above; concurrent readers may see bytes in the middle of being replaced, which they must expect anyway.
+// SAFETY: as above; concurrent readers may see bytes that are being replaced, which they must
+// expect anyway.
 unsafe impl Sync for ConsoleRing {}
 
 impl ConsoleRing {
@@ -41,24 +44,27 @@ impl ConsoleRing {
     pub fn create() -> Result<Self, Errno> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let fd = memfd_create(c"jiffy-console", flags)?;
-        nix::unistd::ftruncate(&fd, LENGTH.get() as i64)?;
+        nix::unistd::ftruncate(&fd, MAPPING_BYTES.get() as i64)?;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS))?;
         Self::open(fd)
     }
 
-    /// Maps a ring that another process created. Fails on files of another size, and on those that the other process could make
-    /// smaller: that would kill whoever reads.
+    /// Maps a ring that another process created. Fails on files of another size, and on those that
+    /// the other process could shrink: that would kill the reader.
     pub fn open(fd: OwnedFd) -> Result<Self, Errno> {
         let size = nix::sys::stat::fstat(&fd)?.st_size;
         let seals = fcntl(&fd, FcntlArg::F_GET_SEALS)?;
-        if size != LENGTH.get() as i64 || !SealFlag::from_bits_truncate(seals).contains(SEALS) {
+        if size != MAPPING_BYTES.get() as i64
+            || !SealFlag::from_bits_truncate(seals).contains(SEALS)
+        {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: a fresh shared mapping of a file of exactly this length, which no safe code aliases.
+        // SAFETY: a fresh shared mapping of a file of exactly this length, which no safe code
+        // aliases.
         let map = unsafe {
             mmap(
                 None,
-                LENGTH,
+                MAPPING_BYTES,
                 ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
                 MapFlags::MAP_SHARED,
                 &fd,
@@ -74,12 +80,13 @@ impl ConsoleRing {
     }
 
     fn total(&self) -> &AtomicU64 {
-        // SAFETY: the first 8 bytes of a page-aligned live mapping; both sides use them only atomically.
+        // SAFETY: the first 8 bytes of a page-aligned live mapping; both sides access them only
+        // atomically.
         unsafe { AtomicU64::from_ptr(self.map.as_ptr().cast()) }
     }
 
     fn byte(&self, position: u64) -> *mut u8 {
-        let offset = HEADER + (position % CAPACITY as u64) as usize;
+        let offset = HEADER_BYTES + (position % CAPACITY as u64) as usize;
         // SAFETY: offset is below the length of the mapping by construction.
         unsafe { self.map.as_ptr().cast::<u8>().add(offset) }
     }
@@ -95,12 +102,12 @@ impl ConsoleRing {
         self.total().store(total, Ordering::Release);
     }
 
-    /// All that is still kept, oldest first.
+    /// Returns all output that is kept, oldest first.
     pub fn tail(&self) -> Vec<u8> {
         self.since(0).0
     }
 
-    /// Output after byte number `position` as far as it is kept, and the position to ask from next.
+    /// Returns the kept output after byte number `position`, and the position for the next call.
     pub fn since(&self, position: u64) -> (Vec<u8>, u64) {
         let total = self.total().load(Ordering::Acquire);
         let start = position
@@ -118,7 +125,7 @@ impl Drop for ConsoleRing {
     fn drop(&mut self) {
         // SAFETY: the mapping made in `open`, unmapped once.
         unsafe {
-            let _ = munmap(self.map, LENGTH.get());
+            let _ = munmap(self.map, MAPPING_BYTES.get());
         }
     }
 }
@@ -142,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_size_or_of_one_that_can_change_is_refused() {
+    fn a_file_of_another_or_a_changeable_size_is_refused() {
         let file = |length| {
             let fd = memfd_create(c"x", MFdFlags::MFD_ALLOW_SEALING).unwrap();
             nix::unistd::ftruncate(&fd, length).unwrap();
@@ -150,7 +157,10 @@ mod tests {
         };
         let refused = Some(Errno::EINVAL);
         assert_eq!(ConsoleRing::open(file(7)).err(), refused);
-        assert_eq!(ConsoleRing::open(file(LENGTH.get() as i64)).err(), refused);
+        assert_eq!(
+            ConsoleRing::open(file(MAPPING_BYTES.get() as i64)).err(),
+            refused
+        );
         let ring = ConsoleRing::create().unwrap();
         assert_eq!(nix::unistd::ftruncate(ring.fd(), 7), Err(Errno::EPERM));
     }

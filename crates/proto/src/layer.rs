@@ -1,30 +1,32 @@
-//! The index beside a layer file: which units of memory or disk the layer holds, and which it makes zero.
+//! Index beside a layer file: the units of memory or disk that the layer holds, and those that it
+//! makes zero.
 //!
-//! A layer file is sparse and as long as what it is a layer of; each unit lies at its own offset. Its index is a small file:
-//! magic (8 bytes), version (u32), bytes per unit (u32), number of units (u64), then two bit maps, `stored` and `zero`, unit
-//! `n` at bit `n % 64` of little-endian word `n / 64`. A unit in neither map is what the layers below say.
+//! A layer file is sparse and as long as the memory or disk; each unit lies at its own offset. Its
+//! index is a small file: magic (8 bytes), version (u32), bytes per unit (u32), number of units
+//! (u64), then two bit maps, `stored` and `zero`, unit `n` at bit `n % 64` of little-endian word `n
+//! / 64`. A unit in neither map is that of the layers below.
 
 /// Unit of memory layers in bytes.
 pub const MEMORY_CHUNK: u32 = 64 << 10;
 /// Unit of disk layers in bytes.
 pub const DISK_BLOCK: u32 = 4 << 10;
-/// Largest number of units that is accepted: 1 TiB of disk blocks.
+/// Largest accepted number of units: 1 TiB of disk blocks.
 pub const MAX_UNITS: u64 = 1 << 28;
 
 const MAGIC: [u8; 8] = *b"JIFFYIDX";
 const VERSION: u32 = 1;
-const HEADER: usize = 24;
+const HEADER_BYTES: usize = 24;
 
-/// What is wrong with an index.
+/// Defect of an index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IndexError {
     /// Not an index.
     #[error("not a layer index")]
     Magic,
-    /// From another time.
+    /// An unknown version.
     #[error("layer index of version {0}, and this program reads version {VERSION}")]
     Version(u32),
-    /// Sizes that do not fit each other.
+    /// Sizes that contradict each other.
     #[error("layer index is damaged: {0}")]
     Damaged(&'static str),
 }
@@ -37,7 +39,7 @@ pub struct UnitSet {
 }
 
 impl UnitSet {
-    /// No unit of `units`.
+    /// The empty set of `units` units.
     pub fn empty(units: u64) -> Self {
         let words = usize::try_from(units.min(MAX_UNITS).div_ceil(64)).unwrap_or(0);
         Self {
@@ -46,14 +48,14 @@ impl UnitSet {
         }
     }
 
-    /// Every unit of `units`.
+    /// The set of all `units` units.
     pub fn full(units: u64) -> Self {
         let mut set = Self::empty(units);
         set.insert_range(0..set.units);
         set
     }
 
-    /// From words as [`Self::words`] gives them; bits beyond `units` are dropped.
+    /// Builds a set from words in the form of [`Self::words`]; bits beyond `units` are dropped.
     pub fn from_words(units: u64, words: &[u64]) -> Self {
         let mut set = Self::empty(units);
         for (to, from) in set.words.iter_mut().zip(words) {
@@ -68,7 +70,7 @@ impl UnitSet {
         set
     }
 
-    /// Number of units there are, in the set or not.
+    /// Number of units below the bound, in the set or not.
     pub fn units(&self) -> u64 {
         self.units
     }
@@ -78,7 +80,7 @@ impl UnitSet {
         &self.words
     }
 
-    /// Whether `unit` is in the set.
+    /// Returns true if `unit` is in the set.
     pub fn contains(&self, unit: u64) -> bool {
         usize::try_from(unit / 64)
             .ok()
@@ -96,7 +98,7 @@ impl UnitSet {
         }
     }
 
-    /// Adds the units of word `at`, as [`Self::words`] gives it. Allocates nothing.
+    /// Adds the units of word `at`, in the form of [`Self::words`]. Allocates nothing.
     pub fn insert_word(&mut self, at: usize, word: u64) {
         let first = u64::try_from(at).map_or(u64::MAX, |at| at.saturating_mul(64));
         let known = match self.units.saturating_sub(first) {
@@ -109,7 +111,7 @@ impl UnitSet {
         }
     }
 
-    /// Takes `unit` out.
+    /// Removes `unit`.
     pub fn remove(&mut self, unit: u64) {
         if let Ok(at) = usize::try_from(unit / 64)
             && let Some(word) = self.words.get_mut(at)
@@ -125,7 +127,7 @@ impl UnitSet {
         }
     }
 
-    /// How many units are in the set.
+    /// Number of units in the set.
     pub fn count(&self) -> u64 {
         self.words.iter().map(|w| u64::from(w.count_ones())).sum()
     }
@@ -152,7 +154,7 @@ pub struct LayerIndex {
     pub unit: u32,
     /// Units that the layer file holds.
     pub stored: UnitSet,
-    /// Units that read as zeroes whatever lies below.
+    /// Units that read as zeroes, regardless of the layers below.
     pub zero: UnitSet,
 }
 
@@ -167,12 +169,12 @@ impl LayerIndex {
         }
     }
 
-    /// Number of units of what it is a layer of.
+    /// Number of units of the memory or disk.
     pub fn units(&self) -> u64 {
         self.stored.units
     }
 
-    /// Whether the layer says what `unit` holds.
+    /// Returns true if the layer determines the contents of `unit`.
     pub fn decides(&self, unit: u64) -> bool {
         self.stored.contains(unit) || self.zero.contains(unit)
     }
@@ -180,10 +182,10 @@ impl LayerIndex {
     /// Bytes of an encoded index over `units` units.
     pub fn encoded_len(units: u64) -> usize {
         let words = usize::try_from(units.div_ceil(64)).unwrap_or(usize::MAX / 32);
-        HEADER + words * 16
+        HEADER_BYTES + words * 16
     }
 
-    /// As it is written to a file.
+    /// Encodes the index for a file.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::encoded_len(self.units()));
         bytes.extend(Self::header(self.unit, self.units()));
@@ -194,8 +196,8 @@ impl LayerIndex {
     }
 
     /// The first bytes of an encoded index; the two maps follow.
-    pub fn header(unit: u32, units: u64) -> [u8; HEADER] {
-        let mut header = [0; HEADER];
+    pub fn header(unit: u32, units: u64) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
         header[..8].copy_from_slice(&MAGIC);
         header[8..12].copy_from_slice(&VERSION.to_le_bytes());
         header[12..16].copy_from_slice(&unit.to_le_bytes());
@@ -203,7 +205,8 @@ impl LayerIndex {
         header
     }
 
-    /// Reads what [`Self::encode`] wrote, and checks that it is an index of units of `unit` bytes over `bytes` bytes.
+    /// Decodes the output of [`Self::encode`], and checks that it is an index of units of `unit`
+    /// bytes over `bytes` bytes.
     pub fn decode(data: &[u8], unit: u32, bytes: u64) -> Result<Self, IndexError> {
         let index = Self::decode_any(data)?;
         if index.unit != unit {
@@ -215,7 +218,7 @@ impl LayerIndex {
         Ok(index)
     }
 
-    /// Reads an index of anything.
+    /// Decodes an index of any unit and size.
     pub fn decode_any(data: &[u8]) -> Result<Self, IndexError> {
         let (magic, rest) = data.split_first_chunk().ok_or(IndexError::Magic)?;
         if *magic != MAGIC {
@@ -262,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_inserted_without_units_that_do_not_exist() {
+    fn words_are_inserted_without_units_beyond_the_end() {
         let mut set = UnitSet::empty(70);
         set.insert_word(1, u64::MAX);
         set.insert_word(2, 1);
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_reads_back_as_it_was_written() {
+    fn an_index_survives_the_round_trip() {
         let index = sample();
         assert_eq!(index.units(), 100);
         let bytes = index.encode();
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_index_is_refused_wherever_it_is_damaged() {
+    fn an_index_with_any_damage_is_refused() {
         let bytes = sample().encode();
         for length in 0..bytes.len() {
             assert!(LayerIndex::decode_any(&bytes[..length]).is_err());

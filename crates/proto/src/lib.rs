@@ -1,10 +1,10 @@
-//! Everything that crosses a process or machine boundary inside Jiffy, in one place:
+//! Protocols between Jiffy's processes and machines:
 //!
 //! * [`vm`]: host to `jiffy-vmm` and back, over a Unix `SOCK_SEQPACKET` socket, with descriptors.
-//! * [`snapshot`]: the part of it that takes snapshots and restores them, and [`layer`]: the files that leaves.
-//! * [`channel`]: how those messages travel.
-//! * [`agent`]: the first words between host and guest agent, and the vsock ports they use.
-//! * [`console`]: the shared ring that holds a guest's last console output.
+//! * [`snapshot`]: its part for snapshots and restores, and [`layer`]: the files that these leave.
+//! * [`channel`]: transport of those messages.
+//! * [`agent`]: greeting between host and guest agent, and their vsock ports.
+//! * [`console`]: shared ring with a guest's last console output.
 
 pub mod agent;
 pub mod channel;

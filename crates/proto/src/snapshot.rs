@@ -1,39 +1,45 @@
-//! Host <-> `jiffy-vmm`: taking a snapshot of a running VM, and making a VM from one.
+//! Messages of host and `jiffy-vmm` about taking a snapshot of a running VM, and making a VM from
+//! one.
 
 use crate::vm::{DiskConfig, DiskLimits, FdIndex, NetConfig, VsockConfig};
 use serde::{Deserialize, Serialize};
 
-/// Most layers, of memory or of one disk, that a VM is made from; longer lineages are merged first.
+/// Most layers, of memory or of one disk, from which a VM is made; longer lineages are merged
+/// first.
 pub const MAX_LAYERS: usize = 48;
-/// Most layers that a running VM may have come to by being snapshotted; a restore from a merged snapshot begins anew.
+/// Most layers that a running VM may accumulate by being snapshotted; a restore from a merged
+/// snapshot resets the count.
 pub const MAX_LIVE_LAYERS: usize = 1024;
 
-/// What a snapshot is written to. All files are opened for reading and writing, and empty.
+/// Files to which a snapshot is written. All are opened for reading and writing, and empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotConfig {
-    /// What the controller calls it.
+    /// The controller's id of the snapshot.
     pub id: String,
     /// Takes the state of vCPUs and devices.
     pub state: FdIndex,
     /// Takes the chunks of memory that differ from the layers below ([`crate::layer`]).
     pub memory: FdIndex,
-    /// The file of `memory` once more, opened with `O_DIRECT`; none where its file system refuses that.
+    /// The file of `memory` once more, opened with `O_DIRECT`; none if its file system refuses
+    /// that.
     #[serde(default)]
     pub direct: Option<FdIndex>,
     /// Takes the index of `memory`.
     pub index: FdIndex,
-    /// `/proc/PID/pagemap` of the VMM, which tells what was written; without it all of memory is looked through.
+    /// `/proc/PID/pagemap` of the VMM, by which written pages are found; without it all of memory
+    /// is scanned.
     pub pagemap: Option<FdIndex>,
     /// One for each disk with an overlay, in guest order.
     pub disks: Vec<DiskFreeze>,
-    /// What the VM does afterwards.
+    /// State of the VM after the snapshot.
     pub then: AfterSnapshot,
-    /// Most bytes that its layers, indexes and state may have together; none: any number.
+    /// Most bytes of its layers, indexes and state together; none: no limit.
     #[serde(default)]
     pub max_bytes: Option<u64>,
 }
 
-/// The overlay in use becomes a layer of the snapshot, which only its index has to be written for.
+/// Freeze of a disk: the overlay in use becomes a layer of the snapshot, and only its index is
+/// written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskFreeze {
     /// Takes the guest's writes from now on.
@@ -42,11 +48,11 @@ pub struct DiskFreeze {
     pub index: FdIndex,
 }
 
-/// What a VM does after its snapshot.
+/// State of a VM after its snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AfterSnapshot {
-    /// Runs on at once, while memory is being written behind its back.
+    /// Runs on at once, while a background copy of memory is written.
     Resume,
     /// Stays paused.
     Stay,
@@ -54,28 +60,29 @@ pub enum AfterSnapshot {
     Stop,
 }
 
-/// A snapshot that is complete. Times in microseconds.
+/// Report of a complete snapshot. Times in microseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotReport {
-    /// How long the guest stood still; with [`AfterSnapshot::Resume`] independent of how much it had written.
+    /// Time for which the guest was stopped; with [`AfterSnapshot::Resume`] independent of the
+    /// amount it had written.
     pub stopped_us: u64,
     /// From the request to the last byte written (to files, not to storage).
     pub total_us: u64,
-    /// What stopping consisted of.
+    /// Phases of the stop.
     pub phases: FreezePhases,
-    /// Chunks of memory that were looked at.
+    /// Chunks of memory that were scanned.
     pub candidates: u64,
     /// Chunks written to the memory layer.
     pub stored: u64,
     /// Chunks that are zero now and were not below; they take no space.
     pub zero: u64,
-    /// What the processor of this host offers; a VM is only restored where it is the same.
+    /// Features of this host's processor; a VM is only restored on one with the same.
     pub cpu: String,
     /// Number of vCPUs.
     pub vcpus: u8,
 }
 
-/// Parts of the time for which a guest stood still, in microseconds.
+/// Phases of the time for which a guest was stopped, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreezePhases {
     /// Until all vCPUs were out of the guest.
@@ -84,7 +91,8 @@ pub struct FreezePhases {
     pub state_us: u64,
     /// Finding the pages that were written.
     pub scan_us: u64,
-    /// Making the process that writes memory while the guest runs on (or writing it, if it does not).
+    /// Forking the process that writes memory while the guest runs on (or writing it, if it does
+    /// not).
     pub copy_us: u64,
 }
 
@@ -97,16 +105,16 @@ pub struct RestoreConfig {
     pub state: FdIndex,
     /// Memory, oldest layer first; at least one.
     pub memory: Vec<LayerFiles>,
-    /// How memory comes from the layers.
+    /// Source of the memory's contents.
     pub source: MemorySource,
     /// In guest order, as many as were saved.
     pub disks: Vec<DiskConfig>,
-    /// How fast all of them together may be.
+    /// Limits of all disks together.
     #[serde(default)]
     pub disk_limits: DiskLimits,
     /// Host-guest sockets, if there were any.
     pub vsock: Option<VsockConfig>,
-    /// Network card, if there was one.
+    /// Network interface, if there was one.
     pub net: Option<NetConfig>,
     /// [`crate::console::ConsoleRing`] that takes the serial console's output.
     pub console: FdIndex,
@@ -124,14 +132,15 @@ pub struct LayerFiles {
     pub index: FdIndex,
 }
 
-/// How a restored VM gets its memory.
+/// Source of a restored VM's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MemorySource {
-    /// Mapped from the layers: pages come as they are touched and are shared with siblings until written.
+    /// Mapped from the layers: pages are loaded at the first access and are shared with siblings
+    /// until written.
     Map,
-    /// Chunks of the working set (an index whose `stored` says which; without it, all chunks there are) are read at once into huge
-    /// pages, the rest is mapped.
+    /// Chunks of the working set (the `stored` units of an index; without it, all chunks there are)
+    /// are read at once into huge pages, the rest is mapped.
     Copy {
         /// Index file.
         working_set: Option<FdIndex>,
