@@ -2,26 +2,26 @@
 
 use jiffy_engine::{ConnectionLog, EngineError, NetworkRules};
 use jiffy_microvm::NetSpec;
-use jiffy_net::{Card, Lease, Network, guest};
+use jiffy_net::{Network, NicKind, SlotLease, guest};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The card of a running guest, in its slot.
 pub(crate) struct GuestCard {
     /// None: there is no card, or its guest is gone.
-    lease: Mutex<Option<Arc<Lease>>>,
+    lease: Mutex<Option<Arc<SlotLease>>>,
     /// None: there was no card.
     connections: Option<Arc<dyn ConnectionLog>>,
 }
 
 impl GuestCard {
-    pub fn new(lease: Option<Lease>) -> Self {
+    pub fn new(lease: Option<SlotLease>) -> Self {
         Self {
-            connections: lease.as_ref().map(Lease::connections),
+            connections: lease.as_ref().map(SlotLease::connections),
             lease: Mutex::new(lease.map(Arc::new)),
         }
     }
 
-    fn lease(&self) -> Option<Arc<Lease>> {
+    fn lease(&self) -> Option<Arc<SlotLease>> {
         let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
         lease.clone()
     }
@@ -60,7 +60,7 @@ impl GuestCard {
 }
 
 /// The card of whoever has this slot; once.
-pub(crate) fn spec(lease: &mut Lease) -> Option<NetSpec> {
+pub(crate) fn spec(lease: &mut SlotLease) -> Option<NetSpec> {
     Some(NetSpec {
         tap: lease.take_tap()?,
         mac: guest::MAC,
@@ -71,9 +71,9 @@ pub(crate) fn spec(lease: &mut Lease) -> Option<NetSpec> {
 /// A slot for a guest of snapshot `id`, which has a card.
 pub(crate) async fn needed(
     network: Option<&Network>,
-    card: Card,
+    card: NicKind,
     id: &str,
-) -> Result<Lease, EngineError> {
+) -> Result<SlotLease, EngineError> {
     let Some(network) = network else {
         return Err(EngineError::Failed {
             reason: format!(
@@ -109,7 +109,7 @@ pub(crate) async fn adopted(
     network: Option<&Network>,
     slot: Option<u32>,
     rules: &NetworkRules,
-) -> Option<Lease> {
+) -> Option<SlotLease> {
     let (network, number) = (network?, slot?);
     match network.adopt(number, rules).await {
         Ok(lease) => Some(lease),

@@ -13,7 +13,7 @@ use jiffy_gvisor::{
     AdoptSpec, Arriving, BootSpec, GvisorError, Helper, Manifest, RestoreSpec, Sandbox, Store,
 };
 use jiffy_microvm::Cgroups;
-use jiffy_net::{Card, Lease, Network, guest};
+use jiffy_net::{Network, NicKind, SlotLease, guest};
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -88,7 +88,7 @@ impl GvisorEngine {
         &self,
         prepared: &Prepared,
         size: SandboxSize,
-        lease: Option<&Lease>,
+        lease: Option<&SlotLease>,
     ) -> Result<BootSpec, EngineError> {
         size.check().map_err(EngineError::failed)?;
         let images = &prepared.template().images;
@@ -98,7 +98,7 @@ impl GvisorEngine {
             images: images.iter().map(|image| image.path.clone()).collect(),
             size,
             template: prepared.image_name().to_owned(),
-            namespace: lease.and_then(Lease::namespace),
+            namespace: lease.and_then(SlotLease::namespace),
             dns: lease.map(|_| guest::GATEWAY.into()).into_iter().collect(),
         })
     }
@@ -218,7 +218,7 @@ pub(crate) fn end_unreachable(handle: &GuestHandle) -> bool {
 pub struct UnassignedGvisorGuest {
     coming: Arriving,
     prepared: Arc<Prepared>,
-    lease: Option<Lease>,
+    lease: Option<SlotLease>,
 }
 
 /// A running sandbox.
@@ -230,7 +230,7 @@ pub struct GvisorGuest {
 }
 
 impl GvisorGuest {
-    fn new(sandbox: Sandbox, prepared: Option<Arc<Prepared>>, lease: Option<Lease>) -> Self {
+    fn new(sandbox: Sandbox, prepared: Option<Arc<Prepared>>, lease: Option<SlotLease>) -> Self {
         Self {
             sandbox,
             _prepared: prepared,
@@ -306,7 +306,7 @@ impl Engine for GvisorEngine {
         let prepared = self.shelf.prepare(template).await?;
         let lease = match &self.network {
             Some(network) => {
-                let lease = network.take(Card::Veth).await;
+                let lease = network.take(NicKind::Veth).await;
                 Some(lease.map_err(EngineError::failed)?)
             }
             None => None,
@@ -329,7 +329,7 @@ impl Engine for GvisorEngine {
         let prepared = self.shelf.prepare_version(&manifest.template).await?;
         let is_boot = self.store.is_boot(id);
         let lease = match manifest.net {
-            true => Some(card::needed(self.network.as_ref(), Card::Veth, id).await?),
+            true => Some(card::needed(self.network.as_ref(), NicKind::Veth, id).await?),
             false => None,
         };
         let mut boot = self.spec(&prepared, manifest.size, lease.as_ref())?;
@@ -411,7 +411,7 @@ impl Engine for GvisorEngine {
         let ids: Vec<String> = known.into_iter().map(|w| w.estate.boot.id).collect();
         let ended = Sandbox::end_others(&self.helper, &ids).await;
         if let Some(network) = &self.network {
-            network.reclaim(Card::Veth, &slots);
+            network.reclaim(NicKind::Veth, &slots);
         }
         ended.map_err(EngineError::failed)
     }

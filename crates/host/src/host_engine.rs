@@ -11,7 +11,7 @@ use jiffy_engine::{
     SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_gvisor::Store;
-use jiffy_net::{Card, Network};
+use jiffy_net::{Network, NicKind};
 use jiffy_proto::agent::SiteSettings;
 use std::io;
 use std::path::Path;
@@ -299,7 +299,7 @@ impl Engine for HostEngine {
                 let left = known.iter().filter(|h| gvisor_engine::is_ours(h));
                 let left = left.filter(|h| gvisor_engine::end_unreachable(h)).count();
                 if let Some(network) = &self.network {
-                    network.reclaim(Card::Veth, &[]);
+                    network.reclaim(NicKind::Veth, &[]);
                 }
                 Ok(ended + left)
             }

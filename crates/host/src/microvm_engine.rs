@@ -18,7 +18,7 @@ use jiffy_microvm::{
     AdoptSpec, BootError, BootSpec, MemoryPolicy, MicroVm, RestoreSpec, SaveError, SnapshotSpec,
     UnassignedMicroVm, host_kvm,
 };
-use jiffy_net::{Card, Lease, Network};
+use jiffy_net::{Network, NicKind, SlotLease};
 use jiffy_proto::agent::{ENVD_PORT, Hello, Identity, SiteSettings};
 use jiffy_proto::snapshot::AfterSnapshot as Then;
 use jiffy_snapshot::{Durability, Lineage, Store, VerifyResult};
@@ -126,7 +126,7 @@ impl MicroVmEngine {
         let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
         let overlay = self.store.overlay().map_err(EngineError::failed)?;
         let mut lease = match manifest.net {
-            true => Some(card::needed(self.network.as_ref(), Card::Tap, id).await?),
+            true => Some(card::needed(self.network.as_ref(), NicKind::Tap, id).await?),
             false => None,
         };
         let memory = memory(&lineage);
@@ -171,7 +171,7 @@ pub struct UnassignedMicroVmGuest {
     coming: Coming,
     prepared: Arc<Prepared>,
     place: Place,
-    lease: Option<Lease>,
+    lease: Option<SlotLease>,
 }
 
 enum Coming {
@@ -335,7 +335,12 @@ impl Engine for MicroVmEngine {
             .boot_spec(size, overlay, Identity::default())
             .map_err(chain)?;
         let mut lease = match &self.network {
-            Some(network) => Some(network.take(Card::Tap).await.map_err(EngineError::failed)?),
+            Some(network) => Some(
+                network
+                    .take(NicKind::Tap)
+                    .await
+                    .map_err(EngineError::failed)?,
+            ),
             None => None,
         };
         if let Some(lease) = &mut lease {
@@ -488,7 +493,7 @@ impl Engine for MicroVmEngine {
         let marks: Vec<ProcessInstance> = known.into_iter().map(|words| words.mark).collect();
         let ended = jiffy_microvm::end_unadopted(&self.place.sockets, &marks).await;
         if let Some(network) = &self.network {
-            network.reclaim(Card::Tap, &slots);
+            network.reclaim(NicKind::Tap, &slots);
         }
         ended.map_err(EngineError::failed)
     }

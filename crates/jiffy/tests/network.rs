@@ -4,7 +4,7 @@
 mod support;
 
 use jiffy_engine::NetworkRules;
-use jiffy_net::{Card, Network, NetworkConfig};
+use jiffy_net::{Network, NetworkConfig, NicKind};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use support::lab::{HOST, PRIVATE, PUBLIC, output, with_lab};
@@ -424,7 +424,7 @@ fn a_slot_is_handed_out_in_less_than_a_millisecond_and_is_never_used_again() {
             let (mut took, mut leases) = (Vec::new(), Vec::new());
             for _ in 0..5 {
                 let began = Instant::now();
-                let lease = network.take(Card::Tap).await.unwrap();
+                let lease = network.take(NicKind::Tap).await.unwrap();
                 took.push(began.elapsed());
                 let began = Instant::now();
                 lease.replace(&NetworkRules::default()).await.unwrap();
@@ -441,7 +441,7 @@ fn a_slot_is_handed_out_in_less_than_a_millisecond_and_is_never_used_again() {
             let used: Vec<u32> = leases.iter().map(|l| l.number()).collect();
             drop(leases);
             for _ in 0..10 {
-                assert!(!used.contains(&network.take(Card::Tap).await.unwrap().number()));
+                assert!(!used.contains(&network.take(NicKind::Tap).await.unwrap().number()));
             }
         });
         network.close();

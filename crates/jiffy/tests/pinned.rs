@@ -4,7 +4,7 @@
 mod support;
 
 use jiffy_engine::NetworkRules;
-use jiffy_net::{Card, Lease, Network, NetworkConfig};
+use jiffy_net::{Network, NetworkConfig, NicKind, SlotLease};
 use nix::mount::MsFlags;
 use std::fs;
 use std::path::Path;
@@ -91,11 +91,11 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-fn config(home: &Path, card: Card) -> NetworkConfig {
+fn config(home: &Path, card: NicKind) -> NetworkConfig {
     NetworkConfig {
         ready: 1,
         slots: 8,
-        card,
+        nic: card,
         ..NetworkConfig::new(home)
     }
 }
@@ -106,7 +106,7 @@ fn another_programs_namespaces_pin_no_slot() {
     let of_run = |propagation: MsFlags| {
         own_run(propagation);
         let runtime = runtime();
-        for card in [Card::Tap, Card::Veth] {
+        for card in [NicKind::Tap, NicKind::Veth] {
             let home = tempfile::tempdir().unwrap();
             let network = Network::open(&config(home.path(), card)).unwrap();
             let take = || runtime.block_on(network.take(card)).unwrap();
@@ -116,7 +116,7 @@ fn another_programs_namespaces_pin_no_slot() {
             assert!(copy.kept() >= 2);
             // Every number, several times: what was pinned would be in the way.
             for _ in 0..3 {
-                let more: Vec<Lease> = (0..4).map(|_| take()).collect();
+                let more: Vec<SlotLease> = (0..4).map(|_| take()).collect();
                 another_programs_namespace();
                 drop(more);
                 wait_for("the slots to be given back", || {
@@ -145,9 +145,9 @@ fn what_a_crash_left_is_removed_and_what_cannot_be_is_gone_around() {
         let home = tempfile::tempdir().unwrap();
         // A claim whose file is gone.
         ip("route add blackhole 198.18.0.0/19 metric 4294967");
-        let network = Network::open(&config(home.path(), Card::Tap)).unwrap();
+        let network = Network::open(&config(home.path(), NicKind::Tap)).unwrap();
         assert_eq!(network.range().to_string(), "198.18.0.0/28");
-        let lease = runtime.block_on(network.take(Card::Tap)).unwrap();
+        let lease = runtime.block_on(network.take(NicKind::Tap)).unwrap();
         wait_for("a second slot", || {
             (names(DIRECTORY).len() == 2).then_some(())
         });
@@ -166,14 +166,18 @@ fn what_a_crash_left_is_removed_and_what_cannot_be_is_gone_around() {
         fs::write(format!("{}g", path(5).display()), "").unwrap();
         fs::create_dir(path(6)).unwrap();
         fs::write(path(6).join("theirs"), "").unwrap();
-        let leases: Vec<Lease> = (0..6)
+        let leases: Vec<SlotLease> = (0..6)
             // The last may be one that is just being made in advance.
-            .map(|_| wait_for("a slot", || runtime.block_on(network.take(Card::Tap)).ok()))
+            .map(|_| {
+                wait_for("a slot", || {
+                    runtime.block_on(network.take(NicKind::Tap)).ok()
+                })
+            })
             .collect();
-        let mut numbers: Vec<u32> = leases.iter().map(Lease::number).collect();
+        let mut numbers: Vec<u32> = leases.iter().map(SlotLease::number).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, [1, 2, 3, 4, 5, 7]);
-        let full = runtime.block_on(network.take(Card::Tap)).err().unwrap();
+        let full = runtime.block_on(network.take(NicKind::Tap)).err().unwrap();
         assert!(full.to_string().contains("in use"), "{full}");
         fs::remove_dir_all(path(6)).unwrap();
         drop((lease, leases));
@@ -189,8 +193,8 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
         own_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         let home = tempfile::tempdir().unwrap();
-        let network = Network::open(&config(home.path(), Card::Tap)).unwrap();
-        let mut leases = [0; 2].map(|_| runtime.block_on(network.take(Card::Tap)).unwrap());
+        let network = Network::open(&config(home.path(), NicKind::Tap)).unwrap();
+        let mut leases = [0; 2].map(|_| runtime.block_on(network.take(NicKind::Tap)).unwrap());
         let taps = [0, 1].map(|at| leases[at].take_tap());
         let [kept, lost] = leases;
         kept.keep();
@@ -211,16 +215,16 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
             run("umount", &[&from]);
             fs::remove_file(from).unwrap();
         }
-        let network = Network::open(&config(home.path(), Card::Tap)).unwrap();
+        let network = Network::open(&config(home.path(), NicKind::Tap)).unwrap();
         let rules = NetworkRules::default();
         let adopted = runtime.block_on(network.adopt(numbers[0], &rules)).unwrap();
         another_programs_namespace();
-        network.reclaim(Card::Tap, &numbers[..1]);
+        network.reclaim(NicKind::Tap, &numbers[..1]);
         wait_for("the other to be given back", || {
             (network.slots().0 <= 2).then_some(())
         });
         for _ in 0..8 {
-            drop(runtime.block_on(network.take(Card::Tap)).unwrap());
+            drop(runtime.block_on(network.take(NicKind::Tap)).unwrap());
         }
         adopted.release();
         drop((adopted, taps));

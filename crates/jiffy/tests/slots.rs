@@ -3,7 +3,7 @@
 
 mod support;
 
-use jiffy_net::{Card, Network, NetworkConfig};
+use jiffy_net::{Network, NetworkConfig, NicKind};
 use nix::mount::MsFlags;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -89,19 +89,19 @@ fn as_many_slots_as_a_host_may_have_are_made_and_removed_without_a_trace() {
         let before = (open_files(), namespaces());
         let memory = kernel_memory();
         // Twice: what the first time left would be in the way of the second.
-        let rounds = [Card::Tap, Card::Tap, Card::Veth, Card::Veth];
+        let rounds = [NicKind::Tap, NicKind::Tap, NicKind::Veth, NicKind::Veth];
         for (round, card) in rounds.into_iter().enumerate() {
             let home = tempfile::tempdir().unwrap();
             let config = NetworkConfig {
                 ready: wanted as usize,
                 slots: wanted,
-                card,
+                nic: card,
                 ..NetworkConfig::new(home.path())
             };
             let began = Instant::now();
             let network = Network::open(&config).unwrap();
             let closing = Closing(network);
-            let each = if card == Card::Tap { 1 } else { 2 };
+            let each = if card == NicKind::Tap { 1 } else { 2 };
             let all = (before.1.0 + each * wanted as usize, wanted as usize);
             wait_for("the slots", || {
                 ((namespaces().0, devices()) == all).then_some(())
@@ -138,12 +138,12 @@ fn slots_that_are_given_back_while_their_network_closes_are_removed() {
             .enable_all()
             .build()
             .unwrap();
-        for card in [Card::Tap, Card::Veth] {
+        for card in [NicKind::Tap, NicKind::Veth] {
             let home = tempfile::tempdir().unwrap();
             let config = NetworkConfig {
                 ready: 4,
                 slots: 64,
-                card,
+                nic: card,
                 ..NetworkConfig::new(home.path())
             };
             let network = Network::open(&config).unwrap();

@@ -4,7 +4,7 @@
 mod support;
 
 use jiffy_engine::NetworkRules;
-use jiffy_net::{Card, Network, NetworkConfig, guest};
+use jiffy_net::{Network, NetworkConfig, NicKind, guest};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream, UdpSocket};
@@ -93,7 +93,7 @@ fn a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine() {
         let home = tempfile::tempdir().unwrap();
         let config = NetworkConfig {
             ready: 1,
-            card: Card::Veth,
+            nic: NicKind::Veth,
             ..NetworkConfig::new(home.path())
         };
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -109,7 +109,8 @@ fn a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine() {
 
         let network = Network::open(&config).unwrap();
         let take = |card| runtime.block_on(network.take(card)).unwrap();
-        let (mut lease, mut tap, left) = (take(Card::Veth), take(Card::Tap), take(Card::Veth));
+        let (mut lease, mut tap, left) =
+            (take(NicKind::Veth), take(NicKind::Tap), take(NicKind::Veth));
         assert!(tap.take_tap().is_some() && tap.namespace().is_none());
         assert!(lease.take_tap().is_none());
         let card = lease.namespace().unwrap();
@@ -151,8 +152,8 @@ fn a_guest_in_a_namespace_has_the_network_of_one_in_a_virtual_machine() {
         assert_eq!(adopted.namespace().as_deref(), Some(card.as_path()));
         assert_eq!(inside(&card, || reach(PUBLIC[1])), "internet");
         assert_eq!(inside(&card, resolve), Some(Ipv4Addr::new(9, 9, 9, 9)));
-        network.reclaim(Card::Tap, &[]);
-        network.reclaim(Card::Veth, &[number]);
+        network.reclaim(NicKind::Tap, &[]);
+        network.reclaim(NicKind::Veth, &[number]);
         // Its own, and the one that is ready.
         wait_for("the one that was left to go", || {
             (namespaces(&card) == 4).then_some(())

@@ -1,7 +1,8 @@
-//! Which data directory of this machine has which range of addresses. Several daemons share a host, those of tests for example.
+//! RangeClaims of address ranges by the data directories of this machine. Several daemons may share
+//! a host, those of tests for example.
 //!
-//! A claim is a file, and a blackhole route of the range in the host: other programs that look for a free range see it, and packets to a
-//! sandbox that is gone do not leave the host.
+//! A claim is a file, and a blackhole route of the range in the host: other programs that look for
+//! a free range see it, and packets to a sandbox that is gone do not leave the host.
 
 use crate::NetError;
 use crate::namespace;
@@ -15,27 +16,28 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Where ranges are looked for first: set aside for benchmarks of networks (RFC 2544), so in use nowhere.
-const FIRST: (Ipv4Addr, u8) = (Ipv4Addr::new(198, 18, 0, 0), 15);
-/// And then, if all of that is taken.
-const SECOND: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 224, 0, 0), 11);
+/// First candidates: reserved for benchmarks of networks (RFC 2544), so in use nowhere.
+const PREFERRED_RANGE: (Ipv4Addr, u8) = (Ipv4Addr::new(198, 18, 0, 0), 15);
+/// Candidates if all of those are taken.
+const FALLBACK_RANGE: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 224, 0, 0), 11);
 
-/// Held while claims are made and given up. One file for each network namespace that daemons run in.
-pub(crate) struct Claims {
+/// Lock held while claims are made and released. One file for each network namespace in which
+/// daemons run.
+pub(crate) struct RangeClaims {
     directory: PathBuf,
     _lock: Flock<File>,
 }
 
-/// What one data directory has.
+/// RangeClaim of one data directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Claim {
+pub(crate) struct RangeClaim {
     /// The data directory.
     pub home: PathBuf,
     /// Its addresses.
     pub range: Ipv4Net,
 }
 
-/// Six digits for a data directory.
+/// Six hexadecimal digits that identify a data directory.
 pub(crate) fn tag(home: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let home = fs::canonicalize(home).unwrap_or_else(|_| home.to_owned());
@@ -43,14 +45,14 @@ pub(crate) fn tag(home: &Path) -> String {
     digest.iter().take(3).map(|b| format!("{b:02x}")).collect()
 }
 
-impl Claims {
-    /// Waits for others that are at it.
+impl RangeClaims {
+    /// Takes the lock, after its present holder.
     pub fn lock() -> Result<Self, NetError> {
         let failed =
             |what: &Path| NetError::host(format!("claims on addresses in {}", what.display()));
         let namespace = Path::new("/proc/thread-self/ns/net");
         let inode = fs::metadata(namespace).map_err(failed(namespace))?.ino();
-        let directory = namespace::place().join(inode.to_string());
+        let directory = namespace::base_dir().join(inode.to_string());
         fs::create_dir_all(&directory).map_err(failed(&directory))?;
         let path = directory.join("lock");
         let file = File::options()
@@ -68,7 +70,7 @@ impl Claims {
     }
 
     /// All claims, by tag.
-    pub fn all(&self) -> Vec<(String, Claim)> {
+    pub fn all(&self) -> Vec<(String, RangeClaim)> {
         let Ok(entries) = fs::read_dir(&self.directory) else {
             return Vec::new();
         };
@@ -90,11 +92,11 @@ impl Claims {
         self.directory.join(name)
     }
 
-    fn read(&self, tag: &str) -> Option<Claim> {
+    fn read(&self, tag: &str) -> Option<RangeClaim> {
         serde_json::from_slice(&fs::read(self.path(tag)).ok()?).ok()
     }
 
-    /// The range of `tag`, its own of before if that is as long as it has to be.
+    /// RangeClaims a range for `tag`, the former one if it has the required length.
     pub fn make(
         &self,
         tag: &str,
@@ -108,11 +110,11 @@ impl Claims {
                 None => before.range.prefix_len() <= length,
             };
             if fits {
-                // It may be gone with the file's writer in between.
+                // The route may have vanished together with the file.
                 let _ = program::ip(&[blackhole("add", before.range)]);
                 return Ok(before.range);
             }
-            self.give_up(tag);
+            self.release(tag);
         }
         self.remove_stray_routes();
         let routes = routes()?;
@@ -132,7 +134,7 @@ impl Claims {
                 .ok_or(NetError::NoRange)?,
         };
         program::ip(&[blackhole("add", range)])?;
-        let claim = Claim {
+        let claim = RangeClaim {
             home: home.to_owned(),
             range,
         };
@@ -142,7 +144,7 @@ impl Claims {
         Ok(range)
     }
 
-    /// Removes routes of claims whose file is gone: their ranges would be taken for ever.
+    /// Removes routes of claims whose file is gone: their ranges would be taken forever.
     fn remove_stray_routes(&self) {
         let text = program::run("ip", &["-4", "route", "show", "type", "blackhole"], "");
         let claimed: Vec<Ipv4Net> = self.all().iter().map(|(_, claim)| claim.range).collect();
@@ -150,23 +152,24 @@ impl Claims {
             let own = line.trim_end().ends_with(&format!("metric {METRIC}"));
             let stray = destination(line).filter(|range| own && !claimed.contains(range));
             if let Some(range) = stray {
-                // One that is gone meanwhile is as it should be.
+                // A route that vanished meanwhile is no error.
                 let _ = program::ip(&[blackhole("del", range)]);
             }
         }
     }
 
-    /// Takes the claim of `tag` back; what lay in it must be gone.
-    pub fn give_up(&self, tag: &str) {
+    /// Releases the claim of `tag`; nothing may be left in its range.
+    pub fn release(&self, tag: &str) {
         if let Some(claim) = self.read(tag) {
-            // Nothing to do if it is gone.
+            // A route that is gone is no error.
             let _ = program::ip(&[blackhole("del", claim.range)]);
         }
         let _ = fs::remove_file(self.path(tag));
     }
 }
 
-/// Any route of somebody else is preferred to ours, and no other program's has this metric.
+/// Metric of the blackhole routes: any other route is preferred, and no other program's has this
+/// metric.
 const METRIC: u32 = 4_294_967;
 
 fn blackhole(verb: &str, range: Ipv4Net) -> String {
@@ -177,9 +180,9 @@ fn overlap(a: &Ipv4Net, b: &Ipv4Net) -> bool {
     a.contains(b) || b.contains(a)
 }
 
-/// Ranges of that prefix length, in the order in which they are tried.
+/// Ranges of that prefix length, in order of preference.
 fn candidates(length: u8) -> impl Iterator<Item = Ipv4Net> {
-    [FIRST, SECOND]
+    [PREFERRED_RANGE, FALLBACK_RANGE]
         .into_iter()
         .flat_map(move |(address, prefix)| {
             let whole = Ipv4Net::new_assert(address, prefix);
@@ -187,7 +190,8 @@ fn candidates(length: u8) -> impl Iterator<Item = Ipv4Net> {
         })
 }
 
-/// Where the host has routes to, in all its tables; the default route leads everywhere and does not count.
+/// Destinations of the host's routes, in all its tables; the default route covers every address and
+/// does not count.
 fn routes() -> Result<Vec<Ipv4Net>, NetError> {
     let text = program::run("ip", &["-4", "route", "show", "table", "all"], "")?;
     Ok(text.lines().filter_map(destination).collect())
@@ -211,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_is_known_by_its_destination() {
+    fn a_route_is_parsed_to_its_destination() {
         let net = |text: &str| Some(text.parse::<Ipv4Net>().unwrap());
         assert_eq!(destination("default via 10.0.0.1 dev eth0"), None);
         assert_eq!(
@@ -223,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_tried_one_beside_the_other() {
+    fn candidate_ranges_are_adjacent() {
         let all: Vec<Ipv4Net> = candidates(19).collect();
         assert_eq!(all.len(), 16 + 256);
         assert_eq!(all[1].to_string(), "198.18.32.0/19");

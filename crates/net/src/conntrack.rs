@@ -1,13 +1,16 @@
-//! Share of sandboxes in the host's table of connections (conntrack).
+//! Shares of sandboxes in the host's connection tracking table (conntrack).
 //!
-//! Every connection of a sandbox is an entry in the table of its own namespace and, because the host translates its address, one in the
-//! host's. The limit `net.netfilter.nf_conntrack_max` is the host's, and each namespace is held against it by itself: what can be filled
-//! is the host's table, and then nobody on the host gets a new connection. The host therefore counts for itself, by the device that a
-//! connection comes from: what a slot has forgotten, the host may still have (a reset that does not live to reach it, say).
+//! Every connection of a sandbox is an entry in the table of its own namespace and, because the
+//! host translates its address, one in the host's. The limit `net.netfilter.nf_conntrack_max` is
+//! the host's, and each namespace is held against it by itself: the table that can be filled is the
+//! host's, and then no program on the host gets a new connection. The host therefore counts for
+//! itself, by the device that a connection comes from: the host may still have an entry that a slot
+//! has dropped (for example if a reset is lost on the way).
 //!
-//! How many a sandbox may have depends on how full the table is: the kernel counts against three limits at once, and which of them are
-//! enforced is switched by emptying or filling a chain each, so no count is ever lost. Connections that have ended stay in the table for a
-//! while and are not counted any more: for them there is a pace of new connections, and shorter times than the kernel's.
+//! The share of a sandbox depends on how full the table is: the kernel counts against three limits
+//! at once, and enforces those whose chain is filled, so no count is ever lost. Connections that
+//! have ended stay in the table for a while and are not counted any more: for them there is a rate
+//! limit of new connections, and shorter timeouts than the kernel's.
 
 use crate::NetError;
 use crate::program;
@@ -18,33 +21,36 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Time between two looks at the table. A guest makes some thousand connections meanwhile.
-const INTERVAL: Duration = Duration::from_millis(250);
+/// Time between two checks of the table. A guest makes some thousand connections meanwhile.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 const MAXIMUM: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
-/// Devices that are counted at the same time: those of slots there are and of some that are on their way out.
+/// Devices that are counted at the same time: those of present slots and of some that are being
+/// removed.
 const MAX_COUNTED_DEVICES: u32 = 16_384;
-/// Seconds in which a sandbox may make as many connections as it may have; as many at once after a rest.
-const SECONDS_FOR_ALL: u32 = 10;
-/// Seconds for which TCP connections of sandboxes stay in the table that are not open yet or not any more, where the kernel lets itself be
-/// told. Its own are up to 120.
-const ENDED: &str =
+/// Seconds in which a sandbox may make as many connections as its share; as many at once after a
+/// pause.
+const REFILL_SECONDS: u32 = 10;
+/// Timeouts in seconds of sandboxes' TCP connections that are not open yet or not any more, if the
+/// kernel supports them. Its own are up to 120.
+const ENDED_TIMEOUTS: &str =
     "syn_sent: 30, syn_recv: 30, fin_wait: 30, last_ack: 10, time_wait: 10, close: 5";
-/// Fewest connections of a sandbox that any limit leaves.
+/// Fewest connections of a sandbox under any limit.
 const MIN_CONNECTIONS: u32 = 8;
 
-/// Limits of a host's sandboxes.
+/// ConntrackLimits of all sandboxes of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct ConntrackLimits {
     /// Most connections of one sandbox.
     pub per_sandbox: u32,
-    /// Entries of the host's table beyond which sandboxes get hardly any new ones; none: three quarters of the table.
+    /// Entries of the host's table beyond which sandboxes get hardly any new ones; none: three
+    /// quarters of the table.
     pub total: Option<u32>,
 }
 
-/// How full the host's table is, as seen from sandboxes.
+/// Fill level of the host's table, for sandboxes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Pressure {
+pub(crate) enum TablePressure {
     /// Each may have all of its connections.
     #[default]
     None,
@@ -54,8 +60,8 @@ pub(crate) enum Pressure {
     Full,
 }
 
-impl Pressure {
-    /// The next one, if the table has `count` entries of `total`. It falls later than it rises.
+impl TablePressure {
+    /// The next level, if the table has `count` entries of `total`. It falls later than it rises.
     fn after(self, count: u64, total: u64) -> Self {
         let eighths = count.saturating_mul(8) / total.max(1);
         match (self, eighths) {
@@ -69,14 +75,14 @@ impl Pressure {
     }
 }
 
-impl Limits {
+impl ConntrackLimits {
     /// Most connections of one sandbox under each pressure.
     pub fn tiers(self) -> [u32; 3] {
         let all = self.per_sandbox;
         [all, all / 16, all / 256].map(|limit| limit.max(MIN_CONNECTIONS).min(all))
     }
 
-    /// Entries of the host's table at which pressure is full; none: there is no limit, or no table.
+    /// Entries of the host's table at the full level; none: there is no limit, or no table.
     fn total(self) -> Option<u64> {
         let maximum = number(MAXIMUM).filter(|maximum| *maximum > 0);
         self.total
@@ -85,9 +91,9 @@ impl Limits {
             .filter(|total| *total > 0)
     }
 
-    /// Rule that refuses connections beyond the pace of a tier.
+    /// Rule that refuses connections beyond the rate of a tier.
     fn pace(limit: u32, name: &str) -> String {
-        let rate = (limit / SECONDS_FOR_ALL).max(1);
+        let rate = (limit / REFILL_SECONDS).max(1);
         format!(
             "add @paced_{name} {{ iifname limit rate over {rate}/second burst {limit} packets }} goto refuse"
         )
@@ -126,8 +132,8 @@ impl Limits {
     }
 }
 
-/// Enforces, in table `table`, what sandboxes may have under `pressure`.
-fn enforce(table: &str, limits: Limits, pressure: Pressure) -> Result<(), NetError> {
+/// Enforces the shares of `pressure` in table `table`.
+fn enforce(table: &str, limits: ConntrackLimits, pressure: TablePressure) -> Result<(), NetError> {
     let [_, high, full] = limits.tiers();
     let chain = |name: &str, rule: &str, on: bool| {
         let rule = format!("add rule inet {table} {name} {rule}\n");
@@ -136,20 +142,24 @@ fn enforce(table: &str, limits: Limits, pressure: Pressure) -> Result<(), NetErr
             if on { &rule } else { "" }
         )
     };
-    let (is_high, is_full) = (pressure >= Pressure::High, pressure == Pressure::Full);
+    let (is_high, is_full) = (
+        pressure >= TablePressure::High,
+        pressure == TablePressure::Full,
+    );
     program::nft(
         &(chain("under_high", "goto refuse", is_high)
             + &chain("under_full", "goto refuse", is_full)
-            + &chain("pace_high", &Limits::pace(high, "high"), is_high)
-            + &chain("pace_full", &Limits::pace(full, "full"), is_full)),
+            + &chain("pace_high", &ConntrackLimits::pace(high, "high"), is_high)
+            + &chain("pace_full", &ConntrackLimits::pace(full, "full"), is_full)),
     )
 }
 
-/// Objects that shorten how long ended connections are kept, and rules for new connections from devices `slots` that use them.
+/// Objects that shorten the timeouts of ended connections, and rules that apply them to new
+/// connections from devices `slots`.
 fn ended() -> (String, &'static str) {
     let of = |version: &str| {
         format!(
-            "  ct timeout ended_{version} {{ protocol tcp; l3proto {version}; policy = {{ {ENDED} }}; }}\n"
+            "  ct timeout ended_{version} {{ protocol tcp; l3proto {version}; policy = {{ {ENDED_TIMEOUTS} }}; }}\n"
         )
     };
     let rules = "    ct state new meta l4proto tcp meta nfproto ipv4 ct timeout set \"ended_ip\"\n    \
@@ -157,7 +167,7 @@ fn ended() -> (String, &'static str) {
     (of("ip") + &of("ip6"), rules)
 }
 
-/// The same if this kernel has that (`nft` asks it, and changes nothing); empty otherwise.
+/// Same, if this kernel supports it (`nft --check` asks it and changes nothing); empty otherwise.
 pub(crate) fn ended_if_known() -> (String, &'static str) {
     let (objects, rules) = ended();
     let script = format!("table inet jiffy_probe {{\n{objects}  chain probe {{\n{rules}  }}\n}}\n");
@@ -176,32 +186,32 @@ fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The pressure in force, for what asks on behalf of sandboxes.
+/// The level in force, for requests on behalf of sandboxes.
 #[derive(Debug, Default)]
-pub(crate) struct Gauge(AtomicU8);
+pub(crate) struct PressureGauge(AtomicU8);
 
-impl Gauge {
-    pub fn get(&self) -> Pressure {
+impl PressureGauge {
+    pub fn get(&self) -> TablePressure {
         match self.0.load(Ordering::Relaxed) {
-            0 => Pressure::None,
-            1 => Pressure::High,
-            _ => Pressure::Full,
+            0 => TablePressure::None,
+            1 => TablePressure::High,
+            _ => TablePressure::Full,
         }
     }
 
-    pub fn set(&self, pressure: Pressure) {
+    pub fn set(&self, pressure: TablePressure) {
         self.0.store(pressure as u8, Ordering::Relaxed);
     }
 }
 
 /// Watches the table of this thread's network namespace until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Watcher {
+pub(crate) struct ConntrackWatcher {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Watcher {
+impl Drop for ConntrackWatcher {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -210,14 +220,18 @@ impl Drop for Watcher {
     }
 }
 
-impl Watcher {
-    /// Begins; `table` is the host's, with the chains of `limits`.
-    pub fn start(table: String, limits: Limits, gauge: Arc<Gauge>) -> std::io::Result<Self> {
+impl ConntrackWatcher {
+    /// Starts it; `table` is the host's, with the chains of `limits`.
+    pub fn start(
+        table: String,
+        limits: ConntrackLimits,
+        gauge: Arc<PressureGauge>,
+    ) -> std::io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new()
             .name("conntrack".to_owned())
             .spawn(move || {
-                while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                while stopped.recv_timeout(CHECK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                     look(&table, limits, &gauge);
                 }
             })?;
@@ -228,7 +242,7 @@ impl Watcher {
     }
 }
 
-fn look(table: &str, limits: Limits, gauge: &Gauge) {
+fn look(table: &str, limits: ConntrackLimits, gauge: &PressureGauge) {
     let (Some(count), Some(total)) = (number(COUNT), limits.total()) else {
         return;
     };
@@ -259,31 +273,31 @@ mod tests {
 
     #[test]
     fn pressure_rises_at_once_and_falls_late() {
-        let mut pressure = Pressure::None;
+        let mut pressure = TablePressure::None;
         let mut at = |count| {
             pressure = pressure.after(count, 800);
             pressure
         };
-        assert_eq!(at(399), Pressure::None);
-        assert_eq!(at(400), Pressure::High);
-        assert_eq!(at(300), Pressure::High);
-        assert_eq!(at(299), Pressure::None);
-        assert_eq!(at(600), Pressure::Full);
-        assert_eq!(at(500), Pressure::Full);
-        assert_eq!(at(499), Pressure::High);
-        assert_eq!(at(10_000), Pressure::Full);
-        assert_eq!(at(0), Pressure::None);
+        assert_eq!(at(399), TablePressure::None);
+        assert_eq!(at(400), TablePressure::High);
+        assert_eq!(at(300), TablePressure::High);
+        assert_eq!(at(299), TablePressure::None);
+        assert_eq!(at(600), TablePressure::Full);
+        assert_eq!(at(500), TablePressure::Full);
+        assert_eq!(at(499), TablePressure::High);
+        assert_eq!(at(10_000), TablePressure::Full);
+        assert_eq!(at(0), TablePressure::None);
     }
 
     #[test]
-    fn what_all_slots_of_a_host_may_have_under_full_pressure_fits_the_usual_table() {
+    fn the_shares_of_all_slots_at_full_pressure_fit_the_usual_table() {
         let tiers = |per_sandbox| {
             let total = None;
-            Limits { per_sandbox, total }.tiers()
+            ConntrackLimits { per_sandbox, total }.tiers()
         };
         let usual = tiers(4096);
         assert_eq!(usual, [4096, 256, 16]);
-        // The table of a host with 8 GiB or more, three quarters of three quarters of which were full before.
+        // The table of a host with 8 GiB or more: three quarters of three quarters of it.
         let table = 262_144;
         assert!(table / 4 * 3 / 4 * 3 + 4096 * usual[2] < table);
         assert_eq!(tiers(64), [64, 8, 8]);

@@ -29,7 +29,8 @@ fn request(name: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
-/// A tap of that name in the network namespace of this thread, as the VMM wants it. It is gone when its descriptor is.
+/// Makes a tap of that name in the network namespace of this thread, with the flags that the VMM
+/// needs. It ends with its descriptor.
 pub(crate) fn tap(name: &str) -> io::Result<File> {
     let file = File::options()
         .read(true)
@@ -79,7 +80,7 @@ pub(crate) fn names() -> io::Result<Vec<String>> {
     Ok(names.collect())
 }
 
-/// Whether this thread's namespace has a device of that name.
+/// Returns true if this thread's namespace has a device of that name.
 pub(crate) fn exists(name: &str) -> bool {
     nix::net::if_::if_nametoindex(name).is_ok()
 }

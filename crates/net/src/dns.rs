@@ -1,12 +1,12 @@
-//! The name server that a guest sees: it passes questions on, as the guest's rules allow.
+//! DNS server of a guest: it forwards questions, within the guest's rules.
 //!
-//! Its sockets are in the guest's namespace, so who asks is known by where the question arrives, and nobody else can ask. What it asks
-//! itself leaves from the host's.
+//! Its sockets are in the guest's namespace, so the socket identifies the guest, and no other can
+//! ask. Its own questions leave from the host's namespace.
 
-use crate::connections::Record;
+use crate::connections::ConnectionRecord;
 use crate::guest::GATEWAY;
-use crate::pace::Pace;
-use crate::policy::Policy;
+use crate::policy::EgressPolicy;
+use crate::rate_limiter::RateLimiter;
 use crate::upstream::{self, Upstreams};
 use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::RecordType;
@@ -21,32 +21,33 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
 const PORT: u16 = 53;
-/// Questions of one guest that are asked at the same time; more are dropped, and asked again by whoever wants to know.
-const QUESTIONS: usize = 64;
-/// Questions of one guest that are asked at once after a rest; the others wait.
+/// Most questions of one guest in flight; further ones are dropped, and resolvers repeat them.
+const MAX_QUESTIONS: usize = 64;
+/// Questions of one guest that are forwarded at once after a pause; the others wait.
 const BURST: u32 = 256;
-/// Time between two questions, by how full the host's table of connections is. Each is an entry there for half a minute at least.
+/// Time between two questions, by how full the host's table of connections is. Each is an entry
+/// there for half a minute at least.
 const INTERVALS: [Duration; 3] = [
     Duration::from_millis(10),
     Duration::from_millis(50),
     Duration::from_millis(500),
 ];
-/// Connections of one guest at the same time.
-const CONNECTIONS: usize = 16;
-/// How long a connection may be idle (RFC 7766 6.2.3).
-const IDLE: Duration = Duration::from_secs(10);
-/// Longest question over UDP that is looked at; real ones have some dozens of bytes.
-const LONGEST: usize = 4096;
+/// Most TCP connections of one guest at the same time.
+const MAX_CONNECTIONS: usize = 16;
+/// Time for which a connection may be idle (RFC 7766 6.2.3).
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest question over UDP that is parsed; real ones have some dozens of bytes.
+const MAX_QUESTION_BYTES: usize = 4096;
 
-/// Sockets at the gateway's address, before anybody answers there.
+/// DnsSockets at the gateway's address, before the server runs.
 #[derive(Debug)]
-pub(crate) struct Sockets {
+pub(crate) struct DnsSockets {
     udp: net::UdpSocket,
     tcp: net::TcpListener,
 }
 
-impl Sockets {
-    /// In the network namespace of this thread.
+impl DnsSockets {
+    /// Opens them in the network namespace of this thread.
     pub fn open() -> io::Result<Self> {
         let udp = net::UdpSocket::bind((GATEWAY, PORT))?;
         let tcp = net::TcpListener::bind((GATEWAY, PORT))?;
@@ -56,43 +57,44 @@ impl Sockets {
     }
 }
 
-/// What the server of one slot goes by.
+/// Settings of the server of one slot.
 #[derive(Debug)]
-struct Rules {
-    /// None: nobody has said yet who the guest is.
-    policy: watch::Receiver<Option<Policy>>,
+struct DnsRules {
+    /// None: the guest has no identity yet.
+    policy: watch::Receiver<Option<EgressPolicy>>,
     host: Arc<Upstreams>,
-    record: Arc<Record>,
-    pace: Pace,
+    record: Arc<ConnectionRecord>,
+    pace: RateLimiter,
 }
 
 /// The server of one slot; it ends with this.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct DnsServer {
     #[cfg(test)]
-    rules: Arc<Rules>,
+    rules: Arc<DnsRules>,
     tasks: [AbortHandle; 2],
 }
 
-impl Drop for Server {
+impl Drop for DnsServer {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
     }
 }
 
-impl Server {
-    /// Begins to answer; everything is refused until there is a policy. Must be called inside a tokio runtime.
+impl DnsServer {
+    /// Starts answering; everything is refused until there is a policy. Must be called inside a
+    /// tokio runtime.
     pub fn start(
-        sockets: Sockets,
-        policy: watch::Receiver<Option<Policy>>,
+        sockets: DnsSockets,
+        policy: watch::Receiver<Option<EgressPolicy>>,
         host: Arc<Upstreams>,
-        record: Arc<Record>,
+        record: Arc<ConnectionRecord>,
     ) -> io::Result<Self> {
-        let rules = Arc::new(Rules {
+        let rules = Arc::new(DnsRules {
             policy,
             host,
             record,
-            pace: Pace::new(BURST),
+            pace: RateLimiter::new(BURST),
         });
         let udp = Arc::new(UdpSocket::from_std(sockets.udp)?);
         let tcp = TcpListener::from_std(sockets.tcp)?;
@@ -108,18 +110,18 @@ impl Server {
     }
 }
 
-impl Rules {
-    /// Name servers to ask for `name`, and whether it can be reached over IPv6; none: it is not to be asked for.
+impl DnsRules {
+    /// Name servers for `name`, and whether it can be reached over IPv6; none: it is refused.
     fn upstreams(&self, name: &str) -> (Vec<SocketAddr>, bool) {
         let policy = self.policy.borrow().clone();
         match policy.filter(|policy| policy.answers(name)) {
-            Some(policy) => (policy.upstreams(&self.host), policy.version6()),
+            Some(policy) => (policy.upstreams(&self.host), policy.ipv6()),
             None => (Vec::new(), false),
         }
     }
 
-    /// The answer to `question`; none: it is none that could be answered.
-    async fn answer(&self, question: &[u8], over: upstream::Over) -> Option<Vec<u8>> {
+    /// Answers `question`; none: it is malformed.
+    async fn answer(&self, question: &[u8], over: upstream::DnsTransport) -> Option<Vec<u8>> {
         let asked = Message::from_vec(question).ok()?;
         if asked.metadata.message_type != MessageType::Query {
             return None;
@@ -134,15 +136,15 @@ impl Rules {
             return refuse(ResponseCode::NotImp);
         };
         let name = query.name().to_ascii();
-        let (upstreams, version6) = self.upstreams(&name);
+        let (upstreams, ipv6) = self.upstreams(&name);
         let refusal = upstreams.is_empty().then_some(Refusal::Rules);
         let kind = query.query_type().to_string();
         self.record.question(&name, kind, refusal);
         if upstreams.is_empty() {
             return refuse(ResponseCode::Refused);
         }
-        // "It has none": programs would try addresses that lead nowhere.
-        if query.query_type() == RecordType::AAAA && !version6 {
+        // An empty answer: programs would try addresses without a route.
+        if query.query_type() == RecordType::AAAA && !ipv6 {
             return refuse(ResponseCode::NoError);
         }
         let interval = INTERVALS[self.host.gauge.get() as usize];
@@ -154,58 +156,58 @@ impl Rules {
     }
 }
 
-async fn datagrams(socket: Arc<UdpSocket>, rules: Arc<Rules>) {
-    let places = Arc::new(Semaphore::new(QUESTIONS));
-    let mut buffer = vec![0; LONGEST];
+async fn datagrams(socket: Arc<UdpSocket>, rules: Arc<DnsRules>) {
+    let permits = Arc::new(Semaphore::new(MAX_QUESTIONS));
+    let mut buffer = vec![0; MAX_QUESTION_BYTES];
     loop {
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
-            // What the guest answered to an earlier answer, as an error of the socket.
+            // An error of the socket from the guest's reaction to an earlier answer.
             tokio::task::yield_now().await;
             continue;
         };
-        let Ok(place) = places.clone().try_acquire_owned() else {
+        let Ok(permit) = permits.clone().try_acquire_owned() else {
             continue;
         };
         let question = buffer.get(..length).unwrap_or_default().to_vec();
         let (socket, rules) = (socket.clone(), rules.clone());
         tokio::spawn(async move {
-            if let Some(answer) = rules.answer(&question, upstream::Over::Udp).await {
+            if let Some(answer) = rules.answer(&question, upstream::DnsTransport::Udp).await {
                 let _ = socket.send_to(&answer, from).await;
             }
-            drop(place);
+            drop(permit);
         });
     }
 }
 
-async fn connections(listener: TcpListener, rules: Arc<Rules>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+async fn connections(listener: TcpListener, rules: Arc<DnsRules>) {
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // Whoever comes when all are taken waits.
-        let Ok(place) = places.clone().acquire_owned().await else {
+        // Further connections wait for a free permit.
+        let Ok(permit) = permits.clone().acquire_owned().await else {
             return;
         };
         match listener.accept().await {
             Ok((stream, _)) => {
                 let rules = rules.clone();
                 tokio::spawn(async move {
-                    // However it ends, the guest sees that it is closed.
+                    // The guest sees any end as a close.
                     let _ = connection(stream, &rules).await;
-                    drop(place);
+                    drop(permit);
                 });
             }
-            // No descriptor is left, say.
+            // For example, no descriptor is left.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }
 
 /// Answers one question after the other (RFC 1035 4.2.2).
-async fn connection(mut stream: TcpStream, rules: &Rules) -> io::Result<()> {
+async fn connection(mut stream: TcpStream, rules: &DnsRules) -> io::Result<()> {
     loop {
-        let length = tokio::time::timeout(IDLE, stream.read_u16()).await??;
+        let length = tokio::time::timeout(IDLE_TIMEOUT, stream.read_u16()).await??;
         let mut question = vec![0; usize::from(length)];
-        tokio::time::timeout(IDLE, stream.read_exact(&mut question)).await??;
-        let Some(answer) = rules.answer(&question, upstream::Over::Tcp).await else {
+        tokio::time::timeout(IDLE_TIMEOUT, stream.read_exact(&mut question)).await??;
+        let Some(answer) = rules.answer(&question, upstream::DnsTransport::Tcp).await else {
             return Ok(());
         };
         let length = u16::try_from(answer.len()).map_err(io::Error::other)?;

@@ -1,18 +1,18 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
-use crate::policy::Reach;
+use crate::policy::HostReachability;
 use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
 use jiffy_engine::NetworkRules;
 
-fn record() -> Arc<Record> {
-    let sockets = Arc::new(crate::connections::Sockets::none());
-    Arc::new(Record::new("nobody".to_owned(), sockets, true))
+fn record() -> Arc<ConnectionRecord> {
+    let sockets = Arc::new(crate::connections::ConnectionSockets::none());
+    Arc::new(ConnectionRecord::new("nobody".to_owned(), sockets, true))
 }
 
-/// A server that is asked at a loopback address, and whose policy names `upstream`'s file.
-async fn server(resolv_conf: &str, policy: Option<Policy>) -> (Server, SocketAddr) {
-    let sockets = Sockets {
+/// A server at a loopback address, whose name servers are those of a file.
+async fn server(resolv_conf: &str, policy: Option<EgressPolicy>) -> (DnsServer, SocketAddr) {
+    let sockets = DnsSockets {
         udp: net::UdpSocket::bind("127.0.0.1:0").unwrap(),
         tcp: net::TcpListener::bind("127.0.0.1:0").unwrap(),
     };
@@ -21,7 +21,7 @@ async fn server(resolv_conf: &str, policy: Option<Policy>) -> (Server, SocketAdd
     let at = sockets.udp.local_addr().unwrap();
     let (_, policy) = watch::channel(policy);
     let host = Arc::new(Upstreams::in_file(resolv_conf));
-    let server = Server::start(sockets, policy, host, record()).unwrap();
+    let server = DnsServer::start(sockets, policy, host, record()).unwrap();
     (server, at)
 }
 
@@ -46,12 +46,12 @@ async fn ask(at: SocketAddr, question: &[u8]) -> Message {
 }
 
 #[tokio::test]
-async fn names_are_refused_where_nothing_may_be_reached() {
+async fn names_are_refused_if_nothing_may_be_reached() {
     let closed = NetworkRules {
         internet: false,
         ..NetworkRules::default()
     };
-    let closed = Policy::new(&closed, &Reach::default()).unwrap();
+    let closed = EgressPolicy::new(&closed, &HostReachability::default()).unwrap();
     for policy in [None, Some(closed)] {
         let (_server, at) = server("/nonexistent", policy).await;
         let answer = ask(at, &question()).await;
@@ -62,15 +62,15 @@ async fn names_are_refused_where_nothing_may_be_reached() {
 }
 
 #[tokio::test]
-async fn what_is_no_question_is_not_passed_on() {
-    let open = Policy::new(&NetworkRules::default(), &Reach::default()).unwrap();
+async fn malformed_questions_are_not_forwarded() {
+    let open = EgressPolicy::new(&NetworkRules::default(), &HostReachability::default()).unwrap();
     let (_server, at) = server("/nonexistent", Some(open)).await;
     let mut none = Message::new(5, MessageType::Query, OpCode::Query);
     none.metadata.recursion_desired = true;
     let answer = ask(at, &none.to_vec().unwrap()).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::NotImp);
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    // Neither noise nor an answer is answered; what comes after them is.
+    // Neither noise nor an answer is answered; the next question is.
     for noise in [&b"x"[..], &[0xff; 300], &[]] {
         socket.send_to(noise, at).await.unwrap();
     }
@@ -103,8 +103,8 @@ async fn a_connection_is_answered_question_by_question() {
 }
 
 #[tokio::test]
-async fn no_name_has_an_ipv6_address_where_the_host_has_no_way_there() {
-    let open = Policy::new(&NetworkRules::default(), &Reach::default()).unwrap();
+async fn names_have_no_ipv6_addresses_without_an_ipv6_route() {
+    let open = EgressPolicy::new(&NetworkRules::default(), &HostReachability::default()).unwrap();
     let (_server, at) = server("/nonexistent", Some(open)).await;
     let answer = ask(at, &question_of(RecordType::AAAA)).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::NoError);

@@ -1,30 +1,30 @@
-//! Why there is no network.
+//! Errors of networks.
 
 use std::io;
 
-/// Why a network could not be made or changed.
+/// Error of making or changing a network.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// This machine or this user cannot.
+    /// This machine or this user lacks a requirement.
     #[error("{0}")]
     Unable(String),
     /// A system call failed.
     #[error("{what}: {source}")]
     Host {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
     /// A program failed.
     #[error("{program} failed: {said}")]
     Program {
-        /// Which.
+        /// Its name.
         program: &'static str,
-        /// What it said.
+        /// The first line of its output.
         said: String,
     },
-    /// Rules that cannot be kept.
+    /// Rules that cannot be enforced.
     #[error(transparent)]
     Rules(#[from] crate::RulesError),
     /// No range of addresses is free.
@@ -32,14 +32,14 @@ pub enum NetError {
         "no range of addresses for sandboxes is free beside the routes of this host: name one with --network-range"
     )]
     NoRange,
-    /// The range that was asked for is taken.
+    /// The requested range is taken.
     #[error(
         "the network range {range} overlaps with {with}, which this host has a route to: choose another"
     )]
     RangeTaken {
-        /// What was asked for.
+        /// The requested range.
         range: String,
-        /// What is there.
+        /// The route in the way.
         with: String,
     },
     /// All slots are in use.

@@ -1,7 +1,7 @@
-//! The host forwards what its sandboxes send and get, and, if it did not before, nothing else.
+//! IP forwarding of the host: for sandboxes, and, if it was off before, for no others.
 
 use crate::NetError;
-use crate::claim::Claims;
+use crate::claim::RangeClaims;
 use crate::device;
 use crate::program;
 use std::fs;
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 
 /// A version of IP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Version {
+pub(crate) enum IpVersion {
     V4,
     V6,
 }
 
 const FORWARD_V4: &str = "/proc/sys/net/ipv4/ip_forward";
 const CONF_V6: &str = "/proc/sys/net/ipv6/conf";
-/// Lets one device forward IPv6 and changes nothing else about it (Linux 6.17).
+/// Enables IPv6 forwarding of one device and changes nothing else about it (Linux 6.17).
 const FORCE: &str = "force_forwarding";
 
-impl Version {
+impl IpVersion {
     fn name(self) -> &'static str {
         match self {
             Self::V4 => "ipv4",
@@ -35,15 +35,16 @@ impl Version {
         }
     }
 
-    /// File with what was set before, and by us since: a path and the value on each line.
-    fn note(self, claims: &Claims) -> PathBuf {
+    /// File with the former values of the settings that this changed: a path and the value on each
+    /// line.
+    fn note(self, claims: &RangeClaims) -> PathBuf {
         claims.file(match self {
             Self::V4 => "forwarding",
             Self::V6 => "forwarding6",
         })
     }
 
-    /// That table, if it is there.
+    /// That table, if it exists.
     fn listed(self) -> Option<String> {
         program::run("nft", &["list", "table", "inet", self.table()], "").ok()
     }
@@ -57,7 +58,7 @@ impl Version {
         Ok(value.trim() != "0")
     }
 
-    /// What has to be set, and to what. The host's way out is `uplink`.
+    /// Settings and their values. The host's default route is through `uplink`.
     fn settings(self, uplink: &str, devices: &[String]) -> Vec<(String, &'static str)> {
         let of = |device: &str, name: &str| format!("{CONF_V6}/{device}/{name}");
         if self == Self::V4 {
@@ -66,7 +67,8 @@ impl Version {
         if Path::new(&of(uplink, FORCE)).exists() {
             return vec![(of(uplink, FORCE), "1")];
         }
-        // A router does not listen to others unless it is told to, and would lose the way out that it has learned.
+        // A router ignores router advertisements unless it is configured to accept them, and would
+        // lose the default route that it has learned.
         let learning = devices.iter().map(|device| of(device, "accept_ra"));
         let learning =
             learning.filter(|path| fs::read_to_string(path).is_ok_and(|value| value.trim() == "1"));
@@ -76,7 +78,7 @@ impl Version {
     }
 }
 
-/// Whether this host has a way into the IPv6 internet; the device that it goes through.
+/// Device of the host's route into the IPv6 internet, if there is one.
 pub(crate) fn uplink6() -> Option<String> {
     let off = fs::read_to_string(format!("{CONF_V6}/all/disable_ipv6")).ok()?;
     if off.trim() != "0" {
@@ -90,7 +92,7 @@ pub(crate) fn uplink6() -> Option<String> {
     device.map(str::to_owned)
 }
 
-/// Lets a slot's device in the host forward IPv6, where that is a matter of devices.
+/// Enables IPv6 forwarding of a slot's device in the host, if that is a setting of devices.
 pub(crate) fn let_forward6(device: &str) -> Result<(), NetError> {
     let path = format!("{CONF_V6}/{device}/{FORCE}");
     if !Path::new(&path).exists() {
@@ -101,22 +103,26 @@ pub(crate) fn let_forward6(device: &str) -> Result<(), NetError> {
 
 fn devices() -> Result<Vec<String>, NetError> {
     let mut names = device::names().map_err(NetError::host("listing network devices"))?;
-    // Devices of slots that are gone may still be on their way out.
+    // Devices of slots that are gone may still be in the list.
     names.retain(|name| !name.starts_with("jf"));
     Ok(names)
 }
 
-/// Switches forwarding on. Where it was off, the devices there are now go on not to forward from one to another.
-pub(crate) fn start(claims: &Claims, version: Version, uplink: &str) -> Result<(), NetError> {
+/// Enables forwarding. If it was off, the present devices still do not forward from one to another.
+pub(crate) fn start(
+    claims: &RangeClaims,
+    version: IpVersion,
+    uplink: &str,
+) -> Result<(), NetError> {
     let note = version.note(claims);
-    // A note without the table that was made with it is of another time.
+    // A file without the table that was made with it is stale.
     let ours = note.exists() && version.listed().is_some();
     if version.is_on()? && !ours {
         return Ok(());
     }
     let devices = devices()?;
     let settings = version.settings(uplink, &devices);
-    // An earlier daemon's table and note are about what was before.
+    // An earlier daemon's table and file hold the original values.
     if !ours {
         keep_others_from_it(version, &devices)?;
         let mut before = String::new();
@@ -134,7 +140,7 @@ pub(crate) fn start(claims: &Claims, version: Version, uplink: &str) -> Result<(
     Ok(())
 }
 
-fn keep_others_from_it(version: Version, devices: &[String]) -> Result<(), NetError> {
+fn keep_others_from_it(version: IpVersion, devices: &[String]) -> Result<(), NetError> {
     let names: Vec<String> = devices
         .iter()
         .filter(|name| !name.contains('"'))
@@ -154,8 +160,9 @@ table inet {table} {{
     ))
 }
 
-/// Puts back what was set if we set it and nobody else came to rely on it: containers bring devices of their own.
-pub(crate) fn stop(claims: &Claims, version: Version) {
+/// Restores the former values if this changed them and no other program has come to rely on
+/// forwarding: containers bring devices of their own.
+pub(crate) fn stop(claims: &RangeClaims, version: IpVersion) {
     let note = version.note(claims);
     let (Ok(before), Some(known)) = (fs::read_to_string(&note), version.listed()) else {
         return;
@@ -166,11 +173,11 @@ pub(crate) fn stop(claims: &Claims, version: Version) {
             .any(|name| !known.contains(&format!("\"{name}\"")))
     });
     if others {
-        // The table stays: without it the host would be a router for everybody.
+        // The table stays: without it the host would forward for everyone.
         tracing::info!("forwarding stays on: devices came that may need it");
         return;
     }
-    // In the other order: a host that forwards no more listens to others again.
+    // In reverse order: a host that does not forward accepts router advertisements again.
     for line in before.lines().rev() {
         let Some((path, value)) = line.split_once(' ') else {
             continue;

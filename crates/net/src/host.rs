@@ -1,42 +1,37 @@
-//! What the host itself needs: a table of its own in nftables, and a word with firewalls that drop what is forwarded.
+//! The host's own nftables table, and exceptions in firewalls that drop forwarded packets.
 
 use crate::NetError;
-use crate::claim::Claims;
+use crate::claim::RangeClaims;
 use crate::connections;
-use crate::conntrack::{self, Limits};
+use crate::conntrack::{self, ConntrackLimits};
 use crate::device;
-use crate::forwarding::{self, Version};
+use crate::forwarding::{self, IpVersion};
+use crate::host_addresses::HostAddresses;
 use crate::namespace;
-use crate::own::OwnAddresses;
 use crate::program;
-use crate::slot::{prefix, range6};
+use crate::slot_layout::{prefix, range6, table};
 use ipnet::{Ipv4Net, Ipv6Net};
 use jiffy_engine::Refusal;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
-/// Packets that fit any path.
+/// Packet size that fits any path.
 const SMALLEST_USUAL_MTU: u32 = 1280;
 
-pub(crate) fn table(tag: &str) -> String {
-    format!("jiffy_{tag}")
-}
-
-/// Lets sandboxes with addresses in `range` out, and to nothing of this host. Replaces what an earlier daemon did. Over IPv6 too, if the
-/// host has a way there, which is `uplink6`. Where the host is beyond a router,
-/// `own` are its addresses.
+/// Lets sandboxes with addresses in `range` out, and to no address of this host. Replaces the rules
+/// of an earlier daemon. Also over IPv6, if the host has a route there, through `uplink6`. If the
+/// host is beyond a router, `own` are its addresses.
 pub(crate) fn set_up(
-    claims: &Claims,
+    claims: &RangeClaims,
     tag: &str,
     range: Ipv4Net,
     uplink6: Option<&str>,
-    limits: Limits,
-    own: Option<&OwnAddresses>,
+    limits: ConntrackLimits,
+    own: Option<&HostAddresses>,
 ) -> Result<(), NetError> {
     let range6 = uplink6.map(|_| range6(tag));
     program::nft(&script(tag, range, range6, limits, own))?;
-    forwarding::start(claims, Version::V4, "")?;
+    forwarding::start(claims, IpVersion::V4, "")?;
     if let (Some(uplink), Some(range)) = (uplink6, range6) {
-        forwarding::start(claims, Version::V6, uplink)?;
+        forwarding::start(claims, IpVersion::V6, uplink)?;
         // Packets to a sandbox that is gone do not leave the host.
         program::ip(&[format!("route replace blackhole {range}")])?;
     }
@@ -44,28 +39,28 @@ pub(crate) fn set_up(
     Ok(())
 }
 
-/// Undoes it, and removes namespaces that were left.
-pub(crate) fn tear_down(claims: &Claims, tag: &str) {
+/// Removes the rules, and namespaces that were left.
+pub(crate) fn tear_down(claims: &RangeClaims, tag: &str) {
     let prefix = prefix(tag);
     for name in namespace::list(&prefix) {
         namespace::remove(&name);
     }
-    // Also those whose namespace has lost its name.
+    // Also devices whose namespace has lost its name.
     for name in device::names().unwrap_or_default() {
         if name.starts_with(&prefix) {
             let _ = program::ip(&[format!("link del {name}")]);
         }
     }
     pass_firewall(tag, false);
-    // Where there is none, there is none.
+    // A missing route is no error.
     let _ = program::ip(&[format!("route del blackhole {}", range6(tag))]);
     let table = table(tag);
     let _ = program::nft(&format!("table inet {table}\ndelete table inet {table}\n"));
-    claims.give_up(tag);
+    claims.release(tag);
     namespace::release();
     if claims.all().is_empty() {
-        forwarding::stop(claims, Version::V4);
-        forwarding::stop(claims, Version::V6);
+        forwarding::stop(claims, IpVersion::V4);
+        forwarding::stop(claims, IpVersion::V6);
     }
 }
 
@@ -73,11 +68,11 @@ fn script(
     tag: &str,
     range: Ipv4Net,
     range6: Option<Ipv6Net>,
-    limits: Limits,
-    own: Option<&OwnAddresses>,
+    limits: ConntrackLimits,
+    own: Option<&HostAddresses>,
 ) -> String {
-    let sets = own.map_or_else(String::new, OwnAddresses::sets);
-    let own = own.map_or("", |_| OwnAddresses::rules());
+    let sets = own.map_or_else(String::new, HostAddresses::sets);
+    let own = own.map_or("", |_| HostAddresses::rules());
     let counted = limits.chains();
     let (timeouts, shorten) = conntrack::ended_if_known();
     let (table, slots) = (table(tag), format!("\"{}*\"", prefix(tag)));
@@ -88,7 +83,8 @@ fn script(
     let leaving6 = range6.map_or_else(String::new, |range| {
         format!("\n    ip6 saddr {range} oifname != {slots} masquerade")
     });
-    // "jf*": of any data directory. Before anybody's DNAT: what is published at an address of this host is a service of it, too.
+    // "jf*": of any data directory. Before any DNAT: a port published at an address of this host is
+    // a service of it, too.
     format!(
         r#"table inet {table}
 delete table inet {table}
@@ -126,8 +122,9 @@ table inet {table} {{
     )
 }
 
-/// Docker drops what is forwarded unless a rule of its own chain says otherwise, and a table of ours cannot accept what another drops: so
-/// two rules go where it leaves room for those of others, or into FORWARD where that drops.
+/// Docker drops forwarded packets unless a rule of its own chain accepts them, and a separate table
+/// cannot accept what another drops: so two rules go into the chain that it reserves for others, or
+/// into FORWARD if that drops.
 fn pass_firewall(tag: &str, wanted: bool) {
     for program in ["iptables", "ip6tables"] {
         if program::find(program).is_some() {
@@ -163,21 +160,9 @@ fn pass_tables(program: &'static str, tag: &str, wanted: bool) {
     }
 }
 
-/// Whether `address` is one of this host's own: then it is what the host speaks to it under. Nothing is sent.
-pub(crate) fn has(address: IpAddr) -> bool {
-    let any: IpAddr = match address {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let own = UdpSocket::bind((any, 0)).and_then(|socket| {
-        socket.connect((address, 9))?;
-        socket.local_addr()
-    });
-    own.is_ok_and(|own| own.ip() == address)
-}
-
-/// Whether rules can tell which packets they refuse (`nft` asks the kernel, and changes nothing).
-pub(crate) fn tells_refusals() -> bool {
+/// Returns true if rules can log the packets that they refuse (`nft --check` asks the kernel, and
+/// changes nothing).
+pub(crate) fn logs_refusals() -> bool {
     let rule = connections::statement(Refusal::Rules);
     let script = format!("table inet jiffy_probe {{\n chain refuse {{\n {rule}\n }}\n}}\n");
     let tells = program::run("nft", &["--check", "-f", "-"], &script);
@@ -186,7 +171,7 @@ pub(crate) fn tells_refusals() -> bool {
         .is_ok()
 }
 
-/// Largest packet that the host's default route carries, in bytes; at most 1500.
+/// Largest packet on the host's default route, in bytes; at most 1500.
 pub(crate) fn mtu_out() -> u32 {
     let usual = u32::from(crate::guest::MTU);
     let routes = program::run("ip", &["-4", "route", "show", "default"], "").unwrap_or_default();

@@ -1,35 +1,42 @@
-//! Networks of sandboxes: slots made in advance, what may leave them, their DNS, and a record of what did.
+//! Networks of sandboxes: slots made in advance, their egress rules and DNS, and connection
+//! records.
 //!
-//! [`Network`] has the slots of one data directory, [`Lease`] is one that a guest uses, [`Policy`] is what that guest may reach.
+//! [`Network`] has the slots of one data directory, [`SlotLease`] is one that a guest uses,
+//! [`EgressPolicy`] is what that guest may reach.
 
 mod claim;
 mod connections;
 mod conntrack;
-mod counted;
+mod counted_stream;
 mod device;
 mod dns;
 mod error;
 mod forwarding;
-mod greeting;
 pub mod guest;
 mod host;
-mod names;
+mod host_address;
+mod host_addresses;
+mod host_names;
 mod namespace;
 mod network;
-mod numbers;
+mod network_state;
 mod outbound;
-mod own;
-mod pace;
 mod policy;
 mod program;
 mod proxy;
+mod rate_limiter;
 mod slot;
-mod special;
+mod slot_layout;
+mod slot_lease;
+mod slot_numbers;
+mod sniff;
+mod special_ranges;
 mod upstream;
 mod veth;
 
 pub use error::NetError;
 pub use ipnet::{IpNet, Ipv4Net};
-pub use network::{Lease, Network, NetworkConfig};
-pub use policy::{Policy, Reach, RulesError};
-pub use slot::Card;
+pub use network::{Network, NetworkConfig};
+pub use policy::{EgressPolicy, HostReachability, RulesError};
+pub use slot::NicKind;
+pub use slot_lease::SlotLease;

@@ -1,7 +1,8 @@
-//! Network namespaces with a name, in a directory of our own.
+//! Named network namespaces, in a directory of the daemon's own.
 //!
-//! Not in the one of `ip netns`: the first `ip netns add` of any program on the host mounts that directory over itself. The names that
-//! were there before are then out of reach below it, and can neither be used again nor removed until the host is restarted.
+//! Not in the one of `ip netns`: the first `ip netns add` of any program on the host mounts that
+//! directory over itself. The earlier names are then out of reach below it, and can neither be used
+//! again nor removed until the host is restarted.
 
 use crate::NetError;
 use nix::errno::Errno;
@@ -16,28 +17,28 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 /// Directory of claims and names, if this process is root of the host.
-const PLACE: &str = "/run/jiffy-net";
-/// Directory of names in it: a mount of its own, gone with the last of them.
-const NAMES: &str = "netns";
+const BASE_DIR: &str = "/run/jiffy-net";
+/// Directory of names in it: a mount of its own, which is unmounted with the last of them.
+const NAMES_DIR: &str = "netns";
 /// Directory of names in earlier versions, whose guests may still run.
-const FORMER: &str = "/run/netns";
-/// File there that is locked while the directory is mounted, unmounted, or given a name.
-const LOCK: &str = "netns.lock";
+const FORMER_NAMES_DIR: &str = "/run/netns";
+/// File there that is locked while the directory is mounted or unmounted, or while a name is added.
+const LOCK_FILE: &str = "netns.lock";
 /// Mounts on one name that are taken off before it counts as pinned.
 const MAX_STACKED_MOUNTS: usize = 16;
 /// The namespace of the thread that opens it.
-const OWN: &str = "/proc/thread-self/ns/net";
+const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
 /// Directory of claims and names.
-pub(crate) fn place() -> &'static Path {
-    jiffy_rootless::current().map_or(Path::new(PLACE), |own| own.directory())
+pub(crate) fn base_dir() -> &'static Path {
+    jiffy_rootless::current().map_or(Path::new(BASE_DIR), |own| own.directory())
 }
 
 fn directory() -> PathBuf {
-    place().join(NAMES)
+    base_dir().join(NAMES_DIR)
 }
 
-/// Runs `work` in the network that slots lead to: the host's, or the router of an ordinary user.
+/// Runs `work` in the network to which slots lead: the host's, or the router of an ordinary user.
 /// Threads that it starts are there, too.
 pub(crate) fn outside<T: Send>(
     work: impl FnOnce() -> Result<T, NetError> + Send,
@@ -58,12 +59,15 @@ pub(crate) fn path(name: &str) -> PathBuf {
 }
 
 fn paths(name: &str) -> [PathBuf; 2] {
-    [directory().join(name), Path::new(FORMER).join(name)]
+    [
+        directory().join(name),
+        Path::new(FORMER_NAMES_DIR).join(name),
+    ]
 }
 
 /// Names that begin with `prefix`.
 pub(crate) fn list(prefix: &str) -> Vec<String> {
-    let entries = [directory(), FORMER.into()]
+    let entries = [directory(), FORMER_NAMES_DIR.into()]
         .map(fs::read_dir)
         .into_iter()
         .flatten();
@@ -74,7 +78,7 @@ pub(crate) fn list(prefix: &str) -> Vec<String> {
     names.into_iter().collect()
 }
 
-/// Makes namespace `name` and runs `work` on a thread in it. If that fails there is none.
+/// Makes namespace `name` and runs `work` on a thread in it. Removes it again on failure.
 pub(crate) fn create<T: Send>(
     name: &str,
     work: impl FnOnce() -> Result<T, NetError> + Send,
@@ -109,22 +113,24 @@ fn enter_at<T: Send>(
     })
 }
 
-/// Takes its name away: it is gone with the last process, descriptor or device in it. Returns whether the name can be used again.
+/// Removes its name: the namespace ends with the last process, descriptor or device in it. Returns
+/// true if the name can be used again.
 pub(crate) fn remove(name: &str) -> bool {
     let [own, former] = paths(name);
-    // One of an earlier version may be pinned there for good, which is in nobody's way here.
+    // One of an earlier version may be pinned there for good, which does no harm.
     remove_at(&former);
     remove_at(&own)
 }
 
 fn remove_at(path: &Path) -> bool {
-    // What is not mounted is a file that was left over; what is mounted twice was mounted over by another program.
+    // A name that is no mount is a leftover file; one that is mounted twice was mounted over by
+    // another program.
     for _ in 0..MAX_STACKED_MOUNTS {
         if umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).is_err() {
             break;
         }
     }
-    // Takes off copies of the mount in other mount namespaces, too (Linux 3.18).
+    // Also detaches copies of the mount in other mount namespaces (Linux 3.18).
     match fs::remove_file(path) {
         Ok(()) => true,
         Err(e) => matches!(
@@ -135,9 +141,9 @@ fn remove_at(path: &Path) -> bool {
 }
 
 fn lock() -> Result<Flock<File>, NetError> {
-    let path = place().join(LOCK);
+    let path = base_dir().join(LOCK_FILE);
     let failed = || NetError::host(format!("locking {}", path.display()));
-    fs::create_dir_all(place()).map_err(failed())?;
+    fs::create_dir_all(base_dir()).map_err(failed())?;
     let file = File::options()
         .create(true)
         .truncate(false)
@@ -147,14 +153,15 @@ fn lock() -> Result<Flock<File>, NetError> {
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| failed()(e.into()))
 }
 
-/// Whether the directory is the mount that it should be.
+/// Returns true if the directory is mounted as it should be.
 fn is_mounted() -> bool {
     let device = |path: &Path| fs::metadata(path).map(|data| data.dev()).ok();
-    let above = device(place());
+    let above = device(base_dir());
     device(&directory()).is_some_and(|own| Some(own) != above)
 }
 
-/// Mounts the directory, with the lock held: a file system of its own, whose mounts neither propagate nor follow a bind of `/run`.
+/// Mounts the directory, with the lock held: a file system of its own, whose mounts neither
+/// propagate nor follow a bind of `/run`.
 fn prepare() -> Result<(), NetError> {
     if is_mounted() {
         return Ok(());
@@ -181,7 +188,7 @@ fn prepare() -> Result<(), NetError> {
     })
 }
 
-/// Removes the directory if no name is left in it, of whichever data directory.
+/// Removes the directory if no name of any data directory is left in it.
 pub(crate) fn release() {
     let Ok(_lock) = lock() else {
         return;
@@ -189,7 +196,7 @@ pub(crate) fn release() {
     let directory = directory();
     let empty = fs::read_dir(&directory).is_ok_and(|mut names| names.next().is_none());
     if empty && is_mounted() {
-        // One that somebody has open stays until the next who asks.
+        // One that is in use stays until the next call.
         let _ = umount2(&directory, MntFlags::UMOUNT_NOFOLLOW);
         let _ = fs::remove_dir(&directory);
     }
@@ -202,7 +209,7 @@ fn give_name(name: &str) -> Result<(), NetError> {
     let failed = || NetError::host(format!("mounting {}", path.display()));
     File::create_new(&path).map_err(failed())?;
     mount(
-        Some(OWN),
+        Some(OWN_NAMESPACE),
         &path,
         None::<&str>,
         MsFlags::MS_BIND,

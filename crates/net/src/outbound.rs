@@ -1,29 +1,30 @@
-//! Connections that the daemon itself makes from a slot, under the policy of its guests.
+//! Connections of the daemon itself from a slot, under the policy of its guests.
 
 use crate::error::NetError;
 use crate::namespace;
-use crate::network::{Lease, Network};
+use crate::network::Network;
+use crate::slot_lease::SlotLease;
 use crate::upstream;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
 impl Network {
-    /// Addresses of a name, asked of the host's name servers.
+    /// Addresses of a name, from the host's name servers.
     pub async fn lookup(&self, name: &str) -> Vec<IpAddr> {
         let (policy, upstreams) = self.usual();
-        upstream::addresses(name, &policy.upstreams(upstreams), policy.version6()).await
+        upstream::addresses(name, &policy.upstreams(upstreams), policy.ipv6()).await
     }
 
-    /// Tells if a slot without rules of its own reaches an address.
+    /// Returns true if a slot without rules of its own reaches an address.
     pub fn permits(&self, address: IpAddr) -> bool {
         self.usual().0.allows(address)
     }
 }
 
-impl Lease {
-    /// A TCP socket in the guest's own network namespace: everything that is sent with it passes the
-    /// tables of slot and host. It does not block.
+impl SlotLease {
+    /// A non-blocking TCP socket in the guest's own network namespace: all its packets pass the
+    /// tables of slot and host.
     pub fn tcp_socket(&self, ipv6: bool) -> Result<OwnedFd, NetError> {
         let family = match ipv6 {
             true => AddressFamily::Inet6,

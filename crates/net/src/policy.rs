@@ -1,61 +1,61 @@
-//! What a sandbox may reach, checked and in the language of `nft`.
+//! Egress rules of a sandbox, checked and in the language of `nft`.
 
 use crate::connections;
-use crate::names::Names;
-use crate::proxy::PORTS;
-use crate::slot::{TAP, UPLINK};
-use crate::special;
+use crate::host_names::HostNames;
+use crate::slot_layout::{PROXY_PORTS, TAP, UPLINK};
+use crate::special_ranges;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use jiffy_engine::{NetworkRules, Refusal};
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
-/// What the host has and its owner opened.
+/// Reachability from the host, and the private ranges that its owner granted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reach {
-    /// What of private ranges sandboxes may reach.
+pub struct HostReachability {
+    /// Private ranges that sandboxes may reach.
     pub granted: Vec<IpNet>,
-    /// Whether the host has a way into the IPv6 internet.
-    pub version6: bool,
+    /// The host has a route into the IPv6 internet.
+    pub ipv6: bool,
 }
 
-/// Rules that this host cannot keep.
+/// Rules that this host cannot enforce.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RulesError {
-    /// Neither address nor name.
+    /// Neither an address nor a name.
     #[error("`allowOut`: `{0}` is neither an address, a CIDR, a name nor `*.name`")]
     Name(String),
-    /// What only the host's owner can allow.
+    /// A range that only the host's owner can allow.
     #[error(
         "`allowOut`: `{0}` is in a private or special-purpose range, which the owner of this host has not opened to sandboxes (see `jiffy serve --allow-private`)"
     )]
     Private(String),
-    /// There is no way there.
+    /// There is no IPv6 route.
     #[error("`allowOut`: `{0}`: this host has no IPv6, so it cannot be reached")]
-    Version6(String),
-    /// Neither address nor CIDR.
+    NoIpv6(String),
+    /// Neither an address nor a CIDR.
     #[error("`{0}` is neither an address nor a CIDR")]
-    Form(String),
+    Malformed(String),
     /// A name server that the rules do not allow.
     #[error("`dnsServers`: `{0}` cannot be reached under these rules; allow it first")]
     NameServer(IpAddr),
 }
 
-/// Rules that can be kept.
+/// Checked rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Policy {
+pub struct EgressPolicy {
     internet: bool,
     allowed: Vec<IpNet>,
-    names: Names,
+    names: HostNames,
     denied: Vec<IpNet>,
-    reach: Reach,
+    reach: HostReachability,
     name_servers: Vec<IpAddr>,
-    /// Bytes of a second.
+    /// Rate limit in bytes per second.
     pace: Option<u64>,
 }
 
-/// An address, a CIDR; everything is everything of both versions: the clients know it as `0.0.0.0/0` only.
+/// Parses an address or a CIDR; `0.0.0.0/0` stands for both IP versions, because clients know no
+/// other form.
 fn parse(text: &str) -> Option<Vec<IpNet>> {
     let net = text.parse::<IpNet>().ok();
     let net = net
@@ -73,43 +73,43 @@ fn holds(nets: &[IpNet], address: IpAddr) -> bool {
     nets.iter().any(|net| net.contains(&address))
 }
 
-fn version6(net: &IpNet) -> bool {
+fn ipv6(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(_))
 }
 
-impl Policy {
+impl EgressPolicy {
     /// Checks `rules` on a host that has `reach`.
-    pub fn new(rules: &NetworkRules, reach: &Reach) -> Result<Self, RulesError> {
-        let special = special::ranges();
-        let (mut allowed, mut names) = (Vec::new(), Names::default());
+    pub fn new(rules: &NetworkRules, reach: &HostReachability) -> Result<Self, RulesError> {
+        let special = special_ranges::ranges();
+        let (mut allowed, mut names) = (Vec::new(), HostNames::default());
         for text in &rules.allow_out {
             let nets = match parse(text) {
                 Some(nets) => nets,
                 None if names.add(text) => continue,
                 None => return Err(RulesError::Name(text.clone())),
             };
-            // A wider one allows what is not private in it.
+            // A wider range allows its public part.
             let inside = |nets: &[IpNet], net| nets.iter().any(|n| n.contains(net));
             match nets.as_slice() {
                 [net] if inside(special, net) && !inside(&reach.granted, net) => {
                     return Err(RulesError::Private(text.clone()));
                 }
-                [IpNet::V6(_)] if !reach.version6 => {
-                    return Err(RulesError::Version6(text.clone()));
+                [IpNet::V6(_)] if !reach.ipv6 => {
+                    return Err(RulesError::NoIpv6(text.clone()));
                 }
                 _ => allowed.extend(nets),
             }
         }
         let mut denied = Vec::new();
         for text in &rules.deny_out {
-            denied.extend(parse(text).ok_or_else(|| RulesError::Form(text.clone()))?);
+            denied.extend(parse(text).ok_or_else(|| RulesError::Malformed(text.clone()))?);
         }
         let policy = Self {
             internet: rules.internet,
             allowed: IpNet::aggregate(&allowed),
             names,
             denied: IpNet::aggregate(&denied),
-            reach: Reach {
+            reach: HostReachability {
                 granted: IpNet::aggregate(&reach.granted),
                 ..*reach
             },
@@ -123,51 +123,53 @@ impl Policy {
         }
     }
 
-    /// Whether packets to `address` pass.
+    /// Returns true if packets to `address` pass.
     pub fn allows(&self, address: IpAddr) -> bool {
         self.permits_by_name(address)
             && (holds(&self.allowed, address) || (self.internet && !holds(&self.denied, address)))
     }
 
-    /// Whether anything at all can be reached, so that names are of any use.
+    /// Returns true if anything can be reached, so that names are of use.
     pub(crate) fn reaches_anything(&self) -> bool {
         !self.allowed.is_empty() || !self.names.is_empty() || self.has_internet()
     }
 
-    /// Whether what no list names can be reached, apart from some.
+    /// Returns true if addresses outside of all lists can be reached.
     fn has_internet(&self) -> bool {
         let all = |net: &IpNet| net.prefix_len() == 0;
         self.internet && !self.denied.iter().any(all)
     }
 
-    /// Whether names decide about some connections.
+    /// Returns true if names decide about some connections.
     pub(crate) fn has_names(&self) -> bool {
         !self.names.is_empty()
     }
 
-    /// Whether connections to `name` pass, wherever it leads.
+    /// Returns true if connections to `name` pass, regardless of its addresses.
     pub(crate) fn allows_name(&self, name: &str) -> bool {
-        self.names.contain(name)
+        self.names.contains(name)
     }
 
-    /// Whether a name that is allowed may lead to `address`: what is private stays private whatever it is called.
+    /// Returns true if an allowed name may lead to `address`: private ranges stay private under any
+    /// name.
     pub(crate) fn permits_by_name(&self, address: IpAddr) -> bool {
-        (address.is_ipv4() || self.version6())
-            && (!special::contain(address) || holds(&self.reach.granted, address))
+        (address.is_ipv4() || self.ipv6())
+            && (!special_ranges::contains(address) || holds(&self.reach.granted, address))
     }
 
-    /// Whether anything can be reached over IPv6.
-    pub(crate) fn version6(&self) -> bool {
-        self.reach.version6
+    /// Returns true if anything can be reached over IPv6.
+    pub(crate) fn ipv6(&self) -> bool {
+        self.reach.ipv6
     }
 
-    /// Whether `name` may be asked for. Where names are all that can be reached, other questions could only carry data out.
+    /// Returns true if `name` may be resolved. If only names can be reached, other questions could
+    /// only carry data out.
     pub(crate) fn answers(&self, name: &str) -> bool {
         let only_names = !self.names.is_empty() && self.allowed.is_empty() && !self.has_internet();
         self.reaches_anything() && (!only_names || self.allows_name(name))
     }
 
-    /// The name servers that its questions go to.
+    /// The name servers for its questions.
     pub(crate) fn upstreams(&self, host: &Upstreams) -> Vec<SocketAddr> {
         match self.name_servers.as_slice() {
             [] => host.get(),
@@ -175,10 +177,11 @@ impl Policy {
         }
     }
 
-    /// The table of a slot that enforces it, in place of the one there is. Every packet is judged, also of connections that there are:
-    /// so a change cuts them. `most` is that of connections at once; what is refused is told if `tells`.
-    pub(crate) fn script(&self, most: u32, tells: bool) -> String {
-        let tell = |why| match tells {
+    /// The slot's table that enforces it, replacing the present one. Every packet is judged, also
+    /// of present connections: so a change cuts them. `most` limits connections at once; refusals
+    /// are logged if `logs_refusals`.
+    pub(crate) fn script(&self, most: u32, logs_refusals: bool) -> String {
+        let tell = |why| match logs_refusals {
             true => format!("    {}\n", connections::statement(why)),
             false => String::new(),
         };
@@ -188,8 +191,8 @@ impl Policy {
             self.verdict("daddr", "goto refuse"),
             self.verdict("saddr", "drop"),
         );
-        // There is no route either, which programs are told at once.
-        let version6 = if self.version6() {
+        // There is no route either, so programs get an error at once.
+        let ipv6 = if self.ipv6() {
             ""
         } else {
             "    meta nfproto ipv6 drop\n"
@@ -216,7 +219,7 @@ table inet jiffy {{
 {back}  }}
   chain forward {{
     type filter hook forward priority filter; policy drop;
-{version6}    # What belongs to no connection would leave under the guest's own address, which no host knows.
+{ipv6}    # What belongs to no connection would leave under the guest's own address, which no host knows.
     ct state invalid drop
     iifname "{TAP}" oifname "{UPLINK}" goto out
     iifname "{UPLINK}" oifname "{TAP}" ct state related accept
@@ -227,7 +230,8 @@ table inet jiffy {{
         )
     }
 
-    /// Drops what is more than it may send, also of what our proxy sends for it. The kernel lets a second's worth pass at once.
+    /// Drops packets beyond the rate limit, also those of the proxy. The kernel passes one second's
+    /// worth at once.
     fn pace(&self) -> String {
         let Some(pace) = self.pace else {
             return String::new();
@@ -238,7 +242,7 @@ table inet jiffy {{
         )
     }
 
-    /// Leads connections that no address allows, and a name may, to our proxy.
+    /// Redirects connections that no address allows, and a name may, to the proxy.
     fn by_name(&self) -> String {
         if !self.has_names() || (self.internet && self.denied.is_empty()) {
             return String::new();
@@ -246,13 +250,13 @@ table inet jiffy {{
         let mut text = format!(
             "  chain by_name {{\n    type nat hook prerouting priority dstnat; policy accept;\n    iifname != \"{TAP}\" return\n"
         );
-        if !self.version6() {
+        if !self.ipv6() {
             text += "    meta nfproto ipv6 return\n";
         }
         let mut rule = |matches: String| text += &format!("    {matches}return\n");
-        // What is granted is private, too, and is judged by the lists like the rest.
+        // Granted ranges are private, too, and are judged by the lists like the rest.
         if self.reach.granted.is_empty() {
-            among("daddr", "", special::ranges())
+            among("daddr", "", special_ranges::ranges())
                 .into_iter()
                 .for_each(&mut rule);
         }
@@ -264,17 +268,17 @@ table inet jiffy {{
                 let of: Vec<IpNet> = self
                     .denied
                     .iter()
-                    .filter(|n| version6(n) == six)
+                    .filter(|n| ipv6(n) == six)
                     .copied()
                     .collect();
                 match among("daddr", "!= ", &of).pop() {
                     Some(others) => rule(others),
-                    // None of this version is denied.
+                    // No range of this version is denied.
                     None => rule(format!("meta nfproto {name} ")),
                 }
             }
         }
-        for (port, own) in [80, 443].into_iter().zip(PORTS) {
+        for (port, own) in [80, 443].into_iter().zip(PROXY_PORTS) {
             let _ = writeln!(text, "    tcp dport {port} redirect to :{own}");
         }
         text + "  }\n"
@@ -287,7 +291,7 @@ table inet jiffy {{
             // Writing to a string does not fail.
             let _ = writeln!(text, "    {matches}{verdict}");
         };
-        for never in among(field, "", special::ranges()) {
+        for never in among(field, "", special_ranges::ranges()) {
             let family = never.split(' ').next().unwrap_or_default();
             let granted = among(field, "!= ", &self.reach.granted);
             let except = granted
@@ -306,11 +310,11 @@ table inet jiffy {{
     }
 }
 
-/// What matches packets with one of `nets` (or, with `!= `, with another) in a field of their header: a rule's beginning for each version
-/// of IP that `nets` has.
+/// Matches packets with one of `nets` (or, with `!= `, with none of them) in a field of their
+/// header: the start of a rule for each IP version in `nets`.
 fn among(field: &str, not: &str, nets: &[IpNet]) -> Vec<String> {
     let of = |six: bool, family: &str| {
-        let nets = nets.iter().filter(|net| version6(net) == six);
+        let nets = nets.iter().filter(|net| ipv6(net) == six);
         let nets: Vec<String> = nets.map(IpNet::to_string).collect();
         (!nets.is_empty()).then(|| format!("{family} {field} {not}{{ {} }} ", nets.join(", ")))
     };

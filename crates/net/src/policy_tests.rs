@@ -16,8 +16,8 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
-fn the_internet_is_open_and_what_is_private_is_not() {
-    let policy = Policy::new(&NetworkRules::default(), &Reach::default()).unwrap();
+fn the_internet_is_open_and_private_ranges_are_not() {
+    let policy = EgressPolicy::new(&NetworkRules::default(), &HostReachability::default()).unwrap();
     assert!(policy.allows(ip("1.1.1.1")) && policy.reaches_anything());
     for never in [
         "10.1.2.3",
@@ -42,18 +42,18 @@ fn the_internet_is_open_and_what_is_private_is_not() {
 }
 
 #[test]
-fn what_is_allowed_wins_over_what_is_denied() {
-    let policy = Policy::new(
+fn allowed_addresses_win_over_denied_ones() {
+    let policy = EgressPolicy::new(
         &rules(&["9.9.9.9"], &["0.0.0.0/0"], true),
-        &Reach::default(),
+        &HostReachability::default(),
     )
     .unwrap();
     assert!(policy.allows(ip("9.9.9.9")) && !policy.allows(ip("9.9.9.8")));
-    let closed = Policy::new(&rules(&[], &[], false), &Reach::default()).unwrap();
+    let closed = EgressPolicy::new(&rules(&[], &[], false), &HostReachability::default()).unwrap();
     assert!(!closed.allows(ip("9.9.9.9")) && !closed.reaches_anything());
-    let some = Policy::new(
+    let some = EgressPolicy::new(
         &rules(&["9.9.9.0/24"], &["9.9.9.9"], false),
-        &Reach::default(),
+        &HostReachability::default(),
     )
     .unwrap();
     assert!(some.allows(ip("9.9.9.9")) && !some.allows(ip("8.8.8.8")));
@@ -61,14 +61,14 @@ fn what_is_allowed_wins_over_what_is_denied() {
 
 #[test]
 fn only_the_hosts_owner_opens_private_ranges() {
-    let granted = Reach {
+    let granted = HostReachability {
         granted: vec![
             "10.5.0.0/16".parse().unwrap(),
             "fd00:5::/32".parse().unwrap(),
         ],
-        version6: true,
+        ipv6: true,
     };
-    let open = Policy::new(&NetworkRules::default(), &granted).unwrap();
+    let open = EgressPolicy::new(&NetworkRules::default(), &granted).unwrap();
     assert!(open.allows(ip("10.5.1.1")) && !open.allows(ip("10.6.1.1")));
     assert!(open.allows(ip("fd00:5::1")) && !open.allows(ip("fd00:6::1")));
     let script = open.script(10, true);
@@ -78,24 +78,28 @@ fn only_the_hosts_owner_opens_private_ranges() {
     ] {
         assert!(script.contains(one), "{script}");
     }
-    let inside = Policy::new(&rules(&["10.5.1.0/24"], &[], false), &granted).unwrap();
+    let inside = EgressPolicy::new(&rules(&["10.5.1.0/24"], &[], false), &granted).unwrap();
     assert!(inside.allows(ip("10.5.1.1")) && !inside.allows(ip("10.5.2.1")));
-    let denied = Policy::new(&rules(&[], &["10.5.1.0/24"], true), &granted).unwrap();
+    let denied = EgressPolicy::new(&rules(&[], &["10.5.1.0/24"], true), &granted).unwrap();
     assert!(!denied.allows(ip("10.5.1.1")));
-    let outside = Policy::new(&rules(&["10.6.1.0/24"], &[], true), &granted);
+    let outside = EgressPolicy::new(&rules(&["10.6.1.0/24"], &[], true), &granted);
     assert_eq!(outside, Err(RulesError::Private("10.6.1.0/24".into())));
-    // What is wider allows what is public in it.
-    let all = Policy::new(&rules(&["0.0.0.0/0"], &[], false), &Reach::default()).unwrap();
+    // A wider range allows its public part.
+    let all = EgressPolicy::new(
+        &rules(&["0.0.0.0/0"], &[], false),
+        &HostReachability::default(),
+    )
+    .unwrap();
     assert!(all.allows(ip("1.1.1.1")) && !all.allows(ip("10.6.1.1")));
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused() {
-    let refused = |rules| Policy::new(&rules, &Reach::default()).unwrap_err();
+fn rules_that_cannot_be_enforced_are_refused() {
+    let refused = |rules| EgressPolicy::new(&rules, &HostReachability::default()).unwrap_err();
     let name = refused(rules(&["*."], &[], true));
     assert_eq!(name, RulesError::Name("*.".into()));
     let six = refused(rules(&["2a00:5::/32"], &[], true));
-    assert_eq!(six, RulesError::Version6("2a00:5::/32".into()));
+    assert_eq!(six, RulesError::NoIpv6("2a00:5::/32".into()));
     for special in [
         "203.0.113.7",
         "168.63.129.16",
@@ -114,9 +118,9 @@ fn what_cannot_be_kept_is_refused() {
 
 #[test]
 fn overlapping_lists_become_disjoint_sets() {
-    let policy = Policy::new(
+    let policy = EgressPolicy::new(
         &rules(&["9.9.9.9", "9.9.9.0/24", "9.9.9.9/8"], &[], true),
-        &Reach::default(),
+        &HostReachability::default(),
     );
     let script = policy.unwrap().script(10, true);
     assert!(script.contains("ip daddr { 9.0.0.0/8 } accept"), "{script}");
@@ -124,39 +128,47 @@ fn overlapping_lists_become_disjoint_sets() {
 }
 
 #[test]
-fn names_decide_where_addresses_do_not() {
-    let policy = Policy::new(
+fn names_decide_if_addresses_do_not() {
+    let policy = EgressPolicy::new(
         &rules(&["*.example.com", "9.9.9.9"], &["0.0.0.0/0"], true),
-        &Reach::default(),
+        &HostReachability::default(),
     );
     let policy = policy.unwrap();
     assert!(policy.allows_name("a.example.com") && !policy.allows_name("example.com"));
-    // An address is asked for by any name.
+    // An address may be resolved by any name.
     assert!(policy.answers("other.example") && !policy.allows(ip("8.8.8.8")));
     let script = policy.script(10, true);
     assert!(
         script.contains("tcp dport 443 redirect to :3443"),
         "{script}"
     );
-    let only = Policy::new(&rules(&["a.example"], &[], false), &Reach::default()).unwrap();
+    let only = EgressPolicy::new(
+        &rules(&["a.example"], &[], false),
+        &HostReachability::default(),
+    )
+    .unwrap();
     assert!(only.answers("A.example.") && !only.answers("secret.evil.example"));
-    // Whatever it is called.
+    // Under any name.
     assert!(only.permits_by_name(ip("8.8.8.8")));
     for never in ["10.0.0.1", "169.254.169.254", "fd00::1", "2600::1"] {
         assert!(!only.permits_by_name(ip(never)));
     }
-    // Where everything may be reached there is nothing to decide.
-    let open = Policy::new(&rules(&["a.example"], &[], true), &Reach::default()).unwrap();
+    // If everything may be reached there is nothing to decide.
+    let open = EgressPolicy::new(
+        &rules(&["a.example"], &[], true),
+        &HostReachability::default(),
+    )
+    .unwrap();
     assert!(!open.script(10, true).contains("redirect"));
 }
 
 #[test]
-fn a_host_with_ipv6_opens_it_to_what_is_public() {
-    let six = Reach {
-        version6: true,
-        ..Reach::default()
+fn a_host_with_ipv6_opens_it_to_public_addresses() {
+    let six = HostReachability {
+        ipv6: true,
+        ..HostReachability::default()
     };
-    let open = Policy::new(&NetworkRules::default(), &six).unwrap();
+    let open = EgressPolicy::new(&NetworkRules::default(), &six).unwrap();
     assert!(open.allows(ip("2600::1")) && open.allows(ip("2a00::1")));
     for never in [
         "::1",
@@ -173,13 +185,13 @@ fn a_host_with_ipv6_opens_it_to_what_is_public() {
     ] {
         assert!(!open.allows(ip(never)), "{never}");
     }
-    let some = Policy::new(&rules(&["2600::/32"], &["0.0.0.0/0"], true), &six).unwrap();
+    let some = EgressPolicy::new(&rules(&["2600::/32"], &["0.0.0.0/0"], true), &six).unwrap();
     assert!(
         some.allows(ip("2600::1")) && !some.allows(ip("2a00::1")) && !some.allows(ip("9.9.9.9"))
     );
-    let all = Policy::new(&rules(&["0.0.0.0/0"], &[], false), &six).unwrap();
+    let all = EgressPolicy::new(&rules(&["0.0.0.0/0"], &[], false), &six).unwrap();
     assert!(all.allows(ip("2a00::1")) && all.allows(ip("9.9.9.9")));
-    let but = Policy::new(&rules(&["a.example"], &["2600::1"], true), &six).unwrap();
+    let but = EgressPolicy::new(&rules(&["a.example"], &["2600::1"], true), &six).unwrap();
     assert!(!but.allows(ip("2600::1")) && but.allows(ip("2600::2")));
     let script = but.script(10, true);
     for one in [
@@ -188,6 +200,6 @@ fn a_host_with_ipv6_opens_it_to_what_is_public() {
     ] {
         assert!(script.contains(one), "{script}");
     }
-    let private = Policy::new(&rules(&["fd00::/8"], &[], true), &six);
+    let private = EgressPolicy::new(&rules(&["fd00::/8"], &[], true), &six);
     assert_eq!(private, Err(RulesError::Private("fd00::/8".into())));
 }

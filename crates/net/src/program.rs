@@ -1,4 +1,5 @@
-//! `ip`, `nft` and `iptables`, as programs: their languages are stabler than the kernel's, and what they did can be repeated by hand.
+//! `ip`, `nft` and `iptables`, as programs: their languages are more stable than the kernel's, and
+//! their commands can be repeated by hand.
 
 use crate::NetError;
 use nix::sys::prctl::set_pdeathsig;
@@ -8,18 +9,18 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where they are if the search path does not say; it often leaves out those of the administrator.
-const PLACES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+/// Directories beyond the search path, which often omits those of the administrator.
+const SEARCH_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
-/// Where `name` is installed.
+/// Path at which `name` is installed.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let named = std::env::split_paths(&path);
-    let mut places = named.chain(PLACES.iter().map(|p| Path::new(p).to_owned()));
+    let mut places = named.chain(SEARCH_DIRS.iter().map(|p| Path::new(p).to_owned()));
     places.find_map(|place| Some(place.join(name)).filter(|path| path.is_file()))
 }
 
-/// Runs a program in the network namespace of this thread, with `input`; what it printed.
+/// Runs a program in the network namespace of this thread, with `input`; returns its output.
 pub(crate) fn run(program: &'static str, args: &[&str], input: &str) -> Result<String, NetError> {
     let path = find(program).ok_or_else(|| {
         NetError::Unable(format!("`{program}` is not installed: run scripts/setup"))
@@ -32,13 +33,12 @@ pub(crate) fn run(program: &'static str, args: &[&str], input: &str) -> Result<S
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // It does not outlive a process that is killed: what comes to clean up would find less than
-    // there is a moment later.
+    // It must not outlive a killed process: clean-up would miss what it makes a moment later.
     // SAFETY: one system call between fork and exec.
     unsafe { command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)) };
     let mut child = command.spawn().map_err(failed())?;
     if let Some(mut stdin) = child.stdin.take() {
-        // One that does not read to the end says why when it ends.
+        // A program that does not read to the end reports the reason when it ends.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().map_err(failed())?;
@@ -46,17 +46,17 @@ pub(crate) fn run(program: &'static str, args: &[&str], input: &str) -> Result<S
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    // The first line names the fault, the others repeat what it was given.
+    // The first line names the fault, the others repeat the input.
     let said = said.lines().next().unwrap_or("it said nothing").to_owned();
     Err(NetError::Program { program, said })
 }
 
-/// Gives `nft` a script, which is carried out as a whole or not at all.
+/// Runs a script of `nft`, which is applied as a whole or not at all.
 pub(crate) fn nft(script: &str) -> Result<(), NetError> {
     run("nft", &["-f", "-"], script).map(drop)
 }
 
-/// Gives `ip` a list of commands; it stops at the first that fails.
+/// Runs a list of `ip` commands; it stops at the first that fails.
 pub(crate) fn ip(commands: &[String]) -> Result<(), NetError> {
     run("ip", &["-batch", "-"], &commands.join("\n")).map(drop)
 }

@@ -1,16 +1,18 @@
 //! Connections that are allowed by name.
 //!
-//! Where rules name hosts, connections to ports 80 and 443 that no address allows are led here by the slot's table. Whom they want is read
-//! from their first bytes; the name is looked up by us and the connection is made to what we found, from the slot. So neither an address
-//! that the guest chose nor what it was told about a name counts.
+//! If rules name hosts, the slot's table redirects connections to ports 80 and 443 that no address
+//! allows to here. The host name is sniffed from their first bytes; the daemon resolves it and
+//! connects to the result, from the slot. So neither an address that the guest chose nor its own
+//! name resolution counts.
 
 use crate::NetError;
-use crate::connections::Record;
-use crate::counted::Counted;
-use crate::greeting::{self, Greeting, Protocol};
+use crate::connections::ConnectionRecord;
+use crate::counted_stream::CountedStream;
 use crate::guest::{GATEWAY, GATEWAY6};
 use crate::namespace;
-use crate::policy::Policy;
+use crate::policy::EgressPolicy;
+use crate::slot_layout::PROXY_PORTS;
+use crate::sniff::{self, SniffProtocol, SniffResult};
 use crate::upstream::{self, Upstreams};
 use nix::sys::socket::{getsockopt, sockopt};
 use std::io;
@@ -23,22 +25,22 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
-/// Where the slot's table leads connections to ports 80 and 443.
-pub(crate) const PORTS: [u16; 2] = [3180, 3443];
-/// Connections of one sandbox at the same time; more wait.
-const CONNECTIONS: usize = 256;
-/// Time a client has to say whom it wants.
-const GREETING_LIMIT: Duration = Duration::from_secs(10);
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// Most connections of one sandbox at the same time; further ones wait.
+const MAX_CONNECTIONS: usize = 256;
+/// Time for a client to send its host name.
+const SNIFF_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Listening sockets, before anybody accepts.
-pub(crate) struct Listeners(Vec<(net::TcpListener, Protocol)>);
+/// Listening sockets, before the proxy runs.
+pub(crate) struct ProxyListeners(Vec<(net::TcpListener, SniffProtocol)>);
 
-impl Listeners {
-    /// In the network namespace of this thread.
+impl ProxyListeners {
+    /// Opens them in the network namespace of this thread.
     pub fn open() -> Result<Self, NetError> {
         let open = |address: IpAddr| {
-            let both = PORTS.into_iter().zip([Protocol::Http, Protocol::Tls]);
+            let both = PROXY_PORTS
+                .into_iter()
+                .zip([SniffProtocol::Http, SniffProtocol::Tls]);
             let both = both.map(move |(port, protocol)| {
                 let listener = net::TcpListener::bind((address, port))?;
                 listener.set_nonblocking(true)?;
@@ -46,11 +48,11 @@ impl Listeners {
             });
             both.collect::<io::Result<Vec<_>>>()
         };
-        let failed = |address| NetError::host(format!("listening at {address}:{PORTS:?}"));
+        let failed = |address| NetError::host(format!("listening at {address}:{PROXY_PORTS:?}"));
         let mut listeners = open(GATEWAY.into()).map_err(failed(IpAddr::from(GATEWAY)))?;
         match open(GATEWAY6.into()) {
             Ok(more) => listeners.extend(more),
-            // A kernel without IPv6, or a slot of a daemon that did not know it.
+            // A kernel without IPv6, or a slot of a daemon that did not support it.
             Err(e)
                 if e.kind() == io::ErrorKind::AddrNotAvailable
                     || e.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
@@ -60,82 +62,87 @@ impl Listeners {
     }
 }
 
-/// What a connection goes by.
-struct Way {
+/// Route of a connection: slot, policy and record.
+struct ProxyRoute {
     /// Namespace of the slot.
     slot: String,
-    policy: watch::Receiver<Option<Policy>>,
+    policy: watch::Receiver<Option<EgressPolicy>>,
     host: Arc<Upstreams>,
-    record: Arc<Record>,
+    record: Arc<ConnectionRecord>,
 }
 
-/// Why a connection is not carried on.
-enum Closed {
+/// Reason for not carrying a connection on.
+enum ProxyRefusal {
     /// The rules.
     Forbidden,
-    /// Nobody answers there.
+    /// The server does not answer.
     Silent,
 }
 
 /// The proxy of one slot; it ends with this, and its connections with the rules that allowed them.
 #[derive(Debug)]
-pub(crate) struct Proxy(Vec<AbortHandle>);
+pub(crate) struct NameProxy(Vec<AbortHandle>);
 
-impl Drop for Proxy {
+impl Drop for NameProxy {
     fn drop(&mut self) {
         self.0.iter().for_each(AbortHandle::abort);
     }
 }
 
-impl Proxy {
-    /// Begins to accept. Must be called inside a tokio runtime.
+impl NameProxy {
+    /// Starts accepting. Must be called inside a tokio runtime.
     pub fn start(
-        listeners: Listeners,
+        listeners: ProxyListeners,
         slot: String,
-        policy: watch::Receiver<Option<Policy>>,
+        policy: watch::Receiver<Option<EgressPolicy>>,
         host: Arc<Upstreams>,
-        record: Arc<Record>,
+        record: Arc<ConnectionRecord>,
     ) -> io::Result<Self> {
-        let way = Arc::new(Way {
+        let route = Arc::new(ProxyRoute {
             slot,
             policy,
             host,
             record,
         });
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let tasks = listeners.0.into_iter().map(|(listener, protocol)| {
             let listener = TcpListener::from_std(listener)?;
-            let (way, places) = (way.clone(), places.clone());
-            Ok(tokio::spawn(accept(listener, protocol, way, places)).abort_handle())
+            let (route, places) = (route.clone(), places.clone());
+            Ok(tokio::spawn(accept(listener, protocol, route, places)).abort_handle())
         });
         tasks.collect::<io::Result<_>>().map(Self)
     }
 }
 
-async fn accept(listener: TcpListener, protocol: Protocol, way: Arc<Way>, places: Arc<Semaphore>) {
+async fn accept(
+    listener: TcpListener,
+    protocol: SniffProtocol,
+    route: Arc<ProxyRoute>,
+    places: Arc<Semaphore>,
+) {
     loop {
         let Ok(place) = places.clone().acquire_owned().await else {
             return;
         };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let way = way.clone();
+                let route = route.clone();
                 tokio::spawn(async move {
-                    // However it ends, both sides see that it is closed.
-                    let _ = way.carry(stream, protocol).await;
+                    // Both sides see any end as a close.
+                    let _ = route.carry(stream, protocol).await;
                     drop(place);
                 });
             }
-            // No descriptor is left, say.
+            // For example, no descriptor is left.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }
 
-impl Way {
-    async fn carry(&self, mut client: TcpStream, protocol: Protocol) -> io::Result<()> {
-        let dialled = dialled(&client);
-        let greeting = tokio::time::timeout(GREETING_LIMIT, hear(&mut client, protocol));
+impl ProxyRoute {
+    async fn carry(&self, mut client: TcpStream, protocol: SniffProtocol) -> io::Result<()> {
+        let dialled = original_destination(&client);
+        let greeting = tokio::time::timeout(SNIFF_TIMEOUT, sniff_host(&mut client, protocol));
         let heard = greeting.await.map_err(io::Error::from).flatten();
         let Some((name, head)) =
             heard.inspect_err(|_| self.record.refused_by_name(dialled, None))?
@@ -145,60 +152,64 @@ impl Way {
         };
         let mut server = match self.connect(&name, protocol).await {
             Ok(server) => server,
-            Err(Closed::Forbidden) => {
+            Err(ProxyRefusal::Forbidden) => {
                 self.record.refused_by_name(dialled, Some(&name));
                 return refuse(client, protocol).await;
             }
-            Err(Closed::Silent) => {
+            Err(ProxyRefusal::Silent) => {
                 drop(self.record.carry(dialled, &name));
                 return refuse(client, protocol).await;
             }
         };
         let carrying = self.record.carry(Some(server.peer_addr()?), &name);
-        let mut client = Counted::new(client, carrying.bytes.clone());
+        let mut client = CountedStream::new(client, carrying.bytes.clone());
         server.write_all(&head).await?;
         carrying.bytes.out.fetch_add(head.len() as u64, Relaxed);
         let mut policy = self.policy.clone();
         let allowed =
-            |policy: &Option<Policy>| policy.as_ref().is_some_and(|p| p.allows_name(&name));
+            |policy: &Option<EgressPolicy>| policy.as_ref().is_some_and(|p| p.allows_name(&name));
         tokio::select! {
             _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
-            // Or the slot is gone.
+            // The policy changed, or the slot is gone.
             _ = policy.wait_for(|policy| !allowed(policy)) => {}
         }
         Ok(())
     }
 
-    /// A connection to `name`, if it is allowed and leads somewhere that is.
-    async fn connect(&self, name: &str, protocol: Protocol) -> Result<TcpStream, Closed> {
+    /// Connects to `name`, if it is allowed and has an address that is.
+    async fn connect(
+        &self,
+        name: &str,
+        protocol: SniffProtocol,
+    ) -> Result<TcpStream, ProxyRefusal> {
         let policy = self.policy.borrow().clone();
-        let allows = |policy: &Policy| policy.allows_name(name);
-        let policy = policy.filter(allows).ok_or(Closed::Forbidden)?;
+        let allows = |policy: &EgressPolicy| policy.allows_name(name);
+        let policy = policy.filter(allows).ok_or(ProxyRefusal::Forbidden)?;
         let servers = policy.upstreams(&self.host);
-        let found = upstream::addresses(name, &servers, policy.version6()).await;
+        let found = upstream::addresses(name, &servers, policy.ipv6()).await;
         let port = match protocol {
-            Protocol::Http => 80,
-            Protocol::Tls => 443,
+            SniffProtocol::Http => 80,
+            SniffProtocol::Tls => 443,
         };
         let permitted = |ip: &&IpAddr| policy.permits_by_name(**ip);
         let reachable: Vec<&IpAddr> = found.iter().filter(permitted).take(4).collect();
         if reachable.is_empty() && !found.is_empty() {
-            return Err(Closed::Forbidden);
+            return Err(ProxyRefusal::Forbidden);
         }
         for address in reachable {
             if let Some(stream) = self.connect_from_slot((*address, port).into()).await {
                 return Ok(stream);
             }
         }
-        Err(Closed::Silent)
+        Err(ProxyRefusal::Silent)
     }
 
-    /// From the slot: so the host's own table judges it like all that comes from there.
+    /// Connects from the slot: so the host's own table judges it like other connections from there.
     async fn connect_from_slot(&self, address: SocketAddr) -> Option<TcpStream> {
         let slot = self.slot.clone();
         let connect = move || {
             namespace::enter(&slot, || {
-                net::TcpStream::connect_timeout(&address, CONNECT_LIMIT)
+                net::TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
                     .map_err(NetError::host(format!("connecting to {address}")))
             })
         };
@@ -208,8 +219,8 @@ impl Way {
     }
 }
 
-/// The address that the guest chose, before the slot's table led its connection here.
-fn dialled(client: &TcpStream) -> Option<SocketAddr> {
+/// The address that the guest chose, before the slot's table redirected its connection.
+fn original_destination(client: &TcpStream) -> Option<SocketAddr> {
     if client.local_addr().ok()?.is_ipv4() {
         let address = getsockopt(client, sockopt::OriginalDst).ok()?;
         let ip = Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr));
@@ -220,14 +231,17 @@ fn dialled(client: &TcpStream) -> Option<SocketAddr> {
     Some((ip, u16::from_be(address.sin6_port)).into())
 }
 
-/// Whom the client wants, and what it said so far; none: nobody.
-async fn hear(client: &mut TcpStream, protocol: Protocol) -> io::Result<Option<(String, Vec<u8>)>> {
+/// Sniffs the host name, and returns it with the bytes read so far; none: there is none.
+async fn sniff_host(
+    client: &mut TcpStream,
+    protocol: SniffProtocol,
+) -> io::Result<Option<(String, Vec<u8>)>> {
     let mut head = Vec::new();
     loop {
-        match greeting::read(protocol, &head) {
-            Greeting::To(name) => return Ok(Some((name, head))),
-            Greeting::Nobody => return Ok(None),
-            Greeting::Unfinished => {}
+        match sniff::sniff(protocol, &head) {
+            SniffResult::Name(name) => return Ok(Some((name, head))),
+            SniffResult::NoName => return Ok(None),
+            SniffResult::Incomplete => {}
         }
         if client.read_buf(&mut head).await? == 0 {
             return Ok(None);
@@ -235,9 +249,9 @@ async fn hear(client: &mut TcpStream, protocol: Protocol) -> io::Result<Option<(
     }
 }
 
-/// People who look at what a program was told should find the reason.
-async fn refuse(mut client: TcpStream, protocol: Protocol) -> io::Result<()> {
-    if protocol == Protocol::Http {
+/// Answers with the reason, for people who read a program's output.
+async fn refuse(mut client: TcpStream, protocol: SniffProtocol) -> io::Result<()> {
+    if protocol == SniffProtocol::Http {
         let text = "this host is not allowed by the rules of this sandbox, or not there\n";
         let answer = format!(
             "HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",

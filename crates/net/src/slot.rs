@@ -1,12 +1,14 @@
-//! A slot: a network namespace with one guest's device, and a way out through the host.
+//! A slot: a network namespace with one guest's device, and an uplink through the host.
 //!
 //! ```text
 //! guest eth0 -- tap0 [ namespace: guard, policy, NAT, DNS ] up0 -- jfTAG-N [ host: table, NAT ] -- the world
 //! ```
-//! For a guest without a VMM `tap0` is one end of a veth pair; the other is its `eth0`, in a namespace of its own (`veth.rs`).
+//! For a guest without a VMM `tap0` is one end of a veth pair; the other is its `eth0`, in a
+//! namespace of its own (`veth.rs`).
 //!
-//! Nothing passes until the host's end of the pair is switched on. A slot is used once: its namespace goes with everything in it - devices,
-//! connections, neighbours, rules, counters - and the next has a new one.
+//! No packet passes until the host's end of the pair is switched on. A slot is used once: its
+//! namespace is removed with everything in it - devices, connections, neighbours, rules, counters -
+//! and the next slot has a new one.
 
 use crate::connections::{self, statement};
 use crate::device;
@@ -17,33 +19,29 @@ use crate::guest::{
     self, ADDRESS, ADDRESS6, GATEWAY, GATEWAY_MAC, GATEWAY6, MAC, MTU, PREFIX, PREFIX6,
 };
 use crate::namespace;
-use crate::policy::Policy;
+use crate::policy::EgressPolicy;
 use crate::program;
-use crate::proxy::{Listeners, PORTS};
+use crate::proxy::ProxyListeners;
+use crate::slot_layout::{IPV6_SYSCTL_DIR, PROXY_PORTS, TAP, UPLINK, prefix, range6, set};
 use crate::veth;
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::Ipv4Net;
 use jiffy_engine::Refusal;
 use nix::unistd::{Pid, gettid};
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-/// The guest's device in a namespace.
-pub(crate) const TAP: &str = "tap0";
-/// The way out of it.
-pub(crate) const UPLINK: &str = "up0";
-/// Hardware addresses of the way out, in the namespace and in the host: neither has to ask for the other's.
+/// MAC addresses of the uplink, in the namespace and in the host: neither has to resolve the
+/// other's.
 const PAIR_MAC: [[u8; 6]; 2] = [
     [0x02, 0x4a, 0x49, 0x46, 0x46, 0x03],
     [0x02, 0x4a, 0x49, 0x46, 0x46, 0x04],
 ];
-/// There if the kernel knows IPv6.
-pub(crate) const KNOWS_V6: &str = "/proc/sys/net/ipv6";
 
-/// What a guest is connected with.
+/// Kind of a guest's network interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Card {
+pub enum NicKind {
     /// A tap, whose descriptor a VMM holds.
     #[default]
     Tap,
@@ -51,25 +49,25 @@ pub enum Card {
     Veth,
 }
 
-/// What the slots of one daemon have in common.
+/// Configuration shared by the slots of one daemon.
 #[derive(Debug, Clone)]
-pub(crate) struct Common {
-    /// Six digits that no other data directory of this host has.
+pub(crate) struct SlotConfig {
+    /// Six digits that identify the data directory on this host.
     pub tag: String,
     /// Addresses of the pairs.
     pub range: Ipv4Net,
-    /// Largest packet on the way out.
+    /// Largest packet on the uplink.
     pub mtu: u32,
     /// Most connections of one sandbox.
     pub connections: u32,
-    /// What a new slot is made with.
-    pub usual: Policy,
-    /// Whether its table tells what it refuses.
-    pub tells: bool,
+    /// EgressPolicy of a new slot.
+    pub usual: EgressPolicy,
+    /// Its table logs refusals.
+    pub logs_refusals: bool,
 }
 
-impl Common {
-    /// How names of namespaces and devices of this daemon begin.
+impl SlotConfig {
+    /// Prefix of the names of this daemon's namespaces and devices.
     pub fn prefix(&self) -> String {
         prefix(&self.tag)
     }
@@ -79,20 +77,20 @@ impl Common {
         format!("{}{number}", self.prefix())
     }
 
-    /// Namespace of the guest's own card in slot `number`, if that has one.
+    /// Namespace of the guest's own interface in slot `number`, if it has one.
     pub fn guest_name(&self, number: u32) -> String {
         format!("{}g", self.name(number))
     }
 
-    /// What the slot `number` that there is was made for.
-    pub fn card(&self, number: u32) -> Card {
+    /// Kind of interface of the existing slot `number`.
+    pub fn nic(&self, number: u32) -> NicKind {
         match namespace::path(&self.guest_name(number)).exists() {
-            true => Card::Veth,
-            false => Card::Tap,
+            true => NicKind::Veth,
+            false => NicKind::Tap,
         }
     }
 
-    /// Numbers of the slots that there are.
+    /// Numbers of existing slots.
     pub fn numbers(&self) -> BTreeSet<u32> {
         let number = |name: &String| -> Option<u32> {
             let number = name.strip_prefix(&self.prefix())?;
@@ -103,8 +101,8 @@ impl Common {
     }
 
     /// The table that enforces `policy`.
-    fn script(&self, policy: &Policy) -> String {
-        policy.script(self.connections, self.tells)
+    fn script(&self, policy: &EgressPolicy) -> String {
+        policy.script(self.connections, self.logs_refusals)
     }
 
     /// Addresses of the host's end and of the namespace's.
@@ -113,83 +111,70 @@ impl Common {
         (host.into(), (host + 1).into())
     }
 
-    /// The same in IPv6.
+    /// IPv6 addresses of the host's end and of the namespace's.
     fn pair6(&self, number: u32) -> (Ipv6Addr, Ipv6Addr) {
         let host = u128::from(range6(&self.tag).network()) + 2 * u128::from(number);
         (host.into(), (host + 1).into())
     }
 
-    /// What the host knows slots of these numbers by.
+    /// Addresses by which the host knows slots of these numbers.
     pub fn addresses(&self, numbers: &[u32]) -> Vec<IpAddr> {
         let v4 = numbers.iter().map(|&n| IpAddr::V4(self.pair(n).1));
-        let v6 = numbers.iter().filter(|_| self.version6());
+        let v6 = numbers.iter().filter(|_| self.ipv6());
         v4.chain(v6.map(|&n| IpAddr::V6(self.pair6(n).1))).collect()
     }
 
-    /// Whether slots have a way out over IPv6.
-    fn version6(&self) -> bool {
-        self.usual.version6()
+    /// Returns true if slots have a route over IPv6.
+    fn ipv6(&self) -> bool {
+        self.usual.ipv6()
     }
 }
 
-/// Addresses of the pairs in IPv6: of the range that guests are in, by the data directory's tag.
-pub(crate) fn range6(tag: &str) -> Ipv6Net {
-    // It is six digits; the range is of this daemon alone for as long as the tag is.
-    let tag = u128::from_str_radix(tag, 16).unwrap_or(0) & 0xff_ffff;
-    let network = u128::from(ADDRESS6) >> 80 << 80;
-    Ipv6Net::new_assert((network | tag << 56 | 1 << 32).into(), 112)
-}
-
-/// How names of namespaces and devices begin. At most 10 characters, so that a number of four digits fits a device's name.
-pub(crate) fn prefix(tag: &str) -> String {
-    format!("jf{tag}-")
-}
-
-/// A slot that nobody uses yet.
+/// An unused slot.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub number: u32,
     /// None: its guest has a namespace.
     pub tap: Option<File>,
-    pub sockets: Sockets,
+    pub sockets: SlotSockets,
 }
 
 impl Slot {
-    /// What its guest is connected with.
-    pub fn card(&self) -> Card {
+    /// Kind of its guest's interface.
+    pub fn nic(&self) -> NicKind {
         match self.tap {
-            Some(_) => Card::Tap,
-            None => Card::Veth,
+            Some(_) => NicKind::Tap,
+            None => NicKind::Veth,
         }
     }
 }
 
-/// Where the daemon listens in a slot.
+/// The daemon's sockets in a slot.
 #[derive(Debug)]
-pub(crate) struct Sockets {
-    /// What the guest asks.
-    pub dns: dns::Sockets,
-    /// What the kernel tells.
-    pub connections: connections::Sockets,
+pub(crate) struct SlotSockets {
+    /// SlotSockets for the guest's questions.
+    pub dns: dns::DnsSockets,
+    /// SlotSockets for the kernel's messages.
+    pub connections: connections::ConnectionSockets,
 }
 
-impl Sockets {
-    /// In the network namespace of this thread, whose table is in force.
+impl SlotSockets {
+    /// Opens them in the network namespace of this thread, whose table is in force.
     fn open() -> Result<Self, NetError> {
-        let dns = dns::Sockets::open();
+        let dns = dns::DnsSockets::open();
         Ok(Self {
             dns: dns.map_err(NetError::host(format!("listening at {GATEWAY}:53")))?,
-            connections: connections::Sockets::open(),
+            connections: connections::ConnectionSockets::open(),
         })
     }
 }
 
-/// Makes slot `number`. If that fails there is nothing of it.
-pub(crate) fn make(common: &Common, number: u32, card: Card) -> Result<Slot, NetError> {
-    // The thread, not the process: it is in the namespace where the host's end belongs.
-    let (name, here) = (common.name(number), gettid());
-    let (tap, sockets) = namespace::create(&name, || inside(common, number, card, here))?;
-    outside(common, number).inspect_err(|_| destroy(common, &[number]))?;
+/// Makes slot `number`. Removes it again on failure.
+pub(crate) fn make(config: &SlotConfig, number: u32, nic: NicKind) -> Result<Slot, NetError> {
+    // The thread, not the process: it is in the namespace of the host's end.
+    let (name, here) = (config.name(number), gettid());
+    let (tap, sockets) = namespace::create(&name, || make_inside(config, number, nic, here))?;
+    outside(config, number).inspect_err(|_| destroy(config, &[number]))?;
     Ok(Slot {
         number,
         tap,
@@ -197,29 +182,25 @@ pub(crate) fn make(common: &Common, number: u32, card: Card) -> Result<Slot, Net
     })
 }
 
-pub(crate) fn set(path: &str, value: &str) -> Result<(), NetError> {
-    fs::write(path, value).map_err(NetError::host(format!("setting {path}")))
-}
-
-fn inside(
-    common: &Common,
+fn make_inside(
+    config: &SlotConfig,
     number: u32,
-    card: Card,
+    nic: NicKind,
     host_thread: Pid,
-) -> Result<(Option<File>, Sockets), NetError> {
-    forward(common)?;
-    match card {
-        Card::Tap => {
+) -> Result<(Option<File>, SlotSockets), NetError> {
+    forward(config)?;
+    match nic {
+        NicKind::Tap => {
             let tap = device::tap(TAP).map_err(NetError::host("making a tap"))?;
-            configure(common, number, host_thread)?;
-            Ok((Some(tap), Sockets::open()?))
+            configure(config, number, host_thread)?;
+            Ok((Some(tap), SlotSockets::open()?))
         }
-        Card::Veth => {
-            let guest = common.guest_name(number);
+        NicKind::Veth => {
+            let guest = config.guest_name(number);
             veth::make(&guest, gettid())?;
-            let configured = configure(common, number, host_thread)
+            let configured = configure(config, number, host_thread)
                 .and_then(|()| veth::configure(&guest))
-                .and_then(|()| Sockets::open())
+                .and_then(|()| SlotSockets::open())
                 .inspect_err(|_| {
                     namespace::remove(&guest);
                 })?;
@@ -229,27 +210,27 @@ fn inside(
 }
 
 /// Makes the namespace of this thread a router.
-fn forward(common: &Common) -> Result<(), NetError> {
+fn forward(config: &SlotConfig) -> Result<(), NetError> {
     set("/proc/sys/net/ipv4/ip_forward", "1")?;
-    if Path::new(KNOWS_V6).exists() {
-        // The way out does not speak it where it leads nowhere; a namespace may begin with anything.
-        let off = if common.version6() { "0" } else { "1" };
-        set(&format!("{KNOWS_V6}/conf/default/disable_ipv6"), off)?;
+    if Path::new(IPV6_SYSCTL_DIR).exists() {
+        // The uplink has no IPv6 without a route; a namespace may start with any value.
+        let off = if config.ipv6() { "0" } else { "1" };
+        set(&format!("{IPV6_SYSCTL_DIR}/conf/default/disable_ipv6"), off)?;
     }
-    if common.version6() {
-        set(&format!("{KNOWS_V6}/conf/all/forwarding"), "1")?;
+    if config.ipv6() {
+        set(&format!("{IPV6_SYSCTL_DIR}/conf/all/forwarding"), "1")?;
     }
     Ok(())
 }
 
-/// Configures the guest's device and the way out of the namespace of this thread.
-fn configure(common: &Common, number: u32, host_thread: Pid) -> Result<(), NetError> {
-    let knows6 = Path::new(KNOWS_V6).exists();
+/// Configures the guest's device and the uplink in the namespace of this thread.
+fn configure(config: &SlotConfig, number: u32, host_thread: Pid) -> Result<(), NetError> {
+    let knows6 = Path::new(IPV6_SYSCTL_DIR).exists();
     if knows6 {
-        set(&format!("{KNOWS_V6}/conf/{TAP}/disable_ipv6"), "0")?;
+        set(&format!("{IPV6_SYSCTL_DIR}/conf/{TAP}/disable_ipv6"), "0")?;
     }
-    let (host, own) = common.pair(number);
-    let peer = common.name(number);
+    let (host, own) = config.pair(number);
+    let peer = config.name(number);
     let [own_mac, host_mac] = PAIR_MAC.map(guest::text);
     let mut commands = vec![
         "link set lo up".to_owned(),
@@ -258,21 +239,21 @@ fn configure(common: &Common, number: u32, host_thread: Pid) -> Result<(), NetEr
             guest::text(GATEWAY_MAC)
         ),
         format!("addr add {GATEWAY}/{PREFIX} dev {TAP}"),
-        // Nobody has to ask the guest where it is.
+        // The guest's address needs no resolution.
         format!(
             "neigh add {ADDRESS} lladdr {} dev {TAP} nud permanent",
             guest::text(MAC)
         ),
         format!(
             "link add {UPLINK} address {own_mac} mtu {0} type veth peer name {peer} address {host_mac} mtu {0} netns {host_thread}",
-            common.mtu
+            config.mtu
         ),
         format!("addr add {own}/31 dev {UPLINK}"),
         format!("link set {UPLINK} addrgenmode none up"),
         format!("route add default via {host} dev {UPLINK}"),
     ];
     if knows6 {
-        // Also where the host has no way out: a guest that asks for one is told so at once.
+        // Also if the host has no IPv6 route: a guest that tries one gets an error at once.
         commands.extend([
             format!("addr add {GATEWAY6}/{PREFIX6} dev {TAP} nodad"),
             format!(
@@ -281,8 +262,8 @@ fn configure(common: &Common, number: u32, host_thread: Pid) -> Result<(), NetEr
             ),
         ]);
     }
-    if common.version6() {
-        let (host, own) = common.pair6(number);
+    if config.ipv6() {
+        let (host, own) = config.pair6(number);
         commands.extend([
             format!("addr add {own}/127 dev {UPLINK} nodad"),
             format!("neigh add {host} lladdr {host_mac} dev {UPLINK} nud permanent"),
@@ -290,17 +271,17 @@ fn configure(common: &Common, number: u32, host_thread: Pid) -> Result<(), NetEr
         ]);
     }
     program::ip(&commands)?;
-    program::nft(&(rules(common.tells, common.connections) + &common.script(&common.usual)))
+    program::nft(&(rules(config.logs_refusals, config.connections) + &config.script(&config.usual)))
 }
 
-fn outside(common: &Common, number: u32) -> Result<(), NetError> {
-    let (name, (host, _)) = (common.name(number), common.pair(number));
+fn outside(config: &SlotConfig, number: u32) -> Result<(), NetError> {
+    let (name, (host, _)) = (config.name(number), config.pair(number));
     let mut commands = vec![
         format!("link set {name} addrgenmode none"),
         format!("addr add {host}/31 dev {name}"),
     ];
-    if common.version6() {
-        let (host, own) = common.pair6(number);
+    if config.ipv6() {
+        let (host, own) = config.pair6(number);
         let mac = guest::text(PAIR_MAC[0]);
         commands.extend([
             format!("addr add {host}/127 dev {name} nodad"),
@@ -311,12 +292,13 @@ fn outside(common: &Common, number: u32) -> Result<(), NetError> {
     program::ip(&commands)
 }
 
-/// Rules of every slot: only the guest's own addresses leave its card; of the namespace itself it reaches DNS and nothing else, and the
-/// kernel does not track that: every question would be an entry in a table for a while.
-fn rules(tells: bool, connections: u32) -> String {
+/// Rules of every slot: packets from the guest's interface must have its own addresses; of the
+/// namespace itself they reach DNS only, and the kernel does not track that: every question would
+/// be an entry in a table for a while.
+fn rules(logs_refusals: bool, connections: u32) -> String {
     let mac = guest::text(MAC);
-    let [http, tls] = PORTS;
-    let tell = match tells {
+    let [http, tls] = PROXY_PORTS;
+    let tell = match logs_refusals {
         true => format!("    iifname \"{TAP}\" {}\n", statement(Refusal::Rules)),
         false => String::new(),
     };
@@ -365,38 +347,47 @@ table inet jiffy_slot {{
     )
 }
 
-/// Replaces what the sandbox in slot `number` may reach.
-pub(crate) fn enforce(common: &Common, number: u32, policy: &Policy) -> Result<(), NetError> {
-    let script = common.script(policy);
-    namespace::enter(&common.name(number), || program::nft(&script))
+/// Replaces the policy of the sandbox in slot `number`.
+pub(crate) fn enforce(
+    config: &SlotConfig,
+    number: u32,
+    policy: &EgressPolicy,
+) -> Result<(), NetError> {
+    let script = config.script(policy);
+    namespace::enter(&config.name(number), || program::nft(&script))
 }
 
-/// Opens the way out of slot `number`; only the host's end is switched, so nothing in the namespace is forgotten.
-pub(crate) fn open(common: &Common, number: u32) -> Result<(), NetError> {
-    let name = common.name(number);
+/// Opens the uplink of slot `number`; only the host's end is switched, so the state in the
+/// namespace stays.
+pub(crate) fn open(config: &SlotConfig, number: u32) -> Result<(), NetError> {
+    let name = config.name(number);
     device::switch(&name, true).map_err(NetError::host(format!("switching {name} on")))
 }
 
-/// Sockets for the proxy of slot `number`.
-pub(crate) fn listen_for_names(common: &Common, number: u32) -> Result<Listeners, NetError> {
-    namespace::enter(&common.name(number), Listeners::open)
+/// SlotSockets for the proxy of slot `number`.
+pub(crate) fn listen_for_names(
+    config: &SlotConfig,
+    number: u32,
+) -> Result<ProxyListeners, NetError> {
+    namespace::enter(&config.name(number), ProxyListeners::open)
 }
 
-/// New sockets in slot `number`, whose guest ran on without a daemon.
-pub(crate) fn listen(common: &Common, number: u32) -> Result<Sockets, NetError> {
-    namespace::enter(&common.name(number), Sockets::open)
+/// Opens new sockets in slot `number`, whose guest ran on without a daemon.
+pub(crate) fn listen(config: &SlotConfig, number: u32) -> Result<SlotSockets, NetError> {
+    namespace::enter(&config.name(number), SlotSockets::open)
 }
 
-/// Removes what is in the way of slot `number`, which nobody has: namespaces and a device that a crash left. The error names what stays.
-pub(crate) fn clear(common: &Common, number: u32) -> Result<(), String> {
-    let name = common.name(number);
-    for namespace in [common.guest_name(number), name.clone()] {
+/// Removes remains of a crash in the way of the unused slot `number`: namespaces and a device. The
+/// error names what cannot be removed.
+pub(crate) fn clear(config: &SlotConfig, number: u32) -> Result<(), String> {
+    let name = config.name(number);
+    for namespace in [config.guest_name(number), name.clone()] {
         if !namespace::remove(&namespace) {
             return Err(namespace::path(&namespace).display().to_string());
         }
     }
     if device::exists(&name) {
-        // The kernel may take it away at the same moment, with its namespace.
+        // The kernel may remove it at the same moment, with its namespace.
         let removed = program::ip(&[format!("link del {name}")]);
         if device::exists(&name) {
             let why = removed.err().map(|e| format!(" ({e})")).unwrap_or_default();
@@ -407,20 +398,21 @@ pub(crate) fn clear(common: &Common, number: u32) -> Result<(), String> {
 }
 
 /// Removes slots.
-pub(crate) fn destroy(common: &Common, numbers: &[u32]) {
+pub(crate) fn destroy(config: &SlotConfig, numbers: &[u32]) {
     let mut devices = Vec::new();
     for &number in numbers {
-        let name = common.name(number);
+        let name = config.name(number);
         namespace::remove(&name);
-        // Last: by it the slot is known as one with a veth pair.
-        namespace::remove(&common.guest_name(number));
-        // The kernel takes it away with its namespace, but later, and not while a guest's VMM holds the tap.
+        // Last: by it the slot is recognised as one with a veth pair.
+        namespace::remove(&config.guest_name(number));
+        // The kernel removes it with its namespace, but later, and not while a guest's VMM holds
+        // the tap.
         if device::exists(&name) {
             devices.push(format!("link del {name}"));
         }
     }
     if !devices.is_empty() {
-        // One that the kernel has taken away meanwhile is as it should be.
+        // A device that the kernel has removed meanwhile is no error.
         let _ = program::run("ip", &["-force", "-batch", "-"], &devices.join("\n"));
     }
 }

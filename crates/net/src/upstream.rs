@@ -1,6 +1,6 @@
-//! Questions to the name servers of the host.
+//! Questions to the host's name servers.
 
-use crate::conntrack::Gauge;
+use crate::conntrack::PressureGauge;
 use hickory_proto::op::{Message, MessageType, OpCode, Query};
 use hickory_proto::rr::{Name, RData, RecordType};
 use std::io;
@@ -11,18 +11,18 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
-/// Time one server has to answer; resolvers in guests ask again after 5 s.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How often all servers are asked.
-const ROUNDS: usize = 2;
+/// Time for one server to answer; resolvers in guests ask again after 5 s.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Number of attempts with all servers.
+const MAX_ATTEMPTS: usize = 2;
 
 /// The name servers of the host.
 #[derive(Debug)]
 pub(crate) struct Upstreams {
-    /// `resolv.conf` of the host, read anew for every question: it changes with the network that a laptop is in.
+    /// `resolv.conf` of the host, read for every question: it changes with the network of a laptop.
     file: PathBuf,
-    /// How full the host's table of connections is: every question makes an entry there.
-    pub gauge: Arc<Gauge>,
+    /// Fill level of the host's table of connections: every question makes an entry there.
+    pub gauge: Arc<PressureGauge>,
 }
 
 impl Upstreams {
@@ -33,7 +33,7 @@ impl Upstreams {
         }
     }
 
-    /// As resolv.conf(5) names them; without any it is the host itself.
+    /// Name servers in the format of resolv.conf(5); without any it is the host itself.
     pub fn get(&self) -> Vec<SocketAddr> {
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
         let mut servers = parse(&text);
@@ -56,28 +56,28 @@ fn parse(text: &str) -> Vec<SocketAddr> {
     lines.collect()
 }
 
-/// How a question is asked.
+/// Transport of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Over {
+pub(crate) enum DnsTransport {
     Udp,
     Tcp,
 }
 
-/// Passes `question`, whose parts are `asked`, on to the first server that answers.
+/// Forwards `question`, which parses to `asked`, to the first server that answers.
 pub(crate) async fn ask(
     question: &[u8],
     asked: &Message,
     servers: &[SocketAddr],
-    over: Over,
+    over: DnsTransport,
 ) -> Option<Vec<u8>> {
-    for server in (0..ROUNDS).flat_map(|_| servers) {
+    for server in (0..MAX_ATTEMPTS).flat_map(|_| servers) {
         let answer = async {
             match over {
-                Over::Udp => over_udp(question, asked, *server).await,
-                Over::Tcp => over_tcp(question, *server).await,
+                DnsTransport::Udp => over_udp(question, asked, *server).await,
+                DnsTransport::Tcp => over_tcp(question, *server).await,
             }
         };
-        if let Ok(Ok(answer)) = tokio::time::timeout(PATIENCE, answer).await {
+        if let Ok(Ok(answer)) = tokio::time::timeout(SERVER_TIMEOUT, answer).await {
             return Some(answer);
         }
     }
@@ -104,7 +104,7 @@ async fn of_type(name: &str, wanted: RecordType, servers: &[SocketAddr]) -> Vec<
     let Ok(question) = asked.to_vec() else {
         return Vec::new();
     };
-    let answer = match ask(&question, &asked, servers, Over::Udp).await {
+    let answer = match ask(&question, &asked, servers, DnsTransport::Udp).await {
         Some(answer) => Message::from_vec(&answer).ok(),
         None => None,
     };
@@ -117,7 +117,7 @@ async fn of_type(name: &str, wanted: RecordType, servers: &[SocketAddr]) -> Vec<
     found.collect()
 }
 
-/// From a port and with a number that nobody can guess, the guest included (RFC 5452).
+/// Uses a random port and a random id, which the guest cannot guess, either (RFC 5452).
 async fn over_udp(question: &[u8], asked: &Message, server: SocketAddr) -> io::Result<Vec<u8>> {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -127,7 +127,7 @@ async fn over_udp(question: &[u8], asked: &Message, server: SocketAddr) -> io::R
     socket.connect(server).await?;
     let mut number = [0; 2];
     getrandom::fill(&mut number).map_err(io::Error::other)?;
-    socket.send(&numbered(question, number)).await?;
+    socket.send(&with_id(question, number)).await?;
     let mut buffer = vec![0; usize::from(u16::MAX)];
     loop {
         let length = socket.recv(&mut buffer).await?;
@@ -138,13 +138,13 @@ async fn over_udp(question: &[u8], asked: &Message, server: SocketAddr) -> io::R
                 && (a.queries.is_empty() || a.queries == asked.queries)
         });
         if fits {
-            return Ok(numbered(answer, asked.metadata.id.to_be_bytes()));
+            return Ok(with_id(answer, asked.metadata.id.to_be_bytes()));
         }
     }
 }
 
-/// A message with another number, which is its first two bytes (RFC 1035 4.1.1).
-fn numbered(message: &[u8], number: [u8; 2]) -> Vec<u8> {
+/// Replaces the id of a message, its first two bytes (RFC 1035 4.1.1).
+fn with_id(message: &[u8], number: [u8; 2]) -> Vec<u8> {
     let mut message = message.to_vec();
     if let Some(first) = message.get_mut(..2) {
         first.copy_from_slice(&number);
@@ -165,7 +165,7 @@ async fn over_tcp(question: &[u8], server: SocketAddr) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn name_servers_are_read_as_the_c_library_reads_them() {
+    fn name_servers_are_parsed_like_the_c_librarys() {
         let text = "# c\nnameserver 10.0.0.1\nsearch x\nnameserver ::1\nnameserver bad\n";
         let servers: Vec<String> = super::parse(text).iter().map(ToString::to_string).collect();
         assert_eq!(servers, ["10.0.0.1:53", "[::1]:53"]);

@@ -1,5 +1,6 @@
-//! The guest's end of a slot whose guest has no virtual machine: a network namespace with `lo` and `eth0`, which is one end of a veth pair.
-//! What is in it are the words by which an engine with a network stack of its own learns what to configure there.
+//! The guest's end of a slot whose guest has no virtual machine: a network namespace with `lo` and
+//! `eth0`, which is one end of a veth pair. An engine with a network stack of its own reads the
+//! configuration of its interface there.
 
 use crate::error::NetError;
 use crate::guest::{
@@ -7,50 +8,53 @@ use crate::guest::{
 };
 use crate::namespace;
 use crate::program;
-use crate::slot::{KNOWS_V6, TAP, set};
+use crate::slot_layout::{IPV6_SYSCTL_DIR, TAP, set};
 use nix::unistd::Pid;
 use std::path::Path;
 
-/// The guest's card, as in a virtual machine.
-const CARD: &str = "eth0";
+/// The guest's interface, named as in a virtual machine.
+const GUEST_INTERFACE: &str = "eth0";
 
-/// Makes namespace `name` with a card whose other end is in the namespace of thread `slot`. If that fails there is none.
+/// Makes namespace `name` with an interface whose other end is in the namespace of thread `slot`.
+/// Removes it again on failure.
 pub(crate) fn make(name: &str, slot: Pid) -> Result<(), NetError> {
     namespace::create(name, || {
-        if Path::new(KNOWS_V6).exists() {
-            // A namespace may begin with anything; the host says what is where.
+        if Path::new(IPV6_SYSCTL_DIR).exists() {
+            // A namespace may start with any value; the host configures the addresses.
             for (path, value) in [
                 ("all/disable_ipv6", "0"),
                 ("default/accept_ra", "0"),
                 ("default/autoconf", "0"),
             ] {
-                set(&format!("{KNOWS_V6}/conf/{path}"), value)?;
+                set(&format!("{IPV6_SYSCTL_DIR}/conf/{path}"), value)?;
             }
         }
         program::ip(&[format!(
-            "link add {CARD} address {} mtu {MTU} type veth peer name {TAP} mtu {MTU} netns {slot}",
+            "link add {GUEST_INTERFACE} address {} mtu {MTU} type veth peer name {TAP} mtu {MTU} netns {slot}",
             guest::text(MAC)
         )])
     })
 }
 
-/// Gives the card in namespace `name` its addresses and the way out; its other end is on.
+/// Gives the interface in namespace `name` its addresses and default route; its other end is on.
 pub(crate) fn configure(name: &str) -> Result<(), NetError> {
     let gateway = guest::text(GATEWAY_MAC);
     namespace::enter(name, || {
         let mut commands = vec![
             "link set lo up".to_owned(),
-            format!("link set {CARD} addrgenmode none up"),
-            format!("addr add {ADDRESS}/{PREFIX} dev {CARD}"),
-            // Nobody has to ask the host where it is.
-            format!("neigh add {GATEWAY} lladdr {gateway} dev {CARD} nud permanent"),
-            format!("route add default via {GATEWAY} dev {CARD}"),
+            format!("link set {GUEST_INTERFACE} addrgenmode none up"),
+            format!("addr add {ADDRESS}/{PREFIX} dev {GUEST_INTERFACE}"),
+            // The host's address needs no resolution.
+            format!("neigh add {GATEWAY} lladdr {gateway} dev {GUEST_INTERFACE} nud permanent"),
+            format!("route add default via {GATEWAY} dev {GUEST_INTERFACE}"),
         ];
-        if Path::new(KNOWS_V6).exists() {
+        if Path::new(IPV6_SYSCTL_DIR).exists() {
             commands.extend([
-                format!("addr add {ADDRESS6}/{PREFIX6} dev {CARD} nodad"),
-                format!("neigh add {GATEWAY6} lladdr {gateway} dev {CARD} nud permanent"),
-                format!("route add default via {GATEWAY6} dev {CARD}"),
+                format!("addr add {ADDRESS6}/{PREFIX6} dev {GUEST_INTERFACE} nodad"),
+                format!(
+                    "neigh add {GATEWAY6} lladdr {gateway} dev {GUEST_INTERFACE} nud permanent"
+                ),
+                format!("route add default via {GATEWAY6} dev {GUEST_INTERFACE}"),
             ]);
         }
         program::ip(&commands)

@@ -7,7 +7,7 @@ use crate::registries::PullSettings;
 use crate::registry_address::RegistryAddress;
 use crate::socket::{connect_to, open};
 use jiffy_engine::NetworkRules;
-use jiffy_net::{Card, Lease, Network, Policy, Reach};
+use jiffy_net::{EgressPolicy, HostReachability, Network, NicKind, SlotLease};
 use nix::ifaddrs::getifaddrs;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -31,7 +31,7 @@ pub struct ConnectionGate {
     named: Vec<RegistryAddress>,
     by_key: bool,
     network: Option<(Network, Handle)>,
-    lease: Option<Lease>,
+    lease: Option<SlotLease>,
     proxy: Option<HttpProxy>,
 }
 
@@ -82,11 +82,11 @@ impl ConnectionGate {
             }
             None if self.by_key => Err(format!("{host}:{port} is not named by --registry-allow")),
             None => {
-                let reach = Reach {
+                let reach = HostReachability {
                     granted: Vec::new(),
-                    version6: true,
+                    ipv6: true,
                 };
-                let policy = Policy::new(&NetworkRules::default(), &reach);
+                let policy = EgressPolicy::new(&NetworkRules::default(), &reach);
                 let policy = policy.map_err(|e| e.to_string())?;
                 let own = own_addresses();
                 let public = |ip: IpAddr| policy.allows(ip) && !own.contains(&ip);
@@ -104,7 +104,7 @@ impl ConnectionGate {
         cancel: &Cancel,
     ) -> Result<TcpStream, String> {
         if self.lease.is_none() {
-            let lease = handle.block_on(network.take(Card::Veth));
+            let lease = handle.block_on(network.take(NicKind::Veth));
             let lease = lease.map_err(|e| format!("no network slot: {e}"))?;
             lease.open().map_err(|e| format!("no network slot: {e}"))?;
             self.lease = Some(lease);

@@ -248,7 +248,7 @@ async fn open_network(
         slots: 1,
         // The first is made when it is opened, and there is no other.
         ready: 0,
-        card: card(engine),
+        nic: card(engine),
         ..NetworkConfig::new(home)
     };
     let opening = tokio::task::spawn_blocking(move || Network::open(&config));

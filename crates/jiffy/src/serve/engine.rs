@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use jiffy_host::{EngineChoice, EngineFacts, EngineName, Host};
-use jiffy_net::Card;
+use jiffy_net::NicKind;
 
 /// What isolates a sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -65,9 +65,9 @@ impl EngineArgs {
 }
 
 /// What network cards sandboxes on `engine` have.
-pub fn card(engine: EngineName) -> Card {
+pub fn card(engine: EngineName) -> NicKind {
     match engine {
-        EngineName::MicroVm => Card::Tap,
-        EngineName::Gvisor => Card::Veth,
+        EngineName::MicroVm => NicKind::Tap,
+        EngineName::Gvisor => NicKind::Veth,
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use jiffy_net::{Card, IpNet, Ipv4Net, Network, NetworkConfig};
+use jiffy_net::{IpNet, Ipv4Net, Network, NetworkConfig, NicKind};
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -70,7 +70,7 @@ fn range(text: &str) -> Result<Ipv4Net, String> {
 }
 
 /// Opens the network for the data directory `home`, most of whose new sandboxes will have such a card.
-pub fn open(args: &NetworkArgs, home: &Path, card: Card) -> anyhow::Result<Option<Network>> {
+pub fn open(args: &NetworkArgs, home: &Path, card: NicKind) -> anyhow::Result<Option<Network>> {
     if args.network == Wanted::Off {
         tracing::info!("network: off; sandboxes reach nothing");
         return Ok(None);
@@ -79,7 +79,7 @@ pub fn open(args: &NetworkArgs, home: &Path, card: Card) -> anyhow::Result<Optio
         range: args.network_range,
         slots: args.network_slots,
         granted: args.allow_private.clone(),
-        card,
+        nic: card,
         connections: args.connections,
         connections_total: args.connections_total,
         ..NetworkConfig::new(home)

@@ -1,31 +1,32 @@
-//! Connections as the kernel's connection tracking tells them (linux/netfilter/nfnetlink_conntrack.h).
+//! Connections as the kernel's connection tracking reports them
+//! (linux/netfilter/nfnetlink_conntrack.h).
 
-use super::netlink::{Message, Socket, attribute, long, word};
+use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, long, word};
 use crate::guest::{ADDRESS, ADDRESS6, GATEWAY, GATEWAY6};
 use jiffy_engine::{Connection, Protocol};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The subsystem, what is asked of it, and what it says when a connection is gone.
+/// The subsystem, its requests, and its message for a deleted connection.
 pub(super) const CONNTRACK: u8 = 1;
 pub(super) const GET: u8 = 1;
 pub(super) const DELETE: u8 = 2;
 const COUNT: u8 = 5;
-/// Bit of the group that hears of connections that are gone (NFNLGRP_CONNTRACK_DESTROY).
-const GONE: u32 = 1 << 2;
-/// Most connections of one look.
-const MOST: usize = 16 * 1024;
-/// What a namespace has to be told before connections are counted and timed.
-const SWITCHES: [&str; 3] = [
+/// Bit of the group that gets messages of deleted connections (NFNLGRP_CONNTRACK_DESTROY).
+const DESTROY_GROUP: u32 = 1 << 2;
+/// Most connections of one dump.
+const MAX_FLOWS: usize = 16 * 1024;
+/// Settings of a namespace by which connections are counted and timed.
+const SETTINGS: [&str; 3] = [
     "nf_conntrack_acct",
     "nf_conntrack_timestamp",
     "nf_conntrack_events",
 ];
 
-/// A connection of the guest with the world.
+/// A connection of the guest beyond its slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Flow {
-    /// The kernel's own number, which it may give again.
+pub(super) struct ConntrackFlow {
+    /// The kernel's id, which it may reuse.
     pub id: u32,
     /// Milliseconds since 1970; none: not timed.
     pub began_ms: Option<u64>,
@@ -35,9 +36,9 @@ pub(super) struct Flow {
     bytes: Option<(u64, u64)>,
 }
 
-impl Flow {
-    /// From the attributes of one. None: it is not the guest's own, or leads to its gateway: DNS and what is carried by name are recorded
-    /// where they are handled.
+impl ConntrackFlow {
+    /// Parses the attributes of one. None: it is not the guest's own, or leads to its gateway: DNS
+    /// and connections by name are recorded by the server and the proxy.
     pub fn read(attributes: &[u8]) -> Option<Self> {
         let (from, address, protocol, port) = tuple(attribute(attributes, 1)?)?;
         let (answers, ..) = tuple(attribute(attributes, 2)?)?;
@@ -57,7 +58,7 @@ impl Flow {
         })
     }
 
-    /// As a line of the record; `now_ms` where it was not timed.
+    /// The connection as a line of the record; `now_ms` if it was not timed.
     pub fn line(self, now_ms: u64) -> Connection {
         Connection {
             at_ms: self.began_ms.unwrap_or(now_ms),
@@ -73,10 +74,10 @@ impl Flow {
     }
 }
 
-/// Source, destination, protocol and destination's port of one direction.
+/// Source, destination, protocol and the destination's port of one direction.
 fn tuple(tuple: &[u8]) -> Option<(IpAddr, IpAddr, Protocol, Option<u16>)> {
     let ip = attribute(tuple, 1)?;
-    // Those of IPv6 have types of their own, in the same order.
+    // IPv6 addresses have types of their own, in the same order.
     let address = |kind| match attribute(ip, kind) {
         Some(v4) => Some(IpAddr::V4(Ipv4Addr::from(word(v4)?))),
         None => {
@@ -104,17 +105,17 @@ pub(super) fn source(attributes: &[u8], address: IpAddr) -> Option<&[u8]> {
     (from == address).then_some(original)
 }
 
-/// Hears of connections that are gone, in the network namespace of this thread.
-pub(super) fn listen() -> io::Result<Socket> {
-    let socket = Socket::open(GONE)?;
+/// Opens a socket for messages of deleted connections, in the network namespace of this thread.
+pub(super) fn listen() -> io::Result<NetlinkSocket> {
+    let socket = NetlinkSocket::open(DESTROY_GROUP)?;
     // A kernel that has it as a module loads it now.
     entries(&socket)?;
     Ok(socket)
 }
 
-/// How many connections there are. A list of them makes the kernel walk through a table of the whole host, which takes milliseconds also
-/// if there are none.
-pub(super) fn entries(socket: &Socket) -> io::Result<u32> {
+/// Number of connections. A dump of them makes the kernel walk through a table of the whole host,
+/// which takes milliseconds also if there are none.
+pub(super) fn entries(socket: &NetlinkSocket) -> io::Result<u32> {
     let mut count = 0;
     socket.command(CONNTRACK, COUNT, 0, &[], |attributes| {
         count = attribute(attributes, 1).and_then(word).unwrap_or(count);
@@ -122,32 +123,33 @@ pub(super) fn entries(socket: &Socket) -> io::Result<u32> {
     Ok(count)
 }
 
-/// Has connections of this thread's network namespace counted and timed from now on; whether they are counted.
+/// Enables counting and timing of connections in this thread's network namespace; returns true if
+/// they are counted.
 pub(super) fn count() -> bool {
     let write = |name| std::fs::write(format!("/proc/sys/net/netfilter/{name}"), "1").is_ok();
-    SWITCHES.map(write)[0]
+    SETTINGS.map(write)[0]
 }
 
-/// The flow that `message` says is gone.
-pub(super) fn gone(message: &Message<'_>) -> Option<Flow> {
+/// The flow in a message of a deletion.
+pub(super) fn gone(message: &NetlinkMessage<'_>) -> Option<ConntrackFlow> {
     match message {
-        Message::Of(CONNTRACK, DELETE, _, attributes) => Flow::read(attributes),
+        NetlinkMessage::Of(CONNTRACK, DELETE, _, attributes) => ConntrackFlow::read(attributes),
         _ => None,
     }
 }
 
-/// The connections there are in the network namespace of this thread, and whether these are all.
-pub(super) fn all() -> io::Result<(Vec<Flow>, bool)> {
+/// Present connections in the network namespace of this thread, and true if these are all.
+pub(super) fn all() -> io::Result<(Vec<ConntrackFlow>, bool)> {
     let mut seen = 0;
     let mut flows = Vec::new();
-    let socket = Socket::open(0)?;
+    let socket = NetlinkSocket::open(0)?;
     if entries(&socket)? == 0 {
         return Ok((flows, true));
     }
     socket.list(CONNTRACK, GET, |attributes| {
-        flows.extend(Flow::read(attributes));
+        flows.extend(ConntrackFlow::read(attributes));
         seen += 1;
-        seen < MOST
+        seen < MAX_FLOWS
     })?;
-    Ok((flows, seen < MOST))
+    Ok((flows, seen < MAX_FLOWS))
 }

@@ -1,7 +1,8 @@
-//! Messages of netfilter over netlink: read with every length checked, since what a guest sends decides what is in them.
+//! Netfilter's netlink messages. Every length is checked when parsing, since their contents derive
+//! from a guest's packets.
 //!
-//! The crates for netlink know neither counters nor times of connections, and make a tree of every message; here few fields of very many
-//! messages are needed.
+//! The crates for netlink lack counters and times of connections, and make a tree of every message;
+//! here few fields of very many messages are needed.
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -13,29 +14,30 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// A message to the kernel, or one that ends a list or tells an error (linux/netlink.h).
+/// Flags and types of requests, and of messages that end a dump or report an error
+/// (linux/netlink.h).
 const REQUEST: u16 = 1;
 const ACKNOWLEDGE: u16 = 4;
-/// Every entry of a table.
+/// Flag of a dump of a table.
 const DUMP: u16 = 0x300;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
 /// Lengths of the two headers (`nlmsghdr`, `nfgenmsg`).
-const HEADER: usize = 16;
-const FAMILY: usize = 4;
+const NLMSG_HEADER_BYTES: usize = 16;
+const NFGEN_HEADER_BYTES: usize = 4;
 /// Types of attributes carry two flags.
 const TYPE_BITS: u16 = 0x3fff;
-/// Most bytes of one datagram: the kernel makes those of lists as long as there is room for, up to this (af_netlink.c).
-const LONGEST: usize = 32 * 1024;
-/// What may wait to be read, in bytes of the kernel's memory; it doubles the number.
-const WAITING: usize = 128 * 1024;
+/// Most bytes of one datagram: the kernel fills those of dumps up to this length (af_netlink.c).
+const MAX_DATAGRAM_BYTES: usize = 32 * 1024;
+/// Size of the receive buffer, in bytes of the kernel's memory; it doubles the number.
+const RECEIVE_BUFFER_BYTES: usize = 128 * 1024;
 
 /// One message of a datagram.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Message<'a> {
-    /// Subsystem and what it is there, the resource that is meant, and attributes.
+pub(super) enum NetlinkMessage<'a> {
+    /// Subsystem and type in it, resource id, and attributes.
     Of(u8, u8, u16, &'a [u8]),
-    /// The end of a list, or the answer to a request: none, or a number of an error.
+    /// End of a dump, or result of a request: none, or an error number.
     End(i32),
 }
 
@@ -43,31 +45,38 @@ fn number(bytes: &[u8], at: usize) -> Option<[u8; 2]> {
     bytes.get(at..at + 2)?.try_into().ok()
 }
 
-/// The messages of a datagram; what is cut off is left out.
-pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
+/// The messages of a datagram; a truncated one is skipped.
+pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
         let length = rest.get(..4)?.try_into().ok().map(u32::from_ne_bytes)?;
-        let length = usize::try_from(length).ok().filter(|l| *l >= HEADER)?;
+        let length = usize::try_from(length)
+            .ok()
+            .filter(|l| *l >= NLMSG_HEADER_BYTES)?;
         let message = rest.get(..length)?;
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        let body = message.get(HEADER..)?;
+        let body = message.get(NLMSG_HEADER_BYTES..)?;
         match u16::from_ne_bytes(number(message, 4)?) {
             ERROR => {
                 let code = body.get(..4)?.try_into().ok().map(i32::from_ne_bytes)?;
-                Some(Message::End(code))
+                Some(NetlinkMessage::End(code))
             }
-            DONE => Some(Message::End(0)),
+            DONE => Some(NetlinkMessage::End(0)),
             kind => {
                 let [subsystem, what] = kind.to_be_bytes();
                 let resource = u16::from_be_bytes(number(body, 2)?);
-                Some(Message::Of(subsystem, what, resource, body.get(FAMILY..)?))
+                Some(NetlinkMessage::Of(
+                    subsystem,
+                    what,
+                    resource,
+                    body.get(NFGEN_HEADER_BYTES..)?,
+                ))
             }
         }
     })
 }
 
-/// Types and values of attributes; what is cut off is left out.
+/// Types and values of attributes; truncated ones are skipped.
 pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -84,19 +93,19 @@ pub(super) fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(k, _)| *k == kind).map(|(_, v)| v)
 }
 
-/// A number of eight bytes in network order.
+/// A number of eight bytes in network byte order.
 pub(super) fn long(value: &[u8]) -> Option<u64> {
     value.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// A number of four bytes in network order.
+/// A number of four bytes in network byte order.
 pub(super) fn word(value: &[u8]) -> Option<u32> {
     value.try_into().ok().map(u32::from_be_bytes)
 }
 
-/// An attribute as it is sent.
+/// Encodes an attribute.
 pub(super) fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
-    // Ours have a few bytes.
+    // Values sent here have a few bytes.
     let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
     let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
     bytes.extend(value);
@@ -104,7 +113,7 @@ pub(super) fn encode(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Of every family.
+/// Address family of requests for every family.
 const ANY_FAMILY: u8 = libc::AF_UNSPEC as u8;
 
 fn request(subsystem: u8, what: u8, flags: u16, resource: u16, attributes: &[u8]) -> Vec<u8> {
@@ -119,11 +128,12 @@ fn request_for(
     resource: u16,
     attributes: &[u8],
 ) -> Vec<u8> {
-    let length = u32::try_from(HEADER + FAMILY + attributes.len()).unwrap_or(u32::MAX);
+    let length = u32::try_from(NLMSG_HEADER_BYTES + NFGEN_HEADER_BYTES + attributes.len())
+        .unwrap_or(u32::MAX);
     let mut bytes = length.to_ne_bytes().to_vec();
     bytes.extend(u16::from_be_bytes([subsystem, what]).to_ne_bytes());
     bytes.extend((REQUEST | flags).to_ne_bytes());
-    // Neither a number nor a sender is needed where one asks at a time.
+    // Neither a sequence number nor a port id is needed with one request at a time.
     bytes.extend([0; 8]);
     bytes.extend([family, 0]);
     bytes.extend(resource.to_be_bytes());
@@ -131,12 +141,13 @@ fn request_for(
     bytes
 }
 
-/// A socket to the netfilter of one network namespace.
+/// A netfilter socket of one network namespace.
 #[derive(Debug)]
-pub(super) struct Socket(pub Arc<OwnedFd>);
+pub(super) struct NetlinkSocket(pub Arc<OwnedFd>);
 
-impl Socket {
-    /// In the network namespace of this thread; it hears of what `groups` names, one bit each.
+impl NetlinkSocket {
+    /// Opens one in the network namespace of this thread, for the multicast groups of the bits in
+    /// `groups`.
     pub fn open(groups: u32) -> io::Result<Self> {
         let fd = socket(
             AddressFamily::Netlink,
@@ -144,14 +155,14 @@ impl Socket {
             SockFlag::SOCK_CLOEXEC,
             SockProtocol::NetlinkNetFilter,
         )?;
-        setsockopt(&fd, sockopt::RcvBuf, &WAITING)?;
-        // The kernel answers at once or, if there was no room for the answer, never.
+        setsockopt(&fd, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES)?;
+        // The kernel answers at once or, without memory for the answer, never.
         setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(2))?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Asks for something and waits until it is done; what the kernel says to it is shown to `each`.
+    /// Sends a request and waits for its result; further messages are passed to `each`.
     pub fn command(
         &self,
         subsystem: u8,
@@ -163,7 +174,7 @@ impl Socket {
         self.command_for(ANY_FAMILY, subsystem, what, resource, attributes, each)
     }
 
-    /// The same about one family of addresses.
+    /// Like [`Self::command`], for one address family.
     pub fn command_for(
         &self,
         family: u8,
@@ -176,7 +187,7 @@ impl Socket {
         let request = request_for(family, subsystem, what, ACKNOWLEDGE, resource, attributes);
         send(self.0.as_raw_fd(), &request, MsgFlags::empty())?;
         self.answer(|message| {
-            if let Message::Of(from, told, _, attributes) = message
+            if let NetlinkMessage::Of(from, told, _, attributes) = message
                 && (*from, *told) == (subsystem, what)
             {
                 each(attributes);
@@ -185,7 +196,7 @@ impl Socket {
         })
     }
 
-    /// Shows all entries of a table to `each`, until that returns false.
+    /// Passes all entries of a table to `each`, until that returns false.
     pub fn list(
         &self,
         subsystem: u8,
@@ -195,19 +206,20 @@ impl Socket {
         let request = request(subsystem, what, DUMP, 0, &[]);
         send(self.0.as_raw_fd(), &request, MsgFlags::empty())?;
         self.answer(|message| match message {
-            Message::Of(from, _, _, attributes) if *from == subsystem => each(attributes),
+            NetlinkMessage::Of(from, _, _, attributes) if *from == subsystem => each(attributes),
             _ => true,
         })
     }
 
-    /// Shows what is heard to `each`, until the kernel has said all, or `each` returns false.
-    fn answer(&self, mut each: impl FnMut(&Message<'_>) -> bool) -> io::Result<()> {
+    /// Passes received messages to `each`, until the end of the answer, or until `each` returns
+    /// false.
+    fn answer(&self, mut each: impl FnMut(&NetlinkMessage<'_>) -> bool) -> io::Result<()> {
         let mut end = None;
         while end.is_none() {
             self.receive(MsgFlags::empty(), |message| match message {
-                Message::End(code) => end = Some(code),
+                NetlinkMessage::End(code) => end = Some(code),
                 message if end.is_none() && !each(&message) => end = Some(0),
-                Message::Of(..) => {}
+                NetlinkMessage::Of(..) => {}
             })?;
         }
         match end {
@@ -216,12 +228,12 @@ impl Socket {
         }
     }
 
-    /// Reads at most `most` datagrams that are there; whether there may be more.
-    pub fn drain(&self, most: usize, mut each: impl FnMut(Message<'_>)) -> bool {
+    /// Reads at most `most` available datagrams; returns true if there may be more.
+    pub fn drain(&self, most: usize, mut each: impl FnMut(NetlinkMessage<'_>)) -> bool {
         for _ in 0..most {
             match self.receive(MsgFlags::MSG_DONTWAIT, &mut each) {
                 Ok(()) => {}
-                // Some were lost, which is counted elsewhere.
+                // Some were lost, which [`Self::lost`] counts.
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {}
                 Err(_) => return false,
             }
@@ -229,19 +241,20 @@ impl Socket {
         true
     }
 
-    fn receive(&self, flags: MsgFlags, each: impl FnMut(Message<'_>)) -> io::Result<()> {
-        let mut buffer = [0; LONGEST];
+    fn receive(&self, flags: MsgFlags, each: impl FnMut(NetlinkMessage<'_>)) -> io::Result<()> {
+        let mut buffer = [0; MAX_DATAGRAM_BYTES];
         let length = recv(self.0.as_raw_fd(), &mut buffer, flags)?;
         messages(buffer.get(..length).unwrap_or_default()).for_each(each);
         Ok(())
     }
 
-    /// How many datagrams were lost since it was opened, because nobody read fast enough.
+    /// Number of datagrams lost since it was opened, because they were not read in time.
     pub fn lost(&self) -> u64 {
         // The last of nine numbers is that of datagrams (linux/sock_diag.h, SK_MEMINFO_DROPS).
         let mut numbers = [0_u32; 9];
         let mut length = size_of_val(&numbers) as libc::socklen_t;
-        // SAFETY: the kernel writes at most `length` bytes to `numbers`, which has as many, and the length to `length`.
+        // SAFETY: the kernel writes at most `length` bytes to `numbers`, which has as many, and the
+        // length to `length`.
         let result = unsafe {
             libc::getsockopt(
                 self.0.as_raw_fd(),
@@ -261,19 +274,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_can_be_read() {
+    fn encoded_messages_can_be_parsed() {
         let body = [encode(1, &[9]), encode(7, &[1, 2, 3, 4])].concat();
         let sent = request(4, 1, ACKNOWLEDGE, 5, &body);
-        assert_eq!(sent.len(), HEADER + FAMILY + 8 + 8);
-        let read: Vec<Message<'_>> = messages(&sent).collect();
-        assert_eq!(read, [Message::Of(4, 1, 5, &body)]);
+        assert_eq!(sent.len(), NLMSG_HEADER_BYTES + NFGEN_HEADER_BYTES + 8 + 8);
+        let read: Vec<NetlinkMessage<'_>> = messages(&sent).collect();
+        assert_eq!(read, [NetlinkMessage::Of(4, 1, 5, &body)]);
         assert_eq!(attribute(&body, 7).and_then(word), Some(0x0102_0304));
         assert_eq!(attribute(&body, 1), Some(&[9][..]));
         assert_eq!(attribute(&body, 2), None);
     }
 
     #[test]
-    fn whatever_is_cut_off_or_lies_about_its_length_ends_the_reading() {
+    fn truncated_and_lying_messages_end_the_parsing() {
         let body = [encode(1, &[9]), encode(7, &[1, 2, 3, 4])].concat();
         let mut sent = request(4, 1, 0, 5, &body);
         sent.extend(request(4, 0, 0, 5, &body));
@@ -294,13 +307,13 @@ mod tests {
             body[..2].copy_from_slice(&lie.to_ne_bytes());
             assert_eq!(attributes(&body).count(), 0, "{lie}");
         }
-        // One byte after the other, whatever it is.
+        // Every prefix, and every byte changed.
         for at in 0..sent.len() {
             for value in [0, 1, 4, 0x7f, 0xff] {
                 let mut sent = sent.clone();
                 sent[at] = value;
                 for message in messages(&sent) {
-                    if let Message::Of(_, _, _, body) = message {
+                    if let NetlinkMessage::Of(_, _, _, body) = message {
                         attributes(body).for_each(drop);
                     }
                 }

@@ -1,9 +1,10 @@
-//! What is known of the connections of one guest, bounded whatever the guest does.
+//! Bounded record of the connections of one guest.
 
-use super::ring::Ring;
-use super::{Blind, Sockets, flow, refused};
+use super::connection_sockets::{ConnectionSockets, MissingSources};
+use super::line_ring::LineRing;
+use super::{flow, refused_packet};
 use crate::namespace;
-use crate::{NetError, host};
+use crate::{NetError, host_address};
 use jiffy_engine::{Connection, ConnectionLog, Connections, Protocol, Refusal};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -11,50 +12,50 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Lines of each sort that are kept, so that none pushes others out: passed, refused, questions.
-const KEPT: [usize; 3] = [500, 250, 250];
-/// Datagrams that are read at once from each socket.
-const AT_ONCE: usize = 256;
-/// Longest name that is kept (RFC 1035 2.3.4).
-const LONGEST_NAME: usize = 253;
+/// Most lines of each sort (passed, refused, DNS questions), so that none displaces others.
+const MAX_LINES: [usize; 3] = [500, 250, 250];
+/// Most datagrams that are read at once from each socket.
+const MAX_DATAGRAMS: usize = 256;
+/// Longest recorded name (RFC 1035 2.3.4).
+const MAX_NAME_CHARS: usize = 253;
 
 /// The record of one guest's connections.
 #[derive(Debug)]
-pub(crate) struct Record {
+pub(crate) struct ConnectionRecord {
     since_ms: u64,
-    blind: Blind,
-    /// Namespace of the slot and sockets there, while it is there.
-    source: Mutex<Option<(String, Arc<Sockets>)>>,
-    kept: Mutex<Kept>,
+    missing: MissingSources,
+    /// Namespace of the slot and sockets there, while it exists.
+    source: Mutex<Option<(String, Arc<ConnectionSockets>)>>,
+    lines: Mutex<RecordLines>,
 }
 
 #[derive(Debug)]
-struct Kept {
-    passed: Ring,
-    refused: Ring,
-    questions: Ring,
-    /// By a number of ours: what our proxy carries now, and how much of it.
-    carried: HashMap<u64, (Connection, Arc<Carried>)>,
+struct RecordLines {
+    passed: LineRing,
+    refused: LineRing,
+    questions: LineRing,
+    /// Open connections of the proxy by a running number, with their bytes.
+    carried: HashMap<u64, (Connection, Arc<CarriedBytes>)>,
     next: u64,
-    /// How many packets have been told so far, and how many more there were.
+    /// Number of packets reported so far, and of those lost in between.
     told: u32,
     untold: u64,
-    /// How many connections ended that nobody told.
+    /// Number of deleted connections whose messages were lost.
     missed: u64,
 }
 
-/// Bytes of a connection that our proxy carries.
+/// Bytes of a connection that the proxy carries.
 #[derive(Debug, Default)]
-pub(crate) struct Carried {
+pub(crate) struct CarriedBytes {
     pub out: AtomicU64,
     pub back: AtomicU64,
 }
 
-/// A connection that our proxy carries; it has ended when this is dropped.
-pub(crate) struct Carrying {
-    record: Arc<Record>,
+/// A connection that the proxy carries; it has ended when this is dropped.
+pub(crate) struct CarriedConnection {
+    record: Arc<ConnectionRecord>,
     number: u64,
-    pub bytes: Arc<Carried>,
+    pub bytes: Arc<CarriedBytes>,
 }
 
 fn now_ms() -> u64 {
@@ -66,11 +67,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A name as it is kept: whoever reads it should see it, and nothing else.
-fn clean(name: &str) -> String {
+/// A name for the record: printable characters only, and bounded.
+fn printable(name: &str) -> String {
     let shown = |c: char| if c.is_ascii_graphic() { c } else { '?' };
     let name = name.strip_suffix('.').unwrap_or(name);
-    name.chars().take(LONGEST_NAME).map(shown).collect()
+    name.chars().take(MAX_NAME_CHARS).map(shown).collect()
 }
 
 fn line(protocol: Protocol, host: Option<&str>, refused: Option<Refusal>) -> Connection {
@@ -79,7 +80,7 @@ fn line(protocol: Protocol, host: Option<&str>, refused: Option<Refusal>) -> Con
         protocol,
         address: None,
         port: None,
-        host: host.map(clean),
+        host: host.map(printable),
         question: None,
         bytes: None,
         refused,
@@ -87,7 +88,7 @@ fn line(protocol: Protocol, host: Option<&str>, refused: Option<Refusal>) -> Con
     }
 }
 
-fn towards(to: Option<SocketAddr>, host: Option<&str>, refused: Option<Refusal>) -> Connection {
+fn line_to(to: Option<SocketAddr>, host: Option<&str>, refused: Option<Refusal>) -> Connection {
     Connection {
         address: to.map(|to| to.ip()),
         port: to.map(|to| to.port()),
@@ -95,15 +96,16 @@ fn towards(to: Option<SocketAddr>, host: Option<&str>, refused: Option<Refusal>)
     }
 }
 
-impl Record {
-    /// An empty one of the guest in the slot with that namespace, whose table tells what it refuses if `tells`.
-    pub fn new(namespace: String, sockets: Arc<Sockets>, tells: bool) -> Self {
-        let [passed, refused, questions] = KEPT.map(Ring::new);
+impl ConnectionRecord {
+    /// An empty record of the guest in the slot with that namespace; `tells` if its table logs
+    /// refusals.
+    pub fn new(namespace: String, sockets: Arc<ConnectionSockets>, tells: bool) -> Self {
+        let [passed, refused, questions] = MAX_LINES.map(LineRing::new);
         Self {
             since_ms: now_ms(),
-            blind: sockets.blind.or_refusals(!tells),
+            missing: sockets.missing.with_refusals(!tells),
             source: Mutex::new(Some((namespace, sockets))),
-            kept: Mutex::new(Kept {
+            lines: Mutex::new(RecordLines {
                 passed,
                 refused,
                 questions,
@@ -116,75 +118,75 @@ impl Record {
         }
     }
 
-    /// Its guest asked for `kind` of `name`.
+    /// Records a DNS question of type `kind` for `name`.
     pub fn question(&self, name: &str, kind: String, refused: Option<Refusal>) {
         let question = Connection {
             question: Some(kind),
             ..line(Protocol::Dns, Some(name), refused)
         };
-        lock(&self.kept).questions.count(question);
+        lock(&self.lines).questions.count(question);
     }
 
-    /// Our proxy did not carry a connection on, which the guest began to `to` and which said `name`.
+    /// Records a connection to `to` with the name `name` that the proxy refused.
     pub fn refused_by_name(&self, to: Option<SocketAddr>, name: Option<&str>) {
-        let line = towards(to, name, Some(Refusal::Rules));
-        lock(&self.kept).refused.count(line);
+        let line = line_to(to, name, Some(Refusal::Rules));
+        lock(&self.lines).refused.count(line);
     }
 
-    /// Our proxy carries a connection for `name` to `to`.
-    pub fn carry(self: &Arc<Self>, to: Option<SocketAddr>, name: &str) -> Carrying {
-        let bytes = Arc::<Carried>::default();
-        let mut kept = lock(&self.kept);
-        let number = kept.next;
-        kept.next += 1;
-        let line = towards(to, Some(name), None);
-        kept.carried.insert(number, (line, bytes.clone()));
-        Carrying {
+    /// Records a connection to `to` for `name` that the proxy carries.
+    pub fn carry(self: &Arc<Self>, to: Option<SocketAddr>, name: &str) -> CarriedConnection {
+        let bytes = Arc::<CarriedBytes>::default();
+        let mut lines = lock(&self.lines);
+        let number = lines.next;
+        lines.next += 1;
+        let line = line_to(to, Some(name), None);
+        lines.carried.insert(number, (line, bytes.clone()));
+        CarriedConnection {
             record: self.clone(),
             number,
             bytes,
         }
     }
 
-    /// Takes up what the kernel told; whether there may be more.
-    pub fn take_up(&self) -> bool {
+    /// Reads the kernel's messages; returns true if there may be more.
+    pub fn read_messages(&self) -> bool {
         let source = lock(&self.source).clone();
         source.is_some_and(|(_, sockets)| self.drain(&sockets))
     }
 
-    fn drain(&self, sockets: &Sockets) -> bool {
+    fn drain(&self, sockets: &ConnectionSockets) -> bool {
         let (now_ms, mut more) = (now_ms(), false);
-        let mut kept = lock(&self.kept);
+        let mut lines = lock(&self.lines);
         if let Some(socket) = &sockets.flows {
-            more |= socket.drain(AT_ONCE, |message| {
+            more |= socket.drain(MAX_DATAGRAMS, |message| {
                 if let Some(flow) = flow::gone(&message) {
-                    kept.passed.push(Some(flow.id), flow.line(now_ms));
+                    lines.passed.push(Some(flow.id), flow.line(now_ms));
                 }
             });
-            kept.missed = socket.lost();
+            lines.missed = socket.lost();
         }
         if let Some(socket) = &sockets.refused {
-            more |= socket.drain(AT_ONCE, |message| {
-                if let Some(packet) = refused::Packet::read(&message) {
-                    let gap = packet.number.wrapping_sub(kept.told);
-                    kept.untold = kept.untold.saturating_add(gap.into());
-                    kept.told = packet.number.wrapping_add(1);
-                    kept.refused.count(packet.line(now_ms));
+            more |= socket.drain(MAX_DATAGRAMS, |message| {
+                if let Some(packet) = refused_packet::RefusedPacket::read(&message) {
+                    let gap = packet.number.wrapping_sub(lines.told);
+                    lines.untold = lines.untold.saturating_add(gap.into());
+                    lines.told = packet.number.wrapping_add(1);
+                    lines.refused.count(packet.line(now_ms));
                 }
             });
         }
         more
     }
 
-    /// Connections there are now; none: they cannot be told.
-    fn open(&self, namespace: &str) -> Option<(Vec<flow::Flow>, bool)> {
+    /// Open connections; none: they cannot be read.
+    fn open(&self, namespace: &str) -> Option<(Vec<flow::ConntrackFlow>, bool)> {
         let all = namespace::enter(namespace, || {
             flow::all().map_err(NetError::host("listing connections"))
         });
         all.inspect_err(|e| tracing::debug!("{e}")).ok()
     }
 
-    /// The slot is about to go: what is open ends now.
+    /// Records open connections as ended, before the slot is removed.
     pub fn close(&self) {
         let Some((namespace, sockets)) = lock(&self.source).take() else {
             return;
@@ -192,28 +194,28 @@ impl Record {
         let open = self.open(&namespace).map(|(flows, _)| flows);
         self.drain(&sockets);
         let now_ms = now_ms();
-        let mut kept = lock(&self.kept);
+        let mut lines = lock(&self.lines);
         for flow in open.into_iter().flatten() {
-            if !flow.is_among(&kept.passed) {
-                kept.passed.push(Some(flow.id), flow.line(now_ms));
+            if !flow.is_among(&lines.passed) {
+                lines.passed.push(Some(flow.id), flow.line(now_ms));
             }
         }
     }
 }
 
-impl flow::Flow {
-    fn is_among(&self, ring: &Ring) -> bool {
+impl flow::ConntrackFlow {
+    fn is_among(&self, ring: &LineRing) -> bool {
         self.began_ms.is_some_and(|began| ring.has(self.id, began))
     }
 }
 
-impl ConnectionLog for Record {
+impl ConnectionLog for ConnectionRecord {
     fn read(&self) -> Connections {
         let source = lock(&self.source).clone();
         let mut open = Vec::new();
         let mut missing = 0;
         if let Some((namespace, sockets)) = source {
-            // In this order: what ends in between is seen twice rather than never.
+            // In this order: a connection that ends in between is seen twice rather than never.
             match self.open(&namespace) {
                 Some((flows, true)) => open = flows,
                 Some((flows, false)) => (open, missing) = (flows, 1),
@@ -222,59 +224,61 @@ impl ConnectionLog for Record {
             self.drain(&sockets);
         }
         let now_ms = now_ms();
-        let kept = lock(&self.kept);
-        let open = open.into_iter().filter(|f| !f.is_among(&kept.passed));
-        let carried = kept.carried.values().map(|(line, bytes)| Connection {
+        let lines = lock(&self.lines);
+        let open = open.into_iter().filter(|f| !f.is_among(&lines.passed));
+        let carried = lines.carried.values().map(|(line, bytes)| Connection {
             bytes: Some(bytes.now()),
             ..line.clone()
         });
-        let rings = [&kept.passed, &kept.refused, &kept.questions];
+        let rings = [&lines.passed, &lines.refused, &lines.questions];
         let mut list: Vec<Connection> = open.map(|flow| flow.line(now_ms)).collect();
         list.extend(carried);
         list.extend(rings.iter().flat_map(|ring| ring.lines()));
         let gone = rings.iter().map(|ring| ring.gone);
-        let missing = gone.fold(missing + kept.untold + kept.missed, u64::saturating_add);
-        drop(kept);
-        mark_of_host(&mut list);
+        let missing = gone.fold(missing + lines.untold + lines.missed, u64::saturating_add);
+        drop(lines);
+        mark_host_addresses(&mut list);
         let mut all = Connections::default();
         all.extend(Connections {
             since_ms: Some(self.since_ms),
             list,
             missing,
-            untold: self.blind.words(),
+            untold: self.missing.words(),
         });
         all
     }
 }
 
-/// What the slot let pass and the host refused: its own addresses.
-fn mark_of_host(list: &mut [Connection]) {
+/// Marks connections that the slot passed and the host refused: those to its own addresses.
+fn mark_host_addresses(list: &mut [Connection]) {
     let mut known: HashMap<IpAddr, bool> = HashMap::new();
     for line in list.iter_mut().filter(|line| line.refused.is_none()) {
         let Some(address) = line.address else {
             continue;
         };
-        let is_host = *known.entry(address).or_insert_with(|| host::has(address));
+        let is_host = *known
+            .entry(address)
+            .or_insert_with(|| host_address::is_own_address(address));
         if is_host {
             (line.refused, line.bytes) = (Some(Refusal::Host), None);
         }
     }
 }
 
-impl Carried {
-    /// Sent by the guest and got by it.
+impl CarriedBytes {
+    /// Bytes that the guest sent and received.
     fn now(&self) -> (u64, u64) {
         let count = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
         (count(&self.out), count(&self.back))
     }
 }
 
-impl Drop for Carrying {
+impl Drop for CarriedConnection {
     fn drop(&mut self) {
-        let mut kept = lock(&self.record.kept);
-        if let Some((line, bytes)) = kept.carried.remove(&self.number) {
+        let mut lines = lock(&self.record.lines);
+        if let Some((line, bytes)) = lines.carried.remove(&self.number) {
             let bytes = Some(bytes.now());
-            kept.passed.push(None, Connection { bytes, ..line });
+            lines.passed.push(None, Connection { bytes, ..line });
         }
     }
 }

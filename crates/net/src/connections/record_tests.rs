@@ -1,8 +1,12 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 
-fn record() -> Arc<Record> {
-    let record = Record::new("nobody".to_owned(), Arc::new(Sockets::none()), true);
+fn record() -> Arc<ConnectionRecord> {
+    let record = ConnectionRecord::new(
+        "nobody".to_owned(),
+        Arc::new(ConnectionSockets::none()),
+        true,
+    );
     *lock(&record.source) = None;
     Arc::new(record)
 }
@@ -12,7 +16,7 @@ fn to(last: u8, port: u16) -> Option<SocketAddr> {
 }
 
 #[test]
-fn what_is_alike_is_one_line_and_what_is_too_much_is_counted() {
+fn equal_connections_are_one_line_and_dropped_lines_are_counted() {
     let record = record();
     for _ in 0..3 {
         record.refused_by_name(to(1, 80), Some("a.example"));
@@ -26,15 +30,15 @@ fn what_is_alike_is_one_line_and_what_is_too_much_is_counted() {
         record.refused_by_name(to(2, port), None);
     }
     let read = record.read();
-    assert_eq!(read.list.len(), KEPT[1] + 1);
-    assert_eq!(read.missing, 2003 - KEPT[1] as u64);
-    // Refused ones push no question out.
+    assert_eq!(read.list.len(), MAX_LINES[1] + 1);
+    assert_eq!(read.missing, 2003 - MAX_LINES[1] as u64);
+    // Refused ones displace no question.
     assert!(read.list.iter().any(|line| line.question.is_some()));
     assert_eq!(read.list.last().unwrap().port, Some(2000));
 }
 
 #[test]
-fn what_is_carried_by_name_is_counted_while_it_lasts_and_kept_when_it_ends() {
+fn a_proxied_connection_is_counted_while_it_lasts_and_kept_when_it_ends() {
     let record = record();
     let carrying = record.carry(to(3, 443), "c.example");
     carrying.bytes.out.fetch_add(10, Ordering::Relaxed);
@@ -51,13 +55,13 @@ fn what_is_carried_by_name_is_counted_while_it_lasts_and_kept_when_it_ends() {
 
 #[test]
 fn a_name_is_short_and_printable() {
-    assert_eq!(clean("good.example."), "good.example");
-    assert_eq!(clean("a\x1b[2J\u{202e}b c"), "a?[2J?b?c");
-    assert_eq!(clean(&"x".repeat(5000)).len(), LONGEST_NAME);
+    assert_eq!(printable("good.example."), "good.example");
+    assert_eq!(printable("a\x1b[2J\u{202e}b c"), "a?[2J?b?c");
+    assert_eq!(printable(&"x".repeat(5000)).len(), MAX_NAME_CHARS);
 }
 
 #[test]
-fn an_address_of_this_host_is_known() {
-    assert!(host::has([127, 0, 0, 1].into()));
-    assert!(!host::has([192, 0, 2, 77].into()));
+fn an_address_of_this_host_is_recognised() {
+    assert!(host_address::is_own_address([127, 0, 0, 1].into()));
+    assert!(!host_address::is_own_address([192, 0, 2, 77].into()));
 }

@@ -1,13 +1,13 @@
-//! What a kernel (6.18, x86-64) told of a guest's connections, byte for byte.
+//! Messages of a kernel (6.18, x86-64) about a guest's connections, byte for byte.
 #![allow(clippy::unwrap_used)]
 
-use super::flow::{Flow, gone};
-use super::netlink::{Message, messages};
-use super::refused::Packet;
+use super::flow::{ConntrackFlow, gone};
+use super::netlink::{NetlinkMessage, messages};
+use super::refused_packet::RefusedPacket;
 use jiffy_engine::{Connection, Protocol, Refusal};
 use std::net::Ipv4Addr;
 
-/// A TCP connection that is over, in a list of all.
+/// A TCP connection that is over, in a dump.
 const LISTED: &str = "\
     1c01000000012200000000004b5328ec02000000340001801400018008000100a9fe001508000200c00002011c0002800500\
     01000600000006000200ae5500000600030000500000340002801400018008000100c000020108000200a9fe00151c000280\
@@ -15,7 +15,7 @@ const LISTED: &str = "\
     0b0000000001080007000000003b300004802c0001800500010005000000050002000a000000050003000a00000006000400\
     2300000006000500270000001c0009800c00010000000000000000050c00020000000000000001111c000a800c0001000000\
     0000000000040c00020000000000000004c0100014800c00010018ea588d8dab03ab";
-/// A datagram that nobody answered, when it was forgotten.
+/// A datagram without an answer, when its entry was deleted.
 const GONE: &str = "\
     ec00000002010000000000000000000002000000340001801400018008000100a9fe001508000200c00002011c0002800500\
     010011000000060002009c4200000600030000530000340002801400018008000100c000020108000200a9fe00151c000280\
@@ -41,9 +41,9 @@ fn bytes(text: &str) -> Vec<u8> {
         .collect()
 }
 
-fn listed(datagram: &[u8]) -> Option<Flow> {
+fn listed(datagram: &[u8]) -> Option<ConntrackFlow> {
     messages(datagram).find_map(|message| match message {
-        Message::Of(1, 0, _, attributes) => Flow::read(attributes),
+        NetlinkMessage::Of(1, 0, _, attributes) => ConntrackFlow::read(attributes),
         _ => None,
     })
 }
@@ -57,7 +57,7 @@ fn to(protocol: Protocol, port: u16, line: &Connection) {
 }
 
 #[test]
-fn a_connection_is_told_with_its_moment_and_its_bytes() {
+fn a_connection_has_its_time_and_its_bytes() {
     let flow = listed(&bytes(LISTED)).unwrap();
     let began = 0x18ea_588d_8dab_03ab / 1_000_000;
     assert_eq!((flow.id, flow.began_ms), (0x5923_5fb8, Some(began)));
@@ -75,7 +75,7 @@ fn a_connection_is_told_with_its_moment_and_its_bytes() {
 }
 
 #[test]
-fn what_is_not_the_guests_own_or_leads_to_its_gateway_is_left_out() {
+fn connections_of_others_and_to_the_gateway_are_left_out() {
     let changed = |from: [u8; 4], to: [u8; 4], which: usize| {
         let mut datagram = bytes(LISTED);
         let places: Vec<usize> = (0..datagram.len() - 4)
@@ -85,17 +85,18 @@ fn what_is_not_the_guests_own_or_leads_to_its_gateway_is_left_out() {
         listed(&datagram)
     };
     let (guest, world) = ([169, 254, 0, 21], [192, 0, 2, 1]);
-    // The slot's own address, as our proxy has it; and a connection that the table led to our proxy.
+    // The slot's own address, as of the proxy; and a connection that the table redirected to the
+    // proxy.
     assert_eq!(changed(guest, [198, 18, 0, 1], 0), None);
     assert_eq!(changed(world, [169, 254, 0, 22], 1), None);
     assert!(changed(world, [192, 0, 2, 9], 1).is_some());
 }
 
 #[test]
-fn a_batch_of_refused_packets_is_told_one_by_one() {
+fn a_batch_of_refused_packets_is_parsed_one_by_one() {
     let datagram = bytes(REFUSED);
-    let packets: Vec<Packet> = messages(&datagram)
-        .filter_map(|m| Packet::read(&m))
+    let packets: Vec<RefusedPacket> = messages(&datagram)
+        .filter_map(|m| RefusedPacket::read(&m))
         .collect();
     assert_eq!(packets.iter().map(|p| p.number).collect::<Vec<_>>(), [0, 1]);
     let lines: Vec<Connection> = packets.into_iter().map(|p| p.line(5)).collect();
@@ -106,11 +107,11 @@ fn a_batch_of_refused_packets_is_told_one_by_one() {
         (lines[1].refused, lines[1].bytes),
         (Some(Refusal::Limit), None)
     );
-    assert_eq!(messages(&datagram).last(), Some(Message::End(0)));
+    assert_eq!(messages(&datagram).last(), Some(NetlinkMessage::End(0)));
 }
 
 #[test]
-fn nothing_that_is_told_can_do_harm() {
+fn damaged_messages_do_no_harm() {
     for text in [LISTED, GONE, REFUSED] {
         let whole = bytes(text);
         for length in 0..whole.len() {
@@ -129,6 +130,6 @@ fn nothing_that_is_told_can_do_harm() {
 fn read(datagram: &[u8]) {
     let _ = listed(datagram);
     for message in messages(datagram) {
-        let _ = (gone(&message), Packet::read(&message));
+        let _ = (gone(&message), RefusedPacket::read(&message));
     }
 }

@@ -1,27 +1,28 @@
-//! Numbers of slots.
+//! SlotNumbers of slots.
 
 use std::collections::BTreeSet;
 
-/// Which numbers are in use. What was given back is used again as late as possible: the world may still send to whoever had it.
+/// SlotNumbers in use. Released ones are reused as late as possible: peers may still send to the
+/// former guest.
 #[derive(Debug)]
-pub(crate) struct Numbers {
+pub(crate) struct SlotNumbers {
     most: u32,
     next: u32,
     used: BTreeSet<u32>,
-    /// Of those, the ones that an earlier daemon left and nobody has claimed.
-    left: BTreeSet<u32>,
-    /// Free, but something of another program is in their way.
+    /// Of those, the unclaimed ones of an earlier daemon.
+    unclaimed: BTreeSet<u32>,
+    /// Free, but blocked by remains of another program.
     blocked: BTreeSet<u32>,
 }
 
-impl Numbers {
-    /// Numbers below `most`.
+impl SlotNumbers {
+    /// SlotNumbers below `most`.
     pub fn new(most: u32) -> Self {
         Self {
             most,
             next: 0,
             used: BTreeSet::new(),
-            left: BTreeSet::new(),
+            unclaimed: BTreeSet::new(),
             blocked: BTreeSet::new(),
         }
     }
@@ -34,7 +35,7 @@ impl Numbers {
         self.used.len()
     }
 
-    /// One that is free.
+    /// Takes a free number.
     pub fn take(&mut self) -> Option<u32> {
         let mut tried = (0..self.most).map(|i| (self.next + i) % self.most);
         let free =
@@ -44,29 +45,29 @@ impl Numbers {
         Some(free)
     }
 
-    /// Gives one back that cannot be used, and is not tried again.
+    /// Returns a number that cannot be used, and is not tried again.
     pub fn block(&mut self, number: u32) {
         self.give_back(number);
         self.blocked.insert(number);
     }
 
-    /// Enters one that an earlier daemon used; a second time, it has been claimed.
+    /// Enters a number that an earlier daemon used; a second call claims it.
     pub fn enter(&mut self, number: u32) {
         if self.used.insert(number) {
-            self.left.insert(number);
+            self.unclaimed.insert(number);
         } else {
-            self.left.remove(&number);
+            self.unclaimed.remove(&number);
         }
     }
 
-    /// Whether an earlier daemon left it and nobody has claimed it.
-    pub fn is_left(&self, number: u32) -> bool {
-        self.left.contains(&number)
+    /// Returns true if an earlier daemon used it and it is unclaimed.
+    pub fn is_unclaimed(&self, number: u32) -> bool {
+        self.unclaimed.contains(&number)
     }
 
     pub fn give_back(&mut self, number: u32) {
         self.used.remove(&number);
-        self.left.remove(&number);
+        self.unclaimed.remove(&number);
     }
 }
 
@@ -75,8 +76,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_given_back_is_used_again_last() {
-        let mut numbers = Numbers::new(3);
+    fn a_released_number_is_reused_last() {
+        let mut numbers = SlotNumbers::new(3);
         assert_eq!([numbers.take(), numbers.take()], [Some(0), Some(1)]);
         numbers.give_back(0);
         assert_eq!([numbers.take(), numbers.take()], [Some(2), Some(0)]);
@@ -85,8 +86,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_of_one_number_is_in_the_way_of_no_other() {
-        let mut numbers = Numbers::new(2);
+    fn a_blocked_number_blocks_no_other() {
+        let mut numbers = SlotNumbers::new(2);
         assert_eq!(numbers.take(), Some(0));
         numbers.block(0);
         assert_eq!([numbers.take(), numbers.take()], [Some(1), None]);
@@ -94,14 +95,14 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_daemon_left_is_in_use_until_it_is_claimed_or_given_back() {
-        let mut numbers = Numbers::new(4);
+    fn numbers_of_an_earlier_daemon_are_in_use_until_claimed_or_released() {
+        let mut numbers = SlotNumbers::new(4);
         numbers.enter(0);
         numbers.enter(2);
         assert_eq!([numbers.take(), numbers.take()], [Some(1), Some(3)]);
-        assert!(numbers.is_left(0) && !numbers.is_left(1));
+        assert!(numbers.is_unclaimed(0) && !numbers.is_unclaimed(1));
         numbers.enter(0);
-        assert!(!numbers.is_left(0));
+        assert!(!numbers.is_unclaimed(0));
         numbers.give_back(2);
         assert_eq!(numbers.take(), Some(2));
     }

@@ -1,8 +1,11 @@
-//! Addresses that are no servers of the internet: one table, used by the rules of slots and for what names resolve to.
+//! Addresses that are no servers of the internet: one table, for the rules of slots and for the
+//! results of name resolution.
 //!
-//! Source: IANA's registries of special-purpose addresses (RFC 6890, RFC 8190), row by row, also the rows that are globally reachable:
-//! those are anycast services, the nearest of which may be one of the host's own network. Beyond the registries: multicast, IPv6
-//! outside of 2000::/3 (the only part that is global unicast, RFC 4291), and addresses of clouds' own services that look public.
+//! Source: IANA's registries of special-purpose addresses (RFC 6890, RFC 8190), row by row, also
+//! the rows that are globally reachable: those are anycast services, the nearest of which may be
+//! one of the host's own network. Beyond the registries: multicast, IPv6 outside of 2000::/3 (the
+//! only part that is global unicast, RFC 4291), and addresses of clouds' own services that look
+//! public.
 
 use ipnet::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,7 +13,7 @@ use std::sync::LazyLock;
 
 /// A range that sandboxes do not reach unless the host's owner opens it.
 #[derive(Debug, Clone, Copy)]
-struct Special {
+struct SpecialRange {
     address: IpAddr,
     length: u8,
     /// Name in the registry, and the document that assigns it.
@@ -18,23 +21,23 @@ struct Special {
     source: &'static str,
 }
 
-const fn v4([a, b, c, d]: [u8; 4], length: u8, source: &'static str) -> Special {
-    Special {
+const fn v4([a, b, c, d]: [u8; 4], length: u8, source: &'static str) -> SpecialRange {
+    SpecialRange {
         address: IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
         length,
         source,
     }
 }
 
-const fn v6([a, b, c, d]: [u16; 4], length: u8, source: &'static str) -> Special {
-    Special {
+const fn v6([a, b, c, d]: [u16; 4], length: u8, source: &'static str) -> SpecialRange {
+    SpecialRange {
         address: IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)),
         length,
         source,
     }
 }
 
-const TABLE: [Special; 40] = [
+const TABLE: [SpecialRange; 40] = [
     // IPv4 registry.
     v4([0, 0, 0, 0], 8, "This network, RFC 791"),
     v4([10, 0, 0, 0], 8, "Private use, RFC 1918"),
@@ -66,8 +69,9 @@ const TABLE: [Special; 40] = [
     // Beyond it.
     v4([224, 0, 0, 0], 4, "Multicast, RFC 5771"),
     v4([168, 63, 129, 16], 32, "Wire server, DHCP and DNS of Azure"),
-    // IPv6 outside of 2000::/3: loopback, mapped and translated IPv4 (::ffff:0:0/96, 64:ff9b::/96, 64:ff9b:1::/48), discard and
-    // dummy prefixes (100::/64, 100:0:0:1::/64), segment identifiers, local, site-local and multicast addresses.
+    // IPv6 outside of 2000::/3: loopback, mapped and translated IPv4 (::ffff:0:0/96, 64:ff9b::/96,
+    // 64:ff9b:1::/48), discard and dummy prefixes (100::/64, 100:0:0:1::/64), segment identifiers,
+    // local, site-local and multicast addresses.
     v6([0, 0, 0, 0], 3, "Not global unicast, RFC 4291"),
     v6([0x4000, 0, 0, 0], 2, "Not global unicast, RFC 4291"),
     v6([0x8000, 0, 0, 0], 1, "Not global unicast, RFC 4291"),
@@ -80,7 +84,8 @@ const TABLE: [Special; 40] = [
     v6([0xfe80, 0, 0, 0], 10, "Link local, RFC 4291"),
     v6([0xfec0, 0, 0, 0], 10, "Deprecated site local, RFC 3879"),
     v6([0xff00, 0, 0, 0], 8, "Multicast, RFC 4291"),
-    // IPv6 registry within 2000::/3. The first has Teredo, benchmarking, AMT, AS112-v6, ORCHID and drone identifiers.
+    // IPv6 registry within 2000::/3. The first has Teredo, benchmarking, AMT, AS112-v6, ORCHID and
+    // drone identifiers.
     v6([0x2001, 0, 0, 0], 23, "IETF protocol assignments, RFC 2928"),
     v6([0x2001, 0xdb8, 0, 0], 32, "Documentation, RFC 3849"),
     v6([0x2002, 0, 0, 0], 16, "6to4, RFC 3056"),
@@ -90,10 +95,10 @@ const TABLE: [Special; 40] = [
         "Direct delegation AS112, RFC 7534",
     ),
     v6([0x3fff, 0, 0, 0], 20, "Documentation, RFC 9637"),
-    // Returned to IANA and assigned to nobody.
+    // Returned to IANA and not assigned.
     v6([0x3ffe, 0, 0, 0], 16, "6bone, RFC 3701"),
-    // IPv4 within IPv6, as sockets write it.
-    Special {
+    // IPv4 within IPv6, in the form of sockets.
+    SpecialRange {
         address: IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0)),
         length: 96,
         source: "IPv4-mapped, RFC 4291",
@@ -101,7 +106,7 @@ const TABLE: [Special; 40] = [
     v6([0, 0, 0, 0], 128, "Unspecified, RFC 4291"),
 ];
 
-/// The table's ranges, disjoint and in order, as sets of nftables want them.
+/// The table's ranges, disjoint and in order, as sets of nftables require.
 static RANGES: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
     let nets = TABLE.map(|row| IpNet::new_assert(row.address, row.length));
     IpNet::aggregate(&nets.to_vec())
@@ -112,8 +117,8 @@ pub(crate) fn ranges() -> &'static [IpNet] {
     &RANGES
 }
 
-/// Whether `address` is in one of them.
-pub(crate) fn contain(address: IpAddr) -> bool {
+/// Returns true if `address` is in one of them.
+pub(crate) fn contains(address: IpAddr) -> bool {
     RANGES.iter().any(|net| net.contains(&address))
 }
 
@@ -126,9 +131,10 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// First and last addresses of every row of both registries, of what has been added to them, and metadata services of clouds.
+    /// First and last addresses of every row of both registries, of the additions to them, and
+    /// metadata services of clouds.
     #[test]
-    fn nothing_that_the_registries_set_aside_is_public() {
+    fn special_purpose_ranges_are_not_public() {
         let all = "0.0.0.0 0.255.255.255 10.0.0.0 10.255.255.255 100.64.0.0 100.127.255.255 \
              127.0.0.1 127.255.255.255 169.254.0.0 169.254.169.254 169.254.170.2 172.16.0.0 \
              172.31.255.255 192.0.0.0 192.0.0.8 192.0.0.9 192.0.0.10 192.0.0.170 192.0.0.171 \
@@ -143,12 +149,12 @@ mod tests {
              fd00:ec2::254 fd20:ce::254 fd00:c1::a9fe:a9fe fe80:: febf:: fec0:: feff:: \
              ff02::1 4000:: 8000::";
         for address in all.split_whitespace() {
-            assert!(contain(ip(address)), "{address}");
+            assert!(contains(ip(address)), "{address}");
         }
     }
 
     #[test]
-    fn what_is_beside_it_is_public() {
+    fn addresses_beside_special_ranges_are_public() {
         let all = "1.0.0.0 9.255.255.255 11.0.0.1 100.63.255.255 100.128.0.0 126.255.255.255 \
              128.0.0.0 169.253.255.255 169.255.0.0 172.15.255.255 172.32.0.0 191.255.255.255 \
              192.0.1.0 192.0.3.0 192.88.98.255 192.88.100.0 192.167.255.255 192.169.0.0 \
@@ -157,7 +163,7 @@ mod tests {
              2001:db7::1 2001:db9::1 2003:: 2600::1 2606:4700:4700::1111 2a00::1 3fff:1000:: \
              3ffd::1";
         for address in all.split_whitespace() {
-            assert!(!contain(ip(address)), "{address}");
+            assert!(!contains(ip(address)), "{address}");
         }
     }
 

@@ -1,18 +1,18 @@
-//! Names that a sandbox may reach.
+//! Host names that a sandbox may reach.
 
 /// Host names and `*.domain`, in lower case.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Names(Vec<String>);
+pub(crate) struct HostNames(Vec<String>);
 
-/// A name as it is compared: in lower case, without the root's dot.
-fn plain(name: &str) -> String {
+/// A name for comparison: in lower case, without the root's dot.
+fn normalize(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }
 
-impl Names {
-    /// Adds a name or `*.domain`; whether it is one. An address is none.
+impl HostNames {
+    /// Adds a name or `*.domain`; returns false for other text, such as an address.
     pub fn add(&mut self, text: &str) -> bool {
-        let name = plain(text);
+        let name = normalize(text);
         let labels = name.strip_prefix("*.").unwrap_or(&name);
         let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
         let is_name = labels.len() <= 253
@@ -30,11 +30,11 @@ impl Names {
         self.0.is_empty()
     }
 
-    /// Whether `name` is one of them or below one with `*`.
-    pub fn contain(&self, name: &str) -> bool {
-        let name = plain(name);
+    /// Returns true if `name` is one of them or below one with `*`.
+    pub fn contains(&self, name: &str) -> bool {
+        let name = normalize(name);
         self.0.iter().any(|own| match own.strip_prefix('*') {
-            // With its dot: what ends in the domain's letters is another domain.
+            // With its dot: a name that merely ends in the domain's letters is another domain.
             Some(domain) => name.len() > domain.len() && name.ends_with(domain),
             None => *own == name,
         })
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn a_name_is_itself_and_a_wildcard_everything_below() {
-        let mut names = Names::default();
+        let mut names = HostNames::default();
         assert!(names.add("Example.com") && names.add("*.pypi.org."));
         for yes in [
             "example.com",
@@ -55,7 +55,7 @@ mod tests {
             "files.pypi.org",
             "a.b.pypi.org",
         ] {
-            assert!(names.contain(yes), "{yes}");
+            assert!(names.contains(yes), "{yes}");
         }
         for no in [
             "www.example.com",
@@ -65,7 +65,7 @@ mod tests {
             "",
             "com",
         ] {
-            assert!(!names.contain(no), "{no}");
+            assert!(!names.contains(no), "{no}");
         }
         for bad in ["", "*", "*.", "a..b", "1.2.3.4", "a b", "*.*.a"] {
             assert!(!names.add(bad), "{bad}");

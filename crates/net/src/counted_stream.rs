@@ -1,6 +1,6 @@
-//! A connection whose bytes are counted as they pass.
+//! A stream whose bytes are counted.
 
-use crate::connections::Carried;
+use crate::connections::CarriedBytes;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,14 +9,15 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// The guest's end of what our proxy carries: what is read from it goes out, what is written comes back.
-pub(crate) struct Counted {
+/// The guest's end of a proxied connection: bytes read from it are outgoing, bytes written are
+/// incoming.
+pub(crate) struct CountedStream {
     stream: TcpStream,
-    bytes: Arc<Carried>,
+    bytes: Arc<CarriedBytes>,
 }
 
-impl Counted {
-    pub fn new(stream: TcpStream, bytes: Arc<Carried>) -> Self {
+impl CountedStream {
+    pub fn new(stream: TcpStream, bytes: Arc<CarriedBytes>) -> Self {
         Self { stream, bytes }
     }
 }
@@ -25,7 +26,7 @@ fn add(counter: &AtomicU64, bytes: usize) {
     counter.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -38,7 +39,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for CountedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -1,6 +1,6 @@
-//! Packets that a slot's table refused, as the kernel tells them (linux/netfilter/nfnetlink_log.h).
+//! Packets that a slot's table refused, as the kernel logs them (linux/netfilter/nfnetlink_log.h).
 
-use super::netlink::{Message, Socket, attribute, encode, word};
+use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, encode, word};
 use jiffy_engine::{Connection, Protocol, Refusal};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -8,18 +8,19 @@ use std::net::{IpAddr, Ipv6Addr};
 const LOG: u8 = 4;
 const PACKET: u8 = 0;
 const CONFIGURE: u8 = 1;
-/// Number under which the slot's table tells packets; a namespace of ours has no other.
-pub(crate) const GROUP: u16 = 1;
-/// Bytes of a packet that are wanted: the longest IPv4 header, and the ports behind it.
-const WANTED: u32 = 64;
-/// How many packets are told at once, and after which time fewer, in hundredths of a second.
-const BATCH: u32 = 50;
-const PATIENCE: u32 = 10;
+/// Log group of the slot's table; no other user of it is in a slot's namespace.
+pub(crate) const LOG_GROUP: u16 = 1;
+/// Bytes of a packet that are copied: the longest IPv4 header, and the ports behind it.
+const COPIED_BYTES: u32 = 64;
+/// Most packets of one batch, and the time after which a smaller one is sent, in hundredths of a
+/// second.
+const MAX_BATCH: u32 = 50;
+const BATCH_TIMEOUT_CS: u32 = 10;
 
 /// A packet that was refused.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Packet {
-    /// How many were refused before it since we listen.
+pub(super) struct RefusedPacket {
+    /// Sequence number of the refusal since the socket was opened.
     pub number: u32,
     protocol: Protocol,
     address: IpAddr,
@@ -27,34 +28,34 @@ pub(super) struct Packet {
     why: Refusal,
 }
 
-/// Words of the table for "tell this packet".
+/// Statement of `nft` that logs a packet with the reason.
 pub(crate) fn statement(why: Refusal) -> String {
-    format!("log prefix \"{}\" group {GROUP}", why.name())
+    format!("log prefix \"{}\" group {LOG_GROUP}", why.name())
 }
 
-/// Hears of refused packets, in the network namespace of this thread.
-pub(super) fn listen() -> io::Result<Socket> {
-    let socket = Socket::open(0)?;
-    let mut mode = WANTED.to_be_bytes().to_vec();
+/// Opens a socket for refused packets, in the network namespace of this thread.
+pub(super) fn listen() -> io::Result<NetlinkSocket> {
+    let socket = NetlinkSocket::open(0)?;
+    let mut mode = COPIED_BYTES.to_be_bytes().to_vec();
     // Copy packets (NFULNL_COPY_PACKET), and a byte of padding.
     mode.extend([2, 0]);
     let settings = [
         // Bind (NFULNL_CFG_CMD_BIND).
         encode(1, &[1]),
         encode(2, &mode),
-        encode(4, &PATIENCE.to_be_bytes()),
-        encode(5, &BATCH.to_be_bytes()),
+        encode(4, &BATCH_TIMEOUT_CS.to_be_bytes()),
+        encode(5, &MAX_BATCH.to_be_bytes()),
         // With a number each (NFULNL_CFG_F_SEQ).
         encode(6, &1_u16.to_be_bytes()),
     ];
-    socket.command(LOG, CONFIGURE, GROUP, &settings.concat(), |_| {})?;
+    socket.command(LOG, CONFIGURE, LOG_GROUP, &settings.concat(), |_| {})?;
     Ok(socket)
 }
 
-impl Packet {
-    /// The packet that `message` tells.
-    pub fn read(message: &Message<'_>) -> Option<Self> {
-        let Message::Of(LOG, PACKET, _, attributes) = message else {
+impl RefusedPacket {
+    /// Parses the packet in a message.
+    pub fn read(message: &NetlinkMessage<'_>) -> Option<Self> {
+        let NetlinkMessage::Of(LOG, PACKET, _, attributes) = message else {
             return None;
         };
         let packet = attribute(attributes, 9)?;
@@ -74,7 +75,7 @@ impl Packet {
         })
     }
 
-    /// As a line of the record.
+    /// The packet as a line of the record.
     pub fn line(self, now_ms: u64) -> Connection {
         Connection {
             at_ms: now_ms,
@@ -90,7 +91,7 @@ impl Packet {
     }
 }
 
-/// Protocol, destination and its port, of a packet as the guest wrote it.
+/// Protocol, destination and its port, from the headers of the guest's packet.
 fn header(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
     match packet.first()? >> 4 {
         4 => header4(packet),
@@ -112,7 +113,8 @@ fn header4(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
     Some((protocol, address.into(), port(protocol, rest)))
 }
 
-/// RFC 8200 3. What comes behind further headers has no port here; what goes to all neighbours is no attempt to reach anybody.
+/// RFC 8200 3. A port behind further headers is not parsed; multicast to neighbours is no attempt
+/// to connect.
 fn header6(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
     let protocol = Protocol::of(*packet.get(6)?);
     let address: [u8; 16] = packet.get(24..40)?.try_into().ok()?;
@@ -121,7 +123,7 @@ fn header6(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
     (!address.is_multicast()).then_some((protocol, address.into(), port))
 }
 
-/// The destination's, of what follows the IP header.
+/// The destination port, from the bytes after the IP header.
 fn port(protocol: Protocol, rest: Option<&[u8]>) -> Option<u16> {
     match protocol {
         Protocol::Tcp | Protocol::Udp => {
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_is_known_by_its_destination() {
+    fn a_packet_is_parsed_to_its_destination() {
         let to = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
         assert_eq!(header(&packet()), Some((Protocol::Udp, to, Some(53))));
         let mut later = packet();
@@ -177,16 +179,19 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_packet_is_told_with_its_reason_and_its_number() {
+    fn a_refused_packet_has_its_reason_and_its_number() {
         let mut body = encode(9, &packet());
         body.extend(encode(10, b"limit\0"));
         body.extend(encode(12, &7_u32.to_be_bytes()));
-        let message = Message::Of(LOG, PACKET, GROUP, &body);
-        let packet = Packet::read(&message).unwrap();
+        let message = NetlinkMessage::Of(LOG, PACKET, LOG_GROUP, &body);
+        let packet = RefusedPacket::read(&message).unwrap();
         assert_eq!((packet.number, packet.why), (7, Refusal::Limit));
         let line = packet.line(5);
         assert_eq!((line.at_ms, line.port, line.bytes), (5, Some(53), None));
-        assert_eq!(Packet::read(&Message::Of(LOG, 1, GROUP, &body)), None);
-        assert_eq!(Packet::read(&Message::End(0)), None);
+        assert_eq!(
+            RefusedPacket::read(&NetlinkMessage::Of(LOG, 1, LOG_GROUP, &body)),
+            None
+        );
+        assert_eq!(RefusedPacket::read(&NetlinkMessage::End(0)), None);
     }
 }

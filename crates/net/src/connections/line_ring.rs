@@ -1,19 +1,19 @@
-//! Lines of one sort, as many as are kept.
+//! Bounded list of the lines of one sort.
 
 use jiffy_engine::Connection;
 use std::collections::VecDeque;
 
-/// The newest lines of one sort. Others are counted.
+/// The newest lines of one sort. Dropped ones are counted.
 #[derive(Debug)]
-pub(super) struct Ring {
-    /// With the kernel's number for it, where it has one.
+pub(super) struct LineRing {
+    /// Lines, with the kernel's id if it has one.
     lines: VecDeque<(Option<u32>, Connection)>,
     most: usize,
-    /// How many are not among them any more.
+    /// Number of dropped lines.
     pub gone: u64,
 }
 
-impl Ring {
+impl LineRing {
     pub fn new(most: usize) -> Self {
         Self {
             lines: VecDeque::new(),
@@ -32,7 +32,7 @@ impl Ring {
         self.lines.push_back((id, line));
     }
 
-    /// Adds one that may be like others, and is counted with them then.
+    /// Adds a line, or counts it with an equal one.
     pub fn count(&mut self, mut line: Connection) {
         let alike = |(_, old): &(_, Connection)| {
             old.address == line.address
@@ -51,7 +51,7 @@ impl Ring {
         self.push(None, line);
     }
 
-    /// Whether it has the connection of that number and moment.
+    /// Returns true if it has the connection of that id and time.
     pub fn has(&self, id: u32, at_ms: u64) -> bool {
         let mut lines = self.lines.iter().rev();
         lines.any(|(own, line)| *own == Some(id) && line.at_ms == at_ms)

@@ -1,7 +1,7 @@
-//! Entries of the host's table of connections that are of sandboxes which are gone.
+//! Removal of entries of sandboxes that are gone from the host's connection tracking table.
 
 use super::flow::{CONNTRACK, DELETE, entries, source};
-use super::netlink::{Socket, encode};
+use super::netlink::{NetlinkSocket, encode};
 use std::io;
 use std::net::IpAddr;
 
@@ -13,20 +13,20 @@ const V6_SOURCE: u16 = 3;
 const FILTER: u16 = 25;
 const FILTER_ORIG_FLAGS: u16 = 1;
 const FILTER_REPLY_FLAGS: u16 = 2;
-/// By the source alone (CTA_FILTER_F_CTA_IP_SRC).
+/// Filter by source address alone (CTA_FILTER_F_CTA_IP_SRC).
 const BY_SOURCE: u32 = 1;
-/// An attribute that has others in it.
+/// Flag of an attribute that contains others.
 const NESTED: u16 = 0x8000;
 
-/// Removes the connections that began at one of `addresses` from the table of this thread's network namespace: a server that says nothing
-/// would keep them there for days.
-pub(crate) fn forget(addresses: &[IpAddr]) -> io::Result<()> {
-    let socket = Socket::open(0)?;
+/// Removes the connections that began at one of `addresses` from the table of this thread's network
+/// namespace: a silent server would keep them there for days.
+pub(crate) fn delete(addresses: &[IpAddr]) -> io::Result<()> {
+    let socket = NetlinkSocket::open(0)?;
     if addresses.is_empty() || entries(&socket)? == 0 {
         return Ok(());
     }
     for address in addresses {
-        // Kernels that remove by a whole tuple only refuse this.
+        // Kernels that delete by a whole tuple only refuse this.
         if by_filter(&socket, *address).is_err() {
             one_by_one(&socket, *address)?;
         }
@@ -42,7 +42,7 @@ fn family(address: IpAddr) -> u8 {
     }
 }
 
-fn by_filter(socket: &Socket, address: IpAddr) -> io::Result<()> {
+fn by_filter(socket: &NetlinkSocket, address: IpAddr) -> io::Result<()> {
     let address_attribute = match address {
         IpAddr::V4(v4) => encode(V4_SOURCE, &v4.octets()),
         IpAddr::V6(v6) => encode(V6_SOURCE, &v6.octets()),
@@ -66,7 +66,7 @@ fn by_filter(socket: &Socket, address: IpAddr) -> io::Result<()> {
     )
 }
 
-fn one_by_one(socket: &Socket, address: IpAddr) -> io::Result<()> {
+fn one_by_one(socket: &NetlinkSocket, address: IpAddr) -> io::Result<()> {
     let mut tuples = Vec::new();
     socket.list(CONNTRACK, super::flow::GET, |attributes| {
         if let Some(tuple) = source(attributes, address) {
@@ -75,7 +75,7 @@ fn one_by_one(socket: &Socket, address: IpAddr) -> io::Result<()> {
         true
     })?;
     for tuple in tuples {
-        // One that has gone by itself meanwhile is as it should be.
+        // An entry that vanished meanwhile is no error.
         let _ = socket.command_for(family(address), CONNTRACK, DELETE, 0, &tuple, |_| {});
     }
     Ok(())

@@ -1,18 +1,18 @@
-//! Pace of what is done for one guest: so many a second, and some at once after a rest.
+//! Rate limit of one guest: so many per second, with a burst after a pause.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Counts what is done, and says how long the next has to wait (generic cell rate algorithm).
+/// Rate limiter (generic cell rate algorithm).
 #[derive(Debug)]
-pub(crate) struct Pace {
-    /// How many may be done at once after a rest.
+pub(crate) struct RateLimiter {
+    /// Size of a burst.
     burst: u32,
-    /// When the pace would be kept again without a burst.
+    /// Time at which the burst is fully available again.
     next: Mutex<Option<Instant>>,
 }
 
-impl Pace {
+impl RateLimiter {
     pub fn new(burst: u32) -> Self {
         Self {
             burst,
@@ -20,7 +20,7 @@ impl Pace {
         }
     }
 
-    /// Time until one more may be done at `now`, where there is one in each `interval`; it counts as done then.
+    /// Counts one more at `now`, and returns its delay, with one in each `interval`.
     pub fn delay(&self, now: Instant, interval: Duration) -> Duration {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let due = next.map_or(now, |next| next.max(now));
@@ -35,17 +35,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_is_free_and_the_rest_comes_one_after_the_other() {
-        let (pace, now) = (Pace::new(3), Instant::now());
+    fn a_burst_is_free_and_later_ones_wait() {
+        let (pace, now) = (RateLimiter::new(3), Instant::now());
         let interval = Duration::from_millis(10);
         let delays = |count: u32, now| -> Vec<u128> {
             let all = (0..count).map(|_| pace.delay(now, interval).as_millis());
             all.collect()
         };
         assert_eq!(delays(5, now), [0, 0, 0, 10, 20]);
-        // After a rest the burst is free again, and never more than it.
+        // After a pause the burst is available again, and no more than it.
         assert_eq!(delays(4, now + Duration::from_secs(1)), [0, 0, 0, 10]);
-        // A slower pace holds at once.
+        // A longer interval applies at once.
         let slow = Duration::from_secs(1);
         let later = now + Duration::from_secs(60);
         for _ in 0..3 {

@@ -1,89 +1,89 @@
-//! Whom a connection wants to reach, as its first bytes say.
+//! Sniffing: the host name in the first bytes of a connection (SNI, `Host`).
 
 use httparse::Status;
 use rustls::server::Acceptor;
 use std::io;
 
-/// Most bytes that are waited for.
-pub(crate) const LONGEST: usize = 16 * 1024;
+/// Most bytes that are read for it.
+pub(crate) const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// How a connection begins.
+/// SniffProtocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Protocol {
+pub(crate) enum SniffProtocol {
     Http,
     Tls,
 }
 
-/// What the first bytes of a connection say.
+/// Result of sniffing.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Greeting {
-    /// More has to come.
-    Unfinished,
-    /// This name.
-    To(String),
-    /// No name, or nothing that this protocol begins with.
-    Nobody,
+pub(crate) enum SniffResult {
+    /// More bytes are needed.
+    Incomplete,
+    /// The host name.
+    Name(String),
+    /// No host name, or another protocol.
+    NoName,
 }
 
-/// Reads `head`, all that came so far.
-pub(crate) fn read(protocol: Protocol, head: &[u8]) -> Greeting {
+/// Parses `head`, all bytes received so far.
+pub(crate) fn sniff(protocol: SniffProtocol, head: &[u8]) -> SniffResult {
     let greeting = match protocol {
-        Protocol::Http => http(head),
-        Protocol::Tls => tls(head),
+        SniffProtocol::Http => http(head),
+        SniffProtocol::Tls => tls(head),
     };
     match greeting {
-        Greeting::Unfinished if head.len() >= LONGEST => Greeting::Nobody,
+        SniffResult::Incomplete if head.len() >= MAX_HEAD_BYTES => SniffResult::NoName,
         other => other,
     }
 }
 
-fn tls(head: &[u8]) -> Greeting {
+fn tls(head: &[u8]) -> SniffResult {
     let mut acceptor = Acceptor::default();
     let mut rest = head;
     while !rest.is_empty() {
         match acceptor.read_tls(&mut rest as &mut dyn io::Read) {
-            Ok(0) | Err(_) => return Greeting::Nobody,
+            Ok(0) | Err(_) => return SniffResult::NoName,
             Ok(_) => {}
         }
         match acceptor.accept() {
             Ok(Some(accepted)) => {
                 let name = accepted.client_hello().server_name().map(str::to_owned);
-                return name.map_or(Greeting::Nobody, Greeting::To);
+                return name.map_or(SniffResult::NoName, SniffResult::Name);
             }
             Ok(None) => {}
-            Err(_) => return Greeting::Nobody,
+            Err(_) => return SniffResult::NoName,
         }
     }
-    Greeting::Unfinished
+    SniffResult::Incomplete
 }
 
-fn http(head: &[u8]) -> Greeting {
+fn http(head: &[u8]) -> SniffResult {
     let mut headers = [httparse::EMPTY_HEADER; 100];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(head) {
-        Ok(Status::Partial) => return Greeting::Unfinished,
+        Ok(Status::Partial) => return SniffResult::Incomplete,
         Ok(Status::Complete(_)) => {}
-        Err(_) => return Greeting::Nobody,
+        Err(_) => return SniffResult::NoName,
     }
     let mut hosts = request
         .headers
         .iter()
         .filter(|h| h.name.eq_ignore_ascii_case("host"));
-    // Two of them: each reader would choose its own.
+    // Several are ambiguous: each reader would choose its own.
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
-        return Greeting::Nobody;
+        return SniffResult::NoName;
     };
     // A request to a proxy names its target elsewhere.
     if !request.path.is_some_and(|p| p.starts_with('/') || p == "*") {
-        return Greeting::Nobody;
+        return SniffResult::NoName;
     }
     match std::str::from_utf8(host.value) {
         Ok(host) => {
             let host = host.trim();
             let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-            Greeting::To(name.to_owned())
+            SniffResult::Name(name.to_owned())
         }
-        Err(_) => Greeting::Nobody,
+        Err(_) => SniffResult::NoName,
     }
 }
 
@@ -104,7 +104,8 @@ mod tests {
             extensions.extend(n.to_be_bytes());
             extensions.extend(name.as_bytes());
         }
-        // supported_groups, signature_algorithms and supported_versions, without which it is no greeting.
+        // supported_groups, signature_algorithms and supported_versions, without which it is no
+        // ClientHello.
         extensions.extend([
             0, 10, 0, 4, 0, 2, 0, 29, 0, 13, 0, 4, 0, 2, 4, 3, 0, 43, 0, 3, 2, 3, 4,
         ]);
@@ -125,23 +126,23 @@ mod tests {
     #[test]
     fn a_tls_connection_goes_to_its_server_name() {
         let hello = hello(Some("a.example.com"));
-        let to = Greeting::To("a.example.com".to_owned());
-        assert_eq!(read(Protocol::Tls, &hello), to);
+        let to = SniffResult::Name("a.example.com".to_owned());
+        assert_eq!(sniff(SniffProtocol::Tls, &hello), to);
         for length in 0..hello.len() {
             assert_eq!(
-                read(Protocol::Tls, &hello[..length]),
-                Greeting::Unfinished,
+                sniff(SniffProtocol::Tls, &hello[..length]),
+                SniffResult::Incomplete,
                 "{length}"
             );
         }
     }
 
     #[test]
-    fn what_names_nobody_goes_nowhere() {
-        assert_eq!(read(Protocol::Tls, &hello(None)), Greeting::Nobody);
+    fn a_head_without_a_host_name_goes_nowhere() {
+        assert_eq!(sniff(SniffProtocol::Tls, &hello(None)), SniffResult::NoName);
         assert_eq!(
-            read(Protocol::Tls, b"GET / HTTP/1.1\r\n\r\n"),
-            Greeting::Nobody
+            sniff(SniffProtocol::Tls, b"GET / HTTP/1.1\r\n\r\n"),
+            SniffResult::NoName
         );
         for head in [
             &b"GET / HTTP/1.1\r\n\r\n"[..],
@@ -149,17 +150,20 @@ mod tests {
             b"GET http://a/ HTTP/1.1\r\nHost: b\r\n\r\n",
             b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n",
             b"\x16\x03\x01\x00",
-            &[b'a'; LONGEST],
+            &[b'a'; MAX_HEAD_BYTES],
         ] {
-            assert_eq!(read(Protocol::Http, head), Greeting::Nobody);
+            assert_eq!(sniff(SniffProtocol::Http, head), SniffResult::NoName);
         }
     }
 
     #[test]
     fn a_request_goes_to_its_host() {
         let whole = b"GET /x HTTP/1.1\r\nA: b\r\nHost: A.example:80\r\n\r\nbody";
-        let to = Greeting::To("A.example".to_owned());
-        assert_eq!(read(Protocol::Http, whole), to);
-        assert_eq!(read(Protocol::Http, &whole[..30]), Greeting::Unfinished);
+        let to = SniffResult::Name("A.example".to_owned());
+        assert_eq!(sniff(SniffProtocol::Http, whole), to);
+        assert_eq!(
+            sniff(SniffProtocol::Http, &whole[..30]),
+            SniffResult::Incomplete
+        );
     }
 }

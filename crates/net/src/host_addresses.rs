@@ -1,14 +1,15 @@
 //! Addresses of the host, kept from the sandboxes of an ordinary user.
 //!
-//! Root's packets to an address of the host are known by the host's own routes. Those of an ordinary
-//! user leave through a program that opens connections for them, and to that program the host is
-//! there like any other: so the table of the router has the host's addresses, and changes with them.
+//! Root's packets to an address of the host are known by the host's own routes. Those of an
+//! ordinary user leave through a program that opens connections for them, and to that program the
+//! host is an address like any other: so the table of the router has the host's addresses, and
+//! changes with them.
 
 use crate::NetError;
 use crate::device;
-use crate::host::table;
 use crate::namespace;
 use crate::program;
+use crate::slot_layout::table;
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{
@@ -20,15 +21,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-/// Changes of addresses (`RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV6_IFADDR`, rtnetlink(7)).
-const CHANGES: u32 = 0x10 | 0x100;
+/// Multicast groups of address changes (`RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV6_IFADDR`, rtnetlink(7)).
+const ADDRESS_GROUPS: u32 = 0x10 | 0x100;
 
 /// The host's addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct OwnAddresses(BTreeSet<IpAddr>);
+pub(crate) struct HostAddresses(BTreeSet<IpAddr>);
 
-impl OwnAddresses {
-    /// Those of the network namespace of this thread.
+impl HostAddresses {
+    /// Reads those of the network namespace of this thread.
     fn read() -> Result<Self, NetError> {
         let found = getifaddrs().map_err(|e| NetError::host("listing addresses")(e.into()))?;
         let addresses = found.filter_map(|one| {
@@ -39,14 +40,14 @@ impl OwnAddresses {
         Ok(Self(addresses.collect()))
     }
 
-    /// Elements of a set of one version of IP, in the language of `nft`.
+    /// Elements of a set of one IP version, in the language of `nft`.
     fn elements(&self, ipv6: bool) -> Option<String> {
         let of = self.0.iter().filter(|address| address.is_ipv6() == ipv6);
         let words: Vec<String> = of.map(IpAddr::to_string).collect();
         (!words.is_empty()).then(|| format!("{{ {} }}", words.join(", ")))
     }
 
-    /// Sets for a table that refuses them.
+    /// Sets for a table that refuses the addresses.
     pub fn sets(&self) -> String {
         let set = |name: &str, kind: &str, elements: Option<String>| {
             let elements = elements.map_or(String::new(), |e| format!(" elements = {e};"));
@@ -56,7 +57,7 @@ impl OwnAddresses {
             + &set("own6", "ipv6_addr", self.elements(true))
     }
 
-    /// Rules that go by these sets.
+    /// Rules that use these sets.
     pub fn rules() -> &'static str {
         "    ip daddr @own4 goto refuse\n    ip6 daddr @own6 goto refuse\n"
     }
@@ -78,13 +79,13 @@ impl OwnAddresses {
     }
 }
 
-/// Socket that tells of changes, before anybody listens.
+/// Socket that receives address changes.
 #[derive(Debug)]
-pub(crate) struct Changes(OwnedFd);
+pub(crate) struct AddressChanges(OwnedFd);
 
-impl Changes {
-    /// In the network namespace of this thread, with the addresses that it has now.
-    pub fn subscribe() -> Result<(Self, OwnAddresses), NetError> {
+impl AddressChanges {
+    /// Subscribes in the network namespace of this thread, and reads its present addresses.
+    pub fn subscribe() -> Result<(Self, HostAddresses), NetError> {
         let failed = |e: Errno| NetError::host("listening for changes of addresses")(e.into());
         let socket = socket(
             AddressFamily::Netlink,
@@ -93,12 +94,12 @@ impl Changes {
             SockProtocol::NetlinkRoute,
         )
         .map_err(failed)?;
-        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, CHANGES)).map_err(failed)?;
-        Ok((Self(socket), OwnAddresses::read()?))
+        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, ADDRESS_GROUPS)).map_err(failed)?;
+        Ok((Self(socket), HostAddresses::read()?))
     }
 
-    /// Begins to keep the table of `tag`, in which `known` are.
-    pub fn follow(self, tag: &str, known: OwnAddresses) -> Result<Follower, NetError> {
+    /// Starts a thread that updates the table of `tag`, which contains `known`.
+    pub fn follow(self, tag: &str, known: HostAddresses) -> Result<AddressFollower, NetError> {
         let failed = || NetError::host("following changes of addresses");
         let (stop, stopped) = UnixStream::pair().map_err(failed())?;
         let tag = tag.to_owned();
@@ -106,13 +107,13 @@ impl Changes {
             .name("addresses".to_owned())
             .spawn(move || self.run(&tag, known, &stopped))
             .map_err(failed())?;
-        Ok(Follower {
+        Ok(AddressFollower {
             stop: Some(stop),
             thread: Some(thread),
         })
     }
 
-    fn run(&self, tag: &str, mut known: OwnAddresses, stopped: &UnixStream) {
+    fn run(&self, tag: &str, mut known: HostAddresses, stopped: &UnixStream) {
         let mut buffer = [0; 8192];
         loop {
             let fd = |fd| libc::pollfd {
@@ -126,11 +127,11 @@ impl Changes {
             if fds[1].revents != 0 || (count < 0 && Errno::last() != Errno::EINTR) {
                 return;
             }
-            // All that counts is that something changed, also where more did than is told.
+            // The content does not matter, nor do lost messages: addresses are read again.
             while recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok_and(|n| n > 0)
             {
             }
-            let now = OwnAddresses::read();
+            let now = HostAddresses::read();
             if now.as_ref().is_ok_and(|now| *now == known) {
                 continue;
             }
@@ -152,7 +153,7 @@ impl Changes {
     }
 }
 
-/// Switches every way out of this thread's network namespace off that is none of a slot.
+/// Switches off every uplink of this thread's network namespace that is not a slot's.
 fn cut_off() -> Result<(), NetError> {
     let names = device::names().map_err(NetError::host("listing network devices"))?;
     for name in names
@@ -164,14 +165,14 @@ fn cut_off() -> Result<(), NetError> {
     Ok(())
 }
 
-/// A thread that keeps the table; it ends with this.
+/// A thread that updates the table; it ends with this.
 #[derive(Debug)]
-pub(crate) struct Follower {
+pub(crate) struct AddressFollower {
     stop: Option<UnixStream>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Drop for Follower {
+impl Drop for AddressFollower {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -187,7 +188,7 @@ mod tests {
     #[test]
     fn the_hosts_addresses_are_refused_by_version() {
         let addresses = ["192.0.2.1", "11.0.0.2", "2001:db8::1"];
-        let own = OwnAddresses(addresses.iter().filter_map(|a| a.parse().ok()).collect());
+        let own = HostAddresses(addresses.iter().filter_map(|a| a.parse().ok()).collect());
         assert_eq!(
             own.sets(),
             "  set own4 { type ipv4_addr; elements = { 11.0.0.2, 192.0.2.1 }; }\n  \
@@ -198,12 +199,12 @@ mod tests {
             script.contains("flush set inet jiffy_abcdef own4\nadd element inet"),
             "{script}"
         );
-        assert!(!OwnAddresses::default().script("abcdef").contains("add"));
+        assert!(!HostAddresses::default().script("abcdef").contains("add"));
     }
 
     #[test]
     fn this_hosts_loopback_is_among_its_addresses() {
-        let (_changes, own) = Changes::subscribe().unwrap_or_else(|e| unreachable!("{e}"));
+        let (_changes, own) = AddressChanges::subscribe().unwrap_or_else(|e| unreachable!("{e}"));
         assert!(own.0.iter().any(IpAddr::is_loopback), "{own:?}");
     }
 }

@@ -1,0 +1,67 @@
+//! ConnectionRecord of every guest's connections and attempts.
+//!
+//! Its sources: the kernel's connection tracking of the slot (deleted connections, and a dump of
+//! the open ones on request); the slot's table for packets that it refused; the DNS server and the
+//! proxy for their requests. No packet is delayed by it, and a guest that makes more of them than
+//! are read loses lines of its own record, which are counted.
+
+mod connection_sockets;
+mod conntrack_delete;
+mod flow;
+#[cfg(test)]
+mod kernel_message_tests;
+mod line_ring;
+mod netlink;
+mod record;
+mod refused_packet;
+
+pub(crate) use connection_sockets::ConnectionSockets;
+pub(crate) use conntrack_delete::delete;
+pub(crate) use record::{CarriedBytes, ConnectionRecord};
+pub(crate) use refused_packet::statement;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::task::AbortHandle;
+
+/// Pause after reading the kernel's messages: it bounds the cost of a flood to the size of the
+/// sockets' buffers.
+const READ_PAUSE: Duration = Duration::from_millis(100);
+
+/// Tasks that read the kernel's messages about one slot, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct RecordReader(Vec<AbortHandle>);
+
+impl Drop for RecordReader {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl RecordReader {
+    /// Starts the tasks. Must be called inside a tokio runtime.
+    pub fn start(sockets: &ConnectionSockets, record: &Arc<ConnectionRecord>) -> io::Result<Self> {
+        let all = [&sockets.flows, &sockets.refused];
+        let tasks = all.into_iter().flatten().map(|socket| {
+            // SAFETY: an `OwnedFd` stays open and the same until its last owner is gone, and the
+            // `AsyncFd` is one of them.
+            let socket =
+                unsafe { AsyncFd::register_with_interest(socket.0.clone(), Interest::READABLE)? };
+            Ok(tokio::spawn(listen(socket, record.clone())).abort_handle())
+        });
+        tasks.collect::<io::Result<_>>().map(Self)
+    }
+}
+
+async fn listen(socket: AsyncFd<Arc<OwnedFd>>, record: Arc<ConnectionRecord>) {
+    while let Ok(mut ready) = socket.readable().await {
+        if !record.read_messages() {
+            ready.clear_ready();
+        }
+        drop(ready);
+        tokio::time::sleep(READ_PAUSE).await;
+    }
+}

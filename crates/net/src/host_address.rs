@@ -1,0 +1,17 @@
+//! Test for addresses of the host.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+
+/// Returns true if `address` is one of this host's own: then it is also the source address for it.
+/// Sends no packet.
+pub(crate) fn is_own_address(address: IpAddr) -> bool {
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let own = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((address, 9))?;
+        socket.local_addr()
+    });
+    own.is_ok_and(|own| own.ip() == address)
+}

@@ -1,0 +1,129 @@
+//! A slot that a guest uses.
+
+use crate::NetError;
+use crate::connections::{ConnectionRecord, RecordReader};
+use crate::dns::DnsServer;
+use crate::namespace;
+use crate::network_state::{NetworkState, SlotRequest, blocking, lock};
+use crate::policy::EgressPolicy;
+use crate::proxy::NameProxy;
+use crate::slot;
+use jiffy_engine::{ConnectionLog, NetworkRules};
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::sync::watch;
+
+/// A slot in use. Dropping it removes the slot, unless it is kept.
+pub struct SlotLease {
+    pub(crate) state: Arc<NetworkState>,
+    pub(crate) number: u32,
+    pub(crate) tap: Option<File>,
+    pub(crate) record: Arc<ConnectionRecord>,
+    /// Run as long as the lease.
+    pub(crate) _dns: DnsServer,
+    pub(crate) _watch: RecordReader,
+    /// Proxy for connections that are allowed by name; none: there were no such rules.
+    pub(crate) proxy: Mutex<Option<NameProxy>>,
+    /// EgressPolicy enforced in its namespace, if that is known.
+    pub(crate) enforced: tokio::sync::Mutex<Option<EgressPolicy>>,
+    /// EgressPolicy of DNS and proxy; none: the guest has no identity yet.
+    pub(crate) policy: watch::Sender<Option<EgressPolicy>>,
+    pub(crate) kept: AtomicBool,
+}
+
+impl SlotLease {
+    /// The record of its guest's connections; it can be read after the slot is gone.
+    pub fn connections(&self) -> Arc<dyn ConnectionLog> {
+        self.record.clone()
+    }
+
+    /// Its number, by which a later daemon adopts it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Bytes that its guest sent and received, from the counters of the host's end.
+    pub fn traffic(&self) -> Option<(u64, u64)> {
+        let device = self.state.config.name(self.number);
+        let count = |what: &str| -> Option<u64> {
+            let file = format!("/sys/class/net/{device}/statistics/{what}");
+            std::fs::read_to_string(file).ok()?.trim().parse().ok()
+        };
+        Some((count("rx_bytes")?, count("tx_bytes")?))
+    }
+
+    /// Takes the tap, for the VMM; once.
+    pub fn take_tap(&mut self) -> Option<File> {
+        self.tap.take()
+    }
+
+    /// Network namespace with the guest's `eth0`; none: it has a tap.
+    pub fn namespace(&self) -> Option<PathBuf> {
+        let name = self.state.config.guest_name(self.number);
+        Some(namespace::path(&name)).filter(|path| path.exists())
+    }
+
+    /// Name of the network namespace with the guest's `eth0`, if it has no tap.
+    pub(crate) fn guest_name(&self) -> String {
+        self.state.config.guest_name(self.number)
+    }
+
+    /// Opens the uplink for its guest.
+    pub fn open(&self) -> Result<(), NetError> {
+        namespace::outside(|| slot::open(&self.state.config, self.number))
+    }
+
+    /// Replaces the rules in force, also for present connections.
+    pub async fn replace(&self, rules: &NetworkRules) -> Result<(), NetError> {
+        let policy = EgressPolicy::new(rules, &self.state.reach)?;
+        let mut enforced = self.enforced.lock().await;
+        if policy.has_names() {
+            self.start_proxy().await?;
+        }
+        if enforced.as_ref() != Some(&policy) {
+            let (config, number) = (self.state.config.clone(), self.number);
+            let new = policy.clone();
+            blocking(move || slot::enforce(&config, number, &new)).await?;
+            *enforced = Some(policy.clone());
+        }
+        self.policy.send_replace(Some(policy));
+        Ok(())
+    }
+
+    /// Starts the proxy for connections by name, unless it runs. Not called concurrently.
+    async fn start_proxy(&self) -> Result<(), NetError> {
+        if lock(&self.proxy).is_some() {
+            return Ok(());
+        }
+        let (config, number) = (self.state.config.clone(), self.number);
+        let name = config.name(number);
+        let listeners = blocking(move || slot::listen_for_names(&config, number)).await?;
+        let upstreams = self.state.upstreams.clone();
+        let (policy, record) = (self.policy.subscribe(), self.record.clone());
+        let proxy = NameProxy::start(listeners, name, policy, upstreams, record);
+        *lock(&self.proxy) = Some(proxy.map_err(NetError::host("carrying connections by name"))?);
+        Ok(())
+    }
+
+    /// From now on the slot outlives this process, like its guest.
+    pub fn keep(&self) {
+        self.kept.store(true, Ordering::Release);
+    }
+
+    /// Its guest is gone: dropping it removes the slot.
+    pub fn release(&self) {
+        self.kept.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for SlotLease {
+    fn drop(&mut self) {
+        if !self.kept.load(Ordering::Acquire) {
+            let record = self.record.clone();
+            self.state
+                .request(SlotRequest::Destroy(self.number, Some(record)));
+        }
+    }
+}
