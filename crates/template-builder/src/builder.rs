@@ -98,6 +98,8 @@ impl<E: Engine> Clone for Builder<E> {
 /// A build in progress.
 struct RunningBuild {
     cancel: CancellationToken,
+    /// Cancelled when it has ended, and its sandboxes with it.
+    ended: CancellationToken,
     log: Arc<BuildLog>,
 }
 

@@ -7,10 +7,10 @@ use crate::error::ApiError;
 use crate::hooks::TemplateInfo;
 use axum::Json;
 use axum::extract::State;
-use jiffy_template_builder::BuilderError;
 use jiffy_engine::Engine;
 use jiffy_host::{Purpose, SnapshotRecord, State as Life};
 use jiffy_image::is_image_on_demand;
+use jiffy_template_builder::BuilderError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -203,7 +203,7 @@ impl Plan {
             let pruned = builder.prune(unused, of.as_deref())?;
             let images = match of {
                 None => builder.prune_images()?,
-                Some(_) => jiffy_image::Pruned::default(),
+                Some(_) => jiffy_image::PrunedImages::default(),
             };
             Ok::<_, BuilderError>((pruned, images))
         });

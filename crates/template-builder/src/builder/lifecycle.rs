@@ -34,6 +34,7 @@ impl<E: Engine> Builder<E> {
             return Err(BuilderError::Started(build.id.clone()));
         }
         let token = CancellationToken::new();
+        let ended = CancellationToken::new();
         let log = Arc::new(BuildLog::new(self.0.records.clone(), &build.id));
         {
             let mut running = lock(&self.0.running);
@@ -42,6 +43,7 @@ impl<E: Engine> Builder<E> {
             }
             let this = RunningBuild {
                 cancel: token.clone(),
+                ended: ended.clone(),
                 log: log.clone(),
             };
             running.insert(build.id.clone(), this);
@@ -62,6 +64,7 @@ impl<E: Engine> Builder<E> {
             };
             job.remove_sandboxes().await;
             this.record_end(&template, &id, built, &log).await;
+            ended.cancel();
             job.remove_unfinished().await;
             lock(&this.0.running).remove(&id);
         });
@@ -128,6 +131,14 @@ impl<E: Engine> Builder<E> {
     /// Progress of a running build's long operation, if there is one.
     pub fn progress(&self, build: &str) -> Option<BuildProgress> {
         lock(&self.0.running).get(build)?.log.progress()
+    }
+
+    /// Waits until a build has ended, with its sandboxes.
+    pub async fn ended(&self, build: &str) {
+        let ended = lock(&self.0.running).get(build).map(|b| b.ended.clone());
+        if let Some(ended) = ended {
+            ended.cancelled().await;
+        }
     }
 
     /// Cancels a build. A finished build is unchanged.

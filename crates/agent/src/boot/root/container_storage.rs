@@ -1,4 +1,4 @@
-//! Directories of the disk for container images.
+//! Storage of container images.
 //!
 //! overlayfs takes no upper directory that lies on another overlay, and the root is one. So that
 //! docker, containerd and podman use it without a detour, directories of the disk itself are

@@ -3,8 +3,8 @@
 //! The images are mounted on `/images/0` (the lowest) and so on before the agent starts: programs
 //! cannot mount them. This sandbox's writes go to a tmpfs.
 
-use super::{image_count, mount_overlay, container_storage, system, text, writable};
-use crate::boot::mount::{PLAIN, directory, mount, raw};
+use super::{container_storage, image_count, mount_overlay, system, text, writable};
+use crate::boot::mount::{NO_PROGRAMS_OR_DEVICES, directory, mount, raw};
 use crate::sys;
 use jiffy_proto::agent::{GVISOR_DISK_MIB, GVISOR_IMAGES};
 use std::ffi::CStr;
@@ -55,14 +55,14 @@ pub fn enter() -> Result<(), String> {
 /// Mounts the control groups that container runtimes look for. A gVisor without them is fine.
 fn mount_controllers() {
     let at = c"/sys/fs/cgroup";
-    if raw(c"tmpfs", at, c"tmpfs", PLAIN, c"mode=0755").is_err() {
+    if raw(c"tmpfs", at, c"tmpfs", NO_PROGRAMS_OR_DEVICES, c"mode=0755").is_err() {
         return;
     }
     for name in CONTROLLERS {
         let path = format!("/sys/fs/cgroup/{}", name.to_string_lossy());
         directory(&path, 0o755);
         if let Ok(path) = text(path) {
-            let _ = raw(c"cgroup", &path, c"cgroup", PLAIN, name);
+            let _ = raw(c"cgroup", &path, c"cgroup", NO_PROGRAMS_OR_DEVICES, name);
         }
     }
 }
