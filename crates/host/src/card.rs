@@ -45,7 +45,7 @@ impl GuestCard {
         self.lease()?.traffic()
     }
 
-    /// What the guest reaches; it can be read when that is gone.
+    /// Record of the guest's connections; readable after the guest has ended.
     pub fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
         self.connections.clone()
     }
@@ -84,7 +84,7 @@ pub(crate) async fn needed(
     network.take(card).await.map_err(EngineError::failed)
 }
 
-/// Whether this host can keep the rules. Without network nothing is reached, whatever they say.
+/// Checks that this host can enforce the rules. Without a network nothing is reached, whatever they say.
 pub(crate) fn check(network: Option<&Network>, rules: &NetworkRules) -> Result<(), String> {
     match network {
         Some(network) => network.check(rules).map(drop).map_err(|e| e.to_string()),
@@ -92,7 +92,7 @@ pub(crate) fn check(network: Option<&Network>, rules: &NetworkRules) -> Result<(
     }
 }
 
-/// Which network there is, in a few words.
+/// Describes the network in a few words.
 pub(crate) fn words(network: Option<&Network>) -> String {
     match network {
         Some(network) => {

@@ -1,4 +1,4 @@
-//! Which engine new sandboxes come up on where nobody names one.
+//! Choice of the engine for new sandboxes where the request names none.
 
 use crate::gvisor_engine::{self, GVISOR};
 use crate::host::Host;
@@ -49,10 +49,10 @@ pub struct EngineChoice {
     pub why: String,
 }
 
-/// What the choice depends on.
+/// Facts that the choice depends on.
 #[derive(Debug, Clone)]
 pub struct EngineFacts {
-    /// How KVM runs guests here, or why it does not.
+    /// Kind of KVM that runs guests here, or why there is none.
     pub kvm: Result<KvmKind, String>,
     /// Why gVisor cannot be used, if it cannot.
     pub gvisor: Result<(), String>,
@@ -119,7 +119,7 @@ impl EngineFacts {
         }
     }
 
-    /// Whether sandboxes can come up on `engine`; if not, why, and every way out.
+    /// Checks that sandboxes can come up on `engine`; if not, says why, and every way out.
     pub fn check(&self, engine: EngineName) -> Result<(), String> {
         match (engine, &self.kvm, &self.gvisor) {
             (EngineName::MicroVm, Ok(_), _) | (EngineName::Gvisor, _, Ok(())) => Ok(()),

@@ -156,7 +156,7 @@ fn ended(error: GvisorError, sandbox: &Sandbox) -> EngineError {
     }
 }
 
-/// What the engine is, whether it can be used here or not, and if not, why.
+/// Describes the engine, and why it cannot be used here if so.
 pub(crate) fn describe(network: bool, why: Option<String>) -> EngineDescription {
     EngineDescription {
         name: GVISOR.to_owned(),
@@ -204,7 +204,7 @@ impl Words {
     }
 }
 
-/// Whether a handle is one of this engine's.
+/// True if a handle is one of this engine's.
 pub(crate) fn is_ours(handle: &GuestHandle) -> bool {
     Words::read(handle).is_ok_and(|words| words.engine == GVISOR)
 }

@@ -71,7 +71,7 @@ pub enum CreateError {
     Boot(#[from] BootError),
 }
 
-/// What is wanted of a new sandbox.
+/// Specification of a new sandbox.
 #[derive(Debug, Clone, Default)]
 pub struct SandboxSpec {
     /// Resources.
@@ -158,7 +158,7 @@ impl Host {
         Templates::new(&self.home)
     }
 
-    /// Whether `name` is a template that is there or can be built. A quick look, before anything long is begun.
+    /// Checks that `name` is a template that is there or can be built. A quick look, before anything long is begun.
     pub fn knows(&self, name: &str) -> Result<(), CreateError> {
         match Recipe::built_in(&plain(name)?) {
             Ok(_) => Ok(()),
@@ -270,7 +270,7 @@ impl Prepared {
         })
     }
 
-    /// What a boot of this template needs.
+    /// Returns what a boot of this template needs.
     pub(crate) fn boot_spec(
         &self,
         size: SandboxSize,
@@ -293,7 +293,7 @@ impl Prepared {
         })
     }
 
-    /// What a restore of a snapshot with a disk of `disk_mib` MiB needs; whoever uses it tells the guest who it is.
+    /// Returns what a restore of a snapshot with a disk of `disk_mib` MiB needs; the caller gives the guest its identity.
     pub(crate) fn restore_spec(
         &self,
         lineage: Lineage,
@@ -394,7 +394,7 @@ fn plain(name: &str) -> Result<String, TemplateError> {
     Ok(Reference::parse(name)?.to_string())
 }
 
-/// Nobody there was before.
+/// Makes a new identity.
 fn somebody(spec: &SandboxSpec) -> Result<SandboxIdentity, CreateError> {
     Ok(SandboxIdentity {
         id: new_id()?,

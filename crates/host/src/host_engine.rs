@@ -356,7 +356,7 @@ impl Engine for HostEngine {
     fn is_current(&self, template: &str, id: &str) -> bool {
         match self.of_snapshot(id) {
             Ok(one) => with!(one, engine => engine.is_current(template, id)),
-            // What cannot be told stays.
+            // A snapshot stays if this cannot be told.
             Err(_) => true,
         }
     }

@@ -1,4 +1,4 @@
-//! Who a new sandbox is.
+//! Identity of new sandboxes.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -40,7 +40,7 @@ pub fn new_token() -> Result<String, IdentityError> {
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// What the agent of a sandbox is told, with fresh entropy; the clock is added when it is told.
+/// Returns the identity for the agent of a sandbox, with fresh entropy; the clock is added when it is sent.
 pub(crate) fn identity(
     sandbox_identity: &SandboxIdentity,
     defaults: &Defaults,
@@ -61,7 +61,7 @@ pub(crate) fn identity(
     })
 }
 
-/// What the agent of a sandbox that runs on is told if it asks again: that it is who it was, with fresh entropy.
+/// Returns the identity of a running sandbox for an agent that asks again: the same one, with fresh entropy.
 pub(crate) fn renewed(before: Identity) -> Result<Identity, IdentityError> {
     Ok(Identity {
         rewound: false,

@@ -1,9 +1,9 @@
-//! What this host knows, on disk: every state a sandbox or snapshot was ever acknowledged in survives the death of the daemon.
+//! Journal: every acknowledged state of a sandbox or snapshot survives the death of the daemon.
 //!
 //! A change is one SQLite transaction in a write-ahead log, so whoever opens the journal finds the state before it or after it.
 //! The log is not flushed to storage at every commit: a power failure may cost the last changes, but not their order.
 //!
-//! What can still be refused is refused when the disk is full ([`Journal::commit`]); what has happened finds the room that is kept
+//! A change that can be refused is refused when the disk is full ([`Journal::commit`]); one that has happened finds the room that is kept
 //! for it ([`Journal::settle`]).
 
 use crate::journal_room::{CHECKPOINT_PAGES, Room, RoomError};
@@ -31,7 +31,7 @@ const TABLES: &str = "
     CREATE INDEX snapshots_by_parent ON snapshots (parent);
 ";
 
-/// What version 2 has and version 1 had not: the guests of running sandboxes, by which they are found again.
+/// Table that version 2 added: the guests of running sandboxes, by which they are found again.
 const GUESTS: &str = "CREATE TABLE guests (sandbox TEXT PRIMARY KEY, handle TEXT NOT NULL) STRICT;";
 
 /// The journal cannot be read or written.
@@ -50,7 +50,7 @@ pub enum JournalError {
     Full {
         /// Its file.
         path: PathBuf,
-        /// What the disk says.
+        /// Error of the disk.
         source: io::Error,
     },
     /// From another version.
@@ -58,7 +58,7 @@ pub enum JournalError {
     Version {
         /// Its file.
         path: PathBuf,
-        /// What it says.
+        /// Version in the file.
         found: i64,
     },
     /// A record that does not parse.
@@ -66,7 +66,7 @@ pub enum JournalError {
     Record {
         /// Its file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
 }
@@ -95,7 +95,7 @@ pub enum Change {
 pub struct JournalledSnapshot {
     /// The snapshot.
     pub record: SnapshotRecord,
-    /// Whether it was acknowledged.
+    /// True once it was acknowledged.
     pub complete: bool,
 }
 
@@ -109,7 +109,7 @@ pub struct Journal {
 #[derive(Debug)]
 struct Book {
     connection: Connection,
-    /// What has happened and could not be written yet; it is written together with whatever comes next.
+    /// Changes that happened and could not be written yet; they are written together with the next ones.
     owed: Vec<Change>,
     // Closed after the connection.
     room: Room,

@@ -1,4 +1,4 @@
-//! What killed processes left in a data directory, outside the snapshots.
+//! Removal of what killed processes left in a data directory, outside the snapshots.
 
 use nix::fcntl::{Flock, FlockArg};
 use std::collections::HashSet;
@@ -74,13 +74,13 @@ fn age(path: &Path, metadata: &Metadata, now: SystemTime) -> Duration {
             .filter_map(|(.., m)| m.modified().ok());
         latest = latest.max(inside.max());
     }
-    // What comes from the future is young.
+    // A time in the future counts as young.
     latest
         .and_then(|latest| now.duration_since(latest).ok())
         .unwrap_or_default()
 }
 
-/// Whether somebody says by a lock that a directory is in use.
+/// True if a lock says that a directory is in use.
 fn locked(path: &Path, metadata: &Metadata) -> bool {
     let Some(Ok(directory)) = metadata.is_dir().then(|| File::open(path)) else {
         return false;

@@ -24,9 +24,9 @@ type Two = [(&'static str, &'static str); 2];
 pub struct Figure {
     /// Name after `jiffy_`; of a counter without `_total`.
     pub name: &'static str,
-    /// What it is.
+    /// Help text.
     pub help: &'static str,
-    /// Whether it only grows.
+    /// True if it only grows.
     pub counter: bool,
     /// Its value.
     pub value: f64,
@@ -37,7 +37,7 @@ pub struct Figure {
 pub struct FigureFamily {
     /// Name after `jiffy_`.
     pub name: &'static str,
-    /// What they are.
+    /// Help text.
     pub help: &'static str,
     /// Name of the label that tells them apart.
     pub label: &'static str,
@@ -45,12 +45,12 @@ pub struct FigureFamily {
     pub values: Vec<(String, f64)>,
 }
 
-/// How long boots of one mode took, in milliseconds; of the last 1,024.
+/// Durations of the last 1,024 boots of one mode, in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BootTimes {
     /// The mode.
     pub mode: BootMode,
-    /// How many there were since the start.
+    /// Count of boots since the start.
     pub count: u64,
     /// Half were faster.
     pub p50_ms: f64,
@@ -68,7 +68,7 @@ struct Boots {
     last: VecDeque<f64>,
 }
 
-/// What was done.
+/// Counts and durations of operations.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -170,7 +170,7 @@ impl Metrics {
         boots.last.push_back(ms);
     }
 
-    /// How long boots took, by mode.
+    /// Returns the durations of boots, by mode.
     pub fn boots(&self) -> Vec<BootTimes> {
         let boots = lock(&self.boots);
         let mut modes: Vec<_> = boots.iter().collect();
@@ -260,7 +260,7 @@ impl Now {
         self.0.register(of.name, of.help, family);
     }
 
-    /// Somebody else's.
+    /// Adds a figure of another component.
     pub fn figure(&mut self, figure: &Figure) {
         if figure.counter {
             let counter = Counter::<f64, AtomicU64>::default();

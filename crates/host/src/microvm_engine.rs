@@ -41,7 +41,7 @@ const PAGE: u64 = 4096;
 const SNAPSHOTS: &str = "snapshots";
 /// Directory of the control sockets of running VMMs, in that of running things.
 const SOCKETS: &str = "vmm";
-/// Where running VMMs say what went wrong with them, beside it.
+/// File in which running VMMs say what went wrong with them, beside it.
 const LOG: &str = "vmm.log";
 /// Layers from which on a restore merges them first: each costs every restore a little, merging costs one restore more.
 const LONG_LINEAGE: usize = 16;
@@ -95,7 +95,7 @@ impl MicroVmEngine {
         self.shelf.host()
     }
 
-    /// Where memory of a guest made from `lineage` comes from on this host.
+    /// Returns the source of the memory of a guest made from `lineage` on this host.
     fn memory(&self, lineage: &Lineage) -> MemoryPolicy {
         match self.policy.policy {
             RestorePolicy::Map => MemoryPolicy::Map,
@@ -181,7 +181,7 @@ enum Coming {
     Bootable(Box<BootSpec>),
 }
 
-/// Where guests that are kept have their control sockets and their log.
+/// Directory for control sockets and logs of guests that are kept.
 #[derive(Clone)]
 pub struct Place {
     sockets: Arc<PathBuf>,
@@ -212,7 +212,7 @@ struct Words {
     mark: ProcessInstance,
     /// The image it was booted with, as its snapshots remember it.
     image: String,
-    /// Who its agent was told to be; clock and entropy are left out.
+    /// Identity that its agent was given; clock and entropy are left out.
     identity: Identity,
     hello: Option<Hello>,
     report: BootReport,
@@ -238,7 +238,7 @@ impl Words {
 pub struct MicroVmGuest {
     vm: MicroVm,
     image: String,
-    /// Who it was told to be.
+    /// Identity that it was given.
     identity: Identity,
     place: Place,
     card: GuestCard,
@@ -273,7 +273,7 @@ impl Engine for MicroVmEngine {
                 rollback: true,
                 pause_frees_memory: true,
                 connections_survive_snapshot: true,
-                // Whoever wakes has a slot that knows none of them.
+                // A guest that is resumed has a slot that knows none of them.
                 connections_survive_pause: false,
                 verify: true,
                 network: self.network.is_some(),

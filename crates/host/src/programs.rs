@@ -1,4 +1,4 @@
-//! Where the other programs of Jiffy are.
+//! Paths of the other programs of Jiffy.
 
 use jiffy_microvm::Vmm;
 use std::path::{Path, PathBuf};
@@ -23,12 +23,12 @@ pub enum ProgramError {
     Missing {
         /// Its name.
         name: &'static str,
-        /// Where it was looked for.
+        /// Places that were searched.
         why: String,
-        /// What names it.
+        /// Environment variable that names it.
         variable: &'static str,
     },
-    /// Nobody knows how VMMs are to be confined.
+    /// The jail of VMMs is not configured.
     #[error("JIFFY_JAIL is {0:?}; it may be `on`, `off`, or not set (on for root)")]
     Jail(String),
 }

@@ -80,7 +80,7 @@ impl std::fmt::Display for Bytes {
 /// A request for part of an owner's budget.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QuotaRequest {
-    /// What may be needed at most.
+    /// Most that may be needed.
     pub amount: QuotaAmount,
     /// Bytes on disk that are enough to begin with: where fewer than `amount.disk_bytes` are left, the permit is for those.
     pub disk_floor: Option<u64>,
@@ -92,9 +92,9 @@ pub struct QuotaRequest {
 pub struct QuotaRefusal {
     /// One word for programs: the name of the limit.
     pub code: &'static str,
-    /// Whether it is a limit of disk space.
+    /// True if it is a limit of disk space.
     pub of_disk: bool,
-    /// What is used, and what would free it.
+    /// Usage, and what would free some of it.
     pub message: String,
 }
 

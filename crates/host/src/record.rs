@@ -1,4 +1,4 @@
-//! What is known about a sandbox or a snapshot, as the journal keeps it.
+//! Records of sandboxes and snapshots, as the journal keeps them.
 
 use crate::terms::Terms;
 use jiffy_engine::{BootMode, SandboxSize};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Where a sandbox is in its life.
+/// State of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum State {
@@ -26,7 +26,7 @@ pub enum State {
     Killed,
 }
 
-/// What may be asked of a sandbox.
+/// Operation on a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Streams to its guest.
@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// Whether `operation` makes sense now.
+    /// True if `operation` makes sense in this state.
     pub fn allows(&self, operation: Operation) -> bool {
         use Operation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
         match operation {
@@ -78,7 +78,7 @@ pub struct SandboxRecord {
     /// Name that people call it by, unique among those of its owner that are not killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Where it is in its life.
+    /// State of the sandbox.
     #[serde(flatten)]
     pub state: State,
     /// Template it descends from.
@@ -88,23 +88,23 @@ pub struct SandboxRecord {
     pub size: SandboxSize,
     /// Environment beside the template's.
     pub env: BTreeMap<String, String>,
-    /// What its maker decided.
+    /// Settings that its creator chose.
     #[serde(default)]
     pub terms: Terms,
     /// When its time is over, in milliseconds since 1970; none: never.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
-    /// What clients must show its agent.
+    /// Token that clients must show its agent.
     #[serde(default)]
     pub agent_token: Option<String>,
-    /// What clients must show to reach its ports, where that is restricted.
+    /// Token that clients must show to reach its ports, where that is restricted.
     #[serde(default)]
     pub traffic_token: Option<String>,
     /// Latest snapshot it descends from; none if it was booted and never snapshotted.
     pub snapshot: Option<String>,
     /// Sandbox it was forked from.
     pub forked_from: Option<String>,
-    /// Where its guest came from.
+    /// Boot mode of its guest.
     pub boot_mode: Option<BootMode>,
     /// Engine that isolates its guest, or did last; none: it had none yet.
     #[serde(default)]
@@ -117,13 +117,13 @@ pub struct SandboxRecord {
     pub changed_ms: u64,
 }
 
-/// What a snapshot was taken for.
+/// Purpose of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
     /// A template, booted; creates start from it.
     Template,
-    /// Somebody asked for it: it stays until it is removed.
+    /// Requested by a caller: it stays until it is removed.
     Asked,
     /// A fork; goes when nothing descends from it.
     Fork,
@@ -138,9 +138,9 @@ pub enum Purpose {
 pub struct SnapshotRecord {
     /// Letters and digits.
     pub id: String,
-    /// What somebody called it.
+    /// Name that its creator gave it.
     pub name: Option<String>,
-    /// What it was taken for.
+    /// Purpose that it was taken for.
     pub purpose: Purpose,
     /// Sandbox it was taken of; empty for a template's.
     pub sandbox: String,
@@ -156,7 +156,7 @@ pub struct SnapshotRecord {
     pub site: SiteSettings,
     /// Template it descends from.
     pub template: String,
-    /// What it depends on besides its parents.
+    /// Fingerprint of what it depends on besides its parents.
     pub fingerprint: String,
     /// Resources a guest made from it has.
     #[serde(flatten)]
@@ -168,7 +168,7 @@ pub struct SnapshotRecord {
     pub parent: Option<String>,
     /// Stays though nothing descends from it.
     pub kept: bool,
-    /// How long the guest stood still, in milliseconds.
+    /// Time for which the guest stood still, in milliseconds.
     pub stopped_ms: f64,
     /// From the request to its completion, in milliseconds.
     pub total_ms: f64,

@@ -1,4 +1,4 @@
-//! How restored sandboxes of this host get their memory, and what the engines cost: measured by `jiffy doctor --measure`, kept in
+//! Memory policy for restored sandboxes of this host, and the cost of the engines: measured by `jiffy doctor --measure`, kept in
 //! `<home>/host.json` with the host it was measured on, and believed only there.
 
 use jiffy_microvm::host_kvm::{self, KvmKind};
@@ -13,20 +13,20 @@ use std::path::{Path, PathBuf};
 const FORMAT: u32 = 1;
 const FILE: &str = "host.json";
 const MAX_FILE: u64 = 1 << 20;
-/// What a sandbox that idles should cost at most, in MiB (SPECIFICATION.md).
+/// Most that an idle sandbox should cost, in MiB (SPECIFICATION.md).
 const IDLE_MIB: f64 = 12.0;
 /// A policy that takes more memory, but not more than that, is worth it if it takes at most this part of the time.
 const WORTH: f64 = 0.9;
 /// One that takes more than that must at least halve the time: memory bounds how many sandboxes a host holds.
 const WORTH_BEYOND_IDLE: f64 = 0.5;
 
-/// Where a restored guest's memory comes from.
+/// Source of a restored guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RestorePolicy {
     /// Mapped from the snapshot, page by page.
     Map,
-    /// What a guest touches when it wakes up is read at once, the rest mapped.
+    /// Pages that a guest touches when it wakes up are read at once, the rest mapped.
     CopyWorkingSet,
     /// Everything is read at once.
     CopyAll,
@@ -36,7 +36,7 @@ impl RestorePolicy {
     /// All there are.
     pub const ALL: [Self; 3] = [Self::Map, Self::CopyWorkingSet, Self::CopyAll];
 
-    /// What is used where nothing was measured. Without VT-x mapping was measured to be as fast as the others, and with it faults
+    /// Returns the policy used where nothing was measured. Without VT-x mapping was measured to be as fast as the others, and with it faults
     /// cost less; it shares the page cache between siblings.
     pub fn default_for(kvm: &KvmKind) -> Self {
         match kvm {
@@ -55,7 +55,7 @@ impl fmt::Display for RestorePolicy {
     }
 }
 
-/// What the cost of a page fault depends on. A policy measured under another one says nothing.
+/// Facts that the cost of a page fault depends on. A policy measured under another one says nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostFingerprint {
@@ -121,11 +121,11 @@ impl Spread {
     }
 }
 
-/// What one policy was measured to cost.
+/// Measured cost of one policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyCost {
-    /// Which.
+    /// Policy that was measured.
     pub policy: RestorePolicy,
     /// From asking for the sandbox to its agent's word, in milliseconds.
     pub create_ms: Spread,
@@ -139,7 +139,7 @@ pub struct PolicyCost {
     pub fresh_page_us: Spread,
 }
 
-/// What an engine was measured to cost.
+/// Measured cost of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineCost {
@@ -173,15 +173,15 @@ pub fn choose(costs: &[PolicyCost]) -> Option<RestorePolicy> {
 #[serde(deny_unknown_fields)]
 pub struct HostFile {
     format: u32,
-    /// Where it was measured.
+    /// Host that it was measured on.
     pub host: HostFingerprint,
-    /// What was chosen.
+    /// Policy that was chosen.
     pub policy: RestorePolicy,
     /// Milliseconds since 1970.
     pub measured_ms: u64,
-    /// What was chosen from.
+    /// Costs that it was chosen by.
     pub costs: Vec<PolicyCost>,
-    /// What gVisor cost in the same run; none: it could not be used, or was not measured.
+    /// Cost of gVisor in the same run; none: it could not be used, or was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gvisor: Option<EngineCost>,
 }
@@ -195,7 +195,7 @@ pub struct KeepError {
 }
 
 impl HostFile {
-    /// What was measured on `host`; none if no policy was.
+    /// Returns the measurement on `host`; none if no policy was measured.
     pub fn new(
         host: HostFingerprint,
         costs: Vec<PolicyCost>,
@@ -211,13 +211,13 @@ impl HostFile {
         })
     }
 
-    /// What is kept in the data directory `home`, if it was measured on `host` and can be used.
+    /// Returns the measurement kept in the data directory `home`, if it was measured on `host` and can be used.
     pub fn of_host(home: &Path, host: &HostFingerprint) -> Option<Self> {
         let file = load(&home.join(FILE)).ok().flatten();
         file.filter(|file| file.host == *host)
     }
 
-    /// What restores of microVMs cost under the policy that was chosen.
+    /// Returns the cost of restores of microVMs under the policy that was chosen.
     pub fn microvm(&self) -> Option<&PolicyCost> {
         self.costs.iter().find(|cost| cost.policy == self.policy)
     }
@@ -268,7 +268,7 @@ pub enum PolicyReason {
     NeverMeasured,
     /// The default: what was measured was another host.
     OtherHost {
-        /// What it was.
+        /// Fingerprint in the file.
         there: HostFingerprint,
     },
     /// The default: the file cannot be used.
@@ -300,7 +300,7 @@ impl fmt::Display for PolicyReason {
 }
 
 impl PolicyInForce {
-    /// What holds for the data directory `home` on `host`.
+    /// Returns what holds for the data directory `home` on `host`.
     pub fn find(home: &Path, host: &HostFingerprint) -> Self {
         let default = |why| Self {
             policy: RestorePolicy::default_for(&host.kvm_kind()),

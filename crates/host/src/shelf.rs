@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What shows that a file was replaced: inode and change time.
+/// Stamp that shows that a file was replaced: inode and change time.
 pub(crate) type Stamp = [(u64, i64, i64); 3];
 
 /// The templates of one host, by what they are called and by what they were when snapshots were taken.
@@ -18,7 +18,7 @@ pub(crate) struct Shelf {
     host: Host,
     /// Templates as they are now, by name.
     prepared: Mutex<HashMap<String, (Stamp, Arc<Prepared>)>>,
-    /// What they were when snapshots were taken that are in use, by [`Prepared::image_name`].
+    /// Versions that snapshots in use were taken of, by [`Prepared::image_name`].
     older: Mutex<HashMap<String, Arc<Prepared>>>,
 }
 
@@ -37,7 +37,7 @@ impl Shelf {
         &self.host
     }
 
-    /// What shows whether template, VMM and agent are what they were.
+    /// Returns a stamp of template, VMM and agent, which changes when one is replaced.
     pub(crate) fn stamp(&self, template: &str) -> io::Result<Stamp> {
         let of = |path: &Path| {
             let metadata = fs::metadata(path)?;
@@ -97,13 +97,13 @@ impl Shelf {
         }
     }
 
-    /// Whether `template` is still what it was when a snapshot was taken of the version that is called `taken`.
+    /// True if `template` is still what it was when a snapshot was taken of the version that is called `taken`.
     pub(crate) fn serves(&self, template: &str, taken: Option<&str>) -> bool {
         match (self.host.templates().manifest(template), taken) {
             // Names change hands: what it is called counts for nothing.
             (Ok(now), Some(taken)) => taken.rsplit('@').next() == Some(&*now.version()),
             (Err(TemplateError::Unknown { .. }), Some(_)) => false,
-            // What cannot be told stays.
+            // A snapshot stays if this cannot be told.
             _ => true,
         }
     }

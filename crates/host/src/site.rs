@@ -1,7 +1,7 @@
 //! Certificate authorities and proxy of the network that guests are in, checked.
 //!
-//! What guests are given are certificates that were parsed here and encoded anew: nothing of a file
-//! but its certificates gets into a guest.
+//! Guests are given certificates that were parsed here and encoded anew: nothing of a file but its
+//! certificates gets into a guest.
 
 mod subject_hash;
 
@@ -31,9 +31,9 @@ pub enum SiteError {
     /// Too much text.
     #[error("{bytes} bytes of certificates are more than the {most} that are allowed")]
     TooLong {
-        /// How much.
+        /// Size, in bytes.
         bytes: usize,
-        /// How much there may be.
+        /// Largest size that is allowed, in bytes.
         most: usize,
     },
     /// A private key is nobody's business but its owner's.
@@ -49,7 +49,7 @@ pub enum SiteError {
     Label {
         /// Counted from 1.
         entry: usize,
-        /// What PEM calls it.
+        /// Label of the PEM block.
         label: String,
     },
     /// Broken.
@@ -151,7 +151,7 @@ pub fn proxy(url: &str, no_proxy: &str) -> Result<ProxySettings, SiteError> {
     }
 }
 
-/// Whether it can stand in an environment, between quotes and in a command line of Java's.
+/// True if it can stand in an environment, between quotes and in a command line of Java's.
 fn is_proxy(url: &str) -> bool {
     let plain = |b: u8| b.is_ascii_graphic() && !br#""'\`$;<>{}|^"#.contains(&b);
     let rest = url.strip_prefix("http://").or(url.strip_prefix("https://"));

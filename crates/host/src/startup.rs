@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 const PAUSE: Duration = Duration::from_millis(50);
 /// Longest a port or page may take to answer one try.
 const TRY: Duration = Duration::from_secs(5);
-/// What is kept of a start command's output, to be shown if it fails.
+/// Lines of a start command's output that are kept, to be shown if it fails.
 const TAIL_LINES: usize = 20;
 const TAIL_BYTES: usize = 4 * 1024;
 
@@ -39,7 +39,7 @@ pub enum StartupError {
     Ended {
         /// The command.
         command: String,
-        /// How it ended.
+        /// Exit status, in words.
         status: String,
         /// Its last lines.
         output: String,
@@ -50,9 +50,9 @@ pub enum StartupError {
         said(output)
     )]
     NotReady {
-        /// How long was waited.
+        /// Time that was waited.
         seconds: u32,
-        /// What the last try met.
+        /// Result of the last try.
         last: String,
         /// Last lines of the start command.
         output: String,

@@ -1,11 +1,11 @@
-//! What whoever made a sandbox decided about it.
+//! Settings chosen by a sandbox's creator.
 
 use jiffy_engine::NetworkRules;
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What happens when a sandbox's time is over.
+/// Action at a sandbox's timeout.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnTimeout {
@@ -16,11 +16,11 @@ pub enum OnTimeout {
     Pause,
 }
 
-/// What a sandbox may reach and who may reach it.
+/// Addresses that a sandbox may reach, and rules for reaching it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Network {
-    /// Whether the internet may be reached at all; none: yes.
+    /// Access to the internet at all; none: allowed.
     pub allow_internet_access: Option<bool>,
     /// CIDR, address, name or `*.name`; wins over `deny_out`.
     pub allow_out: Vec<String>,
@@ -31,20 +31,20 @@ pub struct Network {
     /// Most megabits of a second that it may send.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress_mbps: Option<u32>,
-    /// Whether its ports want the traffic token.
+    /// True if its ports want the traffic token.
     pub restrict_traffic: bool,
     /// `Host` that its servers see; `${PORT}` is the port.
     pub mask_request_host: Option<String>,
 }
 
 impl Network {
-    /// What it may reach.
+    /// Returns the egress rules.
     pub fn rules(&self) -> NetworkRules {
         NetworkRules {
             internet: self.allow_internet_access != Some(false),
             allow_out: self.allow_out.clone(),
             deny_out: self.deny_out.clone(),
-            // Whoever wrote them down has checked them.
+            // The addresses were checked before they were written down.
             dns_servers: self
                 .dns_servers
                 .iter()
@@ -55,7 +55,7 @@ impl Network {
     }
 }
 
-/// What whoever made a sandbox decided about it.
+/// Settings chosen by a sandbox's creator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Terms {
@@ -65,13 +65,13 @@ pub struct Terms {
     pub metadata: BTreeMap<String, String>,
     /// Time it was last given, in seconds; none: it has no limit.
     pub timeout_s: Option<u64>,
-    /// What happens when its time is over.
+    /// Action at its timeout.
     pub on_timeout: OnTimeout,
-    /// Whether traffic wakes it.
+    /// True if traffic wakes it.
     pub auto_resume: bool,
-    /// Whether its agent wants an access token.
+    /// True if its agent wants an access token.
     pub secure: bool,
-    /// What it may reach and who may reach it.
+    /// Addresses that it may reach, and rules for reaching it.
     pub network: Network,
     /// Certificate authorities and proxy beside those of the host.
     #[serde(skip_serializing_if = "SiteSettings::is_empty")]

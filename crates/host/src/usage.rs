@@ -1,4 +1,4 @@
-//! What sandboxes used over time.
+//! Resources that sandboxes used over time.
 
 use jiffy_engine::{GuestUsage, SandboxSize};
 use serde::Serialize;
@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 /// Samples kept of each sandbox: an hour of them at one every ten seconds.
 pub(crate) const KEPT: usize = 360;
 
-/// What a sandbox used at one moment. Sizes in bytes.
+/// Resources that a sandbox used at one moment. Sizes in bytes.
 ///
 /// As the host sees it: memory is what the guest ever touched and did not give back, so its page cache is part of it; disk is what it
 /// wrote since its last snapshot. [`crate::Sandboxes::measure`] asks the guest itself.
@@ -60,7 +60,7 @@ impl History {
         self.samples.push_back(sample);
     }
 
-    /// What a guest of `size` uses at `now_ms`, which is not kept: looks in between do not shorten
+    /// Returns what a guest of `size` uses at `now_ms`, which is not kept: looks in between do not shorten
     /// the history. Processors are those since the sample before.
     pub fn peek(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> Sample {
         let sample = self.sample(now_ms, size, usage);

@@ -5,7 +5,7 @@ mod support;
 
 use support::{Guest, base, size, until};
 
-/// What a guest and its VMM may take more or less than was reckoned, in MiB: page tables, caches, the VMM's own memory.
+/// Tolerance for a guest and its VMM, in MiB: page tables, caches, the VMM's own memory.
 const SLACK: u64 = 24;
 
 /// Leaves `mib` MiB of written memory in use until the file is removed.
@@ -143,7 +143,7 @@ async fn memory_that_a_process_freed_goes_back_to_the_host() {
         return;
     };
     let guest = Guest::boot(&prepared, &size(1, 512)).await;
-    // What a first run of the program leaves in the page cache is not what this is about.
+    // A first run of the program fills the page cache.
     guest.python("pass").await;
     let idle = guest.resident();
     let spec = r#"

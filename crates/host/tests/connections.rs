@@ -85,7 +85,7 @@ held['boxed'] = (crossed, (inner, outer))
     guest.run(&["sh", "-c", &script, "sh", &mine, &alone]).await;
 }
 
-/// What the programs say of their connections.
+/// Asks the programs about their connections.
 async fn ask(guest: &Guest) -> String {
     let program = "import socket
 for name in 'mine', 'alone':
@@ -174,7 +174,7 @@ fn sniff() -> mpsc::Receiver<Vec<u8>> {
     frames
 }
 
-/// Whether an Ethernet frame carries TCP.
+/// True if an Ethernet frame carries TCP.
 fn is_tcp(frame: &[u8]) -> bool {
     match frame.get(12..14) {
         Some([0x08, 0x00]) => frame.get(23) == Some(&6),

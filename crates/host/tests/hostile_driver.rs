@@ -27,12 +27,12 @@ use support::{programs, skip, wire};
 
 /// Scripts that are run; each takes less than a second.
 const SEEDS: u64 = 8;
-/// What a VMM may take beside its guest's memory, in MiB.
+/// Memory that a VMM may take beside its guest's, in MiB.
 const OVERHEAD_MIB: u64 = 48;
 /// Longest time without a word of the VMM; slow hosts need a fraction of it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What became of a VMM.
+/// Result of a run of a VMM.
 struct Outcome {
     cause: StopCause,
     status: ExitStatus,
@@ -173,7 +173,7 @@ fn attack(kernel: &File, seed: u64, tap: &File) -> Outcome {
     }
 }
 
-/// How a process ended, and the most memory that it had resident, in MiB.
+/// Waits for a process; returns its end, and the most memory that it had resident, in MiB.
 fn wait(child: Child) -> (ExitStatus, u64) {
     let mut status = 0;
     // SAFETY: all zeroes are a valid `rusage`, which is plain integers.
@@ -245,7 +245,7 @@ fn a_hostile_driver_ends_its_guest_in_order_and_harms_nothing_else() {
     assert_eq!(met, ["balloon", "blk0", "blk1", "net", "rng", "vsock"]);
 }
 
-/// How many seeds to run; JIFFY_SEEDS asks for more than the usual.
+/// Count of seeds to run; JIFFY_SEEDS asks for more than the usual.
 fn seeds() -> u64 {
     let asked = std::env::var("JIFFY_SEEDS").ok();
     asked.and_then(|n| n.parse().ok()).unwrap_or(SEEDS)

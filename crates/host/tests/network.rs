@@ -60,7 +60,7 @@ fn serve(port: u16, work: impl Fn(TcpStream) -> io::Result<()> + Send + Sync + '
     thread::spawn(move || {
         for stream in listener.incoming() {
             let work = work.clone();
-            // What breaks is the guest's to notice.
+            // The guest notices a broken connection.
             thread::spawn(move || work(stream.unwrap()));
         }
     });

@@ -1,4 +1,4 @@
-//! What the host has left, read from the kernel.
+//! Free resources of the host, read from the kernel.
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::statvfs;
@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How long tasks stood still for want of something, in percent of the last ten seconds.
+/// Share of time that tasks stalled for want of a resource, in percent of the last ten seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pressure {
     /// Some task waited for a processor.
@@ -19,7 +19,7 @@ pub struct Pressure {
     pub io_full: f64,
 }
 
-/// What the host has left. What a kernel does not tell is none, and nothing is refused for it.
+/// Free resources of the host. A figure that the kernel does not tell is none and refuses nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct HostFigures {
     /// Memory there is, in MiB: the machine's, or the control group's limit if that is less.

@@ -1,4 +1,4 @@
-//! Who may have memory of this host, decided before anything is begun.
+//! Admission: decides which guests may have memory of this host, before anything is begun.
 //!
 //! Every guest has a [`Place`] from the decision that it may come up until it is gone. Two kinds of figures decide: what was promised
 //! (places, in sandboxes and in what they may grow to), which cannot be overrun however many ask at once; and what the kernel
@@ -14,19 +14,19 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What a guest takes until its agent has answered, in MiB: one that boots touches 44, one that is restored far less.
+/// Memory that a guest takes until its agent has answered, in MiB: one that boots touches 44, a restored one far less.
 const BIRTH_MIB: u64 = 48;
 /// Tasks and descriptors that one sandbox takes, and how many are left to everybody else.
 const TASKS_EACH: u64 = 12;
 const DESCRIPTORS_EACH: u64 = 14;
 const SPARE: u64 = 256;
 
-/// What a host may be used for.
+/// Limits of the use of a host.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
     /// Most sandboxes that run at once; none: as many as the rest allows.
     pub sandboxes: Option<usize>,
-    /// What all guests together may grow to, in multiples of the host's memory. An idle guest holds 2 to 12 MiB of the 512 it may
+    /// Sum that all guests may grow to, in multiples of the host's memory. An idle guest holds 2 to 12 MiB of the 512 it may
     /// grow to, so counting each in full would leave a host empty. With 8, each guest can use an eighth of its memory, five times
     /// what an idle one holds, before the host is full; if they grow at once, the reserve and memory pressure close the door.
     pub memory_overcommit: f64,
@@ -61,7 +61,7 @@ impl Default for Limits {
     }
 }
 
-/// What a host is short of.
+/// Resource that a host is short of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Shortage {
     /// As many sandboxes run as may.
@@ -113,7 +113,7 @@ impl Shortage {
         }
     }
 
-    /// Whether giving up what is only waiting would help.
+    /// True if ending the guests that only wait would help.
     pub(crate) fn is_of_waiting(self) -> bool {
         matches!(self, Self::Promised | Self::PromisedDisk | Self::Memory)
     }
@@ -145,7 +145,7 @@ pub(crate) enum Occupant {
     Waiting,
 }
 
-/// What was promised.
+/// Resources promised to guests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Promised {
     /// Sandboxes that have a guest or are getting one.
@@ -154,11 +154,11 @@ pub struct Promised {
     pub waiting: usize,
     /// Guests that are coming up.
     pub coming_up: usize,
-    /// What all of them may grow to, in MiB.
+    /// Memory that all of them may grow to, in MiB.
     pub memory_mib: u64,
-    /// What all of them may write to the host's disk, in MiB.
+    /// Disk space that all of them may write of the host, in MiB.
     pub disk_mib: u64,
-    /// How often something was refused, by what was short.
+    /// Count of refusals by the resource that was short.
     pub refused: BTreeMap<Shortage, u64>,
 }
 
@@ -193,17 +193,17 @@ impl Admission {
         }
     }
 
-    /// What was promised so far.
+    /// Returns what was promised so far.
     pub fn promised(&self) -> Promised {
         lock(&self.promised).clone()
     }
 
-    /// What the host has left.
+    /// Reads the free resources of the host.
     pub fn figures(&self) -> HostFigures {
         self.host.read()
     }
 
-    /// What all guests together may grow to, in MiB, if the host tells how much memory it has.
+    /// Returns what all guests together may grow to, in MiB, if the host tells how much memory it has.
     pub fn memory_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
         let total = figures.memory_total_mib?;
         Some((total as f64 * self.limits.memory_overcommit) as u64)
@@ -226,7 +226,7 @@ impl Admission {
         Ok(self.enter(&mut promised, occupant, size, true))
     }
 
-    /// Whether the host can bear one more guest for a moment, in the place of one that is there.
+    /// Checks that the host can bear one more guest for a moment, in the place of one that is there.
     pub fn bears_exchange(&self) -> Result<(), Refusal> {
         let figures = self.host.read();
         let mut promised = lock(&self.promised);
@@ -264,7 +264,7 @@ impl Admission {
         place
     }
 
-    /// Whether what was promised leaves room.
+    /// Checks that what was promised leaves room.
     fn fits(
         &self,
         figures: &HostFigures,
@@ -305,7 +305,7 @@ impl Admission {
                 ),
             );
         }
-        // Where disks are promised more than once, one guest may have as much as it likes.
+        // One guest may have as much as it likes where disks are promised more than once.
         let one = match self.limits.disk_overcommit > 1.0 {
             true => size.disk_mib,
             false => 0,
@@ -352,7 +352,7 @@ impl Admission {
         reserve.unwrap_or_else(|| (total / 20).max(512))
     }
 
-    /// Whether the host has enough left of everything, beside what `coming_up` guests are about to take.
+    /// Checks that the host has enough left of everything, beside what `coming_up` guests are about to take.
     fn has_left(&self, figures: &HostFigures, coming_up: usize) -> Result<(), Refusal> {
         let guests = u64::try_from(coming_up)
             .unwrap_or(u64::MAX)

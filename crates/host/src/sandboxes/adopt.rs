@@ -58,7 +58,7 @@ impl<E: Engine> Sandboxes<E> {
         }
     }
 
-    /// How many guests run on when this process ends, for the next daemon to find.
+    /// Returns the count of guests that run on when this process ends, for the next daemon to find.
     pub fn kept(&self) -> usize {
         let entries = lock(&self.0.entries);
         entries.values().filter(|e| e.guest().is_some()).count()

@@ -1,5 +1,5 @@
-//! What is done for snapshots in the background, one thing at a time: those that are kept are sealed, and what the warm pool was
-//! restored from stays in memory.
+//! Background work on snapshots, one at a time: writes the checksums of those that are kept, and keeps in memory what the warm
+//! pool was restored from.
 
 use super::entry::lock;
 use super::{Inner, OperationError, Sandboxes, detached};

@@ -1,11 +1,11 @@
-//! What sandboxes reached, also before they last slept.
+//! Connections of sandboxes, also those from before they last slept.
 
 use super::entry::lock;
 use super::{OperationError, Sandboxes};
 use jiffy_engine::{ConnectionLog, Connections, Engine};
 use std::sync::Arc;
 
-/// What earlier guests of a sandbox reached.
+/// Connections of earlier guests of a sandbox.
 #[derive(Default)]
 pub(crate) struct Reached {
     past: Connections,
@@ -21,19 +21,19 @@ impl Reached {
         }
     }
 
-    /// Nobody may ask any more.
+    /// Removes all, as the record is no longer served.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// What came before, and where what came last can be read, in order.
+    /// Returns the earlier connections, and where the last ones can be read, in order.
     pub fn all(&self) -> (Connections, Option<Arc<dyn ConnectionLog>>) {
         (self.past.clone(), self.last.clone())
     }
 }
 
 impl<E: Engine> Sandboxes<E> {
-    /// What a sandbox reached, or tried to, as long as this daemon has had it: the newest, oldest first.
+    /// Returns the connections that a sandbox made or tried while this daemon has had it: the newest, oldest first.
     pub async fn connections(&self, id: &str) -> Result<Connections, OperationError> {
         let entry = self.entry(id)?;
         // Guests are asked in the order in which they lived.

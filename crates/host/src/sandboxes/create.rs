@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a sandbox starts from.
+/// Template or snapshot that a sandbox starts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
@@ -26,10 +26,10 @@ pub enum Source {
     Snapshot(String),
 }
 
-/// What is wanted of a new sandbox.
+/// Specification of a new sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateSpec {
-    /// What it starts from.
+    /// Template or snapshot that it starts from.
     pub source: Source,
     /// Resources; a snapshot decides for itself.
     #[serde(default)]
@@ -37,7 +37,7 @@ pub struct CreateSpec {
     /// Environment of every process in it; none at all: a snapshot's.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// What its maker decides.
+    /// Settings that its creator chose.
     #[serde(default)]
     pub terms: Terms,
     /// Name that it is called by, unique among its owner's.
@@ -58,7 +58,7 @@ pub(super) struct NewEntry {
     pub forked_from: Option<String>,
 }
 
-/// Where a new guest comes from.
+/// Origin of a new guest.
 pub(super) struct Origin<A> {
     pub unassigned: A,
     pub mode: BootMode,

@@ -142,7 +142,7 @@ impl<E: Engine> Sandboxes<E> {
 
     async fn expire(&self, entry: &Arc<Entry<E::Guest>>) {
         let _turn = entry.turn.lock().await;
-        // Whoever had the turn before may have given it more time.
+        // An operation that was ahead may have given it more time.
         let record = entry.record();
         let over = record.deadline_ms.is_some_and(|d| d <= now_ms());
         if record.state != State::Running || !over {

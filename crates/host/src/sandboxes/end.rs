@@ -98,7 +98,7 @@ impl<E: Engine> Sandboxes<E> {
         Ok(record)
     }
 
-    /// What needs a snapshot, in words: sandboxes with their names, and snapshots.
+    /// Describes what needs a snapshot: sandboxes with their names, and snapshots.
     fn user_of(&self, id: &str) -> Option<String> {
         let sandboxes = self.0.indexes.users.some_of(id, MAX_NAMED_USERS + 1);
         let sandboxes = sandboxes.into_iter().map(|id| {
@@ -155,7 +155,7 @@ impl<E: Engine> Sandboxes<E> {
         for id in doomed {
             match self.remove(&id).await {
                 Ok(record) => removed.push(record),
-                // Somebody else was faster.
+                // Another request was faster.
                 Err(OperationError::Unknown { .. }) => {}
                 Err(e) => return Err(e),
             }

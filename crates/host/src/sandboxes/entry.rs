@@ -15,10 +15,10 @@ use tokio::sync::watch;
 /// Bytes of a console that are kept when its guest has ended by itself.
 const MAX_LAST_WORDS: usize = 16 << 10;
 
-/// What is found by what records of sandboxes say.
+/// Indexes over the records of sandboxes.
 #[derive(Debug, Default)]
 pub(crate) struct EntryIndexes {
-    /// What descends from each snapshot.
+    /// Descendants of each snapshot.
     pub users: SnapshotUsers,
     /// Names of those that are not killed.
     pub names: SandboxNames,
@@ -41,17 +41,17 @@ pub(crate) struct Entry<G> {
     record: Mutex<SandboxRecord>,
     indexes: Arc<EntryIndexes>,
     guest: Mutex<Option<Arc<G>>>,
-    /// What it takes of the host, from before its guest comes up until that is gone.
+    /// Resources that it takes of the host, from before its guest comes up until that is gone.
     place: Mutex<Option<Place>>,
-    /// What it used.
+    /// Resources that it used over time.
     pub history: Mutex<History>,
-    /// What its earlier guests reached.
+    /// Connections of its earlier guests.
     pub reached: Mutex<Reached>,
     /// Console of a guest that ended by itself, as far as it is kept.
     last_words: Mutex<Option<String>>,
-    /// Whether its time is over and that is being acted upon.
+    /// True while its timeout is being acted upon.
     expiring: AtomicBool,
-    /// Whether it is being killed.
+    /// True while it is being killed.
     ending: watch::Sender<bool>,
     /// Told whenever its record changes.
     changed: watch::Sender<()>,
@@ -123,7 +123,7 @@ impl<G: Guest> Entry<G> {
         lock(&self.record).state.name()
     }
 
-    /// Whether it was killed before `limit_ms`, in milliseconds since 1970.
+    /// True if it was killed before `limit_ms`, in milliseconds since 1970.
     pub fn was_killed_before(&self, limit_ms: u64) -> bool {
         let record = lock(&self.record);
         record.state == State::Killed && record.changed_ms < limit_ms
@@ -140,7 +140,7 @@ impl<G: Guest> Entry<G> {
         record.deadline_ms.filter(|_| counts)
     }
 
-    /// Whether the caller is the one to act upon its deadline.
+    /// Returns true to the one caller that is to act upon its deadline.
     pub fn begin_expiring(&self) -> bool {
         !self.expiring.swap(true, Ordering::AcqRel)
     }
@@ -149,13 +149,13 @@ impl<G: Guest> Entry<G> {
         self.expiring.store(false, Ordering::Release);
     }
 
-    /// Whether it belongs to this key and was not killed.
+    /// True if it belongs to this key and was not killed.
     pub fn is_alive_of(&self, owner: &str) -> bool {
         let record = lock(&self.record);
         record.state != State::Killed && record.terms.owner.as_deref() == Some(owner)
     }
 
-    /// Whether it is alive, and its agent's token fits.
+    /// True if it is alive, and its agent's token fits.
     pub fn has_token(&self, fits: impl Fn(&str) -> bool) -> bool {
         let record = lock(&self.record);
         matches!(record.state, State::Running | State::Paused)
@@ -211,7 +211,7 @@ impl<G: Guest> Entry<G> {
         }
     }
 
-    /// Whether it has a place.
+    /// True if it has a place.
     pub fn has_place(&self) -> bool {
         lock(&self.place).is_some()
     }
@@ -267,7 +267,7 @@ impl<G: Guest> Entry<G> {
         }
     }
 
-    /// Where what its guest reaches is recorded.
+    /// Returns the record of its guest's connections.
     pub fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
         self.guest()?.connections()
     }

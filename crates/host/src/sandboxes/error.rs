@@ -8,7 +8,7 @@ use crate::startup::StartupError;
 use jiffy_engine::{EngineError, SizeError};
 use std::time::Duration;
 
-/// What sort an error is, and what an HTTP interface says to it.
+/// Class of an error, by which an HTTP interface chooses its status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// There is nothing of that name: 404.
@@ -53,7 +53,7 @@ pub enum OperationError {
     Unknown {
         /// Sandbox or snapshot.
         what: &'static str,
-        /// What was asked for.
+        /// Id or name in the request.
         id: String,
         /// Command that lists them.
         list: &'static str,
@@ -61,9 +61,9 @@ pub enum OperationError {
     /// A short id that could be several.
     #[error("`{id}` could be {}: give more of the id", candidates.join(" or "))]
     Ambiguous {
-        /// What was asked for.
+        /// Id or name in the request.
         id: String,
-        /// What it could be.
+        /// Sandboxes that it could be.
         candidates: Vec<String>,
     },
     /// The sandbox cannot do that now.
@@ -95,7 +95,7 @@ pub enum OperationError {
     InUse {
         /// Snapshot.
         id: String,
-        /// What needs it.
+        /// Sandbox or snapshot that needs it.
         user: String,
     },
     /// No name of a sandbox.
@@ -106,7 +106,7 @@ pub enum OperationError {
     /// Another sandbox has the name.
     #[error("the name `{name}` is that of sandbox {holder}: choose another, or rename that one")]
     NameTaken {
-        /// What was asked for.
+        /// Name in the request.
         name: String,
         /// Sandbox that has it.
         holder: String,
@@ -114,7 +114,7 @@ pub enum OperationError {
     /// More or fewer children than a fork has.
     #[error("cannot fork {count} children: choose 1 to {most}")]
     Count {
-        /// What was asked for.
+        /// Count in the request.
         count: usize,
         /// Most there can be.
         most: usize,
@@ -128,7 +128,7 @@ pub enum OperationError {
     /// An engine that makes no sandboxes here.
     #[error("{}", no_engine(wanted, *known, usable))]
     NoEngine {
-        /// What was asked for.
+        /// Size in the request.
         wanted: String,
         /// It exists, and cannot be used.
         known: bool,
@@ -154,12 +154,12 @@ pub enum OperationError {
     /// The engine.
     #[error("cannot {operation}: {source}")]
     Engine {
-        /// What was being done, on what.
+        /// Operation, and its object.
         operation: String,
         /// Why not.
         source: EngineError,
     },
-    /// What the template starts did not get ready.
+    /// The start command of the template did not get ready.
     #[error("cannot start template `{template}`: {source}")]
     Startup {
         /// Template.
@@ -191,7 +191,7 @@ pub enum OperationError {
     /// The host has no room for it now. Nothing was begun.
     #[error("{what}; try again in {} s", retry_after.as_secs())]
     Busy {
-        /// What it is short of, and what can be done.
+        /// Resource that is short, and what can be done.
         what: String,
         /// When to ask again.
         retry_after: Duration,
@@ -199,7 +199,7 @@ pub enum OperationError {
     /// The host can never have room for it.
     #[error("{what}")]
     TooLarge {
-        /// What is too large, and what could be had.
+        /// Resource that is too large, and what could be had.
         what: String,
     },
     /// The owner's budget has no room.
@@ -229,12 +229,12 @@ impl OperationError {
         move |source| Self::Engine { operation, source }
     }
 
-    /// Whether it is the caller's mistake rather than the host's.
+    /// True if it is the caller's mistake rather than the host's.
     pub fn is_refusal(&self) -> bool {
         !matches!(self.kind(), ErrorKind::Busy | ErrorKind::Failed)
     }
 
-    /// What sort of error it is.
+    /// Returns the class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Unknown { .. } => ErrorKind::Unknown,

@@ -11,10 +11,10 @@ use tracing::Instrument;
 /// Most children of one fork.
 pub(crate) const MOST: usize = 1000;
 
-/// What became of one child.
+/// Result of one child.
 pub type Child = Result<SandboxRecord, OperationError>;
 
-/// What came of a fork.
+/// Result of a fork.
 #[derive(Debug)]
 pub struct ForkReport {
     /// The snapshot all children start from.

@@ -60,14 +60,14 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
-/// How a host is run.
+/// Options of a host.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Restored sandboxes that wait for their creator, per template and size in use.
     pub warm: usize,
     /// Time between two looks at whether what they were restored from is still in memory.
     pub tend: Duration,
-    /// What the host may be used for.
+    /// Limits of the use of the host.
     pub limits: Limits,
     /// Time between two looks at what each sandbox uses.
     pub sample: Duration,
@@ -102,7 +102,7 @@ struct Inner<E: Engine> {
     /// Held from a change of snapshots' records in memory or in the journal to that in the other, so that both see changes in
     /// one order, and no reader waits for the disk. Locked before `snapshots`.
     snapshot_changes: Mutex<()>,
-    /// What is found by what records of sandboxes say.
+    /// Indexes over the records of sandboxes.
     indexes: Arc<EntryIndexes>,
     /// Removes files of snapshots.
     remover: Remover,
@@ -118,7 +118,7 @@ struct Inner<E: Engine> {
     under_way: watch::Sender<usize>,
     /// Nothing is begun any more.
     closing: AtomicBool,
-    /// What the last sweep saw.
+    /// Size of all snapshots as the last round of gc saw it.
     snapshot_bytes: AtomicU64,
     /// Told when a deadline may have changed.
     deadlines: Arc<Notify>,
@@ -131,7 +131,7 @@ struct Inner<E: Engine> {
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     /// Certificate authorities and proxy of all sandboxes.
     site: SiteSettings,
-    /// What tells template snapshots with other ones apart; empty: there are none.
+    /// Mark that tells template snapshots with other site settings apart; empty: there are none.
     site_mark: String,
 }
 
@@ -307,12 +307,12 @@ impl<E: Engine> Sandboxes<E> {
         found
     }
 
-    /// How many snapshots there are.
+    /// Returns the count of snapshots.
     pub fn snapshot_count(&self) -> usize {
         lock(&self.0.snapshots).len()
     }
 
-    /// Which network sandboxes have on this host, in a few words.
+    /// Describes the network of sandboxes on this host, in a few words.
     pub fn network(&self) -> String {
         self.0.engine.network()
     }
@@ -322,17 +322,17 @@ impl<E: Engine> Sandboxes<E> {
         self.0.engine.engines()
     }
 
-    /// How many restored sandboxes wait in the warm pool.
+    /// Returns the count of restored sandboxes in the warm pool.
     pub fn warm(&self) -> usize {
         self.0.pool.len()
     }
 
-    /// What was promised to sandboxes and the warm pool, and what was refused.
+    /// Returns what was promised to sandboxes and the warm pool, and what was refused.
     pub fn promised(&self) -> Promised {
         self.0.admission.promised()
     }
 
-    /// What the host has left, and what all guests together may grow to, in MiB.
+    /// Returns the free resources of the host, and what all guests together may grow to, in MiB.
     pub fn host_figures(&self) -> (HostFigures, Option<u64>) {
         let figures = self.0.admission.figures();
         (figures, self.0.admission.memory_limit_mib(&figures))

@@ -1,4 +1,4 @@
-//! What operations are under way and how they went, and what sandboxes use.
+//! Operations under way and their durations, and resources that sandboxes use.
 
 use super::entry::{Entry, lock};
 use super::{Inner, OperationError, Sandboxes, detached};
@@ -19,7 +19,7 @@ use tracing::Instrument;
 const BATCH: usize = 32;
 /// Time a guest has to say what it uses.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// How long whoever comes while the daemon leaves is asked to wait for the next.
+/// Time after which a client that comes while the daemon leaves is asked to come again.
 const NEXT_DAEMON: Duration = Duration::from_secs(2);
 
 /// More of what the scrape shows.
@@ -99,7 +99,7 @@ impl<E: Engine> Sandboxes<E> {
         idle
     }
 
-    /// What a sandbox used from `start_ms` to `end_ms` (milliseconds since 1970), as the host saw it, oldest first.
+    /// Returns what a sandbox used from `start_ms` to `end_ms` (milliseconds since 1970), as the host saw it, oldest first.
     pub fn metrics(
         &self,
         id: &str,
@@ -109,7 +109,7 @@ impl<E: Engine> Sandboxes<E> {
         Ok(lock(&self.entry(id)?.history).between(start_ms, end_ms))
     }
 
-    /// What a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a moment.
+    /// Returns what a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a moment.
     pub async fn measure(&self, id: &str) -> Result<Sample, OperationError> {
         let entry = self.entry(id)?;
         let guest = entry.running(crate::record::Operation::Connect, "measure")?;
@@ -145,7 +145,7 @@ impl<E: Engine> Sandboxes<E> {
         })
     }
 
-    /// What a sandbox uses now, as the host sees it; none: it does not run. Wakes nobody.
+    /// Returns what a sandbox uses now, as the host sees it; none: it does not run. Wakes no guest.
     pub fn usage_now(&self, id: &str) -> Result<Option<Sample>, OperationError> {
         let entry = self.entry(id)?;
         let usage = entry.guest().and_then(|guest| guest.usage());
@@ -153,12 +153,12 @@ impl<E: Engine> Sandboxes<E> {
         Ok(usage.map(|usage| history.peek(now_ms(), entry.size(), usage)))
     }
 
-    /// How long guests took to come up, by where they came from.
+    /// Returns the durations of boots, by mode.
     pub fn boot_times(&self) -> Vec<BootTimes> {
         self.0.metrics.boots()
     }
 
-    /// How many sandboxes there are in each state that is in use.
+    /// Returns the count of sandboxes in each state that is in use.
     pub fn states(&self) -> BTreeMap<&'static str, usize> {
         let mut states = BTreeMap::new();
         for entry in lock(&self.0.entries).values() {

@@ -38,7 +38,7 @@ pub struct OwnerUsage {
 }
 
 impl SandboxRecord {
-    /// Whether it counts as paused in its owner's budget: it sleeps, or will when its time is over.
+    /// True if it counts as paused in its owner's budget: it sleeps, or will at its timeout.
     pub(super) fn has_paused_place(&self) -> bool {
         match self.state {
             State::Killed => false,
@@ -49,7 +49,7 @@ impl SandboxRecord {
 }
 
 impl SnapshotRecord {
-    /// Whether it counts as a snapshot in its owner's budget.
+    /// True if it counts as a snapshot in its owner's budget.
     fn is_counted(&self) -> bool {
         self.purpose == Purpose::Asked && self.kept
     }
@@ -77,7 +77,7 @@ impl<E: Engine> Sandboxes<E> {
         lock(&self.0.quota).clone()
     }
 
-    /// What sandboxes and snapshots of `owner` take. It is counted from the records themselves, a few microseconds for a
+    /// Returns what sandboxes and snapshots of `owner` take. It is counted from the records themselves, a few microseconds for a
     /// thousand of them, so that it cannot drift from what there is.
     pub fn usage_of(&self, owner: &str) -> OwnerUsage {
         let mut used = OwnerUsage::default();
@@ -178,7 +178,7 @@ impl<E: Engine> Sandboxes<E> {
         let merged = engine.merge(id).await;
         merged.map_err(OperationError::engine(format!("restore snapshot {id}")))?;
         self.measure_snapshot(id);
-        // What it lay on may be nobody's now.
+        // The snapshot below may have no owner now.
         let parent = lock(&self.0.snapshots)
             .get(id)
             .and_then(|s| s.parent.clone());

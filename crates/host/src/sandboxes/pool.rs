@@ -19,14 +19,14 @@ const DEBOUNCE: Duration = Duration::from_millis(500);
 /// Most debounces in a row: a stream of creates must not starve the pool.
 const PATIENCE: u32 = 6;
 
-/// How many sandboxes of a template wait for their creator.
+/// Counts of a template's sandboxes in the warm pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct PoolSize {
     /// Template.
     pub template: String,
-    /// How many there are to be, for each size in use.
+    /// Count that there is to be, for each size in use.
     pub wanted: usize,
-    /// How many wait now, of all sizes.
+    /// Count that waits now, of all sizes.
     pub waiting: usize,
 }
 
@@ -138,7 +138,7 @@ impl<A: UnassignedGuest> Pool<A> {
         drop(shelves);
     }
 
-    /// Whether the caller is to refill the shelf.
+    /// Returns true to the one caller that is to refill the bucket.
     fn begin_refill(&self, fingerprint: &str, template: &str, snapshot: &str) -> bool {
         let wanted = self.wanted(template);
         let mut shelves = lock(&self.shelves);
@@ -199,7 +199,7 @@ impl<A: UnassignedGuest> Pool<A> {
 }
 
 impl<E: Engine> Sandboxes<E> {
-    /// How many sandboxes wait, for each template that has a pool.
+    /// Returns the counts of sandboxes, for each template that has a pool.
     pub fn pools(&self) -> Vec<PoolSize> {
         self.0.pool.sizes()
     }
@@ -256,7 +256,7 @@ impl<E: Engine> Sandboxes<E> {
                 let Ok((record, _pin)) = this.pin(&snapshot) else {
                     break;
                 };
-                // What only waits is nobody's business to refuse: the next create looks again.
+                // A refusal is no error here: the next create looks again.
                 let Ok(place) = this.0.admission.admit(Occupant::Waiting, record.size) else {
                     break;
                 };

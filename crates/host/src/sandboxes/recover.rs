@@ -1,4 +1,4 @@
-//! What a daemon that was killed left behind, put in order.
+//! Recovery of what a killed daemon left behind.
 
 use super::OperationError;
 use crate::journal::{Change, Journal};
@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 pub(super) const DAEMON_STOPPED: &str = "the daemon was stopped while it ran";
 const SNAPSHOT_LOST: &str = "the snapshot it slept in is gone from the disk";
 
-/// What there is at the start.
+/// State found at the start.
 pub(super) struct Recovered {
     pub sandboxes: Vec<SandboxRecord>,
     pub snapshots: Vec<SnapshotRecord>,

@@ -67,7 +67,7 @@ impl SnapshotIndex {
         Some(record)
     }
 
-    /// How many there are.
+    /// Returns the count of snapshots.
     pub fn len(&self) -> usize {
         self.records.len()
     }
@@ -144,7 +144,7 @@ impl SnapshotUsers {
         }
     }
 
-    /// Whether a sandbox descends from `snapshot`.
+    /// True if a sandbox descends from `snapshot`.
     pub fn has_any(&self, snapshot: &str) -> bool {
         self.groups().of(snapshot).next().is_some()
     }

@@ -1,4 +1,4 @@
-//! What builds of templates need: sandboxes at the end of a step, and templates that are ready to be used.
+//! Operations for template builds: sandboxes at the end of a step, and templates that are ready to be used.
 
 use super::entry::lock;
 use super::snapshot::descended;
@@ -11,7 +11,7 @@ use jiffy_proto::agent::ENVD_PORT;
 use std::io;
 
 impl<E: Engine> Sandboxes<E> {
-    /// What everything made from `template` in this size depends on: another image, kernel, agent or VMM, another word.
+    /// Returns a fingerprint of what everything made from `template` in this size depends on: image, kernel, agent, VMM.
     pub async fn fingerprint(
         &self,
         template: &str,

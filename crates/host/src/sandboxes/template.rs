@@ -100,7 +100,7 @@ impl<E: Engine> Sandboxes<E> {
         Ok(())
     }
 
-    /// What the snapshot of a booted template depends on.
+    /// Returns a fingerprint of what the snapshot of a booted template depends on.
     pub(super) async fn template_fingerprint(
         &self,
         engine_name: Option<&str>,
@@ -142,7 +142,7 @@ impl<E: Engine> Sandboxes<E> {
         let engine = &self.0.engine;
         let sandbox_identity = SandboxIdentity {
             id: "template".to_owned(),
-            // What every sandbox gets is there already when it is restored, also for what runs.
+            // Site settings that every sandbox gets are there when it is restored, also for running programs.
             site: site::joined(&self.0.site, &SiteSettings::default()),
             ..SandboxIdentity::default()
         };

@@ -1,4 +1,4 @@
-//! What was agreed about a sandbox, changed while it lives.
+//! Changes of a sandbox's settings while it lives.
 
 use super::{OperationError, Sandboxes};
 use crate::record::{SandboxRecord, State};

@@ -139,7 +139,7 @@ pub async fn a_rollback_brings_back_the_same_one_as_it_was(place: &Place) {
     let now = running.counted().await;
     assert_eq!(now.0, late.0);
     running.counts_on(now).await;
-    // What programs watch tells them that they were put back.
+    // Programs learn from the file that they watch that they were put back.
     assert_ne!(running.sh("cat /run/jiffy/generation").await, generation);
     running.stop().await;
 }
@@ -176,7 +176,7 @@ pub async fn a_removed_snapshot_is_gone_and_takes_nothing_from_those_made_of_it(
     let id = id.unwrap();
     drop(running);
     let woken = place.restored(&engine, &id).await;
-    // Where sandboxes share what their snapshot holds it stays as long as they need it.
+    // A snapshot that sandboxes share memory with stays as long as they need it.
     let all = engine.engines();
     let shared = all.iter().any(|e| e.default && e.capabilities.incremental);
     let removed = engine.remove_snapshot(&id);

@@ -1,4 +1,4 @@
-//! How guests end, and what is left of them.
+//! Ends of guests, and what is left of them.
 
 use crate::place::{Place, TEMPLATE, gone, size, within};
 use jiffy_engine::{AfterSnapshot, Engine, ExitReason, Guest, UnassignedGuest};

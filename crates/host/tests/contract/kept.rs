@@ -55,7 +55,7 @@ pub async fn a_kept_guest_that_nobody_knows_is_ended(place: &Place) {
     gone(pids[2]).await;
     let engine = place.open().await;
     let known = [known];
-    // What was not kept may still be on its way out.
+    // Guests that were not kept may still be on their way out.
     assert!((1..=2).contains(&engine.end_unadopted(&known).await.unwrap()));
     gone(pids[1]).await;
     assert_eq!(engine.end_unadopted(&known).await.unwrap(), 0);

@@ -1,4 +1,4 @@
-//! How guests come up, and what is done with them.
+//! Boots of guests, and operations on them.
 
 use crate::place::{Place, Running, TEMPLATE, missing, size, somebody};
 use crate::support::{programs, skip, until};

@@ -1,4 +1,4 @@
-//! What every engine promises (`jiffy_engine::Engine`), asked of each that this machine has.
+//! Promises of every engine (`jiffy_engine::Engine`), checked on each that this machine has.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../support/mod.rs"]

@@ -141,7 +141,7 @@ pub fn size() -> SandboxSize {
     }
 }
 
-/// Somebody that nobody was before.
+/// Makes an identity that no guest had before.
 pub fn somebody() -> SandboxIdentity {
     SandboxIdentity {
         id: new_id().unwrap(),
@@ -172,7 +172,7 @@ impl<G: Guest> Running<G> {
     /// One that is there.
     pub fn of(guest: G) -> Self {
         let guest = Arc::new(guest);
-        // Whoever drops the guest drops all of it.
+        // Dropping the guest drops all of it.
         let way: Weak<G> = Arc::downgrade(&guest);
         let agent = AgentClient::new(move || {
             let way = way.clone();
@@ -200,7 +200,7 @@ impl<G: Guest> Running<G> {
         (status, text(&stdout), text(&stderr))
     }
 
-    /// What a shell script that must succeed prints.
+    /// Runs a shell script that must succeed, and returns its output.
     pub async fn sh(&self, script: &str) -> String {
         let (status, stdout, stderr) = self.script(script).await;
         assert_eq!(status.exit_code, 0, "{script}: {stdout}\n{stderr}");
@@ -220,7 +220,7 @@ for n in itertools.count():
         .await;
     }
 
-    /// Which process counts, and how far it came.
+    /// Returns the process that counts, and how far it came.
     pub async fn counted(&self) -> (u32, u64) {
         let text = self.sh("cat /root/counted").await;
         let (pid, count) = text.split_once(' ').unwrap();
@@ -254,7 +254,7 @@ for n in itertools.count():
     }
 }
 
-/// Whether a process exists (zombies count as gone: they hold nothing).
+/// True if a process exists (zombies count as gone: they hold nothing).
 pub fn alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit(')').next().unwrap_or_default().trim();

@@ -1,4 +1,4 @@
-//! What engines do not do, and how they say so.
+//! Operations that engines refuse, and their errors.
 
 use crate::place::{Place, TEMPLATE, missing};
 use crate::support::{programs, skip};

@@ -96,7 +96,7 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     assert_eq!(host.get(&sleeper).unwrap().state, State::Paused);
     let fork = host.fork(&a, 2, None).await.unwrap();
     fork.children.into_iter().for_each(busy);
-    // What runs already needs no room for a rollback.
+    // A running sandbox needs no room for a rollback.
     let own = host.snapshot(&a, None).await.unwrap().id;
     host.rollback(&a, &own).await.unwrap();
     assert_eq!(host.promised().sandboxes, 2);
@@ -155,7 +155,7 @@ async fn a_host_that_runs_low_begins_nothing_and_one_that_recovers_goes_on() {
     let id = host.create(base()).await.unwrap().id;
     dial.memory(16_384, 500);
     busy(host.create(base()).await);
-    // What makes room is always possible.
+    // Operations that make room are always possible.
     host.pause(&id).await.unwrap();
     busy(host.resume(&id).await);
     dial.memory(16_384, 12_000);

@@ -93,7 +93,7 @@ fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_ove
                 assert!(end.await.is_ok(), "a client waits for ever");
             } else {
                 until("enough calls", || done.load(Ordering::Relaxed) >= goal).await;
-                // Nobody is waited for: whatever is under way is cut off.
+                // No client is waited for: whatever is under way is cut off.
                 assert!(clients.try_join_next().is_none_or(|end| end.is_ok()));
                 clients.detach_all();
             }
@@ -171,7 +171,7 @@ fn what_somebody_sleeps_in_is_not_taken_for_what_nobody_needs() {
                     host.resume(&id).await.unwrap();
                     let report = host.fork(&id, 1, None).await.unwrap();
                     for child in report.children {
-                        // What it was forked from is needed no more.
+                        // The snapshot of the fork is needed no more.
                         host.remove(&child.unwrap().id).await.unwrap();
                     }
                 }

@@ -261,7 +261,7 @@ fn compare(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str, model: &Model)
             began.is_some_and(|b| b.abs_diff(ms(now)) < ms(LONG / 2))
         }
     };
-    // What is over and done with has no time.
+    // An ended sandbox has no time.
     let alive = life == Life::Running;
     life == model.life
         && (!alive || deadline_fits)

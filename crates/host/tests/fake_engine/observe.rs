@@ -1,4 +1,4 @@
-//! What a host tells about its sandboxes, and how it ends and cleans.
+//! Figures of a host about its sandboxes, its end and its gc.
 
 use crate::fake;
 

@@ -1,4 +1,4 @@
-//! What each operation promises, over an engine that does what it is told.
+//! Promises of each operation, over an engine that does what it is told.
 
 use crate::fake;
 

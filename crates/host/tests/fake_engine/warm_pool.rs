@@ -108,7 +108,7 @@ async fn what_waits_is_kept_in_memory_as_long_as_it_waits() {
     let warmed = || bench.world.warmed.lock().unwrap().clone();
     until("two rounds", || warmed().len() >= 2).await;
     assert!(warmed().iter().all(|id| *id == snapshot.id));
-    // What nobody waits in is left to the kernel.
+    // An empty pool leaves its snapshots to the kernel.
     host.stop_all().await;
     assert_eq!(host.warm(), 0);
     let rounds = || {

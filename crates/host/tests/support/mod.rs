@@ -1,4 +1,4 @@
-//! How these tests boot guests, and how they say that they cannot run here.
+//! Boots of guests for these tests, and the reasons why they cannot run here.
 // Each test program uses its own part of this, and a test may panic.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 

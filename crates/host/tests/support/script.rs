@@ -4,13 +4,13 @@
 
 /// A guest of this size runs them.
 pub const MEMORY_MIB: u32 = 128;
-/// What the guest writes to its console when it has done everything.
+/// Byte that the guest writes to its console when it has done everything.
 pub const END: u8 = b'E';
 
 const RAM: u64 = (MEMORY_MIB as u64) << 20;
-/// Where virtqueues are put, 64 KiB for each.
+/// Address of the virtqueues, 64 KiB for each.
 const RINGS: u64 = 0x100_0000;
-/// What devices are told to write to: nothing that the kernel needs.
+/// Address that devices are told to write to: nothing that the kernel needs.
 const DATA: u64 = 0x200_0000;
 const DATA_BYTES: u64 = 16 << 20;
 /// Page numbers and request headers; nothing is to be written there.
@@ -215,7 +215,7 @@ impl Script {
                 2 => self.garbage(RINGS + queue * 0x1_0000 + 0x4000),
                 3 => self.rings(device, queue),
                 4 => self.configuration(device),
-                // What the device is told of its queues while it uses them.
+                // The device is told of its queues while it uses them.
                 _ => self.addresses(device, queue),
             }
         }
@@ -372,7 +372,7 @@ impl Script {
         descriptor
     }
 
-    /// What a driver sends, most of it well-formed.
+    /// Returns a request as a driver sends it, well-formed most of the time.
     fn request(&mut self, kind: Kind) -> Vec<u8> {
         let mut bytes = match kind {
             Kind::Blk => self.disk_request(),

@@ -71,7 +71,7 @@ impl<E: Engine> Sandboxes<E> {
         collected
     }
 
-    /// Whether a snapshot is kept, something is or is being made from it, or one that is there lies on its files.
+    /// True if a snapshot is kept, something is or is being made from it, or one that is there lies on its files.
     fn is_needed(
         &self,
         snapshots: &SnapshotIndex,

@@ -37,7 +37,7 @@ impl Dice {
     }
 }
 
-/// What runs, and what is to go wrong.
+/// Running guests, and failures to come.
 #[derive(Default)]
 pub struct World {
     guests: Mutex<Vec<Arc<Body>>>,
@@ -55,9 +55,9 @@ pub struct World {
     pub sealed: Mutex<BTreeSet<String>>,
     /// Snapshots that need the files of no other.
     pub merged: Mutex<BTreeSet<String>>,
-    /// How often the engine was asked for that.
+    /// Count of requests for that.
     pub asked: Mutex<usize>,
-    /// How often it looked for what was not finished.
+    /// Count of its looks for what was not finished.
     pub sweeps: Mutex<usize>,
     /// Snapshots that were taken with [`OTHER`].
     pub of_other: Mutex<BTreeSet<String>>,
@@ -207,7 +207,7 @@ impl FakeEngine {
         names.filter(|name| wanted(name)).collect()
     }
 
-    /// Whether a file is one that this engine is writing.
+    /// True if a file is one that this engine is writing.
     fn writes(&self, name: &str) -> bool {
         self.writing.lock().unwrap().contains(name)
     }
@@ -476,7 +476,7 @@ impl Guest for FakeGuest {
         })
     }
 
-    /// Whoever listens says 204 to whatever it is sent, unless `answer` fails: then it hangs up.
+    /// Listens and answers 204 to whatever it is sent, unless `answer` fails: then it hangs up.
     async fn connect(&self, _: u32) -> io::Result<UnixStream> {
         let (near, mut far) = UnixStream::pair()?;
         if self.1.step("answer").await.is_ok() {
