@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of the gVisor engine.
 
 use jiffy_agent_client::GreetingError;
 use jiffy_proto::channel::ChannelError;
@@ -14,7 +14,7 @@ pub enum GvisorError {
         path.display()
     )]
     Spawn {
-        /// Which program.
+        /// Path of the program.
         path: PathBuf,
         /// Why not.
         source: io::Error,
@@ -36,7 +36,7 @@ pub enum GvisorError {
     /// gVisor said no.
     #[error("gVisor could not {what}: {reason}")]
     Refused {
-        /// What it was asked to do.
+        /// Request that it was sent.
         what: &'static str,
         /// Its own words.
         reason: String,
@@ -44,7 +44,7 @@ pub enum GvisorError {
     /// A file.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// Path of the file or directory.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -52,15 +52,15 @@ pub enum GvisorError {
     /// A snapshot that cannot be used.
     #[error("snapshot {id} {reason}")]
     Snapshot {
-        /// Which.
+        /// Id of the snapshot.
         id: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         reason: String,
     },
     /// The agent misbehaved.
     #[error("{source}{}", last_words(console))]
     Greeting {
-        /// How.
+        /// Error of the agent's hello.
         source: GreetingError,
         /// The guest's last output.
         console: String,
@@ -71,7 +71,7 @@ pub enum GvisorError {
         last_words(console)
     )]
     Timeout {
-        /// How long it had.
+        /// Limit, in seconds.
         limit_s: u64,
         /// The guest's last output.
         console: String,

@@ -47,7 +47,7 @@ fn leave_capabilities(maps_only_user: bool) -> std::io::Result<()> {
     }
 }
 
-/// What a sandbox is made of, in the helper's words.
+/// Specification of a sandbox, in the helper's words.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct SandboxSpec {
     pub directory: PathBuf,
@@ -64,7 +64,7 @@ pub(crate) struct SandboxSpec {
     pub tasks: u64,
 }
 
-/// What can be asked of the helper.
+/// Request to the helper.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub(crate) enum Ask {
@@ -107,7 +107,7 @@ struct Request<'a> {
     ask: &'a Ask,
 }
 
-/// What the helper answers.
+/// Answer of the helper.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Reply {
@@ -117,11 +117,11 @@ pub(crate) struct Reply {
     unknown: bool,
     /// Process that isolates the sandbox.
     pub pid: u32,
-    /// How long it stood still, in microseconds.
+    /// Time for which it stood still, in microseconds.
     pub stopped_us: u64,
     /// Of gVisor.
     pub version: String,
-    /// How its first process ended; none: it was killed, or that is not known.
+    /// Exit status of its first process; none: it was killed, or that is not known.
     pub exit: Option<i32>,
     /// The kernel ended it, as it needed more memory than it may use.
     pub out_of_memory: bool,
@@ -148,9 +148,9 @@ pub struct Helper(Arc<Shared>);
 struct Shared {
     program: PathBuf,
     directory: PathBuf,
-    /// Whether what a sandbox uses is limited.
+    /// True if control groups limit what a sandbox uses.
     limited: bool,
-    /// Whether the directory goes with the program.
+    /// True if the directory goes with the program.
     brief: bool,
     /// Nothing is asked any more.
     closed: AtomicBool,
@@ -203,12 +203,12 @@ impl Helper {
         }
     }
 
-    /// Where its sandboxes are.
+    /// Returns the directory of its sandboxes.
     pub(crate) fn directory(&self) -> &Path {
         &self.0.directory
     }
 
-    /// Whether what a sandbox uses is limited.
+    /// True if control groups limit what a sandbox uses.
     pub(crate) fn limited(&self) -> bool {
         self.0.limited
     }
@@ -302,7 +302,7 @@ impl Helper {
                 leave_capabilities(maps_only_user)
             });
         }
-        // What a terminal sends to a daemon in its foreground is not for it: it ends when the daemon has.
+        // A terminal's signals to a daemon in its foreground are not for it: it ends when the daemon has.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = Command::from(command).spawn().map_err(failed)?;
         let run = Arc::new(Run {
@@ -370,7 +370,7 @@ impl Run {
             .as_mut()
             .and_then(|w| w.remove(&answer.0.number));
         if let Some(asker) = asker {
-            // Whoever asked may have gone.
+            // The one that asked may have gone.
             let _ = asker.send(answer);
         }
     }

@@ -37,13 +37,13 @@ impl Process {
         loop {
             match self.fd.readable().await {
                 Ok(mut ready) if !self.has_ended() => ready.clear_ready(),
-                // What cannot be watched is looked at no longer.
+                // A process that cannot be watched is looked at no longer.
                 _ => return,
             }
         }
     }
 
-    /// Whether it has ended.
+    /// True if it has ended.
     pub fn has_ended(&self) -> bool {
         use std::os::fd::AsRawFd;
         let mut poll = libc::pollfd {

@@ -32,7 +32,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const VERDICT_LIMIT: Duration = Duration::from_secs(1);
 /// Most of a console that is shown.
 const TAIL: usize = 16 * 1024;
-/// What gVisor's kernel needs besides the guest's memory, in bytes.
+/// Memory that gVisor's kernel needs besides the guest's, in bytes.
 const OVERHEAD: u64 = 64 << 20;
 /// Threads and processes that the kernel and the guest's programs are made of.
 const TASKS: u64 = 4096;
@@ -61,22 +61,22 @@ pub struct BootSpec {
 pub struct RestoreSpec {
     /// As it was booted, with another id.
     pub boot: BootSpec,
-    /// What the snapshot says about itself.
+    /// Manifest of the snapshot.
     pub manifest: Manifest,
 }
 
-/// What is known of a sandbox that is to be adopted.
+/// Specification of a sandbox that is to be adopted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdoptSpec {
     /// As it was booted.
     pub boot: BootSpec,
-    /// Which process it is.
+    /// Mark of its process.
     pub mark: ProcessInstance,
-    /// How it came up.
+    /// Report of its boot.
     pub report: BootReport,
 }
 
-/// What a sandbox that is coming up and one that is there have in common. Dropping it ends the sandbox, unless it is kept.
+/// State that a sandbox that is coming up and one that is there have in common. Dropping it ends the sandbox, unless it is kept.
 #[derive(Debug)]
 struct Body {
     helper: Helper,
@@ -84,7 +84,7 @@ struct Body {
     directory: PathBuf,
     process: Arc<Process>,
     kept: AtomicBool,
-    /// Somebody here ended it.
+    /// True once this process ended it.
     stopped: AtomicBool,
     /// It was removed, and nothing is left to do. Held by whoever removes it.
     removed: tokio::sync::Mutex<bool>,
@@ -137,7 +137,7 @@ impl AdoptSpec {
 }
 
 impl BootSpec {
-    /// What the agent is started with.
+    /// Returns the environment that the agent is started with.
     fn environment(&self) -> Vec<String> {
         let dns: Vec<String> = self.dns.iter().map(IpAddr::to_string).collect();
         vec![
@@ -351,12 +351,12 @@ impl Arriving {
         })
     }
 
-    /// Whether it still waits; one that has ended does not.
+    /// True if it still waits; one that has ended does not.
     pub fn waits(&self) -> bool {
         !self.body.process.has_ended()
     }
 
-    /// What its agent said.
+    /// Returns its agent's hello.
     pub fn hello(&self) -> &Hello {
         &self.greeting.hello
     }
@@ -476,7 +476,7 @@ impl Sandbox {
         Ok(())
     }
 
-    /// How it came up.
+    /// Returns the report of its boot.
     pub fn report(&self) -> BootReport {
         self.report
     }
@@ -486,7 +486,7 @@ impl Sandbox {
         self.body.process.mark.pid
     }
 
-    /// What it takes of its host.
+    /// Returns what it takes of its host.
     pub fn usage(&self) -> Option<GuestUsage> {
         Some(GuestUsage {
             cpu_us: self.body.process.cpu_us()?,
@@ -561,7 +561,7 @@ impl Sandbox {
         Ok(reply.stopped_us)
     }
 
-    /// Whether it has ended.
+    /// True if it has ended.
     pub fn has_ended(&self) -> bool {
         self.body.process.has_ended()
     }

@@ -20,7 +20,7 @@ const BOOT: &str = "boot";
 /// Names of what is no snapshot (yet, or any more) begin with a dot, which no id does.
 const DRAFT: &str = ".draft-";
 
-/// What a snapshot says about itself.
+/// Manifest of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of the layout.
@@ -37,7 +37,7 @@ pub struct Manifest {
     pub created_ms: u64,
     /// Size of the sandbox.
     pub size: SandboxSize,
-    /// Whether there is a network card.
+    /// True if there is a network interface.
     pub net: bool,
     /// Image that its agent was started from.
     pub base: String,
@@ -78,7 +78,7 @@ impl Store {
         Ok(Self { root })
     }
 
-    /// Where the files of snapshot `id` are.
+    /// Returns the directory of snapshot `id`.
     pub(crate) fn path(&self, id: &str) -> Result<PathBuf, GvisorError> {
         check_id(id)?;
         Ok(self.root.join(id))
@@ -118,7 +118,7 @@ impl Store {
         fs::rename(draft, &path).map_err(GvisorError::file(&path))
     }
 
-    /// What snapshot `id` says about itself.
+    /// Reads the manifest of snapshot `id`.
     pub fn get(&self, id: &str) -> Result<Manifest, GvisorError> {
         let path = self.path(id)?.join(MANIFEST);
         let damaged = |reason: String| GvisorError::Snapshot {
@@ -149,12 +149,12 @@ impl Store {
             .map_err(GvisorError::file(&path))
     }
 
-    /// Whether snapshot `id` is what a boot makes, too.
+    /// True if snapshot `id` is what a boot makes, too.
     pub fn is_boot(&self, id: &str) -> bool {
         self.path(id).is_ok_and(|path| path.join(BOOT).exists())
     }
 
-    /// Whether there is a snapshot of that name.
+    /// True if there is a snapshot of that name.
     pub fn has(&self, id: &str) -> bool {
         self.path(id).is_ok_and(|path| path.exists())
     }
