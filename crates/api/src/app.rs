@@ -1,4 +1,4 @@
-//! What the calls work on.
+//! State that the calls work on.
 
 use crate::failures::Failures;
 use crate::hooks::{Ports, PreviewLinks, TemplateSource};
@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// How the control plane answers.
+/// Configuration of the control plane.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where sandboxes are reached: `<port>-<id>.<domain>`; may carry a port. None: only by header.
+    /// Domain of the sandboxes: `<port>-<id>.<domain>`; may carry a port. None: only by header.
     pub domain: Option<String>,
-    /// How clients speak to this host: `http` or `https`.
+    /// Scheme by which clients speak to this host: `http` or `https`.
     pub scheme: &'static str,
     /// Seconds a sandbox gets when nobody says.
     pub default_timeout_s: u64,
@@ -45,15 +45,15 @@ impl Default for Config {
     }
 }
 
-/// How the daemon is to end.
+/// End of the daemon.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Ending {
-    /// Whether the running sandboxes end too; otherwise they run on until the next daemon takes them over.
+    /// True if the running sandboxes end too; otherwise they run on until the next daemon takes them over.
     pub kill_sandboxes: bool,
 }
 
-/// What the calls work on. Clones are the same.
+/// State that the calls work on. Clones are the same.
 pub struct App<E: Engine> {
     pub(crate) sandboxes: Sandboxes<E>,
     pub(crate) keys: Arc<Keys>,
@@ -131,7 +131,7 @@ impl<E: Engine> App<E> {
         self.quota.exchange(owner).map_err(|e| e.message)
     }
 
-    /// What each key in force uses, and its limits, for a scrape.
+    /// Returns what each key in force uses, and its limits, for a scrape.
     pub fn figures(&self) -> Vec<FigureFamily> {
         self.quota.figures()
     }

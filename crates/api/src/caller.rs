@@ -1,4 +1,4 @@
-//! Who calls.
+//! Caller of a request.
 
 use crate::app::App;
 use crate::error::{ApiError, in_one_form, reveal};
@@ -23,11 +23,11 @@ const MAX_KEY: usize = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientAddress(pub IpAddr);
 
-/// Who calls. A listener that knows that only the host's owner can reach it inserts [`Caller::Owner`] into the request's extensions;
+/// Caller of a request. A listener that knows that only the host's owner can reach it inserts [`Caller::Owner`] into the request's extensions;
 /// everybody else shows a key.
 #[derive(Debug, Clone)]
 pub enum Caller {
-    /// Whoever runs this host.
+    /// Owner of this host.
     Owner,
     /// The holder of an API key.
     Key(Arc<Key>),
@@ -38,7 +38,7 @@ impl Caller {
         matches!(self, Self::Owner)
     }
 
-    /// Whether the caller manages the host: templates, pools, everybody's sandboxes.
+    /// True if the caller manages the host: templates, pools, sandboxes of all keys.
     pub(crate) fn is_admin(&self) -> bool {
         match self {
             Self::Owner => true,
@@ -46,12 +46,12 @@ impl Caller {
         }
     }
 
-    /// Whether the caller may only look.
+    /// True if the caller may only read.
     pub(crate) fn only_reads(&self) -> bool {
         matches!(self, Self::Key(key) if key.scope == Scope::Read)
     }
 
-    /// Whether something that belongs to `owner` exists for the caller.
+    /// True if something that belongs to `owner` exists for the caller.
     pub(crate) fn sees(&self, owner: Option<&str>) -> bool {
         match self {
             Self::Owner => true,
@@ -72,7 +72,7 @@ impl Caller {
         }
     }
 
-    /// Whether the caller is told how the host as a whole is doing.
+    /// True if the caller is told how the host as a whole is doing.
     pub fn sees_host(&self) -> bool {
         self.is_admin() || self.only_reads()
     }

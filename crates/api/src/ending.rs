@@ -8,7 +8,7 @@ use jiffy_template_builder::BuildRecord;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// How often revoked keys are looked at.
+/// Interval at which revoked keys are looked at.
 const POLL: Duration = Duration::from_millis(500);
 /// Looks at a key's builds. One that was being started when the key was revoked is found by a
 /// later look; none can be started afterwards.

@@ -22,7 +22,7 @@ pub(crate) struct ErrorBody {
     pub error_code: Option<String>,
 }
 
-/// What really went wrong inside, for those who may know.
+/// Cause of an internal error, for those who may know.
 #[derive(Debug, Clone)]
 pub(crate) struct Detail(pub String);
 
@@ -34,7 +34,7 @@ pub struct ApiError {
     pub(crate) error_code: &'static str,
     /// A sentence for people.
     pub(crate) message: String,
-    /// Whether the same request may succeed later.
+    /// True if the same request may succeed later.
     retry: Option<bool>,
     /// After how many seconds.
     retry_after: Option<u64>,
@@ -96,7 +96,7 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, HOST_BUSY, message).after(30)
     }
 
-    /// Whether it is for want of disk space in the key's budget.
+    /// True if it is for want of disk space in the key's budget.
     pub(crate) fn is_out_of_disk(&self) -> bool {
         self.status == StatusCode::INSUFFICIENT_STORAGE
     }

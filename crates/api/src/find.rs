@@ -1,4 +1,4 @@
-//! What exists for a caller.
+//! Resources that exist for a caller.
 
 use crate::app::App;
 use crate::caller::Caller;
@@ -26,7 +26,7 @@ pub(crate) enum Wanted {
     Mendable,
 }
 
-/// What a sandbox is made from.
+/// Template or snapshot that a sandbox is made from.
 #[derive(Debug)]
 pub(crate) enum Origin {
     Template(TemplateInfo),
@@ -91,7 +91,7 @@ impl<E: Engine> App<E> {
         Ok(found.pop())
     }
 
-    /// Whether a snapshot exists for a caller: the host's owner has all, others those that were asked for.
+    /// True if a snapshot exists for a caller: the host's owner has all, others those that were asked for.
     pub(crate) fn shows(&self, caller: &Caller, snapshot: &SnapshotRecord) -> bool {
         let asked = snapshot.purpose == Purpose::Asked && snapshot.kept;
         caller.is_owner() || (asked && caller.sees(snapshot.owner.as_deref()))

@@ -1,4 +1,4 @@
-//! What other rooms of the house give to the control plane.
+//! Interfaces of other components to the control plane.
 
 use jiffy_engine::SandboxSize;
 use jiffy_host::usual_size;
@@ -23,7 +23,7 @@ pub struct TemplateInfo {
     pub tag: String,
     /// SHA-256 of what it is in hexadecimal; none: it has not been built yet and is built when it is first used.
     pub version: Option<String>,
-    /// What a sandbox of it gets unless its maker says otherwise.
+    /// Size of its sandboxes unless their creator says otherwise.
     pub size: SandboxSize,
     /// When it was built, in seconds since 1970.
     pub created: u64,

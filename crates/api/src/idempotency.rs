@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 /// Most answers remembered for one caller.
 const MOST: usize = 1024;
-/// How long an answer is remembered.
+/// Time for which an answer is remembered.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 /// Longest answer.
 const MAX_ANSWER: usize = 4 << 20;
@@ -43,7 +43,7 @@ struct Slot {
     answer: watch::Receiver<Option<Arc<Answer>>>,
 }
 
-/// What one caller sent, oldest first in `order`.
+/// Requests of one caller, oldest first in `order`.
 #[derive(Debug, Default)]
 struct Shelf {
     slots: HashMap<String, Slot>,
@@ -69,7 +69,7 @@ pub(crate) fn key_of(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     ))
 }
 
-/// What makes two requests the same.
+/// Returns a digest by which two requests are the same.
 pub(crate) fn digest(call: &str, body: &[u8]) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(call);

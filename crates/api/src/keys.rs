@@ -28,9 +28,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Every key begins so; clients of older versions insist on it.
 const PREFIX: &str = "e2b_";
 const VERSION: i64 = 3;
-/// How exactly the last use of a key is known.
+/// Precision with which the last use of a key is known.
 const USE_NOTED: Duration = Duration::from_secs(60);
-/// How long a change by another process is waited for.
+/// Time for which a change by another process is waited for.
 const BUSY: Duration = Duration::from_secs(5);
 /// Longest name of a key.
 const MAX_NAME: usize = 100;
@@ -100,7 +100,7 @@ pub enum KeyError {
     Version {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// Version in the file.
         found: i64,
     },
     /// No random bytes.
@@ -127,7 +127,7 @@ pub enum KeyError {
     Unknown(String),
 }
 
-/// What a key is good for.
+/// Scope of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
@@ -186,11 +186,11 @@ pub struct Limits {
 pub struct Key {
     /// Letters and digits; sandboxes name their key by it.
     pub id: String,
-    /// What somebody called it.
+    /// Name that its creator gave it.
     pub name: String,
-    /// What it is good for.
+    /// Scope of the key.
     pub scope: Scope,
-    /// How much it may have.
+    /// Limits of what it may have.
     pub limits: Limits,
     /// Milliseconds since 1970.
     pub created_ms: u64,
@@ -221,7 +221,7 @@ pub struct NewKey {
     /// The key.
     #[serde(flatten)]
     pub key: Key,
-    /// What its holder shows.
+    /// Secret that its holder shows.
     pub secret: String,
 }
 
@@ -234,7 +234,7 @@ pub struct Keys {
     reader: Mutex<Connection>,
     /// When a use was last written down, by id.
     noted: Mutex<HashMap<String, Instant>>,
-    /// What was in force when the file was last read.
+    /// Keys in force when the file was last read.
     standing: Mutex<Option<Arc<Standings>>>,
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct NetworkBody {
     mask_request_host: Option<String>,
 }
 
-/// What replaces the rules of a sandbox that is there. What is left out is cleared.
+/// Replacement of the rules of an existing sandbox. Rules that are left out are cleared.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct NetworkUpdate {
@@ -132,7 +132,7 @@ impl NetworkBody {
     }
 }
 
-/// Whether an option that is there says nothing.
+/// True if an option that is there says nothing.
 pub(crate) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -197,7 +197,7 @@ fn is_cidr(text: &str) -> bool {
 
 fn is_name(text: &str) -> bool {
     let name = text.strip_prefix("*.").unwrap_or(text);
-    // What looks like an address is none, or it would have been one.
+    // A name that looks like an address is none, or it would have been one.
     let numeric = name.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     !name.is_empty() && name.len() <= MAX_NAME && !numeric && name.split('.').all(is_label)
 }

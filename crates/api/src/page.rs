@@ -15,10 +15,10 @@ pub(crate) const MOST: usize = 100;
 /// Longest token that is looked at.
 const MAX_TOKEN: usize = 128;
 
-/// Where an item stands in its list.
+/// Position of an item in its list.
 pub(crate) type Place = (u64, String);
 
-/// Which page is wanted.
+/// Page of a list that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Page {
     limit: usize,

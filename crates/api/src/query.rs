@@ -19,7 +19,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
 }
 
 impl Query {
-    /// What is no UTF-8 is refused: replaced, it would ask for something else.
+    /// Parses a query. Bytes that are no UTF-8 are refused: replaced, they would ask for something else.
     pub fn parse(query: &str) -> Result<Self, ApiError> {
         let pairs = pairs(query);
         let pairs = pairs.ok_or_else(|| ApiError::invalid("the query is not valid UTF-8"))?;

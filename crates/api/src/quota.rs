@@ -189,7 +189,7 @@ impl Quota {
         own.or_else(|| self.exchange_share.get().copied())
     }
 
-    /// What a key uses.
+    /// Returns what a key uses.
     pub fn usage_of(&self, key: &str) -> Result<KeyUsage, ApiError> {
         let builds = self.builds.get().map(|source| source(key));
         let builds = builds.transpose().map_err(ApiError::internal)?;
@@ -277,7 +277,7 @@ impl Quota {
         if amount.disk_bytes > 0
             && let Some(left) = (self.disk_to_write)()
         {
-            // What guests of the host were promised is theirs, whatever a key's budget says.
+            // Promises to guests of the host stay theirs, whatever a key's budget says.
             let under_way = ledger.all_disk_bytes();
             let left = left.saturating_sub(under_way);
             if let Some(refusal) = refusal::refuse_of_host(left, under_way, &request) {

@@ -31,7 +31,7 @@ impl Verdict {
 }
 
 impl Key {
-    /// Whether its time is over.
+    /// True if it has expired.
     pub fn is_expired(&self) -> bool {
         self.expires_ms.is_some_and(|at| at <= now_ms())
     }
@@ -80,7 +80,7 @@ impl Keys {
     }
 }
 
-/// Whether one of `networks` contains `from`. Without networks every address is allowed; with
+/// True if one of `networks` contains `from`. Without networks every address is allowed; with
 /// some, an unknown address is not, and an entry that cannot be read contains nothing.
 fn allows(networks: &[String], from: Option<IpAddr>) -> bool {
     if networks.is_empty() {

@@ -99,7 +99,7 @@ impl Keys {
         }
     }
 
-    /// Whether the file at `path` holds the secret of the key with this id.
+    /// True if the file at `path` holds the secret of the key with this id.
     fn is_secret_of(&self, id: &str, path: &Path) -> Result<bool, KeyError> {
         let secret = match fs::read_to_string(path) {
             Ok(secret) => secret,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Age at which the file is read again. A change by another process is noticed that much later.
 const MAX_AGE: Duration = Duration::from_millis(500);
-/// How often the end of a key is looked for.
+/// Interval at which the end of a key is looked for.
 const POLL: Duration = Duration::from_secs(1);
 
 /// State of a key.
@@ -63,7 +63,7 @@ impl Keys {
             .unwrap_or(Standing::Over)
     }
 
-    /// Whether a key of this hash is in force, without a look at the file unless it is time.
+    /// True if a key of this hash is in force, without a look at the file unless it is time.
     pub(crate) fn knows(&self, hash: &[u8; 32]) -> bool {
         self.standings()
             .is_some_and(|all| all.hashes.contains(hash.as_slice()))

@@ -20,9 +20,9 @@ pub(super) struct Operation {
     pub answers: Vec<(u16, &'static str, Option<Value>)>,
     /// Refusals beside those that any such call may meet.
     pub more: &'static [u16],
-    /// Whether it answers in pages.
+    /// True if it answers in pages.
     pub paged: bool,
-    /// Whether it needs no key.
+    /// True if it needs no key.
     pub open: bool,
 }
 

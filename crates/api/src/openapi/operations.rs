@@ -13,7 +13,7 @@ fn list(name: &str) -> Value {
     json!({ "type": "array", "items": schema(name) })
 }
 
-/// What a list of sandboxes can be narrowed by.
+/// Parameters that narrow a list of sandboxes.
 fn filters() -> Vec<Value> {
     let text = json!({ "type": "string", "maxLength": 8192 });
     let states = json!({

@@ -1,4 +1,4 @@
-//! What bodies are made of.
+//! Schemas of bodies.
 
 use crate::network;
 use crate::routes::bounds::{
@@ -246,7 +246,7 @@ fn requests() -> Value {
     })
 }
 
-/// What Jiffy adds to a sandbox.
+/// Properties that Jiffy adds to a sandbox.
 fn ours() -> Value {
     json!({
         "name": text(),

@@ -74,7 +74,7 @@ fn families<T>(all: &[OfKey<T>], of_keys: &[(String, T)]) -> Vec<FigureFamily> {
 }
 
 impl Quota {
-    /// What each key in force uses, and its limits.
+    /// Returns what each key in force uses, and its limits.
     pub fn figures(&self) -> Vec<FigureFamily> {
         let mut keys: Vec<Key> = self.keys.list().unwrap_or_default();
         keys.retain(|key| key.revoked_ms.is_none());

@@ -12,14 +12,14 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Promises and creates, by key.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// What requests under way may add.
+    /// Amounts that requests under way may add, by key.
     promised: HashMap<String, QuotaAmount>,
     /// When sandboxes were made in the last minute.
     made: HashMap<String, VecDeque<Instant>>,
 }
 
 impl Ledger {
-    /// What requests of `key` under way may add.
+    /// Returns what requests of `key` under way may add.
     pub fn promised(&self, key: &str) -> QuotaAmount {
         self.promised.get(key).copied().unwrap_or_default()
     }

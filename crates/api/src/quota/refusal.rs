@@ -15,7 +15,7 @@ pub(super) fn disk_limit(limits: &Limits) -> Option<u64> {
     Some(mib.saturating_mul(1 << 20))
 }
 
-/// What `request` would be too much of beside `now`, which is what `usage` says and what was promised to others.
+/// Refuses a `request` that exceeds a limit beside `now`, which is what `usage` says and what was promised to others.
 pub(super) fn refuse(
     limits: &Limits,
     usage: &KeyUsage,
@@ -114,7 +114,7 @@ pub(super) fn refuse_of_host(
     })
 }
 
-/// Whether it is better to wait for requests under way, which give most of what they were promised back, than to begin with the
+/// True if it is better to wait for requests under way, which give most of what they were promised back, than to begin with the
 /// little that is left.
 pub(super) fn is_too_small_a_part(
     limit: u64,

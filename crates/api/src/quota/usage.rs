@@ -26,7 +26,7 @@ impl KeyUsage {
         ]
     }
 
-    /// What its limits are about.
+    /// Returns the part that limits are about.
     pub fn amount(&self) -> QuotaAmount {
         let disk = self.disk().into_iter().map(|(_, bytes)| bytes);
         QuotaAmount {

@@ -118,7 +118,7 @@ pub(super) async fn request<E: Engine>(
     ))
 }
 
-/// What was asked for, as far as it was.
+/// Returns the size in the request, completed by the usual one.
 fn usual_or(asked: WantedSize) -> SandboxSize {
     let usual = SandboxSize::default();
     SandboxSize {
@@ -190,7 +190,7 @@ pub(super) async fn start<E: Engine>(
     let builder = app.builder()?;
     let (template, build) = builder.owned_build(&id, &build, caller.bounds())?;
     let spec = start.spec()?;
-    // What has no room now is refused now; each of its sandboxes is asked about again when it is made.
+    // A build that has no room now is refused now; each of its sandboxes is asked about again when it is made.
     let owner = build.caller.as_deref().map(|id| app.keys.in_force(id));
     let owner = owner.transpose();
     let owner = owner.map_err(|e| ApiError::internal(e.to_string()))?;
@@ -221,7 +221,7 @@ pub(super) async fn cancel<E: Engine>(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// How far a build of the builder is; none if the template is not one of its.
+/// Returns the status of a build of the builder; none if the template is not one of its.
 pub(super) fn status_of<E: Engine>(
     app: &App<E>,
     caller: &Caller,

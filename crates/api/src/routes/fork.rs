@@ -21,10 +21,10 @@ pub(super) struct ForkBody {
     count: Option<u64>,
 }
 
-/// What became of one child.
+/// Result of one child.
 #[derive(Debug, Serialize)]
 pub(super) struct Forked {
-    /// What all children start from.
+    /// Snapshot that all children start from.
     #[serde(rename = "snapshotID")]
     snapshot_id: String,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! What goes on around a guest: network, figures, console, links to its ports.
+//! Routes around a guest: network, figures, console, links to its ports.
 
 use crate::app::App;
 use crate::body::Required;

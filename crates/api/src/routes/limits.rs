@@ -56,7 +56,7 @@ impl WireLimits {
     }
 }
 
-/// What is used.
+/// Amounts that are used.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Used {

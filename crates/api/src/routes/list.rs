@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 /// States that can be asked for.
 pub(crate) const STATES: [&str; 5] = ["running", "paused", "broken", "creating", "killed"];
 
-/// Which sandboxes are wanted.
+/// Filter of a list of sandboxes.
 struct Filter {
     states: Vec<&'static str>,
     metadata: BTreeMap<String, String>,

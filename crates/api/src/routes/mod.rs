@@ -80,16 +80,16 @@ impl<E: Engine> Calls<E> {
     }
 }
 
-/// What needs no key.
+/// Calls that need no key.
 fn open<E: Engine>() -> Calls<E> {
     Calls::new()
         .get("/health", async || Json(json!({ "status": "ok" })))
         .get("/openapi.json", async || Json(openapi::document()))
-        // Whoever was given the word may.
+        // The upload's token is its permission.
         .put("/templates/uploads/{word}", builds::upload)
 }
 
-/// What needs one.
+/// Calls that need a key.
 fn closed<E: Engine>() -> Calls<E> {
     Calls::new()
         .post("/v2/sandboxes", create::create_v2)

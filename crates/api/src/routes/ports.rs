@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::io::copy_bidirectional;
 use tokio::time::timeout;
 
-/// What a client asks to change to.
+/// Protocol that a client asks to change to.
 const PROTOCOL: &str = "tcp";
 /// Time a stream may take to come up, a wake included.
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
@@ -76,7 +76,7 @@ pub(super) async fn stream<E: Engine>(
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
-/// Whether a request asks to change to `protocol`.
+/// True if a request asks to change to `protocol`.
 pub(super) fn asks(headers: &HeaderMap, protocol: &str) -> bool {
     let says = |name, word: &str| {
         let values = headers.get_all(name).iter().filter_map(|v| v.to_str().ok());

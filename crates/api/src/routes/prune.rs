@@ -81,7 +81,7 @@ impl Plan {
         self.of.is_none() || owner == self.of.as_deref()
     }
 
-    /// What nothing needs now. Looks at the disk.
+    /// Finds what nothing needs now. Reads the disk.
     fn make<E: Engine>(
         app: &App<E>,
         of: Option<String>,
@@ -134,7 +134,7 @@ impl Plan {
         is_image_on_demand(&template.name) && old && self.is_of(template.owner.as_deref())
     }
 
-    /// What builds left, and images of templates that go or went.
+    /// Adds what builds left, and images of templates that go or went.
     fn add_builds<E: Engine>(&mut self, app: &App<E>) -> Result<(), ApiError> {
         let Some(builder) = &app.builder else {
             return Ok(());

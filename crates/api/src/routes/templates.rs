@@ -25,7 +25,7 @@ fn failed(e: TemplateRefusal) -> ApiError {
     ApiError::internal(e.to_string())
 }
 
-/// What the builder knows about a template, if it built it.
+/// Returns what the builder knows about a template, if it built it.
 fn record_of<E: Engine>(
     app: &App<E>,
     info: &TemplateInfo,

@@ -1,4 +1,4 @@
-//! How long sandboxes live.
+//! Routes of a sandbox's timeout.
 
 use crate::app::{App, Config};
 use crate::body::{Optional, Required};

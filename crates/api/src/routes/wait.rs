@@ -31,7 +31,7 @@ enum Awaited {
 }
 
 impl Awaited {
-    /// Whether a sandbox in this state is as it is waited for, or will not be.
+    /// True if a sandbox in this state is as it is waited for, or will not be.
     fn is_over(self, state: &Life) -> bool {
         match state {
             Life::Killed | Life::Broken { .. } => true,

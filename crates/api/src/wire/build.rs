@@ -13,10 +13,10 @@ use jiffy_template_builder::{BuildProgress, BuildRecord, LogLevel, LogLine, Want
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Who works in a template, and where, unless it says otherwise.
+/// User of a template's programs, and their directory, unless it says otherwise.
 const USER: &str = "user";
 const HOME: &str = "/home/user";
-/// How long a template of E2B's clients may take to get ready, in seconds.
+/// Time that a template of E2B's clients may take to get ready, in seconds.
 const READY_S: u32 = 600;
 /// Most steps that are looked at.
 const MAX_STEPS: usize = 1000;
@@ -26,7 +26,7 @@ const MAX_STEPS: usize = 1000;
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NewTemplate {
     pub name: Option<String>,
-    /// What clients called it before.
+    /// Name in older clients.
     pub alias: Option<String>,
     #[serde(default)]
     pub tags: Option<Vec<String>>,
@@ -82,7 +82,7 @@ struct WireStep {
 }
 
 impl BuildStart {
-    /// What is to be built.
+    /// Returns the specification of the build.
     pub fn spec(self) -> Result<BuildSpec, ApiError> {
         if let Some(Object(spec)) = self.spec {
             return Ok(spec);
@@ -186,7 +186,7 @@ impl WireStep {
             "USER" => {
                 let user = arg(0).ok_or_else(|| wants("a user"))?;
                 let named = user.split(':').next().unwrap_or_default();
-                // Whoever has a number needs no name.
+                // A user with a number needs no name.
                 if named.parse::<u32>().is_err() && !named.contains('$') && named != "root" {
                     steps.push(silent(StepAction::AddUser(named.to_owned())));
                 }
@@ -253,7 +253,7 @@ fn listening_port(line: &str) -> Option<u16> {
     port.trim().parse().ok().filter(|p| *p > 0)
 }
 
-/// How far a build is.
+/// Returns the status of a build.
 pub(crate) fn status(
     template: &str,
     build: &BuildRecord,

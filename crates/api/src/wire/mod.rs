@@ -1,4 +1,4 @@
-//! What goes over the wire.
+//! Bodies of requests and answers.
 
 pub(crate) mod build;
 pub(crate) mod sandbox;

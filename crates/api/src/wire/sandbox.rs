@@ -36,7 +36,7 @@ pub(crate) struct Sandbox {
     ours: Ours,
 }
 
-/// What Jiffy adds.
+/// Fields that Jiffy adds.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Ours {

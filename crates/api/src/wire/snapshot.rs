@@ -28,7 +28,7 @@ pub(crate) struct Snapshot {
     disk_size_mb: u64,
     created_at: String,
     updated_at: String,
-    /// How long the guest stood still.
+    /// Time for which the guest stood still, in milliseconds.
     stopped_ms: f64,
     /// From the request to its completion.
     total_ms: f64,

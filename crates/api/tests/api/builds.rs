@@ -302,7 +302,7 @@ async fn what_builds_keep_goes_when_it_was_not_used_for_as_long_as_was_said() {
         keys.sort();
         keys
     };
-    // Whoever opens a builder has it look at once.
+    // A builder that opens has a look at once.
     let builder = Builder::open(&home, api.host.clone(), BuilderSettings::default());
     let builder = builder.await.unwrap();
     while keys().len() > 3 {

@@ -191,7 +191,7 @@ impl Call {
         OPEN.contains(&self.path.as_str())
     }
 
-    /// Whether a parameter of its path names a resource that has an owner.
+    /// True if a parameter of its path names a resource that has an owner.
     fn names_a_resource(&self) -> bool {
         let word = |part: &str| part.starts_with('{') && part != "{word}";
         self.path.split('/').any(word)

@@ -58,7 +58,7 @@ async fn the_document_and_health_need_no_key() {
 async fn every_other_call_needs_one() {
     let api = Api::new();
     for (method, path) in calls::<FakeEngine>() {
-        // Whoever was given a link to upload to needs no key.
+        // An upload needs its link and no key.
         const OPEN: [&str; 3] = ["/health", "/openapi.json", "/templates/uploads/{word}"];
         if OPEN.contains(&path) {
             continue;

@@ -1,4 +1,4 @@
-//! Who may do what, and how much.
+//! Permissions and limits of keys.
 
 use crate::support;
 

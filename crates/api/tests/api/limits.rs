@@ -86,7 +86,7 @@ async fn snapshots_of_64_clients_at_once_fill_a_disk_budget_to_the_byte() {
     assert!(why.contains("snapshots 40.0 MiB"), "{why}");
     assert_eq!(pause.refused(507), "max_disk");
     api.bench.world.body(&ids[0]);
-    // What is removed makes room at once.
+    // A removal makes room at once.
     let listed = api.call_as(&who, "GET", "/snapshots", Value::Null).await;
     let id = listed.items()[0]["snapshotID"].as_str().unwrap().to_owned();
     let sandbox = listed.items()[0]["originSandboxID"]
@@ -301,7 +301,7 @@ async fn a_budget_is_shown_to_its_holder_and_to_those_who_manage_the_host() {
     for who in [&mallory, &reader] {
         let refused = api.call_as(who, "GET", &path, Value::Null).await;
         assert_eq!(refused.refused(403), "forbidden");
-        // Whether there is such a key is nothing to them either.
+        // Keys that exist and keys that do not look the same to them.
         let unknown = api.call_as(who, "GET", "/limits?key=nope", Value::Null);
         assert_eq!(unknown.await.refused(403), "forbidden");
     }

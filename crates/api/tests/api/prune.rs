@@ -33,7 +33,7 @@ async fn what_would_go_is_told_and_nothing_else_goes() {
     let api = Api::new();
     let gone = ended(&api, &Who::Owner).await;
     let kept = api.sandbox_of(&Who::Owner).await;
-    // What it was restored from is needed as long as it is there.
+    // A snapshot is needed as long as what was restored from it is there.
     let told = prune(&api, &Who::Owner, true).await;
     assert_eq!(of_kind(&told, "sandbox"), std::slice::from_ref(&gone));
     assert_eq!(of_kind(&told, "snapshot"), [""; 0]);

@@ -30,7 +30,7 @@ async fn a_name_stands_where_an_id_does_and_for_the_callers_own_first() {
         look(&api, &mallory, "web").await.refused(404),
         "sandbox_not_found"
     );
-    // Whoever sees all finds the only one, and its own before that of others.
+    // A caller that sees all finds the only one, and its own before that of others.
     assert_eq!(
         look(&api, &Who::Owner, "web").await.expect(200).id(),
         made.id()

@@ -52,7 +52,7 @@ impl TemplateSource for FakeTemplates {
     }
 }
 
-/// Who sends a request.
+/// Sender of a request.
 #[derive(Clone)]
 pub enum Who {
     Owner,
@@ -60,7 +60,7 @@ pub enum Who {
     Nobody,
 }
 
-/// What came back.
+/// Answer to a request.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -267,7 +267,7 @@ impl Api {
     }
 }
 
-/// Whether the document says that this can be answered.
+/// Checks that the document has this answer.
 fn check(method: &Method, path: &str, answer: &Answer) {
     let status = answer.status;
     let Some((known, operation)) = described(method, path) else {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// What is wrong with `value`, by `schema` of a document whose named schemas are `named`.
+/// Returns the problems of `value`, by `schema` of a document whose named schemas are `named`.
 pub fn problems(schema: &Value, named: &Value, value: &Value) -> Vec<String> {
     let mut found = Vec::new();
     check(schema, named, value, "", &mut found);
