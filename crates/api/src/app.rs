@@ -2,7 +2,7 @@
 
 use crate::failures::Failures;
 use crate::hooks::{Ports, PreviewLinks, TemplateSource};
-use crate::idempotency::Replays;
+use crate::idempotency::ReplayCaches;
 use crate::keys::Keys;
 use crate::quota::{ExchangePermit, Quota};
 use jiffy_engine::Engine;
@@ -65,7 +65,7 @@ pub struct App<E: Engine> {
     pub(crate) stop: Option<Arc<dyn Fn(Ending) + Send + Sync>>,
     pub(crate) about: Option<Arc<dyn Fn() -> Value + Send + Sync>>,
     pub(crate) quota: Arc<Quota>,
-    pub(crate) replays: Arc<Replays>,
+    pub(crate) replays: Arc<ReplayCaches>,
     pub(crate) failures: Arc<Failures>,
 }
 

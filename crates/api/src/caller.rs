@@ -2,8 +2,8 @@
 
 use crate::app::App;
 use crate::error::{ApiError, in_one_form, reveal};
-use crate::find::SHORT_ID;
 use crate::keys::{Key, Scope, Verdict, hash};
+use crate::lookup::SHORT_ID;
 use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 /// Interval at which revoked keys are looked at.
-const POLL: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Looks at a key's builds. One that was being started when the key was revoked is found by a
 /// later look; none can be started afterwards.
 const BUILD_LOOKS: u32 = 20;
@@ -108,6 +108,6 @@ pub async fn end_revoked<E: Engine>(app: App<E>) {
                 Err(e) => tracing::error!("sandboxes of key {key} do not end: {}", e.message),
             }
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiffy_engine::EngineError;
-use jiffy_host::{ErrorKind, OperationError, State};
+use jiffy_host::{ErrorKind, OperationError, SandboxState};
 use serde::Serialize;
 
 /// Words for programs of refusals that are the host's and not a limit's.
@@ -155,7 +155,7 @@ impl From<OperationError> for ApiError {
                 Self::not_found(error_code, message)
             }
             // Killed since it was looked up: for clients there is no such sandbox any more.
-            (O::State { state, .. }, _) if state == State::Killed.name() => {
+            (O::State { state, .. }, _) if state == SandboxState::Killed.name() => {
                 Self::not_found("sandbox_not_found", message)
             }
             (O::NameTaken { .. }, _) => Self::conflict("name_taken", message),

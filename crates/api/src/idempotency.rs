@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Most answers remembered for one caller.
-const MOST: usize = 1024;
+const MAX_REPLAYS: usize = 1024;
 /// Time for which an answer is remembered.
-const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+const REPLAY_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Longest answer.
-const MAX_ANSWER: usize = 4 << 20;
+const MAX_ANSWER_BYTES: usize = 4 << 20;
 
 /// An answer that can be given again.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Answer {
 }
 
 #[derive(Debug)]
-struct Slot {
+struct ReplaySlot {
     request: [u8; 32],
     since: Instant,
     answer: watch::Receiver<Option<Arc<Answer>>>,
@@ -45,14 +45,14 @@ struct Slot {
 
 /// Requests of one caller, oldest first in `order`.
 #[derive(Debug, Default)]
-struct Shelf {
-    slots: HashMap<String, Slot>,
+struct ReplayCache {
+    slots: HashMap<String, ReplaySlot>,
     order: VecDeque<String>,
 }
 
 /// Answers that were given, by caller and key.
 #[derive(Debug, Default)]
-pub(crate) struct Replays(Mutex<HashMap<Option<String>, Shelf>>);
+pub(crate) struct ReplayCaches(Mutex<HashMap<Option<String>, ReplayCache>>);
 
 /// The key of a request, if it has one.
 pub(crate) fn key_of(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -78,8 +78,8 @@ pub(crate) fn digest(call: &str, body: &[u8]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-impl Replays {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Option<String>, Shelf>> {
+impl ReplayCaches {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Option<String>, ReplayCache>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -96,10 +96,10 @@ impl Replays {
         F: Future<Output = Response> + Send + 'static,
     {
         let (tell, mut answer) = {
-            let mut shelves = self.lock();
-            let shelf = shelves.entry(owner.clone()).or_default();
-            shelf.forget_old();
-            match shelf.slots.get(&key) {
+            let mut caches = self.lock();
+            let cache = caches.entry(owner.clone()).or_default();
+            cache.forget_old();
+            match cache.slots.get(&key) {
                 Some(slot) if slot.request != request => {
                     return Err(ApiError::new(
                         StatusCode::UNPROCESSABLE_ENTITY,
@@ -111,13 +111,13 @@ impl Replays {
                 Some(slot) => (None, slot.answer.clone()),
                 None => {
                     let (tell, answer) = watch::channel(None);
-                    shelf.order.push_back(key.clone());
-                    let slot = Slot {
+                    cache.order.push_back(key.clone());
+                    let slot = ReplaySlot {
                         request,
                         since: Instant::now(),
                         answer: answer.clone(),
                     };
-                    shelf.slots.insert(key.clone(), slot);
+                    cache.slots.insert(key.clone(), slot);
                     (Some(tell), answer)
                 }
             }
@@ -125,7 +125,7 @@ impl Replays {
         if let Some(tell) = tell {
             let this = self.clone();
             tokio::spawn(async move {
-                let mut entry = Entry {
+                let mut entry = PendingReplay {
                     this,
                     owner,
                     key,
@@ -145,30 +145,30 @@ impl Replays {
 }
 
 /// Clears its slot when dropped, also by a panic, unless it is to be kept.
-struct Entry {
-    this: Arc<Replays>,
+struct PendingReplay {
+    this: Arc<ReplayCaches>,
     owner: Option<String>,
     key: String,
     keep: bool,
 }
 
-impl Drop for Entry {
+impl Drop for PendingReplay {
     fn drop(&mut self) {
         if self.keep {
             return;
         }
-        if let Some(shelf) = self.this.lock().get_mut(&self.owner) {
-            shelf.slots.remove(&self.key);
-            shelf.order.retain(|k| *k != self.key);
+        if let Some(cache) = self.this.lock().get_mut(&self.owner) {
+            cache.slots.remove(&self.key);
+            cache.order.retain(|k| *k != self.key);
         }
     }
 }
 
-impl Shelf {
+impl ReplayCache {
     fn forget_old(&mut self) {
         while let Some(oldest) = self.order.front() {
-            let old = |s: &Slot| s.since.elapsed() > REMEMBERED;
-            if self.order.len() < MOST && !self.slots.get(oldest).is_some_and(old) {
+            let old = |s: &ReplaySlot| s.since.elapsed() > REPLAY_LIFETIME;
+            if self.order.len() < MAX_REPLAYS && !self.slots.get(oldest).is_some_and(old) {
                 return;
             }
             self.slots.remove(oldest);
@@ -180,7 +180,7 @@ impl Shelf {
 async fn frozen(response: Response) -> Answer {
     let (parts, body) = response.into_parts();
     // Answers are made of values in memory: reading one cannot fail.
-    let body = to_bytes(body, MAX_ANSWER).await.unwrap_or_default();
+    let body = to_bytes(body, MAX_ANSWER_BYTES).await.unwrap_or_default();
     Answer {
         status: parts.status,
         headers: parts.headers,

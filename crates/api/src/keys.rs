@@ -5,18 +5,18 @@
 //! nothing about any key.
 
 mod check;
+mod key_status;
 mod revoke;
-mod standing;
 
 pub use check::Verdict;
-pub use standing::Standing;
+pub use key_status::KeyStatus;
 
 use check::networks;
 use jiffy_host::{IdentityError, new_id, new_token};
+use key_status::KeyStatuses;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use standing::Standings;
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -26,19 +26,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Every key begins so; clients of older versions insist on it.
-const PREFIX: &str = "e2b_";
-const VERSION: i64 = 3;
+const SECRET_PREFIX: &str = "e2b_";
+const SCHEMA_VERSION: i64 = 3;
 /// Precision with which the last use of a key is known.
-const USE_NOTED: Duration = Duration::from_secs(60);
+const USE_PRECISION: Duration = Duration::from_secs(60);
 /// Time for which a change by another process is waited for.
-const BUSY: Duration = Duration::from_secs(5);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest name of a key.
 const MAX_NAME: usize = 100;
 /// Most networks that a key may be used from.
 const MAX_NETWORKS: usize = 64;
 
 /// Schema of version 1. Later versions are made from it by [`MIGRATIONS`], also in a new file.
-const TABLE: &str = "
+const SCHEMA: &str = "
     CREATE TABLE keys (
         id TEXT PRIMARY KEY,
         hash BLOB NOT NULL UNIQUE,
@@ -96,7 +96,7 @@ pub enum KeyError {
         source: io::Error,
     },
     /// From another version.
-    #[error("{} has version {found}, and this program reads version {VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
+    #[error("{} has version {found}, and this program reads version {SCHEMA_VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
     Version {
         /// The file.
         path: PathBuf,
@@ -235,7 +235,7 @@ pub struct Keys {
     /// When a use was last written down, by id.
     noted: Mutex<HashMap<String, Instant>>,
     /// Keys in force when the file was last read.
-    standing: Mutex<Option<Arc<Standings>>>,
+    standing: Mutex<Option<Arc<KeyStatuses>>>,
 }
 
 impl Keys {
@@ -254,7 +254,7 @@ impl Keys {
             source,
         };
         let mut connection = Connection::open(&path).map_err(failed)?;
-        connection.busy_timeout(BUSY).map_err(failed)?;
+        connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
         connection
             .pragma_update(None, "journal_mode", "WAL")
             .map_err(failed)?;
@@ -264,15 +264,15 @@ impl Keys {
         let found: i64 = tx
             .query_row("PRAGMA user_version", [], |row| row.get(0))
             .map_err(failed)?;
-        if !(0..=VERSION).contains(&found) {
+        if !(0..=SCHEMA_VERSION).contains(&found) {
             return Err(KeyError::Version { path, found });
         }
-        if found < VERSION {
+        if found < SCHEMA_VERSION {
             migrate(&tx, found).map_err(failed)?;
         }
         tx.commit().map_err(failed)?;
         let reader = Connection::open(&path).map_err(failed)?;
-        reader.busy_timeout(BUSY).map_err(failed)?;
+        reader.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
         Ok(Self {
             path,
             connection: Mutex::new(connection),
@@ -315,7 +315,7 @@ impl Keys {
             return Err(KeyError::Expired);
         }
         let addresses = networks(&validity.addresses)?;
-        let secret = format!("{PREFIX}{}", new_token()?);
+        let secret = format!("{SECRET_PREFIX}{}", new_token()?);
         let key = Key {
             id: new_id()?,
             name: name.to_owned(),
@@ -398,7 +398,7 @@ impl Keys {
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         match noted.get(id) {
-            Some(at) if now.duration_since(*at) < USE_NOTED => false,
+            Some(at) if now.duration_since(*at) < USE_PRECISION => false,
             _ => {
                 noted.insert(id.to_owned(), now);
                 true
@@ -478,16 +478,16 @@ fn key(row: &Row<'_>) -> rusqlite::Result<Key> {
     })
 }
 
-/// Brings the schema from version `found` (0: an empty file) to [`VERSION`].
+/// Brings the schema from version `found` (0: an empty file) to [`SCHEMA_VERSION`].
 fn migrate(tx: &Connection, found: i64) -> rusqlite::Result<()> {
     if found == 0 {
-        tx.execute_batch(TABLE)?;
+        tx.execute_batch(SCHEMA)?;
     }
     let done = usize::try_from(found.max(1) - 1).unwrap_or(0);
     for migration in MIGRATIONS.iter().skip(done) {
         tx.execute_batch(migration)?;
     }
-    tx.pragma_update(None, "user_version", VERSION)
+    tx.pragma_update(None, "user_version", SCHEMA_VERSION)
 }
 
 #[cfg(test)]

@@ -4,25 +4,26 @@
 //! ([`Caller::Owner`]). What it answers is described by the document at `/openapi.json`.
 
 mod app;
+mod auto_resume;
 mod body;
 mod caller;
 mod ending;
 mod error;
 mod failures;
-mod find;
 mod hooks;
 mod idempotency;
 mod keys;
+mod lookup;
 mod network;
 pub mod openapi;
 mod page;
 mod query;
 mod quota;
 mod routes;
-mod visitors;
 mod wire;
 
 pub use app::{App, Config, Ending};
+pub use auto_resume::{AutoResume, WakeError};
 pub use caller::{Caller, ClientAddress, guarded};
 pub use ending::{Ended, end_revoked};
 pub use error::ApiError;
@@ -30,8 +31,7 @@ pub use hooks::{
     Opening, PortRefusal, Ports, PreviewLinks, TemplateInfo, TemplateRefusal, TemplateSource,
 };
 pub use keys::{
-    Key, KeyError, Keys, Limits, NewKey, Scope, Standing, Validity, Verdict, local_key,
+    Key, KeyError, KeyStatus, Keys, Limits, NewKey, Scope, Validity, Verdict, local_key,
 };
 pub use quota::ExchangePermit;
 pub use routes::{calls, router};
-pub use visitors::{Visitors, WakeError};

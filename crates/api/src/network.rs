@@ -2,13 +2,13 @@
 
 use crate::body::Object;
 use crate::error::ApiError;
-use jiffy_host::Network;
+use jiffy_host::NetworkSettings;
 use serde::Deserialize;
 use serde_json::Value;
 use std::net::IpAddr;
 
 /// Most entries of one list.
-pub(crate) const MOST: usize = 256;
+pub(crate) const MAX_NETWORK_ENTRIES: usize = 256;
 /// Most megabits of a second that can be asked for.
 pub(crate) const MAX_MBPS: u32 = 100_000;
 /// Longest name.
@@ -51,7 +51,7 @@ struct Lists {
 
 impl NetworkUpdate {
     /// The rules, checked; who may reach the sandbox stays as it is in `before`.
-    pub fn check(self) -> Result<impl FnOnce(&mut Network) + Send + 'static, ApiError> {
+    pub fn check(self) -> Result<impl FnOnce(&mut NetworkSettings) + Send + 'static, ApiError> {
         let Lists {
             allow_out,
             deny_out,
@@ -70,8 +70,8 @@ impl NetworkUpdate {
             ..NetworkBody::default()
         };
         let new = body.check(self.allow_internet_access)?;
-        Ok(move |network: &mut Network| {
-            *network = Network {
+        Ok(move |network: &mut NetworkSettings| {
+            *network = NetworkSettings {
                 restrict_traffic: network.restrict_traffic,
                 mask_request_host: network.mask_request_host.take(),
                 ..new
@@ -82,7 +82,7 @@ impl NetworkUpdate {
 
 impl NetworkBody {
     /// The rules, checked.
-    pub fn check(self, allow_internet_access: Option<bool>) -> Result<Network, ApiError> {
+    pub fn check(self, allow_internet_access: Option<bool>) -> Result<NetworkSettings, ApiError> {
         let unsupported = [
             (
                 &self.rules,
@@ -120,7 +120,7 @@ impl NetworkBody {
                 "`network.maskRequestHost` must be a host name, with `${PORT}` for the port",
             ));
         }
-        Ok(Network {
+        Ok(NetworkSettings {
             allow_internet_access,
             allow_out,
             deny_out,
@@ -146,7 +146,7 @@ pub(crate) fn is_empty(value: &Value) -> bool {
 pub(crate) fn checked(
     network: Option<Object<NetworkBody>>,
     allow_internet_access: Option<bool>,
-) -> Result<Network, ApiError> {
+) -> Result<NetworkSettings, ApiError> {
     let body = network.unwrap_or_default().0;
     body.check(allow_internet_access)
 }
@@ -157,9 +157,9 @@ fn list(
     good: fn(&str) -> bool,
 ) -> Result<Vec<String>, ApiError> {
     let entries = entries.unwrap_or_default();
-    if entries.len() > MOST {
+    if entries.len() > MAX_NETWORK_ENTRIES {
         return Err(ApiError::invalid(format!(
-            "`{name}` has more than {MOST} entries"
+            "`{name}` has more than {MAX_NETWORK_ENTRIES} entries"
         )));
     }
     if let Some(bad) = entries.iter().find(|e| !good(e)) {
@@ -170,7 +170,7 @@ fn list(
         };
         return Err(ApiError::invalid(format!(
             "`{name}`: `{}` is not {what}",
-            crate::find::short(bad)
+            crate::lookup::short(bad)
         )));
     }
     Ok(entries)
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn check(body: Value) -> Result<Network, ApiError> {
+    fn check(body: Value) -> Result<NetworkSettings, ApiError> {
         let body: NetworkBody = serde_json::from_value(body).unwrap();
         body.check(None)
     }

@@ -11,27 +11,29 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 /// Token of the next page; absent on the last.
 pub(crate) const NEXT: HeaderName = HeaderName::from_static("x-next-token");
 /// Most items of a page, and how many it has when nobody says.
-pub(crate) const MOST: usize = 100;
+pub(crate) const MAX_PAGE_SIZE: usize = 100;
 /// Longest token that is looked at.
-const MAX_TOKEN: usize = 128;
+const MAX_TOKEN_BYTES: usize = 128;
 
 /// Position of an item in its list.
-pub(crate) type Place = (u64, String);
+pub(crate) type PagePosition = (u64, String);
 
 /// Page of a list that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Page {
     limit: usize,
-    after: Option<Place>,
+    after: Option<PagePosition>,
     descending: bool,
 }
 
 impl Page {
     pub fn from_query(query: &Query) -> Result<Self, ApiError> {
-        let limit = query.number("limit", 1..=MOST as u64)?;
+        let limit = query.number("limit", 1..=MAX_PAGE_SIZE as u64)?;
         let orders = [("asc", false), ("desc", true)];
         Ok(Self {
-            limit: limit.map_or(MOST, |l| usize::try_from(l).unwrap_or(MOST)),
+            limit: limit.map_or(MAX_PAGE_SIZE, |l| {
+                usize::try_from(l).unwrap_or(MAX_PAGE_SIZE)
+            }),
             after: query.get("nextToken").map(place).transpose()?,
             // Newest first.
             descending: query.word("order", &orders)?.unwrap_or(true),
@@ -42,9 +44,10 @@ impl Page {
     pub fn cut<T>(
         &self,
         items: Vec<T>,
-        place_of: impl Fn(&T) -> Place,
+        place_of: impl Fn(&T) -> PagePosition,
     ) -> (Vec<T>, Option<HeaderValue>) {
-        let mut placed: Vec<(Place, T)> = items.into_iter().map(|i| (place_of(&i), i)).collect();
+        let mut placed: Vec<(PagePosition, T)> =
+            items.into_iter().map(|i| (place_of(&i), i)).collect();
         placed.sort_by(|a, b| a.0.cmp(&b.0));
         if self.descending {
             placed.reverse();
@@ -66,9 +69,9 @@ impl Page {
     }
 }
 
-fn place(token: &str) -> Result<Place, ApiError> {
+fn place(token: &str) -> Result<PagePosition, ApiError> {
     let bad = || ApiError::invalid("`nextToken` is not one that a list answered");
-    if token.len() > MAX_TOKEN {
+    if token.len() > MAX_TOKEN_BYTES {
         return Err(bad());
     }
     let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| bad())?;
@@ -94,7 +97,7 @@ mod tests {
             descending: bool,
         ) {
             let order = if descending { "desc" } else { "asc" };
-            let mut expected: Vec<Place> = items.iter().cloned().collect();
+            let mut expected: Vec<PagePosition> = items.iter().cloned().collect();
             if descending {
                 expected.reverse();
             }
@@ -117,9 +120,9 @@ mod tests {
             count in 2u64..30,
             limit in 1usize..10,
         ) {
-            let all: Vec<Place> = (0..count).map(|n| (n, format!("i{n}"))).collect();
+            let all: Vec<PagePosition> = (0..count).map(|n| (n, format!("i{n}"))).collect();
             let (first, next) = page(&format!("limit={limit}")).unwrap().cut(all.clone(), Clone::clone);
-            let rest: Vec<Place> = all.into_iter().filter(|i| !first.contains(i)).collect();
+            let rest: Vec<PagePosition> = all.into_iter().filter(|i| !first.contains(i)).collect();
             if let Some(next) = next {
                 let query = format!("limit=100&nextToken={}", next.to_str().unwrap());
                 let (mut second, _) = page(&query).unwrap().cut(rest.clone(), Clone::clone);

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// Time that a request at the limit waits to see what becomes of those before it.
-const PATIENCE: Duration = Duration::from_secs(10);
+const BUDGET_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which the limit of exchanges of a key is remembered: requests to sandboxes do not look it up each time.
 const LIMIT_REMEMBERED: Duration = Duration::from_secs(1);
 
@@ -69,20 +69,20 @@ impl fmt::Debug for Quota {
 
 /// A reserved part of a key's budget.
 #[derive(Debug)]
-struct Hold {
+struct QuotaReservation {
     quota: Arc<Quota>,
     key: Key,
     amount: QuotaAmount,
 }
 
-impl Drop for Hold {
+impl Drop for QuotaReservation {
     fn drop(&mut self) {
         lock(&self.quota.ledger).release(&self.key.id, self.amount);
         self.quota.changed.notify_waiters();
     }
 }
 
-impl QuotaHold for Hold {
+impl QuotaHold for QuotaReservation {
     fn disk_bytes(&self) -> u64 {
         self.amount.disk_bytes
     }
@@ -208,7 +208,7 @@ impl Quota {
         request: QuotaRequest,
         new: Option<usize>,
     ) -> Result<QuotaPermit, ApiError> {
-        let give_up = Instant::now() + PATIENCE;
+        let give_up = Instant::now() + BUDGET_TIMEOUT;
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
@@ -236,7 +236,7 @@ impl Quota {
         new: Option<usize>,
     ) -> Result<QuotaPermit, (ApiError, bool)> {
         let amount = self.grant(key, request, new)?;
-        Ok(QuotaPermit::held(Hold {
+        Ok(QuotaPermit::held(QuotaReservation {
             quota: self.clone(),
             key: key.clone(),
             amount,

@@ -49,7 +49,7 @@ fn leave_capabilities(maps_only_user: bool) -> std::io::Result<()> {
 
 /// Specification of a sandbox, in the helper's words.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct SandboxSpec {
+pub(crate) struct SentrySpec {
     pub directory: PathBuf,
     pub base: PathBuf,
     pub images: Vec<PathBuf>,
@@ -67,9 +67,9 @@ pub(crate) struct SandboxSpec {
 /// Request to the helper.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
-pub(crate) enum Ask {
+pub(crate) enum HelperRequest {
     Version,
-    Create { sandbox: SandboxSpec },
+    Create { sandbox: SentrySpec },
     Start,
     Restore { image: PathBuf },
     Checkpoint { image: PathBuf, resume: bool },
@@ -81,7 +81,7 @@ pub(crate) enum Ask {
     Destroy,
 }
 
-impl Ask {
+impl HelperRequest {
     fn what(&self) -> &'static str {
         match self {
             Self::Version => "tell its version",
@@ -104,7 +104,7 @@ struct Request<'a> {
     number: u64,
     id: &'a str,
     #[serde(flatten)]
-    ask: &'a Ask,
+    ask: &'a HelperRequest,
 }
 
 /// Answer of the helper.
@@ -129,23 +129,23 @@ pub(crate) struct Reply {
     pub signal: i32,
 }
 
-type Answer = (Reply, Vec<OwnedFd>);
+type HelperAnswer = (Reply, Vec<OwnedFd>);
 
 /// One run of the program.
 #[derive(Debug)]
-struct Run {
+struct HelperProcess {
     channel: AsyncFd<Channel>,
     next: AtomicU64,
     /// None: it has ended.
-    waiting: Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>,
+    waiting: Mutex<Option<HashMap<u64, oneshot::Sender<HelperAnswer>>>>,
 }
 
 /// The helper program; started when it is needed first, and anew if it ends.
 #[derive(Debug, Clone)]
-pub struct Helper(Arc<Shared>);
+pub struct Helper(Arc<HelperState>);
 
 #[derive(Debug)]
-struct Shared {
+struct HelperState {
     program: PathBuf,
     directory: PathBuf,
     /// True if control groups limit what a sandbox uses.
@@ -154,12 +154,12 @@ struct Shared {
     brief: bool,
     /// Nothing is asked any more.
     closed: AtomicBool,
-    run: tokio::sync::Mutex<Option<Started>>,
+    run: tokio::sync::Mutex<Option<RunningHelper>>,
 }
 
 /// A run, and the task that reads from it and ends when the process has.
 #[derive(Debug)]
-struct Started(Arc<Run>, JoinHandle<()>);
+struct RunningHelper(Arc<HelperProcess>, JoinHandle<()>);
 
 impl Helper {
     /// The helper of the sandboxes in `directory`, which is theirs alone.
@@ -183,7 +183,7 @@ impl Helper {
             .mode(0o711)
             .create(&directory)
             .map_err(GvisorError::file(&directory))?;
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(HelperState {
             program,
             directory,
             limited,
@@ -196,7 +196,7 @@ impl Helper {
     /// Lets the program end for good, and returns when it has. What is not kept ends first.
     pub async fn close(&self) {
         self.0.closed.store(true, Ordering::Release);
-        if let Some(Started(run, reading)) = self.0.run.lock().await.take() {
+        if let Some(RunningHelper(run, reading)) = self.0.run.lock().await.take() {
             run.shut();
             // It has ended in whatever way.
             let _ = reading.await;
@@ -215,24 +215,28 @@ impl Helper {
 
     /// Version of gVisor.
     pub async fn version(&self) -> Result<String, GvisorError> {
-        Ok(self.ask("", &Ask::Version).await?.0.version)
+        Ok(self.ask("", &HelperRequest::Version).await?.0.version)
     }
 
     /// Asks, and waits for the answer.
-    pub(crate) async fn ask(&self, id: &str, ask: &Ask) -> Result<Answer, GvisorError> {
+    pub(crate) async fn ask(
+        &self,
+        id: &str,
+        ask: &HelperRequest,
+    ) -> Result<HelperAnswer, GvisorError> {
         let run = self.run(ask).await?;
         let mut answer = run.ask(id, ask).await?;
-        if answer.0.unknown && !matches!(ask, Ask::Load) {
+        if answer.0.unknown && !matches!(ask, HelperRequest::Load) {
             // It was made by an earlier run.
-            let loaded = run.ask(id, &Ask::Load).await?;
-            check(loaded, &Ask::Load)?;
+            let loaded = run.ask(id, &HelperRequest::Load).await?;
+            check(loaded, &HelperRequest::Load)?;
             answer = run.ask(id, ask).await?;
         }
         check(answer, ask)
     }
 
     /// Asks without waiting for anything.
-    pub(crate) fn tell(&self, id: &str, ask: Ask) {
+    pub(crate) fn tell(&self, id: &str, ask: HelperRequest) {
         // Without a runtime this process ends, and with it all that is not kept.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let (helper, id) = (self.clone(), id.to_owned());
@@ -244,21 +248,21 @@ impl Helper {
         }
     }
 
-    async fn run(&self, ask: &Ask) -> Result<Arc<Run>, GvisorError> {
+    async fn run(&self, ask: &HelperRequest) -> Result<Arc<HelperProcess>, GvisorError> {
         let mut run = self.0.run.lock().await;
         if self.0.closed.load(Ordering::Acquire) {
             return Err(GvisorError::Gone(ask.what()));
         }
-        if let Some(Started(run, _)) = &*run
+        if let Some(RunningHelper(run, _)) = &*run
             && run.lives()
         {
             return Ok(run.clone());
         }
-        let Started(started, _) = run.insert(self.start()?);
+        let RunningHelper(started, _) = run.insert(self.start()?);
         Ok(started.clone())
     }
 
-    fn start(&self) -> Result<Started, GvisorError> {
+    fn start(&self) -> Result<RunningHelper, GvisorError> {
         let shared = &self.0;
         let (channel, theirs) = Channel::pair()?;
         let nonblocking = FcntlArg::F_SETFL(OFlag::O_NONBLOCK);
@@ -305,7 +309,7 @@ impl Helper {
         // A terminal's signals to a daemon in its foreground are not for it: it ends when the daemon has.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = Command::from(command).spawn().map_err(failed)?;
-        let run = Arc::new(Run {
+        let run = Arc::new(HelperProcess {
             channel,
             next: AtomicU64::new(1),
             waiting: Mutex::new(Some(HashMap::new())),
@@ -323,19 +327,19 @@ impl Helper {
             // It is not left a zombie.
             let _ = child.wait().await;
         });
-        Ok(Started(run, reading))
+        Ok(RunningHelper(run, reading))
     }
 }
 
-impl Drop for Shared {
+impl Drop for HelperState {
     fn drop(&mut self) {
-        if let Some(Started(run, _)) = self.run.get_mut() {
+        if let Some(RunningHelper(run, _)) = self.run.get_mut() {
             run.shut();
         }
     }
 }
 
-fn check(answer: Answer, ask: &Ask) -> Result<Answer, GvisorError> {
+fn check(answer: HelperAnswer, ask: &HelperRequest) -> Result<HelperAnswer, GvisorError> {
     match answer.0.error.is_empty() {
         true => Ok(answer),
         false => Err(GvisorError::Refused {
@@ -345,8 +349,10 @@ fn check(answer: Answer, ask: &Ask) -> Result<Answer, GvisorError> {
     }
 }
 
-impl Run {
-    fn waiting(&self) -> std::sync::MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<Answer>>>> {
+impl HelperProcess {
+    fn waiting(
+        &self,
+    ) -> std::sync::MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<HelperAnswer>>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -364,7 +370,7 @@ impl Run {
         *self.waiting() = None;
     }
 
-    fn give(&self, answer: Answer) {
+    fn give(&self, answer: HelperAnswer) {
         let asker = self
             .waiting()
             .as_mut()
@@ -375,7 +381,7 @@ impl Run {
         }
     }
 
-    async fn ask(&self, id: &str, ask: &Ask) -> Result<Answer, GvisorError> {
+    async fn ask(&self, id: &str, ask: &HelperRequest) -> Result<HelperAnswer, GvisorError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (give, take) = oneshot::channel();
         match &mut *self.waiting() {
@@ -396,7 +402,7 @@ impl Run {
         }
     }
 
-    async fn receive(&self) -> Result<Answer, ChannelError> {
+    async fn receive(&self) -> Result<HelperAnswer, ChannelError> {
         loop {
             let mut ready = self.channel.readable().await.map_err(errno)?;
             match self.channel.get_ref().recv::<Reply>() {

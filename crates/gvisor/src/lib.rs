@@ -6,11 +6,11 @@
 
 mod error;
 mod helper;
-mod process;
 mod sandbox;
-mod snapshot;
+mod sentry_process;
+mod snapshot_store;
 
 pub use error::GvisorError;
 pub use helper::Helper;
-pub use sandbox::{AdoptSpec, Arriving, BootSpec, RestoreSpec, Sandbox};
-pub use snapshot::{Manifest, Store};
+pub use sandbox::{AdoptSpec, BootSpec, RestoreSpec, Sandbox, UnassignedSandbox};
+pub use snapshot_store::{GvisorManifest, SnapshotStore};

@@ -1,9 +1,9 @@
 //! One sandbox: how it comes up, is reached, is written down, and ends.
 
 use crate::error::GvisorError;
-use crate::helper::{Ask, Helper, SandboxSpec};
-use crate::process::Process;
-use crate::snapshot::{Manifest, Store};
+use crate::helper::{Helper, HelperRequest, SentrySpec};
+use crate::sentry_process::SentryProcess;
+use crate::snapshot_store::{GvisorManifest, SnapshotStore};
 use jiffy_agent_client::Greeting;
 use jiffy_engine::{BootMode, BootReport, ExitReason, GuestUsage, ProcessInstance, SandboxSize};
 use jiffy_proto::agent::{
@@ -25,17 +25,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::net::UnixStream;
 
 /// Time from asking for a sandbox to its agent's greeting.
-const BOOT_LIMIT: Duration = Duration::from_secs(30);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time to take a connection.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time to say how a sandbox ended.
-const VERDICT_LIMIT: Duration = Duration::from_secs(1);
+const EXIT_STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most of a console that is shown.
-const TAIL: usize = 16 * 1024;
+const CONSOLE_TAIL_BYTES: usize = 16 * 1024;
 /// Memory that gVisor's kernel needs besides the guest's, in bytes.
-const OVERHEAD: u64 = 64 << 20;
+const OVERHEAD_BYTES: u64 = 64 << 20;
 /// Threads and processes that the kernel and the guest's programs are made of.
-const TASKS: u64 = 4096;
+const MAX_TASKS: u64 = 4096;
 
 /// Everything that a sandbox is made of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +62,7 @@ pub struct RestoreSpec {
     /// As it was booted, with another id.
     pub boot: BootSpec,
     /// Manifest of the snapshot.
-    pub manifest: Manifest,
+    pub manifest: GvisorManifest,
 }
 
 /// Specification of a sandbox that is to be adopted.
@@ -78,11 +78,11 @@ pub struct AdoptSpec {
 
 /// State that a sandbox that is coming up and one that is there have in common. Dropping it ends the sandbox, unless it is kept.
 #[derive(Debug)]
-struct Body {
+struct SandboxBody {
     helper: Helper,
     spec: BootSpec,
     directory: PathBuf,
-    process: Arc<Process>,
+    process: Arc<SentryProcess>,
     kept: AtomicBool,
     /// True once this process ended it.
     stopped: AtomicBool,
@@ -90,7 +90,7 @@ struct Body {
     removed: tokio::sync::Mutex<bool>,
 }
 
-impl Drop for Body {
+impl Drop for SandboxBody {
     fn drop(&mut self) {
         let left = !*self.removed.get_mut();
         // One that somebody began to remove, or that has ended, is not kept any more.
@@ -100,14 +100,14 @@ impl Drop for Body {
             return;
         }
         self.process.kill();
-        self.helper.tell(&self.spec.id, Ask::Destroy);
+        self.helper.tell(&self.spec.id, HelperRequest::Destroy);
     }
 }
 
 /// A sandbox whose agent has greeted and is nobody yet.
 #[derive(Debug)]
-pub struct Arriving {
-    body: Body,
+pub struct UnassignedSandbox {
+    body: SandboxBody,
     greeting: Greeting,
     mode: BootMode,
     asked: Instant,
@@ -119,7 +119,7 @@ pub struct Arriving {
 /// A sandbox whose agent has answered. Dropping it ends it, unless it is kept.
 #[derive(Debug)]
 pub struct Sandbox {
-    body: Body,
+    body: SandboxBody,
     report: BootReport,
     /// While it stands the agent knows that somebody is there; one that was adopted knows nobody.
     _greeting: Option<UnixStream>,
@@ -130,9 +130,9 @@ pub struct Sandbox {
 impl AdoptSpec {
     /// Ends the process that isolates it, without its helper; whether there was one. Must be called inside a tokio runtime.
     pub fn end(&self) -> bool {
-        let process = Process::watch(self.mark.pid);
+        let process = SentryProcess::watch(self.mark.pid);
         let own = process.ok().filter(|process| process.mark == self.mark);
-        own.as_ref().map(Process::kill).is_some()
+        own.as_ref().map(SentryProcess::kill).is_some()
     }
 }
 
@@ -152,7 +152,7 @@ fn us(from: Instant) -> u64 {
     u64::try_from(from.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-impl Body {
+impl SandboxBody {
     /// Has the process made that will isolate the sandbox. If whoever asked does not wait for it any more it ends.
     async fn make(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
         let making = tokio::spawn(Self::make_now(helper.clone(), spec.clone()));
@@ -166,7 +166,7 @@ impl Body {
             .mode(0o700)
             .create(&directory)
             .map_err(GvisorError::file(&directory))?;
-        let sandbox = SandboxSpec {
+        let sandbox = SentrySpec {
             directory: directory.clone(),
             base: spec.base.clone(),
             images: spec.images.clone(),
@@ -176,17 +176,19 @@ impl Body {
                 .limited()
                 .then(|| format!("/jiffy-gvisor/{}", spec.id)),
             memory_bytes: u64::from(spec.size.memory_mib) << 20,
-            overhead_bytes: OVERHEAD,
+            overhead_bytes: OVERHEAD_BYTES,
             vcpus: spec.size.vcpus.into(),
-            tasks: TASKS,
+            tasks: MAX_TASKS,
         };
-        let made = helper.ask(&spec.id, &Ask::Create { sandbox }).await;
-        let process = match made.and_then(|(reply, _)| Process::watch(reply.pid)) {
+        let made = helper
+            .ask(&spec.id, &HelperRequest::Create { sandbox })
+            .await;
+        let process = match made.and_then(|(reply, _)| SentryProcess::watch(reply.pid)) {
             Ok(process) => process,
             Err(e) => {
                 // It may be there all the same: a helper that was killed could not tell. What
                 // cannot be removed now keeps its directory, by which the next daemon finds it.
-                if let Err(left) = helper.ask(&spec.id, &Ask::Destroy).await {
+                if let Err(left) = helper.ask(&spec.id, &HelperRequest::Destroy).await {
                     tracing::warn!("removing what sandbox {} left: {left}", spec.id);
                 }
                 return Err(e);
@@ -203,7 +205,7 @@ impl Body {
         })
     }
 
-    async fn ask(&self, ask: &Ask) -> Result<crate::helper::Reply, GvisorError> {
+    async fn ask(&self, ask: &HelperRequest) -> Result<crate::helper::Reply, GvisorError> {
         Ok(self.helper.ask(&self.spec.id, ask).await?.0)
     }
 
@@ -215,11 +217,11 @@ impl Body {
             let closed = UnixStream::pair().map(|(stream, _)| stream);
             return closed.map_err(GvisorError::Process);
         };
-        let ask = Ask::Connect { port };
+        let ask = HelperRequest::Connect { port };
         let asked = self.helper.ask(&self.spec.id, &ask);
-        let (_, fds) = tokio::time::timeout(CONNECT_LIMIT, asked)
+        let (_, fds) = tokio::time::timeout(CONNECT_TIMEOUT, asked)
             .await
-            .map_err(|_| self.late(CONNECT_LIMIT))??;
+            .map_err(|_| self.late(CONNECT_TIMEOUT))??;
         let fd = fds.into_iter().next();
         let fd = fd.ok_or(GvisorError::Gone("connect to the guest agent"))?;
         let opened = || {
@@ -233,9 +235,9 @@ impl Body {
     /// Hears the agent's greeting.
     async fn greet(&self) -> Result<Greeting, GvisorError> {
         let stream = self.connect(HELLO_PORT).await?;
-        let heard = tokio::time::timeout(BOOT_LIMIT, Greeting::receive(stream)).await;
+        let heard = tokio::time::timeout(BOOT_TIMEOUT, Greeting::receive(stream)).await;
         heard
-            .map_err(|_| self.late(BOOT_LIMIT))?
+            .map_err(|_| self.late(BOOT_TIMEOUT))?
             .map_err(|source| GvisorError::Greeting {
                 source,
                 console: self.console_tail(),
@@ -251,7 +253,7 @@ impl Body {
 
     fn console_tail(&self) -> String {
         let bytes = fs::read(self.directory.join("console.log")).unwrap_or_default();
-        let tail = &bytes[bytes.len().saturating_sub(TAIL)..];
+        let tail = &bytes[bytes.len().saturating_sub(CONSOLE_TAIL_BYTES)..];
         let clean = |c: char| (c == '\n' || c == '\t' || !c.is_control()).then_some(c);
         String::from_utf8_lossy(tail)
             .chars()
@@ -268,7 +270,7 @@ impl Body {
         }
         self.process.kill();
         self.process.ended().await;
-        if let Err(e) = self.ask(&Ask::Destroy).await {
+        if let Err(e) = self.ask(&HelperRequest::Destroy).await {
             tracing::warn!("removing what sandbox {} left: {e}", self.spec.id);
         }
         *removed = true;
@@ -279,8 +281,8 @@ impl Body {
         if self.stopped.load(Ordering::Acquire) {
             return ExitReason::Requested;
         }
-        let asked = self.ask(&Ask::Ended);
-        let verdict = tokio::time::timeout(VERDICT_LIMIT, asked).await;
+        let asked = self.ask(&HelperRequest::Ended);
+        let verdict = tokio::time::timeout(EXIT_STATUS_TIMEOUT, asked).await;
         if self.stopped.load(Ordering::Acquire) {
             return ExitReason::Requested;
         }
@@ -303,39 +305,39 @@ impl Body {
     }
 }
 
-impl Arriving {
+impl UnassignedSandbox {
     /// Starts the agent in a new sandbox and returns when it has greeted.
     pub async fn boot(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
         let asked = Instant::now();
-        let body = Body::make(helper, spec).await?;
+        let body = SandboxBody::make(helper, spec).await?;
         let made_us = us(asked);
-        let started = body.ask(&Ask::Start);
-        tokio::time::timeout(BOOT_LIMIT, started)
+        let started = body.ask(&HelperRequest::Start);
+        tokio::time::timeout(BOOT_TIMEOUT, started)
             .await
-            .map_err(|_| body.late(BOOT_LIMIT))??;
+            .map_err(|_| body.late(BOOT_TIMEOUT))??;
         Self::hear(body, BootMode::Cold, asked, made_us).await
     }
 
     /// Makes a sandbox of a snapshot and returns when its agent has greeted anew.
     pub async fn restore(
         helper: &Helper,
-        store: &Store,
+        store: &SnapshotStore,
         spec: &RestoreSpec,
     ) -> Result<Self, GvisorError> {
         let asked = Instant::now();
         let image = store.path(&spec.manifest.id)?;
-        let body = Body::make(helper, &spec.boot).await?;
+        let body = SandboxBody::make(helper, &spec.boot).await?;
         let made_us = us(asked);
-        let ask = Ask::Restore { image };
+        let ask = HelperRequest::Restore { image };
         let restored = body.ask(&ask);
-        tokio::time::timeout(BOOT_LIMIT, restored)
+        tokio::time::timeout(BOOT_TIMEOUT, restored)
             .await
-            .map_err(|_| body.late(BOOT_LIMIT))??;
+            .map_err(|_| body.late(BOOT_TIMEOUT))??;
         Self::hear(body, BootMode::Snapshot, asked, made_us).await
     }
 
     async fn hear(
-        body: Body,
+        body: SandboxBody,
         mode: BootMode,
         asked: Instant,
         made_us: u64,
@@ -373,9 +375,9 @@ impl Arriving {
         } = self;
         let welcomed = Instant::now();
         let hello = greeting.hello.clone();
-        let answered = tokio::time::timeout(BOOT_LIMIT, greeting.answer(identity)).await;
+        let answered = tokio::time::timeout(BOOT_TIMEOUT, greeting.answer(identity)).await;
         let (stream, _) = answered
-            .map_err(|_| body.late(BOOT_LIMIT))?
+            .map_err(|_| body.late(BOOT_TIMEOUT))?
             .map_err(|source| GvisorError::Greeting {
                 source,
                 console: body.console_tail(),
@@ -404,7 +406,7 @@ impl Arriving {
 
 impl Sandbox {
     /// By what [`Self::adopt`] finds it.
-    pub fn estate(&self) -> AdoptSpec {
+    pub fn adopt_spec(&self) -> AdoptSpec {
         AdoptSpec {
             boot: self.body.spec.clone(),
             mark: self.body.process.mark.clone(),
@@ -417,17 +419,17 @@ impl Sandbox {
         let id = spec.boot.id.clone();
         let adopted = Self::take_over(helper, spec).await;
         if adopted.is_err() {
-            helper.tell(&id, Ask::Destroy);
+            helper.tell(&id, HelperRequest::Destroy);
         }
         adopted
     }
 
     async fn take_over(helper: &Helper, spec: AdoptSpec) -> Result<Self, GvisorError> {
-        let process = Process::watch(spec.mark.pid)?;
+        let process = SentryProcess::watch(spec.mark.pid)?;
         if process.mark != spec.mark {
             return Err(GvisorError::Process(io::ErrorKind::NotFound.into()));
         }
-        let body = Body {
+        let body = SandboxBody {
             helper: helper.clone(),
             directory: helper.directory().join(&spec.boot.id),
             process: Arc::new(process),
@@ -436,7 +438,7 @@ impl Sandbox {
             removed: tokio::sync::Mutex::default(),
             spec: spec.boot,
         };
-        body.ask(&Ask::Load).await?;
+        body.ask(&HelperRequest::Load).await?;
         Ok(Self {
             body,
             report: spec.report,
@@ -460,7 +462,7 @@ impl Sandbox {
             if known.iter().any(|k| k == id) {
                 continue;
             }
-            match helper.ask(id, &Ask::Destroy).await {
+            match helper.ask(id, &HelperRequest::Destroy).await {
                 Ok(_) => ended += 1,
                 // Its directory stays, for the next daemon to try it again.
                 Err(e) => tracing::warn!("removing what sandbox {id} left: {e}"),
@@ -471,7 +473,7 @@ impl Sandbox {
 
     /// From now on it runs on when this process ends.
     pub async fn keep(&self) -> Result<(), GvisorError> {
-        self.body.ask(&Ask::Keep).await?;
+        self.body.ask(&HelperRequest::Keep).await?;
         self.body.kept.store(true, Ordering::Release);
         Ok(())
     }
@@ -505,7 +507,7 @@ impl Sandbox {
     /// took, in microseconds.
     pub async fn snapshot(
         &self,
-        store: &Store,
+        store: &SnapshotStore,
         id: &str,
         resume: bool,
         max_bytes: Option<u64>,
@@ -523,7 +525,7 @@ impl Sandbox {
 
     async fn write(
         &self,
-        store: &Store,
+        store: &SnapshotStore,
         draft: &Path,
         id: &str,
         resume: bool,
@@ -532,17 +534,20 @@ impl Sandbox {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let created_ms = now.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(0));
         let spec = &self.body.spec;
-        let manifest = Manifest {
+        let manifest = GvisorManifest {
             version: self.body.helper.version().await?,
             template: spec.template.clone(),
             size: spec.size,
             net: spec.namespace.is_some(),
             base: spec.base.to_string_lossy().into_owned(),
-            ..Manifest::new(id, created_ms)
+            ..GvisorManifest::new(id, created_ms)
         };
         let image = draft.to_owned();
-        let reply = self.body.ask(&Ask::Checkpoint { image, resume }).await?;
-        let published = match (Store::size_of(draft), max_bytes) {
+        let reply = self
+            .body
+            .ask(&HelperRequest::Checkpoint { image, resume })
+            .await?;
+        let published = match (SnapshotStore::size_of(draft), max_bytes) {
             // The size of a checkpoint is known when it is written.
             (needed, Some(most)) if needed > most => Err(GvisorError::TooLarge { needed, most }),
             _ => store.publish(draft, &manifest),
@@ -550,7 +555,7 @@ impl Sandbox {
         match (published, resume) {
             (Err(e), false) => {
                 // It stands still, and is all there is.
-                self.body.ask(&Ask::Resume).await?;
+                self.body.ask(&HelperRequest::Resume).await?;
                 return Err(e);
             }
             (published, _) => published?,

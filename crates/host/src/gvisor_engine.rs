@@ -1,16 +1,17 @@
 //! The engine `gvisor` in the host's terms: templates and snapshots of a data directory.
 
-use crate::card::{self, GuestCard};
-use crate::host::{Host, Prepared};
+use crate::guest_nic::{self, GuestNic};
+use crate::host::{Host, PreparedTemplate};
 use crate::identity::{identity, new_id};
-use crate::shelf::{Shelf, chain};
+use crate::template_cache::{TemplateCache, chain};
 use jiffy_engine::{
     AfterSnapshot, BootReport, Capabilities, ConnectionLog, Engine, EngineDescription, EngineError,
     ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest, NetworkRules, SandboxIdentity,
     SandboxSize, SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_gvisor::{
-    AdoptSpec, Arriving, BootSpec, GvisorError, Helper, Manifest, RestoreSpec, Sandbox, Store,
+    AdoptSpec, BootSpec, GvisorError, GvisorManifest, Helper, RestoreSpec, Sandbox, SnapshotStore,
+    UnassignedSandbox,
 };
 use jiffy_microvm::Cgroups;
 use jiffy_net::{Network, NicKind, SlotLease, guest};
@@ -30,8 +31,8 @@ const SANDBOXES: &str = "gvisor";
 
 /// Sandboxes on gVisor, made from the templates and snapshots of one host.
 pub struct GvisorEngine {
-    shelf: Arc<Shelf>,
-    store: Store,
+    templates: Arc<TemplateCache>,
+    store: SnapshotStore,
     helper: Helper,
     version: String,
     /// None: sandboxes have no network card.
@@ -41,42 +42,42 @@ pub struct GvisorEngine {
 impl GvisorEngine {
     /// The engine of the host of `shelf`. Fails if gVisor cannot be used.
     pub(crate) async fn on(
-        shelf: Arc<Shelf>,
-        store: Store,
+        templates: Arc<TemplateCache>,
+        store: SnapshotStore,
         network: Option<Network>,
     ) -> Result<Self, EngineError> {
-        let host = shelf.host();
+        let host = templates.host();
         let limited = host.programs().vmm.is_limited() && can_limit();
         let directory = host.home().run().join(SANDBOXES);
         let helper = Helper::new(program(host)?, directory, limited);
         let helper = helper.map_err(EngineError::failed)?;
-        Self::with(shelf, store, helper, network).await
+        Self::with(templates, store, helper, network).await
     }
 
     /// An engine beside a daemon's, for sandboxes that end with this process. They are in
     /// `directory`, which is theirs alone and goes with them, and so is `store`.
     pub(crate) async fn ephemeral(
-        shelf: Arc<Shelf>,
-        store: Store,
+        templates: Arc<TemplateCache>,
+        store: SnapshotStore,
         directory: PathBuf,
         network: Option<Network>,
     ) -> Result<Self, EngineError> {
         // A virtual machine has no more than its memory; here it takes a control group to see to that.
         let limited = can_limit() && matches!(Cgroups::find(), Ok(Some(_)));
-        let helper = Helper::brief(program(shelf.host())?, directory, limited);
+        let helper = Helper::brief(program(templates.host())?, directory, limited);
         let helper = helper.map_err(EngineError::failed)?;
-        Self::with(shelf, store, helper, network).await
+        Self::with(templates, store, helper, network).await
     }
 
     async fn with(
-        shelf: Arc<Shelf>,
-        store: Store,
+        templates: Arc<TemplateCache>,
+        store: SnapshotStore,
         helper: Helper,
         network: Option<Network>,
     ) -> Result<Self, EngineError> {
         let version = helper.version().await.map_err(EngineError::failed)?;
         Ok(Self {
-            shelf,
+            templates,
             store,
             helper,
             version,
@@ -86,7 +87,7 @@ impl GvisorEngine {
 
     fn spec(
         &self,
-        prepared: &Prepared,
+        prepared: &PreparedTemplate,
         size: SandboxSize,
         lease: Option<&SlotLease>,
     ) -> Result<BootSpec, EngineError> {
@@ -103,7 +104,7 @@ impl GvisorEngine {
         })
     }
 
-    fn manifest(&self, id: &str) -> Result<Manifest, EngineError> {
+    fn manifest(&self, id: &str) -> Result<GvisorManifest, EngineError> {
         let manifest = self.store.get(id).map_err(EngineError::failed)?;
         match manifest.version == self.version {
             true => Ok(manifest),
@@ -186,7 +187,7 @@ pub(crate) fn describe(network: bool, why: Option<String>) -> EngineDescription 
 
 /// A [`GuestHandle`] in words.
 #[derive(Serialize, Deserialize)]
-struct Words {
+struct GvisorHandle {
     /// [`GVISOR`].
     engine: String,
     estate: AdoptSpec,
@@ -194,7 +195,7 @@ struct Words {
     slot: Option<u32>,
 }
 
-impl Words {
+impl GvisorHandle {
     fn read(handle: &GuestHandle) -> Result<Self, EngineError> {
         serde_json::from_str(&handle.0).map_err(|e| {
             EngineError::failed(format!(
@@ -206,18 +207,18 @@ impl Words {
 
 /// True if a handle is one of this engine's.
 pub(crate) fn is_ours(handle: &GuestHandle) -> bool {
-    Words::read(handle).is_ok_and(|words| words.engine == GVISOR)
+    GvisorHandle::read(handle).is_ok_and(|handle| handle.engine == GVISOR)
 }
 
 /// Ends a sandbox that ran on, where gVisor cannot be used: nobody could reach it. Whether there was one.
 pub(crate) fn end_unreachable(handle: &GuestHandle) -> bool {
-    Words::read(handle).is_ok_and(|words| words.estate.end())
+    GvisorHandle::read(handle).is_ok_and(|handle| handle.estate.end())
 }
 
 /// A sandbox on its way.
 pub struct UnassignedGvisorGuest {
-    coming: Arriving,
-    prepared: Arc<Prepared>,
+    coming: UnassignedSandbox,
+    prepared: Arc<PreparedTemplate>,
     lease: Option<SlotLease>,
 }
 
@@ -225,16 +226,20 @@ pub struct UnassignedGvisorGuest {
 pub struct GvisorGuest {
     sandbox: Sandbox,
     /// As long as it runs, its images stay.
-    _prepared: Option<Arc<Prepared>>,
-    card: GuestCard,
+    _prepared: Option<Arc<PreparedTemplate>>,
+    nic: GuestNic,
 }
 
 impl GvisorGuest {
-    fn new(sandbox: Sandbox, prepared: Option<Arc<Prepared>>, lease: Option<SlotLease>) -> Self {
+    fn new(
+        sandbox: Sandbox,
+        prepared: Option<Arc<PreparedTemplate>>,
+        lease: Option<SlotLease>,
+    ) -> Self {
         Self {
             sandbox,
             _prepared: prepared,
-            card: GuestCard::new(lease),
+            nic: GuestNic::new(lease),
         }
     }
 }
@@ -243,7 +248,7 @@ impl Drop for GvisorGuest {
     fn drop(&mut self) {
         // One that is kept and runs on keeps its slot, too.
         if self.sandbox.has_ended() {
-            self.card.give_up();
+            self.nic.give_up();
         }
     }
 }
@@ -267,7 +272,7 @@ impl Engine for GvisorEngine {
         template: &str,
         size: SandboxSize,
     ) -> Result<String, EngineError> {
-        let prepared = self.shelf.prepare(template).await?;
+        let prepared = self.templates.prepare(template).await?;
         Ok(format!(
             "{} {} gvisor {} {}c{}m{}d{}",
             prepared.template_version(),
@@ -281,20 +286,20 @@ impl Engine for GvisorEngine {
     }
 
     async fn startup(&self, template: &str) -> Result<Startup, EngineError> {
-        let prepared = self.shelf.prepare(template).await?;
+        let prepared = self.templates.prepare(template).await?;
         Ok(prepared.template().manifest.startup.clone())
     }
 
     async fn default_size(&self, template: &str) -> Result<SandboxSize, EngineError> {
-        self.shelf.host().default_size(template).map_err(chain)
+        self.templates.host().default_size(template).map_err(chain)
     }
 
     fn check_network(&self, rules: &NetworkRules) -> Result<(), String> {
-        card::check(self.network.as_ref(), rules)
+        guest_nic::check(self.network.as_ref(), rules)
     }
 
     fn network(&self) -> String {
-        card::words(self.network.as_ref())
+        guest_nic::describe(self.network.as_ref())
     }
 
     async fn boot(
@@ -303,7 +308,7 @@ impl Engine for GvisorEngine {
         template: &str,
         size: SandboxSize,
     ) -> Result<UnassignedGvisorGuest, EngineError> {
-        let prepared = self.shelf.prepare(template).await?;
+        let prepared = self.templates.prepare(template).await?;
         let lease = match &self.network {
             Some(network) => {
                 let lease = network.take(NicKind::Veth).await;
@@ -312,7 +317,7 @@ impl Engine for GvisorEngine {
             None => None,
         };
         let spec = self.spec(&prepared, size, lease.as_ref())?;
-        let coming = Arriving::boot(&self.helper, &spec).await;
+        let coming = UnassignedSandbox::boot(&self.helper, &spec).await;
         Ok(UnassignedGvisorGuest {
             coming: coming.map_err(EngineError::failed)?,
             prepared,
@@ -326,20 +331,20 @@ impl Engine for GvisorEngine {
         id: &str,
     ) -> Result<UnassignedGvisorGuest, EngineError> {
         let manifest = self.manifest(id)?;
-        let prepared = self.shelf.prepare_version(&manifest.template).await?;
+        let prepared = self.templates.prepare_version(&manifest.template).await?;
         let is_boot = self.store.is_boot(id);
         let lease = match manifest.net {
-            true => Some(card::needed(self.network.as_ref(), NicKind::Veth, id).await?),
+            true => Some(guest_nic::needed(self.network.as_ref(), NicKind::Veth, id).await?),
             false => None,
         };
         let mut boot = self.spec(&prepared, manifest.size, lease.as_ref())?;
         // The very agent that it was started with.
         boot.base = PathBuf::from(&manifest.base);
         let coming = if is_boot {
-            Arriving::boot(&self.helper, &boot).await
+            UnassignedSandbox::boot(&self.helper, &boot).await
         } else {
             let spec = RestoreSpec { boot, manifest };
-            Arriving::restore(&self.helper, &self.store, &spec).await
+            UnassignedSandbox::restore(&self.helper, &self.store, &spec).await
         };
         Ok(UnassignedGvisorGuest {
             coming: coming.map_err(EngineError::failed)?,
@@ -392,22 +397,22 @@ impl Engine for GvisorEngine {
     }
 
     async fn adopt(&self, orphan: &KeptGuest) -> Result<GvisorGuest, EngineError> {
-        let words = Words::read(&orphan.handle)?;
+        let handle = GvisorHandle::read(&orphan.handle)?;
         // Images that cannot be opened any more are still the sandbox's.
-        let prepared = self.shelf.prepare_version(&words.estate.boot.template);
+        let prepared = self.templates.prepare_version(&handle.estate.boot.template);
         let prepared = prepared.await.ok();
-        let sandbox = Sandbox::adopt(&self.helper, words.estate).await;
+        let sandbox = Sandbox::adopt(&self.helper, handle.estate).await;
         let sandbox = sandbox.map_err(EngineError::failed)?;
-        let lease = card::adopted(self.network.as_ref(), words.slot, &orphan.network).await;
+        let lease = guest_nic::adopted(self.network.as_ref(), handle.slot, &orphan.network).await;
         Ok(GvisorGuest::new(sandbox, prepared, lease))
     }
 
     async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
-        let known: Vec<Words> = known
+        let known: Vec<GvisorHandle> = known
             .iter()
-            .filter_map(|handle| Words::read(handle).ok())
+            .filter_map(|handle| GvisorHandle::read(handle).ok())
             .collect();
-        let slots: Vec<u32> = known.iter().filter_map(|words| words.slot).collect();
+        let slots: Vec<u32> = known.iter().filter_map(|handle| handle.slot).collect();
         let ids: Vec<String> = known.into_iter().map(|w| w.estate.boot.id).collect();
         let ended = Sandbox::end_others(&self.helper, &ids).await;
         if let Some(network) = &self.network {
@@ -438,7 +443,7 @@ impl Engine for GvisorEngine {
 
     fn is_current(&self, template: &str, id: &str) -> bool {
         let taken = self.store.get(id).map(|manifest| manifest.template);
-        self.shelf.serves(template, taken.ok().as_deref())
+        self.templates.serves(template, taken.ok().as_deref())
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
@@ -485,13 +490,13 @@ impl Guest for GvisorGuest {
 
     async fn keep(&self) -> Result<GuestHandle, EngineError> {
         self.sandbox.keep().await.map_err(EngineError::failed)?;
-        let words = Words {
+        let handle = GvisorHandle {
             engine: GVISOR.to_owned(),
-            estate: self.sandbox.estate(),
-            slot: self.card.keep(),
+            estate: self.sandbox.adopt_spec(),
+            slot: self.nic.keep(),
         };
-        let words = serde_json::to_string(&words).map_err(EngineError::failed)?;
-        Ok(GuestHandle(words))
+        let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;
+        Ok(GuestHandle(handle))
     }
 
     fn report(&self) -> BootReport {
@@ -505,7 +510,7 @@ impl Guest for GvisorGuest {
     fn usage(&self) -> Option<GuestUsage> {
         let usage = self.sandbox.usage()?;
         Some(GuestUsage {
-            net_bytes: self.card.traffic(),
+            net_bytes: self.nic.traffic(),
             ..usage
         })
     }
@@ -515,11 +520,11 @@ impl Guest for GvisorGuest {
     }
 
     async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {
-        self.card.set_rules(rules).await
+        self.nic.set_rules(rules).await
     }
 
     fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
-        self.card.connections()
+        self.nic.connections()
     }
 
     async fn ended(&self) -> ExitReason {
@@ -532,6 +537,6 @@ impl Guest for GvisorGuest {
 
     async fn stop(&self) {
         self.sandbox.stop().await;
-        self.card.give_up();
+        self.nic.give_up();
     }
 }

@@ -93,7 +93,7 @@ pub struct Host {
 
 /// All files a sandbox of one template starts from, opened and verified. Makes any number of sandboxes.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedTemplate {
     home: Home,
     programs: Programs,
     kernel: File,
@@ -182,7 +182,7 @@ impl Host {
         &self,
         name: &str,
         on_progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<Prepared, CreateError> {
+    ) -> Result<PreparedTemplate, CreateError> {
         let template = match Recipe::built_in(&plain(name)?) {
             Ok(recipe) => self.templates().build_if_needed(&recipe, on_progress)?,
             Err(RecipeError::Unknown { .. }) => self.templates().get(name)?,
@@ -191,12 +191,12 @@ impl Host {
         self.with_template(template)
     }
 
-    /// Opens the version of a template that something was made with, as [`Prepared::image_name`] said then.
-    pub(crate) fn prepare_version(&self, image: &str) -> Result<Prepared, CreateError> {
+    /// Opens the version of a template that something was made with, as [`PreparedTemplate::image_name`] said then.
+    pub(crate) fn prepare_version(&self, image: &str) -> Result<PreparedTemplate, CreateError> {
         self.with_template(self.templates().version(image)?)
     }
 
-    fn with_template(&self, template: Template) -> Result<Prepared, CreateError> {
+    fn with_template(&self, template: Template) -> Result<PreparedTemplate, CreateError> {
         let chosen = Kernel::choose()?;
         let kernel = chosen.open(&self.home)?;
         let modules = chosen.modules(&self.home)?;
@@ -204,7 +204,7 @@ impl Host {
         let agent = read_agent(&self.programs)?;
         let initrd = Initrd::new(&agent)?.file(&self.home)?;
         let template_version = template.manifest.version();
-        Ok(Prepared {
+        Ok(PreparedTemplate {
             home: self.home.clone(),
             programs: self.programs.clone(),
             version: format!(
@@ -222,7 +222,7 @@ impl Host {
     }
 }
 
-impl Prepared {
+impl PreparedTemplate {
     /// The template.
     pub fn template(&self) -> &Template {
         &self.template
@@ -331,7 +331,7 @@ impl Prepared {
         net: Option<NetSpec>,
     ) -> Result<MicroVm, CreateError> {
         let overlay = BlankDisk::overlay_file(&self.home)?;
-        let identity = self.identity(&somebody(spec)?)?;
+        let identity = self.identity(&anonymous_identity(spec)?)?;
         let spec = BootSpec {
             net,
             extra_cmdline: spec.extra_cmdline.clone(),
@@ -356,8 +356,8 @@ impl Prepared {
         id: &str,
         memory: MemoryPolicy,
     ) -> Result<MicroVm, CreateError> {
-        let somebody = somebody(spec)?;
-        self.restore_as(&somebody, spec, store, id, memory, None)
+        let anonymous_identity = anonymous_identity(spec)?;
+        self.restore_as(&anonymous_identity, spec, store, id, memory, None)
             .await
     }
 
@@ -395,7 +395,7 @@ fn plain(name: &str) -> Result<String, TemplateError> {
 }
 
 /// Makes a new identity.
-fn somebody(spec: &SandboxSpec) -> Result<SandboxIdentity, CreateError> {
+fn anonymous_identity(spec: &SandboxSpec) -> Result<SandboxIdentity, CreateError> {
     Ok(SandboxIdentity {
         id: new_id()?,
         env: spec.env.clone(),

@@ -2,15 +2,15 @@
 
 use crate::engine_choice::EngineName;
 use crate::gvisor_engine::{self, GvisorEngine, GvisorGuest, SNAPSHOTS, UnassignedGvisorGuest};
-use crate::host::{Host, Prepared};
+use crate::host::{Host, PreparedTemplate};
 use crate::microvm_engine::{MicroVmEngine, MicroVmGuest, UnassignedMicroVmGuest};
-use crate::shelf::Shelf;
+use crate::template_cache::TemplateCache;
 use jiffy_engine::{
     AfterSnapshot, BootReport, ConnectionLog, Engine, EngineDescription, EngineError, ExitReason,
     Guest, GuestHandle, GuestUsage, KeptGuest, NetworkRules, SandboxIdentity, SandboxSize,
     SnapshotTimes, Startup, UnassignedGuest, VerifiedSnapshot,
 };
-use jiffy_gvisor::Store;
+use jiffy_gvisor::SnapshotStore;
 use jiffy_net::{Network, NicKind};
 use jiffy_proto::agent::SiteSettings;
 use std::io;
@@ -20,12 +20,12 @@ use tokio::net::UnixStream;
 
 /// The engines of a host.
 pub struct HostEngine {
-    shelf: Arc<Shelf>,
+    templates: Arc<TemplateCache>,
     microvm: MicroVmEngine,
     /// Why it cannot be used, in words.
     gvisor: Result<GvisorEngine, String>,
     /// Its snapshots, which are there also where it cannot be used.
-    gvisor_store: Store,
+    gvisor_store: SnapshotStore,
     /// None: sandboxes have no network card.
     network: Option<Network>,
     chosen: EngineName,
@@ -38,17 +38,18 @@ impl HostEngine {
         network: Option<Network>,
         chosen: EngineName,
     ) -> Result<Self, EngineError> {
-        let shelf = Arc::new(Shelf::new(host));
-        let microvm = MicroVmEngine::on(shelf.clone())?.with_network(network.clone());
-        let gvisor_store = Store::open(shelf.host().home().path().join(SNAPSHOTS));
+        let templates = Arc::new(TemplateCache::new(host));
+        let microvm = MicroVmEngine::on(templates.clone())?.with_network(network.clone());
+        let gvisor_store = SnapshotStore::open(templates.host().home().path().join(SNAPSHOTS));
         let gvisor_store = gvisor_store.map_err(EngineError::failed)?;
-        let gvisor = GvisorEngine::on(shelf.clone(), gvisor_store.clone(), network.clone()).await;
+        let gvisor =
+            GvisorEngine::on(templates.clone(), gvisor_store.clone(), network.clone()).await;
         let gvisor = match (gvisor, chosen) {
             (Err(e), EngineName::Gvisor) => return Err(e),
             (found, _) => found.map_err(|e| e.to_string()),
         };
         Ok(Self {
-            shelf,
+            templates,
             microvm,
             gvisor,
             gvisor_store,
@@ -65,14 +66,14 @@ impl HostEngine {
         chosen: EngineName,
         directory: &Path,
     ) -> Result<Self, EngineError> {
-        let shelf = Arc::new(Shelf::new(host));
-        let microvm = MicroVmEngine::on(shelf.clone())?.with_network(network.clone());
-        let gvisor_store = Store::open(directory.join("snapshots"));
+        let templates = Arc::new(TemplateCache::new(host));
+        let microvm = MicroVmEngine::on(templates.clone())?.with_network(network.clone());
+        let gvisor_store = SnapshotStore::open(directory.join("snapshots"));
         let gvisor_store = gvisor_store.map_err(EngineError::failed)?;
         let gvisor = match chosen {
             EngineName::MicroVm => Err("it was not asked for".to_owned()),
             EngineName::Gvisor => Ok(GvisorEngine::ephemeral(
-                shelf.clone(),
+                templates.clone(),
                 gvisor_store.clone(),
                 directory.to_owned(),
                 network.clone(),
@@ -80,7 +81,7 @@ impl HostEngine {
             .await?),
         };
         Ok(Self {
-            shelf,
+            templates,
             microvm,
             gvisor,
             gvisor_store,
@@ -90,13 +91,13 @@ impl HostEngine {
     }
 
     /// Takes a template that was opened already.
-    pub fn hold(&self, template: &str, prepared: Prepared) -> Result<(), EngineError> {
-        self.shelf.hold(template, Arc::new(prepared))
+    pub fn hold(&self, template: &str, prepared: PreparedTemplate) -> Result<(), EngineError> {
+        self.templates.hold(template, Arc::new(prepared))
     }
 
     /// Its host.
     pub fn host(&self) -> &Host {
-        self.shelf.host()
+        self.templates.host()
     }
 
     fn gvisor(&self) -> Result<&GvisorEngine, EngineError> {
@@ -106,7 +107,7 @@ impl HostEngine {
     }
 
     /// The engine of new sandboxes, if none is `wanted`, else that one.
-    fn engine(&self, wanted: Option<&str>) -> Result<One<'_>, EngineError> {
+    fn engine(&self, wanted: Option<&str>) -> Result<EngineRef<'_>, EngineError> {
         let name = match wanted {
             Some(name) => name
                 .parse()
@@ -114,16 +115,16 @@ impl HostEngine {
             None => self.chosen,
         };
         match name {
-            EngineName::MicroVm => Ok(One::MicroVm(&self.microvm)),
-            EngineName::Gvisor => self.gvisor().map(One::Gvisor),
+            EngineName::MicroVm => Ok(EngineRef::MicroVm(&self.microvm)),
+            EngineName::Gvisor => self.gvisor().map(EngineRef::Gvisor),
         }
     }
 
     /// The engine that took snapshot `id`.
-    fn of_snapshot(&self, id: &str) -> Result<One<'_>, EngineError> {
+    fn of_snapshot(&self, id: &str) -> Result<EngineRef<'_>, EngineError> {
         match (self.gvisor_store.has(id), &self.gvisor) {
-            (false, _) => Ok(One::MicroVm(&self.microvm)),
-            (true, Ok(gvisor)) => Ok(One::Gvisor(gvisor)),
+            (false, _) => Ok(EngineRef::MicroVm(&self.microvm)),
+            (true, Ok(gvisor)) => Ok(EngineRef::Gvisor(gvisor)),
             (true, Err(why)) => Err(EngineError::Failed {
                 reason: format!(
                     "snapshot {id} was taken with the engine gvisor, which cannot be used here: {why}"
@@ -134,7 +135,7 @@ impl HostEngine {
 }
 
 /// One of the engines.
-enum One<'a> {
+enum EngineRef<'a> {
     MicroVm(&'a MicroVmEngine),
     Gvisor(&'a GvisorEngine),
 }
@@ -143,8 +144,8 @@ enum One<'a> {
 macro_rules! with {
     ($one:expr, $engine:ident => $work:expr) => {
         match $one {
-            One::MicroVm($engine) => $work,
-            One::Gvisor($engine) => $work,
+            EngineRef::MicroVm($engine) => $work,
+            EngineRef::Gvisor($engine) => $work,
         }
     };
 }
@@ -228,10 +229,10 @@ impl Engine for HostEngine {
         size: SandboxSize,
     ) -> Result<UnassignedHostGuest, EngineError> {
         match self.engine(engine)? {
-            One::MicroVm(engine) => Ok(UnassignedHostGuest::MicroVm(Box::new(
+            EngineRef::MicroVm(engine) => Ok(UnassignedHostGuest::MicroVm(Box::new(
                 engine.boot(None, template, size).await?,
             ))),
-            One::Gvisor(engine) => Ok(UnassignedHostGuest::Gvisor(Box::new(
+            EngineRef::Gvisor(engine) => Ok(UnassignedHostGuest::Gvisor(Box::new(
                 engine.boot(None, template, size).await?,
             ))),
         }
@@ -239,10 +240,10 @@ impl Engine for HostEngine {
 
     async fn restore(&self, template: &str, id: &str) -> Result<UnassignedHostGuest, EngineError> {
         match self.of_snapshot(id)? {
-            One::MicroVm(engine) => Ok(UnassignedHostGuest::MicroVm(Box::new(
+            EngineRef::MicroVm(engine) => Ok(UnassignedHostGuest::MicroVm(Box::new(
                 engine.restore(template, id).await?,
             ))),
-            One::Gvisor(engine) => Ok(UnassignedHostGuest::Gvisor(Box::new(
+            EngineRef::Gvisor(engine) => Ok(UnassignedHostGuest::Gvisor(Box::new(
                 engine.restore(template, id).await?,
             ))),
         }

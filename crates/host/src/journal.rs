@@ -4,10 +4,10 @@
 //! The log is not flushed to storage at every commit: a power failure may cost the last changes, but not their order.
 //!
 //! A change that can be refused is refused when the disk is full ([`Journal::commit`]); one that has happened finds the room that is kept
-//! for it ([`Journal::settle`]).
+//! for it ([`Journal::commit_write_behind`]).
 
-use crate::journal_room::{CHECKPOINT_PAGES, Room, RoomError};
-use crate::record::{SandboxRecord, SnapshotRecord, State};
+use crate::journal_space::{CHECKPOINT_PAGES, ReservedSpace, SpaceError};
+use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
 use jiffy_engine::GuestHandle;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, Transaction, params};
@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Version of the tables; another one is refused.
-const VERSION: i64 = 2;
+const SCHEMA_VERSION: i64 = 2;
 
-const TABLES: &str = "
+const SCHEMA_V1: &str = "
     CREATE TABLE sandboxes (id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT;
     CREATE TABLE snapshots (
         id TEXT PRIMARY KEY,
@@ -32,7 +32,8 @@ const TABLES: &str = "
 ";
 
 /// Table that version 2 added: the guests of running sandboxes, by which they are found again.
-const GUESTS: &str = "CREATE TABLE guests (sandbox TEXT PRIMARY KEY, handle TEXT NOT NULL) STRICT;";
+const SCHEMA_V2: &str =
+    "CREATE TABLE guests (sandbox TEXT PRIMARY KEY, handle TEXT NOT NULL) STRICT;";
 
 /// The journal cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +55,7 @@ pub enum JournalError {
         source: io::Error,
     },
     /// From another version.
-    #[error("the journal {} has version {found}, and this program reads version {VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
+    #[error("the journal {} has version {found}, and this program reads version {SCHEMA_VERSION}: use the version of jiffy that wrote it, or move it away", path.display())]
     Version {
         /// Its file.
         path: PathBuf,
@@ -75,7 +76,7 @@ pub enum JournalError {
 #[derive(Debug, Clone)]
 // A commit has a handful, and most of them are the large one: a box would only move it.
 #[allow(clippy::large_enum_variant)]
-pub enum Change {
+pub enum JournalChange {
     /// A sandbox is now as it says. One that does not run has no guest.
     Sandbox(SandboxRecord),
     /// The guest of a running sandbox is this one.
@@ -103,29 +104,29 @@ pub struct JournalledSnapshot {
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    book: Mutex<Book>,
+    database: Mutex<Database>,
 }
 
 #[derive(Debug)]
-struct Book {
+struct Database {
     connection: Connection,
     /// Changes that happened and could not be written yet; they are written together with the next ones.
-    owed: Vec<Change>,
+    pending: Vec<JournalChange>,
     // Closed after the connection.
-    room: Room,
+    space: ReservedSpace,
 }
 
-impl Book {
+impl Database {
     /// Makes what is owed and all changes, or none.
-    fn write(&mut self, changes: &[Change]) -> rusqlite::Result<()> {
-        if self.owed.is_empty() && changes.is_empty() {
+    fn write(&mut self, changes: &[JournalChange]) -> rusqlite::Result<()> {
+        if self.pending.is_empty() && changes.is_empty() {
             return Ok(());
         }
         let tx = self.connection.transaction()?;
-        let mut all = self.owed.iter().chain(changes);
+        let mut all = self.pending.iter().chain(changes);
         all.try_for_each(|c| apply(&tx, c))?;
         tx.commit()?;
-        self.owed.clear();
+        self.pending.clear();
         Ok(())
     }
 }
@@ -155,13 +156,13 @@ impl Journal {
         match found {
             0 | 1 => {
                 let tx = connection.transaction().map_err(failed)?;
-                tx.execute_batch(if found == 0 { TABLES } else { "" })
-                    .and_then(|()| tx.execute_batch(GUESTS))
-                    .and_then(|()| tx.pragma_update(None, "user_version", VERSION))
+                tx.execute_batch(if found == 0 { SCHEMA_V1 } else { "" })
+                    .and_then(|()| tx.execute_batch(SCHEMA_V2))
+                    .and_then(|()| tx.pragma_update(None, "user_version", SCHEMA_VERSION))
                     .and_then(|()| tx.commit())
                     .map_err(failed)?;
             }
-            VERSION => {}
+            SCHEMA_VERSION => {}
             found => {
                 return Err(JournalError::Version {
                     path: file.to_owned(),
@@ -169,38 +170,38 @@ impl Journal {
                 });
             }
         }
-        let room = Room::of(file).map_err(|source| JournalError::Full {
+        let space = ReservedSpace::of(file).map_err(|source| JournalError::Full {
             path: file.to_owned(),
             source,
         })?;
         let journal = Self {
             path: file.to_owned(),
-            book: Mutex::new(Book {
+            database: Mutex::new(Database {
                 connection,
-                owed: Vec::new(),
-                room,
+                pending: Vec::new(),
+                space,
             }),
         };
-        if let Err(e) = journal.keep_room(&mut journal.book()) {
+        if let Err(e) = journal.keep_space(&mut journal.database()) {
             // On a full disk there must be somebody who can be asked to remove things.
             tracing::warn!("{e}");
         }
         Ok(journal)
     }
 
-    fn keep_room(&self, book: &mut Book) -> Result<(), JournalError> {
-        let kept = book.room.ensure(&book.connection);
+    fn keep_space(&self, database: &mut Database) -> Result<(), JournalError> {
+        let kept = database.space.ensure(&database.connection);
         kept.map_err(|e| match e {
-            RoomError::Database(source) => self.failed(source),
-            RoomError::Disk(source) => JournalError::Full {
+            SpaceError::Database(source) => self.failed(source),
+            SpaceError::Disk(source) => JournalError::Full {
                 path: self.path.clone(),
                 source,
             },
         })
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn database(&self) -> MutexGuard<'_, Database> {
+        self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn failed(&self, source: rusqlite::Error) -> JournalError {
@@ -211,20 +212,20 @@ impl Journal {
     }
 
     /// Makes all changes or none. For what can still be refused: it is when the disk has no room but what is kept.
-    pub fn commit(&self, changes: &[Change]) -> Result<(), JournalError> {
-        let mut book = self.book();
-        self.keep_room(&mut book)?;
-        book.write(changes).map_err(|e| self.failed(e))
+    pub fn commit(&self, changes: &[JournalChange]) -> Result<(), JournalError> {
+        let mut database = self.database();
+        self.keep_space(&mut database)?;
+        database.write(changes).map_err(|e| self.failed(e))
     }
 
     /// Takes down what has happened and cannot be refused any more, in the room that is kept where there is no other. If the disk
     /// fails, it is taken down together with the next changes; until then it is as if the daemon had not come to it.
-    pub fn settle(&self, changes: &[Change]) {
-        let mut book = self.book();
-        if let Err(e) = book.write(changes) {
+    pub fn commit_write_behind(&self, changes: &[JournalChange]) {
+        let mut database = self.database();
+        if let Err(e) = database.write(changes) {
             let e = self.failed(e);
             tracing::error!("{e}; what has happened is written down with the next change");
-            book.owed.extend_from_slice(changes);
+            database.pending.extend_from_slice(changes);
         }
     }
 
@@ -236,9 +237,9 @@ impl Journal {
 
     /// The guests of running sandboxes, by sandbox.
     pub fn guests(&self) -> Result<HashMap<String, GuestHandle>, JournalError> {
-        let book = self.book();
+        let database = self.database();
         let read = || -> rusqlite::Result<HashMap<String, GuestHandle>> {
-            let mut statement = book
+            let mut statement = database
                 .connection
                 .prepare("SELECT sandbox, handle FROM guests")?;
             let rows =
@@ -262,7 +263,7 @@ impl Journal {
     }
 
     fn rows(&self, query: &str) -> Result<Vec<(String, bool)>, JournalError> {
-        let connection = &self.book().connection;
+        let connection = &self.database().connection;
         let read = || -> rusqlite::Result<Vec<(String, bool)>> {
             let mut statement = connection.prepare_cached(query)?;
             let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -279,32 +280,32 @@ impl Journal {
     }
 }
 
-fn apply(tx: &Transaction<'_>, change: &Change) -> rusqlite::Result<()> {
+fn apply(tx: &Transaction<'_>, change: &JournalChange) -> rusqlite::Result<()> {
     let json = |value: serde_json::Result<String>| {
         value.map_err(|e| rusqlite::Error::ToSqlConversionFailure(Box::new(e)))
     };
     match change {
-        Change::Sandbox(record) => {
+        JournalChange::Sandbox(record) => {
             tx.prepare_cached(
                 "INSERT INTO sandboxes (id, record) VALUES (?1, ?2)
                  ON CONFLICT (id) DO UPDATE SET record = ?2",
             )?
             .execute(params![record.id, json(serde_json::to_string(record))?])?;
-            if record.state != State::Running {
+            if record.state != SandboxState::Running {
                 tx.prepare_cached("DELETE FROM guests WHERE sandbox = ?1")?
                     .execute([&record.id])?;
             }
         }
-        Change::Guest(sandbox, handle) => {
+        JournalChange::Guest(sandbox, handle) => {
             tx.prepare_cached("INSERT OR REPLACE INTO guests (sandbox, handle) VALUES (?1, ?2)")?
                 .execute(params![sandbox, handle.0])?;
         }
-        Change::NoSandbox(id) => {
+        JournalChange::NoSandbox(id) => {
             tx.execute("DELETE FROM sandboxes WHERE id = ?1", [id])?;
             tx.execute("DELETE FROM guests WHERE sandbox = ?1", [id])?;
         }
-        Change::Intent(record) | Change::Snapshot(record) => {
-            let complete = matches!(change, Change::Snapshot(_));
+        JournalChange::Intent(record) | JournalChange::Snapshot(record) => {
+            let complete = matches!(change, JournalChange::Snapshot(_));
             tx.prepare_cached(
                 "INSERT INTO snapshots (id, parent, complete, record) VALUES (?1, ?2, ?3, ?4)
                  ON CONFLICT (id) DO UPDATE SET parent = ?2, complete = ?3, record = ?4",
@@ -316,7 +317,7 @@ fn apply(tx: &Transaction<'_>, change: &Change) -> rusqlite::Result<()> {
                 json(serde_json::to_string(record))?
             ])?;
         }
-        Change::NoSnapshot(id) => {
+        JournalChange::NoSnapshot(id) => {
             tx.execute("DELETE FROM snapshots WHERE id = ?1", [id])?;
         }
     }
@@ -326,8 +327,8 @@ fn apply(tx: &Transaction<'_>, change: &Change) -> rusqlite::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Purpose;
-    use crate::terms::Terms;
+    use crate::records::SnapshotPurpose;
+    use crate::sandbox_settings::SandboxSettings;
     use jiffy_engine::SandboxSize;
     use std::collections::BTreeMap;
 
@@ -335,13 +336,13 @@ mod tests {
         SandboxRecord {
             id: id.into(),
             name: None,
-            state: State::Broken { cause: "x".into() },
+            state: SandboxState::Broken { cause: "x".into() },
             template: "base".into(),
             size: SandboxSize::default(),
             env: BTreeMap::from([("A".into(), "1".into())]),
-            terms: Terms {
+            terms: SandboxSettings {
                 owner: Some("k".into()),
-                ..Terms::default()
+                ..SandboxSettings::default()
             },
             deadline_ms: Some(3),
             agent_token: Some("t".into()),
@@ -360,7 +361,7 @@ mod tests {
         SnapshotRecord {
             id: id.into(),
             name: None,
-            purpose: Purpose::Asked,
+            purpose: SnapshotPurpose::Asked,
             sandbox: "a".into(),
             owner: None,
             env: BTreeMap::from([("A".into(), "b".into())]),
@@ -385,16 +386,16 @@ mod tests {
         let journal = Journal::open(&file).unwrap();
         journal
             .commit(&[
-                Change::Sandbox(sandbox("a")),
-                Change::Sandbox(sandbox("b")),
-                Change::Intent(snapshot("s")),
-                Change::Intent(snapshot("t")),
+                JournalChange::Sandbox(sandbox("a")),
+                JournalChange::Sandbox(sandbox("b")),
+                JournalChange::Intent(snapshot("s")),
+                JournalChange::Intent(snapshot("t")),
             ])
             .unwrap();
         journal
             .commit(&[
-                Change::NoSandbox("b".into()),
-                Change::Snapshot(snapshot("s")),
+                JournalChange::NoSandbox("b".into()),
+                JournalChange::Snapshot(snapshot("s")),
             ])
             .unwrap();
         // Not closed: as after a kill.
@@ -416,16 +417,26 @@ mod tests {
         let file = dir.path().join("state.db");
         let journal = Journal::open(&file).unwrap();
         let fails = |fails: bool| {
-            let connection = &journal.book().connection;
+            let connection = &journal.database().connection;
             connection.pragma_update(None, "query_only", fails).unwrap();
         };
         fails(true);
-        assert!(journal.commit(&[Change::Sandbox(sandbox("a"))]).is_err());
-        journal.settle(&[Change::Sandbox(sandbox("b"))]);
-        assert!(journal.commit(&[Change::Sandbox(sandbox("c"))]).is_err());
+        assert!(
+            journal
+                .commit(&[JournalChange::Sandbox(sandbox("a"))])
+                .is_err()
+        );
+        journal.commit_write_behind(&[JournalChange::Sandbox(sandbox("b"))]);
+        assert!(
+            journal
+                .commit(&[JournalChange::Sandbox(sandbox("c"))])
+                .is_err()
+        );
         assert_eq!(journal.sandboxes().unwrap(), []);
         fails(false);
-        journal.commit(&[Change::Sandbox(sandbox("d"))]).unwrap();
+        journal
+            .commit(&[JournalChange::Sandbox(sandbox("d"))])
+            .unwrap();
         assert_eq!(journal.sandboxes().unwrap(), [sandbox("b"), sandbox("d")]);
     }
 
@@ -434,18 +445,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let journal = Journal::open(&dir.path().join("state.db")).unwrap();
         let running = |id| SandboxRecord {
-            state: State::Running,
+            state: SandboxState::Running,
             ..sandbox(id)
         };
-        let guest = |id: &str, word: &str| Change::Guest(id.into(), GuestHandle(word.into()));
+        let guest =
+            |id: &str, word: &str| JournalChange::Guest(id.into(), GuestHandle(word.into()));
         for id in ["a", "b", "c"] {
-            let changes = [Change::Sandbox(running(id)), guest(id, "first")];
+            let changes = [JournalChange::Sandbox(running(id)), guest(id, "first")];
             journal.commit(&changes).unwrap();
         }
-        let changes = [Change::Sandbox(running("a")), guest("a", "second")];
+        let changes = [JournalChange::Sandbox(running("a")), guest("a", "second")];
         journal.commit(&changes).unwrap();
-        journal.commit(&[Change::Sandbox(sandbox("b"))]).unwrap();
-        journal.commit(&[Change::NoSandbox("c".into())]).unwrap();
+        journal
+            .commit(&[JournalChange::Sandbox(sandbox("b"))])
+            .unwrap();
+        journal
+            .commit(&[JournalChange::NoSandbox("c".into())])
+            .unwrap();
         let guests = journal.guests().unwrap();
         assert_eq!(
             guests,
@@ -458,7 +474,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("state.db");
         let connection = Connection::open(&file).unwrap();
-        connection.execute_batch(TABLES).unwrap();
+        connection.execute_batch(SCHEMA_V1).unwrap();
         connection.pragma_update(None, "user_version", 1).unwrap();
         drop(connection);
         for _ in 0..2 {

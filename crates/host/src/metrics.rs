@@ -14,10 +14,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Boots of each mode that percentiles are made of.
-const REMEMBERED: usize = 1024;
+const MAX_REMEMBERED_BOOTS: usize = 1024;
 
-type One = [(&'static str, &'static str); 1];
-type Two = [(&'static str, &'static str); 2];
+type OneLabel = [(&'static str, &'static str); 1];
+type TwoLabels = [(&'static str, &'static str); 2];
 
 /// A figure of somebody else's that is shown beside ours.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,7 +63,7 @@ pub struct BootTimes {
 }
 
 #[derive(Debug, Default)]
-struct Boots {
+struct BootSeries {
     count: u64,
     last: VecDeque<f64>,
 }
@@ -72,11 +72,11 @@ struct Boots {
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    operations: Family<Two, Counter>,
-    durations: Family<Two, Histogram, fn() -> Histogram>,
-    creates: Family<Two, Counter>,
-    create_durations: Family<One, Histogram, fn() -> Histogram>,
-    boots: Mutex<HashMap<&'static str, (BootMode, Boots)>>,
+    operations: Family<TwoLabels, Counter>,
+    durations: Family<TwoLabels, Histogram, fn() -> Histogram>,
+    creates: Family<TwoLabels, Counter>,
+    create_durations: Family<OneLabel, Histogram, fn() -> Histogram>,
+    boots: Mutex<HashMap<&'static str, (BootMode, BootSeries)>>,
 }
 
 /// From 1 ms to 33 s.
@@ -162,9 +162,11 @@ impl Metrics {
     /// A guest came up.
     pub fn boot(&self, mode: BootMode, ms: f64) {
         let mut boots = lock(&self.boots);
-        let (_, boots) = boots.entry(word(mode)).or_insert((mode, Boots::default()));
+        let (_, boots) = boots
+            .entry(word(mode))
+            .or_insert((mode, BootSeries::default()));
         boots.count += 1;
-        if boots.last.len() >= REMEMBERED {
+        if boots.last.len() >= MAX_REMEMBERED_BOOTS {
             boots.last.pop_front();
         }
         boots.last.push_back(ms);
@@ -195,7 +197,7 @@ impl Metrics {
     }
 
     /// Everything in OpenMetrics text, with what `now` adds.
-    pub fn render(&self, now: Now) -> String {
+    pub fn render(&self, now: CurrentFigures) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
         let _ = encode_registry(&mut text, &self.registry);
@@ -206,9 +208,9 @@ impl Metrics {
 }
 
 /// Figures of this very moment.
-pub(crate) struct Now(Registry);
+pub(crate) struct CurrentFigures(Registry);
 
-impl Now {
+impl CurrentFigures {
     pub fn new() -> Self {
         Self(Registry::with_prefix("jiffy"))
     }
@@ -228,7 +230,7 @@ impl Now {
         label: &'static str,
         values: impl IntoIterator<Item = (&'static str, f64)>,
     ) {
-        let family = Family::<One, Gauge<f64, AtomicU64>>::default();
+        let family = Family::<OneLabel, Gauge<f64, AtomicU64>>::default();
         for (value, figure) in values {
             family.get_or_create(&[(label, value)]).set(figure);
         }
@@ -243,7 +245,7 @@ impl Now {
         label: &'static str,
         values: impl IntoIterator<Item = (&'static str, u64)>,
     ) {
-        let family = Family::<One, Counter>::default();
+        let family = Family::<OneLabel, Counter>::default();
         for (value, count) in values {
             family.get_or_create(&[(label, value)]).inc_by(count);
         }
@@ -299,7 +301,7 @@ mod tests {
         metrics.operation("pause", "ok", Duration::from_millis(7));
         metrics.create(Some(BootMode::WarmPool), "ok", Duration::from_millis(3));
         metrics.create(None, "busy", Duration::ZERO);
-        let mut now = Now::new();
+        let mut now = CurrentFigures::new();
         now.add_each("sandboxes", "By state", "state", [("running", 2.0)]);
         now.figure(&Figure {
             name: "gateway_requests",

@@ -1,12 +1,12 @@
 //! The engine `microvm` in the host's terms: templates, snapshots and programs of a data directory.
 
-use crate::card::{self, GuestCard};
-use crate::host::{Host, Prepared};
+use crate::data_dir_gc;
+use crate::guest_nic::{self, GuestNic};
+use crate::host::{Host, PreparedTemplate};
 use crate::identity::{identity, renewed};
-use crate::litter;
 use crate::rehearsal::{self, rehearse};
 use crate::restore_policy::{HostFingerprint, PolicyInForce, RestorePolicy};
-use crate::shelf::{Shelf, chain};
+use crate::template_cache::{TemplateCache, chain};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::{
     AfterSnapshot, BootReport, Capabilities, ConnectionLog, DamagedChunk, Engine,
@@ -36,15 +36,15 @@ use tokio::net::UnixStream;
 /// Name of the engine.
 pub const MICROVM: &str = "microvm";
 /// Size of a page of this processor, in bytes.
-const PAGE: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 /// Directory of the snapshots in the data directory.
 const SNAPSHOTS: &str = "snapshots";
 /// Directory of the control sockets of running VMMs, in that of running things.
-const SOCKETS: &str = "vmm";
+const SOCKET_DIRECTORY: &str = "vmm";
 /// File in which running VMMs say what went wrong with them, beside it.
-const LOG: &str = "vmm.log";
+const LOG_FILE: &str = "vmm.log";
 /// Layers from which on a restore merges them first: each costs every restore a little, merging costs one restore more.
-const LONG_LINEAGE: usize = 16;
+const MAX_LINEAGE_DEPTH: usize = 16;
 
 /// MicroVMs made from the templates and snapshots of one host.
 pub struct MicroVmEngine {
@@ -52,8 +52,8 @@ pub struct MicroVmEngine {
     policy: PolicyInForce,
     /// None: guests have no network card.
     network: Option<Network>,
-    place: Place,
-    shelf: Arc<Shelf>,
+    socket_directory: SocketDirectory,
+    templates: Arc<TemplateCache>,
     /// Held by whoever merges; one at a time, since it reads and writes a lot.
     merging: tokio::sync::Mutex<()>,
 }
@@ -61,14 +61,15 @@ pub struct MicroVmEngine {
 impl MicroVmEngine {
     /// The engine of `host`.
     pub fn new(host: Host) -> Result<Self, EngineError> {
-        Self::on(Arc::new(Shelf::new(host)))
+        Self::on(Arc::new(TemplateCache::new(host)))
     }
 
     /// The engine of the host of `shelf`.
-    pub(crate) fn on(shelf: Arc<Shelf>) -> Result<Self, EngineError> {
-        let host = shelf.host();
+    pub(crate) fn on(templates: Arc<TemplateCache>) -> Result<Self, EngineError> {
+        let host = templates.host();
         let store = Store::open(host.home().path().join(SNAPSHOTS)).map_err(EngineError::failed)?;
-        let place = Place::open(&host.home().run()).map_err(EngineError::failed)?;
+        let socket_directory =
+            SocketDirectory::open(&host.home().run()).map_err(EngineError::failed)?;
         let policy = PolicyInForce::find(host.home().path(), &HostFingerprint::here());
         tracing::info!(
             "memory of restored sandboxes: {} ({})",
@@ -79,8 +80,8 @@ impl MicroVmEngine {
             store,
             policy,
             network: None,
-            place,
-            shelf,
+            socket_directory,
+            templates,
             merging: tokio::sync::Mutex::default(),
         })
     }
@@ -92,7 +93,7 @@ impl MicroVmEngine {
 
     /// Its host.
     pub fn host(&self) -> &Host {
-        self.shelf.host()
+        self.templates.host()
     }
 
     /// Returns the source of the memory of a guest made from `lineage` on this host.
@@ -122,26 +123,26 @@ impl MicroVmEngine {
             reason: format!("there is no snapshot {id}"),
         })?;
         let manifest = newest.manifest();
-        let prepared = self.shelf.prepare_version(&manifest.template).await?;
+        let prepared = self.templates.prepare_version(&manifest.template).await?;
         let disk_mib = manifest.disks.first().map_or(0, |disk| disk.bytes >> 20);
         let overlay = self.store.overlay().map_err(EngineError::failed)?;
         let mut lease = match manifest.net {
-            true => Some(card::needed(self.network.as_ref(), NicKind::Tap, id).await?),
+            true => Some(guest_nic::needed(self.network.as_ref(), NicKind::Tap, id).await?),
             false => None,
         };
         let memory = memory(&lineage);
         let mut spec: RestoreSpec = prepared
             .restore_spec(lineage, disk_mib, overlay, memory)
             .map_err(chain)?;
-        spec.net = lease.as_mut().and_then(card::spec);
+        spec.net = lease.as_mut().and_then(guest_nic::spec);
         let waiting = MicroVm::restore_unassigned(spec)
             .await
             .map_err(boot_error)?;
-        let place = self.place.clone();
+        let socket_directory = self.socket_directory.clone();
         Ok(UnassignedMicroVmGuest {
-            coming: Coming::Restored(Box::new(waiting)),
+            coming: BootStage::Restored(Box::new(waiting)),
             prepared,
-            place,
+            socket_directory,
             lease,
         })
     }
@@ -168,13 +169,13 @@ pub fn agent(vm: &MicroVm) -> AgentClient {
 
 /// A guest on its way.
 pub struct UnassignedMicroVmGuest {
-    coming: Coming,
-    prepared: Arc<Prepared>,
-    place: Place,
+    coming: BootStage,
+    prepared: Arc<PreparedTemplate>,
+    socket_directory: SocketDirectory,
     lease: Option<SlotLease>,
 }
 
-enum Coming {
+enum BootStage {
     /// Restored, and waiting.
     Restored(Box<UnassignedMicroVm>),
     /// To be booted when it is known who it is.
@@ -183,14 +184,14 @@ enum Coming {
 
 /// Directory for control sockets and logs of guests that are kept.
 #[derive(Clone)]
-pub struct Place {
+pub struct SocketDirectory {
     sockets: Arc<PathBuf>,
     log: Arc<File>,
 }
 
-impl Place {
+impl SocketDirectory {
     fn open(run: &Path) -> io::Result<Self> {
-        let sockets = run.join(SOCKETS);
+        let sockets = run.join(SOCKET_DIRECTORY);
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -198,7 +199,7 @@ impl Place {
         let log = File::options()
             .append(true)
             .create(true)
-            .open(run.join(LOG))?;
+            .open(run.join(LOG_FILE))?;
         Ok(Self {
             sockets: Arc::new(sockets),
             log: Arc::new(log),
@@ -208,7 +209,7 @@ impl Place {
 
 /// A [`GuestHandle`] in words.
 #[derive(Serialize, Deserialize)]
-struct Words {
+struct MicroVmHandle {
     mark: ProcessInstance,
     /// The image it was booted with, as its snapshots remember it.
     image: String,
@@ -224,7 +225,7 @@ struct Words {
     modules: Option<String>,
 }
 
-impl Words {
+impl MicroVmHandle {
     fn read(handle: &GuestHandle) -> Result<Self, EngineError> {
         serde_json::from_str(&handle.0).map_err(|e| {
             EngineError::failed(format!(
@@ -240,15 +241,15 @@ pub struct MicroVmGuest {
     image: String,
     /// Identity that it was given.
     identity: Identity,
-    place: Place,
-    card: GuestCard,
+    socket_directory: SocketDirectory,
+    nic: GuestNic,
 }
 
 impl Drop for MicroVmGuest {
     fn drop(&mut self) {
         // One that is kept and runs on keeps its slot, too.
         if self.vm.end().is_some() {
-            self.card.give_up();
+            self.nic.give_up();
         }
     }
 }
@@ -290,8 +291,11 @@ impl Engine for MicroVmEngine {
         template: &str,
         size: SandboxSize,
     ) -> Result<String, EngineError> {
-        let prepared = self.shelf.prepare(template).await?;
-        let [_, vmm, _] = self.shelf.stamp(template).map_err(EngineError::failed)?;
+        let prepared = self.templates.prepare(template).await?;
+        let [_, vmm, _] = self
+            .templates
+            .stamp(template)
+            .map_err(EngineError::failed)?;
         Ok(format!(
             "{} {} vmm {}.{}.{} {}c{}m{}d{}",
             prepared.template_version(),
@@ -307,7 +311,7 @@ impl Engine for MicroVmEngine {
     }
 
     async fn startup(&self, template: &str) -> Result<Startup, EngineError> {
-        let prepared = self.shelf.prepare(template).await?;
+        let prepared = self.templates.prepare(template).await?;
         Ok(prepared.template().manifest.startup.clone())
     }
 
@@ -316,11 +320,11 @@ impl Engine for MicroVmEngine {
     }
 
     fn check_network(&self, rules: &NetworkRules) -> Result<(), String> {
-        card::check(self.network.as_ref(), rules)
+        guest_nic::check(self.network.as_ref(), rules)
     }
 
     fn network(&self) -> String {
-        card::words(self.network.as_ref())
+        guest_nic::describe(self.network.as_ref())
     }
 
     async fn boot(
@@ -329,7 +333,7 @@ impl Engine for MicroVmEngine {
         template: &str,
         size: SandboxSize,
     ) -> Result<UnassignedMicroVmGuest, EngineError> {
-        let prepared = self.shelf.prepare(template).await?;
+        let prepared = self.templates.prepare(template).await?;
         let overlay = self.store.overlay().map_err(EngineError::failed)?;
         let mut spec = prepared
             .boot_spec(size, overlay, Identity::default())
@@ -344,13 +348,13 @@ impl Engine for MicroVmEngine {
             None => None,
         };
         if let Some(lease) = &mut lease {
-            spec.net = card::spec(lease);
+            spec.net = guest_nic::spec(lease);
             spec.extra_cmdline = jiffy_net::guest::cmdline();
         }
         Ok(UnassignedMicroVmGuest {
-            coming: Coming::Bootable(Box::new(spec)),
+            coming: BootStage::Bootable(Box::new(spec)),
             prepared,
-            place: self.place.clone(),
+            socket_directory: self.socket_directory.clone(),
             lease,
         })
     }
@@ -459,39 +463,39 @@ impl Engine for MicroVmEngine {
     }
 
     async fn adopt(&self, orphan: &KeptGuest) -> Result<MicroVmGuest, EngineError> {
-        let words = Words::read(&orphan.handle)?;
+        let handle = MicroVmHandle::read(&orphan.handle)?;
         let spec = AdoptSpec {
-            mark: words.mark,
+            mark: handle.mark,
             vmm: &self.host().programs().vmm,
-            directory: &self.place.sockets,
+            directory: &self.socket_directory.sockets,
             store: &self.store,
             parent: orphan.snapshot.clone(),
-            net: words.slot.is_some(),
-            modules: words.modules,
-            identity: renewed(words.identity.clone()).map_err(EngineError::failed)?,
-            hello: words.hello,
-            report: words.report,
+            net: handle.slot.is_some(),
+            modules: handle.modules,
+            identity: renewed(handle.identity.clone()).map_err(EngineError::failed)?,
+            hello: handle.hello,
+            report: handle.report,
         };
         let vm = MicroVm::adopt(spec).await.map_err(EngineError::failed)?;
-        let lease = card::adopted(self.network.as_ref(), words.slot, &orphan.network).await;
+        let lease = guest_nic::adopted(self.network.as_ref(), handle.slot, &orphan.network).await;
         Ok(MicroVmGuest {
             vm,
-            image: words.image,
-            identity: words.identity,
-            place: self.place.clone(),
-            card: GuestCard::new(lease),
+            image: handle.image,
+            identity: handle.identity,
+            socket_directory: self.socket_directory.clone(),
+            nic: GuestNic::new(lease),
         })
     }
 
     async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
         // One whose words are not understood cannot be adopted either.
-        let known: Vec<Words> = known
+        let known: Vec<MicroVmHandle> = known
             .iter()
-            .filter_map(|handle| Words::read(handle).ok())
+            .filter_map(|handle| MicroVmHandle::read(handle).ok())
             .collect();
-        let slots: Vec<u32> = known.iter().filter_map(|words| words.slot).collect();
-        let marks: Vec<ProcessInstance> = known.into_iter().map(|words| words.mark).collect();
-        let ended = jiffy_microvm::end_unadopted(&self.place.sockets, &marks).await;
+        let slots: Vec<u32> = known.iter().filter_map(|handle| handle.slot).collect();
+        let marks: Vec<ProcessInstance> = known.into_iter().map(|handle| handle.mark).collect();
+        let ended = jiffy_microvm::end_unadopted(&self.socket_directory.sockets, &marks).await;
         if let Some(network) = &self.network {
             network.reclaim(NicKind::Tap, &slots);
         }
@@ -513,15 +517,15 @@ impl Engine for MicroVmEngine {
     }
 
     fn gc(&self) -> Result<usize, EngineError> {
-        self.shelf.forget_older();
+        self.templates.forget_older();
         self.host().programs().vmm.gc();
         let now = SystemTime::now();
-        let litter = litter::sweep(self.host().home().path(), now);
-        for path in &litter {
+        let removed = data_dir_gc::gc(self.host().home().path(), now);
+        for path in &removed {
             tracing::info!("removed {}, which nobody uses", path.display());
         }
         let swept = self.store.gc(now);
-        Ok(swept.map_err(EngineError::failed)? + litter.len())
+        Ok(swept.map_err(EngineError::failed)? + removed.len())
     }
 
     fn snapshot_bytes(&self) -> Option<u64> {
@@ -534,7 +538,7 @@ impl Engine for MicroVmEngine {
 
     fn merge_growth(&self, id: &str) -> Option<u64> {
         let lineage = self.store.lineage(id).ok()?;
-        if lineage.snapshots().len() <= LONG_LINEAGE {
+        if lineage.snapshots().len() <= MAX_LINEAGE_DEPTH {
             return None;
         }
         // All that the layers say together, each chunk once; a chunk that is in several makes it less.
@@ -561,7 +565,7 @@ impl Engine for MicroVmEngine {
 
     fn is_current(&self, template: &str, id: &str) -> bool {
         let taken = self.store.manifest(id).map(|taken| taken.template);
-        self.shelf.serves(template, taken.ok().as_deref())
+        self.templates.serves(template, taken.ok().as_deref())
     }
 
     fn remove_snapshot(&self, id: &str) -> Result<(), EngineError> {
@@ -577,13 +581,13 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
 
     fn is_waiting(&self) -> bool {
         match &self.coming {
-            Coming::Restored(waiting) => waiting.is_waiting(),
-            Coming::Bootable(_) => true,
+            BootStage::Restored(waiting) => waiting.is_waiting(),
+            BootStage::Bootable(_) => true,
         }
     }
 
     async fn rehearse(mut self, site: &SiteSettings) -> Result<Self, EngineError> {
-        let Coming::Restored(waiting) = &mut self.coming else {
+        let BootStage::Restored(waiting) = &mut self.coming else {
             return Ok(self);
         };
         let defaults = &self.prepared.template().manifest.defaults;
@@ -602,7 +606,7 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
         let Self {
             coming,
             prepared,
-            place,
+            socket_directory,
             lease,
         } = self;
         let defaults = &prepared.template().manifest.defaults;
@@ -612,8 +616,8 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
             ruled.map_err(EngineError::failed)?;
         }
         let vm = match coming {
-            Coming::Restored(waiting) => waiting.assign_identity(identity.clone()).await,
-            Coming::Bootable(mut spec) => {
+            BootStage::Restored(waiting) => waiting.assign_identity(identity.clone()).await,
+            BootStage::Bootable(mut spec) => {
                 spec.identity = identity.clone();
                 MicroVm::boot(*spec).await
             }
@@ -627,8 +631,8 @@ impl UnassignedGuest for UnassignedMicroVmGuest {
             vm,
             image: prepared.image_name().to_owned(),
             identity,
-            place,
-            card: GuestCard::new(lease),
+            socket_directory,
+            nic: GuestNic::new(lease),
         })
     }
 }
@@ -639,8 +643,11 @@ impl Guest for MicroVmGuest {
     }
 
     async fn keep(&self) -> Result<GuestHandle, EngineError> {
-        let mark = self.vm.keep(&self.place.sockets, &self.place.log).await;
-        let words = Words {
+        let mark = self
+            .vm
+            .keep(&self.socket_directory.sockets, &self.socket_directory.log)
+            .await;
+        let handle = MicroVmHandle {
             mark: mark.map_err(EngineError::failed)?,
             image: self.image.clone(),
             identity: Identity {
@@ -651,10 +658,10 @@ impl Guest for MicroVmGuest {
             hello: self.vm.hello().await,
             modules: self.vm.modules().await,
             report: self.vm.report(),
-            slot: self.card.keep(),
+            slot: self.nic.keep(),
         };
-        let words = serde_json::to_string(&words).map_err(EngineError::failed)?;
-        Ok(GuestHandle(words))
+        let handle = serde_json::to_string(&handle).map_err(EngineError::failed)?;
+        Ok(GuestHandle(handle))
     }
 
     fn report(&self) -> BootReport {
@@ -680,9 +687,9 @@ impl Guest for MicroVmGuest {
         let cpu_us = Duration::from(cpu).as_micros();
         Some(GuestUsage {
             cpu_us: u64::try_from(cpu_us).unwrap_or(u64::MAX),
-            memory_bytes: resident.saturating_sub(shared).saturating_mul(PAGE),
+            memory_bytes: resident.saturating_sub(shared).saturating_mul(PAGE_BYTES),
             disk_bytes: self.vm.overlay_bytes(),
-            net_bytes: self.card.traffic(),
+            net_bytes: self.nic.traffic(),
         })
     }
 
@@ -700,11 +707,11 @@ impl Guest for MicroVmGuest {
     }
 
     async fn set_network(&self, rules: &NetworkRules) -> Result<(), EngineError> {
-        self.card.set_rules(rules).await
+        self.nic.set_rules(rules).await
     }
 
     fn connections(&self) -> Option<Arc<dyn ConnectionLog>> {
-        self.card.connections()
+        self.nic.connections()
     }
 
     async fn ended(&self) -> ExitReason {
@@ -721,6 +728,6 @@ impl Guest for MicroVmGuest {
 
     async fn stop(&self) {
         self.vm.stop_shared().await;
-        self.card.give_up();
+        self.nic.give_up();
     }
 }

@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 
 /// Version of the file.
 const FORMAT: u32 = 1;
-const FILE: &str = "host.json";
-const MAX_FILE: u64 = 1 << 20;
+const HOST_FILE: &str = "host.json";
+const MAX_HOST_FILE_BYTES: u64 = 1 << 20;
 /// Most that an idle sandbox should cost, in MiB (SPECIFICATION.md).
-const IDLE_MIB: f64 = 12.0;
+const MAX_IDLE_MIB: f64 = 12.0;
 /// A policy that takes more memory, but not more than that, is worth it if it takes at most this part of the time.
-const WORTH: f64 = 0.9;
+const MIN_GAIN: f64 = 0.9;
 /// One that takes more than that must at least halve the time: memory bounds how many sandboxes a host holds.
-const WORTH_BEYOND_IDLE: f64 = 0.5;
+const MIN_GAIN_ABOVE_IDLE: f64 = 0.5;
 
 /// Source of a restored guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,7 +96,7 @@ impl HostFingerprint {
 /// Order statistics of one figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Spread {
+pub struct Percentiles {
     /// Smallest.
     pub min: f64,
     /// Median.
@@ -105,7 +105,7 @@ pub struct Spread {
     pub p99: f64,
 }
 
-impl Spread {
+impl Percentiles {
     /// Of samples; none of no samples. Always samples that were taken (nearest rank).
     pub fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
@@ -128,15 +128,15 @@ pub struct PolicyCost {
     /// Policy that was measured.
     pub policy: RestorePolicy,
     /// From asking for the sandbox to its agent's word, in milliseconds.
-    pub create_ms: Spread,
+    pub create_ms: Percentiles,
     /// And on to the exit code of `true`.
-    pub create_exec_ms: Spread,
+    pub create_exec_ms: Percentiles,
     /// Memory that is the sandbox's alone after that, in MiB.
-    pub own_mib: Spread,
+    pub own_mib: Percentiles,
     /// First touch of a page that lies in the snapshot, in the guest, in microseconds.
-    pub snapshot_page_us: Spread,
+    pub snapshot_page_us: Percentiles,
     /// First touch of a page that nobody has used yet.
-    pub fresh_page_us: Spread,
+    pub fresh_page_us: Percentiles,
 }
 
 /// Measured cost of an engine.
@@ -144,9 +144,9 @@ pub struct PolicyCost {
 #[serde(deny_unknown_fields)]
 pub struct EngineCost {
     /// From asking for the sandbox to its agent's word, in milliseconds.
-    pub create_ms: Spread,
+    pub create_ms: Percentiles,
     /// And on to the exit code of `true`.
-    pub create_exec_ms: Spread,
+    pub create_exec_ms: Percentiles,
 }
 
 /// The policy to use: the one that takes the least memory, unless another one is so much faster in the median of create and exec
@@ -157,9 +157,9 @@ pub fn choose(costs: &[PolicyCost]) -> Option<RestorePolicy> {
     let mut best = *by_memory.first()?;
     for cost in by_memory {
         let (new, old) = (cost.create_exec_ms, best.create_exec_ms);
-        let worth = match cost.own_mib.median > IDLE_MIB {
-            true => WORTH_BEYOND_IDLE,
-            false => WORTH,
+        let worth = match cost.own_mib.median > MAX_IDLE_MIB {
+            true => MIN_GAIN_ABOVE_IDLE,
+            false => MIN_GAIN,
         };
         if new.median < old.median * worth && new.p99 <= old.p99 {
             best = cost;
@@ -205,7 +205,7 @@ impl HostFile {
             format: FORMAT,
             host,
             policy: choose(&costs)?,
-            measured_ms: crate::record::now_ms(),
+            measured_ms: crate::records::now_ms(),
             costs,
             gvisor,
         })
@@ -213,7 +213,7 @@ impl HostFile {
 
     /// Returns the measurement kept in the data directory `home`, if it was measured on `host` and can be used.
     pub fn of_host(home: &Path, host: &HostFingerprint) -> Option<Self> {
-        let file = load(&home.join(FILE)).ok().flatten();
+        let file = load(&home.join(HOST_FILE)).ok().flatten();
         file.filter(|file| file.host == *host)
     }
 
@@ -230,8 +230,8 @@ impl HostFile {
 
     /// Writes it into the data directory, in one step.
     pub fn keep(&self, home: &Path) -> Result<(), KeepError> {
-        let path = home.join(FILE);
-        let new = home.join(format!(".new-{FILE}-{}", std::process::id()));
+        let path = home.join(HOST_FILE);
+        let new = home.join(format!(".new-{HOST_FILE}-{}", std::process::id()));
         let put = || {
             let mut file = File::options()
                 .write(true)
@@ -291,10 +291,12 @@ impl fmt::Display for PolicyReason {
             Self::NeverMeasured => f.write_str("the default; nothing was measured on this host"),
             Self::OtherHost { there } => write!(
                 f,
-                "the default; {FILE} was measured on another host ({}, KVM in {}, Linux {})",
+                "the default; {HOST_FILE} was measured on another host ({}, KVM in {}, Linux {})",
                 there.cpu, there.kvm, there.kernel
             ),
-            Self::Unusable { reason } => write!(f, "the default; {FILE} cannot be used: {reason}"),
+            Self::Unusable { reason } => {
+                write!(f, "the default; {HOST_FILE} cannot be used: {reason}")
+            }
         }
     }
 }
@@ -306,7 +308,7 @@ impl PolicyInForce {
             policy: RestorePolicy::default_for(&host.kvm_kind()),
             why,
         };
-        match load(&home.join(FILE)) {
+        match load(&home.join(HOST_FILE)) {
             Ok(None) => default(PolicyReason::NeverMeasured),
             Ok(Some(file)) if file.host == *host => Self {
                 policy: file.policy,
@@ -325,7 +327,7 @@ fn load(path: &Path) -> Result<Option<HostFile>, String> {
         Err(e) => return Err(e.to_string()),
     };
     let mut bytes = Vec::new();
-    let read = file.take(MAX_FILE).read_to_end(&mut bytes);
+    let read = file.take(MAX_HOST_FILE_BYTES).read_to_end(&mut bytes);
     read.map_err(|e| e.to_string())?;
     let file: HostFile = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
     if file.format == FORMAT {
@@ -343,7 +345,7 @@ mod tests {
     use super::*;
 
     fn cost(policy: RestorePolicy, median: f64, p99: f64, own: f64) -> PolicyCost {
-        let flat = |value| Spread {
+        let flat = |value| Percentiles {
             min: value,
             median: value,
             p99: value,
@@ -351,7 +353,7 @@ mod tests {
         PolicyCost {
             policy,
             create_ms: flat(median),
-            create_exec_ms: Spread {
+            create_exec_ms: Percentiles {
                 p99,
                 ..flat(median)
             },
@@ -431,7 +433,7 @@ mod tests {
             cost(RestorePolicy::Map, 20.0, 20.0, 4.0),
             cost(RestorePolicy::CopyAll, 15.0, 20.0, 40.0),
         ];
-        let flat = |value| Spread {
+        let flat = |value| Percentiles {
             min: value,
             median: value,
             p99: value,
@@ -454,14 +456,14 @@ mod tests {
         assert_eq!(HostFile::of_host(home.path(), &elsewhere), None);
         // As files were written before there was a second engine.
         assert_eq!(kept(None).engines_ms(), None);
-        let text = fs::read_to_string(home.path().join(FILE)).unwrap();
+        let text = fs::read_to_string(home.path().join(HOST_FILE)).unwrap();
         assert!(!text.contains("gvisor"), "{text}");
     }
 
     #[test]
     fn a_damaged_file_or_one_of_another_format_is_not_believed() {
         let home = tempfile::tempdir().unwrap();
-        let path = home.path().join(FILE);
+        let path = home.path().join(HOST_FILE);
         let costs = vec![cost(RestorePolicy::CopyAll, 9.0, 9.0, 9.0)];
         HostFile::new(here(), costs, None)
             .unwrap()

@@ -13,9 +13,9 @@ use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
 /// Between two tries.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest a port or page may take to answer one try.
-const TRY: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Lines of a start command's output that are kept, to be shown if it fails.
 const TAIL_LINES: usize = 20;
 const TAIL_BYTES: usize = 4 * 1024;
@@ -151,14 +151,14 @@ async fn until_ready<F, Fut>(
             Ok(()) => return,
             Err(reason) => *lock(last) = reason,
         }
-        sleep(PAUSE).await;
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
 async fn in_time<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    match timeout(TRY, work).await {
+    match timeout(PROBE_TIMEOUT, work).await {
         Ok(done) => done,
-        Err(_) => Err(format!("no answer within {} s", TRY.as_secs())),
+        Err(_) => Err(format!("no answer within {} s", PROBE_TIMEOUT.as_secs())),
     }
 }
 

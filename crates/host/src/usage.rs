@@ -5,7 +5,7 @@ use serde::Serialize;
 use std::collections::VecDeque;
 
 /// Samples kept of each sandbox: an hour of them at one every ten seconds.
-pub(crate) const KEPT: usize = 360;
+pub(crate) const MAX_SAMPLES: usize = 360;
 
 /// Resources that a sandbox used at one moment. Sizes in bytes.
 ///
@@ -13,7 +13,7 @@ pub(crate) const KEPT: usize = 360;
 /// wrote since its last snapshot. [`crate::Sandboxes::measure`] asks the guest itself.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Sample {
+pub struct UsageSample {
     /// Milliseconds since 1970.
     pub at_ms: u64,
     /// Virtual processors.
@@ -44,7 +44,7 @@ const SHORTEST_SPAN_MS: u64 = 500;
 /// The samples of one sandbox, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    samples: VecDeque<Sample>,
+    samples: VecDeque<UsageSample>,
     /// When processor time was read last, and what it was.
     before: Option<(u64, u64)>,
 }
@@ -54,7 +54,7 @@ impl History {
     pub fn add(&mut self, now_ms: u64, size: SandboxSize, usage: GuestUsage) {
         let sample = self.sample(now_ms, size, usage);
         self.before = Some((now_ms, usage.cpu_us));
-        if self.samples.len() >= KEPT {
+        if self.samples.len() >= MAX_SAMPLES {
             self.samples.pop_front();
         }
         self.samples.push_back(sample);
@@ -62,18 +62,20 @@ impl History {
 
     /// Returns what a guest of `size` uses at `now_ms`, which is not kept: looks in between do not shorten
     /// the history. Processors are those since the sample before.
-    pub fn peek(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> Sample {
+    pub fn peek(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
         let sample = self.sample(now_ms, size, usage);
         match (self.before, self.samples.back()) {
-            (Some((then_ms, _)), Some(last)) if now_ms < then_ms + SHORTEST_SPAN_MS => Sample {
-                cpu_used_pct: last.cpu_used_pct,
-                ..sample
-            },
+            (Some((then_ms, _)), Some(last)) if now_ms < then_ms + SHORTEST_SPAN_MS => {
+                UsageSample {
+                    cpu_used_pct: last.cpu_used_pct,
+                    ..sample
+                }
+            }
             _ => sample,
         }
     }
 
-    fn sample(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> Sample {
+    fn sample(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
         let cpu_used_pct = match self.before {
             // Less than before: it is another process now.
             Some((then_ms, cpu_us)) if now_ms > then_ms && usage.cpu_us >= cpu_us => {
@@ -84,7 +86,7 @@ impl History {
         };
         let (mem_total, disk_total) = (u64::from(size.memory_mib) << 20, size.disk_mib << 20);
         let last_disk = self.samples.back().map_or(0, |s| s.disk_used);
-        Sample {
+        UsageSample {
             at_ms: now_ms,
             cpu_count: size.vcpus,
             cpu_used_pct,
@@ -99,7 +101,7 @@ impl History {
     }
 
     /// Those from `start_ms` to `end_ms`, both included.
-    pub fn between(&self, start_ms: Option<u64>, end_ms: Option<u64>) -> Vec<Sample> {
+    pub fn between(&self, start_ms: Option<u64>, end_ms: Option<u64>) -> Vec<UsageSample> {
         let range = start_ms.unwrap_or(0)..=end_ms.unwrap_or(u64::MAX);
         let within = self.samples.iter().filter(|s| range.contains(&s.at_ms));
         within.copied().collect()
@@ -161,7 +163,10 @@ mod tests {
         };
         history.add(1000, size, unknown);
         let all = history.between(None, None);
-        assert_eq!((all.len(), all[0].at_ms), (KEPT, 1001 - KEPT as u64));
-        assert_eq!(all[KEPT - 1].disk_used, 4096);
+        assert_eq!(
+            (all.len(), all[0].at_ms),
+            (MAX_SAMPLES, 1001 - MAX_SAMPLES as u64)
+        );
+        assert_eq!(all[MAX_SAMPLES - 1].disk_used, 4096);
     }
 }

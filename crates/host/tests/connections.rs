@@ -4,7 +4,7 @@
 mod support;
 
 use jiffy_engine::SandboxIdentity;
-use jiffy_host::{Prepared, SandboxSpec};
+use jiffy_host::{PreparedTemplate, SandboxSpec};
 use jiffy_microvm::{MemoryPolicy, MicroVm, NetSpec, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, Store};
@@ -202,7 +202,7 @@ async fn segments(guest: &Guest, far: &Far) -> usize {
 }
 
 struct Bench {
-    prepared: Prepared,
+    prepared: PreparedTemplate,
     spec: SandboxSpec,
     store: Store,
     _dir: tempfile::TempDir,

@@ -5,7 +5,7 @@
 mod fake;
 
 use fake::{Bench, base};
-use jiffy_host::{CreateSpec, Terms};
+use jiffy_host::{CreateSpec, SandboxSettings};
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 use tracing_subscriber::fmt::MakeWriter;
@@ -47,11 +47,11 @@ fn the_log_names_operation_sandbox_and_outcome_but_no_secret() {
         let host = bench.open().await;
         let spec = CreateSpec {
             env: [("API_KEY".to_owned(), "hunter2-in-env".to_owned())].into(),
-            terms: Terms {
+            terms: SandboxSettings {
                 secure: true,
                 owner: Some("key-of-the-owner".into()),
                 metadata: [("note".to_owned(), "private-note".to_owned())].into(),
-                ..Terms::default()
+                ..SandboxSettings::default()
             },
             ..base()
         };

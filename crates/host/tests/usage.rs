@@ -5,7 +5,9 @@ mod support;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::{Engine, Guest, SandboxIdentity, SandboxSize, UnassignedGuest};
-use jiffy_host::{CreateSpec, Host, MicroVmEngine, Options, Sandboxes, Source, Terms};
+use jiffy_host::{
+    CreateSpec, Host, HostOptions, MicroVmEngine, SandboxSettings, SandboxSource, Sandboxes,
+};
 use jiffy_image::Home;
 use jiffy_proto::agent::ENVD_PORT;
 use nix::sys::signal::{Signal, kill};
@@ -43,9 +45,9 @@ impl Drop for Place {
 }
 
 async fn open(dir: &Path) -> Sandboxes<MicroVmEngine> {
-    let options = Options {
+    let options = HostOptions {
         sample: EVERY,
-        ..Options::default()
+        ..HostOptions::default()
     };
     let journal = dir.join("state.db");
     Sandboxes::open(engine(dir), &journal, options)
@@ -62,12 +64,12 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
     let place = Place(tempfile::tempdir().unwrap());
     let host = open(place.0.path()).await;
     let spec = CreateSpec {
-        source: Source::Template("base".into()),
+        source: SandboxSource::Template("base".into()),
         size: None,
         env: BTreeMap::new(),
-        terms: Terms {
+        terms: SandboxSettings {
             secure: true,
-            ..Terms::default()
+            ..SandboxSettings::default()
         },
         name: None,
         engine: None,
@@ -103,7 +105,7 @@ async fn the_use_of_a_guest_is_seen_from_outside_and_asked_for_inside() {
     let mut process = ProcessSpec::new("python3", ["-c", work]);
     process.user = Some("root".to_owned());
     let _running = agent.start(&process).await.unwrap();
-    let busy = |s: &jiffy_host::Sample| {
+    let busy = |s: &jiffy_host::UsageSample| {
         s.cpu_used_pct > 5.0 && s.mem_used > idle.mem_used + (30 << 20) && s.disk_used > 19_000_000
     };
     let seen = support::until("work to show", last, busy).await;

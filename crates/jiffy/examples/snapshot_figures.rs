@@ -6,7 +6,7 @@
 
 use jiffy_agent_client::ProcessSpec;
 use jiffy_engine::SandboxSize;
-use jiffy_host::{Host, Prepared, SandboxSpec};
+use jiffy_host::{Host, PreparedTemplate, SandboxSpec};
 use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
 use jiffy_snapshot::{Durability, Store};
@@ -52,7 +52,7 @@ fn show(name: &str, mut values: Vec<u64>) {
     );
 }
 
-async fn restores(prepared: &Prepared, store: &Store, rounds: usize) {
+async fn restores(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
     let spec = spec(512);
     let vm = prepared.boot(&spec).await.unwrap();
     run(&vm, "true", &[]).await;
@@ -114,7 +114,7 @@ async fn restores(prepared: &Prepared, store: &Store, rounds: usize) {
     }
 }
 
-async fn live(prepared: &Prepared, store: &Store, rounds: usize) {
+async fn live(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
     let spec = spec(3072);
     let vm = prepared.boot(&spec).await.unwrap();
     vm.snapshot(store, &saved("big", AfterSnapshot::Stop))
@@ -160,7 +160,7 @@ async fn live(prepared: &Prepared, store: &Store, rounds: usize) {
     }
 }
 
-async fn pauses(prepared: &Prepared, store: &Store, rounds: usize) {
+async fn pauses(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
     let vm = prepared.boot(&spec(2048)).await.unwrap();
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     let (mut all, mut resumes) = (Vec::new(), Vec::new());

@@ -5,7 +5,7 @@ mod support;
 
 use jiffy_agent_client::ProcessSpec;
 use jiffy_engine::{BootMode, SandboxSize};
-use jiffy_host::{Host, Prepared, Programs, SandboxSpec};
+use jiffy_host::{Host, PreparedTemplate, Programs, SandboxSpec};
 use jiffy_image::Home;
 use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::agent::ENVD_PORT;
@@ -15,7 +15,7 @@ use support::{guests, programs};
 use tempfile::TempDir;
 
 struct Bench {
-    prepared: Prepared,
+    prepared: PreparedTemplate,
     store: Store,
     _dir: TempDir,
 }

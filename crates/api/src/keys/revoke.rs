@@ -1,6 +1,6 @@
 //! Revocation and rotation.
 
-use super::{Key, KeyError, Keys, NewKey, PREFIX, hash, now_ms, stored};
+use super::{Key, KeyError, Keys, NewKey, SECRET_PREFIX, hash, now_ms, stored};
 use jiffy_host::new_token;
 use rusqlite::params;
 use std::fs::{self, OpenOptions};
@@ -58,7 +58,7 @@ impl Keys {
             return Err(KeyError::Expired);
         }
         let found = self.only(which, |key| key.revoked_ms.is_none())?;
-        let secret = format!("{PREFIX}{}", new_token()?);
+        let secret = format!("{SECRET_PREFIX}{}", new_token()?);
         let overlap = u64::try_from(overlap.as_millis()).unwrap_or(u64::MAX);
         let until = now.saturating_add(overlap);
         let local = self.path.with_file_name("api-key");

@@ -37,7 +37,7 @@ fn the_file_holds_no_secret_and_is_its_owners() {
         let path = file.unwrap().path();
         assert_eq!(mode(&path), 0o600, "{path:?}");
         let bytes = fs::read(&path).unwrap();
-        let needle = &made.secret.as_bytes()[PREFIX.len()..];
+        let needle = &made.secret.as_bytes()[SECRET_PREFIX.len()..];
         assert!(!bytes.windows(needle.len()).any(|w| w == needle));
     }
 }
@@ -46,7 +46,7 @@ fn the_file_holds_no_secret_and_is_its_owners() {
 fn keys_of_the_first_version_stay_valid_and_have_no_new_limits() {
     let dir = tempfile::tempdir().unwrap();
     let file = Connection::open(dir.path().join("keys.db")).unwrap();
-    file.execute_batch(TABLE).unwrap();
+    file.execute_batch(SCHEMA).unwrap();
     file.pragma_update(None, "user_version", 1).unwrap();
     file.execute(
         "INSERT INTO keys (id, hash, name, scope, max_sandboxes, created_ms)
@@ -67,7 +67,7 @@ fn keys_of_the_first_version_stay_valid_and_have_no_new_limits() {
     }
     let newer = Connection::open(dir.path().join("keys.db")).unwrap();
     newer
-        .pragma_update(None, "user_version", VERSION + 1)
+        .pragma_update(None, "user_version", SCHEMA_VERSION + 1)
         .unwrap();
     assert!(matches!(
         Keys::open(dir.path()),
@@ -121,12 +121,12 @@ fn a_key_is_good_until_it_expires_and_from_its_networks_only() {
         check(&short, None),
         Verdict::Valid(Box::new(short.key.clone()))
     );
-    assert_eq!(keys.standing(Some(&short.key.id)), Standing::InForce);
+    assert_eq!(keys.standing(Some(&short.key.id)), KeyStatus::InForce);
     while now_ms() < short.key.expires_ms.unwrap() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(check(&short, None), Verdict::Expired);
-    assert_eq!(keys.standing(Some(&short.key.id)), Standing::Over);
+    assert_eq!(keys.standing(Some(&short.key.id)), KeyStatus::Over);
     let bound = create(None, &["192.0.2.0/24"]).unwrap();
     let at = |ip: [u8; 4]| check(&bound, Some(ip.into()));
     assert!(at([192, 0, 2, 9]).valid().is_some());
@@ -179,9 +179,9 @@ fn requests_to_sandboxes_do_not_wait_for_a_change_of_the_keys() {
     // As long as a call waits to note a use.
     let waiting = keys.connection();
     let began = Instant::now();
-    assert_eq!(keys.standing(Some(&made.key.id)), Standing::InForce);
+    assert_eq!(keys.standing(Some(&made.key.id)), KeyStatus::InForce);
     assert!(keys.knows(&hash(&made.secret)));
-    assert!(began.elapsed() < BUSY);
+    assert!(began.elapsed() < BUSY_TIMEOUT);
     drop(waiting);
 }
 
@@ -191,15 +191,15 @@ fn the_end_of_a_key_is_remembered_and_can_be_asked_for_later() {
     let keys = Keys::open(dir.path()).unwrap();
     let key = keys.create("a", Scope::Create, Limits::default()).unwrap();
     let id = Some(key.key.id.as_str());
-    assert_eq!(keys.standing(id), Standing::InForce);
+    assert_eq!(keys.standing(id), KeyStatus::InForce);
     keys.revoke("a").unwrap();
-    assert_eq!(keys.standing(id), Standing::Over);
+    assert_eq!(keys.standing(id), KeyStatus::Over);
     assert!(keys.ended().is_empty());
     let first = keys.revoke_and_end("a").unwrap();
     assert_eq!(keys.revoke_and_end(&key.key.id).unwrap(), first);
     let other = Keys::open(dir.path()).unwrap();
-    assert_eq!(other.standing(id), Standing::Ended);
+    assert_eq!(other.standing(id), KeyStatus::Ended);
     assert_eq!(other.ended(), [key.key.id]);
-    assert_eq!(other.standing(Some("unknown")), Standing::Over);
-    assert_eq!(other.standing(None), Standing::InForce, "the host's owner");
+    assert_eq!(other.standing(Some("unknown")), KeyStatus::Over);
+    assert_eq!(other.standing(None), KeyStatus::InForce, "the host's owner");
 }

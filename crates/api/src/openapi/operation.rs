@@ -1,7 +1,7 @@
 //! One call: what it takes and what it answers.
 
 use super::{query, schema};
-use crate::page::MOST;
+use crate::page::MAX_PAGE_SIZE;
 use axum::http::Method;
 use serde_json::{Value, json};
 
@@ -112,7 +112,7 @@ impl Operation {
         self.parameters.extend([
             query(
                 "limit",
-                json!({ "type": "integer", "minimum": 1, "maximum": MOST, "default": MOST }),
+                json!({ "type": "integer", "minimum": 1, "maximum": MAX_PAGE_SIZE, "default": MAX_PAGE_SIZE }),
             ),
             query("nextToken", json!({ "type": "string", "maxLength": 128 })),
             query("order", order),

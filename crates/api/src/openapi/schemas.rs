@@ -91,7 +91,7 @@ fn sandbox_name() -> Value {
 
 fn addresses(pattern: &str) -> Value {
     json!({
-        "type": ["array", "null"], "maxItems": network::MOST,
+        "type": ["array", "null"], "maxItems": network::MAX_NETWORK_ENTRIES,
         "items": { "type": "string", "pattern": pattern },
     })
 }

@@ -5,7 +5,7 @@ use crate::body::{Optional, Required};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::hooks::TemplateRefusal;
-use crate::keys::Standing;
+use crate::keys::KeyStatus;
 use crate::query::Query;
 use crate::quota::running;
 use crate::routes::templates::is_own;
@@ -163,7 +163,7 @@ pub(super) async fn upload<E: Engine>(
 ) -> Result<StatusCode, ApiError> {
     let mut upload = app.builder()?.uploads().begin(&word).await?;
     let owner = upload.owner().map(str::to_owned);
-    let is_closed = || app.keys.standing(owner.as_deref()) != Standing::InForce;
+    let is_closed = || app.keys.standing(owner.as_deref()) != KeyStatus::InForce;
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
         // A link ends with the key that it was made with.
@@ -314,7 +314,7 @@ pub(super) async fn remove_tags<E: Engine>(
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Change {
+pub(super) struct TemplateChange {
     public: Option<bool>,
 }
 
@@ -323,7 +323,7 @@ pub(super) async fn change<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
     Path(id): Path<String>,
-    Required(change): Required<Change>,
+    Required(change): Required<TemplateChange>,
 ) -> Result<Json<Value>, ApiError> {
     let builder = app.builder()?;
     let name = match builder.owned_template(&id, caller.bounds()) {

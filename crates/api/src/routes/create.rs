@@ -4,8 +4,8 @@ use crate::app::App;
 use crate::body::{Object, Raw, parse};
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::Origin;
 use crate::idempotency::{digest, key_of};
+use crate::lookup::Origin;
 use crate::network::{NetworkBody, checked, is_empty};
 use axum::Json;
 use axum::extract::State;
@@ -14,7 +14,8 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use jiffy_engine::{Engine, SandboxSize};
 use jiffy_host::{
-    CreateSpec, MAX_AUTHORITIES_BYTES, OnTimeout, SiteError, Source, Terms, authorities,
+    CreateSpec, MAX_AUTHORITIES_BYTES, OnTimeout, SandboxSettings, SandboxSource, SiteError,
+    authorities,
 };
 use jiffy_proto::agent::SiteSettings;
 use serde::Deserialize;
@@ -38,7 +39,7 @@ struct NewSandbox {
     timeout: Option<i64>,
     auto_pause: Option<bool>,
     auto_pause_memory: Option<bool>,
-    auto_resume: Option<Object<AutoResume>>,
+    auto_resume: Option<Object<AutoResumeBody>>,
     secure: Option<bool>,
     #[serde(rename = "allow_internet_access")]
     allow_internet_access: Option<bool>,
@@ -70,7 +71,7 @@ struct ProxyBody {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct AutoResume {
+struct AutoResumeBody {
     enabled: Option<bool>,
 }
 
@@ -140,14 +141,14 @@ async fn make<E: Engine>(
                 disk_mib: asked_size.2.unwrap_or(info.size.disk_mib),
             };
             size.check().map_err(|e| ApiError::invalid(e.to_string()))?;
-            (Source::Template(info.reference()), Some(size), size)
+            (SandboxSource::Template(info.reference()), Some(size), size)
         }
         Origin::Snapshot(_) if asked_size != (None, None, None) => {
             return Err(ApiError::invalid(
                 "a sandbox made from a snapshot has the snapshot's size: leave `cpuCount`, `memoryMB` and `diskSizeMB` out",
             ));
         }
-        Origin::Snapshot(snapshot) => (Source::Snapshot(snapshot.id), None, snapshot.size),
+        Origin::Snapshot(snapshot) => (SandboxSource::Snapshot(snapshot.id), None, snapshot.size),
     };
     let spec = CreateSpec {
         source,
@@ -155,7 +156,7 @@ async fn make<E: Engine>(
         name: wanted.name,
         engine: wanted.engine,
         env: env(wanted.env_vars.or(wanted.envs))?,
-        terms: Terms {
+        terms: SandboxSettings {
             owner: caller.owner_id(),
             metadata: metadata(wanted.metadata)?,
             timeout_s: app.config.timeout_or_default(wanted.timeout)?,
@@ -214,7 +215,10 @@ fn on_timeout(auto_pause: Option<bool>, lifecycle: Option<&Object<Lifecycle>>) -
     }
 }
 
-fn auto_resume(flag: Option<Object<AutoResume>>, lifecycle: Option<&Object<Lifecycle>>) -> bool {
+fn auto_resume(
+    flag: Option<Object<AutoResumeBody>>,
+    lifecycle: Option<&Object<Lifecycle>>,
+) -> bool {
     let flag = flag.and_then(|a| a.0.enabled);
     flag.or(lifecycle.and_then(|l| l.0.auto_resume))
         .unwrap_or(false)
@@ -252,7 +256,7 @@ fn env(pairs: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, Strin
         if name.is_empty() || name.contains('=') || nul(name) || nul(value) {
             return Err(ApiError::invalid(format!(
                 "`envVars`: `{}` cannot be an environment variable: names are not empty and have no `=`, and nothing has a NUL",
-                crate::find::short(name)
+                crate::lookup::short(name)
             )));
         }
     }

@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::body::Optional;
 use crate::caller::Caller;
 use crate::error::{ApiError, ErrorBody};
-use crate::find::Wanted;
+use crate::lookup::Liveness;
 use crate::wire::sandbox::{Sandbox, whole};
 use axum::Json;
 use axum::extract::{Path, State};
@@ -57,7 +57,7 @@ pub(super) async fn fork<E: Engine>(
         let most = app.config.max_fork;
         return Err(ApiError::invalid(format!("`count` must be 1 to {most}")));
     }
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let then = record.terms.on_timeout;
     let _room = app.room(&caller, record.size, count, then).await?;
     let limit = timeout.map(|t| t.map(Duration::from_secs));
@@ -92,7 +92,7 @@ pub(super) async fn promote<E: Engine>(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Promoted>, ApiError> {
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let gone = app.sandboxes.promote(&record.id).await?;
     Ok(Json(Promoted {
         sandbox_id: record.id,

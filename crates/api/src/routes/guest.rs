@@ -4,8 +4,8 @@ use crate::app::App;
 use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::Wanted;
-use crate::keys::Standing;
+use crate::keys::KeyStatus;
+use crate::lookup::Liveness;
 use crate::network::NetworkUpdate;
 use crate::query::Query;
 use crate::wire::moment;
@@ -13,7 +13,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiffy_engine::{Connection, Engine};
-use jiffy_host::{Sample, State as Life, Terms};
+use jiffy_host::{SandboxSettings, SandboxState, UsageSample};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -36,13 +36,13 @@ pub(super) async fn network<E: Engine>(
     Required(body): Required<NetworkUpdate>,
 ) -> Result<StatusCode, ApiError> {
     let change = body.check()?;
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
-    let change = move |terms: &mut Terms| change(&mut terms.network);
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
+    let change = move |terms: &mut SandboxSettings| change(&mut terms.network);
     app.sandboxes.change_terms(&record.id, change).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn metric(sample: &Sample) -> Value {
+fn metric(sample: &UsageSample) -> Value {
     let mut metric = json!({
         "timestamp": moment(sample.at_ms),
         "timestampUnix": sample.at_ms / 1000,
@@ -72,7 +72,7 @@ pub(super) async fn metrics<E: Engine>(
 ) -> Result<Json<Vec<Value>>, ApiError> {
     let bound = |name| query.number(name, 0..=MAX_MOMENT);
     let (start, end) = (bound("start")?, bound("end")?);
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let since = start.map(|s| s * 1000);
     // To the end of that second.
     let until = end.map(|s| s * 1000 + 999);
@@ -99,7 +99,7 @@ pub(super) async fn all_metrics<E: Engine>(
     let now = query.flag("now")?;
     let mut found = Map::new();
     for id in ids {
-        let Ok(record) = app.sandbox(&caller, id, Wanted::Alive) else {
+        let Ok(record) = app.sandbox(&caller, id, Liveness::Alive) else {
             continue;
         };
         let fresh = match now {
@@ -130,13 +130,13 @@ struct Console {
 
 impl Console {
     fn of<E: Engine>(app: &App<E>, caller: &Caller, id: &str) -> Result<Self, ApiError> {
-        let record = app.sandbox(caller, id, Wanted::Mendable)?;
+        let record = app.sandbox(caller, id, Liveness::Mendable)?;
         let text = app.sandboxes.console_tail(&record.id)?.unwrap_or_default();
         let most = usize::try_from(MAX_LINES).unwrap_or(usize::MAX);
         // A guest's host name is its id.
         let shown = |line: &str| line.replace(&record.id, caller.shown_id(&record.id));
         let mut lines: Vec<String> = text.lines().map(shown).collect();
-        if let Life::Broken { cause } = &record.state {
+        if let SandboxState::Broken { cause } = &record.state {
             lines.push(format!("jiffy: {}", shown(cause)));
         }
         let begin = lines.len().saturating_sub(most);
@@ -234,7 +234,7 @@ pub(super) async fn connections<E: Engine>(
     query: Query,
 ) -> Result<Json<Value>, ApiError> {
     let limit = query.number("limit", 0..=MAX_LINES)?.unwrap_or(MAX_LINES);
-    let record = app.sandbox(&caller, &id, Wanted::Mendable)?;
+    let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     let mut all = app.sandboxes.connections(&record.id).await?;
     keep_last(&mut all.list, limit);
     let list: Vec<Value> = all.list.iter().map(connection).collect();
@@ -257,13 +257,13 @@ pub(super) async fn preview<E: Engine>(
     let ttl = query.number("ttl", 1..=MAX_LINK)?.unwrap_or(USUAL_LINK);
     let port = port.and_then(|p| u16::try_from(p).ok());
     let port = port.ok_or_else(|| ApiError::invalid("`port` must be given: 1 to 65535"))?;
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     if caller.only_reads() {
         return Err(ApiError::forbidden(
             "a link lets its holder change the sandbox: a key with the scope `read` gets none",
         ));
     }
-    if app.keys.standing(record.terms.owner.as_deref()) != Standing::InForce {
+    if app.keys.standing(record.terms.owner.as_deref()) != KeyStatus::InForce {
         return Err(ApiError::conflict(
             "key_over",
             "the key that made this sandbox was revoked or has expired: links to it open nothing",

@@ -4,7 +4,7 @@ use crate::app::{App, Ending};
 use crate::body::Optional;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::Wanted;
+use crate::lookup::Liveness;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -23,7 +23,7 @@ pub(super) async fn host<E: Engine>(
     let running = app.sandboxes.list();
     let running = running
         .iter()
-        .filter(|r| r.state == jiffy_host::State::Running);
+        .filter(|r| r.state == jiffy_host::SandboxState::Running);
     let mut shown = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
@@ -66,7 +66,7 @@ pub(super) async fn process<E: Engine>(
             "only the host's owner is told about its processes",
         ));
     }
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let (pid, exits) = app.sandboxes.process(&record.id).await?;
     Ok(Json(json!({ "pid": pid, "exits": exits })))
 }

@@ -4,7 +4,7 @@ use super::ports::asks;
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::Wanted;
+use crate::lookup::Liveness;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{CONNECTION, UPGRADE};
 use axum::http::{StatusCode, Version};
@@ -32,7 +32,7 @@ pub(super) async fn lease<E: Engine>(
     Path(id): Path<String>,
     mut request: Request,
 ) -> Result<Response, ApiError> {
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     if request.version() != Version::HTTP_11 || !asks(request.headers(), PROTOCOL) {
         return Err(ApiError::new(
             StatusCode::UPGRADE_REQUIRED,

@@ -3,8 +3,8 @@
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::short;
 use crate::keys::{Key, Limits};
+use crate::lookup::short;
 use crate::query::Query;
 use crate::quota::KeyUsage;
 use axum::Json;
@@ -14,12 +14,12 @@ use serde::Serialize;
 
 /// A key's budget.
 #[derive(Debug, Serialize)]
-pub(super) struct Budget {
+pub(super) struct BudgetBody {
     #[serde(rename = "keyID")]
     key_id: String,
     name: String,
     limits: WireLimits,
-    used: Used,
+    used: UsedAmounts,
 }
 
 /// Limits in force; null: none.
@@ -59,7 +59,7 @@ impl WireLimits {
 /// Amounts that are used.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Used {
+struct UsedAmounts {
     sandboxes: u64,
     vcpus: u64,
     #[serde(rename = "memoryMB")]
@@ -71,13 +71,13 @@ struct Used {
     uploads: u64,
     exchanges: u64,
     disk_bytes: u64,
-    disk: Disk,
+    disk: UsedDisk,
 }
 
 /// Bytes on disk, by what has them.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Disk {
+struct UsedDisk {
     paused: u64,
     snapshots: u64,
     templates: u64,
@@ -85,7 +85,7 @@ struct Disk {
     build_steps: u64,
 }
 
-impl From<KeyUsage> for Used {
+impl From<KeyUsage> for UsedAmounts {
     fn from(usage: KeyUsage) -> Self {
         let amount = usage.amount();
         Self {
@@ -99,7 +99,7 @@ impl From<KeyUsage> for Used {
             uploads: usage.builds.uploads,
             exchanges: usage.exchanges,
             disk_bytes: amount.disk_bytes,
-            disk: Disk {
+            disk: UsedDisk {
                 paused: usage.host.paused_bytes,
                 snapshots: usage.host.snapshot_bytes,
                 templates: usage.builds.template_bytes,
@@ -110,9 +110,9 @@ impl From<KeyUsage> for Used {
     }
 }
 
-fn budget<E: Engine>(app: &App<E>, key: &Key) -> Result<Budget, ApiError> {
+fn budget<E: Engine>(app: &App<E>, key: &Key) -> Result<BudgetBody, ApiError> {
     let limits = app.quota.limits_of(key);
-    Ok(Budget {
+    Ok(BudgetBody {
         key_id: key.id.clone(),
         name: key.name.clone(),
         limits: WireLimits::new(&limits, app.quota.most_exchanges(key)),
@@ -125,7 +125,7 @@ pub(super) async fn limits<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
     query: Query,
-) -> Result<Json<Budget>, ApiError> {
+) -> Result<Json<BudgetBody>, ApiError> {
     let Some(id) = query.get("key") else {
         let own = caller.key().ok_or_else(|| {
             ApiError::invalid("the host's owner has no limits: name a key with `?key=ID`")

@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::Wanted;
+use crate::lookup::Liveness;
 use crate::page::{NEXT, Page};
 use crate::query::Query;
 use crate::wire::sandbox::{ListedSandbox, SandboxDetail};
@@ -93,7 +93,7 @@ pub(super) async fn one<E: Engine>(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<SandboxDetail>, ApiError> {
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     Ok(Json(app.detail(&caller, &record)))
 }
 

@@ -3,8 +3,8 @@
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::Wanted;
 use crate::hooks::PortRefusal;
+use crate::lookup::Liveness;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{CONNECTION, HeaderMap, UPGRADE};
 use axum::http::{StatusCode, Version};
@@ -31,7 +31,7 @@ pub(super) async fn stream<E: Engine>(
 ) -> Result<Response, ApiError> {
     let port = port.parse().ok().filter(|&port: &u16| port != 0);
     let port = port.ok_or_else(|| ApiError::invalid("the port must be 1 to 65535"))?;
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     if caller.only_reads() {
         return Err(ApiError::forbidden(
             "a stream lets its holder change the sandbox: a key with the scope `read` gets none",

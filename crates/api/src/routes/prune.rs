@@ -8,7 +8,7 @@ use crate::hooks::TemplateInfo;
 use axum::Json;
 use axum::extract::State;
 use jiffy_engine::Engine;
-use jiffy_host::{Purpose, SnapshotRecord, State as Life};
+use jiffy_host::{SandboxState, SnapshotPurpose, SnapshotRecord};
 use jiffy_image::is_image_on_demand;
 use jiffy_template_builder::BuilderError;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub(super) struct PruneBody {
 /// Sorts of things that go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum PruneKind {
     /// Record of a sandbox that was killed.
     Sandbox,
     /// Snapshot of a booted template.
@@ -46,8 +46,8 @@ enum Kind {
 
 /// A thing that goes.
 #[derive(Debug, Clone, Serialize)]
-struct Item {
-    kind: Kind,
+struct PruneItem {
+    kind: PruneKind,
     id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
@@ -55,15 +55,15 @@ struct Item {
 }
 
 /// Everything that goes.
-struct Plan {
+struct PrunePlan {
     /// Whose; none: everybody's, and the host's.
     of: Option<String>,
     unused: Duration,
-    items: Vec<Item>,
+    items: Vec<PruneItem>,
 }
 
-fn of_snapshot(kind: Kind, snapshot: SnapshotRecord) -> Item {
-    Item {
+fn of_snapshot(kind: PruneKind, snapshot: SnapshotRecord) -> PruneItem {
+    PruneItem {
         kind,
         id: snapshot.id,
         name: Some(snapshot.template),
@@ -71,8 +71,8 @@ fn of_snapshot(kind: Kind, snapshot: SnapshotRecord) -> Item {
     }
 }
 
-impl Plan {
-    fn ids(&self, kind: Kind) -> Vec<String> {
+impl PrunePlan {
+    fn ids(&self, kind: PruneKind) -> Vec<String> {
         let items = self.items.iter().filter(|item| item.kind == kind);
         items.map(|item| item.id.clone()).collect()
     }
@@ -91,19 +91,21 @@ impl Plan {
         let mut plan = Self { of, unused, items };
         let all = app.sandboxes.list();
         for sandbox in &all {
-            if sandbox.state == Life::Killed && plan.is_of(sandbox.terms.owner.as_deref()) {
-                plan.items.push(Item {
-                    kind: Kind::Sandbox,
+            if sandbox.state == SandboxState::Killed && plan.is_of(sandbox.terms.owner.as_deref()) {
+                plan.items.push(PruneItem {
+                    kind: PruneKind::Sandbox,
                     id: sandbox.id.clone(),
                     name: sandbox.name.clone(),
                     bytes: 0,
                 });
             }
         }
-        let alive = all.iter().filter(|s| s.state != Life::Killed);
+        let alive = all.iter().filter(|s| s.state != SandboxState::Killed);
         let mut used: HashSet<String> = alive.map(|s| s.template.clone()).collect();
         let snapshots = app.sandboxes.snapshots(None)?;
-        let lasting = snapshots.iter().filter(|s| s.purpose != Purpose::Template);
+        let lasting = snapshots
+            .iter()
+            .filter(|s| s.purpose != SnapshotPurpose::Template);
         used.extend(lasting.map(|s| s.template.clone()));
         let templates = app.templates.list();
         let templates = templates.map_err(|e| ApiError::internal(e.to_string()))?;
@@ -112,8 +114,8 @@ impl Plan {
             .filter(|t| plan.is_old_image(t) && !used.contains(&t.reference()))
             .collect();
         for template in &on_demand {
-            plan.items.push(Item {
-                kind: Kind::Template,
+            plan.items.push(PruneItem {
+                kind: PruneKind::Template,
                 id: template.reference(),
                 name: None,
                 bytes: 0,
@@ -121,7 +123,9 @@ impl Plan {
         }
         if plan.of.is_none() {
             let idle = app.sandboxes.idle_template_snapshots(unused);
-            let idle = idle.into_iter().map(|s| of_snapshot(Kind::Snapshot, s));
+            let idle = idle
+                .into_iter()
+                .map(|s| of_snapshot(PruneKind::Snapshot, s));
             plan.items.extend(idle);
         }
         plan.add_builds(app)?;
@@ -140,11 +144,14 @@ impl Plan {
             return Ok(());
         };
         let found = builder.prunable(self.unused, self.of.as_deref())?;
-        let steps = found.steps.into_iter().map(|s| of_snapshot(Kind::Step, s));
+        let steps = found
+            .steps
+            .into_iter()
+            .map(|s| of_snapshot(PruneKind::Step, s));
         self.items.extend(steps);
         self.add_uploads(found.upload_bytes);
         if self.of.is_none() {
-            let mut without = self.ids(Kind::Template);
+            let mut without = self.ids(PruneKind::Template);
             without.extend(found.imports);
             let images = builder.prunable_images(&without)?;
             self.add_images(&images);
@@ -154,8 +161,8 @@ impl Plan {
 
     fn add_uploads(&mut self, bytes: u64) {
         if bytes > 0 {
-            self.items.push(Item {
-                kind: Kind::Upload,
+            self.items.push(PruneItem {
+                kind: PruneKind::Upload,
                 id: "uploads".to_owned(),
                 name: None,
                 bytes,
@@ -170,8 +177,8 @@ impl Plan {
             let last = at + 1 == pruned.images.len();
             let bytes = if last { left } else { image.size.min(left) };
             left -= bytes;
-            self.items.push(Item {
-                kind: Kind::Image,
+            self.items.push(PruneItem {
+                kind: PruneKind::Image,
                 id: image.sha256.clone(),
                 name: None,
                 bytes,
@@ -182,18 +189,19 @@ impl Plan {
     /// Removes what was found. What came to be needed meanwhile stays, and is not told.
     async fn carry_out<E: Engine>(mut self, app: &App<E>) -> Result<Self, ApiError> {
         let mut stayed = HashSet::new();
-        for id in self.ids(Kind::Sandbox) {
+        for id in self.ids(PruneKind::Sandbox) {
             if app.sandboxes.remove(&id).await.is_err() {
                 stayed.insert(id);
             }
         }
-        for name in self.ids(Kind::Template) {
+        for name in self.ids(PruneKind::Template) {
             if remove_template(app, &name).await.is_err() {
                 stayed.insert(name);
             }
         }
-        app.sandboxes.retire_templates(&self.ids(Kind::Snapshot));
-        self.items.retain(|item| item.kind != Kind::Image);
+        app.sandboxes
+            .retire_templates(&self.ids(PruneKind::Snapshot));
+        self.items.retain(|item| item.kind != PruneKind::Image);
         self.items.retain(|item| !stayed.contains(&item.id));
         let Some(builder) = app.builder.clone() else {
             return self.without_what_stayed(app).await;
@@ -210,7 +218,7 @@ impl Plan {
         let (of_builds, images) = work
             .await
             .map_err(|e| ApiError::internal(e.to_string()))??;
-        self.items.retain(|item| item.kind != Kind::Upload);
+        self.items.retain(|item| item.kind != PruneKind::Upload);
         self.add_uploads(of_builds.upload_bytes);
         self.add_images(&images);
         self.without_what_stayed(app).await
@@ -221,7 +229,7 @@ impl Plan {
         let left = app.sandboxes.snapshots(None)?;
         let left: HashSet<String> = left.into_iter().map(|s| s.id).collect();
         self.items.retain(|item| match item.kind {
-            Kind::Snapshot | Kind::Step => !left.contains(&item.id),
+            PruneKind::Snapshot | PruneKind::Step => !left.contains(&item.id),
             _ => true,
         });
         app.sandboxes.removed_files().await;
@@ -255,13 +263,13 @@ pub(super) async fn prune<E: Engine>(
     let of = caller.bounds().map(str::to_owned);
     let unused = Duration::from_secs(body.unused_seconds.min(MAX_UNUSED_S));
     let looking = app.clone();
-    let plan = tokio::task::spawn_blocking(move || Plan::make(&looking, of, unused)).await;
+    let plan = tokio::task::spawn_blocking(move || PrunePlan::make(&looking, of, unused)).await;
     let mut plan = plan.map_err(|e| ApiError::internal(e.to_string()))??;
     if !body.dry_run {
         plan = plan.carry_out(&app).await?;
     }
-    let own = |item: &mut Item| {
-        if item.kind == Kind::Template {
+    let own = |item: &mut PruneItem| {
+        if item.kind == PruneKind::Template {
             item.id = caller.called(&item.id);
         }
     };

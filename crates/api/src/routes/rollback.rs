@@ -4,12 +4,12 @@ use crate::app::App;
 use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::Wanted;
+use crate::lookup::Liveness;
 use crate::wire::sandbox::whole;
 use axum::Json;
 use axum::extract::{Path, State};
 use jiffy_engine::Engine;
-use jiffy_host::{SandboxRecord, State as Life, new_id};
+use jiffy_host::{SandboxRecord, SandboxState, new_id};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Deserialize)]
@@ -40,10 +40,10 @@ pub(super) async fn rollback<E: Engine>(
     Path(id): Path<String>,
     Required(body): Required<RollbackBody>,
 ) -> Result<Json<RolledBack>, ApiError> {
-    let record = app.sandbox(&caller, &id, Wanted::Mendable)?;
+    let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     let snapshot = app.ancestor(&caller, &record, &body.snapshot_id)?;
     let _room = match record.state {
-        Life::Running => None,
+        SandboxState::Running => None,
         _ => Some(app.room_again(&caller, record.size).await?),
     };
     let now = app.sandboxes.rollback(&record.id, &snapshot.id).await?;

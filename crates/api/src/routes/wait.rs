@@ -4,13 +4,13 @@ use crate::app::App;
 use crate::body::Optional;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::Wanted;
+use crate::lookup::Liveness;
 use crate::query::Query;
 use crate::wire::sandbox::{Sandbox, whole};
 use axum::Json;
 use axum::extract::{Path, State};
 use jiffy_engine::Engine;
-use jiffy_host::{MAX_RESTART_GRACE, State as Life};
+use jiffy_host::{MAX_RESTART_GRACE, SandboxState};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -32,12 +32,12 @@ enum Awaited {
 
 impl Awaited {
     /// True if a sandbox in this state is as it is waited for, or will not be.
-    fn is_over(self, state: &Life) -> bool {
+    fn is_over(self, state: &SandboxState) -> bool {
         match state {
-            Life::Killed | Life::Broken { .. } => true,
-            Life::Running => self == Self::Running,
-            Life::Paused => self == Self::Paused,
-            Life::Creating => false,
+            SandboxState::Killed | SandboxState::Broken { .. } => true,
+            SandboxState::Running => self == Self::Running,
+            SandboxState::Paused => self == Self::Paused,
+            SandboxState::Creating => false,
         }
     }
 }
@@ -59,15 +59,15 @@ pub(super) async fn wait<E: Engine>(
     let awaited = query.word("for", &words)?.unwrap_or(Awaited::Ended);
     let seconds = query.number("seconds", 0..=MAX_WAIT_S)?;
     let limit = Duration::from_secs(seconds.unwrap_or(0));
-    let record = app.sandbox(&caller, &id, Wanted::Mendable)?;
-    let over = move |state: &Life| awaited.is_over(state);
+    let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
+    let over = move |state: &SandboxState| awaited.is_over(state);
     let record = app.sandboxes.wait(&record.id, limit, over).await?;
     let mut told = json!({
         "sandboxID": caller.shown_id(&record.id),
         "state": record.state.name(),
         "jiffy": whole(&caller, record.clone()),
     });
-    if let (Life::Broken { cause }, Some(map)) = (&record.state, told.as_object_mut()) {
+    if let (SandboxState::Broken { cause }, Some(map)) = (&record.state, told.as_object_mut()) {
         map.insert("reason".to_owned(), json!(cause));
     }
     Ok(Json(told))
@@ -86,7 +86,7 @@ pub(super) async fn restart<E: Engine>(
     Path(id): Path<String>,
     Optional(body): Optional<RestartBody>,
 ) -> Result<Json<Sandbox>, ApiError> {
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let grace = Duration::from_millis(body.grace_ms.unwrap_or(USUAL_GRACE_MS));
     if grace > MAX_RESTART_GRACE {
         return Err(ApiError::invalid(format!(

@@ -4,7 +4,7 @@ use super::moment;
 use crate::app::App;
 use crate::caller::Caller;
 use jiffy_engine::{BootMode, Engine};
-use jiffy_host::{Network, OnTimeout, SandboxRecord, State};
+use jiffy_host::{NetworkSettings, OnTimeout, SandboxRecord, SandboxState};
 use jiffy_proto::agent::{ENVD_VERSION, SiteSettings};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -33,13 +33,13 @@ pub(crate) struct Sandbox {
     traffic_access_token: Option<String>,
     domain: Option<String>,
     #[serde(flatten)]
-    ours: Ours,
+    ours: JiffyFields,
 }
 
 /// Fields that Jiffy adds.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Ours {
+struct JiffyFields {
     /// Name that it is called by.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
@@ -83,7 +83,7 @@ pub(crate) struct ListedSandbox {
     metadata: BTreeMap<String, String>,
     volume_mounts: [Value; 0],
     #[serde(flatten)]
-    ours: Ours,
+    ours: JiffyFields,
 }
 
 /// Answer to a look at one.
@@ -112,8 +112,8 @@ struct Lifecycle {
     auto_resume: bool,
 }
 
-fn ours(caller: &Caller, record: &SandboxRecord) -> Ours {
-    Ours {
+fn ours(caller: &Caller, record: &SandboxRecord) -> JiffyFields {
+    JiffyFields {
         name: record.name.clone(),
         forked_from: shown(caller, record.forked_from.clone()),
         snapshot_id: record.snapshot.clone(),
@@ -144,13 +144,13 @@ pub(crate) fn whole(caller: &Caller, mut record: SandboxRecord) -> SandboxRecord
 
 fn end_at(record: &SandboxRecord) -> String {
     match (&record.state, record.deadline_ms) {
-        (State::Running | State::Creating, Some(at)) => moment(at),
-        (State::Running | State::Creating, None) => NEVER.to_owned(),
+        (SandboxState::Running | SandboxState::Creating, Some(at)) => moment(at),
+        (SandboxState::Running | SandboxState::Creating, None) => NEVER.to_owned(),
         _ => moment(record.changed_ms),
     }
 }
 
-fn network(network: &Network) -> Value {
+fn network(network: &NetworkSettings) -> Value {
     let mut shown = json!({
         "allowOut": network.allow_out,
         "denyOut": network.deny_out,
@@ -217,7 +217,7 @@ impl<E: Engine> App<E> {
                 },
                 auto_resume: terms.auto_resume,
             },
-            pause_mode: (record.state == State::Paused).then_some("full"),
+            pause_mode: (record.state == SandboxState::Paused).then_some("full"),
             disk_failure: self.sandboxes.disk_failure(&record.id),
         }
     }

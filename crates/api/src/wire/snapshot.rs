@@ -2,7 +2,7 @@
 
 use super::moment;
 use crate::caller::Caller;
-use jiffy_host::{Purpose, SnapshotRecord};
+use jiffy_host::{SnapshotPurpose, SnapshotRecord};
 use jiffy_proto::agent::SiteSettings;
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ pub(crate) struct Snapshot {
     template_id: String,
     #[serde(rename = "parentSnapshotID", skip_serializing_if = "Option::is_none")]
     parent_snapshot_id: Option<String>,
-    purpose: Purpose,
+    purpose: SnapshotPurpose,
     cpu_count: u8,
     #[serde(rename = "memoryMB")]
     memory_mb: u32,

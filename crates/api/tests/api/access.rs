@@ -5,7 +5,7 @@ use crate::support;
 use axum::body::Body;
 use axum::http::Request;
 use jiffy_api::{App, ClientAddress, Config, Limits, NewKey, Scope, Validity, end_revoked, router};
-use jiffy_host::State;
+use jiffy_host::SandboxState;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -309,15 +309,15 @@ async fn the_end_of_a_key_is_the_end_of_its_sandboxes() {
     }
     // The first step may be taken without the second.
     api.post(&revoke, json!({})).await.expect(200);
-    assert_eq!(api.host.get(&running).unwrap().state, State::Running);
+    assert_eq!(api.host.get(&running).unwrap().state, SandboxState::Running);
     let again = api.post(&revoke, json!({})).await;
     assert_eq!(again.refused(404), "key_not_found");
     let ended = api.post(&revoke, end.clone()).await.expect(200);
     assert_eq!(ended.body["sandboxes"], 2, "{}", ended.body);
     for id in [running, paused] {
-        assert_eq!(api.host.get(&id).unwrap().state, State::Killed);
+        assert_eq!(api.host.get(&id).unwrap().state, SandboxState::Killed);
     }
-    assert_eq!(api.host.get(&others).unwrap().state, State::Running);
+    assert_eq!(api.host.get(&others).unwrap().state, SandboxState::Running);
     let ended = api.post(&revoke, end.clone()).await.expect(200);
     assert_eq!(ended.body["sandboxes"], 0);
     let nothing = api.post("/keys/nothing/revoke", end).await;
@@ -342,7 +342,7 @@ async fn a_key_whose_end_was_asked_for_without_a_daemon_ends_with_the_next() {
     let _serves = router(app.clone());
     let daemon = tokio::spawn(end_revoked(app));
     let killed = async |id: &str| {
-        while api.host.get(id).unwrap().state != State::Killed {
+        while api.host.get(id).unwrap().state != SandboxState::Killed {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -351,7 +351,7 @@ async fn a_key_whose_end_was_asked_for_without_a_daemon_ends_with_the_next() {
     // One that was being made meanwhile ends, too.
     let late = api.sandbox().await;
     let owner = made.key.id.clone();
-    let change = move |terms: &mut jiffy_host::Terms| terms.owner = Some(owner);
+    let change = move |terms: &mut jiffy_host::SandboxSettings| terms.owner = Some(owner);
     api.host.change_terms(&late, change).await.unwrap();
     tokio::time::timeout(limit, killed(&late)).await.unwrap();
     daemon.abort();

@@ -4,7 +4,7 @@ use crate::support;
 
 use axum::body::Body;
 use axum::http::Request;
-use jiffy_host::{OnTimeout, State};
+use jiffy_host::{OnTimeout, SandboxState};
 use serde_json::{Value, json};
 use support::{Api, Who};
 
@@ -263,7 +263,12 @@ async fn a_create_with_a_key_goes_on_when_its_client_goes_away() {
     );
     assert!(again.await.is_err());
     assert_eq!(*api.bench.world.boots.lock().unwrap(), 1);
-    assert!(api.host.list().iter().all(|r| r.state == State::Creating));
+    assert!(
+        api.host
+            .list()
+            .iter()
+            .all(|r| r.state == SandboxState::Creating)
+    );
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@ use crate::support;
 
 use axum::body::Body;
 use axum::http::Request;
-use jiffy_api::{Limits, Scope, Visitors, WakeError};
-use jiffy_host::State;
+use jiffy_api::{AutoResume, Limits, Scope, WakeError};
+use jiffy_host::SandboxState;
 use serde_json::{Value, json};
 use support::{Api, Who};
 
@@ -253,36 +253,36 @@ async fn creates_per_minute_are_limited_and_say_when_to_come_back() {
 
 #[tokio::test]
 async fn a_sandbox_that_a_visitor_wakes_counts_for_its_key_and_once() {
-    let mut visitors = None;
+    let mut auto_resume = None;
     let api = Api::with(|app| {
-        visitors = Some(Visitors::new(app.clone()));
+        auto_resume = Some(AutoResume::new(app.clone()));
         app
     });
-    let visitors = visitors.unwrap();
+    let auto_resume = auto_resume.unwrap();
     let (who, key) = api.key(Scope::Create, limits(1));
     let sleeper = api.sandbox_of(&who).await;
     api.call_as(&who, "POST", &path(&sleeper, "pause"), Value::Null)
         .await
         .expect(204);
     let other = api.sandbox_of(&who).await;
-    let refused = visitors.wake(&sleeper).await.unwrap_err();
+    let refused = auto_resume.wake(&sleeper).await.unwrap_err();
     assert!(matches!(refused, WakeError::Limit(_)), "{refused}");
-    assert_eq!(api.host.get(&sleeper).unwrap().state, State::Paused);
+    assert_eq!(api.host.get(&sleeper).unwrap().state, SandboxState::Paused);
     api.call_as(&who, "DELETE", &format!("/sandboxes/{other}"), Value::Null)
         .await
         .expect(204);
     // Those who come at the same time need room for one.
-    let one = || visitors.wake(&sleeper);
+    let one = || auto_resume.wake(&sleeper);
     let (a, b, c) = tokio::join!(one(), one(), one());
     assert!([a, b, c].iter().all(Result::is_ok));
-    assert_eq!(api.host.get(&sleeper).unwrap().state, State::Running);
+    assert_eq!(api.host.get(&sleeper).unwrap().state, SandboxState::Running);
     // Without its key it is the host's owner's, who has no limits.
     api.call_as(&who, "POST", &path(&sleeper, "pause"), Value::Null)
         .await
         .expect(204);
     let another = api.sandbox_of(&who).await;
     api.keys.revoke(&key.key.id).unwrap();
-    visitors.wake(&sleeper).await.unwrap();
-    assert_eq!(api.host.get(&another).unwrap().state, State::Running);
-    assert!(visitors.wake("nope").await.is_err());
+    auto_resume.wake(&sleeper).await.unwrap();
+    assert_eq!(api.host.get(&another).unwrap().state, SandboxState::Running);
+    assert!(auto_resume.wake("nope").await.is_err());
 }

@@ -2,7 +2,7 @@
 
 use crate::support;
 
-use jiffy_host::{OnTimeout, State};
+use jiffy_host::{OnTimeout, SandboxState};
 use serde_json::{Value, json};
 use support::{Api, Who, fake::until};
 
@@ -30,7 +30,7 @@ async fn a_killed_sandbox_is_gone() {
         api.post(&path(&id, call), json!({})).await.expect(404);
     }
     // The record stays for the host's owner until it is forgotten.
-    assert_eq!(api.host.get(&id).unwrap().state, State::Killed);
+    assert_eq!(api.host.get(&id).unwrap().state, SandboxState::Killed);
     let forget = format!("/sandboxes/{id}?forget=true");
     api.call_as(&Who::Owner, "DELETE", &forget, Value::Null)
         .await
@@ -87,7 +87,7 @@ async fn sleeping_without_memory_is_refused_and_not_pretended() {
         assert_eq!(refused.header("should-retry"), Some("false"));
         assert_eq!(refused.refused(501), "unsupported", "{call}");
     }
-    assert_eq!(api.host.get(&id).unwrap().state, State::Running);
+    assert_eq!(api.host.get(&id).unwrap().state, SandboxState::Running);
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn a_guest_that_must_be_healthy_and_is_not_is_not_put_to_sleep() {
         refused.refused(503),
         "sandbox_snapshot_guest_agent_unresponsive"
     );
-    assert_eq!(api.host.get(&id).unwrap().state, State::Running);
+    assert_eq!(api.host.get(&id).unwrap().state, SandboxState::Running);
     api.bench.world.mend();
     api.post(&path(&id, "pause"), body).await.expect(204);
 }
@@ -117,7 +117,7 @@ async fn a_pause_that_fails_is_503_and_the_sandbox_runs_on() {
             .refused(503),
         "pause_failed"
     );
-    assert_eq!(api.host.get(&id).unwrap().state, State::Running);
+    assert_eq!(api.host.get(&id).unwrap().state, SandboxState::Running);
 }
 
 #[tokio::test]
@@ -178,7 +178,9 @@ async fn a_sandbox_whose_time_is_over_is_not_there_any_more() {
         .await
         .expect(204);
     support::fake::until("its end", || {
-        api.host.get(&id).is_ok_and(|r| r.state == State::Killed)
+        api.host
+            .get(&id)
+            .is_ok_and(|r| r.state == SandboxState::Killed)
     })
     .await;
     api.get(&format!("/sandboxes/{id}")).await.expect(404);
@@ -194,7 +196,10 @@ async fn a_broken_sandbox_is_hidden_until_it_is_mended() {
         .expect(201);
     api.bench.world.panic_guest(&id);
     support::fake::until("its end", || {
-        matches!(api.host.get(&id).unwrap().state, State::Broken { .. })
+        matches!(
+            api.host.get(&id).unwrap().state,
+            SandboxState::Broken { .. }
+        )
     })
     .await;
     assert_eq!(
@@ -213,7 +218,10 @@ async fn a_broken_sandbox_is_hidden_until_it_is_mended() {
     // One that is not mended can still be removed.
     api.bench.world.panic_guest(&id);
     support::fake::until("its end", || {
-        matches!(api.host.get(&id).unwrap().state, State::Broken { .. })
+        matches!(
+            api.host.get(&id).unwrap().state,
+            SandboxState::Broken { .. }
+        )
     })
     .await;
     api.delete(&format!("/sandboxes/{id}")).await.expect(204);
@@ -309,7 +317,7 @@ async fn a_sandbox_that_connect_woke_is_awake_whatever_its_time_was() {
             api.post(&path(&id, "timeout"), json!({ "timeout": 0 }))
                 .await
                 .expect(204);
-            until("its sleep", || state() == State::Paused).await;
+            until("its sleep", || state() == SandboxState::Paused).await;
             let (call, status) = match call {
                 "connect" => (format!("/v2/sandboxes/{id}/connect"), 201),
                 _ => (path(&id, call), 201),
@@ -319,20 +327,20 @@ async fn a_sandbox_that_connect_woke_is_awake_whatever_its_time_was() {
             for _ in 0..400 {
                 tokio::task::yield_now().await;
             }
-            assert_eq!(state(), State::Running, "{call} {body}");
+            assert_eq!(state(), SandboxState::Running, "{call} {body}");
         }
     }
     // One that was made with no time at all gets the usual.
     let body = json!({ "templateID": "base", "timeout": 0, "autoPause": true });
     let id = api.post("/sandboxes", body).await.expect(201).id();
     let state = || api.host.get(&id).unwrap().state;
-    until("its sleep", || state() == State::Paused).await;
+    until("its sleep", || state() == SandboxState::Paused).await;
     // CubeSandbox's clients take nothing but 200 here.
     api.post(&path(&id, "connect"), json!({})).await.expect(200);
     for _ in 0..400 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(state(), State::Running);
+    assert_eq!(state(), SandboxState::Running);
 }
 
 #[tokio::test]
@@ -340,12 +348,15 @@ async fn a_child_without_a_limit_outlives_the_time_its_parent_was_given() {
     let api = Api::new();
     let body = json!({ "templateID": "base", "timeout": 3600, "autoPause": true });
     let id = api.post("/sandboxes", body).await.expect(201).id();
-    let change = |terms: &mut jiffy_host::Terms| terms.timeout_s = Some(0);
+    let change = |terms: &mut jiffy_host::SandboxSettings| terms.timeout_s = Some(0);
     api.host.change_terms(&id, change).await.unwrap();
     for _ in 0..10 {
         let forked = api.post(&path(&id, "fork"), json!({ "timeout": -1 })).await;
         let child = forked.expect(201).body[0]["sandbox"]["sandboxID"].clone();
         let child = api.host.get(child.as_str().unwrap()).unwrap();
-        assert_eq!((child.deadline_ms, child.state), (None, State::Running));
+        assert_eq!(
+            (child.deadline_ms, child.state),
+            (None, SandboxState::Running)
+        );
     }
 }

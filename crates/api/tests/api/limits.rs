@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::Request;
 use futures_util::future::join_all;
 use jiffy_api::{App, Config, Keys, Limits, Scope, router};
-use jiffy_host::{HostFigures, Options, ReadHost};
+use jiffy_host::{HostFigures, HostOptions, HostReader};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use support::{Answer, Api, Who};
@@ -441,7 +441,7 @@ async fn exchanges_of_a_key_are_limited_by_its_own_limit_or_by_its_share() {
 #[derive(Debug)]
 struct SmallDisk(u64);
 
-impl ReadHost for SmallDisk {
+impl HostReader for SmallDisk {
     fn read(&self) -> HostFigures {
         HostFigures {
             disk_free_mib: Some(1024 + self.0),
@@ -454,15 +454,15 @@ impl ReadHost for SmallDisk {
 #[tokio::test]
 async fn what_guests_were_promised_of_the_hosts_disk_is_not_given_to_what_keys_keep() {
     // Two disks of 1 GiB, promised once, and 100 MiB.
-    let reader: Arc<dyn ReadHost> = Arc::new(SmallDisk(2 * 1024 + 100));
-    let limits = jiffy_host::Limits {
+    let reader: Arc<dyn HostReader> = Arc::new(SmallDisk(2 * 1024 + 100));
+    let limits = jiffy_host::HostLimits {
         disk_overcommit: 1.0,
-        ..jiffy_host::Limits::default()
+        ..jiffy_host::HostLimits::default()
     };
-    let options = Options {
+    let options = HostOptions {
         limits,
         reader: Some(reader),
-        ..Options::default()
+        ..HostOptions::default()
     };
     let api = Api::over(options, |app| app);
     let (who, _) = api.key(Scope::Create, Limits::default());

@@ -39,19 +39,19 @@ pub struct HostFigures {
 }
 
 /// Reads figures of a host.
-pub trait ReadHost: Debug + Send + Sync + 'static {
+pub trait HostReader: Debug + Send + Sync + 'static {
     /// The present figures. Called before every operation that needs memory, so it takes microseconds.
     fn read(&self) -> HostFigures;
 }
 
 /// Reads those of the machine this program runs on.
 #[derive(Debug)]
-pub struct ThisHost {
+pub struct KernelReader {
     data: PathBuf,
     group: Option<PathBuf>,
 }
 
-impl ThisHost {
+impl KernelReader {
     /// A reader for a host whose data directory is `data`.
     pub fn new(data: &Path) -> Self {
         let group = fs::read_to_string("/proc/self/cgroup").ok();
@@ -85,7 +85,7 @@ impl ThisHost {
     }
 }
 
-impl ReadHost for ThisHost {
+impl HostReader for KernelReader {
     fn read(&self) -> HostFigures {
         let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let (mut total, mut available) = (mib(&memory, "MemTotal:"), mib(&memory, "MemAvailable:"));
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn this_host_tells_what_there_is() {
-        let figures = ThisHost::new(Path::new("/")).read();
+        let figures = KernelReader::new(Path::new("/")).read();
         let (total, left) = (figures.memory_total_mib, figures.memory_available_mib);
         assert!(left.unwrap() > 0 && left <= total, "{figures:?}");
         assert!(

@@ -2,9 +2,9 @@ use super::*;
 
 /// A host with as much as its figures say, whatever is done.
 #[derive(Debug)]
-struct Made(HostFigures);
+struct FakeFigures(HostFigures);
 
-impl ReadHost for Made {
+impl HostReader for FakeFigures {
     fn read(&self) -> HostFigures {
         self.0
     }
@@ -22,8 +22,8 @@ fn ample() -> HostFigures {
     }
 }
 
-fn door(limits: Limits, figures: HostFigures) -> Admission {
-    Admission::new(limits, Arc::new(Made(figures)))
+fn admission(limits: HostLimits, figures: HostFigures) -> Admission {
+    Admission::new(limits, Arc::new(FakeFigures(figures)))
 }
 
 fn size(memory_mib: u32) -> SandboxSize {
@@ -33,19 +33,19 @@ fn size(memory_mib: u32) -> SandboxSize {
     }
 }
 
-fn refusal(limits: Limits, figures: HostFigures) -> Shortage {
-    let door = door(limits, figures);
-    let refusal = door.admit(Occupant::Sandbox, size(512)).unwrap_err();
-    assert_eq!(door.promised().refused, [(refusal.short_of, 1)].into());
-    assert_eq!(door.promised().memory_mib, 0);
+fn refusal(limits: HostLimits, figures: HostFigures) -> Shortage {
+    let admission = admission(limits, figures);
+    let refusal = admission.admit(Occupant::Sandbox, size(512)).unwrap_err();
+    assert_eq!(admission.promised().refused, [(refusal.short_of, 1)].into());
+    assert_eq!(admission.promised().memory_mib, 0);
     refusal.short_of
 }
 
 #[test]
 fn each_shortage_is_refused_and_named() {
-    let limits = Limits::default();
+    let limits = HostLimits::default();
     assert!(
-        door(limits, ample())
+        admission(limits, ample())
             .admit(Occupant::Sandbox, size(512))
             .is_ok()
     );
@@ -55,11 +55,11 @@ fn each_shortage_is_refused_and_named() {
         ..ample()
     };
     assert_eq!(
-        refusal(limits, memory(819 + BIRTH_MIB - 1)),
+        refusal(limits, memory(819 + BOOT_MIB - 1)),
         Shortage::Memory
     );
     assert!(
-        door(limits, memory(819 + BIRTH_MIB))
+        admission(limits, memory(819 + BOOT_MIB))
             .admit(Occupant::Sandbox, size(512))
             .is_ok()
     );
@@ -98,7 +98,7 @@ fn each_shortage_is_refused_and_named() {
         };
         assert_eq!(refusal(limits, figures), Shortage::Pressure);
     }
-    let none = Limits {
+    let none = HostLimits {
         sandboxes: Some(0),
         ..limits
     };
@@ -107,35 +107,35 @@ fn each_shortage_is_refused_and_named() {
 
 #[test]
 fn a_host_that_tells_nothing_refuses_nothing_but_what_was_promised() {
-    let door = door(
-        Limits {
+    let admission = admission(
+        HostLimits {
             sandboxes: Some(1),
-            ..Limits::default()
+            ..HostLimits::default()
         },
         HostFigures::default(),
     );
-    let _place = door.admit(Occupant::Sandbox, size(512)).unwrap();
-    let refusal = door.admit(Occupant::Sandbox, size(512)).unwrap_err();
+    let _place = admission.admit(Occupant::Sandbox, size(512)).unwrap();
+    let refusal = admission.admit(Occupant::Sandbox, size(512)).unwrap_err();
     assert_eq!(refusal.short_of, Shortage::Sandboxes);
 }
 
 #[test]
 fn what_guests_may_grow_to_is_counted_until_they_are_gone() {
-    let limits = Limits {
+    let limits = HostLimits {
         memory_overcommit: 2.0,
-        ..Limits::default()
+        ..HostLimits::default()
     };
-    let door = door(limits, ample());
-    let places: Vec<_> = (0..8)
-        .map(|_| door.admit(Occupant::Sandbox, size(4096)).unwrap())
+    let admission = admission(limits, ample());
+    let reservations: Vec<_> = (0..8)
+        .map(|_| admission.admit(Occupant::Sandbox, size(4096)).unwrap())
         .collect();
-    let refusal = door.admit(Occupant::Sandbox, size(128)).unwrap_err();
+    let refusal = admission.admit(Occupant::Sandbox, size(128)).unwrap_err();
     assert_eq!(refusal.short_of, Shortage::Promised);
     let error = OperationError::from(refusal);
     assert!(matches!(error, OperationError::Busy { .. }), "{error}");
     assert!(error.to_string().contains("32768 MiB"), "{error}");
-    drop(places);
-    let promised = door.promised();
+    drop(reservations);
+    let promised = admission.promised();
     assert_eq!(
         (promised.sandboxes, promised.memory_mib, promised.coming_up),
         (0, 0, 0)
@@ -144,56 +144,60 @@ fn what_guests_may_grow_to_is_counted_until_they_are_gone() {
 
 #[test]
 fn what_can_never_fit_is_not_worth_another_try() {
-    let door = door(Limits::default(), ample());
-    let error = OperationError::from(door.admit(Occupant::Sandbox, size(16_000)).unwrap_err());
+    let admission = admission(HostLimits::default(), ample());
+    let error = OperationError::from(
+        admission
+            .admit(Occupant::Sandbox, size(16_000))
+            .unwrap_err(),
+    );
     assert!(matches!(error, OperationError::TooLarge { .. }), "{error}");
-    assert!(door.admit(Occupant::Sandbox, size(15_000)).is_ok());
+    assert!(admission.admit(Occupant::Sandbox, size(15_000)).is_ok());
 }
 
 #[test]
 fn those_that_come_up_are_expected_to_take_their_share() {
     let figures = HostFigures {
-        memory_available_mib: Some(819 + 3 * BIRTH_MIB),
+        memory_available_mib: Some(819 + 3 * BOOT_MIB),
         ..ample()
     };
-    let door = door(Limits::default(), figures);
-    let mut places: Vec<_> = (0..3)
-        .map(|_| door.admit(Occupant::Sandbox, size(512)).unwrap())
+    let admission = admission(HostLimits::default(), figures);
+    let mut reservations: Vec<_> = (0..3)
+        .map(|_| admission.admit(Occupant::Sandbox, size(512)).unwrap())
         .collect();
-    let refusal = door.admit(Occupant::Sandbox, size(512)).unwrap_err();
+    let refusal = admission.admit(Occupant::Sandbox, size(512)).unwrap_err();
     assert_eq!(refusal.short_of, Shortage::Memory);
-    assert!(door.bears_exchange().is_err());
-    places[0].settle();
-    places[0].settle();
-    assert!(door.admit(Occupant::Sandbox, size(512)).is_ok());
+    assert!(admission.bears_exchange().is_err());
+    reservations[0].set_up();
+    reservations[0].set_up();
+    assert!(admission.admit(Occupant::Sandbox, size(512)).is_ok());
 }
 
 #[test]
 fn a_thousand_at_once_never_pass_the_limit() {
-    let limits = Limits {
+    let limits = HostLimits {
         sandboxes: Some(100),
-        ..Limits::default()
+        ..HostLimits::default()
     };
-    let door = Arc::new(door(limits, ample()));
+    let admission = Arc::new(admission(limits, ample()));
     let threads: Vec<_> = (0..20)
         .map(|_| {
-            let door = door.clone();
+            let admission = admission.clone();
             std::thread::spawn(move || {
-                let mut places = Vec::new();
+                let mut reservations = Vec::new();
                 for _ in 0..50 {
-                    places.extend(door.admit(Occupant::Sandbox, size(128)).ok());
-                    assert!(door.promised().sandboxes <= 100);
+                    reservations.extend(admission.admit(Occupant::Sandbox, size(128)).ok());
+                    assert!(admission.promised().sandboxes <= 100);
                 }
-                places
+                reservations
             })
         })
         .collect();
-    let places: Vec<_> = threads
+    let reservations: Vec<_> = threads
         .into_iter()
         .flat_map(|t| t.join().unwrap())
         .collect();
-    assert_eq!(places.len(), 100);
-    assert_eq!(door.promised().refused[&Shortage::Sandboxes], 900);
+    assert_eq!(reservations.len(), 100);
+    assert_eq!(admission.promised().refused[&Shortage::Sandboxes], 900);
 }
 
 #[test]
@@ -202,12 +206,12 @@ fn what_guests_may_write_is_counted_until_they_are_gone() {
         disk_mib,
         ..size(128)
     };
-    let limits = Limits {
+    let limits = HostLimits {
         disk_overcommit: 1.0,
-        ..Limits::default()
+        ..HostLimits::default()
     };
     // 100,000 MiB are free, of which 2,000 are the reserve.
-    let strict = door(limits, ample());
+    let strict = admission(limits, ample());
     let refusal = strict.admit(Occupant::Sandbox, disk(98_001)).unwrap_err();
     assert_eq!(refusal.short_of, Shortage::PromisedDisk);
     let most = strict.admit(Occupant::Sandbox, disk(90_000)).unwrap();
@@ -225,7 +229,7 @@ fn what_guests_may_write_is_counted_until_they_are_gone() {
     assert_eq!(strict.disk_to_write_mib(), Some(90_000));
     drop(rest);
     assert_eq!(strict.promised().disk_mib, 0);
-    let usual = door(Limits::default(), ample());
+    let usual = admission(HostLimits::default(), ample());
     let _large = usual.admit(Occupant::Sandbox, disk(98_001)).unwrap();
     assert_eq!(usual.disk_to_write_mib(), Some(98_000 - 98_001 / 256));
 }

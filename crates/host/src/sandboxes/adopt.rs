@@ -2,7 +2,7 @@
 
 use super::entry::lock;
 use super::{OperationError, Sandboxes};
-use crate::record::{SandboxRecord, State};
+use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine::{Engine, EngineError, Guest, KeptGuest};
 use std::sync::Arc;
 use tokio::task::JoinSet;
@@ -51,8 +51,8 @@ impl<E: Engine> Sandboxes<E> {
             Err(e) => {
                 let cause =
                     format!("the daemon was stopped while it ran, and did not find it again: {e}");
-                let record = entry.record_in(State::Broken { cause });
-                self.settle(&entry, record);
+                let record = entry.record_in(SandboxState::Broken { cause });
+                self.record_write_behind(&entry, record);
                 Ok(())
             }
         }

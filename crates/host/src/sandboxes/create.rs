@@ -1,15 +1,15 @@
 //! `create`: a new sandbox from a template or a snapshot.
 
-use super::deadline::deadline_in;
-use super::entry::{Entry, lock};
-use super::sleep::WakeOptions;
+use super::entry::{SandboxEntry, lock};
+use super::pause_resume::WakeOptions;
+use super::timeout::deadline_in;
 use super::{OperationError, Sandboxes};
-use crate::admission::Place;
+use crate::admission::Reservation;
 use crate::identity::{new_id, new_token};
-use crate::journal::Change;
-use crate::record::{SandboxRecord, State, now_ms};
+use crate::journal::JournalChange;
+use crate::records::{SandboxRecord, SandboxState, now_ms};
+use crate::sandbox_settings::SandboxSettings;
 use crate::site;
-use crate::terms::Terms;
 use jiffy_engine::{BootMode, Engine, Guest, SandboxIdentity, SandboxSize, UnassignedGuest};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Template or snapshot that a sandbox starts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum SandboxSource {
     /// A template by name.
     Template(String),
     /// A snapshot by id, the beginning of it, or name.
@@ -30,7 +30,7 @@ pub enum Source {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateSpec {
     /// Template or snapshot that it starts from.
-    pub source: Source,
+    pub source: SandboxSource,
     /// Resources; a snapshot decides for itself.
     #[serde(default)]
     pub size: Option<SandboxSize>,
@@ -39,7 +39,7 @@ pub struct CreateSpec {
     pub env: BTreeMap<String, String>,
     /// Settings that its creator chose.
     #[serde(default)]
-    pub terms: Terms,
+    pub terms: SandboxSettings,
     /// Name that it is called by, unique among its owner's.
     #[serde(default)]
     pub name: Option<String>,
@@ -49,28 +49,28 @@ pub struct CreateSpec {
 }
 
 /// A sandbox that is to be entered.
-pub(super) struct NewEntry {
+pub(super) struct NewSandboxEntry {
     pub template: String,
     pub size: SandboxSize,
     pub env: BTreeMap<String, String>,
-    pub terms: Terms,
+    pub terms: SandboxSettings,
     pub name: Option<String>,
     pub forked_from: Option<String>,
 }
 
 /// Origin of a new guest.
-pub(super) struct Origin<A> {
+pub(super) struct GuestOrigin<A> {
     pub unassigned: A,
     pub mode: BootMode,
     /// Snapshot it was restored from.
     pub snapshot: Option<String>,
     /// Reason for restoring a sandbox that exists; none: it is new.
-    pub revival: Option<Revival>,
+    pub revive_reason: Option<ReviveReason>,
 }
 
 /// Reason for restoring a sandbox that exists.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Revival {
+pub(super) enum ReviveReason {
     /// It is put back to a snapshot, after which it had gone on.
     Rollback,
     /// It slept in its snapshot.
@@ -103,14 +103,14 @@ impl<E: Engine> Sandboxes<E> {
             None => None,
         };
         match spec.source {
-            Source::Template(template) => {
+            SandboxSource::Template(template) => {
                 let size = match spec.size {
                     Some(size) => size,
                     None => self.default_size(&template).await?,
                 };
                 size.check()?;
-                let place = self.admit(size)?;
-                let new = NewEntry {
+                let reservation = self.admit(size)?;
+                let new = NewSandboxEntry {
                     template: template.clone(),
                     size,
                     env: spec.env,
@@ -118,13 +118,13 @@ impl<E: Engine> Sandboxes<E> {
                     name: spec.name,
                     forked_from: None,
                 };
-                let new = self.enter(place, new)?;
+                let new = self.enter(reservation, new)?;
                 let origin = self.origin_in_template(engine, &template, size);
                 let origin = origin.await;
                 self.bring_up(new, asked, origin).await
             }
-            Source::Snapshot(_) if spec.size.is_some() => Err(OperationError::FixedSize),
-            Source::Snapshot(id) => {
+            SandboxSource::Snapshot(_) if spec.size.is_some() => Err(OperationError::FixedSize),
+            SandboxSource::Snapshot(id) => {
                 let (snapshot, _pin) = self.pin(&id)?;
                 if let (Some(wanted), Some(own)) = (spec.engine, &snapshot.engine)
                     && wanted != *own
@@ -134,7 +134,7 @@ impl<E: Engine> Sandboxes<E> {
                         own: own.clone(),
                     });
                 }
-                let place = self.admit(snapshot.size)?;
+                let reservation = self.admit(snapshot.size)?;
                 // As a whole: whoever gives one decides what of their own the clone is told.
                 let env = match spec.env.is_empty() {
                     true => snapshot.env.clone(),
@@ -144,7 +144,7 @@ impl<E: Engine> Sandboxes<E> {
                 if terms.site.is_empty() {
                     terms.site = snapshot.site.clone();
                 }
-                let new = NewEntry {
+                let new = NewSandboxEntry {
                     template: snapshot.template.clone(),
                     size: snapshot.size,
                     env,
@@ -152,7 +152,7 @@ impl<E: Engine> Sandboxes<E> {
                     name: spec.name,
                     forked_from: None,
                 };
-                let new = self.enter(place, new)?;
+                let new = self.enter(reservation, new)?;
                 let origin = self
                     .origin_in_snapshot(&snapshot.template, &snapshot.id, BootMode::Snapshot)
                     .await;
@@ -190,30 +190,30 @@ impl<E: Engine> Sandboxes<E> {
         template: &str,
         id: &str,
         mode: BootMode,
-    ) -> Result<Origin<E::UnassignedGuest>, OperationError> {
+    ) -> Result<GuestOrigin<E::UnassignedGuest>, OperationError> {
         self.shorten_lineage(id).await?;
         let unassigned = self.0.engine.restore(template, id).await;
-        Ok(Origin {
+        Ok(GuestOrigin {
             unassigned: unassigned
                 .map_err(OperationError::engine(format!("restore snapshot {id}")))?,
             mode,
             snapshot: Some(id.to_owned()),
-            revival: None,
+            revive_reason: None,
         })
     }
 
     /// Enters a sandbox that is being made. The journal hears of it when it is up: until then there is none.
     pub(super) fn enter(
         &self,
-        place: Place,
-        new: NewEntry,
-    ) -> Result<Arc<Entry<E::Guest>>, OperationError> {
+        reservation: Reservation,
+        new: NewSandboxEntry,
+    ) -> Result<Arc<SandboxEntry<E::Guest>>, OperationError> {
         let now = now_ms();
         let secret = |wanted: bool| wanted.then(new_token).transpose();
         let record = SandboxRecord {
             id: new_id()?,
             name: new.name,
-            state: State::Creating,
+            state: SandboxState::Creating,
             template: new.template,
             size: new.size,
             env: new.env,
@@ -233,8 +233,8 @@ impl<E: Engine> Sandboxes<E> {
             // It goes with the entry.
             self.claim_name(&record.terms.owner, name, &record.id)?;
         }
-        let entry = Arc::new(Entry::new(record, self.0.indexes.clone()));
-        entry.set_place(Some(place));
+        let entry = Arc::new(SandboxEntry::new(record, self.0.indexes.clone()));
+        entry.set_reservation(Some(reservation));
         // Of a create only; the others know whom they are about.
         tracing::Span::current().record("sandbox", entry.id());
         lock(&self.0.entries).insert(entry.record().id, entry.clone());
@@ -244,12 +244,12 @@ impl<E: Engine> Sandboxes<E> {
     /// Makes a sandbox that was entered into one that runs, or into none.
     pub(super) async fn bring_up(
         &self,
-        entry: Arc<Entry<E::Guest>>,
+        entry: Arc<SandboxEntry<E::Guest>>,
         asked: Instant,
-        origin: Result<Origin<E::UnassignedGuest>, OperationError>,
+        origin: Result<GuestOrigin<E::UnassignedGuest>, OperationError>,
     ) -> Result<SandboxRecord, OperationError> {
-        let _turn = entry.turn.lock().await;
-        if entry.record().state != State::Creating {
+        let _op_guard = entry.op_lock.lock().await;
+        if entry.record().state != SandboxState::Creating {
             // Killed before there was a guest: it stays killed, and its origin goes.
             return Err(entry.refuse("bring up"));
         }
@@ -270,17 +270,17 @@ impl<E: Engine> Sandboxes<E> {
     /// Gives a sandbox that there is a guest from a snapshot, to which it is put back or in which it slept; if that fails and it had none before, it needs no place. Needs the turn.
     pub(super) async fn revive(
         &self,
-        entry: &Arc<Entry<E::Guest>>,
+        entry: &Arc<SandboxEntry<E::Guest>>,
         asked: Instant,
         template: &str,
         snapshot: &str,
-        revival: Revival,
+        revive_reason: ReviveReason,
     ) -> Result<SandboxRecord, OperationError> {
         let mode = BootMode::Snapshot;
         let result = match self.origin_in_snapshot(template, snapshot, mode).await {
             Ok(origin) => {
-                let origin = Origin {
-                    revival: Some(revival),
+                let origin = GuestOrigin {
+                    revive_reason: Some(revive_reason),
                     ..origin
                 };
                 self.install(entry, asked, origin).await
@@ -288,7 +288,7 @@ impl<E: Engine> Sandboxes<E> {
             Err(e) => Err(e),
         };
         if result.is_err() && entry.guest().is_none() {
-            entry.set_place(None);
+            entry.set_reservation(None);
         }
         result
     }
@@ -296,9 +296,9 @@ impl<E: Engine> Sandboxes<E> {
     /// Welcomes an unassigned guest as the sandbox and puts it in the place of the guest there was, which ends. Needs the turn.
     pub(super) async fn install(
         &self,
-        entry: &Arc<Entry<E::Guest>>,
+        entry: &Arc<SandboxEntry<E::Guest>>,
         asked: Instant,
-        origin: Origin<E::UnassignedGuest>,
+        origin: GuestOrigin<E::UnassignedGuest>,
     ) -> Result<SandboxRecord, OperationError> {
         let sandbox_identity = {
             let record = entry.record();
@@ -306,7 +306,7 @@ impl<E: Engine> Sandboxes<E> {
                 id: record.id,
                 env: record.env,
                 access_token: record.agent_token,
-                rewound: matches!(origin.revival, Some(Revival::Rollback)),
+                rewound: matches!(origin.revive_reason, Some(ReviveReason::Rollback)),
                 network: record.terms.network.rules(),
                 site: site::joined(&self.0.site, &record.terms.site),
             }
@@ -331,12 +331,12 @@ impl<E: Engine> Sandboxes<E> {
         };
         let before = entry.record();
         let mut terms = before.terms;
-        if let Some(Revival::Wake(options)) = origin.revival {
+        if let Some(ReviveReason::Wake(options)) = origin.revive_reason {
             options.apply(&mut terms);
         }
         // Time runs from the moment there is something to use. A rollback changes nothing about it.
         let deadline = match before.state {
-            State::Running => before.deadline_ms,
+            SandboxState::Running => before.deadline_ms,
             _ => terms.timeout_s.map(|s| deadline_in(Duration::from_secs(s))),
         };
         let record = SandboxRecord {
@@ -346,11 +346,11 @@ impl<E: Engine> Sandboxes<E> {
             engine: Some(guest.engine().to_owned()),
             boot_ms: Some(asked.elapsed().as_secs_f64() * 1000.0),
             deadline_ms: deadline,
-            ..entry.record_in(State::Running)
+            ..entry.record_in(SandboxState::Running)
         };
         let changes = [
-            Change::Sandbox(record.clone()),
-            Change::Guest(record.id.clone(), handle),
+            JournalChange::Sandbox(record.clone()),
+            JournalChange::Guest(record.id.clone(), handle),
         ];
         if let Err(e) = self.0.journal.commit(&changes) {
             guest.stop().await;

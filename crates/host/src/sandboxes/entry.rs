@@ -1,11 +1,11 @@
 //! One sandbox in memory.
 
-use super::connections::Reached;
+use super::connection_history::ConnectionHistory;
 use super::error::OperationError;
 use super::names::SandboxNames;
 use super::snapshot_index::SnapshotUsers;
-use crate::admission::Place;
-use crate::record::{Operation, SandboxRecord, State, now_ms};
+use crate::admission::Reservation;
+use crate::records::{SandboxOperation, SandboxRecord, SandboxState, now_ms};
 use crate::usage::History;
 use jiffy_engine::{ConnectionLog, Guest, SandboxSize};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// Bytes of a console that are kept when its guest has ended by itself.
-const MAX_LAST_WORDS: usize = 16 << 10;
+const MAX_EXIT_REASON_BYTES: usize = 16 << 10;
 
 /// Indexes over the records of sandboxes.
 #[derive(Debug, Default)]
@@ -37,16 +37,16 @@ impl EntryIndexes {
 }
 
 /// A sandbox: its record, its guest while it has one, and whose turn it is to change them.
-pub(crate) struct Entry<G> {
+pub(crate) struct SandboxEntry<G> {
     record: Mutex<SandboxRecord>,
     indexes: Arc<EntryIndexes>,
     guest: Mutex<Option<Arc<G>>>,
     /// Resources that it takes of the host, from before its guest comes up until that is gone.
-    place: Mutex<Option<Place>>,
+    reservation: Mutex<Option<Reservation>>,
     /// Resources that it used over time.
     pub history: Mutex<History>,
     /// Connections of its earlier guests.
-    pub reached: Mutex<Reached>,
+    pub reached: Mutex<ConnectionHistory>,
     /// Console of a guest that ended by itself, as far as it is kept.
     last_words: Mutex<Option<String>>,
     /// True while its timeout is being acted upon.
@@ -56,14 +56,14 @@ pub(crate) struct Entry<G> {
     /// Told whenever its record changes.
     changed: watch::Sender<()>,
     /// Held by the operation that is changing the sandbox.
-    pub turn: tokio::sync::Mutex<()>,
+    pub op_lock: tokio::sync::Mutex<()>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<G> Drop for Entry<G> {
+impl<G> Drop for SandboxEntry<G> {
     fn drop(&mut self) {
         let record = lock(&self.record);
         let (id, name) = (&record.id, held_by(&record));
@@ -76,17 +76,17 @@ impl<G> Drop for Entry<G> {
 
 /// The name that a sandbox has for itself.
 fn held_by(record: &SandboxRecord) -> Option<&str> {
-    let alive = record.state != State::Killed;
+    let alive = record.state != SandboxState::Killed;
     record.name.as_deref().filter(|_| alive)
 }
 
 /// The snapshot that a sandbox needs.
 fn needed_by(record: &SandboxRecord) -> Option<&str> {
-    let alive = record.state != State::Killed;
+    let alive = record.state != SandboxState::Killed;
     record.snapshot.as_deref().filter(|_| alive)
 }
 
-impl<G: Guest> Entry<G> {
+impl<G: Guest> SandboxEntry<G> {
     /// A sandbox that has its name, if it has one.
     pub fn new(record: SandboxRecord, indexes: Arc<EntryIndexes>) -> Self {
         indexes.users.change(&record.id, None, needed_by(&record));
@@ -94,14 +94,14 @@ impl<G: Guest> Entry<G> {
             record: Mutex::new(record),
             indexes,
             guest: Mutex::default(),
-            place: Mutex::default(),
+            reservation: Mutex::default(),
             history: Mutex::default(),
             reached: Mutex::default(),
             last_words: Mutex::default(),
             expiring: AtomicBool::new(false),
             ending: watch::Sender::default(),
             changed: watch::Sender::default(),
-            turn: tokio::sync::Mutex::default(),
+            op_lock: tokio::sync::Mutex::default(),
         }
     }
 
@@ -126,7 +126,7 @@ impl<G: Guest> Entry<G> {
     /// True if it was killed before `limit_ms`, in milliseconds since 1970.
     pub fn was_killed_before(&self, limit_ms: u64) -> bool {
         let record = lock(&self.record);
-        record.state == State::Killed && record.changed_ms < limit_ms
+        record.state == SandboxState::Killed && record.changed_ms < limit_ms
     }
 
     pub fn size(&self) -> SandboxSize {
@@ -136,7 +136,8 @@ impl<G: Guest> Entry<G> {
     /// When its time is over, while it runs and nobody has noticed yet.
     pub fn deadline(&self) -> Option<u64> {
         let record = lock(&self.record);
-        let counts = record.state == State::Running && !self.expiring.load(Ordering::Acquire);
+        let counts =
+            record.state == SandboxState::Running && !self.expiring.load(Ordering::Acquire);
         record.deadline_ms.filter(|_| counts)
     }
 
@@ -152,13 +153,13 @@ impl<G: Guest> Entry<G> {
     /// True if it belongs to this key and was not killed.
     pub fn is_alive_of(&self, owner: &str) -> bool {
         let record = lock(&self.record);
-        record.state != State::Killed && record.terms.owner.as_deref() == Some(owner)
+        record.state != SandboxState::Killed && record.terms.owner.as_deref() == Some(owner)
     }
 
     /// True if it is alive, and its agent's token fits.
     pub fn has_token(&self, fits: impl Fn(&str) -> bool) -> bool {
         let record = lock(&self.record);
-        matches!(record.state, State::Running | State::Paused)
+        matches!(record.state, SandboxState::Running | SandboxState::Paused)
             && record.agent_token.as_deref().is_some_and(fits)
     }
 
@@ -175,7 +176,7 @@ impl<G: Guest> Entry<G> {
     pub async fn decided(&self) {
         let mut ending = self.ending.subscribe();
         tokio::select! {
-            _turn = self.turn.lock() => {}
+            _op_guard = self.op_lock.lock() => {}
             _ = ending.wait_for(|ending| *ending) => {}
         }
     }
@@ -195,8 +196,8 @@ impl<G: Guest> Entry<G> {
 
     /// Takes over `record`. In a state without a guest it needs no place.
     pub fn set_record(&self, record: SandboxRecord) {
-        let alive = matches!(record.state, State::Creating | State::Running);
-        if record.state == State::Killed {
+        let alive = matches!(record.state, SandboxState::Creating | SandboxState::Running);
+        if record.state == SandboxState::Killed {
             // Its guest's, too: many are killed, and each is remembered for an hour.
             lock(&self.reached).clear();
             lock(&self.last_words).take();
@@ -207,29 +208,29 @@ impl<G: Guest> Entry<G> {
         drop(current);
         self.changed.send_replace(());
         if !alive {
-            self.set_place(None);
+            self.set_reservation(None);
         }
     }
 
     /// True if it has a place.
-    pub fn has_place(&self) -> bool {
-        lock(&self.place).is_some()
+    pub fn has_reservation(&self) -> bool {
+        lock(&self.reservation).is_some()
     }
 
-    pub fn set_place(&self, place: Option<Place>) {
-        *lock(&self.place) = place;
+    pub fn set_reservation(&self, reservation: Option<Reservation>) {
+        *lock(&self.reservation) = reservation;
     }
 
     /// Its guest is up; one that has no place, since it was there before we were, gets one from `count`.
-    pub fn settle(&self, count: impl FnOnce(SandboxSize) -> Place) {
+    pub fn count_guest(&self, count: impl FnOnce(SandboxSize) -> Reservation) {
         let size = lock(&self.record).size;
-        lock(&self.place)
+        lock(&self.reservation)
             .get_or_insert_with(|| count(size))
-            .settle();
+            .set_up();
     }
 
     /// The record as it will be in `state`.
-    pub fn record_in(&self, state: State) -> SandboxRecord {
+    pub fn record_in(&self, state: SandboxState) -> SandboxRecord {
         SandboxRecord {
             state,
             changed_ms: now_ms(),
@@ -252,7 +253,7 @@ impl<G: Guest> Entry<G> {
 
     /// Keeps the end of the console of a guest that ended by itself.
     pub fn keep_last_words(&self, console: &str) {
-        let mut begin = console.len().saturating_sub(MAX_LAST_WORDS);
+        let mut begin = console.len().saturating_sub(MAX_EXIT_REASON_BYTES);
         while !console.is_char_boundary(begin) {
             begin += 1;
         }
@@ -281,7 +282,7 @@ impl<G: Guest> Entry<G> {
     /// The record, if the sandbox may be asked to do `operation` now.
     pub fn allow(
         &self,
-        operation: Operation,
+        operation: SandboxOperation,
         verb: &'static str,
     ) -> Result<SandboxRecord, OperationError> {
         let record = self.record();
@@ -297,7 +298,7 @@ impl<G: Guest> Entry<G> {
             operation: verb,
             id: record.id,
             state: match record.state {
-                State::Broken { cause } => format!("broken ({cause})"),
+                SandboxState::Broken { cause } => format!("broken ({cause})"),
                 state => state.name().to_owned(),
             },
         }
@@ -306,7 +307,7 @@ impl<G: Guest> Entry<G> {
     /// The guest, if `operation` needs one and the sandbox is in a state that has one.
     pub fn running(
         &self,
-        operation: Operation,
+        operation: SandboxOperation,
         verb: &'static str,
     ) -> Result<Arc<G>, OperationError> {
         self.allow(operation, verb)?;

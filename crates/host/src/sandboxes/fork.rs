@@ -1,18 +1,18 @@
 //! `fork`: children of a live sandbox.
 
-use super::create::NewEntry;
+use super::create::NewSandboxEntry;
 use super::{OperationError, Sandboxes};
-use crate::record::{Purpose, SandboxRecord, SnapshotRecord};
+use crate::records::{SandboxRecord, SnapshotPurpose, SnapshotRecord};
 use jiffy_engine::{BootMode, Engine};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tracing::Instrument;
 
 /// Most children of one fork.
-pub(crate) const MOST: usize = 1000;
+pub(crate) const MAX_FORK_CHILDREN: usize = 1000;
 
 /// Result of one child.
-pub type Child = Result<SandboxRecord, OperationError>;
+pub type ForkChild = Result<SandboxRecord, OperationError>;
 
 /// Result of a fork.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct ForkReport {
     /// The snapshot all children start from.
     pub snapshot: SnapshotRecord,
     /// One for each child that was asked for.
-    pub children: Vec<Child>,
+    pub children: Vec<ForkChild>,
 }
 
 impl<E: Engine> Sandboxes<E> {
@@ -33,15 +33,18 @@ impl<E: Engine> Sandboxes<E> {
         count: usize,
         timeout: Option<Option<Duration>>,
     ) -> Result<ForkReport, OperationError> {
-        if !(1..=MOST).contains(&count) {
-            return Err(OperationError::Count { count, most: MOST });
+        if !(1..=MAX_FORK_CHILDREN).contains(&count) {
+            return Err(OperationError::Count {
+                count,
+                most: MAX_FORK_CHILDREN,
+            });
         }
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("fork", &entry.id(), async move {
             let (mut sandbox, snapshot, _pin) = {
-                let _turn = entry.turn.lock().await;
+                let _op_guard = entry.op_lock.lock().await;
                 let taken = this
-                    .snapshot_for(&entry, Purpose::Fork, None, "fork")
+                    .snapshot_for(&entry, SnapshotPurpose::Fork, None, "fork")
                     .await?;
                 // The parent itself holds on to the snapshot as long as its turn is ours.
                 let (snapshot, pin) = this.pin(&taken.id)?;
@@ -68,7 +71,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// One child, counted.
-    async fn child(&self, parent: &SandboxRecord, snapshot: &str) -> Child {
+    async fn child(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
         let child = self.child_of(parent, snapshot).await;
         if let Err(e) = &child {
             tracing::warn!(outcome = e.kind().name(), "a child: {e}");
@@ -79,12 +82,12 @@ impl<E: Engine> Sandboxes<E> {
         child
     }
 
-    async fn child_of(&self, parent: &SandboxRecord, snapshot: &str) -> Child {
+    async fn child_of(&self, parent: &SandboxRecord, snapshot: &str) -> ForkChild {
         let asked = Instant::now();
         let template = &parent.template;
         let terms = parent.terms.clone();
-        let place = self.admit(parent.size)?;
-        let new = NewEntry {
+        let reservation = self.admit(parent.size)?;
+        let new = NewSandboxEntry {
             template: template.clone(),
             size: parent.size,
             env: parent.env.clone(),
@@ -93,7 +96,7 @@ impl<E: Engine> Sandboxes<E> {
             name: None,
             forked_from: Some(parent.id.clone()),
         };
-        let new = self.enter(place, new)?;
+        let new = self.enter(reservation, new)?;
         let origin = self
             .origin_in_snapshot(template, snapshot, BootMode::Fork)
             .await;

@@ -1,8 +1,8 @@
 //! Finding sandboxes and snapshots by id, and holding on to snapshots.
 
-use super::entry::{Entry, lock};
-use super::{Inner, OperationError, Sandboxes};
-use crate::record::SnapshotRecord;
+use super::entry::{SandboxEntry, lock};
+use super::{OperationError, Sandboxes, SandboxesInner};
+use crate::records::SnapshotRecord;
 use jiffy_engine::Engine;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -12,12 +12,12 @@ use std::sync::Arc;
 const MAX_CANDIDATES: usize = 100;
 
 /// As long as it lives, the snapshot is not collected.
-pub(crate) struct Pin<E: Engine> {
-    inner: Arc<Inner<E>>,
+pub(crate) struct SnapshotPin<E: Engine> {
+    inner: Arc<SandboxesInner<E>>,
     id: String,
 }
 
-impl<E: Engine> Drop for Pin<E> {
+impl<E: Engine> Drop for SnapshotPin<E> {
     fn drop(&mut self) {
         let mut pins = lock(&self.inner.pins);
         if let Some(count) = pins.get_mut(&self.id) {
@@ -68,7 +68,7 @@ fn beginning_with<'a, T>(
 }
 
 impl<E: Engine> Sandboxes<E> {
-    pub(super) fn entry(&self, id: &str) -> Result<Arc<Entry<E::Guest>>, OperationError> {
+    pub(super) fn entry(&self, id: &str) -> Result<Arc<SandboxEntry<E::Guest>>, OperationError> {
         let entries = lock(&self.0.entries);
         if let Some(entry) = entries.get(id) {
             return Ok(entry.clone());
@@ -83,7 +83,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// A snapshot by its id, the beginning of it, or its name, held on to.
-    pub(super) fn pin(&self, id: &str) -> Result<(SnapshotRecord, Pin<E>), OperationError> {
+    pub(super) fn pin(&self, id: &str) -> Result<(SnapshotRecord, SnapshotPin<E>), OperationError> {
         const LIST: &str = "jiffy snapshots";
         let snapshots = lock(&self.0.snapshots);
         // An id first: a name that somebody made like another one's id does not stand in for it.
@@ -117,9 +117,9 @@ impl<E: Engine> Sandboxes<E> {
 
     /// Holds on to a snapshot, also to one that is only being taken: between its completion and the record of the sandbox that it is of,
     /// nothing else says that it is needed.
-    pub(super) fn hold(&self, id: &str) -> Pin<E> {
+    pub(super) fn hold(&self, id: &str) -> SnapshotPin<E> {
         *lock(&self.0.pins).entry(id.to_owned()).or_insert(0) += 1;
-        Pin {
+        SnapshotPin {
             inner: self.0.clone(),
             id: id.to_owned(),
         }

@@ -2,7 +2,7 @@
 
 use super::entry::lock;
 use super::{OperationError, Sandboxes};
-use crate::record::{SandboxRecord, State};
+use crate::records::{SandboxRecord, SandboxState};
 use jiffy_engine::Engine;
 use jiffy_image::is_reserved;
 use std::collections::{BTreeMap, HashMap};
@@ -98,9 +98,9 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("rename", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
+            let _op_guard = entry.op_lock.lock().await;
             let mut record = entry.record();
-            if record.state == State::Killed {
+            if record.state == SandboxState::Killed {
                 return Err(entry.refuse("rename"));
             }
             if record.name == name {

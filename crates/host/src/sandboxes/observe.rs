@@ -1,10 +1,10 @@
 //! Operations under way and their durations, and resources that sandboxes use.
 
-use super::entry::{Entry, lock};
-use super::{Inner, OperationError, Sandboxes, detached};
-use crate::metrics::{BootTimes, Figure, FigureFamily, Now};
-use crate::record::{State, now_ms};
-use crate::usage::Sample;
+use super::entry::{SandboxEntry, lock};
+use super::{OperationError, Sandboxes, SandboxesInner, detached};
+use crate::metrics::{BootTimes, CurrentFigures, Figure, FigureFamily};
+use crate::records::{SandboxState, now_ms};
+use crate::usage::UsageSample;
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::{Engine, Guest};
 use jiffy_proto::agent::ENVD_PORT;
@@ -23,14 +23,14 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const NEXT_DAEMON: Duration = Duration::from_secs(2);
 
 /// More of what the scrape shows.
-pub(super) type Source = Box<dyn Fn() -> Vec<Figure> + Send + Sync>;
+pub(super) type FigureSource = Box<dyn Fn() -> Vec<Figure> + Send + Sync>;
 /// More of it, several figures under each name.
 pub(super) type FamilySource = Box<dyn Fn() -> Vec<FigureFamily> + Send + Sync>;
 
 /// An operation that is under way.
-struct UnderWay<E: Engine>(Arc<Inner<E>>);
+struct OperationGuard<E: Engine>(Arc<SandboxesInner<E>>);
 
-impl<E: Engine> Drop for UnderWay<E> {
+impl<E: Engine> Drop for OperationGuard<E> {
     fn drop(&mut self) {
         self.0.under_way.send_modify(|n| *n -= 1);
     }
@@ -74,10 +74,10 @@ impl<E: Engine> Sandboxes<E> {
         detached(observed.instrument(span)).await
     }
 
-    fn begin(&self) -> Result<UnderWay<E>, OperationError> {
+    fn begin(&self) -> Result<OperationGuard<E>, OperationError> {
         // Counted first: whoever closes afterwards waits for it.
         self.0.under_way.send_modify(|n| *n += 1);
-        let under_way = UnderWay(self.0.clone());
+        let under_way = OperationGuard(self.0.clone());
         if self.0.closing.load(Ordering::SeqCst) {
             return Err(OperationError::Busy {
                 what: "the daemon is about to end".to_owned(),
@@ -105,14 +105,14 @@ impl<E: Engine> Sandboxes<E> {
         id: &str,
         start_ms: Option<u64>,
         end_ms: Option<u64>,
-    ) -> Result<Vec<Sample>, OperationError> {
+    ) -> Result<Vec<UsageSample>, OperationError> {
         Ok(lock(&self.entry(id)?.history).between(start_ms, end_ms))
     }
 
     /// Returns what a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a moment.
-    pub async fn measure(&self, id: &str) -> Result<Sample, OperationError> {
+    pub async fn measure(&self, id: &str) -> Result<UsageSample, OperationError> {
         let entry = self.entry(id)?;
-        let guest = entry.running(crate::record::Operation::Connect, "measure")?;
+        let guest = entry.running(crate::records::SandboxOperation::Connect, "measure")?;
         let record = entry.record();
         let agent = AgentClient::new(move || {
             let guest = guest.clone();
@@ -131,7 +131,7 @@ impl<E: Engine> Sandboxes<E> {
         let seen = asked
             .map_err(|e| failed(e.to_string()))?
             .map_err(|e| failed(e.to_string()))?;
-        Ok(Sample {
+        Ok(UsageSample {
             at_ms: now_ms(),
             cpu_count: record.size.vcpus,
             cpu_used_pct: (seen.cpu_used_pct as f32).clamp(0.0, 100.0),
@@ -146,7 +146,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Returns what a sandbox uses now, as the host sees it; none: it does not run. Wakes no guest.
-    pub fn usage_now(&self, id: &str) -> Result<Option<Sample>, OperationError> {
+    pub fn usage_now(&self, id: &str) -> Result<Option<UsageSample>, OperationError> {
         let entry = self.entry(id)?;
         let usage = entry.guest().and_then(|guest| guest.usage());
         let history = lock(&entry.history);
@@ -179,9 +179,11 @@ impl<E: Engine> Sandboxes<E> {
 
     /// All figures in the text that Prometheus scrapes (`application/openmetrics-text; version=1.0.0`).
     pub fn render_metrics(&self) -> String {
-        let mut now = Now::new();
-        let mut states: BTreeMap<&'static str, usize> =
-            State::NAMES.into_iter().map(|name| (name, 0)).collect();
+        let mut now = CurrentFigures::new();
+        let mut states: BTreeMap<&'static str, usize> = SandboxState::NAMES
+            .into_iter()
+            .map(|name| (name, 0))
+            .collect();
         states.extend(self.states());
         let states = states.into_iter().map(|(name, n)| (name, n as f64));
         now.add_each("sandboxes", "Sandboxes by state", "state", states);
@@ -275,7 +277,7 @@ impl<E: Engine> Sandboxes<E> {
 }
 
 /// None when the sandboxes are gone.
-async fn sample_all<E: Engine>(inner: &Weak<Inner<E>>) -> Option<()> {
+async fn sample_all<E: Engine>(inner: &Weak<SandboxesInner<E>>) -> Option<()> {
     let entries: Vec<_> = lock(&inner.upgrade()?.entries).values().cloned().collect();
     for batch in entries.chunks(BATCH) {
         batch.iter().for_each(|entry| sample(entry));
@@ -285,7 +287,7 @@ async fn sample_all<E: Engine>(inner: &Weak<Inner<E>>) -> Option<()> {
 }
 
 /// Adds to the history what the sandbox uses now, if it runs.
-pub(super) fn sample<G: Guest>(entry: &Entry<G>) {
+pub(super) fn sample<G: Guest>(entry: &SandboxEntry<G>) {
     if let Some(usage) = entry.guest().and_then(|guest| guest.usage()) {
         lock(&entry.history).add(now_ms(), entry.size(), usage);
     }

@@ -3,8 +3,8 @@
 use super::entry::lock;
 use super::{OperationError, Sandboxes};
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};
-use crate::record::{Purpose, SandboxRecord, SnapshotRecord, State};
-use crate::terms::OnTimeout;
+use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
+use crate::sandbox_settings::OnTimeout;
 use jiffy_engine::{Engine, SandboxSize};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -41,8 +41,8 @@ impl SandboxRecord {
     /// True if it counts as paused in its owner's budget: it sleeps, or will at its timeout.
     pub(super) fn has_paused_place(&self) -> bool {
         match self.state {
-            State::Killed => false,
-            State::Paused => true,
+            SandboxState::Killed => false,
+            SandboxState::Paused => true,
             _ => self.terms.on_timeout == OnTimeout::Pause,
         }
     }
@@ -51,7 +51,7 @@ impl SandboxRecord {
 impl SnapshotRecord {
     /// True if it counts as a snapshot in its owner's budget.
     fn is_counted(&self) -> bool {
-        self.purpose == Purpose::Asked && self.kept
+        self.purpose == SnapshotPurpose::Asked && self.kept
     }
 }
 
@@ -87,9 +87,11 @@ impl<E: Engine> Sandboxes<E> {
             for snapshot in snapshots.values().filter(|s| owned_by(&s.owner)) {
                 used.snapshots += u64::from(snapshot.is_counted());
                 let bytes = match snapshot.purpose {
-                    Purpose::Asked => &mut used.snapshot_bytes,
-                    Purpose::Step => &mut used.step_bytes,
-                    Purpose::Pause | Purpose::Fork | Purpose::Template => &mut used.paused_bytes,
+                    SnapshotPurpose::Asked => &mut used.snapshot_bytes,
+                    SnapshotPurpose::Step => &mut used.step_bytes,
+                    SnapshotPurpose::Pause | SnapshotPurpose::Fork | SnapshotPurpose::Template => {
+                        &mut used.paused_bytes
+                    }
                 };
                 *bytes = bytes.saturating_add(snapshot.bytes);
             }
@@ -101,7 +103,7 @@ impl<E: Engine> Sandboxes<E> {
                     return;
                 }
                 used.paused += u64::from(record.has_paused_place());
-                if record.state == State::Running {
+                if record.state == SandboxState::Running {
                     used.sandboxes += 1;
                     used.vcpus += u64::from(record.size.vcpus);
                     used.memory_mib += u64::from(record.size.memory_mib);
@@ -129,7 +131,7 @@ impl<E: Engine> Sandboxes<E> {
         draft: &SnapshotRecord,
         sandbox: &SandboxRecord,
     ) -> Result<QuotaPermit, OperationError> {
-        let pauses = draft.purpose == Purpose::Pause && !sandbox.has_paused_place();
+        let pauses = draft.purpose == SnapshotPurpose::Pause && !sandbox.has_paused_place();
         let amount = QuotaAmount {
             paused: u64::from(pauses),
             snapshots: u64::from(draft.is_counted()),
@@ -182,7 +184,7 @@ impl<E: Engine> Sandboxes<E> {
         let parent = lock(&self.0.snapshots)
             .get(id)
             .and_then(|s| s.parent.clone());
-        self.collect(parent);
+        self.gc_snapshots(parent);
         Ok(())
     }
 

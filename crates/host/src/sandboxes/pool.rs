@@ -5,7 +5,7 @@
 
 use super::entry::lock;
 use super::{OperationError, Sandboxes, detached};
-use crate::admission::{Occupant, Place};
+use crate::admission::{Occupant, Reservation};
 use crate::site;
 use jiffy_engine::{Engine, EngineError, SandboxSize, UnassignedGuest};
 use jiffy_proto::agent::SiteSettings;
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Quiet time before a refill, so that it does not compete with a burst of creates.
 const DEBOUNCE: Duration = Duration::from_millis(500);
 /// Most debounces in a row: a stream of creates must not starve the pool.
-const PATIENCE: u32 = 6;
+const MAX_QUIET_ROUNDS: u32 = 6;
 
 /// Counts of a template's sandboxes in the warm pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -30,10 +30,10 @@ pub struct PoolSize {
     pub waiting: usize,
 }
 
-struct Shelf<A> {
+struct PoolBucket<A> {
     template: String,
     snapshot: String,
-    waiting: Vec<(A, Place)>,
+    waiting: Vec<(A, Reservation)>,
     /// Counts takes, so that a refill sees whether it is quiet.
     takes: u64,
     refilling: bool,
@@ -44,7 +44,7 @@ pub(super) struct Pool<A> {
     /// For templates that nobody chose another number for.
     usual: usize,
     chosen: Mutex<BTreeMap<String, usize>>,
-    shelves: Mutex<HashMap<String, Shelf<A>>>,
+    buckets: Mutex<HashMap<String, PoolBucket<A>>>,
 }
 
 impl<A: UnassignedGuest> Pool<A> {
@@ -52,7 +52,7 @@ impl<A: UnassignedGuest> Pool<A> {
         Self {
             usual: wanted,
             chosen: Mutex::default(),
-            shelves: Mutex::default(),
+            buckets: Mutex::default(),
         }
     }
 
@@ -66,22 +66,22 @@ impl<A: UnassignedGuest> Pool<A> {
         lock(&self.chosen).insert(template.to_owned(), wanted);
         // Their guests end when nobody waits for the lock.
         let mut ended = Vec::new();
-        let mut shelves = lock(&self.shelves);
-        let of_template = shelves.iter_mut().filter(|(_, s)| s.template == template);
-        let chosen = of_template.map(|(fingerprint, shelf)| {
-            let kept = shelf.waiting.len().min(wanted);
-            ended.extend(shelf.waiting.drain(kept..));
-            (fingerprint.clone(), shelf.snapshot.clone())
+        let mut buckets = lock(&self.buckets);
+        let of_template = buckets.iter_mut().filter(|(_, s)| s.template == template);
+        let chosen = of_template.map(|(fingerprint, bucket)| {
+            let kept = bucket.waiting.len().min(wanted);
+            ended.extend(bucket.waiting.drain(kept..));
+            (fingerprint.clone(), bucket.snapshot.clone())
         });
         let chosen = chosen.collect();
-        drop(shelves);
+        drop(buckets);
         chosen
     }
 
     fn sizes(&self) -> Vec<PoolSize> {
         let mut waiting: BTreeMap<String, usize> = BTreeMap::new();
-        for shelf in lock(&self.shelves).values() {
-            *waiting.entry(shelf.template.clone()).or_default() += shelf.waiting.len();
+        for bucket in lock(&self.buckets).values() {
+            *waiting.entry(bucket.template.clone()).or_default() += bucket.waiting.len();
         }
         for template in lock(&self.chosen).keys() {
             waiting.entry(template.clone()).or_default();
@@ -95,17 +95,17 @@ impl<A: UnassignedGuest> Pool<A> {
     }
 
     pub fn len(&self) -> usize {
-        lock(&self.shelves).values().map(|s| s.waiting.len()).sum()
+        lock(&self.buckets).values().map(|s| s.waiting.len()).sum()
     }
 
     /// One that still waits, and the snapshot it was restored from.
     pub fn take(&self, fingerprint: &str) -> Option<(A, String)> {
-        let mut shelves = lock(&self.shelves);
-        let shelf = shelves.get_mut(fingerprint)?;
-        shelf.takes += 1;
-        while let Some((unassigned, _place)) = shelf.waiting.pop() {
+        let mut buckets = lock(&self.buckets);
+        let bucket = buckets.get_mut(fingerprint)?;
+        bucket.takes += 1;
+        while let Some((unassigned, _reservation)) = bucket.waiting.pop() {
             if unassigned.is_waiting() {
-                return Some((unassigned, shelf.snapshot.clone()));
+                return Some((unassigned, bucket.snapshot.clone()));
             }
         }
         None
@@ -113,51 +113,51 @@ impl<A: UnassignedGuest> Pool<A> {
 
     /// Snapshots that those who wait were restored from.
     pub fn snapshots(&self) -> Vec<String> {
-        let shelves = lock(&self.shelves);
-        let in_use = shelves.values().filter(|s| !s.waiting.is_empty());
+        let buckets = lock(&self.buckets);
+        let in_use = buckets.values().filter(|s| !s.waiting.is_empty());
         in_use.map(|s| s.snapshot.clone()).collect()
     }
 
     /// Gives up one that waits; whether there was one.
     pub fn give_way(&self) -> bool {
-        let mut shelves = lock(&self.shelves);
-        let given = shelves.values_mut().find_map(|s| s.waiting.pop());
+        let mut buckets = lock(&self.buckets);
+        let given = buckets.values_mut().find_map(|s| s.waiting.pop());
         // Its guest ends when nobody waits for the lock.
-        drop(shelves);
+        drop(buckets);
         given.is_some()
     }
 
-    pub fn drop_shelf(&self, fingerprint: &str) {
-        let shelf = lock(&self.shelves).remove(fingerprint);
+    pub fn drop_bucket(&self, fingerprint: &str) {
+        let bucket = lock(&self.buckets).remove(fingerprint);
         // Its guests end when nobody waits for the lock.
-        drop(shelf);
+        drop(bucket);
     }
 
     pub fn clear(&self) {
-        let shelves = std::mem::take(&mut *lock(&self.shelves));
-        drop(shelves);
+        let buckets = std::mem::take(&mut *lock(&self.buckets));
+        drop(buckets);
     }
 
     /// Returns true to the one caller that is to refill the bucket.
     fn begin_refill(&self, fingerprint: &str, template: &str, snapshot: &str) -> bool {
         let wanted = self.wanted(template);
-        let mut shelves = lock(&self.shelves);
-        let shelf = shelves
+        let mut buckets = lock(&self.buckets);
+        let bucket = buckets
             .entry(fingerprint.to_owned())
-            .or_insert_with(|| Shelf {
+            .or_insert_with(|| PoolBucket {
                 template: template.to_owned(),
                 snapshot: snapshot.to_owned(),
                 waiting: Vec::new(),
                 takes: 0,
                 refilling: false,
             });
-        let begin = wanted > shelf.waiting.len() && !shelf.refilling;
-        shelf.refilling |= begin;
+        let begin = wanted > bucket.waiting.len() && !bucket.refilling;
+        bucket.refilling |= begin;
         begin
     }
 
     fn takes(&self, fingerprint: &str) -> Option<u64> {
-        lock(&self.shelves).get(fingerprint).map(|s| s.takes)
+        lock(&self.buckets).get(fingerprint).map(|s| s.takes)
     }
 
     /// Adds an unassigned guest with its place unless the shelf was dropped; whether there is room for more.
@@ -166,29 +166,29 @@ impl<A: UnassignedGuest> Pool<A> {
         fingerprint: &str,
         template: &str,
         snapshot: &str,
-        (unassigned, mut place): (A, Place),
+        (unassigned, mut reservation): (A, Reservation),
     ) -> bool {
-        place.settle();
+        reservation.set_up();
         let wanted = self.wanted(template);
-        let mut shelves = lock(&self.shelves);
-        match shelves.get_mut(fingerprint) {
+        let mut buckets = lock(&self.buckets);
+        match buckets.get_mut(fingerprint) {
             // Fewer may be wanted by now.
-            Some(shelf) if shelf.snapshot == snapshot && shelf.waiting.len() < wanted => {
-                shelf.waiting.push((unassigned, place));
-                shelf.waiting.len() < wanted
+            Some(bucket) if bucket.snapshot == snapshot && bucket.waiting.len() < wanted => {
+                bucket.waiting.push((unassigned, reservation));
+                bucket.waiting.len() < wanted
             }
             _ => false,
         }
     }
 
     fn end_refill(&self, fingerprint: &str) {
-        if let Some(shelf) = lock(&self.shelves).get_mut(fingerprint) {
-            shelf.refilling = false;
+        if let Some(bucket) = lock(&self.buckets).get_mut(fingerprint) {
+            bucket.refilling = false;
         }
     }
 
     async fn quiet(&self, fingerprint: &str) {
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_QUIET_ROUNDS {
             let before = self.takes(fingerprint);
             tokio::time::sleep(DEBOUNCE).await;
             if self.takes(fingerprint) == before {
@@ -215,12 +215,12 @@ impl<E: Engine> Sandboxes<E> {
         size.check()?;
         let (this, template) = (self.clone(), template.to_owned());
         detached(async move {
-            let shelves = this.0.pool.choose(&template, wanted);
-            for (fingerprint, snapshot) in shelves {
+            let buckets = this.0.pool.choose(&template, wanted);
+            for (fingerprint, snapshot) in buckets {
                 this.refill(&fingerprint, &template, &snapshot);
             }
             if wanted > 0 {
-                this.shelve(&template, size).await?;
+                this.cache_template_snapshot(&template, size).await?;
             }
             let own = this.pools().into_iter().find(|p| p.template == template);
             Ok(own.unwrap_or_default())
@@ -257,12 +257,12 @@ impl<E: Engine> Sandboxes<E> {
                     break;
                 };
                 // A refusal is no error here: the next create looks again.
-                let Ok(place) = this.0.admission.admit(Occupant::Waiting, record.size) else {
+                let Ok(reservation) = this.0.admission.admit(Occupant::Waiting, record.size) else {
                     break;
                 };
                 let more = match this.restore_to_wait(&template, &snapshot).await {
                     Ok(unassigned) => {
-                        let unassigned = (unassigned, place);
+                        let unassigned = (unassigned, reservation);
                         this.0
                             .pool
                             .put(&fingerprint, &template, &snapshot, unassigned)

@@ -1,8 +1,8 @@
 //! Recovery of what a killed daemon left behind.
 
 use super::OperationError;
-use crate::journal::{Change, Journal};
-use crate::record::{Purpose, SandboxRecord, SnapshotRecord, State, now_ms};
+use crate::journal::{Journal, JournalChange};
+use crate::records::{SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord, now_ms};
 use jiffy_engine::{Engine, KeptGuest};
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ pub(super) const DAEMON_STOPPED: &str = "the daemon was stopped while it ran";
 const SNAPSHOT_LOST: &str = "the snapshot it slept in is gone from the disk";
 
 /// State found at the start.
-pub(super) struct Recovered {
+pub(super) struct RecoveredState {
     pub sandboxes: Vec<SandboxRecord>,
     pub snapshots: Vec<SnapshotRecord>,
     /// Guests that ran on, by sandbox.
@@ -22,7 +22,7 @@ pub(super) struct Recovered {
 pub(super) fn recover<E: Engine>(
     engine: &E,
     journal: &Journal,
-) -> Result<Recovered, OperationError> {
+) -> Result<RecoveredState, OperationError> {
     let on_disk: HashSet<String> = engine
         .snapshots()
         .map_err(OperationError::engine("read the snapshots of this host"))?
@@ -40,20 +40,20 @@ pub(super) fn recover<E: Engine>(
         let owner = places
             .get(&record.sandbox)
             .and_then(|&at| sandboxes.get_mut(at));
-        let owner = owner.filter(|s| s.state == State::Running);
+        let owner = owner.filter(|s| s.state == SandboxState::Running);
         match (found.complete, there, owner) {
             (true, true, _) => snapshots.push(record),
             (false, true, Some(sandbox)) => {
                 sandbox.snapshot = Some(record.id.clone());
-                if record.purpose == Purpose::Pause {
-                    sandbox.state = State::Paused;
+                if record.purpose == SnapshotPurpose::Pause {
+                    sandbox.state = SandboxState::Paused;
                     sandbox.changed_ms = now_ms();
                 }
-                changes.push(Change::Sandbox(sandbox.clone()));
-                changes.push(Change::Snapshot(record.clone()));
+                changes.push(JournalChange::Sandbox(sandbox.clone()));
+                changes.push(JournalChange::Snapshot(record.clone()));
                 snapshots.push(record);
             }
-            _ => changes.push(Change::NoSnapshot(record.id)),
+            _ => changes.push(JournalChange::NoSnapshot(record.id)),
         }
     }
     // As they are on disk: a merge may have changed one before the journal heard of it, and records of earlier versions have none.
@@ -61,7 +61,7 @@ pub(super) fn recover<E: Engine>(
         match engine.snapshot_size(&record.id) {
             Some(bytes) if bytes != record.bytes => {
                 record.bytes = bytes;
-                changes.push(Change::Snapshot(record.clone()));
+                changes.push(JournalChange::Snapshot(record.clone()));
             }
             _ => {}
         }
@@ -72,7 +72,7 @@ pub(super) fn recover<E: Engine>(
     for sandbox in &mut sandboxes {
         let there = sandbox.snapshot.as_ref().is_some_and(|s| known.contains(s));
         let cause = match sandbox.state {
-            State::Running if let Some(handle) = guests.remove(&sandbox.id) => {
+            SandboxState::Running if let Some(handle) = guests.remove(&sandbox.id) => {
                 let snapshot = sandbox.snapshot.clone();
                 orphans.push((
                     sandbox.id.clone(),
@@ -84,18 +84,18 @@ pub(super) fn recover<E: Engine>(
                 ));
                 continue;
             }
-            State::Creating | State::Running => DAEMON_STOPPED,
-            State::Paused if !there => SNAPSHOT_LOST,
+            SandboxState::Creating | SandboxState::Running => DAEMON_STOPPED,
+            SandboxState::Paused if !there => SNAPSHOT_LOST,
             _ => continue,
         };
-        sandbox.state = State::Broken {
+        sandbox.state = SandboxState::Broken {
             cause: cause.to_owned(),
         };
         sandbox.changed_ms = now_ms();
-        changes.push(Change::Sandbox(sandbox.clone()));
+        changes.push(JournalChange::Sandbox(sandbox.clone()));
     }
-    journal.settle(&changes);
-    Ok(Recovered {
+    journal.commit_write_behind(&changes);
+    Ok(RecoveredState {
         sandboxes,
         snapshots,
         orphans,

@@ -1,7 +1,7 @@
 //! `restart`: the same sandbox with its disk, and none of its processes.
 
 use super::{OperationError, Sandboxes};
-use crate::record::{Operation, SandboxRecord};
+use crate::records::{SandboxOperation, SandboxRecord};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::{Engine, Guest};
 use jiffy_proto::agent::ENVD_PORT;
@@ -22,8 +22,8 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("restart", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
-            let guest = entry.running(Operation::Connect, "restart")?;
+            let _op_guard = entry.op_lock.lock().await;
+            let guest = entry.running(SandboxOperation::Connect, "restart")?;
             let record = entry.record();
             let connector = guest.clone();
             let agent = AgentClient::new(move || {

@@ -1,8 +1,8 @@
 //! `rollback`: the same sandbox, as it was.
 
-use super::create::Revival;
+use super::create::ReviveReason;
 use super::{OperationError, Sandboxes};
-use crate::record::{Operation, SandboxRecord};
+use crate::records::{SandboxOperation, SandboxRecord};
 use jiffy_engine::Engine;
 use std::time::Instant;
 
@@ -18,9 +18,9 @@ impl<E: Engine> Sandboxes<E> {
         let (snapshot, pin) = self.pin(snapshot)?;
         self.perform("rollback", &entry.id(), async move {
             let _pin = pin;
-            let _turn = entry.turn.lock().await;
+            let _op_guard = entry.op_lock.lock().await;
             let asked = Instant::now();
-            let record = entry.allow(Operation::Rollback, "roll back")?;
+            let record = entry.allow(SandboxOperation::Rollback, "roll back")?;
             if (&snapshot.template, snapshot.size) != (&record.template, record.size) {
                 return Err(OperationError::Stranger {
                     id: record.id,
@@ -30,17 +30,17 @@ impl<E: Engine> Sandboxes<E> {
                 });
             }
             // One that has a guest keeps its place, also where there is no other.
-            if entry.has_place() {
+            if entry.has_reservation() {
                 this.0.admission.bears_exchange()?;
             } else {
-                entry.set_place(Some(this.admit(record.size)?));
+                entry.set_reservation(Some(this.admit(record.size)?));
             }
             let (template, id) = (&record.template, &snapshot.id);
             let left = record.snapshot.clone();
             let record = this
-                .revive(&entry, asked, template, id, Revival::Rollback)
+                .revive(&entry, asked, template, id, ReviveReason::Rollback)
                 .await?;
-            this.collect(left);
+            this.gc_snapshots(left);
             Ok(record)
         })
         .await

@@ -1,15 +1,15 @@
 //! Snapshots of a host in memory, found by everything that asks for them.
 
-use crate::record::{Purpose, SnapshotRecord};
+use crate::records::{SnapshotPurpose, SnapshotRecord};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Ids of snapshots by a word.
 #[derive(Debug, Default)]
-struct Groups(HashMap<String, BTreeSet<String>>);
+struct SnapshotGroups(HashMap<String, BTreeSet<String>>);
 
-impl Groups {
+impl SnapshotGroups {
     fn add(&mut self, word: Option<&str>, id: &str) {
         if let Some(word) = word.filter(|word| !word.is_empty()) {
             let group = self.0.entry(word.to_owned()).or_default();
@@ -37,9 +37,9 @@ impl Groups {
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotIndex {
     records: BTreeMap<String, SnapshotRecord>,
-    by_parent: Groups,
-    by_name: Groups,
-    by_fingerprint: Groups,
+    by_parent: SnapshotGroups,
+    by_name: SnapshotGroups,
+    by_fingerprint: SnapshotGroups,
 }
 
 impl SnapshotIndex {
@@ -107,7 +107,7 @@ impl SnapshotIndex {
     /// Those that are kept for `purpose` and depend on `fingerprint`.
     pub fn kept_for(
         &self,
-        purpose: Purpose,
+        purpose: SnapshotPurpose,
         fingerprint: &str,
     ) -> impl Iterator<Item = &SnapshotRecord> {
         let ids = self.by_fingerprint.of(fingerprint);
@@ -128,10 +128,10 @@ impl FromIterator<SnapshotRecord> for SnapshotIndex {
 
 /// Sandboxes that are not killed, by the snapshot that they descend from.
 #[derive(Debug, Default)]
-pub(crate) struct SnapshotUsers(Mutex<Groups>);
+pub(crate) struct SnapshotUsers(Mutex<SnapshotGroups>);
 
 impl SnapshotUsers {
-    fn groups(&self) -> MutexGuard<'_, Groups> {
+    fn groups(&self) -> MutexGuard<'_, SnapshotGroups> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -164,7 +164,7 @@ mod tests {
         SnapshotRecord {
             id: id.to_owned(),
             name: Some("n".to_owned()),
-            purpose: Purpose::Template,
+            purpose: SnapshotPurpose::Template,
             sandbox: String::new(),
             owner: None,
             env: BTreeMap::new(),
@@ -191,7 +191,7 @@ mod tests {
             [
                 index.children("a").count(),
                 index.named("n").count(),
-                index.kept_for(Purpose::Template, "f").count(),
+                index.kept_for(SnapshotPurpose::Template, "f").count(),
                 index.beginning_with("a").count(),
             ]
         };

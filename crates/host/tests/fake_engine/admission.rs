@@ -5,8 +5,8 @@ use crate::fake;
 use fake::{Bench, FakeEngine, base, until};
 use jiffy_engine::SandboxSize;
 use jiffy_host::{
-    CreateSpec, ErrorKind, HostFigures, Limits, OperationError, Options, ReadHost, Sandboxes,
-    Shortage, State,
+    CreateSpec, ErrorKind, HostFigures, HostLimits, HostOptions, HostReader, OperationError,
+    SandboxState, Sandboxes, Shortage,
 };
 use std::sync::{Arc, Mutex};
 use tokio::task::JoinSet;
@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 #[derive(Debug, Default)]
 struct Dial(Mutex<HostFigures>);
 
-impl ReadHost for Dial {
+impl HostReader for Dial {
     fn read(&self) -> HostFigures {
         *self.0.lock().unwrap()
     }
@@ -29,21 +29,25 @@ impl Dial {
     }
 }
 
-async fn open(bench: &Bench, warm: usize, limits: Limits) -> (Sandboxes<FakeEngine>, Arc<Dial>) {
+async fn open(
+    bench: &Bench,
+    warm: usize,
+    limits: HostLimits,
+) -> (Sandboxes<FakeEngine>, Arc<Dial>) {
     let dial = Arc::new(Dial::default());
-    let options = Options {
+    let options = HostOptions {
         warm,
         limits,
         reader: Some(dial.clone()),
-        ..Options::default()
+        ..HostOptions::default()
     };
     (bench.open_with(options).await, dial)
 }
 
-fn at_most(sandboxes: usize) -> Limits {
-    Limits {
+fn at_most(sandboxes: usize) -> HostLimits {
+    HostLimits {
         sandboxes: Some(sandboxes),
-        ..Limits::default()
+        ..HostLimits::default()
     }
 }
 
@@ -93,7 +97,7 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
     busy(host.resume(&sleeper).await);
     busy(host.wake(&sleeper).await);
     busy(host.rollback(&sleeper, &snapshot).await);
-    assert_eq!(host.get(&sleeper).unwrap().state, State::Paused);
+    assert_eq!(host.get(&sleeper).unwrap().state, SandboxState::Paused);
     let fork = host.fork(&a, 2, None).await.unwrap();
     fork.children.into_iter().for_each(busy);
     // A running sandbox needs no room for a rollback.
@@ -125,10 +129,10 @@ async fn every_way_into_life_passes_the_door_and_every_end_makes_room() {
 #[tokio::test]
 async fn the_warm_pool_gives_way_to_whoever_wants_a_sandbox() {
     let bench = Bench::new();
-    let limits = Limits {
+    let limits = HostLimits {
         memory_overcommit: 1.0,
         reserve_memory_mib: Some(0),
-        ..Limits::default()
+        ..HostLimits::default()
     };
     let (host, dial) = open(&bench, 2, limits).await;
     dial.memory(2048, 2048);
@@ -150,7 +154,7 @@ async fn the_warm_pool_gives_way_to_whoever_wants_a_sandbox() {
 #[tokio::test]
 async fn a_host_that_runs_low_begins_nothing_and_one_that_recovers_goes_on() {
     let bench = Bench::new();
-    let (host, dial) = open(&bench, 0, Limits::default()).await;
+    let (host, dial) = open(&bench, 0, HostLimits::default()).await;
     dial.memory(16_384, 12_000);
     let id = host.create(base()).await.unwrap().id;
     dial.memory(16_384, 500);

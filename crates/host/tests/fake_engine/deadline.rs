@@ -3,15 +3,17 @@
 use crate::fake;
 
 use fake::{Bench, base, until};
-use jiffy_host::{CreateSpec, Network, OnTimeout, OperationError, State, Terms};
+use jiffy_host::{
+    CreateSpec, NetworkSettings, OnTimeout, OperationError, SandboxSettings, SandboxState,
+};
 use std::time::Duration;
 
 fn limited(timeout_s: u64, on_timeout: OnTimeout) -> CreateSpec {
     CreateSpec {
-        terms: Terms {
+        terms: SandboxSettings {
             timeout_s: Some(timeout_s),
             on_timeout,
-            ..Terms::default()
+            ..SandboxSettings::default()
         },
         ..base()
     }
@@ -26,10 +28,10 @@ async fn a_sandbox_whose_time_is_over_is_killed_or_paused_as_was_agreed() {
     let other = host.create(base()).await.unwrap().id;
     let state = |id: &str| host.get(id).unwrap().state;
     until("the end of their time", || {
-        state(&doomed) == State::Killed && state(&tired) == State::Paused
+        state(&doomed) == SandboxState::Killed && state(&tired) == SandboxState::Paused
     })
     .await;
-    assert_eq!(state(&other), State::Running);
+    assert_eq!(state(&other), SandboxState::Running);
     assert_eq!(bench.world.running(), [other]);
 }
 
@@ -50,7 +52,7 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
         .await
         .unwrap();
     until("its sleep", || {
-        host.get(&id).unwrap().state == State::Paused
+        host.get(&id).unwrap().state == SandboxState::Paused
     })
     .await;
     // Time does not run out on a sleeper.
@@ -58,7 +60,7 @@ async fn time_can_be_given_and_taken_and_begins_anew_when_a_sandbox_wakes() {
         .set_timeout(&id, Some(Duration::from_secs(60)))
         .await
         .unwrap();
-    assert_eq!(far.state, State::Paused);
+    assert_eq!(far.state, SandboxState::Paused);
     let (awake, woken) = host.wake(&id).await.unwrap();
     assert!(woken && awake.deadline_ms.unwrap() >= far.deadline_ms.unwrap());
     assert!(!host.wake(&id).await.unwrap().1);
@@ -83,7 +85,7 @@ async fn a_pause_at_the_end_of_its_time_that_fails_leaves_the_sandbox_running() 
         host.get(&id).unwrap().deadline_ms.unwrap() > soon
     })
     .await;
-    assert_eq!(host.get(&id).unwrap().state, State::Running);
+    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
 }
 
 #[tokio::test]
@@ -91,7 +93,7 @@ async fn a_daemon_that_starts_again_keeps_the_time_of_sleepers_and_what_was_agre
     let bench = Bench::new();
     let host = bench.open().await;
     let spec = CreateSpec {
-        terms: Terms {
+        terms: SandboxSettings {
             owner: Some("key".into()),
             metadata: [("a".into(), "1".into())].into(),
             ..limited(60, OnTimeout::Kill).terms
@@ -102,7 +104,10 @@ async fn a_daemon_that_starts_again_keeps_the_time_of_sleepers_and_what_was_agre
     host.pause(&id).await.unwrap();
     drop(host);
     let record = bench.open().await.get(&id).unwrap();
-    assert_eq!((record.terms, record.state), (spec.terms, State::Paused));
+    assert_eq!(
+        (record.terms, record.state),
+        (spec.terms, SandboxState::Paused)
+    );
     assert!(record.deadline_ms.is_some());
 }
 
@@ -111,13 +116,13 @@ async fn every_sandbox_has_secrets_of_its_own_where_secrets_are_wanted() {
     let bench = Bench::new();
     let host = bench.open().await;
     let spec = CreateSpec {
-        terms: Terms {
+        terms: SandboxSettings {
             secure: true,
-            network: Network {
+            network: NetworkSettings {
                 restrict_traffic: true,
-                ..Network::default()
+                ..NetworkSettings::default()
             },
-            ..Terms::default()
+            ..SandboxSettings::default()
         },
         ..base()
     };
@@ -160,7 +165,7 @@ async fn network_rules_change_while_a_sandbox_lives_and_outlive_the_daemon() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
-    let deny = |t: &mut Terms| t.network.deny_out = vec!["0.0.0.0/0".into()];
+    let deny = |t: &mut SandboxSettings| t.network.deny_out = vec!["0.0.0.0/0".into()];
     host.change_terms(&id, deny).await.unwrap();
     host.pause(&id).await.unwrap();
     drop(host);

@@ -3,7 +3,7 @@
 use crate::fake;
 
 use fake::{Bench, base};
-use jiffy_host::{ErrorKind, State};
+use jiffy_host::{ErrorKind, SandboxState};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::PathBuf;
@@ -67,12 +67,15 @@ async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing(
     small.fill(16);
     for _ in 0..5 {
         let paused = host.pause(&sleeper).await.unwrap();
-        assert_eq!(paused.state, State::Paused);
+        assert_eq!(paused.state, SandboxState::Paused);
         for _ in 0..60 {
             let brief = host.create(base()).await.unwrap().id;
             host.remove(&brief).await.unwrap();
         }
-        assert_eq!(host.resume(&sleeper).await.unwrap().state, State::Running);
+        assert_eq!(
+            host.resume(&sleeper).await.unwrap().state,
+            SandboxState::Running
+        );
     }
     host.pause(&sleeper).await.unwrap();
     small.empty();
@@ -81,14 +84,14 @@ async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing(
     assert_eq!(failed.kind(), ErrorKind::Failed);
     assert!(failed.to_string().contains("No space left"), "{failed}");
     assert!(host.pause(&awake).await.is_err());
-    assert_eq!(host.get(&awake).unwrap().state, State::Running);
+    assert_eq!(host.get(&awake).unwrap().state, SandboxState::Running);
     bench.world.read(&awake);
     host.kill(&awake).await.unwrap();
     drop(host);
     // The next daemon starts on the full disk, and knows everything.
     let host = bench.open().await;
-    assert_eq!(host.get(&sleeper).unwrap().state, State::Paused);
-    assert_eq!(host.get(&awake).unwrap().state, State::Killed);
+    assert_eq!(host.get(&sleeper).unwrap().state, SandboxState::Paused);
+    assert_eq!(host.get(&awake).unwrap().state, SandboxState::Killed);
     host.remove(&awake).await.unwrap();
     host.resume(&sleeper).await.unwrap();
     assert_eq!(bench.world.read(&sleeper), "dream");

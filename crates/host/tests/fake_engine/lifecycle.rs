@@ -3,7 +3,7 @@
 use crate::fake;
 
 use fake::{Bench, Dice, FakeEngine, base, until};
-use jiffy_host::{ErrorKind, OperationError, Sandboxes, State};
+use jiffy_host::{ErrorKind, OperationError, SandboxState, Sandboxes};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ const DEATHS: usize = 5;
 
 /// One random call; the errors it may meet are refusals, since nothing in this world fails.
 async fn call(host: &Sandboxes<FakeEngine>, dice: &mut Dice) -> Result<(), OperationError> {
-    let alive = |r: &&jiffy_host::SandboxRecord| r.state != State::Killed;
+    let alive = |r: &&jiffy_host::SandboxRecord| r.state != SandboxState::Killed;
     let ids: Vec<_> = host
         .list()
         .iter()
@@ -106,7 +106,7 @@ fn a_thousand_random_calls_and_five_deaths_leave_nothing_wedged_lost_or_left_ove
 async fn all_is_well(bench: &Bench) {
     let host = bench.open().await;
     // Neither lost nor left over: those that run have one guest each, and no guest is nobody's.
-    let running = |state: &State| *state == State::Running;
+    let running = |state: &SandboxState| *state == SandboxState::Running;
     let ids = |host: &Sandboxes<FakeEngine>| -> HashSet<String> {
         let all = host.list().into_iter().filter(|r| running(&r.state));
         all.map(|r| r.id).collect()
@@ -130,18 +130,18 @@ async fn all_is_well(bench: &Bench) {
         let limit = Duration::from_secs(10);
         let life = async {
             match record.state {
-                State::Running => {
+                SandboxState::Running => {
                     host.pause(id).await.unwrap();
                     host.resume(id).await.unwrap();
                 }
-                State::Paused => drop(host.resume(id).await.unwrap()),
-                State::Broken { .. } => {
+                SandboxState::Paused => drop(host.resume(id).await.unwrap()),
+                SandboxState::Broken { .. } => {
                     if let Some(snapshot) = &record.snapshot {
                         host.rollback(id, snapshot).await.unwrap();
                     }
                 }
-                State::Killed => {}
-                State::Creating => panic!("{id} is still being made"),
+                SandboxState::Killed => {}
+                SandboxState::Creating => panic!("{id} is still being made"),
             }
             host.remove(id).await.unwrap();
         };

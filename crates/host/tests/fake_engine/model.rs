@@ -5,8 +5,8 @@ use crate::fake;
 
 use fake::{Bench, Dice, FakeEngine, base};
 use jiffy_host::{
-    AwakeTime, CreateSpec, ErrorKind, OnTimeout, OperationError, Sandboxes, State, Terms,
-    WakeOptions,
+    AwakeTime, CreateSpec, ErrorKind, OnTimeout, OperationError, SandboxSettings, SandboxState,
+    Sandboxes, WakeOptions,
 };
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -239,15 +239,15 @@ async fn quiet(host: &Sandboxes<FakeEngine>, id: &str) {
     for _ in 0..400 {
         tokio::task::yield_now().await;
     }
-    host.settled(id).await;
+    host.wait_decided(id).await;
 }
 
 fn compare(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str, model: &Model) -> bool {
     let record = host.get(id).unwrap();
     let life = match record.state {
-        State::Running => Life::Running,
-        State::Paused => Life::Paused,
-        State::Killed => Life::Killed,
+        SandboxState::Running => Life::Running,
+        SandboxState::Paused => Life::Paused,
+        SandboxState::Killed => Life::Killed,
         other => panic!("{id} is {other:?}"),
     };
     let guests = bench.world.running().iter().filter(|r| *r == id).count();
@@ -290,10 +290,10 @@ async fn one_history(seed: u64) {
         .pick(&[OnTimeout::Pause, OnTimeout::Pause, OnTimeout::Kill])
         .unwrap();
     let spec = CreateSpec {
-        terms: Terms {
+        terms: SandboxSettings {
             timeout_s: Some(LONG.as_secs()),
             on_timeout,
-            ..Terms::default()
+            ..SandboxSettings::default()
         },
         ..base()
     };
@@ -352,21 +352,21 @@ async fn a_sandbox_that_was_woken_for_a_time_outlives_the_deadline_it_slept_with
     let bench = Bench::new();
     let host = bench.open().await;
     let spec = CreateSpec {
-        terms: Terms {
+        terms: SandboxSettings {
             timeout_s: Some(0),
             on_timeout: OnTimeout::Pause,
-            ..Terms::default()
+            ..SandboxSettings::default()
         },
         ..base()
     };
     let id = host.create(spec).await.unwrap().id;
     for _ in 0..20 {
         quiet(&host, &id).await;
-        assert_eq!(host.get(&id).unwrap().state, State::Paused);
+        assert_eq!(host.get(&id).unwrap().state, SandboxState::Paused);
         let (_, woken) = host.wake_for(&id, AwakeTime::AtLeast(LONG)).await.unwrap();
         assert!(woken);
         quiet(&host, &id).await;
-        assert_eq!(host.get(&id).unwrap().state, State::Running);
+        assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
         let end = Some(Duration::ZERO);
         let ended = host.set_timeout(&id, end).await.unwrap();
         // The end of its time is no time to wake to.
@@ -385,7 +385,7 @@ async fn a_sandbox_that_is_killed_before_its_guest_came_up_stays_killed() {
         let create = tokio::spawn(async move { creating.create(base()).await });
         let new = loop {
             let list = host.list();
-            match list.iter().find(|r| r.state == State::Creating) {
+            match list.iter().find(|r| r.state == SandboxState::Creating) {
                 Some(record) => break Some(record.id.clone()),
                 None if create.is_finished() => break None,
                 None => tokio::task::yield_now().await,
@@ -396,7 +396,10 @@ async fn a_sandbox_that_is_killed_before_its_guest_came_up_stays_killed() {
         let made = create.await.unwrap();
         quiet(&host, &id).await;
         let state = host.get(&id).map(|r| r.state);
-        assert!(matches!(state, Ok(State::Killed) | Err(_)), "{state:?}");
+        assert!(
+            matches!(state, Ok(SandboxState::Killed) | Err(_)),
+            "{state:?}"
+        );
         assert!(!bench.world.running().contains(&id), "{id} runs");
         killed_early += usize::from(made.is_err());
     }

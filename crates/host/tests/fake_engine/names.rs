@@ -3,7 +3,9 @@
 use crate::fake;
 
 use fake::{Bench, OTHER, base, until};
-use jiffy_host::{CreateSpec, OperationError, Options, SandboxRecord, Source, Terms};
+use jiffy_host::{
+    CreateSpec, HostOptions, OperationError, SandboxRecord, SandboxSettings, SandboxSource,
+};
 
 fn named(name: &str) -> CreateSpec {
     CreateSpec {
@@ -35,9 +37,9 @@ async fn a_name_is_one_sandbox_s_until_that_ends_or_is_called_otherwise() {
     assert_eq!(host.list().len(), 1);
     // Another owner's names are another owner's.
     let theirs = CreateSpec {
-        terms: Terms {
+        terms: SandboxSettings {
             owner: Some("k".to_owned()),
-            ..Terms::default()
+            ..SandboxSettings::default()
         },
         ..named("web")
     };
@@ -89,9 +91,9 @@ async fn names_outlive_the_daemon() {
 #[tokio::test]
 async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
     let bench = Bench::new();
-    let warm = Options {
+    let warm = HostOptions {
         warm: 1,
-        ..Options::default()
+        ..HostOptions::default()
     };
     let host = bench.open_with(warm).await;
     let usual = host.create(on("fake")).await.unwrap();
@@ -108,7 +110,7 @@ async fn each_sandbox_comes_up_on_the_engine_it_was_asked_for() {
     let snapshot = host.snapshot(&other.id, None).await.unwrap();
     assert_eq!(snapshot.engine.as_deref(), Some(OTHER));
     let from = |engine: Option<&str>| CreateSpec {
-        source: Source::Snapshot(snapshot.id.clone()),
+        source: SandboxSource::Snapshot(snapshot.id.clone()),
         engine: engine.map(str::to_owned),
         ..base()
     };

@@ -4,13 +4,13 @@ use crate::fake;
 
 use fake::{Bench, base, until};
 use jiffy_engine::BootMode;
-use jiffy_host::{ErrorKind, Figure, Options, State};
+use jiffy_host::{ErrorKind, Figure, HostOptions, SandboxState};
 use std::time::{Duration, SystemTime};
 
-fn sampled(every: Duration) -> Options {
-    Options {
+fn sampled(every: Duration) -> HostOptions {
+    HostOptions {
         sample: every,
-        ..Options::default()
+        ..HostOptions::default()
     }
 }
 
@@ -101,7 +101,7 @@ async fn an_end_waits_for_what_is_under_way_and_begins_nothing() {
         tokio::spawn(async move { host.pause(&id).await })
     };
     until("the pause", || {
-        host.get(&id).unwrap().state == State::Paused
+        host.get(&id).unwrap().state == SandboxState::Paused
     })
     .await;
     assert!(host.finish(Duration::from_secs(10)).await);
@@ -111,9 +111,9 @@ async fn an_end_waits_for_what_is_under_way_and_begins_nothing() {
 #[tokio::test]
 async fn snapshots_that_nobody_knows_are_removed_while_those_in_use_are_made() {
     let bench = Bench::new();
-    let options = Options {
+    let options = HostOptions {
         sweep: Duration::from_millis(2),
-        ..Options::default()
+        ..HostOptions::default()
     };
     let host = bench.open_with(options).await;
     let id = host.create(base()).await.unwrap().id;

@@ -4,7 +4,7 @@ use crate::fake;
 
 use fake::{Bench, base, until};
 use jiffy_engine::{BootMode, SandboxSize};
-use jiffy_host::{CreateSpec, OperationError, Source, State, Terms};
+use jiffy_host::{CreateSpec, OperationError, SandboxSettings, SandboxSource, SandboxState};
 use std::collections::BTreeMap;
 
 #[tokio::test]
@@ -79,7 +79,7 @@ async fn a_snapshot_is_what_the_sandbox_was_and_the_sandbox_runs_on() {
     let snapshot = host.snapshot(&id, Some("first".into())).await.unwrap();
     bench.world.write(&id, "two");
     for source in [&snapshot.id, &snapshot.id[..6], "first"] {
-        let source = Source::Snapshot(source.to_owned());
+        let source = SandboxSource::Snapshot(source.to_owned());
         let copy = CreateSpec { source, ..base() };
         let copy = host.create(copy).await.unwrap();
         assert_eq!(bench.world.read(&copy.id), "one");
@@ -223,7 +223,7 @@ async fn rollback_keeps_the_id_and_takes_any_snapshot_of_the_family() {
     }
     assert_eq!(bench.world.running().len(), 2);
     let stranger = CreateSpec {
-        source: Source::Template("other".into()),
+        source: SandboxSource::Template("other".into()),
         ..base()
     };
     let stranger = host.create(stranger).await.unwrap().snapshot.unwrap();
@@ -242,7 +242,7 @@ async fn a_rollback_that_fails_leaves_the_sandbox_as_it_was() {
         bench.world.fail(step);
         assert!(host.rollback(&id, &snapshot).await.is_err());
         bench.world.mend();
-        assert_eq!(host.get(&id).unwrap().state, State::Running);
+        assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
         assert_eq!(bench.world.read(&id), "later");
         assert_eq!(bench.world.running().len(), 1);
     }
@@ -272,13 +272,13 @@ async fn a_paused_sandbox_holds_no_guest_and_wakes_as_it_was() {
     let id = host.create(base()).await.unwrap().id;
     for round in 0..5 {
         bench.world.write(&id, &format!("round {round}"));
-        assert_eq!(host.pause(&id).await.unwrap().state, State::Paused);
+        assert_eq!(host.pause(&id).await.unwrap().state, SandboxState::Paused);
         assert!(bench.world.running().is_empty());
         assert!(matches!(
             host.pause(&id).await,
             Err(OperationError::State { .. })
         ));
-        assert_eq!(host.resume(&id).await.unwrap().state, State::Running);
+        assert_eq!(host.resume(&id).await.unwrap().state, SandboxState::Running);
         assert_eq!(bench.world.read(&id), format!("round {round}"));
     }
     host.pause(&id).await.unwrap();
@@ -308,10 +308,10 @@ async fn a_guest_that_ends_by_itself_is_broken_with_its_cause_and_a_rollback_men
     let snapshot = host.snapshot(&id, None).await.unwrap().id;
     bench.world.panic_guest(&id);
     until("the end to be noticed", || {
-        host.get(&id).unwrap().state != State::Running
+        host.get(&id).unwrap().state != SandboxState::Running
     })
     .await;
-    let State::Broken { cause } = host.get(&id).unwrap().state else {
+    let SandboxState::Broken { cause } = host.get(&id).unwrap().state else {
         panic!()
     };
     assert!(cause.contains("panicked"), "{cause}");
@@ -321,7 +321,7 @@ async fn a_guest_that_ends_by_itself_is_broken_with_its_cause_and_a_rollback_men
         "{error}"
     );
     host.rollback(&id, &snapshot).await.unwrap();
-    assert_eq!(host.get(&id).unwrap().state, State::Running);
+    assert_eq!(host.get(&id).unwrap().state, SandboxState::Running);
 }
 
 #[tokio::test]
@@ -344,7 +344,10 @@ async fn kill_ends_the_guest_even_while_an_operation_hangs_on_it() {
     });
     until("the guest to end", || bench.world.running().is_empty()).await;
     // Its record cannot say so yet.
-    assert_eq!(host.settled(&id).await.unwrap().state, State::Killed);
+    assert_eq!(
+        host.wait_decided(&id).await.unwrap().state,
+        SandboxState::Killed
+    );
     drop((hanging, killing));
 }
 
@@ -353,7 +356,10 @@ async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
     let bench = Bench::new();
     let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id;
-    assert_eq!(host.settled(&id).await.unwrap().state, State::Running);
+    assert_eq!(
+        host.wait_decided(&id).await.unwrap().state,
+        SandboxState::Running
+    );
     bench.world.hang("snapshot");
     let pausing = tokio::spawn({
         let (host, id) = (host.clone(), id.clone());
@@ -365,7 +371,7 @@ async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
     .await;
     let mut settled = tokio::spawn({
         let (host, id) = (host.clone(), id.clone());
-        async move { host.settled(&id).await }
+        async move { host.wait_decided(&id).await }
     });
     let soon = std::time::Duration::from_millis(50);
     assert!(tokio::time::timeout(soon, &mut settled).await.is_err());
@@ -374,8 +380,8 @@ async fn a_sandbox_is_settled_when_what_is_under_way_has_been_decided() {
         async move { host.kill(&id).await }
     });
     // The pause hangs for ever; nobody has to wait for it to know the end.
-    assert_eq!(settled.await.unwrap().unwrap().state, State::Killed);
-    assert!(host.settled("nobody").await.is_none());
+    assert_eq!(settled.await.unwrap().unwrap().state, SandboxState::Killed);
+    assert!(host.wait_decided("nobody").await.is_none());
     drop((pausing, killing));
 }
 
@@ -384,9 +390,9 @@ async fn a_sandbox_is_found_by_its_agents_token_while_it_lives() {
     let bench = Bench::new();
     let host = bench.open().await;
     let secure = || CreateSpec {
-        terms: Terms {
+        terms: SandboxSettings {
             secure: true,
-            ..Terms::default()
+            ..SandboxSettings::default()
         },
         ..base()
     };
@@ -435,7 +441,7 @@ async fn a_name_like_another_snapshots_id_does_not_stand_in_for_it() {
     let other = host.create(base()).await.unwrap().id;
     host.snapshot(&other, Some(wanted.clone())).await.unwrap();
     let spec = CreateSpec {
-        source: Source::Snapshot(wanted),
+        source: SandboxSource::Snapshot(wanted),
         ..base()
     };
     let made = host.create(spec).await.unwrap().id;

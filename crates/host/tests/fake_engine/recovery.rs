@@ -3,7 +3,7 @@
 use crate::fake;
 
 use fake::{Bench, FakeEngine, base, until};
-use jiffy_host::{Sandboxes, State};
+use jiffy_host::{SandboxState, Sandboxes};
 use std::sync::{Arc, Mutex};
 
 type Work = fn(Sandboxes<FakeEngine>, String) -> futures::Boxed;
@@ -51,7 +51,7 @@ fn again(bench: &Bench) -> Sandboxes<FakeEngine> {
 
 /// The sandbox goes on as before, alone, and everything can be done with it.
 fn runs_on(bench: &Bench, host: &Sandboxes<FakeEngine>, id: &str) {
-    assert_eq!(host.get(id).unwrap().state, State::Running);
+    assert_eq!(host.get(id).unwrap().state, SandboxState::Running);
     assert_eq!(bench.world.running(), [id]);
     assert_eq!(bench.world.read(id), "old");
     bench.doomed(async {
@@ -85,7 +85,7 @@ fn whole(bench: &Bench, host: &Sandboxes<FakeEngine>) {
 
 fn cause(host: &Sandboxes<FakeEngine>, id: &str) -> String {
     match host.get(id).unwrap().state {
-        State::Broken { cause } => cause,
+        SandboxState::Broken { cause } => cause,
         other => panic!("{other:?}"),
     }
 }
@@ -116,7 +116,7 @@ fn killed_in_a_pause_it_happened_or_it_did_not() {
 
     for step in ["snapshot-named", "snapshot-complete"] {
         let (bench, host, id) = killed_in(step, pause);
-        assert_eq!(host.get(&id).unwrap().state, State::Paused);
+        assert_eq!(host.get(&id).unwrap().state, SandboxState::Paused);
         assert!(bench.world.running().is_empty());
         whole(&bench, &host);
         bench.doomed(async {
@@ -168,7 +168,7 @@ fn killed_in_a_kill_the_sandbox_is_killed_and_not_lost() {
     bench.world.mend();
     let host = again(&bench);
     let id = id.lock().unwrap().clone();
-    assert_eq!(host.get(&id).unwrap().state, State::Killed);
+    assert_eq!(host.get(&id).unwrap().state, SandboxState::Killed);
     assert!(bench.world.running().is_empty());
 }
 
@@ -214,7 +214,7 @@ async fn an_adopted_guest_that_ends_breaks_its_sandbox() {
     let host = bench.open().await;
     bench.world.panic_guest(&id);
     until("the end to be noticed", || {
-        host.get(&id).unwrap().state != State::Running
+        host.get(&id).unwrap().state != SandboxState::Running
     })
     .await;
     assert!(cause(&host, &id).contains("panicked"));
@@ -251,7 +251,7 @@ async fn what_sleeps_outlives_the_daemon_and_files_of_nobody_are_removed() {
     // The template's and the sleeper's, without a call for it.
     bench.until_files(2).await;
     whole(&bench, &host);
-    assert_eq!(host.get(&killed).unwrap().state, State::Killed);
+    assert_eq!(host.get(&killed).unwrap().state, SandboxState::Killed);
     host.resume(&sleeper).await.unwrap();
     assert_eq!(bench.world.read(&sleeper), "dream");
 }

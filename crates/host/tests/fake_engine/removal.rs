@@ -3,7 +3,9 @@
 use crate::fake;
 
 use fake::{Bench, FakeEngine, base, until};
-use jiffy_host::{Change, Journal, OperationError, Purpose, Sandboxes, SnapshotRecord};
+use jiffy_host::{
+    Journal, JournalChange, OperationError, Sandboxes, SnapshotPurpose, SnapshotRecord,
+};
 use std::collections::BTreeMap;
 
 /// Makes snapshots that are kept, the first one the parent of all others, as an earlier daemon left them.
@@ -12,7 +14,7 @@ fn fabricate(bench: &Bench, number: usize) {
     let records = (0..number).map(|n| SnapshotRecord {
         id: format!("made{n:04}"),
         name: None,
-        purpose: Purpose::Asked,
+        purpose: SnapshotPurpose::Asked,
         sandbox: "gone".to_owned(),
         owner: None,
         env: BTreeMap::new(),
@@ -28,9 +30,9 @@ fn fabricate(bench: &Bench, number: usize) {
         bytes: 0,
         created_ms: 1,
     });
-    let changes: Vec<_> = records.map(Change::Snapshot).collect();
+    let changes: Vec<_> = records.map(JournalChange::Snapshot).collect();
     for change in &changes {
-        if let Change::Snapshot(s) = change {
+        if let JournalChange::Snapshot(s) = change {
             std::fs::write(bench.files().join(&s.id), "made").unwrap();
         }
     }

@@ -4,13 +4,13 @@ use crate::fake;
 
 use fake::{Bench, base, until};
 use jiffy_engine::{BootMode, SandboxSize};
-use jiffy_host::{Options, Purpose};
+use jiffy_host::{HostOptions, SnapshotPurpose};
 use std::time::Duration;
 
-fn warm(warm: usize) -> Options {
-    Options {
+fn warm(warm: usize) -> HostOptions {
+    HostOptions {
         warm,
-        ..Options::default()
+        ..HostOptions::default()
     }
 }
 
@@ -97,7 +97,7 @@ async fn the_pool_is_emptied_when_its_template_changes_and_at_the_end() {
 async fn what_waits_is_kept_in_memory_as_long_as_it_waits() {
     let bench = Bench::new();
     let host = bench
-        .open_with(Options {
+        .open_with(HostOptions {
             tend: Duration::from_millis(5),
             ..warm(1)
         })
@@ -126,7 +126,7 @@ async fn what_a_templates_guests_touch_is_learned_once_and_its_failure_costs_not
     host.create(base()).await.unwrap();
     host.create(base()).await.unwrap();
     let template = host.snapshots(None).unwrap().remove(0);
-    assert_eq!(template.purpose, Purpose::Template);
+    assert_eq!(template.purpose, SnapshotPurpose::Template);
     assert_eq!(*bench.world.learned.lock().unwrap(), [template.id]);
     *bench.world.version.lock().unwrap() += 1;
     bench.world.fail("learn");
@@ -137,9 +137,9 @@ async fn what_a_templates_guests_touch_is_learned_once_and_its_failure_costs_not
 #[tokio::test]
 async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
     let bench = Bench::new();
-    let soon = Options {
+    let soon = HostOptions {
         tend: Duration::from_millis(5),
-        ..Options::default()
+        ..HostOptions::default()
     };
     let host = bench.open_with(soon.clone()).await;
     let sandbox = host.create(base()).await.unwrap();
@@ -147,7 +147,9 @@ async fn what_is_kept_is_sealed_also_what_an_earlier_daemon_left() {
     let forked = host.fork(&sandbox.id, 1, None).await.unwrap();
     let (fork, child) = (forked.snapshot, forked.children[0].as_ref().unwrap());
     let mut all = host.snapshots(None).unwrap().into_iter();
-    let template = all.find(|s| s.purpose == Purpose::Template).unwrap();
+    let template = all
+        .find(|s| s.purpose == SnapshotPurpose::Template)
+        .unwrap();
     let sealed = || bench.world.sealed.lock().unwrap().clone();
     let both = [asked.id.clone(), template.id.clone()].into();
     until("both to be sealed", || sealed() == both).await;
@@ -192,7 +194,7 @@ async fn a_pool_grows_and_shrinks_as_it_is_told() {
 #[tokio::test]
 async fn sizes_that_callers_choose_keep_a_bounded_number_of_template_snapshots() {
     let bench = Bench::new();
-    let host = bench.open_with(Options::default()).await;
+    let host = bench.open_with(HostOptions::default()).await;
     let usual = host.create(base()).await.unwrap().snapshot;
     let mut spec = base();
     for memory_mib in (0..20).map(|n| 512 + n) {
@@ -207,7 +209,9 @@ async fn sizes_that_callers_choose_keep_a_bounded_number_of_template_snapshots()
         assert_eq!(made.snapshot, usual);
         host.remove(&made.id).await.unwrap();
         let all = host.snapshots(None).unwrap();
-        let of_template = all.iter().filter(|s| s.purpose == Purpose::Template);
+        let of_template = all
+            .iter()
+            .filter(|s| s.purpose == SnapshotPurpose::Template);
         assert!(of_template.count() <= 8, "{all:?}");
     }
 }
@@ -215,7 +219,7 @@ async fn sizes_that_callers_choose_keep_a_bounded_number_of_template_snapshots()
 #[tokio::test]
 async fn sizes_that_are_made_at_the_same_time_do_not_take_each_others_snapshots() {
     let bench = Bench::new();
-    let host = bench.open_with(Options::default()).await;
+    let host = bench.open_with(HostOptions::default()).await;
     let creates = (0..20).map(|n| {
         let (host, mut spec) = (host.clone(), base());
         spec.size = Some(SandboxSize {

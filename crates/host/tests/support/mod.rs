@@ -7,7 +7,7 @@ pub mod wire;
 
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::ExitReason;
-use jiffy_host::{Host, Prepared, ProgramError, Programs, SandboxSpec};
+use jiffy_host::{Host, PreparedTemplate, ProgramError, Programs, SandboxSpec};
 use jiffy_image::Home;
 use jiffy_microvm::{Connector, MicroVm, NetSpec};
 use jiffy_proto::agent::ENVD_PORT;
@@ -58,7 +58,7 @@ pub fn programs() -> Programs {
 }
 
 /// The template `base`, opened, if guests can run here; if not, `test` is counted as skipped, with the reason.
-pub fn base(test: &str) -> Option<Prepared> {
+pub fn base(test: &str) -> Option<PreparedTemplate> {
     if let Err(e) = jiffy_microvm::host_kvm::open() {
         skip(test, &e.to_string());
         return None;
@@ -103,12 +103,16 @@ pub struct Guest {
 
 impl Guest {
     /// Boots one.
-    pub async fn boot(prepared: &Prepared, spec: &SandboxSpec) -> Self {
+    pub async fn boot(prepared: &PreparedTemplate, spec: &SandboxSpec) -> Self {
         Self::with(prepared, spec, None).await
     }
 
     /// Boots one with a network card.
-    pub async fn with(prepared: &Prepared, spec: &SandboxSpec, net: Option<NetSpec>) -> Self {
+    pub async fn with(
+        prepared: &PreparedTemplate,
+        spec: &SandboxSpec,
+        net: Option<NetSpec>,
+    ) -> Self {
         match prepared.boot_with(spec, net).await {
             Ok(vm) => Self::of(vm),
             Err(e) => panic!("{spec:?} does not boot: {e}"),

@@ -6,11 +6,11 @@ use super::{Measured, Series, goal, memory as vmm_memory};
 use anyhow::{Context, ensure};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::BootReport;
-use jiffy_host::{Host, Prepared, SandboxSpec};
+use jiffy_host::{Host, PreparedTemplate, SandboxSpec};
 use std::time::Instant;
 
 /// Template `base`, built if need be.
-pub fn prepare() -> anyhow::Result<Prepared> {
+pub fn prepare() -> anyhow::Result<PreparedTemplate> {
     let mut bar = crate::progress::Bar::new("base");
     Ok(Host::open()?.prepare("base", &mut |p| bar.update(p))?)
 }

@@ -2,7 +2,7 @@
 
 use super::HostArgs;
 use clap::Args;
-use jiffy_host::State;
+use jiffy_host::SandboxState;
 
 /// `jiffy ls`.
 #[derive(Debug, Args)]
@@ -59,9 +59,9 @@ impl Filter {
         let value = value.to_owned();
         match key {
             "state" | "status" => {
-                let known = State::NAMES.into_iter().find(|name| *name == value);
+                let known = SandboxState::NAMES.into_iter().find(|name| *name == value);
                 known.map(Self::State).ok_or_else(|| {
-                    let names = State::NAMES.join(", ");
+                    let names = SandboxState::NAMES.join(", ");
                     format!("there is no state `{value}`: there are {names}")
                 })
             }

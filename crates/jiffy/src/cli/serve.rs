@@ -6,7 +6,7 @@ use crate::serve::engine::EngineArgs;
 use crate::serve::network::NetworkArgs;
 use crate::units;
 use clap::{Args, ValueEnum};
-use jiffy_host::{Limits, ReadHost, ThisHost};
+use jiffy_host::{HostLimits, HostReader, KernelReader};
 use jiffy_image::Home;
 use jiffy_pull::RegistryAddress;
 use std::net::SocketAddr;
@@ -66,7 +66,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N")]
     pub max_sandboxes: Option<usize>,
     /// What all running sandboxes may grow to together, in multiples of this host's memory
-    #[arg(long, value_name = "FACTOR", default_value_t = Limits::default().memory_overcommit, value_parser = units::factor)]
+    #[arg(long, value_name = "FACTOR", default_value_t = HostLimits::default().memory_overcommit, value_parser = units::factor)]
     pub memory_overcommit: f64,
     /// Memory that stays available on this host (default: 512MiB or 5 %)
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes)]
@@ -76,7 +76,7 @@ pub struct ServeArgs {
     pub reserve_disk: Option<u64>,
     /// Disks of all running sandboxes together, in multiples of the space that is free; with 1 all that was admitted can be
     /// written
-    #[arg(long, value_name = "FACTOR", default_value_t = Limits::default().disk_overcommit, value_parser = units::factor)]
+    #[arg(long, value_name = "FACTOR", default_value_t = HostLimits::default().disk_overcommit, value_parser = units::factor)]
     pub disk_overcommit: f64,
     /// Disk space that each key of scope `create` may keep snapshots, paused sandboxes, templates, uploads and build steps
     /// in, unless it was made with `--max-disk`; 0: no limit (default: a quarter of the data directory's file system)
@@ -115,21 +115,21 @@ impl ServeArgs {
             Some(0) => None,
             Some(mib) => Some(mib),
             None => {
-                let disk = ThisHost::new(home.path()).read().disk_total_mib?;
+                let disk = KernelReader::new(home.path()).read().disk_total_mib?;
                 Some(disk / DISK_SHARE_OF_KEY)
             }
         }
     }
 
     /// What the host may be used for.
-    pub fn limits(&self) -> Limits {
-        Limits {
+    pub fn limits(&self) -> HostLimits {
+        HostLimits {
             sandboxes: self.max_sandboxes,
             memory_overcommit: self.memory_overcommit,
             reserve_memory_mib: self.reserve_memory,
             reserve_disk_mib: self.reserve_disk,
             disk_overcommit: self.disk_overcommit,
-            ..Limits::default()
+            ..HostLimits::default()
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::cli::SiteArgs;
 use anyhow::bail;
 use hyper::Method;
 use jiffy_engine::{EngineDescription, SandboxSize, VerifiedSnapshot};
-use jiffy_host::{SandboxRecord, SnapshotRecord, State};
+use jiffy_host::{SandboxRecord, SandboxState, SnapshotRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -380,7 +380,7 @@ impl Client {
             Err(e) => return Err(e),
         };
         self.delete(&record.id, forget).await?;
-        record.state = State::Killed;
+        record.state = SandboxState::Killed;
         Ok(record)
     }
 

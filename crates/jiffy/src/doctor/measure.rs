@@ -10,8 +10,8 @@ use anyhow::{Context, ensure};
 use jiffy_agent_client::{AgentClient, ProcessSpec};
 use jiffy_engine::{Guest, SandboxSize};
 use jiffy_host::{
-    EngineCost, EngineFacts, EngineName, Host, HostFile, HostFingerprint, PolicyCost, Prepared,
-    RestorePolicy, SandboxSpec, Spread,
+    EngineCost, EngineFacts, EngineName, Host, HostFile, HostFingerprint, Percentiles, PolicyCost,
+    PreparedTemplate, RestorePolicy, SandboxSpec,
 };
 use jiffy_microvm::{MemoryPolicy, MicroVm, SnapshotSpec};
 use jiffy_proto::snapshot::AfterSnapshot;
@@ -197,7 +197,7 @@ async fn in_turn(
             samples.fresh_page.push(fresh);
         }
     }
-    let spread = |samples: &[f64]| Spread::of(samples).context("nothing was measured");
+    let spread = |samples: &[f64]| Percentiles::of(samples).context("nothing was measured");
     let costs = all.iter().map(|(policy, samples)| {
         Ok(PolicyCost {
             policy: *policy,
@@ -210,8 +210,8 @@ async fn in_turn(
     });
     Ok(Measured {
         policies: costs.collect::<anyhow::Result<_>>()?,
-        gvisor: Spread::of(&on_gvisor.create)
-            .zip(Spread::of(&on_gvisor.exec))
+        gvisor: Percentiles::of(&on_gvisor.create)
+            .zip(Percentiles::of(&on_gvisor.exec))
             .map(|(create_ms, create_exec_ms)| EngineCost {
                 create_ms,
                 create_exec_ms,
@@ -233,12 +233,12 @@ async fn until_used<G>(
 }
 
 struct Bench {
-    prepared: Prepared,
+    prepared: PreparedTemplate,
     store: Store,
 }
 
 impl Bench {
-    async fn open(prepared: Prepared, store: Store) -> anyhow::Result<Self> {
+    async fn open(prepared: PreparedTemplate, store: Store) -> anyhow::Result<Self> {
         let bench = Self { prepared, store };
         bench.save(PLAIN, "true").await?;
         bench.save(PAGES, WRITE_PAGES).await?;
@@ -337,8 +337,8 @@ fn policies(file: &HostFile, rounds: usize) -> String {
         "fresh page, us"
     );
     for cost in &file.costs {
-        let show = |s: Spread| format!("{:.1} / {:.1} / {:.1}", s.min, s.median, s.p99);
-        let fine = |s: Spread| format!("{:.2} / {:.2} / {:.2}", s.min, s.median, s.p99);
+        let show = |s: Percentiles| format!("{:.1} / {:.1} / {:.1}", s.min, s.median, s.p99);
+        let fine = |s: Percentiles| format!("{:.2} / {:.2} / {:.2}", s.min, s.median, s.p99);
         let chosen = if cost.policy == file.policy { '*' } else { ' ' };
         text += &format!(
             "    {chosen} {:<12} {:>22} {:>22} {:>22} {:>22} {:>22}\n",
@@ -363,7 +363,7 @@ fn engines(
         "engine", "create, ms", "create + exec, ms"
     );
     for (engine, cost) in costs {
-        let show = |s: Spread| format!("{:.1} / {:.1} / {:.1}", s.min, s.median, s.p99);
+        let show = |s: Percentiles| format!("{:.1} / {:.1} / {:.1}", s.min, s.median, s.p99);
         let mark = if engine == chosen { '*' } else { ' ' };
         let name = engine.to_string();
         text += &match cost {

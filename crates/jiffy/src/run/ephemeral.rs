@@ -6,7 +6,7 @@ use anyhow::Context;
 use jiffy_engine::{
     AfterSnapshot, Engine, EngineError, SandboxIdentity, SandboxSize, UnassignedGuest,
 };
-use jiffy_host::{EngineName, Host, HostEngine, HostGuest, Prepared, new_id};
+use jiffy_host::{EngineName, Host, HostEngine, HostGuest, PreparedTemplate, new_id};
 use jiffy_image::Home;
 use jiffy_net::{Network, NetworkConfig};
 use jiffy_proto::agent::SiteSettings;
@@ -164,7 +164,7 @@ impl EphemeralGuests {
         host: &Host,
         engine: EngineName,
         template: &str,
-        prepared: Prepared,
+        prepared: PreparedTemplate,
         network: Wanted,
     ) -> anyhow::Result<Self> {
         let directory = OwnDirectory::make(host.home())?;

@@ -20,7 +20,7 @@ use crate::progress::Bar;
 use crate::serve::engine::EngineArgs;
 use anyhow::Context;
 use jiffy_engine::SandboxSize;
-use jiffy_host::{EngineName, Host, Prepared};
+use jiffy_host::{EngineName, Host, PreparedTemplate};
 use outcome::Outcome;
 pub use place::{Place, agent};
 use publish::Listeners;
@@ -132,7 +132,7 @@ pub fn prepare(
     host: &Host,
     engine: EngineArgs,
     template: &str,
-) -> anyhow::Result<(EngineName, Prepared)> {
+) -> anyhow::Result<(EngineName, PreparedTemplate)> {
     // Known before anything is built for minutes in vain; an unknown template is the nearer mistake, though.
     host.knows(template)?;
     let engine = engine.choose_usable(host)?;

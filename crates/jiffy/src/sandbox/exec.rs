@@ -7,7 +7,7 @@ use crate::client::{Client, Sandbox};
 use crate::run::outcome::with_last_lines;
 use crate::run::{Place, Signals, environment, session};
 use jiffy_agent_client::AgentClient;
-use jiffy_host::State;
+use jiffy_host::SandboxState;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -50,11 +50,11 @@ impl Remote {
         let sandbox = client.sandbox(id).await?;
         let whole = &sandbox.record.id;
         match &sandbox.record.state {
-            State::Running => Self::new(client, sandbox),
-            State::Paused => {
+            SandboxState::Running => Self::new(client, sandbox),
+            SandboxState::Paused => {
                 anyhow::bail!("sandbox {whole} is paused: wake it with `jiffy resume {id}`")
             }
-            State::Broken { cause } => anyhow::bail!(
+            SandboxState::Broken { cause } => anyhow::bail!(
                 "sandbox {whole} is broken ({cause}): `jiffy rollback` to one of its snapshots mends it"
             ),
             state => anyhow::bail!("sandbox {whole} is {}", state.name()),
@@ -97,10 +97,10 @@ impl Place for Remote {
         let limit = Instant::now() + patience;
         loop {
             match self.client.sandbox(id).await {
-                Ok(now) if now.record.state == State::Running => {}
+                Ok(now) if now.record.state == SandboxState::Running => {}
                 Ok(now) => {
                     return Some(match now.record.state {
-                        State::Broken { cause } => self.last_words(&cause).await,
+                        SandboxState::Broken { cause } => self.last_words(&cause).await,
                         state => format!("sandbox {id} is {} now", state.name()),
                     });
                 }

@@ -3,7 +3,7 @@
 use crate::cli::{Forwarding, PortForwardArgs};
 use crate::client::{Client, is};
 use anyhow::{Context, bail};
-use jiffy_host::State;
+use jiffy_host::SandboxState;
 use std::future::Future;
 use std::io::Write;
 use std::net::IpAddr;
@@ -77,8 +77,10 @@ async fn ended(client: &Client, id: &str) -> String {
             .await
             .map(|now| now.state)
         {
-            Ok(State::Killed) => return format!("sandbox {id} was killed"),
-            Ok(State::Broken { cause }) => return format!("sandbox {id} is broken: {cause}"),
+            Ok(SandboxState::Killed) => return format!("sandbox {id} was killed"),
+            Ok(SandboxState::Broken { cause }) => {
+                return format!("sandbox {id} is broken: {cause}");
+            }
             Ok(_) => {}
             Err(e) if is(&e, "sandbox_not_found") => return format!("sandbox {id} was removed"),
             Err(_) => {}

@@ -3,7 +3,7 @@
 use super::table::{self, age, mebibytes};
 use crate::cli::InspectArgs;
 use crate::client::{Client, is};
-use jiffy_host::{Bytes, OnTimeout, SandboxRecord, SnapshotRecord, State};
+use jiffy_host::{Bytes, OnTimeout, SandboxRecord, SandboxState, SnapshotRecord};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -103,7 +103,7 @@ fn sandbox(lines: &mut Lines, s: &SandboxRecord) {
     lines.add("sandbox", &s.id);
     lines.add("name", s.name.as_deref().unwrap_or_default());
     let state = match &s.state {
-        State::Broken { cause } => format!("broken: {cause}"),
+        SandboxState::Broken { cause } => format!("broken: {cause}"),
         state => format!("{}, since {}", state.name(), age(s.changed_ms)),
     };
     lines.add("state", state);
@@ -140,7 +140,7 @@ fn time_limit(s: &SandboxRecord) -> String {
         OnTimeout::Pause => "then it is paused",
     };
     match (&s.state, s.deadline_ms) {
-        (State::Running, Some(at)) => {
+        (SandboxState::Running, Some(at)) => {
             format!("{seconds} s, over {}; {then}", table::until(at))
         }
         _ => format!("{seconds} s once it runs; {then}"),

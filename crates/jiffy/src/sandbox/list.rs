@@ -3,12 +3,12 @@
 use super::table;
 use crate::cli::{Filter, LsArgs};
 use crate::client::Client;
-use jiffy_host::{SandboxRecord, State};
+use jiffy_host::{SandboxRecord, SandboxState};
 use std::mem::discriminant;
 
 /// Prints them.
 pub async fn run(args: &LsArgs) -> anyhow::Result<()> {
-    let killed = Filter::State(State::Killed.name());
+    let killed = Filter::State(SandboxState::Killed.name());
     let all = args.all || args.filters.contains(&killed);
     let found = Client::open(&args.host).await?.sandboxes(all).await?;
     let found = found.into_iter().filter(|s| fits(&args.filters, s));

@@ -23,7 +23,7 @@ use crate::progress::while_waiting;
 use crate::run::Place;
 use crate::run::{check_size, environment, prepare, size};
 use crate::template;
-use jiffy_host::{Host, SandboxRecord, State};
+use jiffy_host::{Host, SandboxRecord, SandboxState};
 use jiffy_image::image_on_demand;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -295,7 +295,7 @@ async fn one_of_many(client: &Client, id: &str, what: Many) -> anyhow::Result<Va
         Many::Remove | Many::RemoveListed => client.end(id, true).await,
         Many::Resume => client.resume(id).await,
         Many::Restart(grace) => {
-            if client.sandbox(id).await?.record.state == State::Paused {
+            if client.sandbox(id).await?.record.state == SandboxState::Paused {
                 client.resume(id).await?;
             }
             client.restart(id, grace).await

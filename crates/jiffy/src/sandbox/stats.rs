@@ -4,7 +4,7 @@ use super::table::{self, short};
 use crate::cli::StatsArgs;
 use crate::client::{Client, Metric};
 use crate::columns::{Align, Table};
-use jiffy_host::{Bytes, SandboxRecord, State};
+use jiffy_host::{Bytes, SandboxRecord, SandboxState};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 
@@ -51,7 +51,7 @@ async fn look(client: &Client, ids: &[String]) -> anyhow::Result<Vec<Line>> {
     let records: Vec<SandboxRecord> = match ids {
         [] => {
             let mut all = client.sandboxes(false).await?;
-            all.retain(|s| s.state == State::Running);
+            all.retain(|s| s.state == SandboxState::Running);
             all
         }
         ids => {

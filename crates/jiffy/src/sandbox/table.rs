@@ -3,7 +3,7 @@
 use crate::columns::{Align, Table};
 use jiffy_agent_client::FileChanges;
 use jiffy_engine::VerifiedSnapshot;
-use jiffy_host::{Bytes, Purpose, SandboxRecord, SnapshotRecord, State};
+use jiffy_host::{Bytes, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write;
@@ -98,7 +98,7 @@ pub fn sandboxes(all: &Vec<SandboxRecord>) -> String {
     ]);
     for s in all {
         let ends = match (&s.state, s.deadline_ms) {
-            (State::Running, Some(at)) => until(at),
+            (SandboxState::Running, Some(at)) => until(at),
             _ => String::new(),
         };
         table.row([
@@ -120,12 +120,12 @@ pub fn sandboxes(all: &Vec<SandboxRecord>) -> String {
 /// Reason for which a snapshot was taken, as people read it; automatic ones say so.
 pub fn reason(snapshot: &SnapshotRecord) -> &'static str {
     match snapshot.purpose {
-        Purpose::Asked if snapshot.kept => "asked",
-        Purpose::Asked => "auto: removed, in use",
-        Purpose::Pause => "auto: pause",
-        Purpose::Fork => "auto: fork",
-        Purpose::Template => "auto: template",
-        Purpose::Step => "auto: build step",
+        SnapshotPurpose::Asked if snapshot.kept => "asked",
+        SnapshotPurpose::Asked => "auto: removed, in use",
+        SnapshotPurpose::Pause => "auto: pause",
+        SnapshotPurpose::Fork => "auto: fork",
+        SnapshotPurpose::Template => "auto: template",
+        SnapshotPurpose::Step => "auto: build step",
     }
 }
 

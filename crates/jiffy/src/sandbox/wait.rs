@@ -4,7 +4,7 @@ use super::table;
 use crate::cli::{AwaitedState, WaitArgs};
 use crate::client::{Client, is};
 use crate::progress::while_waiting;
-use jiffy_host::{SandboxRecord, State};
+use jiffy_host::{SandboxRecord, SandboxState};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -72,18 +72,21 @@ async fn wait(
             Err(e) if is(&e, "sandbox_not_found") => {
                 return Ok(Outcome {
                     reason: "removed".to_owned(),
-                    state: State::Killed.name(),
+                    state: SandboxState::Killed.name(),
                     id,
                     reached: wanted == AwaitedState::Ended,
                 });
             }
             Err(e) => return Err(e),
         };
-        let ended = matches!(record.state, State::Killed | State::Broken { .. });
+        let ended = matches!(
+            record.state,
+            SandboxState::Killed | SandboxState::Broken { .. }
+        );
         let reached = match wanted {
             AwaitedState::Ended => ended,
-            AwaitedState::Running => record.state == State::Running,
-            AwaitedState::Paused => record.state == State::Paused,
+            AwaitedState::Running => record.state == SandboxState::Running,
+            AwaitedState::Paused => record.state == SandboxState::Paused,
         };
         let over = end.is_some_and(|end| Instant::now() >= end);
         if reached || ended || over {
@@ -100,8 +103,8 @@ async fn wait(
 /// Why it ended, or how it is.
 fn reason(record: &SandboxRecord) -> String {
     match &record.state {
-        State::Broken { cause } => cause.clone(),
-        State::Killed => match record.deadline_ms {
+        SandboxState::Broken { cause } => cause.clone(),
+        SandboxState::Killed => match record.deadline_ms {
             Some(at) if at <= record.changed_ms => "killed: its time was over".to_owned(),
             _ => "killed".to_owned(),
         },

@@ -8,7 +8,7 @@ use crate::client::{VERSION, VERSION_HEADER};
 use anyhow::{Context, bail};
 use hyper::Request;
 use hyper::header::HeaderValue;
-use jiffy_api::{App, Caller, ClientAddress, Ending, Keys, Visitors, end_revoked, local_key};
+use jiffy_api::{App, AutoResume, Caller, ClientAddress, Ending, Keys, end_revoked, local_key};
 use jiffy_engine::Engine;
 use jiffy_gateway::body::Body;
 use jiffy_gateway::{
@@ -139,7 +139,7 @@ impl<E: Engine> Front<E> {
         });
         let budgets = app.clone();
         sandboxes.show_families(move || budgets.figures());
-        let guests = Guests::new(sandboxes.clone(), Visitors::new(app.clone()), keys);
+        let guests = Guests::new(sandboxes.clone(), AutoResume::new(app.clone()), keys);
         let app = app.with_ports(Arc::new(guests.clone()));
         let shown = figures::guarded(&app, sandboxes.clone());
         let control = Control(jiffy_api::router(app.clone()).merge(shown));

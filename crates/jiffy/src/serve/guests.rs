@@ -1,20 +1,20 @@
 //! The host's sandboxes as the gateway sees them.
 
-use jiffy_api::{Keys, Opening, PortRefusal, Ports, Standing, Visitors, WakeError};
+use jiffy_api::{AutoResume, KeyStatus, Keys, Opening, PortRefusal, Ports, WakeError};
 use jiffy_engine::Engine;
 use jiffy_gateway::{ExchangePermit, OpenError, SandboxAccess, tcp_handshake};
-use jiffy_host::{OperationError, Sandboxes, State};
+use jiffy_host::{OperationError, SandboxState, Sandboxes};
 use jiffy_proto::agent::{ENVD_PORT, TCP_PORT};
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
 /// The sandboxes of a host, each of whose ports can be reached.
-pub struct Guests<E: Engine>(Sandboxes<E>, Visitors<E>, Arc<Keys>);
+pub struct Guests<E: Engine>(Sandboxes<E>, AutoResume<E>, Arc<Keys>);
 
 impl<E: Engine> Guests<E> {
     /// Those of `sandboxes`, which were made with `keys`, and which `visitors` wake.
-    pub fn new(sandboxes: Sandboxes<E>, visitors: Visitors<E>, keys: Arc<Keys>) -> Self {
-        Self(sandboxes, visitors, keys)
+    pub fn new(sandboxes: Sandboxes<E>, auto_resume: AutoResume<E>, keys: Arc<Keys>) -> Self {
+        Self(sandboxes, auto_resume, keys)
     }
 }
 
@@ -29,11 +29,13 @@ impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
         let record = self.0.find(id)?;
         let standing = self.2.standing(record.terms.owner.as_deref());
         // What its key's end will kill is gone from the moment that was asked for.
-        if matches!(record.state, State::Killed | State::Creating) || standing == Standing::Ended {
+        if matches!(record.state, SandboxState::Killed | SandboxState::Creating)
+            || standing == KeyStatus::Ended
+        {
             return None;
         }
         Some(SandboxAccess {
-            links_closed: standing != Standing::InForce,
+            links_closed: standing != KeyStatus::InForce,
             traffic_token: record.traffic_token,
             mask_request_host: record.terms.network.mask_request_host,
             owner: record.terms.owner,
@@ -58,9 +60,9 @@ impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
     }
 
     async fn why_gone(&self, id: &str) -> Option<OpenError> {
-        match self.0.settled(id).await.map(|r| r.state) {
-            None | Some(State::Killed) => Some(OpenError::NotFound),
-            Some(State::Running) => None,
+        match self.0.wait_decided(id).await.map(|r| r.state) {
+            None | Some(SandboxState::Killed) => Some(OpenError::NotFound),
+            Some(SandboxState::Running) => None,
             Some(_) => Some(OpenError::NotRunning),
         }
     }
@@ -69,8 +71,8 @@ impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
         match self.try_open(id, port).await {
             Err(error) if error != OpenError::PortClosed => {
                 // One that was put to sleep at that moment is woken like one that slept before.
-                let now = self.0.settled(id).await;
-                match now.is_some_and(|r| r.state == State::Paused && r.terms.auto_resume) {
+                let now = self.0.wait_decided(id).await;
+                match now.is_some_and(|r| r.state == SandboxState::Paused && r.terms.auto_resume) {
                     true => self.try_open(id, port).await,
                     false => Err(error),
                 }
@@ -84,8 +86,8 @@ impl<E: Engine> Guests<E> {
     async fn try_open(&self, id: &str, port: u16) -> Result<UnixStream, OpenError> {
         let record = self.0.find(id).ok_or(OpenError::NotFound)?;
         match record.state {
-            State::Running => {}
-            State::Paused if record.terms.auto_resume => {
+            SandboxState::Running => {}
+            SandboxState::Paused if record.terms.auto_resume => {
                 self.1.wake(id).await.map_err(not_woken)?;
             }
             _ => return Err(OpenError::NotRunning),

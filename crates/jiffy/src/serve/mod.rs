@@ -21,7 +21,7 @@ use confinement::{ConfinementArgs, confine};
 use engine::EngineArgs;
 use front::Front;
 use jiffy_api::Ending;
-use jiffy_host::{EngineChoice, EngineName, Host, HostEngine, Options, Sandboxes};
+use jiffy_host::{EngineChoice, EngineName, Host, HostEngine, HostOptions, Sandboxes};
 use jiffy_image::Home;
 use jiffy_net::Network;
 pub use log::open as open_log;
@@ -76,11 +76,11 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
     };
     log::begin(args.log_format, args.log_file.as_deref())?;
     raise_descriptor_limit();
-    let options = Options {
+    let options = HostOptions {
         warm: args.warm_pool,
         limits: args.limits(),
         site,
-        ..Options::default()
+        ..HostOptions::default()
     };
     site::tell(&options.site, &args.network.allow_private);
     confine(&mut host, &args.confinement)?;
@@ -153,7 +153,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
 /// The sandboxes of `host`, those that ran on without a daemon among them. Needs its lock.
 async fn open(
     host: Host,
-    options: Options,
+    options: HostOptions,
     network: Option<Network>,
     engine: EngineName,
 ) -> anyhow::Result<Sandboxes<HostEngine>> {
@@ -245,7 +245,7 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
     let engine = EngineArgs::default().choose(&host).engine;
     let network = network::open(&NetworkArgs::default(), home.path(), engine::card(engine))?;
     confine(&mut host, &ConfinementArgs::default())?;
-    let sandboxes = open(host, Options::default(), network.clone(), engine).await?;
+    let sandboxes = open(host, HostOptions::default(), network.clone(), engine).await?;
     sandboxes.stop_all().await;
     sandboxes.close().await;
     network::close(network).await;

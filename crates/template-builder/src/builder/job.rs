@@ -12,7 +12,9 @@ use super::{BUILD_METADATA_KEY, BuilderInner};
 use crate::spec::{BuildSpec, BuildStage, BuildStep};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::Engine;
-use jiffy_host::{CreateSpec, OnTimeout, QuotaAmount, QuotaRequest, Source, Terms};
+use jiffy_host::{
+    CreateSpec, OnTimeout, QuotaAmount, QuotaRequest, SandboxSettings, SandboxSource,
+};
 use jiffy_image::TemplateError;
 use stage::{StageState, StepCounter, needed_stages};
 use std::collections::BTreeMap;
@@ -125,20 +127,20 @@ impl<E: Engine> BuildJob<E> {
         if at.sandbox.is_none() {
             let spec = CreateSpec {
                 size: match at.source {
-                    Source::Template(_) => Some(at.size),
-                    Source::Snapshot(_) => None,
+                    SandboxSource::Template(_) => Some(at.size),
+                    SandboxSource::Snapshot(_) => None,
                 },
                 source: at.source.clone(),
                 name: None,
                 engine: None,
                 env: BTreeMap::new(),
-                terms: Terms {
+                terms: SandboxSettings {
                     owner: self.build.caller.clone(),
                     metadata: [(BUILD_METADATA_KEY.to_owned(), self.build.id.clone())].into(),
                     timeout_s: Some(SANDBOX_TIMEOUT.as_secs()),
                     on_timeout: OnTimeout::Kill,
                     secure: true,
-                    ..Terms::default()
+                    ..SandboxSettings::default()
                 },
             };
             let cannot = |e: &dyn std::fmt::Display| {

@@ -14,7 +14,7 @@ use jiffy_api::{
     TemplateSource, openapi, router,
 };
 use jiffy_engine::SandboxSize;
-use jiffy_host::{Options, Sandboxes};
+use jiffy_host::{HostOptions, Sandboxes};
 use jiffy_image::{Home, Templates, Visibility};
 use jiffy_template_builder::{Builder, BuilderSettings};
 use serde_json::{Value, json};
@@ -122,15 +122,15 @@ impl Api {
     }
 
     pub fn with(change: impl FnOnce(App<FakeEngine>) -> App<FakeEngine>) -> Self {
-        Self::over(Options::default(), change)
+        Self::over(HostOptions::default(), change)
     }
 
     /// One whose sandboxes are sampled all the time.
     pub fn sampled() -> Self {
         let sample = std::time::Duration::from_millis(5);
-        let options = Options {
+        let options = HostOptions {
             sample,
-            ..Options::default()
+            ..HostOptions::default()
         };
         Self::over(options, |app| app)
     }
@@ -160,7 +160,10 @@ impl Api {
         Home::at(self.bench.dir.path().join("home")).unwrap()
     }
 
-    pub fn over(options: Options, change: impl FnOnce(App<FakeEngine>) -> App<FakeEngine>) -> Self {
+    pub fn over(
+        options: HostOptions,
+        change: impl FnOnce(App<FakeEngine>) -> App<FakeEngine>,
+    ) -> Self {
         let bench = Bench::new();
         let host = bench.open_first(options);
         let keys = Arc::new(Keys::open(bench.dir.path()).unwrap());

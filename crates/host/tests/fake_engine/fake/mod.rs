@@ -6,7 +6,9 @@ use jiffy_engine::{
     Engine, EngineDescription, EngineError, ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest,
     Protocol, SandboxIdentity, SandboxSize, SnapshotTimes, UnassignedGuest, VerifiedSnapshot,
 };
-use jiffy_host::{CreateSpec, HostFigures, Options, ReadHost, Sandboxes, Source, Terms};
+use jiffy_host::{
+    CreateSpec, HostFigures, HostOptions, HostReader, SandboxSettings, SandboxSource, Sandboxes,
+};
 use jiffy_proto::agent::SiteSettings;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -538,7 +540,7 @@ impl ConnectionLog for Reached {
 #[derive(Debug)]
 pub struct Plenty;
 
-impl ReadHost for Plenty {
+impl HostReader for Plenty {
     fn read(&self) -> HostFigures {
         HostFigures::default()
     }
@@ -564,11 +566,11 @@ impl Bench {
     }
 
     pub async fn open(&self) -> Sandboxes<FakeEngine> {
-        self.open_with(Options::default()).await
+        self.open_with(HostOptions::default()).await
     }
 
     /// The first time, when there is nothing to wait for.
-    pub fn open_first(&self, options: Options) -> Sandboxes<FakeEngine> {
+    pub fn open_first(&self, options: HostOptions) -> Sandboxes<FakeEngine> {
         let opening = std::pin::pin!(self.open_with(options));
         let mut nobody = std::task::Context::from_waker(std::task::Waker::noop());
         match opening.poll(&mut nobody) {
@@ -577,7 +579,7 @@ impl Bench {
         }
     }
 
-    pub async fn open_with(&self, mut options: Options) -> Sandboxes<FakeEngine> {
+    pub async fn open_with(&self, mut options: HostOptions) -> Sandboxes<FakeEngine> {
         // Nothing here depends on what this machine is busy with.
         options.reader.get_or_insert_with(|| Arc::new(Plenty));
         let engine = FakeEngine {
@@ -623,10 +625,10 @@ impl Bench {
 /// A sandbox of template `base`.
 pub fn base() -> CreateSpec {
     CreateSpec {
-        source: Source::Template("base".into()),
+        source: SandboxSource::Template("base".into()),
         size: None,
         env: BTreeMap::new(),
-        terms: Terms::default(),
+        terms: SandboxSettings::default(),
         name: None,
         engine: None,
     }

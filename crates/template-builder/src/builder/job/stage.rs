@@ -8,7 +8,7 @@ use crate::spec::{
     BuildSpec, BuildStage, BuildStep, CopySource, ImageSource, StageBase, StepAction,
 };
 use jiffy_engine::{Engine, SandboxSize};
-use jiffy_host::{Source, usual_size};
+use jiffy_host::{SandboxSource, usual_size};
 use jiffy_image::{Defaults, HistoryStep, Progress, TemplateManifest};
 use jiffy_pull::Cancel;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) struct StageState {
     pub(super) config: StageConfig,
     pub(super) base: Arc<TemplateManifest>,
     /// Template or snapshot that sandboxes of the stage are created from.
-    pub(super) source: Source,
+    pub(super) source: SandboxSource,
     /// Sandbox of the stage, if one runs.
     pub(super) sandbox: Option<String>,
     pub(super) size: SandboxSize,
@@ -118,7 +118,7 @@ impl<E: Engine> BuildJob<E> {
         Ok(StageState {
             key: step_key::base_key(self.template.owner.as_deref(), &word),
             config,
-            source: Source::Template(name),
+            source: SandboxSource::Template(name),
             sandbox: None,
             size,
             history: Vec::new(),

@@ -10,7 +10,7 @@ use super::{BuildJob, is_generated};
 use crate::spec::{BuildStep, StepAction, StepCommand};
 use jiffy_agent_client::{AgentClient, ProcessEvent, ProcessSpec};
 use jiffy_engine::Engine;
-use jiffy_host::Source;
+use jiffy_host::SandboxSource;
 use std::time::Instant;
 
 const BASH_PATH: &str = "/bin/bash";
@@ -55,7 +55,7 @@ impl<E: Engine> BuildJob<E> {
             self.inner.touch_step(&at.key);
             said(&format!("CACHED {shown}"));
             at.config.apply(&step.action).map_err(BuildFailure::new)?;
-            at.source = Source::Snapshot(snapshot.id);
+            at.source = SandboxSource::Snapshot(snapshot.id);
             self.release_sandbox(at).await;
             at.push_history(step, None);
             return Ok(());
@@ -85,7 +85,7 @@ impl<E: Engine> BuildJob<E> {
         let snapshot = self.inner.sandboxes.snapshot_step(sandbox, &at.key).await;
         let snapshot = snapshot.map_err(|e| BuildFailure::new(e.to_string()))?;
         self.inner.touch_step(&at.key);
-        at.source = Source::Snapshot(snapshot.id);
+        at.source = SandboxSource::Snapshot(snapshot.id);
         at.push_history(step, Some(began.elapsed()));
         Ok(())
     }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 /// Connections of earlier guests of a sandbox.
 #[derive(Default)]
-pub(crate) struct Reached {
+pub(crate) struct ConnectionHistory {
     past: Connections,
     /// That of the guest before this one, which may still be ending.
     last: Option<Arc<dyn ConnectionLog>>,
 }
 
-impl Reached {
+impl ConnectionHistory {
     /// Another guest of the sandbox has gone.
     pub fn add(&mut self, log: Arc<dyn ConnectionLog>) {
         if let Some(last) = self.last.replace(log) {

@@ -7,16 +7,16 @@ mod guest;
 mod host;
 mod keys;
 mod lease;
-mod life;
 mod limits;
 mod list;
+mod pause_resume;
 mod pools;
 mod ports;
 mod prune;
 mod rollback;
-mod snapshots;
+mod snapshot_routes;
 mod templates;
-mod time;
+mod timeout;
 mod wait;
 
 use crate::app::App;
@@ -98,18 +98,22 @@ fn closed<E: Engine>() -> Calls<E> {
         .get("/sandboxes", list::list_v1)
         .get("/sandboxes/metrics", guest::all_metrics)
         .get("/sandboxes/{sandboxID}", list::one)
-        .delete("/sandboxes/{sandboxID}", life::delete)
-        .add(Method::PATCH, "/sandboxes/{sandboxID}", life::change)
-        .post("/v2/sandboxes/{sandboxID}/connect", life::connect)
-        .post("/sandboxes/{sandboxID}/connect", life::connect_v1)
-        .post("/sandboxes/{sandboxID}/resume", life::resume)
-        .post("/sandboxes/{sandboxID}/pause", life::pause)
-        .post("/sandboxes/{sandboxID}/timeout", time::timeout)
-        .post("/sandboxes/{sandboxID}/refreshes", time::refresh)
+        .delete("/sandboxes/{sandboxID}", pause_resume::delete)
+        .add(
+            Method::PATCH,
+            "/sandboxes/{sandboxID}",
+            pause_resume::change,
+        )
+        .post("/v2/sandboxes/{sandboxID}/connect", pause_resume::connect)
+        .post("/sandboxes/{sandboxID}/connect", pause_resume::connect_v1)
+        .post("/sandboxes/{sandboxID}/resume", pause_resume::resume)
+        .post("/sandboxes/{sandboxID}/pause", pause_resume::pause)
+        .post("/sandboxes/{sandboxID}/timeout", timeout::timeout)
+        .post("/sandboxes/{sandboxID}/refreshes", timeout::refresh)
         .post("/sandboxes/{sandboxID}/fork", fork::fork)
         .post("/sandboxes/{sandboxID}/promote", fork::promote)
         .post("/sandboxes/{sandboxID}/rollback", rollback::rollback)
-        .post("/sandboxes/{sandboxID}/snapshots", snapshots::take)
+        .post("/sandboxes/{sandboxID}/snapshots", snapshot_routes::take)
         .put("/sandboxes/{sandboxID}/network", guest::network)
         .post("/sandboxes/{sandboxID}/restart", wait::restart)
         .get("/sandboxes/{sandboxID}/wait", wait::wait)
@@ -121,8 +125,8 @@ fn closed<E: Engine>() -> Calls<E> {
         .get("/sandboxes/{sandboxID}/process", host::process)
         .get("/sandboxes/{sandboxID}/ports/{port}", ports::stream)
         .post("/sandboxes/{sandboxID}/lease", lease::lease)
-        .get("/snapshots", snapshots::list)
-        .get("/snapshots/{snapshotID}", snapshots::one)
+        .get("/snapshots", snapshot_routes::list)
+        .get("/snapshots/{snapshotID}", snapshot_routes::one)
         .get("/templates", templates::list)
         .get("/templates/{templateID}", templates::one)
         .delete("/templates/{templateID}", templates::delete)
@@ -183,7 +187,7 @@ pub(crate) mod bounds {
     pub(crate) use super::create::{MAX_NAME, MAX_PAIRS, MAX_VALUE};
     pub(crate) use super::guest::{MAX_LINES, MAX_LINK, MAX_MOMENT};
     pub(crate) use super::list::STATES;
-    pub(crate) use super::snapshots::MAX_NAME as MAX_SNAPSHOT_NAME;
-    pub(crate) use super::time::MAX_REFRESH;
+    pub(crate) use super::snapshot_routes::MAX_NAME as MAX_SNAPSHOT_NAME;
+    pub(crate) use super::timeout::MAX_REFRESH;
     pub(crate) use super::wait::{AWAITED, MAX_WAIT_S};
 }

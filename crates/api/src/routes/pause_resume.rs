@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::body::{Optional, Required};
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::Wanted;
+use crate::lookup::Liveness;
 use crate::query::Query;
 use crate::quota::running;
 use crate::wire::sandbox::SandboxDetail;
@@ -16,7 +16,7 @@ use jiffy_agent_client::AgentClient;
 use jiffy_engine::{Engine, SandboxSize};
 use jiffy_host::{
     AwakeTime, OnTimeout, OperationError, QuotaAmount, QuotaPermit, QuotaRequest, SandboxRecord,
-    State as Life, WakeOptions,
+    SandboxState, WakeOptions,
 };
 use jiffy_proto::agent::ENVD_PORT;
 use serde::Deserialize;
@@ -184,7 +184,7 @@ async fn make_run<E: Engine>(
     body: &WakeBody,
 ) -> Result<(SandboxRecord, bool), ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
-    let record = app.sandbox(caller, id, Wanted::Alive)?;
+    let record = app.sandbox(caller, id, Liveness::Alive)?;
     no_cold_start(body.memory)?;
     let time = app.awake_time(&record, timeout);
     app.wake(caller, &record, time).await
@@ -198,13 +198,13 @@ pub(super) async fn resume<E: Engine>(
     Optional(body): Optional<WakeBody>,
 ) -> Result<Response, ApiError> {
     let timeout = body.timeout.map(|t| app.config.timeout(t)).transpose()?;
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     no_cold_start(body.memory)?;
     let runs = || {
         let message = format!("sandbox {} runs already", record.id);
         ApiError::conflict("already_running", message)
     };
-    if record.state == Life::Running {
+    if record.state == SandboxState::Running {
         return Err(runs());
     }
     let options = WakeOptions {
@@ -220,7 +220,7 @@ pub(super) async fn resume<E: Engine>(
         Err(e) => {
             let now = app.sandboxes.find(&record.id).map(|r| r.state);
             return Err(match now {
-                Some(Life::Running) => runs(),
+                Some(SandboxState::Running) => runs(),
                 _ => e.into(),
             });
         }
@@ -235,9 +235,9 @@ pub(super) async fn pause<E: Engine>(
     Path(id): Path<String>,
     Optional(body): Optional<PauseBody>,
 ) -> Result<StatusCode, ApiError> {
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     no_cold_start(body.memory)?;
-    if record.state == Life::Paused {
+    if record.state == SandboxState::Paused {
         let message = format!("sandbox {} is paused already", record.id);
         return Err(ApiError::conflict("already_paused", message));
     }
@@ -281,7 +281,7 @@ pub(super) async fn change<E: Engine>(
     Path(id): Path<String>,
     Required(body): Required<ChangeBody>,
 ) -> Result<Json<SandboxDetail>, ApiError> {
-    let record = app.sandbox(&caller, &id, Wanted::Mendable)?;
+    let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     let record = app.sandboxes.rename(&record.id, body.name).await?;
     Ok(Json(app.detail(&caller, &record)))
 }
@@ -294,7 +294,7 @@ pub(super) async fn delete<E: Engine>(
     query: Query,
 ) -> Result<StatusCode, ApiError> {
     let forget = query.flag("forget")?;
-    let record = app.sandbox(&caller, &id, Wanted::Mendable)?;
+    let record = app.sandbox(&caller, &id, Liveness::Mendable)?;
     match forget {
         true => app.sandboxes.remove(&record.id).await?,
         false => app.sandboxes.kill(&record.id).await?,

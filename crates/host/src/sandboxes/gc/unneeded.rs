@@ -3,14 +3,14 @@
 use super::super::Sandboxes;
 use super::super::entry::lock;
 use super::super::snapshot_index::SnapshotIndex;
-use crate::journal::Change;
-use crate::record::SnapshotRecord;
+use crate::journal::JournalChange;
+use crate::records::SnapshotRecord;
 use jiffy_engine::Engine;
 use std::collections::{BTreeMap, HashMap};
 
 /// Snapshots that were taken out of the index.
 #[derive(Default)]
-struct Collected {
+struct UnneededSnapshots {
     /// Children before their parents.
     gone: Vec<String>,
     /// Their children, which have another parent now.
@@ -20,7 +20,7 @@ struct Collected {
 impl<E: Engine> Sandboxes<E> {
     /// Removes those of `candidates` that nothing needs, and of their ancestors those that nothing else needed. Costs as much
     /// as goes, however much there is.
-    pub(in super::super) fn collect(&self, candidates: impl IntoIterator<Item = String>) {
+    pub(in super::super) fn gc_snapshots(&self, candidates: impl IntoIterator<Item = String>) {
         let _order = lock(&self.0.snapshot_changes);
         let collected = {
             let mut snapshots = lock(&self.0.snapshots);
@@ -30,22 +30,30 @@ impl<E: Engine> Sandboxes<E> {
             return;
         }
         // The journal before the files: files without a record are removed by a sweep, a record without files would be a lie.
-        let gone = collected.gone.iter().cloned().map(Change::NoSnapshot);
-        let moved = collected.moved.into_values().map(Change::Snapshot);
+        let gone = collected
+            .gone
+            .iter()
+            .cloned()
+            .map(JournalChange::NoSnapshot);
+        let moved = collected.moved.into_values().map(JournalChange::Snapshot);
         self.0
             .journal
-            .settle(&gone.chain(moved).collect::<Vec<_>>());
-        self.0.remover.remove(collected.gone);
+            .commit_write_behind(&gone.chain(moved).collect::<Vec<_>>());
+        self.0.file_remover.remove(collected.gone);
     }
 
     /// Looks at every snapshot there is.
-    pub(in super::super) fn collect_all(&self) {
+    pub(in super::super) fn gc_all_snapshots(&self) {
         let all: Vec<String> = lock(&self.0.snapshots).ids().cloned().collect();
-        self.collect(all);
+        self.gc_snapshots(all);
     }
 
-    fn take_unneeded(&self, snapshots: &mut SnapshotIndex, mut queue: Vec<String>) -> Collected {
-        let mut collected = Collected::default();
+    fn take_unneeded(
+        &self,
+        snapshots: &mut SnapshotIndex,
+        mut queue: Vec<String>,
+    ) -> UnneededSnapshots {
+        let mut collected = UnneededSnapshots::default();
         let pins = lock(&self.0.pins);
         while let Some(id) = queue.pop() {
             if self.is_needed(snapshots, &pins, &id) {

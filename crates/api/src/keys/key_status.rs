@@ -7,13 +7,13 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Age at which the file is read again. A change by another process is noticed that much later.
-const MAX_AGE: Duration = Duration::from_millis(500);
+const MAX_CACHE_AGE: Duration = Duration::from_millis(500);
 /// Interval at which the end of a key is looked for.
-const POLL: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// State of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum KeyStatus {
     /// It can be used.
     InForce,
     /// It was revoked, has expired, or is not known.
@@ -24,43 +24,43 @@ pub enum Standing {
 
 /// State of all keys at one moment.
 #[derive(Debug)]
-pub(super) struct Standings {
+pub(super) struct KeyStatuses {
     read: Instant,
-    keys: HashMap<String, Entry>,
+    keys: HashMap<String, KeyEntry>,
     hashes: HashSet<Vec<u8>>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct KeyEntry {
     revoked: bool,
     end: bool,
     expires_ms: Option<u64>,
 }
 
-impl Entry {
-    fn standing(&self, now: u64) -> Standing {
+impl KeyEntry {
+    fn standing(&self, now: u64) -> KeyStatus {
         match self {
-            Self { end: true, .. } => Standing::Ended,
-            Self { revoked: true, .. } => Standing::Over,
+            Self { end: true, .. } => KeyStatus::Ended,
+            Self { revoked: true, .. } => KeyStatus::Over,
             Self {
                 expires_ms: Some(at),
                 ..
-            } if *at <= now => Standing::Over,
-            _ => Standing::InForce,
+            } if *at <= now => KeyStatus::Over,
+            _ => KeyStatus::InForce,
         }
     }
 }
 
 impl Keys {
     /// State of the key with this id; none is the host's owner. At most half a second old.
-    pub fn standing(&self, id: Option<&str>) -> Standing {
+    pub fn standing(&self, id: Option<&str>) -> KeyStatus {
         let Some(id) = id else {
-            return Standing::InForce;
+            return KeyStatus::InForce;
         };
-        let entry = |all: &Arc<Standings>| all.keys.get(id).map(|k| k.standing(now_ms()));
+        let entry = |all: &Arc<KeyStatuses>| all.keys.get(id).map(|k| k.standing(now_ms()));
         self.standings()
             .and_then(|all| entry(&all))
-            .unwrap_or(Standing::Over)
+            .unwrap_or(KeyStatus::Over)
     }
 
     /// True if a key of this hash is in force, without a look at the file unless it is time.
@@ -83,8 +83,8 @@ impl Keys {
         if id.is_none() {
             std::future::pending::<()>().await;
         }
-        while self.standing(id) == Standing::InForce {
-            tokio::time::sleep(POLL).await;
+        while self.standing(id) == KeyStatus::InForce {
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -94,10 +94,10 @@ impl Keys {
     }
 
     /// The state of all keys; none: they could never be read.
-    fn standings(&self) -> Option<Arc<Standings>> {
+    fn standings(&self) -> Option<Arc<KeyStatuses>> {
         let mut known = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(all) = known.as_ref()
-            && all.read.elapsed() < MAX_AGE
+            && all.read.elapsed() < MAX_CACHE_AGE
         {
             return Some(all.clone());
         }
@@ -108,11 +108,11 @@ impl Keys {
         known.clone()
     }
 
-    fn read_standings(&self) -> Result<Standings, KeyError> {
+    fn read_standings(&self) -> Result<KeyStatuses, KeyError> {
         let read = Instant::now();
         let now = now_ms();
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        let query = || -> rusqlite::Result<Standings> {
+        let query = || -> rusqlite::Result<KeyStatuses> {
             let mut statement = reader.prepare_cached(
                 "SELECT id, revoked_ms, end_ms, expires_ms, hash, previous_hash, previous_until_ms
                     FROM keys",
@@ -121,12 +121,12 @@ impl Keys {
             let (mut keys, mut hashes) = (HashMap::new(), HashSet::new());
             while let Some(row) = rows.next()? {
                 let moment = |i| moment(row, i);
-                let entry = Entry {
+                let entry = KeyEntry {
                     revoked: moment(1)?.is_some(),
                     end: moment(2)?.is_some(),
                     expires_ms: moment(3)?,
                 };
-                if entry.standing(now) == Standing::InForce {
+                if entry.standing(now) == KeyStatus::InForce {
                     hashes.insert(row.get(4)?);
                     if moment(6)?.is_some_and(|until| until > now)
                         && let Some(previous) = row.get(5)?
@@ -136,7 +136,7 @@ impl Keys {
                 }
                 keys.insert(row.get(0)?, entry);
             }
-            Ok(Standings { read, keys, hashes })
+            Ok(KeyStatuses { read, keys, hashes })
         };
         query().map_err(|e| self.failed(e))
     }

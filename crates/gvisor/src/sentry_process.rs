@@ -12,12 +12,12 @@ use tokio::io::unix::AsyncFd;
 
 /// A process that is watched.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct SentryProcess {
     pub mark: ProcessInstance,
     fd: AsyncFd<OwnedFd>,
 }
 
-impl Process {
+impl SentryProcess {
     /// Watches process `pid`; must be called inside a tokio runtime.
     pub fn watch(pid: u32) -> Result<Self, GvisorError> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -119,13 +119,13 @@ mod tests {
             .arg("60")
             .spawn()
             .unwrap();
-        let process = Process::watch(child.id()).unwrap();
+        let process = SentryProcess::watch(child.id()).unwrap();
         assert!(!process.has_ended());
         assert!(process.cpu_us().is_some() && process.memory_bytes().is_some());
         process.kill();
         process.ended().await;
         assert!(process.has_ended());
         child.wait().unwrap();
-        assert!(Process::watch(child.id()).is_err());
+        assert!(SentryProcess::watch(child.id()).is_err());
     }
 }

@@ -1,8 +1,8 @@
 //! Changes of a sandbox's settings while it lives.
 
 use super::{OperationError, Sandboxes};
-use crate::record::{SandboxRecord, State};
-use crate::terms::Terms;
+use crate::records::{SandboxRecord, SandboxState};
+use crate::sandbox_settings::SandboxSettings;
 use jiffy_engine::{Engine, Guest};
 
 impl<E: Engine> Sandboxes<E> {
@@ -10,13 +10,13 @@ impl<E: Engine> Sandboxes<E> {
     pub async fn change_terms(
         &self,
         id: &str,
-        change: impl FnOnce(&mut Terms) + Send + 'static,
+        change: impl FnOnce(&mut SandboxSettings) + Send + 'static,
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("change_terms", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
+            let _op_guard = entry.op_lock.lock().await;
             let mut record = entry.record();
-            if record.state == State::Killed {
+            if record.state == SandboxState::Killed {
                 return Err(entry.refuse("change the terms of"));
             }
             let before = record.terms.network.rules();

@@ -19,7 +19,7 @@ pub enum OnTimeout {
 /// Addresses that a sandbox may reach, and rules for reaching it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Network {
+pub struct NetworkSettings {
     /// Access to the internet at all; none: allowed.
     pub allow_internet_access: Option<bool>,
     /// CIDR, address, name or `*.name`; wins over `deny_out`.
@@ -37,7 +37,7 @@ pub struct Network {
     pub mask_request_host: Option<String>,
 }
 
-impl Network {
+impl NetworkSettings {
     /// Returns the egress rules.
     pub fn rules(&self) -> NetworkRules {
         NetworkRules {
@@ -58,7 +58,7 @@ impl Network {
 /// Settings chosen by a sandbox's creator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Terms {
+pub struct SandboxSettings {
     /// API key it was made with; none: the owner of this host.
     pub owner: Option<String>,
     /// Whatever its maker wants to find it by.
@@ -72,7 +72,7 @@ pub struct Terms {
     /// True if its agent wants an access token.
     pub secure: bool,
     /// Addresses that it may reach, and rules for reaching it.
-    pub network: Network,
+    pub network: NetworkSettings,
     /// Certificate authorities and proxy beside those of the host.
     #[serde(skip_serializing_if = "SiteSettings::is_empty")]
     pub site: SiteSettings,

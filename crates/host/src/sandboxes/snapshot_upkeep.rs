@@ -2,14 +2,14 @@
 //! pool was restored from.
 
 use super::entry::lock;
-use super::{Inner, OperationError, Sandboxes, detached};
+use super::{OperationError, Sandboxes, SandboxesInner, detached};
 use jiffy_engine::{Engine, VerifiedSnapshot};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// Time given to whoever waits for the snapshot before it is read again for its seal.
-const PATIENCE: Duration = Duration::from_secs(1);
+const START_DELAY: Duration = Duration::from_secs(1);
 /// Of nice(2): the caretaker yields to everybody.
 const NICE: libc::c_int = 19;
 /// `IOPRIO_WHO_PROCESS`, and the class `IOPRIO_CLASS_BE` with the lowest of its levels (linux/ioprio.h).
@@ -17,13 +17,13 @@ const IOPRIO_PROCESS: libc::c_int = 1;
 const IOPRIO_LAST: libc::c_int = (2 << 13) | 7;
 
 /// The way to the caretaker's thread, which ends with the sandboxes.
-pub(super) struct Caretaker(Mutex<Sender<String>>);
+pub(super) struct SnapshotUpkeep(Mutex<Sender<String>>);
 
 /// The other end, until the thread has begun.
-pub(super) type Orders = Receiver<String>;
+pub(super) type UpkeepQueue = Receiver<String>;
 
-impl Caretaker {
-    pub fn new() -> (Self, Orders) {
+impl SnapshotUpkeep {
+    pub fn new() -> (Self, UpkeepQueue) {
         let (orders, taken) = channel();
         (Self(Mutex::new(orders)), taken)
     }
@@ -36,7 +36,11 @@ impl Caretaker {
 }
 
 /// Begins the thread. `tend` is the time between two rounds to the warm pool's snapshots.
-pub(super) fn begin<E: Engine>(inner: Weak<Inner<E>>, orders: Orders, tend: Duration) {
+pub(super) fn begin<E: Engine>(
+    inner: Weak<SandboxesInner<E>>,
+    orders: UpkeepQueue,
+    tend: Duration,
+) {
     let work = move || serve(&inner, &orders, tend);
     let thread = std::thread::Builder::new().name("caretaker".to_owned());
     if let Err(e) = thread.spawn(work) {
@@ -44,13 +48,13 @@ pub(super) fn begin<E: Engine>(inner: Weak<Inner<E>>, orders: Orders, tend: Dura
     }
 }
 
-fn serve<E: Engine>(inner: &Weak<Inner<E>>, orders: &Orders, tend: Duration) {
+fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &UpkeepQueue, tend: Duration) {
     yield_to_everybody();
     let mut next = Instant::now() + tend;
     loop {
         match orders.recv_timeout(next.saturating_duration_since(Instant::now())) {
             Ok(id) => {
-                std::thread::sleep(PATIENCE.min(tend));
+                std::thread::sleep(START_DELAY.min(tend));
                 let Some(inner) = inner.upgrade() else { return };
                 // One that was removed meanwhile is no failure.
                 if let Err(e) = inner.engine.write_checksums(&id) {

@@ -2,14 +2,14 @@
 
 use super::super::entry::lock;
 use super::super::{OperationError, Sandboxes};
-use super::remover::remove_files;
+use super::file_remover::remove_files;
 use jiffy_engine::Engine;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl<E: Engine> Sandboxes<E> {
     /// Sweeps now and then every `every`, for as long as the sandboxes are there.
-    pub(in super::super) fn keep_clean(&self, every: Duration) {
+    pub(in super::super) fn spawn_gc(&self, every: Duration) {
         let inner = std::sync::Arc::downgrade(&self.0);
         tokio::spawn(async move {
             loop {
@@ -32,7 +32,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Returns how many things went. Blocks, and holds no lock while it looks at the disk.
     pub fn sweep(&self) -> Result<usize, OperationError> {
         self.retire_unused();
-        self.collect_all();
+        self.gc_all_snapshots();
         let engine = &self.0.engine;
         let failed = || OperationError::engine("look for what belongs to nobody");
         // In this order: a snapshot is held from before its first byte is on the disk until it has its record.

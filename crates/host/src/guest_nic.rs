@@ -6,14 +6,14 @@ use jiffy_net::{Network, NicKind, SlotLease, guest};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The card of a running guest, in its slot.
-pub(crate) struct GuestCard {
+pub(crate) struct GuestNic {
     /// None: there is no card, or its guest is gone.
     lease: Mutex<Option<Arc<SlotLease>>>,
     /// None: there was no card.
     connections: Option<Arc<dyn ConnectionLog>>,
 }
 
-impl GuestCard {
+impl GuestNic {
     pub fn new(lease: Option<SlotLease>) -> Self {
         Self {
             connections: lease.as_ref().map(SlotLease::connections),
@@ -93,7 +93,7 @@ pub(crate) fn check(network: Option<&Network>, rules: &NetworkRules) -> Result<(
 }
 
 /// Describes the network in a few words.
-pub(crate) fn words(network: Option<&Network>) -> String {
+pub(crate) fn describe(network: Option<&Network>) -> String {
     match network {
         Some(network) => {
             let (used, most) = network.slots();

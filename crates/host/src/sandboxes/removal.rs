@@ -1,9 +1,9 @@
 //! `kill`, `promote` and the removal of records.
 
-use super::entry::{Entry, lock};
+use super::entry::{SandboxEntry, lock};
 use super::{OperationError, Sandboxes};
-use crate::journal::Change;
-use crate::record::{SandboxRecord, SnapshotRecord, State};
+use crate::journal::JournalChange;
+use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
 use jiffy_engine::{Engine, Guest};
 use std::collections::HashSet;
 
@@ -20,11 +20,11 @@ impl<E: Engine> Sandboxes<E> {
             if let Some(guest) = entry.guest() {
                 // Before its guest goes, which takes its time: a daemon that dies meanwhile has
                 // killed it, and not lost it.
-                let change = Change::Sandbox(entry.record_in(State::Killed));
-                this.0.journal.settle(&[change]);
+                let change = JournalChange::Sandbox(entry.record_in(SandboxState::Killed));
+                this.0.journal.commit_write_behind(&[change]);
                 guest.stop().await;
             }
-            let _turn = entry.turn.lock().await;
+            let _op_guard = entry.op_lock.lock().await;
             // An operation that was under way may have made another guest.
             let killed = this.kill_held(&entry).await;
             entry.set_ending(false);
@@ -36,24 +36,24 @@ impl<E: Engine> Sandboxes<E> {
     /// The same for whoever has the turn.
     pub(super) async fn kill_held(
         &self,
-        entry: &Entry<E::Guest>,
+        entry: &SandboxEntry<E::Guest>,
     ) -> Result<SandboxRecord, OperationError> {
         if let Some(guest) = entry.replace_guest(None) {
             guest.stop().await;
         }
-        let mut record = entry.record_in(State::Killed);
+        let mut record = entry.record_in(SandboxState::Killed);
         // A deadline ends only what runs: of one that slept or was broken it is not why it ended.
-        if entry.record().state != State::Running {
+        if entry.record().state != SandboxState::Running {
             record.deadline_ms = None;
         }
         let known = lock(&self.0.entries).contains_key(&record.id);
         if known {
-            self.settle(entry, record.clone());
+            self.record_write_behind(entry, record.clone());
         } else {
             // Its making failed, or its record was removed: the journal hears no more of it.
             entry.set_record(record.clone());
         }
-        self.collect(record.snapshot.clone());
+        self.gc_snapshots(record.snapshot.clone());
         Ok(record)
     }
 
@@ -62,9 +62,9 @@ impl<E: Engine> Sandboxes<E> {
         let entry = self.entry(id)?;
         let record = self.kill(&entry.id()).await?;
         // Another kill that is under way must not write it down again.
-        let _turn = entry.turn.lock().await;
-        let change = Change::NoSandbox(record.id.clone());
-        self.0.journal.settle(&[change]);
+        let _op_guard = entry.op_lock.lock().await;
+        let change = JournalChange::NoSandbox(record.id.clone());
+        self.0.journal.commit_write_behind(&[change]);
         lock(&self.0.entries).remove(&record.id);
         Ok(record)
     }
@@ -79,10 +79,10 @@ impl<E: Engine> Sandboxes<E> {
             });
         }
         if let Some(dropped) = self.update_snapshot(&record.id, |s| s.kept = false) {
-            self.0.pool.drop_shelf(&dropped.fingerprint);
+            self.0.pool.drop_bucket(&dropped.fingerprint);
         }
         drop(pin);
-        self.collect([record.id.clone()]);
+        self.gc_snapshots([record.id.clone()]);
         Ok(record)
     }
 
@@ -94,7 +94,7 @@ impl<E: Engine> Sandboxes<E> {
             s.name = None;
         });
         drop(pin);
-        self.collect([record.id.clone()]);
+        self.gc_snapshots([record.id.clone()]);
         Ok(record)
     }
 

@@ -1,11 +1,11 @@
 //! Time limits: what happens to a sandbox when its time is over, and to the records of those that ended long ago.
 
-use super::entry::{Entry, lock};
-use super::sleep::AwakeTime;
-use super::{Inner, OperationError, Sandboxes};
-use crate::journal::Change;
-use crate::record::{SandboxRecord, State, now_ms};
-use crate::terms::OnTimeout;
+use super::entry::{SandboxEntry, lock};
+use super::pause_resume::AwakeTime;
+use super::{OperationError, Sandboxes, SandboxesInner};
+use crate::journal::JournalChange;
+use crate::records::{SandboxRecord, SandboxState, now_ms};
+use crate::sandbox_settings::OnTimeout;
 use jiffy_engine::Engine;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -33,8 +33,8 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("set_timeout", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
-            if matches!(entry.record().state, State::Killed) {
+            let _op_guard = entry.op_lock.lock().await;
+            if matches!(entry.record().state, SandboxState::Killed) {
                 return Err(entry.refuse("set the time limit of"));
             }
             this.limit(&entry, timeout)
@@ -50,11 +50,11 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("extend_timeout", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
+            let _op_guard = entry.op_lock.lock().await;
             match entry.record().state {
-                State::Killed => Err(entry.refuse("extend the time of")),
+                SandboxState::Killed => Err(entry.refuse("extend the time of")),
                 // A deadline counts only while it runs: asleep, the time it wakes to is what there is.
-                State::Running => this.extend(&entry, timeout),
+                SandboxState::Running => this.extend(&entry, timeout),
                 _ => match entry.record().terms.timeout_s {
                     Some(own) if own < timeout.as_secs() => this.limit(&entry, Some(timeout)),
                     _ => Ok(entry.record()),
@@ -67,7 +67,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Gives a running sandbox its time. Needs the turn.
     pub(super) fn give_time(
         &self,
-        entry: &Entry<E::Guest>,
+        entry: &SandboxEntry<E::Guest>,
         time: AwakeTime,
     ) -> Result<SandboxRecord, OperationError> {
         match time {
@@ -83,7 +83,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Moves the deadline of a running sandbox, never to an earlier time. Needs the turn.
     fn extend(
         &self,
-        entry: &Entry<E::Guest>,
+        entry: &SandboxEntry<E::Guest>,
         time: Duration,
     ) -> Result<SandboxRecord, OperationError> {
         let record = entry.record();
@@ -96,7 +96,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Ends a sandbox's time `timeout` from now, or never. Needs the turn.
     fn limit(
         &self,
-        entry: &Entry<E::Guest>,
+        entry: &SandboxEntry<E::Guest>,
         timeout: Option<Duration>,
     ) -> Result<SandboxRecord, OperationError> {
         let mut record = entry.record();
@@ -140,12 +140,12 @@ impl<E: Engine> Sandboxes<E> {
         }
     }
 
-    async fn expire(&self, entry: &Arc<Entry<E::Guest>>) {
-        let _turn = entry.turn.lock().await;
+    async fn expire(&self, entry: &Arc<SandboxEntry<E::Guest>>) {
+        let _op_guard = entry.op_lock.lock().await;
         // An operation that was ahead may have given it more time.
         let record = entry.record();
         let over = record.deadline_ms.is_some_and(|d| d <= now_ms());
-        if record.state != State::Running || !over {
+        if record.state != SandboxState::Running || !over {
             return;
         }
         let done = match record.terms.on_timeout {
@@ -170,9 +170,9 @@ impl<E: Engine> Sandboxes<E> {
             .filter(|(_, entry)| entry.was_killed_before(limit))
             .map(|(id, _)| id.clone())
             .collect();
-        let changes: Vec<_> = old.iter().cloned().map(Change::NoSandbox).collect();
+        let changes: Vec<_> = old.iter().cloned().map(JournalChange::NoSandbox).collect();
         // Without any it still writes what is owed. Nothing else brings back one that was killed.
-        self.0.journal.settle(&changes);
+        self.0.journal.commit_write_behind(&changes);
         let mut entries = lock(&self.0.entries);
         for id in &old {
             entries.remove(id);
@@ -180,7 +180,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 }
 
-async fn keep<E: Engine>(inner: Weak<Inner<E>>, changed: Arc<Notify>) {
+async fn keep<E: Engine>(inner: Weak<SandboxesInner<E>>, changed: Arc<Notify>) {
     loop {
         let nap = {
             let Some(inner) = inner.upgrade() else {

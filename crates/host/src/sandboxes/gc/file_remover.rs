@@ -1,6 +1,6 @@
 //! The thread that removes files of snapshots, so that no caller and no lock waits for them.
 
-use super::super::Inner;
+use super::super::SandboxesInner;
 use super::super::entry::lock;
 use jiffy_engine::Engine;
 use std::iter;
@@ -10,12 +10,12 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Time until files that could not be removed are tried again; doubled each time.
-const FIRST_RETRY: Duration = Duration::from_millis(50);
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Longest time between two tries. Files that stay longer are left to the sweep.
-const LAST_RETRY: Duration = Duration::from_secs(10);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// The way to the thread, which ends with the sandboxes.
-pub(in super::super) struct Remover(Mutex<Sender<Order>>);
+pub(in super::super) struct FileRemover(Mutex<Sender<Order>>);
 
 /// Request to the thread.
 pub(in super::super) enum Order {
@@ -26,10 +26,10 @@ pub(in super::super) enum Order {
 }
 
 /// The other end, until the thread has begun.
-pub(in super::super) type Orders = Receiver<Order>;
+pub(in super::super) type RemovalQueue = Receiver<Order>;
 
-impl Remover {
-    pub fn new() -> (Self, Orders) {
+impl FileRemover {
+    pub fn new() -> (Self, RemovalQueue) {
         let (orders, taken) = channel();
         (Self(Mutex::new(orders)), taken)
     }
@@ -50,16 +50,16 @@ impl Remover {
 }
 
 /// Begins the thread.
-pub(in super::super) fn begin<E: Engine>(inner: Weak<Inner<E>>, orders: Orders) {
+pub(in super::super) fn begin<E: Engine>(inner: Weak<SandboxesInner<E>>, orders: RemovalQueue) {
     let thread = std::thread::Builder::new().name("remover".to_owned());
     if let Err(e) = thread.spawn(move || serve(&inner, &orders)) {
         tracing::warn!("files of removed snapshots go at the next sweep only: no thread: {e}");
     }
 }
 
-fn serve<E: Engine>(inner: &Weak<Inner<E>>, orders: &Orders) {
+fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &RemovalQueue) {
     let mut left = Vec::new();
-    let mut wait = FIRST_RETRY;
+    let mut wait = FIRST_RETRY_DELAY;
     loop {
         let order = match left.is_empty() {
             true => orders.recv().map_err(RecvTimeoutError::from),
@@ -74,7 +74,7 @@ fn serve<E: Engine>(inner: &Weak<Inner<E>>, orders: &Orders) {
                         Order::Done(tell) => waiting.push(tell),
                     }
                 }
-                FIRST_RETRY
+                FIRST_RETRY_DELAY
             }
             Err(RecvTimeoutError::Timeout) => wait * 2,
             Err(RecvTimeoutError::Disconnected) => return,
@@ -85,7 +85,7 @@ fn serve<E: Engine>(inner: &Weak<Inner<E>>, orders: &Orders) {
             // One that does not wait any more needs no word.
             let _ = tell.send(());
         }
-        if wait > LAST_RETRY {
+        if wait > MAX_RETRY_DELAY {
             left.clear();
         }
     }

@@ -1,10 +1,10 @@
 //! Operations for template builds: sandboxes at the end of a step, and templates that are ready to be used.
 
 use super::entry::lock;
-use super::snapshot::descended;
+use super::take_snapshot::descended;
 use super::{OperationError, Sandboxes};
-use crate::journal::Change;
-use crate::record::{Operation, Purpose, SnapshotRecord};
+use crate::journal::JournalChange;
+use crate::records::{SandboxOperation, SnapshotPurpose, SnapshotRecord};
 use jiffy_agent_client::AgentClient;
 use jiffy_engine::{AfterSnapshot, Engine, SandboxSize};
 use jiffy_proto::agent::ENVD_PORT;
@@ -42,18 +42,18 @@ impl<E: Engine> Sandboxes<E> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         let key = key.to_owned();
         self.perform("snapshot", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
-            let sandbox = entry.allow(Operation::Snapshot, "snapshot")?;
-            let guest = entry.running(Operation::Snapshot, "snapshot")?;
+            let _op_guard = entry.op_lock.lock().await;
+            let sandbox = entry.allow(SandboxOperation::Snapshot, "snapshot")?;
+            let guest = entry.running(SandboxOperation::Snapshot, "snapshot")?;
             let draft = SnapshotRecord {
                 fingerprint: key,
                 kept: true,
-                ..this.draft(&sandbox, Purpose::Step, None)?
+                ..this.draft(&sandbox, SnapshotPurpose::Step, None)?
             };
             let permit = this.reserve_snapshot(&draft, &sandbox).await?;
             let snapshot = this
                 .take(&guest, draft, AfterSnapshot::Resume, &permit, |snapshot| {
-                    vec![Change::Sandbox(descended(&sandbox, snapshot))]
+                    vec![JournalChange::Sandbox(descended(&sandbox, snapshot))]
                 })
                 .await?;
             entry.set_record(descended(&sandbox, &snapshot));
@@ -65,14 +65,16 @@ impl<E: Engine> Sandboxes<E> {
     /// The newest snapshot of the step `key`.
     pub fn step(&self, key: &str) -> Option<SnapshotRecord> {
         let snapshots = lock(&self.0.snapshots);
-        let kept = snapshots.kept_for(Purpose::Step, key);
+        let kept = snapshots.kept_for(SnapshotPurpose::Step, key);
         kept.max_by_key(|s| s.created_ms).cloned()
     }
 
     /// All snapshots of steps, the oldest first.
     pub fn steps(&self) -> Vec<SnapshotRecord> {
         let snapshots = lock(&self.0.snapshots);
-        let steps = snapshots.values().filter(|s| s.purpose == Purpose::Step);
+        let steps = snapshots
+            .values()
+            .filter(|s| s.purpose == SnapshotPurpose::Step);
         let mut steps: Vec<_> = steps.filter(|s| s.kept).cloned().collect();
         steps.sort_by_key(|s| s.created_ms);
         steps
@@ -94,8 +96,9 @@ impl<E: Engine> Sandboxes<E> {
 
     /// The booted template `from` is that of `to` from now on, which is the same by another name.
     pub fn hand_over_template(&self, from: &str, to: &str) {
-        let of_template =
-            |s: &SnapshotRecord| s.purpose == Purpose::Template && s.template == from && s.kept;
+        let of_template = |s: &SnapshotRecord| {
+            s.purpose == SnapshotPurpose::Template && s.template == from && s.kept
+        };
         for id in self.ids_of(of_template) {
             if let Some(newest) = self.update_snapshot(&id, |s| s.template = to.to_owned()) {
                 self.retire_older(&newest);

@@ -1,6 +1,6 @@
 //! Records of sandboxes and snapshots, as the journal keeps them.
 
-use crate::terms::Terms;
+use crate::sandbox_settings::SandboxSettings;
 use jiffy_engine::{BootMode, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// State of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum State {
+pub enum SandboxState {
     /// Being made; its agent has not answered yet.
     Creating,
     /// Its agent has answered.
@@ -28,7 +28,7 @@ pub enum State {
 
 /// Operation on a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operation {
+pub enum SandboxOperation {
     /// Streams to its guest.
     Connect,
     /// A snapshot that it survives.
@@ -43,7 +43,7 @@ pub enum Operation {
     Resume,
 }
 
-impl State {
+impl SandboxState {
     /// All words that [`Self::name`] has.
     pub const NAMES: [&str; 5] = ["creating", "running", "paused", "broken", "killed"];
 
@@ -59,8 +59,8 @@ impl State {
     }
 
     /// True if `operation` makes sense in this state.
-    pub fn allows(&self, operation: Operation) -> bool {
-        use Operation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
+    pub fn allows(&self, operation: SandboxOperation) -> bool {
+        use SandboxOperation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
         match operation {
             Connect | Pause => *self == Self::Running,
             Snapshot | Fork => matches!(self, Self::Running | Self::Paused),
@@ -80,7 +80,7 @@ pub struct SandboxRecord {
     pub name: Option<String>,
     /// State of the sandbox.
     #[serde(flatten)]
-    pub state: State,
+    pub state: SandboxState,
     /// Template it descends from.
     pub template: String,
     /// Resources.
@@ -90,7 +90,7 @@ pub struct SandboxRecord {
     pub env: BTreeMap<String, String>,
     /// Settings that its creator chose.
     #[serde(default)]
-    pub terms: Terms,
+    pub terms: SandboxSettings,
     /// When its time is over, in milliseconds since 1970; none: never.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
@@ -120,7 +120,7 @@ pub struct SandboxRecord {
 /// Purpose of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Purpose {
+pub enum SnapshotPurpose {
     /// A template, booted; creates start from it.
     Template,
     /// Requested by a caller: it stays until it is removed.
@@ -141,7 +141,7 @@ pub struct SnapshotRecord {
     /// Name that its creator gave it.
     pub name: Option<String>,
     /// Purpose that it was taken for.
-    pub purpose: Purpose,
+    pub purpose: SnapshotPurpose,
     /// Sandbox it was taken of; empty for a template's.
     pub sandbox: String,
     /// API key its sandbox was made with; none: the owner of this host.
@@ -192,17 +192,20 @@ mod tests {
 
     #[test]
     fn a_sandbox_is_only_asked_for_what_its_state_can_give() {
-        use Operation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
+        use SandboxOperation::{Connect, Fork, Pause, Resume, Rollback, Snapshot};
         let all = [Connect, Snapshot, Fork, Rollback, Pause, Resume];
-        let broken = State::Broken {
+        let broken = SandboxState::Broken {
             cause: String::new(),
         };
-        let table: [(State, &[Operation]); 5] = [
-            (State::Creating, &[]),
-            (State::Running, &[Connect, Snapshot, Fork, Rollback, Pause]),
-            (State::Paused, &[Snapshot, Fork, Rollback, Resume]),
+        let table: [(SandboxState, &[SandboxOperation]); 5] = [
+            (SandboxState::Creating, &[]),
+            (
+                SandboxState::Running,
+                &[Connect, Snapshot, Fork, Rollback, Pause],
+            ),
+            (SandboxState::Paused, &[Snapshot, Fork, Rollback, Resume]),
             (broken, &[Rollback]),
-            (State::Killed, &[]),
+            (SandboxState::Killed, &[]),
         ];
         for (state, allowed) in table {
             for operation in all {

@@ -4,7 +4,7 @@ use crate::app::{App, Config};
 use crate::body::{Optional, Required};
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::Wanted;
+use crate::lookup::Liveness;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiffy_engine::Engine;
@@ -58,7 +58,7 @@ pub(super) async fn timeout<E: Engine>(
     Required(body): Required<TimeoutBody>,
 ) -> Result<StatusCode, ApiError> {
     let timeout = app.config.timeout(body.timeout)?;
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let timeout = timeout.map(Duration::from_secs);
     app.sandboxes.set_timeout(&record.id, timeout).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -77,7 +77,7 @@ pub(super) async fn refresh<E: Engine>(
             "`duration` must be 0 to {MAX_REFRESH} seconds"
         )));
     }
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     let more = Duration::from_secs(seconds);
     app.sandboxes.extend_timeout(&record.id, more).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -1,11 +1,11 @@
 //! Templates as snapshots: booted once, and restored from then on.
 
-use super::create::Origin;
+use super::create::GuestOrigin;
 use super::entry::lock;
 use super::{OperationError, Sandboxes};
 use crate::identity::new_id;
 use crate::quota::QuotaPermit;
-use crate::record::{Purpose, SnapshotRecord, now_ms};
+use crate::records::{SnapshotPurpose, SnapshotRecord, now_ms};
 use crate::site;
 use crate::startup::start_up;
 use jiffy_engine::{
@@ -42,7 +42,7 @@ impl<E: Engine> Sandboxes<E> {
         engine_name: Option<&str>,
         template: &str,
         size: SandboxSize,
-    ) -> Result<Origin<E::UnassignedGuest>, OperationError> {
+    ) -> Result<GuestOrigin<E::UnassignedGuest>, OperationError> {
         let engine = &self.0.engine;
         let failed = || OperationError::engine(format!("use template `{template}`"));
         let fingerprint = self
@@ -51,11 +51,11 @@ impl<E: Engine> Sandboxes<E> {
         if let Some((unassigned, snapshot)) = self.0.pool.take(&fingerprint) {
             self.note_template_use(&snapshot);
             self.refill(&fingerprint, template, &snapshot);
-            return Ok(Origin {
+            return Ok(GuestOrigin {
                 unassigned,
                 mode: BootMode::WarmPool,
                 snapshot: Some(snapshot),
-                revival: None,
+                revive_reason: None,
             });
         }
         let found = self.template_snapshot(engine_name, template, size, &fingerprint);
@@ -74,21 +74,21 @@ impl<E: Engine> Sandboxes<E> {
             Err(OperationError::Engine {
                 source: EngineError::Unsupported { .. },
                 ..
-            }) => Ok(Origin {
+            }) => Ok(GuestOrigin {
                 unassigned: engine
                     .boot(engine_name, template, size)
                     .await
                     .map_err(failed())?,
                 mode: BootMode::Cold,
                 snapshot: None,
-                revival: None,
+                revive_reason: None,
             }),
             Err(e) => Err(e),
         }
     }
 
     /// Makes sure that there is a shelf for `template` in `size`, and has it filled.
-    pub(super) async fn shelve(
+    pub(super) async fn cache_template_snapshot(
         &self,
         template: &str,
         size: SandboxSize,
@@ -115,7 +115,7 @@ impl<E: Engine> Sandboxes<E> {
 
     fn find_template_snapshot(&self, fingerprint: &str) -> Option<String> {
         let snapshots = lock(&self.0.snapshots);
-        let mut found = snapshots.kept_for(Purpose::Template, fingerprint);
+        let mut found = snapshots.kept_for(SnapshotPurpose::Template, fingerprint);
         found.next().map(|s| s.id.clone())
     }
 
@@ -134,7 +134,7 @@ impl<E: Engine> Sandboxes<E> {
             .entry(fingerprint.to_owned())
             .or_default()
             .clone();
-        let _turn = making.lock().await;
+        let _op_guard = making.lock().await;
         if let Some(id) = self.find_template_snapshot(fingerprint) {
             return Ok(id);
         }
@@ -162,7 +162,7 @@ impl<E: Engine> Sandboxes<E> {
         let record = SnapshotRecord {
             id: new_id()?,
             name: None,
-            purpose: Purpose::Template,
+            purpose: SnapshotPurpose::Template,
             sandbox: String::new(),
             owner: None,
             env: BTreeMap::new(),
@@ -225,7 +225,7 @@ impl<E: Engine> Sandboxes<E> {
     /// Snapshots of templates that have become something else, or are gone, serve no new sandbox either, and hold what the templates
     /// were.
     pub(super) fn retire_unused(&self) {
-        let of_template = |s: &SnapshotRecord| s.purpose == Purpose::Template && s.kept;
+        let of_template = |s: &SnapshotRecord| s.purpose == SnapshotPurpose::Template && s.kept;
         let snapshots = lock(&self.0.snapshots);
         let kept = snapshots.values().filter(|s| of_template(s));
         let kept: Vec<_> = kept.map(|s| (s.id.clone(), s.template.clone())).collect();
@@ -243,7 +243,7 @@ impl<E: Engine> Sandboxes<E> {
             let same = (&s.template, s.size) == (&newest.template, newest.size);
             // Records of earlier versions do not tell: they are of another agent or kernel.
             let other_engine = s.engine.is_some() && s.engine != newest.engine;
-            let old = s.purpose == Purpose::Template && s.id != newest.id && s.kept;
+            let old = s.purpose == SnapshotPurpose::Template && s.id != newest.id && s.kept;
             old && same && !other_engine
         };
         self.retire(self.ids_of(older));
@@ -254,7 +254,7 @@ impl<E: Engine> Sandboxes<E> {
     fn retire_surplus(&self, newest: &SnapshotRecord) {
         let other = |s: &SnapshotRecord| {
             let same = s.template == newest.template && s.id != newest.id;
-            s.purpose == Purpose::Template && same && s.kept
+            s.purpose == SnapshotPurpose::Template && same && s.kept
         };
         let mut others = self.ids_of(other);
         let Some(surplus) = (others.len() + 1).checked_sub(MAX_SIZES_PER_TEMPLATE) else {
@@ -285,7 +285,7 @@ impl<E: Engine> Sandboxes<E> {
             let needed = waiting.contains(&s.id)
                 || self.0.indexes.users.has_any(&s.id)
                 || snapshots.children(&s.id).next().is_some();
-            s.purpose == Purpose::Template && s.kept && !used && !needed
+            s.purpose == SnapshotPurpose::Template && s.kept && !used && !needed
         };
         snapshots.values().filter(idle).cloned().collect()
     }
@@ -295,7 +295,7 @@ impl<E: Engine> Sandboxes<E> {
         let of_template = |id: &String| {
             let snapshots = lock(&self.0.snapshots);
             let found = snapshots.get(id);
-            found.is_some_and(|s| s.purpose == Purpose::Template)
+            found.is_some_and(|s| s.purpose == SnapshotPurpose::Template)
         };
         self.retire(ids.iter().filter(|id| of_template(id)).cloned().collect());
     }
@@ -309,10 +309,10 @@ impl<E: Engine> Sandboxes<E> {
         for id in &ids {
             lock(&self.0.template_uses).remove(id);
             if let Some(retired) = self.update_snapshot(id, |s| s.kept = false) {
-                self.0.pool.drop_shelf(&retired.fingerprint);
+                self.0.pool.drop_bucket(&retired.fingerprint);
             }
         }
-        self.collect(ids);
+        self.gc_snapshots(ids);
     }
 
     /// Ids of the snapshots that are `wanted`.

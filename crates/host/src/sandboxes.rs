@@ -5,11 +5,10 @@
 //! before it acts, so that nothing a sandbox does can keep it alive.
 
 mod adopt;
-mod caretaker;
-mod connections;
+mod build_steps;
+mod change_settings;
+mod connection_history;
 mod create;
-mod deadline;
-mod end;
 mod entry;
 mod error;
 mod fork;
@@ -18,40 +17,42 @@ mod lookup;
 mod names;
 mod observe;
 mod owner_usage;
+mod pause_resume;
 mod pool;
 mod recover;
+mod removal;
 mod restart;
 mod rollback;
-mod sleep;
-mod snapshot;
 mod snapshot_index;
-mod step;
-mod template;
-mod terms;
+mod snapshot_upkeep;
+mod take_snapshot;
+mod template_snapshots;
+mod timeout;
 
-pub use create::{CreateSpec, Source};
+pub use create::{CreateSpec, SandboxSource};
 pub use error::{ErrorKind, OperationError};
-pub use fork::{Child, ForkReport};
+pub use fork::{ForkChild, ForkReport};
 pub use names::MAX_SANDBOX_NAME;
 pub use owner_usage::OwnerUsage;
+pub use pause_resume::{AwakeTime, WakeOptions};
 pub use pool::PoolSize;
 pub use restart::MAX_RESTART_GRACE;
-pub use sleep::{AwakeTime, WakeOptions};
 
 use crate::admission::{
-    Admission, HostFigures, Limits, Occupant, Place, Promised, ReadHost, ThisHost,
+    Admission, HostFigures, HostLimits, HostReader, KernelReader, Occupant, PromisedResources,
+    Reservation,
 };
-use crate::journal::{Change, Journal, JournalError};
+use crate::journal::{Journal, JournalChange, JournalError};
 use crate::metrics::Metrics;
 use crate::quota::OwnerQuota;
-use crate::record::{SandboxRecord, SnapshotRecord, State};
-use caretaker::Caretaker;
-use entry::{Entry, EntryIndexes, lock};
-use gc::remover::{self, Remover};
+use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
+use entry::{EntryIndexes, SandboxEntry, lock};
+use gc::file_remover::{self, FileRemover};
 use jiffy_engine::{Engine, EngineDescription, EngineError, Guest, SandboxSize};
 use jiffy_proto::agent::SiteSettings;
 use pool::Pool;
 use snapshot_index::SnapshotIndex;
+use snapshot_upkeep::SnapshotUpkeep;
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::path::Path;
@@ -62,29 +63,29 @@ use tokio::sync::{Notify, watch};
 
 /// Options of a host.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct HostOptions {
     /// Restored sandboxes that wait for their creator, per template and size in use.
     pub warm: usize,
     /// Time between two looks at whether what they were restored from is still in memory.
     pub tend: Duration,
     /// Limits of the use of the host.
-    pub limits: Limits,
+    pub limits: HostLimits,
     /// Time between two looks at what each sandbox uses.
     pub sample: Duration,
     /// Time between two looks for what belongs to nobody.
     pub sweep: Duration,
     /// Tells what the host has left; none: the machine this program runs on.
-    pub reader: Option<Arc<dyn ReadHost>>,
+    pub reader: Option<Arc<dyn HostReader>>,
     /// Certificate authorities and proxy of all sandboxes.
     pub site: SiteSettings,
 }
 
-impl Default for Options {
+impl Default for HostOptions {
     fn default() -> Self {
         Self {
             warm: 0,
             tend: Duration::from_secs(60),
-            limits: Limits::default(),
+            limits: HostLimits::default(),
             sample: Duration::from_secs(10),
             sweep: Duration::from_secs(60),
             reader: None,
@@ -93,10 +94,10 @@ impl Default for Options {
     }
 }
 
-struct Inner<E: Engine> {
+struct SandboxesInner<E: Engine> {
     engine: E,
     journal: Journal,
-    entries: Mutex<BTreeMap<String, Arc<Entry<E::Guest>>>>,
+    entries: Mutex<BTreeMap<String, Arc<SandboxEntry<E::Guest>>>>,
     /// Complete snapshots. Locked before `entries` where both are.
     snapshots: Mutex<SnapshotIndex>,
     /// Held from a change of snapshots' records in memory or in the journal to that in the other, so that both see changes in
@@ -105,14 +106,14 @@ struct Inner<E: Engine> {
     /// Indexes over the records of sandboxes.
     indexes: Arc<EntryIndexes>,
     /// Removes files of snapshots.
-    remover: Remover,
+    file_remover: FileRemover,
     /// Snapshots that something is being made from.
     pins: Mutex<HashMap<String, usize>>,
     pool: Pool<E::UnassignedGuest>,
     admission: Admission,
     metrics: Metrics,
     /// Further figures for the scrape.
-    sources: Mutex<Vec<observe::Source>>,
+    sources: Mutex<Vec<observe::FigureSource>>,
     families: Mutex<Vec<observe::FamilySource>>,
     /// Operations that have begun and not ended.
     under_way: watch::Sender<usize>,
@@ -126,7 +127,7 @@ struct Inner<E: Engine> {
     making: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Last use of template snapshots, by id.
     template_uses: Mutex<HashMap<String, Instant>>,
-    caretaker: Caretaker,
+    upkeep: SnapshotUpkeep,
     /// Budgets of owners; none: they have none.
     quota: Mutex<Option<Arc<dyn OwnerQuota>>>,
     /// Certificate authorities and proxy of all sandboxes.
@@ -136,7 +137,7 @@ struct Inner<E: Engine> {
 }
 
 /// The sandboxes of one host. Clones are the same sandboxes. Must be used inside a tokio runtime.
-pub struct Sandboxes<E: Engine>(Arc<Inner<E>>);
+pub struct Sandboxes<E: Engine>(Arc<SandboxesInner<E>>);
 
 impl<E: Engine> Clone for Sandboxes<E> {
     fn clone(&self) -> Self {
@@ -145,7 +146,7 @@ impl<E: Engine> Clone for Sandboxes<E> {
 }
 
 /// The same sandboxes, for as long as another holds them.
-pub struct WeakSandboxes<E: Engine>(Weak<Inner<E>>);
+pub struct WeakSandboxes<E: Engine>(Weak<SandboxesInner<E>>);
 
 impl<E: Engine> WeakSandboxes<E> {
     /// The sandboxes, if they are still there.
@@ -161,31 +162,40 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Opens the journal in `file`, puts in order what a daemon that was killed left behind, and takes over the guests that ran on.
-    pub async fn open(engine: E, file: &Path, options: Options) -> Result<Self, OperationError> {
+    pub async fn open(
+        engine: E,
+        file: &Path,
+        options: HostOptions,
+    ) -> Result<Self, OperationError> {
         let journal = Journal::open(file)?;
         let recovered = recover::recover(&engine, &journal)?;
-        let (caretaker, orders) = Caretaker::new();
-        let (remover, removals) = Remover::new();
+        let (upkeep, orders) = SnapshotUpkeep::new();
+        let (file_remover, removals) = FileRemover::new();
         let indexes = Arc::<EntryIndexes>::default();
         for r in &recovered.sandboxes {
-            if let Some(name) = r.name.as_ref().filter(|_| r.state != State::Killed) {
+            if let Some(name) = r.name.as_ref().filter(|_| r.state != SandboxState::Killed) {
                 // Unique when it was given.
                 let _ = indexes.names.claim(&r.terms.owner, name, &r.id);
             }
         }
-        let entry = |r: SandboxRecord| (r.id.clone(), Arc::new(Entry::new(r, indexes.clone())));
+        let entry = |r: SandboxRecord| {
+            (
+                r.id.clone(),
+                Arc::new(SandboxEntry::new(r, indexes.clone())),
+            )
+        };
         let reader = options.reader.unwrap_or_else(|| {
             let data = file.parent().unwrap_or(Path::new("/"));
-            Arc::new(ThisHost::new(data))
+            Arc::new(KernelReader::new(data))
         });
-        let this = Self(Arc::new(Inner {
+        let this = Self(Arc::new(SandboxesInner {
             engine,
             journal,
             entries: Mutex::new(recovered.sandboxes.into_iter().map(entry).collect()),
             snapshots: Mutex::new(recovered.snapshots.into_iter().collect()),
             snapshot_changes: Mutex::default(),
             indexes,
-            remover,
+            file_remover,
             pins: Mutex::default(),
             pool: Pool::new(options.warm),
             admission: Admission::new(options.limits, reader),
@@ -198,21 +208,21 @@ impl<E: Engine> Sandboxes<E> {
             deadlines: Arc::default(),
             making: Mutex::default(),
             template_uses: Mutex::default(),
-            caretaker,
+            upkeep,
             quota: Mutex::default(),
-            site_mark: template::site_mark(&options.site),
+            site_mark: template_snapshots::site_mark(&options.site),
             site: options.site,
         }));
-        remover::begin(Arc::downgrade(&this.0), removals);
-        this.collect_all();
+        file_remover::begin(Arc::downgrade(&this.0), removals);
+        this.gc_all_snapshots();
         this.adopt(recovered.orphans).await?;
         this.keep_time();
         this.keep_samples(options.sample);
-        this.keep_clean(options.sweep);
-        caretaker::begin(Arc::downgrade(&this.0), orders, options.tend);
+        this.spawn_gc(options.sweep);
+        snapshot_upkeep::begin(Arc::downgrade(&this.0), orders, options.tend);
         // Those that a daemon left before it came to it; sealed ones stay as they are.
         for snapshot in lock(&this.0.snapshots).values().filter(|s| s.kept) {
-            this.0.caretaker.seal(&snapshot.id);
+            this.0.upkeep.seal(&snapshot.id);
         }
         Ok(this)
     }
@@ -249,11 +259,11 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// One sandbox by its exact id, as it is once what is under way with it has been decided. One that is being killed counts as killed.
-    pub async fn settled(&self, id: &str) -> Option<SandboxRecord> {
+    pub async fn wait_decided(&self, id: &str) -> Option<SandboxRecord> {
         let entry = lock(&self.0.entries).get(id).cloned()?;
         entry.decided().await;
         if entry.is_ending() {
-            return Some(entry.record_in(State::Killed));
+            return Some(entry.record_in(SandboxState::Killed));
         }
         Some(entry.record())
     }
@@ -264,11 +274,11 @@ impl<E: Engine> Sandboxes<E> {
         &self,
         id: &str,
         limit: Duration,
-        wanted: impl Fn(&State) -> bool,
+        wanted: impl Fn(&SandboxState) -> bool,
     ) -> Result<SandboxRecord, OperationError> {
         let entry = self.entry(id)?;
         // One that is being killed may look broken for a moment.
-        let settled = |state: &State| *state == State::Killed || !entry.is_ending();
+        let settled = |state: &SandboxState| *state == SandboxState::Killed || !entry.is_ending();
         let until = entry.until(|record| settled(&record.state) && wanted(&record.state));
         match tokio::time::timeout(limit, until).await {
             Ok(record) => Ok(record),
@@ -328,7 +338,7 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// Returns what was promised to sandboxes and the warm pool, and what was refused.
-    pub fn promised(&self) -> Promised {
+    pub fn promised(&self) -> PromisedResources {
         self.0.admission.promised()
     }
 
@@ -339,10 +349,10 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// A place for a guest of `size`. Those that only wait in the warm pool give way.
-    fn admit(&self, size: SandboxSize) -> Result<Place, OperationError> {
+    fn admit(&self, size: SandboxSize) -> Result<Reservation, OperationError> {
         loop {
             match self.0.admission.admit(Occupant::Sandbox, size) {
-                Ok(place) => return Ok(place),
+                Ok(reservation) => return Ok(reservation),
                 Err(refusal) => {
                     if !refusal.short_of.is_of_waiting() || !self.0.pool.give_way() {
                         return Err(refusal.into());
@@ -359,7 +369,7 @@ impl<E: Engine> Sandboxes<E> {
         port: u32,
     ) -> Result<tokio::net::UnixStream, OperationError> {
         let entry = self.entry(id)?;
-        let guest = entry.running(crate::record::Operation::Connect, "connect to")?;
+        let guest = entry.running(crate::records::SandboxOperation::Connect, "connect to")?;
         guest
             .connect(port)
             .await
@@ -373,7 +383,7 @@ impl<E: Engine> Sandboxes<E> {
     /// The process that isolates a running sandbox, and how often the processor left its guest for the host.
     pub async fn process(&self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
         let entry = self.entry(id)?;
-        let guest = entry.running(crate::record::Operation::Connect, "look at")?;
+        let guest = entry.running(crate::records::SandboxOperation::Connect, "look at")?;
         let none = || EngineError::Unsupported {
             engine: guest.engine(),
             what: "name the process of a sandbox",
@@ -404,8 +414,8 @@ impl<E: Engine> Sandboxes<E> {
             if let Some(guest) = entry.replace_guest(None) {
                 guest.stop().await;
                 let cause = recover::DAEMON_STOPPED.to_owned();
-                let record = entry.record_in(State::Broken { cause });
-                self.settle(&entry, record);
+                let record = entry.record_in(SandboxState::Broken { cause });
+                self.record_write_behind(&entry, record);
             }
         }
     }
@@ -414,12 +424,12 @@ impl<E: Engine> Sandboxes<E> {
     /// when it is up: until then it is in memory only.
     fn commit(
         &self,
-        entry: &Entry<E::Guest>,
+        entry: &SandboxEntry<E::Guest>,
         record: SandboxRecord,
-        more: &[Change],
+        more: &[JournalChange],
     ) -> Result<(), JournalError> {
-        if record.state != State::Creating {
-            let mut changes = vec![Change::Sandbox(record.clone())];
+        if record.state != SandboxState::Creating {
+            let mut changes = vec![JournalChange::Sandbox(record.clone())];
             changes.extend_from_slice(more);
             self.0.journal.commit(&changes)?;
         }
@@ -428,14 +438,16 @@ impl<E: Engine> Sandboxes<E> {
     }
 
     /// The same for what has happened.
-    fn settle(&self, entry: &Entry<E::Guest>, record: SandboxRecord) {
-        self.0.journal.settle(&[Change::Sandbox(record.clone())]);
+    fn record_write_behind(&self, entry: &SandboxEntry<E::Guest>, record: SandboxRecord) {
+        self.0
+            .journal
+            .commit_write_behind(&[JournalChange::Sandbox(record.clone())]);
         entry.set_record(record);
     }
 
     /// Marks the sandbox as broken when its guest ends by itself.
-    fn watch(&self, entry: &Arc<Entry<E::Guest>>, guest: &Arc<E::Guest>) {
-        entry.settle(|size| self.0.admission.count(size));
+    fn watch(&self, entry: &Arc<SandboxEntry<E::Guest>>, guest: &Arc<E::Guest>) {
+        entry.count_guest(|size| self.0.admission.count(size));
         observe::sample(entry);
         let (entry, guest) = (Arc::downgrade(entry), guest.clone());
         let this = Arc::downgrade(&self.0);
@@ -444,7 +456,7 @@ impl<E: Engine> Sandboxes<E> {
             let (Some(entry), Some(inner)) = (entry.upgrade(), this.upgrade()) else {
                 return;
             };
-            let _turn = entry.turn.lock().await;
+            let _op_guard = entry.op_lock.lock().await;
             // Of one that is being killed, the kill says how it ended.
             if !entry.is_guest(&guest) || entry.is_ending() {
                 return;
@@ -456,8 +468,8 @@ impl<E: Engine> Sandboxes<E> {
                 return;
             }
             let cause = end.to_string();
-            let record = entry.record_in(State::Broken { cause });
-            Self(inner).settle(&entry, record);
+            let record = entry.record_in(SandboxState::Broken { cause });
+            Self(inner).record_write_behind(&entry, record);
         });
     }
 }

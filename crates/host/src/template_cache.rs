@@ -1,6 +1,6 @@
 //! Templates that are in use, opened and verified once for all engines.
 
-use crate::host::{CreateError, Host, Prepared};
+use crate::host::{CreateError, Host, PreparedTemplate};
 use jiffy_engine::EngineError;
 use jiffy_image::TemplateError;
 use std::collections::HashMap;
@@ -11,18 +11,18 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Stamp that shows that a file was replaced: inode and change time.
-pub(crate) type Stamp = [(u64, i64, i64); 3];
+pub(crate) type FileStamps = [(u64, i64, i64); 3];
 
 /// The templates of one host, by what they are called and by what they were when snapshots were taken.
-pub(crate) struct Shelf {
+pub(crate) struct TemplateCache {
     host: Host,
     /// Templates as they are now, by name.
-    prepared: Mutex<HashMap<String, (Stamp, Arc<Prepared>)>>,
-    /// Versions that snapshots in use were taken of, by [`Prepared::image_name`].
-    older: Mutex<HashMap<String, Arc<Prepared>>>,
+    prepared: Mutex<HashMap<String, (FileStamps, Arc<PreparedTemplate>)>>,
+    /// Versions that snapshots in use were taken of, by [`PreparedTemplate::image_name`].
+    older: Mutex<HashMap<String, Arc<PreparedTemplate>>>,
 }
 
-impl Shelf {
+impl TemplateCache {
     /// The templates of `host`.
     pub(crate) fn new(host: Host) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl Shelf {
     }
 
     /// Returns a stamp of template, VMM and agent, which changes when one is replaced.
-    pub(crate) fn stamp(&self, template: &str) -> io::Result<Stamp> {
+    pub(crate) fn stamp(&self, template: &str) -> io::Result<FileStamps> {
         let of = |path: &Path| {
             let metadata = fs::metadata(path)?;
             Ok::<_, io::Error>((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
@@ -54,7 +54,10 @@ impl Shelf {
     }
 
     /// The very version that a snapshot was taken of, whatever the template is now.
-    pub(crate) async fn prepare_version(&self, image: &str) -> Result<Arc<Prepared>, EngineError> {
+    pub(crate) async fn prepare_version(
+        &self,
+        image: &str,
+    ) -> Result<Arc<PreparedTemplate>, EngineError> {
         if let Some(prepared) = self.known_version(image) {
             return Ok(prepared);
         }
@@ -69,7 +72,7 @@ impl Shelf {
         Ok(prepared)
     }
 
-    fn known_version(&self, image: &str) -> Option<Arc<Prepared>> {
+    fn known_version(&self, image: &str) -> Option<Arc<PreparedTemplate>> {
         let current = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = current.values().map(|(_, prepared)| prepared);
         if let Some(found) = all.find(|p| p.image_name() == image) {
@@ -87,7 +90,8 @@ impl Shelf {
         // Files are looked at while nobody waits for the lock.
         let cached = || self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         let known: Vec<_> = cached().iter().map(|(n, (s, _))| (n.clone(), *s)).collect();
-        let stale = |(name, stamp): &(String, Stamp)| !self.stamp(name).is_ok_and(|s| s == *stamp);
+        let stale =
+            |(name, stamp): &(String, FileStamps)| !self.stamp(name).is_ok_and(|s| s == *stamp);
         for (name, stamp) in known.into_iter().filter(stale) {
             let mut cached = cached();
             // Another one may have been opened meanwhile.
@@ -109,7 +113,10 @@ impl Shelf {
     }
 
     /// The template as it is now; a stock one that is missing is built.
-    pub(crate) async fn prepare(&self, template: &str) -> Result<Arc<Prepared>, EngineError> {
+    pub(crate) async fn prepare(
+        &self,
+        template: &str,
+    ) -> Result<Arc<PreparedTemplate>, EngineError> {
         let cached = || self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         // A template that is not built yet has no stamp.
         if let Ok(stamp) = self.stamp(template)
@@ -129,7 +136,11 @@ impl Shelf {
     }
 
     /// Takes a template that was opened just now.
-    pub(crate) fn hold(&self, template: &str, prepared: Arc<Prepared>) -> Result<(), EngineError> {
+    pub(crate) fn hold(
+        &self,
+        template: &str,
+        prepared: Arc<PreparedTemplate>,
+    ) -> Result<(), EngineError> {
         let stamp = self.stamp(template).map_err(EngineError::failed)?;
         let mut held = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         held.insert(template.to_owned(), (stamp, prepared));

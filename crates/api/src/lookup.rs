@@ -6,7 +6,7 @@ use crate::error::ApiError;
 use crate::hooks::{TemplateInfo, TemplateRefusal};
 use crate::keys::Scope;
 use jiffy_engine::Engine;
-use jiffy_host::{OperationError, Purpose, SandboxRecord, SnapshotRecord, State};
+use jiffy_host::{OperationError, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord};
 use jiffy_image::Reference;
 use jiffy_template_builder::{DEFAULT_TAG, ResolvedBy, ResolvedTemplate, resolve};
 
@@ -19,7 +19,7 @@ const OWN_TAGS: [&str; 2] = [DEFAULT_TAG, "latest"];
 
 /// In which state a sandbox must be to exist for those who are not the host's owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum Liveness {
     /// Running or paused.
     Alive,
     /// Also broken.
@@ -40,7 +40,7 @@ impl<E: Engine> App<E> {
         &self,
         caller: &Caller,
         id: &str,
-        wanted: Wanted,
+        wanted: Liveness,
     ) -> Result<SandboxRecord, ApiError> {
         let unknown = || {
             let message = format!("there is no sandbox `{}`", short(id));
@@ -93,7 +93,7 @@ impl<E: Engine> App<E> {
 
     /// True if a snapshot exists for a caller: the host's owner has all, others those that were asked for.
     pub(crate) fn shows(&self, caller: &Caller, snapshot: &SnapshotRecord) -> bool {
-        let asked = snapshot.purpose == Purpose::Asked && snapshot.kept;
+        let asked = snapshot.purpose == SnapshotPurpose::Asked && snapshot.kept;
         caller.is_owner() || (asked && caller.sees(snapshot.owner.as_deref()))
     }
 
@@ -248,13 +248,13 @@ impl<E: Engine> App<E> {
 fn alive(
     record: SandboxRecord,
     caller: &Caller,
-    wanted: Wanted,
+    wanted: Liveness,
 ) -> Option<Result<SandboxRecord, ApiError>> {
     match &record.state {
         _ if caller.is_owner() => Some(Ok(record)),
-        State::Running | State::Paused => Some(Ok(record)),
-        State::Broken { .. } if wanted == Wanted::Mendable => Some(Ok(record)),
-        State::Broken { cause } => {
+        SandboxState::Running | SandboxState::Paused => Some(Ok(record)),
+        SandboxState::Broken { .. } if wanted == Liveness::Mendable => Some(Ok(record)),
+        SandboxState::Broken { cause } => {
             let id = caller.shown_id(&record.id);
             Some(Err(ApiError::not_found(
                 "sandbox_broken",
@@ -263,7 +263,7 @@ fn alive(
                 ),
             )))
         }
-        State::Creating | State::Killed => None,
+        SandboxState::Creating | SandboxState::Killed => None,
     }
 }
 

@@ -3,24 +3,24 @@
 use crate::app::App;
 use crate::quota::{ExchangePermit, running};
 use jiffy_engine::Engine;
-use jiffy_host::{OperationError, QuotaRequest, State};
+use jiffy_host::{OperationError, QuotaRequest, SandboxState};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Turns at waking, by sandbox. Whoever waits for one finds the sandbox awake, and asks for no room of its own.
-type Turns = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
+type WakeLocks = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
 
 /// Wakes sandboxes for those who reach their ports. Clones are the same.
-pub struct Visitors<E: Engine> {
+pub struct AutoResume<E: Engine> {
     app: App<E>,
-    turns: Arc<Turns>,
+    wake_locks: Arc<WakeLocks>,
 }
 
-impl<E: Engine> Clone for Visitors<E> {
+impl<E: Engine> Clone for AutoResume<E> {
     fn clone(&self) -> Self {
         Self {
             app: self.app.clone(),
-            turns: self.turns.clone(),
+            wake_locks: self.wake_locks.clone(),
         }
     }
 }
@@ -36,20 +36,20 @@ pub enum WakeError {
     Operation(#[from] OperationError),
 }
 
-impl<E: Engine> Visitors<E> {
+impl<E: Engine> AutoResume<E> {
     /// Those of the sandboxes of `app`, within the limits of its keys.
     pub fn new(app: App<E>) -> Self {
         Self {
             app,
-            turns: Arc::default(),
+            wake_locks: Arc::default(),
         }
     }
 
     /// Makes sure that a sandbox runs. It counts for the key it was made with like one that is woken by a call; a key that was
     /// revoked has no limits, because its sandboxes stay.
     pub async fn wake(&self, id: &str) -> Result<(), WakeError> {
-        let place = Place::take(&self.turns, id);
-        let _turn = place.turn.lock().await;
+        let wake_lock = WakeLock::take(&self.wake_locks, id);
+        let _guard = wake_lock.lock.lock().await;
         self.wake_held(id).await
     }
 
@@ -61,7 +61,7 @@ impl<E: Engine> Visitors<E> {
     async fn wake_held(&self, id: &str) -> Result<(), WakeError> {
         let app = &self.app;
         let record = app.sandboxes.get(id)?;
-        if record.state == State::Running {
+        if record.state == SandboxState::Running {
             return Ok(());
         }
         let owner = record.terms.owner.as_deref();
@@ -85,24 +85,31 @@ impl<E: Engine> Visitors<E> {
 }
 
 /// A place in the queue of those who wake a sandbox. The last to leave takes the entry along, also one who no longer waits.
-struct Place<'a> {
-    turns: &'a Turns,
+struct WakeLock<'a> {
+    wake_locks: &'a WakeLocks,
     id: &'a str,
-    turn: Arc<tokio::sync::Mutex<()>>,
+    lock: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl<'a> Place<'a> {
-    fn take(turns: &'a Turns, id: &'a str) -> Self {
-        let mut all = turns.lock().unwrap_or_else(PoisonError::into_inner);
-        let turn = all.entry(id.to_owned()).or_default().clone();
+impl<'a> WakeLock<'a> {
+    fn take(wake_locks: &'a WakeLocks, id: &'a str) -> Self {
+        let mut all = wake_locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = all.entry(id.to_owned()).or_default().clone();
         drop(all);
-        Self { turns, id, turn }
+        Self {
+            wake_locks,
+            id,
+            lock,
+        }
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for WakeLock<'_> {
     fn drop(&mut self) {
-        let mut all = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self
+            .wake_locks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         // The map's and ours.
         if all.get(self.id).is_some_and(|t| Arc::strong_count(t) <= 2) {
             all.remove(self.id);
@@ -116,13 +123,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_queue_goes_with_the_last_in_it_however_they_leave() {
-        let turns = Turns::default();
-        let count = || turns.lock().unwrap().len();
-        let first = Place::take(&turns, "a");
-        let held = first.turn.lock().await;
+        let wake_locks = WakeLocks::default();
+        let count = || wake_locks.lock().unwrap().len();
+        let first = WakeLock::take(&wake_locks, "a");
+        let held = first.lock.lock().await;
         let waiting = async {
-            let second = Place::take(&turns, "a");
-            let _turn = second.turn.lock().await;
+            let second = WakeLock::take(&wake_locks, "a");
+            let _guard = second.lock.lock().await;
         };
         // Given up while it waits.
         let limit = std::time::Duration::from_millis(1);

@@ -1,11 +1,13 @@
 //! `snapshot`: a sandbox at one instant, while it runs on.
 
-use super::entry::{Entry, lock};
+use super::entry::{SandboxEntry, lock};
 use super::{OperationError, Sandboxes};
 use crate::identity::new_id;
-use crate::journal::Change;
+use crate::journal::JournalChange;
 use crate::quota::{QuotaAmount, QuotaPermit, QuotaRequest};
-use crate::record::{Operation, Purpose, SandboxRecord, SnapshotRecord, State, now_ms};
+use crate::records::{
+    SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose, SnapshotRecord, now_ms,
+};
 use jiffy_engine::{AfterSnapshot, Engine, EngineError, Guest};
 
 impl<E: Engine> Sandboxes<E> {
@@ -17,8 +19,8 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SnapshotRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("snapshot", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
-            this.snapshot_for(&entry, Purpose::Asked, name, "snapshot")
+            let _op_guard = entry.op_lock.lock().await;
+            this.snapshot_for(&entry, SnapshotPurpose::Asked, name, "snapshot")
                 .await
         })
         .await
@@ -27,17 +29,17 @@ impl<E: Engine> Sandboxes<E> {
     /// Takes a snapshot of a running sandbox or finds that of a paused one. Needs the turn.
     pub(super) async fn snapshot_for(
         &self,
-        entry: &Entry<E::Guest>,
-        purpose: Purpose,
+        entry: &SandboxEntry<E::Guest>,
+        purpose: SnapshotPurpose,
         name: Option<String>,
         verb: &'static str,
     ) -> Result<SnapshotRecord, OperationError> {
         let operation = match purpose {
-            Purpose::Fork => Operation::Fork,
-            _ => Operation::Snapshot,
+            SnapshotPurpose::Fork => SandboxOperation::Fork,
+            _ => SandboxOperation::Snapshot,
         };
         let sandbox = entry.allow(operation, verb)?;
-        if sandbox.state == State::Paused {
+        if sandbox.state == SandboxState::Paused {
             return self.snapshot_of_sleeper(&sandbox, purpose, name).await;
         }
         let guest = entry.running(operation, verb)?;
@@ -46,25 +48,25 @@ impl<E: Engine> Sandboxes<E> {
         let _pin = self.hold(&record.id);
         let snapshot = self
             .take(&guest, record, AfterSnapshot::Resume, &permit, |snapshot| {
-                vec![Change::Sandbox(descended(&sandbox, snapshot))]
+                vec![JournalChange::Sandbox(descended(&sandbox, snapshot))]
             })
             .await?;
         entry.set_record(descended(&sandbox, &snapshot));
-        self.collect(sandbox.snapshot);
+        self.gc_snapshots(sandbox.snapshot);
         Ok(snapshot)
     }
 
     async fn snapshot_of_sleeper(
         &self,
         sandbox: &SandboxRecord,
-        purpose: Purpose,
+        purpose: SnapshotPurpose,
         name: Option<String>,
     ) -> Result<SnapshotRecord, OperationError> {
         let id = sandbox.snapshot.as_deref().unwrap_or_default();
         let (mut snapshot, _pin) = self.pin(id)?;
-        if purpose == Purpose::Asked {
+        if purpose == SnapshotPurpose::Asked {
             // One that was asked for before is counted already.
-            let counted = snapshot.purpose == Purpose::Asked && snapshot.kept;
+            let counted = snapshot.purpose == SnapshotPurpose::Asked && snapshot.kept;
             let amount = QuotaAmount {
                 snapshots: u64::from(!counted),
                 ..QuotaAmount::default()
@@ -80,13 +82,13 @@ impl<E: Engine> Sandboxes<E> {
                 snapshot = current.clone();
             }
             snapshot.name = name.or(snapshot.name);
-            snapshot.purpose = Purpose::Asked;
+            snapshot.purpose = SnapshotPurpose::Asked;
             snapshot.kept = true;
             self.0
                 .journal
-                .commit(&[Change::Snapshot(snapshot.clone())])?;
+                .commit(&[JournalChange::Snapshot(snapshot.clone())])?;
             lock(&self.0.snapshots).insert(snapshot.clone());
-            self.0.caretaker.seal(&snapshot.id);
+            self.0.upkeep.seal(&snapshot.id);
         }
         Ok(snapshot)
     }
@@ -100,7 +102,9 @@ impl<E: Engine> Sandboxes<E> {
         let _order = lock(&self.0.snapshot_changes);
         let mut record = lock(&self.0.snapshots).get(id).cloned()?;
         change(&mut record);
-        self.0.journal.settle(&[Change::Snapshot(record.clone())]);
+        self.0
+            .journal
+            .commit_write_behind(&[JournalChange::Snapshot(record.clone())]);
         lock(&self.0.snapshots).insert(record.clone());
         Some(record)
     }
@@ -109,7 +113,7 @@ impl<E: Engine> Sandboxes<E> {
     pub(super) fn draft(
         &self,
         sandbox: &SandboxRecord,
-        purpose: Purpose,
+        purpose: SnapshotPurpose,
         name: Option<String>,
     ) -> Result<SnapshotRecord, OperationError> {
         Ok(SnapshotRecord {
@@ -125,7 +129,7 @@ impl<E: Engine> Sandboxes<E> {
             size: sandbox.size,
             engine: None,
             parent: sandbox.snapshot.clone(),
-            kept: purpose == Purpose::Asked,
+            kept: purpose == SnapshotPurpose::Asked,
             stopped_ms: 0.0,
             total_ms: 0.0,
             bytes: 0,
@@ -140,22 +144,28 @@ impl<E: Engine> Sandboxes<E> {
         draft: SnapshotRecord,
         then: AfterSnapshot,
         permit: &QuotaPermit,
-        with: impl FnOnce(&SnapshotRecord) -> Vec<Change>,
+        with: impl FnOnce(&SnapshotRecord) -> Vec<JournalChange>,
     ) -> Result<SnapshotRecord, OperationError> {
         // Until it has its record, nothing else says that its files are needed.
         let _pin = self.hold(&draft.id);
-        self.0.journal.commit(&[Change::Intent(draft.clone())])?;
+        self.0
+            .journal
+            .commit(&[JournalChange::Intent(draft.clone())])?;
         let (id, parent) = (&draft.id, draft.parent.as_deref());
         let most = permit.disk_bytes();
         let taken = self.0.engine.snapshot(guest, id, parent, then, most).await;
         let times = match taken {
             Ok(times) => times,
             Err(EngineError::SnapshotTooLarge { needed, most }) => {
-                self.0.journal.settle(&[Change::NoSnapshot(id.clone())]);
+                self.0
+                    .journal
+                    .commit_write_behind(&[JournalChange::NoSnapshot(id.clone())]);
                 return Err(OperationError::DiskQuota { needed, left: most });
             }
             Err(e) => {
-                self.0.journal.settle(&[Change::NoSnapshot(id.clone())]);
+                self.0
+                    .journal
+                    .commit_write_behind(&[JournalChange::NoSnapshot(id.clone())]);
                 let what = match draft.sandbox.as_str() {
                     "" => format!("snapshot template `{}`", draft.template),
                     sandbox => format!("snapshot sandbox {sandbox}"),
@@ -170,14 +180,14 @@ impl<E: Engine> Sandboxes<E> {
             engine: Some(guest.engine().to_owned()),
             ..draft
         };
-        let mut changes = vec![Change::Snapshot(snapshot.clone())];
+        let mut changes = vec![JournalChange::Snapshot(snapshot.clone())];
         changes.extend(with(&snapshot));
         let order = lock(&self.0.snapshot_changes);
-        self.0.journal.settle(&changes);
+        self.0.journal.commit_write_behind(&changes);
         lock(&self.0.snapshots).insert(snapshot.clone());
         drop(order);
         if snapshot.kept {
-            self.0.caretaker.seal(&snapshot.id);
+            self.0.upkeep.seal(&snapshot.id);
         }
         Ok(snapshot)
     }

@@ -19,7 +19,7 @@ pub const OLD_LOGS: usize = 3;
 
 /// Removes it; returns what was removed. What is in use is young, bound or has another name. Directories that are links belong to
 /// somebody else.
-pub(crate) fn sweep(home: &Path, now: SystemTime) -> Vec<PathBuf> {
+pub(crate) fn gc(home: &Path, now: SystemTime) -> Vec<PathBuf> {
     let mut gone = Vec::new();
     let bound = bound_sockets();
     let run = home.join("run");
@@ -156,7 +156,7 @@ mod tests {
 
         let now = SystemTime::now();
         let gone = |at| {
-            let mut gone = sweep(home, at);
+            let mut gone = gc(home, at);
             gone.sort();
             let names = gone
                 .iter()

@@ -1,12 +1,12 @@
 //! Admission: decides which guests may have memory of this host, before anything is begun.
 //!
-//! Every guest has a [`Place`] from the decision that it may come up until it is gone. Two kinds of figures decide: what was promised
+//! Every guest has a [`Reservation`] from the decision that it may come up until it is gone. Two kinds of figures decide: what was promised
 //! (places, in sandboxes and in what they may grow to), which cannot be overrun however many ask at once; and what the kernel
 //! says is left, of which those still coming up are expected to take their share.
 
 mod figures;
 
-pub use figures::{HostFigures, Pressure, ReadHost, ThisHost};
+pub use figures::{HostFigures, HostReader, KernelReader, Pressure};
 
 use crate::sandboxes::OperationError;
 use jiffy_engine::SandboxSize;
@@ -15,15 +15,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Memory that a guest takes until its agent has answered, in MiB: one that boots touches 44, a restored one far less.
-const BIRTH_MIB: u64 = 48;
+const BOOT_MIB: u64 = 48;
 /// Tasks and descriptors that one sandbox takes, and how many are left to everybody else.
-const TASKS_EACH: u64 = 12;
-const DESCRIPTORS_EACH: u64 = 14;
-const SPARE: u64 = 256;
+const TASKS_PER_GUEST: u64 = 12;
+const DESCRIPTORS_PER_GUEST: u64 = 14;
+const SPARE_PER_HOST: u64 = 256;
 
 /// Limits of the use of a host.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Limits {
+pub struct HostLimits {
     /// Most sandboxes that run at once; none: as many as the rest allows.
     pub sandboxes: Option<usize>,
     /// Sum that all guests may grow to, in multiples of the host's memory. An idle guest holds 2 to 12 MiB of the 512 it may
@@ -43,7 +43,7 @@ pub struct Limits {
     pub pressure: Pressure,
 }
 
-impl Default for Limits {
+impl Default for HostLimits {
     fn default() -> Self {
         Self {
             sandboxes: None,
@@ -147,7 +147,7 @@ pub(crate) enum Occupant {
 
 /// Resources promised to guests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Promised {
+pub struct PromisedResources {
     /// Sandboxes that have a guest or are getting one.
     pub sandboxes: usize,
     /// Guests that wait in the warm pool or are coming up there.
@@ -165,27 +165,27 @@ pub struct Promised {
 /// The door of a host.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    limits: Limits,
-    host: Arc<dyn ReadHost>,
-    promised: Arc<Mutex<Promised>>,
+    limits: HostLimits,
+    host: Arc<dyn HostReader>,
+    promised: Arc<Mutex<PromisedResources>>,
 }
 
 /// A guest's place on the host, from before it comes up until it is gone.
 #[derive(Debug)]
-pub(crate) struct Place {
-    promised: Arc<Mutex<Promised>>,
+pub(crate) struct Reservation {
+    promised: Arc<Mutex<PromisedResources>>,
     occupant: Occupant,
     memory_mib: u64,
     disk_mib: u64,
     coming_up: bool,
 }
 
-fn lock(promised: &Mutex<Promised>) -> MutexGuard<'_, Promised> {
+fn lock(promised: &Mutex<PromisedResources>) -> MutexGuard<'_, PromisedResources> {
     promised.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Admission {
-    pub fn new(limits: Limits, host: Arc<dyn ReadHost>) -> Self {
+    pub fn new(limits: HostLimits, host: Arc<dyn HostReader>) -> Self {
         Self {
             limits,
             host,
@@ -194,7 +194,7 @@ impl Admission {
     }
 
     /// Returns what was promised so far.
-    pub fn promised(&self) -> Promised {
+    pub fn promised(&self) -> PromisedResources {
         lock(&self.promised).clone()
     }
 
@@ -210,7 +210,7 @@ impl Admission {
     }
 
     /// A place for one more guest of `size`, or why there is none.
-    pub fn admit(&self, occupant: Occupant, size: SandboxSize) -> Result<Place, Refusal> {
+    pub fn admit(&self, occupant: Occupant, size: SandboxSize) -> Result<Reservation, Refusal> {
         let figures = self.host.read();
         let mut promised = lock(&self.promised);
         let decided = self
@@ -238,37 +238,37 @@ impl Admission {
     }
 
     /// The place of a sandbox that is there already.
-    pub fn count(&self, size: SandboxSize) -> Place {
+    pub fn count(&self, size: SandboxSize) -> Reservation {
         let mut promised = lock(&self.promised);
         self.enter(&mut promised, Occupant::Sandbox, size, false)
     }
 
     fn enter(
         &self,
-        promised: &mut Promised,
+        promised: &mut PromisedResources,
         occupant: Occupant,
         size: SandboxSize,
         coming_up: bool,
-    ) -> Place {
-        let place = Place {
+    ) -> Reservation {
+        let reservation = Reservation {
             promised: self.promised.clone(),
             occupant,
             memory_mib: size.memory_mib.into(),
             disk_mib: size.disk_mib,
             coming_up,
         };
-        *place.counter(promised) += 1;
-        promised.memory_mib += place.memory_mib;
-        promised.disk_mib += place.disk_mib;
+        *reservation.counter(promised) += 1;
+        promised.memory_mib += reservation.memory_mib;
+        promised.disk_mib += reservation.disk_mib;
         promised.coming_up += usize::from(coming_up);
-        place
+        reservation
     }
 
     /// Checks that what was promised leaves room.
     fn fits(
         &self,
         figures: &HostFigures,
-        promised: &Promised,
+        promised: &PromisedResources,
         occupant: Occupant,
         size: SandboxSize,
     ) -> Result<(), Refusal> {
@@ -362,7 +362,7 @@ impl Admission {
                 Shortage::Memory,
                 figures.memory_available_mib,
                 self.reserve_memory(figures)
-                    .saturating_add(guests.saturating_mul(BIRTH_MIB)),
+                    .saturating_add(guests.saturating_mul(BOOT_MIB)),
                 "MiB of memory available",
             ),
             (
@@ -374,15 +374,17 @@ impl Admission {
             (
                 Shortage::Tasks,
                 figures.tasks_free,
-                guests.saturating_mul(TASKS_EACH).saturating_add(SPARE),
+                guests
+                    .saturating_mul(TASKS_PER_GUEST)
+                    .saturating_add(SPARE_PER_HOST),
                 "processes and threads left",
             ),
             (
                 Shortage::Descriptors,
                 figures.descriptors_free,
                 guests
-                    .saturating_mul(DESCRIPTORS_EACH)
-                    .saturating_add(SPARE),
+                    .saturating_mul(DESCRIPTORS_PER_GUEST)
+                    .saturating_add(SPARE_PER_HOST),
                 "file descriptors left",
             ),
         ];
@@ -413,8 +415,8 @@ impl Admission {
     }
 }
 
-impl Place {
-    fn counter<'a>(&self, promised: &'a mut Promised) -> &'a mut usize {
+impl Reservation {
+    fn counter<'a>(&self, promised: &'a mut PromisedResources) -> &'a mut usize {
         match self.occupant {
             Occupant::Sandbox => &mut promised.sandboxes,
             Occupant::Waiting => &mut promised.waiting,
@@ -422,16 +424,16 @@ impl Place {
     }
 
     /// Its guest is up: what it took shows in the host's figures.
-    pub fn settle(&mut self) {
+    pub fn set_up(&mut self) {
         if std::mem::take(&mut self.coming_up) {
             lock(&self.promised).coming_up -= 1;
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        self.settle();
+        self.set_up();
         let promised = self.promised.clone();
         let mut promised = lock(&promised);
         *self.counter(&mut promised) -= 1;

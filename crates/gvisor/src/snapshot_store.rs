@@ -13,16 +13,16 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Version of the directory's layout and of the manifest.
-const FORMAT: u32 = 1;
-const MANIFEST: &str = "manifest.json";
+const MANIFEST_FORMAT: u32 = 1;
+const MANIFEST_FILE: &str = "manifest.json";
 /// In the directory of a snapshot that holds nothing but a boot.
-const BOOT: &str = "boot";
+const BOOT_MARK_FILE: &str = "boot";
 /// Names of what is no snapshot (yet, or any more) begin with a dot, which no id does.
-const DRAFT: &str = ".draft-";
+const DRAFT_PREFIX: &str = ".draft-";
 
 /// Manifest of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct GvisorManifest {
     /// Version of the layout.
     pub format: u32,
     /// Its name.
@@ -43,11 +43,11 @@ pub struct Manifest {
     pub base: String,
 }
 
-impl Manifest {
+impl GvisorManifest {
     /// Of a snapshot that is about to be taken.
     pub(crate) fn new(id: &str, created_ms: u64) -> Self {
         Self {
-            format: FORMAT,
+            format: MANIFEST_FORMAT,
             id: id.to_owned(),
             engine: "gvisor".to_owned(),
             version: String::new(),
@@ -62,11 +62,11 @@ impl Manifest {
 
 /// Snapshots by id.
 #[derive(Debug, Clone)]
-pub struct Store {
+pub struct SnapshotStore {
     root: PathBuf,
 }
 
-impl Store {
+impl SnapshotStore {
     /// Opens the directory, making it if need be.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, GvisorError> {
         let root = root.into();
@@ -99,7 +99,7 @@ impl Store {
     pub(crate) fn draft(&self) -> Result<PathBuf, GvisorError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{DRAFT}{}-{}-{number}", std::process::id(), run());
+        let name = format!("{DRAFT_PREFIX}{}-{}-{number}", std::process::id(), run());
         let path = self.root.join(name);
         DirBuilder::new()
             .mode(0o700)
@@ -109,8 +109,12 @@ impl Store {
     }
 
     /// Makes a snapshot of a draft whose checkpoint is written.
-    pub(crate) fn publish(&self, draft: &Path, manifest: &Manifest) -> Result<(), GvisorError> {
-        let file = draft.join(MANIFEST);
+    pub(crate) fn publish(
+        &self,
+        draft: &Path,
+        manifest: &GvisorManifest,
+    ) -> Result<(), GvisorError> {
+        let file = draft.join(MANIFEST_FILE);
         let words = serde_json::to_vec_pretty(manifest).map_err(io::Error::other);
         let written = words.and_then(|words| fs::write(&file, words));
         written.map_err(GvisorError::file(&file))?;
@@ -119,8 +123,8 @@ impl Store {
     }
 
     /// Reads the manifest of snapshot `id`.
-    pub fn get(&self, id: &str) -> Result<Manifest, GvisorError> {
-        let path = self.path(id)?.join(MANIFEST);
+    pub fn get(&self, id: &str) -> Result<GvisorManifest, GvisorError> {
+        let path = self.path(id)?.join(MANIFEST_FILE);
         let damaged = |reason: String| GvisorError::Snapshot {
             id: id.to_owned(),
             reason,
@@ -131,19 +135,19 @@ impl Store {
             }
             other => other.map_err(GvisorError::file(&path))?,
         };
-        let manifest: Manifest =
+        let manifest: GvisorManifest =
             serde_json::from_slice(&words).map_err(|e| damaged(format!("is damaged: {e}")))?;
         match manifest.format {
-            FORMAT => Ok(manifest),
+            MANIFEST_FORMAT => Ok(manifest),
             other => Err(damaged(format!(
-                "has format {other}, and this program knows {FORMAT}: it was taken by another version of jiffy"
+                "has format {other}, and this program knows {MANIFEST_FORMAT}: it was taken by another version of jiffy"
             ))),
         }
     }
 
     /// Writes down that snapshot `id` is what a boot of its template makes: nothing had been started in it.
     pub fn mark_boot(&self, id: &str) -> Result<(), GvisorError> {
-        let path = self.path(id)?.join(BOOT);
+        let path = self.path(id)?.join(BOOT_MARK_FILE);
         File::create(&path)
             .map(drop)
             .map_err(GvisorError::file(&path))
@@ -151,7 +155,8 @@ impl Store {
 
     /// True if snapshot `id` is what a boot makes, too.
     pub fn is_boot(&self, id: &str) -> bool {
-        self.path(id).is_ok_and(|path| path.join(BOOT).exists())
+        self.path(id)
+            .is_ok_and(|path| path.join(BOOT_MARK_FILE).exists())
     }
 
     /// True if there is a snapshot of that name.
@@ -195,7 +200,7 @@ impl Store {
         for entry in fs::read_dir(&self.root).map_err(failed)?.flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            let Some(rest) = name.strip_prefix(DRAFT) else {
+            let Some(rest) = name.strip_prefix(DRAFT_PREFIX) else {
                 continue;
             };
             let maker = rest.split('-').next().unwrap_or_default();
@@ -232,7 +237,7 @@ impl Store {
     /// Bytes of the checkpoint in `directory`: the lengths of its files, without the manifest.
     pub(crate) fn size_of(directory: &Path) -> u64 {
         let files = fs::read_dir(directory).into_iter().flatten().flatten();
-        let files = files.filter(|f| f.file_name() != MANIFEST);
+        let files = files.filter(|f| f.file_name() != MANIFEST_FILE);
         files.map(|f| f.metadata().map_or(0, |m| m.len())).sum()
     }
 
@@ -277,11 +282,11 @@ mod tests {
     #[test]
     fn a_snapshot_is_there_whole_or_not_at_all() {
         let place = tempfile::tempdir().unwrap();
-        let store = Store::open(place.path().join("s")).unwrap();
+        let store = SnapshotStore::open(place.path().join("s")).unwrap();
         let draft = store.draft().unwrap();
         fs::write(draft.join("pages.img"), [1; 9000]).unwrap();
         assert!(store.ids().unwrap().is_empty());
-        let manifest = Manifest::new("abc", 7);
+        let manifest = GvisorManifest::new("abc", 7);
         store.publish(&draft, &manifest).unwrap();
         assert_eq!(store.get("abc").unwrap(), manifest);
         assert!(store.expect_free("abc").is_err() && store.expect_free("abd").is_ok());
@@ -298,7 +303,7 @@ mod tests {
     #[test]
     fn what_the_dead_left_is_swept_and_names_lead_nowhere_else() {
         let place = tempfile::tempdir().unwrap();
-        let store = Store::open(place.path()).unwrap();
+        let store = SnapshotStore::open(place.path()).unwrap();
         // Beyond the largest process id there can be (pid_max, proc(5)).
         fs::create_dir(place.path().join(".draft-4194305-0")).unwrap();
         // Of an earlier process with our number, and of this one.

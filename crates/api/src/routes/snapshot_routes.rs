@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::body::Optional;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::find::Wanted;
+use crate::lookup::Liveness;
 use crate::page::{NEXT, Page};
 use crate::query::Query;
 use crate::wire::snapshot::Snapshot;
@@ -44,7 +44,7 @@ pub(super) async fn take<E: Engine>(
     Path(id): Path<String>,
     Optional(body): Optional<SnapshotBody>,
 ) -> Result<Response, ApiError> {
-    let record = app.sandbox(&caller, &id, Wanted::Alive)?;
+    let record = app.sandbox(&caller, &id, Liveness::Alive)?;
     if body.memory == Some(false) {
         return Err(ApiError::unsupported(
             "`memory: false` is not supported: a snapshot is of memory and disk together",
@@ -72,11 +72,11 @@ pub(super) async fn list<E: Engine>(
     let mut found = app.sandboxes.snapshots(None)?;
     found.retain(|s| match everything {
         true => true,
-        false => s.purpose == jiffy_host::Purpose::Asked && s.kept && app.shows(&caller, s),
+        false => s.purpose == jiffy_host::SnapshotPurpose::Asked && s.kept && app.shows(&caller, s),
     });
     if let Some(id) = query.get("sandboxID") {
         // Those taken of it, and those it descends from. A snapshot outlives its sandbox.
-        let sandbox = app.sandbox(&caller, id, Wanted::Mendable).ok();
+        let sandbox = app.sandbox(&caller, id, Liveness::Mendable).ok();
         let lineage = match &sandbox {
             Some(sandbox) => app.sandboxes.snapshots(Some(&sandbox.id))?,
             None => Vec::new(),

@@ -1,11 +1,11 @@
 //! `pause` and `resume`: a sandbox that holds no memory while nobody needs it.
 
-use super::create::Revival;
-use super::entry::Entry;
+use super::create::ReviveReason;
+use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};
-use crate::journal::Change;
-use crate::record::{Operation, Purpose, SandboxRecord, State};
-use crate::terms::{OnTimeout, Terms};
+use crate::journal::JournalChange;
+use crate::records::{SandboxOperation, SandboxRecord, SandboxState, SnapshotPurpose};
+use crate::sandbox_settings::{OnTimeout, SandboxSettings};
 use jiffy_engine::{AfterSnapshot, Engine, Guest};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub struct WakeOptions {
 
 impl WakeOptions {
     /// Changes the terms of a sandbox that is about to wake.
-    pub(super) fn apply(self, terms: &mut Terms) {
+    pub(super) fn apply(self, terms: &mut SandboxSettings) {
         match self.time {
             AwakeTime::Own => {}
             AwakeTime::AtLeast(time) => terms.timeout_s = Some(time.as_secs()),
@@ -50,7 +50,7 @@ impl<E: Engine> Sandboxes<E> {
     pub async fn pause(&self, id: &str) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("pause", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
+            let _op_guard = entry.op_lock.lock().await;
             this.pause_held(&entry).await
         })
         .await
@@ -59,28 +59,28 @@ impl<E: Engine> Sandboxes<E> {
     /// The same for whoever has the turn.
     pub(super) async fn pause_held(
         &self,
-        entry: &Entry<E::Guest>,
+        entry: &SandboxEntry<E::Guest>,
     ) -> Result<SandboxRecord, OperationError> {
-        let guest = entry.running(Operation::Pause, "pause")?;
+        let guest = entry.running(SandboxOperation::Pause, "pause")?;
         let sandbox = entry.record();
-        let draft = self.draft(&sandbox, Purpose::Pause, None)?;
+        let draft = self.draft(&sandbox, SnapshotPurpose::Pause, None)?;
         let left = draft.parent.clone();
         // Held until it counts as paused.
         let permit = self.reserve_snapshot(&draft, &sandbox).await?;
         let pin = self.hold(&draft.id);
         let paused = SandboxRecord {
             snapshot: Some(draft.id.clone()),
-            ..entry.record_in(State::Paused)
+            ..entry.record_in(SandboxState::Paused)
         };
         self.take(&guest, draft, AfterSnapshot::Stop, &permit, |_| {
-            vec![Change::Sandbox(paused.clone())]
+            vec![JournalChange::Sandbox(paused.clone())]
         })
         .await?;
         entry.replace_guest(None);
         entry.set_record(paused.clone());
         drop((pin, permit));
         guest.stop().await;
-        self.collect(left);
+        self.gc_snapshots(left);
         Ok(paused)
     }
 
@@ -97,8 +97,8 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("resume", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
-            entry.allow(Operation::Resume, "resume")?;
+            let _op_guard = entry.op_lock.lock().await;
+            entry.allow(SandboxOperation::Resume, "resume")?;
             this.resume_held(&entry, options).await
         })
         .await
@@ -108,12 +108,12 @@ impl<E: Engine> Sandboxes<E> {
     pub async fn wake(&self, id: &str) -> Result<(SandboxRecord, bool), OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("wake", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
+            let _op_guard = entry.op_lock.lock().await;
             let record = entry.record();
-            if record.state == State::Running {
+            if record.state == SandboxState::Running {
                 return Ok((record, false));
             }
-            entry.allow(Operation::Resume, "wake")?;
+            entry.allow(SandboxOperation::Resume, "wake")?;
             let options = WakeOptions::default();
             Ok((this.resume_held(&entry, options).await?, true))
         })
@@ -129,11 +129,11 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<(SandboxRecord, bool), OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("wake", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
-            if entry.record().state == State::Running {
+            let _op_guard = entry.op_lock.lock().await;
+            if entry.record().state == SandboxState::Running {
                 return Ok((this.give_time(&entry, time)?, false));
             }
-            entry.allow(Operation::Resume, "wake")?;
+            entry.allow(SandboxOperation::Resume, "wake")?;
             let options = WakeOptions {
                 time,
                 ..WakeOptions::default()
@@ -151,9 +151,9 @@ impl<E: Engine> Sandboxes<E> {
     ) -> Result<Option<SandboxRecord>, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("keep_awake", &entry.id(), async move {
-            let _turn = entry.turn.lock().await;
+            let _op_guard = entry.op_lock.lock().await;
             match entry.record().state {
-                State::Running => this.give_time(&entry, time).map(Some),
+                SandboxState::Running => this.give_time(&entry, time).map(Some),
                 _ => Ok(None),
             }
         })
@@ -162,19 +162,19 @@ impl<E: Engine> Sandboxes<E> {
 
     async fn resume_held(
         &self,
-        entry: &Arc<Entry<E::Guest>>,
+        entry: &Arc<SandboxEntry<E::Guest>>,
         options: WakeOptions,
     ) -> Result<SandboxRecord, OperationError> {
         let asked = Instant::now();
         let record = entry.record();
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
-        entry.set_place(Some(self.admit(record.size)?));
+        entry.set_reservation(Some(self.admit(record.size)?));
         self.revive(
             entry,
             asked,
             &record.template,
             snapshot,
-            Revival::Wake(options),
+            ReviveReason::Wake(options),
         )
         .await
     }
