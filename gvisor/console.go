@@ -17,7 +17,8 @@ const listening = "jiffy-agent: listening"
 // consoleBytes is how much of a console is kept.
 const consoleBytes = 64 << 10
 
-// console is what a sandbox's first process writes: a named pipe, which another process can read on when this one is gone.
+// console is what a sandbox's first process writes: a named pipe, which another process can read on
+// when this one is gone.
 type console struct {
 	path string
 	pipe *os.File

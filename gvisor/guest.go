@@ -27,16 +27,18 @@ type guest struct {
 	console *console
 	// kept: it runs on when the daemon is gone.
 	kept bool
-	// ended is closed when its first process has ended; exit is how, or signal if it was killed; none of both is known of one that
-	// another process made.
+	// ended is closed when its first process has ended; exit is how, or signal if it was killed; none
+	// of both is known of one that another process made.
 	ended  chan struct{}
 	exit   *int
 	signal int
-	// outOfMemory: the kernel killed something of it for the limit of its control group, and it ended of that.
+	// outOfMemory: the kernel killed something of it for the limit of its control group, and it ended
+	// of that.
 	outOfMemory bool
 	// watching begins once: a sandbox that was taken over may not have begun to run.
 	watching sync.Once
-	// turn is held by whoever changes the container: runsc's lock on it is of the process, and not for two of its threads.
+	// turn is held by whoever changes the container: runsc's lock on it is of the process, and not for
+	// two of its threads.
 	turn sync.Mutex
 }
 
@@ -53,8 +55,9 @@ func (g *guest) awaitEnd() {
 	if g.box == nil {
 		return
 	}
-	// Once the process that isolates it is gone its status is what Wait tells: 128 and more if the guest's first process was killed by the
-	// guest, a signal only if it was itself killed. It is a child if this process made it; otherwise Wait tells of the guest, or nothing.
+	// Once the process that isolates it is gone its status is what Wait tells: 128 and more if the
+	// guest's first process was killed by the guest, a signal only if it was itself killed. It is a
+	// child if this process made it; otherwise Wait tells of the guest, or nothing.
 	err := unix.EINTR
 	for errors.Is(err, unix.EINTR) {
 		err, _ = unix.Waitid(unix.P_PID, g.box.Pid.Load(), nil, unix.WEXITED|unix.WNOWAIT, nil).(unix.Errno)
@@ -69,12 +72,13 @@ func (g *guest) awaitEnd() {
 		exit := status.ExitStatus()
 		g.exit = &exit
 	}
-	// Where the kernel kills its first process in it, that one tells of the signal.
+	// A first process that the kernel kills exits with the number of the signal.
 	killed := g.exit == nil || *g.exit == 128+int(unix.SIGKILL)
 	g.outOfMemory = killed && memoryKills(g.container.Spec.Linux.CgroupsPath) > 0
 }
 
-// memoryKills is how many processes of a control group the kernel has killed for its limit of memory.
+// memoryKills is how many processes of a control group the kernel has killed for its limit of
+// memory.
 func memoryKills(group string) (kills int) {
 	if group == "" {
 		return 0
@@ -91,7 +95,8 @@ func memoryKills(group string) (kills int) {
 	return kills
 }
 
-// change does something with the container that it does not bear at the same time as something else.
+// change does something with the container that it does not bear at the same time as something
+// else.
 func (g *guest) change(what func() error) error {
 	g.turn.Lock()
 	defer g.turn.Unlock()

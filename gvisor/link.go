@@ -20,7 +20,8 @@ const maxMessage = 64 << 10
 type request struct {
 	// Number by which the answer is told from others.
 	Number uint64 `json:"number"`
-	// Op is what is to be done: version, create, start, restore, checkpoint, connect, load, keep, ended, destroy.
+	// Op is what is to be done: version, create, start, restore, checkpoint, connect, load, keep,
+	// ended, destroy.
 	Op string `json:"op"`
 	// ID of the sandbox.
 	ID string `json:"id"`

@@ -1,8 +1,9 @@
 // Command jiffy-gvisor runs the sandboxes of Jiffy's engine gvisor.
 //
-// It is gVisor's runsc with one command more. Called as runsc calls itself it is the process that isolates a sandbox; called as
-// `jiffy-gvisor serve DIRECTORY` it makes sandboxes, and does with them what a Jiffy daemon asks over the socket at descriptor 3. Called
-// as `jiffy-gvisor serve-brief DIRECTORY` it removes the directory at its end.
+// It is gVisor's runsc with one command more. Called as runsc calls itself it is the process that
+// isolates a sandbox; called as `jiffy-gvisor serve DIRECTORY` it makes sandboxes, and does with
+// them what a Jiffy daemon asks over the socket at descriptor 3. Called as
+// `jiffy-gvisor serve-brief DIRECTORY` it removes the directory at its end.
 package main
 
 import (

@@ -33,7 +33,8 @@ type server struct {
 	conf *config.Config
 	// directory has one of each sandbox in it.
 	directory string
-	// making is held while a sandbox is made: runsc hands its own standard streams on, and those are of the whole process.
+	// making is held while a sandbox is made: runsc hands its own standard streams on, and those are
+	// of the whole process.
 	making sync.Mutex
 	// creates are sandboxes that are being made.
 	creates sync.WaitGroup
@@ -49,7 +50,8 @@ type server struct {
 func configuration(directory string, groups bool) (*config.Config, error) {
 	flags := flag.NewFlagSet("jiffy-gvisor", flag.ContinueOnError)
 	config.RegisterFlags(flags)
-	// directfs off: the process that isolates a sandbox runs as a user of its own and without capabilities.
+	// directfs off: the process that isolates a sandbox runs as a user of its own and without
+	// capabilities.
 	words := []string{
 		"--root=" + filepath.Join(directory, "state"), "--platform=systrap", "--network=sandbox", "--directfs=false",
 		"--overlay2=none", "--net-raw=true", "--host-settings=ignore",
@@ -60,7 +62,7 @@ func configuration(directory string, groups bool) (*config.Config, error) {
 	if place := os.Getenv("JIFFY_GVISOR_LOG"); place != "" {
 		words = append(words, "--debug", "--debug-log="+place)
 	} else {
-		// What matters of it is in the answers.
+		// Its errors are in the answers.
 		log.SetTarget(&log.MultiEmitter{})
 	}
 	if err := flags.Parse(words); err != nil {
@@ -69,8 +71,8 @@ func configuration(directory string, groups bool) (*config.Config, error) {
 	return config.NewFromFlags(flags)
 }
 
-// serve does what the daemon asks until it is gone, and then ends all sandboxes that are not kept. With brief set the directory, which
-// is of nobody else's, goes as well.
+// serve does what the daemon asks until it is gone, and then ends all sandboxes that are not kept.
+// With brief set the directory, which is of nobody else's, goes as well.
 func serve(directory string, brief bool) error {
 	if brief {
 		defer os.RemoveAll(directory)
@@ -117,7 +119,7 @@ func (s *server) answer(asked request) {
 }
 
 func (s *server) perform(asked request) (answer reply, fds []int, err error) {
-	// What is asked of a container while it is destroyed finds no sandbox, which runsc does not expect.
+	// A request during the removal of a container finds no sandbox, which runsc does not expect.
 	defer func() {
 		if reason := recover(); reason != nil {
 			answer, fds, err = reply{}, nil, fmt.Errorf("the sandbox is being removed (%v)", reason)
@@ -183,7 +185,8 @@ func (s *server) enter(id string, g *guest) {
 	s.guests[id] = g
 }
 
-// configuration of one sandbox: without a namespace that holds its card it has no network but its own loopback.
+// configuration of one sandbox: without a namespace that holds its card it has no network but its
+// own loopback.
 func (s *server) configuration(spec *specs.Spec) *config.Config {
 	conf := *s.conf
 	for _, namespace := range spec.Linux.Namespaces {
@@ -235,7 +238,8 @@ func (s *server) create(asked request) (reply, []int, error) {
 
 // make hands the sandbox its console in the place of this process's own streams.
 func (s *server) make(conf *config.Config, words *console, args container.Args) (*container.Container, error) {
-	// A pipe that has ended: its streams become the sandbox's user's, which no file of the host is to be.
+	// A pipe that has ended: its streams become the sandbox's user's, which no file of the host is to
+	// be.
 	nothing, end, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -255,8 +259,8 @@ func (s *server) make(conf *config.Config, words *console, args container.Args) 
 	return container.New(conf, args)
 }
 
-// hold locks the images as the sandbox has them open, for as long as it has: so nobody removes them, whoever else has gone by then. The
-// daemon holds them until this is done.
+// hold locks the images as the sandbox has them open, for as long as it has: so nobody removes
+// them, whoever else has gone by then. The daemon holds them until this is done.
 func hold(pid int, images []string) {
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -339,7 +343,8 @@ func (s *server) resume(g *guest) error {
 	return g.container.Resume()
 }
 
-// checkpoint writes a sandbox down. One that is not to go on stands still afterwards, so that it can, if its snapshot comes to nothing.
+// checkpoint writes a sandbox down. One that is not to go on stands still afterwards, so that it
+// can, if its snapshot comes to nothing.
 func (s *server) checkpoint(g *guest, asked request) (reply, []int, error) {
 	began := time.Now()
 	err := g.change(func() error {
@@ -398,7 +403,8 @@ func (s *server) destroy(id string, g *guest) error {
 	delete(s.guests, id)
 	s.mu.Unlock()
 	if !g.turn.TryLock() {
-		// What is under way fails at once when the sandbox is gone. Where there is none, the number is -1: that is everybody's.
+		// An operation under way fails at once when the sandbox is gone. Without a sandbox the pid is -1,
+		// which would signal all processes.
 		if pid := g.container.SandboxPid(); pid > 1 {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}

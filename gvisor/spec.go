@@ -24,7 +24,8 @@ type sandboxSpec struct {
 	Namespace string `json:"namespace,omitempty"`
 	// Cgroup is its control group, if it is limited.
 	Cgroup string `json:"cgroup,omitempty"`
-	// MemoryBytes that it has, OverheadBytes that gVisor's kernel may use beyond them, and VCPUs that it computes with.
+	// MemoryBytes that it has, OverheadBytes that gVisor's kernel may use beyond them, and VCPUs that
+	// it computes with.
 	MemoryBytes   int64 `json:"memory_bytes"`
 	OverheadBytes int64 `json:"overhead_bytes"`
 	VCPUs         int64 `json:"vcpus"`
@@ -38,7 +39,8 @@ const agent = "/jiffy-agent"
 // period of processor quotas in microseconds.
 const period = 100_000
 
-// capabilities are all that gVisor's kernel knows: what is root in a sandbox is root of nothing but that.
+// capabilities are all that gVisor's kernel knows: what is root in a sandbox is root of nothing but
+// that.
 var capabilities = []string{
 	"CAP_AUDIT_CONTROL", "CAP_AUDIT_READ", "CAP_AUDIT_WRITE", "CAP_BLOCK_SUSPEND", "CAP_BPF", "CAP_CHECKPOINT_RESTORE", "CAP_CHOWN",
 	"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_KILL", "CAP_LEASE",
@@ -48,7 +50,8 @@ var capabilities = []string{
 	"CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_WAKE_ALARM",
 }
 
-// oci is the sandbox in the terms of the OCI runtime specification. The process that isolates it is run by user uid of the host.
+// oci is the sandbox in the terms of the OCI runtime specification. The process that isolates it is
+// run by user uid of the host.
 func (s *sandboxSpec) oci(uid int) *specs.Spec {
 	network := specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: s.Namespace}
 	spec := &specs.Spec{

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firstUID and uids are the range of users, and groups, of processes that isolate sandboxes. It is above that of the VMMs, and no
-// distribution or container manager hands it out (https://systemd.io/UIDS-GIDS/).
+// firstUID and uids are the range of users, and groups, of processes that isolate sandboxes. It is
+// above that of the VMMs, and no distribution or container manager hands it out
+// (https://systemd.io/UIDS-GIDS/).
 const (
 	firstUID = 1_910_000_000
 	uids     = 200_000_000

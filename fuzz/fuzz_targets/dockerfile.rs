@@ -1,13 +1,15 @@
 #![no_main]
-//! Whatever a Dockerfile says, it is read or refused in words: always the same way, in bounded time, with a line that it has. What
-//! is read can be expanded within the bounds, and what is escaped expands to itself.
+//! Whatever a Dockerfile says, it is read or refused in words: always the same way, in bounded
+//! time, with a line that it has. What is read can be expanded within the bounds, and what is
+//! escaped expands to itself.
 //!
-//! Half of the inputs choose from pieces of Dockerfiles: random bytes would hardly ever be an instruction.
+//! Half of the inputs choose from pieces of Dockerfiles: random bytes would hardly ever be an
+//! instruction.
 
 use jiffy_template_builder::context::DockerIgnore;
 use jiffy_template_builder::dockerfile::{DockerfileOptions, parse};
 use jiffy_template_builder::expand::{MAX_EXPANDED_BYTES, escape, expand};
-use jiffy_template_builder::spec::{StepAction, BuildSpec, CopySource};
+use jiffy_template_builder::spec::{BuildSpec, CopySource, StepAction};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 
@@ -102,7 +104,9 @@ fn words(spec: &BuildSpec) -> Vec<&String> {
             StepAction::Env(pairs) | StepAction::Label(pairs) => {
                 found.extend(pairs.iter().flat_map(|(name, value)| [name, value]));
             }
-            StepAction::Arg(_, word) | StepAction::Workdir(word) | StepAction::User(word) => found.push(word),
+            StepAction::Arg(_, word) | StepAction::Workdir(word) | StepAction::User(word) => {
+                found.push(word)
+            }
             StepAction::Expose(words) => found.extend(words),
             _ => {}
         }

@@ -1,9 +1,10 @@
 #![no_main]
-//! Whatever a template's image says, what is unpacked of it is what a layer can hold, within the bounds, and nothing changes
-//! beside.
+//! Whatever a template's image says, what is unpacked of it is what a layer can hold, within the
+//! bounds, and nothing changes beside.
 //!
-//! Half of the inputs are places and bytes that are changed in an image that `mkfs.erofs` wrote (`small.erofs.gz`: files, links, a
-//! pipe, a deletion, an emptied directory, attributes); the others are all of an image but for its super block.
+//! Half of the inputs are places and bytes that are changed in an image that `mkfs.erofs` wrote
+//! (`small.erofs.gz`: files, links, a pipe, a deletion, an emptied directory, attributes); the
+//! others are all of an image but for its super block.
 
 use flate2::read::GzDecoder;
 use jiffy_fuzz::tree::survey;

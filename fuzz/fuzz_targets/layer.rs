@@ -1,9 +1,10 @@
 #![no_main]
-//! Whatever an archive says, nothing changes outside of the directory it is unpacked into, and what is in there is nothing but
-//! files, directories, links, FIFOs and overlay marks, within the bounds.
+//! Whatever an archive says, nothing changes outside of the directory it is unpacked into, and what
+//! is in there is nothing but files, directories, links, FIFOs and overlay marks, within the
+//! bounds.
 //!
-//! The input is a list of small orders, from which an archive with right checksums is made: random bytes would hardly ever be
-//! one. Half of the inputs are taken as the archive itself.
+//! The input is a list of small orders, from which an archive with right checksums is made: random
+//! bytes would hardly ever be one. Half of the inputs are taken as the archive itself.
 
 use jiffy_fuzz::tree::survey;
 use jiffy_image::{UnpackLimits, unpack};
@@ -104,7 +105,7 @@ fn archive(mut data: &[u8]) -> Vec<u8> {
     archive
 }
 
-/// What can be seen to change about a file.
+/// Observable attributes of a file.
 fn look(path: &Path) -> (u64, u32, u64, i64, i64, Vec<u8>) {
     let m = fs::symlink_metadata(path).unwrap();
     let content = if m.is_file() {

@@ -1,5 +1,5 @@
 #![no_main]
-//! What guests and clients put into headers stays what it is allowed to be.
+//! Headers of guests and clients stay within what is allowed.
 
 use http::HeaderValue;
 use jiffy_gateway::host_only_path::is_host_only;
@@ -36,7 +36,10 @@ fuzz_target!(|data: &[u8]| {
         assert!(!name.eq_ignore_ascii_case(b"jiffy_"));
     }
     if let Some(cookies) = without_reserved([&value].into_iter()) {
-        assert_eq!(values_of([&cookies].into_iter(), "jiffy_link_80").count(), 0);
+        assert_eq!(
+            values_of([&cookies].into_iter(), "jiffy_link_80").count(),
+            0
+        );
     }
     if let Some(location) = prefixed_location(&value, PREFIX, "localhost:3000") {
         assert!(location.to_str().unwrap().contains(PREFIX));

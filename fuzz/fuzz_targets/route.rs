@@ -7,7 +7,8 @@ use jiffy_gateway::host_only_path::is_host_only;
 use jiffy_gateway::{Addressing, GatewayConfig, LinkSigner, Route, route};
 use libfuzzer_sys::fuzz_target;
 
-/// Whether a host, perhaps with a port, is one the configuration names; written another way than in the crate.
+/// True if a host, perhaps with a port, is one the configuration names; written another way than in
+/// the crate.
 fn is_ours(host: &str) -> bool {
     if host.starts_with('[') {
         return true;

@@ -72,8 +72,8 @@ fn host(vsock: &mut Vsock, streams: &Streams, input: &mut Input<'_>) {
     }
 }
 
-/// Rings in order, packets of the right shape, and hardly a rule kept otherwise: this reaches what lies behind the
-/// checks of the first layer.
+/// Rings in order, packets of the right shape, and hardly a rule kept otherwise: this reaches what
+/// lies behind the checks of the first layer.
 struct Driver {
     harness: DeviceHarness,
     rings: [Ring; 3],

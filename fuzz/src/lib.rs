@@ -1,5 +1,5 @@
-//! The hostile driver that all targets share: it reads its plan from the fuzzer's input and carries it out on a
-//! device, over the same trait that the transport uses.
+//! The hostile driver that all targets share: it reads its plan from the fuzzer's input and carries
+//! it out on a device, over the same trait that the transport uses.
 
 pub mod tree;
 
@@ -9,7 +9,8 @@ use jiffy_vmm::virtio::testing::{Buffer, DeviceHarness, INDIRECT, NEXT, Ring, WR
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-/// Two adjacent regions, and one behind a hole, so that buffers can cross, fall between and run out.
+/// Two adjacent regions, and one behind a hole, so that buffers can cross, fall between and run
+/// out.
 const REGIONS: [(u64, usize); 3] = [(0, 0x1_0000), (0x1_0000, 0x1_0000), (0x3_0000, 0x1_0000)];
 /// Most steps of one plan.
 const STEPS: usize = 64;
@@ -54,7 +55,8 @@ impl<'i> Input<'i> {
         u64::from_le_bytes(self.array())
     }
 
-    /// A guest address: mostly in memory, sometimes in the hole, behind the end or at the end of the world.
+    /// A guest address: mostly in memory, sometimes in the hole, behind the end or at the end of
+    /// the world.
     pub fn addr(&mut self) -> u64 {
         match self.u8() {
             0xff => u64::MAX - u64::from(self.u8()),
@@ -83,7 +85,7 @@ impl<'i> Input<'i> {
     }
 }
 
-/// How the driver set up one queue: honestly, or with addresses and a size out of the input.
+/// Setup of one queue by the driver: honestly, or with addresses and a size out of the input.
 enum Layout {
     Honest,
     Raw {
@@ -183,7 +185,8 @@ impl Driver {
                 let count = 1 + usize::from(input.u8() % 4);
                 let mut buffers: Vec<Buffer> = (0..count).map(|_| input.buffer()).collect();
                 if kind == 0 {
-                    // In the order that the specification demands, so that devices get to see the data.
+                    // In the order that the specification demands, so that devices get to see the
+                    // data.
                     buffers.sort_by_key(|b| b.writable);
                 }
                 buffers.truncate(usize::from(ring.size()));
@@ -239,7 +242,7 @@ pub fn run_with<D: VirtioDevice>(
         }
         match kind {
             6 | 7 => {
-                // What an earlier failure forbids must still be harmless.
+                // Calls that an earlier failure forbids must still be harmless.
                 let _ = device.queue_event(usize::from(input.u8() % 5));
             }
             8 => {

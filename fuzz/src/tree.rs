@@ -1,4 +1,4 @@
-//! What unpacking may leave behind.
+//! Bounds of what unpacking leaves behind.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

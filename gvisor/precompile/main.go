@@ -1,5 +1,6 @@
-// Command precompile writes the system call filters of sandboxes as instructions, in the place of gVisor's filter_precompiled.go. Without
-// that file each sandbox would compile them anew when it starts, which takes 20 to 30 ms.
+// Command precompile writes the system call filters of sandboxes as instructions, in the place of
+// gVisor's filter_precompiled.go. Without that file each sandbox would compile them anew when it
+// starts, which takes 20 to 30 ms.
 package main
 
 import (

@@ -41,7 +41,8 @@ CHROMIUM = [
     "--no-default-browser-check",
     "--no-first-run",
     "--password-store=basic",
-    # What waited in the template's snapshot for its first page would draw the same random numbers in every sandbox.
+    # What waited in the template's snapshot for its first page would draw the same random numbers
+    # in every sandbox.
     "--disable-features=SpareRendererForSitePerProcess",
     # Pages that nobody looks at work on: automation does not look.
     "--disable-background-timer-throttling",

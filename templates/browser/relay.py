@@ -99,7 +99,8 @@ def address(request: Head) -> tuple[bool, str]:
 def readdressed(body: bytes, inner: str, tls: bool, outer: str) -> bytes:
     """An answer of DevTools with the client's address in place of the inner one."""
     scheme = "wss" if tls else "ws"
-    # `ws://HOST/devtools/...` to connect to, and `?ws=HOST/devtools/...` in links to the DevTools' own page.
+    # `ws://HOST/devtools/...` to connect to, and `?ws=HOST/devtools/...` in links to the DevTools'
+    # own page.
     body = body.replace(f"ws://{inner}/".encode(), f"{scheme}://{outer}/".encode())
     return body.replace(f"?ws={inner}/".encode(), f"?{scheme}={outer}/".encode())
 

@@ -30,7 +30,8 @@ class Died(Exception):
 class Context:
     """One context. Its executions run one after the other; those of different contexts at the same time."""
 
-    # Whether a process that hears no interrupt is ended. Others go on to their end, or until somebody restarts them.
+    # Whether a process that hears no interrupt is ended. Others go on to their end, or until
+    # somebody restarts them.
     KILLED_IF_DEAF = False
 
     def __init__(self, language, cwd):

@@ -12,7 +12,8 @@ import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# Most bytes that one execution may write. The messages have no other brake than being dropped, and memory is the sandbox's.
+# Most bytes that one execution may write. The messages have no other brake than being dropped, and
+# memory is the sandbox's.
 MOST_OUTPUT = 64 << 20
 # Bytes that wait to be sent from which on whoever writes waits as well.
 UNSENT = 1 << 20
@@ -39,7 +40,8 @@ def set_up(shell):
         _show_images()
         charts = _charts()
         charts.watch()
-        # As methods, because `%matplotlib inline` takes away all functions that are registered for figures.
+        # As methods, because `%matplotlib inline` takes away all functions that are registered for
+        # figures.
         _add_format(shell, matplotlib.figure.Figure, "chart", charts.chart_of)
         _add_format(shell, pandas.DataFrame, "data", table)
         figure = plt.figure()

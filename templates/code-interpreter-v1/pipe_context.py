@@ -263,7 +263,8 @@ class BashContext(PipeContext):
     async def interrupt(self):
         await super().interrupt()
         if self.alive():
-            # The mark may be what was interrupted. Whichever comes second is not understood any more.
+            # The mark may be what was interrupted. Whichever comes second is not understood any
+            # more.
             await self.send(self._repeated_mark("130").encode())
 
     async def send(self, data):

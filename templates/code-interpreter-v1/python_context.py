@@ -128,8 +128,8 @@ class PythonContext(Context):
         # An error must not have the kernel refuse what comes next, which is ours.
         options = {"store_history": not silent, "allow_stdin": False, "stop_on_error": False}
         message_id = self._client.execute(code, silent=silent, **options)
-        # Sending takes note of replies that have come, and tells nobody: our listener would wait for news that it had already.
-        # Asked in its own name, its socket looks again.
+        # Sending takes note of replies that have come, and tells nobody: our listener would wait
+        # for news that it had already. Asked in its own name, its socket looks again.
         self._client.shell_channel.socket.get(zmq.EVENTS)
         request = self._requests[message_id] = Request(message_id, output)
         return request
@@ -168,7 +168,8 @@ class PythonContext(Context):
             if content.get("ename") != "KeyboardInterrupt":
                 break
         if content.get("status") != "ok":
-            # Whoever breaks our module from inside gets a fresh kernel, not half a sandbox's identity.
+            # Whoever breaks our module from inside gets a fresh kernel, not half a sandbox's
+            # identity.
             log.warning("the kernel does not do as told: %s", "\n".join(failure(content)))
             raise Died
 

@@ -68,7 +68,8 @@ def podman(engine):
 
 def bubblewrap(engine):
     """bubblewrap makes sandboxes in sandboxes for a user without rights, also in forks."""
-    # gVisor gives addresses to no device of a namespace that programs make, which bubblewrap asks for.
+    # gVisor gives addresses to no device of a namespace that programs make, which bubblewrap asks
+    # for.
     network = "--share-net " if engine == "gvisor" else ""
     script = (f"bwrap --unshare-all {network}--die-with-parent --ro-bind / / --proc /proc --dev /dev --tmpfs /tmp "
               "sh -c 'echo $$ $(ls /proc | grep -c ^[0-9]) $(cat /proc/sys/kernel/random/boot_id | wc -c); touch /tmp/mine; ! touch /usr/mine 2>/dev/null'")

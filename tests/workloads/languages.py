@@ -22,7 +22,8 @@ def known(name, engine):
     return found
 
 
-# Of each engine. gVisor passes test_asyncio and Go's runtime as well: they are left out for their time.
+# Of each engine. gVisor passes test_asyncio and Go's runtime as well: they are left out for their
+# time.
 MODULES = {
     "microvm": ["test_os", "test_subprocess", "test_signal", "test_socket", "test_asyncio"],
     "gvisor": ["test_os", "test_subprocess", "test_signal", "test_socket"],

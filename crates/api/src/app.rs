@@ -27,7 +27,8 @@ pub struct Config {
     pub max_fork: usize,
     /// Most sandboxes that wait in one pool.
     pub max_pool: usize,
-    /// Disk budget of keys of scope `create` that were given none, in MiB; none: they have no limit.
+    /// Disk budget of keys of scope `create` that were given none, in MiB; none: they have no
+    /// limit.
     pub default_key_disk_mib: Option<u64>,
 }
 
@@ -49,7 +50,8 @@ impl Default for Config {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Ending {
-    /// True if the running sandboxes end too; otherwise they run on until the next daemon takes them over.
+    /// True if the running sandboxes end too; otherwise they run on until the next daemon takes
+    /// them over.
     pub kill_sandboxes: bool,
 }
 
@@ -120,7 +122,8 @@ impl<E: Engine> App<E> {
         self
     }
 
-    /// The same where no key has more than `most` exchanges with its sandboxes at once, unless it was given a limit of its own.
+    /// The same where no key has more than `most` exchanges with its sandboxes at once, unless it
+    /// was given a limit of its own.
     pub fn with_exchange_share(self, most: u64) -> Self {
         self.quota.share_exchanges(most);
         self

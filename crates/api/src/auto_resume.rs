@@ -7,7 +7,8 @@ use jiffy_host::{OperationError, QuotaRequest, SandboxState};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Turns at waking, by sandbox. Whoever waits for one finds the sandbox awake, and asks for no room of its own.
+/// Turns at waking, by sandbox. Whoever waits for one finds the sandbox awake, and asks for no room
+/// of its own.
 type WakeLocks = Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>;
 
 /// Wakes sandboxes for those who reach their ports. Clones are the same.
@@ -45,8 +46,8 @@ impl<E: Engine> AutoResume<E> {
         }
     }
 
-    /// Makes sure that a sandbox runs. It counts for the key it was made with like one that is woken by a call; a key that was
-    /// revoked has no limits, because its sandboxes stay.
+    /// Makes sure that a sandbox runs. It counts for the key it was made with like one that is
+    /// woken by a call; a key that was revoked has no limits, because its sandboxes stay.
     pub async fn wake(&self, id: &str) -> Result<(), WakeError> {
         let wake_lock = WakeLock::take(&self.wake_locks, id);
         let _guard = wake_lock.lock.lock().await;
@@ -84,7 +85,8 @@ impl<E: Engine> AutoResume<E> {
     }
 }
 
-/// A place in the queue of those who wake a sandbox. The last to leave takes the entry along, also one who no longer waits.
+/// A place in the queue of those who wake a sandbox. The last to leave takes the entry along, also
+/// one who no longer waits.
 struct WakeLock<'a> {
     wake_locks: &'a WakeLocks,
     id: &'a str,

@@ -23,8 +23,8 @@ const MAX_KEY: usize = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientAddress(pub IpAddr);
 
-/// Caller of a request. A listener that knows that only the host's owner can reach it inserts [`Caller::Owner`] into the request's extensions;
-/// everybody else shows a key.
+/// Caller of a request. A listener that knows that only the host's owner can reach it inserts
+/// [`Caller::Owner`] into the request's extensions; everybody else shows a key.
 #[derive(Debug, Clone)]
 pub enum Caller {
     /// Owner of this host.

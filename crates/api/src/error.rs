@@ -13,7 +13,8 @@ pub(crate) const INTERNAL: &str = "internal";
 /// Tells clients whether sending the same again makes sense.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 
-/// Body of a refusal. Clients of one language look at the status, of another at `code`: they are always equal.
+/// Body of a refusal. Clients of one language look at the status, of another at `code`: they are
+/// always equal.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ErrorBody {
     pub code: u16,

@@ -21,7 +21,8 @@ pub struct TemplateInfo {
     pub visibility: Visibility,
     /// Its tag.
     pub tag: String,
-    /// SHA-256 of what it is in hexadecimal; none: it has not been built yet and is built when it is first used.
+    /// SHA-256 of what it is in hexadecimal; none: it has not been built yet and is built when it
+    /// is first used.
     pub version: Option<String>,
     /// Size of its sandboxes unless their creator says otherwise.
     pub size: SandboxSize,
@@ -108,7 +109,8 @@ impl TemplateSource for Templates {
             return Ok(info(manifest));
         }
         let unknown = reference.to_string();
-        // One that is not built yet. Every create comes by here, so the recipe is read only for those.
+        // One that is not built yet. Every create comes by here, so the recipe is read only for
+        // those.
         match Recipe::built_in(&unknown) {
             Ok(recipe) => Ok(TemplateInfo {
                 name: unknown,

@@ -83,8 +83,9 @@ impl ReplayCaches {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does `work` unless `owner` sent the same request with the same key before: then its answer is given, as soon as there is
-    /// one. Only what succeeded is remembered; what failed may be tried again. `work` goes on if whoever asked goes away.
+    /// Does `work` unless `owner` sent the same request with the same key before: then its answer
+    /// is given, as soon as there is one. Only what succeeded is remembered; what failed may be
+    /// tried again. `work` goes on if whoever asked goes away.
     pub async fn once<F>(
         self: &Arc<Self>,
         owner: Option<String>,

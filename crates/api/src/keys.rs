@@ -1,8 +1,8 @@
 //! API keys: who may call, and how much they may have.
 //!
-//! They live in `<home>/keys.db`, which the daemon and `jiffy key` open side by side: every call looks its key up there, so a
-//! revocation is in force with the next call. Only a key's SHA-256 is stored. The lookup is by that hash, so how long it takes tells
-//! nothing about any key.
+//! They live in `<home>/keys.db`, which the daemon and `jiffy key` open side by side: every call
+//! looks its key up there, so a revocation is in force with the next call. Only a key's SHA-256 is
+//! stored. The lookup is by that hash, so how long it takes tells nothing about any key.
 
 mod check;
 mod key_status;
@@ -175,7 +175,8 @@ pub struct Limits {
     pub max_templates: Option<u32>,
     /// Template builds that wait or run.
     pub max_builds: Option<u32>,
-    /// Disk space of paused sandboxes, snapshots, templates, uploads and build steps together, in MiB.
+    /// Disk space of paused sandboxes, snapshots, templates, uploads and build steps together, in
+    /// MiB.
     pub max_disk_mib: Option<u64>,
     /// Requests and streams to sandboxes.
     pub max_exchanges: Option<u32>,
@@ -407,8 +408,8 @@ impl Keys {
     }
 }
 
-/// The key of this host's owner in `<home>/api-key`, made at the first start: its secret, and whether it is new. One whose key was
-/// revoked is not made again.
+/// The key of this host's owner in `<home>/api-key`, made at the first start: its secret, and
+/// whether it is new. One whose key was revoked is not made again.
 pub fn local_key(home: &Path, keys: &Keys) -> Result<(String, bool), KeyError> {
     let path = home.join("api-key");
     let failed = |source| KeyError::File {

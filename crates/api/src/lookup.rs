@@ -91,7 +91,8 @@ impl<E: Engine> App<E> {
         Ok(found.pop())
     }
 
-    /// True if a snapshot exists for a caller: the host's owner has all, others those that were asked for.
+    /// True if a snapshot exists for a caller: the host's owner has all, others those that were
+    /// asked for.
     pub(crate) fn shows(&self, caller: &Caller, snapshot: &SnapshotRecord) -> bool {
         let asked = snapshot.purpose == SnapshotPurpose::Asked && snapshot.kept;
         caller.is_owner() || (asked && caller.sees(snapshot.owner.as_deref()))
@@ -159,7 +160,8 @@ impl<E: Engine> App<E> {
         Ok(scope.is_some_and(|scope| scope != Scope::Create))
     }
 
-    /// A snapshot that a sandbox can be rolled back to: one that exists for the caller, or any that the sandbox descends from.
+    /// A snapshot that a sandbox can be rolled back to: one that exists for the caller, or any that
+    /// the sandbox descends from.
     pub(crate) fn ancestor(
         &self,
         caller: &Caller,
@@ -275,7 +277,8 @@ fn missing(id: &str, why: &str) -> ApiError {
     ApiError::not_found("template_not_found", message)
 }
 
-/// The one with this id, else the newest with this name, else, if that is allowed, the only one whose id begins so.
+/// The one with this id, else the newest with this name, else, if that is allowed, the only one
+/// whose id begins so.
 fn choose(all: &[SnapshotRecord], id: &str, short_ids: bool) -> Option<SnapshotRecord> {
     let named = |s: &&SnapshotRecord| s.name.as_deref() == Some(id);
     let exact = all.iter().find(|s| s.id == id);

@@ -1,6 +1,7 @@
 //! Lists in pages.
 //!
-//! A page ends at an item, and its token says which: what is added or removed in between moves nothing that was not seen yet.
+//! A page ends at an item, and its token says which: what is added or removed in between moves
+//! nothing that was not seen yet.
 
 use crate::error::ApiError;
 use crate::query::Query;

@@ -19,7 +19,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
 }
 
 impl Query {
-    /// Parses a query. Bytes that are no UTF-8 are refused: replaced, they would ask for something else.
+    /// Parses a query. Bytes that are no UTF-8 are refused: replaced, they would ask for something
+    /// else.
     pub fn parse(query: &str) -> Result<Self, ApiError> {
         let pairs = pairs(query);
         let pairs = pairs.ok_or_else(|| ApiError::invalid("the query is not valid UTF-8"))?;
@@ -92,7 +93,8 @@ impl Query {
         }
     }
 
-    /// Pairs `k=v&k2=v2` inside one parameter: quoted as a query, as clients do it, after they have quoted each part by itself.
+    /// Pairs `k=v&k2=v2` inside one parameter: quoted as a query, as clients do it, after they have
+    /// quoted each part by itself.
     pub fn pairs(&self, name: &str) -> Result<BTreeMap<String, String>, ApiError> {
         let Some(value) = self.get(name) else {
             return Ok(BTreeMap::new());

@@ -24,7 +24,8 @@ use tokio::sync::Notify;
 
 /// Time that a request at the limit waits to see what becomes of those before it.
 const BUDGET_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for which the limit of exchanges of a key is remembered: requests to sandboxes do not look it up each time.
+/// Time for which the limit of exchanges of a key is remembered: requests to sandboxes do not look
+/// it up each time.
 const LIMIT_REMEMBERED: Duration = Duration::from_secs(1);
 
 type HostSource = Box<dyn Fn(&str) -> OwnerUsage + Send + Sync>;
@@ -217,7 +218,8 @@ impl Quota {
             match self.take(key, request, new) {
                 Ok(permit) => return Ok(permit),
                 Err((refusal, false)) => return Err(refusal),
-                // Those before us may fail, or be counted both as promised and as there for a moment.
+                // Those before us may fail, or be counted both as promised and as there for a
+                // moment.
                 Err((refusal, true)) => {
                     let left = give_up.saturating_duration_since(Instant::now());
                     if tokio::time::timeout(left, changed).await.is_err() {
@@ -243,7 +245,8 @@ impl Quota {
         }))
     }
 
-    /// Enters in the ledger what of `request` fits, which is all of it but for disk space above its floor.
+    /// Enters in the ledger what of `request` fits, which is all of it but for disk space above its
+    /// floor.
     fn grant(
         &self,
         key: &Key,
@@ -343,7 +346,8 @@ impl Quota {
 struct Budgets(Arc<Quota>);
 
 impl Budgets {
-    /// The key, if it is in force: the sandboxes of one that is not have no limits, since only the host's owner can act on them.
+    /// The key, if it is in force: the sandboxes of one that is not have no limits, since only the
+    /// host's owner can act on them.
     fn key(&self, owner: &str) -> Result<Option<Key>, QuotaRefusal> {
         self.0.keys.in_force(owner).map_err(|e| {
             tracing::error!("{e}");

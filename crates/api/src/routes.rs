@@ -175,7 +175,8 @@ pub fn router<E: Engine>(app: App<E>) -> Router {
     closed
         .route_layer(from_fn_with_state(app.clone(), authenticate::<E>))
         .merge(open::<E>().router)
-        // One of our own: the one there is without would lose to that of a router which this one is merged with.
+        // One of our own: the one there is without would lose to that of a router which this one is
+        // merged with.
         .fallback(async || StatusCode::NOT_FOUND)
         .layer(map_response(in_one_form))
         .with_state(app)

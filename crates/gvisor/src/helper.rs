@@ -23,9 +23,10 @@ use tokio::task::JoinHandle;
 
 /// Descriptor of the socket in the helper.
 const CONTROL: i32 = 3;
-/// Capabilities by their numbers (include/uapi/linux/capability.h) that making sandboxes takes: users and groups of their
-/// processes (SETUID, SETGID, SETPCAP, CHOWN), their namespaces, roots and cards (SYS_ADMIN, SYS_CHROOT, NET_ADMIN, NET_RAW), and
-/// looking after them (KILL, SYS_PTRACE, DAC_OVERRIDE, SYS_RESOURCE).
+/// Capabilities by their numbers (include/uapi/linux/capability.h) that making sandboxes takes:
+/// users and groups of their processes (SETUID, SETGID, SETPCAP, CHOWN), their namespaces, roots
+/// and cards (SYS_ADMIN, SYS_CHROOT, NET_ADMIN, NET_RAW), and looking after them (KILL, SYS_PTRACE,
+/// DAC_OVERRIDE, SYS_RESOURCE).
 const CAPABILITIES: [u32; 12] = [0, 1, 5, 6, 7, 8, 12, 13, 18, 19, 21, 24];
 /// CAP_SETFCAP: mapping the only user of a namespace into a further one takes it
 /// (user_namespaces(7), Linux 5.12).
@@ -33,7 +34,8 @@ const MAP_ONLY_USER: u32 = 31;
 /// No kernel has more capabilities.
 const MAX_CAPABILITY: u32 = 63;
 
-/// Gives up all other capabilities, for ever. Only system calls, no allocation: it runs between fork and exec.
+/// Gives up all other capabilities, for ever. Only system calls, no allocation: it runs between
+/// fork and exec.
 fn leave_capabilities(maps_only_user: bool) -> std::io::Result<()> {
     let kept = |c| CAPABILITIES.contains(&c) || (maps_only_user && c == MAP_ONLY_USER);
     for capability in (0..=MAX_CAPABILITY).filter(|&c| !kept(c)) {
@@ -167,7 +169,8 @@ impl Helper {
         Self::make(program, directory, limited, false)
     }
 
-    /// A helper of sandboxes that nobody keeps: when this process ends, however it does, they end, and `directory` goes with all in it.
+    /// A helper of sandboxes that nobody keeps: when this process ends, however it does, they end,
+    /// and `directory` goes with all in it.
     pub fn brief(program: PathBuf, directory: PathBuf, limited: bool) -> Result<Self, GvisorError> {
         Self::make(program, directory, limited, true)
     }
@@ -267,7 +270,8 @@ impl Helper {
         let (channel, theirs) = Channel::pair()?;
         let nonblocking = FcntlArg::F_SETFL(OFlag::O_NONBLOCK);
         fcntl(channel.as_fd(), nonblocking).map_err(ChannelError::Io)?;
-        // SAFETY: a Channel owns its descriptor, returns the same one always, and closes it only when dropped.
+        // SAFETY: a Channel owns its descriptor, returns the same one always, and closes it only
+        // when dropped.
         let channel = unsafe {
             let both = Interest::READABLE | Interest::WRITABLE;
             AsyncFd::register_with_interest(channel, both)
@@ -306,7 +310,8 @@ impl Helper {
                 leave_capabilities(maps_only_user)
             });
         }
-        // A terminal's signals to a daemon in its foreground are not for it: it ends when the daemon has.
+        // A terminal's signals to a daemon in its foreground are not for it: it ends when the
+        // daemon has.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = Command::from(command).spawn().map_err(failed)?;
         let run = Arc::new(HelperProcess {

@@ -76,7 +76,8 @@ pub struct AdoptSpec {
     pub report: BootReport,
 }
 
-/// State that a sandbox that is coming up and one that is there have in common. Dropping it ends the sandbox, unless it is kept.
+/// State that a sandbox that is coming up and one that is there have in common. Dropping it ends
+/// the sandbox, unless it is kept.
 #[derive(Debug)]
 struct SandboxBody {
     helper: Helper,
@@ -128,7 +129,8 @@ pub struct Sandbox {
 }
 
 impl AdoptSpec {
-    /// Ends the process that isolates it, without its helper; whether there was one. Must be called inside a tokio runtime.
+    /// Ends the process that isolates it, without its helper; whether there was one. Must be called
+    /// inside a tokio runtime.
     pub fn end(&self) -> bool {
         let process = SentryProcess::watch(self.mark.pid);
         let own = process.ok().filter(|process| process.mark == self.mark);
@@ -153,7 +155,8 @@ fn us(from: Instant) -> u64 {
 }
 
 impl SandboxBody {
-    /// Has the process made that will isolate the sandbox. If whoever asked does not wait for it any more it ends.
+    /// Has the process made that will isolate the sandbox. If whoever asked does not wait for it
+    /// any more it ends.
     async fn make(helper: &Helper, spec: &BootSpec) -> Result<Self, GvisorError> {
         let making = tokio::spawn(Self::make_now(helper.clone(), spec.clone()));
         let made = making.await;
@@ -447,7 +450,8 @@ impl Sandbox {
         })
     }
 
-    /// Ends all sandboxes in the helper's directory but those of these ids; returns how many there were.
+    /// Ends all sandboxes in the helper's directory but those of these ids; returns how many there
+    /// were.
     pub async fn end_others(helper: &Helper, known: &[String]) -> Result<usize, GvisorError> {
         let mut ended = 0;
         let directory = helper.directory();
@@ -503,8 +507,8 @@ impl Sandbox {
         self.body.connect(port)
     }
 
-    /// Writes snapshot `id`. It stands still meanwhile; streams into it survive. Returns how long it stood still and how long everything
-    /// took, in microseconds.
+    /// Writes snapshot `id`. It stands still meanwhile; streams into it survive. Returns how long
+    /// it stood still and how long everything took, in microseconds.
     pub async fn snapshot(
         &self,
         store: &SnapshotStore,

@@ -56,7 +56,8 @@ impl SentryProcess {
         count != 0
     }
 
-    /// Ends it without asking. All processes of the sandbox are in its process namespace, and end with it.
+    /// Ends it without asking. All processes of the sandbox are in its process namespace, and end
+    /// with it.
     pub fn kill(&self) {
         // One that is gone needs none.
         let _ = pidfd_send_signal(self.fd.get_ref(), Signal::KILL);
@@ -71,7 +72,8 @@ impl SentryProcess {
                 continue;
             };
             let fields = stat.rsplit_once(')')?.1.split_whitespace();
-            // Fields 14 to 17: in user mode, in the kernel, and both of children that were waited for.
+            // Fields 14 to 17: in user mode, in the kernel, and both of children that were waited
+            // for.
             let used = fields.skip(11).take(4).map_while(|f| f.parse::<u64>().ok());
             ticks += used.sum::<u64>();
             let threads = fs::read_dir(format!("/proc/{pid}/task"))
@@ -87,11 +89,13 @@ impl SentryProcess {
                 );
             }
         }
-        // The kernel's ticks for user space are hundredths of a second on every platform there is (USER_HZ, time(7)).
+        // The kernel's ticks for user space are hundredths of a second on every platform there is
+        // (USER_HZ, time(7)).
         Some(ticks * 10_000)
     }
 
-    /// Memory that is its own in bytes: what the guest's programs have, which is one nameless file, and the kernel's that runs them.
+    /// Memory that is its own in bytes: what the guest's programs have, which is one nameless file,
+    /// and the kernel's that runs them.
     pub fn memory_bytes(&self) -> Option<u64> {
         use std::os::unix::fs::MetadataExt;
         let pid = self.mark.pid;

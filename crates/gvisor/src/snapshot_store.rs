@@ -1,5 +1,5 @@
-//! Snapshots of gVisor sandboxes on disk: `<root>/<id>/` with a manifest and the files of gVisor's checkpoint. Each is whole: it needs no
-//! other.
+//! Snapshots of gVisor sandboxes on disk: `<root>/<id>/` with a manifest and the files of gVisor's
+//! checkpoint. Each is whole: it needs no other.
 
 use crate::error::GvisorError;
 use jiffy_engine::SandboxSize;
@@ -145,7 +145,8 @@ impl SnapshotStore {
         }
     }
 
-    /// Writes down that snapshot `id` is what a boot of its template makes: nothing had been started in it.
+    /// Writes down that snapshot `id` is what a boot of its template makes: nothing had been
+    /// started in it.
     pub fn mark_boot(&self, id: &str) -> Result<(), GvisorError> {
         let path = self.path(id)?.join(BOOT_MARK_FILE);
         File::create(&path)

@@ -1,8 +1,9 @@
 //! Admission: decides which guests may have memory of this host, before anything is begun.
 //!
-//! Every guest has a [`Reservation`] from the decision that it may come up until it is gone. Two kinds of figures decide: what was promised
-//! (places, in sandboxes and in what they may grow to), which cannot be overrun however many ask at once; and what the kernel
-//! says is left, of which those still coming up are expected to take their share.
+//! Every guest has a [`Reservation`] from the decision that it may come up until it is gone. Two
+//! kinds of figures decide: what was promised (places, in sandboxes and in what they may grow to),
+//! which cannot be overrun however many ask at once; and what the kernel says is left, of which
+//! those still coming up are expected to take their share.
 
 mod figures;
 
@@ -14,7 +15,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Memory that a guest takes until its agent has answered, in MiB: one that boots touches 44, a restored one far less.
+/// Memory that a guest takes until its agent has answered, in MiB: one that boots touches 44, a
+/// restored one far less.
 const BOOT_MIB: u64 = 48;
 /// Tasks and descriptors that one sandbox takes, and how many are left to everybody else.
 const TASKS_PER_GUEST: u64 = 12;
@@ -26,20 +28,22 @@ const SPARE_PER_HOST: u64 = 256;
 pub struct HostLimits {
     /// Most sandboxes that run at once; none: as many as the rest allows.
     pub sandboxes: Option<usize>,
-    /// Sum that all guests may grow to, in multiples of the host's memory. An idle guest holds 2 to 12 MiB of the 512 it may
-    /// grow to, so counting each in full would leave a host empty. With 8, each guest can use an eighth of its memory, five times
-    /// what an idle one holds, before the host is full; if they grow at once, the reserve and memory pressure close the door.
+    /// Sum that all guests may grow to, in multiples of the host's memory. An idle guest holds 2 to
+    /// 12 MiB of the 512 it may grow to, so counting each in full would leave a host empty. With 8,
+    /// each guest can use an eighth of its memory, five times what an idle one holds, before the
+    /// host is full; if they grow at once, the reserve and memory pressure close the door.
     pub memory_overcommit: f64,
     /// Memory that stays available, in MiB; none: 512 or 5 % of the host's, whichever is more.
     pub reserve_memory_mib: Option<u64>,
     /// Disk space that stays free, in MiB; none: 1,024 or 1 % of the disk, whichever is more.
     pub reserve_disk_mib: Option<u64>,
-    /// Disks of all guests together, in multiples of the space that is free beside the reserve. A guest writes a few MiB of the
-    /// 10,240 it may, so counting each in full would leave a host empty. With 1 whatever was admitted can be written; with more,
-    /// guests that all fill their disks at once can fill the host's.
+    /// Disks of all guests together, in multiples of the space that is free beside the reserve. A
+    /// guest writes a few MiB of the 10,240 it may, so counting each in full would leave a host
+    /// empty. With 1 whatever was admitted can be written; with more, guests that all fill their
+    /// disks at once can fill the host's.
     pub disk_overcommit: f64,
-    /// Pressure above which nothing is begun, in percent of ten seconds. Waiting for processors slows everybody and harms nobody,
-    /// so by default it refuses nothing.
+    /// Pressure above which nothing is begun, in percent of ten seconds. Waiting for processors
+    /// slows everybody and harms nobody, so by default it refuses nothing.
     pub pressure: Pressure,
 }
 
@@ -203,7 +207,8 @@ impl Admission {
         self.host.read()
     }
 
-    /// Returns what all guests together may grow to, in MiB, if the host tells how much memory it has.
+    /// Returns what all guests together may grow to, in MiB, if the host tells how much memory it
+    /// has.
     pub fn memory_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
         let total = figures.memory_total_mib?;
         Some((total as f64 * self.limits.memory_overcommit) as u64)
@@ -226,7 +231,8 @@ impl Admission {
         Ok(self.enter(&mut promised, occupant, size, true))
     }
 
-    /// Checks that the host can bear one more guest for a moment, in the place of one that is there.
+    /// Checks that the host can bear one more guest for a moment, in the place of one that is
+    /// there.
     pub fn bears_exchange(&self) -> Result<(), Refusal> {
         let figures = self.host.read();
         let mut promised = lock(&self.promised);
@@ -324,15 +330,16 @@ impl Admission {
         Ok(())
     }
 
-    /// Disks that all guests together may have, in MiB, if the host tells how much space it has. What they wrote is not free any
-    /// more and counts twice: on the safe side.
+    /// Disks that all guests together may have, in MiB, if the host tells how much space it has.
+    /// What they wrote is not free any more and counts twice: on the safe side.
     fn disk_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
         let left = figures.disk_free_mib?;
         let left = left.saturating_sub(self.reserve_disk(figures));
         Some((left as f64 * self.limits.disk_overcommit) as u64)
     }
 
-    /// Space on the data directory's disk that may be written to beside what guests were promised, in MiB; none: cannot be told.
+    /// Space on the data directory's disk that may be written to beside what guests were promised,
+    /// in MiB; none: cannot be told.
     pub fn disk_to_write_mib(&self) -> Option<u64> {
         let figures = self.host.read();
         let left = figures.disk_free_mib?;
@@ -352,7 +359,8 @@ impl Admission {
         reserve.unwrap_or_else(|| (total / 20).max(512))
     }
 
-    /// Checks that the host has enough left of everything, beside what `coming_up` guests are about to take.
+    /// Checks that the host has enough left of everything, beside what `coming_up` guests are about
+    /// to take.
     fn has_left(&self, figures: &HostFigures, coming_up: usize) -> Result<(), Refusal> {
         let guests = u64::try_from(coming_up)
             .unwrap_or(u64::MAX)

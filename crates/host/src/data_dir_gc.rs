@@ -17,8 +17,8 @@ const SOCKET: Duration = Duration::from_secs(60);
 /// Old logs that are kept beside the one in use.
 pub const OLD_LOGS: usize = 3;
 
-/// Removes it; returns what was removed. What is in use is young, bound or has another name. Directories that are links belong to
-/// somebody else.
+/// Removes it; returns what was removed. What is in use is young, bound or has another name.
+/// Directories that are links belong to somebody else.
 pub(crate) fn gc(home: &Path, now: SystemTime) -> Vec<PathBuf> {
     let mut gone = Vec::new();
     let bound = bound_sockets();

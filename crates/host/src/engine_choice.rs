@@ -56,7 +56,8 @@ pub struct EngineFacts {
     pub kvm: Result<KvmKind, String>,
     /// Why gVisor cannot be used, if it cannot.
     pub gvisor: Result<(), String>,
-    /// Medians of create and exec with microVMs and with gVisor, in milliseconds, if both were measured on this host.
+    /// Medians of create and exec with microVMs and with gVisor, in milliseconds, if both were
+    /// measured on this host.
     pub measured_ms: Option<(f64, f64)>,
 }
 
@@ -75,8 +76,8 @@ impl EngineFacts {
         }
     }
 
-    /// The engine to use: the one that is there; where both are, microVMs, unless KVM has to do without the processor's
-    /// virtualization and gVisor was measured to be faster.
+    /// The engine to use: the one that is there; where both are, microVMs, unless KVM has to do
+    /// without the processor's virtualization and gVisor was measured to be faster.
     pub fn choose(&self) -> EngineChoice {
         let choice = |engine, why: &str| EngineChoice {
             engine,

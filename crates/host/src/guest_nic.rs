@@ -1,4 +1,5 @@
-//! Network cards of guests: what the engine asks of the network, and what it says where there is none.
+//! Network cards of guests: what the engine asks of the network, and what it says where there is
+//! none.
 
 use jiffy_engine::{ConnectionLog, EngineError, NetworkRules};
 use jiffy_microvm::NetSpec;
@@ -84,7 +85,8 @@ pub(crate) async fn needed(
     network.take(card).await.map_err(EngineError::failed)
 }
 
-/// Checks that this host can enforce the rules. Without a network nothing is reached, whatever they say.
+/// Checks that this host can enforce the rules. Without a network nothing is reached, whatever they
+/// say.
 pub(crate) fn check(network: Option<&Network>, rules: &NetworkRules) -> Result<(), String> {
     match network {
         Some(network) => network.check(rules).map(drop).map_err(|e| e.to_string()),

@@ -62,7 +62,8 @@ impl GvisorEngine {
         directory: PathBuf,
         network: Option<Network>,
     ) -> Result<Self, EngineError> {
-        // A virtual machine has no more than its memory; here it takes a control group to see to that.
+        // A virtual machine has no more than its memory; here it takes a control group to see to
+        // that.
         let limited = can_limit() && matches!(Cgroups::find(), Ok(Some(_)));
         let helper = Helper::brief(program(templates.host())?, directory, limited);
         let helper = helper.map_err(EngineError::failed)?;
@@ -210,7 +211,8 @@ pub(crate) fn is_ours(handle: &GuestHandle) -> bool {
     GvisorHandle::read(handle).is_ok_and(|handle| handle.engine == GVISOR)
 }
 
-/// Ends a sandbox that ran on, where gVisor cannot be used: nobody could reach it. Whether there was one.
+/// Ends a sandbox that ran on, where gVisor cannot be used: nobody could reach it. Whether there
+/// was one.
 pub(crate) fn end_unreachable(handle: &GuestHandle) -> bool {
     GvisorHandle::read(handle).is_ok_and(|handle| handle.estate.end())
 }
@@ -377,7 +379,8 @@ impl Engine for GvisorEngine {
         id: &str,
         _site: &SiteSettings,
     ) -> Result<(), EngineError> {
-        // A boot takes half the time of a restore here, and half the memory: the kernel that was restored keeps what it read.
+        // A boot takes half the time of a restore here, and half the memory: the kernel that was
+        // restored keeps what it read.
         match self.startup(template).await?.is_empty() {
             true => self.store.mark_boot(id).map_err(EngineError::failed),
             false => Ok(()),

@@ -91,7 +91,8 @@ pub struct Host {
     programs: Programs,
 }
 
-/// All files a sandbox of one template starts from, opened and verified. Makes any number of sandboxes.
+/// All files a sandbox of one template starts from, opened and verified. Makes any number of
+/// sandboxes.
 #[derive(Debug)]
 pub struct PreparedTemplate {
     home: Home,
@@ -108,8 +109,8 @@ pub struct PreparedTemplate {
     image_name: String,
 }
 
-/// Size of a sandbox of a template with these defaults, unless its creator says otherwise: the same whoever asks, so that all share
-/// the template's snapshot and pool.
+/// Size of a sandbox of a template with these defaults, unless its creator says otherwise: the same
+/// whoever asks, so that all share the template's snapshot and pool.
 pub fn usual_size(defaults: &Defaults) -> SandboxSize {
     let standard = SandboxSize::default();
     SandboxSize {
@@ -158,7 +159,8 @@ impl Host {
         Templates::new(&self.home)
     }
 
-    /// Checks that `name` is a template that is there or can be built. A quick look, before anything long is begun.
+    /// Checks that `name` is a template that is there or can be built. A quick look, before
+    /// anything long is begun.
     pub fn knows(&self, name: &str) -> Result<(), CreateError> {
         match Recipe::built_in(&plain(name)?) {
             Ok(_) => Ok(()),
@@ -177,7 +179,8 @@ impl Host {
         Ok(usual_size(&defaults))
     }
 
-    /// Opens template `name` with kernel and agent. A stock template that is missing or outdated is built first.
+    /// Opens template `name` with kernel and agent. A stock template that is missing or outdated is
+    /// built first.
     pub fn prepare(
         &self,
         name: &str,
@@ -191,7 +194,8 @@ impl Host {
         self.with_template(template)
     }
 
-    /// Opens the version of a template that something was made with, as [`PreparedTemplate::image_name`] said then.
+    /// Opens the version of a template that something was made with, as
+    /// [`PreparedTemplate::image_name`] said then.
     pub(crate) fn prepare_version(&self, image: &str) -> Result<PreparedTemplate, CreateError> {
         self.with_template(self.templates().version(image)?)
     }
@@ -238,7 +242,8 @@ impl PreparedTemplate {
         &self.version
     }
 
-    /// The name under which snapshots remember what they were taken of: they run with that very version of the template only.
+    /// The name under which snapshots remember what they were taken of: they run with that very
+    /// version of the template only.
     pub(crate) fn image_name(&self) -> &str {
         &self.image_name
     }
@@ -293,7 +298,8 @@ impl PreparedTemplate {
         })
     }
 
-    /// Returns what a restore of a snapshot with a disk of `disk_mib` MiB needs; the caller gives the guest its identity.
+    /// Returns what a restore of a snapshot with a disk of `disk_mib` MiB needs; the caller gives
+    /// the guest its identity.
     pub(crate) fn restore_spec(
         &self,
         lineage: Lineage,
@@ -324,7 +330,8 @@ impl PreparedTemplate {
         self.boot_with(spec, None).await
     }
 
-    /// The same with a network card. Its guest gets an address by a `jiffy.net=` word in `extra_cmdline`.
+    /// The same with a network card. Its guest gets an address by a `jiffy.net=` word in
+    /// `extra_cmdline`.
     pub async fn boot_with(
         &self,
         spec: &SandboxSpec,
@@ -347,8 +354,9 @@ impl PreparedTemplate {
         )?)
     }
 
-    /// Makes a sandbox from a snapshot of one of this template and returns when its agent has taken a new identity. Of `spec`
-    /// the size must be the one it was booted with; memory and vCPUs are the snapshot's.
+    /// Makes a sandbox from a snapshot of one of this template and returns when its agent has taken
+    /// a new identity. Of `spec` the size must be the one it was booted with; memory and vCPUs are
+    /// the snapshot's.
     pub async fn restore(
         &self,
         spec: &SandboxSpec,

@@ -1,4 +1,5 @@
-//! All engines of a host as one. New sandboxes come up on one of them; what is there stays with the engine that it is of.
+//! All engines of a host as one. New sandboxes come up on one of them; what is there stays with the
+//! engine that it is of.
 
 use crate::engine_choice::EngineName;
 use crate::gvisor_engine::{self, GvisorEngine, GvisorGuest, SNAPSHOTS, UnassignedGvisorGuest};
@@ -32,7 +33,8 @@ pub struct HostEngine {
 }
 
 impl HostEngine {
-    /// The engines of `host`; new sandboxes come up on the one that is `chosen`, which must be usable if it is gVisor.
+    /// The engines of `host`; new sandboxes come up on the one that is `chosen`, which must be
+    /// usable if it is gVisor.
     pub async fn open(
         host: Host,
         network: Option<Network>,

@@ -6,7 +6,8 @@ use jiffy_engine::SandboxIdentity;
 use jiffy_image::Defaults;
 use jiffy_proto::agent::Identity;
 
-/// Letters of an id: no `-`, which separates port and id in host names, and nothing that reads as another letter.
+/// Letters of an id: no `-`, which separates port and id in host names, and nothing that reads as
+/// another letter.
 const ALPHABET: &[u8; 32] = jiffy_image::ID_ALPHABET;
 const ID_LENGTH: usize = jiffy_image::ID_LENGTH;
 const ENTROPY: usize = 64;
@@ -40,7 +41,8 @@ pub fn new_token() -> Result<String, IdentityError> {
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// Returns the identity for the agent of a sandbox, with fresh entropy; the clock is added when it is sent.
+/// Returns the identity for the agent of a sandbox, with fresh entropy; the clock is added when it
+/// is sent.
 pub(crate) fn identity(
     sandbox_identity: &SandboxIdentity,
     defaults: &Defaults,
@@ -61,7 +63,8 @@ pub(crate) fn identity(
     })
 }
 
-/// Returns the identity of a running sandbox for an agent that asks again: the same one, with fresh entropy.
+/// Returns the identity of a running sandbox for an agent that asks again: the same one, with fresh
+/// entropy.
 pub(crate) fn renewed(before: Identity) -> Result<Identity, IdentityError> {
     Ok(Identity {
         rewound: false,

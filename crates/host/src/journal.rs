@@ -1,10 +1,11 @@
 //! Journal: every acknowledged state of a sandbox or snapshot survives the death of the daemon.
 //!
-//! A change is one SQLite transaction in a write-ahead log, so whoever opens the journal finds the state before it or after it.
-//! The log is not flushed to storage at every commit: a power failure may cost the last changes, but not their order.
+//! A change is one SQLite transaction in a write-ahead log, so whoever opens the journal finds the
+//! state before it or after it. The log is not flushed to storage at every commit: a power failure
+//! may cost the last changes, but not their order.
 //!
-//! A change that can be refused is refused when the disk is full ([`Journal::commit`]); one that has happened finds the room that is kept
-//! for it ([`Journal::commit_write_behind`]).
+//! A change that can be refused is refused when the disk is full ([`Journal::commit`]); one that
+//! has happened finds the room that is kept for it ([`Journal::commit_write_behind`]).
 
 use crate::journal_space::{CHECKPOINT_PAGES, ReservedSpace, SpaceError};
 use crate::records::{SandboxRecord, SandboxState, SnapshotRecord};
@@ -110,7 +111,8 @@ pub struct Journal {
 #[derive(Debug)]
 struct Database {
     connection: Connection,
-    /// Changes that happened and could not be written yet; they are written together with the next ones.
+    /// Changes that happened and could not be written yet; they are written together with the next
+    /// ones.
     pending: Vec<JournalChange>,
     // Closed after the connection.
     space: ReservedSpace,
@@ -145,7 +147,8 @@ impl Journal {
             .pragma_update(None, "journal_mode", "WAL")
             .and_then(|()| connection.pragma_update(None, "synchronous", "NORMAL"))
             .and_then(|()| connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES))
-            // The log stays, with the room it has: on a full disk there would be none for another one.
+            // The log stays, with the room it has: on a full disk there would be none for another
+            // one.
             .and_then(|()| {
                 connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
             })
@@ -211,15 +214,17 @@ impl Journal {
         }
     }
 
-    /// Makes all changes or none. For what can still be refused: it is when the disk has no room but what is kept.
+    /// Makes all changes or none. For what can still be refused: it is when the disk has no room
+    /// but what is kept.
     pub fn commit(&self, changes: &[JournalChange]) -> Result<(), JournalError> {
         let mut database = self.database();
         self.keep_space(&mut database)?;
         database.write(changes).map_err(|e| self.failed(e))
     }
 
-    /// Takes down what has happened and cannot be refused any more, in the room that is kept where there is no other. If the disk
-    /// fails, it is taken down together with the next changes; until then it is as if the daemon had not come to it.
+    /// Takes down what has happened and cannot be refused any more, in the room that is kept where
+    /// there is no other. If the disk fails, it is taken down together with the next changes; until
+    /// then it is as if the daemon had not come to it.
     pub fn commit_write_behind(&self, changes: &[JournalChange]) {
         let mut database = self.database();
         if let Err(e) = database.write(changes) {

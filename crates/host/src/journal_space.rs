@@ -1,8 +1,10 @@
-//! Room on the disk that the journal has for itself, so that what has happened can be taken down when the disk is full.
+//! Room on the disk that the journal has for itself, so that what has happened can be taken down
+//! when the disk is full.
 //!
-//! The log has blocks beyond its end, more than it fills between two checkpoints, and begins anew at each. The database has free
-//! pages inside, which a checkpoint fills without making the file longer; blocks beyond its end would be taken away by every
-//! checkpoint. File systems that cannot allocate ahead, and those that never write in place, keep no room.
+//! The log has blocks beyond its end, more than it fills between two checkpoints, and begins anew
+//! at each. The database has free pages inside, which a checkpoint fills without making the file
+//! longer; blocks beyond its end would be taken away by every checkpoint. File systems that cannot
+//! allocate ahead, and those that never write in place, keep no room.
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -40,7 +42,8 @@ impl From<rusqlite::Error> for SpaceError {
 /// The files of a journal, and whether its log has its room.
 #[derive(Debug)]
 pub(crate) struct ReservedSpace {
-    // Closing a database file takes away the locks that SQLite has on it, so this stays open as long as the connection.
+    // Closing a database file takes away the locks that SQLite has on it, so this stays open as
+    // long as the connection.
     database: File,
     log: File,
     log_kept: bool,
@@ -69,7 +72,8 @@ impl ReservedSpace {
         if number("PRAGMA freelist_count")? >= MIN_FREE_PAGES {
             return Ok(());
         }
-        // First the blocks, so that the pages do not get stuck in the log; a few more than are asked for keep account of them.
+        // First the blocks, so that the pages do not get stuck in the log; a few more than are
+        // asked for keep account of them.
         let length = number("PRAGMA page_count")? * PAGE_BYTES + FREE_BYTES + FREE_BYTES / 8;
         allocate(&self.database, length).map_err(SpaceError::Disk)?;
         connection.execute_batch(&format!(

@@ -1,4 +1,5 @@
-//! Life of sandboxes on one host: from a template's name and a size to a guest whose agent has answered.
+//! Life of sandboxes on one host: from a template's name and a size to a guest whose agent has
+//! answered.
 
 mod admission;
 mod data_dir_gc;

@@ -43,7 +43,8 @@ const SNAPSHOTS: &str = "snapshots";
 const SOCKET_DIRECTORY: &str = "vmm";
 /// File in which running VMMs say what went wrong with them, beside it.
 const LOG_FILE: &str = "vmm.log";
-/// Layers from which on a restore merges them first: each costs every restore a little, merging costs one restore more.
+/// Layers from which on a restore merges them first: each costs every restore a little, merging
+/// costs one restore more.
 const MAX_LINEAGE_DEPTH: usize = 16;
 
 /// MicroVMs made from the templates and snapshots of one host.
@@ -86,7 +87,8 @@ impl MicroVmEngine {
         })
     }
 
-    /// Gives guests a network card. Those of snapshots that were taken without one stay as they are.
+    /// Gives guests a network card. Those of snapshots that were taken without one stay as they
+    /// are.
     pub fn with_network(self, network: Option<Network>) -> Self {
         Self { network, ..self }
     }
@@ -112,7 +114,8 @@ impl MicroVmEngine {
         }
     }
 
-    /// A guest of snapshot `id` that waits to be told who it is, its memory from where `memory` says.
+    /// A guest of snapshot `id` that waits to be told who it is, its memory from where `memory`
+    /// says.
     async fn arrive(
         &self,
         id: &str,
@@ -541,7 +544,8 @@ impl Engine for MicroVmEngine {
         if lineage.snapshots().len() <= MAX_LINEAGE_DEPTH {
             return None;
         }
-        // All that the layers say together, each chunk once; a chunk that is in several makes it less.
+        // All that the layers say together, each chunk once; a chunk that is in several makes it
+        // less.
         let mut bytes = lineage.snapshots().iter().map(|s| s.bytes().unwrap_or(0));
         let newest = lineage.newest()?.bytes().ok()?;
         Some(
@@ -674,7 +678,8 @@ impl Guest for MicroVmGuest {
 
     fn usage(&self) -> Option<GuestUsage> {
         let pid = self.vm.vmm_pid();
-        // One system call where parsing /proc/PID/stat would be three, and exact where that counts ticks.
+        // One system call where parsing /proc/PID/stat would be three, and exact where that counts
+        // ticks.
         let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
         let cpu = clock.now().ok()?;
         // Pages: all, resident, of those shared with files. What is not shared is the guest's own.

@@ -34,8 +34,9 @@ pub enum ProgramError {
 }
 
 impl Programs {
-    /// `$JIFFY_VMM`, `$JIFFY_AGENT` and `$JIFFY_GVISOR`, else beside the running program, else in `../lib/jiffy` from there. VMMs are jailed as
-    /// `$JIFFY_JAIL` says: `on`, `off`, or, if nothing does, if the caller is root of the host.
+    /// `$JIFFY_VMM`, `$JIFFY_AGENT` and `$JIFFY_GVISOR`, else beside the running program, else in
+    /// `../lib/jiffy` from there. VMMs are jailed as `$JIFFY_JAIL` says: `on`, `off`, or, if
+    /// nothing does, if the caller is root of the host.
     pub fn find() -> Result<Self, ProgramError> {
         Ok(Self {
             vmm: Vmm::new(find("jiffy-vmm", "JIFFY_VMM")?, jailed()?),

@@ -1,8 +1,9 @@
 //! Budgets of owners (API keys), as operations on sandboxes and templates ask for them.
 //!
-//! An operation reserves what it may come to need before it begins, and holds the permit until what it made is counted where it
-//! is ([`crate::Sandboxes::usage_of`] and what the builder keeps). So an owner never has more than they may, however many
-//! operations are under way, and nothing is counted twice after a crash: only what is there counts.
+//! An operation reserves what it may come to need before it begins, and holds the permit until what
+//! it made is counted where it is ([`crate::Sandboxes::usage_of`] and what the builder keeps). So
+//! an owner never has more than they may, however many operations are under way, and nothing is
+//! counted twice after a crash: only what is there counts.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -82,7 +83,8 @@ impl std::fmt::Display for Bytes {
 pub struct QuotaRequest {
     /// Most that may be needed.
     pub amount: QuotaAmount,
-    /// Bytes on disk that are enough to begin with: where fewer than `amount.disk_bytes` are left, the permit is for those.
+    /// Bytes on disk that are enough to begin with: where fewer than `amount.disk_bytes` are left,
+    /// the permit is for those.
     pub disk_floor: Option<u64>,
 }
 
@@ -142,7 +144,8 @@ pub type Reserving<'a> =
 
 /// Knows the budgets of owners.
 pub trait OwnerQuota: Send + Sync + 'static {
-    /// Reserves part of `owner`'s budget. Where only operations under way stand in the way, it waits a while for their end.
+    /// Reserves part of `owner`'s budget. Where only operations under way stand in the way, it
+    /// waits a while for their end.
     fn reserve<'a>(&'a self, owner: &'a str, request: QuotaRequest) -> Reserving<'a>;
 
     /// Reserves at once or not at all.

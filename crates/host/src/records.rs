@@ -129,7 +129,8 @@ pub enum SnapshotPurpose {
     Fork,
     /// A pause; goes when nothing descends from it.
     Pause,
-    /// A step of a template's build, which later builds take up; its fingerprint says of which step.
+    /// A step of a template's build, which later builds take up; its fingerprint says of which
+    /// step.
     Step,
 }
 

@@ -2,10 +2,10 @@
 //! both touch.
 //!
 //! On the way to its first command a guest touches some hundred pages, each with an exit to the
-//! host: of its kernel, its agent, the C library. A template's guest rehearses before its snapshot is
-//! taken, so that programs and libraries are in the page cache of all that are restored from it. A
-//! guest that waits in the warm pool rehearses once more, under an identity that it does not keep:
-//! what it writes to is its own memory when it is handed out.
+//! host: of its kernel, its agent, the C library. A template's guest rehearses before its snapshot
+//! is taken, so that programs and libraries are in the page cache of all that are restored from it.
+//! A guest that waits in the warm pool rehearses once more, under an identity that it does not
+//! keep: what it writes to is its own memory when it is handed out.
 
 use crate::microvm_engine::agent;
 use jiffy_agent_client::{ClientError, ProcessSpec};

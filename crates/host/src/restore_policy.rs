@@ -1,5 +1,6 @@
-//! Memory policy for restored sandboxes of this host, and the cost of the engines: measured by `jiffy doctor --measure`, kept in
-//! `<home>/host.json` with the host it was measured on, and believed only there.
+//! Memory policy for restored sandboxes of this host, and the cost of the engines: measured by
+//! `jiffy doctor --measure`, kept in `<home>/host.json` with the host it was measured on, and
+//! believed only there.
 
 use jiffy_microvm::host_kvm::{self, KvmKind};
 use serde::{Deserialize, Serialize};
@@ -15,9 +16,11 @@ const HOST_FILE: &str = "host.json";
 const MAX_HOST_FILE_BYTES: u64 = 1 << 20;
 /// Most that an idle sandbox should cost, in MiB (SPECIFICATION.md).
 const MAX_IDLE_MIB: f64 = 12.0;
-/// A policy that takes more memory, but not more than that, is worth it if it takes at most this part of the time.
+/// A policy that takes more memory, but not more than that, is worth it if it takes at most this
+/// part of the time.
 const MIN_GAIN: f64 = 0.9;
-/// One that takes more than that must at least halve the time: memory bounds how many sandboxes a host holds.
+/// One that takes more than that must at least halve the time: memory bounds how many sandboxes a
+/// host holds.
 const MIN_GAIN_ABOVE_IDLE: f64 = 0.5;
 
 /// Source of a restored guest's memory.
@@ -36,8 +39,9 @@ impl RestorePolicy {
     /// All there are.
     pub const ALL: [Self; 3] = [Self::Map, Self::CopyWorkingSet, Self::CopyAll];
 
-    /// Returns the policy used where nothing was measured. Without VT-x mapping was measured to be as fast as the others, and with it faults
-    /// cost less; it shares the page cache between siblings.
+    /// Returns the policy used where nothing was measured. Without VT-x mapping was measured to be
+    /// as fast as the others, and with it faults cost less; it shares the page cache between
+    /// siblings.
     pub fn default_for(kvm: &KvmKind) -> Self {
         match kvm {
             KvmKind::Hardware | KvmKind::Software => Self::Map,
@@ -55,7 +59,8 @@ impl fmt::Display for RestorePolicy {
     }
 }
 
-/// Facts that the cost of a page fault depends on. A policy measured under another one says nothing.
+/// Facts that the cost of a page fault depends on. A policy measured under another one says
+/// nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostFingerprint {
@@ -149,8 +154,9 @@ pub struct EngineCost {
     pub create_exec_ms: Percentiles,
 }
 
-/// The policy to use: the one that takes the least memory, unless another one is so much faster in the median of create and exec
-/// that its memory is worth it, and not slower at the 99th percentile.
+/// The policy to use: the one that takes the least memory, unless another one is so much faster in
+/// the median of create and exec that its memory is worth it, and not slower at the 99th
+/// percentile.
 pub fn choose(costs: &[PolicyCost]) -> Option<RestorePolicy> {
     let mut by_memory: Vec<&PolicyCost> = costs.iter().collect();
     by_memory.sort_by(|a, b| a.own_mib.median.total_cmp(&b.own_mib.median));
@@ -211,7 +217,8 @@ impl HostFile {
         })
     }
 
-    /// Returns the measurement kept in the data directory `home`, if it was measured on `host` and can be used.
+    /// Returns the measurement kept in the data directory `home`, if it was measured on `host` and
+    /// can be used.
     pub fn of_host(home: &Path, host: &HostFingerprint) -> Option<Self> {
         let file = load(&home.join(HOST_FILE)).ok().flatten();
         file.filter(|file| file.host == *host)
@@ -222,7 +229,8 @@ impl HostFile {
         self.costs.iter().find(|cost| cost.policy == self.policy)
     }
 
-    /// Medians of create and exec with microVMs and with gVisor, in milliseconds, if both were measured.
+    /// Medians of create and exec with microVMs and with gVisor, in milliseconds, if both were
+    /// measured.
     pub fn engines_ms(&self) -> Option<(f64, f64)> {
         let (microvm, gvisor) = (self.microvm()?, self.gvisor?);
         Some((microvm.create_exec_ms.median, gvisor.create_exec_ms.median))
@@ -383,7 +391,8 @@ mod tests {
             ])
         };
         assert_eq!(chosen(20.0, 30.0, 20.0), Some(Map));
-        // A little faster is not worth ten times the memory, and much faster is not worth it if it is slow at times.
+        // A little faster is not worth ten times the memory, and much faster is not worth it if it
+        // is slow at times.
         assert_eq!(chosen(12.0, 20.0, 19.0), Some(Map));
         assert_eq!(chosen(9.0, 90.0, 20.0), Some(Map));
         assert_eq!(chosen(9.0, 20.0, 20.0), Some(CopyAll));

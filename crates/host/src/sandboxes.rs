@@ -1,8 +1,9 @@
 //! The sandboxes of one host, and everything that can be done with them.
 //!
-//! Every operation holds its sandbox's turn from its first look at the state to the commit of the new one, and runs to its end
-//! even if whoever asked goes away. The journal is written last: what it says was true. Only `kill` does not wait for its turn
-//! before it acts, so that nothing a sandbox does can keep it alive.
+//! Every operation holds its sandbox's turn from its first look at the state to the commit of the
+//! new one, and runs to its end even if whoever asked goes away. The journal is written last: what
+//! it says was true. Only `kill` does not wait for its turn before it acts, so that nothing a
+//! sandbox does can keep it alive.
 
 mod adopt;
 mod build_steps;
@@ -100,8 +101,9 @@ struct SandboxesInner<E: Engine> {
     entries: Mutex<BTreeMap<String, Arc<SandboxEntry<E::Guest>>>>,
     /// Complete snapshots. Locked before `entries` where both are.
     snapshots: Mutex<SnapshotIndex>,
-    /// Held from a change of snapshots' records in memory or in the journal to that in the other, so that both see changes in
-    /// one order, and no reader waits for the disk. Locked before `snapshots`.
+    /// Held from a change of snapshots' records in memory or in the journal to that in the other,
+    /// so that both see changes in one order, and no reader waits for the disk. Locked before
+    /// `snapshots`.
     snapshot_changes: Mutex<()>,
     /// Indexes over the records of sandboxes.
     indexes: Arc<EntryIndexes>,
@@ -161,7 +163,8 @@ impl<E: Engine> Sandboxes<E> {
         WeakSandboxes(Arc::downgrade(&self.0))
     }
 
-    /// Opens the journal in `file`, puts in order what a daemon that was killed left behind, and takes over the guests that ran on.
+    /// Opens the journal in `file`, puts in order what a daemon that was killed left behind, and
+    /// takes over the guests that ran on.
     pub async fn open(
         engine: E,
         file: &Path,
@@ -258,7 +261,8 @@ impl<E: Engine> Sandboxes<E> {
         found.next().map(|(id, _)| id.clone())
     }
 
-    /// One sandbox by its exact id, as it is once what is under way with it has been decided. One that is being killed counts as killed.
+    /// One sandbox by its exact id, as it is once what is under way with it has been decided. One
+    /// that is being killed counts as killed.
     pub async fn wait_decided(&self, id: &str) -> Option<SandboxRecord> {
         let entry = lock(&self.0.entries).get(id).cloned()?;
         entry.decided().await;
@@ -268,8 +272,8 @@ impl<E: Engine> Sandboxes<E> {
         Some(entry.record())
     }
 
-    /// Waits until a sandbox is in a state that is `wanted`, at most so long, and returns what it is
-    /// then, also if its record was removed meanwhile.
+    /// Waits until a sandbox is in a state that is `wanted`, at most so long, and returns what it
+    /// is then, also if its record was removed meanwhile.
     pub async fn wait(
         &self,
         id: &str,
@@ -286,7 +290,8 @@ impl<E: Engine> Sandboxes<E> {
         }
     }
 
-    /// All snapshots, oldest first; with `sandbox`, those that were taken of it or that it descends from.
+    /// All snapshots, oldest first; with `sandbox`, those that were taken of it or that it descends
+    /// from.
     pub fn snapshots(&self, sandbox: Option<&str>) -> Result<Vec<SnapshotRecord>, OperationError> {
         let of = match sandbox {
             Some(id) => {
@@ -380,7 +385,8 @@ impl<E: Engine> Sandboxes<E> {
             })
     }
 
-    /// The process that isolates a running sandbox, and how often the processor left its guest for the host.
+    /// The process that isolates a running sandbox, and how often the processor left its guest for
+    /// the host.
     pub async fn process(&self, id: &str) -> Result<(u32, Option<u64>), OperationError> {
         let entry = self.entry(id)?;
         let guest = entry.running(crate::records::SandboxOperation::Connect, "look at")?;
@@ -400,7 +406,8 @@ impl<E: Engine> Sandboxes<E> {
         Ok(self.entry(id)?.console())
     }
 
-    /// Why the host could not serve the disk of a sandbox, if that happened since its guest came up.
+    /// Why the host could not serve the disk of a sandbox, if that happened since its guest came
+    /// up.
     pub fn disk_failure(&self, id: &str) -> Option<String> {
         let entry = lock(&self.0.entries).get(id).cloned();
         entry?.guest()?.disk_failure()

@@ -1,4 +1,5 @@
-//! A template's start command and readiness, driven through the agent of a guest that has just come up.
+//! A template's start command and readiness, driven through the agent of a guest that has just come
+//! up.
 
 use jiffy_agent_client::{AgentClient, ClientError, Process, ProcessEvent, ProcessSpec};
 use jiffy_engine::{ReadinessProbe, Startup};
@@ -66,7 +67,8 @@ fn said(output: &str) -> String {
     }
 }
 
-/// Starts what is to be started and returns when the guest is ready. `connect` opens a stream to a vsock port of it.
+/// Starts what is to be started and returns when the guest is ready. `connect` opens a stream to a
+/// vsock port of it.
 pub async fn start_up<F, Fut>(startup: &Startup, connect: F) -> Result<(), StartupError>
 where
     F: Fn(u32) -> Fut + Clone + Send + Sync + 'static,
@@ -112,7 +114,8 @@ where
     }
 }
 
-/// Keeps what the start command writes; returns only if it fails. One that succeeds may have left a daemon behind.
+/// Keeps what the start command writes; returns only if it fails. One that succeeds may have left a
+/// daemon behind.
 async fn follow(process: Option<Process>, command: &str, tail: &Tail) -> StartupError {
     if let Some(mut process) = process {
         while let Ok(Some(event)) = process.next_event().await {

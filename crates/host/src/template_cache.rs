@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Stamp that shows that a file was replaced: inode and change time.
 pub(crate) type FileStamps = [(u64, i64, i64); 3];
 
-/// The templates of one host, by what they are called and by what they were when snapshots were taken.
+/// The templates of one host, by what they are called and by what they were when snapshots were
+/// taken.
 pub(crate) struct TemplateCache {
     host: Host,
     /// Templates as they are now, by name.
@@ -82,7 +83,8 @@ impl TemplateCache {
         older.get(image).cloned()
     }
 
-    /// Lets go of the images of templates that are something else by now, unless a guest of theirs is coming up.
+    /// Lets go of the images of templates that are something else by now, unless a guest of theirs
+    /// is coming up.
     pub(crate) fn forget_older(&self) {
         let mut older = self.older.lock().unwrap_or_else(PoisonError::into_inner);
         older.retain(|_, prepared| Arc::strong_count(prepared) > 1);
@@ -101,7 +103,8 @@ impl TemplateCache {
         }
     }
 
-    /// True if `template` is still what it was when a snapshot was taken of the version that is called `taken`.
+    /// True if `template` is still what it was when a snapshot was taken of the version that is
+    /// called `taken`.
     pub(crate) fn serves(&self, template: &str, taken: Option<&str>) -> bool {
         match (self.host.templates().manifest(template), taken) {
             // Names change hands: what it is called counts for nothing.

@@ -9,8 +9,9 @@ pub(crate) const MAX_SAMPLES: usize = 360;
 
 /// Resources that a sandbox used at one moment. Sizes in bytes.
 ///
-/// As the host sees it: memory is what the guest ever touched and did not give back, so its page cache is part of it; disk is what it
-/// wrote since its last snapshot. [`crate::Sandboxes::measure`] asks the guest itself.
+/// As the host sees it: memory is what the guest ever touched and did not give back, so its page
+/// cache is part of it; disk is what it wrote since its last snapshot.
+/// [`crate::Sandboxes::measure`] asks the guest itself.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UsageSample {
@@ -18,7 +19,8 @@ pub struct UsageSample {
     pub at_ms: u64,
     /// Virtual processors.
     pub cpu_count: u8,
-    /// Use of all of them together since the sample before, in percent: 100 is all of them all the time.
+    /// Use of all of them together since the sample before, in percent: 100 is all of them all the
+    /// time.
     pub cpu_used_pct: f32,
     /// Memory in use.
     pub mem_used: u64,
@@ -60,8 +62,8 @@ impl History {
         self.samples.push_back(sample);
     }
 
-    /// Returns what a guest of `size` uses at `now_ms`, which is not kept: looks in between do not shorten
-    /// the history. Processors are those since the sample before.
+    /// Returns what a guest of `size` uses at `now_ms`, which is not kept: looks in between do not
+    /// shorten the history. Processors are those since the sample before.
     pub fn peek(&self, now_ms: u64, size: SandboxSize, usage: GuestUsage) -> UsageSample {
         let sample = self.sample(now_ms, size, usage);
         match (self.before, self.samples.back()) {

@@ -49,8 +49,9 @@ async fn the_balloon_takes_what_it_was_told_and_gives_it_back() {
     guest.finish().await;
 }
 
-/// The balloon's driver must hear of a change that no queue tells. A quiet device would have to repeat that interrupt until it was
-/// noticed; the balloon is an ordinary device instead, whose interrupts are acknowledged.
+/// The balloon's driver must hear of a change that no queue tells. A quiet device would have to
+/// repeat that interrupt until it was noticed; the balloon is an ordinary device instead, whose
+/// interrupts are acknowledged.
 #[tokio::test]
 async fn the_balloon_alone_is_no_quiet_device() {
     let Some(prepared) = base("the_balloon_alone_is_no_quiet_device") else {

@@ -21,7 +21,8 @@ const MARK: u16 = 9;
 const HOST6: &str = "fd00:4a49::1";
 const GUEST6: &str = "fd00:4a49::2";
 
-/// Holds connections, and tells over a Unix socket what becomes of a word sent over each of them: it comes back, or an error does.
+/// Holds connections, and tells over a Unix socket what becomes of a word sent over each of them:
+/// it comes back, or an error does.
 const HOLD: &str = r#"
 import ctypes, errno, os, select, socket, sys, threading
 def dial(address, family=socket.AF_INET):
@@ -47,8 +48,8 @@ while True:
     c = l.accept()[0]; c.sendall(' '.join(f'{n}={tell(n)}' for n in held).encode()); c.close()
 "#;
 
-/// Programs in the guest that hold connections: to the host over both protocols, over loopback addresses, into a named namespace,
-/// and inside one that only its process knows.
+/// Programs in the guest that hold connections: to the host over both protocols, over loopback
+/// addresses, into a named namespace, and inside one that only its process knows.
 async fn hold(guest: &Guest) {
     let mine = format!(
         r#"{HOLD}
@@ -102,7 +103,8 @@ const ALL_ALIVE: &str =
 const ALL_RESET: &str = "host=ECONNABORTED host6=ECONNABORTED lo=alive lo6=alive boxed=ECONNABORTED \
      alone=ECONNABORTED alone-lo=alive";
 
-/// The host's end of a wire: an echo service, a socket that hears marks, and everything that comes out of the tap.
+/// The host's end of a wire: an echo service, a socket that hears marks, and everything that comes
+/// out of the tap.
 struct Far {
     mark: UdpSocket,
     frames: mpsc::Receiver<Vec<u8>>,
@@ -183,7 +185,8 @@ fn is_tcp(frame: &[u8]) -> bool {
     }
 }
 
-/// Waits until everything that the guest had sent before has arrived, and says how many TCP segments that were.
+/// Waits until everything that the guest had sent before has arrived, and says how many TCP
+/// segments that were.
 async fn segments(guest: &Guest, far: &Far) -> usize {
     let program = format!(
         "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'mark', ('{HOST}', {MARK}))"

@@ -1,4 +1,5 @@
-//! Lines in the log of a host, and secrets that are not. One test, since it has its process' only subscriber.
+//! Lines in the log of a host, and secrets that are not. One test, since it has its process' only
+//! subscriber.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "fake_engine/fake/mod.rs"]

@@ -45,7 +45,8 @@ async fn ten_sandboxes_boot_at_once_from_the_same_descriptors() {
     println!("ten boots at once: all up in {all:?}, each in {each:?} ms");
     let mut ids = Vec::new();
     for guest in &guests {
-        // The root image is read through the shared descriptor, the disk's writes stay this guest's.
+        // The root image is read through the shared descriptor, the disk's writes stay this
+        // guest's.
         let script = "test ! -e /mark && touch /mark && md5sum /usr/bin/python3* && cat /proc/sys/kernel/random/boot_id";
         let told = guest.run(&["sh", "-c", script]).await;
         let (files, id) = told.trim().rsplit_once('\n').unwrap();

@@ -227,7 +227,8 @@ async fn a_guest_that_floods_the_network_hurts_nobody() {
         return;
     };
     let resident = guest.resident();
-    // Raw frames of all lengths with random content, to everybody, from two processes, for three seconds.
+    // Raw frames of all lengths with random content, to everybody, from two processes, for three
+    // seconds.
     let flood = r#"
 import os, socket, time
 os.fork()

@@ -1,4 +1,5 @@
-//! Resources that real guests use, as the host sees it without asking them, and as they say themselves.
+//! Resources that real guests use, as the host sees it without asking them, and as they say
+//! themselves.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;

@@ -16,12 +16,12 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 /// Time between two tries while another daemon holds the data directory.
 const RESTART_PAUSE: Duration = Duration::from_millis(50);
 
-/// Where the daemon of `home` listens.
+/// Socket of the daemon of `home`.
 pub fn socket(home: &Home) -> PathBuf {
     home.run().join("jiffy.sock")
 }
 
-/// Where a daemon that was started in the background says what went wrong.
+/// Log of a daemon that was started in the background.
 fn log(home: &Home) -> PathBuf {
     home.run().join("jiffy.log")
 }
@@ -35,12 +35,13 @@ pub async fn reach(home: &Home) -> Option<UnixStream> {
 pub async fn reach_or_start(home: &Home) -> anyhow::Result<UnixStream> {
     match reach(home).await {
         Some(stream) => Ok(stream),
-        // Whoever only types commands has not asked for a port to be opened.
+        // A user who only types commands has not asked for an open port.
         None => spawn_and_wait(home, &["--no-listen".to_owned()]).await,
     }
 }
 
-/// The process that listens at the other end of `stream`, if it is a daemon of whatever version, with the arguments it was started with.
+/// The process that listens at the other end of `stream`, if it is a daemon of whatever version,
+/// with the arguments it was started with.
 pub fn process(stream: &UnixStream) -> Option<(Pid, Vec<String>)> {
     let pid = stream.peer_cred().ok()?.pid()?;
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -62,8 +63,8 @@ pub async fn spawn_and_wait(home: &Home, options: &[String]) -> anyhow::Result<U
             return Ok(stream);
         }
         match child.try_wait()? {
-            // One that another command started at the same moment makes ours leave: then that one is about to listen. But it may also
-            // have been one that was about to end.
+            // One that another command started at the same moment makes ours leave: then that one
+            // is about to listen. But it may also have been one that was about to end.
             Some(status) if status.success() && Instant::now() < limit => {
                 tokio::time::sleep(RESTART_PAUSE).await;
                 if reach(home).await.is_none() {

@@ -91,8 +91,8 @@ async fn bring_up(home: &Home, options: &[String]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads options of `jiffy serve`. Those that it does not take end this program here, with its words,
-/// rather than in the log.
+/// Reads options of `jiffy serve`. Those that it does not take end this program here, with its
+/// words, rather than in the log.
 fn check(options: &[String]) -> ServeArgs {
     #[derive(Parser)]
     #[command(name = "jiffy serve")]

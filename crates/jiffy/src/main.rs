@@ -31,7 +31,8 @@ fn main() -> ExitCode {
     {
         return jiffy_pull::process::main();
     }
-    // Started by ourselves to unpack a stranger's archive: before anything else exists in this process.
+    // Started by ourselves to unpack a stranger's archive: before anything else exists in this
+    // process.
     if std::env::args_os()
         .nth(1)
         .is_some_and(|a| a == jiffy_image::UNPACK_ARGUMENT)

@@ -11,7 +11,8 @@ const SILENT: Duration = Duration::from_secs(1);
 /// Time between two pictures of a spinner.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Waits for `work`. If it takes longer than a second, a terminal shows what it is and how long it has taken.
+/// Waits for `work`. If it takes longer than a second, a terminal shows what it is and how long it
+/// has taken.
 pub async fn while_waiting<T>(what: &'static str, work: impl Future<Output = T>) -> T {
     show_waiting(what, work, SILENT, ProgressDrawTarget::stderr).await
 }
@@ -41,7 +42,7 @@ async fn show_waiting<T>(
 /// Shows how a template build is going. Silent as long as nothing has to be built.
 pub struct Bar {
     name: String,
-    /// Whether a bar can be drawn.
+    /// True if a bar can be drawn.
     draws: bool,
     bar: Option<ProgressBar>,
     phase: String,
@@ -69,7 +70,7 @@ impl Bar {
         bar
     }
 
-    /// Whether this goes on already, as far as is shown.
+    /// True if the display shows this operation already.
     pub fn shows(&self, phase: &str) -> bool {
         self.phase == phase
     }
@@ -82,7 +83,7 @@ impl Bar {
         }
     }
 
-    /// What was shown is over; something else may follow.
+    /// Ends the operation on display; another may follow.
     pub fn end(&mut self) {
         self.finish();
         self.bar = None;
@@ -126,7 +127,7 @@ impl Bar {
         bar.set_message(self.phase.clone());
     }
 
-    /// How far all of it is.
+    /// Progress of the whole.
     pub fn on_percent(&mut self, percent: u8) {
         // Something else began.
         self.told = self.told.min(percent);

@@ -18,7 +18,8 @@ const PAGE: &str = "docs/rootless.md";
 
 static FACTS: OnceLock<RootlessSupport> = OnceLock::new();
 
-/// What the host lets an ordinary user do; none: this is root, or a command that makes no sandbox.
+/// Facts about an ordinary user's rights on this host; none: this is root, or a command that makes
+/// no sandbox.
 pub fn facts() -> Option<&'static RootlessSupport> {
     FACTS.get()
 }
@@ -54,13 +55,13 @@ pub fn enter_for(command: &Command) {
         // It says more by itself.
         Command::Doctor(_) | Command::Daemon(_) => {}
         Command::Serve(args) if args.stop => {}
-        // Who starts it in the background tells its user.
+        // The command that starts it in the background tells its user.
         Command::Serve(_) => eprintln!("jiffy: {note}"),
         _ => tell_once(&home.run(), &note),
     }
 }
 
-/// What a command needs: namespaces that outlive it, and a way out; none: neither.
+/// Needs of a command: namespaces that outlive it, and an uplink; none: neither.
 fn needs(command: &Command, home: &Home) -> Option<(bool, bool)> {
     match command {
         Command::Run(args) if is_for_daemon(args, home) => None,
@@ -98,7 +99,7 @@ fn is_for_daemon(args: &RunArgs, home: &Home) -> bool {
     !args.no_daemon && (elsewhere() || here())
 }
 
-/// What an ordinary user does without, on one line.
+/// Protections that an ordinary user lacks, on one line.
 fn note(entered: &Result<(), String>, facts: &RootlessSupport) -> String {
     let what = match (entered, &facts.ranges) {
         (Ok(()), Ok(())) => {
@@ -114,7 +115,7 @@ fn note(entered: &Result<(), String>, facts: &RootlessSupport) -> String {
     format!("without root: {what}; `jiffy doctor` and {PAGE} have more")
 }
 
-/// What the daemon's sandboxes do without, on one line; none: it is root's.
+/// Protections that the daemon's sandboxes lack, on one line; none: it is root's.
 pub fn status() -> Option<String> {
     let users = match current() {
         Some(own) if own.has_ranges() => "users of their own on gVisor",

@@ -12,7 +12,8 @@ use support::engine::on_gvisor;
 use support::place::Place;
 use support::{alive, wait_for};
 
-/// Counts in memory, and shows how far it is in a file on the disk; what a pause or a lost guest would not survive unnoticed.
+/// Counts in memory, and shows how far it is in a file on the disk; what a pause or a lost guest
+/// would not survive unnoticed.
 const COUNTER: &str = "nohup sh -c 'i=0; while :; do i=$((i+1)); echo $i >/tmp/count; sleep 0.02; done' >/dev/null 2>&1 & echo $! >/tmp/pid";
 /// The counter's process, the boot id and the machine id: what only this very guest has.
 const WHO: &str = "cat /tmp/pid /proc/sys/kernel/random/boot_id /etc/machine-id; hostname; kill -0 $(cat /tmp/pid)";
@@ -291,7 +292,7 @@ fn a_daemon_killed_at_any_moment_of_an_operation_leaves_each_sandbox_whole_and_n
                 place.ok(&["rm", sandbox["id"].as_str().unwrap()]);
             }
         }
-        // What runs is this sandbox and at most one of the warm pool for each of the two sizes.
+        // This sandbox runs, and at most one of the warm pool for each of the two sizes.
         wait_for("what nobody owns to go", || {
             (place.sockets() == 1 && place.vmms().len() <= 3).then_some(())
         });

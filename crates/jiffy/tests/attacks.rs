@@ -1,5 +1,5 @@
-//! What root in a guest does to take processors, memory, disk or descriptors from everybody else. While it does, a neighbour answers, the
-//! daemon answers, and the attacker can be ended.
+//! Attacks of root in a guest that take processors, memory, disk or descriptors from everybody
+//! else. While it does, a neighbour answers, the daemon answers, and the attacker can be ended.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -13,15 +13,16 @@ use support::engine::is_gvisor;
 use support::place::Place;
 use support::{alive, wait_for};
 
-/// Longest time that a neighbour's command, the daemon's answer or the end of the attacker may take meanwhile. Idle hosts need 20 ms.
+/// Longest time that a neighbour's command, the daemon's answer or the end of the attacker may take
+/// meanwhile. Idle hosts need 20 ms.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Commands of the neighbour during an attack.
 const COMMANDS: usize = 10;
 /// Memory of the attacker's guest in MiB.
 const MEMORY_MIB: u64 = 256;
-/// What its VMM may have besides, in MiB.
+/// Memory of its VMM besides, in MiB.
 const OVERHEAD_MIB: u64 = 48;
-/// What gVisor's kernel may have besides, in MiB: what its control group allows.
+/// Memory of gVisor's kernel besides, in MiB, as its control group allows.
 const GVISOR_OVERHEAD_MIB: u64 = 64;
 /// Most that is kept of a console on gVisor, in bytes.
 const CONSOLE: u64 = 256 << 10;
@@ -40,7 +41,8 @@ struct Siege<'a> {
     neighbour: String,
 }
 
-/// Runs `work` with an attacker beside a neighbour; then the attacker is ended and nothing of it is left.
+/// Runs `work` with an attacker beside a neighbour; then the attacker is ended and nothing of it is
+/// left.
 fn besieged(test: &str, work: impl FnOnce(&Siege<'_>)) {
     let _alone = ALONE
         .lock()
@@ -103,7 +105,7 @@ impl Siege<'_> {
         }
     }
 
-    /// What a Python program as root in the attacker's guest prints.
+    /// Output of a Python program as root in the attacker's guest.
     fn python(&self, program: &str) -> String {
         self.place.ok(&[
             "exec",
@@ -117,7 +119,8 @@ impl Siege<'_> {
         ])
     }
 
-    /// The neighbour and the daemon answer in time, and the attacker's sandbox has what it was given at most, and lives.
+    /// The neighbour and the daemon answer in time, and the attacker's sandbox has what it was
+    /// given at most, and lives.
     fn hold_out(&self) {
         self.others_hold_out();
         assert!(alive(self.vmm), "the attack ended the attacker's sandbox");
@@ -182,7 +185,7 @@ impl Siege<'_> {
         bytes.max().unwrap_or(0_u64) >> 20
     }
 
-    /// Whether it uses most of its memory.
+    /// True if it uses most of its memory.
     fn is_full(&self) -> bool {
         self.look();
         self.resident() > MEMORY_MIB * 3 / 4
@@ -201,7 +204,8 @@ impl Siege<'_> {
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
 
-    /// Bytes in MiB on the host's disk of the file that it has open for writing and that has no name.
+    /// Bytes in MiB on the host's disk of the file that it has open for writing and that has no
+    /// name.
     fn written(&self) -> u64 {
         let files = fs::read_dir(format!("/proc/{}/fd", self.vmm)).unwrap();
         let store = self.place.dir.path().join("snapshots");
@@ -259,12 +263,13 @@ fn a_guest_that_fills_its_disk_fills_no_more_than_that() {
     besieged(
         "a_guest_that_fills_its_disk_fills_no_more_than_that",
         |siege| {
-            // Again and again, so that it goes on while it is looked at; also what is left of inodes.
+            // Again and again, so that it goes on while it is looked at; also what is left of
+            // inodes.
             siege.start(
                 "while :; do dd if=/dev/urandom of=/fill bs=1M; for i in $(seq 2000); do : >/f$i; done; rm -f /fill /f*; done",
             );
             if is_gvisor() {
-                // What it writes is its memory.
+                // Its files are its memory.
                 wait_for("the disk to be full", || siege.is_full().then_some(()));
                 return siege.hold_out();
             }
@@ -325,7 +330,8 @@ fn virtual_sockets_lead_to_one_port_of_the_host_and_to_nobody_elses() {
     besieged(
         "virtual_sockets_lead_to_one_port_of_the_host_and_to_nobody_elses",
         |siege| {
-            // 1024 of the host is where agents greet; what listens at 49983 and 49984 is the guest's own.
+            // 1024 of the host is where agents greet; what listens at 49983 and 49984 is the
+            // guest's own.
             let program = format!(
                 r#"{VSOCK}
 ports = [0, 1, 22, 53, 80, 443, 1022, 1023, 1024, 1025, 2375, 3000, 9999, 49982, 49983, 49984, 49985, 65535, 65536, 0x7fffffff, 0xfffffffe]
@@ -399,7 +405,7 @@ fn all_attacks_at_once_leave_the_neighbour_alone() {
         siege.start(FORK_BOMB);
         siege.rages();
         siege.hold_out();
-        // What it has is still its own.
+        // Its state is still its own.
         let others: BTreeSet<u32> = siege.place.vmms();
         assert!(others.contains(&siege.vmm) || !alive(siege.vmm));
     });

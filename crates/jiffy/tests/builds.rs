@@ -223,7 +223,7 @@ fn what_a_template_starts_listens_when_its_sandboxes_are_made() {
         &[&["--start-image-command"], &ready[..]].concat(),
     );
     assert_eq!(bench.run("image-command", page), "page");
-    // What is built on a template that starts something may await it anew.
+    // A build on a template that starts something may await it anew.
     bench.file(
         "Dockerfile",
         "FROM image-command\nRUN echo other > index.html\n",
@@ -381,7 +381,7 @@ fn of_builds_of_one_name_at_once_each_waits_and_one_is_the_template() {
 
     let known = bench.place.json(&["template", "inspect", "same"]);
     match known["images"].as_array().unwrap().len() {
-        // What was imported came last.
+        // The imported layer came last.
         1 => assert!(known["origin"]["from"].as_str().unwrap().ends_with("root")),
         _ => {
             let said = bench.run("same", "cat /first /second; ls /third 2>/dev/null; true");

@@ -1,4 +1,4 @@
-//! What goes wrong when one memory image becomes many, and does not here: identity, randomness, time and secrets of clones.
+//! Hazards of one memory image that becomes many: identity, randomness, time and secrets of clones.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -29,7 +29,8 @@ fn clones_draw_different_random_bytes_from_the_first_byte_on() {
         return;
     };
     let id = place.ok(&["create"]);
-    // Asks the kernel once a millisecond and keeps the answers, so that some are from right after the copy.
+    // Asks the kernel once a millisecond and keeps the answers, so that some are from right after
+    // the copy.
     place.sh(
         &id,
         "cat > draw.py <<'E'
@@ -56,8 +57,9 @@ nohup python3 draw.py >/dev/null 2>&1 & until [ -s drawn ]; do sleep 0.01; done"
     }
     let same = seen[1].lines().zip(seen[2].lines()).filter(|(a, b)| a == b);
     assert_eq!(same.count(), 0);
-    // What the running program drew after it had its new identity differs too. It may draw a few before: the two copies run for
-    // some milliseconds until their agents have answered, and nobody has been given them yet.
+    // Random numbers drawn after the new identity differ too. It may draw a few before: the two
+    // copies run for some milliseconds until their agents have answered, and nobody has been given
+    // them yet.
     let drawn: Vec<Vec<String>> = children
         .iter()
         .map(|c| {
@@ -168,7 +170,7 @@ fn programs_learn_from_the_generation_that_they_were_copied_or_put_back() {
         );
         word.to_owned()
     };
-    // What the documentation tells programs to do: a generator that is seeded again when the line changes.
+    // The documented way for programs: a generator that is seeded again when the line changes.
     place.sh(
         &id,
         "cat > serve.py <<'E'
@@ -220,7 +222,8 @@ fn memory_that_a_fork_wipes_is_wiped_in_copies_and_kept_in_the_original() {
         return;
     };
     let id = place.ok(&["create"]);
-    // How libraries see that their state was copied: a byte that was set, in memory with MADV_WIPEONFORK.
+    // Sign for libraries that their state was copied: a byte that was set, in memory with
+    // MADV_WIPEONFORK.
     place.sh(
         &id,
         "cat > mark.py <<'E'
@@ -236,7 +239,7 @@ E
 nohup python3 mark.py >/dev/null 2>&1 & until [ -s seen ]; do sleep 0.01; done",
     );
     let snapshot = place.ok(&["snapshot", &id]);
-    // What is written from now on.
+    // Writes from now on.
     let look = "sleep 0.02; rm -f seen; until [ -s seen ]; do sleep 0.01; done; cat seen";
     let copies = [
         fork(&place, &id, 1).remove(0),
@@ -278,7 +281,8 @@ for line in sys.stdin: print(time.time_ns(), time.monotonic_ns(), flush=True)";
         let (wall, since_boot) = line.trim().split_once(' ').unwrap();
         let wall: i128 = wall.parse().unwrap();
         monotonic = since_boot.parse().unwrap();
-        // The first answer comes after the interpreter's start; from then on they take a millisecond.
+        // The first answer comes after the interpreter's start; from then on they take a
+        // millisecond.
         if round > 0 {
             error = error.max(before - wall).max(wall - after);
         }
@@ -323,8 +327,8 @@ nohup python3 watch.py >/dev/null 2>&1 &",
         ("rollback", &|| place.ok(&["rollback", &id, &snapshot])),
     ];
     for (way, wake) in ways {
-        // The error is the time that a message takes from the host to the guest: on a host that is busy with other tests some
-        // take long, but never all of them.
+        // The error is the time that a message takes from the host to the guest: on a host that is
+        // busy with other tests some take long, but never all of them.
         let mut errors = Vec::new();
         while errors.last().is_none_or(|e| *e >= 5_000_000) {
             assert!(errors.len() < 5, "{way}: wrong by {errors:?} ns");

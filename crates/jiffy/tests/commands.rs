@@ -1,4 +1,5 @@
-//! The command line on sandboxes that stay, as people type it: names, labels, lists, engines, what is removed.
+//! The command line on sandboxes that stay, as people type it: names, labels, lists, engines, what
+//! is removed.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -121,7 +122,7 @@ fn snapshots_and_prune(place: &Place) {
     assert_eq!(kinds(&told), ["sandbox", "snapshot", "snapshot"]);
     assert!(told["bytes"].as_u64().unwrap() > 1 << 20, "{told}");
     assert_eq!(place.ok(&["ls", "-a", "-q"]), killed);
-    // What was used within a day stays.
+    // Data used within a day stay.
     let young = place.ok(&["prune", "--dry-run"]);
     assert!(
         young.contains("sandbox") && !young.contains("snapshot"),
@@ -249,7 +250,7 @@ fn sandboxes_are_named_listed_and_removed_as_people_type_it() {
         assert_ne!(done.code, Some(0), "{args:?}: {done:?}");
         done.stderr
     };
-    // What waits in the pool is needed.
+    // Sandboxes of the warm pool are needed.
     place.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
     names_and_labels(&|args| place.ok(args), &fails);
     snapshots_and_prune(&place);

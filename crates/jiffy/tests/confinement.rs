@@ -1,4 +1,4 @@
-//! What a VMM is on the host while its sandbox works, and what it may use.
+//! Privileges and limits of a VMM on the host while its sandbox works.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;

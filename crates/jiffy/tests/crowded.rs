@@ -15,7 +15,7 @@ fn entries() -> usize {
     text.trim().parse().unwrap()
 }
 
-/// How many of so many new flows of a sandbox are answered.
+/// Number of answered ones among so many new flows of a sandbox.
 fn flows(place: &Place, id: &str, count: usize) -> usize {
     let program = format!(
         r#"
@@ -96,13 +96,13 @@ fn a_flood_of_some_leaves_connections_to_others_and_to_the_host() {
             "{more:?}"
         );
         assert!(entries() < 800, "{} entries", entries());
-        // Whoever comes last, and the host, have some.
+        // The last sandbox, and the host, have some.
         assert_eq!(reach(place, &ids[4], "9.9.9.9"), "internet");
         let mut line = [0; 8];
         let mut host = TcpStream::connect("9.9.9.9:80").unwrap();
         host.read_exact(&mut line).unwrap();
         assert_eq!(&line, b"internet");
-        // What the first had is free again when it is gone.
+        // Connections of the first are free again when it is gone.
         place.ok(&["kill", &ids[0]]);
         wait_for("the pressure to go", || {
             (flows(place, &ids[4], 100) == 100).then_some(())

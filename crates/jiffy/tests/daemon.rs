@@ -1,4 +1,5 @@
-//! The daemon: started, looked at, stopped, killed; its log; and random lives of real guests under a daemon that dies.
+//! The daemon: started, looked at, stopped, killed; its log; and random lives of real guests under
+//! a daemon that dies.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -91,7 +92,7 @@ fn the_daemon_is_started_looked_at_restarted_with_its_options_and_stopped() {
         "{started}"
     );
     assert_eq!(place.sh(id, "echo runs on"), "runs on");
-    // What opens a sandbox is in no output.
+    // Tokens of a sandbox are in no output.
     let listed = place.json(&["ls"]);
     let killed = place.json(&["kill", id]);
     for record in [&made, &listed[0], &killed[0]] {
@@ -117,7 +118,7 @@ fn an_end_of_daemon_and_sandboxes_waits_for_no_stream_into_them() {
     read_until(endless.stdout.as_mut().unwrap(), "ready");
     let began = Instant::now();
     place.ok(&["daemon", "stop", "--kill-sandboxes"]);
-    // What is under way has 10 s to finish, and this never would.
+    // Operations under way have 10 s to finish, and this one would not.
     assert!(began.elapsed() < Duration::from_secs(8));
     let done = finish(endless);
     assert_eq!(done.code, Some(125), "{done:?}");
@@ -174,7 +175,7 @@ impl Dice {
     }
 }
 
-/// Whether it was done: others may be refused, or their daemon killed under them.
+/// True if it was done: others may be refused, or their daemon killed.
 fn random_call(place: &Place, dice: &mut Dice) -> bool {
     let listed = place.call(&["ls", "--json"]);
     let Ok(Value::Array(all)) = serde_json::from_str(&listed.stdout) else {
@@ -252,7 +253,7 @@ fn random_lives_under_a_daemon_that_is_killed_end_with_nothing_wedged_lost_or_le
     }
     assert_eq!(place.json(&["ls"]).as_array().unwrap().len(), 0);
     let status = place.json(&["daemon", "status"]);
-    // What waits in the warm pool is nobody's.
+    // Sandboxes of the warm pool have no owner.
     let warm = status["warm"].as_u64().unwrap();
     assert!(
         status["memory_committed_mib"].as_u64().unwrap() <= warm.max(1) * 512,
@@ -271,7 +272,7 @@ fn status_pid(place: &Place) -> Option<i32> {
     status["pid"].as_i64()?.try_into().ok()
 }
 
-/// Whether any process has a file of `home` open.
+/// True if any process has a file of `home` open.
 fn serves(home: &str) -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     processes

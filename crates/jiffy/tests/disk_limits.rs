@@ -1,4 +1,4 @@
-//! How fast a guest may use its disks.
+//! Limits of the speed of a guest's disks.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -32,7 +32,8 @@ fn a_guest_that_writes_without_pause_gets_its_rate_and_works_meanwhile() {
     let began = Instant::now();
     write(&place, &id, 40);
     let took = began.elapsed();
-    // What was saved up again before the first byte came, and the one request that may be ahead, are less than a quarter.
+    // Tokens that were saved up before the first byte came, and the one request that may be ahead,
+    // are less than a quarter.
     let exact = Duration::from_secs_f64((40 * MIB) as f64 / RATE as f64);
     assert!(took > exact * 3 / 4, "{took:?}");
     assert!(took < exact * 3, "{took:?}");
@@ -42,7 +43,8 @@ fn a_guest_that_writes_without_pause_gets_its_rate_and_works_meanwhile() {
     daemon.wait().unwrap();
 }
 
-/// A guest whose requests wait runs commands and is snapshotted; it and what is made of the snapshot lose none of them.
+/// A guest whose requests wait runs commands and is snapshotted; it and what is made of the
+/// snapshot lose none of them.
 fn snapshot_in_the_middle(place: &Place, id: &str) {
     const NUMBERS: &str = "seq 1 20000000 | head -c 83886080";
     let writer = format!(
@@ -54,7 +56,7 @@ fn snapshot_in_the_middle(place: &Place, id: &str) {
         let bytes = place.sh(id, "stat -c %s /var/tmp/numbers 2>/dev/null || echo 0");
         (bytes.parse::<u64>().unwrap() > 20 * MIB).then_some(())
     });
-    // What it reads is on a disk that has nothing to do with what is written, but shares its limit.
+    // Reads are from another disk than writes, but share its limit.
     place.sh(
         id,
         "find /usr/share -type f | head -n 50 | xargs cat | wc -c",

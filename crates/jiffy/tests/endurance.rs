@@ -1,4 +1,5 @@
-//! Sandboxes that are copied, rewound and put to sleep very often stay whole, and leave nothing behind.
+//! Sandboxes that are copied, rewound and put to sleep very often stay whole, and leave nothing
+//! behind.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -7,8 +8,8 @@ use std::path::Path;
 use support::place::Place;
 use support::wait_for;
 
-/// Writes numbered records with checksums to memory and to a file on disk, one after the other, for ever, with a rest of so many
-/// seconds after each.
+/// Writes numbered records with checksums to memory and to a file on disk, one after the other, for
+/// ever, with a rest of so many seconds after each.
 const WRITER: &str = r#"
 import hashlib, mmap, os, struct, sys, time
 rest = float(sys.argv[1])
@@ -179,7 +180,7 @@ fn a_hundred_rollbacks_leak_nothing() {
             entries(&place.dir.path().join("snapshots")),
         )
     };
-    // What is between two states, like a warm pool that fills, is no state to come back to.
+    // A transition, like a warm pool that fills, is no state to come back to.
     let before = wait_for("descriptors and processes to stay as they are", || {
         let seen = look();
         (0..20)

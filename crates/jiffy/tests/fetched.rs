@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use support::bench::{Bench, cached};
 use support::{skip, wait_for};
 
-/// What this host trusts: its way out may have an authority of its own.
+/// Certificate roots of this host: its way out may have an authority of its own.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Whether sandboxes reach the registries of pip and npm; if not, `test` counts as skipped.
+/// True if sandboxes reach the registries of pip and npm; if not, `test` counts as skipped.
 fn registries(test: &str, bench: &Bench) -> bool {
     let id = bench.place.ok(&["create", "--template", "node"]);
     let authorities = fs::read_to_string(AUTHORITIES).unwrap_or_default();
@@ -98,7 +98,8 @@ fn sum(path: &Path) -> String {
     String::from_utf8(said.stdout).unwrap()[..64].to_owned()
 }
 
-/// A registry on the loopback device with one image, `app:1`: a program and a word. Returns its address.
+/// A registry on the loopback device with one image, `app:1`: a program and a word. Returns its
+/// address.
 fn registry(directory: &Path) -> String {
     fs::create_dir_all(directory.join("root")).unwrap();
     let path = |name: &str| directory.join(name);

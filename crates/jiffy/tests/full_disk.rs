@@ -185,7 +185,8 @@ fn a_guest_whose_writes_the_host_has_no_room_for_sees_errors_and_its_log_says_wh
     let words = ["Input/output error", "Read-only file system"];
     let told = |text: &str| words.iter().any(|words| text.contains(words));
     assert!(told(&synced.stdout), "{synced:?}");
-    // A program that does not ask meets it soon: what was lost is noticed, and nothing is written any more.
+    // A program that does not ask meets it soon: what was lost is noticed, and nothing is written
+    // any more.
     let refused = wait_for("the file system to refuse writes", || {
         let script = "for i in 1 2 3 4; do mkdir -p /root/d$i; head -c 8M /dev/urandom > /root/d$i/f; done; sync";
         shell(script);

@@ -1,4 +1,4 @@
-//! What is inside a guest: the kernel's features, the agent's size, the template's programs.
+//! Content of a guest: the kernel's features, the agent's size, the template's programs.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;

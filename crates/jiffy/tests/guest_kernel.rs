@@ -132,7 +132,7 @@ fn time_asleep_counts_as_time_since_boot_and_nothing_else_does() {
     let (_, before) = clocks(&place, &id);
     place.ok(&["pause", &id]);
     let paused = Instant::now();
-    // How long it sleeps is what is measured.
+    // The duration of its sleep is measured.
     std::thread::sleep(Duration::from_secs(3));
     let slept = paused.elapsed().as_secs_f64();
     place.ok(&["resume", &id]);

@@ -31,7 +31,8 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// A place with templates of its own beside the stock one, and a directory with nothing but the program `/app`.
+/// A place with templates of its own beside the stock one, and a directory with nothing but the
+/// program `/app`.
 fn prepared(test: &str) -> Option<(Place, PathBuf)> {
     let place = Place::with_templates(test)?;
     let root = place.dir.path().join("root");

@@ -14,7 +14,8 @@ use support::wire::{ask, execute, result, send, stdout};
 const TEMPLATE: &str = "code-interpreter-v1";
 const PORT: u16 = 49_999;
 
-/// One at a time: each place makes the template's snapshot, and a kernel that warms up wants a processor for itself.
+/// One at a time: each place makes the template's snapshot, and a kernel that warms up wants a
+/// processor for itself.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn place(test: &str) -> Option<(MutexGuard<'static, ()>, Place)> {
@@ -156,7 +157,8 @@ fn clones_draw_random_numbers_of_their_own_and_have_their_own_environment() {
     }
     assert_eq!(drawn.len(), 2, "{drawn:?}");
 
-    // The kernels of all languages live when they are copied; their generators stand at the same place.
+    // The kernels of all languages live when they are copied; their generators stand at the same
+    // place.
     result(&place, &one, "javascript", "Math.random()");
     execute(
         &place,

@@ -1,4 +1,5 @@
-//! A VMM that is killed in the middle of an operation costs at most its own sandbox's unsaved state, and that is told.
+//! A VMM that is killed in the middle of an operation costs at most its own sandbox's unsaved
+//! state, and that is told.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -64,7 +65,8 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
         let _ = kill(Pid::from_raw(victim.try_into().unwrap()), Signal::SIGKILL);
         let done = finish(running);
         wait_for("the killed VMM to go", || (!alive(victim)).then_some(()));
-        // A sandbox whose VMM was taken is told as such, however the operation went; a paused one needs none.
+        // A sandbox whose VMM was taken is told as such, however the operation went; a paused one
+        // needs none.
         let sandbox = wait_for("what became of it to be known", || {
             let all = place.json(&["ls", "--all"]);
             let mine = all.as_array().unwrap().iter().find(|s| s["id"] == id);

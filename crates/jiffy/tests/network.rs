@@ -1,4 +1,4 @@
-//! What sandboxes reach and what they do not, with real guests and an internet of the test's own.
+//! Reach of sandboxes, with real guests and an internet of the test's own.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -20,7 +20,8 @@ fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ra
         for host in PUBLIC {
             assert_eq!(reach(place, &id, host), "internet", "{host}");
         }
-        // The other's own address is that of every guest; what the host knows it by is that of its slot.
+        // The other's own address is that of every guest; what the host knows it by is that of its
+        // slot.
         place.sh(&other, "nohup python3 -m http.server 80 >/dev/null 2>&1 &");
         let slots: Vec<String> = (0..16).map(|i| format!("198.18.0.{i}")).collect();
         let refused = PRIVATE.iter().map(|a| (*a).to_owned());
@@ -92,7 +93,7 @@ frame(b"\x02\x4a\x49\x46\x46\x09", udp("169.254.0.21", b"another's card"))
 frame(own, udp("169.254.0.21", b"its own"))
 "#;
         root_python(place, &id, program);
-        // What came before it was sent before it, on the same way.
+        // Earlier packets came on the same way, so they have arrived.
         let (from, text) = lab.datagrams.recv_timeout(Duration::from_secs(20)).unwrap();
         assert_eq!(String::from_utf8_lossy(&text), "its own");
         assert_eq!(from.ip().to_string(), HOST);
@@ -137,7 +138,7 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
         assert_eq!(put(json!({ "denyOut": ["9.9.9.9"] })), 204);
         told("ConnectionResetError");
         assert_eq!(now(&id), [false, true, true, true]);
-        // What cannot be kept is refused, and changes nothing.
+        // Rules that cannot be kept are refused, and change nothing.
         for rules in [
             json!({ "allowOut": ["2a00:9::9"], "denyOut": ["0.0.0.0/0"] }),
             json!({ "allowOut": ["10.1.0.0/16"] }),
@@ -248,7 +249,8 @@ fn names_are_allowed_by_what_connections_say_and_lead_where_they_really_lead() {
             ),
             "closed closed"
         );
-        // A name that is allowed does not lead into a private or special-purpose range, and no other port is open.
+        // A name that is allowed does not lead into a private or special-purpose range, and no
+        // other port is open.
         assert_eq!(
             say("http('trap5.example'), http('trap6.example'), tls('trap5.example')"),
             "HTTP/1.1 HTTP/1.1 closed"
@@ -464,7 +466,7 @@ fn what_a_data_directory_that_is_gone_has_left_is_removed_by_the_next_daemon() {
         std::mem::forget(left);
         drop(gone);
         let next = open(&home);
-        // What it had claimed is free again.
+        // Its claims are free again.
         assert_eq!(next.range(), range);
         wait_for("slots of nobody to go", || {
             slots().iter().all(|s| !before.contains(s)).then_some(())

@@ -1,4 +1,5 @@
-//! What sandboxes reach over IPv6 where the host has it, with real guests and an internet of the test's own.
+//! Reach of sandboxes over IPv6 where the host has it, with real guests and an internet of the
+//! test's own.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -24,7 +25,7 @@ fn a_sandbox_reaches_the_ipv6_internet_and_neither_host_nor_neighbours_nor_priva
             &other,
             "nohup python3 -m http.server -b :: 80 >/dev/null 2>&1 &",
         );
-        // What the host knows slots by, from its own table of routes.
+        // Addresses of slots, from the host's table of routes.
         let own = support::lab::output("ip", &["-6", "-br", "addr"]);
         let slots: Vec<String> = own
             .lines()

@@ -1,4 +1,5 @@
-//! Slots beside other programs' namespaces, crashes and earlier versions: nothing is pinned, nothing is in the way for good.
+//! Slots beside other programs' namespaces, crashes and earlier versions: nothing is pinned,
+//! nothing is in the way for good.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -23,7 +24,7 @@ fn run(program: &str, args: &[&str]) {
     assert!(done.status.success(), "{program} {args:?}: {done:?}");
 }
 
-/// What any other program does that makes a namespace and removes it.
+/// Another program that makes a namespace and removes it.
 fn another_programs_namespace() {
     run("ip", &["netns", "add", "theirs"]);
     run("ip", &["netns", "del", "theirs"]);
@@ -202,7 +203,7 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
         let numbers = [kept.number(), lost.number()];
         drop((kept, lost));
         network.close();
-        // Where they would have been made before; the second under another program's mount.
+        // Earlier places of namespaces; the second under another program's mount.
         fs::create_dir(FORMER).unwrap();
         let own = names(DIRECTORY);
         assert_eq!(own.len(), 2, "{own:?}");
@@ -229,7 +230,7 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
         adopted.release();
         drop((adopted, taps));
         network.close();
-        // What another program has mounted over is out of everybody's reach, and in nobody's way.
+        // A namespace that is mounted over is out of reach, and in no way.
         let _ = nix::mount::umount(FORMER);
         for name in names(FORMER) {
             let path = Path::new(FORMER).join(name);

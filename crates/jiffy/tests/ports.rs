@@ -67,7 +67,8 @@ fn any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback() {
     let id = remote.ok(&["create"]);
     remote.sh(&id, SERVER);
     let mut forward = Forward::new(&remote, &[&id[..6], ":7000", ":7001"], 2);
-    // Not HTTP, larger than any buffer, and with an end that only a half-closed connection can tell.
+    // Not HTTP, larger than any buffer, and with an end that only a half-closed connection can
+    // tell.
     let said = b"not http\r\n\0".repeat(100_000);
     let mut streams: Vec<TcpStream> = (0..3).map(|_| forward.connect(0)).collect();
     std::thread::scope(|scope| {
@@ -81,7 +82,7 @@ fn any_protocol_reaches_a_port_of_a_sandbox_also_on_its_loopback() {
             });
         }
     });
-    // Where nobody listens the connection ends, and the command says why and goes on.
+    // Without a listener the connection ends, and the command says why and goes on.
     let mut closed = forward.connect(1);
     assert_eq!(closed.read(&mut [0]).unwrap_or(0), 0);
     let mut told = forward.process.stderr.take().unwrap();
@@ -116,7 +117,7 @@ fn what_cannot_be_forwarded_is_said_at_once() {
         done.stderr.contains("cannot listen at 127.0.0.1"),
         "{done:?}"
     );
-    // Who may only look gets no stream, and who has no key gets nothing.
+    // A key of scope `read` gets no stream, and a caller without key nothing.
     let key = |args: &[&str]| {
         remote
             .place

@@ -1,4 +1,4 @@
-//! What is recorded of the connections of real guests, in an internet of the test's own.
+//! Records of the connections of real guests, in an internet of the test's own.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -10,7 +10,7 @@ use support::networked::{create, networked, python, reach};
 use support::place::Place;
 use support::wait_for;
 
-/// What is recorded of a sandbox.
+/// Connection record of a sandbox.
 fn reached(place: &Place, id: &str) -> Value {
     place.json(&["logs", id, "--network"])
 }
@@ -96,7 +96,8 @@ fn what_a_guest_reaches_is_recorded_with_its_bytes_and_what_is_refused_with_its_
         let refused = json!({ "address": "8.8.8.8", "port": 7, "verdict": "refused", "reason": "rules", "times": 3 });
         assert_eq!(line(place, &id, &refused)["bytesOut"], Value::Null);
 
-        // What our proxy and name server said for it is not shown as its own, and nothing else was reached.
+        // Traffic of the proxy and name server is not shown as its own, and nothing else was
+        // reached.
         let resolve = "\ntry: socket.gethostbyname('some.example')\nexcept OSError: pass";
         python(place, &id, resolve);
         line(
@@ -205,7 +206,7 @@ fn a_flood_of_refused_packets_fills_no_record_and_no_processor() {
         );
         assert!(lines.len() <= 1000 && missing > 1000, "{all}");
         assert!(share < 0.25, "{share}");
-        // What was there before is there still.
+        // Earlier lines are there still.
         line(
             place,
             &id,

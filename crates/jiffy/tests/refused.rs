@@ -1,4 +1,5 @@
-//! Snapshots that this program or this host cannot restore are refused in a sentence, and nothing is lost by the try.
+//! Snapshots that this program or this host cannot restore are refused in a sentence, and nothing
+//! is lost by the try.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -61,7 +62,7 @@ fn replace(path: &Path, bytes: &[u8]) {
     std::fs::rename(&new, path).unwrap();
 }
 
-/// What is done to a snapshot, and what is said of it.
+/// Damage done to a snapshot, and the expected message.
 type Change = (fn(&Snapshot), &'static str);
 
 /// Ways in which a snapshot cannot be restored here.

@@ -1,4 +1,5 @@
-//! The same commands on the sandboxes of another host, over http and https, and what is said where that does not work.
+//! The same commands on the sandboxes of another host, over http and https, and what is said where
+//! that does not work.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;

@@ -121,7 +121,7 @@ impl User {
         daemon
     }
 
-    /// What a guest hears at TCP port 80 of `host`: who answers, or the error's name.
+    /// Answer that a guest gets at TCP port 80 of `host`: name of the server, or of the error.
     fn reach(&self, id: &str, host: &str) -> String {
         let program = format!("{}\nprint(tcp({host:?}))", networked::PRELUDE);
         self.ok(&["exec", id, "--", "python3", "-c", &program])
@@ -209,7 +209,7 @@ fn with_users_in(ipv6: bool, test: &str, work: impl FnOnce() + Send) {
                 bind(&own, Path::new(path));
             }
         }
-        // Where everybody may read it, and nobody removes it.
+        // A place where all users may read it, and none removes it.
         fs::create_dir(PROGRAMS).unwrap();
         bind(&programs(), Path::new(PROGRAMS));
         work();

@@ -351,7 +351,7 @@ fn gvisor_directory(jiffy: &Child) -> PathBuf {
     })
 }
 
-/// How many processes name a directory in their command lines.
+/// Number of processes that name a directory in their command lines.
 fn processes_of(directory: &Path) -> usize {
     let name = directory.to_str().unwrap();
     let lines = fs::read_dir("/proc").unwrap().flatten();
@@ -361,7 +361,8 @@ fn processes_of(directory: &Path) -> usize {
         .count()
 }
 
-/// The control groups of the sandboxes in a directory of gVisor's that still exist, each sandbox's named after it.
+/// The control groups of the sandboxes in a directory of gVisor's that still exist, each sandbox's
+/// named after it.
 fn groups_of(sandboxes: &[OsString]) -> Vec<PathBuf> {
     let trees = fs::read_dir("/sys/fs/cgroup").unwrap().flatten();
     let trees = trees.map(|tree| tree.path().join("jiffy-gvisor"));
@@ -414,7 +415,8 @@ fn a_run_on_gvisor_leaves_nothing_however_it_ends() {
             Some(_) => None,
         };
         assert_eq!(done.code, code, "{signal:?} {done:?}");
-        // What was asked to end has ended everything by now; what was killed has left that to the helper.
+        // A run that was asked to end has ended everything by now; one that was killed has left
+        // that to the helper.
         if signal != Some("-KILL") {
             assert!(!directory.exists() && processes_of(&directory) == 0);
         }

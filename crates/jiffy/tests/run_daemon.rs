@@ -1,4 +1,5 @@
-//! `jiffy run` where a daemon runs: its warm pool, its network, and no sandbox that outlives its run.
+//! `jiffy run` where a daemon runs: its warm pool, its network, and no sandbox that outlives its
+//! run.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -273,7 +274,7 @@ fn a_volume_comes_back_as_the_command_left_it_and_nothing_else_is_written() {
         ("theirs\n", "theirs\n")
     );
     assert_eq!(text(&outside.join("x")), "mine");
-    // What is more than a volume may be changes nothing here, and is told.
+    // A volume beyond its bounds changes nothing here, and is told.
     let script = "echo other > kept; truncate -s 1T huge";
     let done = place.call(&[&args[..], &[script]].concat());
     assert_eq!(done.code, Some(125), "{done:?}");

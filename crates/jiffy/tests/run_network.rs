@@ -74,7 +74,7 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
             output("nft", &["list", "tables"]).is_empty().then_some(())
         });
         clean();
-        // Where what would remove it was killed as well, the next run does.
+        // If its remover was killed as well, the next run removes it.
         let mut run = jiffy(&["run", "--no-daemon", "--", "sh", "-c", "echo up; sleep 600"])
             .env("JIFFY_HOME", place.dir.path())
             .stdout(Stdio::piped())

@@ -162,7 +162,7 @@ fn a_sandbox_whose_vmm_is_killed_is_broken_and_a_rollback_mends_it() {
     assert!(cause.contains("was killed"), "{cause}");
     place.ok(&["rollback", &id, "kept"]);
     assert_eq!(place.sh(&id, "cat /tmp/state"), "kept");
-    // What waited in the pool is dead too, and nobody gets it.
+    // The sandboxes of the pool are dead too, and are not handed out.
     let fresh = place.ok(&["create"]);
     assert_eq!(place.sh(&fresh, "hostname"), fresh);
 }
@@ -336,7 +336,7 @@ fn a_restored_sandbox_lets_programs_make_namespaces_and_loop_mounts() {
         return;
     };
     let id = place.ok(&["create"]);
-    // What bubblewrap and rootless podman do; the user has no rights.
+    // The way of bubblewrap and rootless podman; the user has no rights.
     place.sh(&id, "test $(id -u) != 0 && unshare -Urpf --mount-proc true");
     let boot_id = "cat /proc/sys/kernel/random/boot_id";
     let first = place.sh(&id, boot_id);

@@ -47,7 +47,8 @@ fn traced(directory: &Path, traces: &Path) -> PathBuf {
     path
 }
 
-/// System calls that were made with a filter in force, and numbers of requests that were made by `ioctl`.
+/// System calls that were made with a filter in force, and numbers of requests that were made by
+/// `ioctl`.
 #[derive(Debug, Default)]
 struct Made {
     main: BTreeSet<String>,
@@ -66,8 +67,8 @@ fn request(arguments: &str) -> u32 {
 }
 
 impl Made {
-    /// Adds those of one VMM. Its first task is the event loop; its threads have filters of their own, and the processes that it
-    /// forks have the event loop's from their first call on.
+    /// Adds those of one VMM. Its first task is the event loop; its threads have filters of their
+    /// own, and the processes that it forks have the event loop's from their first call on.
     fn add(&mut self, trace: &str) {
         let mut calls: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
         let mut main = None;
@@ -154,7 +155,8 @@ fn work(place: &Place) {
     place.ok(&["resume", &id]);
     place.ok(&["rollback", &id, &kept]);
 
-    // A daemon that goes leaves its snapshot unfinished, and the next one finds the guest as it was.
+    // A daemon that goes leaves its snapshot unfinished, and the next one finds the guest as it
+    // was.
     place.sh(&id, "head -c 400000000 /dev/urandom >/dev/shm/bulk");
     let began = children_of_vmms(place);
     let snapshot = jiffy(&["snapshot", &id])
@@ -177,7 +179,8 @@ fn work(place: &Place) {
     let mut daemon = serve(place);
     place.sh(&id, "true");
 
-    // Drivers that let go of their devices, as far as a guest can do without them; then it ends by itself.
+    // Drivers that let go of their devices, as far as a guest can do without them; then it ends by
+    // itself.
     let clone = place.ok(&["create", "--from", &kept]);
     place.call(&[
         "exec", "--user", "root", &clone, "--", "python3", "-c", LEAVE,
@@ -187,7 +190,7 @@ fn work(place: &Place) {
     daemon.wait().unwrap();
 }
 
-/// How many processes the place's VMMs have forked, and their tracers.
+/// Number of processes that the place's VMMs have forked, and their tracers.
 fn children_of_vmms(place: &Place) -> usize {
     let vmms = place.vmms();
     let vmms = vmms.iter().map(|&vmm| children(vmm).len());

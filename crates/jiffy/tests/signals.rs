@@ -159,7 +159,8 @@ fn a_shell_on_a_terminal_is_usable() {
     assert!(seen.contains("/dev/pts/"), "{seen}");
     // Ctrl-C interrupts what runs, not the shell.
     read_until(&mut terminal, "$ ");
-    // Not before it is the program in the foreground, which is whom the terminal sends the signal to.
+    // Not before it is the program in the foreground, which is whom the terminal sends the signal
+    // to.
     terminal
         .write_all(b"bash -c 'echo sleeping-$((600)); exec sleep 600'\n")
         .unwrap();

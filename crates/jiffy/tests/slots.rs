@@ -11,9 +11,9 @@ use support::lab::{output, own_run, with_lab};
 use support::networked::clean;
 use support::{skip, wait_for};
 
-/// What a run makes; a host's limit is 4,096 (`JIFFY_SLOTS=4096` makes them all).
+/// Slots of a run; a host's limit is 4,096 (`JIFFY_SLOTS=4096` makes them all).
 const USUAL: u32 = 128;
-/// What the limit says a slot takes of the host's memory, in KiB.
+/// Memory of the host for one slot by the limit, in KiB.
 const MOST_MEMORY: u64 = 1024;
 
 /// Memory of the kernel itself, in KiB.

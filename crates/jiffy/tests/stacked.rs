@@ -1,5 +1,5 @@
-//! Templates that stand on each other, with real guests: what an upper image deletes is gone, and what was made of an older version of
-//! a template goes on when the template is another, or none.
+//! Templates that stand on each other, with real guests: what an upper image deletes is gone, and
+//! what was made of an older version of a template goes on when the template is another, or none.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -112,7 +112,7 @@ fn what_an_upper_image_deletes_or_replaces_is_so_in_the_guest() {
     assert_eq!(booted, seen);
     let id = place.ok(&["create", "--template", "upper"]);
     assert_eq!(place.sh(&id, look), seen);
-    // What the sandbox does is on top of all that.
+    // Changes of the sandbox are on top of all that.
     let script = "rm -r /opt/emptied; echo own >/opt/stays";
     place.ok(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
     place.ok(&["pause", &id]);

@@ -1,4 +1,5 @@
-//! Templates with a start command: it runs in every sandbox, and what never gets ready is refused in words.
+//! Templates with a start command: it runs in every sandbox, and what never gets ready is refused
+//! in words.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;

@@ -1,4 +1,5 @@
-//! The stock templates `base`, `node`, `browser` and `docker`: what they are for works in sandboxes that were made of their snapshots.
+//! The stock templates `base`, `node`, `browser` and `docker`: what they are for works in sandboxes
+//! that were made of their snapshots.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -160,7 +161,7 @@ fn a_page_is_loaded_read_and_drawn_through_the_gateway() {
     let mut page = Page::first(&place, &id);
     page.load("http://127.0.0.1:8000/");
     assert_eq!(page.evaluate("document.title"), "from a server");
-    // What was drawn is asked of the page itself, as a picture that it loads.
+    // The random number is read from the page itself, as a picture that it loads.
     let shot = page.call("Page.captureScreenshot", &json!({ "format": "png" }));
     let picture = shot["data"].as_str().unwrap();
     assert!(picture.starts_with("iVBORw0KGgo"), "it is a PNG");

@@ -116,7 +116,8 @@ fn what_a_guest_lays_out_as_a_trap_does_nothing_on_the_host() {
     let found = fs::metadata(at("t/setuid")).unwrap();
     assert_eq!(found.mode() & 0o7777, 0o755);
     assert_eq!(found.uid(), fs::metadata(here.path()).unwrap().uid());
-    // The guest turns what is here already as a link into a directory with a file: nothing goes through the link.
+    // The guest turns what is here already as a link into a directory with a file: nothing goes
+    // through the link.
     let script = "cd /root; rm t/away; mkdir t/away; echo theirs >t/away/f";
     place.ok(&["exec", &id, "-u", "root", "--", "sh", "-ec", script]);
     let refused = place.call(&["cp", "-r", "-u", "root", &format!("{id}:t/."), &at("t")]);

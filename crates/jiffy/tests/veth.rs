@@ -1,4 +1,5 @@
-//! Guests without a virtual machine: their card is in a network namespace, and what it leads to is what all guests reach.
+//! Guests without a virtual machine: their card is in a network namespace, and what it leads to is
+//! what all guests reach.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
@@ -15,7 +16,7 @@ use support::lab::{HOST, PRIVATE, PUBLIC, PUBLIC6, output, with_lab6};
 use support::networked::clean;
 use support::wait_for;
 
-/// How many namespaces there are of the data directory that this one is of.
+/// Number of namespaces of this one's data directory.
 fn namespaces(one: &Path) -> usize {
     let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
     let own = name(one);
@@ -37,7 +38,7 @@ fn inside<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(enter).join().unwrap())
 }
 
-/// Who answers at TCP port 80 of `host`, or the kind of the error.
+/// Name of the server at TCP port 80 of `host`, or the kind of the error.
 fn reach(host: &str) -> String {
     let address = (host.parse::<IpAddr>().unwrap(), 80).into();
     let mut line = [0; 100];

@@ -36,7 +36,8 @@ def some_snapshot():
 
 @schemathesis.hook
 def before_call(context, case, **kwargs):
-    # Schemathesis learns names from answers. Of the stock templates none is removed: it would be built again, for minutes.
+    # Schemathesis learns names from answers. Of the stock templates none is removed: it would be
+    # built again, for minutes.
     name = (case.path_parameters or {}).get("templateID", "")
     if case.method.upper() == "DELETE" and str(name).partition(":")[0] in STOCK:
         case.path_parameters["templateID"] = some_snapshot()

@@ -166,7 +166,8 @@ async def test_code_over_its_time_is_interrupted_and_its_context_lives_on(sdk, i
     await sdk(interpreter.run_code, "kept = 1", context=context)
     with pytest.raises(TimeoutException):
         await sdk(interpreter.run_code, "import time\nwhile True: time.sleep(0.05)", context=context, timeout=1)
-    # The client only hung up. That the loop ended is what this shows: it would hold the context for ever.
+    # The client only hung up. That the loop ended is what this shows: it would hold the context for
+    # ever.
     assert (await sdk(interpreter.run_code, "kept + 1", context=context, timeout=20)).text == "2"
     await sdk(interpreter.remove_code_context, context)
 

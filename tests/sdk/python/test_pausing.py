@@ -6,7 +6,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from e2b import CommandExitException, SandboxNotRunningException, SandboxState
 
-# Counts in memory, and answers where it is when a line comes: a process that lost its memory would start at 0 again.
+# Counts in memory, and answers where it is when a line comes: a process that lost its memory would
+# start at 0 again.
 COUNTER = "exec python3 -uc 'n = 0\nprint(\"ready\")\nwhile True:\n  input()\n  n += 1\n  print(\"count\", n)'"
 
 

@@ -94,8 +94,8 @@ impl InstalledSite {
     }
 
     /// Tells apt of the proxy: programs started by `sudo` or `cron` lack the sandbox's environment,
-    /// and apt is mostly one. Where the environment names a proxy of its own, that one counts; so does
-    /// that of a single command, since apt is told of a program that looks for it.
+    /// and apt is mostly one. Where the environment names a proxy of its own, that one counts; so
+    /// does that of a single command, since apt is told of a program that looks for it.
     fn configure_apt(&mut self, root: &Path, env: &BTreeMap<String, String>) -> io::Result<()> {
         let path = root.join(APT).join(APT_FILE);
         let proxy = self.settings.proxy.as_ref();

@@ -91,8 +91,8 @@ pub struct ProcessTable {
     oom: OomWatch,
     /// Number of processes that were started so far.
     started: Cell<u64>,
-    /// A kill for want of memory of which no process has been told yet: the number of processes that
-    /// had been started when it was noticed. Those that came later are not its victims.
+    /// A kill for want of memory of which no process has been told yet: the number of processes
+    /// that had been started when it was noticed. Those that came later are not its victims.
     kill: Cell<Option<u64>>,
     /// Told to the console, where nothing else tells of kills.
     pub counted_kills: RefCell<Option<CountedKills>>,
@@ -164,8 +164,8 @@ impl ProcessTable {
         }
     }
 
-    /// Tells if a process that looks killed is the victim of a kill that was noticed. That is told of
-    /// one process only, also of one that no client waits for.
+    /// Tells if a process that looks killed is the victim of a kill that was noticed. That is told
+    /// of one process only, also of one that no client waits for.
     fn take_kill(&self, process: Option<&GuestProcess>) -> bool {
         match (self.kill.get(), process) {
             (Some(kill), Some(process)) if process.before.get() >= kill => false,

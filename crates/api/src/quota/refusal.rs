@@ -5,7 +5,8 @@ use crate::error::{ApiError, HOST_BUSY, INTERNAL};
 use crate::keys::Limits;
 use jiffy_host::{Bytes, QuotaAmount, QuotaRefusal, QuotaRequest};
 
-/// A request begins with this part of what it may come to need, one in so many, while others are under way.
+/// A request begins with this part of what it may come to need, one in so many, while others are
+/// under way.
 const LEAST_PART: u64 = 4;
 const STOP: &str = "kill or pause a sandbox";
 
@@ -15,7 +16,8 @@ pub(super) fn disk_limit(limits: &Limits) -> Option<u64> {
     Some(mib.saturating_mul(1 << 20))
 }
 
-/// Refuses a `request` that exceeds a limit beside `now`, which is what `usage` says and what was promised to others.
+/// Refuses a `request` that exceeds a limit beside `now`, which is what `usage` says and what was
+/// promised to others.
 pub(super) fn refuse(
     limits: &Limits,
     usage: &KeyUsage,
@@ -114,8 +116,8 @@ pub(super) fn refuse_of_host(
     })
 }
 
-/// True if it is better to wait for requests under way, which give most of what they were promised back, than to begin with the
-/// little that is left.
+/// True if it is better to wait for requests under way, which give most of what they were promised
+/// back, than to begin with the little that is left.
 pub(super) fn is_too_small_a_part(
     limit: u64,
     now: QuotaAmount,

@@ -128,7 +128,8 @@ fn usual_or(asked: WantedSize) -> SandboxSize {
     }
 }
 
-/// `GET /templates/{id}/files/{hash}`: whether these files are there, and where they can be sent to.
+/// `GET /templates/{id}/files/{hash}`: whether these files are there, and where they can be sent
+/// to.
 pub(super) async fn files<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -190,7 +191,8 @@ pub(super) async fn start<E: Engine>(
     let builder = app.builder()?;
     let (template, build) = builder.owned_build(&id, &build, caller.bounds())?;
     let spec = start.spec()?;
-    // A build that has no room now is refused now; each of its sandboxes is asked about again when it is made.
+    // A build that has no room now is refused now; each of its sandboxes is asked about again when
+    // it is made.
     let owner = build.caller.as_deref().map(|id| app.keys.in_force(id));
     let owner = owner.transpose();
     let owner = owner.map_err(|e| ApiError::internal(e.to_string()))?;
@@ -362,7 +364,8 @@ pub(super) struct PruneBody {
     unused_seconds: u64,
 }
 
-/// `POST /templates/prune`: removes what only makes later builds faster, of the caller's own if the key is for its own.
+/// `POST /templates/prune`: removes what only makes later builds faster, of the caller's own if the
+/// key is for its own.
 pub(super) async fn prune<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,

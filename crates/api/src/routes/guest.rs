@@ -122,7 +122,8 @@ pub(super) async fn all_metrics<E: Engine>(
     Ok(Json(json!({ "sandboxes": found })))
 }
 
-/// Lines of a console, each with the moment its sandbox last changed its state: a console knows no time.
+/// Lines of a console, each with the moment its sandbox last changed its state: a console knows no
+/// time.
 struct Console {
     at: String,
     lines: Vec<String>,

@@ -42,7 +42,8 @@ pub(super) async fn host<E: Engine>(
     Ok(Json(shown))
 }
 
-/// `GET /engines`: how sandboxes are isolated here. Why one cannot be used is about the host, and only its owner is told.
+/// `GET /engines`: how sandboxes are isolated here. Why one cannot be used is about the host, and
+/// only its owner is told.
 pub(super) async fn engines<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -54,8 +55,8 @@ pub(super) async fn engines<E: Engine>(
     Json(all)
 }
 
-/// `GET /sandboxes/{id}/process`: of its VMM, and how often KVM left the guest so far, if the kernel tells. A process id means
-/// something only to the host's owner.
+/// `GET /sandboxes/{id}/process`: of its VMM, and how often KVM left the guest so far, if the
+/// kernel tells. A process id means something only to the host's owner.
 pub(super) async fn process<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,

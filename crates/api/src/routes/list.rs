@@ -102,7 +102,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// As clients write it: each part quoted, the pairs quoted as a query, and that quoted again as one value.
+    /// As clients write it: each part quoted, the pairs quoted as a query, and that quoted again as
+    /// one value.
     fn quoted(pairs: &BTreeMap<String, String>) -> String {
         let quote = |text: &str| {
             percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC)

@@ -42,8 +42,8 @@ pub(super) struct PauseBody {
 }
 
 impl<E: Engine> App<E> {
-    /// Room for `count` new sandboxes; only keys have limits. Those that will be paused at their timeout have a place among the
-    /// paused ones from the beginning.
+    /// Room for `count` new sandboxes; only keys have limits. Those that will be paused at their
+    /// timeout have a place among the paused ones from the beginning.
     pub(crate) async fn room(
         &self,
         caller: &Caller,
@@ -62,7 +62,8 @@ impl<E: Engine> App<E> {
         self.reserve(caller, amount, Some(count)).await
     }
 
-    /// Room for `amount` in the budget of the caller; `new` sandboxes also count for its creates per minute.
+    /// Room for `amount` in the budget of the caller; `new` sandboxes also count for its creates
+    /// per minute.
     async fn reserve(
         &self,
         caller: &Caller,
@@ -165,8 +166,8 @@ pub(super) async fn connect<E: Engine>(
     Ok((status, Json(app.answer(&caller, &now))).into_response())
 }
 
-/// `POST /sandboxes/{id}/connect`: the same, and 200 also if it was woken. CubeSandbox's clients take
-/// nothing else here; E2B's take either.
+/// `POST /sandboxes/{id}/connect`: the same, and 200 also if it was woken. CubeSandbox's clients
+/// take nothing else here; E2B's take either.
 pub(super) async fn connect_v1<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -286,7 +287,8 @@ pub(super) async fn change<E: Engine>(
     Ok(Json(app.detail(&caller, &record)))
 }
 
-/// `DELETE /sandboxes/{id}`. With `forget=true` also its record goes; otherwise that stays for an hour.
+/// `DELETE /sandboxes/{id}`. With `forget=true` also its record goes; otherwise that stays for an
+/// hour.
 pub(super) async fn delete<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,

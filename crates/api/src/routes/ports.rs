@@ -21,8 +21,9 @@ const PROTOCOL: &str = "tcp";
 /// Time a stream may take to come up, a wake included.
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
 
-/// `GET /sandboxes/{id}/ports/{port}` with `Upgrade: tcp`: what follows are the bytes of a TCP connection to the port, also of a server that
-/// listens on the guest's loopback only. The stream ends with the key that opened it.
+/// `GET /sandboxes/{id}/ports/{port}` with `Upgrade: tcp`: what follows are the bytes of a TCP
+/// connection to the port, also of a server that listens on the guest's loopback only. The stream
+/// ends with the key that opened it.
 pub(super) async fn stream<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,

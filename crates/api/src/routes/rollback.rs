@@ -33,7 +33,8 @@ pub(super) struct RolledBack {
     jiffy: SandboxRecord,
 }
 
-/// Puts a sandbox back to one of its snapshots, to any it descends from, or to a relative's; it keeps its id. Its connections end.
+/// Puts a sandbox back to one of its snapshots, to any it descends from, or to a relative's; it
+/// keeps its id. Its connections end.
 pub(super) async fn rollback<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,

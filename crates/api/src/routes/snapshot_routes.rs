@@ -61,7 +61,8 @@ pub(super) async fn take<E: Engine>(
     Ok((StatusCode::CREATED, Json(Snapshot::new(&caller, &taken))).into_response())
 }
 
-/// `GET /snapshots`: those that were asked for, newest first, in pages. The host's owner gets all with `all=true`.
+/// `GET /snapshots`: those that were asked for, newest first, in pages. The host's owner gets all
+/// with `all=true`.
 pub(super) async fn list<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,

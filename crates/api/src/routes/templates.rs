@@ -121,7 +121,8 @@ pub(super) async fn one<E: Engine>(
     Ok(Json(shown))
 }
 
-/// `DELETE /templates/{id}`: a template, or a snapshot. A snapshot's data go when nothing needs them any more.
+/// `DELETE /templates/{id}`: a template, or a snapshot. A snapshot's data go when nothing needs
+/// them any more.
 pub(super) async fn delete<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,
@@ -225,7 +226,8 @@ pub(super) async fn tags<E: Engine>(
     Ok(Json(json!(tags)))
 }
 
-/// `GET /templates/{id}/builds/{buildID}/status`: how far a build is; what was made in another way is ready.
+/// `GET /templates/{id}/builds/{buildID}/status`: how far a build is; what was made in another way
+/// is ready.
 pub(super) async fn build_status<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,

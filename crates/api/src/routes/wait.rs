@@ -42,8 +42,8 @@ impl Awaited {
     }
 }
 
-/// `GET /sandboxes/{id}/wait`: answers when it is in the state that is waited for, when it has ended, or
-/// when the time is over, with what it is then.
+/// `GET /sandboxes/{id}/wait`: answers when it is in the state that is waited for, when it has
+/// ended, or when the time is over, with what it is then.
 pub(super) async fn wait<E: Engine>(
     State(app): State<App<E>>,
     caller: Caller,

@@ -46,7 +46,8 @@ impl NewTemplate {
     }
 }
 
-/// `POST /v2/templates/{id}/builds/{build}`: one stage as E2B's clients say it, or all that can be said (`spec`).
+/// `POST /v2/templates/{id}/builds/{build}`: one stage as E2B's clients say it, or all that can be
+/// said (`spec`).
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct BuildStart {
@@ -246,8 +247,8 @@ fn startup(start: Option<String>, ready: Option<String>) -> Startup {
     Startup { start, ready }
 }
 
-/// The port that clients' own word for "a server listens" waits for. The agent knows without the program that it names, which
-/// images need not have.
+/// The port that clients' own word for "a server listens" waits for. The agent knows without the
+/// program that it names, which images need not have.
 fn listening_port(line: &str) -> Option<u16> {
     let port = line.trim().strip_prefix("ss -tuln | grep :")?;
     port.trim().parse().ok().filter(|p| *p > 0)

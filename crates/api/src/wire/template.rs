@@ -7,7 +7,8 @@ use jiffy_proto::agent::ENVD_VERSION;
 use jiffy_template_builder::TemplateRecord;
 use serde_json::{Value, json};
 
-/// The build a template stands for: what it is, in the form of a UUID. All zeroes for one that is still to be built.
+/// The build a template stands for: what it is, in the form of a UUID. All zeroes for one that is
+/// still to be built.
 pub(crate) fn build_id(info: &TemplateInfo) -> String {
     let sum = info.version.as_deref().unwrap_or_default();
     let digits: String = sum

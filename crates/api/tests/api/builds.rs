@@ -1,4 +1,5 @@
-//! Builds of templates: who may ask for which, and what comes of it. That they build is shown with real guests elsewhere.
+//! Builds of templates: who may ask for which, and what comes of it. That they build is shown with
+//! real guests elsewhere.
 
 use crate::support;
 

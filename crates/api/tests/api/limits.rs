@@ -1,4 +1,5 @@
-//! Budgets of keys: exact however many ask at once, seen by their holders, and as they were after a crash.
+//! Budgets of keys: exact however many ask at once, seen by their holders, and as they were after a
+//! crash.
 
 use crate::support;
 

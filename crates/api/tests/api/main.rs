@@ -1,4 +1,5 @@
-//! The control plane, with an engine that is none: one program for all themes, which share most of what they are made of.
+//! The control plane, with an engine that is none: one program for all themes, which share most of
+//! what they are made of.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod access;

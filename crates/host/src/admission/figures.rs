@@ -40,7 +40,8 @@ pub struct HostFigures {
 
 /// Reads figures of a host.
 pub trait HostReader: Debug + Send + Sync + 'static {
-    /// The present figures. Called before every operation that needs memory, so it takes microseconds.
+    /// The present figures. Called before every operation that needs memory, so it takes
+    /// microseconds.
     fn read(&self) -> HostFigures;
 }
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 impl<E: Engine> Sandboxes<E> {
-    /// Takes over the guests of sandboxes that run, and ends all others that an earlier process kept.
+    /// Takes over the guests of sandboxes that run, and ends all others that an earlier process
+    /// kept.
     pub(super) async fn adopt(
         &self,
         orphans: Vec<(String, KeptGuest)>,

@@ -1,4 +1,5 @@
-//! Operations for template builds: sandboxes at the end of a step, and templates that are ready to be used.
+//! Operations for template builds: sandboxes at the end of a step, and templates that are ready to
+//! be used.
 
 use super::entry::lock;
 use super::take_snapshot::descended;
@@ -11,7 +12,8 @@ use jiffy_proto::agent::ENVD_PORT;
 use std::io;
 
 impl<E: Engine> Sandboxes<E> {
-    /// Returns a fingerprint of what everything made from `template` in this size depends on: image, kernel, agent, VMM.
+    /// Returns a fingerprint of what everything made from `template` in this size depends on:
+    /// image, kernel, agent, VMM.
     pub async fn fingerprint(
         &self,
         template: &str,
@@ -21,7 +23,8 @@ impl<E: Engine> Sandboxes<E> {
         word.map_err(OperationError::engine(format!("use template `{template}`")))
     }
 
-    /// Makes sure that sandboxes of `template` in this size need not be booted: what it starts is ready when this returns.
+    /// Makes sure that sandboxes of `template` in this size need not be booted: what it starts is
+    /// ready when this returns.
     pub async fn make_ready(
         &self,
         template: &str,
@@ -33,7 +36,8 @@ impl<E: Engine> Sandboxes<E> {
         Ok(self.pin(&id)?.0)
     }
 
-    /// Takes a snapshot of a running sandbox that later builds find by `key`. It is kept until it is released.
+    /// Takes a snapshot of a running sandbox that later builds find by `key`. It is kept until it
+    /// is released.
     pub async fn snapshot_step(
         &self,
         id: &str,

@@ -6,7 +6,8 @@ use crate::sandbox_settings::SandboxSettings;
 use jiffy_engine::{Engine, Guest};
 
 impl<E: Engine> Sandboxes<E> {
-    /// Changes the terms of a sandbox by `change`, which sees those in force. Its time and its secrets are not changed by this.
+    /// Changes the terms of a sandbox by `change`, which sees those in force. Its time and its
+    /// secrets are not changed by this.
     pub async fn change_terms(
         &self,
         id: &str,

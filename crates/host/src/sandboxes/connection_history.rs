@@ -33,7 +33,8 @@ impl ConnectionHistory {
 }
 
 impl<E: Engine> Sandboxes<E> {
-    /// Returns the connections that a sandbox made or tried while this daemon has had it: the newest, oldest first.
+    /// Returns the connections that a sandbox made or tried while this daemon has had it: the
+    /// newest, oldest first.
     pub async fn connections(&self, id: &str) -> Result<Connections, OperationError> {
         let entry = self.entry(id)?;
         // Guests are asked in the order in which they lived.

@@ -202,7 +202,8 @@ impl<E: Engine> Sandboxes<E> {
         })
     }
 
-    /// Enters a sandbox that is being made. The journal hears of it when it is up: until then there is none.
+    /// Enters a sandbox that is being made. The journal hears of it when it is up: until then there
+    /// is none.
     pub(super) fn enter(
         &self,
         reservation: Reservation,
@@ -267,7 +268,8 @@ impl<E: Engine> Sandboxes<E> {
         result
     }
 
-    /// Gives a sandbox that there is a guest from a snapshot, to which it is put back or in which it slept; if that fails and it had none before, it needs no place. Needs the turn.
+    /// Gives a sandbox that there is a guest from a snapshot, to which it is put back or in which
+    /// it slept; if that fails and it had none before, it needs no place. Needs the turn.
     pub(super) async fn revive(
         &self,
         entry: &Arc<SandboxEntry<E::Guest>>,
@@ -293,7 +295,8 @@ impl<E: Engine> Sandboxes<E> {
         result
     }
 
-    /// Welcomes an unassigned guest as the sandbox and puts it in the place of the guest there was, which ends. Needs the turn.
+    /// Welcomes an unassigned guest as the sandbox and puts it in the place of the guest there was,
+    /// which ends. Needs the turn.
     pub(super) async fn install(
         &self,
         entry: &Arc<SandboxEntry<E::Guest>>,

@@ -221,7 +221,8 @@ impl<G: Guest> SandboxEntry<G> {
         *lock(&self.reservation) = reservation;
     }
 
-    /// Its guest is up; one that has no place, since it was there before we were, gets one from `count`.
+    /// Its guest is up; one that has no place, since it was there before we were, gets one from
+    /// `count`.
     pub fn count_guest(&self, count: impl FnOnce(SandboxSize) -> Reservation) {
         let size = lock(&self.record).size;
         lock(&self.reservation)

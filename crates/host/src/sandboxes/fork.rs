@@ -24,9 +24,10 @@ pub struct ForkReport {
 }
 
 impl<E: Engine> Sandboxes<E> {
-    /// Takes a snapshot of a sandbox and makes `count` sandboxes from it. It fails as a whole only if there is no snapshot; each
-    /// child succeeds or fails for itself. Children have their parent's terms, tokens of their own, and the same time from now on
-    /// that the parent was given, unless `timeout` says otherwise: another time, or none for no limit.
+    /// Takes a snapshot of a sandbox and makes `count` sandboxes from it. It fails as a whole only
+    /// if there is no snapshot; each child succeeds or fails for itself. Children have their
+    /// parent's terms, tokens of their own, and the same time from now on that the parent was
+    /// given, unless `timeout` says otherwise: another time, or none for no limit.
     pub async fn fork(
         &self,
         id: &str,

@@ -115,8 +115,8 @@ impl<E: Engine> Sandboxes<E> {
         Ok((record, pin))
     }
 
-    /// Holds on to a snapshot, also to one that is only being taken: between its completion and the record of the sandbox that it is of,
-    /// nothing else says that it is needed.
+    /// Holds on to a snapshot, also to one that is only being taken: between its completion and the
+    /// record of the sandbox that it is of, nothing else says that it is needed.
     pub(super) fn hold(&self, id: &str) -> SnapshotPin<E> {
         *lock(&self.0.pins).entry(id.to_owned()).or_insert(0) += 1;
         SnapshotPin {

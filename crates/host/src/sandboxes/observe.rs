@@ -37,8 +37,9 @@ impl<E: Engine> Drop for OperationGuard<E> {
 }
 
 impl<E: Engine> Sandboxes<E> {
-    /// Runs an operation to its end even if nobody waits for it any more, counts it, and says in the log how it went. Its errors and
-    /// ids are logged, never what it was given: environments and tokens are nobody's business.
+    /// Runs an operation to its end even if nobody waits for it any more, counts it, and says in
+    /// the log how it went. Its errors and ids are logged, never what it was given: environments
+    /// and tokens are nobody's business.
     pub(super) async fn perform<T: Send + 'static>(
         &self,
         name: &'static str,
@@ -87,7 +88,8 @@ impl<E: Engine> Sandboxes<E> {
         Ok(under_way)
     }
 
-    /// Begins nothing any more, and waits until what is under way has ended; whether it did within `limit`.
+    /// Begins nothing any more, and waits until what is under way has ended; whether it did within
+    /// `limit`.
     pub async fn finish(&self, limit: Duration) -> bool {
         self.0.closing.store(true, Ordering::SeqCst);
         let mut under_way = self.0.under_way.subscribe();
@@ -99,7 +101,8 @@ impl<E: Engine> Sandboxes<E> {
         idle
     }
 
-    /// Returns what a sandbox used from `start_ms` to `end_ms` (milliseconds since 1970), as the host saw it, oldest first.
+    /// Returns what a sandbox used from `start_ms` to `end_ms` (milliseconds since 1970), as the
+    /// host saw it, oldest first.
     pub fn metrics(
         &self,
         id: &str,
@@ -109,7 +112,8 @@ impl<E: Engine> Sandboxes<E> {
         Ok(lock(&self.entry(id)?.history).between(start_ms, end_ms))
     }
 
-    /// Returns what a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a moment.
+    /// Returns what a sandbox uses now, as its own kernel sees it. Wakes an idle guest for a
+    /// moment.
     pub async fn measure(&self, id: &str) -> Result<UsageSample, OperationError> {
         let entry = self.entry(id)?;
         let guest = entry.running(crate::records::SandboxOperation::Connect, "measure")?;
@@ -177,7 +181,8 @@ impl<E: Engine> Sandboxes<E> {
         lock(&self.0.families).push(Box::new(source));
     }
 
-    /// All figures in the text that Prometheus scrapes (`application/openmetrics-text; version=1.0.0`).
+    /// All figures in the text that Prometheus scrapes
+    /// (`application/openmetrics-text; version=1.0.0`).
     pub fn render_metrics(&self) -> String {
         let mut now = CurrentFigures::new();
         let mut states: BTreeMap<&'static str, usize> = SandboxState::NAMES

@@ -9,9 +9,11 @@ use jiffy_engine::{Engine, SandboxSize};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Least bytes of a budget with which a snapshot is begun: what state and indexes of a small guest take.
+/// Least bytes of a budget with which a snapshot is begun: what state and indexes of a small guest
+/// take.
 const SNAPSHOT_FLOOR: u64 = 1 << 20;
-/// Bytes that state and indexes of a snapshot take at most, beside one in 512 of what they are about.
+/// Bytes that state and indexes of a snapshot take at most, beside one in 512 of what they are
+/// about.
 const SNAPSHOT_OVERHEAD: u64 = 16 << 20;
 /// Snapshots in a row from which on the disk is asked whether they are too many.
 const LOOK_AT_LINEAGE: usize = 8;
@@ -67,7 +69,8 @@ impl<E: Engine> Sandboxes<E> {
         *lock(&self.0.quota) = Some(quota);
     }
 
-    /// Bytes that may be written to the data directory's disk beside what guests were promised; none: the host does not tell.
+    /// Bytes that may be written to the data directory's disk beside what guests were promised;
+    /// none: the host does not tell.
     pub fn disk_to_write(&self) -> Option<u64> {
         let mib = self.0.admission.disk_to_write_mib()?;
         Some(mib.saturating_mul(1 << 20))
@@ -77,8 +80,9 @@ impl<E: Engine> Sandboxes<E> {
         lock(&self.0.quota).clone()
     }
 
-    /// Returns what sandboxes and snapshots of `owner` take. It is counted from the records themselves, a few microseconds for a
-    /// thousand of them, so that it cannot drift from what there is.
+    /// Returns what sandboxes and snapshots of `owner` take. It is counted from the records
+    /// themselves, a few microseconds for a thousand of them, so that it cannot drift from what
+    /// there is.
     pub fn usage_of(&self, owner: &str) -> OwnerUsage {
         let mut used = OwnerUsage::default();
         let owned_by = |of: &Option<String>| of.as_deref() == Some(owner);
@@ -145,8 +149,9 @@ impl<E: Engine> Sandboxes<E> {
         self.reserve(draft.owner.as_deref(), request).await
     }
 
-    /// Makes a snapshot with a long lineage independent of it, so that it is restored fast, if its owner's budget has room for
-    /// how much larger that makes it. Without room it is restored as it is.
+    /// Makes a snapshot with a long lineage independent of it, so that it is restored fast, if its
+    /// owner's budget has room for how much larger that makes it. Without room it is restored as it
+    /// is.
     pub(super) async fn shorten_lineage(&self, id: &str) -> Result<(), OperationError> {
         // A look at the disk that almost no restore needs.
         if self.lineage(Some(id)).len() <= LOOK_AT_LINEAGE {

@@ -46,7 +46,8 @@ impl WakeOptions {
 }
 
 impl<E: Engine> Sandboxes<E> {
-    /// Puts a sandbox to sleep in a snapshot of what changed since the one it came from. Its memory is free afterwards.
+    /// Puts a sandbox to sleep in a snapshot of what changed since the one it came from. Its memory
+    /// is free afterwards.
     pub async fn pause(&self, id: &str) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("pause", &entry.id(), async move {
@@ -104,7 +105,8 @@ impl<E: Engine> Sandboxes<E> {
         .await
     }
 
-    /// Makes sure that a sandbox runs; says whether it had to be woken. The time of one that ran stays.
+    /// Makes sure that a sandbox runs; says whether it had to be woken. The time of one that ran
+    /// stays.
     pub async fn wake(&self, id: &str) -> Result<(SandboxRecord, bool), OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("wake", &entry.id(), async move {

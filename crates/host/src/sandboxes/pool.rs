@@ -1,7 +1,7 @@
 //! The warm pool: restored sandboxes that wait for somebody to be.
 //!
-//! Each of them stands before the greeting, so it gets its identity, entropy and clock when it is handed out, and what was
-//! handed out never comes back.
+//! Each of them stands before the greeting, so it gets its identity, entropy and clock when it is
+//! handed out, and what was handed out never comes back.
 
 use super::entry::lock;
 use super::{OperationError, Sandboxes, detached};
@@ -61,7 +61,8 @@ impl<A: UnassignedGuest> Pool<A> {
         chosen.get(template).copied().unwrap_or(self.usual)
     }
 
-    /// Sets the number for `template` and ends those that are too many. Fingerprints and snapshots of its shelves.
+    /// Sets the number for `template` and ends those that are too many. Fingerprints and snapshots
+    /// of its shelves.
     fn choose(&self, template: &str, wanted: usize) -> Vec<(String, String)> {
         lock(&self.chosen).insert(template.to_owned(), wanted);
         // Their guests end when nobody waits for the lock.
@@ -160,7 +161,8 @@ impl<A: UnassignedGuest> Pool<A> {
         lock(&self.buckets).get(fingerprint).map(|s| s.takes)
     }
 
-    /// Adds an unassigned guest with its place unless the shelf was dropped; whether there is room for more.
+    /// Adds an unassigned guest with its place unless the shelf was dropped; whether there is room
+    /// for more.
     fn put(
         &self,
         fingerprint: &str,
@@ -204,8 +206,9 @@ impl<E: Engine> Sandboxes<E> {
         self.0.pool.sizes()
     }
 
-    /// Has `wanted` sandboxes of `template` wait, for each size in use and for `size`. They come up in the background; those that
-    /// are too many end. The choice is not kept beyond the daemon's life.
+    /// Has `wanted` sandboxes of `template` wait, for each size in use and for `size`. They come up
+    /// in the background; those that are too many end. The choice is not kept beyond the daemon's
+    /// life.
     pub async fn set_pool(
         &self,
         template: &str,

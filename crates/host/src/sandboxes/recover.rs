@@ -17,8 +17,8 @@ pub(super) struct RecoveredState {
     pub orphans: Vec<(String, KeptGuest)>,
 }
 
-/// Decides for everything that was under way whether it happened or not, and has the journal say what the disk does. Files that
-/// belong to nothing are left to the sweep, which needs time.
+/// Decides for everything that was under way whether it happened or not, and has the journal say
+/// what the disk does. Files that belong to nothing are left to the sweep, which needs time.
 pub(super) fn recover<E: Engine>(
     engine: &E,
     journal: &Journal,
@@ -56,7 +56,8 @@ pub(super) fn recover<E: Engine>(
             _ => changes.push(JournalChange::NoSnapshot(record.id)),
         }
     }
-    // As they are on disk: a merge may have changed one before the journal heard of it, and records of earlier versions have none.
+    // As they are on disk: a merge may have changed one before the journal heard of it, and records
+    // of earlier versions have none.
     for record in &mut snapshots {
         match engine.snapshot_size(&record.id) {
             Some(bytes) if bytes != record.bytes => {

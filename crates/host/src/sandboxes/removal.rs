@@ -11,7 +11,8 @@ use std::collections::HashSet;
 const MAX_NAMED_USERS: usize = 5;
 
 impl<E: Engine> Sandboxes<E> {
-    /// Ends a sandbox. Needs nothing of its guest, of its VMM or of an operation under way; killing twice is no error.
+    /// Ends a sandbox. Needs nothing of its guest, of its VMM or of an operation under way; killing
+    /// twice is no error.
     pub async fn kill(&self, id: &str) -> Result<SandboxRecord, OperationError> {
         let (this, entry) = (self.clone(), self.entry(id)?);
         self.perform("kill", &entry.id(), async move {
@@ -86,7 +87,8 @@ impl<E: Engine> Sandboxes<E> {
         Ok(record)
     }
 
-    /// Lets go of a snapshot: nobody finds it by its name any more, and it goes when nothing runs, sleeps or descends from it.
+    /// Lets go of a snapshot: nobody finds it by its name any more, and it goes when nothing runs,
+    /// sleeps or descends from it.
     pub fn release_snapshot(&self, id: &str) -> Result<SnapshotRecord, OperationError> {
         let (record, pin) = self.pin(id)?;
         self.update_snapshot(&record.id, |s| {
@@ -127,7 +129,8 @@ impl<E: Engine> Sandboxes<E> {
         (!users.is_empty()).then(|| users.join(", "))
     }
 
-    /// Keeps one child of a fork and removes its siblings with everything that was forked from them. Returns those removed.
+    /// Keeps one child of a fork and removes its siblings with everything that was forked from
+    /// them. Returns those removed.
     pub async fn promote(&self, id: &str) -> Result<Vec<SandboxRecord>, OperationError> {
         let chosen = self.get(id)?;
         let Some(parent) = &chosen.forked_from else {

@@ -13,8 +13,8 @@ pub const MAX_RESTART_GRACE: Duration = Duration::from_secs(60);
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 impl<E: Engine> Sandboxes<E> {
-    /// Ends all processes of a running sandbox, which have `grace` to do so by themselves, and starts
-    /// what its template starts. Kernel, disk, id and network stay.
+    /// Ends all processes of a running sandbox, which have `grace` to do so by themselves, and
+    /// starts what its template starts. Kernel, disk, id and network stay.
     pub async fn restart(
         &self,
         id: &str,

@@ -7,8 +7,9 @@ use jiffy_engine::Engine;
 use std::time::Instant;
 
 impl<E: Engine> Sandboxes<E> {
-    /// Puts a sandbox back to a snapshot of its own lineage or of a relative with the same template and size. It keeps its id; what
-    /// it was before runs until the restored guest has answered, and is then gone.
+    /// Puts a sandbox back to a snapshot of its own lineage or of a relative with the same template
+    /// and size. It keeps its id; what it was before runs until the restored guest has answered,
+    /// and is then gone.
     pub async fn rollback(
         &self,
         id: &str,

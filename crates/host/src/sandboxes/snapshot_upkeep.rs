@@ -1,5 +1,5 @@
-//! Background work on snapshots, one at a time: writes the checksums of those that are kept, and keeps in memory what the warm
-//! pool was restored from.
+//! Background work on snapshots, one at a time: writes the checksums of those that are kept, and
+//! keeps in memory what the warm pool was restored from.
 
 use super::entry::lock;
 use super::{OperationError, Sandboxes, SandboxesInner, detached};
@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 const START_DELAY: Duration = Duration::from_secs(1);
 /// Of nice(2): the caretaker yields to everybody.
 const NICE: libc::c_int = 19;
-/// `IOPRIO_WHO_PROCESS`, and the class `IOPRIO_CLASS_BE` with the lowest of its levels (linux/ioprio.h).
+/// `IOPRIO_WHO_PROCESS`, and the class `IOPRIO_CLASS_BE` with the lowest of its levels
+/// (linux/ioprio.h).
 const IOPRIO_PROCESS: libc::c_int = 1;
 const IOPRIO_LAST: libc::c_int = (2 << 13) | 7;
 

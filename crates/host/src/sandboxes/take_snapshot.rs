@@ -137,7 +137,8 @@ impl<E: Engine> Sandboxes<E> {
         })
     }
 
-    /// Has the engine write `draft`, no larger than `permit` says; `with` is committed together with its completion.
+    /// Has the engine write `draft`, no larger than `permit` says; `with` is committed together
+    /// with its completion.
     pub(super) async fn take(
         &self,
         guest: &E::Guest,

@@ -119,7 +119,8 @@ impl<E: Engine> Sandboxes<E> {
         found.next().map(|s| s.id.clone())
     }
 
-    /// The snapshot of the booted template. However many ask at once, one makes it and the others wait.
+    /// The snapshot of the booted template. However many ask at once, one makes it and the others
+    /// wait.
     pub(super) async fn template_snapshot(
         &self,
         engine_name: Option<&str>,
@@ -142,7 +143,8 @@ impl<E: Engine> Sandboxes<E> {
         let engine = &self.0.engine;
         let sandbox_identity = SandboxIdentity {
             id: "template".to_owned(),
-            // Site settings that every sandbox gets are there when it is restored, also for running programs.
+            // Site settings that every sandbox gets are there when it is restored, also for running
+            // programs.
             site: site::joined(&self.0.site, &SiteSettings::default()),
             ..SandboxIdentity::default()
         };
@@ -197,7 +199,8 @@ impl<E: Engine> Sandboxes<E> {
         Ok(snapshot.id)
     }
 
-    /// Starts what the template starts in a guest that was booted, not restored, and waits until that is ready.
+    /// Starts what the template starts in a guest that was booted, not restored, and waits until
+    /// that is ready.
     pub(super) async fn start_up(
         &self,
         template: &str,
@@ -222,8 +225,8 @@ impl<E: Engine> Sandboxes<E> {
         }
     }
 
-    /// Snapshots of templates that have become something else, or are gone, serve no new sandbox either, and hold what the templates
-    /// were.
+    /// Snapshots of templates that have become something else, or are gone, serve no new sandbox
+    /// either, and hold what the templates were.
     pub(super) fn retire_unused(&self) {
         let of_template = |s: &SnapshotRecord| s.purpose == SnapshotPurpose::Template && s.kept;
         let snapshots = lock(&self.0.snapshots);
@@ -237,7 +240,8 @@ impl<E: Engine> Sandboxes<E> {
         self.retire(unused.map(|(id, _)| id).collect());
     }
 
-    /// Snapshots of the same template, size and engine with another fingerprint serve no new sandbox.
+    /// Snapshots of the same template, size and engine with another fingerprint serve no new
+    /// sandbox.
     pub(super) fn retire_older(&self, newest: &SnapshotRecord) {
         let older = |s: &SnapshotRecord| {
             let same = (&s.template, s.size) == (&newest.template, newest.size);

@@ -1,4 +1,5 @@
-//! Time limits: what happens to a sandbox when its time is over, and to the records of those that ended long ago.
+//! Time limits: what happens to a sandbox when its time is over, and to the records of those that
+//! ended long ago.
 
 use super::entry::{SandboxEntry, lock};
 use super::pause_resume::AwakeTime;
@@ -53,7 +54,8 @@ impl<E: Engine> Sandboxes<E> {
             let _op_guard = entry.op_lock.lock().await;
             match entry.record().state {
                 SandboxState::Killed => Err(entry.refuse("extend the time of")),
-                // A deadline counts only while it runs: asleep, the time it wakes to is what there is.
+                // A deadline counts only while it runs: asleep, the time it wakes to is what there
+                // is.
                 SandboxState::Running => this.extend(&entry, timeout),
                 _ => match entry.record().terms.timeout_s {
                     Some(own) if own < timeout.as_secs() => this.limit(&entry, Some(timeout)),

@@ -1,5 +1,5 @@
-//! OpenSSL's hash of a certificate's subject (`openssl x509 -hash`), by which it looks for authorities
-//! in a directory.
+//! OpenSSL's hash of a certificate's subject (`openssl x509 -hash`), by which it looks for
+//! authorities in a directory.
 //!
 //! It is the beginning of the SHA-1 of the name in canonical form: each text in UTF-8, lower case,
 //! with single spaces (`x509_name_canon` in crypto/x509/x_name.c).

@@ -46,7 +46,8 @@ pub async fn who_is_stopped_was_told_to(place: &Place) {
 pub async fn a_guest_that_shuts_itself_down_says_so(place: &Place) {
     let engine = place.open().await;
     let running = place.guest(&engine).await;
-    // reboot(2): LINUX_REBOOT_MAGIC1, LINUX_REBOOT_MAGIC2, LINUX_REBOOT_CMD_RESTART. Where the kernel has none, its first process ends.
+    // reboot(2): LINUX_REBOOT_MAGIC1, LINUX_REBOOT_MAGIC2, LINUX_REBOOT_CMD_RESTART. Where the
+    // kernel has none, its first process ends.
     let program = "import ctypes, os
 ctypes.CDLL(None).syscall(ctypes.c_long(169), ctypes.c_long(0xfee1dead), ctypes.c_long(672274793), ctypes.c_long(0x1234567), None)
 os.kill(1, 9)";

@@ -111,7 +111,8 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// Processes whose command line or open files are in the directory, and those that another program left behind.
+/// Processes whose command line or open files are in the directory, and those that another program
+/// left behind.
 fn processes_of(directory: &Path) -> Vec<PathBuf> {
     let name = directory.to_str().unwrap();
     let own = std::process::id().to_string();

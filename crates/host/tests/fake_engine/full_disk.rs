@@ -1,4 +1,5 @@
-//! A data directory on a full disk: what has happened is written down nevertheless, and what needs room is refused.
+//! A data directory on a full disk: what has happened is written down nevertheless, and what needs
+//! room is refused.
 
 use crate::fake;
 
@@ -63,7 +64,8 @@ async fn a_disk_that_is_full_when_a_sandbox_has_been_put_to_sleep_loses_nothing(
     let sleeper = host.create(base()).await.unwrap().id;
     let awake = host.create(base()).await.unwrap().id;
     bench.world.write(&sleeper, "dream");
-    // A little for the sleeper's files, nothing for the journal, and changes enough for many turns of its log.
+    // A little for the sleeper's files, nothing for the journal, and changes enough for many turns
+    // of its log.
     small.fill(16);
     for _ in 0..5 {
         let paused = host.pause(&sleeper).await.unwrap();

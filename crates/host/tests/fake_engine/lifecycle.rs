@@ -1,4 +1,5 @@
-//! Whatever clients do, in whichever order, and however often the daemon dies under them: no sandbox is lost, wedged or left over.
+//! Whatever clients do, in whichever order, and however often the daemon dies under them: no
+//! sandbox is lost, wedged or left over.
 
 use crate::fake;
 

@@ -1,5 +1,5 @@
-//! Deadlines, waking, pausing and killing against a model: the answers to operations that were under
-//! way at once, and the state they leave, are those of some order of the same operations.
+//! Deadlines, waking, pausing and killing against a model: the answers to operations that were
+//! under way at once, and the state they leave, are those of some order of the same operations.
 
 use crate::fake;
 

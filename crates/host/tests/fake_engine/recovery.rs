@@ -1,4 +1,5 @@
-//! A daemon that is killed at any moment leaves the old or the new state, and nothing that belongs to nobody.
+//! A daemon that is killed at any moment leaves the old or the new state, and nothing that belongs
+//! to nobody.
 
 use crate::fake;
 
@@ -12,7 +13,8 @@ mod futures {
     pub type Boxed = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// Makes a sandbox with text `old`, begins `work` on it, dies when `step` is reached, and opens again.
+/// Makes a sandbox with text `old`, begins `work` on it, dies when `step` is reached, and opens
+/// again.
 fn killed_in(step: &'static str, work: Work) -> (Bench, Sandboxes<FakeEngine>, String) {
     let bench = Bench::new();
     let id = Arc::new(Mutex::new(String::new()));

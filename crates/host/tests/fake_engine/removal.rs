@@ -8,7 +8,8 @@ use jiffy_host::{
 };
 use std::collections::BTreeMap;
 
-/// Makes snapshots that are kept, the first one the parent of all others, as an earlier daemon left them.
+/// Makes snapshots that are kept, the first one the parent of all others, as an earlier daemon left
+/// them.
 fn fabricate(bench: &Bench, number: usize) {
     let journal = Journal::open(&bench.dir.path().join("state.db")).unwrap();
     let records = (0..number).map(|n| SnapshotRecord {
@@ -39,7 +40,8 @@ fn fabricate(bench: &Bench, number: usize) {
     journal.commit(&changes).unwrap();
 }
 
-/// Questions to the engine, and files that it removed, while a sleeper is killed and a snapshot removed.
+/// Questions to the engine, and files that it removed, while a sleeper is killed and a snapshot
+/// removed.
 async fn cost(others: usize) -> (usize, usize) {
     let bench = Bench::new();
     fabricate(&bench, others);

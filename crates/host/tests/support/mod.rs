@@ -57,7 +57,8 @@ pub fn programs() -> Programs {
     }
 }
 
-/// The template `base`, opened, if guests can run here; if not, `test` is counted as skipped, with the reason.
+/// The template `base`, opened, if guests can run here; if not, `test` is counted as skipped, with
+/// the reason.
 pub fn base(test: &str) -> Option<PreparedTemplate> {
     if let Err(e) = jiffy_microvm::host_kvm::open() {
         skip(test, &e.to_string());
@@ -169,7 +170,8 @@ impl Guest {
         kib_line(&status, line) / 1024
     }
 
-    /// Ends the guest, which must have lived until now, and checks that its VMM is gone, and not by breaking its system call filter.
+    /// Ends the guest, which must have lived until now, and checks that its VMM is gone, and not by
+    /// breaking its system call filter.
     pub async fn finish(self) {
         assert_eq!(self.vm.end(), None, "{}", self.vm.console_tail());
         let vmm = format!("/proc/{}", self.vm.vmm_pid());

@@ -1,6 +1,8 @@
-//! Scripts for the kernel in `tests/guest/hostile_driver.c`: what a driver that wants to harm its VMM does to the devices.
+//! Scripts for the kernel in `tests/guest/hostile_driver.c`: what a driver that wants to harm its
+//! VMM does to the devices.
 //!
-//! Garbage is made here and not in the guest, where instructions are slow on some hosts. A script of one seed is always the same.
+//! Garbage is made here and not in the guest, where instructions are slow on some hosts. A script
+//! of one seed is always the same.
 
 /// A guest of this size runs them.
 pub const MEMORY_MIB: u32 = 128;
@@ -152,7 +154,8 @@ impl Script {
         let count = self.steps.len();
         let mut disk: Vec<u8> = self.steps.concat();
         disk.extend(&self.pool);
-        // The last pages of memory are the ramdisk's: what devices write there by a chain that ends at the end of memory hits nothing.
+        // The last pages of memory are the ramdisk's: what devices write there by a chain that ends
+        // at the end of memory hits nothing.
         disk.resize(disk.len() + 16 * PAGE, 0);
         (disk, count)
     }
@@ -235,7 +238,8 @@ impl Script {
             self.register(device, 0x24, page);
             let features = match self.random.below(10) {
                 0 => self.random.next(),
-                // VERSION_1; of the others those that every device here has, event indices and indirect descriptors.
+                // VERSION_1; of the others those that every device here has, event indices and
+                // indirect descriptors.
                 _ if page == 1 => 1,
                 _ => self.random.of(&[0, 1 << 28, 1 << 29, 3 << 28]),
             };
@@ -388,7 +392,8 @@ impl Script {
         bytes
     }
 
-    /// `struct virtio_blk_req` (virtio 1.2 5.2.6): reading, writing, flushing, identity, discard, zeroes, or no such thing.
+    /// `struct virtio_blk_req` (virtio 1.2 5.2.6): reading, writing, flushing, identity, discard,
+    /// zeroes, or no such thing.
     fn disk_request(&mut self) -> Vec<u8> {
         let kind: u32 = self.random.of(&[0, 0, 1, 1, 4, 8, 11, 13, 99]);
         let sector = match self.random.once_in(4) {
@@ -421,7 +426,8 @@ impl Script {
             bytes.extend(u32::try_from(word).unwrap().to_le_bytes());
         }
         let (kind, any) = (self.random.of(&[1u16, 1, 1, 1, 1, 2]), self.random.below(9));
-        // VIRTIO_VSOCK_OP_REQUEST more often than the others: without connections there is nothing to harm.
+        // VIRTIO_VSOCK_OP_REQUEST more often than the others: without connections there is nothing
+        // to harm.
         let op = self.random.of(&[1, 1, any]);
         bytes.extend(kind.to_le_bytes());
         bytes.extend(u16::try_from(op).unwrap().to_le_bytes());
@@ -432,7 +438,8 @@ impl Script {
         bytes
     }
 
-    /// `struct virtio_net_hdr` (5.1.6), with offloads that were never agreed on, and a frame of garbage.
+    /// `struct virtio_net_hdr` (5.1.6), with offloads that were never agreed on, and a frame of
+    /// garbage.
     fn frame(&mut self) -> Vec<u8> {
         let words = 2 + self.random.below(200);
         let mut bytes: Vec<u8> = (0..words)

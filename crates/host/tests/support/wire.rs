@@ -1,4 +1,5 @@
-//! A tap in a network namespace of its own. Neither has a name outside this process: both are gone when their descriptors are.
+//! A tap in a network namespace of its own. Neither has a name outside this process: both are gone
+//! when their descriptors are.
 
 use jiffy_microvm::NetSpec;
 use std::fs::File;
@@ -22,8 +23,9 @@ nix::ioctl_write_ptr_bad!(
     libc::ifreq
 );
 
-/// Makes the tap and runs `host` on a thread inside its namespace, to make the sockets of the host's side; sockets and threads made
-/// there stay inside. An error means that this machine does not let us.
+/// Makes the tap and runs `host` on a thread inside its namespace, to make the sockets of the
+/// host's side; sockets and threads made there stay inside. An error means that this machine does
+/// not let us.
 pub fn lay<T: Send>(mtu: u16, host: impl FnOnce() -> T + Send) -> io::Result<(NetSpec, T)> {
     thread::scope(|scope| {
         let inside = scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! What an operation costs the host beside time: exits of KVM and page faults of the VMM process it concerns.
+//! Cost of an operation beside time: exits of KVM and page faults of the VMM process it concerns.
 
 use super::Series;
 use jiffy_microvm::MicroVm;
@@ -17,7 +17,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// What came to it since `before`.
+    /// Difference to `before`.
     pub fn since(self, before: Self) -> Self {
         Self {
             exits: self.exits.zip(before.exits).map(|(now, then)| now - then),
@@ -89,7 +89,7 @@ impl Meter {
             .collect()
     }
 
-    /// What could not be read here, and why.
+    /// Counters that could not be read here, with the reason.
     pub fn not_available(&self) -> Vec<String> {
         let rows = self.rows();
         let uncounted = rows
@@ -105,14 +105,16 @@ impl Meter {
     }
 }
 
-/// Minor and major faults of a process and of its children that have ended (those that write snapshots), from `/proc/PID/stat`.
+/// Minor and major faults of a process and of its children that have ended (those that write
+/// snapshots), from `/proc/PID/stat`.
 fn faults(pid: u32) -> anyhow::Result<(f64, f64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     parse(&stat).ok_or_else(|| anyhow::anyhow!("/proc/{pid}/stat is not understood: {stat:?}"))
 }
 
 fn parse(stat: &str) -> Option<(f64, f64)> {
-    // The name in parentheses may hold anything. After it: state, ppid, pgrp, session, tty, tpgid, flags, minflt, cminflt, majflt, cmajflt.
+    // The name in parentheses may hold anything. After it: state, ppid, pgrp, session, tty, tpgid,
+    // flags, minflt, cminflt, majflt, cmajflt.
     let rest = stat.rsplit_once(')')?.1;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let field = |at: usize| fields.get(at)?.parse::<f64>().ok();

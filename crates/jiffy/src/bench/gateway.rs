@@ -1,4 +1,4 @@
-//! What the way of every client costs: a port of the host, the gateway, a port of the guest.
+//! Cost of the way of every client: a port of the host, the gateway, a port of the guest.
 
 use super::counters::Meter;
 use super::target::{Target, ms, timed};
@@ -174,7 +174,7 @@ async fn sh(agent: &AgentClient, script: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What many silent streams cost, and that they hear what comes after all.
+/// Cost of many silent streams, which still receive what comes later.
 async fn streams(
     target: &Target,
     sandbox: &Sandbox,

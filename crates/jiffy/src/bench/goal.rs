@@ -1,5 +1,5 @@
-//! Where to be on a host without VT-x, and what CubeSandbox publishes for its own (16 vCPUs, PVM): averages for creates, walls of a
-//! batch for the rest, in milliseconds and MiB.
+//! Goals on a host without VT-x, and the figures that CubeSandbox publishes for its own (16 vCPUs,
+//! PVM): averages for creates, walls of a batch for the rest, in milliseconds and MiB.
 
 pub const BOOT: f64 = 900.0;
 pub const EXEC: f64 = 15.0;

@@ -5,7 +5,7 @@ use serde::Serialize;
 use std::fs;
 use std::process::Command;
 
-/// What a reader needs to know of it.
+/// Description of the machine for readers.
 #[derive(Debug, Serialize)]
 pub struct Machine {
     cpus: usize,

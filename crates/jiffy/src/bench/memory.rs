@@ -12,7 +12,8 @@ pub struct VmmMemory {
     pub guest: u64,
 }
 
-/// Reads `/proc/PID/smaps`. Guest memory is recognised by its size: one mapping of at least `guest_mib` MiB.
+/// Reads `/proc/PID/smaps`. Guest memory is recognised by its size: one mapping of at least
+/// `guest_mib` MiB.
 pub fn of_process(pid: u32, guest_mib: u32) -> anyhow::Result<VmmMemory> {
     let path = format!("/proc/{pid}/smaps");
     let smaps = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;

@@ -26,9 +26,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 #[derive(Debug, Serialize)]
 struct Report {
     task: &'static str,
-    /// What a sample is and how it was taken.
+    /// Definition of a sample and its method.
     method: &'static str,
-    /// What these figures do not show.
+    /// Limits of these figures.
     limits: &'static str,
     host: machine::Machine,
     /// Commit of the working tree that the command ran in.
@@ -38,12 +38,12 @@ struct Report {
     taken_at: u64,
     /// Rounds that were run first and thrown away.
     warm_up: usize,
-    /// What could not be measured here, and why.
+    /// Measurements that were not possible here, with the reason.
     not_available: Vec<String>,
     series: Vec<Series>,
 }
 
-/// What a task brings home.
+/// Result of a task.
 struct Measured {
     name: &'static str,
     method: &'static str,

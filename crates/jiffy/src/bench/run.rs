@@ -13,7 +13,7 @@ const POOL_POLL: Duration = Duration::from_millis(20);
 /// Sandboxes in the warm pool.
 const POOL: u64 = 2;
 
-/// Who makes the guest.
+/// Maker of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Maker {
     Own,

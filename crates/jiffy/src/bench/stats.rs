@@ -5,13 +5,14 @@ use serde::Serialize;
 /// One measured quantity.
 #[derive(Debug, Serialize)]
 pub struct Series {
-    /// What it is.
+    /// Its name.
     pub name: String,
     /// `ms`, `MiB` or `count`.
     pub unit: &'static str,
     /// Figure to be below, if there is one.
     pub goal: Option<f64>,
-    /// What another project publishes for the same on its own host, if it does (see docs/performance.md for whose).
+    /// Figure that another project publishes for the same on its own host, if it does (see
+    /// docs/performance.md for whose).
     pub reference: Option<f64>,
     /// Our average, which is what they publish, as a part of the reference.
     pub ratio: Option<f64>,

@@ -21,14 +21,15 @@ pub fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// What came of `work`, and how many milliseconds it took.
+/// Result of `work`, and its duration in milliseconds.
 pub async fn timed<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<(T, f64)> {
     let began = Instant::now();
     let done = work.await?;
     Ok((done, ms(began.elapsed())))
 }
 
-/// Does `work` for all of `items` at once; what came of each, in order, and the wall time from the first to the last.
+/// Does `work` for all of `items` at once; what came of each, in order, and the wall time from the
+/// first to the last.
 pub async fn at_once<I, T, F, Fut>(items: &[I], work: F) -> anyhow::Result<(Vec<T>, f64)>
 where
     I: Clone,

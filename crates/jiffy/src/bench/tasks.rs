@@ -1,4 +1,4 @@
-//! What can be measured.
+//! Tasks that can be measured.
 
 use super::counters::{Counters, Meter};
 use super::target::{ms, timed};

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 /// `jiffy bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// What to measure
+    /// Task to measure
     #[arg(value_enum)]
     pub task: BenchTask,
     /// Samples
     #[arg(short, default_value_t = 20, value_name = "N")]
     pub number: usize,
-    /// How many at a time
+    /// Operations at a time
     #[arg(short, default_value_t = 1, value_name = "N")]
     pub concurrency: usize,
     /// Rounds to run first and throw away
@@ -25,12 +25,12 @@ pub struct BenchArgs {
     /// Also write the JSON to a file
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
 
-/// What `jiffy bench` can measure.
+/// Tasks of `jiffy bench`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BenchTask {
     /// Cold boot to the agent's answer, split by phase
@@ -75,7 +75,8 @@ pub struct DoctorArgs {
     /// Look at what protects sandboxes from each other and the host from them instead
     #[arg(long, conflicts_with = "measure")]
     pub security: bool,
-    /// Measure what restores cost under each memory policy, and use the best one on this host from now on
+    /// Measure what restores cost under each memory policy, and use the best one on this host from
+    /// now on
     #[arg(long, conflicts_with = "no_boot")]
     pub measure: bool,
     /// Restores per policy

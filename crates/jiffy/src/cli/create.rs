@@ -1,4 +1,4 @@
-//! What a new sandbox is to be.
+//! Settings of a new sandbox.
 
 use super::{HostArgs, SiteArgs, SizeArgs};
 use crate::units;
@@ -24,8 +24,8 @@ pub struct CreateArgs {
     /// Template to start from
     #[arg(long, default_value = "base", value_name = "NAME")]
     pub template: String,
-    /// Start from this image of a registry, which becomes a template first, unless it did before and
-    /// is unchanged
+    /// Start from this image of a registry, which becomes a template first, unless it did before
+    /// and is unchanged
     #[arg(long, value_name = "REF", conflicts_with_all = ["template", "from"])]
     pub image: Option<String>,
     /// Start from this snapshot (id, the beginning of it, or name) instead
@@ -58,10 +58,11 @@ pub struct CreateArgs {
     /// No time limit: it stays until it is killed (the default)
     #[arg(long, conflicts_with = "timeout")]
     pub persist: bool,
-    /// Whether it reaches the internet; its own ports are reached either way
+    /// Let it reach the internet; its own ports are reached either way
     #[arg(long, value_name = "on|off", value_enum, default_value_t)]
     pub network: NetworkSwitch,
-    /// What isolates it: `jiffy engines` shows what there is (default: the daemon's, or the snapshot's own)
+    /// Engine that isolates it, one of `jiffy engines` (default: the daemon's, or the snapshot's
+    /// own)
     #[arg(long, value_name = "ENGINE")]
     pub engine: Option<EngineName>,
     /// The network that it is in
@@ -70,7 +71,7 @@ pub struct CreateArgs {
     /// Print the sandbox as JSON instead of its id
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }

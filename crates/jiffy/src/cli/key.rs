@@ -54,7 +54,7 @@ pub struct KeyCreateArgs {
     /// Name for it
     #[arg(long, default_value = "unnamed")]
     pub name: String,
-    /// What it is good for
+    /// Scope of the key
     #[arg(long, value_enum, default_value_t = KeyScope::Create)]
     pub scope: KeyScope,
     /// Most running sandboxes
@@ -87,8 +87,8 @@ pub struct KeyCreateArgs {
     /// Most template builds that wait or run
     #[arg(long, value_name = "N")]
     pub max_builds: Option<u32>,
-    /// Most disk space of paused sandboxes, snapshots, templates, uploads and build steps together (default: what
-    /// `jiffy serve --default-key-disk` says)
+    /// Most disk space of paused sandboxes, snapshots, templates, uploads and build steps together
+    /// (default: what `jiffy serve --default-key-disk` says)
     #[arg(long, value_parser = units::mebibytes, value_name = "SIZE")]
     pub max_disk: Option<u64>,
     /// Most requests and streams to its sandboxes at once (default: half of the host's)
@@ -99,8 +99,8 @@ pub struct KeyCreateArgs {
     pub json: bool,
 }
 
-/// Parses the end of a key's time into milliseconds since 1970: a duration from now with its unit, a date (its beginning in UTC), or
-/// a moment as in 2027-01-31T12:00:00Z.
+/// Parses the end of a key's time into milliseconds since 1970: a duration from now with its unit,
+/// a date (its beginning in UTC), or a moment as in 2027-01-31T12:00:00Z.
 fn expiry(text: &str) -> Result<u64, String> {
     let date = || text.parse::<Date>().ok()?.to_zoned(TimeZone::UTC).ok();
     let moment = text.parse::<Timestamp>().ok();
@@ -120,7 +120,7 @@ fn expiry(text: &str) -> Result<u64, String> {
     u64::try_from(at.as_millisecond()).map_err(|_| format!("`{text}` is out of range"))
 }
 
-/// What an API key is good for.
+/// Scope of an API key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum KeyScope {
     /// Everything on this host, also others' sandboxes, templates and pools

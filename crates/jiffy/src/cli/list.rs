@@ -30,7 +30,7 @@ pub struct LsArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }

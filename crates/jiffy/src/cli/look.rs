@@ -14,7 +14,7 @@ pub struct InspectArgs {
     /// As JSON: a list of all that is known
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -38,7 +38,7 @@ pub struct StatsArgs {
     /// As JSON, once
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -60,7 +60,7 @@ pub struct ShellArgs {
     /// User to be (default: the template's)
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -84,7 +84,7 @@ pub struct WaitArgs {
     /// Print what became of each as JSON
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -118,7 +118,7 @@ pub struct RestartArgs {
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -138,7 +138,7 @@ pub struct DiffArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }

@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command line.
 
 mod check;
 mod create;
@@ -50,7 +50,7 @@ pub use template::{TemplateBuildArgs, TemplateCommand, TemplateSource};
   jiffy run -t -- bash                        with a terminal
   jiffy doctor                                check this host")]
 pub struct Cli {
-    /// What to do.
+    /// Subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -119,7 +119,8 @@ pub enum Command {
     Promote(OneArgs),
     /// List the engines that isolate sandboxes, whether they can be used, and what they can do
     Engines(EnginesArgs),
-    /// Own the sandboxes of this host; the commands above start it in the background if it does not run
+    /// Own the sandboxes of this host; the commands above start it in the background if it does not
+    /// run
     Serve(Box<ServeArgs>),
     /// Start, stop and look at the daemon in the background
     #[command(subcommand)]
@@ -145,9 +146,11 @@ pub enum DaemonCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Stop it; what is under way may finish, and its sandboxes run on until the next one takes them over
+    /// Stop it; what is under way may finish, and its sandboxes run on until the next one takes
+    /// them over
     Stop {
-        /// End the running sandboxes too, also those of a daemon that is gone; paused ones and snapshots stay
+        /// End the running sandboxes too, also those of a daemon that is gone; paused ones and
+        /// snapshots stay
         #[arg(long)]
         kill_sandboxes: bool,
     },
@@ -167,7 +170,8 @@ pub enum DaemonCommand {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Another host")]
 pub struct HostArgs {
-    /// Ask the daemon at this address, as in https://jiffy.example (default: $JIFFY_URL, else this host's)
+    /// Ask the daemon at this address, as in https://jiffy.example (default: $JIFFY_URL, else this
+    /// host's)
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
     /// File with the API key for it (default: the key in $JIFFY_API_KEY)
@@ -176,8 +180,8 @@ pub struct HostArgs {
 }
 
 impl Cli {
-    /// Reads the command line. What cannot be understood ends the program, with what is meant instead
-    /// where that is known.
+    /// Reads the command line. What cannot be understood ends the program, with what is meant
+    /// instead where that is known.
     pub fn read() -> Self {
         Self::try_parse().unwrap_or_else(|error| {
             let hint = hint(&error).or_else(|| hints::of_command(&error));

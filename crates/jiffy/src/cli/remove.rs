@@ -29,7 +29,7 @@ pub struct RmArgs {
     /// Print what was removed as JSON
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -58,7 +58,7 @@ pub struct PruneArgs {
     /// As JSON; takes --yes or --dry-run
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }

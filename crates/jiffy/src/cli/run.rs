@@ -36,7 +36,7 @@ pub struct RunArgs {
     /// Name of the sandbox while the command runs, for other commands; without a daemon it has none
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// What isolates it
+    /// Engine that isolates it
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Resources
@@ -50,7 +50,7 @@ pub struct RunArgs {
     /// address is given
     #[arg(short, long = "publish", value_name = "[IP:][LOCAL:]REMOTE", value_parser = publication)]
     pub publish: Vec<Publication>,
-    /// Whether it has a network: the internet, and nothing of this host or of private networks
+    /// Give it a network: the internet, and nothing of this host or of private networks
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub network: Wanted,
     /// The network that it is in
@@ -62,10 +62,10 @@ pub struct RunArgs {
     /// Make the guest in this process, also where a daemon runs
     #[arg(long)]
     pub no_daemon: bool,
-    /// What to run in it
+    /// Command and arguments
     #[command(flatten)]
     pub exec: ExecArgs,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }

@@ -5,7 +5,7 @@ use crate::units;
 use clap::Args;
 use std::time::Duration;
 
-/// How large a sandbox is to be.
+/// Size of a sandbox.
 #[derive(Debug, Args)]
 pub struct SizeArgs {
     /// Virtual CPUs, 1 to 8 (default: the template's, else 2)
@@ -54,7 +54,7 @@ pub struct EnginesArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -64,10 +64,10 @@ pub struct EnginesArgs {
 pub struct SandboxExecArgs {
     /// Sandbox: its name, its id or the beginning of that
     pub id: String,
-    /// What to run
+    /// Command and arguments
     #[command(flatten)]
     pub exec: ExecArgs,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -77,16 +77,17 @@ pub struct SandboxExecArgs {
 pub struct LogsArgs {
     /// Sandbox: its name, its id or the beginning of that
     pub id: String,
-    /// Its connections and questions about names instead: when, where to, how much, allowed or refused
+    /// Its connections and questions about names instead: when, where to, how much, allowed or
+    /// refused
     #[arg(long)]
     pub network: bool,
-    /// How many lines, at most 1000
+    /// Lines to print, at most 1000
     #[arg(short = 'n', long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1000))]
     pub lines: u16,
     /// As JSON
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -102,13 +103,14 @@ when the sandbox has ended.")]
 pub struct PortForwardArgs {
     /// Sandbox: its name, its id or the beginning of that
     pub id: String,
-    /// Port of this host and port of the sandbox: LOCAL:REMOTE, PORT for the same, :REMOTE for any that is free
+    /// Port of this host and port of the sandbox: LOCAL:REMOTE, PORT for the same, :REMOTE for any
+    /// that is free
     #[arg(required = true, value_name = "[LOCAL:]REMOTE", value_parser = port)]
     pub ports: Vec<Forwarding>,
     /// Address of this host to listen at; others than loopback open the sandbox to the network
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     pub address: std::net::IpAddr,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -162,7 +164,7 @@ pub struct CpArgs {
     /// User whose home relative paths begin in, and who owns what is made (default: the template's)
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -178,7 +180,7 @@ pub struct SnapshotArgs {
     /// Print the snapshot as JSON instead of its id
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -188,13 +190,14 @@ pub struct SnapshotArgs {
 pub struct SnapshotsArgs {
     /// Only those of this sandbox and its ancestors
     pub id: Option<String>,
-    /// Compare this snapshot, and all it needs, with the checksums it was sealed with; success means that it is sound
+    /// Compare this snapshot, and all it needs, with the checksums it was sealed with; success
+    /// means that it is sound
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "id")]
     pub verify: Option<String>,
     /// As JSON
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -204,13 +207,13 @@ pub struct SnapshotsArgs {
 pub struct ForkArgs {
     /// Sandbox: its name, its id or the beginning of that
     pub id: String,
-    /// How many
+    /// Number of children
     #[arg(short = 'n', long = "count", default_value_t = 1, value_name = "N")]
     pub count: usize,
     /// Print the outcome as JSON instead of the ids
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -225,7 +228,7 @@ pub struct RollbackArgs {
     /// Print the sandbox as JSON instead of its id
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -240,7 +243,7 @@ pub struct RenameArgs {
     /// Print the sandbox as JSON instead of its id
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -253,7 +256,7 @@ pub struct OneArgs {
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }
@@ -267,7 +270,7 @@ pub struct ManyArgs {
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
-    /// Where
+    /// Control plane that is asked
     #[command(flatten)]
     pub host: HostArgs,
 }

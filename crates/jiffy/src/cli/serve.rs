@@ -12,7 +12,8 @@ use jiffy_pull::RegistryAddress;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Part of the data directory's file system that one key may fill unless it was told otherwise: one in so many.
+/// Part of the data directory's file system that one key may fill unless it was told otherwise: one
+/// in so many.
 const DISK_SHARE_OF_KEY: u64 = 4;
 
 /// `jiffy serve`.
@@ -33,7 +34,8 @@ pub struct ServeArgs {
     /// Registry (HOST or HOST:PORT) that templates are built from images of without TLS
     #[arg(long, value_name = "HOST")]
     pub plain_http: Vec<String>,
-    /// Registry of this host's own network (HOST or HOST:PORT) that images may come from; may be repeated
+    /// Registry of this host's own network (HOST or HOST:PORT) that images may come from; may be
+    /// repeated
     #[arg(
         long,
         env = "JIFFY_REGISTRY_ALLOW",
@@ -65,7 +67,7 @@ pub struct ServeArgs {
     /// Most sandboxes that run at once (default: as many as memory allows)
     #[arg(long, value_name = "N")]
     pub max_sandboxes: Option<usize>,
-    /// What all running sandboxes may grow to together, in multiples of this host's memory
+    /// Memory that all running sandboxes may grow to together, in multiples of this host's memory
     #[arg(long, value_name = "FACTOR", default_value_t = HostLimits::default().memory_overcommit, value_parser = units::factor)]
     pub memory_overcommit: f64,
     /// Memory that stays available on this host (default: 512MiB or 5 %)
@@ -74,18 +76,19 @@ pub struct ServeArgs {
     /// Disk space that stays free (default: 1GiB or 1 %)
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes)]
     pub reserve_disk: Option<u64>,
-    /// Disks of all running sandboxes together, in multiples of the space that is free; with 1 all that was admitted can be
-    /// written
+    /// Disks of all running sandboxes together, in multiples of the space that is free; with 1 all
+    /// that was admitted can be written
     #[arg(long, value_name = "FACTOR", default_value_t = HostLimits::default().disk_overcommit, value_parser = units::factor)]
     pub disk_overcommit: f64,
-    /// Disk space that each key of scope `create` may keep snapshots, paused sandboxes, templates, uploads and build steps
-    /// in, unless it was made with `--max-disk`; 0: no limit (default: a quarter of the data directory's file system)
+    /// Disk space that each key of scope `create` may keep snapshots, paused sandboxes, templates,
+    /// uploads and build steps in, unless it was made with `--max-disk`; 0: no limit (default: a
+    /// quarter of the data directory's file system)
     #[arg(long, value_name = "SIZE", value_parser = units::mebibytes_or_zero)]
     pub default_key_disk: Option<u64>,
     /// The limits of VMMs
     #[command(flatten)]
     pub confinement: ConfinementArgs,
-    /// What isolates new sandboxes
+    /// Engine that isolates new sandboxes
     #[command(flatten)]
     pub engine: EngineArgs,
     /// The network of sandboxes
@@ -94,7 +97,7 @@ pub struct ServeArgs {
     /// The network that sandboxes are in
     #[command(flatten)]
     pub site: GuestSiteArgs,
-    /// How to log, to standard error; JIFFY_LOG=debug says more, JIFFY_LOG=warn less
+    /// Format of the log on standard error; JIFFY_LOG=debug says more, JIFFY_LOG=warn less
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// File that standard error is, to be kept short
@@ -103,7 +106,8 @@ pub struct ServeArgs {
     /// Stop the one that runs; its sandboxes run on, and the next daemon takes them over
     #[arg(long)]
     pub stop: bool,
-    /// With --stop: end the running sandboxes too, also those of a daemon that is gone; paused ones and snapshots stay
+    /// With --stop: end the running sandboxes too, also those of a daemon that is gone; paused ones
+    /// and snapshots stay
     #[arg(long, requires = "stop")]
     pub kill_sandboxes: bool,
 }
@@ -121,7 +125,7 @@ impl ServeArgs {
         }
     }
 
-    /// What the host may be used for.
+    /// Limits of the host.
     pub fn limits(&self) -> HostLimits {
         HostLimits {
             sandboxes: self.max_sandboxes,
@@ -134,7 +138,7 @@ impl ServeArgs {
     }
 }
 
-/// How the daemon logs.
+/// Format of the daemon's log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// Lines for people

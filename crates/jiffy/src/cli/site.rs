@@ -15,7 +15,8 @@ pub struct SiteArgs {
     /// Certificate authorities (PEM) that its programs trust, beside the host's; may be repeated
     #[arg(long = "ca", value_name = "FILE")]
     pub ca: Vec<PathBuf>,
-    /// Proxy of its programs, http://[USER:PASSWORD@]HOST[:PORT]; `none`: no proxy, whatever the host has
+    /// Proxy of its programs, http://[USER:PASSWORD@]HOST[:PORT]; `none`: no proxy, whatever the
+    /// host has
     #[arg(long, value_name = "URL")]
     pub proxy: Option<String>,
     /// Hosts that they reach without it: names, .domains, addresses, with commas between them
@@ -26,7 +27,8 @@ pub struct SiteArgs {
 /// Options of `jiffy serve`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct GuestSiteArgs {
-    /// Certificate authorities (PEM) that programs in all sandboxes trust, also while templates are built; may be repeated
+    /// Certificate authorities (PEM) that programs in all sandboxes trust, also while templates are
+    /// built; may be repeated
     #[arg(
         long,
         env = "JIFFY_GUEST_CA",
@@ -55,7 +57,7 @@ struct FromEnvironment {
 }
 
 impl SiteArgs {
-    /// What they say, the files read.
+    /// Their settings, with the files read.
     pub fn read(&self) -> anyhow::Result<SiteSettings> {
         let url = self.proxy.as_deref().map(|url| match url {
             NO_PROXY_AT_ALL => "",
@@ -75,7 +77,7 @@ impl SiteArgs {
 }
 
 impl GuestSiteArgs {
-    /// What they say, the files read.
+    /// Their settings, with the files read.
     pub fn read(&self) -> anyhow::Result<SiteSettings> {
         let (url, hosts) = (self.guest_proxy.as_deref(), self.guest_no_proxy.as_deref());
         if url.is_none() && hosts.is_some() {
@@ -123,6 +125,6 @@ fn text(path: &Path, most: usize) -> anyhow::Result<String> {
     if text.len() > most {
         bail!("more than the {most} bytes of certificates that are allowed");
     }
-    // What is not PEM may be in any encoding.
+    // Text outside of PEM blocks may be in any encoding.
     Ok(String::from_utf8_lossy(&text).into_owned())
 }

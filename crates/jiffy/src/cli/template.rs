@@ -23,7 +23,7 @@ pub enum TemplateCommand {
     Build(Box<TemplateBuildArgs>),
     /// Show what is known about a template
     Inspect {
-        /// Which one
+        /// Template
         name: String,
         /// As JSON
         #[arg(long)]
@@ -31,7 +31,7 @@ pub enum TemplateCommand {
     },
     /// Show how a template was made
     History {
-        /// Which one
+        /// Template
         name: String,
         /// As JSON
         #[arg(long)]
@@ -39,7 +39,7 @@ pub enum TemplateCommand {
     },
     /// Give what a template is now another name as well
     Tag {
-        /// Which one
+        /// Template
         from: String,
         /// NAME or NAME:TAG
         to: String,
@@ -49,7 +49,7 @@ pub enum TemplateCommand {
     },
     /// Let every API key make sandboxes of a template, under all its tags
     Publish {
-        /// Which ones
+        /// Templates
         #[arg(required = true)]
         names: Vec<String>,
         /// Let its owner alone again
@@ -61,9 +61,9 @@ pub enum TemplateCommand {
     },
     /// Write a template to one file, which `import` takes on any host
     Export {
-        /// Which one
+        /// Template
         name: String,
-        /// Where to (`-`: standard output)
+        /// File to write (`-`: standard output)
         file: PathBuf,
         /// As JSON
         #[arg(long)]
@@ -71,7 +71,7 @@ pub enum TemplateCommand {
     },
     /// Make the template that such a file holds
     Import {
-        /// Which file (`-`: standard input)
+        /// File to read (`-`: standard input)
         file: PathBuf,
         /// Name of the template (default: as it was called)
         #[arg(long)]
@@ -85,16 +85,18 @@ pub enum TemplateCommand {
     },
     /// Remove templates: NAME, or NAME:TAG; what was made with them goes on
     Rm {
-        /// Which ones
+        /// Templates
         #[arg(required = true)]
         names: Vec<String>,
         /// As JSON
         #[arg(long)]
         json: bool,
     },
-    /// Remove images and versions that no template, snapshot or sandbox needs, and what only makes later builds faster
+    /// Remove images and versions that no template, snapshot or sandbox needs, and what only makes
+    /// later builds faster
     Prune {
-        /// Of what makes builds faster (finished steps, uploaded files), only what no build used for so long
+        /// Of what makes builds faster (finished steps, uploaded files), only what no build used
+        /// for so long
         #[arg(long, value_name = "TIME", value_parser = units::duration)]
         older_than: Option<Duration>,
         /// As JSON
@@ -175,7 +177,7 @@ pub struct TemplateBuildArgs {
     /// Let every API key use it
     #[arg(long)]
     pub public: bool,
-    /// Where a Dockerfile is built
+    /// Place where a Dockerfile is built
     #[command(flatten)]
     pub host: HostArgs,
     /// Print the template as JSON
@@ -184,7 +186,7 @@ pub struct TemplateBuildArgs {
 }
 
 impl TemplateBuildArgs {
-    /// Whether they say something about the template that a recipe says itself.
+    /// True if they set something that a recipe sets itself.
     pub fn describes(&self) -> bool {
         let size = self.cpus.is_some() || self.memory.is_some() || self.disk.is_some();
         let ready = self.ready_port.is_some() || self.ready_command.is_some();
@@ -195,14 +197,15 @@ impl TemplateBuildArgs {
     }
 }
 
-/// What image a template is made of.
+/// Source of a template's image.
 #[derive(Debug, Args)]
 #[group(id = "source", multiple = false)]
 pub struct TemplateSource {
     /// An image in a registry: [HOST[:PORT]/]NAME[:TAG|@DIGEST]
     #[arg(long, value_name = "REF")]
     pub image: Option<String>,
-    /// A tar file (`-`: standard input): an OCI layout, what `docker save` writes, or a root file system
+    /// A tar file (`-`: standard input): an OCI layout, what `docker save` writes, or a root file
+    /// system
     #[arg(long, value_name = "FILE")]
     pub from_tar: Option<PathBuf>,
     /// A directory: an OCI layout, or a root file system

@@ -1,4 +1,4 @@
-//! Where a control plane is, and what shows that we may ask it.
+//! Address and credentials of a control plane.
 
 use crate::cli::HostArgs;
 use anyhow::{Context, bail, ensure};
@@ -17,7 +17,7 @@ const CA: &str = "JIFFY_CA";
 /// The address of a control plane that is reached over a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Url {
-    /// Whether it speaks TLS.
+    /// True if it speaks TLS.
     pub tls: bool,
     /// Name or address, IPv6 without brackets.
     pub host: String,
@@ -69,7 +69,7 @@ impl Url {
 /// A control plane on another host.
 #[derive(Debug, Clone)]
 pub struct Address {
-    /// Where.
+    /// Address.
     pub url: Url,
     /// The key to show.
     pub key: HeaderValue,
@@ -94,7 +94,8 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|v| !v.is_empty())
 }
 
-/// The key from its file or the environment. Never from the command line, which every process can read.
+/// The key from its file or the environment. Never from the command line, which every process can
+/// read.
 fn key(args: &HostArgs, url: &Url) -> anyhow::Result<HeaderValue> {
     let (key, from) = match (&args.key_file, variable(KEY)) {
         (Some(file), _) => {

@@ -1,4 +1,4 @@
-//! What is asked of a control plane.
+//! Calls to a control plane.
 
 use super::{Client, is};
 use crate::cli::SiteArgs;
@@ -50,16 +50,16 @@ pub struct SandboxSettings {
     /// Labels.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
-    /// Whether it sleeps when its time is over; it is killed otherwise.
+    /// Pause at the timeout; otherwise it is killed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auto_pause: Option<bool>,
-    /// Whether it reaches the internet; none: it does.
+    /// Access to the internet; none: yes.
     #[serde(
         rename = "allow_internet_access",
         skip_serializing_if = "Option::is_none"
     )]
     pub internet: Option<bool>,
-    /// What isolates it.
+    /// Engine that isolates it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<String>,
 }
@@ -146,10 +146,10 @@ struct Snapshot {
     record: SnapshotRecord,
 }
 
-/// What became of a child of a fork.
+/// Outcome for one child of a fork.
 #[derive(Debug, Deserialize)]
 pub struct Forked {
-    /// What all children start from.
+    /// Snapshot that all children start from.
     #[serde(rename = "snapshotID")]
     pub snapshot: String,
     /// It, if it answered.
@@ -179,7 +179,7 @@ struct Told<T> {
 pub struct Process {
     /// Of its VMM.
     pub pid: u32,
-    /// How often KVM left the guest so far, if the kernel tells.
+    /// KVM exits so far, if the kernel counts them.
     pub exits: Option<u64>,
 }
 
@@ -233,7 +233,7 @@ impl Client {
         }
     }
 
-    /// How sandboxes are isolated there.
+    /// Engines of the daemon.
     pub async fn engines(&self) -> anyhow::Result<Vec<EngineDescription>> {
         self.call(Method::GET, "/engines", &()).await
     }
@@ -246,8 +246,8 @@ impl Client {
         Ok(all.into_iter().map(|s| s.record).collect())
     }
 
-    /// The whole id of a sandbox that is named by the beginning of it, or by its name. Only the owner
-    /// of a host may leave that to its daemon.
+    /// The whole id of a sandbox that is named by the beginning of it, or by its name. Only the
+    /// owner of a host may leave that to its daemon.
     async fn whole_id(&self, id: &str) -> anyhow::Result<String> {
         word(id)?;
         if !self.is_remote() || id.len() >= WHOLE {
@@ -259,11 +259,11 @@ impl Client {
             return Ok(id.to_owned());
         }
         let found = only(all, id, |s| &s.id)?;
-        // What is not found is for the daemon to say.
+        // A missing template is for the daemon to report.
         Ok(found.map_or_else(|| id.to_owned(), |s| s.id))
     }
 
-    /// Whether there is a template of this name that is built.
+    /// True if a template of this name is built.
     pub async fn has_template(&self, name: &str) -> anyhow::Result<bool> {
         let path = format!("/templates/aliases/{}", word(name)?);
         match self.call::<Value>(Method::GET, &path, &()).await {
@@ -336,7 +336,8 @@ impl Client {
         Ok(now.record)
     }
 
-    /// Ends its processes, which have `grace` to do so by themselves, and starts what its template starts.
+    /// Ends its processes, which have `grace` to do so by themselves, and starts what its template
+    /// starts.
     pub async fn restart(&self, id: &str, grace: Duration) -> anyhow::Result<SandboxRecord> {
         let body = json!({ "graceMs": grace.as_millis() });
         let now: Sandbox = self.operate(id, "restart", &body).await?;

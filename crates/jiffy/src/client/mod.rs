@@ -1,4 +1,5 @@
-//! A client of the control plane: the daemon of this host over its socket, or that of another host over http or https.
+//! A client of the control plane: the daemon of this host over its socket, or that of another host
+//! over http or https.
 
 mod address;
 mod calls;
@@ -33,10 +34,11 @@ pub use upkeep::{Metric, Pruned};
 
 /// Longest answer in bytes.
 const MAX_ANSWER: usize = 64 << 20;
-/// Name of the host for whoever comes over the socket: the gateway answers to few, and to this one always.
+/// Name of the host for whoever comes over the socket: the gateway answers to few, and to this one
+/// always.
 const LOCAL: &str = "localhost";
 
-/// Who is asked.
+/// Control plane that is asked.
 #[derive(Debug)]
 pub struct Server {
     url: Option<Url>,
@@ -63,7 +65,7 @@ impl Server {
         })
     }
 
-    /// Where it is; none: on this host.
+    /// Its address; none: on this host.
     fn url(&self) -> Option<&Url> {
         self.url.as_ref()
     }
@@ -73,7 +75,7 @@ impl Server {
         &self.name
     }
 
-    /// What to tell when no answer came.
+    /// Message when no answer came.
     fn silent(&self, error: ClientError) -> anyhow::Error {
         match (error, &self.url) {
             (ClientError::Connect(e), Some(url)) => {
@@ -94,12 +96,13 @@ impl Server {
     }
 }
 
-/// Whether `args` or the environment ask for another host's control plane.
+/// True if `args` or the environment name another host's control plane.
 pub fn is_elsewhere(args: &HostArgs) -> anyhow::Result<bool> {
     Ok(Address::wanted(args)?.is_some())
 }
 
-/// A client of a control plane. Clones share its connections, and so do the agents of its sandboxes.
+/// A client of a control plane. Clones share its connections, and so do the agents of its
+/// sandboxes.
 #[derive(Clone)]
 pub struct Client {
     connections: ConnectionPool,
@@ -129,7 +132,8 @@ fn activity(method: &Method, path: &str) -> Option<&'static str> {
 }
 
 impl Client {
-    /// Of the control plane that is asked for; if it is this host's, a daemon is started unless one runs.
+    /// Of the control plane that is asked for; if it is this host's, a daemon is started unless one
+    /// runs.
     pub async fn open(args: &HostArgs) -> anyhow::Result<Self> {
         let Some(address) = Address::wanted(args)? else {
             return Self::local().await;
@@ -157,7 +161,7 @@ impl Client {
         })
     }
 
-    /// Whether it is the daemon of another host.
+    /// True if it is the daemon of another host.
     pub fn is_remote(&self) -> bool {
         self.server.url.is_some()
     }
@@ -188,7 +192,7 @@ impl Client {
         }
     }
 
-    /// What an answer says.
+    /// Parsed body of an answer.
     async fn understand<T: DeserializeOwned>(
         &self,
         answer: PooledResponse,
@@ -320,7 +324,7 @@ impl Client {
         }
     }
 
-    /// What leads the gateway to a port of a sandbox.
+    /// Headers that lead the gateway to a port of a sandbox.
     fn way_to(&self, sandbox: &Sandbox, port: u32) -> anyhow::Result<HeaderMap> {
         let mut headers = HeaderMap::new();
         if let Some(host) = self.server.headers.get(header::HOST) {

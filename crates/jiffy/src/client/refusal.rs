@@ -4,12 +4,13 @@ use super::Server;
 use hyper::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-/// Header in which the daemon says its version; what has none is no daemon, or one that is older than the header.
+/// Header in which the daemon says its version; what has none is no daemon, or one that is older
+/// than the header.
 pub const VERSION_HEADER: &str = "jiffy-version";
 /// This program's.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What a control plane refused.
+/// Refusal of a control plane.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
@@ -19,14 +20,14 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// Whether `error` is a refusal with this word.
+/// True if `error` is a refusal with this code.
 pub fn is(error: &anyhow::Error, code: &str) -> bool {
     error
         .downcast_ref::<Refusal>()
         .is_some_and(|refusal| refusal.code == code)
 }
 
-/// Whoever answered is no daemon of this version.
+/// The peer is no daemon of this version.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Stranger(pub String);
@@ -44,7 +45,7 @@ pub fn version(headers: &HeaderMap) -> Option<&str> {
     headers.get(VERSION_HEADER)?.to_str().ok()
 }
 
-/// What to tell about an answer without a version.
+/// Message about an answer without a version.
 pub fn stranger(server: &Server, status: StatusCode, body: &[u8]) -> anyhow::Error {
     let said: Said = serde_json::from_slice(body).unwrap_or_default();
     Stranger(match server.url() {
@@ -60,7 +61,7 @@ pub fn stranger(server: &Server, status: StatusCode, body: &[u8]) -> anyhow::Err
     .into()
 }
 
-/// What to tell about an answer that a daemon of version `theirs` gave and that is not understood.
+/// Message about an answer that a daemon of version `theirs` gave and that is not understood.
 pub fn misunderstood(server: &Server, theirs: &str, what: &str) -> anyhow::Error {
     let name = server.name();
     let advice = match server.url() {
@@ -74,7 +75,7 @@ pub fn misunderstood(server: &Server, theirs: &str, what: &str) -> anyhow::Error
     .into()
 }
 
-/// What a daemon of version `theirs` refused.
+/// Refusal by a daemon of version `theirs`.
 pub fn refusal(server: &Server, theirs: &str, status: StatusCode, body: &[u8]) -> anyhow::Error {
     let said: Said = serde_json::from_slice(body).unwrap_or_default();
     let name = server.name();

@@ -74,7 +74,7 @@ fn too_late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {limit} s"))
 }
 
-/// What this system trusts, and the authorities in `ca`.
+/// Certificate roots of this system, and the authorities in `ca`.
 fn config(ca: Option<&Path>) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     // Those that cannot be read are missing like those that are not there.

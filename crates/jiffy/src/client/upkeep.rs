@@ -1,4 +1,4 @@
-//! What sandboxes use, and what nothing needs.
+//! Usage of sandboxes, and removal of unused data.
 
 use super::Client;
 use hyper::Method;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Most sandboxes of one look at what they use.
 const MAX_SANDBOXES_PER_LOOK: usize = 100;
 
-/// What a sandbox used at one moment. Sizes in bytes.
+/// Usage of a sandbox at one moment. Sizes in bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metric {
@@ -41,11 +41,11 @@ struct Metrics {
     sandboxes: BTreeMap<String, Metric>,
 }
 
-/// What went because nothing needed it, or would.
+/// Unused data that was removed, or would be.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pruned {
-    /// Whether nothing was removed.
+    /// True if this was a dry run.
     pub dry_run: bool,
     /// Disk space of all of it.
     pub bytes: u64,
@@ -56,11 +56,11 @@ pub struct Pruned {
 /// A thing that nothing needed.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PrunedItem {
-    /// What it is, in a word.
+    /// Its kind, in a word.
     pub kind: String,
     /// Its id or name.
     pub id: String,
-    /// What it is of.
+    /// Its subject.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Disk space that it takes itself.
@@ -68,7 +68,7 @@ pub struct PrunedItem {
 }
 
 impl Client {
-    /// What these sandboxes use now, by id; those that do not run used what they did last.
+    /// Usage of these sandboxes now, by id; of those that do not run, the last sample.
     pub async fn metrics(&self, ids: &[&str]) -> anyhow::Result<BTreeMap<String, Metric>> {
         let mut all = BTreeMap::new();
         for some in ids.chunks(MAX_SANDBOXES_PER_LOOK) {

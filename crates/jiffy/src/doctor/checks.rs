@@ -1,4 +1,4 @@
-//! What is looked at before a guest is booted.
+//! Checks before a guest is booted.
 
 use super::Finding;
 use jiffy_host::{
@@ -122,7 +122,7 @@ fn gvisor(host: &Host, facts: &EngineFacts) -> Finding {
     }
 }
 
-/// What new sandboxes come up on.
+/// Engine of new sandboxes.
 fn engine(facts: &EngineFacts) -> Finding {
     let choice = facts.choose();
     let found = format!("{}: {}", choice.engine, choice.why);
@@ -144,7 +144,7 @@ fn user() -> Finding {
     }
 }
 
-/// What an ordinary user has in the place of root's rights.
+/// Means of an ordinary user in place of root's rights.
 fn rootless(facts: &RootlessSupport, tell: &mut dyn FnMut(Finding)) {
     tell(Finding::note(
         "user",
@@ -325,7 +325,7 @@ fn reflink(home: &Path) -> Finding {
     }
 }
 
-/// Where restored sandboxes get their memory from, and why from there.
+/// Memory policy of restores, with the reason for it.
 fn restores(home: &Home) -> Finding {
     let in_force = PolicyInForce::find(home.path(), &HostFingerprint::here());
     let found = format!(

@@ -5,7 +5,8 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Files with which one is somebody else: keys, what signs links, environments of sandboxes, the key of the TLS authority.
+/// Files with which one is somebody else: keys, what signs links, environments of sandboxes, the
+/// key of the TLS authority.
 const SECRETS: [&str; 7] = [
     "keys.db",
     "api-key",

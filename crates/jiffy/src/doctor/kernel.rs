@@ -1,5 +1,5 @@
-//! Settings of the host's kernel that matter to sandboxes: the table of connections, the mount with their namespaces, and what its
-//! users, and whoever escapes, may do.
+//! Settings of the host's kernel that matter to sandboxes: the table of connections, the mount with
+//! their namespaces, and what its users, and whoever escapes, may do.
 
 use super::Finding;
 use super::security::read;
@@ -7,7 +7,8 @@ use std::path::Path;
 
 /// Connections that one sandbox may have, unless the daemon is told otherwise.
 const CONNECTIONS: u64 = 4096;
-/// Memory of a sandbox of the usual size that the host has to have, in KiB: 512 MiB, promised eight times.
+/// Memory of a sandbox of the usual size that the host has to have, in KiB: 512 MiB, promised eight
+/// times.
 const MEMORY_KIB: u64 = 512 * 1024 / 8;
 /// Most sandboxes with a network.
 const MAX_SANDBOXES: u64 = 4096;
@@ -91,11 +92,13 @@ pub fn connections(root: &Path) -> Finding {
     )
 }
 
-/// The mount with the names of network namespaces: what is made there must not be copied to other mount namespaces.
+/// The mount with the names of network namespaces: what is made there must not be copied to other
+/// mount namespaces.
 pub fn namespaces(root: &Path) -> Finding {
     let what = "namespaces";
     let mounts = read(root, "proc/self/mountinfo").unwrap_or_default();
-    // Fields before the dash: numbers, device, root, mount point, options, and tags of propagation (proc(5)).
+    // Fields before the dash: numbers, device, root, mount point, options, and tags of propagation
+    // (proc(5)).
     let found = mounts
         .lines()
         .rfind(|line| line.split(' ').nth(4) == Some(NAMESPACES));
@@ -123,7 +126,7 @@ pub fn namespaces(root: &Path) -> Finding {
     )
 }
 
-/// What every user of this host may do, and code that escaped to one.
+/// Rights of every user of this host, and of code that escaped to one.
 pub fn users(root: &Path) -> Finding {
     let what = "kernel";
     if setting(root, "user/max_user_namespaces").as_deref() == Some("0") {

@@ -1,5 +1,5 @@
-//! `jiffy doctor --measure`: what a restore costs here with microVMs under each memory policy, and with gVisor, and what this host
-//! uses from now on.
+//! `jiffy doctor --measure`: what a restore costs here with microVMs under each memory policy, and
+//! with gVisor, and what this host uses from now on.
 
 use super::Finding;
 use crate::cli::DoctorArgs;
@@ -31,8 +31,8 @@ const PLAIN: &str = "plain";
 /// The same with pages of random bytes in memory that nothing touches but [`TOUCH`].
 const PAGES: &str = "pages";
 const WRITE_PAGES: &str = "head -c 32M /dev/urandom > /dev/shm/pages";
-/// Prints microseconds for the first touch of a page of the snapshot and of a fresh one: the first pass over each less the second,
-/// which meets no page fault and so is what the loop costs.
+/// Prints microseconds for the first touch of a page of the snapshot and of a fresh one: the first
+/// pass over each less the second, which meets no page fault and so is what the loop costs.
 const TOUCH: &str = "
 import mmap, os, time
 PAGE, SIZE = 4096, 32 << 20
@@ -119,7 +119,7 @@ struct Samples {
     fresh_page: Vec<f64>,
 }
 
-/// What was measured; engines that cannot be used were not.
+/// Measured costs; engines that cannot be used have none.
 struct Measured {
     policies: Vec<PolicyCost>,
     gvisor: Option<EngineCost>,
@@ -245,7 +245,8 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Boots a guest, runs `script` in it, and makes it snapshot `id`, with the working set of its first `true`.
+    /// Boots a guest, runs `script` in it, and makes it snapshot `id`, with the working set of its
+    /// first `true`.
     async fn save(&self, id: &str, script: &str) -> anyhow::Result<()> {
         let vm = self.prepared.boot(&SandboxSpec::default()).await?;
         output(&jiffy_host::agent(&vm), "/bin/sh", &["-c", script]).await?;
@@ -282,7 +283,8 @@ impl Bench {
             .await?)
     }
 
-    /// Milliseconds to the agent's word and to the end of `true`, and MiB that are the sandbox's alone.
+    /// Milliseconds to the agent's word and to the end of `true`, and MiB that are the sandbox's
+    /// alone.
     async fn restore(&self, policy: RestorePolicy) -> anyhow::Result<[f64; 3]> {
         let ([created, used], vm) =
             until_used(self.bring_up(PLAIN, policy), jiffy_host::agent).await?;

@@ -11,7 +11,7 @@ use crate::cli::DoctorArgs;
 use serde::Serialize;
 use std::process::ExitCode;
 
-/// How a check came out.
+/// Outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
@@ -26,13 +26,13 @@ pub enum Status {
 /// One line of the report.
 #[derive(Debug, Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// Subject of the check.
     pub what: &'static str,
-    /// How it came out.
+    /// Its outcome.
     pub status: Status,
-    /// What was found.
+    /// Finding, in words.
     pub found: String,
-    /// What to do, unless it is as it should be.
+    /// Remedy, unless all is as it should be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }

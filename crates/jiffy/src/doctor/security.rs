@@ -1,4 +1,5 @@
-//! `jiffy doctor --security`: what of this host's state helps somebody in a sandbox, and how to change it.
+//! `jiffy doctor --security`: what of this host's state helps somebody in a sandbox, and how to
+//! change it.
 
 use super::{Finding, files, kernel};
 use jiffy_host::Host;

@@ -1,4 +1,5 @@
-//! Budgets of keys as `jiffy key ls` shows them: limits, and where a daemon runs, what is used of them.
+//! Budgets of keys as `jiffy key ls` shows them: limits, and where a daemon runs, what is used of
+//! them.
 
 use crate::client::Client;
 use crate::daemon;
@@ -9,13 +10,14 @@ use jiffy_image::Home;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// What the daemon says about keys, by their ids.
+/// Budgets of keys by their ids, from the daemon.
 pub type Budgets = HashMap<String, Value>;
 
 /// A limit: its name in the daemon's words, its value, and the unit as people read it.
 type Shown = (&'static str, Option<u64>, &'static str);
 
-/// Budgets of `keys` as the daemon of `home` tells them; none where no daemon runs, or one that cannot tell.
+/// Budgets of `keys` as the daemon of `home` tells them; none where no daemon runs, or one that
+/// cannot tell.
 pub async fn budgets(home: &Home, keys: &[Key]) -> Budgets {
     let mut budgets = Budgets::new();
     let Some(stream) = daemon::reach(home).await else {

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 /// First argument of the process that removes a network.
 pub const REMOVER_ARGUMENT: &str = "__remove-network-of";
 
-/// How the directories of such processes begin.
+/// Prefix of the directories of such processes.
 const PREFIX: &str = ".tmp-run-";
 
 /// Guests of one template, and their snapshots, in a directory of their own.
@@ -224,7 +224,7 @@ impl EphemeralGuests {
     /// Ends what there is, and returns when nothing is left.
     pub async fn close(self) {
         self.engine.close().await;
-        // What still holds the network ends with the engine.
+        // Processes that hold the network end with the engine.
         drop(self.engine);
         if let Some(network) = self.network {
             network.close().await;

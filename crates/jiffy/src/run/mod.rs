@@ -1,6 +1,6 @@
 //! `jiffy run`: a fresh guest, one command, its output and exit code, and nothing left.
 //!
-//! Where there is a daemon the guest is a sandbox of its (`remote.rs`), else it is a child of this
+//! With a daemon the guest is a sandbox of its (`remote.rs`), else it is a child of this
 //! process; `source.rs` decides.
 
 pub mod ephemeral;
@@ -127,13 +127,15 @@ pub fn size(args: &SizeArgs, template: &str) -> anyhow::Result<SandboxSize> {
     Ok(sized(args, Host::open()?.default_size(template)?))
 }
 
-/// The engine as it was asked for, and the template opened; a stock one that is missing is built, with a bar.
+/// The engine as it was asked for, and the template opened; a stock one that is missing is built,
+/// with a bar.
 pub fn prepare(
     host: &Host,
     engine: EngineArgs,
     template: &str,
 ) -> anyhow::Result<(EngineName, PreparedTemplate)> {
-    // Known before anything is built for minutes in vain; an unknown template is the nearer mistake, though.
+    // Known before anything is built for minutes in vain; an unknown template is the nearer
+    // mistake, though.
     host.knows(template)?;
     let engine = engine.choose_usable(host)?;
     let mut bar = Bar::new(template);

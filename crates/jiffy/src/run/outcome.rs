@@ -1,4 +1,4 @@
-//! What came of a run, and how it is told.
+//! Outcome of a run, and its report.
 
 use jiffy_engine::{BootMode, BootReport, ExitReason};
 use jiffy_host::SandboxRecord;
@@ -32,7 +32,7 @@ impl Captured {
     }
 }
 
-/// How the guest of a run came up.
+/// Boot of the guest of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct GuestBoot {
     mode: Option<BootMode>,
@@ -75,7 +75,7 @@ pub struct Outcome {
     pub message: Option<String>,
     /// The command ended, in whatever way, and its guest did not.
     pub finished: bool,
-    /// How the guest came up.
+    /// Boot of the guest.
     pub boot: Option<GuestBoot>,
     /// From asking for the process to its end, in microseconds.
     pub exec_us: u64,

@@ -1,4 +1,4 @@
-//! Where a command runs: a guest of our own, or a sandbox of the daemon's.
+//! Guest of a run: one of this process, or a sandbox of the daemon's.
 
 use super::outcome;
 use crate::sandbox::forward::{PortOpener, PortStream};

@@ -103,7 +103,7 @@ async fn refused(place: &impl Place, error: ClientError) -> anyhow::Result<Outco
     Ok(Outcome::failed(code, error.to_string()))
 }
 
-/// Where output goes: through to our own, or kept for the report.
+/// Destination of output: our own streams, or the report.
 enum Sink {
     Through(Output),
     Keep(outcome::Captured),
@@ -246,8 +246,8 @@ impl<P: Place> Session<'_, P> {
         }
     }
 
-    /// Passes the first signal on to the command; a second one, or one that cannot be delivered, ends
-    /// everything.
+    /// Passes the first signal on to the command; a second one, or one that cannot be delivered,
+    /// ends everything.
     async fn on_signal(&mut self, number: i32) -> Option<Outcome> {
         self.interrupts += 1;
         if self.interrupts > 1 {
@@ -368,7 +368,8 @@ async fn pump(client: AgentClient, pid: u32, pty: bool, chunks: Option<mpsc::Rec
             return;
         }
     }
-    // Only when everything has arrived may the end follow. A terminal has no end: its program decides.
+    // Only when everything has arrived may the end follow. A terminal has no end: its program
+    // decides.
     if stdin.finish().await.is_ok() && !pty {
         let _ = client.close_stdin(pid).await;
     }

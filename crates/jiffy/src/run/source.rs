@@ -1,4 +1,4 @@
-//! Where the guest of a run comes from: the one place that decides.
+//! Choice of the source of a run's guest: the one place that decides.
 
 use crate::cli::RunArgs;
 use crate::client::{self, Client};

@@ -1,4 +1,5 @@
-//! Our standard streams, each on a thread of its own, so that a slow reader of ours stops only its own stream.
+//! Our standard streams, each on a thread of its own, so that a slow reader of ours stops only its
+//! own stream.
 
 use std::io::{self, Read, Write};
 use std::thread;
@@ -33,7 +34,7 @@ pub fn input() -> mpsc::Receiver<Vec<u8>> {
 /// One of our outputs.
 pub struct Output {
     chunks: mpsc::Sender<Vec<u8>>,
-    /// How the thread ended; taken by the first who asks.
+    /// Outcome of the thread; taken by the first caller.
     done: Option<oneshot::Receiver<io::Result<()>>>,
 }
 

@@ -71,12 +71,12 @@ impl Volumes {
         ))
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether changes of any of them count.
+    /// True if changes of any of them are copied back.
     pub fn come_back(&self) -> bool {
         self.0.iter().any(|tree| tree.sent.is_some())
     }

@@ -1,4 +1,4 @@
-//! What `jiffy engines` prints.
+//! Output of `jiffy engines`.
 
 use jiffy_engine::{Capabilities, EngineDescription};
 use std::fmt::Write as _;
@@ -37,10 +37,10 @@ fn row(what: &str, cells: impl Iterator<Item = String>) -> String {
     format!("{what:<36}{cells}").trim_end().to_owned() + "\n"
 }
 
-/// How many there are.
+/// Number of engines.
 const ABILITIES: usize = 13;
 
-/// What can be done, in words.
+/// Capabilities, in words.
 fn abilities(capabilities: Capabilities) -> [(&'static str, bool); ABILITIES] {
     let Capabilities {
         snapshot,

@@ -11,7 +11,8 @@ use jiffy_host::SandboxState;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How often the daemon is asked whether a sandbox is gone, while a lost connection is explained.
+/// Interval at which the daemon is asked whether a sandbox is gone, while a lost connection is
+/// explained.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Lines of a console that are shown with the end of a guest.

@@ -1,4 +1,5 @@
-//! `jiffy port-forward`: connections to ports of this host become connections to ports of a sandbox.
+//! `jiffy port-forward`: connections to ports of this host become connections to ports of a
+//! sandbox.
 
 use crate::cli::{Forwarding, PortForwardArgs};
 use crate::client::{Client, is};

@@ -60,7 +60,7 @@ fn meets(filter: &Filter, sandbox: &SandboxRecord) -> bool {
     }
 }
 
-/// Whether `text` is what `pattern` says, in which `*` stands for anything.
+/// True if `text` matches `pattern`, in which `*` stands for any text.
 fn like(pattern: &str, text: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else {
         return pattern == text;

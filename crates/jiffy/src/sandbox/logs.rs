@@ -21,7 +21,7 @@ pub struct Line {
     pub line: String,
 }
 
-/// What a sandbox reached, as the API has it.
+/// Connection record of a sandbox, as the API has it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Reached {
     since: Option<String>,

@@ -112,7 +112,7 @@ fn show(json: bool, sandbox: &SandboxRecord) -> anyhow::Result<()> {
     table::show(json, &sandbox, |s| format!("{}\n", s.id))
 }
 
-/// What the creator decides, as it was typed.
+/// Settings of the creator, as typed.
 fn settings(args: &CreateArgs) -> SandboxSettings {
     SandboxSettings {
         name: args.name.clone(),
@@ -154,7 +154,8 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The template that an image becomes. Where the registry does not answer, what it became before will do.
+/// The template that an image becomes. Where the registry does not answer, what it became before
+/// will do.
 pub async fn of_image(client: &Client, image: &str, quiet: bool) -> anyhow::Result<String> {
     let name = image_on_demand(image);
     let made = template::build::of_image(client, &name, image, quiet).await;
@@ -171,7 +172,7 @@ pub async fn of_image(client: &Client, image: &str, quiet: bool) -> anyhow::Resu
     }
 }
 
-/// What is asked for, of a template that is ready if it is this host's.
+/// The create request; a template of this host is built first if it is missing.
 fn of_template(args: &CreateArgs, env: BTreeMap<String, String>) -> anyhow::Result<NewSandbox> {
     let wanted = NewSandbox::of(&args.template, env);
     if is_elsewhere(&args.host)? {
@@ -184,10 +185,10 @@ fn of_template(args: &CreateArgs, env: BTreeMap<String, String>) -> anyhow::Resu
     Ok(wanted.of_size(size))
 }
 
-/// What a fork made.
+/// Result of a fork.
 #[derive(Serialize)]
 struct Family {
-    /// What all children start from.
+    /// Snapshot that all children start from.
     snapshot: Value,
     /// Those that answered.
     children: Vec<SandboxRecord>,
@@ -243,7 +244,7 @@ async fn restart(args: &RestartArgs) -> anyhow::Result<ExitCode> {
     each(&client, &args.ids, what, args.json).await
 }
 
-/// What is done with each of several.
+/// Operation on each of several sandboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Many {
     Kill,
@@ -262,8 +263,8 @@ async fn many(args: &ManyArgs, what: Many) -> anyhow::Result<ExitCode> {
     each(&client, &args.ids, what, args.json).await
 }
 
-/// Does the same with each of several; one that fails does not spare the others. Each is told when it
-/// is done, so that what was told is true also where this program is killed before the last.
+/// Does the same with each of several; one that fails does not spare the others. Each is told when
+/// it is done, so that what was told is true also where this program is killed before the last.
 async fn each(client: &Client, ids: &[String], what: Many, json: bool) -> anyhow::Result<ExitCode> {
     let mut done: Vec<Value> = Vec::new();
     let mut code = ExitCode::SUCCESS;

@@ -39,7 +39,7 @@ fn sandboxes(count: usize) -> String {
     }
 }
 
-/// Whether the question is answered with yes, or need not be asked.
+/// True if the question is answered with yes, or need not be asked.
 fn agreed(question: &str, yes: bool) -> anyhow::Result<bool> {
     if yes {
         return Ok(true);

@@ -8,7 +8,7 @@ use jiffy_host::{Bytes, SandboxRecord, SandboxState};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 
-/// What one sandbox uses.
+/// Usage of one sandbox.
 #[derive(Debug, Serialize)]
 struct Line {
     id: String,

@@ -59,7 +59,7 @@ fn span(seconds: u64) -> String {
     }
 }
 
-/// How long ago a moment was, in milliseconds since 1970.
+/// Age of a moment given in milliseconds since 1970.
 pub fn age(since_ms: u64) -> String {
     span(now_ms().saturating_sub(since_ms) / 1000)
 }
@@ -163,8 +163,8 @@ pub fn snapshots(all: &Vec<SnapshotRecord>) -> String {
     )
 }
 
-/// Files that a sandbox changed, as `docker diff` has them. Names come from the sandbox: nothing in them
-/// reaches the terminal as more than a letter.
+/// Files that a sandbox changed, as `docker diff` has them. Names come from the sandbox: nothing in
+/// them reaches the terminal as more than a letter.
 pub fn changes(all: &FileChanges) -> String {
     let mut text = String::new();
     for change in &all.changes {
@@ -179,7 +179,7 @@ pub fn changes(all: &FileChanges) -> String {
     text
 }
 
-/// What became of snapshots since they were sealed.
+/// State of snapshots against their checksums.
 pub fn verified(all: &Vec<VerifiedSnapshot>) -> String {
     let mut text = String::new();
     for s in all {

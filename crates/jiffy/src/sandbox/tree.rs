@@ -1,7 +1,7 @@
 //! `jiffy cp -r`: directories into a sandbox or out of it, as `docker cp` has it.
 //!
-//! What a sandbox sends is a stranger's: it is unpacked beneath one name of ours, through no symbolic link, without devices and
-//! without setuid.
+//! Archives of a sandbox are not trusted: each is unpacked beneath one name of ours, through no
+//! symbolic link, without devices and without setuid.
 
 use crate::cli::CpArgs;
 use anyhow::Context;
@@ -64,7 +64,8 @@ pub async fn send(
     writer.finish().await.with_context(failed)
 }
 
-/// The directory of the sandbox that the archive is unpacked in, and the tree's name there; `.` for what is in it alone.
+/// The directory of the sandbox that the archive is unpacked in, and the tree's name there; `.` for
+/// what is in it alone.
 async fn place_there(
     args: &CpArgs,
     agent: &AgentClient,
@@ -142,13 +143,13 @@ pub async fn receive(
     )
     .await;
     let unpacked = work.await?;
-    // What broke the connection is behind an archive that ends too early.
+    // A broken connection is the cause of an archive that ends too early.
     sent?;
     unpacked.context("cannot unpack it here")
 }
 
-/// The directory here that is unpacked in, and the one name that everything is put beneath, whatever the sandbox calls it; none
-/// if what is in a directory is asked for.
+/// The directory here that is unpacked in, and the one name that everything is put beneath,
+/// whatever the sandbox calls it; none if what is in a directory is asked for.
 fn place_here(path: &str, to: &str) -> anyhow::Result<(PathBuf, Option<Vec<u8>>)> {
     let contents = path.ends_with("/.") || !has_name(path);
     let target = Path::new(to);
@@ -169,7 +170,7 @@ fn place_here(path: &str, to: &str) -> anyhow::Result<(PathBuf, Option<Vec<u8>>)
     Ok((above.to_path_buf(), Some(rename)))
 }
 
-/// Whether a path ends with a name: `/`, `.` and `..` do not.
+/// True if a path ends with a name: `/`, `.` and `..` do not.
 fn has_name(path: &str) -> bool {
     Path::new(path).file_name().is_some()
 }

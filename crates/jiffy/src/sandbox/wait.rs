@@ -14,7 +14,7 @@ const TIMED_OUT: u8 = 124;
 /// Longest time of one question.
 const TURN: Duration = Duration::from_secs(10);
 
-/// What became of a sandbox.
+/// Outcome of waiting for a sandbox.
 #[derive(Debug, Serialize)]
 struct Outcome {
     id: String,

@@ -1,4 +1,4 @@
-//! What the daemon's VMMs may use of the host, as it was asked for.
+//! Confinement of the daemon's VMMs, from the command line.
 
 use super::network::Wanted;
 use anyhow::Context;
@@ -11,7 +11,7 @@ use std::num::NonZeroU64;
 /// Options of `jiffy serve` about the limits of VMMs.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ConfinementArgs {
-    /// Whether memory and tasks of each VMM are limited by control groups
+    /// Limit memory and tasks of each VMM by control groups
     #[arg(
         long,
         value_enum,
@@ -20,7 +20,8 @@ pub struct ConfinementArgs {
         value_name = "WHEN"
     )]
     pub cgroups: Wanted,
-    /// MB per second (10^6 bytes) that a sandbox reads from and writes to its disks; 0: as many as it can
+    /// MB per second (10^6 bytes) that a sandbox reads from and writes to its disks; 0: as many as
+    /// it can
     #[arg(long, default_value_t = 400, value_name = "N")]
     pub disk_mbps: u32,
     /// Requests per second that a sandbox makes of its disks; 0: as many as it can

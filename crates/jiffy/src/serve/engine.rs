@@ -4,10 +4,11 @@ use clap::{Args, ValueEnum};
 use jiffy_host::{EngineChoice, EngineFacts, EngineName, Host};
 use jiffy_net::NicKind;
 
-/// What isolates a sandbox.
+/// Engine that isolates a sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Wish {
-    /// What suits this host: microVMs where there is KVM, gVisor where there is none or `jiffy doctor --measure` found it faster
+    /// The one that suits this host: microVMs where there is KVM, gVisor where there is none or
+    /// `jiffy doctor --measure` found it faster
     #[default]
     Auto,
     /// A virtual machine for each; needs KVM
@@ -19,7 +20,7 @@ pub enum Wish {
 /// Option of commands that make sandboxes of their own.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct EngineArgs {
-    /// What isolates new sandboxes
+    /// Engine that isolates new sandboxes
     #[arg(
         long,
         value_enum,
@@ -64,7 +65,7 @@ impl EngineArgs {
     }
 }
 
-/// What network cards sandboxes on `engine` have.
+/// Kind of network interface of sandboxes on `engine`.
 pub fn card(engine: EngineName) -> NicKind {
     match engine {
         EngineName::MicroVm => NicKind::Tap,

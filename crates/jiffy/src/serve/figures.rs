@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::{TcpListener, UnixStream};
 
-/// What `Sandboxes::render_metrics` writes.
+/// Text of `Sandboxes::render_metrics`.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Connections of scrapers at once.
 const MAX_SCRAPERS: usize = 64;

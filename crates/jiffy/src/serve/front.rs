@@ -1,4 +1,4 @@
-//! What the daemon answers: control plane and gateway, on its owner's socket and on an address.
+//! Listeners of the daemon: control plane and gateway, on the owner's socket and on an address.
 
 use super::figures::{self, Figures};
 use super::guests::Guests;
@@ -31,10 +31,11 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-/// Where preview links get their signatures from.
+/// Signer of preview links.
 const SIGNING_KEY: &str = "preview-key";
 
-/// Control plane and gateway, ready to serve the owner's socket and, if that was asked for, an address.
+/// Control plane and gateway, ready to serve the owner's socket and, if that was asked for, an
+/// address.
 pub struct Front<E: Engine> {
     app: App<E>,
     gateway: Gateway<Guests<E>, Control>,
@@ -49,7 +50,8 @@ struct Listening {
     base: Base,
 }
 
-/// The control plane. Whoever comes over the owner's socket is the owner; of others it is told the address.
+/// The control plane. Whoever comes over the owner's socket is the owner; of others it is told the
+/// address.
 #[derive(Clone)]
 pub struct Control(axum::Router);
 
@@ -75,7 +77,8 @@ impl ControlPlane for Control {
 }
 
 impl<E: Engine> Front<E> {
-    /// Listens as `args` say, and prints where. The daemon began at `began`; whoever may end it calls `stop`.
+    /// Listens as `args` say, and prints where. The daemon began at `began`; whoever may end it
+    /// calls `stop`.
     pub async fn open(
         args: &ServeArgs,
         home: &Home,
@@ -216,7 +219,7 @@ impl Listening {
                 home.path().join("api-key").display()
             );
         }
-        // Whoever started us may wait for these lines.
+        // The starting process may wait for these lines.
         std::io::stdout().flush()?;
         Ok(Self {
             listener,
@@ -226,8 +229,8 @@ impl Listening {
     }
 }
 
-/// Whoever can reach the address must show a key. On loopback there is one for the owner, returned when it is new; beyond, one must
-/// have been made on purpose.
+/// Clients of the address must show a key. On loopback there is one for the owner, returned when it
+/// is new; beyond, one must have been made on purpose.
 fn admit(address: SocketAddr, home: &Home, keys: &Keys) -> anyhow::Result<Option<String>> {
     if address.ip().is_loopback() {
         let (key, new) = local_key(home.path(), keys)?;
@@ -274,7 +277,7 @@ fn signing_key(home: &Home) -> anyhow::Result<[u8; 32]> {
     Ok(key)
 }
 
-/// How clients reach us.
+/// Addresses and names under which clients reach the daemon.
 #[derive(Debug, Clone)]
 struct Base {
     scheme: &'static str,

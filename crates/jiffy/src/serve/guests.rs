@@ -28,7 +28,7 @@ impl<E: Engine> jiffy_gateway::Sandboxes for Guests<E> {
     fn find(&self, id: &str) -> Option<SandboxAccess> {
         let record = self.0.find(id)?;
         let standing = self.2.standing(record.terms.owner.as_deref());
-        // What its key's end will kill is gone from the moment that was asked for.
+        // Sandboxes that the end of a key kills are gone from the moment of the request.
         if matches!(record.state, SandboxState::Killed | SandboxState::Creating)
             || standing == KeyStatus::Ended
         {

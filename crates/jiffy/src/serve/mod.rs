@@ -1,6 +1,7 @@
 //! `jiffy serve`: the daemon that owns the sandboxes of a data directory.
 //!
-//! It answers one and the same API (`front.rs`) to everybody at `--listen`, and to its owner at `<data directory>/run/jiffy.sock`.
+//! It answers one and the same API (`front.rs`) to everybody at `--listen`, and to its owner at
+//! `<data directory>/run/jiffy.sock`.
 
 pub mod confinement;
 pub mod engine;
@@ -70,7 +71,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
     let mut host = Host::open()?;
     let home = host.home().clone();
     let Some(lock) = lock(&home)? else {
-        // Whoever started us finds the other one.
+        // The starting command finds the other daemon.
         eprintln!("jiffy: a daemon already runs on {}", home.path().display());
         return Ok(None);
     };
@@ -107,7 +108,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
         "listening at {}",
         path.display()
     );
-    // Whoever started us under systemd waits for this; nobody else hears it.
+    // systemd waits for this notification; without it there is no receiver.
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -121,7 +122,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<Option<Flock<File>>> {
             _ = hang_up.recv() => {}
         }
     };
-    // Nobody finds it any more; those who have are still answered.
+    // New clients do not find it any more; connected ones are still answered.
     let _ = fs::remove_file(&path);
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     tracing::info!("ending: what is under way may finish");
@@ -162,7 +163,8 @@ async fn open(
     Ok(Sandboxes::open(engine, &journal, options).await?)
 }
 
-/// Each sandbox takes a few descriptors, and the usual limit of 1,024 is for programs that call select(2), which we do not.
+/// Each sandbox takes a few descriptors, and the usual limit of 1,024 is for programs that call
+/// select(2), which we do not.
 fn raise_descriptor_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
@@ -231,7 +233,8 @@ pub async fn stop(how: Ending) -> anyhow::Result<()> {
 
 /// Ends the sandboxes that ran on without a daemon.
 async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
-    // One that is going cannot be reached any more, and removes what nobody uses of the network before it lets go of the lock.
+    // One that is going cannot be reached any more, and removes what nobody uses of the network
+    // before it lets go of the lock.
     let limit = Instant::now() + FINISH_LIMIT;
     let _lock = loop {
         match lock(home)? {
@@ -240,7 +243,7 @@ async fn kill_sandboxes(home: &Home) -> anyhow::Result<()> {
             None => bail!("a daemon is just coming up or going: try again"),
         }
     };
-    // What they left of the network goes with them.
+    // Their network slots are removed with them.
     let mut host = Host::open()?;
     let engine = EngineArgs::default().choose(&host).engine;
     let network = network::open(&NetworkArgs::default(), home.path(), engine::card(engine))?;

@@ -6,10 +6,10 @@ use jiffy_net::{IpNet, Ipv4Net, Network, NetworkConfig, NicKind};
 use std::net::IpAddr;
 use std::path::Path;
 
-/// Whether the host has to do something for its sandboxes.
+/// Demand for a network of sandboxes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Wanted {
-    /// Where this host can
+    /// On where this host can
     #[default]
     Auto,
     /// The daemon does not start without
@@ -22,7 +22,7 @@ pub enum Wanted {
 /// Options of `jiffy serve` about the network.
 #[derive(Debug, Clone, Default, Args)]
 pub struct NetworkArgs {
-    /// Whether sandboxes have a network; it takes `nft`, `ip`, /dev/net/tun, and root or `pasta`
+    /// Give sandboxes a network; it takes `nft`, `ip`, /dev/net/tun, and root or `pasta`
     #[arg(
         long,
         value_enum,
@@ -40,7 +40,8 @@ pub struct NetworkArgs {
         value_parser = cidr
     )]
     pub allow_private: Vec<IpNet>,
-    /// Addresses between this host and its sandboxes, two for each (default: a free part of 198.18.0.0/15)
+    /// Addresses between this host and its sandboxes, two for each (default: a free part of
+    /// 198.18.0.0/15)
     #[arg(long, value_name = "CIDR", value_parser = range)]
     pub network_range: Option<Ipv4Net>,
     /// Most sandboxes with a network at once
@@ -49,8 +50,8 @@ pub struct NetworkArgs {
     /// Most connections of one sandbox at the same time
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub connections: u32,
-    /// Most entries in this host's table of connections before sandboxes get hardly any new ones (default: three quarters
-    /// of net.netfilter.nf_conntrack_max)
+    /// Most entries in this host's table of connections before sandboxes get hardly any new ones
+    /// (default: three quarters of net.netfilter.nf_conntrack_max)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(64..))]
     pub connections_total: Option<u32>,
 }
@@ -69,7 +70,8 @@ fn range(text: &str) -> Result<Ipv4Net, String> {
     }
 }
 
-/// Opens the network for the data directory `home`, most of whose new sandboxes will have such a card.
+/// Opens the network for the data directory `home`, most of whose new sandboxes will have such a
+/// card.
 pub fn open(args: &NetworkArgs, home: &Path, card: NicKind) -> anyhow::Result<Option<Network>> {
     if args.network == Wanted::Off {
         tracing::info!("network: off; sandboxes reach nothing");

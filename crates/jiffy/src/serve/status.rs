@@ -1,4 +1,4 @@
-//! What the daemon tells about itself.
+//! Status of the daemon.
 
 use jiffy_engine::Engine;
 use jiffy_host::Sandboxes;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// What the owner is told beside what `GET /host` tells everybody.
+/// Details of `GET /host` for the host's owner.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Status {
     /// Version of the daemon.
@@ -15,29 +15,29 @@ pub struct Status {
     pub pid: u32,
     /// Seconds since it began.
     pub uptime_s: u64,
-    /// Where it answers the API; none: only at its socket.
+    /// Address of the API; none: only the socket.
     pub listen: Option<String>,
-    /// What it was started with, after `jiffy serve`.
+    /// Arguments after `jiffy serve`.
     pub arguments: Vec<String>,
     /// Sandboxes by state.
     pub sandboxes: BTreeMap<String, usize>,
     /// Restored sandboxes that wait for their creator.
     pub warm: usize,
-    /// What its sandboxes do without, as it is not root's.
+    /// Protections that are missing because the daemon is not root's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rootless: Option<String>,
-    /// Which network sandboxes have.
+    /// Network of the sandboxes.
     #[serde(default)]
     pub network: String,
     /// Snapshots there are.
     pub snapshots: usize,
-    /// What all guests may grow to, in MiB.
+    /// Memory promised to all guests, in MiB.
     pub memory_committed_mib: u64,
-    /// What they may grow to at most, in MiB.
+    /// Upper bound of it, in MiB.
     pub memory_limit_mib: Option<u64>,
     /// Memory the host has left, in MiB.
     pub memory_available_mib: Option<u64>,
-    /// What was refused for want of room, by what was short.
+    /// Refusals for want of room, by the resource that was short.
     pub refused: BTreeMap<String, u64>,
 }
 

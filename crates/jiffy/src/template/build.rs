@@ -19,11 +19,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 
-/// How often is looked how far it is.
+/// Interval at which progress is polled.
 const LOOK: Duration = Duration::from_millis(200);
 const CHUNK: usize = 256 * 1024;
 
-/// Where the Dockerfile is, if that is what is to be built.
+/// Path of the Dockerfile, if there is one to build.
 pub fn dockerfile(args: &TemplateBuildArgs) -> Option<PathBuf> {
     if let Some(file) = &args.file {
         return Some(file.clone());

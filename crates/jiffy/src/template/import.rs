@@ -1,4 +1,4 @@
-//! What `jiffy template build` makes of an image.
+//! Import of an image by `jiffy template build`.
 
 use crate::cli::{TemplateBuildArgs, TemplateSource};
 use anyhow::bail;
@@ -13,7 +13,7 @@ use std::path::Path;
 const NOTHING_LISTENS: &str = "nothing would listen on the port of --ready-port: say what is started, \
      with --start COMMAND or --start-image-command";
 
-/// What is to be imported, if anything is.
+/// Image to import, if any.
 pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
     let TemplateSource {
         image,
@@ -74,7 +74,7 @@ pub fn wanted(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
     }))
 }
 
-/// What is awaited before the template's snapshot.
+/// Readiness that is awaited before the template's snapshot.
 pub fn readiness(args: &TemplateBuildArgs) -> Option<Readiness> {
     if args.ready_port.is_none() && args.ready_command.is_none() {
         return None;

@@ -1,4 +1,4 @@
-//! What `jiffy template ls`, `inspect` and `history` print.
+//! Output of `jiffy template ls`, `inspect` and `history`.
 
 use jiffy_image::{ImageSum, TemplateManifest};
 use serde::Serialize;
@@ -17,7 +17,7 @@ struct Listed<'a> {
     own: u64,
 }
 
-/// Which templates have an image.
+/// Templates by their images.
 struct Sharing<'a>(BTreeMap<&'a ImageSum, Vec<String>>);
 
 impl<'a> Sharing<'a> {
@@ -140,7 +140,7 @@ pub fn inspect(m: &TemplateManifest, all: &[TemplateManifest], json: bool) -> an
     Ok(())
 }
 
-/// How a template was made, oldest first.
+/// History of a template, oldest first.
 pub fn history(m: &TemplateManifest, json: bool) -> anyhow::Result<()> {
     if json {
         println!("{}", serde_json::to_string_pretty(&m.history)?);

@@ -1,4 +1,5 @@
-//! Sandboxes in a company's network: authorities of its own, a proxy, and templates that carry neither.
+//! Sandboxes in a company's network: authorities of its own, a proxy, and templates that carry
+//! neither.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod network;
@@ -99,7 +100,7 @@ fn programs_trust_the_authorities_of_the_host_and_of_the_sandbox_and_templates_c
             let plain = place.ok(&["create"]);
             company.clients(&plain, HOSTS);
             assert_eq!(company.curl(&plain, OWN), UNTRUSTED);
-            // What the caller sets counts.
+            // The caller's settings win.
             let said = place.ok(&[
                 "exec",
                 "-e",
@@ -212,7 +213,7 @@ fn a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none() {
             let own = place.ok(&["create", "-e", "http_proxy=http://mine:1"]);
             let said = place.sh(&own, &format!("printenv http_proxy; {found}; true"));
             assert_eq!(said, "http://mine:1\n5\n0");
-            // What is listed has no certificates and no passwords.
+            // Lists have no certificates and no passwords.
             let listed = place.ok(&["ls", "--json"]);
             assert!(!listed.contains("BEGIN CERTIFICATE") && !listed.contains("9.9.9.9:1"));
             for id in [id, other, none, own] {

@@ -1,4 +1,5 @@
-//! A company's network in a lab's internet: servers whose certificates its own authorities signed, and a proxy.
+//! A company's network in a lab's internet: servers whose certificates its own authorities signed,
+//! and a proxy.
 
 use super::support::lab::Lab;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
@@ -9,11 +10,11 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// What every server answers.
+/// Answer of every server.
 pub const HELLO: &str = "hello from the company";
-/// Where servers are, whatever they are called: the lab's name server knows no other address.
+/// Address of servers of any name: the lab's name server knows no other address.
 const SERVERS: &str = "9.9.9.9";
-/// Where the proxy is.
+/// Address of the proxy.
 pub const PROXY: &str = "8.8.8.8:3128";
 const COMMIT: &str = "0123456789012345678901234567890123456789";
 
@@ -94,7 +95,7 @@ pub fn serve_proxy(lab: &Lab) -> Arc<Mutex<Vec<String>>> {
 }
 
 fn pass(mut from: TcpStream, mut to: &TcpStream) {
-    // Whoever leaves takes the other side along.
+    // An end of one side ends the other.
     let _ = std::io::copy(&mut from, &mut to);
     let _ = to.shutdown(Shutdown::Write);
 }

@@ -19,17 +19,17 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Whether it was done.
+    /// True if it was done.
     pub fn is_done(&self) -> bool {
         matches!(self, Self::Answered(200..300, _))
     }
 
-    /// Whether it was refused for what the request or the sandbox's state is.
+    /// True if the request or the sandbox's state was the reason of a refusal.
     pub fn is_refused(&self) -> bool {
         matches!(self, Self::Answered(400..500, _))
     }
 
-    /// Whether the host said that it has no room now.
+    /// True if the host has no room now.
     pub fn is_no_room(&self) -> bool {
         matches!(self, Self::Answered(429 | 503, body) if body["error_code"] == "host_busy")
     }

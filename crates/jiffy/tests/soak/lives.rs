@@ -97,7 +97,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Whether its guest reaches the world.
+    /// True if its guest reaches the internet.
     pub fn reach(&mut self) -> Result<(), String> {
         let before = self.world.weather();
         let reply = self

@@ -1,8 +1,8 @@
-//! Random lives of real guests whose memory and disks are compared with a model, while daemons, VMMs
-//! and sentries are killed.
+//! Random lives of real guests whose memory and disks are compared with a model, while daemons,
+//! VMMs and sentries are killed.
 //!
-//! `JIFFY_SOAK_SECONDS` says how long each engine's part takes, `JIFFY_SOAK_SEED` repeats the throws
-//! of an earlier run as far as timing lets it.
+//! `JIFFY_SOAK_SECONDS` says how long each engine's part takes, `JIFFY_SOAK_SEED` repeats the
+//! throws of an earlier run as far as timing lets it.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../support/mod.rs"]

@@ -26,7 +26,7 @@ pub enum State {
     Gone,
 }
 
-/// What a sandbox's lock guards.
+/// State under a sandbox's lock.
 pub struct Life {
     pub state: State,
     pub numbers: Numbers,
@@ -41,7 +41,7 @@ pub struct Sandbox {
     pub id: String,
     /// Relatives have the same: they may be put back to each other's snapshots.
     pub family: u64,
-    /// How often its VMM was killed.
+    /// Times that its VMM was killed.
     pub hits: AtomicU32,
     life: Mutex<Life>,
 }
@@ -188,7 +188,7 @@ impl World {
         locked(&self.sandboxes).retain(|s| s.id != sandbox.id);
     }
 
-    /// Whether a daemon, or a process without an owner, was killed since or just before.
+    /// True if a daemon, or a process without an owner, was killed since or just before.
     pub fn stormed_since(&self, before: Weather) -> bool {
         let last = locked(&self.strays).last().copied();
         let just_before = last.is_some_and(|stray| stray.elapsed() < UNNOTICED);
@@ -233,8 +233,8 @@ impl World {
         }
     }
 
-    /// Makes the model's state what the daemon says, which must be one of `permitted`, or broken for
-    /// a reason that the model knows.
+    /// Makes the model's state what the daemon says, which must be one of `permitted`, or broken
+    /// for a reason that the model knows.
     pub fn settle(
         &self,
         sandbox: &Sandbox,
@@ -278,7 +278,7 @@ impl World {
         }
     }
 
-    /// Whether its VMM was killed.
+    /// True if its VMM was killed.
     pub fn excuse(&self, sandbox: &Sandbox, life: &Life) -> bool {
         let (began, ended) = life.spawned;
         // One may have found its owner, and that a next operation, before its end is noticed.

@@ -85,7 +85,7 @@ impl Turn<'_> {
         self.world.count("pause", paused.is_done());
         self.note("pause", &paused);
         self.wrote(number, &wrote);
-        // Who comes too late for a guest is told by its gateway, with whatever status.
+        // A request that comes too late for a guest is answered by the gateway, with any status.
         self.weigh(before, "pause beside a write", &[&paused])
     }
 

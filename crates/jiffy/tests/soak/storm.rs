@@ -1,4 +1,5 @@
-//! The whole run: a daemon that is killed and started anew, VMMs that are killed, clients meanwhile.
+//! The whole run: a daemon that is killed and started anew, VMMs that are killed, clients
+//! meanwhile.
 
 use super::api::Api;
 use super::client::client;

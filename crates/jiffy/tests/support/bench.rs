@@ -52,7 +52,7 @@ impl Bench {
         command.spawn().unwrap()
     }
 
-    /// What a command prints in a fresh sandbox of a template.
+    /// Output of a command in a fresh sandbox of a template.
     pub fn run(&self, name: &str, script: &str) -> String {
         let id = self.place.ok(&["create", "--template", name]);
         let said = self.place.sh(&id, script);

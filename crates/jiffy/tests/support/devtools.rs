@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-/// Where the template `browser` has them.
+/// Port of DevTools in the template `browser`.
 pub const PORT: u16 = 9222;
 
 /// Domain that the daemon must have been told of.
@@ -109,7 +109,7 @@ impl Page {
         }
     }
 
-    /// What a piece of JavaScript says.
+    /// Value of a piece of JavaScript.
     pub fn evaluate(&mut self, code: &str) -> Value {
         let parameters = json!({ "expression": code, "returnByValue": true });
         let mut result = self.call("Runtime.evaluate", &parameters);

@@ -19,7 +19,7 @@ pub fn want(engine: Option<String>) {
     WANTED.set(engine);
 }
 
-/// Whether sandboxes are on gVisor.
+/// True if sandboxes are on gVisor.
 pub fn is_gvisor() -> bool {
     wanted().is_some_and(|engine| engine == GVISOR)
 }
@@ -53,7 +53,8 @@ pub fn missing() -> Option<String> {
     }
 }
 
-/// The same tests once more, on gVisor. Those that cannot hold there are skipped by name, with the reason.
+/// The same tests once more, on gVisor. Those that cannot hold there are skipped by name, with the
+/// reason.
 #[macro_export]
 macro_rules! on_gvisor {
     ($($test:ident $(cannot hold: $reason:literal)?,)*) => {

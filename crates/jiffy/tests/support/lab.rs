@@ -1,5 +1,5 @@
-//! A host and an internet of their own, as network namespaces that are gone with the threads and processes in them. Nothing that a test
-//! sends leaves this machine.
+//! A host and an internet of their own, as network namespaces that are gone with the threads and
+//! processes in them. Nothing that a test sends leaves this machine.
 
 use super::{engine, skip};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
-/// The host's own address. Those of documentation would not do: the lab's internet is of addresses that count as public.
+/// The host's own address. Those of documentation would not do: the lab's internet is of addresses
+/// that count as public.
 pub const HOST: &str = "11.0.0.2";
 /// Addresses that the lab's internet answers at, at TCP port 80 and UDP port 7.
 pub const PUBLIC: [&str; 3] = ["11.0.0.1", "8.8.8.8", "9.9.9.9"];
@@ -27,19 +28,20 @@ pub const PRIVATE: [&str; 9] = [
     "198.51.100.9",
     "203.0.113.9",
 ];
-/// The one of them where a name server answers, over UDP; over TCP it says who answers, as at port 80.
+/// The one of them where a name server answers, over UDP; over TCP it says who answers, as at port
+/// 80.
 pub const RESOLVER: &str = PUBLIC[1];
 /// The host's own address in IPv6, and those that the internet answers at, in a lab that has it.
 pub const HOST6: &str = "2a00:1::2";
 pub const PUBLIC6: [&str; 2] = ["2a00:1::1", "2a00:9::9"];
 /// It answers here as well, if it is let.
 pub const PRIVATE6: [&str; 3] = ["fd00:9::9", "2001:db8:9::9", "3fff:9::9"];
-/// What the name server there says to every question.
+/// Answer of the name server to every question.
 const ANSWER: Ipv4Addr = Ipv4Addr::new(9, 9, 9, 9);
 
-/// What the lab's internet saw.
+/// Requests that the lab's internet saw.
 pub struct Lab {
-    /// Who sent each datagram to port 7, and what.
+    /// Sender and content of each datagram to port 7.
     pub datagrams: Receiver<(SocketAddr, Vec<u8>)>,
     /// Thread in the internet.
     internet: i32,
@@ -60,7 +62,8 @@ impl Lab {
     }
 }
 
-/// Runs `work` on a thread in the lab's host; what it starts is there, too. Counts `test` as skipped where that cannot be.
+/// Runs `work` on a thread in the lab's host; what it starts is there, too. Counts `test` as
+/// skipped where that cannot be.
 pub fn with_lab(test: &str, work: impl FnOnce(&Lab) + Send) {
     run(test, false, work);
 }
@@ -121,7 +124,8 @@ fn unshare() {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
 }
 
-/// Gives this thread, and what it starts, mounts and a `/run` of its own, which propagates as it is told.
+/// Gives this thread, and what it starts, mounts and a `/run` of its own, which propagates as it is
+/// told.
 pub fn own_run(propagation: MsFlags) {
     let none = None::<&str>;
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
@@ -152,7 +156,7 @@ pub fn ip(commands: &str) {
     assert!(child.wait().unwrap().success(), "{commands}");
 }
 
-/// What a program says, run in the lab's host.
+/// Output of a program, run in the lab's host.
 pub fn output(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -316,7 +320,8 @@ fn serve_dns(address: &str) {
         let mut buffer = [0; 512];
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {
             let mut answer = buffer[..length].to_vec();
-            // Only the question is kept: the header is followed by its labels, a zero, type and class (RFC 1035 4.1).
+            // Only the question is kept: the header is followed by its labels, a zero, type and
+            // class (RFC 1035 4.1).
             let end = answer[12..].iter().position(|b| *b == 0).unwrap() + 12 + 5;
             answer.truncate(end);
             let below = |name: &[u8]| buffer[..length].windows(name.len()).any(|w| w == name);

@@ -1,4 +1,4 @@
-//! How the tests call `jiffy`, and how they say that they cannot run here.
+//! Calls of `jiffy` by tests, and the skip helper.
 // Each test program uses its own part of this, and a test may panic.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
@@ -58,7 +58,7 @@ pub fn jiffy(args: &[&str]) -> Command {
     command
 }
 
-/// Whether guests can run here; if not, the test is counted as skipped, with the reason.
+/// True if guests can run here; if not, the test is counted as skipped, with the reason.
 pub fn guests(test: &str) -> bool {
     match engine::missing() {
         None => true,
@@ -69,7 +69,8 @@ pub fn guests(test: &str) -> bool {
     }
 }
 
-/// Whether sandboxes on gVisor can run here; if not, the test is counted as skipped, with the reason.
+/// True if sandboxes on gVisor can run here; if not, the test is counted as skipped, with the
+/// reason.
 pub fn gvisor(test: &str) -> bool {
     let program = programs().join("jiffy-gvisor");
     match (program.exists(), nix::unistd::geteuid().is_root()) {
@@ -94,7 +95,7 @@ pub fn skip(test: &str, reason: &str) {
     }
 }
 
-/// What a finished call left.
+/// Result of a finished call.
 #[derive(Debug)]
 pub struct Done {
     pub code: Option<i32>,
@@ -200,7 +201,8 @@ pub fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// The VMM process of a running `jiffy`; once its guest has said something there is no other process of that name.
+/// The VMM process of a running `jiffy`; once its guest has said something there is no other
+/// process of that name.
 pub fn vmm_of(jiffy: &Child) -> u32 {
     wait_for("the VMM process", || {
         children(jiffy.id()).into_iter().find(|pid| {
@@ -212,7 +214,7 @@ pub fn vmm_of(jiffy: &Child) -> u32 {
     })
 }
 
-/// Whether a process still exists (zombies count as gone: they hold nothing).
+/// True if a process still exists (zombies count as gone: they hold nothing).
 pub fn alive(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
         !stat

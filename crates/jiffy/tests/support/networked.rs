@@ -19,7 +19,7 @@ def tcp(host, port=80, patience=10):
         return type(e).__name__
 "#;
 
-/// What a program in a guest prints.
+/// Output of a program in a guest.
 pub fn python(place: &Place, id: &str, program: &str) -> String {
     place.ok(&[
         "exec",
@@ -39,7 +39,7 @@ pub fn root_python(place: &Place, id: &str, program: &str) -> String {
     ])
 }
 
-/// What a guest hears at TCP port 80 of `host`: who answers, or the error's name.
+/// Answer that a guest gets at TCP port 80 of `host`: name of the server, or of the error.
 pub fn reach(place: &Place, id: &str, host: &str) -> String {
     python(place, id, &format!("print(tcp({host:?}))"))
 }

@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use tempfile::TempDir;
 
-/// A data directory of its own, with what takes long to build borrowed from the real one; its daemon ends with it.
+/// A data directory of its own, with what takes long to build borrowed from the real one; its
+/// daemon ends with it.
 pub struct Place {
     /// The data directory.
     pub dir: TempDir,
-    /// What its daemons start instead of `jiffy-vmm`, if anything.
+    /// Program that its daemons start instead of `jiffy-vmm`, if any.
     pub vmm: Option<PathBuf>,
 }
 
@@ -109,7 +110,7 @@ impl Place {
         command.spawn().unwrap()
     }
 
-    /// What a call that must succeed prints.
+    /// Output of a call that must succeed.
     pub fn ok(&self, args: &[&str]) -> String {
         let done = self.call(args);
         assert_eq!(done.code, Some(0), "{args:?}: {done:?}");

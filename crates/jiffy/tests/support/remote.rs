@@ -53,7 +53,7 @@ impl Remote {
         finish(self.command(args).spawn().unwrap())
     }
 
-    /// What a call that must succeed prints.
+    /// Output of a call that must succeed.
     pub fn ok(&self, args: &[&str]) -> String {
         let done = self.call(args);
         assert_eq!(done.code, Some(0), "{args:?}: {done:?}");

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-/// Sends a request to TCP `port` in sandbox `id`; HTTP/1.0, so that the answer ends with the connection and is not cut into chunks.
+/// Sends a request to TCP `port` in sandbox `id`; HTTP/1.0, so that the answer ends with the
+/// connection and is not cut into chunks.
 pub fn send(
     place: &Place,
     id: &str,
@@ -99,7 +100,7 @@ pub fn result(place: &Place, id: &str, language: &str, code: &str) -> String {
     main["text"].as_str().unwrap().to_owned()
 }
 
-/// What `code` writes to standard output.
+/// Standard output of `code`.
 pub fn stdout(events: &[Value]) -> String {
     let pieces = events.iter().filter(|e| e["type"] == "stdout");
     pieces.map(|e| e["text"].as_str().unwrap()).collect()

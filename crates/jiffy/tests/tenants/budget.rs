@@ -13,7 +13,7 @@ fn post(keys: &TwoKeys, key: &str, path: &str, body: &Value) -> (u16, Value) {
     keys.http(key, "POST", path, body)
 }
 
-/// What a key uses.
+/// Usage of a key.
 fn used(keys: &TwoKeys, key: &str) -> Value {
     let (status, budget) = keys.http(key, "GET", "/limits", &Value::Null);
     assert_eq!(status, 200, "{budget}");
@@ -87,7 +87,7 @@ fn a_key_keeps_no_more_than_its_budget_also_across_a_crash() {
         "max_snapshots",
     );
 
-    // What would go beyond the budget is not written, and the guest runs on.
+    // Writes beyond the budget do not happen, and the guest runs on.
     let small = key(&keys, &["--name=small", "--max-disk=24MiB"]);
     let (_, made) = post(&keys, &small, "/v2/sandboxes", &create);
     let id = made["sandboxID"].as_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! What a key leaves behind, and what those without one can do.
+//! Remains of a key, and rights without one.
 
 use crate::bench::TwoKeys;
 use serde_json::{Value, json};
@@ -93,7 +93,7 @@ fn what_a_key_opened_ends_with_it_and_its_sandboxes_when_asked() {
         "{heard}"
     );
 
-    // What the key opened, and a link made with it, end with the key.
+    // Streams that the key opened, and a link made with it, end with the key.
     let path = format!("/sandboxes/{id}/preview?port=8000");
     let (status, link) = keys.http(alice, "GET", &path, &Value::Null);
     assert_eq!(status, 200, "{link}");
@@ -195,7 +195,7 @@ fn a_key_opens_no_more_than_it_says_and_none_opens_nothing() {
         ("200".into(), "404".into())
     );
 
-    // Where and how long a key is good.
+    // Networks and validity of a key.
     let list = |key: &str| keys.http(key, "GET", "/sandboxes", &Value::Null);
     let elsewhere = keys.key(&["--name", "elsewhere", "--allow-from", "192.0.2.0/24"]);
     let here = [
@@ -235,7 +235,7 @@ fn a_key_opens_no_more_than_it_says_and_none_opens_nothing() {
     }
     assert_eq!(list(&third).1["error_code"], "key_expired");
 
-    // Who guesses is told to wait, and nobody else is.
+    // An address that guesses is told to wait, and no other.
     let wrong = format!("e2b_{}", "0".repeat(40));
     let mut guesses = 0;
     while list(&wrong).0 == 401 {

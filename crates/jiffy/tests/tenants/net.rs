@@ -25,7 +25,8 @@ while True:
     note(who[0]); s.sendall(b"alice\n"); s.close()
 "#;
 
-/// Tries every address by socket and, where the engine lets it, by frames under foreign addresses. Prints what answered.
+/// Tries every address by socket and, where the engine lets it, by frames under foreign addresses.
+/// Prints what answered.
 const REACH: &str = r#"
 import fcntl, socket, struct
 found = set()

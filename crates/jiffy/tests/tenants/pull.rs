@@ -181,7 +181,8 @@ fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
                 assert!(end.contains(unreachable), "{kind} to {address}: {end}");
             }
         }
-        // Named themselves: open, closed, and another protocol, in the internet, the host and elsewhere.
+        // Named themselves: open, closed, and another protocol, in the internet, the host and
+        // elsewhere.
         let mut told = Vec::new();
         let hosts = trap[1..].iter().map(|address| format!("{address}:5001"));
         let others = [
@@ -302,7 +303,8 @@ fn a_hostile_registry_delays_and_costs_nobody_but_its_callers_build() {
     });
 }
 
-/// Registry of mallory: a slow layer, an endless manifest, and images that name the layer of `private`.
+/// Registry of mallory: a slow layer, an endless manifest, and images that name the layer of
+/// `private`.
 fn mallorys(private: &Image) -> impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static {
     let layer = crate::registry::sha256(&private.layer);
     let slow = Image::naming(vec![0; 1 << 20], &"0".repeat(64), &"0".repeat(64));

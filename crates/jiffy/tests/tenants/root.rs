@@ -26,11 +26,11 @@ fn status(pid: u32, field: &str) -> String {
     line.unwrap().trim().to_owned()
 }
 
-/// Capabilities that making sandboxes takes: CHOWN, DAC_OVERRIDE, KILL, SETGID, SETUID, SETPCAP, NET_ADMIN, NET_RAW, SYS_CHROOT,
-/// SYS_PTRACE, SYS_ADMIN, SYS_RESOURCE.
+/// Capabilities that making sandboxes takes: CHOWN, DAC_OVERRIDE, KILL, SETGID, SETUID, SETPCAP,
+/// NET_ADMIN, NET_RAW, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN, SYS_RESOURCE.
 const OF_HELPER: u64 = 0x012c_31e3;
 
-/// Whether `script` succeeds as a user of the host.
+/// True if `script` succeeds as a user of the host.
 fn can(user: u32, script: &str) -> bool {
     let id = user.to_string();
     let mut command = Command::new("setpriv");
@@ -146,7 +146,8 @@ fn root_on_gvisor_cannot_speak_to_the_agent_as_the_host_does() {
         let program = ["--", "python3", "-c", TAKE_THE_HOSTS_PLACE];
         let all = |id: &str| place.ok(&[&command[..], &[id], &program].concat());
         assert_eq!(all(&id), "0 []");
-        // The same of one that was restored while the host was connected, and of the original beside it.
+        // The same of one that was restored while the host was connected, and of the original
+        // beside it.
         let clone = place.ok(&["fork", &id]);
         let clone = clone.split_whitespace().next().unwrap();
         assert_eq!(all(clone), "0 []");

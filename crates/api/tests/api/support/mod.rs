@@ -1,4 +1,5 @@
-//! A control plane over an engine that does what it is told. Every answer is held against the document.
+//! A control plane over an engine that does what it is told. Every answer is held against the
+//! document.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../../../host/tests/fake_engine/fake/mod.rs"]

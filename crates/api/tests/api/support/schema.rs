@@ -1,4 +1,5 @@
-//! Values held against the schemas of the document: as much of JSON Schema as the document uses, and a panic at anything else.
+//! Values held against the schemas of the document: as much of JSON Schema as the document uses,
+//! and a panic at anything else.
 
 use serde_json::Value;
 

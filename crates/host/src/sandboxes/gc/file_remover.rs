@@ -91,7 +91,8 @@ fn serve<E: Engine>(inner: &Weak<SandboxesInner<E>>, orders: &RemovalQueue) {
     }
 }
 
-/// Removes files of snapshots, in whichever order the engine lets them go. What stays is left in `ids`.
+/// Removes files of snapshots, in whichever order the engine lets them go. What stays is left in
+/// `ids`.
 pub(super) fn remove_files<E: Engine>(engine: &E, ids: &mut Vec<String>) {
     loop {
         let before = ids.len();

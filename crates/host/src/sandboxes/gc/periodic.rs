@@ -28,14 +28,16 @@ impl<E: Engine> Sandboxes<E> {
         });
     }
 
-    /// Removes snapshots that nothing needs, files of snapshots that have no record, and whatever else was never finished.
-    /// Returns how many things went. Blocks, and holds no lock while it looks at the disk.
+    /// Removes snapshots that nothing needs, files of snapshots that have no record, and whatever
+    /// else was never finished. Returns how many things went. Blocks, and holds no lock while it
+    /// looks at the disk.
     pub fn sweep(&self) -> Result<usize, OperationError> {
         self.retire_unused();
         self.gc_all_snapshots();
         let engine = &self.0.engine;
         let failed = || OperationError::engine("look for what belongs to nobody");
-        // In this order: a snapshot is held from before its first byte is on the disk until it has its record.
+        // In this order: a snapshot is held from before its first byte is on the disk until it has
+        // its record.
         let mut unknown = engine.snapshots().map_err(failed())?;
         let pins: Vec<String> = lock(&self.0.pins).keys().cloned().collect();
         let snapshots = lock(&self.0.snapshots);

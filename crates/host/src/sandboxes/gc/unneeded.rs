@@ -18,8 +18,8 @@ struct UnneededSnapshots {
 }
 
 impl<E: Engine> Sandboxes<E> {
-    /// Removes those of `candidates` that nothing needs, and of their ancestors those that nothing else needed. Costs as much
-    /// as goes, however much there is.
+    /// Removes those of `candidates` that nothing needs, and of their ancestors those that nothing
+    /// else needed. Costs as much as goes, however much there is.
     pub(in super::super) fn gc_snapshots(&self, candidates: impl IntoIterator<Item = String>) {
         let _order = lock(&self.0.snapshot_changes);
         let collected = {
@@ -29,7 +29,8 @@ impl<E: Engine> Sandboxes<E> {
         if collected.gone.is_empty() {
             return;
         }
-        // The journal before the files: files without a record are removed by a sweep, a record without files would be a lie.
+        // The journal before the files: files without a record are removed by a sweep, a record
+        // without files would be a lie.
         let gone = collected
             .gone
             .iter()
@@ -79,7 +80,8 @@ impl<E: Engine> Sandboxes<E> {
         collected
     }
 
-    /// True if a snapshot is kept, something is or is being made from it, or one that is there lies on its files.
+    /// True if a snapshot is kept, something is or is being made from it, or one that is there lies
+    /// on its files.
     fn is_needed(
         &self,
         snapshots: &SnapshotIndex,

@@ -609,7 +609,8 @@ impl Bench {
         until(&what, || self.file_names().len() == count).await;
     }
 
-    /// Runs `work` in a runtime of its own that is then torn down as a killed process is: nothing in it goes on.
+    /// Runs `work` in a runtime of its own that is then torn down as a killed process is: nothing
+    /// in it goes on.
     pub fn doomed<F: Future<Output = ()>>(&self, work: F) {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)

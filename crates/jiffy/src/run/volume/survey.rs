@@ -50,7 +50,7 @@ impl Survey {
         Ok(Self(all))
     }
 
-    /// Whether there is such an entry.
+    /// True if there is such an entry.
     pub fn has(&self, path: &Path) -> bool {
         self.0.contains(path.as_os_str())
     }
