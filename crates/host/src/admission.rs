@@ -331,7 +331,7 @@ impl Admission {
     }
 
     /// Disks that all guests together may have, in MiB, if the host tells how much space it has.
-    /// What they wrote is not free any more and counts twice: on the safe side.
+    /// Space that they wrote is not free any more and counts twice: on the safe side.
     fn disk_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
         let left = figures.disk_free_mib?;
         let left = left.saturating_sub(self.reserve_disk(figures));

@@ -32,7 +32,7 @@ pub(crate) enum ImageRoot {
 /// Writes `root` as an EROFS image.
 ///
 /// - not compressed: 1.6 times the size of lz4, half the time of a read (figures in
-///   `templates/README.md`);
+///   `docs/templates.md`);
 /// - no inlined tails: every file starts on a page boundary, so equal files have equal pages;
 /// - files keep their times, since compiled Python modules are valid only for sources of the
 ///   recorded time.

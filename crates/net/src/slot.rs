@@ -1,7 +1,8 @@
 //! A slot: a network namespace with one guest's device, and an uplink through the host.
 //!
 //! ```text
-//! guest eth0 -- tap0 [ namespace: guard, policy, NAT, DNS ] up0 -- jfTAG-N [ host: table, NAT ] -- the world
+//! guest eth0 -- tap0 [ namespace: guard, policy, NAT, DNS ] up0
+//!     -- jfTAG-N [ host: table, NAT ] -- the world
 //! ```
 //! For a guest without a VMM `tap0` is one end of a veth pair; the other is its `eth0`, in a
 //! namespace of its own (`veth.rs`).
