@@ -32,7 +32,7 @@ build: ## build jiffy, jiffy-vmm, jiffy-gvisor and the guest's jiffy-agent
 	@RUSTFLAGS="-C target-feature=+crt-static" scripts/step "building the guest agent (static: it runs before any library is there)" \
 	    cargo build --release -p jiffy-agent --target $(AGENT_TARGET)
 	@scripts/step "building jiffy and jiffy-vmm" cargo build --release -p jiffy -p jiffy-vmm
-	@install -m 0755 $(TARGET_DIR)/$(AGENT_TARGET)/release/jiffy-agent $(RELEASE)/jiffy-agent
+	@install -s -m 0755 $(TARGET_DIR)/$(AGENT_TARGET)/release/jiffy-agent $(RELEASE)/jiffy-agent
 	@scripts/gvisor $(RELEASE)/jiffy-gvisor
 	@ls -l $(RELEASE)/jiffy $(RELEASE)/jiffy-vmm $(RELEASE)/jiffy-agent $$(ls $(RELEASE)/jiffy-gvisor 2>/dev/null) | awk '{ printf "   %7.1f MB  %s\n", $$5 / 1e6, $$NF }'
 

@@ -106,7 +106,7 @@ fn check_cpu(shape: &MachineShape, here: &str) -> Result<(), VmmError> {
         return Ok(());
     }
     Err(VmmError::Config(format!(
-        "the snapshot was taken on a host whose processor offers other name_of (saved {}, here {here}): restore it on a host \
+        "the snapshot was taken on a host whose processor offers other features (saved {}, here {here}): restore it on a host \
          of the same kind, or build the template anew on this one",
         shape.cpu
     )))
