@@ -82,7 +82,7 @@ impl Work<'_> {
         }
         let published = listeners.lead(&place.ports());
         let mut outcome = session::run(&args.exec, place, env, signals).await?;
-        drop(published);
+        published.close().await;
         if !volumes.come_back() {
             return Ok(outcome);
         }

@@ -81,8 +81,9 @@ fn a_run_takes_a_sandbox_of_the_pool_and_ends_as_its_command_does() {
     );
     read_until(run.stdout.as_mut().unwrap(), "up");
     assert_eq!(place.sh("victim", "echo inside"), "inside");
-    let report = place.json(&["ls"]);
-    let id = report[0]["id"].as_str().unwrap();
+    // Sandboxes of earlier runs may still be on their way out.
+    let listed = place.json(&["ls", "--filter", "name=victim"]);
+    let id = listed[0]["id"].as_str().unwrap();
     let process = call(
         &place,
         "GET",

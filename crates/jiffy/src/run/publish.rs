@@ -3,14 +3,25 @@
 use crate::cli::Publication;
 use crate::sandbox::forward::{PortOpener, forward, listen};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// Ports of this host that are listened at, and those of the guest that they are for.
 pub struct Listeners(Vec<(TcpListener, u16)>);
 
-/// Ports that lead into a guest, until this is dropped.
+/// Ports that lead into a guest, until they are closed or this is dropped.
 pub struct Published {
-    _work: JoinSet<()>,
+    work: JoinSet<()>,
+    stop: watch::Sender<bool>,
+}
+
+impl Published {
+    /// Accepts no more connections, and returns when those that are open have handed on what was
+    /// under way.
+    pub async fn close(mut self) {
+        self.stop.send_replace(true);
+        while self.work.join_next().await.is_some() {}
+    }
 }
 
 impl Listeners {
@@ -30,9 +41,14 @@ impl Listeners {
     /// Leads connections, also those that wait already, into a guest.
     pub fn lead(self, opener: &PortOpener) -> Published {
         let mut work = JoinSet::new();
+        let (stop, stopped) = watch::channel(false);
         for (listener, port) in self.0 {
-            work.spawn(forward(listener, opener.clone(), port));
+            let mut stopped = stopped.clone();
+            let stop = async move {
+                let _ = stopped.wait_for(|stop| *stop).await;
+            };
+            work.spawn(forward(listener, opener.clone(), port, stop));
         }
-        Published { _work: work }
+        Published { work, stop }
     }
 }

@@ -21,6 +21,8 @@ use tokio::task::JoinSet;
 const MAX_CONNECTIONS: usize = 256;
 /// Time until the next attempt where this host had no descriptor left.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Time for open connections to hand on what is under way, once no more are accepted.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time of one question for the end of the sandbox.
 const END_POLL: Duration = Duration::from_secs(10);
 /// Time between two such questions where the first was not answered.
@@ -59,7 +61,8 @@ pub async fn run(args: &PortForwardArgs) -> anyhow::Result<ExitCode> {
         // A reader may wait for it.
         writeln!(out, "{} -> {remote}", listener.local_addr()?)?;
         out.flush()?;
-        work.spawn(forward(listener, opener.clone(), remote));
+        let never = std::future::pending();
+        work.spawn(forward(listener, opener.clone(), remote, never));
     }
     tokio::select! {
         interrupted = tokio::signal::ctrl_c() => interrupted?,
@@ -98,15 +101,27 @@ pub async fn listen(address: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     listener.with_context(|| format!("cannot listen at {address}:{port}"))
 }
 
-/// Carries connections to `port` of a guest. Never returns.
-pub async fn forward(listener: TcpListener, opener: PortOpener, port: u16) {
+/// Carries connections to `port` of a guest until `stop`. Then no connection is accepted, and those
+/// that are open have [`DRAIN_TIMEOUT`] to hand on what is under way.
+pub async fn forward(
+    listener: TcpListener,
+    opener: PortOpener,
+    port: u16,
+    stop: impl Future<Output = ()>,
+) {
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut streams = JoinSet::new();
+    let mut stop = std::pin::pin!(stop);
     loop {
-        let Ok(permit) = permits.clone().acquire_owned().await else {
-            return;
+        let accepted = async {
+            let permit = permits.clone().acquire_owned().await;
+            (permit, listener.accept().await)
         };
-        let Ok((stream, _)) = listener.accept().await else {
+        let (permit, accepted) = tokio::select! {
+            accepted = accepted => accepted,
+            () = &mut stop => break,
+        };
+        let Ok((stream, _)) = accepted else {
             tokio::time::sleep(RETRY_DELAY).await;
             continue;
         };
@@ -119,6 +134,9 @@ pub async fn forward(listener: TcpListener, opener: PortOpener, port: u16) {
         });
         while streams.try_join_next().is_some() {}
     }
+    drop(listener);
+    let drained = async { while streams.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, drained).await;
 }
 
 async fn join(mut stream: TcpStream, opening: OpeningPort) -> anyhow::Result<()> {
