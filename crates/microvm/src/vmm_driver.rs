@@ -73,7 +73,8 @@ impl VmmDriver {
                     Ok((event, _)) => self.on_event(event).await,
                     Err(_) => break,
                 },
-                _ = self.killed.recv() => {
+                // A dropped sender is no request: the guest may be kept.
+                Some(()) = self.killed.recv() => {
                     self.process.kill();
                 }
             }
