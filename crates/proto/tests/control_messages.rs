@@ -1,0 +1,256 @@
+//! Serialized forms of the messages of host and `jiffy-vmm`: a daemon adopts VMMs that an earlier
+//! version started, so that none of them may change.
+
+use jiffy_proto::snapshot::{
+    AfterSnapshot, DiskFreeze, FreezePhases, LayerFiles, MemorySource, RestoreConfig,
+    SnapshotConfig, SnapshotReport,
+};
+use jiffy_proto::vm::{
+    DiskConfig, DiskLimits, Event, FdIndex, NetConfig, Request, StartTimes, StopCause, VmConfig,
+    VmStats, VsockConfig,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+
+const LIMITS: DiskLimits = DiskLimits {
+    bytes_per_s: None,
+    requests_per_s: None,
+};
+
+const START: &str = r#"{"op":"start","vcpus":2,"memory_mib":512,"kvm":0,"kernel":1,"initrd":null,"cmdline":"quiet",
+"disks":[{"kind":"read_only","image":2},{"kind":"overlay","base":3,"overlay":4}],
+"disk_limits":{"bytes_per_s":null,"requests_per_s":null},
+"vsock":{"guest_cid":3,"host_ports":[7]},"net":{"tap":5,"mac":[2,0,0,0,0,1],"mtu":1500},
+"rng":true,"balloon":false,"console":6}"#;
+const RESTORE: &str = r#"{"op":"restore","kvm":0,"state":1,"memory":[{"file":2,"index":3}],
+"source":{"kind":"copy","working_set":4},
+"disks":[{"kind":"layered","base":5,"layers":[{"file":2,"index":3}],"overlay":6}],
+"disk_limits":{"bytes_per_s":null,"requests_per_s":null},"vsock":null,"net":null,
+"console":7,"paused":true}"#;
+const SNAPSHOT: &str = r#"{"op":"snapshot","id":"abc","state":0,"memory":1,"direct":null,"index":2,"pagemap":null,
+"disks":[{"overlay":3,"index":4}],"then":"stay","max_bytes":9}"#;
+const SNAPSHOTTED: &str = r#"{"event":"snapshotted","stopped_us":1,"total_us":2,
+"phases":{"pause_us":0,"state_us":0,"scan_us":0,"copy_us":0},"candidates":3,"stored":4,
+"zero":5,"cpu":"cpu","vcpus":2}"#;
+const RECALLED: &str = r#"{"event":"recalled","protocol":1,"running":true,"undecided":"abc","console":0,
+"overlays":[1]}"#;
+
+/// Checks that each message is serialized as the text beside it, without its line breaks, and read
+/// back from it.
+fn check<T: Debug + PartialEq + Serialize + DeserializeOwned>(forms: Vec<(T, &str)>) {
+    for (message, form) in forms {
+        let form = form.replace('\n', "");
+        assert_eq!(serde_json::to_string(&message).unwrap(), form);
+        assert_eq!(serde_json::from_str::<T>(&form).unwrap(), message);
+    }
+}
+
+fn boot() -> Request {
+    Request::Start(Box::new(VmConfig {
+        vcpus: 2,
+        memory_mib: 512,
+        kvm: FdIndex(0),
+        kernel: FdIndex(1),
+        initrd: None,
+        cmdline: "quiet".to_owned(),
+        disks: vec![
+            DiskConfig::ReadOnly { image: FdIndex(2) },
+            DiskConfig::Overlay {
+                base: FdIndex(3),
+                overlay: FdIndex(4),
+            },
+        ],
+        disk_limits: LIMITS,
+        vsock: Some(VsockConfig {
+            guest_cid: 3,
+            host_ports: vec![7],
+        }),
+        net: Some(NetConfig {
+            tap: FdIndex(5),
+            mac: [2, 0, 0, 0, 0, 1],
+            mtu: 1500,
+        }),
+        rng: true,
+        balloon: false,
+        console: FdIndex(6),
+    }))
+}
+
+fn restore() -> Request {
+    let layer = LayerFiles {
+        file: FdIndex(2),
+        index: FdIndex(3),
+    };
+    Request::Restore(Box::new(RestoreConfig {
+        kvm: FdIndex(0),
+        state: FdIndex(1),
+        memory: vec![layer],
+        source: MemorySource::Copy {
+            working_set: Some(FdIndex(4)),
+        },
+        disks: vec![DiskConfig::Layered {
+            base: FdIndex(5),
+            layers: vec![layer],
+            overlay: FdIndex(6),
+        }],
+        disk_limits: LIMITS,
+        vsock: None,
+        net: None,
+        console: FdIndex(7),
+        paused: true,
+    }))
+}
+
+fn snapshot() -> Request {
+    Request::Snapshot(SnapshotConfig {
+        id: "abc".to_owned(),
+        state: FdIndex(0),
+        memory: FdIndex(1),
+        direct: None,
+        index: FdIndex(2),
+        pagemap: None,
+        disks: vec![DiskFreeze {
+            overlay: FdIndex(3),
+            index: FdIndex(4),
+        }],
+        then: AfterSnapshot::Stay,
+        max_bytes: Some(9),
+    })
+}
+
+#[test]
+fn requests_keep_their_serialized_forms() {
+    check(vec![
+        (boot(), START),
+        (restore(), RESTORE),
+        (Request::Pause, r#"{"op":"pause"}"#),
+        (Request::Resume, r#"{"op":"resume"}"#),
+        (snapshot(), SNAPSHOT),
+        (
+            Request::WorkingSet {
+                index: FdIndex(0),
+                pagemap: FdIndex(1),
+            },
+            r#"{"op":"working_set","index":0,"pagemap":1}"#,
+        ),
+        (Request::Connect { port: 7 }, r#"{"op":"connect","port":7}"#),
+        (
+            Request::Balloon { target_mib: 64 },
+            r#"{"op":"balloon","target_mib":64}"#,
+        ),
+        (Request::Stats, r#"{"op":"stats"}"#),
+        (
+            Request::Keep {
+                listener: FdIndex(0),
+                log: Some(FdIndex(1)),
+                greeting: None,
+            },
+            r#"{"op":"keep","listener":0,"log":1,"greeting":null}"#,
+        ),
+        (Request::Recall, r#"{"op":"recall"}"#),
+        (
+            Request::Settle { happened: true },
+            r#"{"op":"settle","happened":true}"#,
+        ),
+        (
+            Request::Settle { happened: false },
+            r#"{"op":"settle","happened":false}"#,
+        ),
+        (Request::Stop, r#"{"op":"stop"}"#),
+    ]);
+}
+
+#[test]
+fn events_keep_their_serialized_forms() {
+    check(vec![
+        (
+            Event::Started(StartTimes {
+                config_us: 1,
+                loaded_us: 2,
+                running_us: 3,
+            }),
+            r#"{"event":"started","config_us":1,"loaded_us":2,"running_us":3}"#,
+        ),
+        (
+            Event::GuestConnect { port: 7 },
+            r#"{"event":"guest_connect","port":7}"#,
+        ),
+        (
+            Event::DeviceFailed {
+                device: "net".to_owned(),
+                reason: "why".to_owned(),
+            },
+            r#"{"event":"device_failed","device":"net","reason":"why"}"#,
+        ),
+        (
+            Event::DiskFailed {
+                reason: "why".to_owned(),
+            },
+            r#"{"event":"disk_failed","reason":"why"}"#,
+        ),
+        (
+            Event::Stats(VmStats {
+                mmio_exits: 1,
+                pio_exits: 2,
+                balloon_mib: 3,
+                exits: Some(4),
+            }),
+            r#"{"event":"stats","mmio_exits":1,"pio_exits":2,"balloon_mib":3,"exits":4}"#,
+        ),
+        (
+            Event::Paused { stopped_us: 1 },
+            r#"{"event":"paused","stopped_us":1}"#,
+        ),
+        (Event::Resumed, r#"{"event":"resumed"}"#),
+        (
+            Event::Snapshotted(SnapshotReport {
+                stopped_us: 1,
+                total_us: 2,
+                phases: FreezePhases::default(),
+                candidates: 3,
+                stored: 4,
+                zero: 5,
+                cpu: "cpu".to_owned(),
+                vcpus: 2,
+            }),
+            SNAPSHOTTED,
+        ),
+        (
+            Event::SnapshotFailed {
+                reason: "why".to_owned(),
+                needed_bytes: Some(5),
+            },
+            r#"{"event":"snapshot_failed","reason":"why","needed_bytes":5}"#,
+        ),
+        (
+            Event::WorkingSet { chunks: Some(1) },
+            r#"{"event":"working_set","chunks":1}"#,
+        ),
+        (Event::Kept, r#"{"event":"kept"}"#),
+        (
+            Event::Recalled {
+                protocol: 1,
+                running: true,
+                undecided: Some("abc".to_owned()),
+                console: FdIndex(0),
+                overlays: vec![FdIndex(1)],
+            },
+            RECALLED,
+        ),
+        (
+            Event::Settled { failure: None },
+            r#"{"event":"settled","failure":null}"#,
+        ),
+        (
+            Event::Stopped(StopCause::HostError {
+                reason: "why".to_owned(),
+            }),
+            r#"{"event":"stopped","cause":"host_error","reason":"why"}"#,
+        ),
+        (
+            Event::Stopped(StopCause::GuestReset),
+            r#"{"event":"stopped","cause":"guest_reset"}"#,
+        ),
+    ]);
+}
