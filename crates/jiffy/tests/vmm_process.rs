@@ -145,7 +145,7 @@ fn a_vmm_that_is_kept_obeys_the_next_controller() {
         .unwrap();
     assert!(matches!(vmm.event(), Event::Started(_)));
     let log = tempfile::tempfile().unwrap();
-    let keep = Request::Keep {
+    let keep = Request::Detach {
         listener: FdIndex(0),
         log: Some(FdIndex(1)),
         greeting: None,
@@ -153,7 +153,7 @@ fn a_vmm_that_is_kept_obeys_the_next_controller() {
     vmm.control
         .send(&keep, &[listener.as_fd(), log.as_fd()])
         .unwrap();
-    assert_eq!(vmm.event(), Event::Kept);
+    assert_eq!(vmm.event(), Event::Detached);
 
     for _ in 0..2 {
         // A new controller takes over; the old connection is gone by then.

@@ -13,7 +13,8 @@ use jiffy_engine::{BootReport, ProcessInstance};
 use jiffy_proto::agent::{Hello, Identity};
 use jiffy_proto::channel::ChannelError;
 use jiffy_proto::console::ConsoleRing;
-use jiffy_proto::vm::{Event, FdIndex, PROTOCOL, Request};
+use jiffy_proto::snapshot::SnapshotDecision;
+use jiffy_proto::vm::{CONTROL_PROTOCOL_VERSION, Event, FdIndex, Request};
 use jiffy_snapshot::Store;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -44,7 +45,7 @@ pub enum AdoptError {
     Control(#[from] ChannelError),
     /// Its version of the protocol differs.
     #[error(
-        "its VMM speaks version {0} of the protocol, and this program version {PROTOCOL}: it was started by another version of jiffy"
+        "its VMM speaks version {0} of the protocol, and this program version {CONTROL_PROTOCOL_VERSION}: it was started by another version of jiffy"
     )]
     Version(u32),
     /// It did not answer in time.
@@ -99,19 +100,19 @@ impl MicroVm {
         let greeting = context.greeting.take();
         let mut fds = vec![listener.as_fd(), log.as_fd()];
         fds.extend(greeting.as_ref().map(AsFd::as_fd));
-        let request = Request::Keep {
+        let request = Request::Detach {
             listener: FdIndex(0),
             log: Some(FdIndex(1)),
             greeting: greeting.as_ref().map(|_| FdIndex(2)),
         };
-        let kept = match self.link.send(&request, &fds) {
+        let detached = match self.link.send(&request, &fds) {
             Ok(()) => {
-                let kept = |event| matches!(event, Event::Kept).then_some(());
-                context.reply(kept).await
+                let detached = |event| matches!(event, Event::Detached).then_some(());
+                context.reply(detached).await
             }
             Err(e) => Err(e.into()),
         };
-        if let Err(e) = kept {
+        if let Err(e) = detached {
             let _ = fs::remove_file(&path);
             return Err(e);
         }
@@ -144,8 +145,8 @@ impl MicroVm {
             AdoptError::Gone
         })?;
         let taken = tokio::time::timeout(ADOPT_TIMEOUT, take_over(&path, spec.store)).await;
-        let estate = match taken.unwrap_or(Err(AdoptError::Silent)) {
-            Ok(estate) => estate,
+        let adopted = match taken.unwrap_or(Err(AdoptError::Silent)) {
+            Ok(adopted) => adopted,
             Err(e) => {
                 process.kill();
                 let _ = process.wait().await;
@@ -164,13 +165,13 @@ impl MicroVm {
             Some((id, hold.ok()?))
         });
         let vm = Self::assemble(MicroVmParts {
-            link: estate.link,
+            link: adopted.link,
             vmm: spec.vmm.clone(),
             process,
             pid: spec.mark.pid,
             kept,
-            console: estate.console,
-            overlay: estate.overlay,
+            console: adopted.console,
+            overlay: adopted.overlay,
             parent,
             net: spec.net,
             modules: spec.modules,
@@ -189,14 +190,15 @@ impl MicroVm {
 async fn take_over(path: &Path, store: &Store) -> Result<AdoptedState, AdoptError> {
     let link = ControlSocket::new(connect_to(path)?)?;
     let mut reattached = reattach(&link).await?;
-    if let Some(id) = reattached.undecided {
-        let happened = store.ids().is_ok_and(|ids| ids.contains(&id));
-        link.send(&Request::Settle { happened }, &[])?;
-        let settled = |event| match event {
-            (Event::Settled { failure }, _) => Some(failure),
+    if let Some(id) = reattached.prepared_snapshot {
+        let published = store.ids().is_ok_and(|ids| ids.contains(&id));
+        let decision = SnapshotDecision::from(published);
+        link.send(&Request::ResolveSnapshot { decision }, &[])?;
+        let resolved = |event| match event {
+            (Event::SnapshotResolved { failure }, _) => Some(failure),
             _ => None,
         };
-        if let Some(failure) = answer(&link, settled).await? {
+        if let Some(failure) = answer(&link, resolved).await? {
             tracing::warn!("a sandbox goes on, but could not be put back in order: {failure}");
         }
         reattached = reattach(&link).await?;
@@ -220,25 +222,26 @@ async fn take_over(path: &Path, store: &Store) -> Result<AdoptedState, AdoptErro
 
 struct ReattachedVmm {
     running: bool,
-    undecided: Option<String>,
+    prepared_snapshot: Option<String>,
     console: OwnedFd,
     overlay: File,
 }
 
 async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
-    link.send(&Request::Recall, &[])?;
+    link.send(&Request::Reattach, &[])?;
     let reattached = |(event, fds)| match event {
-        Event::Recalled {
+        Event::Reattached {
             protocol,
             running,
-            undecided,
+            prepared_snapshot,
             console,
             overlays,
-        } => Some((protocol, running, undecided, console, overlays, fds)),
+        } => Some((protocol, running, prepared_snapshot, console, overlays, fds)),
         _ => None,
     };
-    let (protocol, running, undecided, console, overlays, fds) = answer(link, reattached).await?;
-    if protocol != PROTOCOL {
+    let (protocol, running, prepared_snapshot, console, overlays, fds) =
+        answer(link, reattached).await?;
+    if protocol != CONTROL_PROTOCOL_VERSION {
         return Err(AdoptError::Version(protocol));
     }
     let mut fds: Vec<Option<OwnedFd>> = fds.into_iter().map(Some).collect();
@@ -251,7 +254,7 @@ async fn reattach(link: &ControlSocket) -> Result<ReattachedVmm, AdoptError> {
     };
     Ok(ReattachedVmm {
         running,
-        undecided,
+        prepared_snapshot,
         console: take(console)?,
         overlay: File::from(take(overlay)?),
     })

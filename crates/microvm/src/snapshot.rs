@@ -3,7 +3,9 @@
 use crate::control_socket::ControlSocket;
 use crate::snapshot_context::{SaveError, SnapshotContext, add_fd};
 use crate::vm::MicroVm;
-use jiffy_proto::snapshot::{AfterSnapshot, DiskFreeze, SnapshotConfig, SnapshotReport};
+use jiffy_proto::snapshot::{
+    AfterSnapshot, DiskFreeze, SnapshotConfig, SnapshotDecision, SnapshotReport,
+};
 use jiffy_proto::vm::{Event, Request};
 use jiffy_snapshot::{
     DiskSizes, Durability, Manifest, MemorySizes, SNAPSHOT_FORMAT, Snapshot, SnapshotDraft,
@@ -115,7 +117,9 @@ impl SnapshotTask {
             (AfterSnapshot::Stop, Err(_)) => Some(Request::Resume),
             // Committed, also for a later controller. An unpublished snapshot may still be
             // published.
-            (_, Ok(_)) => Some(Request::Settle { happened: true }),
+            (_, Ok(_)) => Some(Request::ResolveSnapshot {
+                decision: SnapshotDecision::Commit,
+            }),
             (_, Err(_)) => None,
         };
         if let Some(next) = next {

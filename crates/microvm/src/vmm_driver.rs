@@ -175,11 +175,11 @@ impl VmmDriver {
             | Event::SnapshotFailed { .. }
             | Event::WorkingSet { .. }
             | Event::Stats(_)
-            | Event::Kept
-            | Event::Settled { .. } => {
+            | Event::Detached
+            | Event::SnapshotResolved { .. } => {
                 let _ = self.replies.send(event);
             }
-            Event::GuestConnect { .. } | Event::Recalled { .. } => {}
+            Event::GuestConnect { .. } | Event::Reattached { .. } => {}
         }
     }
 }

@@ -60,6 +60,28 @@ pub enum AfterSnapshot {
     Stop,
 }
 
+/// Decision about a prepared snapshot. Serialized as a boolean: true commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "bool", into = "bool")]
+pub enum SnapshotDecision {
+    /// The snapshot is the VM's newest layer.
+    Commit,
+    /// The VM is put back on the layers from before it.
+    Abort,
+}
+
+impl From<bool> for SnapshotDecision {
+    fn from(commit: bool) -> Self {
+        if commit { Self::Commit } else { Self::Abort }
+    }
+}
+
+impl From<SnapshotDecision> for bool {
+    fn from(decision: SnapshotDecision) -> Self {
+        decision == SnapshotDecision::Commit
+    }
+}
+
 /// Report of a complete snapshot. Times in microseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotReport {

@@ -2,7 +2,9 @@
 //! descriptors travel beside it as `SCM_RIGHTS` and are referred to by their position
 //! ([`FdIndex`]).
 
-use crate::snapshot::{LayerFiles, RestoreConfig, SnapshotConfig, SnapshotReport};
+use crate::snapshot::{
+    LayerFiles, RestoreConfig, SnapshotConfig, SnapshotDecision, SnapshotReport,
+};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 
@@ -13,7 +15,7 @@ pub struct FdIndex(pub u8);
 
 /// Version of the protocol between a controller and a VMM that an earlier one started; a controller
 /// accepts no other.
-pub const PROTOCOL: u32 = 1;
+pub const CONTROL_PROTOCOL_VERSION: u32 = 1;
 
 /// Descriptor of a `jiffy-vmm` process that is its control socket.
 pub const CONTROL_FD: i32 = 3;
@@ -79,9 +81,10 @@ pub enum Request {
     },
     /// Requests [`Event::Stats`].
     Stats,
-    /// Keeps the VM beyond its controller; later controllers connect to `listener`. Answered by
-    /// [`Event::Kept`]. Until then a VM ends with its controller.
-    Keep {
+    /// Detaches the VM's life from its controller's; later controllers connect to `listener`.
+    /// Answered by [`Event::Detached`]. Until then a VM ends with its controller.
+    #[serde(rename = "keep")]
+    Detach {
         /// Listening `SOCK_SEQPACKET` socket that does not block.
         listener: FdIndex,
         /// New standard error, until then the controller's.
@@ -90,13 +93,17 @@ pub enum Request {
         /// change of controllers.
         greeting: Option<FdIndex>,
     },
-    /// Reattaches a new controller: requests the state of the VM; answered by [`Event::Recalled`].
-    Recall,
-    /// Commits or aborts the prepared snapshot ([`Event::Recalled`]`::undecided`); answered by
-    /// [`Event::Settled`]. A further snapshot commits it, too.
-    Settle {
-        /// True commits; false puts the VM back on the layers from before it.
-        happened: bool,
+    /// Reattaches a new controller: requests the state of the VM; answered by
+    /// [`Event::Reattached`].
+    #[serde(rename = "recall")]
+    Reattach,
+    /// Commits or aborts the prepared snapshot ([`Event::Reattached`]`::prepared_snapshot`);
+    /// answered by [`Event::SnapshotResolved`]. A further snapshot commits it, too.
+    #[serde(rename = "settle")]
+    ResolveSnapshot {
+        /// Commit or abort.
+        #[serde(rename = "happened")]
+        decision: SnapshotDecision,
     },
     /// Ends the VM at once, without a shutdown of the guest.
     Stop,
@@ -150,24 +157,28 @@ pub enum Event {
         /// Number of chunks, or none if this host cannot determine it.
         chunks: Option<u64>,
     },
-    /// Answer to [`Request::Keep`].
-    Kept,
-    /// Answer to [`Request::Recall`], once no snapshot is being written any more.
-    Recalled {
-        /// [`PROTOCOL`] of the VMM.
+    /// Answer to [`Request::Detach`].
+    #[serde(rename = "kept")]
+    Detached,
+    /// Answer to [`Request::Reattach`], once no snapshot is being written any more.
+    #[serde(rename = "recalled")]
+    Reattached {
+        /// [`CONTROL_PROTOCOL_VERSION`] of the VMM.
         protocol: u32,
         /// The vCPUs run.
         running: bool,
         /// Prepared snapshot that the VMM has completed, and that is neither committed nor aborted.
-        undecided: Option<String>,
+        #[serde(rename = "undecided")]
+        prepared_snapshot: Option<String>,
         /// The console ring.
         console: FdIndex,
         /// Overlays in use, of writable disks, in guest order; they may change when the snapshot is
         /// committed or aborted.
         overlays: Vec<FdIndex>,
     },
-    /// Answer to [`Request::Settle`].
-    Settled {
+    /// Answer to [`Request::ResolveSnapshot`].
+    #[serde(rename = "settled")]
+    SnapshotResolved {
         /// The part of an abort that failed.
         failure: Option<String>,
     },
@@ -207,7 +218,7 @@ pub enum StopCause {
     /// The guest shut down or rebooted, orderly or after a panic (`panic=-1` reboots): the console
     /// has the reason.
     GuestReset,
-    /// [`Request::Stop`], or the controller of a VM that was not kept is gone.
+    /// [`Request::Stop`], or the controller of a VM that was not detached is gone.
     Requested,
     /// The configuration was refused.
     BadConfig {

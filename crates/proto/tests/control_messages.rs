@@ -1,9 +1,10 @@
 //! Serialized forms of the messages of host and `jiffy-vmm`: a daemon adopts VMMs that an earlier
 //! version started, so that none of them may change.
+#![allow(clippy::unwrap_used)]
 
 use jiffy_proto::snapshot::{
     AfterSnapshot, DiskFreeze, FreezePhases, LayerFiles, MemorySource, RestoreConfig,
-    SnapshotConfig, SnapshotReport,
+    SnapshotConfig, SnapshotDecision, SnapshotReport,
 };
 use jiffy_proto::vm::{
     DiskConfig, DiskLimits, Event, FdIndex, NetConfig, Request, StartTimes, StopCause, VmConfig,
@@ -33,7 +34,7 @@ const SNAPSHOT: &str = r#"{"op":"snapshot","id":"abc","state":0,"memory":1,"dire
 const SNAPSHOTTED: &str = r#"{"event":"snapshotted","stopped_us":1,"total_us":2,
 "phases":{"pause_us":0,"state_us":0,"scan_us":0,"copy_us":0},"candidates":3,"stored":4,
 "zero":5,"cpu":"cpu","vcpus":2}"#;
-const RECALLED: &str = r#"{"event":"recalled","protocol":1,"running":true,"undecided":"abc","console":0,
+const REATTACHED: &str = r#"{"event":"recalled","protocol":1,"running":true,"undecided":"abc","console":0,
 "overlays":[1]}"#;
 
 /// Checks that each message is serialized as the text beside it, without its line breaks, and read
@@ -141,20 +142,24 @@ fn requests_keep_their_serialized_forms() {
         ),
         (Request::Stats, r#"{"op":"stats"}"#),
         (
-            Request::Keep {
+            Request::Detach {
                 listener: FdIndex(0),
                 log: Some(FdIndex(1)),
                 greeting: None,
             },
             r#"{"op":"keep","listener":0,"log":1,"greeting":null}"#,
         ),
-        (Request::Recall, r#"{"op":"recall"}"#),
+        (Request::Reattach, r#"{"op":"recall"}"#),
         (
-            Request::Settle { happened: true },
+            Request::ResolveSnapshot {
+                decision: SnapshotDecision::Commit,
+            },
             r#"{"op":"settle","happened":true}"#,
         ),
         (
-            Request::Settle { happened: false },
+            Request::ResolveSnapshot {
+                decision: SnapshotDecision::Abort,
+            },
             r#"{"op":"settle","happened":false}"#,
         ),
         (Request::Stop, r#"{"op":"stop"}"#),
@@ -227,19 +232,19 @@ fn events_keep_their_serialized_forms() {
             Event::WorkingSet { chunks: Some(1) },
             r#"{"event":"working_set","chunks":1}"#,
         ),
-        (Event::Kept, r#"{"event":"kept"}"#),
+        (Event::Detached, r#"{"event":"kept"}"#),
         (
-            Event::Recalled {
+            Event::Reattached {
                 protocol: 1,
                 running: true,
-                undecided: Some("abc".to_owned()),
+                prepared_snapshot: Some("abc".to_owned()),
                 console: FdIndex(0),
                 overlays: vec![FdIndex(1)],
             },
-            RECALLED,
+            REATTACHED,
         ),
         (
-            Event::Settled { failure: None },
+            Event::SnapshotResolved { failure: None },
             r#"{"event":"settled","failure":null}"#,
         ),
         (

@@ -372,15 +372,15 @@ impl Vm {
                 let chunks = self.working_set(index, pagemap, fds).ok();
                 self.link.send(&Event::WorkingSet { chunks }, &[]);
             }
-            Request::Keep {
+            Request::Detach {
                 listener,
                 log,
                 greeting,
-            } => self.on_keep(listener, log, greeting, fds),
-            Request::Recall => self.on_reattach(),
-            Request::Settle { happened } => {
-                let failure = self.commit_or_abort(happened).err().map(|e| e.to_string());
-                self.link.send(&Event::Settled { failure }, &[]);
+            } => self.on_detach(listener, log, greeting, fds),
+            Request::Reattach => self.on_reattach(),
+            Request::ResolveSnapshot { decision } => {
+                let failure = self.commit_or_abort(decision).err().map(|e| e.to_string());
+                self.link.send(&Event::SnapshotResolved { failure }, &[]);
             }
             Request::Stop => self.cause = Some(StopCause::Requested),
         }

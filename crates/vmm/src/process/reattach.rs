@@ -6,14 +6,14 @@ use crate::machine::ReceivedFds;
 use crate::machine::bus::lock;
 use crate::virtio::blk::Block;
 use jiffy_proto::channel::Channel;
-use jiffy_proto::vm::{Event, FdIndex, PROTOCOL, StopCause};
+use jiffy_proto::vm::{CONTROL_PROTOCOL_VERSION, Event, FdIndex, StopCause};
 use nix::errno::Errno;
 use nix::sys::socket::{SockFlag, accept4};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 impl Vm {
-    pub(super) fn on_keep(
+    pub(super) fn on_detach(
         &mut self,
         listener: FdIndex,
         log: Option<FdIndex>,
@@ -21,7 +21,7 @@ impl Vm {
         fds: Vec<OwnedFd>,
     ) {
         let mut fds = ReceivedFds::new(fds);
-        let mut keep = || -> Result<(), VmmError> {
+        let mut detach = || -> Result<(), VmmError> {
             let listener = fds.take(listener, "control listener")?;
             let greeting = greeting.map(|fd| fds.take(fd, "greeting")).transpose()?;
             if let Some(log) = log {
@@ -36,9 +36,9 @@ impl Vm {
             self._greeting = greeting;
             Ok(())
         };
-        match keep() {
-            Ok(()) => drop(self.link.send(&Event::Kept, &[])),
-            // The controller would believe in a kept VM that ends with it.
+        match detach() {
+            Ok(()) => drop(self.link.send(&Event::Detached, &[])),
+            // The controller would believe in a detached VM that ends with it.
             Err(e) => self.cause = Some(e.into()),
         }
     }
@@ -95,14 +95,14 @@ impl Vm {
                 fds.extend(overlays.iter().map(AsFd::as_fd));
                 // One overlay per disk, after the console.
                 let index = |at: usize| FdIndex(u8::try_from(at).unwrap_or(u8::MAX));
-                let reattach_pending = Event::Recalled {
-                    protocol: PROTOCOL,
+                let state = Event::Reattached {
+                    protocol: CONTROL_PROTOCOL_VERSION,
                     running: self.running,
-                    undecided: self.prepared.as_ref().map(|u| u.id.clone()),
+                    prepared_snapshot: self.prepared.as_ref().map(|snapshot| snapshot.id.clone()),
                     console: index(0),
                     overlays: (1..fds.len()).map(index).collect(),
                 };
-                self.link.send(&reattach_pending, &fds);
+                self.link.send(&state, &fds);
             }
             Err(e) => self.cause = Some(VmmError::host("handing out overlays", e).into()),
         }

@@ -14,7 +14,7 @@ use crate::snapshot::writer_process::WriterProcess;
 use crate::virtio::blk::Block;
 use jiffy_proto::layer::{DISK_BLOCK, LayerIndex, MEMORY_CHUNK, UnitSet};
 use jiffy_proto::snapshot::{
-    AfterSnapshot, FreezePhases, MAX_LIVE_LAYERS, SnapshotConfig, SnapshotReport,
+    AfterSnapshot, FreezePhases, MAX_LIVE_LAYERS, SnapshotConfig, SnapshotDecision, SnapshotReport,
 };
 use jiffy_proto::vm::{Event, FdIndex, StopCause};
 use std::fs::File;
@@ -142,7 +142,7 @@ impl Vm {
     ) -> Result<Option<SnapshotReport>, VmmError> {
         let began = Instant::now();
         let files = self.take_files(config, &mut ReceivedFds::new(fds))?;
-        self.commit_or_abort(true)?;
+        self.commit_or_abort(SnapshotDecision::Commit)?;
         self.thaw(Vec::new())?;
         let linear = LinearMemory::new(&self.machine.memory)?;
 
@@ -386,9 +386,9 @@ impl Vm {
 
     /// Commits the last snapshot, or aborts it. If aborting fails, the memory layers are as before
     /// the snapshot, and the disks are thawed before the next one.
-    pub(super) fn commit_or_abort(&mut self, happened: bool) -> Result<(), VmmError> {
+    pub(super) fn commit_or_abort(&mut self, decision: SnapshotDecision) -> Result<(), VmmError> {
         match self.prepared.take() {
-            Some(snapshot) if !happened => {
+            Some(snapshot) if decision == SnapshotDecision::Abort => {
                 self.machine.layers.pop();
                 self.thaw(snapshot.disks)
             }

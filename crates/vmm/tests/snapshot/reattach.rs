@@ -3,7 +3,7 @@
 use super::files::SnapshotTarget;
 use super::guest_image::guest;
 use super::test_vm::TestVm;
-use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
+use jiffy_proto::snapshot::{AfterSnapshot, MemorySource, SnapshotDecision};
 
 /// Kept VM with changes in memory and on its disk, and the directory of its socket.
 fn kept(test: &str) -> Option<(TestVm, tempfile::TempDir)> {
@@ -46,11 +46,11 @@ fn a_snapshot_that_its_controller_abandoned_is_aborted() {
     assert_eq!(vm.ask("dirty 128"), "ok");
     vm.ask_snapshot(&SnapshotTarget::new(), AfterSnapshot::Resume);
     vm.detach();
-    let (running, undecided) = vm.adopt(&place.path().join("s"));
+    let (running, prepared_snapshot) = vm.adopt(&place.path().join("s"));
     assert!(running);
     // The snapshot may have completed before its controller went.
-    if undecided.is_some() {
-        vm.commit_or_abort(false);
+    if prepared_snapshot.is_some() {
+        vm.commit_or_abort(SnapshotDecision::Abort);
     }
     assert_eq!(vm.ask("mark two"), "ok");
     vm.verify();
@@ -65,27 +65,27 @@ fn a_snapshot_that_its_controller_abandoned_is_aborted() {
 fn a_prepared_snapshot_is_committed_only_by_the_next_controller() {
     let test = "a_prepared_snapshot_is_committed_only_by_the_next_controller";
     for then in [AfterSnapshot::Resume, AfterSnapshot::Stay] {
-        for happened in [true, false] {
+        for decision in [SnapshotDecision::Commit, SnapshotDecision::Abort] {
             let Some((mut vm, place)) = kept(test) else {
                 return;
             };
             // Committed at once, like all but the last.
             let first = vm.snapshot(AfterSnapshot::Resume);
-            vm.commit_or_abort(true);
+            vm.commit_or_abort(SnapshotDecision::Commit);
             assert_eq!(vm.ask("mark two"), "ok");
             let target = SnapshotTarget::new();
             vm.ask_snapshot(&target, then);
             vm.outcome().unwrap();
             vm.detach();
-            let (running, undecided) = vm.adopt(&place.path().join("s"));
+            let (running, prepared_snapshot) = vm.adopt(&place.path().join("s"));
             assert_eq!(running, then == AfterSnapshot::Resume);
-            assert_eq!(undecided.as_deref(), Some("next"));
-            vm.commit_or_abort(happened);
+            assert_eq!(prepared_snapshot.as_deref(), Some("next"));
+            vm.commit_or_abort(decision);
             if !running {
                 vm.resume();
             }
-            let layers = first.memory.len() + usize::from(happened);
-            if happened {
+            let layers = first.memory.len() + usize::from(bool::from(decision));
+            if decision == SnapshotDecision::Commit {
                 vm.adopt_snapshot(target);
             }
             assert_eq!(vm.ask("marks"), "two two");

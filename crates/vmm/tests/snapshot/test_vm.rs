@@ -7,9 +7,12 @@ use jiffy_proto::agent::HELLO_PORT;
 use jiffy_proto::channel::Channel;
 use jiffy_proto::console::ConsoleRing;
 use jiffy_proto::snapshot::{
-    AfterSnapshot, DiskFreeze, MemorySource, RestoreConfig, SnapshotConfig, SnapshotReport,
+    AfterSnapshot, DiskFreeze, MemorySource, RestoreConfig, SnapshotConfig, SnapshotDecision,
+    SnapshotReport,
 };
-use jiffy_proto::vm::{DiskConfig, DiskLimits, Event, FdIndex, PROTOCOL, Request, VmConfig};
+use jiffy_proto::vm::{
+    CONTROL_PROTOCOL_VERSION, DiskConfig, DiskLimits, Event, FdIndex, Request, VmConfig,
+};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
 };
@@ -233,7 +236,7 @@ impl TestVm {
         let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
         bind(listener.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
         listen(&listener, Backlog::new(1).unwrap()).unwrap();
-        let request = Request::Keep {
+        let request = Request::Detach {
             listener: FdIndex(0),
             log: None,
             greeting: Some(FdIndex(1)),
@@ -242,7 +245,7 @@ impl TestVm {
         let fds = [listener.as_fd(), greeting.as_fd()];
         self.channel.send(&request, &fds).unwrap();
         self.wait(|event| match event {
-            Event::Kept => Ok(()),
+            Event::Detached => Ok(()),
             other => Err(other),
         });
     }
@@ -260,18 +263,18 @@ impl TestVm {
         connect(next.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
         self.channel = Channel::new(next);
         self.former = Some(self.overlay.try_clone().unwrap());
-        self.recall()
+        self.reattach()
     }
 
-    fn recall(&mut self) -> (bool, Option<String>) {
-        self.send(&Request::Recall);
+    fn reattach(&mut self) -> (bool, Option<String>) {
+        self.send(&Request::Reattach);
         loop {
             match self.event() {
                 (
-                    Event::Recalled {
-                        protocol: PROTOCOL,
+                    Event::Reattached {
+                        protocol: CONTROL_PROTOCOL_VERSION,
                         running,
-                        undecided,
+                        prepared_snapshot,
                         console: FdIndex(0),
                         overlays,
                     },
@@ -280,7 +283,7 @@ impl TestVm {
                     assert_eq!(overlays, [FdIndex(1)]);
                     self.overlay = File::from(fds.pop().unwrap());
                     self.console = ConsoleRing::open(fds.pop().unwrap()).unwrap();
-                    return (running, undecided);
+                    return (running, prepared_snapshot);
                 }
                 // Requested by the former controller.
                 (Event::SnapshotFailed { .. }, _) => {}
@@ -298,14 +301,14 @@ impl TestVm {
     }
 
     /// Commits the last snapshot, or aborts it.
-    pub fn commit_or_abort(&mut self, happened: bool) {
-        self.send(&Request::Settle { happened });
+    pub fn commit_or_abort(&mut self, decision: SnapshotDecision) {
+        self.send(&Request::ResolveSnapshot { decision });
         let failure = self.wait(|event| match event {
-            Event::Settled { failure } => Ok(failure),
+            Event::SnapshotResolved { failure } => Ok(failure),
             other => Err(other),
         });
         assert_eq!(failure, None);
-        assert_eq!(self.recall().1, None);
+        assert_eq!(self.reattach().1, None);
     }
 
     fn answer_hello(&mut self, stream: UnixStream) {
