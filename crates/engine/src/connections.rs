@@ -8,7 +8,7 @@ pub const MAX_CONNECTIONS: usize = 1000;
 
 /// Protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Protocol {
+pub enum ConnectionProtocol {
     /// TCP.
     Tcp,
     /// UDP.
@@ -21,7 +21,7 @@ pub enum Protocol {
     Other(u8),
 }
 
-impl Protocol {
+impl ConnectionProtocol {
     /// Protocol with this number in the IP header.
     pub fn of(number: u8) -> Self {
         match number {
@@ -34,7 +34,7 @@ impl Protocol {
     }
 }
 
-impl fmt::Display for Protocol {
+impl fmt::Display for ConnectionProtocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp => f.write_str("tcp"),
@@ -48,7 +48,7 @@ impl fmt::Display for Protocol {
 
 /// Reason that a connection was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Refusal {
+pub enum RefusalReason {
     /// Egress rules of the sandbox, or the host's for all sandboxes.
     Rules,
     /// The limit of connections is reached.
@@ -57,7 +57,7 @@ pub enum Refusal {
     Host,
 }
 
-impl Refusal {
+impl RefusalReason {
     /// Name in one word.
     pub fn name(self) -> &'static str {
         match self {
@@ -70,11 +70,11 @@ impl Refusal {
 
 /// Record of a connection or a DNS query.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Connection {
+pub struct ConnectionRecord {
     /// Start in milliseconds since 1970; of several equal ones, the last.
     pub at_ms: u64,
     /// Protocol of a connection.
-    pub protocol: Protocol,
+    pub protocol: ConnectionProtocol,
     /// Destination address; none for a DNS query.
     pub address: Option<IpAddr>,
     /// Destination port, if the protocol has ports.
@@ -87,25 +87,25 @@ pub struct Connection {
     /// Bytes sent and received by the guest so far; none: unknown, or nothing passed.
     pub bytes: Option<(u64, u64)>,
     /// Reason for its refusal; none: it passed.
-    pub refused: Option<Refusal>,
+    pub refused: Option<RefusalReason>,
     /// Number of connections that differ in their time only; 1 or more.
     pub times: u64,
 }
 
 /// Connection records of a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Connections {
+pub struct ConnectionRecords {
     /// Start of the records in milliseconds since 1970; none: the sandbox has no network.
     pub since_ms: Option<u64>,
     /// Newest records, oldest first.
-    pub list: Vec<Connection>,
+    pub list: Vec<ConnectionRecord>,
     /// Number of further connections since then, as far as is known.
     pub missing: u64,
     /// Data that the host's kernel does not provide: `connections`, `bytes`, `refusals`.
     pub untold: Vec<&'static str>,
 }
 
-impl Connections {
+impl ConnectionRecords {
     /// Adds later records and keeps the newest.
     pub fn extend(&mut self, later: Self) {
         self.since_ms = self.since_ms.or(later.since_ms);
@@ -127,5 +127,5 @@ impl Connections {
 /// Connection log of one guest, readable after the guest has ended.
 pub trait ConnectionLog: Send + Sync {
     /// Reads all records. Queries the kernel and blocks.
-    fn read(&self) -> Connections;
+    fn read(&self) -> ConnectionRecords;
 }

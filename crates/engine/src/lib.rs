@@ -12,7 +12,10 @@ mod startup;
 
 pub use boot::{BootMode, BootReport};
 pub use capabilities::{Capabilities, EngineDescription};
-pub use connections::{Connection, ConnectionLog, Connections, MAX_CONNECTIONS, Protocol, Refusal};
+pub use connections::{
+    ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, MAX_CONNECTIONS,
+    RefusalReason,
+};
 pub use contract::{
     AfterSnapshot, DamagedChunk, Engine, EngineError, Guest, GuestHandle, GuestUsage, KeptGuest,
     SandboxIdentity, SnapshotTimes, UnassignedGuest, VerifiedSnapshot,

@@ -1,4 +1,4 @@
-//! ConnectionRecord of every guest's connections and attempts.
+//! Record of every guest's connections and attempts.
 //!
 //! Its sources: the kernel's connection tracking of the slot (deleted connections, and a dump of
 //! the open ones on request); the slot's table for packets that it refused; the DNS server and the
@@ -17,7 +17,7 @@ mod refused_packet;
 
 pub(crate) use connection_sockets::ConnectionSockets;
 pub(crate) use conntrack_delete::delete;
-pub(crate) use record::{CarriedBytes, ConnectionRecord};
+pub(crate) use record::{CarriedBytes, ConnectionRecorder};
 pub(crate) use refused_packet::statement;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -43,7 +43,10 @@ impl Drop for RecordReader {
 
 impl RecordReader {
     /// Starts the tasks. Must be called inside a tokio runtime.
-    pub fn start(sockets: &ConnectionSockets, record: &Arc<ConnectionRecord>) -> io::Result<Self> {
+    pub fn start(
+        sockets: &ConnectionSockets,
+        record: &Arc<ConnectionRecorder>,
+    ) -> io::Result<Self> {
         let all = [&sockets.flows, &sockets.refused];
         let tasks = all.into_iter().flatten().map(|socket| {
             // SAFETY: an `OwnedFd` stays open and the same until its last owner is gone, and the
@@ -56,7 +59,7 @@ impl RecordReader {
     }
 }
 
-async fn listen(socket: AsyncFd<Arc<OwnedFd>>, record: Arc<ConnectionRecord>) {
+async fn listen(socket: AsyncFd<Arc<OwnedFd>>, record: Arc<ConnectionRecorder>) {
     while let Ok(mut ready) = socket.readable().await {
         if !record.read_messages() {
             ready.clear_ready();

@@ -3,14 +3,14 @@
 //! Its sockets are in the guest's namespace, so the socket identifies the guest, and no other can
 //! ask. Its own questions leave from the host's namespace.
 
-use crate::connections::ConnectionRecord;
+use crate::connections::ConnectionRecorder;
 use crate::guest::GATEWAY;
 use crate::policy::EgressPolicy;
 use crate::rate_limiter::RateLimiter;
 use crate::upstream::{self, Upstreams};
 use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::RecordType;
-use jiffy_engine::Refusal;
+use jiffy_engine::RefusalReason;
 use std::io;
 use std::net::{self, SocketAddr};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ struct DnsRules {
     /// None: the guest has no identity yet.
     policy: watch::Receiver<Option<EgressPolicy>>,
     host: Arc<Upstreams>,
-    record: Arc<ConnectionRecord>,
+    record: Arc<ConnectionRecorder>,
     pace: RateLimiter,
 }
 
@@ -88,7 +88,7 @@ impl DnsServer {
         sockets: DnsSockets,
         policy: watch::Receiver<Option<EgressPolicy>>,
         host: Arc<Upstreams>,
-        record: Arc<ConnectionRecord>,
+        record: Arc<ConnectionRecorder>,
     ) -> io::Result<Self> {
         let rules = Arc::new(DnsRules {
             policy,
@@ -137,7 +137,7 @@ impl DnsRules {
         };
         let name = query.name().to_ascii();
         let (upstreams, ipv6) = self.upstreams(&name);
-        let refusal = upstreams.is_empty().then_some(Refusal::Rules);
+        let refusal = upstreams.is_empty().then_some(RefusalReason::Rules);
         let kind = query.query_type().to_string();
         self.record.question(&name, kind, refusal);
         if upstreams.is_empty() {

@@ -5,9 +5,9 @@ use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
 use jiffy_engine::NetworkRules;
 
-fn record() -> Arc<ConnectionRecord> {
+fn record() -> Arc<ConnectionRecorder> {
     let sockets = Arc::new(crate::connections::ConnectionSockets::none());
-    Arc::new(ConnectionRecord::new("nobody".to_owned(), sockets, true))
+    Arc::new(ConnectionRecorder::new("nobody".to_owned(), sockets, true))
 }
 
 /// A server at a loopback address, whose name servers are those of a file.

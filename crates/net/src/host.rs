@@ -11,7 +11,7 @@ use crate::namespace;
 use crate::program;
 use crate::slot_layout::{prefix, range6, table};
 use ipnet::{Ipv4Net, Ipv6Net};
-use jiffy_engine::Refusal;
+use jiffy_engine::RefusalReason;
 
 /// Packet size that fits any path.
 const SMALLEST_USUAL_MTU: u32 = 1280;
@@ -163,7 +163,7 @@ fn pass_tables(program: &'static str, tag: &str, wanted: bool) {
 /// Returns true if rules can log the packets that they refuse (`nft --check` asks the kernel, and
 /// changes nothing).
 pub(crate) fn logs_refusals() -> bool {
-    let rule = connections::statement(Refusal::Rules);
+    let rule = connections::statement(RefusalReason::Rules);
     let script = format!("table inet jiffy_probe {{\n chain refuse {{\n {rule}\n }}\n}}\n");
     let tells = program::run("nft", &["--check", "-f", "-"], &script);
     tells

@@ -2,7 +2,7 @@
 
 use crate::NetError;
 use crate::claim::{self, RangeClaims};
-use crate::connections::{ConnectionRecord, RecordReader};
+use crate::connections::{ConnectionRecorder, RecordReader};
 use crate::conntrack::{ConntrackLimits, ConntrackWatcher};
 use crate::dns::DnsServer;
 use crate::forwarding;
@@ -275,7 +275,7 @@ impl Network {
         let (policy, told) = watch::channel(None);
         let kernel = Arc::new(sockets.connections);
         let name = self.0.config.name(number);
-        let record = Arc::new(ConnectionRecord::new(
+        let record = Arc::new(ConnectionRecorder::new(
             name,
             kernel.clone(),
             self.0.config.logs_refusals,

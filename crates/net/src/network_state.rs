@@ -2,7 +2,7 @@
 
 use crate::NetError;
 use crate::claim::RangeClaims;
-use crate::connections::{self, ConnectionRecord};
+use crate::connections::{self, ConnectionRecorder};
 use crate::conntrack::ConntrackWatcher;
 use crate::host;
 use crate::host_addresses::AddressFollower;
@@ -22,7 +22,7 @@ pub(crate) enum SlotRequest {
     /// Make slots in advance.
     Fill,
     /// Remove a slot, after its record is complete.
-    Destroy(u32, Option<Arc<ConnectionRecord>>),
+    Destroy(u32, Option<Arc<ConnectionRecorder>>),
 }
 
 /// State that the clones of a network, and its leases, share.
@@ -100,7 +100,7 @@ impl NetworkState {
         }
     }
 
-    fn destroy(&self, gone: &[(u32, Option<Arc<ConnectionRecord>>)], unused: bool) {
+    fn destroy(&self, gone: &[(u32, Option<Arc<ConnectionRecorder>>)], unused: bool) {
         if gone.is_empty() {
             return;
         }

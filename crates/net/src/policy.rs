@@ -6,7 +6,7 @@ use crate::slot_layout::{PROXY_PORTS, TAP, UPLINK};
 use crate::special_ranges;
 use crate::upstream::Upstreams;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use jiffy_engine::{NetworkRules, Refusal};
+use jiffy_engine::{NetworkRules, RefusalReason};
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
@@ -185,7 +185,7 @@ impl EgressPolicy {
             true => format!("    {}\n", connections::statement(why)),
             false => String::new(),
         };
-        let (rules, limit) = (tell(Refusal::Rules), tell(Refusal::Limit));
+        let (rules, limit) = (tell(RefusalReason::Rules), tell(RefusalReason::Limit));
         let (by_name, pace) = (self.by_name(), self.pace());
         let (out, back) = (
             self.verdict("daddr", "goto refuse"),

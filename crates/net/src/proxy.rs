@@ -6,7 +6,7 @@
 //! name resolution counts.
 
 use crate::NetError;
-use crate::connections::ConnectionRecord;
+use crate::connections::ConnectionRecorder;
 use crate::counted_stream::CountedStream;
 use crate::guest::{GATEWAY, GATEWAY6};
 use crate::namespace;
@@ -68,7 +68,7 @@ struct ProxyRoute {
     slot: String,
     policy: watch::Receiver<Option<EgressPolicy>>,
     host: Arc<Upstreams>,
-    record: Arc<ConnectionRecord>,
+    record: Arc<ConnectionRecorder>,
 }
 
 /// Reason for not carrying a connection on.
@@ -96,7 +96,7 @@ impl NameProxy {
         slot: String,
         policy: watch::Receiver<Option<EgressPolicy>>,
         host: Arc<Upstreams>,
-        record: Arc<ConnectionRecord>,
+        record: Arc<ConnectionRecorder>,
     ) -> io::Result<Self> {
         let route = Arc::new(ProxyRoute {
             slot,

@@ -26,7 +26,7 @@ use crate::proxy::ProxyListeners;
 use crate::slot_layout::{IPV6_SYSCTL_DIR, PROXY_PORTS, TAP, UPLINK, prefix, range6, set};
 use crate::veth;
 use ipnet::Ipv4Net;
-use jiffy_engine::Refusal;
+use jiffy_engine::RefusalReason;
 use nix::unistd::{Pid, gettid};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -300,7 +300,10 @@ fn rules(logs_refusals: bool, connections: u32) -> String {
     let mac = guest::text(MAC);
     let [http, tls] = PROXY_PORTS;
     let tell = match logs_refusals {
-        true => format!("    iifname \"{TAP}\" {}\n", statement(Refusal::Rules)),
+        true => format!(
+            "    iifname \"{TAP}\" {}\n",
+            statement(RefusalReason::Rules)
+        ),
         false => String::new(),
     };
     format!(

@@ -1,7 +1,7 @@
 //! A slot that a guest uses.
 
 use crate::NetError;
-use crate::connections::{ConnectionRecord, RecordReader};
+use crate::connections::{ConnectionRecorder, RecordReader};
 use crate::dns::DnsServer;
 use crate::namespace;
 use crate::network_state::{NetworkState, SlotRequest, blocking, lock};
@@ -20,7 +20,7 @@ pub struct SlotLease {
     pub(crate) state: Arc<NetworkState>,
     pub(crate) number: u32,
     pub(crate) tap: Option<File>,
-    pub(crate) record: Arc<ConnectionRecord>,
+    pub(crate) record: Arc<ConnectionRecorder>,
     /// Run as long as the lease.
     pub(crate) _dns: DnsServer,
     pub(crate) _watch: RecordReader,

@@ -12,7 +12,7 @@ use crate::wire::moment;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use jiffy_engine::{Connection, Engine};
+use jiffy_engine::{ConnectionRecord, Engine};
 use jiffy_host::{SandboxSettings, SandboxState, UsageSample};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -211,7 +211,7 @@ fn keep_last<T>(lines: &mut Vec<T>, limit: u64) {
     lines.drain(..lines.len().saturating_sub(limit));
 }
 
-fn connection(connection: &Connection) -> Value {
+fn connection(connection: &ConnectionRecord) -> Value {
     json!({
         "timestamp": moment(connection.at_ms),
         "protocol": connection.protocol.to_string(),

@@ -2,13 +2,13 @@
 
 use super::entry::lock;
 use super::{OperationError, Sandboxes};
-use jiffy_engine::{ConnectionLog, Connections, Engine};
+use jiffy_engine::{ConnectionLog, ConnectionRecords, Engine};
 use std::sync::Arc;
 
 /// Connections of earlier guests of a sandbox.
 #[derive(Default)]
 pub(crate) struct ConnectionHistory {
-    past: Connections,
+    past: ConnectionRecords,
     /// That of the guest before this one, which may still be ending.
     last: Option<Arc<dyn ConnectionLog>>,
 }
@@ -27,7 +27,7 @@ impl ConnectionHistory {
     }
 
     /// Returns the earlier connections, and where the last ones can be read, in order.
-    pub fn all(&self) -> (Connections, Option<Arc<dyn ConnectionLog>>) {
+    pub fn all(&self) -> (ConnectionRecords, Option<Arc<dyn ConnectionLog>>) {
         (self.past.clone(), self.last.clone())
     }
 }
@@ -35,7 +35,7 @@ impl ConnectionHistory {
 impl<E: Engine> Sandboxes<E> {
     /// Returns the connections that a sandbox made or tried while this daemon has had it: the
     /// newest, oldest first.
-    pub async fn connections(&self, id: &str) -> Result<Connections, OperationError> {
+    pub async fn connections(&self, id: &str) -> Result<ConnectionRecords, OperationError> {
         let entry = self.entry(id)?;
         // Guests are asked in the order in which they lived.
         let (mut all, last) = lock(&entry.reached).all();

@@ -3,7 +3,7 @@
 
 use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, long, word};
 use crate::guest::{ADDRESS, ADDRESS6, GATEWAY, GATEWAY6};
-use jiffy_engine::{Connection, Protocol};
+use jiffy_engine::{ConnectionProtocol, ConnectionRecord};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -30,7 +30,7 @@ pub(super) struct ConntrackFlow {
     pub id: u32,
     /// Milliseconds since 1970; none: not timed.
     pub began_ms: Option<u64>,
-    protocol: Protocol,
+    protocol: ConnectionProtocol,
     address: IpAddr,
     port: Option<u16>,
     bytes: Option<(u64, u64)>,
@@ -59,8 +59,8 @@ impl ConntrackFlow {
     }
 
     /// The connection as a line of the record; `now_ms` if it was not timed.
-    pub fn line(self, now_ms: u64) -> Connection {
-        Connection {
+    pub fn line(self, now_ms: u64) -> ConnectionRecord {
+        ConnectionRecord {
             at_ms: self.began_ms.unwrap_or(now_ms),
             protocol: self.protocol,
             address: Some(self.address),
@@ -75,7 +75,7 @@ impl ConntrackFlow {
 }
 
 /// Source, destination, protocol and the destination's port of one direction.
-fn tuple(tuple: &[u8]) -> Option<(IpAddr, IpAddr, Protocol, Option<u16>)> {
+fn tuple(tuple: &[u8]) -> Option<(IpAddr, IpAddr, ConnectionProtocol, Option<u16>)> {
     let ip = attribute(tuple, 1)?;
     // IPv6 addresses have types of their own, in the same order.
     let address = |kind| match attribute(ip, kind) {
@@ -93,7 +93,7 @@ fn tuple(tuple: &[u8]) -> Option<(IpAddr, IpAddr, Protocol, Option<u16>)> {
     Some((
         address(1)?,
         address(2)?,
-        Protocol::of(*number),
+        ConnectionProtocol::of(*number),
         port.map(u16::from_be_bytes),
     ))
 }

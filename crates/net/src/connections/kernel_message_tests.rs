@@ -4,7 +4,7 @@
 use super::flow::{ConntrackFlow, gone};
 use super::netlink::{NetlinkMessage, messages};
 use super::refused_packet::RefusedPacket;
-use jiffy_engine::{Connection, Protocol, Refusal};
+use jiffy_engine::{ConnectionProtocol, ConnectionRecord, RefusalReason};
 use std::net::Ipv4Addr;
 
 /// A TCP connection that is over, in a dump.
@@ -48,7 +48,7 @@ fn listed(datagram: &[u8]) -> Option<ConntrackFlow> {
     })
 }
 
-fn to(protocol: Protocol, port: u16, line: &Connection) {
+fn to(protocol: ConnectionProtocol, port: u16, line: &ConnectionRecord) {
     let address = Some(Ipv4Addr::new(192, 0, 2, 1).into());
     assert_eq!(
         (line.protocol, line.address, line.port),
@@ -62,14 +62,14 @@ fn a_connection_has_its_time_and_its_bytes() {
     let began = 0x18ea_588d_8dab_03ab / 1_000_000;
     assert_eq!((flow.id, flow.began_ms), (0x5923_5fb8, Some(began)));
     let line = flow.line(5);
-    to(Protocol::Tcp, 80, &line);
+    to(ConnectionProtocol::Tcp, 80, &line);
     assert_eq!(
         (line.at_ms, line.bytes, line.refused),
         (began, Some((0x111, 0x4c0)), None)
     );
     let datagram = bytes(GONE);
     let line = messages(&datagram).find_map(|m| gone(&m)).unwrap().line(5);
-    to(Protocol::Udp, 83, &line);
+    to(ConnectionProtocol::Udp, 83, &line);
     assert_eq!(line.bytes, Some((31, 0)));
     assert_eq!(listed(&datagram), None);
 }
@@ -99,13 +99,13 @@ fn a_batch_of_refused_packets_is_parsed_one_by_one() {
         .filter_map(|m| RefusedPacket::read(&m))
         .collect();
     assert_eq!(packets.iter().map(|p| p.number).collect::<Vec<_>>(), [0, 1]);
-    let lines: Vec<Connection> = packets.into_iter().map(|p| p.line(5)).collect();
-    to(Protocol::Tcp, 81, &lines[0]);
-    to(Protocol::Udp, 82, &lines[1]);
-    assert_eq!(lines[0].refused, Some(Refusal::Rules));
+    let lines: Vec<ConnectionRecord> = packets.into_iter().map(|p| p.line(5)).collect();
+    to(ConnectionProtocol::Tcp, 81, &lines[0]);
+    to(ConnectionProtocol::Udp, 82, &lines[1]);
+    assert_eq!(lines[0].refused, Some(RefusalReason::Rules));
     assert_eq!(
         (lines[1].refused, lines[1].bytes),
-        (Some(Refusal::Limit), None)
+        (Some(RefusalReason::Limit), None)
     );
     assert_eq!(messages(&datagram).last(), Some(NetlinkMessage::End(0)));
 }

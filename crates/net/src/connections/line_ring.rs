@@ -1,13 +1,13 @@
 //! Bounded list of the lines of one sort.
 
-use jiffy_engine::Connection;
+use jiffy_engine::ConnectionRecord;
 use std::collections::VecDeque;
 
 /// The newest lines of one sort. Dropped ones are counted.
 #[derive(Debug)]
 pub(super) struct LineRing {
     /// Lines, with the kernel's id if it has one.
-    lines: VecDeque<(Option<u32>, Connection)>,
+    lines: VecDeque<(Option<u32>, ConnectionRecord)>,
     most: usize,
     /// Number of dropped lines.
     pub gone: u64,
@@ -23,7 +23,7 @@ impl LineRing {
     }
 
     /// Adds a connection of its own.
-    pub fn push(&mut self, id: Option<u32>, line: Connection) {
+    pub fn push(&mut self, id: Option<u32>, line: ConnectionRecord) {
         if self.lines.len() >= self.most
             && let Some((_, old)) = self.lines.pop_front()
         {
@@ -33,8 +33,8 @@ impl LineRing {
     }
 
     /// Adds a line, or counts it with an equal one.
-    pub fn count(&mut self, mut line: Connection) {
-        let alike = |(_, old): &(_, Connection)| {
+    pub fn count(&mut self, mut line: ConnectionRecord) {
+        let alike = |(_, old): &(_, ConnectionRecord)| {
             old.address == line.address
                 && old.port == line.port
                 && old.protocol == line.protocol
@@ -57,7 +57,7 @@ impl LineRing {
         lines.any(|(own, line)| *own == Some(id) && line.at_ms == at_ms)
     }
 
-    pub fn lines(&self) -> impl Iterator<Item = Connection> {
+    pub fn lines(&self) -> impl Iterator<Item = ConnectionRecord> {
         self.lines.iter().map(|(_, line)| line.clone())
     }
 }

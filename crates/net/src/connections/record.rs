@@ -5,7 +5,9 @@ use super::line_ring::LineRing;
 use super::{flow, refused_packet};
 use crate::namespace;
 use crate::{NetError, host_address};
-use jiffy_engine::{Connection, ConnectionLog, Connections, Protocol, Refusal};
+use jiffy_engine::{
+    ConnectionLog, ConnectionProtocol, ConnectionRecord, ConnectionRecords, RefusalReason,
+};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +23,7 @@ const MAX_NAME_CHARS: usize = 253;
 
 /// The record of one guest's connections.
 #[derive(Debug)]
-pub(crate) struct ConnectionRecord {
+pub(crate) struct ConnectionRecorder {
     since_ms: u64,
     missing: MissingSources,
     /// Namespace of the slot and sockets there, while it exists.
@@ -35,7 +37,7 @@ struct RecordLines {
     refused: LineRing,
     questions: LineRing,
     /// Open connections of the proxy by a running number, with their bytes.
-    carried: HashMap<u64, (Connection, Arc<CarriedBytes>)>,
+    carried: HashMap<u64, (ConnectionRecord, Arc<CarriedBytes>)>,
     next: u64,
     /// Number of packets reported so far, and of those lost in between.
     told: u32,
@@ -53,7 +55,7 @@ pub(crate) struct CarriedBytes {
 
 /// A connection that the proxy carries; it has ended when this is dropped.
 pub(crate) struct CarriedConnection {
-    record: Arc<ConnectionRecord>,
+    record: Arc<ConnectionRecorder>,
     number: u64,
     pub bytes: Arc<CarriedBytes>,
 }
@@ -74,8 +76,12 @@ fn printable(name: &str) -> String {
     name.chars().take(MAX_NAME_CHARS).map(shown).collect()
 }
 
-fn line(protocol: Protocol, host: Option<&str>, refused: Option<Refusal>) -> Connection {
-    Connection {
+fn line(
+    protocol: ConnectionProtocol,
+    host: Option<&str>,
+    refused: Option<RefusalReason>,
+) -> ConnectionRecord {
+    ConnectionRecord {
         at_ms: now_ms(),
         protocol,
         address: None,
@@ -88,15 +94,19 @@ fn line(protocol: Protocol, host: Option<&str>, refused: Option<Refusal>) -> Con
     }
 }
 
-fn line_to(to: Option<SocketAddr>, host: Option<&str>, refused: Option<Refusal>) -> Connection {
-    Connection {
+fn line_to(
+    to: Option<SocketAddr>,
+    host: Option<&str>,
+    refused: Option<RefusalReason>,
+) -> ConnectionRecord {
+    ConnectionRecord {
         address: to.map(|to| to.ip()),
         port: to.map(|to| to.port()),
-        ..line(Protocol::Tcp, host, refused)
+        ..line(ConnectionProtocol::Tcp, host, refused)
     }
 }
 
-impl ConnectionRecord {
+impl ConnectionRecorder {
     /// An empty record of the guest in the slot with that namespace; `tells` if its table logs
     /// refusals.
     pub fn new(namespace: String, sockets: Arc<ConnectionSockets>, tells: bool) -> Self {
@@ -119,17 +129,17 @@ impl ConnectionRecord {
     }
 
     /// Records a DNS question of type `kind` for `name`.
-    pub fn question(&self, name: &str, kind: String, refused: Option<Refusal>) {
-        let question = Connection {
+    pub fn question(&self, name: &str, kind: String, refused: Option<RefusalReason>) {
+        let question = ConnectionRecord {
             question: Some(kind),
-            ..line(Protocol::Dns, Some(name), refused)
+            ..line(ConnectionProtocol::Dns, Some(name), refused)
         };
         lock(&self.lines).questions.count(question);
     }
 
     /// Records a connection to `to` with the name `name` that the proxy refused.
     pub fn refused_by_name(&self, to: Option<SocketAddr>, name: Option<&str>) {
-        let line = line_to(to, name, Some(Refusal::Rules));
+        let line = line_to(to, name, Some(RefusalReason::Rules));
         lock(&self.lines).refused.count(line);
     }
 
@@ -209,8 +219,8 @@ impl flow::ConntrackFlow {
     }
 }
 
-impl ConnectionLog for ConnectionRecord {
-    fn read(&self) -> Connections {
+impl ConnectionLog for ConnectionRecorder {
+    fn read(&self) -> ConnectionRecords {
         let source = lock(&self.source).clone();
         let mut open = Vec::new();
         let mut missing = 0;
@@ -226,20 +236,23 @@ impl ConnectionLog for ConnectionRecord {
         let now_ms = now_ms();
         let lines = lock(&self.lines);
         let open = open.into_iter().filter(|f| !f.is_among(&lines.passed));
-        let carried = lines.carried.values().map(|(line, bytes)| Connection {
-            bytes: Some(bytes.now()),
-            ..line.clone()
-        });
+        let carried = lines
+            .carried
+            .values()
+            .map(|(line, bytes)| ConnectionRecord {
+                bytes: Some(bytes.now()),
+                ..line.clone()
+            });
         let rings = [&lines.passed, &lines.refused, &lines.questions];
-        let mut list: Vec<Connection> = open.map(|flow| flow.line(now_ms)).collect();
+        let mut list: Vec<ConnectionRecord> = open.map(|flow| flow.line(now_ms)).collect();
         list.extend(carried);
         list.extend(rings.iter().flat_map(|ring| ring.lines()));
         let gone = rings.iter().map(|ring| ring.gone);
         let missing = gone.fold(missing + lines.untold + lines.missed, u64::saturating_add);
         drop(lines);
         mark_host_addresses(&mut list);
-        let mut all = Connections::default();
-        all.extend(Connections {
+        let mut all = ConnectionRecords::default();
+        all.extend(ConnectionRecords {
             since_ms: Some(self.since_ms),
             list,
             missing,
@@ -250,7 +263,7 @@ impl ConnectionLog for ConnectionRecord {
 }
 
 /// Marks connections that the slot passed and the host refused: those to its own addresses.
-fn mark_host_addresses(list: &mut [Connection]) {
+fn mark_host_addresses(list: &mut [ConnectionRecord]) {
     let mut known: HashMap<IpAddr, bool> = HashMap::new();
     for line in list.iter_mut().filter(|line| line.refused.is_none()) {
         let Some(address) = line.address else {
@@ -260,7 +273,7 @@ fn mark_host_addresses(list: &mut [Connection]) {
             .entry(address)
             .or_insert_with(|| host_address::is_own_address(address));
         if is_host {
-            (line.refused, line.bytes) = (Some(Refusal::Host), None);
+            (line.refused, line.bytes) = (Some(RefusalReason::Host), None);
         }
     }
 }
@@ -278,7 +291,7 @@ impl Drop for CarriedConnection {
         let mut lines = lock(&self.record.lines);
         if let Some((line, bytes)) = lines.carried.remove(&self.number) {
             let bytes = Some(bytes.now());
-            lines.passed.push(None, Connection { bytes, ..line });
+            lines.passed.push(None, ConnectionRecord { bytes, ..line });
         }
     }
 }

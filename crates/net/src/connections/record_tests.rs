@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 
-fn record() -> Arc<ConnectionRecord> {
-    let record = ConnectionRecord::new(
+fn record() -> Arc<ConnectionRecorder> {
+    let record = ConnectionRecorder::new(
         "nobody".to_owned(),
         Arc::new(ConnectionSockets::none()),
         true,

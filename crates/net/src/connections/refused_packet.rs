@@ -1,7 +1,7 @@
 //! Packets that a slot's table refused, as the kernel logs them (linux/netfilter/nfnetlink_log.h).
 
 use super::netlink::{NetlinkMessage, NetlinkSocket, attribute, encode, word};
-use jiffy_engine::{Connection, Protocol, Refusal};
+use jiffy_engine::{ConnectionProtocol, ConnectionRecord, RefusalReason};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -22,14 +22,14 @@ const BATCH_TIMEOUT_CS: u32 = 10;
 pub(super) struct RefusedPacket {
     /// Sequence number of the refusal since the socket was opened.
     pub number: u32,
-    protocol: Protocol,
+    protocol: ConnectionProtocol,
     address: IpAddr,
     port: Option<u16>,
-    why: Refusal,
+    why: RefusalReason,
 }
 
 /// Statement of `nft` that logs a packet with the reason.
-pub(crate) fn statement(why: Refusal) -> String {
+pub(crate) fn statement(why: RefusalReason) -> String {
     format!("log prefix \"{}\" group {LOG_GROUP}", why.name())
 }
 
@@ -60,7 +60,7 @@ impl RefusedPacket {
         };
         let packet = attribute(attributes, 9)?;
         let prefix = attribute(attributes, 10).unwrap_or_default();
-        let limit = prefix.starts_with(Refusal::Limit.name().as_bytes());
+        let limit = prefix.starts_with(RefusalReason::Limit.name().as_bytes());
         let (protocol, address, port) = header(packet)?;
         Some(Self {
             number: attribute(attributes, 12).and_then(word)?,
@@ -68,16 +68,16 @@ impl RefusedPacket {
             address,
             port,
             why: if limit {
-                Refusal::Limit
+                RefusalReason::Limit
             } else {
-                Refusal::Rules
+                RefusalReason::Rules
             },
         })
     }
 
     /// The packet as a line of the record.
-    pub fn line(self, now_ms: u64) -> Connection {
-        Connection {
+    pub fn line(self, now_ms: u64) -> ConnectionRecord {
+        ConnectionRecord {
             at_ms: now_ms,
             protocol: self.protocol,
             address: Some(self.address),
@@ -92,7 +92,7 @@ impl RefusedPacket {
 }
 
 /// Protocol, destination and its port, from the headers of the guest's packet.
-fn header(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
+fn header(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
     match packet.first()? >> 4 {
         4 => header4(packet),
         6 => header6(packet),
@@ -101,12 +101,12 @@ fn header(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
 }
 
 /// RFC 791 3.1.
-fn header4(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
+fn header4(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
     let length = usize::from(packet.first()? & 15) * 4;
     if length < 20 {
         return None;
     }
-    let protocol = Protocol::of(*packet.get(9)?);
+    let protocol = ConnectionProtocol::of(*packet.get(9)?);
     let address: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
     let begins = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x1fff == 0;
     let rest = packet.get(length..).filter(|_| begins);
@@ -115,8 +115,8 @@ fn header4(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
 
 /// RFC 8200 3. A port behind further headers is not parsed; multicast to neighbours is no attempt
 /// to connect.
-fn header6(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
-    let protocol = Protocol::of(*packet.get(6)?);
+fn header6(packet: &[u8]) -> Option<(ConnectionProtocol, IpAddr, Option<u16>)> {
+    let protocol = ConnectionProtocol::of(*packet.get(6)?);
     let address: [u8; 16] = packet.get(24..40)?.try_into().ok()?;
     let address = Ipv6Addr::from(address);
     let port = port(protocol, packet.get(40..));
@@ -124,9 +124,9 @@ fn header6(packet: &[u8]) -> Option<(Protocol, IpAddr, Option<u16>)> {
 }
 
 /// The destination port, from the bytes after the IP header.
-fn port(protocol: Protocol, rest: Option<&[u8]>) -> Option<u16> {
+fn port(protocol: ConnectionProtocol, rest: Option<&[u8]>) -> Option<u16> {
     match protocol {
-        Protocol::Tcp | Protocol::Udp => {
+        ConnectionProtocol::Tcp | ConnectionProtocol::Udp => {
             let port: [u8; 2] = rest?.get(2..4)?.try_into().ok()?;
             Some(u16::from_be_bytes(port))
         }
@@ -152,13 +152,16 @@ mod tests {
     #[test]
     fn a_packet_is_parsed_to_its_destination() {
         let to = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-        assert_eq!(header(&packet()), Some((Protocol::Udp, to, Some(53))));
+        assert_eq!(
+            header(&packet()),
+            Some((ConnectionProtocol::Udp, to, Some(53)))
+        );
         let mut later = packet();
         later[7] = 9;
-        assert_eq!(header(&later), Some((Protocol::Udp, to, None)));
+        assert_eq!(header(&later), Some((ConnectionProtocol::Udp, to, None)));
         let mut lies = packet();
         lies[0] = 0x4f;
-        assert_eq!(header(&lies), Some((Protocol::Udp, to, None)));
+        assert_eq!(header(&lies), Some((ConnectionProtocol::Udp, to, None)));
         for bad in [0x44, 0x50, 0x60, 0x00, 0xff] {
             let mut packet = packet();
             packet[0] = bad;
@@ -172,7 +175,10 @@ mod tests {
         six.extend([0; 16]);
         six.extend(to.octets());
         six.extend([0x9c, 0x40, 1, 0xbb]);
-        assert_eq!(header(&six), Some((Protocol::Tcp, to.into(), Some(443))));
+        assert_eq!(
+            header(&six),
+            Some((ConnectionProtocol::Tcp, to.into(), Some(443)))
+        );
         assert_eq!(header(&six[..39]), None);
         six[24] = 0xff;
         assert_eq!(header(&six), None);
@@ -185,7 +191,7 @@ mod tests {
         body.extend(encode(12, &7_u32.to_be_bytes()));
         let message = NetlinkMessage::Of(LOG, PACKET, LOG_GROUP, &body);
         let packet = RefusedPacket::read(&message).unwrap();
-        assert_eq!((packet.number, packet.why), (7, Refusal::Limit));
+        assert_eq!((packet.number, packet.why), (7, RefusalReason::Limit));
         let line = packet.line(5);
         assert_eq!((line.at_ms, line.port, line.bytes), (5, Some(53), None));
         assert_eq!(

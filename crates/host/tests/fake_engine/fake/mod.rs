@@ -2,9 +2,10 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use jiffy_engine::{
-    AfterSnapshot, BootMode, BootReport, Capabilities, Connection, ConnectionLog, Connections,
-    Engine, EngineDescription, EngineError, ExitReason, Guest, GuestHandle, GuestUsage, KeptGuest,
-    Protocol, SandboxIdentity, SandboxSize, SnapshotTimes, UnassignedGuest, VerifiedSnapshot,
+    AfterSnapshot, BootMode, BootReport, Capabilities, ConnectionLog, ConnectionProtocol,
+    ConnectionRecord, ConnectionRecords, Engine, EngineDescription, EngineError, ExitReason, Guest,
+    GuestHandle, GuestUsage, KeptGuest, SandboxIdentity, SandboxSize, SnapshotTimes,
+    UnassignedGuest, VerifiedSnapshot,
 };
 use jiffy_host::{
     CreateSpec, HostFigures, HostOptions, HostReader, SandboxSettings, SandboxSource, Sandboxes,
@@ -516,10 +517,10 @@ impl Guest for FakeGuest {
 struct Reached;
 
 impl ConnectionLog for Reached {
-    fn read(&self) -> Connections {
-        let connection = Connection {
+    fn read(&self) -> ConnectionRecords {
+        let connection = ConnectionRecord {
             at_ms: 1_000,
-            protocol: Protocol::Tcp,
+            protocol: ConnectionProtocol::Tcp,
             address: Some([192, 0, 2, 1].into()),
             port: Some(443),
             host: Some("a.example".to_owned()),
@@ -528,10 +529,10 @@ impl ConnectionLog for Reached {
             refused: None,
             times: 1,
         };
-        Connections {
+        ConnectionRecords {
             since_ms: Some(1),
             list: vec![connection],
-            ..Connections::default()
+            ..ConnectionRecords::default()
         }
     }
 }
