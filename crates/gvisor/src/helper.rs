@@ -71,14 +71,24 @@ pub(crate) struct SentrySpec {
 #[serde(tag = "op", rename_all = "lowercase")]
 pub(crate) enum HelperRequest {
     Version,
-    Create { sandbox: SentrySpec },
+    Create {
+        sandbox: SentrySpec,
+    },
     Start,
-    Restore { image: PathBuf },
-    Checkpoint { image: PathBuf, resume: bool },
+    Restore {
+        image: PathBuf,
+    },
+    Checkpoint {
+        image: PathBuf,
+        resume: bool,
+    },
     Resume,
-    Connect { port: u16 },
+    Connect {
+        port: u16,
+    },
     Load,
-    Keep,
+    #[serde(rename = "keep")]
+    Detach,
     Ended,
     Destroy,
 }
@@ -94,7 +104,7 @@ impl HelperRequest {
             Self::Resume => "let a sandbox go on",
             Self::Connect { .. } => "connect to the guest agent",
             Self::Load => "take over a sandbox",
-            Self::Keep => "keep a sandbox",
+            Self::Detach => "keep a sandbox",
             Self::Ended => "tell how a sandbox ended",
             Self::Destroy => "remove a sandbox",
         }

@@ -193,11 +193,11 @@ impl SnapshotStore {
         fs::remove_dir_all(&trash).map_err(GvisorError::file(&trash))
     }
 
-    /// Removes what processes that are gone left unfinished.
-    pub fn sweep(&self) -> Result<usize, GvisorError> {
+    /// Removes the drafts of processes that have ended. Returns the number of them.
+    pub fn gc(&self) -> Result<usize, GvisorError> {
         let own = std::process::id().to_string();
         let failed = |e| GvisorError::file(&self.root)(e);
-        let mut swept = 0;
+        let mut removed = 0;
         for entry in fs::read_dir(&self.root).map_err(failed)?.flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
@@ -211,10 +211,10 @@ impl SnapshotStore {
                 false => Path::new("/proc").join(maker).exists(),
             };
             if !lives && fs::remove_dir_all(entry.path()).is_ok() {
-                swept += 1;
+                removed += 1;
             }
         }
-        Ok(swept)
+        Ok(removed)
     }
 
     /// Disk space of everything in it, in bytes.
@@ -311,7 +311,7 @@ mod tests {
         let earlier = format!(".draft-{}-0", std::process::id());
         fs::create_dir(place.path().join(earlier)).unwrap();
         let own = store.draft().unwrap();
-        assert_eq!(store.sweep().unwrap(), 2);
+        assert_eq!(store.gc().unwrap(), 2);
         assert!(own.exists());
         for bad in ["", "..", "a/b", "A", ".draft-1-1"] {
             assert!(

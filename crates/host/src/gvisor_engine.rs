@@ -417,7 +417,7 @@ impl Engine for GvisorEngine {
             .collect();
         let slots: Vec<u32> = known.iter().filter_map(|handle| handle.slot).collect();
         let ids: Vec<String> = known.into_iter().map(|w| w.estate.boot.id).collect();
-        let ended = Sandbox::end_others(&self.helper, &ids).await;
+        let ended = Sandbox::end_unadopted(&self.helper, &ids).await;
         if let Some(network) = &self.network {
             network.reclaim(NicKind::Veth, &slots);
         }
@@ -437,7 +437,7 @@ impl Engine for GvisorEngine {
     }
 
     fn gc(&self) -> Result<usize, EngineError> {
-        self.store.sweep().map_err(EngineError::failed)
+        self.store.gc().map_err(EngineError::failed)
     }
 
     fn snapshot_size(&self, id: &str) -> Option<u64> {
@@ -458,7 +458,7 @@ impl UnassignedGuest for UnassignedGvisorGuest {
     type Guest = GvisorGuest;
 
     fn is_waiting(&self) -> bool {
-        self.coming.waits()
+        self.coming.is_waiting()
     }
 
     async fn assign_identity(
@@ -476,7 +476,7 @@ impl UnassignedGuest for UnassignedGvisorGuest {
             let ruled = lease.replace(&sandbox_identity.network).await;
             ruled.map_err(EngineError::failed)?;
         }
-        let sandbox = coming.welcome(&identity).await;
+        let sandbox = coming.assign_identity(&identity).await;
         let sandbox = sandbox.map_err(EngineError::failed)?;
         // Only now: a clone has none of its parent's connections any more.
         if let Some(lease) = &lease {

@@ -327,7 +327,7 @@ impl Engine for HostEngine {
     }
 
     fn gc(&self) -> Result<usize, EngineError> {
-        let swept = self.gvisor_store.sweep();
+        let swept = self.gvisor_store.gc();
         Ok(self.microvm.gc()? + swept.map_err(EngineError::failed)?)
     }
 

@@ -1,0 +1,83 @@
+//! Adoption of sandboxes that an earlier process kept.
+
+use super::Sandbox;
+use super::body::SandboxBody;
+use super::spec::AdoptSpec;
+use crate::error::GvisorError;
+use crate::helper::{Helper, HelperRequest};
+use crate::sentry_process::SentryProcess;
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Length of a sandbox's id in characters.
+const ID_LEN: usize = 20;
+
+impl Sandbox {
+    /// Adopts a sandbox that an earlier process kept. One that cannot be adopted is removed.
+    pub async fn adopt(helper: &Helper, spec: AdoptSpec) -> Result<Self, GvisorError> {
+        let id = spec.boot.id.clone();
+        let adopted = Self::take_over(helper, spec).await;
+        if adopted.is_err() {
+            helper.tell(&id, HelperRequest::Destroy);
+        }
+        adopted
+    }
+
+    async fn take_over(helper: &Helper, spec: AdoptSpec) -> Result<Self, GvisorError> {
+        let process = SentryProcess::watch(spec.mark.pid)?;
+        if process.mark != spec.mark {
+            return Err(GvisorError::Process(io::ErrorKind::NotFound.into()));
+        }
+        let body = SandboxBody {
+            helper: helper.clone(),
+            directory: helper.directory().join(&spec.boot.id),
+            process: Arc::new(process),
+            kept: AtomicBool::new(true),
+            stopped: AtomicBool::new(false),
+            removed: tokio::sync::Mutex::default(),
+            spec: spec.boot,
+        };
+        body.ask(&HelperRequest::Load).await?;
+        Ok(Self {
+            body,
+            report: spec.report,
+            _greeting: None,
+            snapshot_lock: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// Ends all sandboxes in the helper's directory whose ids are not among `known`. Returns the
+    /// number of them.
+    pub async fn end_unadopted(helper: &Helper, known: &[String]) -> Result<usize, GvisorError> {
+        let mut ended = 0;
+        let directory = helper.directory();
+        for entry in fs::read_dir(directory)
+            .map_err(GvisorError::file(directory))?
+            .flatten()
+        {
+            let name = entry.file_name();
+            let Some(id) = name.to_str().filter(|id| is_id(id)) else {
+                continue;
+            };
+            if known.iter().any(|k| k == id) {
+                continue;
+            }
+            match helper.ask(id, &HelperRequest::Destroy).await {
+                Ok(_) => ended += 1,
+                // Its directory stays, for the next daemon to try it again.
+                Err(e) => tracing::warn!("removing what sandbox {id} left: {e}"),
+            }
+        }
+        Ok(ended)
+    }
+}
+
+/// Returns true for names of directories of sandboxes.
+fn is_id(name: &str) -> bool {
+    name.len() == ID_LEN
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+}
