@@ -1,0 +1,49 @@
+//! Streams to a guest.
+
+use crate::control_socket::ControlSocket;
+use jiffy_proto::channel::ChannelError;
+use jiffy_proto::vm::Request;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream as BlockingStream;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixStream;
+
+/// Time for a VMM to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Failure to open a stream to the guest.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// No socket pair.
+    #[error("cannot make a socket pair: {0}")]
+    Host(#[from] io::Error),
+    /// The VMM takes no requests.
+    #[error("the sandbox's VMM took no connection within {} s", CONNECT_TIMEOUT.as_secs())]
+    Busy,
+    /// The VMM is gone.
+    #[error("the sandbox is gone: {0}")]
+    Gone(#[from] ChannelError),
+}
+
+/// Opener of streams to one guest.
+#[derive(Debug, Clone)]
+pub struct Connector(pub(super) Arc<ControlSocket>);
+
+impl Connector {
+    /// Opens a stream to vsock `port` in the guest. A refused connection reads as closed. Waits for
+    /// a VMM that is busy with other connections.
+    pub async fn connect(&self, port: u32) -> Result<UnixStream, ConnectError> {
+        // The VMM sets the mode of its own end.
+        let (ours, theirs) = BlockingStream::pair()?;
+        let request = Request::Connect { port };
+        let fds = [theirs.as_fd()];
+        let sent = self.0.send_when_writable(&request, &fds);
+        tokio::time::timeout(CONNECT_TIMEOUT, sent)
+            .await
+            .map_err(|_| ConnectError::Busy)??;
+        ours.set_nonblocking(true)?;
+        Ok(UnixStream::from_std(ours)?)
+    }
+}
